@@ -103,31 +103,30 @@ pub fn decide(module: &Module, bytes: u64) -> Decision {
 
 /// The nodes of the update with the sums over microbatches first, and then the collectives of these, in the order in which backward
 /// makes the last addend of each.
-fn by_completion(module: &Module, nodes: Vec<NodeId>) -> Vec<NodeId> {
+fn by_completion(module: &Module, mut nodes: Vec<NodeId>) -> Vec<NodeId> {
     let mut place: SecondaryMap<NodeId, usize> = SecondaryMap::new();
     module.order().iter().enumerate().for_each(|(index, &id)| place[id] = index);
     let producer = |value: ValueId| match module.value(value).definition {
         Definition::Node(id, _) => Some(id),
         Definition::Input(_) | Definition::State(_) => None,
     };
-    // Of a sum the place of the node that makes its addend.
+    // The place of the node that makes a sum's addend; `None` for a node that is no sum.
     let completed = |id: NodeId| match module.node(id).op {
         Op::Accumulate(_) => Some(producer(module.node(id).operands[0]).map_or(0, |maker| place[maker])),
         _ => None,
     };
     let key = |id: &NodeId| {
         let node = module.node(*id);
-        let of_operands = || node.operands.iter().map(|&operand| completed(producer(operand)?)).collect();
         match (&node.op, completed(*id)) {
             (_, Some(at)) => (0, at),
             (Op::Collective(_), None) => {
-                let of_operands: Option<Vec<usize>> = of_operands();
-                of_operands.map_or((2, 0), |places| (1, places.into_iter().max().unwrap_or(0)))
+                let operands = node.operands.iter().map(|&operand| completed(producer(operand)?));
+                let places: Option<Vec<usize>> = operands.collect();
+                places.map_or((2, 0), |places| (1, places.into_iter().max().unwrap_or(0)))
             }
             _ => (2, 0),
         }
     };
-    let mut nodes = nodes;
     nodes.sort_by_cached_key(key);
     nodes
 }

@@ -24,7 +24,7 @@ pub(crate) use backend::CpuBackend;
 pub(crate) use kernels::copy::gather;
 pub(crate) use non_finite::{Kind, kind_of, worst};
 
-use crate::comm::queue::{Queue, Started};
+use crate::comm::queue::{ExchangeQueue, Job, Started};
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
@@ -32,7 +32,7 @@ use crate::program::{Instruction, Kernel, Microbatches, Part, Program, Section};
 use crate::room;
 use crate::target::Target;
 use arena::{Arena, Constants, Memory};
-use beside::{Parts, Step};
+use beside::{Scheduled, Schedules};
 use call::Place;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -46,14 +46,14 @@ pub struct Cpu {
     arena: Arena,
     threads: rayon::ThreadPool,
     /// The exchanges with other ranks, if there are any.
-    queue: Option<Queue>,
+    queue: Option<ExchangeQueue>,
     profile: Option<Profile>,
 }
 
 struct Loaded {
     program: Arc<Program>,
     constants: Arc<Constants>,
-    parts: Parts,
+    schedules: Schedules,
     /// Microbatches run in this step.
     microbatches: u64,
 }
@@ -110,8 +110,8 @@ impl Cpu {
                 program: program.name.clone(),
                 source,
             })?;
-            let (constants, parts) = (Arc::new(constants), Parts::of(&program));
-            Ok(Loaded { program, constants, parts, microbatches: 0 })
+            let (constants, schedules) = (Arc::new(constants), Schedules::of(&program));
+            Ok(Loaded { program, constants, schedules, microbatches: 0 })
         };
         let programs = programs.into_iter().map(load).collect::<Result<_, DeviceError>>()?;
         let threads = threads.unwrap_or_else(cores);
@@ -121,7 +121,7 @@ impl Cpu {
         let error =
             |error: rayon::ThreadPoolBuildError| DeviceError::Threads { threads, message: error.to_string() };
         let threads = pool.build().map_err(error)?;
-        Ok(Self { programs, arena, threads, queue: communicator.map(Queue::new), profile: None })
+        Ok(Self { programs, arena, threads, queue: communicator.map(ExchangeQueue::new), profile: None })
     }
 
     /// Adds the times of the first program's instructions to a profile from now on.
@@ -136,7 +136,7 @@ impl Cpu {
         let loaded = &mut programs[id.0];
         loaded.begin(section)?;
         let first = loaded.microbatches <= 1;
-        let communicator = queue.as_ref().map(Queue::communicator);
+        let communicator = queue.as_ref().map(ExchangeQueue::communicator);
         let timed = |instruction| {
             let start = Instant::now();
             loaded.issue(arena, instruction, first, communicator).map(|()| start.elapsed())
@@ -154,7 +154,7 @@ impl Cpu {
         let Self { programs, arena, threads, queue, profile } = self;
         let loaded = &programs[id.0];
         let unknown = DeviceError::Unknown { what: "instruction", index: steps.end };
-        let steps = loaded.parts.steps(part).get(steps).ok_or(unknown)?;
+        let steps = loaded.schedules.part(part).get(steps).ok_or(unknown)?;
         let profile = profile.as_ref().filter(|_| id == ProgramId::default());
         let (first, started) = (loaded.microbatches <= 1, vec![]);
         let (queue, section) = (queue.as_mut(), part.section());
@@ -169,8 +169,8 @@ impl Cpu {
 /// A run of some steps of a part.
 struct Run<'a> {
     loaded: &'a Loaded,
-    arena: &'a Arena,
-    queue: Option<&'a mut Queue>,
+    arena: &'a mut Arena,
+    queue: Option<&'a mut ExchangeQueue>,
     profile: Option<&'a Profile>,
     section: Section,
     /// Whether it is of a step's first microbatch.
@@ -181,15 +181,18 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// Runs an instruction, or starts it as an exchange beside those behind it.
-    fn step(&mut self, step: &Step) -> Result<(), DeviceError> {
+    fn step(&mut self, step: &Scheduled) -> Result<(), DeviceError> {
         if let (Some(newest), Some(queue)) = (step.waits_for, &self.queue)
             && let Some((_, started)) = self.started.iter().rev().find(|(index, _)| *index <= newest)
         {
             queue.wait(*started)?;
         }
         if step.is_beside {
-            self.start(step.index);
-            return Ok(());
+            let exchange = self.exchange(step.index);
+            if let Some(queue) = &mut self.queue {
+                self.started.push((step.index, queue.start(exchange)));
+                return Ok(());
+            }
         }
         let instruction = &self.loaded.program.section(self.section)[step.index];
         if matches!(instruction.kernel, Kernel::Collective(_)) {
@@ -204,13 +207,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts a collective.
-    fn start(&mut self, index: usize) {
-        let Some(queue) = &mut self.queue else { return };
+    /// A collective, to be carried out beside the instructions behind it.
+    fn exchange(&self, index: usize) -> Job {
         let Loaded { program, constants, .. } = self.loaded;
         let (program, constants, arena) = (program.clone(), constants.clone(), self.arena.clone());
         let (section, first, profile) = (self.section, self.first, self.profile.cloned());
-        let started = queue.start(Box::new(move |communicator| {
+        Box::new(move |communicator| {
             let start = Instant::now();
             let instruction = &program.section(section)[index];
             let place = Place { mesh: &program.mesh, rank: communicator.rank() };
@@ -223,8 +225,7 @@ impl Run<'_> {
                 profile.add(section, index, instruction, start.elapsed());
             }
             Ok(())
-        }));
-        self.started.push((index, started));
+        })
     }
 
     /// Waits for all exchanges.
@@ -280,7 +281,7 @@ impl Device for Cpu {
     }
 
     fn end_microbatch(&mut self, id: ProgramId) -> Result<(), DeviceError> {
-        let count = self.loaded(id)?.parts.steps(Part::RestOfMicrobatch).len();
+        let count = self.loaded(id)?.schedules.part(Part::RestOfMicrobatch).len();
         self.execute(id, Part::RestOfMicrobatch, 0..count)
     }
 
@@ -305,7 +306,7 @@ impl Device for Cpu {
         self.loaded(id)?;
         let Self { programs, arena, threads, queue, .. } = self;
         let loaded = &programs[id.0];
-        let communicator = queue.as_ref().map(Queue::communicator);
+        let communicator = queue.as_ref().map(ExchangeQueue::communicator);
         threads.install(|| non_finite::first(loaded, arena, communicator))
     }
 }
@@ -319,7 +320,7 @@ impl Loaded {
     /// Runs an instruction.
     fn issue(
         &self,
-        arena: &Arena,
+        arena: &mut Arena,
         instruction: &Instruction,
         first: bool,
         communicator: Option<&dyn Communicator>,

@@ -17,7 +17,7 @@ pub struct Profile(Arc<Mutex<Times>>);
 struct Times {
     steps: u64,
     sections: [Vec<Duration>; 3],
-    /// Of exchanges, in seconds, of all steps but the newest: when nothing else ran.
+    /// The seconds of each exchange in which nothing else ran, of all steps but the newest.
     not_hidden: BTreeMap<(Section, usize), f64>,
     began: Option<Instant>,
     /// Of the newest step.
@@ -48,7 +48,7 @@ pub struct Share {
     pub milliseconds: f64,
     /// Instructions of the program.
     pub instructions: usize,
-    /// Of exchanges, the time in which nothing else ran, in milliseconds.
+    /// The milliseconds of exchanges in which nothing else ran; `None` for other kernels.
     pub not_hidden: Option<f64>,
     /// Floating-point operations of those that multiply matrices; 0 for others.
     pub flops: u64,

@@ -1,6 +1,7 @@
 //! `plan.json`: what a compilation came to, for other programs to read.
 
 use crate::compilation::Compilation;
+use crate::config::Settings;
 use crate::failure::Failure;
 use crate::inspection::Shares;
 use crate::training::{self, Programs};
@@ -54,11 +55,19 @@ pub struct Memory {
     pub constants: u64,
     /// The most that is alive at a time in the training program: no plan is smaller.
     pub lower_bound: u64,
+    /// Beside all this, in the memory of the host: the copy of the states from which a checkpoint is written while steps go on; 0 if
+    /// the run saves only at its end. Without room for it, steps wait for the disk, and the run says so.
+    pub checkpoint_copy: u64,
 }
 
 impl RunPlan {
     /// The plan of compiled and lowered programs. Errors: as of [`training::step`].
-    pub fn new(compilation: &Compilation, programs: &Programs, microbatches: u64) -> Result<Self, Failure> {
+    pub fn new(
+        compilation: &Compilation,
+        programs: &Programs,
+        settings: &Settings,
+        microbatches: u64,
+    ) -> Result<Self, Failure> {
         let module = &compilation.training;
         let batched = module.inputs.iter().find(|input| input.batched);
         let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size());
@@ -89,6 +98,7 @@ impl RunPlan {
                 evaluation_arena: evaluation.arena,
                 constants: programs.constants(),
                 lower_bound: training.lower_bound,
+                checkpoint_copy: training::copy_of_states(programs, settings).unwrap_or(0),
             },
             shares: step.as_ref().map(Shares::of),
         })

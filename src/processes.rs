@@ -291,14 +291,15 @@ impl Transport {
         timeout: u64,
         give_up: GiveUp,
     ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
-        let address = meeting_point::of_process(launched)?;
+        let point = meeting_point::of_process(launched)?;
         let newcomer = Newcomer {
             rank: launched.rank,
             ranks: launched.ranks,
             run: format!("trainyard {} in {}", env!("CARGO_PKG_VERSION"), give_up.path.display()),
             timeout: Duration::from_secs(timeout),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         };
-        let star = rendezvous::join(&newcomer, &address, Box::new(move |loss| give_up.end(loss)))?;
+        let star = rendezvous::join(&newcomer, &point, Box::new(move |loss| give_up.end(loss)))?;
         Ok((Self::Star(star.clone()), star))
     }
 

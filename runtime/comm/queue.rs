@@ -1,6 +1,6 @@
 //! Exchanges that run beside computation: a thread of its own carries out what a rank starts, in the order in which it was started.
 //!
-//! All exchanges of a rank keep one order, so a rank that exchanges by itself waits for the queue first ([`Queue::finish`]). Ranks
+//! All exchanges of a rank keep one order, so a rank that exchanges by itself waits for the queue first ([`ExchangeQueue::finish`]). Ranks
 //! start the same exchanges in the same order, so each finds its partners, whatever the others compute in the meantime.
 
 use super::{CommError, Communicator};
@@ -13,8 +13,9 @@ use std::thread::{self, JoinHandle};
 /// An exchange.
 pub type Job = Box<dyn FnOnce(&dyn Communicator) -> Result<(), CommError> + Send>;
 
-/// The exchanges of a rank that run beside its computation. Dropping it waits for the exchange that runs, and gives up the others.
-pub struct Queue {
+/// The exchanges of a rank that run beside its computation. After an exchange that failed, none is carried out. Dropping it waits
+/// for the exchange that runs, and gives up the others.
+pub struct ExchangeQueue {
     communicator: Arc<dyn Communicator>,
     shared: Arc<Shared>,
     /// Started with the first exchange.
@@ -46,7 +47,7 @@ struct Board {
 /// Turns for which a rank looks again before it sleeps.
 const TURNS: u32 = 64;
 
-impl Queue {
+impl ExchangeQueue {
     /// A queue without exchanges.
     pub fn new(communicator: Arc<dyn Communicator>) -> Self {
         Self { communicator, shared: Arc::default(), worker: None }
@@ -133,7 +134,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for ExchangeQueue {
     fn drop(&mut self) {
         self.shared.board().closed = true;
         self.shared.changed.notify_all();
@@ -188,10 +189,10 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc;
 
-    fn alone() -> Queue {
+    fn alone() -> ExchangeQueue {
         let local = Local::new(1);
         local.begin().into_iter().for_each(std::mem::forget);
-        Queue::new(Arc::new(local.communicator(0)))
+        ExchangeQueue::new(Arc::new(local.communicator(0)))
     }
 
     #[test]
@@ -234,6 +235,21 @@ mod tests {
         let panic = catch_unwind(AssertUnwindSafe(|| queue.wait(started))).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"a planted fault"));
         assert_eq!(queue.finish(), Err(CommError::Ended { rank: 0 }));
+        assert_eq!(ran.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn nothing_is_exchanged_after_a_failure() {
+        let mut queue = alone();
+        let ran = Arc::new(AtomicU64::new(0));
+        let failed = queue.start(Box::new(|_| Err(CommError::Alone)));
+        let later = ran.clone();
+        queue.start(Box::new(move |_| {
+            later.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }));
+        assert_eq!(queue.wait(failed), Err(CommError::Alone));
+        assert_eq!(queue.finish(), Err(CommError::Alone));
         assert_eq!(ran.load(Ordering::Relaxed), 0);
     }
 

@@ -8,6 +8,7 @@
 //! may wait for a GPU, which waits for the lost process for ever.
 
 mod frames;
+pub mod meeting_point;
 pub mod rendezvous;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// An instruction of a part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct Scheduled {
     /// Its place in the section.
     pub(super) index: usize,
     /// The place in the section of the newest collective that it waits for.
@@ -17,27 +17,27 @@ pub(super) struct Step {
     pub(super) is_beside: bool,
 }
 
-/// The instructions of the parts of a step, in order: by [`Part`].
-pub(super) struct Parts([Vec<Step>; 4]);
+/// The instructions of each part of a step, in order: by [`Part`].
+pub(super) struct Schedules([Vec<Scheduled>; 4]);
 
-impl Parts {
+impl Schedules {
     pub(super) fn of(program: &Program) -> Self {
-        Self(Part::ALL.map(|(part, _)| steps(program.part(part))))
+        Self(Part::ALL.map(|(part, _)| schedule(program.part(part))))
     }
 
-    pub(super) fn steps(&self, part: Part) -> &[Step] {
+    pub(super) fn part(&self, part: Part) -> &[Scheduled] {
         &self.0[part as usize]
     }
 }
 
-fn steps(instructions: Vec<(usize, &Instruction)>) -> Vec<Step> {
-    let mut steps: Vec<Step> = vec![];
+fn schedule(instructions: Vec<(usize, &Instruction)>) -> Vec<Scheduled> {
+    let mut steps: Vec<Scheduled> = vec![];
     // Collectives that nothing has waited for, by their place among the steps.
     let mut open: Vec<(usize, Touched)> = vec![];
     for (index, instruction) in instructions {
         let touched = Touched::by(instruction);
-        let is_beside = matches!(instruction.kernel, Kernel::Collective(_));
-        let newest = open.iter().rposition(|(_, other)| !is_beside && other.conflicts(&touched));
+        let is_collective = matches!(instruction.kernel, Kernel::Collective(_));
+        let newest = open.iter().rposition(|(_, other)| !is_collective && other.conflicts(&touched));
         let waits_for = newest.map(|newest| {
             let (number, _) = open[newest];
             open.drain(..=newest);
@@ -45,10 +45,10 @@ fn steps(instructions: Vec<(usize, &Instruction)>) -> Vec<Step> {
             steps[number].is_beside &= number + 1 < steps.len();
             steps[number].index
         });
-        if is_beside {
+        if is_collective {
             open.push((steps.len(), touched));
         }
-        steps.push(Step { index, waits_for, is_beside });
+        steps.push(Scheduled { index, waits_for, is_beside: is_collective });
     }
     if let Some(last) = steps.last_mut() {
         last.is_beside = false;
@@ -85,8 +85,15 @@ impl Touched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::local::{AtWork, Local};
+    use crate::cpu::Cpu;
+    use crate::device::{Device, ProgramId};
     use crate::lower::{LowerOptions, lower};
     use crate::program::{Microbatches, Section};
+    use crate::ranks::testing::Faulty;
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Duration;
 
     /// Two gradients, each reduced as soon as it is made, and then updates.
     fn program() -> Program {
@@ -118,8 +125,8 @@ mod tests {
     #[test]
     fn an_instruction_waits_for_the_collective_whose_result_it_reads() {
         let program = program();
-        let parts = Parts::of(&program);
-        let steps = parts.steps(Part::Update);
+        let schedules = Schedules::of(&program);
+        let steps = schedules.part(Part::Update);
         let told: Vec<_> = steps
             .iter()
             .map(|step| {
@@ -142,10 +149,10 @@ mod tests {
         let mut program = program();
         let update = &mut program.sections[Section::Update as usize];
         update.remove(4);
-        let parts = Parts::of(&program);
-        let second = parts.steps(Part::Update)[3];
+        let schedules = Schedules::of(&program);
+        let second = schedules.part(Part::Update)[3];
         assert_eq!((second.waits_for, second.is_beside), (None, false));
-        assert_eq!(parts.steps(Part::Update)[4].waits_for, Some(3));
+        assert_eq!(schedules.part(Part::Update)[4].waits_for, Some(3));
     }
 
     #[test]
@@ -155,6 +162,46 @@ mod tests {
         // A plan that gave the memory of the first operand away at once.
         let operand = update[0].operands[0].clone();
         update[2].results[0] = operand;
-        assert_eq!(Parts::of(&program).steps(Part::Update)[2].waits_for, Some(0));
+        assert_eq!(Schedules::of(&program).part(Part::Update)[2].waits_for, Some(0));
+    }
+
+    /// The states of both ranks after three steps, where each exchange is late. `change` has the waits of the program.
+    fn states(change: fn(&mut Schedules)) -> Vec<Vec<u8>> {
+        let (program, local) = (Arc::new(program()), Local::new(2));
+        let rank = |at_work: AtWork| {
+            let rank = at_work.rank();
+            let late = Faulty::late(Arc::new(local.communicator(rank)), Duration::from_millis(20));
+            let mut cpu = Cpu::with(vec![program.clone()], Some(1), Some(late)).unwrap();
+            change(&mut cpu.programs[0].schedules);
+            move || {
+                let x: Vec<u8> = (0..16).flat_map(|i| ((i + rank) as f32 / 16.0).to_le_bytes()).collect();
+                for _ in 0..3 {
+                    for (section, _) in Section::ALL {
+                        cpu.write_input(ProgramId(0), 0, &x).unwrap();
+                        cpu.run(ProgramId(0), section).unwrap();
+                    }
+                }
+                drop(at_work);
+                [0, 1].map(|state| cpu.read_state(ProgramId(0), state).unwrap().into_owned()).concat()
+            }
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = local.begin().into_iter().map(|own| scope.spawn(rank(own))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn states_are_those_of_exchanges_one_by_one_and_a_missing_wait_shows() {
+        let one_by_one = |schedules: &mut Schedules| {
+            schedules.0.iter_mut().flatten().for_each(|scheduled| scheduled.is_beside = false);
+        };
+        let expected = states(one_by_one);
+        assert_eq!(expected[0], expected[1]);
+        assert!(states(|_| {}) == expected);
+        let without_waits = |schedules: &mut Schedules| {
+            schedules.0.iter_mut().flatten().for_each(|scheduled| scheduled.waits_for = None);
+        };
+        assert!(states(without_waits) != expected);
     }
 }

@@ -1,6 +1,6 @@
 //! The instructions of a program on the processor as the simulator sees them: each is one command, in order.
 
-use super::beside::{Parts, Step};
+use super::beside::{Scheduled, Schedules};
 use crate::program::{self, Instruction, Kernel, Part, Program, View};
 use crate::simulator::work::{Work, bytes, largest_sizes};
 use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
@@ -10,18 +10,25 @@ use smallvec::SmallVec;
 /// The commands of a step of so many microbatches.
 pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
     let command = |instruction: &Instruction| command(instruction, &program.mesh, microbatches > 1);
-    let parts = Parts::of(program);
+    let schedules = Schedules::of(program);
     let commands = |(part, _): (Part, _)| {
         let section = program.section(part.section());
-        let steps = parts.steps(part);
-        let one = |step: &Step| {
-            // A command waits by its number in the part.
-            let waits_for =
-                step.waits_for.and_then(|newest| steps.iter().position(|other| other.index == newest));
-            let queue = if step.is_beside { Queue::Exchange } else { Queue::Main };
-            Command { queue, waits: waits_for.into_iter().collect(), ..command(&section[step.index]) }
+        let scheduled = schedules.part(part);
+        let one = |(number, own): (usize, &Scheduled)| {
+            let command = command(&section[own.index]);
+            // A rank that exchanges by itself waits for the exchanges before.
+            let is_alone = matches!(command.class, CommandClass::Collective(_)) && !own.is_beside;
+            let waits_for = match is_alone {
+                true => scheduled[..number].iter().rposition(|other| other.is_beside),
+                // A command waits by its number in the part.
+                false => {
+                    own.waits_for.and_then(|newest| scheduled.iter().position(|other| other.index == newest))
+                }
+            };
+            let queue = if own.is_beside { Queue::Exchange } else { Queue::Main };
+            Command { queue, waits: waits_for.into_iter().collect(), ..command }
         };
-        steps.iter().map(one).collect()
+        scheduled.iter().enumerate().map(one).collect()
     };
     CommandList { mesh: program.mesh.clone(), microbatches, parts: Part::ALL.map(commands) }
 }

@@ -11,11 +11,11 @@ use crate::program::{Chain, Instruction, Kernel, View};
 use smallvec::smallvec;
 use std::sync::Arc;
 
-/// Runs a microbatch, looking at every result until a NaN is found; gives the instruction that made it. An infinity that a mask brought in is no fault: only an operator whose operands have none of a kind can
-/// make the first of that kind.
+/// Runs a microbatch, looking at every result until a NaN is found; gives the instruction that made it. An infinity that a mask
+/// brought in is no fault: only an operator whose operands have none of a kind can make the first of that kind.
 pub(super) fn first(
     loaded: &Loaded,
-    arena: &Arena,
+    arena: &mut Arena,
     communicator: Option<&dyn Communicator>,
 ) -> Result<Option<NonFinite>, DeviceError> {
     let mut infinity = None;
@@ -43,7 +43,7 @@ pub(super) fn first(
 /// order in which it makes them.
 fn made_by(
     loaded: &Loaded,
-    arena: &Arena,
+    arena: &mut Arena,
     instruction: &Instruction,
     communicator: Option<&dyn Communicator>,
 ) -> Result<Vec<NonFinite>, DeviceError> {
@@ -104,7 +104,7 @@ fn steps_of(
     chain: &Chain,
     instruction: &Instruction,
     loaded: &Loaded,
-    arena: &Arena,
+    arena: &mut Arena,
     communicator: Option<&dyn Communicator>,
 ) -> Result<Vec<Made>, DeviceError> {
     let step = |index: usize| {

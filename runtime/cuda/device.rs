@@ -10,7 +10,7 @@ use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
 use crate::program::{Part, Program, Section, View};
 use crate::target::Target;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -129,7 +129,8 @@ impl<D: Driver> Cuda<D> {
         self.read(self.ready(program)?, view)
     }
 
-    /// Gives the driver the commands of some instructions of a part.
+    /// Gives the driver the commands of some instructions of a part. What was given before them must be joined ([`Self::join`]): they
+    /// wait only for each other.
     pub(super) fn execute(
         &mut self,
         id: ProgramId,
@@ -143,8 +144,13 @@ impl<D: Driver> Cuda<D> {
         }
         let commands = ready.cuda.of_instructions(part, &instructions);
         let mut clock = self.clock.as_mut().filter(|_| id == ProgramId::default());
+        let mut recorded = BTreeSet::new();
         for command in commands.ok_or(DeviceError::Apart { instructions: instructions.clone() })? {
-            let mut done = ready.issue(&mut self.driver, arena, section, command, clock.as_deref_mut());
+            let mut waits = command.waits.iter().filter(|event| recorded.contains(*event));
+            let done = waits.try_for_each(|&event| self.driver.wait(command.stream, event));
+            let mut done = done
+                .and_then(|()| ready.issue(&mut self.driver, arena, section, command, clock.as_deref_mut()));
+            recorded.extend(command.records);
             if self.pace == Pace::Synchronous {
                 done = done.and_then(|()| self.driver.finish());
             }
@@ -234,7 +240,6 @@ impl<D: Driver> Device for Cuda<D> {
             instructions.start = program.renewed;
         }
         self.perform(id, section.into(), instructions)?;
-        self.join(id)?;
         self.read_clock()
     }
 
@@ -245,7 +250,6 @@ impl<D: Driver> Device for Cuda<D> {
         }
         self.take_arena(id);
         self.perform(id, Part::RestOfMicrobatch, 0..program.section(Section::Update).len())?;
-        self.join(id)?;
         self.read_clock()
     }
 

@@ -46,33 +46,37 @@ impl<D: Driver> Cuda<D> {
         self
     }
 
-    /// Runs some instructions of a part, at the device's pace.
+    /// Runs some instructions of a part, at the device's pace; then every stream waits for all others.
     pub(super) fn perform(
         &mut self,
         id: ProgramId,
         part: Part,
         instructions: Range<usize>,
     ) -> Result<(), DeviceError> {
-        // What is in a graph has no stamps.
-        if self.pace != Pace::Graphs || self.clock.is_some() || instructions.is_empty() {
-            return self.execute(id, part, instructions).map_err(|error| self.blamed(error));
-        }
         let stretch = (id, part, instructions.start, instructions.end, self.adds(id));
+        // What is in a graph has no stamps.
         let graph = match self.known.get(&stretch) {
+            _ if self.pace != Pace::Graphs || self.clock.is_some() || instructions.is_empty() => None,
             None => {
-                self.execute(id, part, instructions).map_err(|error| self.blamed(error))?;
                 self.known.insert(stretch, StretchState::Run);
-                return Ok(());
+                None
             }
-            Some(StretchState::As(graph)) => *graph,
+            Some(StretchState::As(graph)) => Some(*graph),
             Some(StretchState::Run) => {
-                let graph = self.capture(id, part, instructions);
+                let graph = self.capture(id, part, instructions.clone());
                 let graph = graph.map_err(|error| self.uncaptured(error))?;
                 self.known.insert(stretch, StretchState::As(graph));
-                graph
+                Some(graph)
             }
         };
-        self.driver.replay(graph).map_err(|error| self.uncaptured(DeviceError::driver(error)))
+        match graph {
+            None => self.execute(id, part, instructions).map_err(|error| self.blamed(error))?,
+            Some(graph) => {
+                let replayed = self.driver.replay(graph);
+                replayed.map_err(|error| self.uncaptured(DeviceError::driver(error)))?;
+            }
+        }
+        self.join(id)
     }
 
     /// Captures a stretch: the streams part from the main one, and come together in it.

@@ -69,6 +69,8 @@ pub struct Host {
     corners: u32,
     /// Whether commands are held to what they say they read and write; and what the next one says.
     is_checked: bool,
+    /// Whether it refuses captures.
+    refuses_captures: bool,
     declared: Vec<Declared>,
     state: RefCell<State>,
 }
@@ -152,6 +154,7 @@ impl Host {
             inside: BTreeSet::new(),
             corners: 0,
             is_checked: false,
+            refuses_captures: false,
             declared: vec![],
             state: RefCell::default(),
         }
@@ -166,6 +169,11 @@ impl Host {
     pub fn failing_after(mut self, kernels: u64) -> Self {
         self.state.get_mut().left = Some(kernels);
         self
+    }
+
+    /// One that refuses captures, as a driver or a library may.
+    pub fn refusing_captures(self) -> Self {
+        Self { refuses_captures: true, ..self }
     }
 
     /// One that holds each command, the first time that it runs, to what it says it reads and writes.
@@ -385,6 +393,9 @@ impl Driver for Host {
     fn end_capture(&mut self) -> Result<Graph, DriverError> {
         let capture = self.capture.take().ok_or_else(|| DriverError("no capture goes on".into()))?;
         self.inside.extend(capture.events());
+        if self.refuses_captures {
+            return Err(DriverError("the stand-in refuses captures".into()));
+        }
         self.graphs.push(capture.end()?);
         Ok(Graph(self.graphs.len() - 1))
     }

@@ -15,13 +15,17 @@ pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Opti
     cuda.begin_again(id);
     for (number, (section, index, instruction)) in program.microbatch().enumerate() {
         let part = Part::from(section);
+        let run = |cuda: &mut Cuda<D>| {
+            cuda.execute(id, part, index..index + 1)?;
+            cuda.join(id)
+        };
         if nan.is_some() {
             // Other ranks may need what this one has to say in collectives.
-            cuda.execute(id, part, index..index + 1)?;
+            run(cuda)?;
             continue;
         }
         let before = worst_of(cuda, id, &instruction.operands)?;
-        cuda.execute(id, part, index..index + 1)?;
+        run(cuda)?;
         let after = worst_of(cuda, id, &instruction.results)?;
         let Some((kind, value)) = after.filter(|(kind, _)| before.is_none_or(|(before, _)| *kind > before))
         else {

@@ -43,7 +43,7 @@ impl Ready {
         }
     }
 
-    /// Gives the driver a command.
+    /// Gives the driver a command, whose stream has waited for others.
     pub(super) fn issue(
         &self,
         driver: &mut impl Driver,
@@ -55,7 +55,6 @@ impl Ready {
         let stream = command.stream;
         let later = self.microbatches > 1;
         let address = |region, start: i64| Address(self.base(arena, region).0.wrapping_add_signed(start));
-        command.waits.iter().try_for_each(|&event| driver.wait(stream, event))?;
         clock.iter().try_for_each(|clock| clock.before(driver, command))?;
         driver.declare(Touches { command, arena, constants: self.constants });
         match &command.task {

@@ -56,7 +56,7 @@ pub(super) struct Due {
     value: ValueId,
     node: NodeId,
     origin: Arc<str>,
-    /// Whether every microbatch gives it one, though the section is the update.
+    /// Whether every microbatch writes a new value, although the section is `update`.
     of_microbatch: bool,
 }
 

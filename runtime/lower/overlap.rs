@@ -7,9 +7,8 @@
 //! - In `prepare` and `update` a collective moves up to the place where its operands are complete. For sums of gradients that is a
 //!   place in backward. The section `update` then begins there: the rest of backward runs in that section in every microbatch, and
 //!   the collectives run in the last microbatch alone.
-//! - In a microbatch, gathers of weights that are used one after the other travel together, as many as the largest weight has bytes.
-//!   Such a group moves up past the groups before it until these have as many bytes. So weights travel while as many numbers before
-//!   them are used, and about one group waits for its use.
+//! - In a microbatch, gathers of weights that are used one after the other travel together. Such a group has at most the bytes of the
+//!   largest weight. It is gathered while the groups before it, of at least as many bytes, are used.
 //! - A sum over microbatches of a reduced gradient moves behind the next reduction over the same devices, so that nothing waits for
 //!   the reduction before that.
 //!
@@ -23,8 +22,8 @@ use ir::ops::collective::Collective;
 use ir::{Diagnostic, Phase};
 use std::ops::Range;
 
-/// A collective's operands keep their memory until collectives have begun so many times more, unless the collective is waited for
-/// before. Those that begin one after the other count once.
+/// The number of later runs of adjacent collectives that begin before the memory of a collective's operands is free. It is free
+/// earlier if an instruction waits for the collective.
 const IN_FLIGHT: usize = 2;
 
 /// The most bytes of weights that travel together: as many as the pass `buckets` has in a bucket. A larger one travels alone.
@@ -67,8 +66,8 @@ pub(super) fn order(drafts: &mut Drafts, renewed: usize) -> Result<(), Diagnosti
     Ok(())
 }
 
-/// For each instruction the last one, by its place, while which its operands are still read: itself, but for a collective those
-/// that may run beside it.
+/// For each instruction, the index of the last instruction that may run while its operands are still read. It is the instruction
+/// itself, unless that is a collective.
 pub(super) fn last_beside(drafts: &Drafts) -> Vec<usize> {
     let instructions = &drafts.instructions;
     let touches: Vec<Touches> = instructions.iter().map(|draft| Touches::of(drafts, draft)).collect();

@@ -4,30 +4,46 @@ use crate::comm::{CommError, Communicator, Exchanged};
 use ir::PartialKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
-/// What a rank communicates through that fails at one of its collectives, counted from 0.
+/// What a rank communicates through that is disturbed before each of its exchanges.
 pub(crate) struct Faulty {
     inner: Arc<dyn Communicator>,
     issued: AtomicUsize,
-    fails_at: usize,
-    panics: bool,
+    /// Given the number of the exchange, from 0.
+    disturb: Box<dyn Fn(usize) -> Result<(), CommError> + Send + Sync>,
 }
 
 impl Faulty {
+    /// It fails, or panics, at one of its exchanges, counted from 0.
     pub(crate) fn within(
         inner: Arc<dyn Communicator>,
         fails_at: usize,
         panics: bool,
     ) -> Arc<dyn Communicator> {
-        Arc::new(Self { inner, issued: AtomicUsize::new(0), fails_at, panics })
+        let rank = inner.rank();
+        let disturb = move |number| {
+            if number != fails_at {
+                return Ok(());
+            }
+            assert!(!panics, "as the test asks for");
+            Err(CommError::Outside { rank, group: vec![] })
+        };
+        Arc::new(Self { inner, issued: AtomicUsize::new(0), disturb: Box::new(disturb) })
+    }
+
+    /// It begins each exchange so much later than it is asked to.
+    pub(crate) fn late(inner: Arc<dyn Communicator>, by: Duration) -> Arc<dyn Communicator> {
+        let disturb = move |_| {
+            thread::sleep(by);
+            Ok(())
+        };
+        Arc::new(Self { inner, issued: AtomicUsize::new(0), disturb: Box::new(disturb) })
     }
 
     fn count(&self) -> Result<(), CommError> {
-        if self.issued.fetch_add(1, Ordering::Relaxed) != self.fails_at {
-            return Ok(());
-        }
-        assert!(!self.panics, "as the test asks for");
-        Err(CommError::Outside { rank: self.rank(), group: vec![] })
+        (self.disturb)(self.issued.fetch_add(1, Ordering::Relaxed))
     }
 }
 

@@ -262,7 +262,7 @@ impl Setup {
     fn ranks(&self, module: &Module) -> Ranks {
         let programs = self.programs(module);
         if let Some(gpu) = &self.gpu {
-            return Ranks::alone(gpu.device(programs));
+            return gpu.ranks(programs);
         }
         let Some(Fault { at, panics }) = self.fault else {
             return on_processor(programs, Some(2), None).unwrap();

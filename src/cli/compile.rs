@@ -291,7 +291,7 @@ impl Compile {
             let compiled = Compiled { path, source: &source, sizes, plan, compilation: &compilation };
             evaluate_all(loader, compiled, &mut lowering, &mut programs, data_ranks)?;
         }
-        let plan = plan::RunPlan::new(&compilation, &programs, microbatches)?;
+        let plan = plan::RunPlan::new(&compilation, &programs, &self.settings, microbatches)?;
         Ok(Ready { source, compilation, programs, plan, fit, training })
     }
 

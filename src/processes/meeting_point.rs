@@ -1,30 +1,28 @@
-//! The address at which processes without MPI find each other: where rank 0 listens.
+//! Where processes without MPI meet, from the environment.
 
 use crate::launcher::Launched;
 use ir::Diagnostic;
-use runtime::comm::star::rendezvous::Address;
+use runtime::comm::star::meeting_point::{Address, MeetingPoint};
 
-/// The variable that names the address, if the launcher's own variables do not lead to it.
+/// The variable that names the meeting point, if the launcher's own variables do not lead to it.
 const VARIABLE: &str = "TRAINYARD_RENDEZVOUS";
 
 /// The port where no variable names one. The one before it is torchrun's default, at which its agent listens.
 const PORT: u16 = 29_501;
 
-/// The address for a process, from the environment: `TRAINYARD_RENDEZVOUS=HOST:PORT`; else the host `MASTER_ADDR`, at the port after
+/// The meeting point of a process: `TRAINYARD_RENDEZVOUS=HOST:PORT` or the path of a file; else the host `MASTER_ADDR`, at the port after
 /// `MASTER_PORT`; else this machine, if all processes are here.
 ///
 /// # Errors
 /// Variables that make no sense; processes on several machines without an address.
-pub(super) fn of_process(launched: &Launched) -> Result<Address, Diagnostic> {
+pub(super) fn of_process(launched: &Launched) -> Result<MeetingPoint, Diagnostic> {
     of(launched, |name| std::env::var(name).ok())
 }
 
-fn of(launched: &Launched, value: impl Fn(&str) -> Option<String>) -> Result<Address, Diagnostic> {
+fn of(launched: &Launched, value: impl Fn(&str) -> Option<String>) -> Result<MeetingPoint, Diagnostic> {
     if let Some(text) = value(VARIABLE) {
-        let wrong = || Diagnostic::new(format!("{VARIABLE}={text} is not of the form HOST:PORT"));
-        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        return Ok(Address { host, port: port.parse().map_err(|_| wrong())? });
+        let wrong = |error| Diagnostic::new(format!("{VARIABLE}={text} is {error}"));
+        return text.parse().map_err(wrong);
     }
     let port = match value("MASTER_PORT") {
         None => PORT,
@@ -34,9 +32,9 @@ fn of(launched: &Launched, value: impl Fn(&str) -> Option<String>) -> Result<Add
         })?,
     };
     match value("MASTER_ADDR") {
-        Some(host) => Ok(Address { host, port }),
+        Some(host) => Ok(MeetingPoint::Address(Address { host, port })),
         None if launched.local_ranks == Some(launched.ranks) => {
-            Ok(Address { host: "127.0.0.1".into(), port })
+            Ok(MeetingPoint::Address(Address { host: "127.0.0.1".into(), port }))
         }
         None => {
             let message = format!(
@@ -44,7 +42,7 @@ fn of(launched: &Launched, value: impl Fn(&str) -> Option<String>) -> Result<Add
                 launched.launcher, launched.ranks
             );
             Err(Diagnostic::new(message)
-                .note(format!("set {VARIABLE}=HOST:PORT, or MASTER_ADDR and MASTER_PORT")))
+                .note(format!("set {VARIABLE}=HOST:PORT, or the path of a file that all machines see, or MASTER_ADDR and MASTER_PORT")))
         }
     }
 }
@@ -72,6 +70,8 @@ mod tests {
         let both = format!("{torchrun} TRAINYARD_RENDEZVOUS=[fe80::1]:7000");
         assert_eq!(address(&both, Some(1)), Ok("[fe80::1]:7000".into()));
         assert_eq!(address("", Some(2)), Ok("127.0.0.1:29501".into()));
+        let file = format!("{torchrun} TRAINYARD_RENDEZVOUS=/shared/meeting");
+        assert_eq!(address(&file, Some(1)), Ok("the address in /shared/meeting".into()));
         let error = address("", None).unwrap_err();
         assert!(error.contains("no variable names the machine of rank 0"), "{error}");
         for wrong in ["TRAINYARD_RENDEZVOUS=node0", "TRAINYARD_RENDEZVOUS=a:b", "MASTER_PORT=65535"] {

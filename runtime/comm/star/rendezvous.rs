@@ -1,36 +1,17 @@
-//! The start of a star: rank 0 listens, the others connect to it and say who they are.
+//! The start of a star: rank 0 listens at the meeting point, the others connect to it and say who they are.
 //!
 //! A process of another run, and a program that found the port by chance, are sent away. If ranks do not come in time, rank 0
 //! names them.
 
+use super::meeting_point::{Address, MeetingPoint};
 use super::{GiveUp, Star};
 use ir::Diagnostic;
-use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use twox_hash::XxHash3_64;
-
-/// Where rank 0 listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// Its name or number in the network.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-}
-
-/// `node0:29501`
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
-        }
-    }
-}
 
 /// A process that is about to join its run.
 #[derive(Clone, Debug)]
@@ -43,7 +24,13 @@ pub struct Newcomer {
     pub run: String,
     /// How long it waits for the others.
     pub timeout: Duration,
+    /// The name of its machine.
+    pub host: String,
 }
+
+/// How users name the meeting point.
+const ELSEWHERE: &str =
+    "TRAINYARD_RENDEZVOUS=HOST:PORT names the machine of rank 0, and a port that is free there";
 
 /// How long a try to connect may take, and how long somebody who connected has to say who it is.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -54,47 +41,36 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Joins the processes of a run. `give_up` is told later, if one of them is lost.
 ///
 /// # Errors
-/// The port is taken; ranks that did not come in time; two processes of one rank; a rank 0 of another run.
-pub fn join(newcomer: &Newcomer, address: &Address, give_up: GiveUp) -> Result<Arc<Star>, Diagnostic> {
+/// The port is taken, or the file of the meeting point cannot be written; ranks that did not come in time; two processes of one
+/// rank; a rank 0 of another run.
+pub fn join(newcomer: &Newcomer, point: &MeetingPoint, give_up: GiveUp) -> Result<Arc<Star>, Diagnostic> {
     let deadline = Instant::now() + newcomer.timeout;
     let connections = if newcomer.rank == 0 {
-        gather(newcomer, address, &listen(address)?, deadline)?
+        let (listener, address) = point.listen(&newcomer.host).map_err(|error| unusable(point, &error))?;
+        let gathered = gather(newcomer, &address, &listener, deadline);
+        point.clear();
+        gathered?
     } else {
-        vec![(0, find(newcomer, address, deadline)?)]
+        vec![(0, find(newcomer, point, deadline)?)]
     };
     let Newcomer { rank, ranks, timeout, .. } = *newcomer;
     let star = Star::connect(rank, ranks, connections, timeout, give_up);
     star.map_err(|error| Diagnostic::new(format!("rank {rank} cannot read its connections: {error}")))
 }
 
-/// Listens at an address of this machine, or, where a name leads here by way of another machine, at the port.
-fn listen(address: &Address) -> Result<TcpListener, Diagnostic> {
-    let found = resolve(address).map_err(|error| unusable(address, &error))?;
-    let first = *found.first().ok_or_else(|| unusable(address, &ErrorKind::AddrNotAvailable.into()))?;
-    let everywhere: IpAddr =
-        if first.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let listener = TcpListener::bind(first).or_else(|error| match error.kind() {
-        ErrorKind::AddrNotAvailable => TcpListener::bind((everywhere, address.port)),
-        _ => Err(error),
-    });
-    let listener = listener.and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-    listener.map_err(|error| unusable(address, &error))
-}
-
-fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
-    Ok((address.host.as_str(), address.port).to_socket_addrs()?.collect())
-}
-
-fn unusable(address: &Address, error: &io::Error) -> Diagnostic {
-    let told = Diagnostic::new(format!("rank 0 cannot listen at {address}: {error}"));
-    match error.kind() {
-        ErrorKind::AddrInUse => {
-            told.note("another program has the port: TRAINYARD_RENDEZVOUS=HOST:PORT names another")
-        }
-        _ => told.note(
-            "TRAINYARD_RENDEZVOUS=HOST:PORT names the machine of rank 0, and a port that is free there",
+fn unusable(point: &MeetingPoint, error: &io::Error) -> Diagnostic {
+    let (message, note) = match (point, error.kind()) {
+        (MeetingPoint::File(path), _) => (
+            format!("rank 0 cannot write its address to {}: {error}", ir::visible(&path.to_string_lossy())),
+            "TRAINYARD_RENDEZVOUS=PATH names a file in a folder that all machines can write",
         ),
-    }
+        (_, ErrorKind::AddrInUse) => (
+            format!("rank 0 cannot listen at {point}: {error}"),
+            "another program has the port: TRAINYARD_RENDEZVOUS=HOST:PORT names another",
+        ),
+        _ => (format!("rank 0 cannot listen at {point}: {error}"), ELSEWHERE),
+    };
+    Diagnostic::new(message).note(note)
 }
 
 /// Waits for all other ranks. Returns their connections, in the order of ranks.
@@ -182,33 +158,40 @@ fn answer(stream: &mut TcpStream, reason: &str) -> io::Result<()> {
 }
 
 /// Finds rank 0 and says hello, until it answers.
-fn find(newcomer: &Newcomer, address: &Address, deadline: Instant) -> Result<TcpStream, Diagnostic> {
+fn find(newcomer: &Newcomer, point: &MeetingPoint, deadline: Instant) -> Result<TcpStream, Diagnostic> {
     let rank = newcomer.rank;
     loop {
-        let failed = match ask(newcomer, address, deadline) {
+        let failed = match ask(newcomer, point, deadline) {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(reason)) => {
-                return Err(Diagnostic::new(format!("rank {rank} is refused at {address}: {reason}")));
+                return Err(Diagnostic::new(format!("rank {rank} is refused at {point}: {reason}")));
             }
             Err(error) => error,
         };
         if Instant::now() > deadline {
             let seconds = newcomer.timeout.as_secs();
-            let message =
-                format!("rank {rank} does not find rank 0 at {address} within {seconds} s: {failed}");
-            return Err(Diagnostic::new(message).note(
-                "TRAINYARD_RENDEZVOUS=HOST:PORT names the machine of rank 0, and a port that is free there",
-            ));
+            let message = format!("rank {rank} does not find rank 0 at {point} within {seconds} s: {failed}");
+            let note = match point {
+                MeetingPoint::Address(_) => ELSEWHERE,
+                MeetingPoint::File(_) => {
+                    "rank 0 writes its address to this file, which all machines must see"
+                }
+            };
+            return Err(Diagnostic::new(message).note(note));
         }
         thread::sleep(PAUSE);
     }
 }
 
 /// Says hello to rank 0, and waits until all ranks have come. Returns the connection, or the reason of a refusal.
-fn ask(newcomer: &Newcomer, address: &Address, deadline: Instant) -> io::Result<Result<TcpStream, String>> {
+fn ask(
+    newcomer: &Newcomer,
+    point: &MeetingPoint,
+    deadline: Instant,
+) -> io::Result<Result<TcpStream, String>> {
     let mut stream = Err(ErrorKind::AddrNotAvailable.into());
-    for place in resolve(address)? {
-        stream = TcpStream::connect_timeout(&place, PATIENCE);
+    for address in point.find(&newcomer.host)? {
+        stream = TcpStream::connect_timeout(&address, PATIENCE);
         if stream.is_ok() {
             break;
         }

@@ -1,9 +1,11 @@
 //! Stars of threads, whose connections are real.
 
-use super::rendezvous::{Address, Newcomer, join};
+use super::meeting_point::{Address, MeetingPoint};
+use super::rendezvous::{Newcomer, join};
 use super::{GiveUp, Loss, Star};
 use crate::comm::agreement::Agreement;
 use crate::comm::{CommError, Communicator};
+use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Sender, channel};
@@ -14,13 +16,16 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(20);
 
 /// A port that is free now.
-fn free() -> Address {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    Address { host: "127.0.0.1".into(), port }
+fn free() -> MeetingPoint {
+    at(TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
+}
+
+fn at(port: u16) -> MeetingPoint {
+    MeetingPoint::Address(Address { host: "127.0.0.1".into(), port })
 }
 
 fn newcomer(rank: u64, ranks: u64, timeout: Duration) -> Newcomer {
-    Newcomer { rank, ranks, run: "a run".into(), timeout }
+    Newcomer { rank, ranks, run: "a run".into(), timeout, host: "a machine".into() }
 }
 
 fn unexpected() -> GiveUp {
@@ -87,10 +92,38 @@ fn ranks_that_do_not_come_are_named() {
 #[test]
 fn a_port_that_is_taken_is_told() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = Address { host: "127.0.0.1".into(), port: taken.local_addr().unwrap().port() };
+    let address = at(taken.local_addr().unwrap().port());
     let error = join(&newcomer(0, 2, LONG), &address, unexpected()).err().unwrap();
     assert!(error.message.starts_with(&format!("rank 0 cannot listen at {address}: ")), "{}", error.message);
     assert_eq!(error.notes, ["another program has the port: TRAINYARD_RENDEZVOUS=HOST:PORT names another"]);
+}
+
+#[test]
+fn processes_meet_by_a_file_whatever_an_earlier_run_left_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meeting");
+    // The port of a run that was killed: nobody listens there.
+    fs::write(&path, "a machine:1").unwrap();
+    let point = &MeetingPoint::File(path.clone());
+    thread::scope(|scope| {
+        let other = scope.spawn(move || join(&newcomer(1, 2, LONG), point, unexpected()).map(drop));
+        thread::sleep(Duration::from_millis(100));
+        join(&newcomer(0, 2, LONG), point, unexpected()).unwrap();
+        other.join().unwrap().unwrap();
+    });
+    assert!(!path.exists(), "the run has begun");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let point = MeetingPoint::File(folder.path().join("nowhere/meeting"));
+    let [first, second] = [0, 1].map(|rank| {
+        join(&newcomer(rank, 2, Duration::from_millis(100)), &point, unexpected()).err().unwrap()
+    });
+    assert!(first.message.starts_with("rank 0 cannot write its address to /"), "{}", first.message);
+    assert!(second.message.contains("does not find rank 0 at the address in /"), "{}", second.message);
+    assert_eq!(second.notes, ["rank 0 writes its address to this file, which all machines must see"]);
 }
 
 #[test]
@@ -129,7 +162,7 @@ fn strangers_and_other_runs_are_sent_away_and_the_run_begins() {
 }
 
 /// A connection to somebody who may not listen yet.
-fn connect(address: &Address) -> TcpStream {
+fn connect(address: &MeetingPoint) -> TcpStream {
     let began = Instant::now();
     loop {
         match TcpStream::connect(address.to_string()) {

@@ -1,10 +1,10 @@
 //! Which stream a command runs on, and what it waits for.
 //!
 //! A command must come after those before it that touch the same memory, if either writes. On its own stream it does by
-//! itself; for those of the other stream it waits for a mark, unless an earlier wait has seen to it.
+//! itself; for those of the other streams it waits for a mark, unless an earlier wait has seen to it.
 
 use crate::cuda::program::{Command, CudaProgram, Event, Place, Stream, Task};
-use crate::program::{Part, Program, Region, Section};
+use crate::program::{Kernel, Part, Program, Region, Section};
 use std::collections::BTreeSet;
 
 /// Chooses the streams and sets the marks. A section begins where all streams have ended the one before.
@@ -23,17 +23,16 @@ pub(super) fn order(cuda: &mut CudaProgram) {
     cuda.events = events + Stream::ALL.len() as u32;
 }
 
-/// Exchanges have a stream. Multiplications of a microbatch whose results nothing in the microbatch reads go aside: gradients of
+/// Exchanges have a stream, with the copies before and after them. Multiplications of a microbatch whose results nothing in the microbatch reads go aside: gradients of
 /// weights.
 fn streams(program: &Program, section: Section, commands: &mut [Command]) {
-    let of_microbatch = |command: &Command| {
-        let instruction = &program.section(section)[command.instructions.start];
-        section == Section::Microbatch || instruction.of_microbatch
-    };
+    let instruction = |command: &Command| &program.section(section)[command.instructions.start];
+    let of_microbatch =
+        |command: &Command| section == Section::Microbatch || instruction(command).of_microbatch;
     for index in 0..commands.len() {
         let (before, rest) = commands.split_at_mut(index + 1);
         let command = &mut before[index];
-        if matches!(command.task, Task::Collective(_)) {
+        if matches!(instruction(command).kernel, Kernel::Collective(_)) {
             command.stream = Stream::Exchange;
         }
         if !matches!(command.task, Task::Multiply(_)) || !of_microbatch(command) {

@@ -6,7 +6,8 @@ use crate::cuda::Pace;
 use crate::cuda::device::Cuda;
 use crate::cuda::host::{Host, Order};
 use crate::cuda::lower::lower as to_commands;
-use crate::cuda::program::{Argument, CudaProgram, Event, Stream, Task};
+use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
+use crate::cuda::ranks::on_stand_ins;
 use crate::device::DeviceError;
 use crate::program::{Program, Section};
 use crate::train::Cause;
@@ -15,26 +16,54 @@ use crate::train::Cause;
 #[derive(Clone, Copy)]
 pub(super) struct Gpu {
     pace: Pace,
+    /// The stream that it serves first.
+    first: Stream,
     /// Kernels after which it fails.
     fails_after: Option<u64>,
+    refuses_captures: bool,
     /// What is changed in the program of the step.
     change: fn(&mut CudaProgram),
 }
 
 impl Gpu {
     pub(super) fn device(&self, programs: Vec<Arc<Program>>) -> Box<dyn Device + Send> {
-        let mut host = Host::new(Order { threads: 0, first: Some(Stream::Side) });
+        let mut host = Host::new(self.order());
         if let Some(kernels) = self.fails_after {
             host = host.failing_after(kernels);
         }
-        let mut programs: Vec<CudaProgram> =
-            programs.into_iter().map(|program| to_commands(program).unwrap()).collect();
-        (self.change)(&mut programs[0]);
-        Box::new(Cuda::with(host, programs).unwrap().at(self.pace))
+        if self.refuses_captures {
+            host = host.refusing_captures();
+        }
+        Box::new(Cuda::with(host, self.lowered(&programs)).unwrap().at(self.pace))
+    }
+
+    /// The programs on the GPUs of their mesh. Several GPUs have the default pace, and none of them fails.
+    pub(super) fn ranks(&self, programs: Vec<Arc<Program>>) -> Ranks {
+        if programs[0].mesh.devices() == 1 {
+            return Ranks::alone(self.device(programs));
+        }
+        let lowered = self.lowered(&programs);
+        on_stand_ins(programs, |_| lowered.clone(), self.order(), |inner| inner).unwrap()
+    }
+
+    fn order(&self) -> Order {
+        Order { threads: 0, first: Some(self.first) }
+    }
+
+    fn lowered(&self, programs: &[Arc<Program>]) -> Vec<CudaProgram> {
+        let mut lowered: Vec<_> = programs.iter().map(|own| to_commands(own.clone()).unwrap()).collect();
+        (self.change)(&mut lowered[0]);
+        lowered
     }
 }
 
-pub(super) const SOUND: Gpu = Gpu { pace: Pace::Graphs, fails_after: None, change: |_| {} };
+pub(super) const SOUND: Gpu = Gpu {
+    pace: Pace::Graphs,
+    first: Stream::Side,
+    fails_after: None,
+    refuses_captures: false,
+    change: |_| {},
+};
 
 fn on(gpu: Gpu) -> Setup {
     Setup { gpu: Some(gpu), ..setup() }
@@ -70,6 +99,59 @@ fn a_run_ahead_reports_every_step_in_order_and_goes_on_from_what_it_saved() {
         ours.go().unwrap();
         assert_eq!(numbers(&ours.metrics()), numbers(&whole));
         assert!(ours.checkpoint(20)[0] == last[0]);
+    }
+}
+
+/// The model with dp=2, tp=2 and split optimizer states, whose sums of gradients travel one by one while backward goes on. Its update is
+/// run in two pieces, because it is clipped.
+fn on_gpus(first: Stream, microbatches: u64) -> Setup {
+    let program = include_str!("bigram.ranks.ir");
+    Setup { program, microbatches, gpu: Some(Gpu { first, ..SOUND }), ..setup() }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn gpus_train_as_a_processor_does_whichever_stream_is_served_first() {
+    for (first, microbatches) in [(Stream::Exchange, 1), (Stream::Main, 2), (Stream::Side, 2)] {
+        let mut runs = [on_gpus(first, microbatches), Setup { microbatches, ..setup() }];
+        runs.iter_mut().for_each(|run| (run.schedule.steps, run.schedule.eval_every) = (5, None));
+        runs.iter().for_each(|run| assert_eq!(run.go().unwrap().steps, 5));
+        assert_near(runs.each_ref());
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_wait_between_exchanges_and_computation_that_is_missing_shows() {
+    let forget = |cuda: &mut CudaProgram| {
+        let commands = cuda.sections.iter_mut().flatten();
+        commands.for_each(|command| command.waits.clear());
+    };
+    let expected = setup();
+    expected.go().unwrap();
+    let mut run = on_gpus(Stream::Exchange, 1);
+    run.gpu = Some(Gpu { first: Stream::Exchange, change: forget, ..SOUND });
+    // What is exchanged before it is there may also be no number.
+    if run.go().is_ok() {
+        let [ours, expected] = [run, expected].each_ref().map(Setup::metrics);
+        let distance = ours.iter().zip(&expected).map(|(ours, expected)| (ours.loss - expected.loss).abs());
+        assert!(distance.fold(0.0, f64::max) > 1e-2);
+    }
+}
+
+/// The search runs commands one by one, after graphs of them have run.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_number_that_is_not_finite_is_found_on_several_gpus() {
+    for microbatches in [1, 2] {
+        let mut run = on_gpus(Stream::Exchange, microbatches);
+        run.edits = vec![
+            ("%94 = splat {value = 0.05} : f64[]", "%94 = splat {value = 1e30} : f64[]"),
+            ("%88 = splat {value = 0.049} : f64[]", "%88 = splat {value = 0.0} : f64[]"),
+        ];
+        let (step, found) = cause(run, Gpu { first: Stream::Exchange, ..SOUND });
+        assert!(step >= 1);
+        assert!(matches!(found, Some(Cause::Instruction(_))), "{found:?}");
     }
 }
 
@@ -189,21 +271,13 @@ fn a_device_that_fails_ends_the_run_and_the_last_checkpoint_goes_on() {
     }
 }
 
-/// A microbatch that waits for a mark that is not in it, which no capture takes.
-fn wait_outside(cuda: &mut CudaProgram) {
-    // The last two are those of the streams' ends.
-    cuda.events += 1;
-    let never_made = Event(cuda.events - 3);
-    cuda.sections[Section::Microbatch as usize][0].waits.push(never_made);
-}
-
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_capture_that_is_refused_is_told_with_how_to_do_without() {
-    let run = on(Gpu { change: wait_outside, ..SOUND });
-    let text = run.go().unwrap_err().to_string();
-    assert!(text.contains("marked before the capture; with TRAINYARD_GRAPHS=0 a run"), "{text}");
-    let run = on(Gpu { change: wait_outside, pace: Pace::Commands, ..SOUND });
+    let refusing = Gpu { refuses_captures: true, ..SOUND };
+    let text = on(refusing).go().unwrap_err().to_string();
+    assert!(text.contains("the stand-in refuses captures; with TRAINYARD_GRAPHS=0 a run"), "{text}");
+    let run = on(Gpu { pace: Pace::Commands, ..refusing });
     assert_eq!(run.go().unwrap().steps, 20);
 }
 

@@ -27,9 +27,10 @@ impl fmt::Display for PredictionFacts {
         let in_turn = milliseconds(self.in_turn_ms);
         writeln!(f, "  {launches}, {in_turn} if each command waited for the previous one")?;
         self.write_price(f)?;
+        let width = self.sections.iter().map(|section| section.section.len()).max().unwrap_or(0);
         for section in &self.sections {
             let (times, ms) = (format!("{} x", section.runs), milliseconds(section.ms));
-            writeln!(f, "    {:10}  {times:>5}  {ms:>9}  {}", section.section, section.commands())?;
+            writeln!(f, "    {:width$}  {times:>5}  {ms:>9}  {}", section.section, section.commands())?;
         }
         self.write_memory(f)?;
         self.write_exchanges(f)?;

@@ -50,19 +50,33 @@ struct Variables {
     ranks: &'static str,
     local_rank: &'static str,
     local_ranks: &'static str,
-    /// Others of which one must be set too.
-    beside: &'static [&'static str],
+    /// Another one that must be set too.
+    beside: Option<&'static str>,
+    /// Another one that, if it is set, must be the number of processes too.
+    agrees: Option<&'static str>,
 }
 
+/// The variables of MPICH's `mpiexec` and of others that speak PMI.
+const PMI: Variables = Variables {
+    launcher: Launcher::Mpich,
+    rank: "PMI_RANK",
+    ranks: "PMI_SIZE",
+    local_rank: "MPI_LOCALRANKID",
+    local_ranks: "MPI_LOCALNRANKS",
+    beside: None,
+    agrees: None,
+};
+
 /// In the order in which they are looked for: torchrun may run inside a job of Slurm, and `mpirun` too.
-const LAUNCHERS: [Variables; 4] = [
+const LAUNCHERS: [Variables; 5] = [
     Variables {
         launcher: Launcher::Torchrun,
         rank: "RANK",
         ranks: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
         local_ranks: "LOCAL_WORLD_SIZE",
-        beside: &["MASTER_ADDR"],
+        beside: Some("MASTER_ADDR"),
+        agrees: None,
     },
     Variables {
         launcher: Launcher::OpenMpi,
@@ -70,25 +84,22 @@ const LAUNCHERS: [Variables; 4] = [
         ranks: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_ranks: "OMPI_COMM_WORLD_LOCAL_SIZE",
-        beside: &[],
+        beside: None,
+        agrees: None,
     },
-    Variables {
-        launcher: Launcher::Mpich,
-        rank: "PMI_RANK",
-        ranks: "PMI_SIZE",
-        local_rank: "MPI_LOCALRANKID",
-        local_ranks: "MPI_LOCALNRANKS",
-        beside: &[],
-    },
-    // A batch script itself is process 0 of as many as were asked for; `srun` alone sets the number of the step.
+    Variables { beside: Some("MPI_LOCALNRANKS"), ..PMI },
+    // A batch script itself is process 0 of as many as were asked for; `srun` alone sets the number of the step. With `--mpi=pmi2` it
+    // sets the variables of PMI as well. An `mpiexec` inside a step has a number of processes of its own.
     Variables {
         launcher: Launcher::Slurm,
         rank: "SLURM_PROCID",
         ranks: "SLURM_STEP_NUM_TASKS",
         local_rank: "SLURM_LOCALID",
         local_ranks: "SLURM_STEP_TASKS_PER_NODE",
-        beside: &["SLURM_STEP_ID"],
+        beside: Some("SLURM_STEP_ID"),
+        agrees: Some("PMI_SIZE"),
     },
+    PMI,
 ];
 
 impl Launched {
@@ -103,9 +114,10 @@ impl Launched {
     /// As [`Self::of_process`], from the values of variables.
     fn of(value: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Diagnostic> {
         let is_set = |variables: &&Variables| {
-            let beside = variables.beside;
+            let agrees = |name| value(name).is_none_or(|size| Some(size) == value(variables.ranks));
             value(variables.rank).is_some()
-                && (beside.is_empty() || beside.iter().any(|name| value(name).is_some()))
+                && variables.beside.is_none_or(|name| value(name).is_some())
+                && variables.agrees.is_none_or(agrees)
         };
         let Some(variables) = LAUNCHERS.iter().find(is_set) else { return Ok(None) };
         let number = |name: &str| {
@@ -167,6 +179,12 @@ mod tests {
                 "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 \
                  OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_RANK=5",
             ),
+            // `srun --mpi=pmi2` of Slurm 22.05.
+            (
+                Launcher::Slurm,
+                "PMI_RANK=5 PMI_SIZE=8 PMI_FD=13 PMI_JOBID=2.0 SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_STEP_ID=0 \
+                 SLURM_STEP_NUM_TASKS=8 SLURM_STEP_TASKS_PER_NODE=4(x2)",
+            ),
             (Launcher::Mpich, "PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4 PMI_FD=9"),
         ];
         for (launcher, environment) in environments {
@@ -186,6 +204,11 @@ mod tests {
         let inside = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 SLURM_PROCID=0 SLURM_STEP_ID=0 \
                       SLURM_STEP_NUM_TASKS=1";
         assert_eq!(place(inside).unwrap().map(|place| place.launcher), Some(Launcher::OpenMpi));
+        for more in ["", " MPI_LOCALNRANKS=2"] {
+            let inside =
+                format!("PMI_RANK=0 PMI_SIZE=2 SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1{more}");
+            assert_eq!(place(&inside).unwrap().map(|place| place.launcher), Some(Launcher::Mpich));
+        }
     }
 
     #[test]

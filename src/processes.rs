@@ -62,7 +62,13 @@ impl Processes {
         let Some(launched) = launched else { return Ok(Self::alone()) };
         let record = FlightRecord::new();
         let give_up = GiveUp { record: record.clone(), path: flight.to_owned(), rank: launched.rank };
-        let (transport, communicator) = Transport::start(&launched, target, timeout, give_up)?;
+        let started = Transport::start(&launched, target, timeout, give_up);
+        let (transport, communicator) = started.inspect_err(|_| {
+            if launched.rank > 0 {
+                // Rank 0 may know better, and then the launcher ends this process.
+                thread::sleep(PRECEDENCE);
+            }
+        })?;
         let communicator = Arc::new(Recorded::new(communicator, record.clone()));
         let agreement = Agreement::of(communicator.clone(), launched.ranks);
         let joined = Joined { launched, communicator, transport, record };
@@ -205,13 +211,27 @@ impl GiveUp {
     /// Tells the error with the exchange in which it came, and leaves the record.
     fn tell(&self, error: &CommError) {
         use crate::diagnostics::{Severity, render};
-        let exchange = self.record.open().map_or_else(String::new, |exchange| format!(" in {exchange}"));
+        let exchange =
+            self.record.open().map_or_else(String::new, |exchange| format!(" in {}", shortened(&exchange)));
         let told = Diagnostic::new(format!("{error}{exchange}"))
             .note("all ranks end; the same command with --resume continues from the last checkpoint");
         write_record(&self.record, &self.path, self.rank);
         let text = render(Severity::Error, &[told], false);
         crate::log::write(&text);
         let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
+    }
+}
+
+/// An exchange of many tensors without those in the middle; the record has all of them.
+fn shortened(exchange: &str) -> String {
+    const EACH_END: usize = 80;
+    let characters: Vec<char> = exchange.chars().collect();
+    match characters.len() <= 2 * EACH_END {
+        true => exchange.to_owned(),
+        false => {
+            let (first, last) = (&characters[..EACH_END], &characters[characters.len() - EACH_END..]);
+            format!("{} … {}", String::from_iter(first), String::from_iter(last))
+        }
     }
 }
 
@@ -320,7 +340,12 @@ impl Transport {
                 world.rank(),
                 world.size()
             );
-            let note = "this binary was built against another MPI than the launcher belongs to";
+            let note = match launched.launcher {
+                Launcher::Slurm => {
+                    "srun needs the PMI of this binary's MPI: --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
+                }
+                _ => "this binary was built against another MPI than the launcher belongs to",
+            };
             return Err(Diagnostic::new(message).note(note).into());
         }
         let give_up = Box::new(move |error: &CommError| give_up.tell(error));
@@ -343,13 +368,33 @@ impl Transport {
 
 /// Why processors cannot exchange tensors between these processes.
 fn no_transport(launched: &Launched) -> Diagnostic {
-    let told = Diagnostic::new(format!("{} started {} processes", launched.launcher, launched.ranks));
-    match launched.launcher {
-        Launcher::Torchrun => told
-            .note("processes of torchrun exchange tensors by NCCL, between GPUs: --device cuda")
-            .note("on processors start them by mpirun, with the feature mpi"),
-        _ => told
-            .note("this binary is built without MPI: cargo build --release --features mpi")
-            .note("on GPUs, --device cuda needs no MPI"),
+    let Launched { launcher, ranks, .. } = launched;
+    match launcher {
+        Launcher::Torchrun => Diagnostic::new(format!(
+            "{launcher} started {ranks} processes, which exchange tensors by NCCL: between GPUs, not between processors"
+        ))
+        .note("on GPUs, give --device cuda")
+        .note("on processors, start the processes by mpirun, with the feature mpi"),
+        _ => Diagnostic::new(format!(
+            "{launcher} started {ranks} processes, and this binary has no MPI to exchange tensors between processors"
+        ))
+        .note("build it with MPI: cargo build --release --features mpi")
+        .note("on GPUs, --device cuda needs no MPI"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exchange_of_many_tensors_is_told_with_its_first_and_last() {
+        let few = "`all_reduce` (sum) of f32[64] among the ranks [0, 1]";
+        assert_eq!(shortened(few), few);
+        let tensors: Vec<String> = (0..100).map(|size| format!("f32[{size}]")).collect();
+        let many = format!("`all_reduce` (sum) of {} among the ranks [0, 1]", tensors.join(", "));
+        let told = shortened(&many);
+        assert!(told.starts_with("`all_reduce` (sum) of f32[0], ") && told.contains(" … "), "{told}");
+        assert!(told.ends_with(", f32[99] among the ranks [0, 1]") && told.len() < 200, "{told}");
     }
 }

@@ -98,12 +98,14 @@ impl Compile {
     /// started.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let flight = self.settings.out.folder(&self.model).join(FLIGHT);
-        let processes = Processes::join(
+        let joined = Processes::join(
             Launched::of_process()?,
             self.settings.device.target(),
             self.settings.parallel.timeout,
             &flight,
-        )?;
+        );
+        // Rank 0 cannot tell why another process did not join it.
+        let processes = joined.inspect_err(|_| report::unmute())?;
         let ended = self.run_as(&processes);
         if let (Err(failure), Some(_)) = (&ended, processes.launched()) {
             // Rank 0 may end this process before it tells the user.

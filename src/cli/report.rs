@@ -141,9 +141,14 @@ pub(super) fn mute() {
     IS_MUTE.store(true, Ordering::Relaxed);
 }
 
+/// Lets this process tell the user too.
+pub(super) fn unmute() {
+    IS_MUTE.store(false, Ordering::Relaxed);
+}
+
 /// Prints the failure of a rank, with its number unless it is rank 0, which leads the run.
 pub(super) fn print_of_rank(rank: u64, failure: &Failure) {
-    IS_MUTE.store(false, Ordering::Relaxed);
+    unmute();
     let mut diagnostics = failure.diagnostics();
     if let Some(first) = diagnostics.first_mut().filter(|_| rank > 0) {
         first.message = format!("rank {rank}: {}", first.message);

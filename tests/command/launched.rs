@@ -72,3 +72,26 @@ fn a_rank_that_does_not_come_is_named() {
         "{told}"
     );
 }
+
+/// A pod of a job has a log of its own: it tells why its process did not join, though it is not rank 0.
+#[test]
+fn a_process_that_finds_no_rank_0_tells_so() {
+    let place = Workplace::with_text(TRAINYARD, 4_000);
+    let alone = format!("{TRAIN} --device cuda").replace("--timeout 20", "--timeout 1");
+    let port =
+        TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port() - 1;
+    let output = process(&place, 1, port, &alone).wait_with_output().expect("the process ends");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(told.contains("error: rank 1 does not find rank 0 at 127.0.0.1:"), "{told}");
+}
+
+#[test]
+fn two_processes_with_different_folders_tell_so() {
+    let place = Workplace::with_text(TRAINYARD, 4_000);
+    let train = format!("{TRAIN} --device cuda").replace("--timeout 20", "--timeout 2");
+    let other = train.replace("-o run", "-o other");
+    let told = fail(&place, [&train, &other]);
+    assert!(told[0].contains("processes of another run came and were sent away"), "{told:?}");
+    assert!(told[1].contains("output folders or numbers of processes differ"), "{told:?}");
+}

@@ -82,16 +82,24 @@ fn gather(
 ) -> Result<Vec<(u64, TcpStream)>, Diagnostic> {
     let mut found: Vec<Option<TcpStream>> = (1..newcomer.ranks).map(|_| None).collect();
     let mut left = found.len();
+    let mut sent_away = false;
     while left > 0 {
         let Some(stream) = accept(listener) else {
             if Instant::now() > deadline {
-                let error = missing(newcomer, address, &found);
+                let error = missing(newcomer, address, &found, sent_away);
                 return Err(refuse_all(found.into_iter().flatten(), error));
             }
             thread::sleep(PAUSE);
             continue;
         };
-        let Some((rank, stream)) = greet(newcomer, stream) else { continue };
+        let (rank, stream) = match greet(newcomer, stream) {
+            Greeted::Rank(rank, stream) => (rank, stream),
+            Greeted::OfAnotherRun => {
+                sent_away = true;
+                continue;
+            }
+            Greeted::Stranger => continue,
+        };
         match &mut found[rank as usize - 1] {
             Some(_) => {
                 let error = Diagnostic::new(format!("two processes say that they are rank {rank}"))
@@ -122,24 +130,46 @@ fn accept(listener: &TcpListener) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Asks somebody who connected for its rank. `None` if it is not of this run.
-fn greet(newcomer: &Newcomer, mut stream: TcpStream) -> Option<(u64, TcpStream)> {
-    let mut hello = [0; Hello::BYTES];
-    stream.read_exact(&mut hello).ok()?;
-    let hello = Hello::read(&hello)?;
-    if Hello::of(newcomer).run != hello.run || !(1..newcomer.ranks).contains(&hello.rank) {
-        let _ = answer(&mut stream, "rank 0 there belongs to another run");
-        return None;
-    }
-    Some((hello.rank, stream))
+/// Somebody who connected.
+enum Greeted {
+    /// A process of this run, with its rank.
+    Rank(u64, TcpStream),
+    /// A process that is not of this run, and was told so.
+    OfAnotherRun,
+    /// No process of a run.
+    Stranger,
 }
 
-fn missing(newcomer: &Newcomer, address: &Address, found: &[Option<TcpStream>]) -> Diagnostic {
+/// Asks somebody who connected for its rank.
+fn greet(newcomer: &Newcomer, mut stream: TcpStream) -> Greeted {
+    let mut hello = [0; Hello::BYTES];
+    let read = stream.read_exact(&mut hello).ok().and_then(|()| Hello::read(&hello));
+    let Some(hello) = read else { return Greeted::Stranger };
+    if Hello::of(newcomer).run != hello.run || !(1..newcomer.ranks).contains(&hello.rank) {
+        let _ = answer(&mut stream, &format!("rank 0 there belongs to another run: {DIFFERENCES} differ"));
+        return Greeted::OfAnotherRun;
+    }
+    Greeted::Rank(hello.rank, stream)
+}
+
+/// How runs differ for the processes that meet.
+const DIFFERENCES: &str = "their versions, output folders or numbers of processes";
+
+fn missing(
+    newcomer: &Newcomer,
+    address: &Address,
+    found: &[Option<TcpStream>],
+    sent_away: bool,
+) -> Diagnostic {
     let missing: Vec<u64> =
         (1..).zip(found).filter(|(_, found)| found.is_none()).map(|(rank, _)| rank).collect();
     let seconds = newcomer.timeout.as_secs();
-    Diagnostic::new(format!("the ranks {missing:?} did not come to {address} within {seconds} s"))
-        .note("the launcher has not started them, they ended before, or they cannot reach that address")
+    let told = Diagnostic::new(format!("the ranks {missing:?} did not come to {address} within {seconds} s"));
+    match sent_away {
+        true => told.note(format!("processes of another run came and were sent away: {DIFFERENCES} differ")),
+        false => told
+            .note("the launcher has not started them, they ended before, or they cannot reach that address"),
+    }
 }
 
 /// Tells all that the run does not begin.

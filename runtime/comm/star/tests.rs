@@ -154,10 +154,24 @@ fn strangers_and_other_runs_are_sent_away_and_the_run_begins() {
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n").unwrap();
         let other = Newcomer { run: "another".into(), ..newcomer(1, 2, LONG) };
         let error = join(&other, address, unexpected()).err().unwrap();
-        let told = format!("rank 1 is refused at {address}: rank 0 there belongs to another run");
-        assert_eq!(error.message, told);
+        let told = "rank 0 there belongs to another run: their versions, output folders or numbers of processes differ";
+        assert_eq!(error.message, format!("rank 1 is refused at {address}: {told}"));
         join(&newcomer(1, 2, LONG), address, unexpected()).unwrap();
         first.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn rank_0_tells_that_it_sent_processes_away() {
+    let address = &free();
+    thread::scope(|scope| {
+        let short = newcomer(0, 2, Duration::from_secs(1));
+        let first = scope.spawn(move || join(&short, address, unexpected()).err().unwrap());
+        let other = Newcomer { run: "another".into(), ..newcomer(1, 2, LONG) };
+        join(&other, address, unexpected()).err().unwrap();
+        let error = first.join().unwrap();
+        assert!(error.message.starts_with("the ranks [1] did not come to "), "{}", error.message);
+        assert!(error.notes[0].starts_with("processes of another run came"), "{:?}", error.notes);
     });
 }
 

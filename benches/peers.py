@@ -243,15 +243,19 @@ def run(arguments):
 
 
 def ranks(arguments):
-    print(f"{'model':10}{'1 rank, 2 threads':>19}{'dp=2':>9}{'ratio':>7}")
+    """Two ranks of one thread for each stage of ZeRO, beside one rank of two threads."""
+    stages = range(4)
+    print(f"{'model':10}{'one rank':>10}" + "".join(f"{f'zero {stage}':>10}{'ratio':>7}" for stage in stages))
     for name in arguments.only:
-        one, two = [], []
+        split = ("--mesh", "dp=2", "--microbatch", str(BATCH[name] // 2))
+        ways = [(), *((*split, "--zero", str(stage)) for stage in stages)]
+        runs = [[] for _ in ways]
         for _ in range(arguments.rounds):
-            one.append(trainyard_steps(arguments.trainyard, name, arguments.models, 2, arguments.steps))
-            split = ("--mesh", "dp=2", "--microbatch", str(BATCH[name] // 2))
-            two.append(trainyard_steps(arguments.trainyard, name, arguments.models, 2, arguments.steps, split))
-        losses = f"losses: {one[-1]['loss']:.5f}, {two[-1]['loss']:.5f}"
-        print(f"{name:10}{median(one):19.2f}{median(two):9.2f}{median(two) / median(one):7.2f}   {losses}", flush=True)
+            for way, done in zip(ways, runs):
+                done.append(trainyard_steps(arguments.trainyard, name, arguments.models, 2, arguments.steps, way))
+        one, *split = [median(done) for done in runs]
+        losses = ", ".join(f"{done[-1]['loss']:.5f}" for done in runs)
+        print(f"{name:10}{one:10.2f}" + "".join(f"{ms:10.2f}{ms / one:7.2f}" for ms in split) + f"   losses: {losses}", flush=True)
 
 
 def main():

@@ -50,9 +50,9 @@ struct Variables {
     ranks: &'static str,
     local_rank: &'static str,
     local_ranks: &'static str,
-    /// Another one that must be set too.
+    /// A further variable that must be set.
     beside: Option<&'static str>,
-    /// Another one that, if it is set, must be the number of processes too.
+    /// A variable that, if it is set, must equal `ranks`. If it differs, another launcher inside the step started this process.
     agrees: Option<&'static str>,
 }
 
@@ -204,10 +204,12 @@ mod tests {
         let inside = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 SLURM_PROCID=0 SLURM_STEP_ID=0 \
                       SLURM_STEP_NUM_TASKS=1";
         assert_eq!(place(inside).unwrap().map(|place| place.launcher), Some(Launcher::OpenMpi));
-        for more in ["", " MPI_LOCALNRANKS=2"] {
-            let inside =
-                format!("PMI_RANK=0 PMI_SIZE=2 SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1{more}");
-            assert_eq!(place(&inside).unwrap().map(|place| place.launcher), Some(Launcher::Mpich));
+        for inside in [
+            "PMI_RANK=1 PMI_SIZE=2 SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1",
+            "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALNRANKS=1 SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2",
+        ] {
+            let place = place(inside).unwrap().map(|place| (place.launcher, place.rank));
+            assert_eq!(place, Some((Launcher::Mpich, 1)), "{inside}");
         }
     }
 

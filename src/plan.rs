@@ -55,8 +55,8 @@ pub struct Memory {
     pub constants: u64,
     /// The most that is alive at a time in the training program: no plan is smaller.
     pub lower_bound: u64,
-    /// Beside all this, in the memory of the host: the copy of the states from which a checkpoint is written while steps go on; 0 if
-    /// the run saves only at its end. Without room for it, steps wait for the disk, and the run says so.
+    /// The copy of this rank's states in the memory of the host, from which checkpoints are written while steps go on. Not part of
+    /// `peak`. 0 if the run saves only at its end. If there is no room for the copy, it is not made: steps wait for the disk.
     pub checkpoint_copy: u64,
 }
 

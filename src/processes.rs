@@ -31,6 +31,31 @@ pub struct Processes {
     is_told: Cell<bool>,
 }
 
+/// Why a process does not join its run.
+#[derive(Debug)]
+pub enum JoinError {
+    /// All processes fail alike.
+    OfAll(Failure),
+    /// The process did not reach the others, which may not know why.
+    OfRank(Failure),
+}
+
+impl JoinError {
+    /// A failure of one rank, once rank 0 had time to tell the cause first: the launcher then ends this process.
+    fn of(rank: u64, diagnostic: Diagnostic) -> Self {
+        if rank > 0 {
+            thread::sleep(PRECEDENCE);
+        }
+        Self::OfRank(diagnostic.into())
+    }
+}
+
+impl From<Diagnostic> for JoinError {
+    fn from(diagnostic: Diagnostic) -> Self {
+        Self::OfAll(diagnostic.into())
+    }
+}
+
 /// A process among several.
 struct Joined {
     launched: Launched,
@@ -58,17 +83,11 @@ impl Processes {
         target: Target,
         timeout: u64,
         flight: &Path,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, JoinError> {
         let Some(launched) = launched else { return Ok(Self::alone()) };
         let record = FlightRecord::new();
         let give_up = GiveUp { record: record.clone(), path: flight.to_owned(), rank: launched.rank };
-        let started = Transport::start(&launched, target, timeout, give_up);
-        let (transport, communicator) = started.inspect_err(|_| {
-            if launched.rank > 0 {
-                // Rank 0 may know better, and then the launcher ends this process.
-                thread::sleep(PRECEDENCE);
-            }
-        })?;
+        let (transport, communicator) = Transport::start(&launched, target, timeout, give_up)?;
         let communicator = Arc::new(Recorded::new(communicator, record.clone()));
         let agreement = Agreement::of(communicator.clone(), launched.ranks);
         let joined = Joined { launched, communicator, transport, record };
@@ -295,7 +314,7 @@ impl Transport {
         target: Target,
         timeout: u64,
         give_up: GiveUp,
-    ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+    ) -> Result<(Self, Arc<dyn Communicator>), JoinError> {
         #[cfg(feature = "mpi")]
         if launched.launcher != Launcher::Torchrun {
             return Self::start_mpi(launched, timeout, give_up);
@@ -310,7 +329,7 @@ impl Transport {
         launched: &Launched,
         timeout: u64,
         give_up: GiveUp,
-    ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+    ) -> Result<(Self, Arc<dyn Communicator>), JoinError> {
         let point = meeting_point::of_process(launched)?;
         let newcomer = Newcomer {
             rank: launched.rank,
@@ -319,7 +338,8 @@ impl Transport {
             timeout: Duration::from_secs(timeout),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         };
-        let star = rendezvous::join(&newcomer, &point, Box::new(move |loss| give_up.end(loss)))?;
+        let star = rendezvous::join(&newcomer, &point, Box::new(move |loss| give_up.end(loss)));
+        let star = star.map_err(|error| JoinError::of(launched.rank, error))?;
         Ok((Self::Star(star.clone()), star))
     }
 
@@ -328,7 +348,7 @@ impl Transport {
         launched: &Launched,
         timeout: u64,
         give_up: GiveUp,
-    ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+    ) -> Result<(Self, Arc<dyn Communicator>), JoinError> {
         let told = |message: String| Diagnostic::new(format!("MPI does not start: {message}"));
         let world = transport_mpi::World::start().map_err(told)?;
         if (world.rank(), world.size()) != (launched.rank, launched.ranks) {
@@ -346,7 +366,7 @@ impl Transport {
                 }
                 _ => "this binary was built against another MPI than the launcher belongs to",
             };
-            return Err(Diagnostic::new(message).note(note).into());
+            return Err(JoinError::of(launched.rank, Diagnostic::new(message).note(note)));
         }
         let give_up = Box::new(move |error: &CommError| give_up.tell(error));
         let communicator = world.communicator(Duration::from_secs(timeout), give_up).map_err(told)?;

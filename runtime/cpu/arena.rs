@@ -31,7 +31,7 @@ impl Arena {
         Memory { start: self.0.as_mut_ptr(), len: self.0.len() }
     }
 
-    /// The bytes of a dense view. The caller reads them only while no instruction writes them, as all that follows.
+    /// The bytes of a dense view. The caller makes sure that no instruction writes them meanwhile; this holds for all methods below.
     #[allow(unsafe_code)]
     pub(super) fn bytes(&self, view: &View) -> &[u8] {
         // SAFETY: the mapping lives as long as `self`. Instructions run only in `Cpu`, which gives up its arena to nobody else while

@@ -90,7 +90,7 @@ mod tests {
     use crate::device::{Device, ProgramId};
     use crate::lower::{LowerOptions, lower};
     use crate::program::{Microbatches, Section};
-    use crate::ranks::testing::Faulty;
+    use crate::ranks::testing::Disturbed;
     use std::sync::Arc;
     use std::thread;
     use std::time::Duration;
@@ -165,12 +165,13 @@ mod tests {
         assert_eq!(Schedules::of(&program).part(Part::Update)[2].waits_for, Some(0));
     }
 
-    /// The states of both ranks after three steps, where each exchange is late. `change` has the waits of the program.
+    /// The states of both ranks after three steps, where each exchange is late. `change` edits the schedules of each rank before the
+    /// first step. Without waits this is a race.
     fn states(change: fn(&mut Schedules)) -> Vec<Vec<u8>> {
         let (program, local) = (Arc::new(program()), Local::new(2));
         let rank = |at_work: AtWork| {
             let rank = at_work.rank();
-            let late = Faulty::late(Arc::new(local.communicator(rank)), Duration::from_millis(20));
+            let late = Disturbed::late(Arc::new(local.communicator(rank)), Duration::from_millis(20));
             let mut cpu = Cpu::with(vec![program.clone()], Some(1), Some(late)).unwrap();
             change(&mut cpu.programs[0].schedules);
             move || {

@@ -101,6 +101,31 @@ mod tests {
         microbatch
     }
 
+    /// A device that exchanges by itself waits for the exchanges that run beside it.
+    #[test]
+    fn the_last_collective_of_a_part_waits_for_those_before_it() {
+        let text = r#"trainyard-ir 1
+            module @m placed mesh [dp=2] {
+              func @train(%0 "x" batched : f32[8, 4] {dp, -}) {
+                %1 = reduce %0 {kind = sum, dims = [0], keep = false} : f32[4] partial(sum dp)
+                %2 = all_reduce %1 : f32[4]
+                %3 = exp %0 : f32[8, 4] {dp, -}
+                %4 = reduce %3 {kind = sum, dims = [0], keep = false} : f32[4] partial(sum dp)
+                %5 = all_reduce %4 : f32[4]
+              }
+              output "a" = %2
+              output "b" = %5
+            }"#;
+        let program = lower(&ir::text::parse(text).expect("it parses"), &LowerOptions::default());
+        let [_, microbatch, ..] = commands(&program.expect("it lowers"), 1).parts;
+        let exchanges: Vec<usize> = (0..microbatch.len())
+            .filter(|&number| matches!(microbatch[number].class, CommandClass::Collective(_)))
+            .collect();
+        let [first, last] = exchanges[..] else { panic!("{exchanges:?}") };
+        assert_eq!((microbatch[first].queue, microbatch[last].queue), (Queue::Exchange, Queue::Main));
+        assert_eq!(microbatch[last].waits.to_vec(), [first]);
+    }
+
     #[test]
     fn a_result_is_read_before_it_is_written_unless_it_lies_in_place_of_an_operand() {
         let [exp, neg] = &two()[..] else { panic!("two commands") };

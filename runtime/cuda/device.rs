@@ -129,8 +129,8 @@ impl<D: Driver> Cuda<D> {
         self.read(self.ready(program)?, view)
     }
 
-    /// Gives the driver the commands of some instructions of a part. What was given before them must be joined ([`Self::join`]): they
-    /// wait only for each other.
+    /// Gives the driver the commands of some instructions of a part. They wait only for commands of the same call, so the caller
+    /// joins the streams before it ([`Self::join`]).
     pub(super) fn execute(
         &mut self,
         id: ProgramId,

@@ -43,7 +43,7 @@ impl Ready {
         }
     }
 
-    /// Gives the driver a command, whose stream has waited for others.
+    /// Gives the driver a command. The caller has already given the waits of its stream.
     pub(super) fn issue(
         &self,
         driver: &mut impl Driver,

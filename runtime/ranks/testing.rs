@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// What a rank communicates through that is disturbed before each of its exchanges.
-pub(crate) struct Faulty {
+/// A communicator that is disturbed before each exchange.
+pub(crate) struct Disturbed {
     inner: Arc<dyn Communicator>,
     issued: AtomicUsize,
     /// Given the number of the exchange, from 0.
     disturb: Box<dyn Fn(usize) -> Result<(), CommError> + Send + Sync>,
 }
 
-impl Faulty {
-    /// It fails, or panics, at one of its exchanges, counted from 0.
+impl Disturbed {
+    /// Fails or panics at the exchange with the number `fails_at`.
     pub(crate) fn within(
         inner: Arc<dyn Communicator>,
         fails_at: usize,
@@ -33,7 +33,7 @@ impl Faulty {
         Arc::new(Self { inner, issued: AtomicUsize::new(0), disturb: Box::new(disturb) })
     }
 
-    /// It begins each exchange so much later than it is asked to.
+    /// Begins each exchange after a delay.
     pub(crate) fn late(inner: Arc<dyn Communicator>, by: Duration) -> Arc<dyn Communicator> {
         let disturb = move |_| {
             thread::sleep(by);
@@ -47,7 +47,7 @@ impl Faulty {
     }
 }
 
-impl Communicator for Faulty {
+impl Communicator for Disturbed {
     fn rank(&self) -> u64 {
         self.inner.rank()
     }

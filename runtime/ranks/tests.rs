@@ -3,7 +3,7 @@
 mod late;
 
 use super::Ranks;
-use super::testing::Faulty;
+use super::testing::Disturbed;
 use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, ProgramId};
 use crate::lower::{LowerOptions, lower};
@@ -52,7 +52,7 @@ fn ended(
 #[test]
 fn a_rank_that_panics_at_a_collective_ends_all() {
     for ranks in [2, 4] {
-        let faulty = |inner| Faulty::within(inner, 2, true);
+        let faulty = |inner| Disturbed::within(inner, 2, true);
         let error = ended(ranks, program(ranks, Microbatches::Many), faulty);
         assert_eq!(error, "rank 1: it panicked: as the test asks for");
     }
@@ -61,7 +61,7 @@ fn a_rank_that_panics_at_a_collective_ends_all() {
 #[test]
 fn a_rank_that_returns_an_error_ends_all() {
     for ranks in [2, 4] {
-        let faulty = |inner| Faulty::within(inner, 2, false);
+        let faulty = |inner| Disturbed::within(inner, 2, false);
         let error = ended(ranks, program(ranks, Microbatches::Many), faulty);
         assert_eq!(error, "rank 1: rank 1 is not in the group []");
     }

@@ -441,7 +441,8 @@ fn until_norm(program: &Program, grad_norm: usize) -> Option<usize> {
     };
     let read: Vec<&View> =
         program.states.iter().map(|state| &state.view).filter(|state| is_read(state)).collect();
-    // Other microbatches run the instructions of a microbatch in `update` too.
+    // Instructions of a microbatch that stand in `update` run in every other microbatch too: a search that repeats a microbatch may
+    // find their states changed anyway.
     let own = update[..until].iter().filter(|instruction| !instruction.of_microbatch);
     let mut written = own.flat_map(|instruction| &instruction.results);
     let changes = written.any(|result| read.iter().any(|state| overlap(result, state)));
@@ -492,7 +493,7 @@ mod tests {
             let counter = program.states[1].view.bytes();
             instruction.results.iter().any(|result| result.bytes() == counter)
         };
-        let written = update.iter().position(|instruction| writes_counter(instruction)).unwrap();
+        let written = update.iter().position(writes_counter).unwrap();
         assert!(update[written].of_microbatch && matches!(update[written].kernel, Kernel::Copy));
         let until = until_norm(&program, 0).expect("no weight changes before the norm");
         assert!(written < until && until < update.len());

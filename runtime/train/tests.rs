@@ -23,7 +23,7 @@ use crate::lower::{LowerOptions, Target, lower};
 use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
 use crate::program::{Microbatches, Program, UpdateTime};
 use crate::progress::Progress;
-use crate::ranks::testing::Faulty;
+use crate::ranks::testing::Disturbed;
 use crate::ranks::{Ranks, on_processor};
 use ir::interp::Missing;
 use ir::{DType, Diagnostic, Module};
@@ -269,7 +269,7 @@ impl Setup {
         };
         let all = vec![programs; module.mesh.devices() as usize];
         let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {
-            1 => Faulty::within(inner, at, panics),
+            1 => Disturbed::within(inner, at, panics),
             _ => inner,
         };
         Ranks::with(all, Some(2), None, faulty).unwrap()

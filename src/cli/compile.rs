@@ -34,7 +34,7 @@ use crate::log::{self, LOGS};
 use crate::lowering::Lowering;
 use crate::output::{FLIGHT, Folder};
 use crate::pipeline::CompilationPlan;
-use crate::processes::Processes;
+use crate::processes::{JoinError, Processes};
 use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs, Setup, Start};
 use crate::verification::assumptions;
@@ -104,8 +104,13 @@ impl Compile {
             self.settings.parallel.timeout,
             &flight,
         );
-        // Rank 0 cannot tell why another process did not join it.
-        let processes = joined.inspect_err(|_| report::unmute())?;
+        let processes = joined.map_err(|error| match error {
+            JoinError::OfAll(failure) => failure,
+            JoinError::OfRank(failure) => {
+                report::unmute();
+                failure
+            }
+        })?;
         let ended = self.run_as(&processes);
         if let (Err(failure), Some(_)) = (&ended, processes.launched()) {
             // Rank 0 may end this process before it tells the user.

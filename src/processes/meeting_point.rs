@@ -74,7 +74,12 @@ mod tests {
         assert_eq!(address(&file, Some(1)), Ok("the address in /shared/meeting".into()));
         let error = address("", None).unwrap_err();
         assert!(error.contains("no variable names the machine of rank 0"), "{error}");
-        for wrong in ["TRAINYARD_RENDEZVOUS=node0", "TRAINYARD_RENDEZVOUS=a:b", "MASTER_PORT=65535"] {
+        for wrong in [
+            "TRAINYARD_RENDEZVOUS=node0",
+            "TRAINYARD_RENDEZVOUS=a:b",
+            "TRAINYARD_RENDEZVOUS=tcp://node0:7000",
+            "MASTER_PORT=65535",
+        ] {
             assert!(address(wrong, Some(2)).is_err(), "{wrong}");
         }
     }

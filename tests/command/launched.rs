@@ -89,9 +89,9 @@ fn a_process_that_finds_no_rank_0_tells_so() {
 #[test]
 fn two_processes_with_different_folders_tell_so() {
     let place = Workplace::with_text(TRAINYARD, 4_000);
-    let train = format!("{TRAIN} --device cuda").replace("--timeout 20", "--timeout 2");
+    let train = format!("{TRAIN} --device cuda").replace("--timeout 20", "--timeout 5");
     let other = train.replace("-o run", "-o other");
     let told = fail(&place, [&train, &other]);
-    assert!(told[0].contains("processes of another run came and were sent away"), "{told:?}");
-    assert!(told[1].contains("output folders or numbers of processes differ"), "{told:?}");
+    assert!(told[0].contains("processes of another run came"), "{told:?}");
+    assert!(told[1].contains("another version, output folder or number of processes"), "{told:?}");
 }

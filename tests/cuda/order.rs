@@ -44,9 +44,9 @@ fn nothing_races_with_an_exchange_in_any_part_of_a_step() {
     }
 }
 
-/// Without them there would be something to find: exchanges run beside computation, and keep it waiting.
+/// Shows that the check above can fail.
 #[test]
-fn a_missing_wait_for_an_exchange_or_of_one_is_a_race() {
+fn commands_race_without_the_waits_of_exchanges_or_the_waits_for_them() {
     for spmd in ["mesh=dp:2", "mesh=dp:2, zero=2"] {
         let cuda = gpt2(spmd, UpdateTime::Late);
         let commands = cuda.part(Part::Update);

@@ -2,9 +2,10 @@
 
 use files::Replacement;
 use std::fmt;
-use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, ErrorKind, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Where the processes of a run meet.
@@ -16,7 +17,7 @@ pub enum MeetingPoint {
     File(PathBuf),
 }
 
-/// `node0:29501`, or the path of the file.
+/// `node0:29501`, or `the address in /shared/meeting`
 impl fmt::Display for MeetingPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -31,7 +32,7 @@ impl FromStr for MeetingPoint {
     type Err = InvalidAddress;
 
     fn from_str(text: &str) -> Result<Self, InvalidAddress> {
-        match text.contains('/') {
+        match text.contains('/') && !text.contains("://") {
             true => Ok(Self::File(text.into())),
             false => text.parse().map(Self::Address),
         }
@@ -59,14 +60,15 @@ impl fmt::Display for Address {
 
 /// A text is not of the form `HOST:PORT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not of the form HOST:PORT")]
+#[error("neither HOST:PORT nor the path of a file, which has a `/`")]
 pub struct InvalidAddress;
 
 impl FromStr for Address {
     type Err = InvalidAddress;
 
     fn from_str(text: &str) -> Result<Self, InvalidAddress> {
-        let (host, port) = text.rsplit_once(':').ok_or(InvalidAddress)?;
+        let (host, port) =
+            text.rsplit_once(':').filter(|(host, _)| !host.contains('/')).ok_or(InvalidAddress)?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         Ok(Self { host, port: port.parse().map_err(|_| InvalidAddress)? })
     }
@@ -78,7 +80,12 @@ impl MeetingPoint {
         let (listener, address) = match self {
             Self::Address(address) => (address.listen()?, address.clone()),
             Self::File(path) => {
-                let listener = anywhere(0)?;
+                // A file with anything else is none that an earlier run left.
+                if let Some(text) = read(path)?.filter(|text| !text.is_empty()) {
+                    text.parse::<Address>().map_err(|_| invalid("the file holds something else"))?;
+                }
+                let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))
+                    .or_else(|_| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)))?;
                 let address = Address { host: host.to_owned(), port: listener.local_addr()?.port() };
                 Replacement::write(path, address.to_string().as_bytes())?;
                 (listener, address)
@@ -93,32 +100,58 @@ impl MeetingPoint {
         match self {
             Self::Address(address) => address.resolve(),
             Self::File(path) => {
-                let wrong = |_| io::Error::new(ErrorKind::InvalidData, "it holds no address");
-                let address: Address = std::fs::read_to_string(path)?.parse().map_err(wrong)?;
-                // The name of a machine need not lead to it.
+                let text = read(path)?.ok_or(ErrorKind::NotFound)?;
+                let address: Address = text.parse().map_err(|_| invalid("the file holds no address"))?;
+                let resolved = address.resolve().map_err(|error| {
+                    io::Error::new(error.kind(), format!("{address}, which the file names: {error}"))
+                });
+                // The name of a machine need not lead to it, and two machines may have one name.
                 match address.host == host {
-                    true => Ok(vec![(Ipv4Addr::LOCALHOST, address.port).into()]),
-                    false => address.resolve(),
+                    true => {
+                        let own = (Ipv4Addr::LOCALHOST, address.port).into();
+                        Ok([own].into_iter().chain(resolved.unwrap_or_default()).collect())
+                    }
+                    false => resolved,
                 }
             }
         }
     }
 
-    /// Removes the file, when all have come.
-    pub(super) fn clear(&self) {
-        if let Self::File(path) = self {
-            // The next run writes another address into it.
-            let _ = std::fs::remove_file(path);
+    /// Removes the file, if it still has this address: all have come.
+    pub(super) fn clear(&self, address: &Address) {
+        if let Self::File(path) = self
+            && read(path).ok().flatten().is_some_and(|text| text == address.to_string())
+        {
+            // The next run writes another address into a file that stays.
+            let _ = fs::remove_file(path);
         }
     }
+}
+
+/// The text of a meeting point's file; `None` if there is no file.
+fn read(path: &Path) -> io::Result<Option<String>> {
+    /// Bytes of an address, at most.
+    const LONGEST: u64 = 300;
+    let mut text = String::new();
+    match files::open_regular(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file?.take(LONGEST).read_to_string(&mut text)?,
+    };
+    Ok(Some(text.trim().to_owned()))
+}
+
+fn invalid(message: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, message)
 }
 
 impl Address {
     /// Listens at an address of this machine, or, where a name leads here by way of another machine, at the port.
     fn listen(&self) -> io::Result<TcpListener> {
         let first = *self.resolve()?.first().ok_or(ErrorKind::AddrNotAvailable)?;
+        let everywhere: IpAddr =
+            if first.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         TcpListener::bind(first).or_else(|error| match error.kind() {
-            ErrorKind::AddrNotAvailable => anywhere(self.port),
+            ErrorKind::AddrNotAvailable => TcpListener::bind((everywhere, self.port)),
             _ => Err(error),
         })
     }
@@ -126,10 +159,4 @@ impl Address {
     fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         Ok((self.host.as_str(), self.port).to_socket_addrs()?.collect())
     }
-}
-
-/// Listens at all addresses of this machine, those of IPv6 too where there are any.
-fn anywhere(port: u16) -> io::Result<TcpListener> {
-    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }

@@ -48,7 +48,7 @@ pub fn join(newcomer: &Newcomer, point: &MeetingPoint, give_up: GiveUp) -> Resul
     let connections = if newcomer.rank == 0 {
         let (listener, address) = point.listen(&newcomer.host).map_err(|error| unusable(point, &error))?;
         let gathered = gather(newcomer, &address, &listener, deadline);
-        point.clear();
+        point.clear(&address);
         gathered?
     } else {
         vec![(0, find(newcomer, point, deadline)?)]
@@ -136,7 +136,7 @@ enum Greeted {
     Rank(u64, TcpStream),
     /// A process that is not of this run, and was told so.
     OfAnotherRun,
-    /// No process of a run.
+    /// A program that is no trainyard process.
     Stranger,
 }
 
@@ -146,14 +146,14 @@ fn greet(newcomer: &Newcomer, mut stream: TcpStream) -> Greeted {
     let read = stream.read_exact(&mut hello).ok().and_then(|()| Hello::read(&hello));
     let Some(hello) = read else { return Greeted::Stranger };
     if Hello::of(newcomer).run != hello.run || !(1..newcomer.ranks).contains(&hello.rank) {
-        let _ = answer(&mut stream, &format!("rank 0 there belongs to another run: {DIFFERENCES} differ"));
+        let _ = answer(&mut stream, &format!("rank 0 there belongs to another run, which has {DIFFERENCES}"));
         return Greeted::OfAnotherRun;
     }
     Greeted::Rank(hello.rank, stream)
 }
 
-/// How runs differ for the processes that meet.
-const DIFFERENCES: &str = "their versions, output folders or numbers of processes";
+/// The facts of which two runs that meet by mistake differ in at least one.
+const DIFFERENCES: &str = "another version, output folder or number of processes";
 
 fn missing(
     newcomer: &Newcomer,
@@ -166,7 +166,9 @@ fn missing(
     let seconds = newcomer.timeout.as_secs();
     let told = Diagnostic::new(format!("the ranks {missing:?} did not come to {address} within {seconds} s"));
     match sent_away {
-        true => told.note(format!("processes of another run came and were sent away: {DIFFERENCES} differ")),
+        true => {
+            told.note(format!("processes of another run came, which has {DIFFERENCES}, and were sent away"))
+        }
         false => told
             .note("the launcher has not started them, they ended before, or they cannot reach that address"),
     }
@@ -193,6 +195,8 @@ fn find(newcomer: &Newcomer, point: &MeetingPoint, deadline: Instant) -> Result<
     loop {
         let failed = match ask(newcomer, point, deadline) {
             Ok(Ok(stream)) => return Ok(stream),
+            // The file may have the address of an earlier run.
+            Ok(Err(reason)) if matches!(point, MeetingPoint::File(_)) => io::Error::other(reason),
             Ok(Err(reason)) => {
                 return Err(Diagnostic::new(format!("rank {rank} is refused at {point}: {reason}")));
             }
@@ -219,18 +223,25 @@ fn ask(
     point: &MeetingPoint,
     deadline: Instant,
 ) -> io::Result<Result<TcpStream, String>> {
+    let addresses = point.find(&newcomer.host)?;
     let mut stream = Err(ErrorKind::AddrNotAvailable.into());
-    for address in point.find(&newcomer.host)? {
-        stream = TcpStream::connect_timeout(&address, PATIENCE);
+    for address in &addresses {
+        stream = TcpStream::connect_timeout(address, PATIENCE);
         if stream.is_ok() {
             break;
         }
     }
     let mut stream = stream?;
     stream.write_all(&Hello::of(newcomer).bytes())?;
-    // Rank 0 answers at its own deadline at the latest, which began at another time.
-    let left = deadline.saturating_duration_since(Instant::now()) + super::GRACE;
-    stream.set_read_timeout(Some(left))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    while let Err(error) = stream.peek(&mut [0]) {
+        // Rank 0 answers at its own deadline at the latest, which began at another time.
+        let is_late = Instant::now() > deadline + super::GRACE;
+        let has_moved = point.find(&newcomer.host).is_ok_and(|found| found != addresses);
+        if !super::is_timeout(&error) || is_late || has_moved {
+            return Err(error);
+        }
+    }
     let mut length = [0; 8];
     stream.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);

@@ -114,6 +114,40 @@ fn processes_meet_by_a_file_whatever_an_earlier_run_left_in_it() {
     assert!(!path.exists(), "the run has begun");
 }
 
+/// What an earlier run left in the file leads to a program that says nothing, and then to another run.
+#[test]
+fn a_process_that_waits_at_an_old_address_looks_into_the_file_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meeting");
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    fs::write(&path, format!("a machine:{}\n", silent.local_addr().unwrap().port())).unwrap();
+    let point = &MeetingPoint::File(path.clone());
+    thread::scope(|scope| {
+        let other = scope.spawn(move || join(&newcomer(1, 2, LONG), point, unexpected()).map(drop));
+        thread::sleep(Duration::from_millis(200));
+        let elsewhere = MeetingPoint::File(folder.path().join("elsewhere"));
+        let stranger = Newcomer { run: "another".into(), ..newcomer(0, 2, Duration::from_secs(4)) };
+        let another = scope.spawn(move || join(&stranger, &elsewhere, unexpected()).map(drop));
+        thread::sleep(Duration::from_millis(200));
+        fs::copy(folder.path().join("elsewhere"), &path).unwrap();
+        thread::sleep(Duration::from_secs(3));
+        join(&newcomer(0, 2, LONG), point, unexpected()).unwrap();
+        other.join().unwrap().unwrap();
+        another.join().unwrap().unwrap_err();
+    });
+}
+
+#[test]
+fn a_file_that_holds_something_else_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.onnx");
+    fs::write(&path, "no address").unwrap();
+    let point = MeetingPoint::File(path.clone());
+    let error = join(&newcomer(0, 2, LONG), &point, unexpected()).err().unwrap();
+    assert!(error.message.ends_with("model.onnx: the file holds something else"), "{}", error.message);
+    assert_eq!(fs::read_to_string(path).unwrap(), "no address");
+}
+
 #[test]
 fn a_file_that_is_not_there_is_told() {
     let folder = tempfile::tempdir().unwrap();
@@ -154,7 +188,7 @@ fn strangers_and_other_runs_are_sent_away_and_the_run_begins() {
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n").unwrap();
         let other = Newcomer { run: "another".into(), ..newcomer(1, 2, LONG) };
         let error = join(&other, address, unexpected()).err().unwrap();
-        let told = "rank 0 there belongs to another run: their versions, output folders or numbers of processes differ";
+        let told = "rank 0 there belongs to another run, which has another version, output folder or number of processes";
         assert_eq!(error.message, format!("rank 1 is refused at {address}: {told}"));
         join(&newcomer(1, 2, LONG), address, unexpected()).unwrap();
         first.join().unwrap().unwrap();

@@ -23,8 +23,9 @@ pub(super) fn order(cuda: &mut CudaProgram) {
     cuda.events = events + Stream::ALL.len() as u32;
 }
 
-/// Exchanges have a stream, with the copies before and after them. Multiplications of a microbatch whose results nothing in the microbatch reads go aside: gradients of
-/// weights.
+/// Collectives run on the exchange stream, with the copies before and after them. What only looks at a result stays on the main stream,
+/// where the update is that it keeps back. A multiplication of a microbatch goes to the side stream if no instruction of the microbatch
+/// reads its result: it computes the gradient of a weight.
 fn streams(program: &Program, section: Section, commands: &mut [Command]) {
     let instruction = |command: &Command| &program.section(section)[command.instructions.start];
     let of_microbatch =
@@ -32,7 +33,7 @@ fn streams(program: &Program, section: Section, commands: &mut [Command]) {
     for index in 0..commands.len() {
         let (before, rest) = commands.split_at_mut(index + 1);
         let command = &mut before[index];
-        if matches!(instruction(command).kernel, Kernel::Collective(_)) {
+        if matches!(instruction(command).kernel, Kernel::Collective(_)) && !command.writes.is_empty() {
             command.stream = Stream::Exchange;
         }
         if !matches!(command.task, Task::Multiply(_)) || !of_microbatch(command) {

@@ -7,7 +7,7 @@ use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
 use crate::device::{DeviceError, ProgramId, StepOutputs};
 use crate::lower::{LowerOptions, Target, lower};
 use crate::program::{Program, Section};
-use crate::ranks::testing::Faulty;
+use crate::ranks::testing::Disturbed;
 use std::sync::Arc;
 
 fn program(ranks: usize) -> Arc<Program> {
@@ -46,7 +46,7 @@ fn ended(ranks: usize, panics: bool) -> String {
         |_| own.clone(),
         order,
         |inner| {
-            if inner.rank() == 1 { Faulty::within(inner, 1, panics) } else { inner }
+            if inner.rank() == 1 { Disturbed::within(inner, 1, panics) } else { inner }
         },
     );
     let mut ranks = made.unwrap();

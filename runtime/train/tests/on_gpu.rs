@@ -131,11 +131,16 @@ fn a_wait_between_exchanges_and_computation_that_is_missing_shows() {
     expected.go().unwrap();
     let mut run = on_gpus(Stream::Exchange, 1);
     run.gpu = Some(Gpu { first: Stream::Exchange, change: forget, ..SOUND });
-    // What is exchanged before it is there may also be no number.
-    if run.go().is_ok() {
-        let [ours, expected] = [run, expected].each_ref().map(Setup::metrics);
-        let distance = ours.iter().zip(&expected).map(|(ours, expected)| (ours.loss - expected.loss).abs());
-        assert!(distance.fold(0.0, f64::max) > 1e-2);
+    match run.go() {
+        // A tensor that is exchanged before it is computed may hold numbers that are not finite.
+        Err(TrainError::NotFinite { .. }) => {}
+        Err(error) => panic!("{error}"),
+        Ok(_) => {
+            let [ours, expected] = [run, expected].each_ref().map(Setup::metrics);
+            let distance =
+                ours.iter().zip(&expected).map(|(ours, expected)| (ours.loss - expected.loss).abs());
+            assert!(distance.fold(0.0, f64::max) > 1e-2);
+        }
     }
 }
 

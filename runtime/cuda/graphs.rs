@@ -54,7 +54,7 @@ impl<D: Driver> Cuda<D> {
         instructions: Range<usize>,
     ) -> Result<(), DeviceError> {
         let stretch = (id, part, instructions.start, instructions.end, self.adds(id));
-        // What is in a graph has no stamps.
+        // Commands in a graph get no time stamps.
         let graph = match self.known.get(&stretch) {
             _ if self.pace != Pace::Graphs || self.clock.is_some() || instructions.is_empty() => None,
             None => {

@@ -114,7 +114,7 @@ fn processes_meet_by_a_file_whatever_an_earlier_run_left_in_it() {
     assert!(!path.exists(), "the run has begun");
 }
 
-/// What an earlier run left in the file leads to a program that says nothing, and then to another run.
+/// The file of an earlier run names the port of a program that never answers, and then the port of another run.
 #[test]
 fn a_process_that_waits_at_an_old_address_looks_into_the_file_again() {
     let folder = tempfile::tempdir().unwrap();

@@ -36,7 +36,7 @@ pub(super) fn apply(
         layouts,
         demands,
         sums,
-        passing,
+        passing: passing.nodes,
         pass_on,
         addends: BTreeMap::new(),
     };
@@ -62,18 +62,34 @@ fn sources(b: &mut Builder, layouts: &Layouts, demands: &Demands) {
     }
 }
 
-/// Values of which every reader takes a partial sum as it is.
-fn pass_on(module: &Module, passing: &BTreeSet<NodeId>) -> BTreeSet<ValueId> {
+/// Values whose partial sums are handed on: every reader takes them as they are. Several readers would each make a partial sum that is
+/// reduced by itself, so they get the whole sum, unless they lead to sums over microbatches.
+fn pass_on(module: &Module, Passing { nodes: passing, added_up }: &Passing) -> BTreeSet<ValueId> {
     let roots: BTreeSet<ValueId> = module.roots().collect();
     let uses = module.uses();
     let read = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
-    let all_pass = |value: &ValueId| uses[*value].iter().all(|id| passing.contains(id));
+    let is_added_up = |id: &NodeId| {
+        let node = module.node(*id);
+        matches!(node.op, Op::Accumulate(_)) || node.results.iter().all(|result| added_up.contains(result))
+    };
+    let all_pass = |value: &ValueId| {
+        let readers = &uses[*value];
+        let alone = readers.len() == 1 || readers.iter().all(is_added_up);
+        alone && readers.iter().all(|id| passing.contains(id))
+    };
     read.filter(|value| !roots.contains(value) && !uses[*value].is_empty() && all_pass(value)).collect()
+}
+
+/// What may hand a partial sum on.
+struct Passing {
+    nodes: BTreeSet<NodeId>,
+    /// Values that lead to a sum over microbatches and nowhere else.
+    added_up: BTreeSet<ValueId>,
 }
 
 /// The nodes that may hand a partial sum on: they are cheap, and what they make is no larger, or leads to a sum over
 /// microbatches and nowhere else: a sum is better made once a step, in the wider type that it is added up in.
-fn passing(module: &Module) -> BTreeSet<NodeId> {
+fn passing(module: &Module) -> Passing {
     let uses = module.uses();
     let bytes =
         |values: &[ValueId]| values.iter().map(|&value| module.ty(value).bytes().unwrap_or(0)).sum::<u64>();
@@ -101,7 +117,7 @@ fn passing(module: &Module) -> BTreeSet<NodeId> {
         passing.extend(passes.then_some(id));
         added_up.extend(node.results.iter().copied().filter(|_| only_added_up));
     }
-    passing
+    Passing { nodes: passing, added_up }
 }
 
 /// Whether a node is linear in some operands, with at most one operation for an element of its largest tensor.

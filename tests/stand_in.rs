@@ -9,14 +9,16 @@ use std::env;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use testing::models;
 use testing::models::calls::{program, run};
+use testing::models::{self, Fixture};
 
 /// Set in the processes of a job.
 const RANK: &str = "TRAINYARD_STAND_IN";
 
-/// The meshes of the job.
-const MESHES: [&str; 2] = ["mesh=tp:2", "mesh=dp:2, zero=3"];
+/// The models and the meshes of the job.
+const MODELS: [(&str, &Fixture); 3] =
+    [("GPT-2", &models::GPT2_DYNAMO), ("Llama", &models::LLAMA_DYNAMO), ("Mixtral", &models::MIXTRAL_DYNAMO)];
+const MESHES: [&str; 4] = ["mesh=tp:2", "mesh=dp:2, zero=1", "mesh=dp:2, zero=2", "mesh=dp:2, zero=3"];
 
 fn main() {
     match env::var_os(RANK) {
@@ -36,7 +38,10 @@ fn launch() {
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1");
     let output = command.output().unwrap_or_else(|error| panic!("{launcher} does not start: {error}"));
     let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && told.matches(" calls are equal").count() == MESHES.len(), "{told}");
+    assert!(
+        output.status.success() && told.matches(" calls are equal").count() == MODELS.len() * MESHES.len(),
+        "{told}"
+    );
     print!("{told}");
 }
 
@@ -47,12 +52,12 @@ fn work_as_rank() {
     let communicator: Arc<dyn Communicator> =
         world.communicator(Duration::from_secs(300), give_up).expect("MPI gives a communicator");
     let agreement = Agreement::of(communicator.clone(), world.size());
-    for spmd in MESHES {
-        let own = run(program(&models::GPT2_DYNAMO, spmd), communicator.clone());
+    for ((name, model), spmd) in MODELS.iter().flat_map(|model| MESHES.map(|spmd| (model, spmd))) {
+        let own = run(program(model, spmd), communicator.clone());
         let all = agreement.gather(own.expect("it runs")).expect("the ranks meet");
-        assert!(all[0].len() > 4 && all[0] == all[1], "{spmd}: {all:?}");
+        assert!(all[0].len() > 4 && all[0] == all[1], "{name}, {spmd}: {all:?}");
         if agreement.is_first() {
-            println!("{spmd}: {} calls are equal", all[0].len());
+            println!("{name}, {spmd}: {} calls are equal", all[0].len());
         }
     }
 }

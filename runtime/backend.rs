@@ -38,6 +38,10 @@ pub(crate) trait Backend: Sync {
     /// faster.
     fn pads_rows(&self) -> bool;
 
+    /// Whether a kernel takes a device's part of a tensor where it lies, though its address then depends on the device; and
+    /// whether a gather leaves a part in place that is where it belongs. Else parts are copied.
+    fn takes_parts_in_place(&self) -> bool;
+
     /// Whether a buffer of so many bytes that the update accesses lives through the whole update. Instructions whose buffers
     /// share no place can run as one.
     fn keeps_in_update(&self, bytes: u64) -> bool;

@@ -22,17 +22,22 @@ pub mod queue;
 pub mod record;
 pub mod samples;
 pub mod star;
+mod stores;
 mod sync;
 #[cfg(test)]
 mod tests;
+pub mod watchdog;
 
 pub use error::CommError;
 
 use ir::{DType, PartialKind};
 use std::fmt;
+use std::sync::Arc;
 
 /// A tensor that a collective goes over: what this rank has of it before, and room for what it has after. Both are
 /// dense, row-major.
+///
+/// A gather along the first dim of more than one element may have the operand within the result, where it belongs.
 pub struct Exchanged<'a> {
     /// Element type.
     pub dtype: DType,
@@ -42,10 +47,20 @@ pub struct Exchanged<'a> {
     pub gathered: Option<usize>,
     /// The dim of which this rank keeps the share of its place in the group.
     pub split: Option<usize>,
-    /// The bytes before.
-    pub operand: &'a [u8],
+    /// The bytes before; `None` where they are this rank's part of the result already.
+    pub operand: Option<&'a [u8]>,
     /// Where the bytes after go.
     pub result: &'a mut [u8],
+}
+
+impl<'a> Exchanged<'a> {
+    /// The bytes before, of a collective that has them apart from the result.
+    ///
+    /// # Panics
+    /// They are within the result.
+    fn operand(&self) -> &'a [u8] {
+        self.operand.expect("only a gather has its operand within the result")
+    }
 }
 
 /// What a rank communicates through. `group` lists the ranks that take part, this one among them, in the order that
@@ -57,6 +72,9 @@ pub struct Exchanged<'a> {
 pub trait Communicator: Send + Sync {
     /// Which rank this is.
     fn rank(&self) -> u64;
+
+    /// Names the node of the program that the next exchange is for, to those who keep a record.
+    fn comes_from(&self, _origin: &Arc<str>) {}
 
     /// Every rank gets the combination of all parts.
     fn all_reduce(

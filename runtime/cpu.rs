@@ -84,6 +84,12 @@ impl Cpu {
         Self::with(programs, Some(threads), Some(communicator))
     }
 
+    /// Carries exchanges out one by one, where they began. For a rank that shares all cores with others: an exchange between threads
+    /// is work for a core, so nothing is gained beside it.
+    pub(crate) fn exchange_one_by_one(&mut self) {
+        self.programs.iter_mut().for_each(|loaded| loaded.schedules.one_by_one());
+    }
+
     /// Refuses programs that do not fit this machine's memory, once for each of so many ranks.
     pub(crate) fn has_room(programs: &[Arc<Program>], ranks: u64) -> Result<(), DeviceError> {
         let checked = room::check_processor(programs.iter().map(|program| &**program), ranks);
@@ -104,7 +110,9 @@ impl Cpu {
             let program = largest.map(|program| program.name.clone()).unwrap_or_default();
             DeviceError::Memory { bytes, program, source }
         })?;
+        let rank = communicator.as_ref().map_or(0, |own| own.rank());
         let load = |program: Arc<Program>| {
+            let program = program.on_rank(rank);
             let constants = Constants::new(&program).map_err(|source| DeviceError::Memory {
                 bytes: program.memory.constants,
                 program: program.name.clone(),

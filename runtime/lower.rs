@@ -105,6 +105,7 @@ fn lower_in(
         }
         commit::finish_section(&mut drafts, section);
     }
+    drafts.write_parts_in_place();
     let renewed = renew::weights(&mut drafts);
     place::program(drafts, options, renewed)
 }

@@ -179,7 +179,7 @@ pub struct Instruction {
     pub results: Vec<View>,
     /// Room that the kernel needs besides, of which nothing is left when it is done. Planned like every other buffer.
     pub scratch: Option<View>,
-    /// Pairs (operand, result) that are the same place.
+    /// Pairs (operand, result) that are the same place. Of a gather: the operand is this device's part of the result.
     pub in_place: SmallVec<[(u32, u32); 2]>,
     /// Whether results are added to what is there, from the second microbatch on.
     pub accumulates: bool,
@@ -317,6 +317,20 @@ pub struct View {
     pub dtype: DType,
     /// Where the elements are, from the buffer's start.
     pub layout: Layout,
+    /// How much farther they are on other devices than the first, where a device takes its part of a larger tensor.
+    pub by_rank: RankSteps,
+}
+
+/// The distances by which the parts of devices lie apart in a tensor.
+pub type RankSteps = SmallVec<[RankStep; 1]>;
+
+/// A device's part begins so many elements farther for each place along some axes ([`Mesh::place`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankStep {
+    /// The axes, first one major.
+    pub axes: SmallVec<[AxisId; 2]>,
+    /// The elements.
+    pub elements: isize,
 }
 
 /// The memories of a program.
@@ -405,6 +419,21 @@ impl Program {
         )
     }
 
+    /// The program with the places of one device: a view that lies elsewhere on each device lies where it does on that rank.
+    pub(crate) fn on_rank(self: &Arc<Self>, rank: u64) -> Arc<Self> {
+        let mut program = Self::clone(self);
+        let instructions = program.sections.iter_mut().flatten();
+        let used = instructions.flat_map(|own| own.operands.iter_mut().chain(&mut own.results));
+        let views = used.chain(program.outputs.iter_mut().map(|output| &mut output.view));
+        let mut differs = false;
+        for view in views.filter(|view| !view.by_rank.is_empty()) {
+            view.put_on_rank(&program.mesh, rank);
+            differs = true;
+        }
+        // Threads of one process share a program that is the same for all.
+        if differs { Arc::new(program) } else { self.clone() }
+    }
+
     /// The index of the input of that name.
     pub fn input(&self, name: &str) -> Option<usize> {
         self.inputs.iter().position(|input| input.name == name)
@@ -439,7 +468,19 @@ impl Chain {
 }
 
 impl View {
-    /// The bytes it spans, from the start of its region.
+    /// A tensor that lies alike on all devices.
+    pub(crate) fn whole(region: Region, base: u64, dtype: DType, layout: Layout) -> Self {
+        Self { region, base, dtype, layout, by_rank: RankSteps::new() }
+    }
+
+    /// Fixes its place to that on a rank.
+    fn put_on_rank(&mut self, mesh: &Mesh, rank: u64) {
+        for RankStep { axes, elements } in std::mem::take(&mut self.by_rank) {
+            self.layout.offset += mesh.place(rank, &axes) as isize * elements;
+        }
+    }
+
+    /// The bytes it spans, from the start of its region. Where that depends on the device, those of the first one.
     pub fn bytes(&self) -> std::ops::Range<u64> {
         let (span, width) = (self.layout.span(), self.dtype.bytes());
         self.base + span.start as u64 * width..self.base + span.end as u64 * width

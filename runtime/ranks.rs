@@ -15,6 +15,8 @@ mod whole;
 
 use crate::comm::agreement::Agreement;
 use crate::comm::local::Local;
+use crate::comm::record::FlightRecord;
+use crate::comm::watchdog::Watchdog;
 use crate::comm::{CommError, Communicator, check};
 use crate::cpu::Cpu;
 use crate::device::{Device, DeviceError, ProgramId};
@@ -27,6 +29,7 @@ pub(crate) use parts::Parts;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 /// A rank at work, on its own thread.
 pub struct Rank<'d> {
@@ -41,6 +44,8 @@ pub struct Ranks {
     devices: Vec<Box<dyn Device + Send>>,
     ranks: LocalRanks,
     fate: Fate,
+    /// Looks after ranks that are threads, once it is asked to.
+    watchdog: Option<Watchdog>,
 }
 
 /// How the ranks of a process agree.
@@ -110,10 +115,14 @@ impl Ranks {
         Cpu::has_room(&own, programs.len() as u64)?;
         let local = Local::new(programs.len() as u64);
         let cores = || thread::available_parallelism().map_or(1, usize::from);
-        let threads = (threads.unwrap_or_else(cores) / programs.len().max(1)).max(1);
+        let ranks = programs.len().max(1);
+        let threads = (threads.unwrap_or_else(cores) / ranks).max(1);
+        let is_core_free = threads * ranks < cores();
         let rank = |(rank, programs)| {
-            let mut cpu =
-                Cpu::of_rank(programs, threads, through(Arc::new(local.communicator(rank as u64))))?;
+            let mut cpu = Cpu::of_rank(programs, threads, through(local.recorded(rank as u64)))?;
+            if !is_core_free {
+                cpu.exchange_one_by_one();
+            }
             profile.take().into_iter().for_each(|profile| cpu.record(profile));
             Ok(Box::new(cpu) as Box<dyn Device + Send>)
         };
@@ -153,15 +162,33 @@ impl Ranks {
     /// One rank of a run whose other ranks are other processes, on this device.
     pub(crate) fn of_one(device: Box<dyn Device + Send>, agreement: Agreement) -> Self {
         let fate = Fate::new(Box::new(|_| {}));
-        Self { devices: vec![device], ranks: LocalRanks::One(agreement), fate }
+        Self { devices: vec![device], ranks: LocalRanks::One(agreement), fate, watchdog: None }
     }
 
     /// Ranks with these devices, which agree through `local`. If a rank fails, `abort` ends everything that other ranks wait
     /// for outside of `local`.
     pub(crate) fn of(devices: Vec<Box<dyn Device + Send>>, local: Local, abort: Abort) -> Self {
-        let communicator = |rank| Arc::new(local.communicator(rank)) as Arc<dyn Communicator>;
-        let communicators = (0..devices.len() as u64).map(communicator).collect();
-        Self { devices, ranks: LocalRanks::Threads(local, communicators), fate: Fate::new(abort) }
+        let communicators = (0..devices.len() as u64).map(|rank| local.recorded(rank)).collect();
+        let ranks = LocalRanks::Threads(local, communicators);
+        Self { devices, ranks, fate: Fate::new(abort), watchdog: None }
+    }
+
+    /// Looks after ranks that are threads: `give_up` is told, once, of a rank that others have waited for this long, with the last
+    /// exchanges of all ranks. It is to end the process. Ranks that are processes are looked after by their communicators.
+    ///
+    /// # Errors
+    /// The system starts no thread.
+    pub fn watch(
+        &mut self,
+        timeout: Duration,
+        give_up: impl FnOnce(&CommError, &[FlightRecord]) + Send + 'static,
+    ) -> Result<(), DeviceError> {
+        let LocalRanks::Threads(local, _) = &self.ranks else { return Ok(()) };
+        let records = local.records().to_vec();
+        let watchdog = local.watch(timeout, Box::new(move |late| give_up(late, &records)));
+        let error = |error: std::io::Error| DeviceError::Threads { threads: 1, message: error.to_string() };
+        self.watchdog = Some(watchdog.map_err(error)?);
+        Ok(())
     }
 
     /// The number of ranks of this process.

@@ -229,16 +229,31 @@ impl GiveUp {
 
     /// Tells the error with the exchange in which it came, and leaves the record.
     fn tell(&self, error: &CommError) {
-        use crate::diagnostics::{Severity, render};
-        let exchange =
-            self.record.open().map_or_else(String::new, |exchange| format!(" in {}", shortened(&exchange)));
-        let told = Diagnostic::new(format!("{error}{exchange}"))
-            .note("all ranks end; the same command with --resume continues from the last checkpoint");
         write_record(&self.record, &self.path, self.rank);
-        let text = render(Severity::Error, &[told], false);
-        crate::log::write(&text);
-        let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
+        tell(error, &self.record);
     }
+}
+
+/// Ends this process, since a rank of it that is a thread did not come to the others in time. Each rank leaves its record.
+pub fn end_late(error: &CommError, records: &[FlightRecord], flight: &Path) -> ! {
+    (0..).zip(records).for_each(|(rank, record)| write_record(record, flight, rank));
+    if let CommError::Late { rank, .. } = error
+        && let Some(record) = records.get(*rank as usize)
+    {
+        tell(error, record);
+    }
+    end_process(1)
+}
+
+/// Tells an error with the exchange in which a rank is.
+fn tell(error: &CommError, record: &FlightRecord) {
+    use crate::diagnostics::{Severity, render};
+    let exchange = record.open().map_or_else(String::new, |exchange| format!(" in {}", shortened(&exchange)));
+    let told = Diagnostic::new(format!("{error}{exchange}"))
+        .note("all ranks end; the same command with --resume continues from the last checkpoint");
+    let text = render(Severity::Error, &[told], false);
+    crate::log::write(&text);
+    let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
 }
 
 /// An exchange of many tensors without those in the middle; the record has all of them.

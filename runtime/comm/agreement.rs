@@ -98,7 +98,7 @@ impl Agreement {
             sizes: &sizes,
             gathered: Some(0),
             split: None,
-            operand: own,
+            operand: Some(own),
             result: &mut all,
         };
         communicator.all_gather(&self.ranks, &mut [tensor])?;

@@ -1,5 +1,6 @@
 //! Sums, largest and smallest elements of several ranks' parts.
 
+use super::stores::Stores;
 use ir::{DType, PartialKind};
 
 /// Elements combined while they are in the first-level cache.
@@ -70,53 +71,77 @@ macro_rules! integers {
 integers!(i64, i32, i16, i8, u64, u32, u16, u8);
 
 /// `out = parts[0] ∘ parts[1] ∘ …`, from left to right, each of the same length in bytes.
-pub(super) fn combine(dtype: DType, kind: PartialKind, parts: &[&[u8]], out: &mut [u8]) {
+pub(super) fn combine(dtype: DType, kind: PartialKind, parts: &[&[u8]], out: &mut [u8], stores: Stores) {
     match dtype {
-        DType::F64 => combine_by::<f64>(kind, parts, out),
-        DType::F32 => combine_by::<f32>(kind, parts, out),
-        DType::F16 => combine_by::<half::f16>(kind, parts, out),
-        DType::BF16 => combine_by::<half::bf16>(kind, parts, out),
-        DType::I64 => combine_by::<i64>(kind, parts, out),
-        DType::I32 => combine_by::<i32>(kind, parts, out),
-        DType::I16 => combine_by::<i16>(kind, parts, out),
-        DType::I8 => combine_by::<i8>(kind, parts, out),
-        DType::U64 => combine_by::<u64>(kind, parts, out),
-        DType::U32 => combine_by::<u32>(kind, parts, out),
-        DType::U16 => combine_by::<u16>(kind, parts, out),
+        DType::F64 => combine_by::<f64>(kind, parts, out, stores),
+        DType::F32 => combine_by::<f32>(kind, parts, out, stores),
+        DType::F16 => combine_by::<half::f16>(kind, parts, out, stores),
+        DType::BF16 => combine_by::<half::bf16>(kind, parts, out, stores),
+        DType::I64 => combine_by::<i64>(kind, parts, out, stores),
+        DType::I32 => combine_by::<i32>(kind, parts, out, stores),
+        DType::I16 => combine_by::<i16>(kind, parts, out, stores),
+        DType::I8 => combine_by::<i8>(kind, parts, out, stores),
+        DType::U64 => combine_by::<u64>(kind, parts, out, stores),
+        DType::U32 => combine_by::<u32>(kind, parts, out, stores),
+        DType::U16 => combine_by::<u16>(kind, parts, out, stores),
         // Of a bool at most one part is not zero where parts are added.
-        DType::U8 | DType::Bool => combine_by::<u8>(kind, parts, out),
+        DType::U8 | DType::Bool => combine_by::<u8>(kind, parts, out, stores),
     }
 }
 
-fn combine_by<T: Element>(kind: PartialKind, parts: &[&[u8]], out: &mut [u8]) {
+fn combine_by<T: Element>(kind: PartialKind, parts: &[&[u8]], out: &mut [u8], stores: Stores) {
     match kind {
-        PartialKind::Sum => fold::<T>(parts, out, T::sum),
-        PartialKind::Max => fold::<T>(parts, out, T::max),
-        PartialKind::Min => fold::<T>(parts, out, T::min),
+        PartialKind::Sum => fold::<T>(parts, out, stores, T::sum),
+        PartialKind::Max => fold::<T>(parts, out, stores, T::max),
+        PartialKind::Min => fold::<T>(parts, out, stores, T::min),
     }
 }
 
-fn fold<T: Element>(parts: &[&[u8]], out: &mut [u8], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+fn fold<T: Element>(
+    parts: &[&[u8]],
+    out: &mut [u8],
+    stores: Stores,
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+) {
     let Some((first, rest)) = parts.split_first() else { return };
-    let elements = |bytes: &[u8]| bytes.len() / size_of::<T>();
-    let mut wide = [T::Wide::default(); BLOCK];
-    for start in (0..elements(out)).step_by(BLOCK) {
-        let end = (start + BLOCK).min(elements(out));
+    let count = out.len() / size_of::<T>();
+    let (mut wide, mut aside) = ([T::Wide::default(); BLOCK], [T::zeroed(); BLOCK]);
+    for start in (0..count).step_by(BLOCK) {
+        let end = (start + BLOCK).min(count);
         let here = start * size_of::<T>()..end * size_of::<T>();
-        let wide = &mut wide[..end - start];
-        each::<T>(&first[here.clone()], wide, |_, x| x);
-        for part in rest {
-            each::<T>(&part[here.clone()], wide, &combine);
+        let narrow: &mut [T] = match stores {
+            Stores::Cached => bytemuck::cast_slice_mut(&mut out[here.clone()]),
+            Stores::PastCaches => &mut aside[..end - start],
+        };
+        match rest {
+            // In one pass, since most groups of threads are pairs.
+            [second] => {
+                let [first, second] = [*first, *second].map(|part| elements::<T>(&part[here.clone()]));
+                let both = first.iter().zip(second).map(|(x, y)| combine(x.widen(), y.widen()));
+                narrow.iter_mut().zip(both).for_each(|(out, x)| *out = T::narrow(x));
+            }
+            _ => {
+                let wide = &mut wide[..end - start];
+                each::<T>(&first[here.clone()], wide, |_, x| x);
+                for part in rest {
+                    each::<T>(&part[here.clone()], wide, &combine);
+                }
+                narrow.iter_mut().zip(wide).for_each(|(out, &mut x)| *out = T::narrow(x));
+            }
         }
-        let out: &mut [T] = bytemuck::cast_slice_mut(&mut out[here]);
-        out.iter_mut().zip(wide).for_each(|(out, &mut x)| *out = T::narrow(x));
+        if stores == Stores::PastCaches {
+            stores.copy(bytemuck::cast_slice(&aside[..end - start]), &mut out[here]);
+        }
     }
+}
+
+fn elements<T: Element>(bytes: &[u8]) -> &[T] {
+    bytemuck::cast_slice(bytes)
 }
 
 /// `wide = combine(wide, part)`, element by element.
 fn each<T: Element>(part: &[u8], wide: &mut [T::Wide], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
-    let part: &[T] = bytemuck::cast_slice(part);
-    wide.iter_mut().zip(part).for_each(|(wide, x)| *wide = combine(*wide, x.widen()));
+    wide.iter_mut().zip(elements::<T>(part)).for_each(|(wide, x)| *wide = combine(*wide, x.widen()));
 }
 
 #[cfg(test)]
@@ -129,7 +154,10 @@ mod tests {
         let parts: Vec<Vec<u8>> = parts.iter().map(bytes).collect();
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         let mut out = vec![0; parts[0].len()];
-        combine(dtype, kind, &parts, &mut out);
+        combine(dtype, kind, &parts, &mut out, Stores::Cached);
+        let mut past_caches = vec![0; out.len()];
+        combine(dtype, kind, &parts, &mut past_caches, Stores::PastCaches);
+        assert_eq!(out, past_caches);
         let ty = Type::of(dtype, &[out.len() as u64 / dtype.bytes()]);
         Tensor::from_bytes(&ty, &out).unwrap().numbers()
     }

@@ -4,16 +4,20 @@ pub use super::at_work::AtWork;
 use super::block::{self, Block};
 use super::combine::combine;
 use super::meeting::{Inside, World};
-use super::pieces::{Shape, by_rank, share};
+use super::pieces::{Shape, by_rank, in_parts, share};
+use super::record::{FlightRecord, Recorded};
+use super::stores::Stores;
+use super::watchdog::{GiveUp, Watchdog};
 use super::{CommError, Communicator, Exchanged, Terms};
 use ir::{DType, PartialKind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The ranks of this process, from 0.
 #[derive(Clone)]
 pub struct Local {
     world: Arc<World>,
-    ranks: u64,
+    records: Arc<[FlightRecord]>,
 }
 
 /// One of them.
@@ -25,7 +29,8 @@ pub struct LocalRank {
 impl Local {
     /// So many ranks.
     pub fn new(ranks: u64) -> Self {
-        Self { world: Arc::new(World::new(ranks)), ranks }
+        let records = (0..ranks).map(|_| FlightRecord::new()).collect();
+        Self { world: Arc::new(World::new(ranks)), records }
     }
 
     /// What a rank communicates through.
@@ -33,15 +38,33 @@ impl Local {
         LocalRank { world: self.world.clone(), rank }
     }
 
+    /// What a rank communicates through, with a record of its exchanges.
+    pub fn recorded(&self, rank: u64) -> Arc<dyn Communicator> {
+        Arc::new(Recorded::new(Arc::new(self.communicator(rank)), self.records[rank as usize].clone()))
+    }
+
+    /// The last exchanges of each rank that has a record.
+    pub fn records(&self) -> &[FlightRecord] {
+        &self.records
+    }
+
     /// Why all ranks ended, since they were put to work, if they did.
     pub(crate) fn ended(&self) -> Option<CommError> {
         self.world.ended()
     }
 
+    /// Looks after the ranks: `give_up` is told, once, of a rank that others have waited for this long.
+    ///
+    /// # Errors
+    /// The system starts no thread.
+    pub fn watch(&self, timeout: Duration, give_up: GiveUp) -> std::io::Result<Watchdog> {
+        Watchdog::start(self.world.clone(), timeout, give_up)
+    }
+
     /// Puts all ranks to work, each on a thread of its own. To be called when none is.
     pub fn begin(&self) -> Vec<AtWork> {
         self.world.begin();
-        (0..self.ranks).map(|rank| AtWork::new(self.world.clone(), rank)).collect()
+        (0..self.records.len() as u64).map(|rank| AtWork::new(self.world.clone(), rank)).collect()
     }
 }
 
@@ -62,7 +85,7 @@ impl Communicator for LocalRank {
         self.world.meet(self.rank, group, terms, &operands, |inside| {
             if results.iter().map(|result| result.len()).sum::<usize>() <= SMALL {
                 for (i, result) in results.into_iter().enumerate() {
-                    combine(dtypes[i], kind, &in_order(&inside.lent(i), &order), result);
+                    combine(dtypes[i], kind, &in_order(&inside.lent(i), &order), result, Stores::Cached);
                 }
                 return Ok(());
             }
@@ -83,6 +106,7 @@ impl Communicator for LocalRank {
         let terms = Terms::of("reduce_scatter", group, Some(kind), tensors);
         let shapes: Vec<Shape> = tensors.iter().map(|tensor| Shape::of(tensor, group.len())).collect();
         let (dtypes, operands, results) = apart(tensors);
+        let stores = Stores::of(results.iter().map(|result| result.len()).sum());
         let order = by_rank(group);
         self.world.meet(self.rank, group, terms, &operands, |inside| {
             for (i, result) in results.into_iter().enumerate() {
@@ -92,7 +116,7 @@ impl Communicator for LocalRank {
                 block::for_runs(&shape.part, [&mine, &all], |[from, to], len| {
                     let runs: Vec<&[u8]> =
                         parts.iter().map(|part| &part[from * width..][..len * width]).collect();
-                    combine(dtypes[i], kind, &runs, &mut result[to * width..][..len * width]);
+                    combine(dtypes[i], kind, &runs, &mut result[to * width..][..len * width], stores);
                 });
             }
         })
@@ -122,19 +146,50 @@ impl LocalRank {
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
         let terms = Terms::of(name, group, None, tensors);
-        let shapes: Vec<Shape> = tensors.iter().map(|tensor| Shape::of(tensor, group.len())).collect();
-        let (dtypes, operands, results) = apart(tensors);
+        let count = group.len();
+        let place = group.iter().position(|&member| member == self.rank).unwrap_or(0);
+        let (mut shapes, mut operands, mut rooms) = (vec![], vec![], vec![]);
+        for tensor in tensors {
+            shapes.push((Shape::of(tensor, count), tensor.dtype.bytes() as usize));
+            let (operand, room) = match tensor.operand {
+                Some(operand) => (operand, Room::Whole(tensor.result)),
+                None => {
+                    let mut parts = in_parts(tensor.result, count);
+                    (&*parts.remove(place), Room::Others(parts))
+                }
+            };
+            operands.push(operand);
+            rooms.push(room);
+        }
+        let stores = Stores::of(operands.iter().map(|operand| operand.len() * (count - 1)).sum());
         self.world.meet(self.rank, group, terms, &operands, |inside| {
-            for (i, result) in results.into_iter().enumerate() {
-                let (shape, width) = (&shapes[i], dtypes[i].bytes() as usize);
-                let mine = shape.share(inside.place());
-                for (place, part) in inside.lent(i).into_iter().enumerate() {
-                    let target = (&mut *result, &shape.place(place, group.len()));
-                    block::copy(&shape.part, width, (part, &mine), target);
+            for (i, room) in rooms.into_iter().enumerate() {
+                let mut lent = inside.lent(i);
+                match room {
+                    Room::Whole(result) => {
+                        let (shape, width) = &shapes[i];
+                        let mine = shape.share(place);
+                        for (from, part) in lent.into_iter().enumerate() {
+                            let target = (&mut *result, &shape.place(from, count));
+                            block::copy(&shape.part, *width, (part, &mine), target);
+                        }
+                    }
+                    Room::Others(parts) => {
+                        lent.remove(place);
+                        parts.into_iter().zip(lent).for_each(|(to, from)| stores.copy(from, to));
+                    }
                 }
             }
         })
     }
+}
+
+/// Where the parts of a gather go.
+enum Room<'a> {
+    /// The whole result.
+    Whole(&'a mut [u8]),
+    /// The parts of the other ranks, by place: this rank's is where it belongs.
+    Others(Vec<&'a mut [u8]>),
 }
 
 /// Below this number of bytes of all tensors together every rank combines everything by itself: waiting once more for
@@ -150,6 +205,7 @@ fn by_shares<'a>(
     results: Vec<&'a mut [u8]>,
 ) -> Result<(), CommError> {
     let (place, count) = (inside.place(), order.len());
+    let stores = Stores::of(results.iter().map(|result| result.len()).sum());
     let (mut own, mut others) = (Vec::new(), Vec::new());
     for (i, result) in results.into_iter().enumerate() {
         let share = share(result.len(), dtypes[i], place, count);
@@ -157,7 +213,7 @@ fn by_shares<'a>(
         let (mine, after) = rest.split_at_mut(share.len());
         let parts = inside.lent(i);
         let parts: Vec<&[u8]> = order.iter().map(|&place| &parts[place][share.clone()]).collect();
-        combine(dtypes[i], kind, &parts, mine);
+        combine(dtypes[i], kind, &parts, mine, stores);
         own.push(&*mine);
         others.push((before, share.end, after));
     }
@@ -170,7 +226,7 @@ fn by_shares<'a>(
             } else {
                 &mut after[share.start - end..share.end - end]
             };
-            to.copy_from_slice(shares[i]);
+            stores.copy(shares[i], to);
         }
     }
     Ok(())
@@ -183,7 +239,7 @@ fn apart<'a>(tensors: &'a mut [Exchanged]) -> Apart<'a> {
     let mut apart: Apart = Default::default();
     for tensor in tensors {
         apart.0.push(tensor.dtype);
-        apart.1.push(tensor.operand);
+        apart.1.push(tensor.operand());
         apart.2.push(tensor.result);
     }
     apart

@@ -13,6 +13,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The ranks of one process.
 pub(super) struct World {
@@ -45,6 +46,8 @@ struct Meeting {
     /// What those who are there have posted, by their place in the group.
     posts: Vec<Option<Post>>,
     here: usize,
+    /// When the first of them came.
+    since: Option<Instant>,
     /// How often the group has been complete.
     opened: u64,
     /// What was posted when it last was.
@@ -106,6 +109,31 @@ impl World {
         self.changed.notify_all();
     }
 
+    /// The ranks that others have waited for this long.
+    pub(super) fn late(&self, timeout: Duration) -> Option<CommError> {
+        let board = self.board();
+        if board.ended.is_some() {
+            return None;
+        }
+        let one = |(group, meeting): (&Vec<u64>, &Meeting)| {
+            let since = meeting.since.filter(|_| meeting.here > 0)?;
+            let is_here = |member: &u64| {
+                meeting.posts[group.iter().position(|other| other == member)?].as_ref().map(drop)
+            };
+            let missing: Vec<u64> =
+                group.iter().copied().filter(|member| is_here(member).is_none()).collect();
+            let rank = group.iter().copied().find(|member| is_here(member).is_some())?;
+            // Who waits for a rank that stands still lets others wait, too.
+            let waits = missing
+                .iter()
+                .all(|&rank| matches!(board.seats.get(rank as usize), Some(Seat::Waiting { .. })));
+            let late = CommError::Late { rank, seconds: timeout.as_secs(), missing };
+            (since.elapsed() >= timeout).then_some((waits, since, late))
+        };
+        let late = board.meetings.iter().filter_map(one);
+        late.min_by_key(|(waits, since, _)| (*waits, *since)).map(|(.., late)| late)
+    }
+
     /// Meets the group: `inside` runs when all have come, and sees what they lent.
     pub(super) fn meet<'a, R>(
         &self,
@@ -129,15 +157,19 @@ impl World {
         if let Some(ended) = &board.ended {
             return Err(ended.clone());
         }
-        let issued = post.terms.to_string();
         let meeting = board.meeting(group);
         let before = meeting.opened;
-        meeting.posts[place] = Some(post);
+        if meeting.here == 0 {
+            meeting.since = Some(Instant::now());
+        }
         meeting.here += 1;
         if meeting.here == group.len() {
+            meeting.posts[place] = Some(post);
             board.open(group);
             self.changed.notify_all();
         } else {
+            let issued = post.terms.to_string();
+            meeting.posts[place] = Some(post);
             board.sit(rank, Seat::Waiting { issued });
             if board.end_if_stuck() {
                 self.changed.notify_all();

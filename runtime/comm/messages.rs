@@ -5,7 +5,8 @@
 
 use super::block::{self, Block};
 use super::combine::combine;
-use super::pieces::{Shape, by_rank, share};
+use super::pieces::{Shape, by_rank, in_parts, share};
+use super::stores::Stores;
 use super::{CommError, Communicator, Exchanged, Terms};
 use ir::{DType, PartialKind};
 use twox_hash::XxHash3_64;
@@ -54,14 +55,14 @@ impl<M: Messages> Communicator for ByMessages<M> {
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
         self.agree(group, &Terms::of("all_reduce", group, Some(kind), tensors))?;
-        let is_small = tensors.iter().map(|tensor| tensor.operand.len()).sum::<usize>() <= SMALL;
+        let is_small = tensors.iter().map(|tensor| tensor.operand().len()).sum::<usize>() <= SMALL;
         let (place, count) = (self.place(group)?, group.len());
         let range = |tensor: &Exchanged, place| match is_small {
-            true => 0..tensor.operand.len(),
-            false => share(tensor.operand.len(), tensor.dtype, place, count),
+            true => 0..tensor.operand().len(),
+            false => share(tensor.operand().len(), tensor.dtype, place, count),
         };
         for tensor in &mut *tensors {
-            let pieces: Vec<&[u8]> = (0..count).map(|to| &tensor.operand[range(tensor, to)]).collect();
+            let pieces: Vec<&[u8]> = (0..count).map(|to| &tensor.operand()[range(tensor, to)]).collect();
             let own = range(tensor, place);
             self.reduce(group, tensor.dtype, kind, &pieces, &mut tensor.result[own])?;
         }
@@ -70,9 +71,10 @@ impl<M: Messages> Communicator for ByMessages<M> {
         }
         for tensor in tensors {
             let mut shares = vec![];
+            let bytes = tensor.operand().len();
             let mut rest = &mut *tensor.result;
             for other in 0..count {
-                let length = share(tensor.operand.len(), tensor.dtype, other, count).len();
+                let length = share(bytes, tensor.dtype, other, count).len();
                 let (own, after) = rest.split_at_mut(length);
                 shares.push(own);
                 rest = after;
@@ -198,7 +200,7 @@ impl<M: Messages> ByMessages<M> {
             let mut all: Vec<&[u8]> = others.take(group.len() - 1).collect();
             all.insert(place, &pieces[place][own.clone()]);
             let in_order: Vec<&[u8]> = order.iter().map(|&place| all[place]).collect();
-            combine(dtype, kind, &in_order, &mut result[own]);
+            combine(dtype, kind, &in_order, &mut result[own], Stores::Cached);
         }
         Ok(())
     }
@@ -214,6 +216,12 @@ impl<M: Messages> ByMessages<M> {
         let (place, count) = (self.place(group)?, group.len());
         for tensor in tensors {
             let shape = Shape::of(tensor, count);
+            if tensor.operand.is_none() {
+                let mut room = in_parts(tensor.result, count);
+                let own = &*room.remove(place);
+                self.swap(self.to_others(group, |_| own), self.others(group).zip(room).collect())?;
+                continue;
+            }
             let pieces: Vec<Piece> = (0..count).map(|to| piece(tensor, &shape, to)).collect();
             let sent = self.to_others(group, |to| pieces[to].bytes());
             let length = pieces[place].bytes().len();
@@ -282,10 +290,10 @@ fn piece<'a>(tensor: &Exchanged<'a>, shape: &Shape, place: usize) -> Piece<'a> {
     if is_contiguous(&shape.part, &share) {
         let mut start = 0;
         block::for_runs(&shape.part, [&share], |[run], _| start = run * width);
-        return Piece::Run(&tensor.operand[start..][..length]);
+        return Piece::Run(&tensor.operand()[start..][..length]);
     }
     let mut copy = Aligned::new(length);
-    block::copy(&shape.part, width, (tensor.operand, &share), (copy.bytes_mut(), &Block::all(&shape.part)));
+    block::copy(&shape.part, width, (tensor.operand(), &share), (copy.bytes_mut(), &Block::all(&shape.part)));
     Piece::Copy(copy)
 }
 

@@ -12,6 +12,14 @@ pub(super) fn share(bytes: usize, dtype: DType, place: usize, count: usize) -> R
     at(place)..at(place + 1)
 }
 
+/// The parts of a tensor, of equal length and one after the other.
+pub(super) fn in_parts(tensor: &mut [u8], count: usize) -> Vec<&mut [u8]> {
+    match tensor.len() / count {
+        0 => (0..count).map(|_| Default::default()).collect(),
+        length => tensor.chunks_exact_mut(length).collect(),
+    }
+}
+
 /// The sizes that a tensor's parts have in a collective.
 pub(super) struct Shape {
     before: Vec<usize>,

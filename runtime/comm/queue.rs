@@ -45,7 +45,7 @@ struct Board {
 }
 
 /// Turns for which a rank looks again before it sleeps.
-const TURNS: u32 = 64;
+const TURNS: u32 = 512;
 
 impl ExchangeQueue {
     /// A queue without exchanges.

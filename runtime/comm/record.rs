@@ -14,16 +14,26 @@ const LENGTH: usize = 1000;
 #[derive(Clone)]
 pub struct FlightRecord(Arc<Mutex<Exchanges>>);
 
+/// An operation, with the ranks that take part.
+enum Operation {
+    Collective(Terms),
+    Send { bytes: usize, to: u64 },
+    Receive { bytes: usize, from: u64 },
+}
+
 struct Exchanges {
     began: Instant,
+    /// The node that the next exchange is for.
+    origin: Option<Arc<str>>,
     /// Exchanges before the first that is kept.
     before: u64,
     kept: VecDeque<OneExchange>,
 }
 
 struct OneExchange {
-    /// The operation, and the ranks that take part.
-    text: String,
+    operation: Operation,
+    /// The node of the program that it is for, if it is for one.
+    origin: Option<Arc<str>>,
     start: Duration,
     /// `None` while it is not done.
     end: Option<Duration>,
@@ -33,17 +43,26 @@ impl FlightRecord {
     /// An empty record. Times count from now.
     #[allow(clippy::new_without_default, reason = "it begins to count time")]
     pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(Exchanges { began: Instant::now(), before: 0, kept: VecDeque::new() })))
+        Self(Arc::new(Mutex::new(Exchanges {
+            began: Instant::now(),
+            origin: None,
+            before: 0,
+            kept: VecDeque::new(),
+        })))
     }
 
     /// The exchange that the rank is in, if it is in one.
     pub fn open(&self) -> Option<String> {
         let exchanges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        exchanges.kept.back().filter(|last| last.end.is_none()).map(|last| last.text.clone())
+        exchanges.kept.back().filter(|last| last.end.is_none()).map(OneExchange::to_string)
     }
 
     /// Does an exchange, and keeps it.
-    fn keep<R>(&self, text: String, exchange: impl FnOnce() -> Result<R, CommError>) -> Result<R, CommError> {
+    fn keep<R>(
+        &self,
+        operation: Operation,
+        exchange: impl FnOnce() -> Result<R, CommError>,
+    ) -> Result<R, CommError> {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         {
             let mut exchanges = lock();
@@ -52,7 +71,8 @@ impl FlightRecord {
                 exchanges.before += 1;
             }
             let start = exchanges.began.elapsed();
-            exchanges.kept.push_back(OneExchange { text, start, end: None });
+            let origin = exchanges.origin.take();
+            exchanges.kept.push_back(OneExchange { operation, origin, start, end: None });
         }
         let result = exchange()?;
         let mut exchanges = lock();
@@ -68,15 +88,31 @@ impl FlightRecord {
 impl fmt::Display for FlightRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exchanges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (number, OneExchange { text, start, end }) in (exchanges.before..).zip(&exchanges.kept) {
+        for (number, exchange) in (exchanges.before..).zip(&exchanges.kept) {
+            let OneExchange { start, end, .. } = exchange;
             write!(f, "{number:>9} {:>12.6} s  ", start.as_secs_f64())?;
             match end {
                 Some(end) => write!(f, "{:>9} us", (*end - *start).as_micros())?,
                 None => f.write_str("   not done")?,
             }
-            writeln!(f, "  {text}")?;
+            writeln!(f, "  {exchange}")?;
         }
         Ok(())
+    }
+}
+
+/// `` `all_reduce` (sum) of f32[8] among the ranks [0, 1], for node "/fc/Gemm" (Gemm, opset 20) ``
+impl fmt::Display for OneExchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.operation {
+            Operation::Collective(terms) => write!(f, "{terms}")?,
+            Operation::Send { bytes, to } => write!(f, "`send` of {bytes} bytes to rank {to}")?,
+            Operation::Receive { bytes, from } => write!(f, "`receive` of {bytes} bytes from rank {from}")?,
+        }
+        self.origin
+            .as_ref()
+            .filter(|origin| !origin.is_empty())
+            .map_or(Ok(()), |origin| write!(f, ", for {origin}"))
     }
 }
 
@@ -98,19 +134,24 @@ impl Communicator for Recorded {
         self.inner.rank()
     }
 
+    fn comes_from(&self, origin: &Arc<str>) {
+        let mut exchanges = self.record.0.lock().unwrap_or_else(PoisonError::into_inner);
+        exchanges.origin = Some(origin.clone());
+    }
+
     fn all_reduce(
         &self,
         group: &[u64],
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let text = Terms::of("all_reduce", group, Some(kind), tensors).to_string();
-        self.record.keep(text, || self.inner.all_reduce(group, kind, tensors))
+        let terms = Terms::of("all_reduce", group, Some(kind), tensors);
+        self.record.keep(Operation::Collective(terms), || self.inner.all_reduce(group, kind, tensors))
     }
 
     fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        let text = Terms::of("all_gather", group, None, tensors).to_string();
-        self.record.keep(text, || self.inner.all_gather(group, tensors))
+        let terms = Terms::of("all_gather", group, None, tensors);
+        self.record.keep(Operation::Collective(terms), || self.inner.all_gather(group, tensors))
     }
 
     fn reduce_scatter(
@@ -119,23 +160,21 @@ impl Communicator for Recorded {
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let text = Terms::of("reduce_scatter", group, Some(kind), tensors).to_string();
-        self.record.keep(text, || self.inner.reduce_scatter(group, kind, tensors))
+        let terms = Terms::of("reduce_scatter", group, Some(kind), tensors);
+        self.record.keep(Operation::Collective(terms), || self.inner.reduce_scatter(group, kind, tensors))
     }
 
     fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        let text = Terms::of("all_to_all", group, None, tensors).to_string();
-        self.record.keep(text, || self.inner.all_to_all(group, tensors))
+        let terms = Terms::of("all_to_all", group, None, tensors);
+        self.record.keep(Operation::Collective(terms), || self.inner.all_to_all(group, tensors))
     }
 
     fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
-        let text = format!("`send` of {} bytes to rank {to}", bytes.len());
-        self.record.keep(text, || self.inner.send(to, bytes))
+        self.record.keep(Operation::Send { bytes: bytes.len(), to }, || self.inner.send(to, bytes))
     }
 
     fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
-        let text = format!("`receive` of {} bytes from rank {from}", bytes.len());
-        self.record.keep(text, || self.inner.receive(from, bytes))
+        self.record.keep(Operation::Receive { bytes: bytes.len(), from }, || self.inner.receive(from, bytes))
     }
 }
 
@@ -184,12 +223,17 @@ mod tests {
             communicator.send(1, &[1, 2]).unwrap();
         }
         assert_eq!(record.open(), None);
+        let node: Arc<str> = "node \"/fc/Gemm\" (Gemm, opset 20)".into();
+        communicator.comes_from(&node);
+        communicator.all_reduce(&[0, 1], PartialKind::Sum, &mut []).unwrap_err();
+        let text = "`all_reduce` (sum) among the ranks [0, 1], for node \"/fc/Gemm\" (Gemm, opset 20)";
+        assert_eq!(record.open().as_deref(), Some(text));
         let mut room = [0; 3];
         communicator.receive(1, &mut room).unwrap_err();
         assert_eq!(record.open().as_deref(), Some("`receive` of 3 bytes from rank 1"));
         let text = record.to_string();
         assert_eq!(text.lines().count(), LENGTH);
-        assert!(text.lines().next().unwrap().starts_with("        8 "), "{text}");
+        assert!(text.lines().next().unwrap().starts_with("        9 "), "{text}");
         let last = text.lines().last().unwrap();
         assert!(last.ends_with("not done  `receive` of 3 bytes from rank 1"), "{last}");
     }

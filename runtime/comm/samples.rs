@@ -15,6 +15,8 @@ pub enum Collective {
     Max,
     /// `all_gather` along a dim.
     Gather(usize),
+    /// `all_gather` along the first dim, with each operand within its result.
+    GatherInPlace,
     /// `reduce_scatter` of sums along a dim.
     Scatter(usize),
     /// `all_to_all` that gathers along a dim and splits the other.
@@ -23,11 +25,12 @@ pub enum Collective {
 
 impl Collective {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Sum,
         Self::Max,
         Self::Gather(0),
         Self::Gather(1),
+        Self::GatherInPlace,
         Self::Scatter(0),
         Self::Scatter(1),
         Self::Transpose(0),
@@ -39,6 +42,7 @@ impl Collective {
         match self {
             Self::Sum | Self::Max => (None, None),
             Self::Gather(dim) => (Some(dim), None),
+            Self::GatherInPlace => (Some(0), None),
             Self::Scatter(dim) => (None, Some(dim)),
             Self::Transpose(dim) => (Some(dim), Some(1 - dim)),
         }
@@ -70,6 +74,12 @@ impl Sample {
         let operands: Vec<Aligned> = self.tensors.iter().map(|tensor| operand(tensor, rank)).collect();
         let mut room: Vec<Aligned> =
             operands.iter().map(|operand| Aligned::new(self.after(operand))).collect();
+        let is_in_place = self.collective == Collective::GatherInPlace;
+        for (operand, result) in operands.iter().zip(&mut room).filter(|_| is_in_place) {
+            let place = self.group.iter().position(|&member| member == rank).unwrap_or(0);
+            let (operand, start) = (operand.bytes(), place * operand.bytes().len());
+            result.bytes_mut()[start..][..operand.len()].copy_from_slice(operand);
+        }
         let tensors = self.tensors.iter().zip(&operands).zip(&mut room);
         let mut tensors: Vec<Exchanged> = tensors
             .map(|(((dtype, sizes), operand), result)| Exchanged {
@@ -77,14 +87,16 @@ impl Sample {
                 sizes,
                 gathered,
                 split,
-                operand: operand.bytes(),
+                operand: (!is_in_place).then_some(operand.bytes()),
                 result: result.bytes_mut(),
             })
             .collect();
         match self.collective {
             Collective::Sum => communicator.all_reduce(&self.group, PartialKind::Sum, &mut tensors)?,
             Collective::Max => communicator.all_reduce(&self.group, PartialKind::Max, &mut tensors)?,
-            Collective::Gather(_) => communicator.all_gather(&self.group, &mut tensors)?,
+            Collective::Gather(_) | Collective::GatherInPlace => {
+                communicator.all_gather(&self.group, &mut tensors)?
+            }
             Collective::Scatter(_) => {
                 communicator.reduce_scatter(&self.group, PartialKind::Sum, &mut tensors)?;
             }

@@ -263,7 +263,7 @@ impl Communicator for Star {
             if tensor.gathered != Some(0) {
                 return Err(self.refused("`all_gather` along another dim than the first"));
             }
-            self.gather(tensor.operand, tensor.result)?;
+            self.gather(tensor.operand(), tensor.result)?;
         }
         Ok(())
     }

@@ -7,8 +7,8 @@ pub(super) use std::thread::panicking;
 /// The unit of lent memory.
 pub(super) type Byte = u8;
 
-/// Turns for which a rank looks again before it sleeps, some 50 µs: to wake a thread takes longer than most ranks are apart.
-pub(super) const TURNS: u32 = 64;
+/// Turns for which a rank looks again before it sleeps, some 400 µs: to wake a thread takes longer than most ranks are apart.
+pub(super) const TURNS: u32 = 512;
 
 /// Passes a turn. Other threads that wait for this core run.
 pub(super) fn turn() {

@@ -1,6 +1,7 @@
 //! The local communicator: every collective against what it says, and every way a rank can fail.
 
 use super::local::{AtWork, Local, LocalRank};
+use super::samples::{Collective, Sample, on_threads};
 use super::{CommError, Communicator, Exchanged};
 use ir::{DType, PartialKind};
 use std::panic::AssertUnwindSafe;
@@ -43,7 +44,7 @@ fn exchange(
         sizes,
         gathered,
         split,
-        operand: bytemuck::cast_slice(operand),
+        operand: Some(bytemuck::cast_slice(operand)),
         result: bytemuck::cast_slice_mut(&mut result),
     }])?;
     Ok(result)
@@ -59,6 +60,21 @@ fn gathers_put_parts_one_after_the_other_along_any_dim() {
     });
     let expected = [[0., 1., 2., 3., 100., 101., 102., 103.], [0., 1., 100., 101., 2., 3., 102., 103.]];
     gathered.into_iter().for_each(|both| assert_eq!(both.unwrap(), expected));
+}
+
+#[test]
+fn a_gather_around_parts_that_are_in_place_is_a_gather() {
+    let tensors = [
+        (DType::F32, vec![3, 5]),
+        (DType::I64, vec![1, 2]),
+        (DType::F16, vec![0, 4]),
+        (DType::F32, vec![500, 400]),
+    ];
+    let gather = |collective| {
+        let sample = Sample { collective, group: vec![2, 0, 1], tensors: tensors.to_vec() };
+        on_threads(3, |communicator| sample.run(communicator).unwrap())
+    };
+    assert_eq!(gather(Collective::GatherInPlace), gather(Collective::Gather(0)));
 }
 
 #[test]
@@ -126,7 +142,7 @@ fn a_scatter_along_an_inner_dim_and_several_tensors_travel_together() {
                 sizes: &[2, 4],
                 gathered: None,
                 split: Some(1),
-                operand: bytemuck::cast_slice(&rows),
+                operand: Some(bytemuck::cast_slice(&rows)),
                 result: bytemuck::cast_slice_mut(&mut first),
             },
             Exchanged {
@@ -134,7 +150,7 @@ fn a_scatter_along_an_inner_dim_and_several_tensors_travel_together() {
                 sizes: &[4],
                 gathered: None,
                 split: Some(0),
-                operand: bytemuck::cast_slice(&rows[..4]),
+                operand: Some(bytemuck::cast_slice(&rows[..4])),
                 result: bytemuck::cast_slice_mut(&mut second),
             },
         ];
@@ -148,7 +164,7 @@ fn a_scatter_along_an_inner_dim_and_several_tensors_travel_together() {
                 sizes: &[],
                 gathered: None,
                 split: None,
-                operand: bytemuck::cast_slice(&scalar),
+                operand: Some(bytemuck::cast_slice(&scalar)),
                 result: bytemuck::cast_slice_mut(&mut sum),
             }],
         )

@@ -168,7 +168,11 @@ impl Constants {
 
 fn map(bytes: u64) -> std::io::Result<MmapMut> {
     let bytes = usize::try_from(bytes).map_err(std::io::Error::other)?;
-    MmapMut::map_anon(bytes.max(1))
+    let memory = MmapMut::map_anon(bytes.max(1))?;
+    // Tensors are read and written as a whole, from end to end. A kernel without huge pages refuses, and nothing is lost.
+    #[cfg(target_os = "linux")]
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    Ok(memory)
 }
 
 fn range(view: &View) -> Range<usize> {

@@ -48,6 +48,10 @@ impl Backend for CpuBackend {
         false
     }
 
+    fn takes_parts_in_place(&self) -> bool {
+        true
+    }
+
     fn keeps_in_update(&self, _: u64) -> bool {
         false
     }

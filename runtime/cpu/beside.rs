@@ -25,6 +25,11 @@ impl Schedules {
         Self(Part::ALL.map(|(part, _)| schedule(program.part(part))))
     }
 
+    /// Lets nothing run beside a collective.
+    pub(super) fn one_by_one(&mut self) {
+        self.0.iter_mut().flatten().for_each(|scheduled| scheduled.is_beside = false);
+    }
+
     pub(super) fn part(&self, part: Part) -> &[Scheduled] {
         &self.0[part as usize]
     }
@@ -194,10 +199,7 @@ mod tests {
 
     #[test]
     fn states_are_those_of_exchanges_one_by_one_and_a_missing_wait_shows() {
-        let one_by_one = |schedules: &mut Schedules| {
-            schedules.0.iter_mut().flatten().for_each(|scheduled| scheduled.is_beside = false);
-        };
-        let expected = states(one_by_one);
+        let expected = states(Schedules::one_by_one);
         assert_eq!(expected[0], expected[1]);
         assert!(states(|_| {}) == expected);
         let without_waits = |schedules: &mut Schedules| {

@@ -52,6 +52,11 @@ impl Backend for CudaBackend {
         true
     }
 
+    /// Kernels read their operands 16 bytes at a time from where buffers begin, and NCCL has an exchange in contiguous pieces.
+    fn takes_parts_in_place(&self) -> bool {
+        false
+    }
+
     fn keeps_in_update(&self, bytes: u64) -> bool {
         bytes <= KEPT_IN_UPDATE
     }

@@ -63,7 +63,7 @@ pub(crate) fn on_stand_ins(
     let calls = calls.collect::<Result<Vec<_>, _>>()?;
     sequence::check(&calls).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?;
     let local = Local::new(count);
-    let communicators = (0..count).map(|rank| through(Arc::new(local.communicator(rank)))).collect();
+    let communicators = (0..count).map(|rank| through(local.recorded(rank))).collect();
     let rank =
         |((rank, host), lowered)| Ok(Box::new(Cuda::of_rank(host, lowered, rank)?) as Box<dyn Device + Send>);
     let devices = (0..count).zip(Host::ranks(order, communicators)).zip(lowered).map(rank);

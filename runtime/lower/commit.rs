@@ -25,7 +25,7 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
         }
     }
     for (due, from) in copies {
-        let to = Located { buffer: due.buffer, dtype: from.dtype, layout: Layout::dense(&from.layout.sizes) };
+        let to = Located::whole(due.buffer, from.dtype, Layout::dense(&from.layout.sizes));
         drafts.copy_to(from, to, section, due.node, due.origin);
         if due.of_microbatch {
             drafts.last_to_microbatch();
@@ -166,5 +166,6 @@ pub(super) fn may_overwrite(backend: &dyn Backend, draft: &Draft, operand: usize
         Kernel::Contract(_) => false,
         Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) | Kernel::Collective(_) => false,
     };
-    allowed && !draft.accumulates && from.layout == to.layout && from.dtype.bytes() == to.dtype.bytes()
+    let is_same = from.layout == to.layout && from.by_rank == to.by_rank;
+    allowed && !draft.accumulates && is_same && from.dtype.bytes() == to.dtype.bytes()
 }

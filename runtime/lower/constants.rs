@@ -68,6 +68,6 @@ impl Drafts<'_> {
             self.constants.push((buffer, bytes));
             buffer
         });
-        Located { buffer, dtype, layout }
+        Located::whole(buffer, dtype, layout)
     }
 }

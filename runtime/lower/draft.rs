@@ -8,7 +8,7 @@ use super::{LowerOptions, ranks};
 use crate::backend::Backend;
 use crate::kernel_contract::{KernelContract, OperandLayout};
 use crate::layout::{Layout, Sizes};
-use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section, UpdateTime};
+use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, RankSteps, Section, UpdateTime};
 use bytes::Bytes;
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::{DType, Definition, Diagnostic, Module, Node, NodeId, Op, Signature, ValueId};
@@ -50,6 +50,14 @@ pub(super) struct Located {
     pub(super) buffer: BufferId,
     pub(super) dtype: DType,
     pub(super) layout: Layout,
+    pub(super) by_rank: RankSteps,
+}
+
+impl Located {
+    /// Elements that lie alike on all devices.
+    pub(super) fn whole(buffer: BufferId, dtype: DType, layout: Layout) -> Self {
+        Self { buffer, dtype, layout, by_rank: RankSteps::new() }
+    }
 }
 
 /// An instruction without addresses.
@@ -131,7 +139,7 @@ impl<'m> Drafts<'m> {
             let bytes = ranks::part_bytes(&module.mesh, ty, &format!("`{name}`"))?;
             let layout = Layout::dense(&drafts.sizes(value));
             let buffer = drafts.buffer(kind, bytes);
-            drafts.located[value] = Some(Located { buffer, dtype: ty.dtype, layout });
+            drafts.located[value] = Some(Located::whole(buffer, ty.dtype, layout));
         }
         drafts.find_parts(live);
         if options.microbatches == Microbatches::Many {
@@ -173,7 +181,7 @@ impl<'m> Drafts<'m> {
     /// A buffer for a result, and the result in it.
     pub(super) fn allocate(&mut self, dtype: DType, layout: Layout) -> Located {
         let buffer = self.buffer(BufferKind::Result, layout.span().end as u64 * dtype.bytes());
-        Located { buffer, dtype, layout }
+        Located::whole(buffer, dtype, layout)
     }
 
     /// Where a value is. Definitions come before uses, so it is somewhere.

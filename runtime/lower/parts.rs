@@ -91,7 +91,7 @@ impl Drafts<'_> {
             return self.allocate(dtype, layout);
         };
         let whole = self.wholes[*whole].as_ref().expect("a part is of a whole that has a place");
-        Located { buffer: whole.located.buffer, dtype, layout: own.clone() }
+        Located::whole(whole.located.buffer, dtype, own.clone())
     }
 
     /// Says where a concatenation is. What some kernel has made in a place of its own after all is copied there.

@@ -37,7 +37,8 @@ pub(super) fn program(
         let buffer = root(&drafts.buffers, located.buffer);
         let constant = matches!(drafts.buffers[buffer].kind, BufferKind::Constant(_));
         let region = if constant { Region::Constants } else { Region::Arena };
-        View { region, base: addresses[buffer], dtype: located.dtype, layout: located.layout.clone() }
+        let Located { dtype, layout, by_rank, .. } = located.clone();
+        View { region, base: addresses[buffer], dtype, layout, by_rank }
     };
     let mut sections = [vec![], vec![], vec![]];
     for (draft, scratch) in drafts.instructions.iter().zip(&scratch) {
@@ -266,11 +267,17 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
             if root(buffers, operand.buffer) != root(buffers, result.buffer) {
                 continue;
             }
-            // Parts of one whole.
-            if operand.layout.is_apart(&result.layout) {
+            if let Kernel::Collective(_) = draft.kernel {
+                // A gather of parts that lie where they belong.
+                pairs.push((i as u32, j as u32));
                 continue;
             }
-            if operand.layout != result.layout {
+            let is_same = operand.layout == result.layout && operand.by_rank == result.by_rank;
+            // Parts of one whole.
+            if !is_same && operand.layout.is_apart(&result.layout) {
+                continue;
+            }
+            if !is_same {
                 let message = format!(
                     "lowering gave operand {i} and result {j} of an instruction the same place with \
                      different layouts: {} and {}",

@@ -2,10 +2,11 @@
 //!
 //! Every device gets the same program. What depends on which one it is, its place along the axes, it puts in itself.
 
-use super::draft::{Draft, Drafts, Located};
+use super::commit::may_overwrite;
+use super::draft::{BufferKind, Draft, Drafts, Located};
 use crate::kernel_contract::OperandLayout;
 use crate::layout::Layout;
-use crate::program::{Exchange, Kernel, LocalPart, Moved};
+use crate::program::{Exchange, Kernel, LocalPart, Moved, RankStep};
 use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, Diagnostic, Mesh, Node, NodeId, Type};
 use smallvec::SmallVec;
@@ -35,7 +36,7 @@ impl Drafts<'_> {
     }
 
     /// Of what every device has, the part that each keeps: dims and the axes that split them. Nothing is computed
-    /// where no axis has more than one device.
+    /// where no axis has more than one device, and where the whole stays in memory anyway, if the backend takes it from there.
     pub(super) fn part(
         &mut self,
         whole: Located,
@@ -48,6 +49,10 @@ impl Drafts<'_> {
         let part = LocalPart { dims: dims.collect() };
         if part.dims.is_empty() {
             return whole;
+        }
+        let stays = matches!(self.buffers[whole.buffer].kind, BufferKind::State(_) | BufferKind::Constant(_));
+        if stays && self.backend.takes_parts_in_place() {
+            return part.dims.iter().fold(whole, |own, (dim, axes)| self.own_part(own, *dim, axes));
         }
         let mut sizes = whole.layout.sizes.clone();
         part.dims.iter().for_each(|(dim, axes)| sizes[*dim] /= self.module.mesh.size(axes) as usize);
@@ -64,6 +69,15 @@ impl Drafts<'_> {
             origin: node.origin.clone(),
         });
         result
+    }
+
+    /// The part of a tensor that is a device's own, where it lies.
+    fn own_part(&self, mut whole: Located, dim: usize, axes: &[AxisId]) -> Located {
+        let size = whole.layout.sizes[dim] / self.module.mesh.size(axes) as usize;
+        let elements = size as isize * whole.layout.strides[dim];
+        whole.layout = whole.layout.slice(dim, 0, 1, size);
+        whole.by_rank.push(RankStep { axes: axes.into(), elements });
+        whole
     }
 
     /// A collective: a copy of the own part, or an exchange of all tensors that travel together.
@@ -116,4 +130,61 @@ impl Drafts<'_> {
         node.results.iter().for_each(|&result| self.sum_up(result, self.section(id)));
         Ok(())
     }
+    /// Has what makes a device's part of a state's new value write it where it belongs in the state, if a gather then puts the other
+    /// parts around it. Nobody reads the old part any more when it is overwritten.
+    pub(super) fn write_parts_in_place(&mut self) {
+        if !self.backend.takes_parts_in_place() {
+            return;
+        }
+        for gather in 0..self.instructions.len() {
+            for index in 0..self.instructions[gather].operands.len() {
+                if let Some(place) = self.place_of_part(gather, index) {
+                    let old = self.instructions[gather].operands[index].buffer;
+                    let used = self
+                        .instructions
+                        .iter_mut()
+                        .flat_map(|draft| draft.operands.iter_mut().chain(&mut draft.results));
+                    used.filter(|located| located.buffer == old).for_each(|located| *located = place.clone());
+                }
+            }
+        }
+    }
+
+    /// The place in a state for the operand of a gather, if it may be written there.
+    fn place_of_part(&self, gather: usize, index: usize) -> Option<Located> {
+        let draft = &self.instructions[gather];
+        let Kernel::Collective(exchange) = &draft.kernel else { return None };
+        let (Some(dim), None) = (exchange.dims[index].gathered, exchange.dims[index].split) else {
+            return None;
+        };
+        let (part, whole) = (&draft.operands[index], &draft.results[index]);
+        let state = self.buffers[whole.buffer].merged?;
+        // The part is contiguous, and alone in a buffer that holds nothing else.
+        let buffer = &self.buffers[part.buffer];
+        let is_alone = buffer.kind == BufferKind::Result
+            && buffer.merged.is_none()
+            && !buffer.carried
+            && buffer.bytes == part.layout.len() as u64 * part.dtype.bytes();
+        let is_run = whole.layout.sizes[..dim].iter().all(|&size| size == 1) && part.layout.is_dense();
+        let is_reported = self.outputs.iter().flatten().any(|output| output.buffer == part.buffer);
+        if !is_alone || !is_run || is_reported || !matches!(self.buffers[state].kind, BufferKind::State(_)) {
+            return None;
+        }
+        let place = self.own_part(Located { buffer: state, ..whole.clone() }, dim, &exchange.axes);
+        let mut makers = (0..gather)
+            .filter(|&at| self.instructions[at].results.iter().any(|made| made.buffer == part.buffer));
+        let maker = makers.next().filter(|_| makers.next().is_none())?;
+        let result = self.instructions[maker].results.iter().position(|made| made.buffer == part.buffer)?;
+        let mut written = self.instructions[maker].clone();
+        written.results[result] = place.clone();
+        let reads = |located: &Located| located.buffer == state;
+        let is_overwritten = |at: usize| may_overwrite(self.backend, &written, at, result);
+        let may_write = self.instructions[maker].section == draft.section
+            && (0..written.operands.len()).filter(|&at| reads(&written.operands[at])).all(is_overwritten)
+            && self.instructions[maker + 1..=gather].iter().all(|later| !later.operands.iter().any(reads));
+        may_write.then_some(place)
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -65,7 +65,7 @@ fn cast_weight(drafts: &Drafts, draft: &Draft) -> Option<(BufferId, Located)> {
     };
     let ([weight], [copy]) = (&draft.operands[..], &draft.results[..]) else { return None };
     let is_state = matches!(drafts.buffers[weight.buffer].kind, BufferKind::State(_));
-    let in_order = weight.layout == Layout::dense(&weight.layout.sizes);
+    let in_order = weight.layout == Layout::dense(&weight.layout.sizes) && weight.by_rank.is_empty();
     let halves = weight.dtype == DType::F32 && matches!(copy.dtype, DType::F16 | DType::BF16);
     let renewable = is_cast && is_state && in_order && halves && draft.section == Section::Prepare;
     renewable.then(|| (weight.buffer, copy.clone()))

@@ -8,11 +8,15 @@ use ir::text::type_text;
 use ir::{Op, PartialKind, Type};
 use std::fmt;
 
-/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`.
+/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`; a part that lies elsewhere on each device is
+/// `f32 @ 4096 [8, 128] + 1024 per place along [axis0]`.
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let region = if self.region == Region::Constants { "c" } else { "" };
-        write!(f, "{} @ {region}{} {}", self.dtype, self.base, self.layout)
+        write!(f, "{} @ {region}{} {}", self.dtype, self.base, self.layout)?;
+        self.by_rank
+            .iter()
+            .try_for_each(|step| write!(f, " + {} per place along {:?}", step.elements, step.axes.as_slice()))
     }
 }
 

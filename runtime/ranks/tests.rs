@@ -4,11 +4,13 @@ mod late;
 
 use super::Ranks;
 use super::testing::Disturbed;
-use crate::comm::Communicator;
+use crate::comm::record::FlightRecord;
+use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceError, ProgramId};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Program, Section};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 fn program(ranks: usize, microbatches: Microbatches) -> Program {
     let text = r#"trainyard-ir 1
@@ -88,4 +90,36 @@ fn a_rank_whose_kernel_panics_between_collectives_ends_all() {
         let error = ended(ranks, broken, |inner| inner);
         assert_eq!(error, "rank 1: it panicked: the memory plan keeps operands clear of results");
     }
+}
+
+#[test]
+fn the_watchdog_tells_of_a_rank_that_stands_still() {
+    let one = Arc::new(program(4, Microbatches::One));
+    let (tell, told) = mpsc::channel();
+    let (go, wait) = mpsc::channel();
+    let wait = Mutex::new(Some(wait));
+    // Rank 1 stands still before its second exchange until the watchdog has told of it.
+    let through = |inner: Arc<dyn Communicator>| match inner.rank() {
+        1 => Disturbed::once(inner, 1, wait.lock().unwrap().take().unwrap()),
+        _ => inner,
+    };
+    let mut ranks = Ranks::with(vec![vec![one]; 4], Some(4), None, through).unwrap();
+    let give_up = move |late: &CommError, records: &[FlightRecord]| {
+        let open: Vec<Option<String>> = records.iter().map(FlightRecord::open).collect();
+        tell.send((late.clone(), open)).unwrap();
+        go.send(()).unwrap();
+    };
+    ranks.watch(Duration::from_millis(300), give_up).unwrap();
+    ranks.step(ProgramId(0), &[vec![vec![0; 8 * 4 * 4]]]).unwrap_or_else(|error| panic!("{error}"));
+    let (late, open) = told.recv().unwrap();
+    assert!(
+        matches!(late, CommError::Late { rank: 0, seconds: 0, ref missing } if *missing == [1]),
+        "{late}"
+    );
+    assert_eq!(open[1], None);
+    let exchange = "`all_reduce` (sum) of f32[4] among the ranks [0, 1, 2, 3]";
+    assert!(
+        [0, 2, 3].iter().all(|&rank| open[rank].as_ref().is_some_and(|open| open.starts_with(exchange))),
+        "{open:?}"
+    );
 }

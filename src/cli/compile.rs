@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -34,7 +35,7 @@ use crate::log::{self, LOGS};
 use crate::lowering::Lowering;
 use crate::output::{FLIGHT, Folder};
 use crate::pipeline::CompilationPlan;
-use crate::processes::{JoinError, Processes};
+use crate::processes::{JoinError, Processes, end_late};
 use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs, Setup, Start};
 use crate::verification::assumptions;
@@ -375,7 +376,13 @@ impl Compile {
         };
         let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
         let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
-        let ranks = || training::ranks(programs, settings, processes, profile.cloned(), &warn, &fits);
+        let (timeout, flight) = (settings.parallel.timeout, output.folder.path().join(FLIGHT));
+        let ranks = || -> Result<Ranks, Failure> {
+            let mut ranks = training::ranks(programs, settings, processes, profile.cloned(), &warn, &fits)?;
+            let give_up = move |late: &_, records: &_| end_late(late, records, &flight);
+            ranks.watch(Duration::from_secs(timeout), give_up).map_err(anyhow::Error::from)?;
+            Ok(ranks)
+        };
         Ok(match place {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {

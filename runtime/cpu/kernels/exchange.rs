@@ -19,10 +19,11 @@ pub(super) fn run(
         sizes: &call.operand_view(index).layout.sizes,
         gathered: exchange.dims[index].gathered,
         split: exchange.dims[index].split,
-        operand: call.operands[index].expect("a collective's operand keeps its own place"),
+        operand: call.operands[index],
         result,
     };
     let mut tensors: Vec<Exchanged> = results.into_iter().enumerate().map(tensor).collect();
+    communicator.comes_from(&call.instruction.origin);
     let kind = exchange.reduced.unwrap_or(PartialKind::Sum);
     match exchange.collective {
         Collective::AllReduce => communicator.all_reduce(&group, kind, &mut tensors),

@@ -20,7 +20,7 @@ impl Places {
         let layout = Layout::in_order(sizes, order);
         let base = self.next + behind * dtype.bytes();
         self.next = (base + layout.len() as u64 * dtype.bytes()).next_multiple_of(256);
-        View { region: Region::Arena, base, dtype, layout }
+        View::whole(Region::Arena, base, dtype, layout)
     }
 
     /// A tensor without holes, row-major.

@@ -83,7 +83,7 @@ impl Exchange {
                 sizes: &sizes[index],
                 gathered: gathers.then_some(0),
                 split: splits.then_some(0),
-                operand: state.bytes(from, bytes(sizes[index][0]))?,
+                operand: Some(state.bytes(from, bytes(sizes[index][0]))?),
                 result: state.bytes(to, bytes(elements(tensor.count, gathers)))?,
             });
         }

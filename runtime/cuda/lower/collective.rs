@@ -43,7 +43,7 @@ pub(super) fn steps(exchange: &Exchange, instruction: &Instruction) -> Result<Ve
         let views = |view: &View, copy: Copy| {
             let scratch = scratch.as_ref().expect("`scratch` has asked for it");
             let layout = Layout::dense(&copy.layout.sizes);
-            let own = View { base: scratch.base + copy.room, layout, region: scratch.region, ..*view };
+            let own = View::whole(scratch.region, scratch.base + copy.room, view.dtype, layout);
             (View { layout: copy.layout, ..view.clone() }, own)
         };
         if let Some(copy) = way.sent {

@@ -150,5 +150,5 @@ fn view(matrix: &Matrices, dtype: DType, [rows, columns]: [usize; 2]) -> View {
 fn lying(region: Region, byte: i64, dtype: DType, dims: &[(usize, isize)]) -> View {
     let sizes: Sizes = dims.iter().map(|dim| dim.0).collect();
     let strides = dims.iter().map(|dim| dim.1).collect();
-    View { region, base: byte as u64, dtype, layout: Layout { sizes, strides, offset: 0 } }
+    View::whole(region, byte as u64, dtype, Layout { sizes, strides, offset: 0 })
 }

@@ -1,0 +1,89 @@
+//! Parts of states that are read and written where they lie.
+
+use super::super::{LowerOptions, lower};
+use crate::program::{Instruction, Microbatches, Program, Section};
+use crate::target::Target;
+use std::sync::Arc;
+
+/// A weight of these sizes whose parts along a dim are updated apart, on two devices; `more` makes the value `%8` behind
+/// the addition, which is an output then.
+fn program(sizes: [u64; 2], dim: usize, more: &str, target: Target) -> Program {
+    let [rows, columns] = sizes;
+    let split = ["{dp, -}", "{-, dp}"][dim];
+    let ty = format!("f32[{rows}, {columns}]");
+    let output = if more.is_empty() { "" } else { "output \"more\" = %8" };
+    let text = format!(
+        r#"trainyard-ir 1
+        module @m placed mesh [dp=2] {{
+          state @w : {ty} parameter = zeros
+          func @train(%0 = @w, %1 "x" batched : f32[2, {rows}, {columns}] {{dp, -, -}}) {{
+            %2 = reduce %1 {{kind = sum, dims = [0], keep = false}} : {ty} partial(sum dp) !{{bwd}}
+            %3 = accumulate %2 : {ty} partial(sum dp) !{{update}}
+            %4 = reduce_scatter %3 : {ty} {split} !{{update}}
+            %5 = all_slice %0 : {ty} {split} !{{update}}
+            %6 = add %5, %4 : {ty} {split} !{{update}}
+            {more}
+            %7 = all_gather %6 : {ty} !{{update}}
+          }}
+          {output}
+          update @w = %7
+        }}"#
+    );
+    let module = ir::text::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+    let options = LowerOptions { microbatches: Microbatches::One, target, ..LowerOptions::default() };
+    lower(&module, &options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The collectives behind the reduction, and the additions, with their names.
+fn update(program: &Program) -> Vec<(String, &Instruction)> {
+    let all = program.section(Section::Update).iter().map(|instruction| (instruction.name(), instruction));
+    all.filter(|(name, _)| ["all_slice", "add", "all_gather", "copy"].contains(&name.as_str())).collect()
+}
+
+#[test]
+fn a_part_of_a_weight_is_updated_where_it_belongs_in_the_weight() {
+    // Rows of a weight, and columns of one that has a single row.
+    for (sizes, dim) in [([8, 3], 0), ([1, 8], 1)] {
+        let program = Arc::new(program(sizes, dim, "", Target::Cpu));
+        let [(add, addition), (gather, gathered)] = &update(&program)[..] else { panic!("{program}") };
+        assert_eq!((&**add, &**gather), ("add", "all_gather"));
+        let weight = &program.states[0].view;
+        let part = &addition.operands[0];
+        assert_eq!((part.base, &part), (weight.base, &&addition.results[0]));
+        assert_eq!((&gathered.operands[0], &gathered.results[0]), (part, weight));
+        assert_eq!(
+            (addition.in_place.as_slice(), gathered.in_place.as_slice()),
+            (&[(0, 0)][..], &[(0, 0)][..])
+        );
+        // The second device has the second half.
+        let places = [0, 1].map(|rank| {
+            let own = program.on_rank(rank);
+            update(&own)[0].1.operands[0].bytes()
+        });
+        let half = weight.bytes().end / 2;
+        assert_eq!(places, [0..half, half..2 * half]);
+    }
+}
+
+#[test]
+fn the_old_weight_is_kept_while_it_is_read() {
+    let program = program([8, 3], 0, "%8 = exp %0 : f32[8, 3] !{update}", Target::Cpu);
+    let weight = &program.states[0].view;
+    let (_, addition) = update(&program)[0];
+    assert_eq!(addition.operands[0].base, weight.base, "{program}");
+    assert!(addition.results[0].base != weight.base, "{program}");
+}
+
+#[test]
+fn columns_are_gathered_from_a_place_of_their_own() {
+    let program = program([8, 4], 1, "", Target::Cpu);
+    let gathered = update(&program).into_iter().find(|(name, _)| name == "all_gather").unwrap().1;
+    assert!(gathered.in_place.is_empty(), "{program}");
+}
+
+#[test]
+fn gpus_copy_their_parts() {
+    let program = program([8, 3], 0, "", Target::Cuda);
+    let names: Vec<String> = update(&program).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["all_slice", "add", "all_gather"], "{program}");
+}

@@ -1,5 +1,6 @@
 //! Devices: what runs a program, and the step that they all run alike.
 
+use crate::calls::CallClock;
 use crate::comm::CommError;
 use crate::program::{Microbatches, Program, Section};
 use ir::visible;
@@ -67,6 +68,11 @@ pub trait Device {
     /// smaller, no update changes a state any more. Whether the device can do that; unless it can, nothing changes.
     fn run_ahead(&mut self, _program: ProgramId) -> Result<bool, DeviceError> {
         Ok(false)
+    }
+
+    /// Since when the device has been in a call, of a device that may never answer: a GPU waits for others.
+    fn calls(&self) -> Option<CallClock> {
+        None
     }
 
     /// Bytes of memory that the device has allocated for its programs.

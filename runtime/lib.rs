@@ -4,6 +4,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod backend;
+pub mod calls;
 pub mod check;
 pub mod checkpoint;
 pub mod comm;

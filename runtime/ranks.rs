@@ -13,6 +13,7 @@ pub(crate) mod testing;
 mod tests;
 mod whole;
 
+use crate::calls::CallClock;
 use crate::comm::agreement::Agreement;
 use crate::comm::local::Local;
 use crate::comm::record::FlightRecord;
@@ -44,7 +45,7 @@ pub struct Ranks {
     devices: Vec<Box<dyn Device + Send>>,
     ranks: LocalRanks,
     fate: Fate,
-    /// Looks after ranks that are threads, once it is asked to.
+    /// Looks after the ranks, once it is asked to.
     watchdog: Option<Watchdog>,
 }
 
@@ -173,8 +174,9 @@ impl Ranks {
         Self { devices, ranks, fate: Fate::new(abort), watchdog: None }
     }
 
-    /// Looks after ranks that are threads: `give_up` is told, once, of a rank that others have waited for this long, with the last
-    /// exchanges of all ranks. It is to end the process. Ranks that are processes are looked after by their communicators.
+    /// Looks after the ranks of this process: `give_up` is told, once, of a rank that is a thread and that others have waited for this
+    /// long, or of a GPU that has not answered for as long, with the last exchanges of the ranks that are threads. It is to end the
+    /// process. Where a rank is a process, its communicator looks after exchanges on the processor.
     ///
     /// # Errors
     /// The system starts no thread.
@@ -183,12 +185,34 @@ impl Ranks {
         timeout: Duration,
         give_up: impl FnOnce(&CommError, &[FlightRecord]) + Send + 'static,
     ) -> Result<(), DeviceError> {
-        let LocalRanks::Threads(local, _) = &self.ranks else { return Ok(()) };
-        let records = local.records().to_vec();
-        let watchdog = local.watch(timeout, Box::new(move |late| give_up(late, &records)));
+        let (first, local) = match &self.ranks {
+            LocalRanks::One(agreement) => (agreement.rank(), None),
+            LocalRanks::Threads(local, _) => (0, Some(local.clone())),
+        };
+        let calls = (first..).zip(&self.devices).filter_map(|(rank, device)| Some((rank, device.calls()?)));
+        let calls: Vec<(u64, CallClock)> = calls.collect();
+        if calls.is_empty() && local.is_none() {
+            return Ok(());
+        }
+        let records = local.as_ref().map_or(vec![], |local| local.records().to_vec());
+        let seconds = timeout.as_secs();
+        let look = move || {
+            let stalled = |(rank, clock): &(u64, CallClock)| {
+                clock.has_run_for(timeout).then_some(CommError::Stalled { rank: *rank, seconds })
+            };
+            // A rank that does not come is the cause, and can be named.
+            local.as_ref().and_then(|local| local.late(timeout)).or_else(|| calls.iter().find_map(stalled))
+        };
+        let watchdog = Watchdog::start(timeout, look, Box::new(move |late| give_up(late, &records)));
         let error = |error: std::io::Error| DeviceError::Threads { threads: 1, message: error.to_string() };
         self.watchdog = Some(watchdog.map_err(error)?);
         Ok(())
+    }
+
+    /// The clocks of the devices.
+    #[cfg(test)]
+    pub(crate) fn clocks(&self) -> Vec<CallClock> {
+        self.devices.iter().filter_map(|device| device.calls()).collect()
     }
 
     /// The number of ranks of this process.

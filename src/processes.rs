@@ -121,6 +121,11 @@ impl Processes {
         self.joined.as_ref().map(|joined| (&joined.communicator, joined.launched.ranks))
     }
 
+    /// The last exchanges of this process, with its rank; `None` if it is alone.
+    pub fn record(&self) -> Option<(u64, FlightRecord)> {
+        self.joined.as_ref().map(|joined| (joined.launched.rank, joined.record.clone()))
+    }
+
     /// The result, if no process failed.
     ///
     /// # Errors
@@ -230,25 +235,26 @@ impl GiveUp {
     /// Tells the error with the exchange in which it came, and leaves the record.
     fn tell(&self, error: &CommError) {
         write_record(&self.record, &self.path, self.rank);
-        tell(error, &self.record);
+        tell(error, Some(&self.record));
     }
 }
 
-/// Ends this process, since a rank of it that is a thread did not come to the others in time. Each rank leaves its record.
-pub fn end_late(error: &CommError, records: &[FlightRecord], flight: &Path) -> ! {
-    (0..).zip(records).for_each(|(rank, record)| write_record(record, flight, rank));
-    if let CommError::Late { rank, .. } = error
-        && let Some(record) = records.get(*rank as usize)
-    {
-        tell(error, record);
-    }
+/// Ends this process, since a rank or a GPU of it was waited for too long. Each rank leaves its record.
+pub fn end_late(error: &CommError, records: &[(u64, FlightRecord)], flight: &Path) -> ! {
+    records.iter().for_each(|(rank, record)| write_record(record, flight, *rank));
+    let waited = match error {
+        CommError::Late { rank, .. } => records.iter().find(|(other, _)| other == rank),
+        _ => None,
+    };
+    tell(error, waited.map(|(_, record)| record));
     end_process(1)
 }
 
 /// Tells an error with the exchange in which a rank is.
-fn tell(error: &CommError, record: &FlightRecord) {
+fn tell(error: &CommError, record: Option<&FlightRecord>) {
     use crate::diagnostics::{Severity, render};
-    let exchange = record.open().map_or_else(String::new, |exchange| format!(" in {}", shortened(&exchange)));
+    let exchange = record.and_then(FlightRecord::open);
+    let exchange = exchange.map_or_else(String::new, |exchange| format!(" in {}", shortened(&exchange)));
     let told = Diagnostic::new(format!("{error}{exchange}"))
         .note("all ranks end; the same command with --resume continues from the last checkpoint");
     let text = render(Severity::Error, &[told], false);

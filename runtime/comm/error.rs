@@ -47,6 +47,16 @@ pub enum CommError {
         /// The ranks that did not come.
         missing: Vec<u64>,
     },
+    /// A GPU does not answer.
+    #[error(
+        "rank {rank} waited for {seconds} s for its GPU: another rank did not come to an exchange between GPUs, or the GPU stands still"
+    )]
+    Stalled {
+        /// The rank whose GPU it is.
+        rank: u64,
+        /// Seconds that it waited.
+        seconds: u64,
+    },
     /// The library that carries messages refuses.
     #[error("rank {rank} cannot exchange messages: {message}")]
     Transport {

@@ -7,7 +7,6 @@ use super::meeting::{Inside, World};
 use super::pieces::{Shape, by_rank, in_parts, share};
 use super::record::{FlightRecord, Recorded};
 use super::stores::Stores;
-use super::watchdog::{GiveUp, Watchdog};
 use super::{CommError, Communicator, Exchanged, Terms};
 use ir::{DType, PartialKind};
 use std::sync::Arc;
@@ -53,12 +52,9 @@ impl Local {
         self.world.ended()
     }
 
-    /// Looks after the ranks: `give_up` is told, once, of a rank that others have waited for this long.
-    ///
-    /// # Errors
-    /// The system starts no thread.
-    pub fn watch(&self, timeout: Duration, give_up: GiveUp) -> std::io::Result<Watchdog> {
-        Watchdog::start(self.world.clone(), timeout, give_up)
+    /// The ranks that others have waited for this long.
+    pub fn late(&self, timeout: Duration) -> Option<CommError> {
+        self.world.late(timeout)
     }
 
     /// Puts all ranks to work, each on a thread of its own. To be called when none is.

@@ -1,16 +1,14 @@
-//! A watchdog over ranks that are threads: a rank that stands still does not let the others wait for ever.
+//! A watchdog over the ranks of a process: a rank or a GPU that stands still does not let the others wait for ever.
 //!
-//! A meeting cannot end by itself when a rank does not come: the rank may be anywhere, even in a kernel that writes what it lent.
-//! So the watchdog only tells, and whoever it tells ends the process.
+//! A rank cannot be ended from outside: it may be anywhere, even in a kernel that writes what others read. So the watchdog only tells, and
+//! whoever it tells ends the process.
 
 use super::CommError;
-use super::meeting::World;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// What is done when a rank does not come in time.
+/// The act when something was waited for too long.
 pub type GiveUp = Box<dyn FnOnce(&CommError) + Send>;
 
 /// A thread that looks after ranks until it is dropped.
@@ -21,16 +19,20 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Looks after the ranks of a world: `give_up` is told, once, of a rank that others have waited for this long.
+    /// Looks again and again whether anything has been waited for this long, and tells `give_up` once.
     ///
     /// # Errors
     /// The system starts no thread.
-    pub(super) fn start(world: Arc<World>, timeout: Duration, give_up: GiveUp) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        timeout: Duration,
+        look: impl Fn() -> Option<CommError> + Send + 'static,
+        give_up: GiveUp,
+    ) -> std::io::Result<Self> {
         let (alive, ended) = mpsc::channel();
         let look_after = move || {
             let interval = (timeout / 8).min(Duration::from_secs(1));
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                if let Some(late) = world.late(timeout) {
+                if let Some(late) = look() {
                     return give_up(&late);
                 }
             }

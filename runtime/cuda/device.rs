@@ -6,6 +6,7 @@ use super::graphs::{Pace, Stretch, StretchState};
 use super::lower::lower;
 use super::program::{CudaProgram, Event, Stream};
 use super::ready::Ready;
+use crate::calls::CallClock;
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
 use crate::program::{Part, Program, Section, View};
 use crate::target::Target;
@@ -25,6 +26,7 @@ pub struct Cuda<D> {
     renewed: Option<ProgramId>,
     /// When it is watched.
     pub(super) clock: Option<Clock>,
+    calls: CallClock,
 }
 
 impl<D: Driver> Cuda<D> {
@@ -84,6 +86,7 @@ impl<D: Driver> Cuda<D> {
             known: BTreeMap::new(),
             renewed: None,
             clock: None,
+            calls: CallClock::default(),
         })
     }
 
@@ -199,6 +202,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let _call = self.calls.begin();
         let ready = self.ready(program)?;
         let states = &ready.cuda.program.states;
         let slot = states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
@@ -209,6 +213,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
+        let _call = self.calls.begin();
         let ready = self.ready(program)?;
         let states = &ready.cuda.program.states;
         let slot = states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
@@ -216,6 +221,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let _call = self.calls.begin();
         let ready = self.ready(program)?;
         let inputs = &ready.cuda.program.inputs;
         let slot = inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
@@ -227,6 +233,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
+        let _call = self.calls.begin();
         let program = self.ready(id)?.cuda.program.clone();
         self.programs[id.0].begin(section)?;
         self.begin_clock(id, section)?;
@@ -244,6 +251,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn end_microbatch(&mut self, id: ProgramId) -> Result<(), DeviceError> {
+        let _call = self.calls.begin();
         let program = self.ready(id)?.cuda.program.clone();
         if program.rest_of_microbatch().next().is_none() {
             return Ok(());
@@ -254,6 +262,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
+        let _call = self.calls.begin();
         self.ready(id)?;
         self.take_arena(id);
         self.perform(id, Part::Update, instructions)?;
@@ -261,6 +270,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
+        let _call = self.calls.begin();
         self.read(self.ready(program)?, self.outputs(program, &[output])?[0])
     }
 
@@ -277,6 +287,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn collect(&mut self, later: Later) -> Result<Vec<Vec<u8>>, DeviceError> {
+        let _call = self.calls.begin();
         let (program, outputs, number) = match later {
             Later::Read(bytes) => return Ok(bytes),
             Later::Coming { program, outputs, number } => (program, outputs, number),
@@ -302,6 +313,10 @@ impl<D: Driver> Device for Cuda<D> {
         Ok(halts)
     }
 
+    fn calls(&self) -> Option<CallClock> {
+        Some(self.calls.clone())
+    }
+
     /// The arena, all constants, and the tables of combined launches.
     fn allocated(&self) -> u64 {
         let programs = || self.programs.iter().map(|ready| &ready.cuda);
@@ -311,10 +326,12 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn settle(&mut self) -> Result<(), DeviceError> {
+        let _call = self.calls.begin();
         self.driver.settle().map_err(|error| self.refused(error))
     }
 
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
+        let _call = self.calls.begin();
         super::non_finite::first(self, id)
     }
 }

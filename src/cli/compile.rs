@@ -10,6 +10,7 @@ use clap::Args;
 use files::FolderLock;
 use ir::Diagnostic;
 use runtime::checkpoint::DataFiles;
+use runtime::comm::record::FlightRecord;
 use runtime::data::Loader;
 use runtime::profile::Profile;
 use runtime::ranks::Ranks;
@@ -379,7 +380,11 @@ impl Compile {
         let (timeout, flight) = (settings.parallel.timeout, output.folder.path().join(FLIGHT));
         let ranks = || -> Result<Ranks, Failure> {
             let mut ranks = training::ranks(programs, settings, processes, profile.cloned(), &warn, &fits)?;
-            let give_up = move |late: &_, records: &_| end_late(late, records, &flight);
+            let own = processes.record();
+            let give_up = move |late: &_, threads: &[FlightRecord]| {
+                let records = (0..).zip(threads.iter().cloned()).chain(own);
+                end_late(late, &records.collect::<Vec<_>>(), &flight)
+            };
             ranks.watch(Duration::from_secs(timeout), give_up).map_err(anyhow::Error::from)?;
             Ok(ranks)
         };

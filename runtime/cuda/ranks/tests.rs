@@ -2,13 +2,15 @@
 //! they are told is wrong, and shows. They need a C++ compiler.
 
 use super::{lowered, on_stand_ins, stand_in};
+use crate::comm::CommError;
 use crate::cuda::host::Order;
 use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
 use crate::device::{DeviceError, ProgramId, StepOutputs};
 use crate::lower::{LowerOptions, Target, lower};
 use crate::program::{Program, Section};
 use crate::ranks::testing::Disturbed;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 fn program(ranks: usize) -> Arc<Program> {
     let text = r#"trainyard-ir 1
@@ -172,4 +174,24 @@ fn ranks_that_exchange_in_another_order_are_refused_before_any_of_them_starts() 
     let error = error.unwrap_err().to_string();
     let told = "rank 1 and rank 0 make different calls of NCCL, from call 0 on";
     assert!(error.contains(told) && error.contains("all_gather of u8 x 48"), "{error}");
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_gpu_that_does_not_answer_is_told_of() {
+    let mut ranks = stand_in(vec![program(2)], Order::default()).unwrap();
+    let (tell, told) = mpsc::channel();
+    // The device of rank 1 is in a call, as if it waited for an exchange between GPUs.
+    let clock = ranks.clocks().into_iter().nth(1).unwrap();
+    let call = clock.begin();
+    ranks.watch(Duration::from_millis(50), move |late, _| tell.send(late.clone()).unwrap()).unwrap();
+    assert_eq!(told.recv(), Ok(CommError::Stalled { rank: 1, seconds: 0 }));
+    drop(call);
+    // While steps are made, calls begin and end.
+    let (tell, told) = mpsc::channel();
+    ranks.watch(Duration::from_secs(60), move |late, _| tell.send(late.clone()).unwrap()).unwrap();
+    ranks.step(ProgramId(0), &[vec![vec![0; 8 * 4 * 4]]]).unwrap();
+    assert!(ranks.clocks().iter().all(|clock| !clock.has_run_for(Duration::ZERO)));
+    drop(ranks);
+    assert!(told.recv().is_err());
 }

@@ -1,11 +1,18 @@
-//! Since when a device has been in a call: a device that never answers is told of, and not waited for.
+//! How long a device has been in a call, so that another thread can report a device that never answers.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-/// A clock that a device sets when a call begins, for who looks after it from another thread.
+/// The state of a device, for a watchdog on another thread.
 #[derive(Clone, Debug, Default)]
-pub struct CallClock(Arc<Mutex<Option<Instant>>>);
+pub struct CallClock(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_called: bool,
+    /// The watchdog's time when it first saw the call.
+    seen: Option<Duration>,
+}
 
 /// A call. It ends when this is dropped.
 pub(crate) struct Call(CallClock);
@@ -13,27 +20,28 @@ pub(crate) struct Call(CallClock);
 impl CallClock {
     /// Begins a call. Within another call it counts as a part of that one.
     pub(crate) fn begin(&self) -> Option<Call> {
-        let mut since = self.since();
-        if since.is_some() {
+        let mut state = self.state();
+        if state.is_called {
             return None;
         }
-        *since = Some(Instant::now());
+        *state = State { is_called: true, seen: None };
         Some(Call(self.clone()))
     }
 
-    /// Whether the device has been in a call for this long.
-    pub fn has_run_for(&self, time: Duration) -> bool {
-        self.since().is_some_and(|since| since.elapsed() >= time)
+    /// Whether the device has been in a call for this long, at this time of a watchdog's, which looks again and again.
+    pub(crate) fn is_late(&self, time: Duration, timeout: Duration) -> bool {
+        let mut state = self.state();
+        state.is_called && time.saturating_sub(*state.seen.get_or_insert(time)) >= timeout
     }
 
-    fn since(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        *self.0.since() = None;
+        *self.0.state() = State::default();
     }
 }
 
@@ -44,11 +52,14 @@ mod tests {
     #[test]
     fn a_call_lasts_until_the_outermost_ends() {
         let clock = CallClock::default();
-        assert!(!clock.has_run_for(Duration::ZERO));
+        let is_late = |seconds| clock.is_late(Duration::from_secs(seconds), Duration::from_secs(10));
         let outer = clock.begin();
+        assert!(!is_late(100), "it was not seen before");
         drop(clock.begin());
-        assert!(clock.has_run_for(Duration::ZERO) && !clock.has_run_for(Duration::from_secs(60)));
+        assert!(!is_late(109) && is_late(110));
         drop(outer);
-        assert!(!clock.has_run_for(Duration::ZERO));
+        assert!(!is_late(200));
+        let _next = clock.begin();
+        assert!(!is_late(300) && !is_late(305) && is_late(310));
     }
 }

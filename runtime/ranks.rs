@@ -191,17 +191,20 @@ impl Ranks {
         };
         let calls = (first..).zip(&self.devices).filter_map(|(rank, device)| Some((rank, device.calls()?)));
         let calls: Vec<(u64, CallClock)> = calls.collect();
-        if calls.is_empty() && local.is_none() {
+        // A single GPU waits for nobody.
+        let is_alone = matches!(&self.ranks, LocalRanks::One(agreement) if agreement.is_alone());
+        if is_alone || calls.is_empty() && local.is_none() {
             return Ok(());
         }
         let records = local.as_ref().map_or(vec![], |local| local.records().to_vec());
         let seconds = timeout.as_secs();
-        let look = move || {
-            let stalled = |(rank, clock): &(u64, CallClock)| {
-                clock.has_run_for(timeout).then_some(CommError::Stalled { rank: *rank, seconds })
-            };
-            // A rank that does not come is the cause, and can be named.
-            local.as_ref().and_then(|local| local.late(timeout)).or_else(|| calls.iter().find_map(stalled))
+        let look = move |time| {
+            // Each is looked at, so that its time counts. Where both are late, a rank that does not come is told of, and no GPU.
+            let late = local.as_ref().and_then(|local| local.late(time, timeout));
+            let stalled =
+                calls.iter().filter(|(_, clock)| clock.is_late(time, timeout)).map(|(rank, _)| *rank);
+            let stalled: Vec<u64> = stalled.collect();
+            late.or_else(|| Some(CommError::Stalled { rank: *stalled.first()?, seconds }))
         };
         let watchdog = Watchdog::start(timeout, look, Box::new(move |late| give_up(late, &records)));
         let error = |error: std::io::Error| DeviceError::Threads { threads: 1, message: error.to_string() };

@@ -241,12 +241,14 @@ impl GiveUp {
 
 /// Ends this process, since a rank or a GPU of it was waited for too long. Each rank leaves its record.
 pub fn end_late(error: &CommError, records: &[(u64, FlightRecord)], flight: &Path) -> ! {
-    records.iter().for_each(|(rank, record)| write_record(record, flight, *rank));
+    // A file system that hangs may be the cause: then neither the terminal nor a record keeps the process.
+    abort_after(FAREWELL);
     let waited = match error {
         CommError::Late { rank, .. } => records.iter().find(|(other, _)| other == rank),
         _ => None,
     };
     tell(error, waited.map(|(_, record)| record));
+    records.iter().for_each(|(rank, record)| write_record(record, flight, *rank));
     end_process(1)
 }
 
@@ -264,12 +266,14 @@ fn tell(error: &CommError, record: Option<&FlightRecord>) {
 
 /// An exchange of many tensors without those in the middle; the record has all of them.
 fn shortened(exchange: &str) -> String {
-    const EACH_END: usize = 80;
+    // The last part has the ranks and the node of the model.
+    const FIRST: usize = 80;
+    const LAST: usize = 200;
     let characters: Vec<char> = exchange.chars().collect();
-    match characters.len() <= 2 * EACH_END {
+    match characters.len() <= FIRST + LAST {
         true => exchange.to_owned(),
         false => {
-            let (first, last) = (&characters[..EACH_END], &characters[characters.len() - EACH_END..]);
+            let (first, last) = (&characters[..FIRST], &characters[characters.len() - LAST..]);
             format!("{} … {}", String::from_iter(first), String::from_iter(last))
         }
     }
@@ -311,13 +315,18 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Ends this process, whatever its other threads wait for.
 fn end_process(code: i32) -> ! {
-    let abort = || {
-        thread::sleep(FAREWELL);
+    abort_after(FAREWELL);
+    std::process::exit(code)
+}
+
+/// Lets this process end after a time, whatever happens until then.
+fn abort_after(time: Duration) {
+    let abort = move || {
+        thread::sleep(time);
         std::process::abort()
     };
     // Without the thread the process may end late, and it ends.
     let _ = thread::Builder::new().spawn(abort);
-    std::process::exit(code)
 }
 
 /// The means by which processes exchange messages.

@@ -40,6 +40,11 @@ impl Agreement {
         self.rank() == 0
     }
 
+    /// Whether there is no other rank.
+    pub fn is_alone(&self) -> bool {
+        self.communicator.is_none()
+    }
+
     /// Whether any rank says so.
     ///
     /// # Errors

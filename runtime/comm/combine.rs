@@ -105,7 +105,14 @@ fn fold<T: Element>(
 ) {
     let Some((first, rest)) = parts.split_first() else { return };
     let count = out.len() / size_of::<T>();
-    let (mut wide, mut aside) = ([T::Wide::default(); BLOCK], [T::zeroed(); BLOCK]);
+    let stores = if count < BLOCK { Stores::Cached } else { stores };
+    let (mut wide, mut aside) = (vec![], vec![]);
+    if rest.len() != 1 {
+        wide.resize(BLOCK.min(count), T::Wide::default());
+    }
+    if stores == Stores::PastCaches {
+        aside.resize(BLOCK, T::zeroed());
+    }
     for start in (0..count).step_by(BLOCK) {
         let end = (start + BLOCK).min(count);
         let here = start * size_of::<T>()..end * size_of::<T>();

@@ -49,7 +49,7 @@ pub enum CommError {
     },
     /// A GPU does not answer.
     #[error(
-        "rank {rank} waited for {seconds} s for its GPU: another rank did not come to an exchange between GPUs, or the GPU stands still"
+        "the GPU of rank {rank} has not finished a call for {seconds} s: it stands still, or it waits for the GPU of another rank"
     )]
     Stalled {
         /// The rank whose GPU it is.

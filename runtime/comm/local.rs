@@ -52,9 +52,9 @@ impl Local {
         self.world.ended()
     }
 
-    /// The ranks that others have waited for this long.
-    pub fn late(&self, timeout: Duration) -> Option<CommError> {
-        self.world.late(timeout)
+    /// The ranks that others have waited for this long, at this time of a watchdog's, which looks again and again.
+    pub(crate) fn late(&self, time: Duration, timeout: Duration) -> Option<CommError> {
+        self.world.late(time, timeout)
     }
 
     /// Puts all ranks to work, each on a thread of its own. To be called when none is.

@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The ranks of one process.
 pub(super) struct World {
@@ -46,8 +46,8 @@ struct Meeting {
     /// What those who are there have posted, by their place in the group.
     posts: Vec<Option<Post>>,
     here: usize,
-    /// When the first of them came.
-    since: Option<Instant>,
+    /// The watchdog's time when it first saw them wait.
+    seen: Option<Duration>,
     /// How often the group has been complete.
     opened: u64,
     /// What was posted when it last was.
@@ -109,29 +109,29 @@ impl World {
         self.changed.notify_all();
     }
 
-    /// The ranks that others have waited for this long.
-    pub(super) fn late(&self, timeout: Duration) -> Option<CommError> {
-        let board = self.board();
+    /// The ranks that others have waited for this long, at this time of the watchdog's.
+    pub(super) fn late(&self, time: Duration, timeout: Duration) -> Option<CommError> {
+        let mut board = self.board();
         if board.ended.is_some() {
             return None;
         }
+        let Board { seats, meetings, .. } = &mut *board;
+        let mut is_late = false;
+        for meeting in meetings.values_mut().filter(|meeting| meeting.here > 0) {
+            is_late |= time.saturating_sub(*meeting.seen.get_or_insert(time)) >= timeout;
+        }
+        // A missing rank may itself wait in another meeting. The one to name waits nowhere.
+        let is_waiting = |rank: u64| matches!(seats.get(rank as usize), Some(Seat::Waiting { .. }));
         let one = |(group, meeting): (&Vec<u64>, &Meeting)| {
-            let since = meeting.since.filter(|_| meeting.here > 0)?;
-            let is_here = |member: &u64| {
-                meeting.posts[group.iter().position(|other| other == member)?].as_ref().map(drop)
-            };
+            let (here, missing): (Vec<_>, Vec<_>) =
+                group.iter().zip(&meeting.posts).partition(|(_, post)| post.is_some());
             let missing: Vec<u64> =
-                group.iter().copied().filter(|member| is_here(member).is_none()).collect();
-            let rank = group.iter().copied().find(|member| is_here(member).is_some())?;
-            // Who waits for a rank that stands still lets others wait, too.
-            let waits = missing
-                .iter()
-                .all(|&rank| matches!(board.seats.get(rank as usize), Some(Seat::Waiting { .. })));
-            let late = CommError::Late { rank, seconds: timeout.as_secs(), missing };
-            (since.elapsed() >= timeout).then_some((waits, since, late))
+                missing.into_iter().map(|(&rank, _)| rank).filter(|&rank| !is_waiting(rank)).collect();
+            let rank = here.first().map(|(rank, _)| **rank).filter(|_| !missing.is_empty())?;
+            Some((meeting.seen, CommError::Late { rank, seconds: timeout.as_secs(), missing }))
         };
-        let late = board.meetings.iter().filter_map(one);
-        late.min_by_key(|(waits, since, _)| (*waits, *since)).map(|(.., late)| late)
+        let meetings = meetings.iter().filter(|(_, meeting)| is_late && meeting.here > 0);
+        meetings.filter_map(one).min_by_key(|(seen, _)| *seen).map(|(_, late)| late)
     }
 
     /// Meets the group: `inside` runs when all have come, and sees what they lent.
@@ -160,7 +160,7 @@ impl World {
         let meeting = board.meeting(group);
         let before = meeting.opened;
         if meeting.here == 0 {
-            meeting.since = Some(Instant::now());
+            meeting.seen = None;
         }
         meeting.here += 1;
         if meeting.here == group.len() {

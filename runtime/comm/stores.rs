@@ -1,7 +1,8 @@
 //! Stores into the caches of a processor, or past them.
 //!
-//! A processor reads a line of memory into its cache before it writes a part of it. For results that are larger than the cache, that is a
-//! third of the traffic of a copy, in vain: they leave the cache before they are read. Stores past the caches need none of it.
+//! A processor reads a line of memory into its cache before it writes a part of it. A copy then moves three bytes between memory and
+//! processor for each byte that is copied, and not two. Stores past the caches do without that read. For results that are larger than the
+//! cache nothing is lost: they would leave it before they are read.
 
 /// How an exchange writes its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,8 @@ use super::samples::{Collective, Sample, on_threads};
 use super::{CommError, Communicator, Exchanged};
 use ir::{DType, PartialKind};
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Runs a closure on every rank, each on a thread, and gives what each returned; `None` where it panicked.
 fn on_ranks<R: Send>(ranks: u64, run: impl Fn(u64, &LocalRank) -> R + Sync) -> Vec<Option<R>> {
@@ -192,7 +194,7 @@ fn groups_meet_many_times_without_each_other() {
 }
 
 /// `all_reduce` of five numbers by the ranks of a group.
-fn reduce(comm: &LocalRank, group: &[u64]) -> Result<(), CommError> {
+fn reduce(comm: &dyn Communicator, group: &[u64]) -> Result<(), CommError> {
     let own = operand(comm.rank(), 5000);
     exchange(&[5000], (None, None), &own, 5000, |t| comm.all_reduce(group, PartialKind::Sum, t)).map(drop)
 }
@@ -269,4 +271,35 @@ fn different_collectives_of_one_group_are_told_apart() {
 fn a_rank_outside_its_group_is_refused() {
     let ended = on_ranks(2, |rank, comm| if rank == 0 { reduce(comm, &[1]) } else { Ok(()) });
     assert_eq!(ended[0], Some(Err(CommError::Outside { rank: 0, group: vec![1] })));
+}
+
+#[test]
+fn of_a_chain_of_ranks_that_wait_the_one_is_named_that_waits_for_nobody() {
+    let local = Local::new(3);
+    let mut work = local.begin();
+    let is_waiting = |rank: usize| local.records()[rank].open().is_some();
+    let wait_for = |rank: usize| {
+        while !is_waiting(rank) {
+            std::thread::yield_now();
+        }
+    };
+    let [first, second] = [0, 1].map(|rank| local.recorded(rank));
+    let late = |seconds| local.late(Duration::from_secs(seconds), Duration::from_secs(10));
+    std::thread::scope(|scope| {
+        let meet =
+            |communicator: Arc<dyn Communicator>, group: [u64; 2]| move || reduce(&*communicator, &group);
+        // Rank 0 waits for rank 1, which begins later to wait for rank 2.
+        scope.spawn(meet(first, [0, 1]));
+        wait_for(0);
+        // The record is open a moment before the rank has come.
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(late(1), None);
+        scope.spawn(meet(second, [1, 2]));
+        wait_for(1);
+        std::thread::sleep(Duration::from_millis(50));
+        let expected = CommError::Late { rank: 1, seconds: 10, missing: vec![2] };
+        assert_eq!(late(11), Some(expected));
+        work.pop().unwrap().fail();
+    });
+    assert_eq!(late(100), None);
 }

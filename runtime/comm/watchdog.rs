@@ -19,20 +19,24 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Looks again and again whether anything has been waited for this long, and tells `give_up` once.
+    /// Looks again and again, and gives `look` a time that goes on while this process runs. If it tells of something that was waited
+    /// for too long, `give_up` is told, once.
     ///
     /// # Errors
     /// The system starts no thread.
     pub(crate) fn start(
         timeout: Duration,
-        look: impl Fn() -> Option<CommError> + Send + 'static,
+        mut look: impl FnMut(Duration) -> Option<CommError> + Send + 'static,
         give_up: GiveUp,
     ) -> std::io::Result<Self> {
         let (alive, ended) = mpsc::channel();
         let look_after = move || {
             let interval = (timeout / 8).min(Duration::from_secs(1));
+            // A process may be stopped and go on later. It waited for nobody meanwhile, so time is counted in looks.
+            let mut time = Duration::ZERO;
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                if let Some(late) = look() {
+                time += interval;
+                if let Some(late) = look(time) {
                     return give_up(&late);
                 }
             }

@@ -15,7 +15,8 @@
 use super::fuse::Item;
 use crate::program::Section;
 use cranelift_entity::{EntitySet, SecondaryMap};
-use ir::{Module, NodeId, Phase, ValueId};
+use ir::ops::collective::Collective;
+use ir::{Module, NodeId, Op, Phase, ValueId};
 
 /// The items of a program in the order in which they run, with the nodes of backward that run in the section `update`.
 #[derive(Debug, Default)]
@@ -137,7 +138,9 @@ fn last_readers(module: &Module, items: &[Item]) -> SecondaryMap<ValueId, usize>
     for (index, item) in items.iter().enumerate().rev() {
         for &node in item.nodes().iter().rev() {
             let node = module.node(node);
-            let is_view = node.op.movement().is_layout();
+            // A device's part of a weight can be a view.
+            let is_slice = matches!(node.op, Op::Collective(Collective::AllSlice));
+            let is_view = node.op.movement().is_layout() || is_slice;
             let views = node.results.iter().filter(|_| is_view).map(|&result| read[result]);
             let last = views.fold(index, usize::max);
             node.operands.iter().for_each(|&operand| read[operand] = read[operand].max(last));

@@ -3,7 +3,7 @@
 //! Every device gets the same program. What depends on which one it is, its place along the axes, it puts in itself.
 
 use super::commit::may_overwrite;
-use super::draft::{BufferKind, Draft, Drafts, Located};
+use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::kernel_contract::OperandLayout;
 use crate::layout::Layout;
 use crate::program::{Exchange, Kernel, LocalPart, Moved, RankStep};
@@ -50,8 +50,7 @@ impl Drafts<'_> {
         if part.dims.is_empty() {
             return whole;
         }
-        let stays = matches!(self.buffers[whole.buffer].kind, BufferKind::State(_) | BufferKind::Constant(_));
-        if stays && self.backend.takes_parts_in_place() {
+        if self.stays(whole.buffer) && self.backend.takes_parts_in_place() {
             return part.dims.iter().fold(whole, |own, (dim, axes)| self.own_part(own, *dim, axes));
         }
         let mut sizes = whole.layout.sizes.clone();
@@ -69,6 +68,20 @@ impl Drafts<'_> {
             origin: node.origin.clone(),
         });
         result
+    }
+
+    /// Whether a buffer stays what it is for as long as anything of the step can read it: of a constant, or of a state that is updated
+    /// when all microbatches are done, if it is.
+    fn stays(&self, buffer: BufferId) -> bool {
+        match self.buffers[buffer].kind {
+            BufferKind::Constant(_) => true,
+            BufferKind::State(index) => {
+                let state = self.module.states.values().nth(index);
+                let new = state.and_then(|state| state.output);
+                new.is_none_or(|new| !self.module.phase_of(new).is_microbatch())
+            }
+            BufferKind::Input(_) | BufferKind::Result => false,
+        }
     }
 
     /// The part of a tensor that is a device's own, where it lies.
@@ -167,7 +180,18 @@ impl Drafts<'_> {
             && buffer.bytes == part.layout.len() as u64 * part.dtype.bytes();
         let is_run = whole.layout.sizes[..dim].iter().all(|&size| size == 1) && part.layout.is_dense();
         let is_reported = self.outputs.iter().flatten().any(|output| output.buffer == part.buffer);
-        if !is_alone || !is_run || is_reported || !matches!(self.buffers[state].kind, BufferKind::State(_)) {
+        // Everybody sees it as the gather does, and the gather once.
+        let used = self.instructions.iter().flat_map(|draft| draft.operands.iter().chain(&draft.results));
+        let is_seen_alike =
+            used.filter(|located| located.buffer == part.buffer).all(|located| located == part);
+        let is_once = draft.operands.iter().filter(|other| other.buffer == part.buffer).count() == 1;
+        if !is_alone
+            || !is_run
+            || is_reported
+            || !is_seen_alike
+            || !is_once
+            || !matches!(self.buffers[state].kind, BufferKind::State(_))
+        {
             return None;
         }
         let place = self.own_part(Located { buffer: state, ..whole.clone() }, dim, &exchange.axes);

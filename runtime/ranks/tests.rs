@@ -109,11 +109,11 @@ fn the_watchdog_tells_of_a_rank_that_stands_still() {
         tell.send((late.clone(), open)).unwrap();
         go.send(()).unwrap();
     };
-    ranks.watch(Duration::from_millis(300), give_up).unwrap();
+    ranks.watch(Duration::from_millis(1500), give_up).unwrap();
     ranks.step(ProgramId(0), &[vec![vec![0; 8 * 4 * 4]]]).unwrap_or_else(|error| panic!("{error}"));
     let (late, open) = told.recv().unwrap();
     assert!(
-        matches!(late, CommError::Late { rank: 0, seconds: 0, ref missing } if *missing == [1]),
+        matches!(late, CommError::Late { rank: 0, seconds: 1, ref missing } if *missing == [1]),
         "{late}"
     );
     assert_eq!(open[1], None);

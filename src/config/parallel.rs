@@ -40,7 +40,7 @@ pub struct Parallel {
     #[arg(long, value_name = "FILE.toml")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<PathBuf>,
-    /// Seconds that a rank waits for the others in an exchange before the run ends
+    /// Seconds that a rank waits for other ranks, or for its GPU, before the run ends
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds)]
     pub timeout: u64,
 }

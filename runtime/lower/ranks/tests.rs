@@ -75,6 +75,15 @@ fn the_old_weight_is_kept_while_it_is_read() {
 }
 
 #[test]
+fn a_part_that_others_see_through_a_view_has_a_place_of_its_own() {
+    let more = "%9 = transpose %6 {permutation = [1, 0]} : f32[3, 8] {-, dp} !{update}
+            %8 = exp %9 : f32[3, 8] {-, dp} !{update}";
+    let program = program([8, 3], 0, more, Target::Cpu);
+    let (_, gathered) = update(&program).into_iter().find(|(name, _)| name == "all_gather").unwrap();
+    assert!(gathered.in_place.is_empty(), "{program}");
+}
+
+#[test]
 fn columns_are_gathered_from_a_place_of_their_own() {
     let program = program([8, 4], 1, "", Target::Cpu);
     let gathered = update(&program).into_iter().find(|(name, _)| name == "all_gather").unwrap().1;

@@ -2,8 +2,8 @@
 //! a mesh: each runs it on its own parts of the tensors.
 
 mod text;
+mod view;
 
-use crate::layout::Layout;
 use crate::lower::MemoryByClass;
 use crate::target::{Multiprocessors, Target};
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use ir::ops::contract::Contract;
 use ir::{AxisId, DType, Mesh, NodeId, Op, PartialKind, Phase, Role, Signature, Type};
 use smallvec::SmallVec;
 use std::sync::Arc;
+pub use view::{RankStep, RankSteps, Region, View};
 
 /// What a device runs. Made by [`crate::lower::lower`].
 #[derive(Clone, Debug)]
@@ -306,42 +307,6 @@ pub enum ChainSource {
     Step(u32),
 }
 
-/// A tensor in the memory of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct View {
-    /// Which memory.
-    pub region: Region,
-    /// Where its buffer starts there, in bytes.
-    pub base: u64,
-    /// Element type.
-    pub dtype: DType,
-    /// Where the elements are, from the buffer's start.
-    pub layout: Layout,
-    /// How much farther they are on other devices than the first, where a device takes its part of a larger tensor.
-    pub by_rank: RankSteps,
-}
-
-/// The distances by which the parts of devices lie apart in a tensor.
-pub type RankSteps = SmallVec<[RankStep; 1]>;
-
-/// A device's part begins so many elements farther for each place along some axes ([`Mesh::place`]).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RankStep {
-    /// The axes, first one major.
-    pub axes: SmallVec<[AxisId; 2]>,
-    /// The elements.
-    pub elements: isize,
-}
-
-/// The memories of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Region {
-    /// What changes: states, inputs, everything computed.
-    Arena,
-    /// What does not.
-    Constants,
-}
-
 /// A program input.
 #[derive(Clone, Debug)]
 pub struct InputSlot {
@@ -421,17 +386,18 @@ impl Program {
 
     /// The program with the places of one device: a view that lies elsewhere on each device lies where it does on that rank.
     pub(crate) fn on_rank(self: &Arc<Self>, rank: u64) -> Arc<Self> {
+        let used = self.sections.iter().flatten().flat_map(|own| own.operands.iter().chain(&own.results));
+        let mut views = used.chain(self.outputs.iter().map(|output| &output.view));
+        // Threads of one process share a program that is the same for all.
+        if views.all(|view| view.by_rank.is_empty()) {
+            return self.clone();
+        }
         let mut program = Self::clone(self);
         let instructions = program.sections.iter_mut().flatten();
         let used = instructions.flat_map(|own| own.operands.iter_mut().chain(&mut own.results));
         let views = used.chain(program.outputs.iter_mut().map(|output| &mut output.view));
-        let mut differs = false;
-        for view in views.filter(|view| !view.by_rank.is_empty()) {
-            view.put_on_rank(&program.mesh, rank);
-            differs = true;
-        }
-        // Threads of one process share a program that is the same for all.
-        if differs { Arc::new(program) } else { self.clone() }
+        views.for_each(|view| view.put_on_rank(&program.mesh, rank));
+        Arc::new(program)
     }
 
     /// The index of the input of that name.
@@ -464,26 +430,6 @@ impl Chain {
             origin: instruction.origin.clone(),
         };
         Self { steps: vec![step], stores: SmallVec::from_slice(&[0]) }
-    }
-}
-
-impl View {
-    /// A tensor that lies alike on all devices.
-    pub(crate) fn whole(region: Region, base: u64, dtype: DType, layout: Layout) -> Self {
-        Self { region, base, dtype, layout, by_rank: RankSteps::new() }
-    }
-
-    /// Fixes its place to that on a rank.
-    fn put_on_rank(&mut self, mesh: &Mesh, rank: u64) {
-        for RankStep { axes, elements } in std::mem::take(&mut self.by_rank) {
-            self.layout.offset += mesh.place(rank, &axes) as isize * elements;
-        }
-    }
-
-    /// The bytes it spans, from the start of its region. Where that depends on the device, those of the first one.
-    pub fn bytes(&self) -> std::ops::Range<u64> {
-        let (span, width) = (self.layout.span(), self.dtype.bytes());
-        self.base + span.start as u64 * width..self.base + span.end as u64 * width
     }
 }
 

@@ -189,8 +189,7 @@ impl Ranks {
             LocalRanks::One(agreement) => (agreement.rank(), None),
             LocalRanks::Threads(local, _) => (0, Some(local.clone())),
         };
-        let calls = (first..).zip(&self.devices).filter_map(|(rank, device)| Some((rank, device.calls()?)));
-        let calls: Vec<(u64, CallClock)> = calls.collect();
+        let calls: Vec<(u64, CallClock)> = (first..).zip(self.clocks()).collect();
         // A single GPU waits for nobody.
         let is_alone = matches!(&self.ranks, LocalRanks::One(agreement) if agreement.is_alone());
         if is_alone || calls.is_empty() && local.is_none() {
@@ -201,9 +200,8 @@ impl Ranks {
         let look = move |time| {
             // Each is looked at, so that its time counts. Where both are late, a rank that does not come is told of, and no GPU.
             let late = local.as_ref().and_then(|local| local.late(time, timeout));
-            let stalled =
-                calls.iter().filter(|(_, clock)| clock.is_late(time, timeout)).map(|(rank, _)| *rank);
-            let stalled: Vec<u64> = stalled.collect();
+            let stalled = calls.iter().filter(|(_, clock)| clock.is_late(time, timeout));
+            let stalled: Vec<u64> = stalled.map(|(rank, _)| *rank).collect();
             late.or_else(|| Some(CommError::Stalled { rank: *stalled.first()?, seconds }))
         };
         let watchdog = Watchdog::start(timeout, look, Box::new(move |late| give_up(late, &records)));
@@ -212,8 +210,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// The clocks of the devices.
-    #[cfg(test)]
+    /// The clocks of the devices, which are of one kind: all have one, or none.
     pub(crate) fn clocks(&self) -> Vec<CallClock> {
         self.devices.iter().filter_map(|device| device.calls()).collect()
     }

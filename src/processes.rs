@@ -13,6 +13,7 @@ use runtime::comm::record::{FlightRecord, Recorded};
 use runtime::comm::star::rendezvous::{self, Newcomer};
 use runtime::comm::star::{Loss, Star};
 use runtime::comm::{CommError, Communicator};
+use runtime::ranks::Ranks;
 use runtime::target::Target;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -121,9 +122,18 @@ impl Processes {
         self.joined.as_ref().map(|joined| (&joined.communicator, joined.launched.ranks))
     }
 
-    /// The last exchanges of this process, with its rank; `None` if it is alone.
-    pub fn record(&self) -> Option<(u64, FlightRecord)> {
-        self.joined.as_ref().map(|joined| (joined.launched.rank, joined.record.clone()))
+    /// Looks after the ranks of this process: if a rank that is a thread, or a GPU, is waited for so many seconds, the process ends, and
+    /// each rank leaves its last exchanges in a file of the folder `flight`.
+    ///
+    /// # Errors
+    /// The system starts no thread.
+    pub fn watch(&self, ranks: &mut Ranks, timeout: u64, flight: PathBuf) -> Result<(), Failure> {
+        let own = self.joined.as_ref().map(|joined| (joined.launched.rank, joined.record.clone()));
+        let give_up = move |late: &CommError, threads: &[FlightRecord]| {
+            let records = (0..).zip(threads.iter().cloned()).chain(own);
+            end_late(late, &records.collect::<Vec<_>>(), &flight)
+        };
+        Ok(ranks.watch(Duration::from_secs(timeout), give_up).map_err(anyhow::Error::from)?)
     }
 
     /// The result, if no process failed.
@@ -224,24 +234,26 @@ struct GiveUp {
 impl GiveUp {
     /// The last words where another process is lost, and the end of this one.
     fn end(&self, loss: &Loss) -> ! {
+        // A file system that hangs may be the cause: then neither the terminal nor a record keeps the process.
+        abort_after(FAREWELL);
         match loss {
             Loss::Noticed(error) => self.tell(error),
             // The user was told by the rank that failed.
             Loss::Told { .. } => write_record(&self.record, &self.path, self.rank),
         }
-        end_process(1)
+        std::process::exit(1)
     }
 
     /// Tells the error with the exchange in which it came, and leaves the record.
     fn tell(&self, error: &CommError) {
-        write_record(&self.record, &self.path, self.rank);
         tell(error, Some(&self.record));
+        write_record(&self.record, &self.path, self.rank);
     }
 }
 
 /// Ends this process, since a rank or a GPU of it was waited for too long. Each rank leaves its record.
-pub fn end_late(error: &CommError, records: &[(u64, FlightRecord)], flight: &Path) -> ! {
-    // A file system that hangs may be the cause: then neither the terminal nor a record keeps the process.
+fn end_late(error: &CommError, records: &[(u64, FlightRecord)], flight: &Path) -> ! {
+    // As in `GiveUp::end`.
     abort_after(FAREWELL);
     let waited = match error {
         CommError::Late { rank, .. } => records.iter().find(|(other, _)| other == rank),
@@ -249,7 +261,7 @@ pub fn end_late(error: &CommError, records: &[(u64, FlightRecord)], flight: &Pat
     };
     tell(error, waited.map(|(_, record)| record));
     records.iter().for_each(|(rank, record)| write_record(record, flight, *rank));
-    end_process(1)
+    std::process::exit(1)
 }
 
 /// Tells an error with the exchange in which a rank is.

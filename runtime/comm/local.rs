@@ -32,12 +32,12 @@ impl Local {
         Self { world: Arc::new(World::new(ranks)), records }
     }
 
-    /// What a rank communicates through.
+    /// The communicator of a rank.
     pub fn communicator(&self, rank: u64) -> LocalRank {
         LocalRank { world: self.world.clone(), rank }
     }
 
-    /// What a rank communicates through, with a record of its exchanges.
+    /// The communicator of a rank that keeps a record of its exchanges.
     pub fn recorded(&self, rank: u64) -> Arc<dyn Communicator> {
         Arc::new(Recorded::new(Arc::new(self.communicator(rank)), self.records[rank as usize].clone()))
     }
@@ -143,6 +143,7 @@ impl LocalRank {
     ) -> Result<(), CommError> {
         let terms = Terms::of(name, group, None, tensors);
         let count = group.len();
+        // The meeting refuses a rank outside the group.
         let place = group.iter().position(|&member| member == self.rank).unwrap_or(0);
         let (mut shapes, mut operands, mut rooms) = (vec![], vec![], vec![]);
         for tensor in tensors {

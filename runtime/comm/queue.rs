@@ -3,6 +3,7 @@
 //! All exchanges of a rank keep one order, so a rank that exchanges by itself waits for the queue first ([`ExchangeQueue::finish`]). Ranks
 //! start the same exchanges in the same order, so each finds its partners, whatever the others compute in the meantime.
 
+use super::sync::{TURNS, turn};
 use super::{CommError, Communicator};
 use std::any::Any;
 use std::collections::VecDeque;
@@ -43,9 +44,6 @@ struct Board {
     panic: Option<Box<dyn Any + Send>>,
     closed: bool,
 }
-
-/// Turns for which a rank looks again before it sleeps.
-const TURNS: u32 = 512;
 
 impl ExchangeQueue {
     /// A queue without exchanges.
@@ -103,8 +101,7 @@ impl ExchangeQueue {
             if turns < TURNS {
                 turns += 1;
                 drop(board);
-                (0..16).for_each(|_| std::hint::spin_loop());
-                thread::yield_now();
+                turn();
                 board = self.shared.board();
             } else {
                 board = self.shared.changed.wait(board).unwrap_or_else(PoisonError::into_inner);

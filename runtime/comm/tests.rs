@@ -277,29 +277,24 @@ fn a_rank_outside_its_group_is_refused() {
 fn of_a_chain_of_ranks_that_wait_the_one_is_named_that_waits_for_nobody() {
     let local = Local::new(3);
     let mut work = local.begin();
-    let is_waiting = |rank: usize| local.records()[rank].open().is_some();
-    let wait_for = |rank: usize| {
-        while !is_waiting(rank) {
+    let late = |time, timeout| local.late(Duration::from_secs(time), Duration::from_secs(timeout));
+    let by = |rank, seconds, missing: u64| Some(CommError::Late { rank, seconds, missing: vec![missing] });
+    let [first, second] = [0, 1].map(|rank| local.communicator(rank));
+    let told = std::thread::scope(|scope| {
+        // Rank 0 waits for rank 1, which begins later to wait for rank 2.
+        scope.spawn(|| reduce(&first, &[0, 1]));
+        while late(0, 0).is_none() {
             std::thread::yield_now();
         }
-    };
-    let [first, second] = [0, 1].map(|rank| local.recorded(rank));
-    let late = |seconds| local.late(Duration::from_secs(seconds), Duration::from_secs(10));
-    std::thread::scope(|scope| {
-        let meet =
-            |communicator: Arc<dyn Communicator>, group: [u64; 2]| move || reduce(&*communicator, &group);
-        // Rank 0 waits for rank 1, which begins later to wait for rank 2.
-        scope.spawn(meet(first, [0, 1]));
-        wait_for(0);
-        // The record is open a moment before the rank has come.
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(late(1), None);
-        scope.spawn(meet(second, [1, 2]));
-        wait_for(1);
-        std::thread::sleep(Duration::from_millis(50));
-        let expected = CommError::Late { rank: 1, seconds: 10, missing: vec![2] };
-        assert_eq!(late(11), Some(expected));
+        let one_waits = [late(0, 0), late(1, 10)];
+        scope.spawn(|| reduce(&second, &[1, 2]));
+        while late(5, 0) == by(0, 0, 1) {
+            std::thread::yield_now();
+        }
+        let told = (one_waits, late(11, 10));
         work.pop().unwrap().fail();
+        told
     });
-    assert_eq!(late(100), None);
+    assert_eq!(told, ([by(0, 0, 1), None], by(1, 10, 2)));
+    assert_eq!(late(100, 10), None);
 }

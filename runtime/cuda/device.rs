@@ -26,6 +26,7 @@ pub struct Cuda<D> {
     renewed: Option<ProgramId>,
     /// When it is watched.
     pub(super) clock: Option<Clock>,
+    /// Runs while a caller waits.
     calls: CallClock,
 }
 
@@ -275,6 +276,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
+        let _call = self.calls.begin();
         let ready = self.ready(program)?;
         let place = |view: &&View| {
             let span = view.bytes();
@@ -304,6 +306,7 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn run_ahead(&mut self, program: ProgramId) -> Result<bool, DeviceError> {
+        let _call = self.calls.begin();
         let ready = self.ready(program)?;
         let (halts, at) = (ready.cuda.halts, ready.halt);
         if halts {

@@ -70,8 +70,7 @@ impl Drafts<'_> {
         result
     }
 
-    /// Whether a buffer stays what it is for as long as anything of the step can read it: of a constant, or of a state that is updated
-    /// when all microbatches are done, if it is.
+    /// Whether the values in a buffer stay the same during all microbatches: those of constants, and of states that no microbatch updates.
     fn stays(&self, buffer: BufferId) -> bool {
         match self.buffers[buffer].kind {
             BufferKind::Constant(_) => true,
@@ -143,69 +142,70 @@ impl Drafts<'_> {
         node.results.iter().for_each(|&result| self.sum_up(result, self.section(id)));
         Ok(())
     }
-    /// Has what makes a device's part of a state's new value write it where it belongs in the state, if a gather then puts the other
-    /// parts around it. Nobody reads the old part any more when it is overwritten.
+    /// Lets the optimizer write a device's part of a weight over the old part, where the weight is then gathered around it.
     pub(super) fn write_parts_in_place(&mut self) {
         if !self.backend.takes_parts_in_place() {
             return;
         }
+        // For each buffer, the instructions that use it.
+        let mut users: Vec<Vec<usize>> = vec![vec![]; self.buffers.len()];
+        for (at, draft) in self.instructions.iter().enumerate() {
+            draft.operands.iter().chain(&draft.results).for_each(|used| users[used.buffer].push(at));
+        }
         for gather in 0..self.instructions.len() {
             for index in 0..self.instructions[gather].operands.len() {
-                if let Some(place) = self.place_of_part(gather, index) {
-                    let old = self.instructions[gather].operands[index].buffer;
-                    let used = self
-                        .instructions
-                        .iter_mut()
-                        .flat_map(|draft| draft.operands.iter_mut().chain(&mut draft.results));
-                    used.filter(|located| located.buffer == old).for_each(|located| *located = place.clone());
+                let Some(place) = self.place_of_part(&users, gather, index) else { continue };
+                let old = self.instructions[gather].operands[index].buffer;
+                let of_part = std::mem::take(&mut users[old]);
+                for &at in &of_part {
+                    let draft = &mut self.instructions[at];
+                    let used = draft.operands.iter_mut().chain(&mut draft.results);
+                    used.filter(|used| used.buffer == old).for_each(|used| *used = place.clone());
                 }
+                users[place.buffer].extend(of_part);
             }
         }
     }
 
     /// The place in a state for the operand of a gather, if it may be written there.
-    fn place_of_part(&self, gather: usize, index: usize) -> Option<Located> {
+    fn place_of_part(&self, users: &[Vec<usize>], gather: usize, index: usize) -> Option<Located> {
         let draft = &self.instructions[gather];
         let Kernel::Collective(exchange) = &draft.kernel else { return None };
-        let (Some(dim), None) = (exchange.dims[index].gathered, exchange.dims[index].split) else {
-            return None;
-        };
+        let Moved { gathered: Some(dim), split: None } = exchange.dims[index] else { return None };
         let (part, whole) = (&draft.operands[index], &draft.results[index]);
         let state = self.buffers[whole.buffer].merged?;
-        // The part is contiguous, and alone in a buffer that holds nothing else.
+        // A contiguous part of a state.
+        let is_run = whole.layout.sizes[..dim].iter().all(|&size| size == 1) && part.layout.is_dense();
+        // It is alone in its buffer, which is seen by instructions of this program only, all of which see the same elements.
         let buffer = &self.buffers[part.buffer];
         let is_alone = buffer.kind == BufferKind::Result
             && buffer.merged.is_none()
             && !buffer.carried
             && buffer.bytes == part.layout.len() as u64 * part.dtype.bytes();
-        let is_run = whole.layout.sizes[..dim].iter().all(|&size| size == 1) && part.layout.is_dense();
         let is_reported = self.outputs.iter().flatten().any(|output| output.buffer == part.buffer);
-        // Everybody sees it as the gather does, and the gather once.
-        let used = self.instructions.iter().flat_map(|draft| draft.operands.iter().chain(&draft.results));
-        let is_seen_alike =
-            used.filter(|located| located.buffer == part.buffer).all(|located| located == part);
+        let used = |at: usize| self.instructions[at].operands.iter().chain(&self.instructions[at].results);
+        let mut seen = users[part.buffer].iter().flat_map(|&at| used(at));
+        let is_seen_alike = seen.all(|used| used.buffer != part.buffer || used == part);
         let is_once = draft.operands.iter().filter(|other| other.buffer == part.buffer).count() == 1;
-        if !is_alone
-            || !is_run
-            || is_reported
-            || !is_seen_alike
-            || !is_once
-            || !matches!(self.buffers[state].kind, BufferKind::State(_))
-        {
+        let is_state = matches!(self.buffers[state].kind, BufferKind::State(_));
+        if !is_state || !is_run || !is_alone || is_reported || !is_seen_alike || !is_once {
             return None;
         }
-        let place = self.own_part(Located { buffer: state, ..whole.clone() }, dim, &exchange.axes);
-        let mut makers = (0..gather)
-            .filter(|&at| self.instructions[at].results.iter().any(|made| made.buffer == part.buffer));
+        // One instruction makes it. That one may write over the old part, and nobody reads the old state after it.
+        let makes = |at: &usize| self.instructions[*at].results.contains(part);
+        let mut makers = users[part.buffer].iter().copied().filter(makes);
         let maker = makers.next().filter(|_| makers.next().is_none())?;
-        let result = self.instructions[maker].results.iter().position(|made| made.buffer == part.buffer)?;
+        let place = self.own_part(Located { buffer: state, ..whole.clone() }, dim, &exchange.axes);
         let mut written = self.instructions[maker].clone();
+        let result = written.results.iter().position(|made| made == part)?;
         written.results[result] = place.clone();
-        let reads = |located: &Located| located.buffer == state;
-        let is_overwritten = |at: usize| may_overwrite(self.backend, &written, at, result);
-        let may_write = self.instructions[maker].section == draft.section
-            && (0..written.operands.len()).filter(|&at| reads(&written.operands[at])).all(is_overwritten)
-            && self.instructions[maker + 1..=gather].iter().all(|later| !later.operands.iter().any(reads));
+        let reads = |draft: &Draft| draft.operands.iter().any(|operand| operand.buffer == state);
+        let is_read_later =
+            users[state].iter().any(|&at| maker < at && at <= gather && reads(&self.instructions[at]));
+        let mut old = (0..written.operands.len()).filter(|&at| written.operands[at].buffer == state);
+        let may_write = written.section == draft.section
+            && !is_read_later
+            && old.all(|at| may_overwrite(self.backend, &written, at, result));
         may_write.then_some(place)
     }
 }

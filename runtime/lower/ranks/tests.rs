@@ -1,7 +1,7 @@
 //! Parts of states that are read and written where they lie.
 
 use super::super::{LowerOptions, lower};
-use crate::program::{Instruction, Microbatches, Program, Section};
+use crate::program::{Instruction, Microbatches, Program, Section, UpdateTime};
 use crate::target::Target;
 use std::sync::Arc;
 
@@ -95,4 +95,78 @@ fn gpus_copy_their_parts() {
     let program = program([8, 3], 0, "", Target::Cuda);
     let names: Vec<String> = update(&program).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["all_slice", "add", "all_gather"], "{program}");
+}
+
+#[test]
+fn a_part_that_two_weights_share_has_a_place_of_its_own() {
+    let text = r#"trainyard-ir 1
+        module @m placed mesh [dp=2] {
+          state @w : f32[8] parameter = zeros
+          state @v : f32[8] parameter = zeros
+          func @train(%0 = @w, %1 = @v, %2 "x" batched : f32[2, 8] {dp, -}) {
+            %3 = reduce %2 {kind = sum, dims = [0], keep = false} : f32[8] partial(sum dp) !{bwd}
+            %4 = accumulate %3 : f32[8] partial(sum dp) !{update}
+            %5 = reduce_scatter %4 : f32[8] {dp} !{update}
+            %6 = exp %5 : f32[8] {dp} !{update}
+            %7, %8 = all_gather %6, %6 : f32[8], f32[8] !{update}
+          }
+          update @w = %7
+          update @v = %8
+        }"#;
+    let module = ir::text::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    let options = LowerOptions { microbatches: Microbatches::One, ..LowerOptions::default() };
+    let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));
+    let (_, gathered) = update(&program).into_iter().find(|(name, _)| name == "all_gather").unwrap();
+    assert!(gathered.in_place.is_empty(), "{program}");
+}
+
+#[test]
+fn a_part_of_a_state_that_microbatches_update_is_that_of_the_beginning() {
+    let text = r#"trainyard-ir 1
+        module @m placed mesh [dp=2] {
+          state @seen : f32[8] buffer = zeros
+          func @train(%0 = @seen, %1 "x" batched : f32[2, 8] {dp, -}) {
+            %2 = all_slice %0 : f32[8] {dp} !{prepare}
+            %3 = reduce %1 {kind = sum, dims = [0], keep = false} : f32[8] partial(sum dp)
+            %4 = all_reduce %3 : f32[8]
+            %5 = add %0, %4 : f32[8]
+            %6 = exp %2 : f32[8] {dp}
+          }
+          output "part" = %6
+          update @seen = %5
+        }"#;
+    let module = ir::text::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    let program = lower(&module, &LowerOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+    let names: Vec<String> = program.section(Section::Prepare).iter().map(Instruction::name).collect();
+    assert_eq!(names, ["all_slice"], "{program}");
+}
+
+/// Backward makes the gradient of the weight first, and then reads a part of the weight.
+#[test]
+fn an_early_update_waits_for_the_readers_of_a_part() {
+    let text = r#"trainyard-ir 1
+        module @m placed mesh [dp=2] {
+          state @w : f32[8] parameter = zeros
+          func @train(%0 = @w, %1 "x" batched : f32[2, 8] {dp, -}) {
+            %2 = mul %1, %0 : f32[2, 8] {dp, -}
+            %3 = reduce %2 {kind = sum, dims = [0], keep = false} : f32[8] partial(sum dp) !{bwd}
+            %4 = all_reduce %3 : f32[8] !{bwd}
+            %5 = all_slice %0 : f32[8] {dp} !{bwd}
+            %6 = exp %5 : f32[8] {dp} !{bwd}
+            %7 = reduce %6 {kind = sum, dims = [0], keep = false} : f32[] partial(sum dp) !{bwd}
+            %8 = accumulate %4 : f32[8] !{update}
+            %9 = add %0, %8 : f32[8] !{update}
+            %10 = accumulate %7 : f32[] partial(sum dp) !{update}
+            %11 = all_reduce %10 : f32[] !{update}
+          }
+          output "more" = %11
+          update @w = %9
+        }"#;
+    let module = ir::text::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    let (microbatches, update_time) = (Microbatches::One, UpdateTime::Early);
+    let options =
+        LowerOptions { microbatches, update: update_time, unfused: true, ..LowerOptions::default() };
+    let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));
+    let [(name, addition)] = &update(&program)[..] else { panic!("{program}") };
+    assert_eq!((&**name, &addition.results[0]), ("add", &program.states[0].view), "{program}");
 }

@@ -1,0 +1,243 @@
+//! The run of a compiled model: the ranks begin in one output folder and one place, train, and the result is exported.
+
+use super::{Compile, Place, Ready};
+use crate::cli::report::{self, Outcome, tell};
+use crate::cli::resuming::{self, Beginning};
+use crate::cli::{profile, summary};
+use crate::diagnostics::Severity;
+use crate::export;
+use crate::failure::Failure;
+use crate::hardware::Chosen;
+use crate::inspection::units::bytes;
+use crate::log::{self, LOGS};
+use crate::output::{FLIGHT, Folder};
+use crate::processes::Processes;
+use crate::training::{self, Programs, Setup, Start};
+use anyhow::Context;
+use ir::Diagnostic;
+use runtime::data::Loader;
+use runtime::profile::Profile;
+use runtime::ranks::Ranks;
+use runtime::room::TooLarge;
+use runtime::target::Target;
+use runtime::train::Surroundings;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+impl Compile {
+    /// Trains, and writes the result. The folder is left as it is until the run can begin.
+    pub(super) fn train(
+        &self,
+        processes: &Processes,
+        mut output: Place,
+        ready: &Ready,
+        on: &Chosen,
+        loader: &Loader,
+        steps: u64,
+    ) -> Result<Outcome, Failure> {
+        let Ready { compilation, programs, .. } = ready;
+        let settings = &self.settings;
+        let profile = settings.run.profile.then(Profile::default);
+        loader.notes().iter().for_each(|note| tell!("note: {note}"));
+        let begun = self.begin(processes, &output, ready, on, loader, steps, profile.as_ref());
+        let (ranks, start) = processes.agree(begun)?;
+        processes.same(&self.facts(programs, loader, &start))?;
+        let stop = stop_on_signals()?;
+        processes.first(|| self.own(&mut output))?;
+        self.check_one_folder(processes, &output.folder)?;
+        processes.first(|| {
+            match &output.beginning {
+                Beginning::Checkpoint { place, in_place: true } => {
+                    let report = |text: String| report::tell_lines(&text);
+                    training::cut_back(&output.folder, &start, place.step.is_some(), report)?;
+                    output.folder.remove(FLIGHT)?;
+                }
+                _ => output.folder.clear()?,
+            }
+            self.write_plan(&output.folder, ready)
+        })?;
+        self.open_log(processes, &output.folder, programs)?;
+        let saves_beside = self.saves_beside(processes, programs, ranks.count() as u64)?;
+        let Place { folder, lock, .. } = output;
+        let (folder, surroundings) = (&folder, self.surroundings(lock));
+        let setup =
+            Setup { compilation, programs, loader, settings, folder, steps, surroundings, saves_beside };
+        let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
+        if let Some(surroundings) = surroundings {
+            self.finish(ready, folder, &outcome, &surroundings, steps)?;
+            let write = |profile: Profile| profile::write(&profile, ready, settings.device.threads, folder);
+            profile.map_or(Ok(()), write)?;
+        }
+        Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
+    }
+
+    /// The ranks of this process on their devices, and the place where the run begins.
+    #[allow(clippy::too_many_arguments)]
+    fn begin<'r>(
+        &self,
+        processes: &Processes,
+        output: &Place,
+        ready: &'r Ready,
+        on: &Chosen,
+        loader: &Loader,
+        steps: u64,
+        profile: Option<&Profile>,
+    ) -> Result<(Ranks, Start<'r>), Failure> {
+        let Ready { source, compilation, programs, .. } = ready;
+        let settings = &self.settings;
+        export::check(source, compilation)?;
+        self.check_evaluated(loader)?;
+        let report = |text: String| report::tell_lines(&text);
+        if output.beginning == Beginning::Again {
+            let note = resuming::check_model(&output.folder, compilation)?;
+            note.iter().for_each(|note| tell!("note: {note}"));
+        }
+        let place = match &output.beginning {
+            Beginning::Checkpoint { place, .. } => Some(place),
+            Beginning::Anew | Beginning::Again => None,
+        };
+        let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
+        let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
+        let flight = output.folder.path().join(FLIGHT);
+        let ranks = || -> Result<Ranks, Failure> {
+            let mut ranks = training::ranks(programs, settings, processes, profile.cloned(), &warn, &fits)?;
+            processes.watch(&mut ranks, settings.parallel.timeout, flight)?;
+            Ok(ranks)
+        };
+        Ok(match place {
+            // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
+            None if on.target == Target::Cpu => {
+                let weights = training::weights(compilation, &source.imported, settings, report)?;
+                (ranks()?, training::start(compilation, settings, processes, loader, weights)?)
+            }
+            None => {
+                let ranks = ranks()?;
+                let weights = training::weights(compilation, &source.imported, settings, report)?;
+                (ranks, training::start(compilation, settings, processes, loader, weights)?)
+            }
+            Some(place) => {
+                let ranks = ranks()?;
+                let start = training::go_on(compilation, settings, processes, loader, place, report)?;
+                let mut notes = resuming::changed_flags(&place.folder, settings);
+                notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
+                notes.iter().for_each(|note| tell!("note: {note}"));
+                (ranks, start)
+            }
+        })
+    }
+
+    /// Refuses processes whose folder is not that of rank 0, where it is there.
+    fn check_one_folder(&self, processes: &Processes, folder: &Folder) -> Result<(), Failure> {
+        if processes.launched().is_none() {
+            return Ok(());
+        }
+        let mark = processes.of_first(processes.first(|| Ok(folder.mark()?))?)?;
+        let is_same = processes.agree(folder.check_mark(&mark).map_err(Failure::from));
+        if processes.is_first() {
+            folder.unmark()?;
+        }
+        is_same
+    }
+
+    /// Opens the log of this process in the folder of the run.
+    fn open_log(&self, processes: &Processes, folder: &Folder, programs: &Programs) -> Result<(), Failure> {
+        let Some(launched) = processes.launched() else { return Ok(()) };
+        let mesh = &programs.training.mesh;
+        let places = mesh.coordinates(launched.rank);
+        let place: Vec<String> =
+            mesh.axes.iter().map(|(id, axis)| format!("{}={}", axis.name, places[id])).collect();
+        let heading = format!(
+            "trainyard {}: rank {} of {} at {}, process {} on {}, started by {}",
+            env!("CARGO_PKG_VERSION"),
+            launched.rank,
+            launched.ranks,
+            place.join(","),
+            std::process::id(),
+            rustix::system::uname().nodename().to_string_lossy(),
+            launched.launcher
+        );
+        let path = folder.join(LOGS).join(format!("rank-{}.txt", launched.rank));
+        let opened = log::open(&path, &heading);
+        processes.agree(
+            opened
+                .map_err(|error| Diagnostic::new(format!("cannot write {}: {error}", path.display())).into()),
+        )
+    }
+
+    /// Whether checkpoints are written beside the steps: on every machine there must be room for copies of the states.
+    fn saves_beside(&self, processes: &Processes, programs: &Programs, ranks: u64) -> Result<bool, Failure> {
+        let Some(copy) = training::copy_of_states(programs, &self.settings) else { return Ok(false) };
+        let local =
+            processes.launched().map_or(ranks, |launched| launched.local_ranks.unwrap_or(launched.ranks));
+        let has_room = processes.all(training::has_room_for_copy(programs, &self.settings, copy, local))?;
+        if has_room {
+            tell!("checkpoints are written beside the steps, from a copy of the states of {}", bytes(copy));
+        } else {
+            tell!(
+                "note: steps wait while a checkpoint is written: a copy of the states, {}, has no room beside the program",
+                bytes(copy)
+            );
+        }
+        Ok(has_room)
+    }
+
+    /// The facts in which all processes of a run agree.
+    fn facts(&self, programs: &Programs, loader: &Loader, start: &Start) -> [(&'static str, String); 6] {
+        let hashes: Vec<String> =
+            programs.all().iter().map(|program| format!("{:016x}", program.hash)).collect();
+        let data = format!("{} samples, of them {} held out", loader.samples(), loader.eval_samples());
+        [
+            ("version of trainyard", env!("CARGO_PKG_VERSION").to_owned()),
+            ("program", hashes.join("-")),
+            ("number of samples", data),
+            ("set of data files", start.files.clone()),
+            ("step to begin with", start.step.to_string()),
+            ("origin of values", start.origin.clone()),
+        ]
+    }
+
+    /// Exports the model, and tells how the run ended.
+    fn finish(
+        &self,
+        ready: &Ready,
+        folder: &Folder,
+        outcome: &runtime::train::Outcome,
+        surroundings: &Surroundings,
+        steps: u64,
+    ) -> Result<(), Failure> {
+        let Ready { source, compilation, .. } = ready;
+        let settings = &self.settings;
+        let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
+        let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
+        let states = training::states_of(compilation, best.map_or(last, |best| &best.path))?;
+        let check =
+            || surroundings.check_after_training(outcome.checkpoint.as_ref()).map_err(training::failure);
+        check()?;
+        let exported = export::export(source, compilation, &states, folder.path())?;
+        check()?;
+        report::tell_lines(&summary::text(outcome, best, &exported, steps));
+        if best.is_none() && settings.run.exports_best() {
+            tell!("note: no evaluated checkpoint can be used: the last checkpoint is exported");
+        }
+        Ok(())
+    }
+}
+
+/// A flag that Ctrl-C and SIGTERM set.
+fn stop_on_signals() -> Result<&'static AtomicBool, Failure> {
+    // The handler is the process's, and stays.
+    static STOP: AtomicBool = AtomicBool::new(false);
+    static HANDLED: Mutex<bool> = Mutex::new(false);
+    let mut handled = HANDLED.lock().unwrap_or_else(PoisonError::into_inner);
+    STOP.store(false, Ordering::Relaxed);
+    if !*handled {
+        let handler = || {
+            if !STOP.swap(true, Ordering::Relaxed) {
+                report::tell_lines("\nstopping after this step");
+            }
+        };
+        ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")?;
+        *handled = true;
+    }
+    Ok(&STOP)
+}

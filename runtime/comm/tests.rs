@@ -5,7 +5,6 @@ use super::samples::{Collective, Sample, on_threads};
 use super::{CommError, Communicator, Exchanged};
 use ir::{DType, PartialKind};
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Runs a closure on every rank, each on a thread, and gives what each returned; `None` where it panicked.

@@ -12,15 +12,18 @@
 //! `grad.NAME` in the update phase, of its own type; the outputs of the forward phase stand as they were; the backward phase
 //! opens with the constant that it starts from, which [`crate::precision`] scales.
 
+mod weight;
+
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
+use crate::stage::settle;
 use ir::ops::elementwise::{Binary, Compare, Select};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::step::Accumulate;
 use ir::{
     At, Builder, Changed, DType, Diagnostic, GradientError, Level, Module, NodeId, NodeRef, Op, OperandRole,
-    Operator, Phase, Role, Scalar, ScalarPart, StateId, StepOutput, TypeError, ValueId,
+    Operator, Phase, Role, Scalar, ScalarPart, State, StateId, StepOutput, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -205,6 +208,8 @@ pub fn apply(module: &mut Module, options: &Autodiff, decision: &Decision) -> Re
     b.tables().level = Level::Training;
     b.finish();
     remove_dead(module, Autodiff::NAME);
+    settle(module, Autodiff::NAME)?;
+    weight::put_off(module, Autodiff::NAME);
     Ok(Changed::Yes)
 }
 
@@ -238,7 +243,7 @@ fn each_class(
         b.origin("loss").stage(0).at(At::End(Phase::Update));
         let factor = sums.divisor.divide(b, class.nominal as f64)?;
         for (state, gradient) in gradients {
-            let total = b.one(Accumulate, &[gradient])?;
+            let total = total_of(b, state, &gradient)?;
             let factor = b.cast(factor, b.ty(total).dtype)?;
             let mean = b.mul(total, factor)?;
             let sum = match totals.get(&state) {
@@ -277,14 +282,34 @@ fn all_classes(
         b.module().order().iter().rev().copied().filter(|node| on_path.contains(node)).collect();
     let gradients = backward.run(b, &path, &decision.trained)?;
     b.origin("loss").stage(0).at(At::End(Phase::Update));
-    let accumulated = |(state, gradient)| Ok((state, b.one(Accumulate, &[gradient])?));
+    let accumulated =
+        |(state, gradient): (StateId, Vec<ValueId>)| Ok((state, total_of(b, state, &gradient)?));
     gradients.into_iter().map(accumulated).collect()
+}
+
+/// The sum over the microbatches of a parameter's gradient: of the gradients that the stages have of it, each summed up on its own
+/// stage.
+fn total_of(b: &mut Builder, state: StateId, gradients: &[ValueId]) -> Result<ValueId, TypeError> {
+    let mut total = None;
+    for &gradient in gradients {
+        let stage = b.module().stage_of(gradient);
+        let sum = b.stage(stage).one(Accumulate, &[gradient])?;
+        let stage = b.module().states[state].stage;
+        b.stage(stage);
+        total = Some(match total {
+            None => sum,
+            Some(total) => b.add(total, sum)?,
+        });
+    }
+    total.ok_or_else(|| TypeError::new("a trained parameter has a gradient"))
 }
 
 /// The gradients of the loss in values, as far as they are built: addends that are still to be summed.
 #[derive(Default)]
 struct Backward {
     gradients: BTreeMap<ValueId, Vec<ValueId>>,
+    /// Gradients of parameters on other stages, which got the parameter once for all microbatches.
+    elsewhere: BTreeMap<ValueId, Vec<ValueId>>,
 }
 
 impl Backward {
@@ -292,21 +317,24 @@ impl Backward {
         self.gradients.entry(value).or_default().push(gradient);
     }
 
-    /// Goes back along a path. Returns the gradient of each parameter.
+    /// Goes back along a path. Returns the gradients of each parameter: one of each stage that reads it.
     fn run(
         &mut self,
         b: &mut Builder,
         path: &[NodeId],
         trained: &[StateId],
-    ) -> Result<Vec<(StateId, ValueId)>, Diagnostic> {
+    ) -> Result<Vec<(StateId, Vec<ValueId>)>, Diagnostic> {
         for &node in path {
             self.node(b, node)?;
         }
         let mut gradients = Vec::new();
         for &state in trained {
-            let input = b.module().states[state].input;
-            if let Some(gradient) = self.total(b, input)? {
-                gradients.push((state, gradient));
+            let State { input, stage, .. } = b.module().states[state];
+            b.stage(stage);
+            let mut own: Vec<ValueId> = self.total(b, input)?.into_iter().collect();
+            own.extend(self.elsewhere.remove(&input).into_iter().flatten());
+            if !own.is_empty() {
+                gradients.push((state, own));
             }
         }
         Ok(gradients)
@@ -333,6 +361,16 @@ impl Backward {
         }
         if results.iter().all(Option::is_none) {
             return Ok(());
+        }
+        if let (Op::Transfer(_), &[Some(gradient)]) = (&node.op, &results[..]) {
+            let from = node.operands[0];
+            if node.phase == Phase::Prepare {
+                self.elsewhere.entry(from).or_default().push(gradient);
+                return Ok(());
+            }
+            // The gradient travels back.
+            let stage = b.module().stage_of(from);
+            b.stage(stage);
         }
         let reference = NodeRef { operands: &node.operands, results: &node.results };
         let gradients = node.op.gradient(b, reference, &results).map_err(|error| refused(&node, error))?;

@@ -7,7 +7,7 @@ use crate::arguments::Arguments;
 use crate::dropout;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
-use ir::{Builder, Changed, Diagnostic, Module, NodeId, Op, OperandRole, ScalarPart, StepOutput};
+use ir::{Builder, Changed, Diagnostic, Module, NodeId, Op, OperandRole, Phase, ScalarPart, StepOutput};
 
 /// The pass; it has no options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,13 @@ impl Transform for Evaluation {
         }
         module.outputs.retain(|output| outputs.contains(&output.name));
         module.states.values_mut().for_each(|state| state.output = None);
+        if let Some(pipeline) = &mut module.pipeline {
+            // Each batch passes the stages by itself, and a rank begins the next one when it has passed one on.
+            pipeline.microbatches = 1;
+            for tasks in &mut pipeline.timetable.ranks {
+                tasks.retain(|task| task.part.phase == Phase::Forward && task.microbatch == 0);
+            }
+        }
         dropout::remove(module)?;
         use_running_statistics(module);
         remove_dead(module, Self::NAME);

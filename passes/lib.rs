@@ -37,6 +37,7 @@ pub mod reports;
 pub mod rewriting;
 pub mod simplify;
 pub mod spmd;
+pub mod stage;
 pub mod update;
 
 pub use arguments::Arguments;

@@ -20,6 +20,7 @@ pub(crate) use scale::{Casts, Factored, Products};
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
+use crate::stage::settle;
 use algorithm::not_negative;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Select, Unary};
@@ -258,6 +259,8 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
         Scales { clip: clip.map(Casts::of), products: Products::default(), needed: skip.is_some() };
     let mut rates: BTreeMap<u64, ValueId> = BTreeMap::from([(1f64.to_bits(), lr)]);
     for (update, gradient) in decision.updates.iter().zip(gradients) {
+        let stage = b.module().states[update.state].stage;
+        b.stage(stage);
         let scale = scales.build(&mut b, &gradient)?;
         let weight_decay = b.scalar(DType::F64, update.weight_decay)?;
         let lr = match rates.get(&update.lr_factor.to_bits()) {
@@ -278,8 +281,8 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
     if !options.keep_gradients {
         b.tables().outputs.retain(|output| StepOutput::gradient_of(&output.name).is_none());
     }
-    let changed = b.finish();
-    Ok(changed.or(remove_dead(module, Optimizer::NAME)))
+    let changed = b.finish().or(remove_dead(module, Optimizer::NAME));
+    Ok(changed.or(settle(module, Optimizer::NAME)?))
 }
 
 /// The gradients as the update reads them.
@@ -337,6 +340,8 @@ pub(crate) fn build_norm(b: &mut Builder, gradients: &[Factored]) -> Result<Valu
     let mut total = b.scalar(DType::F64, 0.0)?;
     let (mut products, mut squares_of) = (Products::default(), BTreeMap::new());
     for Factored { tensor, factors } in gradients {
+        let stage = b.module().stage_of(*tensor);
+        b.stage(stage);
         let labels = Labels((0..b.ty(*tensor).ndim()).map(|i| b'a' + i as u8).collect());
         let square = Contract { lhs: labels.clone(), rhs: labels, out: Labels::default() };
         let squares = b.one(square, &[*tensor, *tensor])?;

@@ -14,6 +14,7 @@ mod scaling;
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
+use crate::stage::settle;
 use ir::{Changed, DType, Diagnostic, Level, Module};
 
 pub use decide::{Decision, decide};
@@ -127,11 +128,11 @@ impl Transform for Precision {
         let scaler = scaled.then(|| scaling::scale_backward(module, &self.scaling)).transpose()?;
         let decision = decide(module, self.compute)?;
         let changed = casts::apply(module, &decision, self.grad_dtype)?;
-        match scaler {
-            Some(scaler) => scaling::build_update(module, &self.scaling, scaler).map(|()| Changed::Yes),
-            None => Ok(changed),
+        if let Some(scaler) = scaler {
+            scaling::build_update(module, &self.scaling, scaler)?;
         }
-        .map_err(Diagnostic::from)
+        let changed = if scaled { Changed::Yes } else { changed };
+        Ok(changed.or(settle(module, Self::NAME)?))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
     absorb, autodiff, bind, buckets, canonicalize, collectives, dropout, evaluation, fold, hierarchy,
-    initialize, join, keep, loss, optimizer, parameters, precision, recompute, simplify, spmd, update,
+    initialize, join, keep, loss, optimizer, parameters, precision, recompute, simplify, spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
@@ -76,6 +76,7 @@ passes! {
     Parameters(parameters::Parameters)
     Loss(loss::Loss)
     Initialize(initialize::Initialize)
+    Stage(stage::Stage)
     Autodiff(autodiff::Autodiff)
     Precision(precision::Precision)
     Optimizer(optimizer::Optimizer)

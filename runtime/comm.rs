@@ -4,7 +4,7 @@
 //! are threads of one process. [`check`] proves, before anything runs, that the programs of all ranks issue the same
 //! collectives in the same order.
 //!
-//! `loom/` is a package of its own: it compiles `at_work`, `error`, `lent` and `meeting` with loom's locks in place of
+//! `loom/` is a package of its own: it compiles `at_work`, `error`, `lent`, `mail` and `meeting` with loom's locks in place of
 //! `sync`, and tries their interleavings.
 
 pub mod agreement;
@@ -15,8 +15,10 @@ mod combine;
 mod error;
 mod lent;
 pub mod local;
+mod mail;
 mod meeting;
 pub mod messages;
+pub mod of_stage;
 mod pieces;
 pub mod queue;
 pub mod record;
@@ -98,11 +100,12 @@ pub trait Communicator: Send + Sync {
     /// Every rank gets its share of every part along the split dim, one after the other along the gathered dim.
     fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
 
-    /// Gives another rank bytes, and returns when it has received them or the transport has a copy.
-    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError>;
+    /// Sends bytes to another rank, and returns when the transport has a copy. The receiver may come later. Messages of one channel
+    /// between two ranks keep their order. Ranks count over all stages of a pipeline.
+    fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError>;
 
-    /// Takes bytes from another rank, which sends as many.
-    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError>;
+    /// Receives bytes from another rank, which sends as many on this channel.
+    fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError>;
 }
 
 /// What a rank says it issues: equal on all ranks of a group, or nothing is exchanged.

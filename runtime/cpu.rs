@@ -28,7 +28,7 @@ use crate::comm::queue::{ExchangeQueue, Job, Started};
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
-use crate::program::{Instruction, Kernel, Microbatches, Part, Program, Section};
+use crate::program::{Instruction, Kernel, Microbatches, Part, Program, Section, Turn};
 use crate::room;
 use crate::target::Target;
 use arena::{Arena, Constants, Memory};
@@ -56,6 +56,8 @@ struct Loaded {
     schedules: Schedules,
     /// Microbatches run in this step.
     microbatches: u64,
+    /// In a pipeline, where the blocks of the present microbatch begin.
+    bases: Arc<[u64]>,
 }
 
 impl Cpu {
@@ -119,7 +121,7 @@ impl Cpu {
                 source,
             })?;
             let (constants, schedules) = (Arc::new(constants), Schedules::of(&program));
-            Ok(Loaded { program, constants, schedules, microbatches: 0 })
+            Ok(Loaded { program, constants, schedules, microbatches: 0, bases: Arc::from([]) })
         };
         let programs = programs.into_iter().map(load).collect::<Result<_, DeviceError>>()?;
         let threads = threads.unwrap_or_else(cores);
@@ -220,10 +222,11 @@ impl Run<'_> {
         let Loaded { program, constants, .. } = self.loaded;
         let (program, constants, arena) = (program.clone(), constants.clone(), self.arena.clone());
         let (section, first, profile) = (self.section, self.first, self.profile.cloned());
+        let bases = self.loaded.bases.clone();
         Box::new(move |communicator| {
             let start = Instant::now();
             let instruction = &program.section(section)[index];
-            let place = Place { mesh: &program.mesh, rank: communicator.rank() };
+            let place = Place { mesh: &program.mesh, rank: communicator.rank(), bases: &bases };
             // SAFETY: by `beside`, no instruction that runs before this exchange is waited for touches its operands and results
             // otherwise than it may. `Run` waits for it before anything else can touch the arena.
             #[allow(unsafe_code)]
@@ -258,21 +261,22 @@ impl Device for Cpu {
         let program = self.loaded(program)?.program.clone();
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         DeviceError::check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
-        self.arena.write(&slot.view, bytes);
+        self.arena.write(&slot.view, &[], bytes);
         Ok(())
     }
 
     fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
         let program = &self.loaded(program)?.program;
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
-        Ok(self.arena.bytes(&slot.view).into())
+        Ok(self.arena.bytes(&slot.view, &[]).into())
     }
 
     fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        let program = self.loaded(program)?.program.clone();
+        let loaded = self.loaded(program)?;
+        let (program, bases) = (loaded.program.clone(), loaded.bases.clone());
         let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
         DeviceError::check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
-        slot.view.iter().for_each(|view| self.arena.write(view, bytes));
+        slot.view.iter().for_each(|view| self.arena.write(view, &bases, bytes));
         Ok(())
     }
 
@@ -288,6 +292,18 @@ impl Device for Cpu {
         self.execute(id, section.into(), 0..count)
     }
 
+    fn begin_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
+        let turn = self.loaded(id)?.turn(turn)?.clone();
+        let loaded = &mut self.programs[id.0];
+        (loaded.bases, loaded.microbatches) = (turn.bases.into(), u64::from(turn.task.microbatch) + 1);
+        Ok(())
+    }
+
+    fn run_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
+        let instructions = self.loaded(id)?.turn(turn)?.instructions.clone();
+        self.execute(id, Part::Microbatch, instructions)
+    }
+
     fn end_microbatch(&mut self, id: ProgramId) -> Result<(), DeviceError> {
         let count = self.loaded(id)?.schedules.part(Part::RestOfMicrobatch).len();
         self.execute(id, Part::RestOfMicrobatch, 0..count)
@@ -301,13 +317,25 @@ impl Device for Cpu {
         let loaded = self.loaded(program)?;
         let outputs = &loaded.program.outputs;
         let slot = outputs.get(output).ok_or(DeviceError::Unknown { what: "output", index: output })?;
-        Ok(self.arena.read(&loaded.constants, &slot.view))
+        Ok(self.arena.read(&loaded.constants, &slot.view, &loaded.bases))
     }
 
     /// The arena and all constants.
     fn allocated(&self) -> u64 {
         let constants: u64 = self.programs.iter().map(|loaded| loaded.program.memory.constants).sum();
         self.arena.len() + constants
+    }
+
+    fn first_non_finite_of_turn(
+        &mut self,
+        id: ProgramId,
+        turn: usize,
+    ) -> Result<Option<NonFinite>, DeviceError> {
+        let turn = self.loaded(id)?.turn(turn)?.clone();
+        let Self { programs, arena, threads, queue, .. } = self;
+        let loaded = &programs[id.0];
+        let communicator = queue.as_ref().map(ExchangeQueue::communicator);
+        threads.install(|| non_finite::first_of_turn(loaded, &turn, arena, communicator))
     }
 
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
@@ -320,9 +348,16 @@ impl Device for Cpu {
 }
 
 impl Loaded {
+    /// A turn of a pipeline rank.
+    fn turn(&self, turn: usize) -> Result<&Turn, DeviceError> {
+        let turns = self.program.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.turns);
+        turns.get(turn).ok_or(DeviceError::Unknown { what: "turn", index: turn })
+    }
+
     /// Who runs the program.
     fn place(&self, communicator: Option<&dyn Communicator>) -> Place<'_> {
-        Place { mesh: &self.program.mesh, rank: communicator.map_or(0, Communicator::rank) }
+        let rank = communicator.map_or(0, Communicator::rank);
+        Place { mesh: &self.program.mesh, rank, bases: &self.bases }
     }
 
     /// Runs an instruction.
@@ -384,7 +419,7 @@ pub fn peak_gflops(threads: Option<usize>) -> f64 {
 /// Runs one instruction on memory that is elsewhere: the arena and the constants that it has its places in.
 pub(crate) fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: &[u8], add: bool) {
     let mesh = ir::Mesh::default();
-    let place = Place { mesh: &mesh, rank: 0 };
+    let place = Place { mesh: &mesh, rank: 0, bases: &[] };
     // SAFETY: the memory is the caller's alone.
     #[allow(unsafe_code)]
     let call = unsafe { arena::borrow((Memory::of(arena), constants), instruction, add, place) };

@@ -2,8 +2,9 @@
 
 use crate::calls::CallClock;
 use crate::comm::CommError;
-use crate::program::{Microbatches, Program, Section};
-use ir::visible;
+use crate::program::{Microbatches, OutputSlot, Program, Section};
+use ir::timetable::Task;
+use ir::{Phase, visible};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -35,6 +36,17 @@ pub trait Device {
 
     /// Runs a section. `Prepare` begins a step, even if it has no instruction: sums over microbatches start anew.
     fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError>;
+
+    /// In a pipeline, begins a turn ([`crate::program::RankPipeline::turns`]) of the present step, after its `prepare`: inputs that are
+    /// written from now on are those of its microbatch.
+    fn begin_turn(&mut self, _program: ProgramId, _turn: usize) -> Result<(), DeviceError> {
+        Err(DeviceError::Pipeline)
+    }
+
+    /// Runs the instructions of the turn that was begun. Its outputs are there until the next turn begins.
+    fn run_turn(&mut self, _program: ProgramId, _turn: usize) -> Result<(), DeviceError> {
+        Err(DeviceError::Pipeline)
+    }
 
     /// Ends a microbatch that is not the last of its step: runs [`Program::rest_of_microbatch`]. The rest of the last one is a part of
     /// `update`.
@@ -88,6 +100,15 @@ pub trait Device {
     /// written again and before `update`; sums over microbatches are spoilt by it. All ranks are asked at once, and each
     /// looks at its own parts.
     fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError>;
+
+    /// As [`Device::first_non_finite`], of the turn of a pipeline that was begun: in place of [`Device::run_turn`].
+    fn first_non_finite_of_turn(
+        &mut self,
+        _program: ProgramId,
+        _turn: usize,
+    ) -> Result<Option<NonFinite>, DeviceError> {
+        Err(DeviceError::Pipeline)
+    }
 }
 
 /// Outputs that were asked for: given by [`Device::read_later`].
@@ -117,15 +138,34 @@ pub fn step(
 ) -> Result<StepOutputs, DeviceError> {
     let program = device.program(id).clone();
     let mut outputs = StepOutputs::new();
-    let mut report = |device: &dyn Device, section: Section| {
-        let due = program.outputs.iter().enumerate().filter(|(_, output)| output.section == section);
+    let mut report = |device: &dyn Device, section: Section, part| {
+        let is_due = |output: &OutputSlot| output.section == section && output.part == part;
+        let due = program.outputs.iter().enumerate().filter(|(_, output)| is_due(output));
         for (index, output) in due {
             outputs.entry(output.name.clone()).or_default().push(device.read_output(id, index)?);
         }
         Ok::<_, DeviceError>(())
     };
     device.run(id, Section::Prepare)?;
-    report(device, Section::Prepare)?;
+    report(device, Section::Prepare, None)?;
+    if let Some(pipeline) = &program.pipeline {
+        let (given, taken) = (microbatches.len(), pipeline.microbatches as usize);
+        if given != taken {
+            return Err(DeviceError::Microbatches { given, taken });
+        }
+    }
+    let turns = program.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.turns);
+    for (index, turn) in turns.iter().enumerate() {
+        device.begin_turn(id, index)?;
+        let given = &microbatches[turn.task.microbatch as usize];
+        for (input, _) in program.inputs.iter().enumerate().filter(|(_, slot)| turn.feeds(slot)) {
+            let missing = DeviceError::Inputs { given: given.len(), taken: program.inputs.len() };
+            device.write_input(id, input, given.get(input).ok_or(missing)?)?;
+        }
+        device.run_turn(id, index)?;
+        report(device, Section::Microbatch, Some(turn.task.part))?;
+    }
+    let microbatches = if program.pipeline.is_some() { &[] } else { microbatches };
     for (index, inputs) in microbatches.iter().enumerate() {
         if inputs.len() != program.inputs.len() {
             return Err(DeviceError::Inputs { given: inputs.len(), taken: program.inputs.len() });
@@ -134,13 +174,13 @@ pub fn step(
             device.write_input(id, input, bytes)?;
         }
         device.run(id, Section::Microbatch)?;
-        report(device, Section::Microbatch)?;
+        report(device, Section::Microbatch, None)?;
         if index + 1 < microbatches.len() {
             device.end_microbatch(id)?;
         }
     }
     device.run(id, Section::Update)?;
-    report(device, Section::Update)?;
+    report(device, Section::Update, None)?;
     Ok(outputs)
 }
 
@@ -158,6 +198,8 @@ pub struct NonFinite {
     pub value: f64,
     /// On which of several ranks.
     pub rank: Option<u64>,
+    /// In a pipeline, where in the step.
+    pub turn: Option<FoundIn>,
     /// For a NaN, what made the first infinity before it, if anything did: often the cause.
     pub infinity: Option<Box<NonFinite>>,
 }
@@ -170,8 +212,35 @@ impl NonFinite {
             return of_ranks.pop()?;
         }
         let found = (0..).zip(of_ranks).filter_map(|(rank, found)| Some((rank, found?)));
-        let first = found.min_by_key(|(rank, found)| (!found.value.is_nan(), found.instruction, *rank));
+        let place = |found: &Self| found.turn.map(|turn| (turn.microbatch, turn.is_backward, turn.order()));
+        let key =
+            |(rank, found): &(u64, Self)| (!found.value.is_nan(), place(found), found.instruction, *rank);
+        let first = found.min_by_key(key);
         first.map(|(rank, found)| Self { rank: Some(rank), ..found })
+    }
+}
+
+/// A turn of a pipeline, in which a number was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundIn {
+    /// The stage.
+    pub stage: u32,
+    /// The microbatch, counted from 0.
+    pub microbatch: u32,
+    /// Whether it is of backward or of weight gradients.
+    pub is_backward: bool,
+}
+
+impl FoundIn {
+    /// The place of the stage in the order in which a microbatch passes the stages.
+    fn order(self) -> i64 {
+        if self.is_backward { -i64::from(self.stage) } else { i64::from(self.stage) }
+    }
+}
+
+impl From<Task> for FoundIn {
+    fn from(Task { part, microbatch }: Task) -> Self {
+        Self { stage: part.chunk, microbatch, is_backward: part.phase != Phase::Forward }
     }
 }
 
@@ -197,6 +266,9 @@ impl fmt::Display for NonFinite {
         }
         write!(f, " made {}", self.value)?;
         self.rank.map_or(Ok(()), |rank| write!(f, " on rank {rank}"))?;
+        if let Some(FoundIn { stage, microbatch, .. }) = self.turn {
+            write!(f, ", in stage {stage} of the pipeline and microbatch {microbatch}")?;
+        }
         self.infinity.as_ref().map_or(Ok(()), |earlier| write!(f, "; before it, {earlier}"))
     }
 }
@@ -245,6 +317,17 @@ pub enum DeviceError {
         /// Inputs taken.
         taken: usize,
     },
+    /// A step of a pipeline with too few microbatches.
+    #[error("a step of the pipeline has {taken} microbatches, and {given} were given")]
+    Microbatches {
+        /// Microbatches given.
+        given: usize,
+        /// Microbatches of a step.
+        taken: usize,
+    },
+    /// A pipeline on a device that runs none.
+    #[error("the device runs no pipelines yet")]
+    Pipeline,
     /// There is nothing with this index.
     #[error("the program has no {what} {index}")]
     Unknown {

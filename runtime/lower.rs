@@ -7,7 +7,7 @@
 //! follows them; `early` moves updates into backward, if they are to run there; `draft` writes instructions over buffers without
 //! addresses (views cost nothing, kernels read and write the layouts of their contracts, `parts` are written where they belong in a
 //! whole, `matrices` are copied for multiplications, `pad` keeps rows of logits aligned, `constants` makes the bytes that never
-//! change, `ranks` says what devices exchange, `sums` are kept over microbatches); `commit` brings new state values into the states'
+//! change, `ranks` says what devices exchange, `stages` what the ranks of a pipeline do, `sums` are kept over microbatches); `commit` brings new state values into the states'
 //! own buffers; `renew` has optimizers write the casts of the weights that the next step reads; `overlap` orders exchanges between
 //! devices so that they run beside computation; `place` shares dying buffers in
 //! place, plans the arena, and fixes every address; `classes` counts the memory by its classes.
@@ -26,6 +26,7 @@ mod parts;
 mod place;
 mod ranks;
 mod renew;
+mod stages;
 mod sums;
 
 use crate::program::{Microbatches, Program, Section, UpdateTime};
@@ -37,7 +38,9 @@ use draft::Drafts;
 use early::Early;
 use fuse::Item;
 use ir::analysis::{Readers, live_nodes};
+use ir::timetable::Part;
 use ir::{Diagnostic, Module, NodeId};
+use stages::RankStages;
 
 /// How to lower.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,24 +64,47 @@ pub struct LowerOptions<'a> {
 
 /// Lowers a module.
 ///
-/// Errors: unbound dims, constants whose bytes are not here, states that `states_of` lacks.
+/// Errors: unbound dims, constants whose bytes are not here, states that `states_of` lacks; a module with several stages.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
+    if module.pipeline.is_some() {
+        return Err(Diagnostic::new("a program with stages is lowered for each pipeline rank"));
+    }
     let order = match options.update {
         UpdateTime::Late => |_: &Module, items| Early { items, ..Early::default() },
         UpdateTime::Early => early::order,
     };
-    lower_in(module, options, order)
+    lower_in(module, options, None, order)
+}
+
+/// Lowers the part of a pipeline rank. `states_of` is a program of the same rank.
+///
+/// Errors: as of [`lower`]; a module without stages; early updates.
+pub fn lower_rank(module: &Module, rank: u32, options: &LowerOptions) -> Result<Program, Diagnostic> {
+    let Some(pipeline) = &module.pipeline else {
+        return Err(Diagnostic::new("a program without stages has no pipeline ranks"));
+    };
+    if options.update == UpdateTime::Early {
+        let error = Diagnostic::new("early updates are not possible in a pipeline");
+        return Err(
+            error.note("a step of a pipeline has several microbatches at once; remove --update early")
+        );
+    }
+    let options = LowerOptions { microbatches: Microbatches::Many, ..*options };
+    let stages = RankStages::new(pipeline, rank);
+    let order = |_: &Module, items| Early { items, ..Early::default() };
+    lower_in(&module.of_pipeline_rank(rank), &options, Some(stages), order)
 }
 
 /// Lowers a module as [`lower`] does, in this order.
 fn lower_in(
     module: &Module,
     options: &LowerOptions,
+    stages: Option<RankStages>,
     order: fn(&Module, Vec<Item>) -> Early,
 ) -> Result<Program, Diagnostic> {
     check(module)?;
     let backend = options.target.backend();
-    let live = live_nodes(module);
+    let live = stages.as_ref().map_or_else(|| live_nodes(module), |stages| stages::live(module, stages));
     let readers = Readers::new(module, &live);
     let slots = match options.update {
         UpdateTime::Late => SecondaryMap::new(),
@@ -92,22 +118,36 @@ fn lower_in(
         items = epilogue::items(module, backend, &readers, options.microbatches, items);
     }
     let Early { items, moved } = order(module, items);
-    let mut drafts = Drafts::new(module, options, &live)?;
+    let mut drafts = Drafts::new(module, options, &live, stages)?;
     drafts.moved = moved;
     if backend.pads_rows() {
         drafts.padded = pad::rows(&drafts, &items, &readers);
     }
-    for (section, _) in Section::ALL {
+    for (section, part) in runs(&drafts) {
+        let begun = drafts.instructions.len();
         for item in &items {
-            if drafts.section(item.nodes()[0]) == section {
+            let first = item.nodes()[0];
+            let own = drafts.stages.as_ref().and_then(|stages| stages.part(module, first));
+            if drafts.section(first) == section && own == part {
                 drafts.of_item(item)?;
             }
         }
-        commit::finish_section(&mut drafts, section);
+        commit::finish_section(&mut drafts, section, part);
+        drafts.instructions[begun..].iter_mut().for_each(|draft| draft.part = part);
     }
     drafts.write_parts_in_place();
     let renewed = renew::weights(&mut drafts);
     place::program(drafts, options, renewed)
+}
+
+/// The runs of instructions that are drafted one after the other: the sections, and in a pipeline the parts of a microbatch.
+fn runs(drafts: &Drafts) -> Vec<(Section, Option<Part>)> {
+    let parts = |section| match (section, &drafts.stages) {
+        (Section::Microbatch, Some(stages)) => stages.parts(drafts.module).into_iter().map(Some).collect(),
+        _ => vec![None],
+    };
+    let runs = |(section, _)| parts(section).into_iter().map(move |part| (section, part));
+    Section::ALL.into_iter().flat_map(runs).collect()
 }
 
 /// Checks the module before any instruction is drafted.

@@ -1,6 +1,8 @@
 //! The lowered program: a flat list of instructions over one arena, every offset fixed. One program serves all ranks of
 //! a mesh: each runs it on its own parts of the tensors.
 
+mod pipeline;
+mod stages;
 mod text;
 mod view;
 
@@ -9,8 +11,11 @@ use crate::target::{Multiprocessors, Target};
 use bytes::Bytes;
 use ir::ops::collective::Collective;
 use ir::ops::contract::Contract;
+use ir::timetable;
 use ir::{AxisId, DType, Mesh, NodeId, Op, PartialKind, Phase, Role, Signature, Type};
+pub use pipeline::{Block, BlockId, Message, RankPipeline, Turn};
 use smallvec::SmallVec;
+pub use stages::StagePrograms;
 use std::sync::Arc;
 pub use view::{RankStep, RankSteps, Region, View};
 
@@ -37,6 +42,8 @@ pub struct Program {
     pub constants: Vec<ConstantSlot>,
     /// How many microbatches a step may have.
     pub microbatches: Microbatches,
+    /// Of a pipeline rank, its turns in the microbatches of a step.
+    pub pipeline: Option<RankPipeline>,
     /// When its updates run.
     pub update: UpdateTime,
     /// Whose kernels it is for.
@@ -70,7 +77,7 @@ impl From<Phase> for Section {
     fn from(phase: Phase) -> Self {
         match phase {
             Phase::Prepare => Self::Prepare,
-            Phase::Forward | Phase::Backward => Self::Microbatch,
+            Phase::Forward | Phase::Backward | Phase::Weight => Self::Microbatch,
             Phase::Update => Self::Update,
         }
     }
@@ -212,6 +219,8 @@ pub enum Kernel {
     Part(LocalPart),
     /// A collective: operands and results are dense, each in its own place.
     Collective(Exchange),
+    /// A message between pipeline ranks: the sender has the operand, and the receiver the result, both dense.
+    Message(Message),
 }
 
 /// `out = activation(lhs · rhs + bias + addend)`, row by row. Operands: both sides, then, those that there are, bias, addend,
@@ -316,6 +325,8 @@ pub struct InputSlot {
     pub ty: Type,
     /// Whether dim 0 counts the samples of a microbatch.
     pub batched: bool,
+    /// The stage that is fed, of a pipeline rank.
+    pub stage: u32,
     /// Where it goes; `None` if nothing reads it.
     pub view: Option<View>,
 }
@@ -329,6 +340,8 @@ pub struct OutputSlot {
     pub ty: Type,
     /// After which section it is there, until the next begins.
     pub section: Section,
+    /// Of a pipeline, the part of a microbatch after which it is there, until the next begins.
+    pub part: Option<timetable::Part>,
     /// Where it is.
     pub view: View,
 }
@@ -446,6 +459,7 @@ impl Instruction {
             Kernel::Accumulate => "accumulate".into(),
             Kernel::Part(_) => Op::from(Collective::AllSlice).name().into(),
             Kernel::Collective(exchange) => Op::from(exchange.collective).name().into(),
+            Kernel::Message(_) => if self.results.is_empty() { "send" } else { "receive" }.into(),
         }
     }
 }

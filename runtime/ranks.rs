@@ -16,13 +16,14 @@ mod whole;
 use crate::calls::CallClock;
 use crate::comm::agreement::Agreement;
 use crate::comm::local::Local;
+use crate::comm::of_stage::OfStage;
 use crate::comm::record::FlightRecord;
 use crate::comm::watchdog::Watchdog;
 use crate::comm::{CommError, Communicator, check};
 use crate::cpu::Cpu;
 use crate::device::{Device, DeviceError, ProgramId};
 use crate::profile::Profile;
-use crate::program::Program;
+use crate::program::{Program, StagePrograms};
 pub(crate) use fate::Abort;
 pub use fate::RankError;
 use fate::{Fate, first_error, one, panicked};
@@ -31,6 +32,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+pub use whole::{NamedInputs, NamedOutputs};
 
 /// A rank at work, on its own thread.
 pub struct Rank<'d> {
@@ -63,11 +65,13 @@ enum LocalRanks {
 /// # Errors
 /// Those of either.
 pub fn on_processor(
-    programs: Vec<Arc<Program>>,
+    programs: Vec<impl Into<StagePrograms>>,
     threads: Option<usize>,
     profile: Option<Profile>,
 ) -> Result<Ranks, DeviceError> {
-    if programs.iter().all(|program| program.mesh.devices() == 1) {
+    let programs: Vec<StagePrograms> = programs.into_iter().map(Into::into).collect();
+    if programs.iter().all(|program| program.ranks() == 1) {
+        let programs = programs.iter().map(|program| program.first().clone()).collect();
         let mut cpu = Cpu::new(programs, threads)?;
         profile.into_iter().for_each(|profile| cpu.record(profile));
         return Ok(Ranks::alone(Box::new(cpu)));
@@ -81,20 +85,21 @@ impl Ranks {
     ///
     /// # Errors
     /// No memory, no threads; programs of different meshes; collectives that would not meet.
-    pub fn new(programs: Vec<Arc<Program>>, threads: Option<usize>) -> Result<Self, DeviceError> {
-        Self::of_programs(programs, threads, None)
+    pub fn new(programs: Vec<impl Into<StagePrograms>>, threads: Option<usize>) -> Result<Self, DeviceError> {
+        Self::of_programs(programs.into_iter().map(Into::into).collect(), threads, None)
     }
 
     fn of_programs(
-        programs: Vec<Arc<Program>>,
+        programs: Vec<StagePrograms>,
         threads: Option<usize>,
         profile: Option<Profile>,
     ) -> Result<Self, DeviceError> {
-        let devices = programs.first().map_or(1, |program| program.mesh.devices());
-        if let Some(program) = programs.iter().find(|program| program.mesh.devices() != devices) {
-            return Err(DeviceError::devices(program, devices));
+        let ranks = programs.first().map_or(1, StagePrograms::ranks);
+        if let Some(program) = programs.iter().find(|program| program.ranks() != ranks) {
+            return Err(DeviceError::devices(program.first(), ranks));
         }
-        Self::with(vec![programs; devices as usize], threads, profile, |communicator| communicator)
+        let of_rank = |rank| programs.iter().map(|program| program.of_rank(rank).clone()).collect();
+        Self::with((0..ranks).map(of_rank).collect(), threads, profile, |communicator| communicator)
     }
 
     /// Ranks of which each has programs of its own; `through` gives each rank the communicator that its device uses, from the
@@ -110,17 +115,20 @@ impl Ranks {
             let all = programs.iter().map(|own| &own[index]);
             match all.clone().all(|program| Arc::ptr_eq(program, first)) {
                 true => meet(first)?,
+                false if first.pipeline.is_some() => all.into_iter().try_for_each(|program| meet(program))?,
                 false => all_meet(&all.map(|program| &**program).collect::<Vec<_>>())?,
             }
         }
-        Cpu::has_room(&own, programs.len() as u64)?;
+        let largest = programs.iter().max_by_key(|own| own.first().map_or(0, |own| own.memory.peak()));
+        Cpu::has_room(largest.unwrap_or(&own), programs.len() as u64)?;
         let local = Local::new(programs.len() as u64);
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let ranks = programs.len().max(1);
         let threads = (threads.unwrap_or_else(cores) / ranks).max(1);
         let is_core_free = threads * ranks < cores();
-        let rank = |(rank, programs)| {
-            let mut cpu = Cpu::of_rank(programs, threads, through(local.recorded(rank as u64)))?;
+        let rank = |(rank, programs): (usize, Vec<Arc<Program>>)| {
+            let communicator = in_stage(through(local.recorded(rank as u64)), &programs);
+            let mut cpu = Cpu::of_rank(programs, threads, communicator)?;
             if !is_core_free {
                 cpu.exchange_one_by_one();
             }
@@ -137,20 +145,20 @@ impl Ranks {
     /// # Errors
     /// No memory, no threads; programs of another number of devices than `ranks`; collectives that would not meet.
     pub fn of_process(
-        programs: Vec<Arc<Program>>,
+        programs: Vec<StagePrograms>,
         threads: usize,
         profile: Option<Profile>,
         communicator: &Arc<dyn Communicator>,
         ranks: u64,
     ) -> Result<Self, DeviceError> {
-        for program in &programs {
-            if program.mesh.devices() != ranks {
-                return Err(DeviceError::devices(program, ranks));
-            }
-            meet(program)?;
+        if let Some(program) = programs.iter().find(|program| program.ranks() != ranks) {
+            return Err(DeviceError::devices(program.first(), ranks));
         }
+        let own = |program: &StagePrograms| program.of_rank(communicator.rank()).clone();
+        let programs: Vec<Arc<Program>> = programs.iter().map(own).collect();
+        programs.iter().try_for_each(|program| meet(program))?;
         Cpu::has_room(&programs, 1)?;
-        let mut cpu = Cpu::of_rank(programs, threads, communicator.clone())?;
+        let mut cpu = Cpu::of_rank(programs.clone(), threads, in_stage(communicator.clone(), &programs))?;
         profile.into_iter().filter(|_| communicator.rank() == 0).for_each(|profile| cpu.record(profile));
         Ok(Self::of_one(Box::new(cpu), Agreement::of(communicator.clone(), ranks)))
     }
@@ -307,6 +315,16 @@ impl Ranks {
     }
 }
 
+/// The communicator of a rank among the ranks of its stage, if its programs are of a pipeline.
+fn in_stage(communicator: Arc<dyn Communicator>, programs: &[Arc<Program>]) -> Arc<dyn Communicator> {
+    let Some(program) = programs.first().filter(|program| program.pipeline.is_some()) else {
+        return communicator;
+    };
+    let devices = program.mesh.devices();
+    let first = communicator.rank() / devices * devices;
+    Arc::new(OfStage::new(communicator, first))
+}
+
 /// Refuses programs, one for each rank, whose collectives would not meet.
 fn all_meet(programs: &[&Program]) -> Result<(), DeviceError> {
     check::check(programs).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
@@ -323,6 +341,11 @@ impl<'d> Rank<'d> {
         Self { device, agreement: Agreement::alone() }
     }
 
+    /// The place of the rank in the mesh of its program, which is that of a stage.
+    pub fn place(&self, program: &Program) -> u64 {
+        self.agreement.rank() % program.mesh.devices()
+    }
+
     /// Sets the rank's part of a state, given the whole state.
     ///
     /// # Errors
@@ -337,7 +360,8 @@ impl<'d> Rank<'d> {
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
         parts.check(bytes)?;
-        self.device.write_state(id, state, &parts.cut(self.agreement.rank(), bytes))
+        let rank = self.place(&program);
+        self.device.write_state(id, state, &parts.cut(rank, bytes))
     }
 
     /// Feeds the rank's part of an input, given these rows of the whole input: all of its rows, or those that hold the part.
@@ -354,7 +378,7 @@ impl<'d> Rank<'d> {
         let program = self.device.program(id).clone();
         let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
-        let rank = self.agreement.rank();
+        let rank = self.place(&program);
         let own = match slot.batched {
             true => parts.cut_of_rows(rank, bytes, rows)?,
             false => {

@@ -91,8 +91,9 @@ pub fn fit(compilation: &mut Compilation, manager: &Manager, place: Place) -> Re
     let (unconstrained, update) = (all.peak(), compilation.update);
     let mut peak = |step: Module| {
         let training = lower_step(lowering, step, microbatches, update, target, multiprocessors)?;
-        let arena = training.memory.arena.max(all.evaluation.memory.arena);
-        Ok(arena + training.memory.constants + all.evaluation.memory.constants)
+        let (training, evaluation) = (training.largest().memory, all.evaluation.largest().memory);
+        let arena = training.arena.max(evaluation.arena);
+        Ok(arena + training.constants + evaluation.constants)
     };
     match cheapest(&compilation.training, budget, unconstrained, device, &mut peak)? {
         (fit, Some(options)) => {

@@ -165,6 +165,7 @@ impl Forward {
     ) -> Result<Compilation, Failure> {
         plan.check_update()?;
         let Self { module: forward, mut cx, mut timings, pipeline } = self;
+        let plan = plan.clone().for_batch(&forward)?;
         let mut module = forward.clone();
         let done = pipeline.passes.len();
         let rest = plan.training();

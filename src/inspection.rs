@@ -12,6 +12,7 @@ mod parameters;
 mod prediction;
 mod recomputed;
 mod shares;
+mod stages;
 mod step;
 mod text;
 pub(crate) mod units;
@@ -29,6 +30,7 @@ pub use prediction::{
 };
 pub use recomputed::{BlockFacts, RecomputeFacts};
 pub use shares::{Share, Shares};
+pub use stages::{PipelineFacts, RankFacts, StageFacts, TaskFacts, TransferFacts};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
 
@@ -80,6 +82,9 @@ pub struct Inspection {
     /// What a step of training takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepFacts>,
+    /// The pipeline, if the mesh has several stages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<PipelineFacts>,
     /// The blocks of the forward phase, and the parts that backward computes again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recomputed: Option<RecomputeFacts>,
@@ -159,6 +164,7 @@ impl Inspection {
             near_misses: vec![],
             loss: None,
             step: None,
+            pipeline: None,
             recomputed: None,
             fit: None,
             prediction: None,
@@ -298,6 +304,7 @@ impl Inspection {
                 self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
                 self.predict(&compilation.training, step.microbatches, question)?;
+                self.pipeline(&compilation, step.microbatches, question)?;
                 self.step = Some(step);
             }
             Err(failure) => self.reasons.extend(told(failure)?),
@@ -309,12 +316,28 @@ impl Inspection {
     /// Predicts a step on the machine that was asked about. An operator without a kernel there is a reason; a program that is
     /// larger than the device's memory is warned of.
     fn predict(&mut self, training: &Module, microbatches: u64, question: &Question) -> Result<(), Failure> {
-        let Some(machine) = &question.machine else { return Ok(()) };
+        let Some(machine) = question.machine.as_ref().filter(|_| training.pipeline.is_none()) else {
+            return Ok(());
+        };
         match PredictionFacts::of(training, microbatches, question.plan.update, machine) {
             Ok(prediction) => {
                 self.warnings.extend(larger(&prediction, machine.device()).as_ref().map(Told::diagnostic));
                 self.prediction = Some(prediction);
             }
+            Err(failure) => self.reasons.extend(told(failure)?),
+        }
+        Ok(())
+    }
+
+    /// Looks at the pipeline of a step. An operator without a kernel on the machine that was asked about is a reason.
+    fn pipeline(
+        &mut self,
+        compilation: &Compilation,
+        microbatches: u64,
+        question: &Question,
+    ) -> Result<(), Failure> {
+        match PipelineFacts::of_compilation(compilation, microbatches, question.machine.as_ref()) {
+            Ok(pipeline) => self.pipeline = pipeline,
             Err(failure) => self.reasons.extend(told(failure)?),
         }
         Ok(())

@@ -3,10 +3,11 @@
 
 use crate::compilation;
 use crate::failure::Failure;
-use ir::Module;
+use ir::{Diagnostic, Module};
 use passes::{Manager, PassContext, Pipeline};
 use runtime::lower::LowerOptions;
-use runtime::program::Program;
+use runtime::program::{Program, StagePrograms};
+use std::sync::Arc;
 
 /// The passes between a compiled program and its lowering, with the manager that runs, verifies and shows them.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ impl<'a> Lowering<'a> {
         Self { manager, cx: PassContext { passes_run, ..PassContext::default() } }
     }
 
-    /// Lowers a program, first rewritten by these passes and by those that the target wants.
+    /// Lowers a program, first rewritten by these passes and by those that the target wants. It shares its states with `states_of`.
     ///
     /// # Errors
     /// As of the passes, and of [`runtime::lower::lower`].
@@ -30,12 +31,22 @@ impl<'a> Lowering<'a> {
         mut module: Module,
         first: Pipeline,
         options: &LowerOptions,
-    ) -> Result<Program, Failure> {
+        states_of: Option<&StagePrograms>,
+    ) -> Result<StagePrograms, Failure> {
         let mut pipeline = first;
         pipeline.passes.extend(rewrites(options)?.passes);
         self.cx.kernels = options.target.kernels();
         compilation::run(self.manager, &pipeline, &mut module, &mut self.cx, |_, _, _| {})?;
-        Ok(runtime::lower::lower(&module, options)?)
+        let of = |rank: u32| {
+            let states_of = states_of.and_then(|programs| programs.iter().nth(rank as usize));
+            LowerOptions { states_of: states_of.map(|program| &**program), ..*options }
+        };
+        let Some(pipeline) = &module.pipeline else {
+            return Ok(Arc::new(runtime::lower::lower(&module, &of(0))?).into());
+        };
+        let lower = |rank| Ok(Arc::new(runtime::lower::lower_rank(&module, rank, &of(rank))?));
+        let programs = (0..pipeline.ranks()).map(lower).collect::<Result<_, Diagnostic>>()?;
+        Ok(StagePrograms::new(programs))
     }
 }
 
@@ -49,6 +60,14 @@ fn rewrites(options: &LowerOptions) -> Result<Pipeline, Failure> {
 ///
 /// # Errors
 /// As of [`Lowering::lower`].
+pub fn lower_stages(module: &Module, options: &LowerOptions) -> Result<StagePrograms, Failure> {
+    Lowering::new(&Manager::default(), 0).lower(module.clone(), Pipeline::default(), options, None)
+}
+
+/// As [`lower_stages`], of a program without stages.
+///
+/// # Errors
+/// As of [`Lowering::lower`].
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Failure> {
-    Lowering::new(&Manager::default(), 0).lower(module.clone(), Pipeline::default(), options)
+    Ok(Arc::unwrap_or_clone(lower_stages(module, options)?.first().clone()))
 }

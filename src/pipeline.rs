@@ -5,8 +5,9 @@
 //! [`CompilationPlan::reference`]: the same model through as few passes as possible.
 
 use crate::config;
+use crate::sizes;
 use ir::machine::{Cluster, Device};
-use ir::{Axis, AxisRole, DType, Diagnostic, Mesh};
+use ir::{Axis, AxisRole, DType, Diagnostic, Mesh, Module};
 use passes::Pipeline;
 use passes::autodiff::Autodiff;
 use passes::bind::Bind;
@@ -25,6 +26,7 @@ use passes::recompute::Recompute;
 use passes::registry::Pass;
 use passes::simplify::Simplify;
 use passes::spmd::{AxisSize, Spmd};
+use passes::stage::Stage;
 use runtime::program::UpdateTime;
 use std::collections::BTreeMap;
 
@@ -47,7 +49,11 @@ pub struct CompilationPlan {
     pub optimizer: Optimizer,
     /// The element types.
     pub precision: Precision,
-    /// The mesh of devices and the sharding; without axes one device.
+    /// The stages of a pipeline. The number of microbatches is known when the loss is there: [`CompilationPlan::for_batch`].
+    pub stage: Option<Stage>,
+    /// Samples of a step, and the data ranks that share a microbatch.
+    pub batch: Batch,
+    /// The mesh of devices and the sharding; without axes one device. Of a pipeline, those of a stage.
     pub spmd: Spmd,
     /// The price of kept activations; without it, backward repeats nothing.
     pub recompute: Option<Recompute>,
@@ -55,6 +61,15 @@ pub struct CompilationPlan {
     pub hierarchy: Option<Hierarchy>,
     /// When updates run. No pass reads it: lowering does.
     pub update: UpdateTime,
+}
+
+/// The samples of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Samples of a step; `None` for one microbatch.
+    pub global: Option<u64>,
+    /// The data ranks that share a microbatch.
+    pub data_ranks: u64,
 }
 
 /// The groups of flags that say how a program is compiled.
@@ -92,6 +107,8 @@ impl CompilationPlan {
             autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
+            stage: flags.parallel.stage(),
+            batch: Batch { global: None, data_ranks: flags.parallel.data_ranks() },
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
             update: flags.memory.update.into(),
@@ -103,6 +120,22 @@ impl CompilationPlan {
     pub fn priced_on(mut self, device: &Device) -> Self {
         self.recompute = self.recompute.map(|recompute| recompute.on(device));
         self
+    }
+
+    /// The same plan for steps of so many samples, of a program that has its loss.
+    ///
+    /// # Errors
+    /// A batch that is no whole number of microbatches.
+    pub fn for_batch(mut self, forward: &Module) -> Result<Self, Diagnostic> {
+        if let Some(stage) = &mut self.stage {
+            let Batch { global, data_ranks } = self.batch;
+            let microbatches = sizes::microbatches(forward, global, data_ranks)?;
+            let error = || {
+                Diagnostic::new(format!("a step of {microbatches} microbatches is too long for a pipeline"))
+            };
+            stage.microbatches = u32::try_from(microbatches).map_err(|_| error())?;
+        }
+        Ok(self)
     }
 
     /// The same plan for the nodes of a cluster. An axis of data ranks that lies across several nodes, with several ranks in each,
@@ -142,9 +175,13 @@ impl CompilationPlan {
                 "fp16 scales the loss, and skips the update if any gradient is not finite; --bf16 needs no loss scale",
             )
         });
+        let stages = self.stage.is_some().then(|| {
+            Diagnostic::new("--update early cannot be used with the stages of a pipeline")
+                .note("a stage has several microbatches at once; remove --update early")
+        });
         let problems: Vec<Diagnostic> = match self.update {
             UpdateTime::Late => vec![],
-            UpdateTime::Early => clips.into_iter().chain(scales).collect(),
+            UpdateTime::Early => clips.into_iter().chain(scales).chain(stages).collect(),
         };
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
@@ -175,7 +212,9 @@ impl CompilationPlan {
                 .collect()
         };
         let update: [Pass; 2] = [self.optimizer.clone().into(), Simplify.into()];
-        let passes = [self.autodiff.clone().into()].into_iter().chain(precision).chain(update).chain(devices);
+        let stage = self.stage.clone().map(Pass::from);
+        let passes = stage.into_iter().chain([self.autodiff.clone().into()]);
+        let passes = passes.chain(precision).chain(update).chain(devices);
         let passes = passes.chain(self.recompute.clone().map(Pass::from));
         Pipeline { passes: passes.collect() }
     }

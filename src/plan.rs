@@ -73,7 +73,8 @@ impl RunPlan {
         let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size());
         let trained = module.states.values().filter(|state| state.role == ir::Role::Parameter);
         let is_parameter = |role: RowRole| role == RowRole::Parameter;
-        let (training, evaluation) = (programs.training.memory, programs.evaluation.memory);
+        let (training, evaluation) =
+            (programs.training.largest().memory, programs.evaluation.largest().memory);
         let is_split = module.mesh.devices() > 1;
         let step = is_split.then(|| training::step(module)).transpose()?;
         Ok(Self {
@@ -90,7 +91,7 @@ impl RunPlan {
                 .filter(|r| is_parameter(r.role) && r.tied.is_none())
                 .count(),
             parameter_elements: trained.filter_map(|state| state.ty.numel()).sum(),
-            program_hash: format!("{:016x}", programs.training.hash),
+            program_hash: format!("{:016x}", programs.training.hash()),
             memory: Memory {
                 peak: programs.peak(),
                 states: training.states,

@@ -96,8 +96,11 @@ pub fn ranks(
     warn: &dyn Fn(Diagnostic),
     fits: &dyn Fn(&TooLarge) -> Option<String>,
 ) -> Result<Ranks, Failure> {
-    let target = programs.training.target;
+    let target = programs.training.first().target;
     let programs = programs.all();
+    if programs.iter().any(|program| program.iter().len() > 1) {
+        check_pipeline(target, processes)?;
+    }
     let ranks = match target {
         Target::Cpu => match processes.communicator() {
             None => on_processor(programs, settings.device.threads, profile),
@@ -107,6 +110,7 @@ pub fn ranks(
             }
         },
         Target::Cuda => {
+            let programs = programs.iter().map(|program| program.first().clone()).collect();
             let (options, warn) = (Options::of_process(), |trouble: &str| warn(Diagnostic::new(trouble)));
             match processes.launched() {
                 None => gpus(programs, options, profile, &warn),
@@ -121,6 +125,19 @@ pub fn ranks(
         Some(large) => Failure::User(vec![diagnosed(large, target, fits(large))]),
         None => failure(error.into()),
     })
+}
+
+/// Refuses a pipeline where it does not run yet.
+fn check_pipeline(target: Target, processes: &Processes) -> Result<(), Diagnostic> {
+    if target == Target::Cuda {
+        let error = Diagnostic::new("pipelines do not run on GPUs yet");
+        return Err(error.note("remove pp from --mesh, or use --device cpu"));
+    }
+    if processes.launched().is_some() {
+        let error = Diagnostic::new("the ranks of a pipeline cannot be processes yet");
+        return Err(error.note("start one process, whose ranks are threads; or remove pp from --mesh"));
+    }
+    Ok(())
 }
 
 /// What a device, or a rank, says of programs that do not fit.
@@ -290,7 +307,7 @@ pub struct Setup<'a> {
 /// Bytes of the copy of the states from which a rank writes a checkpoint beside the steps. `None` if the run saves only at its end.
 pub fn copy_of_states(programs: &Programs, settings: &Settings) -> Option<u64> {
     let saves = settings.run.save_every.is_some() || settings.run.exports_best();
-    saves.then_some(programs.training.memory.states)
+    saves.then_some(programs.training.largest().memory.states)
 }
 
 /// Whether there is room for such a copy beside the programs of so many ranks on this machine: within `--memory`, and in the
@@ -298,7 +315,7 @@ pub fn copy_of_states(programs: &Programs, settings: &Settings) -> Option<u64> {
 pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ranks: u64) -> bool {
     let on_device = programs.peak();
     let is_in_budget = settings.memory.memory.is_none_or(|Budget(budget)| on_device + copy <= budget);
-    let (in_memory, is_in_budget) = match programs.training.target {
+    let (in_memory, is_in_budget) = match programs.training.first().target {
         Target::Cpu => (on_device, is_in_budget),
         // The budget is of the device, and the copy is in the memory of the host.
         Target::Cuda => (0, true),

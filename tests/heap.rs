@@ -90,7 +90,7 @@ fn a_step_on_the_processor_holds_little_beside_the_arena() {
 fn taken(fixture: &Fixture, batch: u64) -> usize {
     let (source, plan) = fixture.source(batch, adamw());
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
-    let Programs { training: program, .. } = done(Programs::lower(&compilation, 1, Target::Cpu));
+    let program = done(Programs::lower(&compilation, 1, Target::Cpu)).training.first().clone();
     let mut cpu = Cpu::new(vec![program.clone()], Some(THREADS)).expect("there is memory for it");
     let id = ProgramId(0);
     let states = done(initial_states(&compilation.training, 0, Missing::Draw));

@@ -77,11 +77,11 @@ fn bits() -> ExitCode {
     }
     let mut seen = [0];
     if world.rank() > 0 {
-        communicator.receive(world.rank() - 1, &mut seen).expect("the rank before sends");
+        communicator.receive(world.rank() - 1, 0, &mut seen).expect("the rank before sends");
     }
-    communicator.send((world.rank() + 1) % ranks, &[seen[0] + 1]).expect("the next rank receives");
+    communicator.send((world.rank() + 1) % ranks, 0, &[seen[0] + 1]).expect("the next rank receives");
     if world.rank() == 0 {
-        communicator.receive(ranks - 1, &mut seen).expect("the last rank sends");
+        communicator.receive(ranks - 1, 0, &mut seen).expect("the last rank sends");
         assert_eq!(u64::from(seen[0]), ranks);
         println!("{SAMPLES} collectives are equal");
     }
@@ -108,7 +108,7 @@ fn late() -> ExitCode {
     let world = World::start().expect("MPI starts");
     let communicator = communicator(&world, 1);
     match world.rank() {
-        0 => drop(communicator.receive(1, &mut [0])),
+        0 => drop(communicator.receive(1, 0, &mut [0])),
         _ => std::thread::sleep(Duration::from_secs(30)),
     }
     ExitCode::SUCCESS

@@ -2,6 +2,7 @@
 
 use super::graph::{ENode, Graph, Head, Place, TypeIds};
 use egg::{Id, Language};
+use ir::analysis::reports;
 use ir::{Module, Node, NodeId, Phase, ValueId};
 use std::collections::BTreeMap;
 
@@ -45,7 +46,9 @@ pub(super) fn insert(graph: &mut Graph, module: &Module) -> Inserted {
             classes.insert(result, add(graph, None, ENode::new(Head::Result(i as u32), [made])));
         }
     }
-    let mut exits: Vec<ValueId> = module.roots().filter(|value| classes.contains_key(value)).collect();
+    let reported = reports(module).into_iter().map(|id| module.node(id).results[0]);
+    let mut exits: Vec<ValueId> =
+        module.roots().chain(reported).filter(|value| classes.contains_key(value)).collect();
     exits.sort_unstable();
     exits.dedup();
     let all = ENode::new(Head::Root, exits.iter().map(|value| classes[value]).collect::<Vec<_>>());
@@ -56,7 +59,7 @@ pub(super) fn insert(graph: &mut Graph, module: &Module) -> Inserted {
 /// Whether a value is kept from forward for a node.
 fn is_kept(module: &Module, value: ValueId, reader: &Node) -> bool {
     let made = module.producer(value).map(|node| node.phase);
-    reader.phase == Phase::Backward && made == Some(Phase::Forward)
+    reader.phase.is_gradient() && made == Some(Phase::Forward)
 }
 
 impl Inserted {

@@ -93,7 +93,8 @@ fn build_descent(
 /// A state of zeros like a parameter, and its value.
 fn add_state(b: &mut Builder, kind: &str, parameter: StateId) -> (StateId, ValueId) {
     let row = &b.module().states[parameter];
-    let (name, ty) = (format!("{kind}({})", row.name), row.ty.clone());
+    let (name, ty, stage) = (format!("{kind}({})", row.name), row.ty.clone(), row.stage);
     let id = b.tables().add_state(name, ty, Role::Optimizer, Initializer::Zeros);
+    b.tables().states[id].stage = stage;
     (id, b.module().states[id].input)
 }

@@ -128,8 +128,8 @@ impl<'m> Casts<'_, 'm> {
         }
         let dtype = self.decision.half;
         let half = match self.b.module().value(value).definition {
-            Definition::State(_) => self.apart(At::End(Phase::Prepare), None).cast(value, dtype),
-            Definition::Input(_) => self.apart(At::Start(Phase::Forward), None).cast(value, dtype),
+            Definition::State(_) => self.apart(At::End(Phase::Prepare), value).cast(value, dtype),
+            Definition::Input(_) => self.apart(At::Start(Phase::Forward), value).cast(value, dtype),
             Definition::Node(id, _) => self.half_of_node(id, value),
         }?;
         self.narrow.insert(value, half);
@@ -145,7 +145,7 @@ impl<'m> Casts<'_, 'm> {
             // The table itself is part of the program; once a step is often enough to round it.
             Op::Constant(_) => {
                 let full = self.b.ty(value).clone();
-                self.apart(At::End(Phase::Prepare), Some(&node));
+                self.apart(At::End(Phase::Prepare), value);
                 let table = self.b.one_typed(node.op.clone(), &[], full)?;
                 self.b.cast(table, half)
             }
@@ -171,7 +171,7 @@ impl<'m> Casts<'_, 'm> {
             return Ok(());
         }
         let phase = self.b.module().phase_of(value);
-        if phase != Phase::Backward || gradients == DType::F32 {
+        if !phase.is_gradient() || gradients == DType::F32 {
             let at = self.behind(value);
             let addend = self.full(value, phase, at)?;
             if addend != value {
@@ -212,10 +212,11 @@ impl<'m> Casts<'_, 'm> {
         }
     }
 
-    /// The builder for nodes that stand by no node; they take over the origin and the stage of `like`.
-    fn apart(&mut self, at: At, like: Option<&Node>) -> &mut Builder<'m> {
-        let (origin, stage) =
-            like.map_or((Precision::NAME.into(), 0), |node| (node.origin.clone(), node.stage));
+    /// The builder for nodes that stand by no node; they take over the stage of a value, and the origin of its node.
+    fn apart(&mut self, at: At, like: ValueId) -> &mut Builder<'m> {
+        let module = self.b.module();
+        let origin = module.producer(like).map_or(Precision::NAME.into(), |node| node.origin.clone());
+        let stage = if module.pipeline.is_some() { module.stage_of(like) } else { 0 };
         self.b.at(at).origin(origin).stage(stage).copy(0)
     }
 }

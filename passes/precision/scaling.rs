@@ -106,7 +106,8 @@ fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<Factored>, TypeError> 
         }
         let gradient = output.value;
         let inverse = inverses.cast(b, b.ty(gradient).dtype)?;
-        let gradient = b.mul(gradient, inverse)?;
+        let stage = b.module().stage_of(gradient);
+        let gradient = b.stage(stage).mul(gradient, inverse)?;
         b.tables().outputs[index].value = gradient;
         gradients.push(Factored::of(b.module(), gradient));
     }

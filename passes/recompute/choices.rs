@@ -5,7 +5,7 @@ use super::cut::{Network, Shape, bytes_of};
 use super::{DeviceRates, Recompute};
 use cranelift_entity::EntitySet;
 use ir::analysis::live_nodes;
-use ir::{Module, NodeId, Phase, ValueId};
+use ir::{Module, NodeId, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -35,8 +35,7 @@ impl<'a> Choices<'a> {
         let live = live_nodes(module);
         let blocks = Blocks::find(module, &live);
         let mut read_in_backward = EntitySet::new();
-        let backward =
-            module.nodes().filter(|(id, node)| node.phase == Phase::Backward && live.contains(*id));
+        let backward = module.nodes().filter(|(id, node)| node.phase.is_gradient() && live.contains(*id));
         backward.for_each(|(_, node)| read_in_backward.extend(node.operands.iter().copied()));
         let device = rates.device();
         let network = |block: &Vec<NodeId>| Network::of(module, &blocks, &read_in_backward, block, &device);

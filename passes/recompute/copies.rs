@@ -4,7 +4,7 @@ use super::Recompute;
 use crate::pass::Transform;
 use cranelift_entity::EntitySet;
 use ir::analysis::live_nodes;
-use ir::{At, Builder, Definition, Diagnostic, Module, NodeId, Phase, Type, ValueId};
+use ir::{At, Builder, Definition, Diagnostic, Module, NodeId, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Adds a copy of each repeated node before the first backward node that needs it. Backward nodes read the copies from then on.
@@ -19,7 +19,7 @@ pub(super) fn insert(
     let live = live_nodes(module);
     let backward: Vec<NodeId> = module
         .nodes()
-        .filter(|(id, node)| node.phase == Phase::Backward && live.contains(*id))
+        .filter(|(id, node)| node.phase.is_gradient() && live.contains(*id))
         .map(|(id, _)| id)
         .collect();
     let mut position: BTreeMap<NodeId, usize> = BTreeMap::new();

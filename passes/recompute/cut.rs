@@ -216,9 +216,14 @@ pub(super) fn bytes_of(module: &Module, blocks: &Blocks, values: impl Iterator<I
     counted.map(|value| local_bytes(module, value)).fold(0, u64::saturating_add)
 }
 
-/// Whether a node may run twice. A reduction over devices is communication that nobody would wait for twice.
+/// Whether a node may run twice. A reduction over devices, or a transfer between stages, is communication that nobody would wait for
+/// twice.
 pub(super) fn is_repeatable(node: &Node) -> bool {
-    !matches!(node.op, Op::Collective(collective) if collective.reduces())
+    match node.op {
+        Op::Collective(collective) => !collective.reduces(),
+        Op::Transfer(_) => false,
+        _ => true,
+    }
 }
 
 /// The time of a node on a device, by the cost model of [`ir::machine`]. Views and constants take none.

@@ -10,7 +10,8 @@ use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
 use ir::{AxisId, Definition, Module, Movement, NodeId, Op, OperandRole, Phase, ValueId};
 use std::collections::BTreeSet;
 
-const EVERYWHERE: [Phase; 4] = [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Update];
+const EVERYWHERE: [Phase; 5] =
+    [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Weight, Phase::Update];
 
 /// Seeds the batch over the data axes and passes it on.
 pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
@@ -66,7 +67,7 @@ pub(super) fn sequence(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
             layouts.split(value, rules.module.ty(value).ndim(), 1, axis, Cause::Seed(reason));
         }
     }
-    let phases = [Phase::Forward, Phase::Backward];
+    let phases = [Phase::Forward, Phase::Backward, Phase::Weight];
     propagate(rules, layouts, &Scope { axes, phases: &phases, states: false }, Some(&seeds));
 }
 

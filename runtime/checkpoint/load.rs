@@ -111,18 +111,22 @@ impl Checkpoint {
         Ok(if padding::is_padded(state) { padding::add(state, bytes) } else { Some(bytes) })
     }
 
-    /// The parts that a rank of the mesh of `module` has of all states. Of each state only the pieces are read that meet the part.
+    /// The parts that a rank of `module` has of its states. Of each state only the pieces are read that meet the part.
     ///
     /// # Errors
     /// As [`Self::load`].
     pub fn load_part(&self, module: &Module, rank: u64) -> Result<StateBytes, CheckpointError> {
         self.check_table(module)?;
         let mut values = StateBytes::new();
+        let place = module.place_in_mesh(rank);
         for (state, row) in module.states.values().zip(StateRow::table(module)) {
+            if !module.has_state(rank, state) {
+                continue;
+            }
             let unsized_state =
                 || CheckpointError::State { name: state.name.clone(), found: 0, expected: u64::MAX };
             let parts = Parts::of(&state.name, &state.ty, &module.mesh).map_err(|_| unsized_state())?;
-            let (start, sizes) = parts.within_sizes(rank, &row.dims);
+            let (start, sizes) = parts.within_sizes(place, &row.dims);
             let read = self.states.read_block(&state.name, &start, &sizes);
             if let Some(inner) = read.map_err(|error| self.with_whole(error))? {
                 values.insert(state.name.clone(), parts.padded(&inner, &sizes).into());

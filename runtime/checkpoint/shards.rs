@@ -17,6 +17,8 @@ use std::path::Path;
 pub(super) struct Owned<'m> {
     rank: u64,
     ranks: u64,
+    /// Its place in the mesh.
+    place: u64,
     mesh: &'m Mesh,
     states: BTreeMap<&'m str, &'m State>,
     pub(super) layout: TensorLayout<'static>,
@@ -30,11 +32,16 @@ impl<'m> Owned<'m> {
     /// A state whose dims have no sizes or do not divide; the name that the format keeps for itself.
     pub(super) fn of(module: &'m Module, rank: u64) -> Result<Self, CheckpointError> {
         let (mut rows, mut blocks) = (vec![], BTreeMap::new());
+        let (place, stage) = (module.place_in_mesh(rank), rank / module.mesh.devices());
         for (index, state) in module.states.values().enumerate() {
+            // The first pipeline rank that has a state writes it.
+            if u64::from(module.pipeline_ranks_with(state).start) != stage {
+                continue;
+            }
             let unsized_state =
                 || CheckpointError::State { name: state.name.clone(), found: 0, expected: u64::MAX };
             let whole = padding::unpadded_type(state).and_then(|ty| ty.sizes()).ok_or_else(unsized_state)?;
-            let block = owned_block(&module.mesh, index, state, rank, &whole).ok_or_else(unsized_state)?;
+            let block = owned_block(&module.mesh, index, state, place, &whole).ok_or_else(unsized_state)?;
             let Some((start, dims)) = block else { continue };
             rows.push(TensorRow { name: state.name.clone(), dtype: state.ty.dtype, dims });
             blocks.insert(state.name.clone(), start);
@@ -42,8 +49,8 @@ impl<'m> Owned<'m> {
         let layout =
             TensorLayout::new(rows, &[MARK]).map_err(|name| CheckpointError::ReservedName { name })?;
         let states = module.states.values().map(|state| (state.name.as_str(), state)).collect();
-        let ranks = module.mesh.devices();
-        Ok(Self { rank, ranks, mesh: &module.mesh, states, layout, blocks })
+        let ranks = module.ranks();
+        Ok(Self { rank, ranks, place, mesh: &module.mesh, states, layout, blocks })
     }
 
     /// The name of the file.
@@ -68,7 +75,7 @@ impl<'m> Owned<'m> {
             return Err(size(parts.local_bytes()));
         }
         let whole = padding::unpadded_type(state).and_then(|ty| ty.sizes()).unwrap_or_default();
-        Ok(parts.within(self.rank, part, &whole))
+        Ok(parts.within(self.place, part, &whole))
     }
 
     /// The file with these checksums.

@@ -3,6 +3,7 @@
 pub use super::at_work::AtWork;
 use super::block::{self, Block};
 use super::combine::combine;
+use super::mail::Way;
 use super::meeting::{Inside, World};
 use super::pieces::{Shape, by_rank, in_parts, share};
 use super::record::{FlightRecord, Recorded};
@@ -122,14 +123,12 @@ impl Communicator for LocalRank {
         self.put_together("all_to_all", group, tensors)
     }
 
-    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
-        let terms = Terms::of_message(self.rank, to, bytes.len());
-        self.world.meet(self.rank, &[self.rank, to], terms, &[bytes], |_| ())
+    fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
+        self.world.post(Way { from: self.rank, to, channel }, bytes)
     }
 
-    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
-        let (terms, group) = (Terms::of_message(from, self.rank, bytes.len()), [from, self.rank]);
-        self.world.meet(self.rank, &group, terms, &[&[]], |inside| bytes.copy_from_slice(inside.lent(0)[0]))
+    fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
+        self.world.take(Way { from, to: self.rank, channel }, bytes)
     }
 }
 

@@ -7,6 +7,7 @@
 //! come; ranks that are inside always go, a panic included. So nothing waits for ever, and no borrow is outlived.
 
 use super::lent::Lent;
+use super::mail::{Mail, Way};
 use super::sync::{Byte, Condvar, Mutex, MutexGuard, TURNS, panicking, turn};
 use super::{CommError, Terms};
 use std::cell::Cell;
@@ -18,20 +19,21 @@ use std::time::Duration;
 /// The ranks of one process.
 pub(super) struct World {
     board: Mutex<Board>,
-    changed: Condvar,
+    pub(super) changed: Condvar,
 }
 
-struct Board {
+pub(super) struct Board {
     /// Why all ranks end, once they do.
-    ended: Option<CommError>,
+    pub(super) ended: Option<CommError>,
     seats: Vec<Seat>,
     /// By group.
     meetings: BTreeMap<Vec<u64>, Meeting>,
+    pub(super) mail: Mail,
 }
 
 /// What a rank is doing.
 #[derive(Clone, Debug, PartialEq)]
-enum Seat {
+pub(super) enum Seat {
     /// Nothing: it will come to no meeting.
     Away,
     /// Something that ends.
@@ -71,12 +73,12 @@ impl World {
     pub(super) fn new(ranks: u64) -> Self {
         let seats = vec![Seat::Away; ranks as usize];
         Self {
-            board: Mutex::new(Board { ended: None, seats, meetings: BTreeMap::new() }),
+            board: Mutex::new(Board { ended: None, seats, meetings: BTreeMap::new(), mail: Mail::default() }),
             changed: Condvar::new(),
         }
     }
 
-    fn board(&self) -> MutexGuard<'_, Board> {
+    pub(super) fn board(&self) -> MutexGuard<'_, Board> {
         // Nothing panics while it holds the lock, but if it did the abort must still go through.
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,6 +88,7 @@ impl World {
         let mut board = self.board();
         board.ended = None;
         board.meetings.clear();
+        board.mail = Mail::default();
         board.seats.fill(Seat::Busy);
     }
 
@@ -115,8 +118,9 @@ impl World {
         if board.ended.is_some() {
             return None;
         }
-        let Board { seats, meetings, .. } = &mut *board;
-        let mut is_late = false;
+        let Board { seats, meetings, mail, .. } = &mut *board;
+        let awaited = mail.late(time, timeout);
+        let mut is_late = !awaited.is_empty();
         for meeting in meetings.values_mut().filter(|meeting| meeting.here > 0) {
             is_late |= time.saturating_sub(*meeting.seen.get_or_insert(time)) >= timeout;
         }
@@ -131,7 +135,12 @@ impl World {
             Some((meeting.seen, CommError::Late { rank, seconds: timeout.as_secs(), missing }))
         };
         let meetings = meetings.iter().filter(|(_, meeting)| is_late && meeting.here > 0);
-        meetings.filter_map(one).min_by_key(|(seen, _)| *seen).map(|(_, late)| late)
+        let message = |(way, seen): (Way, Duration)| {
+            let late = CommError::Late { rank: way.to, seconds: timeout.as_secs(), missing: vec![way.from] };
+            (!is_waiting(way.from)).then_some((Some(seen), late))
+        };
+        let all = meetings.filter_map(one).chain(awaited.into_iter().filter_map(message));
+        all.min_by_key(|(seen, _)| *seen).map(|(_, late)| late)
     }
 
     /// Meets the group: `inside` runs when all have come, and sees what they lent.
@@ -194,7 +203,11 @@ impl World {
     }
 
     /// Lets others change the board: for some turns, then until they do.
-    fn pause<'b>(&'b self, board: MutexGuard<'b, Board>, turns: &mut u32) -> MutexGuard<'b, Board> {
+    pub(super) fn pause<'b>(
+        &'b self,
+        board: MutexGuard<'b, Board>,
+        turns: &mut u32,
+    ) -> MutexGuard<'b, Board> {
         if *turns == TURNS {
             return self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
         }
@@ -211,7 +224,7 @@ impl Board {
         self.meetings.entry(group.to_vec()).or_insert_with(new)
     }
 
-    fn sit(&mut self, rank: u64, seat: Seat) {
+    pub(super) fn sit(&mut self, rank: u64, seat: Seat) {
         if let Some(place) = self.seats.get_mut(rank as usize) {
             *place = seat;
         }
@@ -237,7 +250,7 @@ impl Board {
     }
 
     /// Ends all ranks if those that are not away all wait for others to come.
-    fn end_if_stuck(&mut self) -> bool {
+    pub(super) fn end_if_stuck(&mut self) -> bool {
         if self.ended.is_some() || self.seats.contains(&Seat::Busy) {
             return false;
         }

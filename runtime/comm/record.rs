@@ -169,12 +169,14 @@ impl Communicator for Recorded {
         self.record.keep(Operation::Collective(terms), || self.inner.all_to_all(group, tensors))
     }
 
-    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
-        self.record.keep(Operation::Send { bytes: bytes.len(), to }, || self.inner.send(to, bytes))
+    fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
+        self.record.keep(Operation::Send { bytes: bytes.len(), to }, || self.inner.send(to, channel, bytes))
     }
 
-    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
-        self.record.keep(Operation::Receive { bytes: bytes.len(), from }, || self.inner.receive(from, bytes))
+    fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
+        self.record.keep(Operation::Receive { bytes: bytes.len(), from }, || {
+            self.inner.receive(from, channel, bytes)
+        })
     }
 }
 
@@ -206,11 +208,11 @@ mod tests {
             Err(CommError::Alone)
         }
 
-        fn send(&self, _: u64, _: &[u8]) -> Result<(), CommError> {
+        fn send(&self, _: u64, _: u32, _: &[u8]) -> Result<(), CommError> {
             Ok(())
         }
 
-        fn receive(&self, _: u64, _: &mut [u8]) -> Result<(), CommError> {
+        fn receive(&self, _: u64, _: u32, _: &mut [u8]) -> Result<(), CommError> {
             Err(CommError::Alone)
         }
     }
@@ -220,7 +222,7 @@ mod tests {
         let record = FlightRecord::new();
         let communicator = Recorded::new(Arc::new(Failing), record.clone());
         for _ in 0..LENGTH + 7 {
-            communicator.send(1, &[1, 2]).unwrap();
+            communicator.send(1, 0, &[1, 2]).unwrap();
         }
         assert_eq!(record.open(), None);
         let node: Arc<str> = "node \"/fc/Gemm\" (Gemm, opset 20)".into();
@@ -229,7 +231,7 @@ mod tests {
         let text = "`all_reduce` (sum) among the ranks [0, 1], for node \"/fc/Gemm\" (Gemm, opset 20)";
         assert_eq!(record.open().as_deref(), Some(text));
         let mut room = [0; 3];
-        communicator.receive(1, &mut room).unwrap_err();
+        communicator.receive(1, 0, &mut room).unwrap_err();
         assert_eq!(record.open().as_deref(), Some("`receive` of 3 bytes from rank 1"));
         let text = record.to_string();
         assert_eq!(text.lines().count(), LENGTH);

@@ -276,11 +276,11 @@ impl Communicator for Star {
         Err(self.refused("`all_to_all`"))
     }
 
-    fn send(&self, _: u64, _: &[u8]) -> Result<(), CommError> {
+    fn send(&self, _: u64, _: u32, _: &[u8]) -> Result<(), CommError> {
         Err(self.refused("`send`"))
     }
 
-    fn receive(&self, _: u64, _: &mut [u8]) -> Result<(), CommError> {
+    fn receive(&self, _: u64, _: u32, _: &mut [u8]) -> Result<(), CommError> {
         Err(self.refused("`receive`"))
     }
 }

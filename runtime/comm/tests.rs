@@ -297,3 +297,26 @@ fn of_a_chain_of_ranks_that_wait_the_one_is_named_that_waits_for_nobody() {
     assert_eq!(told, ([by(0, 0, 1), None], by(1, 10, 2)));
     assert_eq!(late(100, 10), None);
 }
+
+#[test]
+fn messages_wait_for_their_receiver() {
+    let local = Local::new(2);
+    let work = local.begin();
+    let [first, second] = [0, 1].map(|rank| local.communicator(rank));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            first.send(1, 7, &[1, 2]).unwrap();
+            first.send(1, 8, &[3]).unwrap();
+            let mut got = [0];
+            first.receive(1, 9, &mut got).unwrap();
+        });
+        scope.spawn(|| {
+            let mut got = [0; 2];
+            second.receive(0, 7, &mut got).unwrap();
+            let mut got = [0; 1];
+            second.receive(0, 8, &mut got).unwrap();
+            second.send(0, 9, &[3]).unwrap();
+        });
+    });
+    drop(work);
+}

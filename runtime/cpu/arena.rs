@@ -5,7 +5,7 @@
 
 use super::call::{Call, Place};
 use super::kernels::copy;
-use crate::program::{Instruction, Program, Region, View};
+use crate::program::{Instruction, Program, Region, Turn, View};
 use memmap2::{MmapMut, MmapRaw};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -33,29 +33,29 @@ impl Arena {
 
     /// The bytes of a dense view. The caller makes sure that no instruction writes them meanwhile; this holds for all methods below.
     #[allow(unsafe_code)]
-    pub(super) fn bytes(&self, view: &View) -> &[u8] {
+    pub(super) fn bytes(&self, view: &View, bases: &[u64]) -> &[u8] {
         // SAFETY: the mapping lives as long as `self`. Instructions run only in `Cpu`, which gives up its arena to nobody else while
         // one of them runs.
-        unsafe { self.memory().slice(range(view)) }
+        unsafe { self.memory().slice(range(view, bases)) }
     }
 
     /// Sets a dense view.
     #[allow(unsafe_code)]
-    pub(super) fn write(&mut self, view: &View, bytes: &[u8]) {
+    pub(super) fn write(&mut self, view: &View, bases: &[u64], bytes: &[u8]) {
         // SAFETY: as in `bytes`.
-        unsafe { self.memory().slice_mut(range(view)) }.copy_from_slice(bytes);
+        unsafe { self.memory().slice_mut(range(view, bases)) }.copy_from_slice(bytes);
     }
 
     /// The elements of a view in row-major order.
-    pub(super) fn read(&self, constants: &Constants, view: &View) -> Vec<u8> {
+    pub(super) fn read(&self, constants: &Constants, view: &View, bases: &[u64]) -> Vec<u8> {
         let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
-        copy::gather(self.span(constants, view), view, &mut dense);
+        copy::gather(self.span(constants, view, bases), view, &mut dense);
         dense
     }
 
     /// The bytes that a view spans.
-    pub(super) fn span<'a>(&'a self, constants: &'a Constants, view: &View) -> &'a [u8] {
-        if view.region == Region::Arena { self.bytes(view) } else { &constants.0[range(view)] }
+    pub(super) fn span<'a>(&'a self, constants: &'a Constants, view: &View, bases: &[u64]) -> &'a [u8] {
+        if view.region == Region::Arena { self.bytes(view, bases) } else { &constants.0[range(view, bases)] }
     }
 
     /// What an instruction reads and writes.
@@ -126,6 +126,7 @@ pub(super) unsafe fn borrow<'a>(
     place: Place<'a>,
 ) -> Call<'a> {
     let written = instruction.results.iter().chain(&instruction.scratch);
+    let range = |view: &View| range(view, place.bases);
     let written: SmallVec<[Range<usize>; 4]> = written.map(range).collect();
     for (index, one) in written.iter().enumerate() {
         let is_alone = written[..index].iter().all(|other| !overlap(one, other));
@@ -175,7 +176,9 @@ fn map(bytes: u64) -> std::io::Result<MmapMut> {
     Ok(memory)
 }
 
-fn range(view: &View) -> Range<usize> {
-    let bytes = view.bytes();
-    bytes.start as usize..bytes.end as usize
+/// The bytes that a view spans. `bases` says where the blocks begin.
+fn range(view: &View, bases: &[u64]) -> Range<usize> {
+    let (bytes, base) = (view.bytes(), view.block.map_or(0, |block| bases[block as usize]));
+    assert!(base != Turn::NOWHERE, "a block is alive where it is used");
+    (base + bytes.start) as usize..(base + bytes.end) as usize
 }

@@ -26,6 +26,8 @@ pub(super) struct Call<'a> {
 pub(super) struct Place<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) rank: u64,
+    /// In a pipeline, where the blocks of the microbatch begin.
+    pub(super) bases: &'a [u64],
 }
 
 /// A tensor that is read. The layout counts from the slice's start.

@@ -66,6 +66,8 @@ fn class(instruction: &Instruction, mesh: &Mesh) -> CommandClass {
         Kernel::Op(_) | Kernel::Elementwise(_) | Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => {
             CommandClass::Kernel
         }
+        // Messages between threads are copies.
+        Kernel::Message(_) => CommandClass::Kernel,
     }
 }
 

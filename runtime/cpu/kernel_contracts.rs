@@ -37,6 +37,7 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::Broadcast(_)
         | Op::Concat(_)
         | Op::Detach(_)
+        | Op::Transfer(_)
         | Op::InTraining(_)
         | Op::Pad(_)
         | Op::Reshape(_)

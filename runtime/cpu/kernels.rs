@@ -13,6 +13,7 @@ mod exchange;
 mod experts;
 mod indexing;
 mod loss;
+mod message;
 mod norm;
 mod optimizer;
 mod pool;
@@ -33,7 +34,8 @@ const PARALLEL: usize = 1 << 15;
 
 /// Runs an instruction. Errors: a collective that did not happen.
 pub(super) fn run(call: Call, communicator: Option<&dyn Communicator>) -> Result<(), CommError> {
-    if call.results.iter().all(|result| result.is_empty()) {
+    let sends = matches!(call.instruction.kernel, Kernel::Message(_));
+    if !sends && call.results.iter().all(|result| result.is_empty()) {
         return Ok(());
     }
     match &call.instruction.kernel {
@@ -44,6 +46,7 @@ pub(super) fn run(call: Call, communicator: Option<&dyn Communicator>) -> Result
         Kernel::Accumulate => copy::accumulate(call),
         Kernel::Part(part) => copy::part(part, call),
         Kernel::Collective(exchange) => return exchange::run(exchange, call, communicator),
+        Kernel::Message(message) => return message::run(*message, call, communicator),
     }
     Ok(())
 }
@@ -107,7 +110,7 @@ fn run_operator(op: &Op, call: Call) {
             copy::run(call)
         }
         // A step reads the first operand, or the only one.
-        Op::Detach(_) | Op::InTraining(_) => copy::run(call),
+        Op::Detach(_) | Op::InTraining(_) | Op::Transfer(_) => copy::run(call),
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => {}
     }

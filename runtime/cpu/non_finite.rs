@@ -7,7 +7,7 @@ use super::{Loaded, kernels};
 use crate::comm::Communicator;
 use crate::device::{DeviceError, NonFinite};
 use crate::layout::Layout;
-use crate::program::{Chain, Instruction, Kernel, View};
+use crate::program::{Chain, Instruction, Kernel, Section, Turn, View};
 use smallvec::smallvec;
 use std::sync::Arc;
 
@@ -18,10 +18,33 @@ pub(super) fn first(
     arena: &mut Arena,
     communicator: Option<&dyn Communicator>,
 ) -> Result<Option<NonFinite>, DeviceError> {
+    let instructions = loaded.program.microbatch().map(|(_, _, instruction)| instruction);
+    first_of(instructions, loaded, arena, communicator)
+}
+
+/// As [`first`], of a turn of a pipeline.
+pub(super) fn first_of_turn(
+    loaded: &Loaded,
+    turn: &Turn,
+    arena: &mut Arena,
+    communicator: Option<&dyn Communicator>,
+) -> Result<Option<NonFinite>, DeviceError> {
+    let instructions = &loaded.program.section(Section::Microbatch)[turn.instructions.clone()];
+    let found = first_of(instructions.iter(), loaded, arena, communicator)?;
+    Ok(found.map(|found| NonFinite { turn: Some(turn.task.into()), ..found }))
+}
+
+fn first_of<'i>(
+    instructions: impl Iterator<Item = &'i Instruction>,
+    loaded: &Loaded,
+    arena: &mut Arena,
+    communicator: Option<&dyn Communicator>,
+) -> Result<Option<NonFinite>, DeviceError> {
     let mut infinity = None;
     let mut nan = None;
-    for (index, (_, _, instruction)) in loaded.program.microbatch().enumerate() {
-        if nan.is_some() {
+    for (index, instruction) in instructions.enumerate() {
+        // Another rank made what a message brings.
+        if nan.is_some() || matches!(instruction.kernel, Kernel::Message(_)) {
             // Other ranks may need what this one has to say in collectives.
             loaded.issue(arena, instruction, true, communicator)?;
             continue;
@@ -48,7 +71,7 @@ fn made_by(
     communicator: Option<&dyn Communicator>,
 ) -> Result<Vec<NonFinite>, DeviceError> {
     let worst_of = |arena: &Arena, views: &[View]| {
-        worst(views.iter().map(|view| kind_of(view, &arena.read(&loaded.constants, view))))
+        worst(views.iter().map(|view| kind_of(view, &arena.read(&loaded.constants, view, &loaded.bases))))
     };
     let before = worst_of(arena, &instruction.operands);
     let mut made = match &instruction.kernel {
@@ -63,7 +86,7 @@ fn made_by(
     let found = |(operator, origin, after): Made| {
         let (_, value) = after.filter(|(kind, _)| fresh(*kind))?;
         let origin = origin.to_string();
-        Some(NonFinite { instruction: 0, operator, origin, value, rank: None, infinity: None })
+        Some(NonFinite { instruction: 0, operator, origin, value, rank: None, turn: None, infinity: None })
     };
     Ok(made.into_iter().filter_map(found).collect())
 }
@@ -121,7 +144,8 @@ fn steps_of(
         };
         let bytes = view.layout.len() * view.dtype.bytes() as usize;
         let mut memory = vec![0u64; bytes.div_ceil(8)];
-        let operands = part.operands.iter().map(|view| Some(arena.span(&loaded.constants, view)));
+        let operands =
+            part.operands.iter().map(|view| Some(arena.span(&loaded.constants, view, &loaded.bases)));
         let call = Call {
             instruction: &part,
             operands: operands.collect(),

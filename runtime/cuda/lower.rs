@@ -203,6 +203,7 @@ fn steps(
         Kernel::Accumulate => one(copy::accumulate(instruction)),
         Kernel::Part(part) => one(collective::part(part, instruction)),
         Kernel::Collective(exchange) => collective::steps(exchange, instruction),
+        Kernel::Message(_) => Err(missing("a message between pipeline ranks")),
     }
 }
 
@@ -225,6 +226,7 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         | Op::Transpose(_)
         | Op::Collective(_)
         | Op::Detach(_)
+        | Op::Transfer(_)
         | Op::InTraining(_) => one(copy::copy(instruction)),
         Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
             one(chain::run(&crate::program::Chain::of_one(op, instruction), instruction))

@@ -32,7 +32,15 @@ pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Opti
             continue;
         };
         let (operator, origin) = (instruction.name(), instruction.origin.to_string());
-        let found = NonFinite { instruction: number, operator, origin, value, rank: None, infinity: None };
+        let found = NonFinite {
+            instruction: number,
+            operator,
+            origin,
+            value,
+            rank: None,
+            turn: None,
+            infinity: None,
+        };
         match kind {
             Kind::NaN => nan = Some(found),
             Kind::Infinity => {

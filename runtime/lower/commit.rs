@@ -1,20 +1,21 @@
-//! The end of a section: what is reported is kept from being overwritten, and states get their new values, in place
+//! The end of a section, or of a part of a microbatch: what is reported is kept from being overwritten, and states get their new values, in place
 //! where nobody reads the old one any more.
 
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::backend::Backend;
 use crate::layout::Layout;
 use crate::program::{Kernel, Section, UpdateTime};
+use ir::timetable::Part;
 use ir::{Definition, NodeId, State, ValueId};
 use std::sync::Arc;
 
-/// Drafts what the end of a section needs.
-pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
+/// Drafts what the end of a section needs; in a pipeline, of a part of a microbatch.
+pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option<Part>) {
     if section == Section::Microbatch {
-        drafts.leftover_sums().into_iter().for_each(|value| drafts.sum_up(value, section));
+        drafts.leftover_sums(part).into_iter().for_each(|value| drafts.sum_up(value, section));
     }
-    report(drafts, section);
-    let due = due_states(drafts, section);
+    report(drafts, section, part);
+    let due = due_states(drafts, section, part);
     let sources: Vec<Located> = due.iter().map(|due| drafts.detached(due, section)).collect();
     let mut copies = Vec::new();
     let accesses = Accesses::of(drafts, section);
@@ -34,10 +35,10 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
 }
 
 /// Says where the outputs of a section are. Those that lie in a state's buffer are copied, before it is overwritten.
-fn report(drafts: &mut Drafts, section: Section) {
+fn report(drafts: &mut Drafts, section: Section, part: Option<Part>) {
     let module = drafts.module;
     for (index, output) in module.outputs.iter().enumerate() {
-        if drafts.section_of(output.value) != section {
+        if drafts.section_of(output.value) != section || drafts.part_of(output.value) != part {
             continue;
         }
         let Some(located) = drafts.located[output.value].clone() else { continue };
@@ -62,7 +63,7 @@ pub(super) struct Due {
 
 /// The states whose new value is there when a section ends. Those of microbatch phases go from one microbatch to the
 /// next; all others are written in `update`.
-fn due_states(drafts: &Drafts, section: Section) -> Vec<Due> {
+fn due_states(drafts: &Drafts, section: Section, part: Option<Part>) -> Vec<Due> {
     let module = drafts.module;
     let due = |(index, state): (usize, &State)| {
         let value = state.output.filter(|&value| value != state.input)?;
@@ -79,7 +80,8 @@ fn due_states(drafts: &Drafts, section: Section) -> Vec<Due> {
         };
         // Buffers of states come first, in their order.
         let of_microbatch = section == Section::Update && module.phase_of(value).is_microbatch();
-        (when == section).then_some(Due { buffer: index, value, node, origin, of_microbatch })
+        let is_due = when == section && (section != Section::Microbatch || drafts.part_of(value) == part);
+        is_due.then_some(Due { buffer: index, value, node, origin, of_microbatch })
     };
     module.states.values().enumerate().filter_map(due).collect()
 }
@@ -164,7 +166,8 @@ pub(super) fn may_overwrite(backend: &dyn Backend, draft: &Draft, operand: usize
         Kernel::Elementwise(_) => true,
         // Other devices read the operand of a collective while its result is written.
         Kernel::Contract(_) => false,
-        Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) | Kernel::Collective(_) => false,
+        Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => false,
+        Kernel::Collective(_) | Kernel::Message(_) => false,
     };
     let is_same = from.layout == to.layout && from.by_rank == to.by_rank;
     allowed && !draft.accumulates && is_same && from.dtype.bytes() == to.dtype.bytes()

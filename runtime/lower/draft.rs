@@ -3,6 +3,7 @@
 use super::fuse::Item;
 use super::pad;
 use super::parts::{PartPlace, Whole};
+use super::stages::RankStages;
 use super::sums::Sum;
 use super::{LowerOptions, ranks};
 use crate::backend::Backend;
@@ -11,7 +12,8 @@ use crate::layout::{Layout, Sizes};
 use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, RankSteps, Section, UpdateTime};
 use bytes::Bytes;
 use cranelift_entity::{EntitySet, SecondaryMap};
-use ir::{DType, Definition, Diagnostic, Module, Node, NodeId, Op, Signature, ValueId};
+use ir::timetable::Part;
+use ir::{DType, Definition, Diagnostic, Module, Node, NodeId, Op, Phase, Signature, ValueId};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -66,6 +68,8 @@ pub(super) struct Draft {
     pub(super) section: Section,
     /// Whether it is of the section `update` and runs in every microbatch.
     pub(super) of_microbatch: bool,
+    /// Of a pipeline, the part of a microbatch that runs it.
+    pub(super) part: Option<Part>,
     pub(super) kernel: Kernel,
     pub(super) operands: Vec<Located>,
     pub(super) results: Vec<Located>,
@@ -83,6 +87,8 @@ type RunsIn = (Section, bool);
 pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
     pub(super) backend: &'static dyn Backend,
+    /// The rank of a pipeline that the program is for.
+    pub(super) stages: Option<RankStages<'m>>,
     pub(super) microbatches: Microbatches,
     pub(super) update: UpdateTime,
     /// Nodes of backward that run in the section `update`, in every microbatch.
@@ -111,10 +117,12 @@ impl<'m> Drafts<'m> {
         module: &'m Module,
         options: &LowerOptions,
         live: &EntitySet<NodeId>,
+        stages: Option<RankStages<'m>>,
     ) -> Result<Self, Diagnostic> {
         let mut drafts = Self {
             module,
             backend: options.target.backend(),
+            stages,
             microbatches: options.microbatches,
             update: options.update,
             moved: EntitySet::new(),
@@ -136,6 +144,12 @@ impl<'m> Drafts<'m> {
         let inputs = inputs.map(|(index, place)| (BufferKind::Input(index), place));
         for (kind, (value, name)) in states.chain(inputs) {
             let ty = module.ty(value);
+            // States of other pipeline ranks keep their index and take no memory.
+            let is_elsewhere = matches!(kind, BufferKind::State(_)) && !drafts.is_here(value);
+            if is_elsewhere {
+                drafts.buffer(kind, 0);
+                continue;
+            }
             let bytes = ranks::part_bytes(&module.mesh, ty, &format!("`{name}`"))?;
             let layout = Layout::dense(&drafts.sizes(value));
             let buffer = drafts.buffer(kind, bytes);
@@ -159,6 +173,24 @@ impl<'m> Drafts<'m> {
             Definition::Node(node, _) => self.section(node),
             Definition::Input(_) => Section::Microbatch,
             Definition::State(_) => Section::Prepare,
+        }
+    }
+
+    /// Whether a state is of this rank, if there are several pipeline ranks.
+    pub(super) fn is_here(&self, state: ValueId) -> bool {
+        self.stages.as_ref().is_none_or(|stages| stages.has(self.module.stage_of(state)))
+    }
+
+    /// Of a pipeline, the part of a microbatch after which a value is there.
+    pub(super) fn part_of(&self, value: ValueId) -> Option<Part> {
+        let stages = self.stages.as_ref()?;
+        match self.module.value(value).definition {
+            Definition::Node(node, _) => stages.part(self.module, node),
+            Definition::Input(index) => {
+                let stage = self.module.inputs[index as usize].stage;
+                Some(Part { phase: Phase::Forward, chunk: stage })
+            }
+            Definition::State(_) => None,
         }
     }
 
@@ -237,6 +269,7 @@ impl<'m> Drafts<'m> {
         self.instructions.push(Draft {
             section,
             of_microbatch: false,
+            part: None,
             kernel: Kernel::Copy,
             operands: vec![from],
             results: vec![to],
@@ -272,6 +305,7 @@ impl<'m> Drafts<'m> {
                     Op::Iota(iota) => self.iota(*id, node, iota),
                     Op::Accumulate(_) => return self.accumulate(node),
                     Op::Collective(collective) => return self.collective(*id, node, *collective),
+                    Op::Transfer(_) if self.stages.is_some() => return self.transfer(*id, node),
                     _ if self.summed_views.contains(*id) => return Ok(()),
                     Op::Concat(_) if self.wholes[node.results[0]].is_some() => self.concatenate(*id, node)?,
                     op if op.movement().is_layout() => {
@@ -340,6 +374,7 @@ impl<'m> Drafts<'m> {
         self.instructions.push(Draft {
             section: self.section(id),
             of_microbatch: false,
+            part: None,
             kernel: Kernel::Op(node.op.clone()),
             operands,
             results: results.clone(),
@@ -409,6 +444,7 @@ impl<'m> Drafts<'m> {
         self.instructions.push(Draft {
             section,
             of_microbatch: false,
+            part: None,
             kernel: Kernel::Elementwise(Chain { steps, stores }),
             operands,
             results: results.clone(),

@@ -300,6 +300,7 @@ impl Drafts<'_> {
         self.instructions.push(Draft {
             section: self.section(id),
             of_microbatch: false,
+            part: None,
             kernel,
             operands,
             results: results.clone(),

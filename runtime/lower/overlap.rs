@@ -35,7 +35,8 @@ const GROUP: u64 = 25 << 20;
 /// Two instructions that touch the same buffer changed places: a bug.
 pub(super) fn order(drafts: &mut Drafts, renewed: usize) -> Result<(), Diagnostic> {
     let is_exchange = |draft: &Draft| exchange(draft).is_some();
-    if !drafts.instructions.iter().any(is_exchange) {
+    // The parts of a pipeline run in the order of its timetable.
+    if drafts.stages.is_some() || !drafts.instructions.iter().any(is_exchange) {
         return Ok(());
     }
     let mut moves = Moves::new(drafts);
@@ -83,6 +84,7 @@ pub(super) fn last_beside(drafts: &Drafts) -> Vec<usize> {
             begun += usize::from(is_exchange && !previous);
             begun < IN_FLIGHT
                 && instructions[*later].section == draft.section
+                && instructions[*later].part == draft.part
                 && (is_exchange || !touches[index].conflict(&touches[*later]))
         };
         index + (index + 1..instructions.len()).take_while(is_beside).count()

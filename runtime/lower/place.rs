@@ -5,11 +5,12 @@ use super::classes::{Boundaries, MemoryByClass};
 use super::commit::may_overwrite;
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
 use super::overlap;
+use super::stages::{self, Blocks, PartAccesses, Slots};
 use crate::kernel_contract::Unplaced;
 use crate::layout::Layout;
 use crate::program::{
-    ConstantSlot, InputSlot, Instruction, Kernel, Memory, Microbatches, OutputSlot, Program, Region, Section,
-    StateSlot, View,
+    BlockId, ConstantSlot, InputSlot, Instruction, Kernel, Memory, Microbatches, OutputSlot, Program, Region,
+    Section, StateSlot, View,
 };
 use crate::target::Multiprocessors;
 use ir::analysis::memory_plan::{self, aligned};
@@ -29,16 +30,20 @@ pub(super) fn program(
     overlap::order(&mut drafts, renewed)?;
     let scratch = scratch(&mut drafts, options);
     let positions = Positions::of(&drafts.instructions);
-    let mut lifetimes = lifetimes(&drafts, &scratch, &positions);
-    share_in_place(&mut drafts, &positions, &mut lifetimes);
+    let position = |index: usize| positions.of_instruction(index, drafts.instructions[index].section);
+    let mut parts = PartAccesses::of(&drafts, &scratch, position);
+    let mut lifetimes = lifetimes(&drafts, &scratch, &positions, &parts);
+    share_in_place(&mut drafts, &positions, &mut parts, &mut lifetimes);
     let boundaries = positions.boundaries(&drafts);
-    let (addresses, memory) = addresses(&drafts, &lifetimes, boundaries, options)?;
+    let Addresses { of, memory, blocks, slots } =
+        addresses(&drafts, &lifetimes, boundaries, &parts, options)?;
     let view = |located: &Located| {
         let buffer = root(&drafts.buffers, located.buffer);
         let constant = matches!(drafts.buffers[buffer].kind, BufferKind::Constant(_));
         let region = if constant { Region::Constants } else { Region::Arena };
         let Located { dtype, layout, by_rank, .. } = located.clone();
-        View { region, base: addresses[buffer], dtype, layout, by_rank }
+        let (block, base) = of[buffer];
+        View { region, block, base, dtype, layout, by_rank }
     };
     let mut sections = [vec![], vec![], vec![]];
     for (draft, scratch) in drafts.instructions.iter().zip(&scratch) {
@@ -60,19 +65,26 @@ pub(super) fn program(
         let buffer = module.states.len() + index; // buffers of states and inputs come first, in their order
         let located = drafts.located[input.value].as_ref().filter(|_| lifetimes[buffer].is_some());
         let ty = module.ty(input.value).clone();
-        InputSlot { name: input.name.clone(), ty, batched: input.batched, view: located.map(view) }
+        let (name, view) = (input.name.clone(), located.map(view));
+        InputSlot { name, ty, batched: input.batched, stage: input.stage, view }
     });
     let outputs = module.outputs.iter().zip(&drafts.outputs).filter_map(|(output, located)| {
         let (ty, section) = (module.ty(output.value).clone(), drafts.section_of(output.value));
-        Some(OutputSlot { name: output.name.clone(), ty, section, view: view(located.as_ref()?) })
+        let (name, part) = (output.name.clone(), drafts.part_of(output.value));
+        Some(OutputSlot { name, ty, section, part, view: view(located.as_ref()?) })
     });
-    let states = module.states.values().map(|state| {
+    let states = module.states.values().filter(|state| drafts.is_here(state.input)).map(|state| {
         let located = drafts.located[state.input].as_ref().expect("every state has a buffer");
         StateSlot { name: state.name.clone(), ty: state.ty.clone(), role: state.role, view: view(located) }
     });
     let constants = drafts.constants.iter();
     let constants =
-        constants.map(|(buffer, bytes)| ConstantSlot { base: addresses[*buffer], bytes: bytes.clone() });
+        constants.map(|(buffer, bytes)| ConstantSlot { base: of[*buffer].1, bytes: bytes.clone() });
+    let pipeline = drafts.stages.as_ref().map(|stages| {
+        let in_microbatch = drafts.instructions.iter().filter(|draft| draft.section == Section::Microbatch);
+        let parts: Vec<_> = in_microbatch.map(|draft| draft.part).collect();
+        stages::turns(stages, blocks, &slots, &parts)
+    });
     let mut program = Program {
         name: module.name.clone(),
         mesh: module.mesh.clone(),
@@ -83,6 +95,7 @@ pub(super) fn program(
         sections,
         renewed,
         microbatches: drafts.microbatches,
+        pipeline,
         update: drafts.update,
         target: options.target,
         multiprocessors: options.multiprocessors,
@@ -112,7 +125,7 @@ fn numbers(drafts: &Drafts, draft: &Draft, on: Multiprocessors) -> usize {
         Kernel::Op(op) => drafts.kernel_contract(op, operands.len()).scratch(op, &operands, &results, on),
         Kernel::Collective(exchange) => drafts.backend.exchange_scratch(exchange, &operands, &results),
         Kernel::Elementwise(_) | Kernel::Contract(_) => 0,
-        Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => 0,
+        Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) | Kernel::Message(_) => 0,
     }
 }
 
@@ -178,7 +191,12 @@ impl Positions {
 }
 
 /// The lifetime of every buffer that does not take another's place.
-fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions) -> Vec<Option<Lifetime>> {
+fn lifetimes(
+    drafts: &Drafts,
+    scratch: &[Option<Located>],
+    positions: &Positions,
+    parts: &PartAccesses,
+) -> Vec<Option<Lifetime>> {
     let repeated = match drafts.microbatches {
         // What has been read for the last time no other microbatch reads again.
         Microbatches::One => 0..0,
@@ -215,21 +233,28 @@ fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions
     for (output, located) in drafts.module.outputs.iter().zip(&drafts.outputs) {
         if let Some(located) = located {
             used[root(located.buffer)] = true;
+            let part = drafts.part_of(output.value).and_then(|part| parts.range(part));
             let after = positions.after(drafts.section_of(output.value));
-            lifetimes.access(root(located.buffer), after);
+            lifetimes.access(root(located.buffer), part.map_or(after, |part| part.end - 1));
         }
     }
     for (buffer, Buffer { kind, .. }) in drafts.buffers.iter().enumerate().filter(|(buffer, _)| used[*buffer])
     {
-        if matches!(kind, BufferKind::Input(_)) {
-            lifetimes.access(buffer, positions.microbatch().start);
+        if let BufferKind::Input(index) = kind {
+            let part = drafts.part_of(drafts.module.inputs[*index].value).and_then(|part| parts.range(part));
+            lifetimes.access(buffer, part.map_or(positions.microbatch().start, |part| part.start));
         }
     }
     lifetimes.finish()
 }
 
 /// Lets results take the place of operands that are read for the last time where the results are made.
-fn share_in_place(drafts: &mut Drafts, positions: &Positions, lifetimes: &mut [Option<Lifetime>]) {
+fn share_in_place(
+    drafts: &mut Drafts,
+    positions: &Positions,
+    parts: &mut PartAccesses,
+    lifetimes: &mut [Option<Lifetime>],
+) {
     let Drafts { buffers, instructions, backend, .. } = drafts;
     for (index, draft) in instructions.iter().enumerate() {
         let position = positions.of_instruction(index, draft.section);
@@ -246,12 +271,14 @@ fn share_in_place(drafts: &mut Drafts, positions: &Positions, lifetimes: &mut [O
                     && buffers[old].kind == BufferKind::Result
                     && buffers[old].bytes == buffers[new].bytes
                     && lifetimes[old].is_some_and(|lifetime| lifetime.last == position)
+                    && parts.may_join(old, new, position)
                     && others().all(|other| other.layout == draft.operands[operand].layout)
                     && draft.results.iter().all(|other| root(buffers, other.buffer) != old)
             };
             if let Some(operand) = (0..draft.operands.len()).find(fits) {
                 let old = root(buffers, draft.operands[operand].buffer);
                 buffers[new].merged = Some(old);
+                parts.join(old, new);
                 let taken = lifetimes[new].take();
                 lifetimes[old] = lifetimes[old].zip(taken).map(|(old, new)| old.union(&new));
             }
@@ -294,34 +321,52 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
 /// More than any machine has, and far from what a u64 cannot count.
 const MOST: u64 = 1 << 60;
 
-/// The address of every buffer, and what that takes: states first, then everything planned by lifetimes; constants
-/// in a region of their own.
+/// The places of all buffers.
+struct Addresses {
+    /// For each buffer its block, if it lies in one, and its address.
+    of: Vec<(Option<BlockId>, u64)>,
+    memory: Memory,
+    blocks: Blocks,
+    slots: Slots,
+}
+
+/// The address of every buffer, and what that takes: states first, then everything planned by lifetimes, then the slots of blocks;
+/// constants in a region of their own.
 fn addresses(
     drafts: &Drafts,
     lifetimes: &[Option<Lifetime>],
     boundaries: Boundaries,
+    parts: &PartAccesses,
     options: &LowerOptions,
-) -> Result<(Vec<u64>, Memory), Diagnostic> {
-    let mut addresses = vec![0; drafts.buffers.len()];
+) -> Result<Addresses, Diagnostic> {
+    let mut addresses = vec![(None, 0); drafts.buffers.len()];
+    let mut blocks = Blocks::default();
     let mut memory = Memory::default();
     let mut planned: Vec<BufferId> = Vec::new();
     for (id, buffer) in drafts.buffers.iter().enumerate() {
         match buffer.kind {
+            BufferKind::State(_) if buffer.bytes == 0 && drafts.stages.is_some() => {}
             BufferKind::State(index) => match options.states_of {
-                Some(other) => addresses[id] = shared_state(drafts, index, other)?,
+                Some(other) => addresses[id].1 = shared_state(drafts, index, other)?,
                 None => {
-                    addresses[id] = memory.states;
+                    addresses[id].1 = memory.states;
                     memory.states = memory.states.saturating_add(aligned(buffer.bytes));
                 }
             },
             BufferKind::Constant(_) => {
-                addresses[id] = memory.constants;
+                addresses[id].1 = memory.constants;
                 memory.constants += aligned(buffer.bytes);
             }
             BufferKind::Input(_) | BufferKind::Result
                 if buffer.merged.is_none() && lifetimes[id].is_some() =>
             {
-                planned.push(id);
+                match lifetimes[id].and_then(|lifetime| parts.between(id, lifetime)) {
+                    Some(between) => {
+                        let (block, at) = blocks.add(between, buffer.bytes);
+                        addresses[id] = (Some(block), at);
+                    }
+                    None => planned.push(id),
+                }
             }
             BufferKind::Input(_) | BufferKind::Result => {}
         }
@@ -342,18 +387,27 @@ fn addresses(
         Diagnostic::new(format!("the memory plan is broken: {overlap}")).note("this is a bug")
     })?;
     for (&id, &offset) in planned.iter().zip(&placement.offsets) {
-        addresses[id] = memory.states + offset;
+        addresses[id].1 = memory.states + offset;
     }
+    let planned_end = memory.states + aligned(placement.peak);
+    let (slots, bytes) = match &drafts.stages {
+        Some(stages) => blocks.slots(stages, planned_end),
+        None => Default::default(),
+    };
     memory.arena = memory.states + placement.peak;
-    memory.lower_bound = memory.states + placement.lower_bound;
+    if bytes > 0 {
+        memory.arena = planned_end + bytes;
+    }
+    memory.lower_bound = memory.states + placement.lower_bound + bytes;
     memory.by_class = of_states(drafts);
     let class = |(&id, buffer): (&BufferId, &memory_plan::Buffer)| {
         let Buffer { kind, carried, .. } = drafts.buffers[id];
         boundaries.class(kind, carried, buffer.lifetime)
     };
     let classes: Vec<_> = planned.iter().zip(&buffers).map(class).collect();
-    memory.by_class.add(&buffers, &classes, placement.peak);
-    Ok((addresses, memory))
+    memory.by_class.add(&buffers, &classes, memory.arena - memory.states - bytes);
+    memory.by_class.activations += bytes;
+    Ok(Addresses { of: addresses, memory, blocks, slots })
 }
 
 /// The bytes of states, by class.

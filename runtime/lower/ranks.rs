@@ -59,6 +59,7 @@ impl Drafts<'_> {
         self.instructions.push(Draft {
             section: self.section(id),
             of_microbatch: false,
+            part: None,
             kernel: Kernel::Part(part),
             operands: vec![whole],
             results: vec![result.clone()],
@@ -130,6 +131,7 @@ impl Drafts<'_> {
             self.instructions.push(Draft {
                 section: self.section(id),
                 of_microbatch: false,
+                part: None,
                 kernel: Kernel::Collective(exchange),
                 operands,
                 results,

@@ -4,6 +4,7 @@ use super::draft::{Draft, Drafts, Located};
 use crate::layout::Layout;
 use crate::program::{Kernel, Microbatches, Section};
 use cranelift_entity::EntitySet;
+use ir::timetable::Part;
 use ir::{Definition, Diagnostic, Movement, Node, NodeId, Op, ValueId};
 
 /// A sum over microbatches: an `accumulate`, read through views back to what a kernel makes.
@@ -58,6 +59,7 @@ impl Drafts<'_> {
             self.instructions.push(Draft {
                 section,
                 of_microbatch: false,
+                part: None,
                 kernel: Kernel::Accumulate,
                 operands: vec![from],
                 results: vec![to.clone()],
@@ -71,8 +73,12 @@ impl Drafts<'_> {
     }
 
     /// The values whose sums are still to be made: those no instruction of the microbatch makes, early updates aside.
-    pub(super) fn leftover_sums(&self) -> Vec<ValueId> {
-        let is_left = |value: ValueId, sums: &[Sum]| !sums.is_empty() && self.located[value].is_some();
+    /// In a pipeline, the first part of the stage that is fed the value makes them.
+    pub(super) fn leftover_sums(&self, part: Option<Part>) -> Vec<ValueId> {
+        let is_here = |value| part.is_none() || self.part_of(value).is_none_or(|own| Some(own) == part);
+        let is_left = |value: ValueId, sums: &[Sum]| {
+            !sums.is_empty() && self.located[value].is_some() && is_here(value)
+        };
         self.sums.iter().filter(|(value, sums)| is_left(*value, sums)).map(|(value, _)| value).collect()
     }
 

@@ -41,7 +41,7 @@ fn product() -> Module {
 fn run(module: &Module, order: fn(&Module, Vec<Item>) -> Early) -> (Program, Vec<Vec<u8>>) {
     let (microbatches, update) = (Microbatches::One, UpdateTime::Early);
     let options = LowerOptions { microbatches, update, unfused: true, ..LowerOptions::default() };
-    let program = lower_in(module, &options, order).unwrap_or_else(|error| panic!("{error}"));
+    let program = lower_in(module, &options, None, order).unwrap_or_else(|error| panic!("{error}"));
     let mut cpu = Cpu::new(vec![Arc::new(program.clone())], Some(1)).expect("there is memory");
     let initial = interp::initial_states(module, 0, Missing::Draw).expect("states can be drawn");
     for (index, value) in initial.values().enumerate() {

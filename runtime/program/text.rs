@@ -1,19 +1,21 @@
 //! The listing of a program: the text that `inspect` shows, and from which the hash is made.
 
 use super::{
-    Activation, Chain, ChainSource, Exchange, Instruction, Kernel, Memory, Moved, Program, Region, Section,
-    View,
+    Activation, Chain, ChainSource, Exchange, Instruction, Kernel, Memory, Message, Moved, Program, Region,
+    Section, View,
 };
 use ir::text::type_text;
 use ir::{Op, PartialKind, Type};
 use std::fmt;
 
-/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`; a part that lies elsewhere on each device is
+/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`; a place in a block is `f32 @ b0+64 [8]`; a part that lies elsewhere on each device is
 /// `f32 @ 4096 [8, 128] + 1024 per place along [axis0]`.
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let region = if self.region == Region::Constants { "c" } else { "" };
-        write!(f, "{} @ {region}{} {}", self.dtype, self.base, self.layout)?;
+        write!(f, "{} @ {region}", self.dtype)?;
+        self.block.map_or(Ok(()), |block| write!(f, "b{block}+"))?;
+        write!(f, "{} {}", self.base, self.layout)?;
         self.by_rank
             .iter()
             .try_for_each(|step| write!(f, " + {} per place along {:?}", step.elements, step.axes.as_slice()))
@@ -41,6 +43,7 @@ impl fmt::Display for Instruction {
             Kernel::Copy | Kernel::Accumulate => {}
             Kernel::Part(part) => write!(f, " {:?}", part.dims.as_slice())?,
             Kernel::Collective(exchange) => write!(f, "{exchange}")?,
+            Kernel::Message(Message { from, to, channel }) => write!(f, " {channel} from {from} to {to}")?,
         }
         let views = |views: &[View]| views.iter().map(View::to_string).collect::<Vec<_>>().join(", ");
         let arrow = if self.accumulates { "=> +" } else { "=>" };
@@ -124,6 +127,20 @@ impl fmt::Display for Program {
                 if renewed > 0 { format!(", of which the update rewrites {renewed}") } else { String::new() };
             writeln!(f, "{name}{note}:")?;
             self.section(section).iter().try_for_each(|instruction| writeln!(f, "  {instruction}"))?;
+        }
+        if let Some(pipeline) = &self.pipeline {
+            writeln!(f, "pipeline rank {} of {}", pipeline.rank, pipeline.ranks)?;
+            for (id, block) in pipeline.blocks.iter().enumerate() {
+                let parts: Vec<String> = block.parts.iter().map(|part| part.to_string()).collect();
+                writeln!(f, "block b{id} of {} bytes {}", parts.join(" "), block.bytes)?;
+            }
+            for turn in &pipeline.turns {
+                writeln!(
+                    f,
+                    "turn {} instructions {:?} blocks {:?}",
+                    turn.task, turn.instructions, turn.bases
+                )?;
+            }
         }
         let outputs = &mut self.outputs.iter();
         outputs.try_for_each(|output| {

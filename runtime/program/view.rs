@@ -1,5 +1,6 @@
 //! Places of tensors: the same on all devices, or, for a device's part of a larger tensor, farther on each.
 
+use super::BlockId;
 use crate::layout::Layout;
 use ir::{AxisId, DType, Mesh};
 use smallvec::SmallVec;
@@ -11,7 +12,9 @@ use std::ops::Range;
 pub struct View {
     /// Which memory.
     pub region: Region,
-    /// Where its buffer starts there, in bytes.
+    /// The block of a microbatch that it lies in; `None` of a place that is the same for all microbatches.
+    pub block: Option<BlockId>,
+    /// Where its buffer starts in its region, or in its block, in bytes.
     pub base: u64,
     /// Element type.
     pub dtype: DType,
@@ -45,7 +48,7 @@ pub enum Region {
 impl View {
     /// A tensor that lies alike on all devices.
     pub(crate) fn whole(region: Region, base: u64, dtype: DType, layout: Layout) -> Self {
-        Self { region, base, dtype, layout, by_rank: RankSteps::new() }
+        Self { region, block: None, base, dtype, layout, by_rank: RankSteps::new() }
     }
 
     /// Fixes its place to that on a rank.
@@ -55,7 +58,7 @@ impl View {
         }
     }
 
-    /// The bytes it spans, from the start of its region. Where that depends on the device, those of the first one.
+    /// The bytes it spans, from the start of its region or its block. Where that depends on the device, those of the first one.
     pub fn bytes(&self) -> Range<u64> {
         let (span, width) = (self.layout.span(), self.dtype.bytes());
         self.base + span.start as u64 * width..self.base + span.end as u64 * width

@@ -100,13 +100,13 @@ impl Communicator for Disturbed {
         self.inner.all_to_all(group, tensors)
     }
 
-    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
+    fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
         self.count()?;
-        self.inner.send(to, bytes)
+        self.inner.send(to, channel, bytes)
     }
 
-    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
+    fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
         self.count()?;
-        self.inner.receive(from, bytes)
+        self.inner.receive(from, channel, bytes)
     }
 }

@@ -4,9 +4,17 @@
 
 use super::{Parts, Rank, Ranks};
 use crate::device::{DeviceError, ProgramId, StepOutputs, step};
-use crate::program::Program;
+use crate::program::{InputSlot, Program, StateSlot};
+use ir::Type;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The bytes of the whole inputs of a microbatch, by name.
+pub type NamedInputs = BTreeMap<String, Vec<u8>>;
+
+/// The outputs of a step by name, each with its type: the bytes of every microbatch, or of the step.
+pub type NamedOutputs = BTreeMap<String, (Type, Vec<Vec<u8>>)>;
 
 impl Ranks {
     /// A program of all ranks; those of rank 0.
@@ -68,6 +76,94 @@ impl Ranks {
             Ok((slot.name.clone(), (0..reports).map(report).collect::<Result<_, DeviceError>>()?))
         };
         program.outputs.iter().map(whole).collect()
+    }
+
+    /// The states of all ranks, each once: of a pipeline those of all stages.
+    pub fn states(&self) -> Vec<StateSlot> {
+        let mut states: BTreeMap<&str, &StateSlot> = BTreeMap::new();
+        for device in &self.devices {
+            let program = device.program(ProgramId(0));
+            states.extend(program.states.iter().map(|state| (state.name.as_str(), state)));
+        }
+        states.into_values().cloned().collect()
+    }
+
+    /// Sets a state of the first program on the ranks that have it, given the whole state.
+    ///
+    /// # Errors
+    /// As of [`Self::write_state`].
+    pub fn write_named_state(&mut self, name: &str, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.on_each(|mut rank| {
+            let program = rank.device.program(ProgramId(0));
+            let index = program.states.iter().position(|state| state.name == name);
+            index.map_or(Ok(()), |index| rank.write_whole_state(ProgramId(0), index, bytes))
+        })
+        .map(drop)
+    }
+
+    /// The whole of a state of the first program.
+    ///
+    /// # Errors
+    /// No rank has a state of that name; what a device refuses.
+    pub fn read_named_state(&mut self, name: &str) -> Result<Vec<u8>, DeviceError> {
+        let parts = self.on_each(|rank| {
+            let program = rank.device.program(ProgramId(0)).clone();
+            let index = program.states.iter().position(|state| state.name == name);
+            let read = |index: usize| {
+                let slot = program.states[index].clone();
+                Ok((slot, program.clone(), rank.device.read_state(ProgramId(0), index)?.into_owned()))
+            };
+            index.map(read).transpose()
+        })?;
+        let found: Vec<_> = parts.into_iter().flatten().collect();
+        let (slot, program) = match found.first() {
+            Some((slot, program, _)) => (slot.clone(), program.clone()),
+            None => return Err(DeviceError::Unknown { what: "state", index: 0 }),
+        };
+        let count = program.mesh.devices() as usize;
+        let of_stage = found.into_iter().take(count).map(|(_, _, part)| part).collect();
+        together(Parts::of(&slot.name, &slot.ty, &program.mesh)?, of_stage)
+    }
+
+    /// Runs one step of the first program: `microbatches` has, for each, every whole input by its name. Gives each output with its
+    /// type, and one value of the step or of each microbatch.
+    ///
+    /// # Errors
+    /// As of [`Self::step`].
+    pub fn step_named(&mut self, microbatches: &[NamedInputs]) -> Result<NamedOutputs, DeviceError> {
+        let id = ProgramId(0);
+        let ranks = self.on_each(|rank| {
+            let program = rank.device.program(id).clone();
+            let place = rank.place(&program);
+            let input = |microbatch: &NamedInputs, slot: &InputSlot| {
+                let missing = DeviceError::Inputs { given: microbatch.len(), taken: program.inputs.len() };
+                let bytes = microbatch.get(&slot.name).ok_or(missing)?;
+                let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
+                parts.check(bytes)?;
+                Ok::<_, DeviceError>(parts.cut(place, bytes).into_owned())
+            };
+            let part = |microbatch| program.inputs.iter().map(|slot| input(microbatch, slot)).collect();
+            let own = microbatches.iter().map(part).collect::<Result<Vec<Vec<Vec<u8>>>, DeviceError>>()?;
+            Ok((program.clone(), step(rank.device, id, &own)?))
+        })?;
+        let mut outputs = NamedOutputs::new();
+        for of_stage in ranks.chunks(ranks[0].0.mesh.devices() as usize) {
+            let (program, first) = &of_stage[0];
+            for slot in
+                program.outputs.iter().filter(|slot| !outputs.contains_key(&slot.name)).collect::<Vec<_>>()
+            {
+                let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
+                let reports = first.get(&slot.name).map_or(0, Vec::len);
+                let report = |index: usize| {
+                    let of_ranks =
+                        of_stage.iter().map(|(_, outputs)| Ok(Cow::Borrowed(&*outputs[&slot.name][index])));
+                    Ok(parts.together(of_ranks)?.into_owned())
+                };
+                let values = (0..reports).map(report).collect::<Result<Vec<_>, DeviceError>>()?;
+                outputs.insert(slot.name.clone(), (slot.ty.clone(), values));
+            }
+        }
+        Ok(outputs)
     }
 
     /// Lets every rank do the same.

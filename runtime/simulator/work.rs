@@ -62,7 +62,8 @@ impl Work {
             | Kernel::Copy
             | Kernel::Accumulate
             | Kernel::Part(_)
-            | Kernel::Collective(_) => Unit::Elements(dtype),
+            | Kernel::Collective(_)
+            | Kernel::Message(_) => Unit::Elements(dtype),
         };
         Self::of_part(instruction, |_| true, unit, adds)
     }
@@ -119,7 +120,8 @@ fn flops(instruction: &Instruction, touches: impl Fn(&View) -> bool) -> u64 {
         Kernel::Op(op) if is_it => op.cost(&signature(&instruction.operands, &instruction.results)).flops,
         Kernel::Elementwise(chain) => chained(chain, &instruction.results[0]),
         Kernel::Accumulate => elements(&instruction.results[0]),
-        Kernel::Op(_) | Kernel::Contract(_) | Kernel::Copy | Kernel::Part(_) | Kernel::Collective(_) => 0,
+        Kernel::Op(_) | Kernel::Contract(_) | Kernel::Copy | Kernel::Part(_) => 0,
+        Kernel::Collective(_) | Kernel::Message(_) => 0,
     }
 }
 

@@ -44,6 +44,15 @@ impl LossClasses {
         }
     }
 
+    /// Those of the program of a rank; `None` of a pipeline rank that does not compute the loss.
+    ///
+    /// # Errors
+    /// As of [`Self::of`].
+    pub(super) fn of_rank(program: &Program) -> Result<Option<Self>, TrainError> {
+        let sum = program.output(&StepOutput::loss(0, ScalarPart::Sum).to_string());
+        if program.pipeline.is_some() && sum.is_none() { Ok(None) } else { Self::of(program).map(Some) }
+    }
+
     /// The outputs, in the order in which [`Self::total`] takes their numbers.
     pub(super) fn outputs(&self) -> Vec<usize> {
         self.classes.iter().flatten().flatten().copied().collect()

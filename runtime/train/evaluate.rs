@@ -44,5 +44,5 @@ pub(super) fn evaluate(
     if let Some(last) = open {
         total.add(&session.evaluated(last)?);
     }
-    Ok(total.loss(loader.global_batch_size() / session.microbatch().max(1)))
+    session.agree_on_loss(total.loss(loader.global_batch_size() / session.microbatch().max(1)))
 }

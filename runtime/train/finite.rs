@@ -163,7 +163,8 @@ fn made(module: &Module, session: &Session, state: &State, part: &[u8]) -> Resul
     }
     let parts = Parts::of(&state.name, &state.ty, &module.mesh)?;
     let sizes = unpadded_type(state).and_then(|ty| ty.sizes()).unwrap_or_default();
-    let unpadded = |part: &[u8]| parts.within(session.agreement().rank(), part.into(), &sizes).into_owned();
+    let place = module.place_in_mesh(session.agreement().rank());
+    let unpadded = |part: &[u8]| parts.within(place, part.into(), &sizes).into_owned();
     Ok(session.began().made(state, part, unpadded).map(f64::to_bits))
 }
 

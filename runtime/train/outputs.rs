@@ -10,7 +10,8 @@ pub(super) struct Outputs {
     pub(super) loss: usize,
     pub(super) lr: usize,
     pub(super) grad_norm: usize,
-    pub(super) microbatch_loss: usize,
+    /// `None` of a pipeline rank that does not compute it.
+    pub(super) microbatch_loss: Option<usize>,
     pub(super) scaling: Option<ScalingOutputs>,
     /// The other scalars of the model: the outputs `metric.NAME` of the update, by name.
     pub(super) metrics: Vec<(String, usize)>,
@@ -27,11 +28,16 @@ pub(super) struct ScalingOutputs {
 impl Outputs {
     /// Those of a training program.
     pub(super) fn of(program: &Program) -> Result<Self, TrainError> {
+        let loss = output(program, StepOutput::loss(0, ScalarPart::Sum), Section::Microbatch);
+        let microbatch_loss = match program.pipeline {
+            None => Some(loss?),
+            Some(_) => loss.ok(),
+        };
         Ok(Self {
             loss: output(program, StepOutput::Loss, Section::Update)?,
             lr: output(program, StepOutput::LearningRate, Section::Update)?,
             grad_norm: output(program, StepOutput::GradientNorm, Section::Update)?,
-            microbatch_loss: output(program, StepOutput::loss(0, ScalarPart::Sum), Section::Microbatch)?,
+            microbatch_loss,
             scaling: scaling_outputs(program)?,
             metrics: metrics(program),
         })

@@ -8,10 +8,11 @@ use crate::checkpoint::{InitialValues, StateBytes};
 use crate::comm::agreement::Agreement;
 use crate::data::Batch;
 use crate::device::{DeviceError, Later, NonFinite, ProgramId};
-use crate::program::{InputSlot, Instruction, Program, Section, View};
+use crate::program::{InputSlot, Instruction, Program, Section, Turn, View};
 use crate::ranks::{Parts, Rank};
 use bytes::Bytes;
 use ir::Tensor;
+use ir::timetable::Task;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -41,7 +42,8 @@ pub struct Session<'d> {
 #[derive(Clone, Debug)]
 struct ShortEvaluation {
     program: ProgramId,
-    classes: LossClasses,
+    /// `None` of a pipeline rank that does not compute the loss.
+    classes: Option<LossClasses>,
     /// For each class: see [`Session::evaluate_short`].
     shares: Vec<f64>,
 }
@@ -118,7 +120,8 @@ impl<'d> Session<'d> {
         if let Some(eval) = eval {
             check_evaluation(rank.device.program(eval), program, &states)?;
         }
-        let eval_classes = eval.map(|eval| LossClasses::of(rank.device.program(eval))).transpose()?;
+        let eval_classes =
+            eval.map(|eval| LossClasses::of_rank(rank.device.program(eval))).transpose()?.flatten();
         let until_norm = until_norm(program, outputs.grad_norm);
         let runs_ahead = rank.device.run_ahead(train)?;
         let (short_eval, began) = (None, Began::default());
@@ -144,7 +147,7 @@ impl<'d> Session<'d> {
     pub fn evaluate_short(&mut self, program: ProgramId, shares: Vec<f64>) -> Result<(), TrainError> {
         let short = self.rank.device.program(program);
         check_evaluation(short, self.program(), &self.states)?;
-        let classes = LossClasses::of(short)?;
+        let classes = LossClasses::of_rank(short)?;
         self.short_eval = Some(ShortEvaluation { program, classes, shares });
         Ok(())
     }
@@ -165,7 +168,8 @@ impl<'d> Session<'d> {
     /// # Errors
     /// A state without a value, or with one of the wrong size.
     pub fn write_states<'m>(&mut self, values: impl Into<GivenStates<'m>>) -> Result<(), TrainError> {
-        let (program, mut values, rank) = (self.program().clone(), values.into(), self.agreement().rank());
+        let (program, mut values) = (self.program().clone(), values.into());
+        let rank = self.rank.place(&program);
         for (index, state) in program.states.iter().enumerate() {
             let parts = Parts::of(&state.name, &state.ty, &program.mesh)?;
             let part = values.part(&state.name, &parts, rank)?;
@@ -194,7 +198,7 @@ impl<'d> Session<'d> {
     fn rows_of(&self, program: ProgramId) -> Range<u64> {
         let program = self.rank.device.program(program);
         let whole = 0..samples(program);
-        let rank = self.agreement().rank();
+        let rank = self.rank.place(program);
         let of_input =
             |input: &InputSlot| Some(Parts::of(&input.name, &input.ty, &program.mesh).ok()?.rows(rank));
         let mut rows = program.inputs.iter().filter(|input| input.batched).map(of_input);
@@ -230,9 +234,9 @@ impl<'d> Session<'d> {
 
     /// Forward and backward of one microbatch, given its rows of this rank ([`Self::rows`]).
     pub(super) fn begin_microbatch(&mut self, batch: &Batch) -> Result<Later, TrainError> {
-        self.feed(self.train, batch)?;
+        self.feed(self.train, batch, |_| true)?;
         self.rank.device.run(self.train, Section::Microbatch)?;
-        Ok(self.rank.device.read_later(self.train, vec![self.outputs.microbatch_loss])?)
+        Ok(self.rank.device.read_later(self.train, Vec::from_iter(self.outputs.microbatch_loss))?)
     }
 
     /// Ends a microbatch that is not the last of its step.
@@ -242,8 +246,34 @@ impl<'d> Session<'d> {
 
     /// The sum of a microbatch's losses.
     pub(super) fn microbatch_loss(&mut self, begun: Later) -> Result<f64, TrainError> {
-        let [loss] = self.numbers(self.train, [self.outputs.microbatch_loss], begun)?;
+        let output = self.outputs.microbatch_loss;
+        let output = output.ok_or_else(|| lacks(self.program(), "output", "loss.sum"))?;
+        let [loss] = self.numbers(self.train, [output], begun)?;
         Ok(loss)
+    }
+
+    /// The turns of this rank in the microbatches of a step, if the program is of a pipeline.
+    pub(super) fn turns(&self) -> Option<Vec<Turn>> {
+        self.program().pipeline.as_ref().map(|pipeline| pipeline.turns.clone())
+    }
+
+    /// Runs a turn, given its microbatch's rows of this rank. Returns the sum of the microbatch's losses, if the turn makes it.
+    pub(super) fn run_turn(&mut self, turn: usize, batch: &Batch) -> Result<Option<f64>, TrainError> {
+        let task = self.begin_turn(turn, batch)?;
+        self.rank.device.run_turn(self.train, turn)?;
+        let outputs = &self.program().outputs;
+        let made = self.outputs.microbatch_loss.filter(|&loss| outputs[loss].part == Some(task.part));
+        let Some(loss) = made else { return Ok(None) };
+        let later = self.rank.device.read_later(self.train, vec![loss])?;
+        Ok(Some(self.numbers(self.train, [loss], later)?[0]))
+    }
+
+    fn begin_turn(&mut self, turn: usize, batch: &Batch) -> Result<Task, TrainError> {
+        self.rank.device.begin_turn(self.train, turn)?;
+        let pipeline = self.program().pipeline.clone().unwrap_or_default();
+        let own = pipeline.turns.get(turn).ok_or(DeviceError::Unknown { what: "turn", index: turn })?;
+        self.feed(self.train, batch, |input| own.feeds(input))?;
+        Ok(own.task)
     }
 
     /// The cause of the first number that is not finite in a microbatch, before any update. The states are finite, but for
@@ -254,8 +284,30 @@ impl<'d> Session<'d> {
         }
         // The update may have begun, where what was prepared has lain.
         self.rank.device.run(self.train, Section::Prepare)?;
-        self.feed(self.train, batch)?;
+        self.feed(self.train, batch, |_| true)?;
         let found = self.rank.device.first_non_finite(self.train)?;
+        let of_ranks = self.agreement().gather(found).map_err(DeviceError::from)?;
+        if let Some(found) = NonFinite::first(of_ranks) {
+            return Ok(Some(Cause::Instruction(Box::new(found))));
+        }
+        Ok(self.began_with(f64::is_infinite)?.map(Cause::Initial))
+    }
+
+    /// As [`Self::first_non_finite`], in a pipeline: of all microbatches of a step, whose rows `batch` gives.
+    pub(super) fn first_non_finite_of_turns(
+        &mut self,
+        batch: impl Fn(u64) -> Batch,
+    ) -> Result<Option<Cause>, TrainError> {
+        if let Some(name) = self.began_with(f64::is_nan)? {
+            return Ok(Some(Cause::Initial(name)));
+        }
+        self.rank.device.run(self.train, Section::Prepare)?;
+        let mut found = None;
+        for (index, turn) in self.turns().unwrap_or_default().iter().enumerate() {
+            self.begin_turn(index, &batch(turn.task.microbatch.into()))?;
+            let of_turn = self.rank.device.first_non_finite_of_turn(self.train, index)?;
+            found = found.or(of_turn);
+        }
         let of_ranks = self.agreement().gather(found).map_err(DeviceError::from)?;
         if let Some(found) = NonFinite::first(of_ranks) {
             return Ok(Some(Cause::Instruction(Box::new(found))));
@@ -336,14 +388,51 @@ impl<'d> Session<'d> {
             return Err(lacks(self.program(), "evaluation of a batch of", &rows.to_string()));
         };
         let short = self.short_eval.as_ref().filter(|short| short.program == program);
-        let classes = short.map(|short| &short.classes).or(self.eval_classes.as_ref());
+        let classes = short.map_or(self.eval_classes.as_ref(), |short| short.classes.as_ref());
         let outputs = classes.map(LossClasses::outputs).unwrap_or_default();
         if Some(program) != self.eval {
             self.rank.device.run(program, Section::Prepare)?;
         }
-        self.feed(program, batch)?;
+        let turns =
+            self.rank.device.program(program).pipeline.as_ref().map(|pipeline| pipeline.turns.clone());
+        if let Some(turns) = turns {
+            return self.evaluate_turns(program, rows, batch, &turns, outputs);
+        }
+        self.feed(program, batch, |_| true)?;
         self.rank.device.run(program, Section::Microbatch)?;
         Ok(Evaluating { program, rows, numbers: self.rank.device.read_later(program, outputs)? })
+    }
+
+    /// The loss of an evaluation, which in a pipeline not all ranks have computed.
+    pub(super) fn agree_on_loss(&self, own: Option<f64>) -> Result<Option<f64>, TrainError> {
+        if self.turns().is_none() {
+            return Ok(own);
+        }
+        let all = self.agreement().gather(own.map(f64::to_bits)).map_err(DeviceError::from)?;
+        Ok(all.into_iter().flatten().next().map(f64::from_bits))
+    }
+
+    /// Evaluates a microbatch in a pipeline. Each number is read after the turn that computes it.
+    fn evaluate_turns(
+        &mut self,
+        program: ProgramId,
+        rows: u64,
+        batch: &Batch,
+        turns: &[Turn],
+        outputs: Vec<usize>,
+    ) -> Result<Evaluating, TrainError> {
+        let mut numbers = vec![vec![]; outputs.len()];
+        for (index, turn) in turns.iter().enumerate() {
+            self.rank.device.begin_turn(program, index)?;
+            self.feed(program, batch, |input| turn.feeds(input))?;
+            self.rank.device.run_turn(program, index)?;
+            for (number, &output) in numbers.iter_mut().zip(&outputs) {
+                if self.rank.device.program(program).outputs[output].part == Some(turn.task.part) {
+                    *number = self.rank.device.read_output(program, output)?;
+                }
+            }
+        }
+        Ok(Evaluating { program, rows, numbers: Later::Read(numbers) })
     }
 
     /// The program that evaluates so many rows.
@@ -356,20 +445,27 @@ impl<'d> Session<'d> {
     /// The loss of an evaluated microbatch.
     pub(super) fn evaluated(&mut self, begun: Evaluating) -> Result<LossTotal, TrainError> {
         let Evaluating { program, rows, numbers } = begun;
-        if let Some(short) = self.short_eval.clone().filter(|short| short.program == program) {
-            let numbers = self.read(program, &short.classes.outputs(), numbers)?;
-            let batches = rows as f64 / self.microbatch().max(1) as f64;
-            return Ok(short.classes.total(&numbers).of_a_part(&short.shares, batches));
-        }
-        let Some(classes) = self.eval_classes.clone() else { return Ok(LossTotal::default()) };
+        let short = self.short_eval.clone().filter(|short| short.program == program);
+        let classes = short.as_ref().map_or(self.eval_classes.clone(), |short| short.classes.clone());
+        let Some(classes) = classes else { return Ok(LossTotal::default()) };
         let numbers = self.read(program, &classes.outputs(), numbers)?;
-        Ok(classes.total(&numbers))
+        let total = classes.total(&numbers);
+        Ok(match short {
+            Some(short) => total.of_a_part(&short.shares, rows as f64 / self.microbatch().max(1) as f64),
+            None => total,
+        })
     }
 
-    fn feed(&mut self, id: ProgramId, batch: &Batch) -> Result<(), TrainError> {
+    /// Writes those inputs of a microbatch that are `due`.
+    fn feed(
+        &mut self,
+        id: ProgramId,
+        batch: &Batch,
+        due: impl Fn(&InputSlot) -> bool,
+    ) -> Result<(), TrainError> {
         let program = self.rank.device.program(id).clone();
         let rows = self.rows_of(id);
-        for (index, input) in program.inputs.iter().enumerate() {
+        for (index, input) in program.inputs.iter().enumerate().filter(|(_, input)| due(input)) {
             let Some(array) = batch.tensors.get(&input.name) else {
                 return Err(TrainError::Unfed { program: program.name.clone(), name: input.name.clone() });
             };

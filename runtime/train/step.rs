@@ -5,9 +5,9 @@ use super::finite;
 use super::run::{Outcome, TrainingRun};
 use super::session::Updated;
 use crate::data::Batch;
-use crate::device::Later;
+use crate::device::{DeviceError, Later};
 use crate::metrics::{StepMetrics, outputs};
-use crate::program::UpdateTime;
+use crate::program::{Turn, UpdateTime};
 use std::time::Instant;
 
 const LOSS: &str = "the loss";
@@ -40,6 +40,10 @@ impl TrainingRun<'_> {
     ) -> Result<Begun, TrainError> {
         self.session.prepare()?;
         let mut losses = Vec::new();
+        if let Some(turns) = self.session.turns() {
+            self.run_turns(step, microbatches, &turns, outcome)?;
+        }
+        let microbatches = if self.session.turns().is_some() { 0 } else { microbatches };
         for index in 0..microbatches {
             let microbatch = self.microbatch(step, index);
             let loss = self.session.begin_microbatch(&microbatch)?;
@@ -57,6 +61,29 @@ impl TrainingRun<'_> {
         }
         let update = self.session.begin_update()?;
         Ok(Begun { step, losses, update })
+    }
+
+    /// Runs the turns of this rank in a pipeline. Then all ranks know whether the loss of a microbatch is not finite.
+    fn run_turns(
+        &mut self,
+        step: u64,
+        microbatches: u64,
+        turns: &[Turn],
+        outcome: &Outcome,
+    ) -> Result<(), TrainError> {
+        let batches: Vec<Batch> = (0..microbatches).map(|index| self.microbatch(step, index)).collect();
+        let mut wrong = None;
+        for (index, turn) in turns.iter().enumerate() {
+            let batch = batches.get(turn.task.microbatch as usize);
+            let given = batches.len();
+            let batch = batch.ok_or(DeviceError::Microbatches { given, taken: given + 1 })?;
+            let loss = self.session.run_turn(index, batch)?;
+            wrong = wrong.or(loss.filter(|loss| !loss.is_finite()).map(f64::to_bits));
+        }
+        let all = self.session.agreement().gather(wrong).map_err(DeviceError::from)?;
+        let Some(loss) = all.into_iter().flatten().next().map(f64::from_bits) else { return Ok(()) };
+        let cause = self.first_non_finite(step)?;
+        Err(not_finite(step, LOSS, loss, cause, outcome))
     }
 
     /// The rows of a microbatch that this rank needs.
@@ -137,6 +164,11 @@ impl TrainingRun<'_> {
     fn first_non_finite(&mut self, step: u64) -> Result<Option<Cause>, TrainError> {
         if let Some(found) = finite::find(self.module, &self.session)? {
             return Ok(Some(Cause::State(found.name)));
+        }
+        if self.session.turns().is_some() {
+            let batches: Vec<Batch> =
+                (0..self.microbatches()?).map(|index| self.microbatch(step, index)).collect();
+            return self.session.first_non_finite_of_turns(|index| batches[index as usize].clone());
         }
         for index in 0..self.microbatches()? {
             let cause = self.session.first_non_finite(&self.microbatch(step, index))?;

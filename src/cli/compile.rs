@@ -258,6 +258,7 @@ impl Compile {
         let passes = CompilationPlan::new(left, settings.flags(), 0).priced_on(&machine);
         let mut passes = settings.parallel.cluster()?.iter().fold(passes, CompilationPlan::on_cluster);
         passes.initialize = settings.initial.pass();
+        passes.batch.global = global_batch;
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;

@@ -10,7 +10,9 @@ use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
 use crate::config::{Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
 use crate::failure::Failure;
-use crate::inspection::{FolderFacts, Inspection, PredictionFacts, Question, dot, program_after};
+use crate::inspection::{
+    FolderFacts, Inspection, PipelineFacts, PredictionFacts, Question, dot, program_after,
+};
 use crate::pipeline::{CompilationPlan, Flags};
 use crate::sizes;
 
@@ -38,7 +40,11 @@ Examples:
 
   Write JSON, or a graph for Graphviz:
     trainyard inspect gpt2.onnx --format json
-    trainyard inspect mlp.onnx --format dot";
+    trainyard inspect mlp.onnx --format dot
+
+  Show the stages of a pipeline and their timetable, and draw the timetable as a page:
+    trainyard inspect gpt2.onnx --mesh pp=4 --schedule zb-v --global-batch 8 --microbatch 1
+    trainyard inspect gpt2.onnx --mesh pp=4 --global-batch 8 --microbatch 1 --format html > timetable.html";
 
 /// Arguments of `inspect`.
 #[derive(Args, Clone, Debug)]
@@ -98,8 +104,10 @@ pub enum Format {
     Json,
     /// The program as a graph, for Graphviz
     Dot,
-    /// The predicted step on --target or --cluster as a timeline, for Perfetto
+    /// The predicted step on --target or --cluster, or the timetable of a pipeline, as a timeline, for Perfetto
     Perfetto,
+    /// The timetable of a pipeline as a page
+    Html,
 }
 
 /// The length of the run that a schedule without one of its own is shown for: nothing else depends on it.
@@ -124,7 +132,7 @@ impl Inspect {
         match self.format {
             Format::Text => report::write_text(&output.text)?,
             // Programs read these; each format escapes in its own way.
-            Format::Json | Format::Dot | Format::Perfetto => report::write_out(&output.text)?,
+            Format::Json | Format::Dot | Format::Perfetto | Format::Html => report::write_out(&output.text)?,
         }
         if output.reasons.is_empty() { Ok(Outcome::Done) } else { Err(output.reasons.into()) }
     }
@@ -146,6 +154,7 @@ impl Inspect {
             let text = match self.format {
                 Format::Dot => dot(&program),
                 Format::Perfetto => return Err(draws_steps_alone().into()),
+                Format::Html => return Err(draws_timetables_alone().into()),
                 Format::Text | Format::Json => ir::text::print(&program),
             };
             return Ok(Output { text, reasons: vec![] });
@@ -155,7 +164,11 @@ impl Inspect {
             (true, Format::Text) => found.to_string(),
             (true, Format::Json) => report::json(&found)?,
             (true, Format::Dot) => found.module().map(dot).unwrap_or_default(),
-            (true, Format::Perfetto) => self.timeline(found.prediction.as_ref())?,
+            (true, Format::Perfetto) => match &found.pipeline {
+                Some(pipeline) => report::json(&pipeline.timeline())?,
+                None => self.timeline(found.prediction.as_ref())?,
+            },
+            (true, Format::Html) => self.page(found.pipeline.as_ref())?,
             (false, format) => {
                 let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
                 match format {
@@ -165,6 +178,7 @@ impl Inspect {
                     Format::Json => report::json(&answers)?,
                     Format::Dot => return Err(draws_no_answers().into()),
                     Format::Perfetto => return Err(draws_steps_alone().into()),
+                    Format::Html => return Err(draws_timetables_alone().into()),
                 }
             }
         };
@@ -187,7 +201,8 @@ impl Inspect {
         let machine = self.machine(self.parallel.ranks(), &self.parallel.described().unwrap_or_default())?;
         let device =
             machine.as_ref().map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
-        let plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
+        let mut plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
+        plan.batch.global = self.shapes.global_batch;
         let plan = plan.priced_on(&device);
         let plan = match &machine {
             Some(Machine::Cluster(cluster)) => plan.on_cluster(cluster),
@@ -225,6 +240,16 @@ impl Inspect {
         }
     }
 
+    /// The timetable as a page; nothing of a model that cannot be trained, whose reasons are told.
+    fn page(&self, pipeline: Option<&PipelineFacts>) -> Result<String, Failure> {
+        let name = self.subject.file_name().unwrap_or(self.subject.as_os_str()).to_string_lossy();
+        match pipeline {
+            Some(pipeline) => Ok(pipeline.html(&name)),
+            None if self.parallel.stage().is_some() => Ok(String::new()),
+            None => Err(draws_timetables_alone().into()),
+        }
+    }
+
     fn folder(&self) -> Result<Output, Failure> {
         let given = [("--after", self.after.is_some()), ("--why", !self.why.is_empty())];
         let flag = given.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag));
@@ -244,6 +269,7 @@ impl Inspect {
             Format::Json => report::json(&found)?,
             Format::Dot => dot(&written_program(&self.subject)?),
             Format::Perfetto => self.timeline(found.prediction.as_ref())?,
+            Format::Html => return Err(draws_timetables_alone().into()),
         };
         Ok(Output { text, reasons: vec![] })
     }
@@ -251,7 +277,12 @@ impl Inspect {
 
 fn draws_steps_alone() -> Diagnostic {
     Diagnostic::new("--format perfetto draws the predicted step")
-        .note("remove --after and --why, and give the device: --target h200")
+        .note("remove --after and --why, and give the device: --target h200; or the stages of a pipeline: --mesh pp=2")
+}
+
+fn draws_timetables_alone() -> Diagnostic {
+    Diagnostic::new("--format html draws the timetable of a pipeline")
+        .note("give a model and the stages: --mesh pp=2; and remove --after and --why")
 }
 
 fn draws_no_answers() -> Diagnostic {

@@ -15,7 +15,7 @@ pub(super) fn write(
     threads: Option<usize>,
     folder: &Folder,
 ) -> Result<(), Failure> {
-    let training = &ready.programs.training;
+    let training = ready.programs.training.first();
     let timeline = profile.timeline(training).to_string();
     folder.write(&[("timeline.json", timeline.as_bytes())])?;
     let shares = profile.shares(training, ready.plan.microbatches);

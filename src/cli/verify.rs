@@ -308,7 +308,8 @@ impl Verify {
         };
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
         let steps = self.optimizer.lr_schedule.least_steps();
-        let plan = CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device());
+        let mut plan = CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device());
+        plan.batch.global = self.shapes.global_batch;
         let cluster = self.parallel.cluster()?;
         Ok(cluster.iter().fold(plan, CompilationPlan::on_cluster))
     }

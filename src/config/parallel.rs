@@ -8,6 +8,8 @@ use clap::Args;
 use ir::machine::Cluster;
 use ir::{AxisRole, Diagnostic, Mesh};
 use passes::spmd::{AxisSize, Shard, Spmd};
+use passes::stage::Stage;
+use passes::stage::schedule::{Schedule, ScheduleChoice};
 use serde::{Serialize, Serializer};
 
 use super::machine::read_cluster;
@@ -19,7 +21,7 @@ use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text, who
 #[command(next_help_heading = "Parallel")]
 #[serde(rename_all = "kebab-case")]
 pub struct Parallel {
-    /// Mesh of devices, as axes with their sizes, outermost first: dp splits the batch; tp splits hidden dims, heads and the
+    /// Mesh of devices, as axes with their sizes, outermost first: pp splits the layers into stages; dp splits the batch; tp splits hidden dims, heads and the
     /// vocabulary; a suffix distinguishes axes of one kind (dp.outer=2,dp.inner=4) [default: one device]
     #[arg(long, value_name = "AXIS=SIZE,…")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,6 +32,16 @@ pub struct Parallel {
     /// Split the sequence over tp in the parts of the model where hidden dims and heads are not split
     #[arg(long)]
     pub sequence_parallel: bool,
+    /// Schedule of the pipeline's stages: gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipev; :chunks=V gives each pipeline rank V
+    /// stages [default: 1f1b]
+    #[arg(long, value_name = "NAME[:chunks=V]", value_parser = schedule)]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_schedule")]
+    pub schedule: Option<ScheduleChoice>,
+    /// Begin a stage of the pipeline at the first node whose name in the file matches the glob; may be repeated, once for each stage but
+    /// the first [default: stages that take equal times]
+    #[arg(long, value_name = "PATTERN")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cut: Vec<String>,
     /// Split the parameters whose name matches the glob; DIMS has an axis, several axes (dp*tp) or none (-) for each dim of
     /// the file's tensor; may be repeated
     #[arg(long, value_name = "PATTERN=DIMS", value_parser = shard)]
@@ -136,6 +148,17 @@ fn shard(text: &str) -> Result<Shard, ValueError> {
     Ok(shard)
 }
 
+fn schedule(text: &str) -> Result<ScheduleChoice, ValueError> {
+    text.parse().map_err(ValueError::new)
+}
+
+fn serialize_schedule<S: Serializer>(
+    schedule: &Option<ScheduleChoice>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&schedule.map(|schedule| schedule.to_string()).unwrap_or_default())
+}
+
 /// Writes shardings so that [`shard`] reads them back.
 fn serialize_shards<S: Serializer>(shards: &[Shard], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(shards.iter().map(Shard::to_string))
@@ -145,6 +168,27 @@ impl Parallel {
     /// The axes of more than one device with their sizes, outermost first. Empty on one device.
     pub fn axes(&self) -> Vec<(String, u64)> {
         self.named().filter(|(_, size)| *size > 1).cloned().collect()
+    }
+
+    /// The axes of a stage.
+    fn axes_of_stage(&self) -> Vec<(String, u64)> {
+        let mut axes = self.axes();
+        axes.retain(|(name, _)| Mesh::role(name) != Some(AxisRole::Pipeline));
+        axes
+    }
+
+    /// The number of pipeline ranks.
+    pub fn pipeline_ranks(&self) -> u64 {
+        let stages = self.named().filter(|(name, _)| Mesh::role(name) == Some(AxisRole::Pipeline));
+        stages.map(|(_, size)| size).product()
+    }
+
+    /// The pass that cuts the model into stages, if the mesh has several. The number of microbatches is not known yet.
+    pub fn stage(&self) -> Option<Stage> {
+        let ranks = u32::try_from(self.pipeline_ranks()).unwrap_or(u32::MAX);
+        let schedule = self.schedule.unwrap_or(ScheduleChoice { schedule: Schedule::OneFOneB, chunks: None });
+        let cuts = self.cut.clone();
+        (ranks > 1).then_some(Stage { ranks, schedule, microbatches: 1, cuts, device: None })
     }
 
     /// How many devices share the batch.
@@ -173,7 +217,7 @@ impl Parallel {
     pub fn pass(&self) -> Spmd {
         let axis = |(name, size)| AxisSize { name, size };
         Spmd {
-            mesh: self.axes().into_iter().map(axis).collect(),
+            mesh: self.axes_of_stage().into_iter().map(axis).collect(),
             zero: self.zero as u8,
             sequence_parallel: self.sequence_parallel,
             shard: self.rules(),
@@ -249,7 +293,37 @@ impl Parallel {
                     .note("add a tensor axis: --mesh tp=2; or remove --sequence-parallel"),
             );
         }
+        problems.extend(self.pipeline());
         problems.extend(self.shard.iter().filter_map(|rule| self.unknown_axis(rule)));
+        problems
+    }
+
+    /// Rules of the pipeline.
+    fn pipeline(&self) -> Vec<Diagnostic> {
+        let is_stages = |(name, _): &&(String, u64)| Mesh::role(name) == Some(AxisRole::Pipeline);
+        let mut problems = vec![];
+        let axes: Vec<&str> = self.named().filter(is_stages).map(|(name, _)| name.as_str()).collect();
+        if axes.len() > 1 {
+            let message =
+                format!("a mesh has one axis of stages, and there are {}: {}", axes.len(), axes.join(", "));
+            problems.push(Diagnostic::new(message).note("give one axis: --mesh pp=4"));
+        }
+        let given = [("--schedule", self.schedule.is_some()), ("--cut", !self.cut.is_empty())];
+        let given: Vec<&str> =
+            given.iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| *flag).collect();
+        if self.pipeline_ranks() == 1 && !given.is_empty() {
+            let (flags, has) = (given.join(" and "), self.mesh_has());
+            let error = Diagnostic::new(format!(
+                "{flags} needs the stages of a pipeline, and {has} no axis of stages"
+            ));
+            problems.push(error.note(format!("add the axis: --mesh pp=2; or remove {flags}")));
+        }
+        let splits = |rule: &&Shard| rule.dims.iter().flatten().any(|axis| axes.contains(&axis.as_str()));
+        for rule in self.shard.iter().filter(splits) {
+            let error =
+                Diagnostic::new(format!("--shard '{rule}': the stages of a pipeline split no tensor"));
+            problems.push(error.note("--cut says where a stage begins"));
+        }
         problems
     }
 
@@ -275,13 +349,12 @@ impl Parallel {
 /// Axes that are known and cannot be used yet.
 fn not_yet((name, size): &(String, u64)) -> Option<Diagnostic> {
     let what = match Mesh::role(name)? {
-        AxisRole::Data | AxisRole::Tensor => return None,
-        AxisRole::Pipeline => "pipeline parallelism",
+        AxisRole::Data | AxisRole::Tensor | AxisRole::Pipeline => return None,
         AxisRole::Expert => "expert parallelism",
         AxisRole::Context => "context parallelism",
     };
     (*size > 1).then(|| {
         Diagnostic::new(format!("--mesh {name}={size}: {what} is not supported yet"))
-            .note(format!("only dp and tp can have more than one device; {name}=1 is accepted"))
+            .note(format!("only dp, tp and pp can have more than one device; {name}=1 is accepted"))
     })
 }

@@ -22,7 +22,6 @@ use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// A step on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -193,17 +192,12 @@ impl PredictionFacts {
         let device = machine.device();
         let (mut lowering, size) = (Lowering::new(&manager, 0), Multiprocessors(device.multiprocessors));
         let target = Target::of(device.kind);
-        let program = Arc::new(training::lower_step(
-            &mut lowering,
-            module.clone(),
-            microbatches,
-            update,
-            target,
-            size,
-        )?);
-        let list = Target::commands(&program, microbatches)?;
+        let programs =
+            training::lower_step(&mut lowering, module.clone(), microbatches, update, target, size)?;
+        let program = programs.first();
+        let list = Target::commands(program, microbatches)?;
         let step = SimulatedStep::of(&list, machine);
-        Ok(Self::new(module, &program, &step, machine))
+        Ok(Self::new(module, program, &step, machine))
     }
 
     fn new(module: &Module, program: &Program, step: &SimulatedStep, machine: &Machine) -> Self {
@@ -313,7 +307,7 @@ impl DeclinedFacts {
 }
 
 impl MemoryClassFacts {
-    fn of(classes: MemoryByClass, constants: u64) -> Self {
+    pub(super) fn of(classes: MemoryByClass, constants: u64) -> Self {
         let MemoryByClass { parameters, optimizer, gradients, activations, workspace } = classes;
         Self { parameters, optimizer, gradients, activations, workspace, constants }
     }

@@ -65,7 +65,7 @@ impl Shares {
                 shares.gradients.add(module, ty);
             }
         }
-        for value in roots.read(|phase| phase == Phase::Backward) {
+        for value in roots.read(Phase::is_gradient) {
             if roots.is_made_in(value, Phase::Forward) {
                 shares.activations.add(module, module.ty(value));
             }

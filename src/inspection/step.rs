@@ -118,6 +118,7 @@ pub(super) fn long_name(phase: Phase) -> &'static str {
         Phase::Prepare => "prepare",
         Phase::Forward => "forward",
         Phase::Backward => "backward",
+        Phase::Weight => "weight gradients",
         Phase::Update => "update",
     }
 }

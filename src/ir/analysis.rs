@@ -10,4 +10,4 @@ mod views;
 pub use cost::StepCost;
 pub use liveness::{Lifetime, Lifetimes};
 pub use memory_plan::{Buffer, Overlap, Placement};
-pub use readers::{Readers, held_values, live_nodes, made_by_kernel};
+pub use readers::{Readers, held_values, live_nodes, made_by_kernel, reports};

@@ -50,8 +50,8 @@ pub struct Builder<'m> {
     origin: Arc<str>,
     before: SecondaryMap<NodeId, Vec<NodeId>>,
     after: SecondaryMap<NodeId, Vec<NodeId>>,
-    start: [Vec<NodeId>; 4],
-    end: [Vec<NodeId>; 4],
+    start: [Vec<NodeId>; Phase::ALL.len()],
+    end: [Vec<NodeId>; Phase::ALL.len()],
     replaced: SecondaryMap<ValueId, Option<ValueId>>,
     removed: EntitySet<NodeId>,
     moved: EntitySet<NodeId>,
@@ -206,6 +206,14 @@ impl<'m> Builder<'m> {
         self.changed = Changed::Yes;
     }
 
+    /// Puts a node on another stage.
+    pub fn set_stage(&mut self, node: NodeId, stage: u32) {
+        if self.module.nodes[node].stage != stage {
+            self.module.nodes[node].stage = stage;
+            self.changed = Changed::Yes;
+        }
+    }
+
     /// Gives a value another element type. What its node then does is for those to know who run it.
     pub fn set_dtype(&mut self, value: ValueId, dtype: crate::DType) {
         self.module.values[value].ty.dtype = dtype;
@@ -239,6 +247,12 @@ impl<'m> Builder<'m> {
         self.changed = Changed::Yes;
     }
 
+    /// Moves a node to the end of a later phase.
+    pub fn put_off(&mut self, node: NodeId, phase: Phase) {
+        self.module.nodes[node].phase = phase;
+        self.move_to(node, At::End(phase));
+    }
+
     /// The nodes that go there, in order.
     fn list(&mut self, at: At) -> &mut Vec<NodeId> {
         match at {
@@ -267,7 +281,8 @@ impl<'m> Builder<'m> {
         let mut old = old.into_iter().peekable();
         for (phase, _) in Phase::ALL {
             self.start[phase as usize].iter().for_each(|&id| self.place(id, &mut order));
-            while let Some(id) = old.next_if(|&id| self.module.nodes[id].phase <= phase) {
+            let is_due = |&id: &NodeId| self.moved.contains(id) || self.module.nodes[id].phase <= phase;
+            while let Some(id) = old.next_if(is_due) {
                 if !self.moved.contains(id) {
                     self.place(id, &mut order);
                 }

@@ -23,6 +23,7 @@ pub mod machine;
 pub mod mesh;
 pub mod module;
 pub mod ops;
+pub mod pipeline;
 pub mod random;
 pub mod state;
 pub mod step_output;
@@ -31,6 +32,7 @@ pub mod tensor;
 #[doc(hidden)]
 pub mod testing;
 pub mod text;
+pub mod timetable;
 pub mod types;
 pub mod verify;
 pub mod view;
@@ -50,8 +52,10 @@ pub use ops::{
     Cost, GradientError, Gradients, Inference, Movement, NodeRef, Op, OperandRole, Operands, Operator,
     Signature,
 };
+pub use pipeline::{EVERY_STAGE, Pipeline};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use step_output::{Scalar, ScalarPart, StepOutput};
 pub use tensor::Tensor;
+pub use timetable::{Dependency, Part, Task, Timeline, Timetable, TimetableError};
 pub use types::{PartialKind, Sharding, Span, Type, TypeError};
 pub use visible::{is_hidden, visible};

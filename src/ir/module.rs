@@ -4,7 +4,9 @@
 //! table can go stale: use lists and the like are computed from the module when they are needed ([`Module::uses`]).
 
 use crate::state::State;
-use crate::{Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, StateId, StepOutput, Type, ValueId};
+use crate::{
+    Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, Pipeline, StateId, StepOutput, Type, ValueId,
+};
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use smallvec::SmallVec;
 use std::ops::Index;
@@ -17,8 +19,10 @@ pub struct Module {
     pub name: String,
     /// How much of the program is made explicit, and so what the verifier demands.
     pub level: Level,
-    /// The devices.
+    /// The devices; of a pipeline, those of one stage.
     pub mesh: Mesh,
+    /// The stages, if the program has several.
+    pub pipeline: Option<Pipeline>,
     /// Bytes of constants and initial states.
     pub data: PrimaryMap<DataId, Data>,
     /// What outlives a step.
@@ -67,22 +71,31 @@ pub enum Phase {
     Forward,
     /// Once per microbatch, after its forward.
     Backward,
+    /// Once per microbatch, after its backward: gradients of parameters, apart from those of activations. Only pipelines whose
+    /// schedule runs the two apart have it.
+    Weight,
     /// Once a step, after the last microbatch.
     Update,
 }
 
 impl Phase {
     /// Every phase, in order, with its name in text.
-    pub const ALL: [(Self, &'static str); 4] = [
+    pub const ALL: [(Self, &'static str); 5] = [
         (Self::Prepare, "prepare"),
         (Self::Forward, "fwd"),
         (Self::Backward, "bwd"),
+        (Self::Weight, "weight"),
         (Self::Update, "update"),
     ];
 
+    /// Whether nodes of this phase compute gradients of a microbatch.
+    pub fn is_gradient(self) -> bool {
+        matches!(self, Self::Backward | Self::Weight)
+    }
+
     /// Whether nodes of this phase run once per microbatch.
     pub fn is_microbatch(self) -> bool {
-        matches!(self, Self::Forward | Self::Backward)
+        matches!(self, Self::Forward | Self::Backward | Self::Weight)
     }
 }
 
@@ -117,7 +130,7 @@ pub struct Node {
     pub results: SmallVec<[ValueId; 2]>,
     /// When in the step it runs.
     pub phase: Phase,
-    /// The pipeline stage.
+    /// The pipeline stage, or [`crate::EVERY_STAGE`].
     pub stage: u32,
     /// 0: original; recomputed nodes count up. Nodes of different copies are never merged.
     pub copy: u32,
@@ -166,6 +179,8 @@ pub struct Input {
     pub value: ValueId,
     /// Whether dim 0 counts the samples of a microbatch; else every microbatch gets the same.
     pub batched: bool,
+    /// The stage that is fed: [`crate::EVERY_STAGE`], but in the program of a pipeline rank.
+    pub stage: u32,
 }
 
 /// Something a step reports.
@@ -184,6 +199,7 @@ impl Module {
             name: name.into(),
             level: Level::Imported,
             mesh: Mesh::default(),
+            pipeline: None,
             data: PrimaryMap::new(),
             states: PrimaryMap::new(),
             inputs: Vec::new(),
@@ -198,7 +214,7 @@ impl Module {
     pub fn add_input(&mut self, name: impl Into<String>, ty: Type, batched: bool) -> ValueId {
         let definition = Definition::Input(self.inputs.len() as u32);
         let value = self.values.push(Value { ty, definition });
-        self.inputs.push(Input { name: name.into(), value, batched });
+        self.inputs.push(Input { name: name.into(), value, batched, stage: crate::EVERY_STAGE });
         value
     }
 
@@ -224,6 +240,7 @@ impl Module {
             initializer,
             tier: crate::Tier::Device,
             view: crate::View::new(),
+            stage: 0,
             input,
             output: None,
         })

@@ -37,6 +37,7 @@ pub mod scatter;
 pub mod shape;
 pub mod softmax;
 pub mod step;
+pub mod transfer;
 
 pub use attribute::{Attribute, Float, Labels};
 pub use list::Op;

@@ -18,6 +18,8 @@ pub struct State {
     pub tier: Tier,
     /// How it is cut out of the file's tensor that `initializer` names.
     pub view: View,
+    /// The pipeline stage that has it, or [`crate::EVERY_STAGE`].
+    pub stage: u32,
     /// Its value when the step begins.
     pub input: ValueId,
     /// Its value when the step ends; `None` leaves it as it was.

@@ -24,6 +24,9 @@
 //!   `normal STD [data @N]`, `fill X data @N`), and `view [reshape [..], transpose [..], slice DIM START LENGTH,
 //!   pad DIM AFTER, cast TYPE]`.
 //! - A type is `f32[8, 4*batch] {dp, -, tp*ep} partial(sum cp)`: a braced word a dim, left out when no dim is split.
+//! - A pipeline opens the body: `pipeline 1f1b microbatches 4 stages [0, 1] { rank F0.0 … rank F1.0 … }` gives the pipeline rank
+//!   of each stage, and for each rank its tasks in order: the phase, the stage, and the microbatch.
+//! - A state and a node name their stage, `stage 1` or `every stage`; stage 0 is left out.
 //! - A node ends with `!{phase, stage N, copy N, origin "…", by PASS}`; what is 0 or empty is left out.
 //! - `update @STATE = %V` is the state's value when the step ends.
 //!

@@ -16,12 +16,12 @@
 //! **Training**, the whole step (`training`):
 //!
 //! 10. All dims are bound, and the bytes of a value fit in 64 bits.
-//! 11. `prepare` reads nothing of a microbatch; `fwd` reads nothing of `bwd`; `update` reads a value of a microbatch
-//!     only through `accumulate`, which stands in `update` and reads nothing else.
+//! 11. `prepare` reads nothing of a microbatch; `fwd` reads nothing of `bwd`, and neither reads anything of `weight`; `update`
+//!     reads a value of a microbatch only through `accumulate`, which stands in `update` and reads nothing else.
 //! 12. A state's new value is defined in `update`; a buffer's and a counter's may be in `fwd`.
 //! 13. A program with a node in `bwd` or `update` has an output `loss`. The output is a float scalar. (A program without such
 //!     a node is an evaluation.)
-//! 14. A copy of a node (`copy` above 0), which computes a value again, stands in `bwd`. It is no reduction over devices, and
+//! 14. A copy of a node (`copy` above 0), which computes a value again, stands in `bwd` or `weight`. It is no reduction over devices, and
 //!     its results are no new values of states.
 //!
 //! **Placed** (`placed`):
@@ -37,12 +37,20 @@
 //! 19. In place of 7: an operand of f16 or bf16 may stand for one of f32, which the kernel widens as it reads; a result may
 //!     have another float type than the operator gives, to which the kernel casts as it writes. Dims still follow.
 //!
+//! **Stages** (`stages`), of a program with a table of stages, at every level:
+//!
+//! 20. Nodes and states name a stage of the table, or every stage. A node reads values of its own stage and of every stage; a
+//!     transfer alone reads a value of one other stage.
+//! 21. The stage of a state makes its new value.
+//! 22. The timetable runs each part of each microbatch once, after all that it depends on, on the rank that has its stage.
+//!
 //! A failure is a bug of the pass named in it. Values are named as [`crate::text::print`] prints them.
 
 pub(crate) mod lowered;
 mod partial;
 mod placed;
 mod program;
+mod stages;
 mod tables;
 mod training;
 
@@ -57,7 +65,7 @@ pub fn verify(module: &Module) -> Result<(), Vec<Diagnostic>> {
     if !faults.is_empty() {
         return Err(faults);
     }
-    let mut groups: Vec<fn(&mut Check)> = vec![tables::check, program::check, partial::check];
+    let mut groups: Vec<fn(&mut Check)> = vec![tables::check, program::check, partial::check, stages::check];
     if module.level >= Level::Training {
         groups.push(training::check);
     }

@@ -9,9 +9,8 @@ use passes::keep::Keep;
 use passes::{Manager, PassContext, Pipeline};
 use runtime::cuda::gpu::without_epilogues;
 use runtime::lower::LowerOptions;
-use runtime::program::{Microbatches, Program, UpdateTime};
+use runtime::program::{Microbatches, StagePrograms, UpdateTime};
 use runtime::target::{Multiprocessors, Target};
-use std::sync::Arc;
 
 /// The outputs that the loop reads.
 const TRAINING_OUTPUTS: [StepOutput; 4] = [
@@ -28,11 +27,11 @@ const SCALING_OUTPUTS: [StepOutput; 3] =
 #[derive(Clone, Debug)]
 pub struct Programs {
     /// The step.
-    pub training: Arc<Program>,
+    pub training: StagePrograms,
     /// The evaluation.
-    pub evaluation: Arc<Program>,
+    pub evaluation: StagePrograms,
     /// The evaluation of a last batch that is short, and what the classes of its loss count.
-    pub short_evaluation: Option<(Arc<Program>, Vec<f64>)>,
+    pub short_evaluation: Option<(StagePrograms, Vec<f64>)>,
 }
 
 impl Programs {
@@ -80,7 +79,7 @@ impl Programs {
         multiprocessors: Multiprocessors,
     ) -> Result<Self, Failure> {
         let update = compilation.update;
-        let training = Arc::new(lower_step(lowering, step, microbatches, update, target, multiprocessors)?);
+        let training = lower_step(lowering, step, microbatches, update, target, multiprocessors)?;
         let evaluation = lower_evaluation(lowering, compilation.evaluation.clone(), &training)?;
         Ok(Self { training, evaluation, short_evaluation: None })
     }
@@ -93,19 +92,20 @@ impl Programs {
     }
 
     /// All of them, in the order in which a device numbers them.
-    pub fn all(&self) -> Vec<Arc<Program>> {
+    pub fn all(&self) -> Vec<StagePrograms> {
         let short = self.short_evaluation.iter().map(|(program, _)| program);
         [&self.training, &self.evaluation].into_iter().chain(short).cloned().collect()
     }
 
-    /// Bytes that a device allocates for all of them: one arena, and the constants of each.
+    /// Bytes that a device allocates for all of them: one arena, and the constants of each. Of a pipeline, those of the rank with the
+    /// largest step.
     pub fn peak(&self) -> u64 {
-        self.all().iter().map(|program| program.memory.arena).max().unwrap_or(0) + self.constants()
+        self.all().iter().map(|program| program.largest().memory.arena).max().unwrap_or(0) + self.constants()
     }
 
     /// Bytes of the constants of all of them.
     pub fn constants(&self) -> u64 {
-        self.all().iter().map(|program| program.memory.constants).sum()
+        self.all().iter().map(|program| program.largest().memory.constants).sum()
     }
 }
 
@@ -119,11 +119,10 @@ fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptio
 fn lower_evaluation(
     lowering: &mut Lowering,
     module: Module,
-    training: &Program,
-) -> Result<Arc<Program>, Failure> {
-    let options = lower_options(training.target, training.multiprocessors);
-    let shared = LowerOptions { states_of: Some(training), ..options };
-    Ok(Arc::new(lowering.lower(module, Pipeline::default(), &shared)?))
+    training: &StagePrograms,
+) -> Result<StagePrograms, Failure> {
+    let options = lower_options(training.first().target, training.first().multiprocessors);
+    lowering.lower(module, Pipeline::default(), &options, Some(training))
 }
 
 /// Lowers a step of so many microbatches, for a kind of device; for a GPU by its size.
@@ -137,11 +136,11 @@ pub fn lower_step(
     update: UpdateTime,
     target: Target,
     multiprocessors: Multiprocessors,
-) -> Result<Program, Failure> {
+) -> Result<StagePrograms, Failure> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     let keep = Keep { outputs: outputs(&module) };
     let options = LowerOptions { microbatches, update, ..lower_options(target, multiprocessors) };
-    lowering.lower(module, keep.into(), &options)
+    lowering.lower(module, keep.into(), &options, None)
 }
 
 /// The outputs of a step that the loop reads.

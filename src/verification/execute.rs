@@ -10,9 +10,9 @@ use ir::{Blob, DType, Diagnostic, Module, State, StepOutput, Tensor, Type};
 use passes::precision::SCALE;
 use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
-use runtime::device::{DeviceError, ProgramId};
+use runtime::device::DeviceError;
 use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Microbatches, Program, UpdateTime};
+use runtime::program::{Microbatches, Program, StagePrograms, UpdateTime};
 use runtime::ranks::{Ranks, on_processor};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -111,7 +111,7 @@ impl<'m> Machine<'m> {
             }
             Mode::Cuda => {
                 Self::on_ranks(module, options(Target::Cuda, microbatches, update), start, |program| {
-                    stand_in(vec![program], Order::default())
+                    stand_in(vec![program.first().clone()], Order::default())
                 })
             }
         }
@@ -126,6 +126,7 @@ impl<'m> Machine<'m> {
         start: &Tensors,
         make: impl FnOnce(Arc<Program>) -> Result<Ranks, DeviceError>,
     ) -> Result<Self, Failure> {
+        let make = |programs: StagePrograms| make(programs.first().clone());
         Self::on_ranks(module, options(target, microbatches, UpdateTime::Late), start, make)
     }
 
@@ -133,7 +134,7 @@ impl<'m> Machine<'m> {
         module: &'m Module,
         options: LowerOptions,
         start: &Tensors,
-        make: impl FnOnce(Arc<Program>) -> Result<Ranks, DeviceError>,
+        make: impl FnOnce(StagePrograms) -> Result<Ranks, DeviceError>,
     ) -> Result<Self, Failure> {
         let ranks = on_ranks(module, &options, &initial(module, start)?, make)?;
         Ok(Self { module, runs_on: RunsOn::Ranks(ranks) })
@@ -211,41 +212,30 @@ fn on_ranks(
     module: &Module,
     options: &LowerOptions,
     states: &StateValues,
-    make: impl FnOnce(Arc<Program>) -> Result<Ranks, DeviceError>,
+    make: impl FnOnce(StagePrograms) -> Result<Ranks, DeviceError>,
 ) -> Result<Ranks, Failure> {
-    let program = lowering::lower(module, options)?;
-    let mut ranks = make(Arc::new(program)).map_err(refused)?;
-    for (index, value) in states.values().enumerate() {
-        ranks.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;
+    let programs = lowering::lower_stages(module, options)?;
+    let mut ranks = make(programs).map_err(refused)?;
+    for (id, value) in states {
+        ranks.write_named_state(&module.states[*id].name, &value.to_bytes()).map_err(refused)?;
     }
     Ok(ranks)
 }
 
-const PROGRAM: ProgramId = ProgramId(0);
-
 fn step_on(ranks: &mut Ranks, microbatches: &[Tensors]) -> Result<Execution, Failure> {
-    let program = ranks.program(PROGRAM).clone();
-    let mut fed = Vec::new();
-    for microbatch in microbatches {
-        let bytes = program.inputs.iter().map(|slot| {
-            let missing = || Diagnostic::new(format!("input `{}` is missing", slot.name));
-            microbatch.get(&slot.name).map(Tensor::to_bytes).ok_or_else(missing)
-        });
-        fed.push(bytes.collect::<Result<Vec<_>, _>>()?);
-    }
+    let bytes = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.to_bytes());
+    let fed: Vec<_> = microbatches.iter().map(|microbatch| microbatch.iter().map(bytes).collect()).collect();
     let mut execution = Execution::default();
     let tensor = |ty: &Type, bytes: &[u8]| {
         let error = || anyhow::anyhow!("the device gives {} bytes for {ty}", bytes.len());
         Tensor::from_bytes(ty, bytes).ok_or_else(error)
     };
-    let mut outputs = ranks.step(PROGRAM, &fed).map_err(refused)?;
-    for slot in &program.outputs {
-        let values = outputs.remove(&slot.name).unwrap_or_default();
-        let values = values.iter().map(|bytes| tensor(&slot.ty, bytes)).collect::<Result<Vec<_>, _>>()?;
-        execution.outputs.insert(slot.name.clone(), values);
+    for (name, (ty, values)) in ranks.step_named(&fed).map_err(refused)? {
+        let values = values.iter().map(|bytes| tensor(&ty, bytes)).collect::<Result<Vec<_>, _>>()?;
+        execution.outputs.insert(name, values);
     }
-    for (index, slot) in program.states.iter().enumerate() {
-        let bytes = ranks.read_state(PROGRAM, index).map_err(refused)?;
+    for slot in ranks.states() {
+        let bytes = ranks.read_named_state(&slot.name).map_err(refused)?;
         execution.states.insert(slot.name.clone(), tensor(&slot.ty, &bytes)?);
     }
     Ok(execution)

@@ -106,7 +106,7 @@ fn step(compilation: &Compilation, programs: &Programs) -> Option<()> {
     let batch = loader.global_batch(0);
     let mut states = initial_states(&compilation.training, 0, Missing::Draw, StateBytes::new()).ok()?;
     let mut ranks = on_processor(programs.all(), Some(1), None).expect("the program fits the device");
-    let state_names = programs.training.states.iter().map(|state| &state.name).enumerate();
+    let state_names = programs.training.first().states.iter().map(|state| &state.name).enumerate();
     for (index, name) in state_names {
         let value = states.remove(name).unwrap_or_else(|| panic!("state `{name}` has no value"));
         ranks.write_state(ProgramId(0), index, &value).expect("the state has the program's size");
@@ -122,7 +122,7 @@ fn step(compilation: &Compilation, programs: &Programs) -> Option<()> {
         let outputs = ranks.step(ProgramId(id), &[inputs(program)]);
         outputs.unwrap_or_else(|error| panic!("the program cannot be run: {error}"));
     };
-    run(0, &programs.training);
-    run(1, &programs.evaluation);
+    run(0, programs.training.first());
+    run(1, programs.evaluation.first());
     Some(())
 }

@@ -7,6 +7,7 @@ mod mesh;
 mod mesh_faults;
 mod random;
 mod recurrent;
+mod stages;
 mod verify;
 
 /// The binary.

@@ -171,3 +171,45 @@ fn groups_that_wait_for_each_other_in_a_circle_end() {
         ended.iter().for_each(|ended| assert!(matches!(ended, Err(Stuck(waiting)) if waiting.len() == 3)));
     });
 }
+
+#[test]
+fn messages_wait_for_their_receiver_and_channels_cross() {
+    let run = |rank: &Rank| match rank.number {
+        0 => [rank.send(1, 7, 1).map(|()| 0), rank.send(1, 8, 2).map(|()| 0), rank.receive(1, 7)],
+        _ => [rank.receive(0, 8), rank.receive(0, 7), rank.send(0, 7, 3).map(|()| 0)],
+    };
+    try_all(2, AGAIN, run, |got| assert_eq!(got, [[Ok(0), Ok(0), Ok(3)], [Ok(2), Ok(1), Ok(0)]]));
+}
+
+#[test]
+fn a_message_meets_a_receiver_that_waits_in_all_interleavings() {
+    let run = |rank: &Rank| if rank.number == 0 { rank.send(1, 7, 5).map(|()| 0) } else { rank.receive(0, 7) };
+    try_all(2, None, run, |got| assert_eq!(got, [Ok(0), Ok(5)]));
+}
+
+#[test]
+fn ranks_that_wait_for_each_others_messages_end() {
+    let run = |rank: &Rank| rank.receive(1 - rank.number, 7);
+    try_all(2, None, run, |ended| {
+        ended.iter().for_each(|ended| assert!(matches!(ended, Err(Stuck(waiting)) if waiting.len() == 2)));
+    });
+}
+
+#[test]
+fn a_rank_that_fails_ends_one_that_waits_for_its_message() {
+    let run = |rank: &Rank| {
+        if rank.number == 1 {
+            rank.fail();
+            return Ok(0);
+        }
+        rank.receive(1, 7)
+    };
+    try_all(2, None, run, |ended| assert_eq!(ended[0], Err(Ended { rank: 1 })));
+}
+
+#[test]
+fn a_rank_that_leaves_sends_no_message() {
+    let run = |rank: &Rank| if rank.number == 1 { Ok(0) } else { rank.receive(1, 7) };
+    let waits = (0, "send".to_owned());
+    try_all(2, None, run, move |ended| assert_eq!(ended, [Err(Stuck(vec![waits.clone()])), Ok(0)]));
+}

@@ -1,6 +1,7 @@
 //! The ranks of a model: threads of loom, each with a byte that it lends and one that it shares in the middle.
 
 use crate::at_work::AtWork;
+use crate::mail::Way;
 use crate::meeting::{Inside, World};
 use crate::sync::{self, Byte};
 use crate::{CommError, Terms};
@@ -84,6 +85,18 @@ impl Rank {
         write(&own.lent, 99);
         write(&own.shared, 99);
         sum?
+    }
+
+    /// Leaves a message of one byte for another rank.
+    pub(crate) fn send(&self, to: u64, channel: u32, byte: u8) -> Result<(), CommError> {
+        self.world.post(Way { from: self.number, to, channel }, &[byte])
+    }
+
+    /// Waits for a message of one byte.
+    pub(crate) fn receive(&self, from: u64, channel: u32) -> Result<u8, CommError> {
+        let mut byte = [0];
+        self.world.take(Way { from, to: self.number, channel }, &mut byte)?;
+        Ok(byte[0])
     }
 
     /// Goes on as one that unwinds.

@@ -140,8 +140,8 @@ fn ranks_that_list_a_group_in_different_orders_are_told_apart() {
 #[test]
 fn a_message_of_another_length_than_its_room_is_refused() {
     let mail = both(2, |communicator| match communicator.rank() {
-        0 => communicator.send(1, &[0; 3]).err(),
-        _ => communicator.receive(0, &mut [0; 4]).err(),
+        0 => communicator.send(1, 0, &[0; 3]).err(),
+        _ => communicator.receive(0, 0, &mut [0; 4]).err(),
     });
     let told = "rank 0 issued `send` of u8[3] among the ranks [0, 1], \
         and rank 1 issued `send` of u8[4] among the ranks [0, 1]";
@@ -153,7 +153,7 @@ fn a_message_of_another_length_than_its_room_is_refused() {
 #[test]
 fn a_message_that_meets_a_collective_is_refused() {
     let [mail, _] = both(2, |communicator| match communicator.rank() {
-        0 => communicator.send(1, &[0; 4]).map(|()| vec![]),
+        0 => communicator.send(1, 0, &[0; 4]).map(|()| vec![]),
         _ => run(communicator, Collective::Sum, &[0, 1], &[(DType::U8, vec![4])]),
     });
     assert!(matches!(mail[1], Err(CommError::Different { .. })), "{mail:?}");
@@ -165,12 +165,12 @@ fn a_message_goes_around_a_ring() {
         let rank = communicator.rank();
         let mut seen = [0; 2];
         if rank > 0 {
-            communicator.receive(rank - 1, &mut seen).unwrap();
+            communicator.receive(rank - 1, 0, &mut seen).unwrap();
         }
         let next = [seen[0] + 1, seen[1] + 10];
-        communicator.send((rank + 1) % 3, &next).unwrap();
+        communicator.send((rank + 1) % 3, 0, &next).unwrap();
         if rank == 0 {
-            communicator.receive(2, &mut seen).unwrap();
+            communicator.receive(2, 0, &mut seen).unwrap();
         }
         seen
     });

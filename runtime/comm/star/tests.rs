@@ -65,7 +65,7 @@ fn processes_agree_over_their_connections() {
 
 #[test]
 fn the_connections_carry_no_tensors() {
-    let errors = on_ranks(2, |star| star.send(1 - star.rank(), &[1]).unwrap_err().to_string());
+    let errors = on_ranks(2, |star| star.send(1 - star.rank(), 0, &[1]).unwrap_err().to_string());
     assert!(
         errors[1].contains("rank 1 cannot exchange messages") && errors[1].contains("no tensors"),
         "{errors:?}"

@@ -69,6 +69,7 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::Broadcast(_)
         | Op::Concat(_)
         | Op::Detach(_)
+        | Op::Transfer(_)
         | Op::InTraining(_)
         | Op::Pad(_)
         | Op::Reshape(_)

@@ -155,7 +155,7 @@ fn an_order_that_changes_a_result_is_refused() {
     let module = ir::text::parse(&text).unwrap();
     let options = LowerOptions { microbatches: Microbatches::One, unfused: true, ..LowerOptions::default() };
     let live = ir::analysis::live_nodes(&module);
-    let mut drafts = Drafts::new(&module, &options, &live).unwrap();
+    let mut drafts = Drafts::new(&module, &options, &live, None).unwrap();
     for &node in module.order() {
         drafts.of_item(&super::super::fuse::Item::Node(node)).unwrap();
     }

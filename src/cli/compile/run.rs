@@ -142,7 +142,7 @@ impl Compile {
     /// Opens the log of this process in the folder of the run.
     fn open_log(&self, processes: &Processes, folder: &Folder, programs: &Programs) -> Result<(), Failure> {
         let Some(launched) = processes.launched() else { return Ok(()) };
-        let mesh = &programs.training.mesh;
+        let mesh = &programs.training.first().mesh;
         let places = mesh.coordinates(launched.rank);
         let place: Vec<String> =
             mesh.axes.iter().map(|(id, axis)| format!("{}={}", axis.name, places[id])).collect();
@@ -184,7 +184,7 @@ impl Compile {
     /// The facts in which all processes of a run agree.
     fn facts(&self, programs: &Programs, loader: &Loader, start: &Start) -> [(&'static str, String); 6] {
         let hashes: Vec<String> =
-            programs.all().iter().map(|program| format!("{:016x}", program.hash)).collect();
+            programs.all().iter().map(|program| format!("{:016x}", program.hash())).collect();
         let data = format!("{} samples, of them {} held out", loader.samples(), loader.eval_samples());
         [
             ("version of trainyard", env!("CARGO_PKG_VERSION").to_owned()),

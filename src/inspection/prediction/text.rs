@@ -57,19 +57,7 @@ impl PredictionFacts {
 
     /// The memory of a device by class.
     fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MemoryClassFacts { parameters, optimizer, gradients, activations, workspace, constants } =
-            self.memory;
-        let classes = [
-            ("parameters", parameters),
-            ("gradients", gradients),
-            ("optimizer", optimizer),
-            ("saved activations", activations),
-            ("workspace", workspace),
-            ("constants", constants),
-        ];
-        let classes = classes.iter().filter(|(_, size)| *size > 0);
-        let classes: Vec<String> = classes.map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
-        writeln!(f, "  memory of each device: {} ({})", bytes(self.planned), classes.join(", "))
+        writeln!(f, "  memory of each device: {} ({})", bytes(self.planned), self.memory)
     }
 
     /// A line for the collectives of each kind and axes.
@@ -138,6 +126,23 @@ impl PredictionFacts {
             writeln!(f, "  {} with less time; --format json lists all", count(rest as usize, "command"))?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for MemoryClassFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { parameters, optimizer, gradients, activations, workspace, constants } = *self;
+        let classes = [
+            ("parameters", parameters),
+            ("gradients", gradients),
+            ("optimizer", optimizer),
+            ("saved activations", activations),
+            ("workspace", workspace),
+            ("constants", constants),
+        ];
+        let classes = classes.iter().filter(|(_, size)| *size > 0);
+        let classes: Vec<String> = classes.map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
+        f.write_str(&classes.join(", "))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{Module, Operator, Phase};
 /// What one run of each phase takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCost {
-    phases: [Cost; 4],
+    phases: [Cost; Phase::ALL.len()],
 }
 
 impl StepCost {

@@ -83,7 +83,7 @@ impl Lifetimes {
 /// The positions of the microbatch phases in a module's order of nodes.
 pub fn microbatch_positions(module: &Module) -> Range<u32> {
     let count = |last: Phase| module.nodes().filter(|(_, node)| node.phase <= last).count() as u32;
-    count(Phase::Prepare)..count(Phase::Backward)
+    count(Phase::Prepare)..count(Phase::Weight)
 }
 
 /// The lifetime of every value of a module; the position of a node is its index in the order. `None` for values of

@@ -1,10 +1,10 @@
 //! The live nodes of a program, and the readers of each value.
 
-use crate::{Definition, Module, Movement, NodeId, Op, ValueId};
+use crate::{Definition, Module, Movement, Node, NodeId, Op, ValueId};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use smallvec::SmallVec;
 
-/// The nodes that some output or the new value of some state depends on.
+/// The nodes that some output or the new value of some state depends on, and the transfers that report an output to other stages.
 pub fn live_nodes(module: &Module) -> EntitySet<NodeId> {
     let mut live = EntitySet::new();
     let mark = |live: &mut EntitySet<NodeId>, value: ValueId| {
@@ -13,12 +13,21 @@ pub fn live_nodes(module: &Module) -> EntitySet<NodeId> {
         }
     };
     module.roots().for_each(|value| mark(&mut live, value));
+    live.extend(reports(module));
     for (id, node) in module.nodes().rev() {
         if live.contains(id) {
             node.operands.iter().for_each(|&operand| mark(&mut live, operand));
         }
     }
     live
+}
+
+/// The transfers that report an output to other stages.
+pub fn reports(module: &Module) -> Vec<NodeId> {
+    let mut reported = EntitySet::new();
+    reported.extend(module.outputs.iter().map(|output| output.value));
+    let reports = |node: &Node| matches!(node.op, Op::Transfer(_)) && reported.contains(node.operands[0]);
+    module.nodes().filter(|(_, node)| reports(node)).map(|(id, _)| id).collect()
 }
 
 /// The values that outputs and new values of states hold on to.

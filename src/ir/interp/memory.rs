@@ -103,6 +103,7 @@ impl<'m> Step<'m> {
         module.inputs.iter().for_each(|input| self.enter(input.value));
         self.phase(Phase::Forward, more);
         self.phase(Phase::Backward, more);
+        self.phase(Phase::Weight, more);
         // A buffer that the microbatch wrote is the next one's, in the same memory.
         for state in module.states.values() {
             if state.output.is_some_and(|output| module.phase_of(output).is_microbatch()) {

@@ -69,6 +69,7 @@ impl<'m> StepInterpreter<'m> {
             }
             self.phase(Phase::Forward)?;
             self.phase(Phase::Backward)?;
+            self.phase(Phase::Weight)?;
             self.carry_buffers()?;
         }
         for (value, sum) in std::mem::take(&mut self.sums) {

@@ -203,6 +203,7 @@ operators! {
         SoftmaxGrad(softmax::SoftmaxGrad) "softmax_grad" { dim }
         Splat(constant::Splat) "splat" { value }
         TopK(ranking::TopK) "top_k" { dim, count, largest }
+        Transfer(transfer::Transfer) "transfer" {}
         Transpose(shape::Transpose) "transpose" { permutation }
     }
     kinds {

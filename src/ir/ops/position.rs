@@ -72,6 +72,7 @@ impl Op {
             | Self::Softmax(_)
             | Self::SoftmaxGrad(_)
             | Self::Splat(_)
+            | Self::Transfer(_)
             | Self::Transpose(_)
             | Self::Unary(_) => false,
         }

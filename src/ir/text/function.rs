@@ -6,7 +6,7 @@ use super::parser::Parser;
 use crate::module::{Definition, Node, Phase, Value};
 use crate::ops::{Inference, Op};
 use crate::verify::lowered;
-use crate::{Diagnostic, Type, ValueId};
+use crate::{Diagnostic, EVERY_STAGE, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -212,6 +212,12 @@ impl Parser<'_> {
         }
     }
 
+    /// The rest of `every stage`.
+    pub(super) fn every_stage(&mut self) -> Result<u32, Diagnostic> {
+        self.expect_word("stage")?;
+        Ok(EVERY_STAGE)
+    }
+
     /// `{fwd, stage 1, copy 1, origin "…", by PASS}`
     fn provenance(&mut self, node: &mut Node) -> Result<(), Diagnostic> {
         self.expect('{')?;
@@ -223,10 +229,11 @@ impl Parser<'_> {
             let token = p.take();
             match token.text {
                 "stage" => node.stage = p.number("the number of a stage")?,
+                "every" => node.stage = p.every_stage()?,
                 "copy" => node.copy = p.number("the number of a copy")?,
                 "origin" => node.origin = p.string("the origin, in quotes")?.into(),
                 "by" => node.by = p.name("the name of a pass")?.into(),
-                _ => return Err(token.expected("one of `stage`, `copy`, `origin`, `by`")),
+                _ => return Err(token.expected("one of `stage`, `every`, `copy`, `origin`, `by`")),
             }
             Ok(())
         })

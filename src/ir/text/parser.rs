@@ -4,9 +4,10 @@ use super::lexer::{Kind, Place, Token, tokens};
 use super::literal::{element_bits, from_hexadecimal};
 use super::{AXIS_ROLES, PARTIAL_KINDS, VERSION};
 use crate::dim::Dims;
+use crate::timetable::{Task, Timetable};
 use crate::{
-    Axis, AxisId, Blob, Claim, DType, Data, DataId, Diagnostic, Dim, Initializer, Level, Mesh, Module, Role,
-    Sharding, State, StateId, Tier, Type, ValueId, View, ViewStep,
+    Axis, AxisId, Blob, Claim, DType, Data, DataId, Diagnostic, Dim, Initializer, Level, Mesh, Module,
+    Pipeline, Role, Sharding, State, StateId, Tier, Type, ValueId, View, ViewStep,
 };
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -179,6 +180,9 @@ impl Parser<'_> {
             self.mesh()?;
         }
         self.expect('{')?;
+        if self.accept_word("pipeline") {
+            self.module.pipeline = Some(self.pipeline()?);
+        }
         while self.accept_word("data") {
             self.data()?;
         }
@@ -214,6 +218,36 @@ impl Parser<'_> {
             p.module.mesh.axes.push(Axis { name, role, size });
             Ok(())
         })
+    }
+
+    /// `NAME microbatches N stages [0, 1] { rank F0.0 … rank F1.0 … }`
+    fn pipeline(&mut self) -> Result<Pipeline, Diagnostic> {
+        let schedule = self.name("the name of a schedule")?;
+        self.expect_word("microbatches")?;
+        let microbatches = self.number("the number of microbatches")?;
+        self.expect_word("stages")?;
+        let placement = self.numbers::<u32, 4>("the pipeline rank of a stage")?.into_vec();
+        let mut timetable = Timetable::default();
+        self.expect('{')?;
+        while self.accept_word("rank") {
+            let mut tasks = vec![];
+            while self.peek().kind == Kind::Word && !self.is_word("rank") {
+                let token = self.take();
+                let error = |_| token.expected("a task such as `F0.0`: forward, stage 0, microbatch 0");
+                tasks.push(token.text.parse::<Task>().map_err(error)?);
+            }
+            timetable.ranks.push(tasks);
+        }
+        self.expect('}')?;
+        Ok(Pipeline { schedule, microbatches, placement, timetable })
+    }
+
+    /// `stage 1`, `every stage`, or nothing for stage 0.
+    fn stage(&mut self) -> Result<u32, Diagnostic> {
+        if self.accept_word("every") {
+            return self.every_stage();
+        }
+        if self.accept_word("stage") { self.number("the number of a stage") } else { Ok(0) }
     }
 
     fn data(&mut self) -> Result<(), Diagnostic> {
@@ -263,12 +297,13 @@ impl Parser<'_> {
             let ty = self.ty()?;
             let role = self.one_of(&Role::ALL)?;
             let tier = if self.accept_word("host") { Tier::Host } else { Tier::Device };
+            let stage = self.stage()?;
             self.expect('=')?;
             let initializer = self.initializer(&mut copies)?;
             let view = if self.accept_word("view") { self.view()? } else { View::new() };
             let id = self.module.add_state(name.clone(), ty, role, initializer);
             let state: &mut State = &mut self.module.states[id];
-            (state.tier, state.view) = (tier, view);
+            (state.tier, state.view, state.stage) = (tier, view, stage);
             if self.states.insert(name.clone(), id).is_some() {
                 return Err(place.error(format!("state `{name}` is defined twice")));
             }

@@ -4,8 +4,8 @@ use super::literal::{elements, float, hexadecimal, quoted, word};
 use super::numbering::{Numbering, data_of};
 use super::{AXIS_ROLES, PARTIAL_KINDS, TYPED_ELEMENTS, VERSION, function_name, name_of};
 use crate::{
-    AxisId, Blob, Claim, Data, DataId, Dim, Initializer, Level, Mesh, Module, Node, Phase, Role, State, Tier,
-    Type, ViewStep,
+    AxisId, Blob, Claim, Data, DataId, Dim, EVERY_STAGE, Initializer, Level, Mesh, Module, Node, Phase, Role,
+    State, Tier, Type, ViewStep,
 };
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ pub fn print(module: &Module) -> String {
     let mut out = format!("trainyard-ir {VERSION}\n");
     let level = name_of(&Level::ALL, &module.level);
     let _ = writeln!(out, "module @{} {level}{} {{", word(&module.name), mesh_text(&module.mesh));
-    for line in printer.tables().chain(printer.function()).chain(printer.roots()) {
+    for line in printer.pipeline().chain(printer.tables()).chain(printer.function()).chain(printer.roots()) {
         out.push_str("  ");
         out.push_str(&line);
         out.push('\n');
@@ -63,6 +63,15 @@ fn mesh_text(mesh: &Mesh) -> String {
     if axes.is_empty() { String::new() } else { format!(" mesh [{}]", axes.join(", ")) }
 }
 
+/// `stage 2`, or `every stage`; nothing for stage 0.
+fn stage_text(stage: u32) -> Option<String> {
+    match stage {
+        0 => None,
+        EVERY_STAGE => Some("every stage".to_owned()),
+        _ => Some(format!("stage {stage}")),
+    }
+}
+
 fn list<T: ToString>(items: &[T]) -> String {
     let items: Vec<_> = items.iter().map(T::to_string).collect();
     format!("[{}]", items.join(", "))
@@ -87,6 +96,21 @@ struct Printer<'m> {
 }
 
 impl Printer<'_> {
+    /// The stages and the timetable.
+    fn pipeline(&self) -> impl Iterator<Item = String> {
+        let lines = self.module.pipeline.iter().flat_map(|pipeline| {
+            let (schedule, placement) = (word(&pipeline.schedule), list(&pipeline.placement));
+            let first =
+                format!("pipeline {schedule} microbatches {} stages {placement} {{", pipeline.microbatches);
+            let ranks = pipeline.timetable.ranks.iter().map(|tasks| {
+                let tasks: Vec<String> = tasks.iter().map(|task| task.to_string()).collect();
+                format!("  rank {}", tasks.join(" "))
+            });
+            [first].into_iter().chain(ranks).chain(["}".to_owned()]).collect::<Vec<_>>()
+        });
+        lines.collect::<Vec<_>>().into_iter()
+    }
+
     fn tables(&self) -> impl Iterator<Item = String> {
         let live = self.module.data.iter().filter(|(id, _)| self.names.is_live(*id));
         let data = live.map(|(id, data)| self.data(id, data));
@@ -116,11 +140,12 @@ impl Printer<'_> {
     fn state(&self, state: &State) -> String {
         let role = name_of(&Role::ALL, &state.role);
         let tier = if state.tier == Tier::Host { " host" } else { "" };
+        let stage = stage_text(state.stage).map_or(String::new(), |stage| format!(" {stage}"));
         let initializer = self.initializer(&state.initializer);
         let (name, ty) = (word(&state.name), self.ty(&state.ty));
         let view =
             if state.view.is_empty() { String::new() } else { format!(" view {}", view_text(&state.view)) };
-        format!("state @{name} : {ty} {role}{tier} = {initializer}{view}")
+        format!("state @{name} : {ty} {role}{tier}{stage} = {initializer}{view}")
     }
 
     fn initializer(&self, initializer: &Initializer) -> String {
@@ -178,7 +203,7 @@ impl Printer<'_> {
 
     fn provenance(&self, node: &Node) -> String {
         let mut parts = vec![name_of(&Phase::ALL, &node.phase).to_string()];
-        parts.extend((node.stage != 0).then(|| format!("stage {}", node.stage)));
+        parts.extend(stage_text(node.stage));
         parts.extend((node.copy != 0).then(|| format!("copy {}", node.copy)));
         parts.extend((!node.origin.is_empty()).then(|| format!("origin {}", quoted(&node.origin))));
         parts.extend((!node.by.is_empty()).then(|| format!("by {}", word(&node.by))));

@@ -32,6 +32,9 @@ fn reads(c: &mut Check, id: NodeId, node: &Node) {
                 "the prepare phase must not read a value of a microbatch"
             }
             Phase::Forward if from == Phase::Backward => "the fwd phase must not read a value of bwd",
+            Phase::Forward | Phase::Backward if from == Phase::Weight => {
+                "the phases fwd and bwd must not read a value of weight"
+            }
             Phase::Update if accumulates && !from.is_microbatch() => {
                 "`accumulate` must read a value of a microbatch"
             }
@@ -51,8 +54,8 @@ fn copies(c: &mut Check) {
     let written: BTreeMap<ValueId, &str> =
         states.filter_map(|state| Some((state.output?, state.name.as_str()))).collect();
     for (id, node) in c.nodes().filter(|(_, node)| node.copy > 0) {
-        if node.phase != Phase::Backward {
-            c.node_fault(id, "a copy must be in bwd");
+        if !node.phase.is_gradient() {
+            c.node_fault(id, "a copy must be in bwd or weight");
         }
         if matches!(node.op, Op::Collective(collective) if collective.reduces()) {
             c.node_fault(id, "a reduction over devices must not be repeated");

@@ -111,12 +111,9 @@ fn parallel_flags_without_the_axes_they_need_are_refused() {
     check_error(
         "compile m.onnx --mesh dp=2,pp=2,cp=4,ep=1",
         expect![[r#"
-        error: --mesh pp=2: pipeline parallelism is not supported yet
-          = only dp and tp can have more than one device; pp=1 is accepted
-
-        error: --mesh cp=4: context parallelism is not supported yet
-          = only dp and tp can have more than one device; cp=1 is accepted
-    "#]],
+            error: --mesh cp=4: context parallelism is not supported yet
+              = only dp, tp and pp can have more than one device; cp=1 is accepted
+        "#]],
     );
 }
 

@@ -75,7 +75,8 @@ impl Case {
         let lowering = &mut Lowering::new(&manager, 0);
         let (target, size) = (Target::Cpu, Multiprocessors::default());
         let program = lower_step(lowering, step, self.microbatches, UpdateTime::Late, target, size)?;
-        Ok(program.memory.arena + program.memory.constants)
+        let memory = program.first().memory;
+        Ok(memory.arena + memory.constants)
     }
 
     /// Searches for a program of at most so many bytes.

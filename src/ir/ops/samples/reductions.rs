@@ -9,6 +9,7 @@ use crate::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndice
 use crate::ops::ranking::TopK;
 use crate::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
 use crate::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
+use crate::ops::transfer::Transfer;
 use smallvec::SmallVec;
 
 pub(super) fn reductions() -> Vec<Sample> {
@@ -82,6 +83,7 @@ pub(super) fn batch_norms() -> Vec<Sample> {
     let mut samples = vec![Sample::new(InTraining, [float(&[4]), float(&[4])])];
     // Finite differences see the slope that the gradient leaves out.
     samples.push(Sample { smooth: false, ..Sample::new(Detach, [float(&[4, 6])]) });
+    samples.push(Sample::new(Transfer, [float(&[4, 6])]));
     for (x, c) in [(&[4u64, 2, 6][..], 2), (&[6, 4], 4), (&[2, 4, 2, 4], 4), (&[2, 2, 1, 2, 4], 2)] {
         let (x, c) = (float(x), float(&[c]));
         let variance = Operand { fill: Fill::Positive, ..c.clone() };

@@ -8,3 +8,4 @@ mod text;
 mod verify;
 mod verify_lowered;
 mod verify_placed;
+mod verify_stages;

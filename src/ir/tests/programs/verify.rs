@@ -316,7 +316,7 @@ fn a_copy_stands_in_backward_and_writes_no_state() {
         verdict(&training(&copy, roots))
     };
     assert_eq!(copy("bwd", "update @n = %3"), "ok");
-    assert_eq!(copy("fwd", ""), "`%4 = neg %0`: a copy must be in bwd");
+    assert_eq!(copy("fwd", ""), "`%4 = neg %0`: a copy must be in bwd or weight");
     assert_eq!(
         copy("bwd", "update @n = %4"),
         "`%4 = neg %0`: a copy must not write a state, and its result is the new value of `n`\n\

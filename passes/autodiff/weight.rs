@@ -1,0 +1,54 @@
+//! Puts gradients of parameters off, into a phase of their own: a pipeline whose schedule runs them apart from the gradients of
+//! activations fills its idle time with them (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2).
+//!
+//! A node is put off if it leads to sums over microbatches and nowhere else, and is the last node of a parameter's gradient that
+//! computes anything, or moves or adds up what such nodes make. Nodes before it stay: gradients of activations are made of the same
+//! values.
+
+use ir::ops::elementwise::Binary;
+use ir::{Builder, Definition, Module, NodeId, Op, Phase, ValueId};
+use std::collections::BTreeSet;
+
+/// Puts the gradients of parameters off, if the timetable has tasks for them.
+pub(super) fn put_off(module: &mut Module, by: &str) {
+    let splits = module.pipeline.as_ref().is_some_and(|pipeline| pipeline.timetable.splits_backward());
+    if !splits {
+        return;
+    }
+    let of_weights = decide(module);
+    let mut b = Builder::new(module, by);
+    let order: Vec<NodeId> = b.module().order().to_vec();
+    order.into_iter().filter(|id| of_weights.contains(id)).for_each(|id| b.put_off(id, Phase::Weight));
+    b.finish();
+}
+
+/// The nodes that make gradients of parameters alone.
+fn decide(module: &Module) -> BTreeSet<NodeId> {
+    let uses = module.uses();
+    let roots: BTreeSet<ValueId> = module.roots().collect();
+    let mut chosen = BTreeSet::new();
+    // Readers first.
+    for (id, node) in module.nodes().rev().filter(|(_, node)| node.phase == Phase::Backward) {
+        let is_sum = |reader: &NodeId| matches!(module.node(*reader).op, Op::Accumulate(_));
+        let is_passed_on = |reader: &NodeId| chosen.contains(reader) && passes_on(&module.node(*reader).op);
+        let leads_to_sums = |value: &ValueId| {
+            !roots.contains(value)
+                && !uses[*value].is_empty()
+                && uses[*value].iter().all(|reader| is_sum(reader) || is_passed_on(reader))
+        };
+        let is_made = node.operands.iter().any(|&operand| is_of_microbatch(module, operand));
+        if is_made && !matches!(node.op, Op::Transfer(_)) && node.results.iter().all(leads_to_sums) {
+            chosen.insert(id);
+        }
+    }
+    chosen
+}
+
+/// Whether a node that is put off lets those before it be put off too: it moves elements, or adds them up.
+fn passes_on(op: &Op) -> bool {
+    op.movement().is_layout() || matches!(op, Op::Cast(_) | Op::Binary(Binary::Add | Binary::Mul))
+}
+
+fn is_of_microbatch(module: &Module, value: ValueId) -> bool {
+    !matches!(module.value(value).definition, Definition::State(_)) && module.phase_of(value).is_microbatch()
+}

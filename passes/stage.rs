@@ -1,0 +1,267 @@
+//! Stage: cuts the forward graph into the stages of a pipeline, and gives it the timetable of a schedule.
+//!
+//! Every node and every state gets its stage. Later passes give backward nodes the stage of their forward nodes, and update nodes
+//! that of their state (`settle`). Invariants: the program computes the same numbers; a value of another stage is read through a
+//! transfer; a state has one owning stage, unless every stage counts it alike. A weight that several stages read belongs to the
+//! first of them, and the others get it once a step.
+
+mod cut;
+pub mod schedule;
+mod settle;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use crate::arguments::Arguments;
+use crate::arguments::pattern::matches;
+use crate::pass::{PassContext, Transform};
+use crate::recompute::DeviceRates;
+use ir::machine::Device;
+use ir::{
+    Builder, Changed, Definition, Diagnostic, EVERY_STAGE, Level, Module, NodeId, Pipeline, StateId, ValueId,
+};
+use schedule::{Plan, ScheduleChoice};
+pub(crate) use settle::settle;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+use work::Forward;
+
+/// The pass `stage`. `stage(ranks=4, schedule=1f1b, microbatches=8)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    /// Pipeline ranks.
+    pub ranks: u32,
+    /// The schedule.
+    pub schedule: ScheduleChoice,
+    /// Microbatches of a step.
+    pub microbatches: u32,
+    /// Patterns of origins: a stage begins at the first node that fits. Without patterns the stages are balanced.
+    pub cuts: Vec<String>,
+    /// The device whose times balance the stages. `None`: [`Device::assumed`].
+    pub device: Option<DeviceRates>,
+}
+
+impl Transform for Stage {
+    const NAME: &'static str = "stage";
+    const NEEDED: bool = false;
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let needed =
+            |option: Option<String>, name: &str| option.ok_or_else(|| format!("`{name}` is missing"));
+        let schedule = needed(arguments.take("schedule"), "schedule")?.parse()?;
+        Ok(Self {
+            ranks: arguments.value("ranks", 1)?,
+            schedule,
+            microbatches: arguments.value("microbatches", 1)?,
+            cuts: arguments.take_all("cut"),
+            device: arguments.take("device").map(|text| text.parse()).transpose()?,
+        })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        arguments.push("ranks", self.ranks);
+        arguments.push("schedule", self.schedule);
+        arguments.push("microbatches", self.microbatches);
+        self.cuts.iter().for_each(|cut| arguments.push("cut", cut));
+        self.device.iter().for_each(|device| arguments.push("device", device));
+    }
+
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let decision = decide(module, self)?;
+        apply(module, self, decision)
+    }
+}
+
+/// The stages of a program.
+pub struct Decision {
+    plan: Plan,
+    /// The stage of each forward node that is divided.
+    nodes: BTreeMap<NodeId, u32>,
+    /// Nodes that depend on weights alone.
+    of_weights: BTreeSet<NodeId>,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (stage, rank) in self.plan.placement.iter().enumerate() {
+            let count = self.nodes.values().filter(|&&own| own as usize == stage).count();
+            writeln!(f, "stage {stage} on pipeline rank {rank}: {count} nodes")?;
+        }
+        Ok(())
+    }
+}
+
+/// Divides the forward nodes into stages.
+///
+/// # Errors
+/// A program that has stages, or a backward phase; fewer nodes than stages; what the schedule refuses; patterns that leave a stage
+/// empty.
+pub fn decide(module: &Module, options: &Stage) -> Result<Decision, Diagnostic> {
+    if module.level != Level::Imported || module.pipeline.is_some() {
+        let error = Diagnostic::new("the program has a backward phase or stages already");
+        return Err(error.note("run `stage` once, before `autodiff`"));
+    }
+    let chunks = options.schedule.chunks_per_rank();
+    let plan = options.schedule.schedule.plan(options.ranks, chunks, options.microbatches);
+    let plan = plan.map_err(|message| {
+        Diagnostic::new(message).note("--global-batch and --microbatch set the microbatches of a step")
+    })?;
+    let forward = Forward::of(module);
+    let stages = plan.placement.len();
+    let runs = match &options.cuts[..] {
+        [] => {
+            let rates = options.device.clone().unwrap_or_else(|| DeviceRates::of(&Device::assumed()));
+            cut::balanced(&forward.work(module, &rates), stages).ok_or_else(|| {
+                let nodes = forward.divided.len();
+                let error = Diagnostic::new(format!(
+                    "the model cannot be cut into {stages} stages: it has {nodes} nodes"
+                ));
+                error.note(format!("--mesh pp={} or less would work", nodes / chunks.max(1) as usize))
+            })?
+        }
+        cuts => by_hand(module, &forward.divided, cuts, stages)?,
+    };
+    let mut nodes = BTreeMap::new();
+    for (stage, run) in (0..).zip(runs) {
+        forward.divided[run].iter().for_each(|&id| {
+            nodes.insert(id, stage);
+        });
+    }
+    Ok(Decision { plan, nodes, of_weights: forward.of_weights })
+}
+
+/// Cuts before the first node that fits each pattern.
+fn by_hand(
+    module: &Module,
+    divided: &[NodeId],
+    cuts: &[String],
+    stages: usize,
+) -> Result<Vec<Range<usize>>, Diagnostic> {
+    if cuts.len() + 1 != stages {
+        let (count, needed) = (cuts.len(), stages - 1);
+        let error =
+            Diagnostic::new(format!("{count} cuts make {} stages, and there are {stages}", count + 1));
+        return Err(error.note(format!("{stages} stages need {needed} patterns of --cut")));
+    }
+    let mut starts = vec![0];
+    for cut in cuts {
+        let found = divided.iter().position(|&id| matches(cut, &module.node(id).origin));
+        let at = found.ok_or_else(|| {
+            let error = Diagnostic::new(format!("no node of the model fits the pattern `{cut}` of --cut"));
+            error.note(
+                "a pattern is compared with the names of the file's nodes, which `trainyard inspect` lists",
+            )
+        })?;
+        starts.push(at);
+    }
+    if let Some(pair) = starts.windows(2).position(|pair| pair[0] >= pair[1]) {
+        let error = Diagnostic::new(format!("the cut `{}` leaves a stage empty", cuts[pair]));
+        return Err(
+            error.note("the nodes of each cut must come after those of the cut before, in the model's order")
+        );
+    }
+    let ends = starts.iter().skip(1).copied().chain([divided.len()]);
+    Ok(starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect())
+}
+
+/// Writes the stages into the program, and adds the transfers.
+///
+/// # Errors
+/// A node that cannot be built: a bug.
+pub fn apply(module: &mut Module, options: &Stage, decision: Decision) -> Result<Changed, Diagnostic> {
+    let Decision { plan, nodes, of_weights } = decision;
+    let last = plan.placement.len() as u32 - 1;
+    module.pipeline = Some(Pipeline {
+        schedule: options.schedule.to_string(),
+        microbatches: options.microbatches,
+        placement: plan.placement,
+        timetable: plan.timetable,
+    });
+    let mut b = Builder::new(module, Stage::NAME);
+    for (id, node) in b.module().nodes().map(|(id, node)| (id, node.results.len())).collect::<Vec<_>>() {
+        debug_assert!(node > 0);
+        b.set_stage(id, nodes.get(&id).copied().unwrap_or(EVERY_STAGE));
+    }
+    share_weights(&mut b, &of_weights, last)?;
+    b.finish();
+    own_states(module);
+    settle(module, Stage::NAME)?;
+    Ok(Changed::Yes)
+}
+
+/// Gives each stage that reads a node of weights alone its own copy of the node.
+fn share_weights(b: &mut Builder, of_weights: &BTreeSet<NodeId>, last: u32) -> Result<(), Diagnostic> {
+    let uses = b.module().uses();
+    let roots: BTreeSet<ValueId> = b.module().roots().collect();
+    let mut wanted: BTreeMap<NodeId, BTreeSet<u32>> = BTreeMap::new();
+    for &id in of_weights.iter().rev() {
+        let mut stages = BTreeSet::new();
+        for &value in &b.module().node(id).results {
+            for &reader in &uses[value] {
+                match wanted.get(&reader) {
+                    Some(others) => stages.extend(others.iter().copied()),
+                    None => stages.extend(
+                        [b.module().node(reader).stage].iter().filter(|&&stage| stage != EVERY_STAGE),
+                    ),
+                }
+            }
+            // A result that is reported, or read by nobody, lies on the last stage.
+            if roots.contains(&value) || stages.is_empty() {
+                stages.insert(last);
+            }
+        }
+        wanted.insert(id, stages);
+    }
+    // The value of each result on each stage but the first that wants it.
+    let mut copies: BTreeMap<(ValueId, u32), ValueId> = BTreeMap::new();
+    for (&id, stages) in &wanted {
+        let node = b.module().node(id).clone();
+        for (index, &stage) in stages.iter().enumerate() {
+            let on = |value: ValueId| copies.get(&(value, stage)).copied().unwrap_or(value);
+            if index == 0 {
+                b.set_stage(id, stage);
+                let operands: Vec<ValueId> = node.operands.iter().map(|&value| on(value)).collect();
+                (0..).zip(operands).for_each(|(operand, value)| b.set_operand(id, operand, value));
+                continue;
+            }
+            let operands: Vec<ValueId> = node.operands.iter().map(|&value| on(value)).collect();
+            let types: Vec<_> = node.results.iter().map(|&value| b.ty(value).clone()).collect();
+            b.at(ir::At::After(id)).stage(stage);
+            let results = b.push_typed(node.op.clone(), &operands, &types)?;
+            for (&old, new) in node.results.iter().zip(results) {
+                copies.insert((old, stage), new);
+            }
+        }
+    }
+    let readers: Vec<NodeId> =
+        b.module().order().iter().copied().filter(|id| !of_weights.contains(id)).collect();
+    for id in readers {
+        let node = b.module().node(id).clone();
+        for (index, &value) in node.operands.iter().enumerate() {
+            if let Some(&copy) = copies.get(&(value, node.stage)) {
+                b.set_operand(id, index, copy);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives each state to the stage that makes its new value, or to the first that reads it.
+fn own_states(module: &mut Module) {
+    let mut first: BTreeMap<StateId, u32> = BTreeMap::new();
+    for (_, node) in module.nodes().filter(|(_, node)| node.stage != EVERY_STAGE) {
+        for &value in &node.operands {
+            if let Definition::State(id) = module.value(value).definition {
+                let stage = first.entry(id).or_insert(node.stage);
+                *stage = node.stage.min(*stage);
+            }
+        }
+    }
+    let ids: Vec<StateId> = module.states.keys().collect();
+    for id in ids {
+        let made = module.states[id].output.map(|value| module.stage_of(value));
+        let made = made.filter(|&stage| stage != EVERY_STAGE);
+        module.states[id].stage = made.or(first.get(&id).copied()).unwrap_or(0);
+    }
+}

@@ -1,0 +1,187 @@
+//! The schedules of a pipeline: which rank owns which chunk, and in which order it runs the chunk's tasks.
+//!
+//! A schedule is a pure function of the numbers of ranks, chunks and microbatches. [`ir::timetable::check`] proves its
+//! timetables. Bubbles and memory in the comments are those of equal stages and free transfers: p ranks, v chunks a rank,
+//! m microbatches; F, B (the whole backward), Bi (gradients of activations) and W (gradients of parameters) are the costs of
+//! a stage, that is of all chunks of a rank, and memory counts the activations of one microbatch in a stage.
+
+mod choice;
+mod dual_pipe_v;
+mod gpipe;
+mod interleaved;
+mod one_f_one_b;
+mod tasks;
+#[cfg(test)]
+mod tests;
+mod zb_h1;
+mod zb_v;
+
+pub use choice::ScheduleChoice;
+
+use ir::timetable::{Task, Timetable};
+
+/// The number of tasks above which a plan is refused, so that a mistyped number cannot fill the memory.
+const MAX_TASKS: u64 = 1 << 24;
+
+/// A schedule of a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Schedule {
+    /// All forward tasks, then all backward tasks.
+    Gpipe,
+    /// One forward and one backward task in turn; as many microbatches alive as stages follow.
+    OneFOneB,
+    /// 1F1B with several chunks a rank, dealt out in turn: a smaller bubble for more transfers.
+    Interleaved,
+    /// 1F1B with weight tasks put off into the bubble, and no more memory.
+    ZbH1,
+    /// Two chunks a rank, placed as a V, with weight tasks in the bubble.
+    ZbV,
+    /// Two chunks a rank, placed as a V, with forward and backward tasks in pairs whose transfers overlap.
+    DualPipeV,
+}
+
+/// A schedule for given numbers of ranks, chunks and microbatches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The pipeline rank of each chunk.
+    pub placement: Vec<u32>,
+    /// Whether the gradients of parameters are tasks of their own.
+    pub splits_backward: bool,
+    /// The tasks of each rank.
+    pub timetable: Timetable,
+}
+
+/// The numbers on which a schedule depends.
+#[derive(Clone, Copy, Debug)]
+struct Pipeline {
+    ranks: u32,
+    chunks_per_rank: u32,
+    microbatches: u32,
+}
+
+impl Schedule {
+    /// Every schedule with its name in text.
+    pub const ALL: [(Self, &'static str); 6] = [
+        (Self::Gpipe, "gpipe"),
+        (Self::OneFOneB, "1f1b"),
+        (Self::Interleaved, "interleaved"),
+        (Self::ZbH1, "zb-h1"),
+        (Self::ZbV, "zb-v"),
+        (Self::DualPipeV, "dualpipev"),
+    ];
+
+    /// The name in text.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    /// Whether the gradients of parameters are tasks of their own.
+    pub fn splits_backward(self) -> bool {
+        matches!(self, Self::ZbH1 | Self::ZbV | Self::DualPipeV)
+    }
+
+    /// The chunks of a rank if the user does not say.
+    pub fn default_chunks(self) -> u32 {
+        match self {
+            Self::Gpipe | Self::OneFOneB | Self::ZbH1 => 1,
+            Self::Interleaved | Self::ZbV | Self::DualPipeV => 2,
+        }
+    }
+
+    /// The pipeline rank of each chunk.
+    pub fn placement(self, ranks: u32, chunks_per_rank: u32) -> Vec<u32> {
+        let round = 0..ranks;
+        match self {
+            Self::ZbV | Self::DualPipeV => round.clone().chain(round.rev()).collect(),
+            _ => (0..chunks_per_rank).flat_map(|_| round.clone()).collect(),
+        }
+    }
+
+    /// The placement and the timetable. An error says which numbers would work.
+    pub fn plan(self, ranks: u32, chunks_per_rank: u32, microbatches: u32) -> Result<Plan, String> {
+        let pipeline = Pipeline { ranks, chunks_per_rank, microbatches };
+        self.check_size(pipeline)?;
+        self.check_chunks(chunks_per_rank)?;
+        self.check_microbatches(pipeline)?;
+        let timetable = Timetable { ranks: (0..ranks).map(|rank| self.tasks(pipeline, rank)).collect() };
+        let placement = self.placement(ranks, chunks_per_rank);
+        Ok(Plan { placement, splits_backward: self.splits_backward(), timetable })
+    }
+
+    /// The tasks of one rank.
+    fn tasks(self, pipeline: Pipeline, rank: u32) -> Vec<Task> {
+        match self {
+            Self::Gpipe => gpipe::tasks(pipeline, rank),
+            Self::OneFOneB => one_f_one_b::tasks(pipeline, rank),
+            Self::Interleaved => interleaved::tasks(pipeline, rank),
+            Self::ZbH1 => zb_h1::tasks(pipeline, rank),
+            Self::ZbV => zb_v::tasks(pipeline, rank),
+            Self::DualPipeV => dual_pipe_v::tasks(pipeline, rank),
+        }
+    }
+
+    /// Refuses empty pipelines, and pipelines whose timetable would be too long.
+    fn check_size(self, pipeline: Pipeline) -> Result<(), String> {
+        let Pipeline { ranks, chunks_per_rank, microbatches } = pipeline;
+        if ranks == 0 || microbatches == 0 {
+            let name = self.name();
+            return Err(format!(
+                "`{name}` needs at least 1 rank and 1 microbatch, not {ranks} and {microbatches}"
+            ));
+        }
+        let phases = if self.splits_backward() { 3 } else { 2 };
+        let chunks = u64::from(ranks) * u64::from(chunks_per_rank).max(1);
+        let most = MAX_TASKS / phases / chunks;
+        // The list of a short step of ZB-V starts as that of a step that fills the pipeline.
+        let least = if self == Self::ZbV { 2 * u64::from(ranks) - 1 } else { 1 };
+        if least.max(u64::from(microbatches)) <= most {
+            return Ok(());
+        }
+        let remedy = match least <= most {
+            true => format!("at most {most} microbatches"),
+            false => "fewer ranks".to_string(),
+        };
+        Err(format!(
+            "{chunks} stages and {microbatches} microbatches make more than {MAX_TASKS} tasks; {remedy} would work"
+        ))
+    }
+
+    /// Refuses a number of chunks a rank that the schedule cannot place.
+    fn check_chunks(self, chunks: u32) -> Result<(), String> {
+        let name = self.name();
+        match self {
+            Self::Interleaved if chunks >= 2 => Ok(()),
+            Self::Interleaved => Err(format!(
+                "`{name}` needs at least 2 chunks per rank, not {chunks}; with 1 chunk per rank, `1f1b` is the same schedule"
+            )),
+            _ if chunks == self.default_chunks() => Ok(()),
+            Self::ZbV | Self::DualPipeV => {
+                Err(format!("`{name}` needs exactly 2 chunks per rank, not {chunks}"))
+            }
+            _ => Err(format!(
+                "`{name}` needs exactly 1 chunk per rank, not {chunks}; `interleaved` takes 2 or more"
+            )),
+        }
+    }
+
+    /// Refuses a number of microbatches that the schedule cannot order.
+    fn check_microbatches(self, pipeline: Pipeline) -> Result<(), String> {
+        let Pipeline { ranks, microbatches, .. } = pipeline;
+        let name = self.name();
+        match self {
+            Self::Interleaved if !microbatches.is_multiple_of(ranks) => {
+                let below = microbatches / ranks * ranks;
+                let above = below + ranks;
+                let work = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
+                Err(format!(
+                    "`{name}` on {ranks} ranks needs a multiple of {ranks} microbatches, not {microbatches}; {work} would work"
+                ))
+            }
+            Self::DualPipeV if microbatches < 2 * ranks => Err(format!(
+                "`{name}` on {ranks} ranks needs at least {} microbatches, not {microbatches}; `zb-v` takes any number",
+                2 * ranks
+            )),
+            _ => Ok(()),
+        }
+    }
+}

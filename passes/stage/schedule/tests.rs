@@ -1,0 +1,299 @@
+//! Every schedule passes the checker, and has the bubble and the memory of its paper.
+
+mod faults;
+
+use super::*;
+use Schedule::{DualPipeV, Gpipe, Interleaved, OneFOneB, ZbH1, ZbV};
+use ir::Phase::{Backward, Forward, Weight};
+use ir::timetable::{Dependency, Part, Timeline, TimetableError, check, check_slots, slots};
+use proptest::prelude::*;
+
+/// The costs of the tasks of a chunk.
+#[derive(Clone, Copy, Debug)]
+struct Costs {
+    forward: u64,
+    /// Gradients of activations.
+    backward: u64,
+    /// Gradients of parameters.
+    weight: u64,
+}
+
+/// Costs with `weight` ≤ `backward`, for which the bubbles of the papers hold.
+const COSTS: [Costs; 4] = [
+    Costs { forward: 1, backward: 1, weight: 1 },
+    Costs { forward: 3, backward: 4, weight: 2 },
+    Costs { forward: 2, backward: 4, weight: 3 },
+    Costs { forward: 7, backward: 3, weight: 3 },
+];
+
+impl Plan {
+    fn dependencies(&self) -> Vec<Dependency> {
+        Dependency::chain(self.placement.len() as u32, self.splits_backward)
+    }
+
+    fn check(&self, microbatches: u32) -> Result<(), TimetableError> {
+        check(&self.timetable, &self.placement, microbatches, &self.dependencies())
+    }
+
+    fn timeline(&self, microbatches: u32, costs: Costs) -> Timeline<u64> {
+        let with_backward = if self.splits_backward { 0 } else { costs.weight };
+        let cost = |part: Part| match part.phase {
+            Forward => costs.forward,
+            Backward => costs.backward + with_backward,
+            _ => costs.weight,
+        };
+        let dependencies = self.dependencies();
+        Timeline::new(&self.timetable, &self.placement, microbatches, &dependencies, cost, |_| 0)
+            .expect("a valid timetable")
+    }
+
+    /// The number of slots on each rank, from forward to the last phase that reads activations.
+    fn slots(&self) -> Vec<u32> {
+        let last = if self.splits_backward { Weight } else { Backward };
+        self.timetable.ranks.iter().map(|tasks| slots(tasks, Forward, last).count).collect()
+    }
+}
+
+/// The plan of numbers that the schedule takes.
+fn plan(schedule: Schedule, ranks: u32, chunks: u32, microbatches: u32) -> Plan {
+    schedule.plan(ranks, chunks, microbatches).expect("numbers that the schedule takes")
+}
+
+/// The numbers of ranks from 2 to 16 and of microbatches from `least(ranks)` to 64.
+fn sizes(least: impl Fn(u32) -> u32) -> impl Iterator<Item = (u32, u32)> {
+    (2..=16).flat_map(move |ranks| (least(ranks)..=64).map(move |microbatches| (ranks, microbatches)))
+}
+
+/// Asserts that each rank idles for `bubble(p - 1, costs)` of the step.
+fn assert_bubble(
+    schedule: Schedule,
+    chunks: u32,
+    (ranks, microbatches): (u32, u32),
+    bubble: fn(u64, Costs) -> u64,
+) -> Plan {
+    let plan = plan(schedule, ranks, chunks, microbatches);
+    for costs in COSTS {
+        let timeline = plan.timeline(microbatches, costs);
+        for rank in 0..ranks as usize {
+            let expected = bubble(u64::from(ranks - 1), costs);
+            assert_eq!(timeline.idle(rank), expected, "{schedule:?} {ranks} {microbatches} {costs:?}");
+        }
+    }
+    plan
+}
+
+/// (p − 1)(F + B), where B is the whole backward.
+fn one_f_one_b_bubble(others: u64, costs: Costs) -> u64 {
+    others * (costs.forward + costs.backward + costs.weight)
+}
+
+#[test]
+fn every_schedule_passes_the_checker() {
+    let mut count = 0;
+    for (schedule, _) in Schedule::ALL {
+        for (ranks, microbatches) in (1..=16).flat_map(|ranks| (1..=64).map(move |m| (ranks, m))) {
+            for chunks in 1..=4 {
+                let Ok(plan) = schedule.plan(ranks, chunks, microbatches) else { continue };
+                let found = plan.check(microbatches);
+                assert_eq!(found, Ok(()), "{schedule:?} {ranks} {chunks} {microbatches}");
+                assert_eq!(plan.timetable.splits_backward(), plan.splits_backward);
+                count += 1;
+            }
+        }
+    }
+    // 1024 of each of GPipe, 1F1B, ZB-H1 and ZB-V; the sums of ⌊64/p⌋ · 3 and of 65 − 2p.
+    assert_eq!(count, 4 * 1024 + 3 * 211 + 768);
+}
+
+#[test]
+fn gpipe_has_the_bubble_and_the_memory_of_its_paper() {
+    for size in sizes(|ranks| ranks) {
+        let plan = assert_bubble(Gpipe, 1, size, one_f_one_b_bubble);
+        assert!(plan.slots().iter().all(|&slots| slots == size.1));
+    }
+}
+
+#[test]
+fn one_f_one_b_has_the_bubble_and_the_memory_of_its_paper() {
+    for size in sizes(|ranks| ranks) {
+        let plan = assert_bubble(OneFOneB, 1, size, one_f_one_b_bubble);
+        let expected: Vec<u32> = (1..=size.0).rev().collect();
+        assert_eq!(plan.slots(), expected);
+    }
+}
+
+/// The bubble of a stage is divided by v, so that of a chunk's costs is (p − 1)(F + B). Memory is p(1 + (p − 1)/(pv)) stages,
+/// which is pv + p − 1 chunks, where there are as many.
+#[test]
+fn interleaved_has_the_bubble_and_the_memory_of_its_paper() {
+    for chunks in 2..=4 {
+        for size in sizes(|ranks| ranks).filter(|(ranks, microbatches)| microbatches % ranks == 0) {
+            let plan = assert_bubble(Interleaved, chunks, size, one_f_one_b_bubble);
+            let (ranks, microbatches) = size;
+            let expected = (ranks * chunks + ranks - 1).min(microbatches * chunks);
+            assert_eq!(plan.slots().into_iter().max(), Some(expected));
+        }
+    }
+}
+
+#[test]
+fn the_first_of_16_ranks_with_3_chunks_needs_63_slots_from_one_pool() {
+    let plan = plan(Interleaved, 16, 3, 64);
+    let tasks = &plan.timetable.ranks[0];
+    assert_eq!(slots(tasks, Forward, Backward).count, 63);
+    let pool = |chunk| {
+        let own: Vec<Task> = tasks.iter().filter(|task| task.part.chunk == chunk).copied().collect();
+        slots(&own, Forward, Backward).count
+    };
+    assert_eq!([0, 16, 32].map(pool).iter().sum::<u32>(), 79);
+}
+
+/// Zero Bubble, section 2.3: (p − 1)(F + Bi − W), and the memory of 1F1B's first rank on every rank. This holds for W ≤ F.
+///
+/// With F < W ≤ Bi the bubble is (p − 1)Bi, and no schedule with this memory has less: the first gradient comes back to the
+/// first rank at pF + (p − 1)Bi at the earliest, and until then that rank may run no more than p forward tasks.
+#[test]
+fn zb_h1_has_the_bubble_and_the_memory_of_its_paper() {
+    for size in sizes(|ranks| ranks) {
+        let bubble = |others, costs: Costs| {
+            others * (costs.forward + costs.backward - costs.weight.min(costs.forward))
+        };
+        let plan = assert_bubble(ZbH1, 1, size, bubble);
+        assert_eq!(plan.slots(), vec![size.0; size.0 as usize]);
+    }
+}
+
+/// Zero Bubble, section 6, measures the bubble between the first and the last task of a rank, and has none with F = Bi = W.
+/// Of the whole step, a rank loses the p − 1 forward tasks that the pipeline takes to fill. Memory is p stages: 2p chunks.
+#[test]
+fn zb_v_has_no_bubble_and_the_memory_of_1f1b() {
+    for (ranks, microbatches) in sizes(|ranks| 2 * ranks - 1) {
+        let plan = plan(ZbV, ranks, 2, microbatches);
+        let timeline = plan.timeline(microbatches, COSTS[0]);
+        for rank in 0..ranks as usize {
+            assert_eq!((timeline.stalled(rank), timeline.idle(rank)), (0, u64::from(ranks - 1)));
+        }
+        assert_eq!(plan.slots(), vec![2 * ranks; ranks as usize]);
+    }
+}
+
+/// DualPipe's README gives (p − 1)(F&B + B − 3W), where F&B is the time of a forward and a whole backward that run together;
+/// one after the other they take F + Bi + W. It lets gradients leave a rank when W is done. Here they leave when Bi is done,
+/// which with F = Bi takes (p − 1)(F + Bi − W). Memory is 2p + 1 chunks, as there.
+#[test]
+fn dual_pipe_v_has_at_most_the_bubble_of_its_source_and_the_same_memory() {
+    for (ranks, microbatches) in sizes(|ranks| 2 * ranks) {
+        let plan = plan(DualPipeV, ranks, 2, microbatches);
+        for weight in 1..=4 {
+            let [forward, backward] = [4; 2];
+            let idle = plan.timeline(microbatches, Costs { forward, backward, weight }).idle(0);
+            let others = u64::from(ranks - 1);
+            assert_eq!(idle, others * (forward + backward - weight));
+            let pair = forward + backward + weight;
+            assert!(idle <= others * (pair + (backward + weight) - 3 * weight));
+        }
+        assert_eq!(plan.slots(), vec![2 * ranks + 1; ranks as usize]);
+    }
+}
+
+#[test]
+fn one_rank_has_no_bubble() {
+    for (schedule, _) in Schedule::ALL {
+        let plan = plan(schedule, 1, schedule.default_chunks(), 5);
+        assert!(COSTS.iter().all(|&costs| plan.timeline(5, costs).idle(0) == 0));
+    }
+}
+
+#[test]
+fn a_small_timetable_of_each_schedule_reads_as_in_its_paper() {
+    let text = |schedule: Schedule, microbatches| {
+        plan(schedule, 2, schedule.default_chunks(), microbatches).timetable.to_string()
+    };
+    assert_eq!(text(Gpipe, 2), "rank 0: F0.0 F0.1 B0.0 B0.1\nrank 1: F1.0 F1.1 B1.0 B1.1\n");
+    assert_eq!(text(OneFOneB, 2), "rank 0: F0.0 F0.1 B0.0 B0.1\nrank 1: F1.0 B1.0 F1.1 B1.1\n");
+    let interleaved = "rank 0: F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 F0.3 B2.1 F2.2 B0.0 F2.3 B0.1 B2.2 B2.3 B0.2 B0.3\n\
+                       rank 1: F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 F1.2 B1.0 F1.3 B1.1 F3.2 B3.2 F3.3 B3.3 B1.2 B1.3\n";
+    assert_eq!(text(Interleaved, 4), interleaved);
+    let zb_h1 = "rank 0: F0.0 F0.1 B0.0 W0.0 F0.2 B0.1 W0.1 B0.2 W0.2\n\
+                 rank 1: F1.0 B1.0 F1.1 B1.1 W1.0 F1.2 B1.2 W1.1 W1.2\n";
+    assert_eq!(text(ZbH1, 3), zb_h1);
+    let zb_v = "rank 0: F0.0 F0.1 F0.2 F3.0 B3.0 W3.0 F3.1 B3.1 W3.1 B0.0 W0.0 F3.2 B3.2 W3.2 B0.1 W0.1 B0.2 W0.2\n\
+                rank 1: F1.0 F2.0 F1.1 F2.1 B2.0 W2.0 F1.2 B1.0 W1.0 F2.2 B2.1 W2.1 B1.1 B2.2 B1.2 W1.1 W2.2 W1.2\n";
+    assert_eq!(text(ZbV, 3), zb_v);
+    let dual_pipe_v = "rank 0: F0.0 F0.1 F0.2 F3.0 B3.0 W3.0 F3.1 F0.3 B3.1 W3.1 F3.2 B0.0 W0.0 B3.2 W3.2 F3.3 B0.1 W0.1 B3.3 W3.3 B0.2 W0.2 B0.3 W0.3\n\
+                       rank 1: F1.0 F2.0 F1.1 F2.1 F1.2 B2.0 W2.0 F2.2 B1.0 W1.0 F1.3 B2.1 W2.1 F2.3 B1.1 W1.1 B2.2 W2.2 B1.2 W1.2 B2.3 B1.3 W2.3 W1.3\n";
+    assert_eq!(text(DualPipeV, 4), dual_pipe_v);
+}
+
+#[test]
+fn numbers_that_a_schedule_cannot_take_are_errors_that_say_which_would_work() {
+    let fault = |schedule: Schedule, ranks, chunks, microbatches| {
+        schedule.plan(ranks, chunks, microbatches).expect_err("a fault")
+    };
+    let expected = "`interleaved` on 4 ranks needs a multiple of 4 microbatches, not 6; 4 or 8 would work";
+    assert_eq!(fault(Interleaved, 4, 2, 6), expected);
+    let expected = "`interleaved` on 4 ranks needs a multiple of 4 microbatches, not 3; 4 would work";
+    assert_eq!(fault(Interleaved, 4, 2, 3), expected);
+    let expected = "`dualpipev` on 4 ranks needs at least 8 microbatches, not 7; `zb-v` takes any number";
+    assert_eq!(fault(DualPipeV, 4, 2, 7), expected);
+    let expected = "`1f1b` needs exactly 1 chunk per rank, not 2; `interleaved` takes 2 or more";
+    assert_eq!(fault(OneFOneB, 4, 2, 8), expected);
+    let expected = "`gpipe` needs at least 1 rank and 1 microbatch, not 0 and 8";
+    assert_eq!(fault(Gpipe, 0, 1, 8), expected);
+    let expected = "16 stages and 1000000 microbatches make more than 16777216 tasks; at most 524288 microbatches would work";
+    assert_eq!(fault(Gpipe, 16, 1, 1_000_000), expected);
+    let expected = "20000 stages and 1 microbatches make more than 16777216 tasks; fewer ranks would work";
+    assert_eq!(fault(ZbV, 10_000, 2, 1), expected);
+    for (schedule, _) in Schedule::ALL {
+        assert!(schedule.plan(u32::MAX, u32::MAX, u32::MAX).is_err());
+        assert!(schedule.plan(u32::MAX, 1, 1).is_err());
+        assert!(schedule.plan(2, 0, 1).is_err());
+    }
+}
+
+#[test]
+fn a_choice_prints_and_parses() {
+    for (schedule, name) in Schedule::ALL {
+        let choice: ScheduleChoice = name.parse().expect("a name");
+        assert_eq!(choice, ScheduleChoice { schedule, chunks: None });
+        assert_eq!(choice.to_string(), name);
+        assert_eq!(schedule.name(), name);
+        assert!(schedule.plan(4, choice.chunks_per_rank(), 8).is_ok());
+    }
+    for text in ["interleaved:chunks=4", "zb-v:chunks=2", "gpipe:chunks=1"] {
+        assert_eq!(text.parse().map(|choice: ScheduleChoice| choice.to_string()), Ok(text.to_string()));
+    }
+    let fault = |text: &str| text.parse::<ScheduleChoice>().expect_err("a fault");
+    let names = "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev";
+    assert_eq!(fault("pipedream"), format!("`pipedream` is not a schedule; the schedules are {names}"));
+    assert_eq!(fault("zb-v:chunks=3"), "`zb-v` needs exactly 2 chunks per rank, not 3");
+    let expected = "`interleaved` needs at least 2 chunks per rank, not 1; with 1 chunk per rank, `1f1b` is the same schedule";
+    assert_eq!(fault("interleaved:chunks=1"), expected);
+    assert_eq!(fault("1f1b:v=2"), "`v=2` is not an option of a schedule; `chunks=2` would be");
+    assert_eq!(fault("1f1b:"), "`` is not an option of a schedule; `chunks=2` would be");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_plan_is_valid_and_deterministic_and_prints(
+        (schedule, _) in prop::sample::select(Schedule::ALL.to_vec()),
+        ranks in 1..=16u32, chunks in 2..=4u32, microbatches in 1..=64u32, costs in [1..9u64, 1..9, 1..9],
+    ) {
+        let chunks = if schedule == Interleaved { chunks } else { schedule.default_chunks() };
+        let least = microbatches.next_multiple_of(2 * ranks);
+        let microbatches = if schedule.plan(ranks, chunks, microbatches).is_ok() { microbatches } else { least };
+        let plan = plan(schedule, ranks, chunks, microbatches);
+        prop_assert_eq!(plan.check(microbatches), Ok(()));
+        prop_assert_eq!(plan.timetable.to_string().parse(), Ok(plan.timetable.clone()));
+        let [forward, backward, weight] = costs;
+        let costs = Costs { forward, backward, weight };
+        prop_assert_eq!(plan.timeline(microbatches, costs), plan.timeline(microbatches, costs));
+        for tasks in &plan.timetable.ranks {
+            for (from, to) in [(Forward, Backward), (Forward, Weight), (Backward, Weight)] {
+                prop_assert_eq!(check_slots(tasks, from, to, &slots(tasks, from, to)), Ok(()));
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The stages of what passes add to a program with stages, and the transfers between stages.
+//!
+//! Forward and backward nodes keep the stage that their pass gave them. Constants, and small values that depend on inputs and
+//! counters alone, are on every stage. Other scalars are computed on the last stage that makes one of their operands: so a norm is
+//! summed up stage by stage, in the order of the parameters. Where a node reads a value of another stage, a transfer is added, one
+//! for each value and stage. What the step reports travels to all pipeline ranks.
+
+use ir::ops::transfer::Transfer;
+use ir::{
+    At, Builder, Changed, Definition, EVERY_STAGE, Module, Node, NodeId, Op, Operator, Phase, Role, StateId,
+    StepOutput, TypeError, ValueId,
+};
+use std::collections::BTreeMap;
+
+/// Gives every node of a program with stages its stage, and adds the transfers.
+pub(crate) fn settle(module: &mut Module, by: &str) -> Result<Changed, TypeError> {
+    if module.pipeline.is_none() {
+        return Ok(Changed::No);
+    }
+    let stages = Stages::of(module);
+    let mut b = Builder::new(module, by);
+    stages.nodes.iter().for_each(|(&id, &stage)| b.set_stage(id, stage));
+    stages.states.iter().for_each(|(&id, &stage)| b.tables().states[id].stage = stage);
+    let mut transfers = Transfers::of(b);
+    for id in transfers.b.module().order().to_vec() {
+        transfers.node(id)?;
+    }
+    transfers.states()?;
+    transfers.reports()?;
+    Ok(transfers.b.finish())
+}
+
+/// The most operations for an element of the result, of a node that every stage computes for itself.
+const FEW: u64 = 8;
+
+/// Whether every stage can compute a node for itself: it is cheap, or a scalar that no microbatch computes.
+pub(super) fn is_cheap(module: &Module, node: &Node) -> bool {
+    let signature = module.signature(node);
+    let elements = signature.results.iter().map(|ty| ty.numel().unwrap_or(1)).max().unwrap_or(0);
+    let reduces = signature.operands.iter().any(|ty| ty.numel().unwrap_or(1) > FEW * elements.max(1));
+    node.op.cost(&signature).flops <= FEW * elements && !reduces || !node.phase.is_microbatch()
+}
+
+/// The stages of nodes and states.
+struct Stages {
+    nodes: BTreeMap<NodeId, u32>,
+    states: BTreeMap<StateId, u32>,
+}
+
+impl Stages {
+    /// Follows the program from its states. A counter is on every stage if every stage can compute its new value.
+    fn of(module: &Module) -> Self {
+        let counts = |role: Role| matches!(role, Role::Counter | Role::Rng);
+        let first = |state: &ir::State| if counts(state.role) { EVERY_STAGE } else { state.stage };
+        let mut states: BTreeMap<StateId, u32> =
+            module.states.iter().map(|(id, state)| (id, first(state))).collect();
+        loop {
+            let nodes = nodes(module, &states);
+            let mut changed = false;
+            for (id, state) in module.states.iter().filter(|(_, state)| is_small(module, state.input)) {
+                let Some(Definition::Node(maker, _)) =
+                    state.output.map(|value| module.value(value).definition)
+                else {
+                    continue;
+                };
+                let follows = counts(state.role) || state.role == Role::Scaler;
+                if follows && states[&id] != nodes[&maker] && nodes[&maker] != EVERY_STAGE {
+                    changed |= states.insert(id, nodes[&maker]) != Some(nodes[&maker]);
+                }
+            }
+            if !changed {
+                return Self { nodes, states };
+            }
+        }
+    }
+}
+
+fn is_small(module: &Module, value: ValueId) -> bool {
+    module.ty(value).ndim() == 0
+}
+
+/// The stage of each node, given those of the states.
+fn nodes(module: &Module, states: &BTreeMap<StateId, u32>) -> BTreeMap<NodeId, u32> {
+    let mut nodes = BTreeMap::new();
+    for (id, node) in module.nodes() {
+        let of = |&value: &ValueId| match module.value(value).definition {
+            Definition::Input(_) => EVERY_STAGE,
+            Definition::State(state) => states[&state],
+            Definition::Node(maker, _) => nodes[&maker],
+        };
+        let last = node.operands.iter().map(of).filter(|&stage| stage != EVERY_STAGE).max();
+        let is_scalar = node.results.iter().all(|&value| is_small(module, value));
+        let stage = match (&node.op, last) {
+            (Op::Transfer(_), _) => node.stage,
+            (_, None) if is_cheap(module, node) => EVERY_STAGE,
+            (Op::Adam(_) | Op::Sgd(_) | Op::Adagrad(_), _) => node.stage,
+            (_, Some(last)) if is_scalar || node.stage == EVERY_STAGE => last,
+            _ => node.stage,
+        };
+        nodes.insert(id, stage);
+    }
+    nodes
+}
+
+/// Transfers, each made once.
+struct Transfers<'m> {
+    b: Builder<'m>,
+    /// The value on another stage.
+    made: BTreeMap<(ValueId, u32), ValueId>,
+}
+
+impl<'m> Transfers<'m> {
+    fn of(b: Builder<'m>) -> Self {
+        let module = b.module();
+        let known = module.nodes().filter(|(_, node)| matches!(node.op, Op::Transfer(_)));
+        let made = known.map(|(_, node)| ((node.operands[0], node.stage), node.results[0])).collect();
+        Self { b, made }
+    }
+
+    fn node(&mut self, id: NodeId) -> Result<(), TypeError> {
+        let node = self.b.module().node(id).clone();
+        if matches!(node.op, Op::Transfer(_)) {
+            return Ok(());
+        }
+        for (index, &operand) in node.operands.iter().enumerate() {
+            let value = self.on(operand, node.stage)?;
+            if value != operand {
+                self.b.set_operand(id, index, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// The value on a stage.
+    fn on(&mut self, value: ValueId, stage: u32) -> Result<ValueId, TypeError> {
+        let from = self.b.module().stage_of(value);
+        if from == EVERY_STAGE || from == stage {
+            return Ok(value);
+        }
+        if let Some(&known) = self.made.get(&(value, stage)) {
+            return Ok(known);
+        }
+        let b = &mut self.b;
+        match b.module().value(value).definition {
+            Definition::Node(maker, _) => b.at(At::After(maker)),
+            Definition::State(state) => {
+                let phase = if is_of_microbatch(b.module(), state) { Phase::Forward } else { Phase::Prepare };
+                b.at(At::Start(phase)).origin("")
+            }
+            Definition::Input(_) => b.at(At::Start(Phase::Forward)).origin(""),
+        };
+        let there = b.stage(stage).copy(0).one(Transfer, &[value])?;
+        self.made.insert((value, stage), there);
+        Ok(there)
+    }
+
+    /// New values of states, on the stages of the states.
+    fn states(&mut self) -> Result<(), TypeError> {
+        let states: Vec<StateId> = self.b.module().states.keys().collect();
+        for id in states {
+            let (output, stage) = (self.b.module().states[id].output, self.b.module().states[id].stage);
+            let Some(output) = output.filter(|_| stage != EVERY_STAGE) else { continue };
+            let there = self.on(output, stage)?;
+            self.b.tables().states[id].output = Some(there);
+        }
+        Ok(())
+    }
+
+    /// Sends the numbers that a step reports to the first stage of each pipeline rank that has no stage which knows them.
+    fn reports(&mut self) -> Result<(), TypeError> {
+        let module = self.b.module();
+        let Some(pipeline) = module.pipeline.clone() else { return Ok(()) };
+        let is_report = |output: &&ir::Output| {
+            module.phase_of(output.value) == Phase::Update && StepOutput::gradient_of(&output.name).is_none()
+        };
+        let reports: Vec<ValueId> =
+            module.outputs.iter().filter(is_report).map(|output| output.value).collect();
+        for value in reports {
+            let from = self.b.module().stage_of(value);
+            for rank in (0..pipeline.ranks()).filter(|_| from != EVERY_STAGE) {
+                let has = |stage: u32| stage == from || self.made.contains_key(&(value, stage));
+                if !pipeline.stages_of(rank).any(has)
+                    && let Some(first) = pipeline.stages_of(rank).next()
+                {
+                    self.on(value, first)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether every microbatch gives a state a new value.
+fn is_of_microbatch(module: &Module, state: StateId) -> bool {
+    module.states[state].output.is_some_and(|output| module.phase_of(output).is_microbatch())
+}

@@ -1,0 +1,67 @@
+//! The ranks of one stage of a pipeline as a world of their own.
+
+use super::{CommError, Communicator, Exchanged};
+use ir::PartialKind;
+use std::sync::Arc;
+
+/// A rank among those of its stage: they count from 0 in collectives. Messages go to ranks of all stages.
+pub struct OfStage {
+    inner: Arc<dyn Communicator>,
+    /// The first rank of the stage, among all.
+    first: u64,
+}
+
+impl OfStage {
+    /// A rank of the stage that begins with the rank `first`.
+    pub fn new(inner: Arc<dyn Communicator>, first: u64) -> Self {
+        Self { inner, first }
+    }
+
+    fn among_all(&self, group: &[u64]) -> Vec<u64> {
+        group.iter().map(|rank| rank + self.first).collect()
+    }
+}
+
+impl Communicator for OfStage {
+    fn rank(&self) -> u64 {
+        self.inner.rank() - self.first
+    }
+
+    fn comes_from(&self, origin: &Arc<str>) {
+        self.inner.comes_from(origin);
+    }
+
+    fn all_reduce(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        self.inner.all_reduce(&self.among_all(group), kind, tensors)
+    }
+
+    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        self.inner.all_gather(&self.among_all(group), tensors)
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        self.inner.reduce_scatter(&self.among_all(group), kind, tensors)
+    }
+
+    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        self.inner.all_to_all(&self.among_all(group), tensors)
+    }
+
+    fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
+        self.inner.send(to, channel, bytes)
+    }
+
+    fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
+        self.inner.receive(from, channel, bytes)
+    }
+}

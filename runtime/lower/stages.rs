@@ -1,0 +1,334 @@
+//! Pipelines: the parts of a rank's microbatches, the messages between ranks, and the memory that outlives a part.
+//!
+//! Each part is drafted as a run of instructions of the section `microbatch`. A buffer that is made in one part and read in another
+//! lies in a block, and each microbatch that is between these parts has such a block in a slot. Blocks from one phase to another
+//! draw from one pool, whatever their stage, and a slot has the bytes of the largest. Nothing is planned anew for a microbatch.
+
+use super::draft::{BufferId, Draft, Drafts, Located};
+use super::place::root;
+use crate::layout::Layout;
+use crate::program::{Block, BlockId, Kernel, Message, RankPipeline, Turn};
+use cranelift_entity::EntitySet;
+use ir::analysis::memory_plan::aligned;
+use ir::analysis::{Lifetime, live_nodes};
+use ir::timetable::{Part, Task};
+use ir::{Definition, Diagnostic, EVERY_STAGE, Module, Node, NodeId, Phase, Pipeline};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// The pipeline rank that a program is for, with its table of stages.
+#[derive(Clone, Debug)]
+pub(super) struct RankStages<'m> {
+    pipeline: &'m Pipeline,
+    rank: u32,
+    /// The turn of each task of the rank.
+    turns: BTreeMap<Task, usize>,
+}
+
+impl<'m> RankStages<'m> {
+    pub(super) fn new(pipeline: &'m Pipeline, rank: u32) -> Self {
+        let tasks = pipeline.timetable.ranks.get(rank as usize).into_iter().flatten();
+        let turns = tasks.enumerate().map(|(turn, &task)| (task, turn)).collect();
+        Self { pipeline, rank, turns }
+    }
+
+    /// The turn of a part and a microbatch.
+    fn turn(&self, part: Part, microbatch: u32) -> Option<usize> {
+        self.turns.get(&part.task(microbatch)).copied()
+    }
+
+    /// Whether one part runs before another in every microbatch.
+    fn always_before(&self, one: Part, other: Part) -> bool {
+        let turns = |microbatch| self.turn(one, microbatch).zip(self.turn(other, microbatch));
+        (0..self.pipeline.microbatches)
+            .all(|microbatch| turns(microbatch).is_some_and(|(one, other)| one < other))
+    }
+
+    fn rank_of(&self, stage: u32) -> u32 {
+        self.pipeline.placement.get(stage as usize).copied().unwrap_or(self.rank)
+    }
+
+    /// The message of a transfer, or `None` if the transfer is a copy on this rank.
+    fn message(&self, module: &Module, id: NodeId) -> Option<Message> {
+        let (from, to) = module.transfers(id)?;
+        let own = |stage| if stage == EVERY_STAGE { self.rank } else { self.rank_of(stage) };
+        let (from, to) = (own(from), own(to));
+        (from != to).then(|| Message { from, to, channel: id.as_u32() })
+    }
+
+    /// The part of a microbatch that runs a node; `None` of a node that runs once a step.
+    pub(super) fn part(&self, module: &Module, id: NodeId) -> Option<Part> {
+        let node = module.node(id);
+        let is_sent = self.message(module, id).is_some_and(|message| message.from == self.rank);
+        let stage = match module.transfers(id) {
+            Some((from, _)) if is_sent => from,
+            _ => node.stage,
+        };
+        node.phase.is_microbatch().then_some(Part { phase: node.phase, chunk: stage })
+    }
+
+    /// The parts of a microbatch in which the rank has nodes or tasks, in the order of the nodes.
+    pub(super) fn parts(&self, module: &Module) -> Vec<Part> {
+        let mut parts: Vec<Part> = self.tasks().iter().map(|task| task.part).collect();
+        parts.extend(module.order().iter().filter_map(|&id| self.part(module, id)));
+        let place = |part: &Part| match part.phase {
+            Phase::Forward => (part.phase, i64::from(part.chunk)),
+            _ => (part.phase, -i64::from(part.chunk)),
+        };
+        parts.sort_by_key(place);
+        parts.dedup();
+        parts
+    }
+
+    /// Whether the rank has the states of a stage.
+    pub(super) fn has(&self, stage: u32) -> bool {
+        stage == EVERY_STAGE || self.rank_of(stage) == self.rank
+    }
+
+    fn tasks(&self) -> &[Task] {
+        self.pipeline.timetable.ranks.get(self.rank as usize).map_or(&[], |tasks| tasks)
+    }
+}
+
+/// The nodes of a pipeline rank on which an output, a state or another rank depends.
+pub(super) fn live(module: &Module, stages: &RankStages) -> EntitySet<NodeId> {
+    let mut live = live_nodes(module);
+    for &id in module.order().iter().rev() {
+        let sends = stages.message(module, id).is_some_and(|message| message.from == stages.rank);
+        if sends {
+            live.insert(id);
+        }
+        if live.contains(id) {
+            for &operand in &module.node(id).operands {
+                if let Definition::Node(maker, _) = module.value(operand).definition {
+                    live.insert(maker);
+                }
+            }
+        }
+    }
+    live
+}
+
+impl Drafts<'_> {
+    /// A transfer: a message to another rank, a message from one, or a copy.
+    pub(super) fn transfer(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
+        let Some(stages) = &self.stages else {
+            return Err(Diagnostic::new("a transfer has no stages to go between").at(node.origin.to_string()));
+        };
+        let (message, rank) = (stages.message(self.module, id), stages.rank);
+        let section = self.section(id);
+        let dense = |located: &Located| {
+            located.layout == Layout::dense(&located.layout.sizes) && located.by_rank.is_empty()
+        };
+        let (mut operands, mut results) = (vec![], vec![]);
+        if message.is_none_or(|message| message.from == rank) {
+            let located = self.locate(node.operands[0])?;
+            let is_dense = dense(&located);
+            operands.push(if is_dense {
+                located
+            } else {
+                self.copy(located, section, id, node.origin.clone())
+            });
+        }
+        if message.is_none_or(|message| message.to == rank) {
+            let sizes = self.sizes(node.results[0]);
+            let located = self.allocate(self.module.ty(node.results[0]).dtype, Layout::dense(&sizes));
+            self.located[node.results[0]] = Some(located.clone());
+            results.push(located);
+        }
+        self.instructions.push(Draft {
+            section,
+            of_microbatch: false,
+            part: None,
+            kernel: message.map_or(Kernel::Copy, Kernel::Message),
+            operands,
+            results,
+            accumulates: false,
+            parts: None,
+            node: id,
+            origin: node.origin.clone(),
+        });
+        if self.located[node.results[0]].is_some() {
+            self.sum_up(node.results[0], section);
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a rank's microbatches: the positions of their instructions, and the buffers that they touch.
+pub(super) struct PartAccesses<'m> {
+    /// The positions of each part.
+    positions: Vec<(Part, Range<u32>)>,
+    /// The parts that touch each buffer.
+    of: Vec<BTreeSet<Part>>,
+    stages: Option<RankStages<'m>>,
+}
+
+impl<'m> PartAccesses<'m> {
+    /// The parts of drafted instructions, whose positions `position` gives by their index.
+    pub(super) fn of(
+        drafts: &Drafts<'m>,
+        scratch: &[Option<Located>],
+        position: impl Fn(usize) -> u32,
+    ) -> Self {
+        let mut positions: Vec<(Part, Range<u32>)> = vec![];
+        let mut of = vec![BTreeSet::new(); if drafts.stages.is_some() { drafts.buffers.len() } else { 0 }];
+        for ((index, draft), scratch) in drafts.instructions.iter().enumerate().zip(scratch) {
+            let (Some(part), at) = (draft.part, position(index)) else { continue };
+            match positions.last_mut().filter(|(last, _)| *last == part) {
+                Some((_, range)) => range.end = at + 1,
+                None => positions.push((part, at..at + 1)),
+            }
+            for located in draft.operands.iter().chain(&draft.results).chain(scratch) {
+                of[root(&drafts.buffers, located.buffer)].insert(part);
+            }
+        }
+        let fed =
+            drafts.module.inputs.iter().map(|input| (input.value, drafts.located[input.value].as_ref()));
+        let outputs = drafts.module.outputs.iter().zip(&drafts.outputs);
+        let reported = outputs.map(|(output, located)| (output.value, located.as_ref()));
+        for (value, located) in fed.chain(reported) {
+            if let (Some(part), Some(located)) = (drafts.part_of(value), located) {
+                of[root(&drafts.buffers, located.buffer)].insert(part);
+            }
+        }
+        Self { positions, of, stages: drafts.stages.clone() }
+    }
+
+    /// The part at a position of a microbatch.
+    fn at(&self, position: u32) -> Option<Part> {
+        self.positions.iter().find(|(_, range)| range.contains(&position)).map(|(part, _)| *part)
+    }
+
+    /// The positions of a part.
+    pub(super) fn range(&self, part: Part) -> Option<Range<u32>> {
+        self.positions.iter().find(|(own, _)| *own == part).map(|(_, range)| range.clone())
+    }
+
+    /// Whether a result may take the place of an operand that, in the order of the instructions, dies at the position where the result
+    /// is made. Every other part that touches the operand must have run by then, in the order of the timetable. And the memory must not
+    /// be alive in more parts than one of the two.
+    pub(super) fn may_join(&self, operand: BufferId, result: BufferId, position: u32) -> bool {
+        let (Some(stages), Some(here)) = (&self.stages, self.at(position)) else { return true };
+        let (old, new) = (&self.of[operand], &self.of[result]);
+        let is_done = |part: &Part| *part == here || stages.always_before(*part, here);
+        old.iter().all(is_done) && (new.is_subset(old) || old.is_subset(new))
+    }
+
+    /// Lets a result take the place of an operand.
+    pub(super) fn join(&mut self, operand: BufferId, result: BufferId) {
+        if self.stages.is_some() {
+            let of_result = std::mem::take(&mut self.of[result]);
+            self.of[operand].extend(of_result);
+        }
+    }
+
+    /// The parts that touch a buffer of a microbatch, if there are several.
+    pub(super) fn between(&self, buffer: BufferId, lifetime: Lifetime) -> Option<&BTreeSet<Part>> {
+        let parts = self.of.get(buffer)?;
+        let is_of_microbatch = self.at(lifetime.first).is_some() && self.at(lifetime.last).is_some();
+        (is_of_microbatch && parts.len() > 1).then_some(parts)
+    }
+}
+
+/// The blocks of a rank while buffers are put into them.
+#[derive(Default)]
+pub(super) struct Blocks(Vec<Block>);
+
+impl Blocks {
+    /// A place for a buffer that these parts touch.
+    pub(super) fn add(&mut self, parts: &BTreeSet<Part>, bytes: u64) -> (BlockId, u64) {
+        let known = self.0.iter().position(|block| block.parts.iter().eq(parts));
+        let index = known.unwrap_or_else(|| {
+            self.0.push(Block { parts: parts.iter().copied().collect(), bytes: 0 });
+            self.0.len() - 1
+        });
+        let block = &mut self.0[index];
+        let at = block.bytes;
+        block.bytes += aligned(bytes);
+        (index as BlockId, at)
+    }
+
+    /// The slots of all blocks behind the address `start`, and the bytes that they take.
+    pub(super) fn slots(&self, stages: &RankStages, start: u64) -> (Slots, u64) {
+        let mut pools: BTreeMap<(Phase, Phase), Vec<BlockId>> = BTreeMap::new();
+        for (id, block) in (0..).zip(&self.0) {
+            let phases = block.parts.iter().map(|part| part.phase);
+            let pool = (phases.clone().min(), phases.max());
+            if let (Some(first), Some(last)) = pool {
+                pools.entry((first, last)).or_default().push(id);
+            }
+        }
+        let (mut slots, mut end) = (Slots::default(), start);
+        for ids in pools.values() {
+            let size = ids.iter().map(|&id| self.0[id as usize].bytes).max().unwrap_or(0);
+            let mut alive: Vec<(Range<usize>, BlockId)> = vec![];
+            for &id in ids {
+                for microbatch in 0..stages.pipeline.microbatches {
+                    let turns =
+                        self.0[id as usize].parts.iter().filter_map(|&part| stages.turn(part, microbatch));
+                    let bounds = (turns.clone().min(), turns.max());
+                    alive.extend(bounds.0.zip(bounds.1).map(|(first, last)| (first..last + 1, id)));
+                }
+            }
+            alive.sort_by_key(|(turns, id)| (turns.start, *id));
+            let mut free_from: Vec<usize> = vec![];
+            for (turns, id) in alive {
+                let free = free_from.iter().position(|&free| free <= turns.start);
+                let slot = free.unwrap_or_else(|| {
+                    free_from.push(0);
+                    free_from.len() - 1
+                });
+                free_from[slot] = turns.end;
+                slots.alive.push((turns, id, end + slot as u64 * size));
+            }
+            end += free_from.len() as u64 * size;
+        }
+        (slots, end - start)
+    }
+}
+
+/// For each block of a microbatch the turns in which it is alive, and its address.
+#[derive(Default)]
+pub(super) struct Slots {
+    alive: Vec<(Range<usize>, BlockId, u64)>,
+}
+
+/// The turns of a rank, given the instructions of the section `microbatch` and their parts.
+pub(super) fn turns(
+    stages: &RankStages,
+    blocks: Blocks,
+    slots: &Slots,
+    parts: &[Option<Part>],
+) -> RankPipeline {
+    let tasks = stages.tasks();
+    let range = |part: Part| {
+        let start = parts.iter().position(|own| *own == Some(part)).unwrap_or(0);
+        let length = parts[start..].iter().take_while(|own| **own == Some(part)).count();
+        start..start + length
+    };
+    let mut ranges: BTreeMap<Part, Range<usize>> = BTreeMap::new();
+    let mut turns: Vec<Turn> = tasks
+        .iter()
+        .map(|&task| Turn {
+            task,
+            instructions: ranges.entry(task.part).or_insert_with(|| range(task.part)).clone(),
+            bases: vec![Turn::NOWHERE; blocks.0.len()],
+        })
+        .collect();
+    for (alive, id, base) in &slots.alive {
+        let microbatch = turns[alive.start].task.microbatch;
+        for turn in &mut turns[alive.clone()] {
+            if turn.task.microbatch == microbatch {
+                turn.bases[*id as usize] = *base;
+            }
+        }
+    }
+    RankPipeline {
+        rank: stages.rank,
+        ranks: stages.pipeline.ranks(),
+        microbatches: stages.pipeline.microbatches,
+        blocks: blocks.0,
+        turns,
+    }
+}

@@ -1,0 +1,249 @@
+//! The pipeline of a step: its cut into stages, the memory of its ranks, and its predicted timetable: `inspect --mesh pp=4`.
+
+mod cut;
+mod drawing;
+mod html;
+mod perfetto;
+mod text;
+mod times;
+
+use super::prediction::MemoryClassFacts;
+use crate::compilation::Compilation;
+use crate::failure::Failure;
+use crate::training;
+use ir::machine::{Device, Machine};
+use ir::timetable::{TASK_PHASES, TaskTime, slots};
+use ir::{Dependency, Module, Phase, Pipeline, Timeline};
+use passes::Manager;
+use runtime::program::{Program, StagePrograms};
+use runtime::target::{Multiprocessors, Target};
+use serde::Serialize;
+use times::Times;
+
+/// A pipeline, predicted by the cost model of the pass that cuts the program.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PipelineFacts {
+    /// The schedule.
+    pub schedule: String,
+    /// Microbatches of a step.
+    pub microbatches: u32,
+    /// The device whose rates the times follow from.
+    pub device: String,
+    /// Milliseconds of the microbatches of a step, from the first task to the end of the last.
+    pub microbatches_ms: f64,
+    /// The stages.
+    pub stages: Vec<StageFacts>,
+    /// The pipeline ranks.
+    pub ranks: Vec<RankFacts>,
+    /// The transfers of a microbatch between stages of different ranks.
+    pub transfers: Vec<TransferFacts>,
+    /// Whether no device was named, so that it is the one that passes assume.
+    #[serde(skip)]
+    is_assumed: bool,
+    /// The table of stages, and the dependencies of its tasks.
+    #[serde(skip)]
+    plan: (Pipeline, Vec<Dependency>),
+    /// The times of tasks and transfers.
+    #[serde(skip)]
+    times: Times,
+}
+
+/// A stage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StageFacts {
+    /// The pipeline rank that has it.
+    pub rank: u32,
+    /// The origin of its first node in the file.
+    pub first: String,
+    /// The origin of its last node in the file.
+    pub last: String,
+    /// Elements of its trained parameters. A parameter that several stages read belongs to the first of them.
+    pub parameters: u64,
+    /// Milliseconds of its forward task.
+    pub forward_ms: f64,
+    /// Milliseconds of its backward task.
+    pub backward_ms: f64,
+    /// Milliseconds of its task for gradients of parameters, if the schedule has such tasks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_ms: Option<f64>,
+    /// The time of its tasks as a share of the slowest stage's.
+    pub share_of_slowest: f64,
+    /// Bytes of a microbatch that each device sends to later stages.
+    pub sent_forward: u64,
+    /// Bytes of a microbatch that each device sends to earlier stages.
+    pub sent_backward: u64,
+}
+
+/// A pipeline rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RankFacts {
+    /// Its stages.
+    pub stages: Vec<u32>,
+    /// Bytes that each of its devices allocates to train.
+    pub planned: u64,
+    /// These bytes by class, where most of the memory is in use.
+    pub memory: MemoryClassFacts,
+    /// The most sets of activations, one for each stage and microbatch, that wait for backward at once.
+    pub kept_for_backward: u32,
+    /// The most that wait for the gradients of parameters, if these are tasks of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept_for_weight: Option<u32>,
+    /// The share of the time in which it computes nothing.
+    pub idle: f64,
+    /// Its tasks in order.
+    pub tasks: Vec<TaskFacts>,
+}
+
+/// A task, with its time since the first microbatch began.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TaskFacts {
+    /// `forward`, `backward` or `weight gradients`.
+    pub phase: &'static str,
+    /// The stage.
+    pub stage: u32,
+    /// The microbatch, counted from 0.
+    pub microbatch: u32,
+    /// Milliseconds when it begins.
+    pub begin_ms: f64,
+    /// Milliseconds when it is done.
+    pub end_ms: f64,
+}
+
+/// The messages of a microbatch from a task of one rank to a task of another.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TransferFacts {
+    /// The phase and the stage of the sender: `F0`.
+    pub from: String,
+    /// Those of the receiver.
+    pub to: String,
+    /// Bytes that each device sends.
+    pub bytes: u64,
+    /// Milliseconds until all bytes have arrived.
+    pub ms: f64,
+}
+
+impl PipelineFacts {
+    /// The pipeline of a compilation, for a machine or for the processor. `None` of a program without stages.
+    ///
+    /// # Errors
+    /// An operator that the machine has no kernel for.
+    pub(super) fn of_compilation(
+        compilation: &Compilation,
+        microbatches: u64,
+        machine: Option<&Machine>,
+    ) -> Result<Option<Self>, Failure> {
+        if compilation.training.pipeline.is_none() {
+            return Ok(None);
+        }
+        let (target, size) = match machine.map(Machine::device) {
+            Some(device) => (Target::of(device.kind), Multiprocessors(device.multiprocessors)),
+            None => (Target::Cpu, Multiprocessors::default()),
+        };
+        let (manager, step) = (Manager::default(), compilation.training.clone());
+        let mut lowering = compilation.lowering(&manager);
+        let programs =
+            training::lower_step(&mut lowering, step, microbatches, compilation.update, target, size)?;
+        Self::of(&training::step(&compilation.training)?, &programs, machine)
+    }
+
+    /// The facts of a step, whose programs are those of its pipeline ranks. Without a machine, the times are those of the device that
+    /// passes assume. `None` of a program without stages.
+    ///
+    /// # Errors
+    /// A timetable that cannot run: a fault.
+    fn of(
+        module: &Module,
+        programs: &StagePrograms,
+        machine: Option<&Machine>,
+    ) -> Result<Option<Self>, Failure> {
+        let Some(pipeline) = module.pipeline.clone() else { return Ok(None) };
+        let (is_assumed, assumed) = (machine.is_none(), Machine::Node(Device::assumed()));
+        let machine = machine.unwrap_or(&assumed);
+        let times = Times::of(module, &pipeline, machine);
+        let plan = (pipeline, module.dependencies());
+        let timeline = Timeline::new(
+            &plan.0.timetable,
+            &plan.0.placement,
+            plan.0.microbatches,
+            &plan.1,
+            |part| times.task(part),
+            |dependency| times.transfer(dependency),
+        );
+        let timeline = timeline.map_err(|error| Failure::Fault(anyhow::anyhow!(error)))?;
+        let ranks = (0..).zip(programs.iter()).map(|(rank, program)| {
+            let pipeline = &plan.0;
+            RankFacts::of(pipeline, rank, program, &timeline)
+        });
+        Ok(Some(Self {
+            schedule: plan.0.schedule.clone(),
+            microbatches: plan.0.microbatches,
+            device: machine.device().name.clone(),
+            microbatches_ms: timeline.makespan,
+            stages: StageFacts::all(module, &plan.0, &times),
+            ranks: ranks.collect(),
+            transfers: times.transfers().collect(),
+            is_assumed,
+            plan,
+            times,
+        }))
+    }
+
+    /// Whether a rank has several stages.
+    fn interleaves(&self) -> bool {
+        self.stages.len() > self.ranks.len()
+    }
+
+    /// Whether gradients of parameters are tasks of their own.
+    fn splits_backward(&self) -> bool {
+        self.plan.0.timetable.splits_backward()
+    }
+}
+
+impl RankFacts {
+    fn of(pipeline: &Pipeline, rank: u32, program: &Program, timeline: &Timeline<f64>) -> Self {
+        let tasks = &pipeline.timetable.ranks[rank as usize];
+        let times = &timeline.ranks[rank as usize];
+        let splits = pipeline.timetable.splits_backward();
+        let kept = |until| slots(tasks, Phase::Forward, until).count;
+        let task = |(task, time): (&ir::Task, &TaskTime<f64>)| TaskFacts {
+            phase: super::step::long_name(task.part.phase),
+            stage: task.part.chunk,
+            microbatch: task.microbatch,
+            begin_ms: time.start,
+            end_ms: time.end,
+        };
+        Self {
+            stages: pipeline.stages_of(rank).collect(),
+            planned: program.memory.peak(),
+            memory: MemoryClassFacts::of(program.memory.by_class, program.memory.constants),
+            kept_for_backward: kept(Phase::Backward),
+            kept_for_weight: splits.then(|| kept(Phase::Weight)),
+            idle: share(timeline.idle(rank as usize), timeline.makespan),
+            tasks: tasks.iter().zip(times).map(task).collect(),
+        }
+    }
+}
+
+impl TaskFacts {
+    /// The index of its phase in [`TASK_PHASES`].
+    fn phase_index(&self) -> usize {
+        let is_own = |(phase, _): &(Phase, char)| super::step::long_name(*phase) == self.phase;
+        TASK_PHASES.iter().position(is_own).unwrap_or_default()
+    }
+
+    /// `F0.3`: the phase, the stage and the microbatch.
+    fn name(&self) -> String {
+        let (phase, _) = TASK_PHASES[self.phase_index()];
+        ir::Task::new(phase, self.stage, self.microbatch).to_string()
+    }
+
+    /// `backward of stage 0, microbatch 3`.
+    fn described(&self) -> String {
+        format!("{} of stage {}, microbatch {}", self.phase, self.stage, self.microbatch)
+    }
+}
+
+/// A part of a whole, between 0 and 1. Of nothing it is none.
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
+}

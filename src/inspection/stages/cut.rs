@@ -1,0 +1,68 @@
+//! The stages of a cut: the nodes of the file in each, with their times and the bytes that leave it.
+
+use super::times::Times;
+use super::{StageFacts, share};
+use ir::{Definition, Module, NodeId, Part, Phase, Pipeline, Role, ValueId};
+use std::collections::BTreeSet;
+
+impl StageFacts {
+    /// The facts of all stages, in their order.
+    pub(super) fn all(module: &Module, pipeline: &Pipeline, times: &Times) -> Vec<Self> {
+        let forward = divided(module);
+        let stages = (0..).zip(&pipeline.placement);
+        let mut all: Vec<Self> =
+            stages.map(|(stage, &rank)| Self::of(module, &forward, stage, rank, times)).collect();
+        if !pipeline.timetable.splits_backward() {
+            all.iter_mut().for_each(|stage| stage.weight_ms = None);
+        }
+        let slowest = all.iter().map(Self::ms).fold(0.0, f64::max);
+        all.iter_mut().for_each(|stage| stage.share_of_slowest = share(stage.ms(), slowest));
+        all
+    }
+
+    fn of(module: &Module, forward: &[NodeId], stage: u32, rank: u32, times: &Times) -> Self {
+        let own = || forward.iter().map(|&id| module.node(id)).filter(|node| node.stage == stage);
+        let origin = |origin: Option<&str>| origin.unwrap_or_default().to_owned();
+        let states = module.states.values().filter(|state| state.stage == stage);
+        let parameters = states.filter(|state| state.role == Role::Parameter);
+        let sent = |is_wanted: &dyn Fn(u32) -> bool| {
+            let sent = times.sent().filter(|(dependency, _)| dependency.from.chunk == stage);
+            let sent = sent.filter(|(dependency, _)| is_wanted(dependency.to.chunk));
+            sent.map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
+        };
+        let ms = |phase| times.task(Part::new(phase, stage));
+        Self {
+            rank,
+            first: origin(own().map(|node| &*node.origin).find(|origin| !origin.is_empty())),
+            last: origin(own().map(|node| &*node.origin).rfind(|origin| !origin.is_empty())),
+            parameters: parameters.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add),
+            forward_ms: ms(Phase::Forward),
+            backward_ms: ms(Phase::Backward),
+            weight_ms: Some(ms(Phase::Weight)),
+            share_of_slowest: 0.0,
+            sent_forward: sent(&|to| to > stage),
+            sent_backward: sent(&|to| to < stage),
+        }
+    }
+
+    /// Milliseconds of all its tasks for a microbatch.
+    fn ms(&self) -> f64 {
+        self.forward_ms + self.backward_ms + self.weight_ms.unwrap_or_default()
+    }
+}
+
+/// The nodes of the forward phase that depend on inputs. Other nodes, such as transposed weights, may stand far from their stage.
+fn divided(module: &Module) -> Vec<NodeId> {
+    let mut dependent: BTreeSet<ValueId> = BTreeSet::new();
+    let mut divided = vec![];
+    for (id, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
+        let depends = |value: &ValueId| {
+            matches!(module.value(*value).definition, Definition::Input(_)) || dependent.contains(value)
+        };
+        if node.operands.iter().any(depends) {
+            dependent.extend(node.results.iter().copied());
+            divided.push(id);
+        }
+    }
+    divided
+}

@@ -1,0 +1,40 @@
+//! Transfer: a value that another stage of a pipeline reads.
+
+use super::*;
+
+/// The operand, on the stage of the node: `y = x`. The operand's stage sends it, and the node's stage receives it. All
+/// communication between stages is by transfers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Transfer;
+
+impl Operator for Transfer {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x] = types.operands()?;
+        Ok(vec![Type::new(x.dtype, x.dims.clone())])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::elementwise(signature).linear_in(&[0]).keeping_zeros()
+    }
+
+    /// `d x = d y`, which travels back: the caller puts the nodes on the stage of the operand.
+    fn gradient(&self, b: &mut Builder, _: NodeRef, d: &[Option<ValueId>]) -> Gradients {
+        match d[0] {
+            Some(gradient) => Ok(vec![Some(b.one(Self, &[gradient])?)]),
+            None => Ok(vec![None]),
+        }
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        let bytes = signature.results[0].bytes().unwrap_or(0);
+        Cost { flops: 0, read: bytes, written: bytes }
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        vec![cx.operands[0].clone()]
+    }
+}

@@ -1,0 +1,268 @@
+//! The program of one pipeline rank: of a program with stages, the part that this rank runs.
+
+use super::EVERY_STAGE;
+use crate::module::{Definition, Node, Value};
+use crate::ops::transfer::Transfer;
+use crate::{Input, Module, NodeId, Op, Phase, StateId, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+impl Module {
+    /// The program of a pipeline rank, to be lowered. It has the nodes and states of the rank's stages, and those of every stage; in
+    /// a microbatch, each stage of the rank has its own copy of these and of the inputs. A transfer between ranks is there on both:
+    /// the sender's has no reader, and no node of the order defines the receiver's operand, so the verifier refuses the program.
+    /// Where backward reads a state that each microbatch changes, it reads a copy from forward.
+    ///
+    /// Microbatch phases are sorted into parts: forward by stage, the others from the last stage on. Outputs are those that the rank
+    /// knows; another rank may have sent them.
+    pub fn of_pipeline_rank(&self, rank: u32) -> Self {
+        let Some(pipeline) = &self.pipeline else { return self.clone() };
+        let stages = pipeline.stages_of(rank).collect();
+        let mut part = RankPart { module: self.clone(), stages, copies: BTreeMap::new() };
+        part.select();
+        part.states();
+        part.share();
+        part.snapshot_states();
+        part.sort();
+        part.outputs();
+        part.module
+    }
+}
+
+struct RankPart {
+    module: Module,
+    /// The rank's stages.
+    stages: BTreeSet<u32>,
+    /// What a stage has in place of a value of every stage.
+    copies: BTreeMap<(ValueId, u32), ValueId>,
+}
+
+impl RankPart {
+    fn is_own(&self, stage: u32) -> bool {
+        stage == EVERY_STAGE || self.stages.contains(&stage)
+    }
+
+    fn first_stage(&self) -> u32 {
+        self.stages.first().copied().unwrap_or(0)
+    }
+
+    /// Leaves the nodes of other ranks out.
+    fn select(&mut self) {
+        let module = &self.module;
+        let is_here = |&id: &NodeId| match module.transfers(id) {
+            Some((from, to)) => self.is_own(from) || self.is_own(to),
+            None => self.is_own(module.node(id).stage),
+        };
+        let order = module.order.iter().copied().filter(is_here).collect();
+        self.module.order = order;
+    }
+
+    /// The stage on which a node reads its operands. Nodes of every stage that run once a step read what the first stage has.
+    fn reads_on(&self, id: NodeId) -> u32 {
+        let stage = self.module.transfers(id).map_or(self.module.node(id).stage, |(from, _)| from);
+        if stage == EVERY_STAGE { self.first_stage() } else { stage }
+    }
+
+    /// Copies states that each microbatch changes, in forward of their stage, for the phases behind it and for other stages of the rank.
+    fn snapshot_states(&mut self) {
+        let module = &self.module;
+        let changes = |id: &StateId| {
+            let output = module.states[*id].output;
+            output.is_some_and(|output| module.phase_of(output).is_microbatch())
+                && self.is_own(module.states[*id].stage)
+        };
+        let changing: BTreeMap<ValueId, u32> = module
+            .states
+            .keys()
+            .filter(changes)
+            .map(|id| (module.states[id].input, module.states[id].stage))
+            .map(|(value, stage)| (value, if stage == EVERY_STAGE { self.first_stage() } else { stage }))
+            .collect();
+        let mut made: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+        let (mut copies, order) = (vec![], self.module.order.clone());
+        for id in order {
+            let (node, stage) = (self.module.node(id).clone(), self.reads_on(id));
+            if !node.phase.is_microbatch() || matches!(node.op, Op::Transfer(_)) {
+                continue;
+            }
+            for (index, value) in node.operands.iter().enumerate() {
+                let Some(&owner) = changing.get(value) else { continue };
+                if owner == stage && node.phase == Phase::Forward {
+                    continue;
+                }
+                let copy = *made.entry(*value).or_insert_with(|| {
+                    let (id, copy) = self.copy_of_state(*value, owner);
+                    copies.push(id);
+                    copy
+                });
+                self.module.nodes[id].operands[index] = copy;
+            }
+        }
+        let forward = self.module.order.iter().position(|&id| self.module.node(id).phase >= Phase::Forward);
+        let at = forward.unwrap_or(self.module.order.len());
+        self.module.order.splice(at..at, copies);
+    }
+
+    fn copy_of_state(&mut self, value: ValueId, stage: u32) -> (NodeId, ValueId) {
+        let node = Node {
+            op: Transfer.into(),
+            operands: [value].into_iter().collect(),
+            results: Default::default(),
+            phase: Phase::Forward,
+            stage,
+            copy: 0,
+            origin: Arc::from(""),
+            by: Arc::from("stage"),
+        };
+        let (id, results) = self.add(node, &[value]);
+        (id, results[0])
+    }
+
+    /// Adds a node with results like these.
+    fn add(&mut self, node: Node, like: &[ValueId]) -> (NodeId, Vec<ValueId>) {
+        let id = self.module.nodes.next_key();
+        let results: Vec<ValueId> = (0..)
+            .zip(like)
+            .map(|(index, &value)| {
+                let ty = self.module.ty(value).clone();
+                self.module.values.push(Value { ty, definition: Definition::Node(id, index) })
+            })
+            .collect();
+        self.module.nodes.push(Node { results: results.iter().copied().collect(), ..node });
+        (id, results)
+    }
+
+    /// Gives each stage its own copies of the inputs, and of the microbatch nodes of every stage, that it reads.
+    fn share(&mut self) {
+        let wanted = self.wanted();
+        self.share_inputs(&wanted);
+        let order = std::mem::take(&mut self.module.order);
+        let mut shared = Vec::with_capacity(order.len());
+        for id in order {
+            let node = self.module.node(id).clone();
+            if !is_shared(&node) {
+                let stage = self.reads_on(id);
+                let operands = node.operands.iter().map(|&value| self.on(value, stage)).collect();
+                self.module.nodes[id].operands = operands;
+                shared.push(id);
+                continue;
+            }
+            let stages: BTreeSet<u32> =
+                node.results.iter().filter_map(|result| wanted.get(result)).flatten().copied().collect();
+            for stage in stages {
+                let operands = node.operands.iter().map(|&value| self.on(value, stage)).collect();
+                let (id, results) = self.add(Node { operands, stage, ..node.clone() }, &node.results);
+                for (&old, new) in node.results.iter().zip(results) {
+                    self.copies.insert((old, stage), new);
+                }
+                shared.push(id);
+            }
+        }
+        self.module.order = shared;
+        let first = self.first_stage();
+        let roots: Vec<ValueId> = self.module.roots().collect();
+        let on_first: BTreeMap<ValueId, ValueId> =
+            roots.into_iter().map(|root| (root, self.on(root, first))).collect();
+        for output in &mut self.module.outputs {
+            output.value = on_first[&output.value];
+        }
+        for state in self.module.states.values_mut() {
+            state.output = state.output.map(|output| on_first[&output]);
+        }
+    }
+
+    /// What a stage has in place of a value.
+    fn on(&self, value: ValueId, stage: u32) -> ValueId {
+        self.copies.get(&(value, stage)).copied().unwrap_or(value)
+    }
+
+    /// The stages that read each input and each result of a shared node, through other shared nodes too.
+    fn wanted(&self) -> BTreeMap<ValueId, BTreeSet<u32>> {
+        let module = &self.module;
+        let mut wanted: BTreeMap<ValueId, BTreeSet<u32>> = BTreeMap::new();
+        for root in module.roots() {
+            wanted.entry(root).or_default().insert(self.first_stage());
+        }
+        for (id, node) in module.nodes().rev() {
+            let stages: BTreeSet<u32> = match is_shared(node) {
+                true => {
+                    node.results.iter().filter_map(|result| wanted.get(result)).flatten().copied().collect()
+                }
+                false => [self.reads_on(id)].into(),
+            };
+            node.operands.iter().for_each(|&value| wanted.entry(value).or_default().extend(&stages));
+        }
+        wanted
+    }
+
+    /// A stage is fed its own inputs, when its forward of a microbatch begins. Inputs that no stage of the rank reads stay in the
+    /// table, which says how many samples a microbatch has.
+    fn share_inputs(&mut self, wanted: &BTreeMap<ValueId, BTreeSet<u32>>) {
+        let inputs = std::mem::take(&mut self.module.inputs);
+        for input in inputs {
+            let unread = BTreeSet::from([self.first_stage()]);
+            for &stage in wanted.get(&input.value).unwrap_or(&unread) {
+                let definition = Definition::Input(self.module.inputs.len() as u32);
+                let ty = self.module.ty(input.value).clone();
+                let value = self.module.values.push(Value { ty, definition });
+                self.copies.insert((input.value, stage), value);
+                self.module.inputs.push(Input { value, stage, ..input.clone() });
+            }
+        }
+    }
+
+    /// Sorts the nodes of microbatch phases by parts.
+    fn sort(&mut self) {
+        let module = &self.module;
+        let part = |&id: &NodeId| {
+            let node = module.node(id);
+            let stage = module
+                .transfers(id)
+                .map_or(node.stage, |(from, _)| if self.is_own(from) { from } else { node.stage });
+            let place = match node.phase {
+                Phase::Forward => i64::from(stage),
+                Phase::Backward | Phase::Weight => -i64::from(stage),
+                Phase::Prepare | Phase::Update => 0,
+            };
+            (node.phase, place)
+        };
+        let mut order = module.order.clone();
+        order.sort_by_key(part);
+        self.module.order = order;
+    }
+
+    /// Keeps the outputs that the rank knows, where they are sent to it as it has them.
+    fn outputs(&mut self) {
+        let module = &self.module;
+        let received: BTreeMap<ValueId, ValueId> = module
+            .nodes()
+            .filter(|(id, node)| module.transfers(*id).is_some() && self.is_own(node.stage))
+            .map(|(_, node)| (node.operands[0], node.results[0]))
+            .collect();
+        let known = |value: ValueId| match self.is_own(module.stage_of(value)) {
+            true => Some(value),
+            false => received.get(&value).copied(),
+        };
+        let outputs = module.outputs.iter();
+        let outputs = outputs
+            .filter_map(|output| Some(crate::Output { value: known(output.value)?, ..output.clone() }));
+        self.module.outputs = outputs.collect();
+    }
+
+    /// States of other ranks stay in the table, without new values.
+    fn states(&mut self) {
+        let others: Vec<StateId> = self
+            .module
+            .states
+            .iter()
+            .filter(|(_, state)| !self.is_own(state.stage))
+            .map(|(id, _)| id)
+            .collect();
+        others.into_iter().for_each(|id| self.module.states[id].output = None);
+    }
+}
+
+/// Whether each stage that reads a node has its own copy.
+fn is_shared(node: &Node) -> bool {
+    node.stage == EVERY_STAGE && node.phase.is_microbatch()
+}

@@ -1,0 +1,218 @@
+//! Pipelines: a model cut into stages computes what it does on one device, with every placement of the stages and with all other
+//! options; on ranks of its own, each schedule does.
+
+use crate::TRAINYARD;
+use expect_test::{Expect, expect};
+use testing::models::path;
+use testing::verification;
+use testing::workplace::Workplace;
+use trainyard::diagnostics::{Severity, render};
+
+/// The error of `trainyard verify ARGUMENTS`, the first argument a file of `testdata/models` without its ending; `None` if the
+/// compiled program computes what the model does.
+fn fault(arguments: &str) -> Option<String> {
+    let (model, flags) = arguments.split_once(' ').unwrap_or((arguments, ""));
+    let model = path(&format!("{model}.onnx"));
+    match verification::verify(&model, flags) {
+        Ok(report) if report.passed && report.failed() == 0 => None,
+        Ok(report) => Some(format!("{arguments}:\n{report}")),
+        Err(failure) => {
+            let text = render(Severity::Error, &failure.diagnostics(), false);
+            assert_eq!(failure.exit_code(), 2, "{arguments}: {text}");
+            Some(text.replace(&model.display().to_string(), "MODEL"))
+        }
+    }
+}
+
+#[track_caller]
+fn check(arguments: impl IntoIterator<Item = String>) {
+    let faults: Vec<String> = arguments.into_iter().filter_map(|arguments| fault(&arguments)).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[track_caller]
+fn check_error(arguments: &str, expected: Expect) {
+    expected.assert_eq(&fault(arguments).expect("it is refused"));
+}
+
+/// Tied embeddings, several inputs, running statistics, experts, an encoder that all later stages read, and dropout.
+const MODELS: [&str; 7] = [
+    "gpt2.dynamo",
+    "llama.dynamo",
+    "bert.dynamo",
+    "resnet.legacy-trainmode",
+    "mixtral.dynamo",
+    "t5.dynamo",
+    "gpt2-dropout.legacy",
+];
+
+/// A schedule for each placement of stages.
+const PLACEMENTS: [&str; 3] = ["1f1b", "interleaved", "zb-v"];
+const SCHEDULES: [&str; 6] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipev"];
+
+/// In pairs with one another.
+const OPTIONS: [&str; 10] = [
+    "--mesh pp=2,dp=2",
+    "--mesh pp=2,dp=2 --zero 1 --clip 0.01",
+    "--mesh pp=2,dp=2 --zero 2 --schedule zb-v",
+    "--mesh pp=2,dp=2 --zero 3 --schedule interleaved --recompute selective",
+    "--mesh pp=4,tp=2 --schedule zb-h1",
+    "--mesh pp=2,tp=2 --sequence-parallel --recompute full --clip 0.01",
+    "--mesh pp=2,dp=2,tp=2 --zero 1 --bf16 --schedule dualpipev",
+    "--mesh pp=4,dp=2 --fp16 --clip 0.1 --schedule interleaved",
+    "--mesh pp=2 --bf16 --grad-dtype bf16 --recompute full --schedule zb-v",
+    "--mesh pp=2,tp=2 --zero 0 --optimizer adagrad:eps=1e-8 --schedule gpipe",
+];
+
+/// Steps of so many microbatches as every schedule on four ranks takes.
+const BATCH: &str = "--microbatch 2 --global-batch 16";
+
+#[test]
+fn a_pipeline_computes_what_one_device_does() {
+    check(MODELS.map(|model| format!("{model} --mesh pp=2 {BATCH} --tolerance 1e-9")));
+}
+
+#[test]
+fn every_option_composes_with_stages() {
+    let global = "--microbatch 2 --global-batch 32";
+    check(OPTIONS.map(|options| format!("gpt2.dynamo {options} {global} --tolerance 1e-9")));
+}
+
+#[test]
+fn each_schedule_runs_on_ranks_of_its_own() {
+    let arguments = |schedule| {
+        ["gpt2.dynamo", "gpt2-dropout.legacy"]
+            .map(|model| format!("{model} --mesh pp=2 --schedule {schedule} {BATCH} --mode cpu"))
+    };
+    check(SCHEDULES.into_iter().flat_map(arguments));
+}
+
+#[test]
+fn ranks_of_a_stage_exchange_among_themselves() {
+    let options =
+        ["--mesh pp=2,dp=2 --zero 3", "--mesh pp=2,tp=2 --sequence-parallel --schedule zb-v --clip 0.01"];
+    check(options.map(|options| format!("llama.dynamo {options} {BATCH} --mode cpu")));
+}
+
+#[test]
+#[ignore = "longer"]
+fn every_model_computes_the_same_with_every_placement_of_stages() {
+    let arguments = |model| {
+        let placements =
+            PLACEMENTS.into_iter().flat_map(move |schedule| [2, 4].map(move |pp| (schedule, pp)));
+        placements.map(move |(schedule, pp)| {
+            format!("{model} --mesh pp={pp} --schedule {schedule} {BATCH} --tolerance 1e-9")
+        })
+    };
+    check(MODELS.into_iter().flat_map(arguments));
+}
+
+#[test]
+#[ignore = "longer"]
+fn every_model_runs_by_each_schedule() {
+    let arguments = |model| {
+        SCHEDULES.map(move |schedule| format!("{model} --mesh pp=2 --schedule {schedule} {BATCH} --mode cpu"))
+    };
+    check(MODELS.into_iter().flat_map(arguments));
+}
+
+/// All models with all options and all schedules.
+#[test]
+#[ignore = "longer: with FULL_PRODUCT=1"]
+fn all_options_compose_with_all_schedules() {
+    if std::env::var_os("FULL_PRODUCT").is_none() {
+        return;
+    }
+    let meshes = ["", ",dp=2", ",tp=2", ",dp=2,tp=2"];
+    let options = ["", "--clip 0.01", "--bf16", "--recompute full", "--recompute selective"];
+    let mut all = vec![];
+    for model in MODELS {
+        for mesh in meshes {
+            let zeros = if mesh.contains("dp") { 0..4 } else { 0..1 };
+            for (zero, schedule) in zeros.flat_map(|zero| PLACEMENTS.map(|schedule| (zero, schedule))) {
+                all.extend(options.map(|option| {
+                    let flags = format!("--mesh pp=2{mesh} --zero {zero} --schedule {schedule} {option}");
+                    format!("{model} {flags} {BATCH} --tolerance 1e-9").replace("--zero 0 ", "")
+                }));
+            }
+        }
+    }
+    check(all);
+}
+
+#[test]
+fn pipelines_that_cannot_be_are_refused_with_what_could_be() {
+    check_error(
+        "mlp.dynamo --mesh pp=64 --microbatch 1 --global-batch 64",
+        expect![[r#"
+        error: the model cannot be cut into 64 stages: it has 9 nodes
+          = --mesh pp=9 or less would work
+    "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh pp=2 --schedule interleaved --microbatch 2 --global-batch 6",
+        expect![[r#"
+            error: `interleaved` on 2 ranks needs a multiple of 2 microbatches, not 3; 2 or 4 would work
+              = --global-batch and --microbatch set the microbatches of a step
+        "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh pp=2 --schedule dualpipev --microbatch 2 --global-batch 4",
+        expect![[r#"
+            error: `dualpipev` on 2 ranks needs at least 4 microbatches, not 2; `zb-v` takes any number
+              = --global-batch and --microbatch set the microbatches of a step
+        "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh pp=2 --cut nothing --microbatch 2 --global-batch 8",
+        expect![[r#"
+        error: no node of the model fits the pattern `nothing` of --cut
+          = a pattern is compared with the names of the file's nodes, which `trainyard inspect` lists
+    "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh pp=4 --cut *mlp* --microbatch 2 --global-batch 8",
+        expect![[r#"
+        error: 1 cuts make 2 stages, and there are 4
+          = 4 stages need 3 patterns of --cut
+    "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh pp=2 --update early --microbatch 2 --global-batch 8",
+        expect![[r#"
+        error: --update early cannot be used with the stages of a pipeline
+          = a stage has several microbatches at once; remove --update early
+    "#]],
+    );
+}
+
+/// The model after some steps of a run.
+fn trained(place: &Workplace, flags: &str) -> Vec<u8> {
+    let fixed = "--train synthetic --steps 20 --microbatch 2 --global-batch 8 --force -o run";
+    place.succeed(&format!("compile testdata/models/llama.dynamo.onnx {fixed} {flags}"));
+    place.read("run/model.safetensors")
+}
+
+/// Sums have one order, whatever the schedule: each stage runs its microbatches in ascending order.
+#[test]
+fn every_schedule_trains_to_the_bits_of_one_device() {
+    let place = Workplace::new(TRAINYARD);
+    let one = trained(&place, "");
+    for schedule in SCHEDULES {
+        let flags = format!("--mesh pp=2 --schedule {schedule}");
+        assert!(trained(&place, &flags) == one, "{schedule}");
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_other_stages() {
+    let place = Workplace::new(TRAINYARD);
+    let flags =
+        "compile testdata/models/llama.dynamo.onnx --train synthetic --microbatch 2 --global-batch 8 -o run";
+    let whole = trained(&place, "");
+    place.succeed(&format!("{flags} --force --steps 8 --mesh pp=2,dp=2 --schedule zb-v --zero 1"));
+    place.succeed(&format!("{flags} --resume --steps 14"));
+    place.succeed(&format!("{flags} --resume --steps 20 --mesh pp=4 --schedule 1f1b"));
+    let resumed = place.read("run/model.safetensors");
+    assert_eq!(resumed.len(), whole.len());
+}

@@ -205,7 +205,8 @@ impl Run<'_> {
             }
         }
         let instruction = &self.loaded.program.section(self.section)[step.index];
-        if matches!(instruction.kernel, Kernel::Collective(_)) {
+        // A rank communicates on one thread at a time.
+        if matches!(instruction.kernel, Kernel::Collective(_) | Kernel::Message(_)) {
             self.finish()?;
         }
         let communicator = self.queue.as_ref().map(|queue| queue.communicator());

@@ -2,6 +2,7 @@
 //! its program, and what a step of training takes. `trainyard inspect` shows them as text or as JSON,
 //! and the program as a graph.
 
+mod after;
 mod cluster;
 mod collectives;
 mod dot;
@@ -18,6 +19,7 @@ mod text;
 pub(crate) mod units;
 mod why;
 
+pub use after::program_after;
 pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts, SentFacts};
 pub use collectives::{CollectiveFacts, Communication};
 pub use dot::dot;
@@ -304,7 +306,7 @@ impl Inspection {
                 self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
                 self.predict(&compilation.training, step.microbatches, question)?;
-                self.pipeline(&compilation, step.microbatches, question)?;
+                self.pipeline(&compilation, question.machine.as_ref())?;
                 self.step = Some(step);
             }
             Err(failure) => self.reasons.extend(told(failure)?),
@@ -330,13 +332,10 @@ impl Inspection {
     }
 
     /// Looks at the pipeline of a step. An operator without a kernel on the machine that was asked about is a reason.
-    fn pipeline(
-        &mut self,
-        compilation: &Compilation,
-        microbatches: u64,
-        question: &Question,
-    ) -> Result<(), Failure> {
-        match PipelineFacts::of_compilation(compilation, microbatches, question.machine.as_ref()) {
+    fn pipeline(&mut self, compilation: &Compilation, machine: Option<&Machine>) -> Result<(), Failure> {
+        let manager = Manager::default();
+        let mut lowering = compilation.lowering(&manager);
+        match PipelineFacts::of_step(&mut lowering, &compilation.training, machine) {
             Ok(pipeline) => self.pipeline = pipeline,
             Err(failure) => self.reasons.extend(told(failure)?),
         }
@@ -372,35 +371,6 @@ impl Inspection {
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         self.reasons.iter().map(Told::as_diagnostic).collect()
     }
-}
-
-/// The program of a model after the first pass of that name; `import` is before all passes.
-///
-/// # Errors
-/// A pass that does not exist or does not run here; what keeps the model from getting there.
-pub fn program_after(source: &Source, question: &Question, after: &str) -> Result<Module, Failure> {
-    if after == "import" {
-        return Ok(source.imported.module.clone());
-    }
-    crate::config::look::known_pass("--after", after)?;
-    let unbound = unbound(&source.model, &question.bindings);
-    let (known, rest) = pipelines(&question.plan, !unbound.is_empty());
-    let mut passes: Vec<Pass> =
-        known.passes.into_iter().chain(rest.into_iter().flat_map(|rest| rest.passes)).collect();
-    let Some(last) = passes.iter().position(|pass| pass.name() == after) else {
-        if unbound.is_empty() {
-            let error =
-                format!("--after {after}: the pass is not among those that make a step by these flags");
-            return Err(Diagnostic::new(error).into());
-        }
-        let error = Diagnostic::new(format!("--after {after}: the pass runs only when all dims are bound"));
-        return Err(error.note(bind_hint(&unbound)).into());
-    };
-    passes.truncate(last + 1);
-    let mut module = source.imported.module.clone();
-    let mut cx = source.context();
-    compilation::run(&question.manager, &Pipeline { passes }, &mut module, &mut cx, |_, _, _| {})?;
-    Ok(module)
 }
 
 /// The passes that decide what is a parameter, and those after them; with dims that are not bound only what does without

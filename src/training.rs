@@ -99,7 +99,7 @@ pub fn ranks(
     let target = programs.training.first().target;
     let programs = programs.all();
     if programs.iter().any(|program| program.iter().len() > 1) {
-        check_pipeline(target, processes)?;
+        check_pipeline(target)?;
     }
     let ranks = match target {
         Target::Cpu => match processes.communicator() {
@@ -128,16 +128,14 @@ pub fn ranks(
 }
 
 /// Refuses a pipeline where it does not run yet.
-fn check_pipeline(target: Target, processes: &Processes) -> Result<(), Diagnostic> {
-    if target == Target::Cuda {
-        let error = Diagnostic::new("pipelines do not run on GPUs yet");
-        return Err(error.note("remove pp from --mesh, or use --device cpu"));
+fn check_pipeline(target: Target) -> Result<(), Diagnostic> {
+    match target {
+        Target::Cpu => Ok(()),
+        Target::Cuda => {
+            let error = Diagnostic::new("pipelines do not run on GPUs yet");
+            Err(error.note("remove pp from --mesh, or use --device cpu"))
+        }
     }
-    if processes.launched().is_some() {
-        let error = Diagnostic::new("the ranks of a pipeline cannot be processes yet");
-        return Err(error.note("start one process, whose ranks are threads; or remove pp from --mesh"));
-    }
-    Ok(())
 }
 
 /// What a device, or a rank, says of programs that do not fit.

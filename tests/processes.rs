@@ -101,6 +101,23 @@ fn processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
 }
 
 #[test]
+fn stages_as_processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
+    let train = TRAIN.replace("--microbatch 4", "--microbatch 1 --global-batch 8");
+    for (processes, mesh) in
+        [(2, "--mesh pp=2 --schedule zb-v"), (4, "--mesh pp=2,dp=2 --zero 1 --schedule interleaved")]
+    {
+        let place = place();
+        place.succeed(&format!("{train} {mesh} --steps 20 -o threads"));
+        let told = succeed(&place, processes, &format!("{train} {mesh} --steps 20 -o processes"));
+        assert!(told.contains(&format!("{processes} ranks as processes")), "{told}");
+        assert_equal(&place, ["threads", "processes"]);
+        place.succeed(&format!("{train} {mesh} --steps 10 -o half"));
+        succeed(&place, processes, &format!("{train} {mesh} --steps 20 -o half --resume"));
+        assert_equal(&place, ["threads", "half"]);
+    }
+}
+
+#[test]
 fn without_a_mesh_each_process_is_a_data_rank() {
     let place = place();
     let told = succeed(&place, 2, &format!("{TRAIN} --steps 1 --zero 1 -o run"));

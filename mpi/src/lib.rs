@@ -3,10 +3,11 @@
 //! This package stands outside of the workspace, since its binding is compiled against one MPI. The feature `mpi` of the
 //! main package brings it in.
 
-use ferrompi::{Mpi, Request, Scope, ThreadLevel};
+use ferrompi::{Mpi, PersistentRequest, Request, Scope, ThreadLevel};
 use runtime::comm::messages::{ByMessages, Messages, Received, Sent};
 use runtime::comm::{CommError, Communicator};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,8 @@ impl World {
     pub fn communicator(&self, timeout: Duration, give_up: GiveUp) -> Result<Arc<dyn Communicator>, String> {
         let world = self.mpi.world();
         let messages = world.duplicate().map_err(|error| error.to_string())?;
-        Ok(Arc::new(ByMessages(Link { world, messages, timeout, give_up })))
+        let posted = Mutex::new(BTreeMap::new());
+        Ok(Arc::new(ByMessages(Link { world, messages, timeout, give_up, posted })))
     }
 
     /// Ends all processes of the job.
@@ -77,6 +79,9 @@ struct Link {
     messages: ferrompi::Communicator,
     timeout: Duration,
     give_up: GiveUp,
+    /// Messages that were sent by themselves, by receiver, tag and length. MPI reads the memory of one until it is sent; then another
+    /// message takes it.
+    posted: Mutex<BTreeMap<(u64, i32, usize), Vec<PersistentRequest<u8>>>>,
 }
 
 /// The bytes of a message at most: MPI 3 counts them in 32 bits.
@@ -84,6 +89,9 @@ const LARGEST: usize = 1 << 30;
 
 /// Between two ranks, messages of one tag keep their order.
 const TAG: i32 = 1;
+
+/// The tag of the first channel. Each channel has its own, so that a message is received before an earlier one of another channel.
+const FIRST_CHANNEL: i32 = 2;
 
 /// The time is looked at once in so many turns of waiting.
 const TURNS: u32 = 256;
@@ -101,6 +109,32 @@ impl Messages for Link {
         });
         done.map_err(|error| self.refused(error))
     }
+
+    fn post(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
+        let tag = self.tag(channel)?;
+        for piece in bytes.chunks(LARGEST) {
+            self.post_piece(to, tag, piece).unwrap_or_else(|error| self.end(&self.refused(error)));
+        }
+        Ok(())
+    }
+
+    fn take(&self, from: u64, channel: u32, room: &mut [u8]) -> Result<usize, CommError> {
+        let tag = self.tag(channel)?;
+        let length = room.len();
+        let done = ferrompi::scope(|scope| {
+            let mut open = vec![];
+            for piece in room.chunks_mut(LARGEST) {
+                let room = Some(piece.len());
+                let request = match self.messages.irecv(scope, piece, from as i32, tag) {
+                    Ok(request) => request,
+                    Err(error) => self.end(&self.refused(error)),
+                };
+                open.push(Open { rank: from, room, request });
+            }
+            Ok(self.wait(open).unwrap_or_else(|error| self.end(&error)))
+        });
+        done.map(|()| length).map_err(|error| self.refused(error))
+    }
 }
 
 /// A message on its way.
@@ -113,6 +147,35 @@ struct Open<'scope> {
 }
 
 impl Link {
+    /// The tag of a channel.
+    fn tag(&self, channel: u32) -> Result<i32, CommError> {
+        let tag = i32::try_from(channel).ok().and_then(|channel| channel.checked_add(FIRST_CHANNEL));
+        let message = format!("MPI has no tag for the channel {channel}");
+        tag.ok_or(CommError::Transport { rank: self.rank(), message })
+    }
+
+    /// Sends a copy of bytes, in memory of a message that was sent, or in new memory.
+    fn post_piece(&self, to: u64, tag: i32, bytes: &[u8]) -> ferrompi::Result<()> {
+        let mut posted = self.posted.lock().unwrap_or_else(PoisonError::into_inner);
+        let posted = posted.entry((to, tag, bytes.len())).or_default();
+        let mut free = None;
+        for (index, message) in posted.iter_mut().enumerate() {
+            if !message.is_active() || message.test()?.is_some() {
+                free = Some(index);
+                break;
+            }
+        }
+        let index = match free {
+            Some(index) => index,
+            None => {
+                posted.push(self.messages.send_init(vec![0u8; bytes.len()], to as i32, tag)?);
+                posted.len() - 1
+            }
+        };
+        posted[index].buffer_mut()?.copy_from_slice(bytes);
+        posted[index].start()
+    }
+
     /// Begins to send and to receive messages.
     fn open<'scope>(
         &self,

@@ -23,16 +23,18 @@ pub(super) struct Chosen {
 pub(super) fn order(chosen: &[Chosen], positions: &BTreeMap<Id, usize>) -> Vec<usize> {
     let mut at: Vec<Option<usize>> =
         chosen.iter().map(|chosen| positions.get(&chosen.class).copied()).collect();
+    let phase = |index: usize| chosen[index].place.map(|place| place.phase);
     for reader in (0..chosen.len()).rev() {
         for &arg in &chosen[reader].args {
-            // A tuple is known where its results are; what is of an earlier phase is early enough.
-            if chosen[arg].place == chosen[reader].place {
+            // A tuple is known where its results are; what is of an earlier phase is early enough. A transfer reads a value of another
+            // stage in the same phase.
+            if phase(arg) == phase(reader) {
                 at[arg] = at[arg].into_iter().chain(at[reader]).min();
             }
         }
     }
     let mut order: Vec<usize> = (0..chosen.len()).collect();
-    let key = |&i: &usize| (chosen[i].place.map(|place| place.phase), at[i].unwrap_or(usize::MAX), i);
+    let key = |&i: &usize| (phase(i), at[i].unwrap_or(usize::MAX), i);
     order.sort_by_key(key);
     order
 }

@@ -27,6 +27,19 @@ pub trait Messages: Send + Sync {
     /// # Errors
     /// A rank failed, or did not come in time.
     fn exchange(&self, sent: &[Sent<'_>], received: Vec<Received<'_>>) -> Result<(), CommError>;
+
+    /// Sends a copy of a message on a channel, and returns before it is received. Messages of a channel between two ranks keep their
+    /// order, and no message of [`Messages::exchange`] is among them.
+    ///
+    /// # Errors
+    /// A rank failed; a channel that the transport cannot tell apart from others.
+    fn post(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError>;
+
+    /// Waits for a message on a channel. Returns its length, which is that of the room, or less.
+    ///
+    /// # Errors
+    /// A message that is longer than its room; a rank failed, or did not come in time.
+    fn take(&self, from: u64, channel: u32, room: &mut [u8]) -> Result<usize, CommError>;
 }
 
 /// The collectives of ranks that exchange messages.
@@ -109,17 +122,18 @@ impl<M: Messages> Communicator for ByMessages<M> {
         self.put_together("all_to_all", group, tensors)
     }
 
-    fn send(&self, to: u64, _channel: u32, bytes: &[u8]) -> Result<(), CommError> {
-        let header = Header::of(&Terms::of_message(self.rank(), to, bytes.len()));
-        self.swap(vec![(to, &header.0), (to, bytes)], vec![])
+    fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
+        self.0.post(to, channel, bytes)
     }
 
-    fn receive(&self, from: u64, _channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
-        let own = Header::of(&Terms::of_message(from, self.rank(), bytes.len()));
-        let mut header = [0; HEADER];
-        self.0.exchange(&[], vec![(from, &mut header)])?;
-        self.compare(&own, from, Header(header))?;
-        self.swap(vec![], vec![(from, bytes)])
+    fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
+        let length = self.0.take(from, channel, bytes)?;
+        if length == bytes.len() {
+            return Ok(());
+        }
+        let told = |length| Terms::of_message(from, self.rank(), length).to_string();
+        let (first, second) = ((from, told(length)), (self.rank(), told(bytes.len())));
+        Err(CommError::Different { first, second })
     }
 }
 

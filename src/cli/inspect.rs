@@ -164,10 +164,7 @@ impl Inspect {
             (true, Format::Text) => found.to_string(),
             (true, Format::Json) => report::json(&found)?,
             (true, Format::Dot) => found.module().map(dot).unwrap_or_default(),
-            (true, Format::Perfetto) => match &found.pipeline {
-                Some(pipeline) => report::json(&pipeline.timeline())?,
-                None => self.timeline(found.prediction.as_ref())?,
-            },
+            (true, Format::Perfetto) => self.timeline(found.prediction.as_ref(), found.pipeline.as_ref())?,
             (true, Format::Html) => self.page(found.pipeline.as_ref())?,
             (false, format) => {
                 let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
@@ -231,10 +228,17 @@ impl Inspect {
         Ok(cluster.map(Machine::Cluster).or(device.map(Machine::Node)))
     }
 
-    /// The predicted step as a timeline; nothing of a model that cannot be trained, whose reasons are told.
-    fn timeline(&self, prediction: Option<&PredictionFacts>) -> Result<String, Failure> {
-        match prediction {
-            Some(prediction) => report::json(&prediction.timeline()),
+    /// The predicted step or the pipeline as a timeline; nothing of a model that cannot be trained, whose reasons are told.
+    fn timeline(
+        &self,
+        prediction: Option<&PredictionFacts>,
+        pipeline: Option<&PipelineFacts>,
+    ) -> Result<String, Failure> {
+        let timeline =
+            pipeline.map(PipelineFacts::timeline).or_else(|| prediction.map(PredictionFacts::timeline));
+        match timeline {
+            Some(timeline) => report::json(&timeline),
+            None if self.parallel.stage().is_some() => Ok(String::new()),
             None if self.target.is_some() || self.parallel.cluster.is_some() => Ok(String::new()),
             None => Err(draws_steps_alone().into()),
         }
@@ -259,17 +263,18 @@ impl Inspect {
             return Err(error.note("give the model that was compiled into this folder").into());
         }
         let mut found = FolderFacts::of(&self.subject)?;
-        if self.target.is_some() || self.parallel.cluster.is_some() {
+        let is_drawn = matches!(self.format, Format::Perfetto | Format::Html);
+        if self.target.is_some() || self.parallel.cluster.is_some() || is_drawn {
             let program = written_program(&self.subject)?;
-            let machine = self.machine(program.mesh.devices(), &program.mesh.to_string())?;
-            machine.iter().try_for_each(|machine| found.predict(&program, machine))?;
+            let machine = self.machine(program.ranks(), &program.mesh.to_string())?;
+            found.predict(&program, machine.as_ref())?;
         }
         let text = match self.format {
             Format::Text => found.to_string(),
             Format::Json => report::json(&found)?,
             Format::Dot => dot(&written_program(&self.subject)?),
-            Format::Perfetto => self.timeline(found.prediction.as_ref())?,
-            Format::Html => return Err(draws_timetables_alone().into()),
+            Format::Perfetto => self.timeline(found.prediction.as_ref(), found.pipeline.as_ref())?,
+            Format::Html => self.page(found.pipeline.as_ref())?,
         };
         Ok(Output { text, reasons: vec![] })
     }
@@ -282,7 +287,7 @@ fn draws_steps_alone() -> Diagnostic {
 
 fn draws_timetables_alone() -> Diagnostic {
     Diagnostic::new("--format html draws the timetable of a pipeline")
-        .note("give a model and the stages: --mesh pp=2; and remove --after and --why")
+        .note("give a model with the stages: --mesh pp=2; or the folder of a run that has stages; and remove --after and --why")
 }
 
 fn draws_no_answers() -> Diagnostic {

@@ -1,12 +1,14 @@
 //! What a folder holds that `compile` wrote: how far its run came, and what can be taken from it.
 
-use super::PredictionFacts;
 use super::prediction::{filled, milliseconds};
 use super::units::{bytes, count, grouped};
+use super::{PipelineFacts, PredictionFacts};
 use crate::export;
 use crate::failure::Failure;
+use crate::lowering::Lowering;
 use ir::machine::{DeviceKind, Machine};
 use ir::{Diagnostic, Level, Module, Role, visible};
+use passes::Manager;
 use runtime::checkpoint::Checkpoint;
 use runtime::metrics::{StepMetrics, read_metrics};
 use runtime::program::UpdateTime;
@@ -39,6 +41,9 @@ pub struct FolderFacts {
     /// What a step takes on the device that was asked about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prediction: Option<PredictionFacts>,
+    /// The pipeline, if the program has stages and they were asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<PipelineFacts>,
     /// Files that are there and cannot be read, and why.
     pub problems: Vec<String>,
 }
@@ -101,6 +106,7 @@ impl FolderFacts {
             config: None,
             results: vec![],
             prediction: None,
+            pipeline: None,
             problems: vec![],
         };
         let program = facts.read(path, "program.ir").map(|text| ir::text::parse(&text));
@@ -135,17 +141,21 @@ impl FolderFacts {
         Ok(facts)
     }
 
-    /// Predicts a step of the folder's program on a machine.
+    /// Predicts a step of the folder's program on a machine. Of a program with stages, its pipeline: without a machine by the times of the
+    /// device that passes assume.
     ///
     /// # Errors
     /// A program that is not valid: the folder's file was changed. An operator for which the device has no kernel.
-    pub fn predict(&mut self, program: &Module, machine: &Machine) -> Result<(), Failure> {
+    pub fn predict(&mut self, program: &Module, machine: Option<&Machine>) -> Result<(), Failure> {
         ir::verify::verify(program)?;
         if program.level == Level::Lowered {
             return Err(
                 Diagnostic::new("program.ir is a lowered program, which `compile` does not write").into()
             );
         }
+        let manager = Manager::default();
+        self.pipeline = PipelineFacts::of_step(&mut Lowering::new(&manager, 0), &filled(program), machine)?;
+        let Some(machine) = machine.filter(|_| self.pipeline.is_none()) else { return Ok(()) };
         let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
         let is_early = self.plan.get("update").is_some_and(|update| update == "early");
         let update = if is_early { UpdateTime::Early } else { UpdateTime::Late };
@@ -296,6 +306,9 @@ impl fmt::Display for FolderFacts {
         if let Some(prediction) = &self.prediction {
             write!(f, "{prediction}")?;
             self.compare(f, prediction)?;
+        }
+        if let Some(pipeline) = &self.pipeline {
+            write!(f, "{pipeline}")?;
         }
         if let Some(config) = &self.config {
             writeln!(f, "\nsettings (config.toml)")?;

@@ -8,14 +8,13 @@ mod text;
 mod times;
 
 use super::prediction::MemoryClassFacts;
-use crate::compilation::Compilation;
 use crate::failure::Failure;
+use crate::lowering::Lowering;
 use crate::training;
 use ir::machine::{Device, Machine};
 use ir::timetable::{TASK_PHASES, TaskTime, slots};
 use ir::{Dependency, Module, Phase, Pipeline, Timeline};
-use passes::Manager;
-use runtime::program::{Program, StagePrograms};
+use runtime::program::{Program, StagePrograms, UpdateTime};
 use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use times::Times;
@@ -123,27 +122,24 @@ pub struct TransferFacts {
 }
 
 impl PipelineFacts {
-    /// The pipeline of a compilation, for a machine or for the processor. `None` of a program without stages.
+    /// The pipeline of a step, lowered for a machine, or for the processor. `None` of a program without stages.
     ///
     /// # Errors
     /// An operator that the machine has no kernel for.
-    pub(super) fn of_compilation(
-        compilation: &Compilation,
-        microbatches: u64,
+    pub(super) fn of_step(
+        lowering: &mut Lowering,
+        module: &Module,
         machine: Option<&Machine>,
     ) -> Result<Option<Self>, Failure> {
-        if compilation.training.pipeline.is_none() {
-            return Ok(None);
-        }
+        let Some(pipeline) = &module.pipeline else { return Ok(None) };
         let (target, size) = match machine.map(Machine::device) {
             Some(device) => (Target::of(device.kind), Multiprocessors(device.multiprocessors)),
             None => (Target::Cpu, Multiprocessors::default()),
         };
-        let (manager, step) = (Manager::default(), compilation.training.clone());
-        let mut lowering = compilation.lowering(&manager);
+        let microbatches = u64::from(pipeline.microbatches);
         let programs =
-            training::lower_step(&mut lowering, step, microbatches, compilation.update, target, size)?;
-        Self::of(&training::step(&compilation.training)?, &programs, machine)
+            training::lower_step(lowering, module.clone(), microbatches, UpdateTime::Late, target, size)?;
+        Self::of(&training::step(module)?, &programs, machine)
     }
 
     /// The facts of a step, whose programs are those of its pipeline ranks. Without a machine, the times are those of the device that

@@ -21,8 +21,10 @@ impl StageFacts {
     }
 
     fn of(module: &Module, forward: &[NodeId], stage: u32, rank: u32, times: &Times) -> Self {
-        let own = || forward.iter().map(|&id| module.node(id)).filter(|node| node.stage == stage);
-        let origin = |origin: Option<&str>| origin.unwrap_or_default().to_owned();
+        let own = forward.iter().map(|&id| module.node(id)).filter(|node| node.stage == stage);
+        let mut origins = own.map(|node| &*node.origin).filter(|origin| !origin.is_empty());
+        let first = origins.next().unwrap_or_default();
+        let last = origins.next_back().unwrap_or(first);
         let states = module.states.values().filter(|state| state.stage == stage);
         let parameters = states.filter(|state| state.role == Role::Parameter);
         let sent = |is_wanted: &dyn Fn(u32) -> bool| {
@@ -33,8 +35,8 @@ impl StageFacts {
         let ms = |phase| times.task(Part::new(phase, stage));
         Self {
             rank,
-            first: origin(own().map(|node| &*node.origin).find(|origin| !origin.is_empty())),
-            last: origin(own().map(|node| &*node.origin).rfind(|origin| !origin.is_empty())),
+            first: first.to_owned(),
+            last: last.to_owned(),
             parameters: parameters.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add),
             forward_ms: ms(Phase::Forward),
             backward_ms: ms(Phase::Backward),

@@ -29,7 +29,7 @@ impl PipelineFacts {
         format!(
             "pipeline of {} on {}, schedule {}: {microbatches} take {} by the cost model, on {}",
             count(self.stages.len(), "stage"),
-            count(self.ranks.len(), "rank"),
+            count(self.ranks.len(), "pipeline rank"),
             visible(&self.schedule),
             milliseconds(self.microbatches_ms),
             visible(&self.device)

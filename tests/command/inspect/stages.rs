@@ -26,7 +26,7 @@ fn a_pipeline_is_told_stage_by_stage_and_drawn() {
     check_pipeline(
         &["--mesh", "pp=2"],
         expect![[r#"
-        pipeline of 2 stages on 2 ranks, schedule 1f1b: 4 microbatches take 45.4 µs by the cost model, on H100 SXM (--target names another device)
+        pipeline of 2 stages on 2 pipeline ranks, schedule 1f1b: 4 microbatches take 45.4 µs by the cost model, on H100 SXM (--target names another device)
           stage  rank       parameters    forward   backward  load     sends  nodes
               0     0          437,504     3.2 µs     4.8 µs  96 %  64.0 KiB  node_embedding to node_add_11
               1     1          396,800     3.3 µs     5.1 µs 100 %       0 B  node_add_11 to loss
@@ -44,7 +44,7 @@ fn stages_of_the_same_rank_are_told_apart() {
     check_pipeline(
         &["--mesh", "pp=2", "--schedule", "interleaved"],
         expect![[r#"
-        pipeline of 4 stages on 2 ranks, schedule interleaved: 4 microbatches take 43.6 µs by the cost model, on H100 SXM (--target names another device)
+        pipeline of 4 stages on 2 pipeline ranks, schedule interleaved: 4 microbatches take 43.6 µs by the cost model, on H100 SXM (--target names another device)
           stage  rank       parameters    forward   backward  load     sends  nodes
               0     0          239,232     1.6 µs     2.4 µs  94 %  64.0 KiB  node_embedding to node_add_7
               1     1          198,272     1.5 µs     2.3 µs  90 %  64.0 KiB  node_add_7 to node_add_11
@@ -67,7 +67,7 @@ fn gradients_of_parameters_have_marks_of_their_own() {
     check_pipeline(
         &["--mesh", "pp=2", "--schedule", "zb-v", "--target", "h200"],
         expect![[r#"
-        pipeline of 4 stages on 2 ranks, schedule zb-v: 4 microbatches take 638.4 µs by the cost model, on H200 SXM
+        pipeline of 4 stages on 2 pipeline ranks, schedule zb-v: 4 microbatches take 638.4 µs by the cost model, on H200 SXM
           stage  rank       parameters    forward   backward    weights  load     sends  nodes
               0     0          239,232    31.6 µs    22.6 µs    22.1 µs  94 %  64.0 KiB  node_embedding to node_add_7
               1     1          198,272    28.6 µs    22.6 µs    19.1 µs  87 %       0 B  node_add_7 to node_add_11
@@ -183,10 +183,26 @@ fn a_timeline_has_a_track_for_each_rank_and_an_arrow_for_each_transfer() {
 }
 
 #[test]
+fn the_folder_of_a_run_has_the_same_timetable() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().display().to_string();
+    let flags = ["--mesh", "pp=2", "--schedule", "zb-h1"];
+    let program = read(&[&[MODEL, "--after", "simplify"], &flags[..], &BATCH].concat());
+    std::fs::write(folder.path().join("program.ir"), program).expect("it is written");
+    let times = |found: &Value| found["pipeline"]["ranks"].as_array().expect("it has ranks").clone();
+    let of_model = json(&[&[MODEL, "--target", "h200"], &flags[..], &BATCH].concat());
+    let of_folder = json(&[&path, "--target", "h200"]);
+    assert_eq!(times(&of_folder), times(&of_model));
+    assert!(of_folder["prediction"].is_null(), "a step of one rank is no step");
+    let page = inspect(&[&path, "--format", "html"]).output().expect("it is drawn").text;
+    assert_eq!(page.matches("<g data-rank=").count(), 2);
+}
+
+#[test]
 fn a_page_needs_stages() {
     let error = expect![[r#"
         error: --format html draws the timetable of a pipeline
-          = give a model and the stages: --mesh pp=2; and remove --after and --why
+          = give a model with the stages: --mesh pp=2; or the folder of a run that has stages; and remove --after and --why
     "#]];
     for flags in [&[][..], &["--mesh", "dp=2"], &["--mesh", "pp=2", "--why", "x"]] {
         error.assert_eq(&read(&[&["models/mlp.dynamo.onnx", "--format", "html"], flags].concat()));

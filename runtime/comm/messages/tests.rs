@@ -11,10 +11,13 @@ use std::time::Duration;
 /// Messages from one rank to another, in their order.
 type Queue = VecDeque<Vec<u8>>;
 
-/// Messages on their way, by sender, receiver and channel; those of collectives have none.
+/// Sender, receiver and channel of a message; those of collectives have no channel.
+type Way = (u64, u64, Option<u32>);
+
+/// Messages on their way.
 #[derive(Default)]
 struct Mail {
-    boxes: Mutex<BTreeMap<(u64, u64, Option<u32>), Queue>>,
+    boxes: Mutex<BTreeMap<Way, Queue>>,
     arrived: Condvar,
 }
 

@@ -44,7 +44,7 @@ Examples:
 
   Show the stages of a pipeline and their timetable, and draw the timetable as a page:
     trainyard inspect gpt2.onnx --mesh pp=4 --schedule zb-v --global-batch 8 --microbatch 1
-    trainyard inspect gpt2.onnx --mesh pp=4 --global-batch 8 --microbatch 1 --format html > timetable.html";
+    trainyard inspect gpt2.onnx --mesh pp=4 --config trainyard.toml --format html > page.html";
 
 /// Arguments of `inspect`.
 #[derive(Args, Clone, Debug)]

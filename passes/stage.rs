@@ -18,7 +18,8 @@ use crate::pass::{PassContext, Transform};
 use crate::recompute::DeviceRates;
 use ir::machine::Device;
 use ir::{
-    Builder, Changed, Definition, Diagnostic, EVERY_STAGE, Level, Module, NodeId, Pipeline, StateId, ValueId,
+    Builder, Changed, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId, Pipeline,
+    StateId, ValueId,
 };
 use schedule::{Plan, ScheduleChoice};
 pub(crate) use settle::settle;
@@ -131,7 +132,7 @@ pub fn decide(module: &Module, options: &Stage) -> Result<Decision, Diagnostic> 
     Ok(Decision { plan, nodes, of_weights: forward.of_weights })
 }
 
-/// Cuts before the first node that fits each pattern.
+/// Cuts before the first node that fits each pattern: by its name in the file, or by the name of a parameter that it reads.
 fn by_hand(
     module: &Module,
     divided: &[NodeId],
@@ -146,11 +147,12 @@ fn by_hand(
     }
     let mut starts = vec![0];
     for cut in cuts {
-        let found = divided.iter().position(|&id| matches(cut, &module.node(id).origin));
+        let found = divided.iter().position(|&id| fits(module, id, cut));
         let at = found.ok_or_else(|| {
             let error = Diagnostic::new(format!("no node of the model fits the pattern `{cut}` of --cut"));
             error.note(
-                "a pattern is compared with the names of the file's nodes, which `trainyard inspect` lists",
+                "a pattern is compared with the names of nodes and of the parameters that they read; `trainyard inspect` \
+                 lists both",
             )
         })?;
         starts.push(at);
@@ -163,6 +165,20 @@ fn by_hand(
     }
     let ends = starts.iter().skip(1).copied().chain([divided.len()]);
     Ok(starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect())
+}
+
+/// Whether a pattern fits the name of a node in its file, as its origin quotes it, the whole origin, or the name of a parameter that
+/// the node reads.
+fn fits(module: &Module, id: NodeId, pattern: &str) -> bool {
+    let node = module.node(id);
+    let quoted = node.origin.split('"').skip(1).step_by(2);
+    let parameters = node.operands.iter().filter_map(|&value| {
+        match module.value(module.viewed(value, Movement::is_layout)).definition {
+            Definition::State(state) => Some(module.states[state].name.as_str()),
+            _ => None,
+        }
+    });
+    quoted.chain([&*node.origin]).chain(parameters).any(|name| matches(pattern, name))
 }
 
 /// Writes the stages into the program, and adds the transfers.

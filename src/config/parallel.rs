@@ -37,8 +37,8 @@ pub struct Parallel {
     #[arg(long, value_name = "NAME[:chunks=V]", value_parser = schedule)]
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_schedule")]
     pub schedule: Option<ScheduleChoice>,
-    /// Begin a stage of the pipeline at the first node whose name in the file matches the glob; may be repeated, once for each stage but
-    /// the first [default: stages that take equal times]
+    /// Begin a stage of the pipeline at the first node that matches the glob, by its name in the file or by the name of a parameter that
+    /// it reads (`*.h.6.*`); may be repeated, once for each stage but the first [default: stages that take equal times]
     #[arg(long, value_name = "PATTERN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cut: Vec<String>,

@@ -141,6 +141,14 @@ fn all_options_compose_with_all_schedules() {
 }
 
 #[test]
+fn a_cut_by_hand_names_a_node_or_a_parameter() {
+    check([
+        format!("gpt2.dynamo --mesh pp=2 --cut node_layer_norm_2 {BATCH} --tolerance 1e-9"),
+        format!("gpt2.dynamo --mesh pp=2 --cut *.h.1.ln_1.* {BATCH} --tolerance 1e-9"),
+    ]);
+}
+
+#[test]
 fn pipelines_that_cannot_be_are_refused_with_what_could_be() {
     check_error(
         "mlp.dynamo --mesh pp=64 --microbatch 1 --global-batch 64",
@@ -167,7 +175,7 @@ fn pipelines_that_cannot_be_are_refused_with_what_could_be() {
         "gpt2.dynamo --mesh pp=2 --cut nothing --microbatch 2 --global-batch 8",
         expect![[r#"
         error: no node of the model fits the pattern `nothing` of --cut
-          = a pattern is compared with the names of the file's nodes, which `trainyard inspect` lists
+          = a pattern is compared with the names of nodes and of the parameters that they read; `trainyard inspect` lists both
     "#]],
     );
     check_error(

@@ -1,13 +1,17 @@
 //! Evaluation: keeps the sums and weights of the loss, which an evaluation reads.
 //!
-//! Invariants: no state changes, nothing is drawn at random, no label is smoothed, and batch norms use their running
+//! Invariants: no state changes, the newest weights are read, nothing is drawn at random, no label is smoothed, and batch norms use their running
 //! statistics.
 
 use crate::arguments::Arguments;
 use crate::dropout;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
-use ir::{Builder, Changed, Diagnostic, Module, NodeId, Op, OperandRole, Phase, ScalarPart, StepOutput};
+use ir::{
+    Builder, Changed, Diagnostic, Initializer, Module, NodeId, Op, OperandRole, Phase, Role, ScalarPart,
+    State, StepOutput, ValueId,
+};
+use std::collections::BTreeSet;
 
 /// The pass; it has no options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,10 +43,14 @@ impl Transform for Evaluation {
         if let Some(pipeline) = &mut module.pipeline {
             // Each batch passes the stages by itself, and a rank begins the next one when it has passed one on.
             pipeline.microbatches = 1;
+            pipeline.delays.clear();
             for tasks in &mut pipeline.timetable.ranks {
-                tasks.retain(|task| task.part.phase == Phase::Forward && task.microbatch == 0);
+                let mut seen = BTreeSet::new();
+                tasks.retain(|task| task.part.phase == Phase::Forward && seen.insert(task.part));
+                tasks.iter_mut().for_each(|task| task.microbatch = 0);
             }
         }
+        read_newest(module);
         dropout::remove(module)?;
         use_running_statistics(module);
         remove_dead(module, Self::NAME);
@@ -56,6 +64,19 @@ pub fn outputs(module: &Module) -> Vec<String> {
     let is_there = |output: &StepOutput| module.step_output(*output).is_some();
     let classes = (0..).take_while(|&class| is_there(&StepOutput::loss(class, ScalarPart::Sum)));
     classes.flat_map(parts).filter(is_there).map(String::from).collect()
+}
+
+/// Lets readers of an earlier version of a state read the state.
+fn read_newest(module: &mut Module) {
+    let versions = module.states.values().filter(|state| state.role == Role::Version);
+    let newest = |state: &State| match state.initializer {
+        Initializer::CopyOf(id) => Some((state.input, module.states[id].input)),
+        _ => None,
+    };
+    let pairs: Vec<(ValueId, ValueId)> = versions.filter_map(newest).collect();
+    let mut b = Builder::new(module, Evaluation::NAME);
+    pairs.into_iter().for_each(|(version, newest)| b.replace(version, newest));
+    b.finish();
 }
 
 /// Gives readers of a batch norm's batch statistics its running statistics.

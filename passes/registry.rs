@@ -3,7 +3,7 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
-    absorb, autodiff, bind, buckets, canonicalize, collectives, dropout, evaluation, fold, hierarchy,
+    absorb, autodiff, bind, buckets, canonicalize, collectives, delay, dropout, evaluation, fold, hierarchy,
     initialize, join, keep, loss, optimizer, parameters, precision, recompute, simplify, spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
@@ -77,6 +77,7 @@ passes! {
     Loss(loss::Loss)
     Initialize(initialize::Initialize)
     Stage(stage::Stage)
+    Delay(delay::Delay)
     Autodiff(autodiff::Autodiff)
     Precision(precision::Precision)
     Optimizer(optimizer::Optimizer)

@@ -192,6 +192,7 @@ pub fn apply(module: &mut Module, options: &Stage, decision: Decision) -> Result
         schedule: options.schedule.to_string(),
         microbatches: options.microbatches,
         placement: plan.placement,
+        delays: plan.delays,
         timetable: plan.timetable,
     });
     let mut b = Builder::new(module, Stage::NAME);

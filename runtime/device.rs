@@ -154,8 +154,11 @@ pub fn step(
             return Err(DeviceError::Microbatches { given, taken });
         }
     }
-    let turns = program.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.turns);
-    for (index, turn) in turns.iter().enumerate() {
+    // An asynchronous schedule drains after the step.
+    let turns = program.pipeline.iter().flat_map(|pipeline| {
+        pipeline.turns_of(0, 1).into_iter().map(|index| (index, &pipeline.turns[index]))
+    });
+    for (index, turn) in turns {
         device.begin_turn(id, index)?;
         let given = &microbatches[turn.task.microbatch as usize];
         for (input, _) in program.inputs.iter().enumerate().filter(|(_, slot)| turn.feeds(slot)) {

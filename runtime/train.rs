@@ -21,7 +21,7 @@ mod surroundings;
 #[cfg(test)]
 mod tests;
 
-pub use error::{Cause, TrainError};
+pub use error::{Cause, ChangedBy, TrainError};
 pub use finite::NotFiniteState;
 pub use history::{EvalHistory, Evaluation};
 pub use resume::{Resumed, cut_back, resume};

@@ -14,6 +14,7 @@ use passes::bind::Bind;
 use passes::buckets::Buckets;
 use passes::canonicalize::Canonicalize;
 use passes::collectives::Collectives;
+use passes::delay::Delay;
 use passes::dropout::Dropout;
 use passes::fold::Fold;
 use passes::hierarchy::Hierarchy;
@@ -51,6 +52,9 @@ pub struct CompilationPlan {
     pub precision: Precision,
     /// The stages of a pipeline. The number of microbatches is known when the loss is there: [`CompilationPlan::for_batch`].
     pub stage: Option<Stage>,
+    /// The delays of trained tensors and states by name, where an asynchronous schedule has been found to delay them: the reference
+    /// has no stages, and reads the same versions.
+    pub delays: Vec<(String, u32)>,
     /// Samples of a step, and the data ranks that share a microbatch.
     pub batch: Batch,
     /// The mesh of devices and the sharding; without axes one device. Of a pipeline, those of a stage.
@@ -108,6 +112,7 @@ impl CompilationPlan {
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
             stage: flags.parallel.stage(),
+            delays: vec![],
             batch: Batch { global: None, data_ranks: flags.parallel.data_ranks() },
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
@@ -162,7 +167,7 @@ impl CompilationPlan {
         self
     }
 
-    /// Refuses early updates where an update waits for all gradients anyway.
+    /// Refuses early updates where an update waits for all gradients anyway, and updates that wait where the schedule lets none wait.
     pub(crate) fn check_update(&self) -> Result<(), Vec<Diagnostic>> {
         let clips = self.optimizer.clip.is_some().then(|| {
             Diagnostic::new("--update early cannot be used with --clip").note(
@@ -179,11 +184,32 @@ impl CompilationPlan {
             Diagnostic::new("--update early cannot be used with the stages of a pipeline")
                 .note("a stage has several microbatches at once; remove --update early")
         });
-        let problems: Vec<Diagnostic> = match self.update {
+        let mut problems: Vec<Diagnostic> = match self.update {
             UpdateTime::Late => vec![],
             UpdateTime::Early => clips.into_iter().chain(scales).chain(stages).collect(),
         };
+        problems.extend(self.asynchronous());
         if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// Problems of a schedule whose updates wait for no other stage.
+    fn asynchronous(&self) -> Vec<Diagnostic> {
+        let schedule = self.stage.as_ref().map(|stage| stage.schedule.schedule);
+        let Some(schedule) = schedule.filter(|schedule| schedule.is_asynchronous()) else { return vec![] };
+        let name = schedule.name();
+        let clips = self.optimizer.clip.is_some().then(|| {
+            Diagnostic::new(format!("--clip cannot be used with --schedule {name}")).note(
+                "clipping needs the norm of all gradients, and a stage updates its weights before other stages have theirs; \
+                 remove --clip, or use a synchronous schedule such as 1f1b",
+            )
+        });
+        let scales = (self.precision.compute == DType::F16).then(|| {
+            Diagnostic::new(format!("fp16 cannot be used with --schedule {name}")).note(
+                "fp16 skips the update if a gradient of any stage is not finite, and a stage updates its weights before other \
+                 stages have their gradients; --bf16 needs no loss scale, and synchronous schedules such as 1f1b take fp16",
+            )
+        });
+        clips.into_iter().chain(scales).collect()
     }
 
     /// From the import to the loss, and the weights before step 0.
@@ -216,12 +242,14 @@ impl CompilationPlan {
         let passes = stage.into_iter().chain([self.autodiff.clone().into()]);
         let passes = passes.chain(precision).chain(update).chain(devices);
         let passes = passes.chain(self.recompute.clone().map(Pass::from));
+        let is_delayed = self.stage.as_ref().is_some_and(|stage| stage.schedule.schedule.is_asynchronous());
+        let passes = passes.chain(is_delayed.then(|| Delay { states: self.delays.clone() }.into()));
         Pipeline { passes: passes.collect() }
     }
 
     /// The untransformed program's step, with the parameters that the compiled one was found to have.
     pub fn reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
-        pipeline([
+        let mut reference = pipeline([
             self.bind.clone().into(),
             self.dropout.clone().into(),
             Fold.into(),
@@ -229,14 +257,19 @@ impl CompilationPlan {
             self.loss.clone().into(),
             Autodiff::default().into(),
             Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into(),
-        ])
+        ]);
+        if !self.delays.is_empty() {
+            reference.passes.push(Delay { states: self.delays.clone() }.into());
+        }
+        reference
     }
 
     /// The same with the casts that the user asked for: a program whose rounding is that of the compiled one.
     pub fn rounded_reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
         let mut reference = self.reference(parameters);
         if self.precision != Precision::default() {
-            let optimizer = reference.passes.len() - 1;
+            let is_optimizer = |pass: &Pass| matches!(pass, Pass::Optimizer(_));
+            let optimizer = reference.passes.iter().position(is_optimizer).unwrap_or(0);
             reference.passes.insert(optimizer, self.precision.clone().into());
         }
         reference

@@ -83,13 +83,21 @@ impl Subject {
         check_memory(module)?;
         let bytes = initial_states(module, seed, Missing::Refuse, given)?;
         let mut start = Tensors::new();
-        for state in module.states.values() {
+        // The machine that runs a step gives earlier versions values of their own.
+        for state in module.states.values().filter(|state| state.role != Role::Version) {
             let tensor = bytes.get(&state.name).and_then(|bytes| Tensor::from_bytes(&state.ty, bytes));
             let missing = || Diagnostic::new(format!("state `{}` has no value of {}", state.name, state.ty));
             start.insert(state.name.clone(), tensor.ok_or_else(missing)?);
         }
-        let tensors = compilation.file_tensors(|name| start.get(name))?;
+        let mut tensors = compilation.file_tensors(|name| start.get(name))?;
         let layout = Layout::of(&compilation.parameters);
+        plan.delays = layout.delays(module);
+        let read = |name: &str| {
+            let delay =
+                plan.delays.iter().find(|(delayed, _)| delayed == name).map_or(0, |(_, delay)| *delay);
+            start.get(name).map(|value| execute::earlier(value, delay))
+        };
+        tensors.extend(layout.versions(&plan.delays, read)?);
         Ok(Self { plan, compilation, layout, start, tensors })
     }
 
@@ -106,7 +114,7 @@ impl Subject {
 
     /// Runs one exact step of the reference.
     pub fn run_reference(&self, reference: &Module, microbatches: &[Tensors]) -> Result<Execution, Failure> {
-        Machine::new(reference, Mode::Exact, microbatches.len(), &Tensors::new())?.last_step(microbatches)
+        Machine::new(reference, Mode::Exact, microbatches.len(), &self.tensors)?.last_step(microbatches)
     }
 
     /// Runs one step of a program from the subject's weights, with a loss scale at which no gradient overflows.
@@ -133,7 +141,9 @@ impl Subject {
 
 /// The states that are neither trained nor the optimizer's: running statistics, counts of samples and steps.
 fn other_states(module: &Module, states: &Tensors) -> Tensors {
-    let is_other = |state: &&State| !matches!(state.role, Role::Parameter | Role::Optimizer | Role::Scaler);
+    let is_other = |state: &&State| {
+        !matches!(state.role, Role::Parameter | Role::Optimizer | Role::Scaler | Role::Version)
+    };
     let others = module.states.values().filter(is_other);
     others.filter_map(|state| Some((state.name.clone(), states.get(&state.name)?.clone()))).collect()
 }

@@ -5,6 +5,7 @@
 //! m microbatches; F, B (the whole backward), Bi (gradients of activations) and W (gradients of parameters) are the costs of
 //! a stage, that is of all chunks of a rank, and memory counts the activations of one microbatch in a stage.
 
+mod asynchronous;
 mod choice;
 mod dual_pipe_v;
 mod gpipe;
@@ -38,6 +39,10 @@ pub enum Schedule {
     ZbV,
     /// Two chunks a rank, placed as a V, with forward and backward tasks in pairs whose transfers overlap.
     DualPipeV,
+    /// 1F1B without a flush, one microbatch an update: each stage keeps the weights of its forward tasks until backward.
+    PipeDream,
+    /// 1F1B without a flush, p microbatches an update or more: every stage reads the weights of the update before the last.
+    TwoBw,
 }
 
 /// A schedule for given numbers of ranks, chunks and microbatches.
@@ -47,7 +52,9 @@ pub struct Plan {
     pub placement: Vec<u32>,
     /// Whether the gradients of parameters are tasks of their own.
     pub splits_backward: bool,
-    /// The tasks of each rank.
+    /// For each chunk the number of updates between the weights that it reads and the newest. Empty of a synchronous schedule.
+    pub delays: Vec<u32>,
+    /// The tasks of each rank; of an asynchronous schedule those of one step of an unbroken stream.
     pub timetable: Timetable,
 }
 
@@ -61,13 +68,15 @@ struct Pipeline {
 
 impl Schedule {
     /// Every schedule with its name in text.
-    pub const ALL: [(Self, &'static str); 6] = [
+    pub const ALL: [(Self, &'static str); 8] = [
         (Self::Gpipe, "gpipe"),
         (Self::OneFOneB, "1f1b"),
         (Self::Interleaved, "interleaved"),
         (Self::ZbH1, "zb-h1"),
         (Self::ZbV, "zb-v"),
         (Self::DualPipeV, "dualpipev"),
+        (Self::PipeDream, "pipedream"),
+        (Self::TwoBw, "2bw"),
     ];
 
     /// The name in text.
@@ -80,10 +89,15 @@ impl Schedule {
         matches!(self, Self::ZbH1 | Self::ZbV | Self::DualPipeV)
     }
 
+    /// Whether steps follow each other without a flush, so that stages read weights of earlier updates.
+    pub fn is_asynchronous(self) -> bool {
+        matches!(self, Self::PipeDream | Self::TwoBw)
+    }
+
     /// The chunks of a rank if the user does not say.
     pub fn default_chunks(self) -> u32 {
         match self {
-            Self::Gpipe | Self::OneFOneB | Self::ZbH1 => 1,
+            Self::Gpipe | Self::OneFOneB | Self::ZbH1 | Self::PipeDream | Self::TwoBw => 1,
             Self::Interleaved | Self::ZbV | Self::DualPipeV => 2,
         }
     }
@@ -105,7 +119,8 @@ impl Schedule {
         self.check_microbatches(pipeline)?;
         let timetable = Timetable { ranks: (0..ranks).map(|rank| self.tasks(pipeline, rank)).collect() };
         let placement = self.placement(ranks, chunks_per_rank);
-        Ok(Plan { placement, splits_backward: self.splits_backward(), timetable })
+        let delays = asynchronous::delays(self, ranks);
+        Ok(Plan { placement, splits_backward: self.splits_backward(), delays, timetable })
     }
 
     /// The tasks of one rank.
@@ -117,6 +132,7 @@ impl Schedule {
             Self::ZbH1 => zb_h1::tasks(pipeline, rank),
             Self::ZbV => zb_v::tasks(pipeline, rank),
             Self::DualPipeV => dual_pipe_v::tasks(pipeline, rank),
+            Self::PipeDream | Self::TwoBw => asynchronous::tasks(pipeline, rank),
         }
     }
 
@@ -180,6 +196,12 @@ impl Schedule {
             Self::DualPipeV if microbatches < 2 * ranks => Err(format!(
                 "`{name}` on {ranks} ranks needs at least {} microbatches, not {microbatches}; `zb-v` takes any number",
                 2 * ranks
+            )),
+            Self::PipeDream if microbatches != 1 => Err(format!(
+                "`{name}` updates the weights after each microbatch, and a step has {microbatches}; `2bw` takes {ranks} microbatches or more"
+            )),
+            Self::TwoBw if microbatches < ranks => Err(format!(
+                "`{name}` on {ranks} ranks needs at least {ranks} microbatches, not {microbatches}; `pipedream` takes 1, `1f1b` any number"
             )),
             _ => Ok(()),
         }

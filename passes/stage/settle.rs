@@ -4,6 +4,9 @@
 //! counters alone, are on every stage. Other scalars are computed on the last stage that makes one of their operands: so a norm is
 //! summed up stage by stage, in the order of the parameters. Where a node reads a value of another stage, a transfer is added, one
 //! for each value and stage. What the step reports travels to all pipeline ranks.
+//!
+//! In an asynchronous schedule, an update must not wait for the update of an earlier stage, which is behind in time. There, scalars of
+//! the update are computed on the first stage that makes one of their operands, and reports travel to the first stage alone.
 
 use ir::ops::transfer::Transfer;
 use ir::{
@@ -82,13 +85,15 @@ fn is_small(module: &Module, value: ValueId) -> bool {
 /// The stage of each node, given those of the states.
 fn nodes(module: &Module, states: &BTreeMap<StateId, u32>) -> BTreeMap<NodeId, u32> {
     let mut nodes = BTreeMap::new();
+    let is_asynchronous = module.pipeline.as_ref().is_some_and(ir::Pipeline::is_asynchronous);
     for (id, node) in module.nodes() {
         let of = |&value: &ValueId| match module.value(value).definition {
             Definition::Input(_) => EVERY_STAGE,
             Definition::State(state) => states[&state],
             Definition::Node(maker, _) => nodes[&maker],
         };
-        let last = node.operands.iter().map(of).filter(|&stage| stage != EVERY_STAGE).max();
+        let stages = node.operands.iter().map(of).filter(|&stage| stage != EVERY_STAGE);
+        let last = if is_asynchronous && node.phase == Phase::Update { stages.min() } else { stages.max() };
         let is_scalar = node.results.iter().all(|&value| is_small(module, value));
         let stage = match (&node.op, last) {
             (Op::Transfer(_), _) => node.stage,
@@ -177,7 +182,8 @@ impl<'m> Transfers<'m> {
             module.outputs.iter().filter(is_report).map(|output| output.value).collect();
         for value in reports {
             let from = self.b.module().stage_of(value);
-            for rank in (0..pipeline.ranks()).filter(|_| from != EVERY_STAGE) {
+            let ranks = if pipeline.is_asynchronous() { 1 } else { pipeline.ranks() };
+            for rank in (0..ranks).filter(|_| from != EVERY_STAGE) {
                 let has = |stage: u32| stage == from || self.made.contains_key(&(value, stage));
                 if !pipeline.stages_of(rank).any(has)
                     && let Some(first) = pipeline.stages_of(rank).next()

@@ -5,7 +5,7 @@ use super::classes::{Boundaries, MemoryByClass};
 use super::commit::may_overwrite;
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
 use super::overlap;
-use super::stages::{self, Blocks, PartAccesses, Slots};
+use super::stages::{self, Blocks, PartAccesses, Slots, Versions};
 use crate::kernel_contract::Unplaced;
 use crate::layout::Layout;
 use crate::program::{
@@ -16,6 +16,7 @@ use crate::target::Multiprocessors;
 use ir::analysis::memory_plan::{self, aligned};
 use ir::analysis::{Lifetime, Lifetimes};
 use ir::text::type_text;
+use ir::timetable::Part;
 use ir::{DType, Diagnostic, Phase, Role, Type};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -35,21 +36,23 @@ pub(super) fn program(
     let mut lifetimes = lifetimes(&drafts, &scratch, &positions, &parts);
     share_in_place(&mut drafts, &positions, &mut parts, &mut lifetimes);
     let boundaries = positions.boundaries(&drafts);
-    let Addresses { of, memory, blocks, slots } =
+    let Addresses { of, memory, blocks, slots, versions } =
         addresses(&drafts, &lifetimes, boundaries, &parts, options)?;
-    let view = |located: &Located| {
+    let view_in = |located: &Located, part: Option<Part>| {
         let buffer = root(&drafts.buffers, located.buffer);
         let constant = matches!(drafts.buffers[buffer].kind, BufferKind::Constant(_));
         let region = if constant { Region::Constants } else { Region::Arena };
         let Located { dtype, layout, by_rank, .. } = located.clone();
-        let (block, base) = of[buffer];
+        let version = versions.as_ref().and_then(|versions| versions.place(buffer, part));
+        let (block, base) = version.map_or(of[buffer], |(block, at)| (Some(block), at));
         View { region, block, base, dtype, layout, by_rank }
     };
+    let view = |located: &Located| view_in(located, None);
     let mut sections = [vec![], vec![], vec![]];
     for (draft, scratch) in drafts.instructions.iter().zip(&scratch) {
         sections[draft.section as usize].push(Instruction {
             kernel: draft.kernel.clone(),
-            operands: draft.operands.iter().map(view).collect(),
+            operands: draft.operands.iter().map(|operand| view_in(operand, draft.part)).collect(),
             results: draft.results.iter().map(view).collect(),
             scratch: scratch.as_ref().map(view),
             in_place: shared_places(&drafts.buffers, draft)?,
@@ -83,7 +86,7 @@ pub(super) fn program(
     let pipeline = drafts.stages.as_ref().map(|stages| {
         let in_microbatch = drafts.instructions.iter().filter(|draft| draft.section == Section::Microbatch);
         let parts: Vec<_> = in_microbatch.map(|draft| draft.part).collect();
-        stages::turns(stages, blocks, &slots, &parts)
+        stages::turns(stages, blocks, &slots, &parts, versions.as_ref())
     });
     let mut program = Program {
         name: module.name.clone(),
@@ -328,6 +331,7 @@ struct Addresses {
     memory: Memory,
     blocks: Blocks,
     slots: Slots,
+    versions: Option<Versions>,
 }
 
 /// The address of every buffer, and what that takes: states first, then everything planned by lifetimes, then the slots of blocks;
@@ -343,9 +347,16 @@ fn addresses(
     let mut blocks = Blocks::default();
     let mut memory = Memory::default();
     let mut planned: Vec<BufferId> = Vec::new();
+    let mut versions = Versions::of(drafts).filter(|_| options.states_of.is_none());
+    if let (Some(versions), Some(stages)) = (&versions, &drafts.stages) {
+        versions.addresses.iter().for_each(|(&buffer, &address)| addresses[buffer].1 = address);
+        memory.states = versions.total(stages.delay());
+    }
+    let is_placed = |id| versions.as_ref().is_some_and(|versions| versions.addresses.contains_key(&id));
     for (id, buffer) in drafts.buffers.iter().enumerate() {
         match buffer.kind {
             BufferKind::State(_) if buffer.bytes == 0 && drafts.stages.is_some() => {}
+            BufferKind::State(_) if is_placed(id) => {}
             BufferKind::State(index) => match options.states_of {
                 Some(other) => addresses[id].1 = shared_state(drafts, index, other)?,
                 None => {
@@ -394,6 +405,9 @@ fn addresses(
         Some(stages) => blocks.slots(stages, planned_end),
         None => Default::default(),
     };
+    if let (Some(versions), Some(stages)) = (&mut versions, &drafts.stages) {
+        blocks.add_versions(stages.forward(), versions);
+    }
     memory.arena = memory.states + placement.peak;
     if bytes > 0 {
         memory.arena = planned_end + bytes;
@@ -407,7 +421,7 @@ fn addresses(
     let classes: Vec<_> = planned.iter().zip(&buffers).map(class).collect();
     memory.by_class.add(&buffers, &classes, memory.arena - memory.states - bytes);
     memory.by_class.activations += bytes;
-    Ok(Addresses { of: addresses, memory, blocks, slots })
+    Ok(Addresses { of: addresses, memory, blocks, slots, versions })
 }
 
 /// The bytes of states, by class.
@@ -415,7 +429,7 @@ fn of_states(drafts: &Drafts) -> MemoryByClass {
     let mut memory = MemoryByClass::default();
     for (buffer, state) in drafts.buffers.iter().zip(drafts.module.states.values()) {
         let class = match state.role {
-            Role::Parameter | Role::Buffer => &mut memory.parameters,
+            Role::Parameter | Role::Buffer | Role::Version => &mut memory.parameters,
             Role::Optimizer | Role::Counter | Role::Scaler | Role::Rng => &mut memory.optimizer,
         };
         *class += aligned(buffer.bytes);

@@ -11,8 +11,10 @@ use crate::program::{Block, BlockId, Kernel, Message, RankPipeline, Turn};
 use cranelift_entity::EntitySet;
 use ir::analysis::memory_plan::aligned;
 use ir::analysis::{Lifetime, live_nodes};
-use ir::timetable::{Part, Task};
-use ir::{Definition, Diagnostic, EVERY_STAGE, Module, Node, NodeId, Phase, Pipeline};
+use ir::timetable::{Part, StreamTask, Task};
+use ir::{
+    Definition, Diagnostic, EVERY_STAGE, Initializer, Module, Node, NodeId, Phase, Pipeline, Role, StateId,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -39,6 +41,9 @@ impl<'m> RankStages<'m> {
 
     /// Whether one part runs before another in every microbatch.
     fn always_before(&self, one: Part, other: Part) -> bool {
+        if self.pipeline.is_asynchronous() {
+            return one.chunk == other.chunk && one.phase < other.phase;
+        }
         let turns = |microbatch| self.turn(one, microbatch).zip(self.turn(other, microbatch));
         (0..self.pipeline.microbatches)
             .all(|microbatch| turns(microbatch).is_some_and(|(one, other)| one < other))
@@ -78,6 +83,24 @@ impl<'m> RankStages<'m> {
         parts.sort_by_key(place);
         parts.dedup();
         parts
+    }
+
+    /// The forward tasks of the rank that run ahead of the first step.
+    fn prologue(&self) -> Vec<Task> {
+        match self.pipeline.is_asynchronous() {
+            true => self.pipeline.timetable.prologue(self.rank as usize),
+            false => vec![],
+        }
+    }
+
+    /// Forward of the rank's first stage.
+    pub(super) fn forward(&self) -> Part {
+        Part { phase: Phase::Forward, chunk: self.pipeline.stages_of(self.rank).next().unwrap_or(0) }
+    }
+
+    /// The delay of the rank's weights, in updates: an asynchronous schedule gives a rank one stage.
+    pub(super) fn delay(&self) -> u32 {
+        self.pipeline.stages_of(self.rank).map(|stage| self.pipeline.delay_of(stage)).max().unwrap_or(0)
     }
 
     /// Whether the rank has the states of a stage.
@@ -249,6 +272,12 @@ impl Blocks {
         (index as BlockId, at)
     }
 
+    /// Adds the block of the version that forward of a part reads. It has no slots of its own.
+    pub(super) fn add_versions(&mut self, part: Part, versions: &mut Versions) {
+        versions.block = self.0.len() as BlockId;
+        self.0.push(Block { parts: vec![part], bytes: versions.bytes });
+    }
+
     /// The slots of all blocks behind the address `start`, and the bytes that they take.
     pub(super) fn slots(&self, stages: &RankStages, start: u64) -> (Slots, u64) {
         let mut pools: BTreeMap<(Phase, Phase), Vec<BlockId>> = BTreeMap::new();
@@ -260,6 +289,16 @@ impl Blocks {
             }
         }
         let (mut slots, mut end) = (Slots::default(), start);
+        if stages.pipeline.is_asynchronous() {
+            // Forward of a microbatch runs before backward of the one that is `ahead` microbatches before it.
+            let count = stages.prologue().len() as u64 + 1;
+            for ids in pools.values() {
+                let size = ids.iter().map(|&id| self.0[id as usize].bytes).max().unwrap_or(0);
+                slots.in_stream.extend(ids.iter().map(|&id| (id, end, size)));
+                end += count * size;
+            }
+            return (slots, end - start);
+        }
         for ids in pools.values() {
             let size = ids.iter().map(|&id| self.0[id as usize].bytes).max().unwrap_or(0);
             let mut alive: Vec<(Range<usize>, BlockId)> = vec![];
@@ -288,10 +327,66 @@ impl Blocks {
     }
 }
 
+/// The versions of the weights of a rank with a delay. All states of one version lie together at the start of the arena, the newest
+/// version first, each version in the same order. A forward task reads the version of its step: the block says where.
+pub(super) struct Versions {
+    /// The block of the version that a forward task reads.
+    pub(super) block: BlockId,
+    /// The bytes of a version.
+    bytes: u64,
+    /// The address of each state that has versions, and of each version of it, by the index of its buffer.
+    pub(super) addresses: BTreeMap<BufferId, u64>,
+    /// The place in the block of each state's oldest version.
+    oldest: BTreeMap<BufferId, u64>,
+}
+
+impl Versions {
+    /// The versions of a rank's weights; `None` without a delay.
+    pub(super) fn of(drafts: &Drafts) -> Option<Self> {
+        let delay = drafts.stages.as_ref().map_or(0, RankStages::delay);
+        let mut ages: BTreeMap<StateId, Vec<BufferId>> = BTreeMap::new();
+        // Buffers of states come first, in their order.
+        for (buffer, state) in drafts.module.states.values().enumerate() {
+            match state.initializer {
+                Initializer::CopyOf(newest) if state.role == Role::Version && drafts.is_here(state.input) => {
+                    ages.entry(newest).or_insert_with(|| vec![newest.as_u32() as usize]).push(buffer);
+                }
+                _ => {}
+            }
+        }
+        if delay == 0 || ages.is_empty() {
+            return None;
+        }
+        let bytes: u64 = ages.values().map(|ages| aligned(drafts.buffers[ages[0]].bytes)).sum();
+        let mut versions = Self { block: 0, bytes, addresses: BTreeMap::new(), oldest: BTreeMap::new() };
+        let mut at = 0;
+        for ages in ages.values() {
+            versions.addresses.extend((0..).zip(ages).map(|(age, &buffer)| (buffer, age * bytes + at)));
+            versions.oldest.extend(ages.last().map(|&buffer| (buffer, at)));
+            at += aligned(drafts.buffers[ages[0]].bytes);
+        }
+        Some(versions)
+    }
+
+    /// The bytes of all versions.
+    pub(super) fn total(&self, delay: u32) -> u64 {
+        self.bytes * (u64::from(delay) + 1)
+    }
+
+    /// Where an instruction of a part finds a buffer that is a state's oldest version: in the block, if it is of forward.
+    pub(super) fn place(&self, buffer: BufferId, part: Option<Part>) -> Option<(BlockId, u64)> {
+        let is_forward = part.is_some_and(|part| part.phase == Phase::Forward);
+        self.oldest.get(&buffer).filter(|_| is_forward).map(|&at| (self.block, at))
+    }
+}
+
 /// For each block of a microbatch the turns in which it is alive, and its address.
 #[derive(Default)]
 pub(super) struct Slots {
     alive: Vec<(Range<usize>, BlockId, u64)>,
+    /// In an unbroken stream, for each block the address of the first slot of its pool, and the bytes of a slot. The microbatches of
+    /// the stream take the slots in turn.
+    in_stream: Vec<(BlockId, u64, u64)>,
 }
 
 /// The turns of a rank, given the instructions of the section `microbatch` and their parts.
@@ -300,22 +395,42 @@ pub(super) fn turns(
     blocks: Blocks,
     slots: &Slots,
     parts: &[Option<Part>],
+    versions: Option<&Versions>,
 ) -> RankPipeline {
-    let tasks = stages.tasks();
+    let (tasks, prologue) = (stages.tasks(), stages.prologue());
     let range = |part: Part| {
         let start = parts.iter().position(|own| *own == Some(part)).unwrap_or(0);
         let length = parts[start..].iter().take_while(|own| **own == Some(part)).count();
         start..start + length
     };
     let mut ranges: BTreeMap<Part, Range<usize>> = BTreeMap::new();
-    let mut turns: Vec<Turn> = tasks
+    let (microbatches, ahead) = (stages.pipeline.microbatches, prologue.len() as u32);
+    let period = period(microbatches, ahead + 1);
+    let first = prologue.into_iter().map(|task| StreamTask { task, step: 0 });
+    let of_steps = (0..period).flat_map(|step| tasks.iter().map(move |&task| StreamTask { task, step }));
+    let stream: Vec<StreamTask> = first.chain(of_steps).collect();
+    let mut turns: Vec<Turn> = stream
         .iter()
-        .map(|&task| Turn {
-            task,
+        .map(|StreamTask { task, .. }| Turn {
+            task: *task,
             instructions: ranges.entry(task.part).or_insert_with(|| range(task.part)).clone(),
             bases: vec![Turn::NOWHERE; blocks.0.len()],
         })
         .collect();
+    for (turn, task) in turns.iter_mut().zip(&stream) {
+        let slot = u64::from(task.microbatch(microbatches) % (ahead + 1));
+        for (id, start, size) in &slots.in_stream {
+            turn.bases[*id as usize] = start + slot * size;
+        }
+        if turn.task.part.phase == Phase::Forward {
+            // A forward task that runs so many steps ahead reads a version that is by as many updates newer.
+            let steps = turn.task.microbatch / microbatches.max(1);
+            let age = stages.delay().saturating_sub(steps);
+            if let Some(versions) = versions {
+                turn.bases[versions.block as usize] = u64::from(age) * versions.bytes;
+            }
+        }
+    }
     for (alive, id, base) in &slots.alive {
         let microbatch = turns[alive.start].task.microbatch;
         for turn in &mut turns[alive.clone()] {
@@ -327,8 +442,20 @@ pub(super) fn turns(
     RankPipeline {
         rank: stages.rank,
         ranks: stages.pipeline.ranks(),
-        microbatches: stages.pipeline.microbatches,
+        microbatches,
+        is_asynchronous: stages.pipeline.is_asynchronous(),
+        ahead,
+        period,
         blocks: blocks.0,
         turns,
     }
+}
+
+/// The number of steps after which so many slots, taken in turn by the microbatches of a stream, are taken alike.
+fn period(microbatches: u32, slots: u32) -> u32 {
+    let (mut divisor, mut rest) = (slots.max(1), microbatches.max(1));
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    slots.max(1) / divisor
 }

@@ -16,8 +16,28 @@ pub struct RankPipeline {
     pub microbatches: u32,
     /// The blocks of memory that one part of a microbatch leaves to another.
     pub blocks: Vec<Block>,
-    /// The parts of all microbatches, in order.
+    /// Whether steps follow each other without a flush.
+    pub is_asynchronous: bool,
+    /// The forward tasks that the rank runs ahead of its step, in an unbroken stream of steps: 0 of a synchronous schedule.
+    pub ahead: u32,
+    /// The number of steps after which the slots of an unbroken stream repeat: 1 of a synchronous schedule.
+    pub period: u32,
+    /// The parts of all microbatches, in order. In an unbroken stream: first those that run ahead of the first step, then those of
+    /// `period` steps.
     pub turns: Vec<Turn>,
+}
+
+impl RankPipeline {
+    /// The turns of a step, by index: step `step` of a stream of `steps` steps, between whose first and last step no rank waits for all
+    /// others. Forward of a microbatch beyond those of the step belongs to a later step, and is left out where the stream ends.
+    pub fn turns_of(&self, step: u64, steps: u64) -> Vec<usize> {
+        let each = (self.turns.len() - self.ahead as usize) / (self.period as usize).max(1);
+        let start = self.ahead as usize + (step % u64::from(self.period).max(1)) as usize * each;
+        let before = if step == 0 { 0..self.ahead as usize } else { 0..0 };
+        let left = (steps - step) * u64::from(self.microbatches);
+        let is_there = |&turn: &usize| u64::from(self.turns[turn].task.microbatch) < left;
+        before.chain(start..start + each).filter(is_there).collect()
+    }
 }
 
 /// Memory that lives from one part of a microbatch to another. Each microbatch has its own, in a slot of a pool.

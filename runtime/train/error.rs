@@ -9,6 +9,15 @@ use crate::ranks::RankError;
 use ir::{Diagnostic, visible};
 use std::path::PathBuf;
 
+/// Why weights have changed before a number was looked at that is not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangedBy {
+    /// Updates run within backward.
+    EarlyUpdates,
+    /// Steps of an asynchronous schedule follow each other without a flush.
+    Stream,
+}
+
 /// A run that cannot begin or go on. Its text is one line; the [`Diagnostic`] made from it also has its notes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -26,8 +35,8 @@ pub enum TrainError {
         value: f64,
         /// What made the first such number, if it was found.
         cause: Option<Cause>,
-        /// Whether early updates had changed weights by then.
-        updated: bool,
+        /// Why weights had changed by then, if they had.
+        updated: Option<ChangedBy>,
         /// The newest checkpoint, made before that.
         kept: Option<PathBuf>,
     },
@@ -140,7 +149,7 @@ impl TrainError {
     /// Why, and what to do about it; one thought each. A device's error becomes a diagnostic by itself.
     fn notes(&self) -> Vec<String> {
         match self {
-            Self::NotFinite { kept, updated: true, .. } => vec![updated_text(kept)],
+            Self::NotFinite { kept, updated: Some(by), .. } => vec![updated_text(*by, kept)],
             Self::NotFinite { cause, kept, .. } => vec![kept_text(kept, cause)],
             Self::StateNotFinite { kept, .. } => vec![spoilt_text(kept)],
             Self::ScaleExhausted { kept, .. } => vec![scale_text(kept)],
@@ -228,10 +237,14 @@ fn kept_text(kept: &Option<PathBuf>, cause: &Option<Cause>) -> String {
     }
 }
 
-/// A run with early updates has no weights but those of its last checkpoint.
-fn updated_text(kept: &Option<PathBuf>) -> String {
-    let advice = "a smaller --lr or a longer warm-up may help, and --update late keeps the weights";
-    let began = "weights had changed by then, because of --update early";
+/// A run whose weights have changed has no weights but those of its last checkpoint.
+fn updated_text(by: ChangedBy, kept: &Option<PathBuf>) -> String {
+    let (reason, remedy) = match by {
+        ChangedBy::EarlyUpdates => ("of --update early", "--update late"),
+        ChangedBy::Stream => ("steps follow each other without a flush", "--schedule 1f1b"),
+    };
+    let advice = format!("a smaller --lr or a longer warm-up may help, and {remedy} keeps the weights");
+    let began = format!("weights had changed by then, because {reason}");
     match kept {
         Some(path) => format!("{began}: the run ends at the checkpoint `{}`; {advice}", path.display()),
         None => format!("{began}, and no checkpoint was saved before that; {advice}"),

@@ -63,6 +63,7 @@ impl fmt::Display for NotFiniteState {
         let role = match self.role {
             Role::Parameter => "parameter",
             Role::Buffer => "buffer",
+            Role::Version => "earlier version of a parameter",
             Role::Optimizer => "optimizer's state",
             Role::Scaler | Role::Rng | Role::Counter => "state",
         };

@@ -7,9 +7,10 @@ use ir::{ScalarPart, StepOutput};
 /// Where the numbers are that the loop reads: indices of outputs.
 #[derive(Clone)]
 pub(super) struct Outputs {
-    pub(super) loss: usize,
+    /// `None`, as of the norm, of a rank that does not know it: in an asynchronous pipeline reports travel to the first rank alone.
+    pub(super) loss: Option<usize>,
     pub(super) lr: usize,
-    pub(super) grad_norm: usize,
+    pub(super) grad_norm: Option<usize>,
     /// `None` of a pipeline rank that does not compute it.
     pub(super) microbatch_loss: Option<usize>,
     pub(super) scaling: Option<ScalingOutputs>,
@@ -33,19 +34,26 @@ impl Outputs {
             None => Some(loss?),
             Some(_) => loss.ok(),
         };
+        let reported = |name| {
+            let found = output(program, name, Section::Update);
+            match &program.pipeline {
+                Some(pipeline) if pipeline.is_asynchronous && pipeline.rank > 0 => Ok(found.ok()),
+                _ => found.map(Some),
+            }
+        };
         Ok(Self {
-            loss: output(program, StepOutput::Loss, Section::Update)?,
+            loss: reported(StepOutput::Loss)?,
             lr: output(program, StepOutput::LearningRate, Section::Update)?,
-            grad_norm: output(program, StepOutput::GradientNorm, Section::Update)?,
+            grad_norm: reported(StepOutput::GradientNorm)?,
             microbatch_loss,
             scaling: scaling_outputs(program)?,
             metrics: metrics(program),
         })
     }
 
-    /// What every program reports of an update.
-    pub(super) fn of_update(&self) -> [usize; 3] {
-        [self.loss, self.lr, self.grad_norm]
+    /// What every program reports of an update, as far as the rank knows it: the rate first.
+    pub(super) fn of_update(&self) -> Vec<usize> {
+        [Some(self.lr), self.loss, self.grad_norm].into_iter().flatten().collect()
     }
 }
 

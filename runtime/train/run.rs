@@ -5,7 +5,7 @@ use super::error::TrainError;
 use super::evaluate::evaluate;
 use super::history::{EvalHistory, Evaluation};
 use super::session::Session;
-use super::step::{Begun, not_finite};
+use super::step::{Begun, Stream, not_finite};
 use super::surroundings::Surroundings;
 use crate::checkpoint::{Checkpoints, PendingFingerprint};
 use crate::data::Loader;
@@ -133,32 +133,40 @@ fn steps<'scope, 'a: 'scope>(
     let mut saved = outcome.checkpoint.is_some().then_some(schedule.start);
     // The step that the device may still be at, and since when it is.
     let (mut open, mut since) = (None::<Begun>, Instant::now());
+    let mut stream = Stream::of(schedule.start..schedule.start);
     for step in schedule.start..schedule.steps {
-        let now = run.at_step(saves, schedule, stop)?;
-        (outcome.stopped, outcome.ended_early) = (now.stops, now.ends_early);
-        if now.is_written {
-            run.finish_save(saves, schedule, &mut outcome)?;
-        }
-        if outcome.stopped || outcome.ended_early {
-            break;
+        // Within a stream no rank waits for all others.
+        if step == stream.steps.end {
+            let now = run.at_step(saves, schedule, stop)?;
+            (outcome.stopped, outcome.ended_early) = (now.stops, now.ends_early);
+            if now.is_written {
+                run.finish_save(saves, schedule, &mut outcome)?;
+            }
+            if outcome.stopped || outcome.ended_early {
+                break;
+            }
+            stream = Stream::of(step..schedule.end_of_stream(step, run.session.longest_stream()));
         }
         if open.is_none() {
             since = Instant::now();
         }
         run.check_files(&outcome)?;
-        let begun = run.begin_step(step, microbatches, &outcome)?;
+        let begun = run.begin_step(step, microbatches, &stream, &outcome)?;
         if let Some(earlier) = open.take() {
-            run.end_step(earlier, &mut since, &outcome)
+            run.end_step(earlier, &mut stream, &mut since, &outcome)
                 .and_then(|ended| run.report(ended, None, &mut outcome))?;
         }
         let done = step + 1;
         let last = done == schedule.steps;
         let (evaluates, is_saved) = (last || due(schedule.eval_every, done), due(schedule.save_every, done));
-        if run.session.runs_ahead() && !evaluates && !is_saved {
+        if run.session.runs_ahead() && !evaluates && !is_saved && !run.session.is_asynchronous() {
             open = Some(begun);
             continue;
         }
-        let ended = run.end_step(begun, &mut since, &outcome)?;
+        let ended = run.end_step(begun, &mut stream, &mut since, &outcome)?;
+        if stream.ends_with(step) {
+            run.end_stream(&stream, &outcome)?;
+        }
         let eval_loss = if evaluates { evaluate(&mut run.session, run.loader, stop)? } else { None };
         if let Some(value) = eval_loss.filter(|loss| !loss.is_finite()) {
             run.check_states(schedule, saved, done, &outcome)?;
@@ -168,13 +176,14 @@ fn steps<'scope, 'a: 'scope>(
         run.report(ended, eval_loss, &mut outcome)?;
         outcome.stopped = last && eval_loss.is_none() && run.session.evaluates();
         let improves = eval_loss.is_some_and(|loss| run.is_lowest(done, loss));
-        if is_saved || (schedule.save_best && run.agree(improves)?) {
+        if is_saved || (evaluates && schedule.save_best && run.agree(improves)?) {
             run.save(saves, schedule, saved, (done, last), &mut outcome)?;
             saved = Some(done);
         }
     }
     if let Some(last) = open {
-        run.end_step(last, &mut since, &outcome).and_then(|ended| run.report(ended, None, &mut outcome))?;
+        run.end_step(last, &mut stream, &mut since, &outcome)
+            .and_then(|ended| run.report(ended, None, &mut outcome))?;
     }
     run.finish_save(saves, schedule, &mut outcome)?;
     if saved != Some(outcome.steps) {
@@ -182,6 +191,16 @@ fn steps<'scope, 'a: 'scope>(
     }
     (outcome.lowest, outcome.best) = (run.lowest(), run.best(schedule)?);
     Ok(outcome)
+}
+
+impl Schedule {
+    /// The end of the steps that follow each other without a flush, from `step` on: at most so many, up to the next evaluation and the
+    /// next checkpoint.
+    fn end_of_stream(&self, step: u64, longest: u64) -> u64 {
+        let next = |every: Option<u64>| every.map(|every| (step / every.max(1) + 1) * every.max(1));
+        let ends = [Some(self.steps), next(self.eval_every), next(self.save_every)];
+        ends.into_iter().flatten().fold(step + longest, u64::min)
+    }
 }
 
 /// Whether something that is done every so many steps is due after `done` steps.

@@ -38,6 +38,10 @@ pub struct Session<'d> {
     runs_ahead: bool,
 }
 
+/// The microbatches for each pipeline rank after which an asynchronous pipeline drains, so that all ranks agree whether the run goes on.
+/// Filling it again takes as long as one microbatch for each rank but one.
+const STREAM: u64 = 64;
+
 /// A program that evaluates fewer samples than a microbatch.
 #[derive(Clone, Debug)]
 struct ShortEvaluation {
@@ -58,9 +62,10 @@ pub(super) struct Evaluating {
 /// What an update reports.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Updated {
-    pub(super) loss: f64,
+    /// `None`, as the norm, on a rank to which the report does not travel.
+    pub(super) loss: Option<f64>,
     pub(super) lr: f64,
-    pub(super) grad_norm: f64,
+    pub(super) grad_norm: Option<f64>,
     /// The scaled gradients were not finite, so no state was changed but the scale.
     pub(super) skipped: bool,
     /// The loss scale, if the step was skipped though it is the smallest there may be.
@@ -122,7 +127,7 @@ impl<'d> Session<'d> {
         }
         let eval_classes =
             eval.map(|eval| LossClasses::of_rank(rank.device.program(eval))).transpose()?.flatten();
-        let until_norm = until_norm(program, outputs.grad_norm);
+        let until_norm = outputs.grad_norm.and_then(|norm| until_norm(program, norm));
         let runs_ahead = rank.device.run_ahead(train)?;
         let (short_eval, began) = (None, Began::default());
         Ok(Self {
@@ -257,6 +262,29 @@ impl<'d> Session<'d> {
         self.program().pipeline.as_ref().map(|pipeline| pipeline.turns.clone())
     }
 
+    /// The turns of step `step` in a stream of `steps` steps without a flush, by index, if the program is of a pipeline.
+    pub(super) fn turns_of(&self, step: u64, steps: u64) -> Option<Vec<(usize, Task)>> {
+        let pipeline = self.program().pipeline.as_ref()?;
+        let turns = pipeline.turns_of(step, steps).into_iter();
+        Some(turns.map(|index| (index, pipeline.turns[index].task)).collect())
+    }
+
+    /// The longest stream of steps without a flush: 1 step, unless the schedule is asynchronous. At its end all ranks agree.
+    pub(super) fn longest_stream(&self) -> u64 {
+        match &self.program().pipeline {
+            Some(pipeline) if pipeline.is_asynchronous => {
+                let microbatches = STREAM * u64::from(pipeline.ranks);
+                (microbatches / u64::from(pipeline.microbatches).max(1)).max(1)
+            }
+            _ => 1,
+        }
+    }
+
+    /// Whether steps follow each other without a flush.
+    pub(super) fn is_asynchronous(&self) -> bool {
+        self.program().pipeline.as_ref().is_some_and(|pipeline| pipeline.is_asynchronous)
+    }
+
     /// Runs a turn, given its microbatch's rows of this rank. Returns the sum of the microbatch's losses, if the turn makes it.
     pub(super) fn run_turn(&mut self, turn: usize, batch: &Batch) -> Result<Option<f64>, TrainError> {
         let task = self.begin_turn(turn, batch)?;
@@ -324,23 +352,23 @@ impl<'d> Session<'d> {
 
     /// Begins the update: the gradient's norm, if it is there before the weights change.
     pub(super) fn gradient_norm(&mut self) -> Result<Option<f64>, TrainError> {
-        let Some(until) = self.until_norm else { return Ok(None) };
+        let (Some(until), Some(output)) = (self.until_norm, self.outputs.grad_norm) else { return Ok(None) };
         self.rank.device.run_update(self.train, 0..until)?;
-        let norm = self.rank.device.read_later(self.train, vec![self.outputs.grad_norm])?;
-        let [norm] = self.numbers(self.train, [self.outputs.grad_norm], norm)?;
+        let norm = self.rank.device.read_later(self.train, vec![output])?;
+        let [norm] = self.numbers(self.train, [output], norm)?;
         Ok(Some(norm))
     }
 
     /// The update, or the rest of it: new states.
     pub(super) fn begin_update(&mut self) -> Result<Later, TrainError> {
-        match self.runs_ahead {
+        match self.runs_ahead || self.is_asynchronous() {
             true => self.rank.device.run(self.train, Section::Update)?,
             false => {
                 let count = self.program().section(Section::Update).len();
                 self.rank.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
             }
         }
-        let mut outputs = self.outputs.of_update().to_vec();
+        let mut outputs = self.outputs.of_update();
         outputs.extend(self.outputs.scaling.iter().flat_map(ScalingOutputs::all));
         outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
         Ok(self.rank.device.read_later(self.train, outputs)?)
@@ -348,19 +376,24 @@ impl<'d> Session<'d> {
 
     /// What an update came to.
     pub(super) fn updated(&mut self, begun: Later) -> Result<Updated, TrainError> {
-        let mut outputs = self.outputs.of_update().to_vec();
+        let mut outputs = self.outputs.of_update();
+        let of_step = outputs.len();
         let scales = self.outputs.scaling.map(|scaling| outputs.extend(scaling.all())).is_some();
         let names: Vec<String> = self.outputs.metrics.iter().map(|(name, _)| name.clone()).collect();
         outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
         let numbers = self.read(self.train, &outputs, begun)?;
-        let (step, rest) = numbers.split_at(3);
+        let (step, rest) = numbers.split_at(of_step);
+        let mut step = step.iter().copied();
+        let lr = step.next().unwrap_or_default();
+        let mut reported = |output: Option<usize>| output.and_then(|_| step.next());
+        let (loss, grad_norm) = (reported(self.outputs.loss), reported(self.outputs.grad_norm));
         let (scaling, metrics) = rest.split_at(if scales { 3 } else { 0 });
         let (skipped, exhausted) = match scaling {
             &[skipped, scale, exhausted] => (skipped != 0.0, (exhausted != 0.0).then_some(scale)),
             _ => (false, None),
         };
         let metrics = names.into_iter().zip(metrics.iter().copied()).collect();
-        Ok(Updated { loss: step[0], lr: step[1], grad_norm: step[2], skipped, exhausted, metrics })
+        Ok(Updated { loss, lr, grad_norm, skipped, exhausted, metrics })
     }
 
     /// Whether the program scales its loss, and skips a step whose gradients are not finite.

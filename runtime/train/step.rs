@@ -1,13 +1,17 @@
 //! A step of the loop: given to the device, looked at when it is done, reported.
 
-use super::error::{Cause, TrainError};
+use super::error::{Cause, ChangedBy, TrainError};
 use super::finite;
 use super::run::{Outcome, TrainingRun};
 use super::session::Updated;
 use crate::data::Batch;
 use crate::device::{DeviceError, Later};
 use crate::metrics::{StepMetrics, outputs};
-use crate::program::{Turn, UpdateTime};
+use crate::program::UpdateTime;
+use ir::timetable::Task;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 const LOSS: &str = "the loss";
@@ -18,7 +22,43 @@ pub(super) struct Begun {
     step: u64,
     /// The losses of the microbatches, if they were not looked at one by one.
     losses: Vec<Later>,
+    /// The first loss of a microbatch that is not finite, of a stream whose ranks agree on it at the end.
+    wrong: Option<f64>,
     update: Later,
+}
+
+/// Steps that follow each other without a flush: one, unless the schedule is asynchronous.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// The steps.
+    pub(super) steps: Range<u64>,
+    /// The first number of the rank's steps that is not finite.
+    wrong: Option<Wrong>,
+}
+
+/// A number that is not finite, as a message to other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Wrong {
+    step: u64,
+    is_norm: bool,
+    bits: u64,
+}
+
+impl Stream {
+    /// A stream of these steps.
+    pub(super) fn of(steps: Range<u64>) -> Self {
+        Self { steps, wrong: None }
+    }
+
+    /// Whether a step is the last.
+    pub(super) fn ends_with(&self, step: u64) -> bool {
+        self.steps.end == step + 1
+    }
+
+    fn note(&mut self, step: u64, is_norm: bool, value: Option<f64>) {
+        let value = value.filter(|value| !value.is_finite());
+        self.wrong = self.wrong.or(value.map(|value| Wrong { step, is_norm, bits: value.to_bits() }));
+    }
 }
 
 /// A step that is done.
@@ -36,12 +76,14 @@ impl TrainingRun<'_> {
         &mut self,
         step: u64,
         microbatches: u64,
+        stream: &Stream,
         outcome: &Outcome,
     ) -> Result<Begun, TrainError> {
         self.session.prepare()?;
-        let mut losses = Vec::new();
-        if let Some(turns) = self.session.turns() {
-            self.run_turns(step, microbatches, &turns, outcome)?;
+        let (mut losses, mut wrong) = (Vec::new(), None);
+        let length = stream.steps.end - stream.steps.start;
+        if let Some(turns) = self.session.turns_of(step - stream.steps.start, length) {
+            wrong = self.run_turns(step, microbatches, &turns, outcome)?;
         }
         let microbatches = if self.session.turns().is_some() { 0 } else { microbatches };
         for index in 0..microbatches {
@@ -55,33 +97,40 @@ impl TrainingRun<'_> {
                 self.session.end_microbatch()?;
             }
         }
-        if !self.session.runs_ahead() {
+        if !self.session.runs_ahead() && !self.session.is_asynchronous() {
             let norm = self.session.gradient_norm()?;
             self.check_norm(step, norm, outcome)?;
         }
         let update = self.session.begin_update()?;
-        Ok(Begun { step, losses, update })
+        Ok(Begun { step, losses, wrong, update })
     }
 
-    /// Runs the turns of this rank in a pipeline. Then all ranks know whether the loss of a microbatch is not finite.
+    /// Runs the turns of this rank in a pipeline. Then all ranks know whether the loss of a microbatch is not finite. In an asynchronous
+    /// schedule they do not wait for each other: the rank that makes the loss returns it.
     fn run_turns(
         &mut self,
         step: u64,
         microbatches: u64,
-        turns: &[Turn],
+        turns: &[(usize, Task)],
         outcome: &Outcome,
-    ) -> Result<(), TrainError> {
-        let batches: Vec<Batch> = (0..microbatches).map(|index| self.microbatch(step, index)).collect();
+    ) -> Result<Option<f64>, TrainError> {
+        let mut batches: BTreeMap<u64, Batch> = BTreeMap::new();
         let mut wrong = None;
-        for (index, turn) in turns.iter().enumerate() {
-            let batch = batches.get(turn.task.microbatch as usize);
-            let given = batches.len();
-            let batch = batch.ok_or(DeviceError::Microbatches { given, taken: given + 1 })?;
+        for &(index, task) in turns {
+            let microbatch = u64::from(task.microbatch);
+            let batch = batches.entry(microbatch).or_insert_with(|| {
+                // Forward of an asynchronous schedule runs ahead of its step.
+                let (ahead, index) = (microbatch / microbatches, microbatch % microbatches);
+                self.microbatch(step + ahead, index)
+            });
             let loss = self.session.run_turn(index, batch)?;
             wrong = wrong.or(loss.filter(|loss| !loss.is_finite()).map(f64::to_bits));
         }
+        if self.session.is_asynchronous() {
+            return Ok(wrong.map(f64::from_bits));
+        }
         let all = self.session.agreement().gather(wrong).map_err(DeviceError::from)?;
-        let Some(loss) = all.into_iter().flatten().next().map(f64::from_bits) else { return Ok(()) };
+        let Some(loss) = all.into_iter().flatten().next().map(f64::from_bits) else { return Ok(None) };
         let cause = self.first_non_finite(step)?;
         Err(not_finite(step, LOSS, loss, cause, outcome))
     }
@@ -96,27 +145,35 @@ impl TrainingRun<'_> {
     pub(super) fn end_step(
         &mut self,
         begun: Begun,
+        stream: &mut Stream,
         since: &mut Instant,
         outcome: &Outcome,
     ) -> Result<Ended, TrainError> {
-        let Begun { step, losses, update } = begun;
+        let Begun { step, losses, wrong, update } = begun;
         for (index, loss) in (0..).zip(losses) {
             self.check_loss(step, loss, index, outcome)?;
         }
         let updated = self.session.updated(update)?;
+        if self.session.is_asynchronous() {
+            stream.note(step, false, wrong);
+            stream.note(step, false, updated.loss);
+            stream.note(step, true, updated.grad_norm);
+            return Ok(self.ended(step, updated, since));
+        }
         if self.session.runs_ahead() && self.session.norm_comes_first() {
-            self.check_norm(step, Some(updated.grad_norm), outcome)?;
+            self.check_norm(step, updated.grad_norm, outcome)?;
         }
         if let Some(scale) = updated.exhausted {
             let (cause, kept) = (self.first_non_finite(step)?, outcome.checkpoint.clone());
             return Err(TrainError::ScaleExhausted { step, scale, cause, kept });
         }
         let Updated { loss, grad_norm, skipped, .. } = updated.clone();
-        if !loss.is_finite() {
+        if let Some(loss) = loss.filter(|loss| !loss.is_finite()) {
             return Err(not_finite(step, LOSS, loss, None, outcome));
         }
-        if !skipped && !grad_norm.is_finite() {
-            let updated = self.session.program().update == UpdateTime::Early;
+        if let Some(grad_norm) = grad_norm.filter(|norm| !skipped && !norm.is_finite()) {
+            let is_early = self.session.program().update == UpdateTime::Early;
+            let updated = is_early.then_some(ChangedBy::EarlyUpdates);
             let kept = outcome.checkpoint.clone();
             return Err(TrainError::NotFinite {
                 step,
@@ -127,9 +184,25 @@ impl TrainingRun<'_> {
                 kept,
             });
         }
+        Ok(self.ended(step, updated, since))
+    }
+
+    fn ended(&self, step: u64, updated: Updated, since: &mut Instant) -> Ended {
         let seconds = since.elapsed().as_secs_f64();
         *since = Instant::now();
-        Ok(Ended { step, updated, seconds })
+        Ended { step, updated, seconds }
+    }
+
+    /// Ends the run where a number of a stream was not finite on any rank. The weights have changed since then.
+    pub(super) fn end_stream(&self, stream: &Stream, outcome: &Outcome) -> Result<(), TrainError> {
+        if !self.session.is_asynchronous() {
+            return Ok(());
+        }
+        let all = self.session.agreement().gather(stream.wrong).map_err(DeviceError::from)?;
+        let Some(Wrong { step, is_norm, bits }) = all.into_iter().flatten().min() else { return Ok(()) };
+        let what = if is_norm { GRADIENT } else { LOSS };
+        let (value, kept) = (f64::from_bits(bits), outcome.checkpoint.clone());
+        Err(TrainError::NotFinite { step, what, value, cause: None, updated: Some(ChangedBy::Stream), kept })
     }
 
     /// Ends the run where a microbatch's loss is not finite.
@@ -188,8 +261,10 @@ impl TrainingRun<'_> {
     ) -> Result<(), TrainError> {
         let Ended { step, updated, seconds } = ended;
         let Updated { loss, lr, grad_norm, skipped, metrics, .. } = updated;
-        (outcome.steps, outcome.loss) = (step + 1, Some(loss));
+        (outcome.steps, outcome.loss) = (step + 1, loss);
         outcome.eval_loss = eval_loss;
+        // A rank to which reports do not travel has nothing to tell.
+        let (Some(loss), Some(grad_norm)) = (loss, grad_norm) else { return Ok(()) };
         let tokens_per_s = self.loader.tokens_per_step().map(|tokens| tokens as f64 / seconds);
         let samples_per_s = match tokens_per_s {
             Some(_) => None,
@@ -224,5 +299,5 @@ pub(super) fn not_finite(
     cause: Option<Cause>,
     outcome: &Outcome,
 ) -> TrainError {
-    TrainError::NotFinite { step, what, value, cause, updated: false, kept: outcome.checkpoint.clone() }
+    TrainError::NotFinite { step, what, value, cause, updated: None, kept: outcome.checkpoint.clone() }
 }

@@ -23,6 +23,7 @@ use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::RecomputeFacts;
+use crate::inspection::staleness;
 use crate::inspection::units::bytes;
 use crate::launcher::Launched;
 use crate::log;
@@ -152,6 +153,10 @@ impl Compile {
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         report::print(Severity::Warning, &Vec::from_iter(self.other_nodes(processes)?));
         self.tell(processes, &ready.plan, device.target);
+        let pipeline = ready.compilation.training.pipeline.as_ref();
+        if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_asynchronous()) {
+            tell!("staleness: {}", staleness(&pipeline.delays));
+        }
         tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
         let recomputed = ready.compilation.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));

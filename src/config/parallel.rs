@@ -32,8 +32,8 @@ pub struct Parallel {
     /// Split the sequence over tp in the parts of the model where hidden dims and heads are not split
     #[arg(long)]
     pub sequence_parallel: bool,
-    /// Schedule of the pipeline's stages: gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipev; :chunks=V gives each pipeline rank V
-    /// stages [default: 1f1b]
+    /// Schedule of the pipeline's stages: gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipev; pipedream or 2bw, which read weights of
+    /// earlier updates and never flush; :chunks=V gives each pipeline rank V stages [default: 1f1b]
     #[arg(long, value_name = "NAME[:chunks=V]", value_parser = schedule)]
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_schedule")]
     pub schedule: Option<ScheduleChoice>,

@@ -17,6 +17,7 @@ use ir::{Dependency, Module, Phase, Pipeline, Timeline};
 use runtime::program::{Program, StagePrograms, UpdateTime};
 use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
+pub(crate) use text::staleness;
 use times::Times;
 
 /// A pipeline, predicted by the cost model of the pass that cuts the program.
@@ -24,8 +25,11 @@ use times::Times;
 pub struct PipelineFacts {
     /// The schedule.
     pub schedule: String,
-    /// Microbatches of a step.
+    /// Microbatches of the timetable.
     pub microbatches: u32,
+    /// The steps of the timetable: 1, unless steps follow each other without a flush.
+    #[serde(skip_serializing_if = "is_one")]
+    pub steps: u32,
     /// The device whose rates the times follow from.
     pub device: String,
     /// Milliseconds of the microbatches of a step, from the first task to the end of the last.
@@ -56,6 +60,9 @@ pub struct StageFacts {
     pub first: String,
     /// The origin of its last node in the file.
     pub last: String,
+    /// In an asynchronous schedule, the number of updates between the weights that it reads and the newest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay: Option<u32>,
     /// Elements of its trained parameters. A parameter that several stages read belongs to the first of them.
     pub parameters: u64,
     /// Milliseconds of its forward task.
@@ -153,6 +160,8 @@ impl PipelineFacts {
         machine: Option<&Machine>,
     ) -> Result<Option<Self>, Failure> {
         let Some(pipeline) = module.pipeline.clone() else { return Ok(None) };
+        let steps = steps_shown(&pipeline);
+        let pipeline = if pipeline.is_asynchronous() { pipeline.unrolled(steps) } else { pipeline };
         let (is_assumed, assumed) = (machine.is_none(), Machine::Node(Device::assumed()));
         let machine = machine.unwrap_or(&assumed);
         let times = Times::of(module, &pipeline, machine);
@@ -173,6 +182,7 @@ impl PipelineFacts {
         Ok(Some(Self {
             schedule: plan.0.schedule.clone(),
             microbatches: plan.0.microbatches,
+            steps,
             device: machine.device().name.clone(),
             microbatches_ms: timeline.makespan,
             stages: StageFacts::all(module, &plan.0, &times),
@@ -236,6 +246,19 @@ impl TaskFacts {
     /// `backward of stage 0, microbatch 3`.
     fn described(&self) -> String {
         format!("{} of stage {}, microbatch {}", self.phase, self.stage, self.microbatch)
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_one(steps: &u32) -> bool {
+    *steps == 1
+}
+
+/// The steps that a timetable shows: of an unbroken stream as many as fill the pipeline twice.
+fn steps_shown(pipeline: &Pipeline) -> u32 {
+    match pipeline.is_asynchronous() {
+        true => (2 * pipeline.ranks()).div_ceil(pipeline.microbatches.max(1)).max(2),
+        false => 1,
     }
 }
 

@@ -116,6 +116,9 @@ impl Inspection {
                 "the state counts the samples of all microbatches so far"
             }
             Role::Counter => "the state counts steps",
+            Role::Version => {
+                "the state is an earlier version of a parameter, which a stage of an asynchronous pipeline reads"
+            }
             Role::Scaler => "the state is the loss scale, which keeps fp16 gradients within their range",
             _ => "a pass added this state",
         };

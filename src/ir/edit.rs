@@ -253,6 +253,12 @@ impl<'m> Builder<'m> {
         self.move_to(node, At::End(phase));
     }
 
+    /// Moves a node to the start of a later phase, after those that were moved there before.
+    pub fn move_to_start(&mut self, node: NodeId, phase: Phase) {
+        self.module.nodes[node].phase = phase;
+        self.move_to(node, At::Start(phase));
+    }
+
     /// The nodes that go there, in order.
     fn list(&mut self, at: At) -> &mut Vec<NodeId> {
         match at {

@@ -21,6 +21,8 @@ pub struct Pipeline {
     pub microbatches: u32,
     /// The pipeline rank of each stage. A rank may have several stages.
     pub placement: Vec<u32>,
+    /// For each stage the number of updates between the weights that it reads and the newest. Empty in a synchronous schedule.
+    pub delays: Vec<u32>,
     /// The order in which each pipeline rank works.
     pub timetable: Timetable,
 }
@@ -34,6 +36,22 @@ impl Pipeline {
     /// The number of stages.
     pub fn stages(&self) -> u32 {
         self.placement.len() as u32
+    }
+
+    /// Whether steps follow each other without a flush, so that stages read weights of earlier updates.
+    pub fn is_asynchronous(&self) -> bool {
+        !self.delays.is_empty()
+    }
+
+    /// The number of updates between the weights that a stage reads and the newest.
+    pub fn delay_of(&self, stage: u32) -> u32 {
+        self.delays.get(stage as usize).copied().unwrap_or(0)
+    }
+
+    /// The pipeline with the timetable of so many steps as one long step.
+    pub fn unrolled(&self, steps: u32) -> Self {
+        let timetable = self.timetable.unrolled(self.microbatches, steps);
+        Self { microbatches: self.microbatches * steps, timetable, ..self.clone() }
     }
 
     /// The stages of a pipeline rank, in order.

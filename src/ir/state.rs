@@ -41,17 +41,20 @@ pub enum Role {
     Rng,
     /// A count, such as the steps done.
     Counter,
+    /// An earlier version of a trained state, which a stage of an asynchronous pipeline reads. It begins as a copy of that state.
+    Version,
 }
 
 impl Role {
     /// Every role with its name in text.
-    pub const ALL: [(Self, &'static str); 6] = [
+    pub const ALL: [(Self, &'static str); 7] = [
         (Self::Parameter, "parameter"),
         (Self::Buffer, "buffer"),
         (Self::Optimizer, "optimizer"),
         (Self::Scaler, "scaler"),
         (Self::Rng, "rng"),
         (Self::Counter, "counter"),
+        (Self::Version, "version"),
     ];
 }
 

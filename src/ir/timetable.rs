@@ -10,6 +10,7 @@ mod check;
 mod error;
 mod execution;
 mod slots;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -18,6 +19,7 @@ mod timeline;
 pub use check::check;
 pub use error::{TimetableError, Wait};
 pub use slots::{Block, SlotError, Slots, check_slots, slots};
+pub use stream::{StreamTask, check_stream};
 pub use text::TimetableTextError;
 pub use timeline::{Seconds, TaskTime, Timeline};
 

@@ -42,7 +42,9 @@
 //! 20. Nodes and states name a stage of the table, or every stage. A node reads values of its own stage and of every stage; a
 //!     transfer alone reads a value of one other stage.
 //! 21. The stage of a state makes its new value.
-//! 22. The timetable runs each part of each microbatch once, after all that it depends on, on the rank that has its stage.
+//! 22. The timetable runs each part of each microbatch once, after all that it depends on, on the rank that has its stage. In an
+//!     asynchronous schedule this holds for any number of steps; no forward runs ahead of the update that makes its weights, and no
+//!     update waits for the update of an earlier stage.
 //!
 //! A failure is a bug of the pass named in it. Values are named as [`crate::text::print`] prints them.
 

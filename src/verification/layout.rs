@@ -3,8 +3,9 @@
 
 use super::execute::Tensors;
 use ir::tensor::Elements;
-use ir::{Diagnostic, Tensor, View};
+use ir::{Diagnostic, Initializer, Module, Role, Tensor, View};
 use passes::reports::{ParameterReport, RowRole};
+use std::collections::BTreeMap;
 
 /// The trained tensors of a file, and the states that hold them.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +62,44 @@ impl Layout {
         Self { tensors: trained.map(tensor).collect() }
     }
 
+    /// The delays of trained states in an asynchronous schedule. A tensor whose parts lie in other states has a delay of 1 if one of its
+    /// parts has a delay: its earlier version is made of versions of its parts, which may have different ages.
+    pub fn delays(&self, module: &Module) -> Vec<(String, u32)> {
+        let mut delays: BTreeMap<&str, u32> = BTreeMap::new();
+        for state in module.states.values().filter(|state| state.role == Role::Version) {
+            if let Initializer::CopyOf(newest) = state.initializer {
+                *delays.entry(&module.states[newest].name).or_default() += 1;
+            }
+        }
+        for tensor in &self.tensors {
+            let is_delayed = tensor.parts.iter().any(|part| delays.contains_key(part.state.as_str()));
+            if is_delayed && !tensor.is_one_state() {
+                delays.insert(&tensor.name, 1);
+            }
+        }
+        delays.into_iter().map(|(name, delay)| (name.to_owned(), delay)).collect()
+    }
+
+    /// The earlier versions of tensors whose parts lie in other states, by the name of the version; `read` has the value that each
+    /// delayed state's readers read. Errors: as of [`FileTensor::assemble`].
+    pub fn versions(
+        &self,
+        delays: &[(String, u32)],
+        read: impl Fn(&str) -> Option<Tensor>,
+    ) -> Result<Tensors, Diagnostic> {
+        let mut versions = Tensors::new();
+        for tensor in self.tensors.iter().filter(|tensor| !tensor.is_one_state()) {
+            if !delays.iter().any(|(name, _)| *name == tensor.name) {
+                continue;
+            }
+            let parts = tensor.parts.iter().filter_map(|part| Some((part.state.clone(), read(&part.state)?)));
+            if let Some(whole) = tensor.assemble("", &parts.collect())? {
+                versions.insert(passes::delay::version_name(&tensor.name, 1), whole);
+            }
+        }
+        Ok(versions)
+    }
+
     /// The same tensors, each whole in one state of its name: where the states of a reference lie.
     pub fn whole(&self) -> Self {
         let whole = |tensor: &FileTensor| {
@@ -76,6 +115,11 @@ impl Layout {
 }
 
 impl FileTensor {
+    /// Whether a state of its name holds it.
+    fn is_one_state(&self) -> bool {
+        matches!(&self.parts[..], [part] if part.state == self.name)
+    }
+
     /// The tensor that the states' values make, zero where no state lies. Errors: a value that is missing or does not
     /// fit.
     pub fn assemble(&self, prefix: &str, values: &Tensors) -> Result<Option<Tensor>, Diagnostic> {

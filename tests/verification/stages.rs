@@ -94,6 +94,53 @@ fn ranks_of_a_stage_exchange_among_themselves() {
     check(options.map(|options| format!("llama.dynamo {options} {BATCH} --mode cpu")));
 }
 
+/// The steps that an asynchronous schedule takes: one microbatch, or as many as there are ranks.
+fn asynchronous(model: &str, pp: u32, more: &str) -> [String; 2] {
+    let of = |schedule, batch| {
+        format!("{model} --mesh pp={pp}{more} --schedule {schedule} --microbatch 2 --global-batch {batch}")
+    };
+    [of("pipedream", 2), of("2bw", 2 * pp)]
+}
+
+/// Each version of a weight has a value of its own then, and the reference reads the versions that the stages' delays ask for.
+#[test]
+fn an_asynchronous_pipeline_computes_with_the_versions_of_its_delays() {
+    let models = ["gpt2.dynamo", "llama.dynamo"];
+    let all = models.into_iter().flat_map(|model| [2, 4].map(|pp| asynchronous(model, pp, "")));
+    check(all.flatten().map(|arguments| format!("{arguments} --tolerance 1e-9")));
+}
+
+#[test]
+fn asynchronous_schedules_compose_with_the_axes_of_a_stage() {
+    let of = |mesh: &str, options: &str, global: u32| {
+        format!(
+            "gpt2.dynamo --mesh pp=2,{mesh} {options} --microbatch 2 --global-batch {global} --tolerance 1e-9"
+        )
+    };
+    check([
+        of("dp=2", "--zero 3 --recompute selective --schedule 2bw", 16),
+        of("dp=2", "--zero 2 --bf16 --schedule pipedream", 4),
+        of("tp=2", "--sequence-parallel --schedule pipedream", 2),
+        of("dp=2,tp=2", "--zero 1 --recompute full --schedule 2bw", 16),
+    ]);
+}
+
+#[test]
+#[ignore = "longer"]
+fn every_model_computes_with_the_versions_of_its_delays() {
+    let all = MODELS.into_iter().flat_map(|model| [2, 4].map(|pp| asynchronous(model, pp, "")));
+    let all: Vec<String> = all.flatten().collect();
+    check(all.iter().map(|arguments| format!("{arguments} --tolerance 1e-9")));
+    check(all.iter().map(|arguments| format!("{arguments} --mode cpu")));
+}
+
+#[test]
+fn an_asynchronous_schedule_runs_on_ranks_of_its_own() {
+    let all = [("gpt2.dynamo", 2), ("llama.dynamo", 4), ("gpt2-dropout.legacy", 2)];
+    let all = all.map(|(model, pp)| asynchronous(model, pp, ""));
+    check(all.into_iter().flatten().map(|arguments| format!("{arguments} --mode cpu")));
+}
+
 #[test]
 #[ignore = "longer"]
 fn every_model_computes_the_same_with_every_placement_of_stages() {
@@ -186,12 +233,72 @@ fn pipelines_that_cannot_be_are_refused_with_what_could_be() {
     "#]],
     );
     check_error(
+        "gpt2.dynamo --mesh pp=2 --schedule pipedream --clip 1 --microbatch 2 --global-batch 2",
+        expect![[r#"
+            error: --clip cannot be used with --schedule pipedream
+              = clipping needs the norm of all gradients, and a stage updates its weights before other stages have theirs; remove --clip, or use a synchronous schedule such as 1f1b
+        "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh pp=2 --schedule 2bw --fp16 --microbatch 2 --global-batch 8",
+        expect![[r#"
+            error: fp16 cannot be used with --schedule 2bw
+              = fp16 skips the update if a gradient of any stage is not finite, and a stage updates its weights before other stages have their gradients; --bf16 needs no loss scale, and synchronous schedules such as 1f1b take fp16
+        "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh pp=2 --schedule pipedream --microbatch 2 --global-batch 8",
+        expect![[r#"
+            error: `pipedream` updates the weights after each microbatch, and a step has 4; `2bw` takes 2 microbatches or more
+              = --global-batch and --microbatch set the microbatches of a step
+        "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh pp=4 --schedule 2bw --microbatch 2 --global-batch 6",
+        expect![[r#"
+            error: `2bw` on 4 ranks needs at least 4 microbatches, not 3; `pipedream` takes 1, `1f1b` any number
+              = --global-batch and --microbatch set the microbatches of a step
+        "#]],
+    );
+    check_error(
         "gpt2.dynamo --mesh pp=2 --update early --microbatch 2 --global-batch 8",
         expect![[r#"
         error: --update early cannot be used with the stages of a pipeline
           = a stage has several microbatches at once; remove --update early
     "#]],
     );
+}
+
+/// The steps of an asynchronous run follow each other without a flush, but where a checkpoint is made. Delays are fixed, so that changes no
+/// number.
+#[test]
+fn an_asynchronous_run_has_the_same_bits_wherever_it_drains() {
+    let place = Workplace::new(TRAINYARD);
+    let of = |place: &Workplace, model: &str, flags: &str| {
+        let fixed = "--train synthetic --microbatch 2 --force -o run";
+        place.succeed(&format!("compile testdata/models/{model}.onnx {fixed} {flags}"));
+        place.read("run/model.safetensors")
+    };
+    let runs = [
+        ("llama.dynamo", "--mesh pp=4 --schedule pipedream --global-batch 2"),
+        ("gpt2-dropout.legacy", "--mesh pp=2 --schedule 2bw --global-batch 6"),
+        ("llama.dynamo", "--mesh pp=2,dp=2 --zero 3 --bf16 --schedule 2bw --global-batch 12"),
+    ];
+    for (model, flags) in runs {
+        let stream = of(&place, model, &format!("{flags} --steps 12"));
+        assert!(of(&place, model, &format!("{flags} --steps 12 --save-every 1")) == stream, "{flags}");
+        of(&place, model, &format!("{flags} --steps 5"));
+        let resume = "--train synthetic --microbatch 2 --resume --steps 12 -o run";
+        place.succeed(&format!("compile testdata/models/{model}.onnx {resume} {flags}"));
+        assert!(place.read("run/model.safetensors") == stream, "{flags}");
+        assert!(
+            of(
+                &place,
+                model,
+                &format!("{} --steps 12", flags.replace("pipedream", "1f1b").replace("2bw", "1f1b"))
+            ) != stream
+        );
+    }
 }
 
 /// The model after some steps of a run.

@@ -3,9 +3,9 @@
 mod faults;
 
 use super::*;
-use Schedule::{DualPipeV, Gpipe, Interleaved, OneFOneB, ZbH1, ZbV};
+use Schedule::{DualPipeV, Gpipe, Interleaved, OneFOneB, PipeDream, TwoBw, ZbH1, ZbV};
 use ir::Phase::{Backward, Forward, Weight};
-use ir::timetable::{Dependency, Part, Timeline, TimetableError, check, check_slots, slots};
+use ir::timetable::{Dependency, Part, Timeline, TimetableError, check, check_slots, check_stream, slots};
 use proptest::prelude::*;
 
 /// The costs of the tasks of a chunk.
@@ -32,7 +32,19 @@ impl Plan {
     }
 
     fn check(&self, microbatches: u32) -> Result<(), TimetableError> {
-        check(&self.timetable, &self.placement, microbatches, &self.dependencies())
+        let dependencies = self.dependencies();
+        match self.delays.is_empty() {
+            true => check(&self.timetable, &self.placement, microbatches, &dependencies),
+            false => {
+                check_stream(&self.timetable, &self.placement, microbatches, &self.delays, &dependencies)
+            }
+        }
+    }
+
+    /// The plan of so many steps of an asynchronous schedule, as one long step.
+    fn unrolled(&self, microbatches: u32, steps: u32) -> Self {
+        let timetable = self.timetable.unrolled(microbatches, steps);
+        Self { timetable, delays: vec![], ..self.clone() }
     }
 
     fn timeline(&self, microbatches: u32, costs: Costs) -> Timeline<u64> {
@@ -101,8 +113,8 @@ fn every_schedule_passes_the_checker() {
             }
         }
     }
-    // 1024 of each of GPipe, 1F1B, ZB-H1 and ZB-V; the sums of ⌊64/p⌋ · 3 and of 65 − 2p.
-    assert_eq!(count, 4 * 1024 + 3 * 211 + 768);
+    // 1024 of each of GPipe, 1F1B, ZB-H1 and ZB-V; the sums of ⌊64/p⌋ · 3 and of 65 − 2p; of PipeDream 16, of 2BW the sum of 65 − p.
+    assert_eq!(count, 4 * 1024 + 3 * 211 + 768 + 16 + 904);
 }
 
 #[test]
@@ -196,11 +208,53 @@ fn dual_pipe_v_has_at_most_the_bubble_of_its_source_and_the_same_memory() {
     }
 }
 
+/// PipeDream (arXiv 1806.03377, section 3.2): "in steady state, there are no pipeline stalls". Of a stream of any number of steps, each
+/// rank loses the (p − 1)(F + B) of one fill and one drain, as 1F1B does in every step. Memory is that of 1F1B: p − r microbatches on
+/// rank r (PipeDream-2BW, arXiv 2006.09503, section 3.1, keeps 2 versions of the weights and the activations of at most p microbatches).
+#[test]
+fn an_asynchronous_schedule_has_one_bubble_for_all_steps_and_the_memory_of_1f1b() {
+    for (schedule, steps) in [(PipeDream, 70), (TwoBw, 3)] {
+        let is_due = |size: &(u32, u32)| schedule != PipeDream || size.1 == 64;
+        for (ranks, microbatches) in sizes(|ranks| ranks).filter(is_due) {
+            let microbatches = if schedule == PipeDream { 1 } else { microbatches };
+            let plan = plan(schedule, ranks, 1, microbatches).unrolled(microbatches, steps);
+            for costs in COSTS {
+                let timeline = plan.timeline(microbatches * steps, costs);
+                let expected = one_f_one_b_bubble(u64::from(ranks - 1), costs);
+                assert!(
+                    (0..ranks as usize).all(|rank| timeline.idle(rank) == expected),
+                    "{schedule:?} {ranks}"
+                );
+            }
+            assert_eq!(plan.slots(), (1..=ranks).rev().collect::<Vec<_>>());
+        }
+    }
+}
+
+/// PipeDream, section 3.3: stage s of p, counted from 0, computes with the weights of p − 1 − s updates ago. 2BW, section 3.1:
+/// W(t+1) = W(t) − ν · ∇f(W(t − 1)) on every stage. No forward task finds fewer updates done than that.
+#[test]
+fn the_delays_are_those_of_the_papers_and_as_small_as_the_timetable_allows() {
+    for (ranks, microbatches) in sizes(|ranks| ranks) {
+        let pipedream = plan(PipeDream, ranks, 1, 1);
+        assert_eq!(pipedream.delays, (0..ranks).rev().collect::<Vec<_>>());
+        let two = plan(TwoBw, ranks, 1, microbatches);
+        assert_eq!(two.delays, vec![1; ranks as usize]);
+        for (plan, microbatches) in [(pipedream, 1), (two, microbatches)] {
+            let mut fewer = plan.clone();
+            fewer.delays[0] -= 1;
+            let found = fewer.check(microbatches);
+            assert!(matches!(found, Err(TimetableError::VersionNotMade { rank: 0, .. })), "{found:?}");
+        }
+    }
+}
+
 #[test]
 fn one_rank_has_no_bubble() {
     for (schedule, _) in Schedule::ALL {
-        let plan = plan(schedule, 1, schedule.default_chunks(), 5);
-        assert!(COSTS.iter().all(|&costs| plan.timeline(5, costs).idle(0) == 0));
+        let microbatches = if schedule == PipeDream { 1 } else { 5 };
+        let plan = plan(schedule, 1, schedule.default_chunks(), microbatches);
+        assert!(COSTS.iter().all(|&costs| plan.timeline(microbatches, costs).idle(0) == 0));
     }
 }
 
@@ -223,6 +277,12 @@ fn a_small_timetable_of_each_schedule_reads_as_in_its_paper() {
     let dual_pipe_v = "rank 0: F0.0 F0.1 F0.2 F3.0 B3.0 W3.0 F3.1 F0.3 B3.1 W3.1 F3.2 B0.0 W0.0 B3.2 W3.2 F3.3 B0.1 W0.1 B3.3 W3.3 B0.2 W0.2 B0.3 W0.3\n\
                        rank 1: F1.0 F2.0 F1.1 F2.1 F1.2 B2.0 W2.0 F2.2 B1.0 W1.0 F1.3 B2.1 W2.1 F2.3 B1.1 W1.1 B2.2 W2.2 B1.2 W1.2 B2.3 B1.3 W2.3 W1.3\n";
     assert_eq!(text(DualPipeV, 4), dual_pipe_v);
+    assert_eq!(text(PipeDream, 1), "rank 0: F0.1 B0.0\nrank 1: F1.0 B1.0\n");
+    assert_eq!(text(TwoBw, 2), "rank 0: F0.1 B0.0 F0.2 B0.1\nrank 1: F1.0 B1.0 F1.1 B1.1\n");
+    let unrolled = plan(TwoBw, 2, 1, 2).timetable.unrolled(2, 2).to_string();
+    let expected = "rank 0: F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 B0.3\n\
+                    rank 1: F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3\n";
+    assert_eq!(unrolled, expected);
 }
 
 #[test]
@@ -244,6 +304,11 @@ fn numbers_that_a_schedule_cannot_take_are_errors_that_say_which_would_work() {
     assert_eq!(fault(Gpipe, 16, 1, 1_000_000), expected);
     let expected = "20000 stages and 1 microbatches make more than 16777216 tasks; fewer ranks would work";
     assert_eq!(fault(ZbV, 10_000, 2, 1), expected);
+    let expected = "`pipedream` updates the weights after each microbatch, and a step has 8; `2bw` takes 4 microbatches or more";
+    assert_eq!(fault(PipeDream, 4, 1, 8), expected);
+    let expected =
+        "`2bw` on 4 ranks needs at least 4 microbatches, not 3; `pipedream` takes 1, `1f1b` any number";
+    assert_eq!(fault(TwoBw, 4, 1, 3), expected);
     for (schedule, _) in Schedule::ALL {
         assert!(schedule.plan(u32::MAX, u32::MAX, u32::MAX).is_err());
         assert!(schedule.plan(u32::MAX, 1, 1).is_err());
@@ -258,14 +323,15 @@ fn a_choice_prints_and_parses() {
         assert_eq!(choice, ScheduleChoice { schedule, chunks: None });
         assert_eq!(choice.to_string(), name);
         assert_eq!(schedule.name(), name);
-        assert!(schedule.plan(4, choice.chunks_per_rank(), 8).is_ok());
+        let microbatches = if schedule == PipeDream { 1 } else { 8 };
+        assert!(schedule.plan(4, choice.chunks_per_rank(), microbatches).is_ok());
     }
     for text in ["interleaved:chunks=4", "zb-v:chunks=2", "gpipe:chunks=1"] {
         assert_eq!(text.parse().map(|choice: ScheduleChoice| choice.to_string()), Ok(text.to_string()));
     }
     let fault = |text: &str| text.parse::<ScheduleChoice>().expect_err("a fault");
-    let names = "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev";
-    assert_eq!(fault("pipedream"), format!("`pipedream` is not a schedule; the schedules are {names}"));
+    let names = "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev, pipedream, 2bw";
+    assert_eq!(fault("pipedreams"), format!("`pipedreams` is not a schedule; the schedules are {names}"));
     assert_eq!(fault("zb-v:chunks=3"), "`zb-v` needs exactly 2 chunks per rank, not 3");
     let expected = "`interleaved` needs at least 2 chunks per rank, not 1; with 1 chunk per rank, `1f1b` is the same schedule";
     assert_eq!(fault("interleaved:chunks=1"), expected);
@@ -283,10 +349,15 @@ proptest! {
     ) {
         let chunks = if schedule == Interleaved { chunks } else { schedule.default_chunks() };
         let least = microbatches.next_multiple_of(2 * ranks);
+        let least = if schedule == PipeDream { 1 } else { least };
         let microbatches = if schedule.plan(ranks, chunks, microbatches).is_ok() { microbatches } else { least };
         let plan = plan(schedule, ranks, chunks, microbatches);
         prop_assert_eq!(plan.check(microbatches), Ok(()));
         prop_assert_eq!(plan.timetable.to_string().parse(), Ok(plan.timetable.clone()));
+        let (plan, microbatches) = match schedule.is_asynchronous() {
+            true => (plan.unrolled(microbatches, 3), 3 * microbatches),
+            false => (plan, microbatches),
+        };
         let [forward, backward, weight] = costs;
         let costs = Costs { forward, backward, weight };
         prop_assert_eq!(plan.timeline(microbatches, costs), plan.timeline(microbatches, costs));

@@ -12,6 +12,7 @@ impl StageFacts {
         let stages = (0..).zip(&pipeline.placement);
         let mut all: Vec<Self> =
             stages.map(|(stage, &rank)| Self::of(module, &forward, stage, rank, times)).collect();
+        (all.iter_mut().zip(&pipeline.delays)).for_each(|(stage, &delay)| stage.delay = Some(delay));
         if !pipeline.timetable.splits_backward() {
             all.iter_mut().for_each(|stage| stage.weight_ms = None);
         }
@@ -37,6 +38,7 @@ impl StageFacts {
             rank,
             first: first.to_owned(),
             last: last.to_owned(),
+            delay: None,
             parameters: parameters.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add),
             forward_ms: ms(Phase::Forward),
             backward_ms: ms(Phase::Backward),

@@ -14,6 +14,7 @@ impl fmt::Display for PipelineFacts {
         let hint = if self.is_assumed { " (--target names another device)" } else { "" };
         writeln!(f, "\n{}{hint}", self.summary())?;
         self.write_stages(f)?;
+        self.write_delays(f)?;
         for (rank, facts) in self.ranks.iter().enumerate() {
             writeln!(f, "  rank {rank}: {facts}")?;
         }
@@ -33,6 +34,20 @@ impl PipelineFacts {
             visible(&self.schedule),
             milliseconds(self.microbatches_ms),
             visible(&self.device)
+        )
+    }
+
+    /// The staleness of an asynchronous schedule.
+    fn write_delays(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let delays: Vec<u32> = self.stages.iter().filter_map(|stage| stage.delay).collect();
+        if delays.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "  staleness: {}", staleness(&delays))?;
+        writeln!(
+            f,
+            "  the timetable has {} steps of an unbroken stream, from its start until it has drained",
+            self.steps
         )
     }
 
@@ -60,6 +75,18 @@ impl PipelineFacts {
         }
         Ok(())
     }
+}
+
+/// The age of the weights that each stage reads: `stage 0 reads the weights of 1 update ago, stage 1 the newest`.
+pub(crate) fn staleness(delays: &[u32]) -> String {
+    if delays.len() > 1 && delays.iter().all(|delay| *delay == delays[0] && *delay > 0) {
+        return format!("every stage reads the weights of {} ago", count(delays[0] as usize, "update"));
+    }
+    let stage = |(stage, &delay): (usize, &u32)| match delay {
+        0 => format!("stage {stage} reads the newest weights"),
+        _ => format!("stage {stage} those of {} ago", count(delay as usize, "update")),
+    };
+    delays.iter().enumerate().rev().map(stage).collect::<Vec<_>>().join(", ")
 }
 
 impl StageFacts {

@@ -23,6 +23,7 @@ impl Module {
         part.states();
         part.share();
         part.snapshot_states();
+        part.accumulate_in_backward();
         part.sort();
         part.outputs();
         part.module
@@ -103,12 +104,42 @@ impl RankPart {
         self.module.order.splice(at..at, copies);
     }
 
+    /// Where forward runs ahead of its step, sums over the microbatches of a step take values of forward in backward: forward of the next
+    /// step comes before the update reads the sums.
+    fn accumulate_in_backward(&mut self) {
+        if self.module.pipeline.as_ref().is_none_or(|pipeline| !pipeline.is_asynchronous()) {
+            return;
+        }
+        let (mut made, mut copies) = (BTreeMap::new(), vec![]);
+        for id in self.module.order.clone() {
+            let node = self.module.node(id);
+            let value = node.operands.first().copied();
+            let Some(value) = value.filter(|_| matches!(node.op, Op::Accumulate(_))) else { continue };
+            if self.module.phase_of(value) != Phase::Forward {
+                continue;
+            }
+            let copy = *made.entry(value).or_insert_with(|| {
+                let (id, copy) = self.copy_of(value, Phase::Backward, self.first_stage());
+                copies.push(id);
+                copy
+            });
+            self.module.nodes[id].operands[0] = copy;
+        }
+        let is_later = |&id: &NodeId| self.module.node(id).phase > Phase::Backward;
+        let at = self.module.order.iter().position(is_later).unwrap_or(self.module.order.len());
+        self.module.order.splice(at..at, copies);
+    }
+
     fn copy_of_state(&mut self, value: ValueId, stage: u32) -> (NodeId, ValueId) {
+        self.copy_of(value, Phase::Forward, stage)
+    }
+
+    fn copy_of(&mut self, value: ValueId, phase: Phase, stage: u32) -> (NodeId, ValueId) {
         let node = Node {
             op: Transfer.into(),
             operands: [value].into_iter().collect(),
             results: Default::default(),
-            phase: Phase::Forward,
+            phase,
             stage,
             copy: 0,
             origin: Arc::from(""),

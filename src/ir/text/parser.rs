@@ -227,6 +227,10 @@ impl Parser<'_> {
         let microbatches = self.number("the number of microbatches")?;
         self.expect_word("stages")?;
         let placement = self.numbers::<u32, 4>("the pipeline rank of a stage")?.into_vec();
+        let delays = match self.accept_word("delays") {
+            true => self.numbers::<u32, 4>("the delay of a stage")?.into_vec(),
+            false => vec![],
+        };
         let mut timetable = Timetable::default();
         self.expect('{')?;
         while self.accept_word("rank") {
@@ -239,7 +243,7 @@ impl Parser<'_> {
             timetable.ranks.push(tasks);
         }
         self.expect('}')?;
-        Ok(Pipeline { schedule, microbatches, placement, timetable })
+        Ok(Pipeline { schedule, microbatches, placement, delays, timetable })
     }
 
     /// `stage 1`, `every stage`, or nothing for stage 0.

@@ -100,8 +100,13 @@ impl Printer<'_> {
     fn pipeline(&self) -> impl Iterator<Item = String> {
         let lines = self.module.pipeline.iter().flat_map(|pipeline| {
             let (schedule, placement) = (word(&pipeline.schedule), list(&pipeline.placement));
+            let delays = match pipeline.is_asynchronous() {
+                true => format!(" delays {}", list(&pipeline.delays)),
+                false => String::new(),
+            };
+            let microbatches = pipeline.microbatches;
             let first =
-                format!("pipeline {schedule} microbatches {} stages {placement} {{", pipeline.microbatches);
+                format!("pipeline {schedule} microbatches {microbatches} stages {placement}{delays} {{");
             let ranks = pipeline.timetable.ranks.iter().map(|tasks| {
                 let tasks: Vec<String> = tasks.iter().map(|task| task.to_string()).collect();
                 format!("  rank {}", tasks.join(" "))

@@ -83,6 +83,32 @@ pub enum TimetableError {
         /// The task from which it reads.
         needed: Task,
     },
+    /// A task that is no forward task belongs to a later step of a stream.
+    #[error(
+        "rank {rank} runs {task} of a later step: a step has {microbatches} microbatches, and forward alone runs ahead of it"
+    )]
+    LaterStep {
+        /// The rank.
+        rank: usize,
+        /// The task.
+        task: Task,
+        /// The microbatches of a step.
+        microbatches: u32,
+    },
+    /// A forward task runs ahead of the update that makes its weights.
+    #[error(
+        "rank {rank} runs {task} {ahead} steps ahead, but stage {} reads the weights of {delay} update{} ago, which are not made yet", task.part.chunk, if *delay == 1 { "" } else { "s" }
+    )]
+    VersionNotMade {
+        /// The rank.
+        rank: usize,
+        /// The task.
+        task: Task,
+        /// The number of steps that it runs ahead of the step in whose list it stands.
+        ahead: u32,
+        /// The number of updates between the weights that its stage reads and the newest.
+        delay: u32,
+    },
     /// Ranks wait for each other in a circle: each waits for the rank of the next entry, the last for that of the first.
     #[error("the pipeline waits for ever: {}", join(.0))]
     Deadlock(Vec<Wait>),

@@ -2,7 +2,8 @@
 
 use super::Check;
 use crate::timetable;
-use crate::{EVERY_STAGE, NodeId, Phase, Pipeline};
+use crate::{Definition, EVERY_STAGE, NodeId, Phase, Pipeline, Role, ValueId};
+use std::collections::BTreeSet;
 
 /// Invariants 20 to 22.
 pub(super) fn check(c: &mut Check) {
@@ -13,16 +14,57 @@ pub(super) fn check(c: &mut Check) {
         states(c);
     }
     phases(c, pipeline);
-    if c.faults.is_empty()
-        && let Err(error) = timetable::check(
-            &pipeline.timetable,
-            &pipeline.placement,
-            pipeline.microbatches,
-            &c.module.dependencies(),
-        )
-    {
+    if pipeline.is_asynchronous() {
+        asynchronous(c, pipeline);
+    }
+    if !c.faults.is_empty() {
+        return;
+    }
+    let (dependencies, microbatches) = (c.module.dependencies(), pipeline.microbatches);
+    let Pipeline { timetable, placement, delays, .. } = pipeline;
+    let verdict = match pipeline.is_asynchronous() {
+        true => timetable::check_stream(timetable, placement, microbatches, delays, &dependencies),
+        false => timetable::check(timetable, placement, microbatches, &dependencies),
+    };
+    if let Err(error) = verdict {
         c.fault(format!("the timetable is broken: {error}"));
     }
+}
+
+/// In an asynchronous schedule, an update waits for no update of an earlier stage. Once states have versions, a stage with a delay reads
+/// in a microbatch no state that updates change, since its forward runs ahead of updates.
+fn asynchronous(c: &mut Check, pipeline: &Pipeline) {
+    let (stages, delays) = (pipeline.stages(), pipeline.delays.len());
+    if delays != stages as usize {
+        c.fault(format!("the table of stages has {delays} delays, and there are {stages} stages"));
+    }
+    let states = || c.module.states.values();
+    let has_versions = states().any(|state| state.role == Role::Version);
+    let is_of_update = |value| c.module.phase_of(value) == Phase::Update;
+    let updated: BTreeSet<ValueId> = states()
+        .filter(|state| state.role != Role::Version && state.output.is_some_and(is_of_update))
+        .map(|state| state.input)
+        .collect();
+    let mut faults = vec![];
+    for (id, node) in c.nodes() {
+        if let Some((from, to)) = c.module.transfers(id)
+            && node.phase == Phase::Update
+            && from < to
+        {
+            faults.push((id, format!("sends a value of the update from stage {from} to stage {to}, which is ahead of it in time")));
+        }
+        let stage = c.module.transfers(id).map_or(node.stage, |(from, _)| from);
+        let delay = if stage == EVERY_STAGE { 1 } else { pipeline.delay_of(stage) };
+        let runs_ahead = has_versions && node.phase != Phase::Update && delay > 0;
+        if let Some(&operand) = node.operands.iter().find(|operand| runs_ahead && updated.contains(operand)) {
+            let value = c.value(operand);
+            faults.push((
+                id,
+                format!("reads {value}, the newest value of a state, where an earlier version is due"),
+            ));
+        }
+    }
+    faults.into_iter().for_each(|(id, fault)| c.node_fault(id, fault));
 }
 
 /// Nodes and states name stages that are there.
@@ -41,6 +83,18 @@ fn stages(c: &mut Check, pipeline: &Pipeline) {
 fn reads(c: &mut Check, id: NodeId) {
     let node = c.module.node(id);
     if let Some((from, to)) = c.module.transfers(id) {
+        // The update of an asynchronous schedule hands each version of a state on to the next.
+        let is_version = node.phase == Phase::Update
+            && c.module
+                .states
+                .values()
+                .any(|state| state.role == Role::Version && state.output == Some(node.results[0]));
+        if from == to
+            && is_version
+            && matches!(c.module.value(node.operands[0]).definition, Definition::State(_))
+        {
+            return;
+        }
         if from == to || from == EVERY_STAGE || to == EVERY_STAGE {
             c.node_fault(id, "a transfer must read a value of one stage on another stage");
         }

@@ -5,9 +5,14 @@ use super::*;
 const RANKS: u32 = 4;
 const MICROBATCHES: u32 = 8;
 
-/// Plants a fault into the timetable of every schedule, and returns what the checker says of it.
+/// The schedules with a flush after each step.
+fn synchronous() -> impl Iterator<Item = Schedule> {
+    Schedule::ALL.into_iter().map(|(schedule, _)| schedule).filter(|schedule| !schedule.is_asynchronous())
+}
+
+/// Plants a fault into the timetable of every synchronous schedule, and returns what the checker says of it.
 fn verdicts(plant: impl Fn(&mut Vec<Vec<Task>>)) -> impl Iterator<Item = Result<(), TimetableError>> {
-    Schedule::ALL.into_iter().map(move |(schedule, _)| {
+    synchronous().map(move |schedule| {
         let mut plan = plan(schedule, RANKS, schedule.default_chunks(), MICROBATCHES);
         plant(&mut plan.timetable.ranks);
         plan.check(MICROBATCHES)
@@ -59,7 +64,7 @@ fn a_dropped_task_is_found_as_missing() {
         let drop_task = |ranks: &mut Vec<Vec<Task>>| {
             ranks[1].remove(at);
         };
-        for (verdict, (schedule, _)) in verdicts(drop_task).zip(Schedule::ALL) {
+        for (verdict, schedule) in verdicts(drop_task).zip(synchronous()) {
             assert_eq!(verdict, Err(TimetableError::Missing { rank: 1, task: dropped(schedule) }));
         }
     }
@@ -78,7 +83,7 @@ fn a_moved_task_is_found_on_the_wrong_rank() {
 
 #[test]
 fn a_slot_reused_too_early_is_found() {
-    for (schedule, _) in Schedule::ALL {
+    for schedule in synchronous() {
         let plan = plan(schedule, RANKS, schedule.default_chunks(), MICROBATCHES);
         let tasks = &plan.timetable.ranks[0];
         let mut found = slots(tasks, Forward, Backward);
@@ -100,4 +105,52 @@ fn ranks_of_two_schedules_are_found_to_wait_for_each_other() {
         stage 2 (rank 2) waits in B2.0 for B3.0 of stage 3 (rank 3), which stands behind F3.2; \
         stage 3 (rank 3) waits in F3.2 for F2.2 of stage 2 (rank 2), which stands behind B2.0";
     assert_eq!(plan.check(MICROBATCHES).map_err(|fault| fault.to_string()), Err(expected.to_string()));
+}
+
+/// Plants a fault into the stream of 2BW, and returns what the checker says of it.
+fn verdict_of_stream(plant: impl Fn(&mut Vec<Vec<Task>>)) -> Result<(), TimetableError> {
+    let mut plan = plan(TwoBw, RANKS, 1, MICROBATCHES);
+    plant(&mut plan.timetable.ranks);
+    plan.check(MICROBATCHES)
+}
+
+#[test]
+fn faults_of_a_stream_are_found() {
+    let verdict = verdict_of_stream(|ranks| ranks.swap(1, 2));
+    assert!(matches!(verdict, Err(TimetableError::WrongRank { rank: 1, owner: 2, .. })), "{verdict:?}");
+    let [needed, task] = [Forward, Backward].map(|phase| Task::new(phase, 3, 0));
+    let verdict = verdict_of_stream(|ranks| ranks[3].swap(0, 1));
+    assert_eq!(verdict, Err(TimetableError::BeforeItsInput { rank: 3, task, needed }));
+    // Backward of each first microbatch of a step is not there.
+    let verdict = verdict_of_stream(|ranks| {
+        ranks[1].remove(1);
+    });
+    assert_eq!(verdict, Err(TimetableError::Missing { rank: 1, task: Task::new(Backward, 1, 0) }));
+}
+
+#[test]
+fn a_stream_that_waits_for_ever_is_found() {
+    // Rank 3 wants an activation more before it sends a gradient, and rank 2 wants the gradient before it sends the activation.
+    let verdict = verdict_of_stream(|ranks| {
+        ranks[2].iter_mut().for_each(|task| task.microbatch -= u32::from(task.part.phase == Forward));
+        ranks[3].iter_mut().for_each(|task| task.microbatch += u32::from(task.part.phase == Forward));
+    });
+    assert!(matches!(verdict, Err(TimetableError::Deadlock(_))), "{verdict:?}");
+}
+
+#[test]
+fn forward_that_runs_ahead_of_its_weights_is_found() {
+    let last = Task::new(Forward, 0, 2 * MICROBATCHES);
+    let verdict = verdict_of_stream(|ranks| {
+        let behind =
+            |task: &mut Task| task.microbatch += u32::from(task.part.phase == Forward) * MICROBATCHES;
+        ranks[0].iter_mut().for_each(behind);
+    });
+    assert_eq!(verdict, Err(TimetableError::VersionNotMade { rank: 0, task: last, ahead: 2, delay: 1 }));
+    let task = Task::new(Backward, 0, MICROBATCHES);
+    let verdict = verdict_of_stream(|ranks| {
+        let behind = |task: &mut Task| task.microbatch += u32::from(task.part.phase == Backward);
+        ranks[0].iter_mut().for_each(behind);
+    });
+    assert_eq!(verdict, Err(TimetableError::LaterStep { rank: 0, task, microbatches: MICROBATCHES }));
 }

@@ -149,3 +149,71 @@ fn a_step_has_tasks_for_all_its_phases() {
     let transfers = module.nodes().filter(|(_, node)| matches!(node.op, Op::Transfer(_))).count();
     assert_eq!((transfers, module.pipeline.unwrap().timetable.phases()), (2, vec![Phase::Forward]));
 }
+
+/// A step of an asynchronous schedule, in which stage 0 reads a version of its weight.
+const STREAM: &str = r#"trainyard-ir 1
+    module @step training {
+      pipeline pipedream microbatches 1 stages [0, 1] delays [1, 0] {
+        rank F0.1 B0.0
+        rank F1.0 B1.0
+      }
+      state @w : f32[4] parameter = zeros
+      state @v : f32[4] parameter stage 1 = zeros
+      state @w.version.1 : f32[4] version = copy @w
+      func @train(%0 "x" batched : f32[2, 4], %1 = @w, %2 = @v, %3 = @w.version.1) {
+        %4 = mul %0, %3 : f32[2, 4] !{fwd}
+        %5 = transfer %4 : f32[2, 4] !{fwd, stage 1}
+        %6 = mul %5, %2 : f32[2, 4] !{bwd, stage 1}
+        %7 = transfer %6 : f32[2, 4] !{bwd}
+        %8 = reduce %7 {kind = sum, dims = [0], keep = false} : f32[4] !{bwd}
+        %9 = reduce %6 {kind = sum, dims = [0], keep = false} : f32[4] !{bwd, stage 1}
+        %10 = transfer %1 : f32[4] !{update}
+        %11 = accumulate %8 : f32[4] !{update}
+        %12 = accumulate %9 : f32[4] !{update, stage 1}
+        %13 = add %1, %11 : f32[4] !{update}
+        %14 = add %2, %12 : f32[4] !{update, stage 1}
+        %15 = splat {value = 1.0} : f32[] !{update, every stage}
+      }
+      output "loss" = %15
+      update @w = %13
+      update @v = %14
+      update @w.version.1 = %10
+    }"#;
+
+#[test]
+fn faults_of_a_stream_are_found() {
+    let module = text::parse(STREAM).unwrap();
+    assert_eq!(verdict(&module), "ok");
+    assert_eq!(text::parse(&text::print(&module)).unwrap(), module);
+    let said = |from: &str, to: &str| {
+        assert!(STREAM.contains(from), "{from}");
+        verdict(&text::parse(&STREAM.replacen(from, to, 1)).unwrap_or_else(|error| panic!("{error}")))
+    };
+    let faults = [
+        // Forward reads the newest weight.
+        (
+            "%4 = mul %0, %3",
+            "%4 = mul %0, %1",
+            "the newest value of a state, where an earlier version is due",
+        ),
+        // An update waits for the stage before it.
+        (
+            "%12 = accumulate %9 : f32[4] !{update, stage 1}",
+            "%12 = transfer %11 : f32[4] !{update, stage 1}",
+            "sends a value of the update from stage 0 to stage 1, which is ahead of it in time",
+        ),
+        ("delays [1, 0]", "delays [1]", "the table of stages has 1 delays, and there are 2 stages"),
+        ("rank F1.0 B1.0", "rank B1.0 F1.0", "rank 1 runs B1.0 before F1.0, from which it reads"),
+        (
+            "rank F0.1 B0.0",
+            "rank F0.2 B0.0",
+            "rank 0 runs F0.2 2 steps ahead, but stage 0 reads the weights of 1 update ago, which are not made yet",
+        ),
+        // A copy within a stage that is no version.
+        ("update @w.version.1 = %10", "", "a transfer must read a value of one stage on another stage"),
+    ];
+    for (from, to, expected) in faults {
+        let said = said(from, to);
+        assert!(said.contains(expected), "{said}");
+    }
+}

@@ -1,0 +1,163 @@
+//! Delay: forward and backward of an asynchronous pipeline read the weights of earlier updates.
+//!
+//! A trained state with a delay of d gets d earlier versions as states, `NAME.version.1` to `NAME.version.d`. All phases but `update`
+//! read the oldest. The update reads and writes the newest, and hands each version on to the next older one. A stage of a
+//! pipeline gives its delay to its states; a weight that several stages read has the delay of its owner.
+//!
+//! In a pipeline forward runs ahead of its step, when the values of `prepare` are still those of the step before. So nodes of `prepare`
+//! that depend on states become nodes of forward.
+//!
+//! Invariants: the update's own nodes stay as they are; with no delay, nothing changes.
+
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
+use ir::ops::transfer::Transfer;
+use ir::{
+    At, Builder, Changed, Definition, Diagnostic, Initializer, Level, Module, NodeId, Phase, Role, State,
+    StateId, TypeError, ValueId,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// The pass. `delay`, or for a program without stages `delay(state=fc.weight:2)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delay {
+    /// The delays of trained states, by name, in place of those of the stages. A name of no state is passed over.
+    pub states: Vec<(String, u32)>,
+}
+
+impl Transform for Delay {
+    const NAME: &'static str = "delay";
+    const NEEDED: bool = true;
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let state = |text: &String| {
+            let (name, delay) = text.rsplit_once(':')?;
+            Some((name.to_owned(), delay.parse().ok()?))
+        };
+        let delayed = |text: &String| {
+            state(text).ok_or_else(|| format!("`{text}` is no delayed state; `fc.weight:2` would be"))
+        };
+        Ok(Self { states: arguments.take_all("state").iter().map(delayed).collect::<Result<_, _>>()? })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        let text = |(name, delay): &(String, u32)| format!("{name}:{delay}");
+        self.states.iter().for_each(|state| arguments.push("state", text(state)));
+    }
+
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let decision = decide(module, self)?;
+        Ok(apply(module, &decision)?)
+    }
+}
+
+/// The name of an earlier version of a state: of so many updates ago.
+pub fn version_name(state: &str, age: u32) -> String {
+    format!("{state}.version.{age}")
+}
+
+/// The delay of each trained state that has one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    delays: BTreeMap<StateId, u32>,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.delays.iter().try_for_each(|(id, delay)| writeln!(f, "{id} by {delay} updates"))
+    }
+}
+
+/// The delays of a program with its update.
+///
+/// # Errors
+/// A program that has delays already, or no update.
+pub fn decide(module: &Module, options: &Delay) -> Result<Decision, Diagnostic> {
+    let delay = |state: &State| match (&options.states[..], &module.pipeline) {
+        ([], Some(pipeline)) => pipeline.delay_of(state.stage),
+        (given, _) => given.iter().find(|(name, _)| *name == state.name).map_or(0, |(_, delay)| *delay),
+    };
+    let trained =
+        module.states.iter().filter(|(_, state)| state.role == Role::Parameter && state.output.is_some());
+    let delays: BTreeMap<StateId, u32> =
+        trained.map(|(id, state)| (id, delay(state))).filter(|(_, delay)| *delay > 0).collect();
+    let is_delayed = module.states.values().any(|state| state.role == Role::Version);
+    if is_delayed || (module.level == Level::Imported && !delays.is_empty()) {
+        let error = Diagnostic::new("the program has no update, or its states have earlier versions already");
+        return Err(error.note("run `delay` once, after `optimizer`"));
+    }
+    Ok(Decision { delays })
+}
+
+/// Adds the versions, and lets forward and backward read the oldest.
+///
+/// # Errors
+/// A node that cannot be built: a bug.
+pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, TypeError> {
+    if decision.delays.is_empty() {
+        return Ok(Changed::No);
+    }
+    let mut b = Builder::new(module, Delay::NAME);
+    let mut oldest = BTreeMap::new();
+    for (&id, &delay) in &decision.delays {
+        let newest = b.module().states[id].input;
+        oldest.insert(newest, versions(&mut b, id, delay)?);
+    }
+    for id in b.module().order().to_vec() {
+        let node = b.module().node(id).clone();
+        if node.phase == Phase::Update {
+            continue;
+        }
+        for (index, operand) in node.operands.iter().enumerate() {
+            if let Some(&version) = oldest.get(operand) {
+                b.set_operand(id, index, version);
+            }
+        }
+    }
+    if b.module().pipeline.is_some() {
+        of_states(b.module()).into_iter().for_each(|id| b.move_to_start(id, Phase::Forward));
+    }
+    Ok(b.finish())
+}
+
+/// Adds the versions of a state, and returns the oldest. The copies from each version to the next stand at the start of the
+/// update, the oldest version first: so each version is read before it is overwritten.
+fn versions(b: &mut Builder, id: StateId, delay: u32) -> Result<ValueId, TypeError> {
+    let state = b.module().states[id].clone();
+    let mut all = vec![(id, state.input)];
+    for age in 1..=delay {
+        let name = version_name(&state.name, age);
+        let version = b.tables().add_state(&name, state.ty.clone(), Role::Version, Initializer::CopyOf(id));
+        let added = &mut b.tables().states[version];
+        (added.view, added.tier, added.stage) = (state.view.clone(), state.tier, state.stage);
+        all.push((version, b.module().states[version].input));
+    }
+    b.at(At::Start(Phase::Update)).stage(state.stage).origin(state.name.as_str());
+    for pair in all.windows(2).rev() {
+        let [(_, newer), (version, _)] = *pair else { continue };
+        let copy = b.one_typed(Transfer, &[newer], state.ty.clone())?;
+        b.shard(copy, state.ty.sharding.clone());
+        b.tables().states[version].output = Some(copy);
+    }
+    Ok(all.last().map_or(state.input, |(_, oldest)| *oldest))
+}
+
+/// The nodes of `prepare` that depend on a state which steps change.
+fn of_states(module: &Module) -> Vec<NodeId> {
+    let changes: BTreeSet<ValueId> =
+        module.states.values().filter(|state| state.output.is_some()).map(|state| state.input).collect();
+    let mut found = BTreeSet::new();
+    let mut order = vec![];
+    for (id, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Prepare) {
+        let depends = |&value: &ValueId| match module.value(value).definition {
+            Definition::Node(maker, _) => found.contains(&maker),
+            _ => changes.contains(&value),
+        };
+        if node.operands.iter().any(depends) {
+            found.insert(id);
+            order.push(id);
+        }
+    }
+    order
+}

@@ -16,7 +16,7 @@ use crate::arguments::Arguments;
 use crate::arguments::pattern::matches;
 use crate::pass::{PassContext, Transform};
 use crate::recompute::DeviceRates;
-use ir::machine::Device;
+use ir::machine::{Device, Link};
 use ir::{
     Builder, Changed, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId, Pipeline,
     StateId, ValueId,
@@ -39,8 +39,25 @@ pub struct Stage {
     pub microbatches: u32,
     /// Patterns of origins: a stage begins at the first node that fits. Without patterns the stages are balanced.
     pub cuts: Vec<String>,
-    /// The device whose times balance the stages. `None`: [`Device::assumed`].
+    /// The device whose times balance the stages; its link is the link between stages. `None`: [`Device::assumed`].
     pub device: Option<DeviceRates>,
+}
+
+impl Stage {
+    /// The same stages, balanced by the times of a device.
+    pub fn on(self, device: &Device) -> Self {
+        Self { device: Some(DeviceRates::of(device)), ..self }
+    }
+
+    /// The same stages, with another link between them.
+    pub fn linked_by(self, link: Link) -> Self {
+        let device = self.rates().device();
+        self.on(&Device { link, ..device })
+    }
+
+    fn rates(&self) -> DeviceRates {
+        self.device.clone().unwrap_or_else(|| DeviceRates::of(&Device::assumed()))
+    }
 }
 
 impl Transform for Stage {
@@ -111,16 +128,13 @@ pub fn decide(module: &Module, options: &Stage) -> Result<Decision, Diagnostic> 
     let forward = Forward::of(module);
     let stages = plan.placement.len();
     let runs = match &options.cuts[..] {
-        [] => {
-            let rates = options.device.clone().unwrap_or_else(|| DeviceRates::of(&Device::assumed()));
-            cut::balanced(&forward.work(module, &rates), stages).ok_or_else(|| {
-                let nodes = forward.divided.len();
-                let error = Diagnostic::new(format!(
-                    "the model cannot be cut into {stages} stages: it has {nodes} nodes"
-                ));
-                error.note(format!("--mesh pp={} or less would work", nodes / chunks.max(1) as usize))
-            })?
-        }
+        [] => cut::balanced(&forward.work(module, &options.rates()), stages).ok_or_else(|| {
+            let nodes = forward.divided.len();
+            let error = Diagnostic::new(format!(
+                "the model cannot be cut into {stages} stages: it has {nodes} nodes"
+            ));
+            error.note(format!("--mesh pp={} or less would work", nodes / chunks.max(1) as usize))
+        })?,
         cuts => by_hand(module, &forward.divided, cuts, stages)?,
     };
     let mut nodes = BTreeMap::new();

@@ -7,6 +7,7 @@
 //! (`schedule`). [`ir::machine`] has the rates and their sources. The prediction assumes that every kernel fills the
 //! device, and is as good as the best of its kind. A measured time is longer, and the difference says where to look.
 
+pub mod pipeline;
 mod price;
 pub mod schedule;
 pub mod work;
@@ -187,8 +188,7 @@ pub struct ExchangeTime {
 impl SimulatedStep {
     /// Simulates a step on a machine.
     pub fn of(list: &CommandList, machine: &Machine) -> Self {
-        let prices = Prices { machine, mesh: &list.mesh };
-        let of = |(part, _)| SimulatedPart::of(&list.parts[part as usize], &prices);
+        let of = |(part, _)| SimulatedPart::on(list, part, machine);
         Self { microbatches: list.microbatches, parts: Part::ALL.map(of) }
     }
 
@@ -222,6 +222,11 @@ impl SimulatedStep {
 }
 
 impl SimulatedPart {
+    /// Simulates one run of a part on a machine.
+    fn on(list: &CommandList, part: Part, machine: &Machine) -> Self {
+        Self::of(&list.parts[part as usize], &Prices { machine, mesh: &list.mesh })
+    }
+
     fn of(commands: &[Command], prices: &Prices) -> Self {
         let priced: Vec<Price> = commands.iter().map(|command| prices.of(command)).collect();
         let tasks: Vec<_> =

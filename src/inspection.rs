@@ -33,7 +33,7 @@ pub use prediction::{
 pub use recomputed::{BlockFacts, RecomputeFacts};
 pub use shares::{Share, Shares};
 pub(crate) use stages::staleness;
-pub use stages::{PipelineFacts, RankFacts, StageFacts, TaskFacts, TransferFacts};
+pub use stages::{PipelineFacts, PipelineStepFacts, RankFacts, StageFacts, TaskFacts, TransferFacts};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
 

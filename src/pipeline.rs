@@ -6,7 +6,7 @@
 
 use crate::config;
 use crate::sizes;
-use ir::machine::{Cluster, Device};
+use ir::machine::{Cluster, Device, Link};
 use ir::{Axis, AxisRole, DType, Diagnostic, Mesh, Module};
 use passes::Pipeline;
 use passes::autodiff::Autodiff;
@@ -124,7 +124,17 @@ impl CompilationPlan {
     /// The same plan, whose choices are made by the times of a device.
     pub fn priced_on(mut self, device: &Device) -> Self {
         self.recompute = self.recompute.map(|recompute| recompute.on(device));
+        let link = self.link_of_stages(device.link);
+        self.stage = self.stage.map(|stage| stage.on(device).linked_by(link));
         self
+    }
+
+    /// The link between stages as the pass `stage` sees it, which prices all devices of a stage as one. Tensor ranks divide the work, but
+    /// each of them sends the whole value, unless they divide the sequence.
+    fn link_of_stages(&self, link: Link) -> Link {
+        let tensor = self.spmd.mesh.iter().filter(|axis| Mesh::role(&axis.name) == Some(AxisRole::Tensor));
+        let senders = if self.spmd.sequence_parallel { 1 } else { tensor.map(|axis| axis.size).product() };
+        Link { bandwidth: link.bandwidth / senders as f64, ..link }
     }
 
     /// The same plan for steps of so many samples, of a program that has its loss.
@@ -162,6 +172,11 @@ impl CompilationPlan {
                 let at = id.as_u32() as usize;
                 self.spmd.mesh.splice(at..=at, parts);
             }
+        }
+        if let Some(stage) = self.stage.take() {
+            let devices = mesh.devices().saturating_mul(stage.ranks.into());
+            let link = self.link_of_stages(cluster.link_of_stages(devices));
+            self.stage = Some(stage.linked_by(link));
         }
         self.hierarchy = Some(Hierarchy::of(cluster));
         self

@@ -1,7 +1,8 @@
 //! Cuts the forward phase into stages.
 //!
-//! Nodes stand in program order, and a stage is a run of them. The slowest stage is as fast as it can be, by the times of the cost
-//! model; times within [`TIE`] of that are the same, and of such cuts the one is taken over which the fewest bytes travel.
+//! Nodes stand in program order, and a stage is a run of them. A stage takes the time of its nodes, and of the messages over the cut
+//! where it begins: activations on their way to it, and their gradients on their way back. The slowest stage is as fast as it can
+//! be. Times within [`TIE`] of that are the same, and of such cuts the one is taken over which the fewest bytes travel.
 
 use super::work::Work;
 use std::ops::Range;
@@ -14,71 +15,116 @@ pub(super) fn balanced(work: &[Work], stages: usize) -> Option<Vec<Range<usize>>
     if stages == 0 || work.len() < stages {
         return None;
     }
-    let times: Vec<u64> = work.iter().map(|work| work.time).collect();
-    let fastest = fastest(&times, stages);
-    let most = fastest.saturating_add(fastest / TIE);
-    Some(lightest(work, stages, most))
+    let places = Places::of(work);
+    let fastest = places.fastest(stages);
+    Some(places.lightest(stages, fastest.saturating_add(fastest / TIE)))
 }
 
-/// The time of the slowest stage in the most balanced division.
-fn fastest(times: &[u64], stages: usize) -> u64 {
-    let (mut low, mut high) = (times.iter().copied().max().unwrap_or(0), times.iter().sum::<u64>());
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if runs(times, middle) <= stages { high = middle } else { low = middle + 1 }
+/// The places between nodes, with the sums of times up to each.
+struct Places<'w> {
+    work: &'w [Work],
+    /// The time of all nodes before a place.
+    until: Vec<u64>,
+}
+
+impl<'w> Places<'w> {
+    fn of(work: &'w [Work]) -> Self {
+        let mut until = vec![0u64];
+        until.extend(work.iter().scan(0u64, |sum, work| {
+            *sum = sum.saturating_add(work.time);
+            Some(*sum)
+        }));
+        Self { work, until }
     }
-    low
-}
 
-/// The fewest runs of which none takes more than this time.
-fn runs(times: &[u64], most: u64) -> usize {
-    let (mut count, mut sum) = (1, 0u64);
-    for &time in times {
-        if sum.saturating_add(time) > most {
-            (count, sum) = (count + 1, 0);
-        }
-        sum = sum.saturating_add(time);
+    /// The time of a stage.
+    fn time(&self, start: usize, end: usize) -> u64 {
+        let messages = if start == 0 { 0 } else { self.work[start].messages };
+        (self.until[end] - self.until[start]).saturating_add(messages)
     }
-    count
-}
 
-/// The division into runs of at most this time over whose cuts the fewest bytes travel, by dynamic programming over the places
-/// between nodes.
-fn lightest(work: &[Work], stages: usize, most: u64) -> Vec<Range<usize>> {
-    let count = work.len();
-    let mut until = vec![0u64; count + 1];
-    work.iter().enumerate().for_each(|(at, work)| until[at + 1] = until[at] + work.time);
-    // `bytes[end]`: the fewest bytes over the cuts of the runs so far, which end there; `from[run][end]`: where the last began.
-    let mut bytes: Vec<Option<u64>> = vec![None; count + 1];
-    bytes[0] = Some(0);
-    let mut from = vec![];
-    for run in 0..stages {
-        let mut next = vec![None; count + 1];
-        let mut began = vec![0; count + 1];
-        for end in run + 1..=count {
-            let starts = (run..end).rev().take_while(|&start| until[end] - until[start] <= most);
-            let cut = |start: usize| if start == 0 { 0 } else { work[start].bytes };
-            let best =
-                starts.filter_map(|start| Some((bytes[start]?.saturating_add(cut(start)), start))).min();
-            if let Some((least, start)) = best {
-                (next[end], began[end]) = (Some(least), start);
+    /// Where a stage of at most this time may begin that ends here, the latest place first. The stage is one after `run` others.
+    fn starts(&self, run: usize, end: usize, most: u64) -> impl Iterator<Item = usize> {
+        let in_time = move |&start: &usize| self.until[end] - self.until[start] <= most;
+        (run..end).rev().take_while(in_time).filter(move |&start| self.time(start, end) <= most)
+    }
+
+    /// The time of the slowest stage in the most balanced division, by dynamic programming over the places.
+    fn fastest(&self, stages: usize) -> u64 {
+        // Without messages there is a division of this time, and no cut adds more than the longest messages.
+        let messages = self.work.iter().map(|work| work.messages).max().unwrap_or(0);
+        let most = self.without_messages(stages).saturating_add(messages);
+        // `slowest[end]`: the slowest of the runs so far, which end there.
+        let mut slowest: Vec<Option<u64>> = vec![None; self.until.len()];
+        slowest[0] = Some(0);
+        for run in 0..stages {
+            let mut next = vec![None; self.until.len()];
+            for end in run + 1..self.until.len() {
+                let of = |start: usize| Some(slowest[start]?.max(self.time(start, end)));
+                next[end] = self.starts(run, end, most).filter_map(of).min();
             }
+            slowest = next;
         }
-        bytes = next;
-        from.push(began);
+        slowest.last().copied().flatten().unwrap_or(most)
     }
-    let mut end = count;
-    let mut ranges: Vec<Range<usize>> = from
-        .iter()
-        .rev()
-        .map(|began| {
-            let range = began[end]..end;
-            end = range.start;
-            range
-        })
-        .collect();
-    ranges.reverse();
-    ranges
+
+    /// The time of the slowest stage in the most balanced division, if messages take no time.
+    fn without_messages(&self, stages: usize) -> u64 {
+        let most = self.until.last().copied().unwrap_or(0);
+        let (mut low, mut high) = (self.work.iter().map(|work| work.time).max().unwrap_or(0), most);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.runs(middle) <= stages { high = middle } else { low = middle + 1 }
+        }
+        low
+    }
+
+    /// The fewest runs of nodes of which none takes more than this time.
+    fn runs(&self, most: u64) -> usize {
+        let (mut count, mut sum) = (1, 0u64);
+        for work in self.work {
+            if sum.saturating_add(work.time) > most {
+                (count, sum) = (count + 1, 0);
+            }
+            sum = sum.saturating_add(work.time);
+        }
+        count
+    }
+
+    /// The division into stages of at most this time over whose cuts the fewest bytes travel, by dynamic programming over the
+    /// places.
+    fn lightest(&self, stages: usize, most: u64) -> Vec<Range<usize>> {
+        let count = self.work.len();
+        // `bytes[end]`: the fewest bytes over the cuts of the runs so far, which end there; `from[run][end]`: where the last began.
+        let mut bytes: Vec<Option<u64>> = vec![None; count + 1];
+        bytes[0] = Some(0);
+        let mut from = vec![];
+        for run in 0..stages {
+            let mut next = vec![None; count + 1];
+            let mut began = vec![0; count + 1];
+            for end in run + 1..=count {
+                let cut = |start: usize| if start == 0 { 0 } else { self.work[start].bytes };
+                let all = |start: usize| Some((bytes[start]?.saturating_add(cut(start)), start));
+                if let Some((least, start)) = self.starts(run, end, most).filter_map(all).min() {
+                    (next[end], began[end]) = (Some(least), start);
+                }
+            }
+            bytes = next;
+            from.push(began);
+        }
+        let mut end = count;
+        let mut ranges: Vec<Range<usize>> = from
+            .iter()
+            .rev()
+            .map(|began| {
+                let range = began[end]..end;
+                end = range.start;
+                range
+            })
+            .collect();
+        ranges.reverse();
+        ranges
+    }
 }
 
 #[cfg(test)]
@@ -86,7 +132,7 @@ mod tests {
     use super::*;
 
     fn work(of: &[(u64, u64)]) -> Vec<Work> {
-        of.iter().map(|&(time, bytes)| Work { time, bytes }).collect()
+        of.iter().map(|&(time, bytes)| Work { time, bytes, messages: 0 }).collect()
     }
 
     #[test]
@@ -102,5 +148,23 @@ mod tests {
     fn of_cuts_that_take_as_long_the_one_with_the_fewest_bytes_is_taken() {
         let even = work(&[(100, 0), (1, 9), (1, 3), (1, 7), (100, 8)]);
         assert_eq!(balanced(&even, 2), Some(vec![0..2, 2..5]));
+    }
+
+    #[test]
+    fn messages_take_time_of_the_stage_that_they_go_to() {
+        let of = |time, bytes| Work { time, bytes, messages: bytes };
+        // A cut in the middle is even, but its messages take longer than the node that another cut moves to the first stage.
+        let work = [of(100, 0), of(10, 60), of(10, 5), of(100, 60)];
+        assert_eq!(balanced(&work, 2), Some(vec![0..2, 2..4]));
+        let work = [of(100, 0), of(10, 5), of(10, 60), of(100, 60)];
+        assert_eq!(balanced(&work, 2), Some(vec![0..1, 1..4]));
+    }
+
+    #[test]
+    fn every_division_is_found_with_long_messages() {
+        let of = |time, messages| Work { time, bytes: 1, messages };
+        let work = [of(1, 0), of(1, 1000), of(1, 1000), of(1, 1)];
+        assert_eq!(balanced(&work, 4).map(|runs| runs.len()), Some(4));
+        assert_eq!(balanced(&work, 2), Some(vec![0..3, 3..4]));
     }
 }

@@ -12,6 +12,8 @@ pub(super) struct Work {
     pub(super) time: u64,
     /// Bytes of the values that are made before it and read by it or later.
     pub(super) bytes: u64,
+    /// The time of these bytes on the link between stages, there and back as gradients, in picoseconds.
+    pub(super) messages: u64,
 }
 
 /// The nodes of the forward phase, by the values that they depend on.
@@ -53,12 +55,16 @@ impl Forward {
         let mut work: Vec<Work> = Vec::with_capacity(self.divided.len());
         for &id in &self.divided {
             let node = module.node(id);
-            let time = device.node_time(&node.op, &module.signature(node));
-            work.push(Work { time: time.saturating_mul(1 + GRADIENT), bytes: 0 });
+            // Readers take a view's elements from where they lie.
+            let is_view = node.op.movement().is_layout();
+            let time = if is_view { 0 } else { device.node_time(&node.op, &module.signature(node)) };
+            work.push(Work { time: time.saturating_mul(1 + GRADIENT), ..Work::default() });
         }
         for (bytes, range) in self.lifetimes(module) {
             work[range].iter_mut().for_each(|work| work.bytes = work.bytes.saturating_add(bytes));
         }
+        let there_and_back = |bytes| device.link.transfer_time(bytes).saturating_mul(2);
+        work.iter_mut().for_each(|work| work.messages = there_and_back(work.bytes));
         work
     }
 

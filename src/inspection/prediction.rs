@@ -3,7 +3,7 @@
 mod text;
 mod timeline;
 
-pub(super) use text::milliseconds;
+pub(super) use text::{milliseconds, price};
 
 use super::units::count;
 use crate::failure::Failure;
@@ -206,7 +206,7 @@ impl PredictionFacts {
         let samples = samples.saturating_mul(step.microbatches);
         let model_flops = products(module).saturating_mul(3).saturating_mul(step.microbatches);
         let devices = module.mesh.devices() as f64;
-        let most = seconds * device.matrices.of(multiplied(step)) * devices;
+        let most = seconds * device.matrices.of(multiplied(&step.parts)) * devices;
         // A microbatch that runs whole has no rest.
         let has_commands = |(part, _): &(Part, _)| {
             *part != Part::RestOfMicrobatch || !step.parts[*part as usize].commands.is_empty()
@@ -244,10 +244,10 @@ impl PredictionFacts {
     }
 }
 
-/// The element type that most operations of a step's multiplications have.
-fn multiplied(step: &SimulatedStep) -> DType {
+/// The element type that most operations of the multiplications in some parts have.
+pub(super) fn multiplied<'p>(parts: impl IntoIterator<Item = &'p SimulatedPart>) -> DType {
     let mut flops: BTreeMap<DType, u64> = BTreeMap::new();
-    for one in step.parts.iter().flat_map(|part| &part.commands) {
+    for one in parts.into_iter().flat_map(|part| &part.commands) {
         let work = &one.command.work;
         if let Unit::Matrices(dtype) | Unit::Attention(dtype) = work.unit {
             *flops.entry(dtype).or_default() += work.flops;
@@ -267,7 +267,7 @@ fn commands<'s>(
 }
 
 /// The tokens of a microbatch, of all data ranks, and that they are such; samples, if the model takes none.
-fn samples(module: &Module) -> (u64, bool) {
+pub(super) fn samples(module: &Module) -> (u64, bool) {
     let batched = || module.inputs.iter().filter(|input| input.batched).map(|input| module.ty(input.value));
     let tokens = batched().find(|ty| ty.dtype.is_integer() && ty.ndim() == 2).and_then(ir::Type::numel);
     let batch = || batched().find_map(|ty| ty.dims.first()?.size());
@@ -292,7 +292,7 @@ pub(super) fn filled(module: &Module) -> Module {
 }
 
 /// The operations of a forward pass that multiply.
-fn products(module: &Module) -> u64 {
+pub(super) fn products(module: &Module) -> u64 {
     let forward = module.nodes().filter(|(_, node)| node.phase == Phase::Forward);
     let products = forward.filter(|(_, node)| {
         matches!(node.op, Op::Contract(_) | Op::Attention(_) | Op::Conv(_) | Op::Experts(_))

@@ -4,6 +4,7 @@ mod cut;
 mod drawing;
 mod html;
 mod perfetto;
+mod step;
 mod text;
 mod times;
 
@@ -14,13 +15,16 @@ use crate::training;
 use ir::machine::{Device, Machine};
 use ir::timetable::{TASK_PHASES, TaskTime, slots};
 use ir::{Dependency, Module, Phase, Pipeline, Timeline};
+use passes::Manager;
 use runtime::program::{Program, StagePrograms, UpdateTime};
+use runtime::simulator::pipeline::SimulatedRank;
 use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
+pub use step::PipelineStepFacts;
 pub(crate) use text::staleness;
 use times::Times;
 
-/// A pipeline, predicted by the cost model of the pass that cuts the program.
+/// A pipeline: simulated on the machine that was asked about; else by the cost model of the pass that cuts the program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PipelineFacts {
     /// The schedule.
@@ -34,6 +38,9 @@ pub struct PipelineFacts {
     pub device: String,
     /// Milliseconds of the microbatches of a step, from the first task to the end of the last.
     pub microbatches_ms: f64,
+    /// The whole step, if a machine was asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<PipelineStepFacts>,
     /// The stages.
     pub stages: Vec<StageFacts>,
     /// The pipeline ranks.
@@ -146,7 +153,15 @@ impl PipelineFacts {
         let microbatches = u64::from(pipeline.microbatches);
         let programs =
             training::lower_step(lowering, module.clone(), microbatches, UpdateTime::Late, target, size)?;
-        Self::of(&training::step(module)?, &programs, machine)
+        Self::of_programs(&training::step(module)?, &programs, machine)
+    }
+
+    /// The pipeline of a step, simulated on a machine. `None` of a program without stages.
+    ///
+    /// # Errors
+    /// An operator that the machine has no kernel for.
+    pub fn on(module: &Module, machine: &Machine) -> Result<Option<Self>, Failure> {
+        Self::of_step(&mut Lowering::new(&Manager::default(), 0), module, Some(machine))
     }
 
     /// The facts of a step, whose programs are those of its pipeline ranks. Without a machine, the times are those of the device that
@@ -154,17 +169,25 @@ impl PipelineFacts {
     ///
     /// # Errors
     /// A timetable that cannot run: a fault.
-    fn of(
+    fn of_programs(
         module: &Module,
         programs: &StagePrograms,
         machine: Option<&Machine>,
     ) -> Result<Option<Self>, Failure> {
         let Some(pipeline) = module.pipeline.clone() else { return Ok(None) };
+        let simulated = machine.map(|machine| {
+            let ranks = programs.iter().map(|program| SimulatedRank::of(program, machine));
+            ranks.collect::<Result<Vec<_>, _>>()
+        });
+        let simulated = simulated.transpose()?;
         let steps = steps_shown(&pipeline);
         let pipeline = if pipeline.is_asynchronous() { pipeline.unrolled(steps) } else { pipeline };
         let (is_assumed, assumed) = (machine.is_none(), Machine::Node(Device::assumed()));
         let machine = machine.unwrap_or(&assumed);
-        let times = Times::of(module, &pipeline, machine);
+        let times = match &simulated {
+            Some(ranks) => Times::simulated(module, &pipeline, machine, ranks),
+            None => Times::by_cost_model(module, &pipeline, machine),
+        };
         let plan = (pipeline, module.dependencies());
         let timeline = Timeline::new(
             &plan.0.timetable,
@@ -175,16 +198,20 @@ impl PipelineFacts {
             |dependency| times.transfer(dependency),
         );
         let timeline = timeline.map_err(|error| Failure::Fault(anyhow::anyhow!(error)))?;
+        let microbatches = plan.0.microbatches;
+        let step = simulated
+            .map(|ranks| PipelineStepFacts::of(module, machine, &ranks, microbatches, timeline.makespan));
         let ranks = (0..).zip(programs.iter()).map(|(rank, program)| {
             let pipeline = &plan.0;
             RankFacts::of(pipeline, rank, program, &timeline)
         });
         Ok(Some(Self {
             schedule: plan.0.schedule.clone(),
-            microbatches: plan.0.microbatches,
+            microbatches,
             steps,
             device: machine.device().name.clone(),
             microbatches_ms: timeline.makespan,
+            step,
             stages: StageFacts::all(module, &plan.0, &times),
             ranks: ranks.collect(),
             transfers: times.transfers().collect(),

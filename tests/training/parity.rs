@@ -2,10 +2,11 @@
 //! f64 and on the CPU backend, there also on local ranks.
 
 use ir::Tensor;
+use passes::{Pass, Pipeline};
 use std::collections::BTreeSet;
 use testing::models::losses::{check_losses, losses, numbers, optimizers};
 use testing::models::{self, Fixture, adamw, done, momentum, split};
-use trainyard::pipeline::CompilationPlan;
+use trainyard::pipeline::{Batch, CompilationPlan};
 use trainyard::verification::Mode;
 use trainyard::verification::Subject;
 use trainyard::verification::against;
@@ -222,6 +223,38 @@ fn mixtral_trains_on_local_ranks_as_in_pytorch() {
 #[test]
 fn t5_trains_on_local_ranks_as_in_pytorch() {
     check_on_ranks(&models::T5_DYNAMIC);
+}
+
+#[test]
+fn gpt2_trains_in_stages_as_in_pytorch() {
+    check_in_stages(&models::GPT2_DYNAMO);
+}
+
+#[test]
+fn llama_trains_in_stages_as_in_pytorch() {
+    check_in_stages(&models::LLAMA_DYNAMO);
+}
+
+/// Losses are PyTorch's with two stages, on one rank and on two for each stage, as near as those of one device.
+fn check_in_stages(fixture: &Fixture) {
+    let stages: Pipeline = "stage(ranks=2, schedule=1f1b)".parse().expect("a pass");
+    let [Pass::Stage(stage)] = &stages.passes[..] else { panic!("{stages}") };
+    for (mesh, data_ranks) in [("", 1), ("mesh=dp:2", 2)] {
+        for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cpu) {
+            let plan = CompilationPlan {
+                optimizer,
+                stage: Some(stage.clone()),
+                batch: Batch { global: Some(fixture.batch), data_ranks },
+                spmd: if mesh.is_empty() { Default::default() } else { split(mesh) },
+                ..CompilationPlan::default()
+            };
+            let subject = fixture.compiled(fixture.batch / 2 * data_ranks, plan);
+            let module = &subject.compilation.training;
+            let pipeline = module.pipeline.as_ref().expect("it has stages");
+            assert_eq!((module.ranks(), pipeline.ranks()), (2 * data_ranks, 2));
+            check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), bounds);
+        }
+    }
 }
 
 /// Losses are PyTorch's on every mesh, as near as those of one device.

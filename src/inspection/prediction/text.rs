@@ -26,7 +26,7 @@ impl fmt::Display for PredictionFacts {
         let launches = count(self.launches as usize, "launch").replace("hs", "hes");
         let in_turn = milliseconds(self.in_turn_ms);
         writeln!(f, "  {launches}, {in_turn} if each command waited for the previous one")?;
-        self.write_price(f)?;
+        writeln!(f, "  {}", price((self.samples, self.tokens), self.joules, self.dollars))?;
         let width = self.sections.iter().map(|section| section.section.len()).max().unwrap_or(0);
         for section in &self.sections {
             let (times, ms) = (format!("{} x", section.runs), milliseconds(section.ms));
@@ -40,21 +40,18 @@ impl fmt::Display for PredictionFacts {
     }
 }
 
-impl PredictionFacts {
-    /// Energy and cost, of a step and of a billion tokens or a million samples.
-    fn write_price(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (amount, many) = if self.tokens { (1e9, "billion tokens") } else { (1e6, "million samples") };
-        let steps = amount / self.samples as f64;
-        writeln!(
-            f,
-            "  energy and cost: {:.3e} J and {:.3e} dollars per step; {:.3} kWh and {:.3} dollars per {many}",
-            self.joules,
-            self.dollars,
-            self.joules * steps / JOULES_PER_KWH,
-            self.dollars * steps
-        )
-    }
+/// Energy and cost, of a step of so many samples, which may be tokens, and of a billion tokens or a million samples.
+pub(in crate::inspection) fn price((samples, are_tokens): (u64, bool), joules: f64, dollars: f64) -> String {
+    let (amount, many) = if are_tokens { (1e9, "billion tokens") } else { (1e6, "million samples") };
+    let steps = amount / samples as f64;
+    format!(
+        "energy and cost: {joules:.3e} J and {dollars:.3e} dollars per step; {:.3} kWh and {:.3} dollars per {many}",
+        joules * steps / JOULES_PER_KWH,
+        dollars * steps
+    )
+}
 
+impl PredictionFacts {
     /// The memory of a device by class.
     fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "  memory of each device: {} ({})", bytes(self.planned), self.memory)

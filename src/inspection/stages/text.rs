@@ -1,7 +1,7 @@
 //! A pipeline as text: a line for each stage, a line for each rank, and the timetable.
 
-use super::{PipelineFacts, RankFacts, StageFacts};
-use crate::inspection::prediction::milliseconds;
+use super::{PipelineFacts, PipelineStepFacts, RankFacts, StageFacts};
+use crate::inspection::prediction::{milliseconds, price};
 use crate::inspection::units::{bytes, count, grouped};
 use ir::visible;
 use std::fmt;
@@ -13,6 +13,7 @@ impl fmt::Display for PipelineFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hint = if self.is_assumed { " (--target names another device)" } else { "" };
         writeln!(f, "\n{}{hint}", self.summary())?;
+        self.step.iter().try_for_each(|step| self.write_step(f, step))?;
         self.write_stages(f)?;
         self.write_delays(f)?;
         for (rank, facts) in self.ranks.iter().enumerate() {
@@ -27,14 +28,29 @@ impl PipelineFacts {
     /// The schedule, and the predicted time.
     pub(super) fn summary(&self) -> String {
         let microbatches = count(self.microbatches as usize, "microbatch").replace("hs", "hes");
+        let source = if self.step.is_some() { "" } else { " by the cost model" };
         format!(
-            "pipeline of {} on {}, schedule {}: {microbatches} take {} by the cost model, on {}",
+            "pipeline of {} on {}, schedule {}: {microbatches} take {}{source}, on {}",
             count(self.stages.len(), "stage"),
             count(self.ranks.len(), "pipeline rank"),
             visible(&self.schedule),
             milliseconds(self.microbatches_ms),
             visible(&self.device)
         )
+    }
+
+    fn write_step(&self, f: &mut fmt::Formatter<'_>, step: &PipelineStepFacts) -> fmt::Result {
+        let unit = if step.tokens { "tokens" } else { "samples" };
+        writeln!(
+            f,
+            "  {} per step (prepare {}, update {}), {} {unit} per second, MFU {:.1} %",
+            milliseconds(step.step_ms),
+            milliseconds(step.prepare_ms),
+            milliseconds(step.update_ms),
+            grouped(step.samples_per_s as u64),
+            100.0 * step.mfu
+        )?;
+        writeln!(f, "  {}", price((step.samples, step.tokens), step.joules, step.dollars))
     }
 
     /// The staleness of an asynchronous schedule.

@@ -1,9 +1,11 @@
-//! The predicted times of the tasks and transfers of a pipeline, by the cost model of [`ir::machine`].
+//! The predicted times of the tasks and transfers of a pipeline: by the simulator on a machine that was asked about, and else by the cost
+//! model of [`ir::machine`].
 
 use super::TransferFacts;
 use crate::inspection::collectives::{Exchange, local_bytes};
 use ir::machine::{Link, Machine};
 use ir::{Dependency, Module, Node, Op, Part, Pipeline};
+use runtime::simulator::pipeline::SimulatedRank;
 use std::collections::BTreeMap;
 
 /// Milliseconds in a picosecond.
@@ -18,8 +20,8 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// The times of a program with stages on a machine.
-    pub(super) fn of(module: &Module, pipeline: &Pipeline, machine: &Machine) -> Self {
+    /// The times by the cost model on a machine.
+    pub(super) fn by_cost_model(module: &Module, pipeline: &Pipeline, machine: &Machine) -> Self {
         let mut tasks: BTreeMap<Part, f64> = BTreeMap::new();
         for rank in 0..pipeline.ranks() {
             // Values of every stage are computed by each stage that reads them.
@@ -29,21 +31,19 @@ impl Times {
                 *tasks.entry(part).or_default() += node_time(&of_rank, node, machine) as f64 * PICOSECOND;
             }
         }
-        let mut bytes: BTreeMap<Dependency, u64> = BTreeMap::new();
-        for (id, node) in module.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
-            let Some((from, to)) = module.transfers(id) else { continue };
-            let from = Part::new(module.phase_of(node.operands[0]), from);
-            let to = Part::new(node.phase, to);
-            let sent = bytes.entry(Dependency { from, to }).or_default();
-            *sent = sent.saturating_add(local_bytes(module.ty(node.operands[0]), &module.mesh));
-        }
-        let rank = |part: Part| pipeline.placement.get(part.chunk as usize).copied().map(u64::from);
-        let transfer = |(dependency, bytes): (Dependency, u64)| {
-            let (from, to) = (rank(dependency.from)?, rank(dependency.to)?);
-            let time = link(machine, module.mesh.devices(), from, to).transfer_time(bytes);
-            (from != to).then_some((dependency, (bytes, time as f64 * PICOSECOND)))
-        };
-        Self { tasks, transfers: bytes.into_iter().filter_map(transfer).collect() }
+        Self { tasks, transfers: transfers(module, pipeline, machine) }
+    }
+
+    /// The times of simulated ranks.
+    pub(super) fn simulated(
+        module: &Module,
+        pipeline: &Pipeline,
+        machine: &Machine,
+        ranks: &[SimulatedRank],
+    ) -> Self {
+        let tasks = ranks.iter().flat_map(|rank| &rank.tasks);
+        let tasks = tasks.map(|(&part, task)| (part, task.seconds * 1e3)).collect();
+        Self { tasks, transfers: transfers(module, pipeline, machine) }
     }
 
     /// Milliseconds of a task.
@@ -75,6 +75,31 @@ impl Times {
             ms: *ms,
         })
     }
+}
+
+/// Of the dependencies between ranks that carry bytes: the bytes, and milliseconds on a machine.
+fn transfers(module: &Module, pipeline: &Pipeline, machine: &Machine) -> BTreeMap<Dependency, (u64, f64)> {
+    let mut bytes: BTreeMap<Dependency, u64> = BTreeMap::new();
+    for (id, node) in module.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
+        let Some((from, to)) = module.transfers(id) else { continue };
+        let from = Part::new(module.phase_of(node.operands[0]), from);
+        let to = Part::new(node.phase, to);
+        let sent = bytes.entry(Dependency { from, to }).or_default();
+        *sent = sent.saturating_add(local_bytes(module.ty(node.operands[0]), &module.mesh));
+    }
+    let rank = |part: Part| pipeline.placement.get(part.chunk as usize).copied();
+    let transfer = |(dependency, bytes): (Dependency, u64)| {
+        let (from, to) = (rank(dependency.from)?, rank(dependency.to)?);
+        let ms = message_ms(module, machine, from, to, bytes);
+        (from != to).then_some((dependency, (bytes, ms)))
+    };
+    bytes.into_iter().filter_map(transfer).collect()
+}
+
+/// Milliseconds of a message of so many bytes from each device of a pipeline rank to a device of another.
+pub(super) fn message_ms(module: &Module, machine: &Machine, from: u32, to: u32, bytes: u64) -> f64 {
+    let link = link(machine, module.mesh.devices(), u64::from(from), u64::from(to));
+    link.transfer_time(bytes) as f64 * PICOSECOND
 }
 
 /// Picoseconds of a node. Views and constants take none, and transfers run beside the tasks.

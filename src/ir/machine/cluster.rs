@@ -25,6 +25,12 @@ impl Cluster {
         Link { bandwidth: shared.min(most), ..self.network }
     }
 
+    /// The slowest link between neighbouring stages of a pipeline on so many devices. Stages are the outermost axis, so a pipeline that
+    /// one node does not hold sends between nodes. Each device sends over its own link.
+    pub fn link_of_stages(&self, devices: u64) -> Link {
+        if devices <= self.node.devices { self.node.device.link } else { self.network }
+    }
+
     /// Whether a collective over these axes stays inside nodes.
     pub fn is_inside(&self, mesh: &Mesh, axes: &[AxisId]) -> bool {
         self.ranks_in_node(mesh, axes) >= mesh.size(axes)
@@ -124,6 +130,13 @@ mod tests {
         let mut fast = cluster.clone();
         fast.network.bandwidth = 400e9;
         assert!((fast.link(&both, &all).rate() - fast.node.device.link.rate()).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_pipeline_that_one_node_does_not_hold_sends_between_nodes() {
+        let cluster = Preset::H100.cluster(2);
+        assert_eq!(cluster.link_of_stages(8), cluster.node.device.link);
+        assert_eq!(cluster.link_of_stages(16), cluster.network);
     }
 
     #[test]

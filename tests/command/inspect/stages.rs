@@ -44,21 +44,21 @@ fn stages_of_the_same_rank_are_told_apart() {
     check_pipeline(
         &["--mesh", "pp=2", "--schedule", "interleaved"],
         expect![[r#"
-        pipeline of 4 stages on 2 pipeline ranks, schedule interleaved: 4 microbatches take 43.6 µs by the cost model, on H100 SXM (--target names another device)
-          stage  rank       parameters    forward   backward  load     sends  nodes
-              0     0          239,232     1.6 µs     2.4 µs  94 %  64.0 KiB  node_embedding to node_add_7
-              1     1          198,272     1.5 µs     2.3 µs  90 %  64.0 KiB  node_add_7 to node_add_11
-              2     0          214,912     1.6 µs     2.7 µs 100 %   192 KiB  node_add_11 to node_Split_533
-              3     1          181,888     1.6 µs     2.4 µs  93 %       0 B  node_add_15 to loss
-          rank 0: idle 23.1 %, keeps 5 sets of activations for backward, 12.9 MiB (parameters 1.73 MiB, gradients 1.73 MiB, optimizer 3.46 MiB, saved activations 5.65 MiB, workspace 320 KiB, constants 256 B)
-          rank 1: idle 27.7 %, keeps 3 sets of activations for backward, 9.94 MiB (parameters 1.58 MiB, gradients 1.58 MiB, optimizer 2.90 MiB, saved activations 3.58 MiB, workspace 320 KiB, constants 448 B)
+            pipeline of 4 stages on 2 pipeline ranks, schedule interleaved: 4 microbatches take 43.9 µs by the cost model, on H100 SXM (--target names another device)
+              stage  rank       parameters    forward   backward  load     sends  nodes
+                  0     0          239,232     1.6 µs     2.4 µs  97 %  64.0 KiB  node_embedding to node_add_7
+                  1     1          198,528     1.6 µs     2.5 µs  96 %   128 KiB  node_add_7 to node_layer_norm_4
+                  2     0          214,784     1.6 µs     2.6 µs 100 %   192 KiB  node_add_11 to node_Split_533
+                  3     1          181,760     1.6 µs     2.4 µs  94 %       0 B  node_add_15 to loss
+              rank 0: idle 24.7 %, keeps 5 sets of activations for backward, 12.6 MiB (parameters 1.73 MiB, gradients 1.73 MiB, optimizer 3.46 MiB, saved activations 5.33 MiB, workspace 320 KiB, constants 256 B)
+              rank 1: idle 27.2 %, keeps 3 sets of activations for backward, 9.94 MiB (parameters 1.58 MiB, gradients 1.58 MiB, optimizer 2.90 MiB, saved activations 3.58 MiB, workspace 320 KiB, constants 448 B)
 
-        timetable, a column is 0.5 µs: 0 1 2 forward, A B C backward of microbatches 0 1 2, . idle
-        rank 0   000111....000111222.......AAAAA333BBBBB222AAAAA333BBBBBCCCCC...DDDDDCCCCC...DDDDD
-           stage 111111    222222111       2222211122222222111112221111122222   2222211111   11111
-        rank 1   .....000111.....000AAAA111BBBB222AAAA333.BBBB222CCCC.333DDDD..CCCC....DDDD.......
-           stage      111111     222222222222221111111111 11112222222 2222222  1111    1111
-        stage: 1 for the first stage of the rank, 2 for the second, and so on"#]],
+            timetable, a column is 0.5 µs: 0 1 2 forward, A B C backward of microbatches 0 1 2, . idle
+            rank 0   000111.....000111222........AAAAA333BBBBB222AAAAA333BBBBB...CCCCC...DDDDD..CCCCC...DDDDD
+               stage 111111     222222111        22222111222222221111122211111   22222   22222  11111   11111
+            rank 1   .....000111......000AAAAA111BBBBB222AAAAA333BBBBB222CCCCC333DDDDD...CCCCC...DDDDD.......
+               stage      111111      222222222222222211111111111111112222222222222222   11111   11111
+            stage: 1 for the first stage of the rank, 2 for the second, and so on"#]],
     );
 }
 
@@ -67,21 +67,23 @@ fn gradients_of_parameters_have_marks_of_their_own() {
     check_pipeline(
         &["--mesh", "pp=2", "--schedule", "zb-v", "--target", "h200"],
         expect![[r#"
-        pipeline of 4 stages on 2 pipeline ranks, schedule zb-v: 4 microbatches take 638.4 µs by the cost model, on H200 SXM
-          stage  rank       parameters    forward   backward    weights  load     sends  nodes
-              0     0          239,232    31.6 µs    22.6 µs    22.1 µs  94 %  64.0 KiB  node_embedding to node_add_7
-              1     1          198,272    28.6 µs    22.6 µs    19.1 µs  87 %       0 B  node_add_7 to node_add_11
-              2     1          214,912    31.7 µs    28.8 µs    20.7 µs 100 %   192 KiB  node_add_11 to node_Split_533
-              3     0          181,888    33.2 µs    21.2 µs    19.2 µs  91 %       0 B  node_add_15 to loss
-          rank 0: idle 6.1 %, keeps 4 sets of activations for backward and 4 for weights, 13.8 MiB (parameters 1.73 MiB, gradients 1.73 MiB, optimizer 3.21 MiB, saved activations 6.96 MiB, workspace 129 KiB, constants 448 B)
-          rank 1: idle 5.1 %, keeps 4 sets of activations for backward and 4 for weights, 14.5 MiB (parameters 1.58 MiB, gradients 1.58 MiB, optimizer 3.15 MiB, saved activations 8.02 MiB, workspace 193 KiB, constants 256 B)
+            pipeline of 4 stages on 2 pipeline ranks, schedule zb-v: 4 microbatches take 578.8 µs, on H200 SXM
+              632.6 µs per step (prepare 1.6 µs, update 52.3 µs), 809,371 tokens per second, MFU 3.1 %
+              energy and cost: 8.856e-1 J and 2.780e-6 dollars per step; 0.480 kWh and 5.429 dollars per billion tokens
+              stage  rank       parameters    forward   backward    weights  load     sends  nodes
+                  0     0          239,232    19.3 µs    28.5 µs    21.3 µs  96 %  64.0 KiB  node_embedding to node_add_7
+                  1     1          198,528    17.7 µs    37.7 µs    12.2 µs  94 %       0 B  node_add_7 to node_layer_norm_4
+                  2     1          214,656    20.8 µs    30.1 µs    12.2 µs  87 %   192 KiB  node_add_11 to node_Split_533
+                  3     0          181,888    26.8 µs    30.1 µs    15.2 µs 100 %       0 B  node_add_15 to loss
+              rank 0: idle 2.4 %, keeps 4 sets of activations for backward and 4 for weights, 13.8 MiB (parameters 1.73 MiB, gradients 1.73 MiB, optimizer 3.21 MiB, saved activations 6.96 MiB, workspace 129 KiB, constants 448 B)
+              rank 1: idle 9.7 %, keeps 4 sets of activations for backward and 4 for weights, 16.3 MiB (parameters 1.58 MiB, gradients 1.58 MiB, optimizer 3.15 MiB, saved activations 9.85 MiB, workspace 193 KiB, constants 256 B)
 
-        timetable, a column is 8.3 µs: 0 1 2 forward, A B C backward, a b c weight gradients of microbatches 0 1 2, . idle
-        rank 0   0000111122220000AAAaa1111BBBbb3333AAAaaa2222CCCccBBBbbb3333DDDddCCCcccDDDddd
-           stage 1111111111112222222222222222221111111111222222222111111222222222111111111111
-        rank 1   ....00000001111111.AAAaa222AAAaa2222BBBbb333BBBbb3333CCCccCCC.DDDDDDccdddd..
-           stage     11122221112222 222221111111122222222211111111222222222111 222111112211
-        stage: 1 for the first stage of the rank, 2 for the second, and so on"#]],
+            timetable, a column is 7.5 µs: 0 1 2 forward, A B C backward, a b c weight gradients of microbatches 0 1 2, . idle
+            rank 0   0001112220000AAAAaa1111BBBBbb333AAAAaaa2222CCCCccBBBBbbb3333DDDDddCCCCcccDDDDddd
+               stage 11111111122222222222222222222111111111122222222221111111222222222211111111111111
+            rank 1   ...0000011111....AAAAaa22AAAAAaa222BBBBbb33BBBBBbb333CCCCccCCCCCDDDDDDDDDccdddd.
+               stage    1122211222    22222211111111122222222211111111122222222211111222211111112211
+            stage: 1 for the first stage of the rank, 2 for the second, and so on"#]],
     );
 }
 
@@ -108,6 +110,36 @@ fn number(value: &Value, key: &str) -> f64 {
 
 fn list<'v>(value: &'v Value, key: &str) -> &'v [Value] {
     value[key].as_array().unwrap_or_else(|| panic!("`{key}` is no list in {value}"))
+}
+
+/// The tasks of all stages together take as long as a microbatch of the program without stages, and a step is its parts.
+#[test]
+fn a_step_of_a_pipeline_is_simulated() {
+    let flags =
+        [&["models/gpt2.dynamo.onnx", "--target", "h200"], &BATCH[2..], &["--microbatch", "2"]].concat();
+    let one = json(&flags);
+    let sections = list(&one["prediction"], "sections");
+    let microbatch = sections.iter().find(|section| section["section"] == "microbatch").expect("it is there");
+    let tolerance = 0.1 * number(microbatch, "ms");
+    for schedule in ["1f1b", "interleaved", "zb-v"] {
+        let found = json(&[&flags[..], &["--mesh", "pp=2", "--schedule", schedule]].concat());
+        let (pipeline, step) = (&found["pipeline"], &found["pipeline"]["step"]);
+        let stages = list(pipeline, "stages").iter();
+        let tasks = stages
+            .flat_map(|stage| ["forward_ms", "backward_ms", "weight_ms"].map(|key| stage[key].as_f64()));
+        let tasks: f64 = tasks.flatten().sum();
+        let alone = number(microbatch, "ms");
+        assert!(
+            (tasks - alone).abs() < tolerance,
+            "{schedule}: {tasks} ms in stages, {alone} ms on one device"
+        );
+        let parts =
+            number(step, "prepare_ms") + number(pipeline, "microbatches_ms") + number(step, "update_ms");
+        assert!((number(step, "step_ms") - parts).abs() < 1e-9 * parts, "{step}");
+        assert_eq!(step["samples"], one["prediction"]["samples"]);
+        let ratio = number(step, "model_flops") / number(&one["prediction"], "model_flops");
+        assert!((ratio - 1.0).abs() < 1e-9, "{ratio}");
+    }
 }
 
 /// What scripts rely on: times of the same rank follow each other, and idle time is the time without tasks.

@@ -1,0 +1,113 @@
+//! The tasks of a pipeline rank on a machine that need not be here.
+//!
+//! A task runs the instructions of its part. The commands of a part are those of a program that has no other instructions, so a backend
+//! lists them as it lists a section. Messages are left out: the timetable has the time of transfers.
+
+use super::{CommandList, SimulatedPart};
+use crate::program::{Instruction, Kernel, Message, Part, Program, Section, Turn, View};
+use crate::target::Target;
+use ir::Diagnostic;
+use ir::machine::Machine;
+use ir::timetable;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The parts of a step of a pipeline rank, simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimulatedRank {
+    /// One run of each part of a microbatch.
+    pub tasks: BTreeMap<timetable::Part, SimulatedPart>,
+    /// The section `prepare`.
+    pub prepare: SimulatedPart,
+    /// The section `update`.
+    pub update: SimulatedPart,
+    /// Bytes of the messages that `prepare` and `update` send or receive, for each of the two and each other rank.
+    pub messages: [BTreeMap<u32, u64>; 2],
+}
+
+impl SimulatedRank {
+    /// Simulates the program of a pipeline rank.
+    ///
+    /// # Errors
+    /// An operator without a kernel.
+    pub fn of(program: &Program, machine: &Machine) -> Result<Self, Diagnostic> {
+        let mut tasks = BTreeMap::new();
+        for turn in program.pipeline.iter().flat_map(|pipeline| &pipeline.turns) {
+            if !tasks.contains_key(&turn.task.part) {
+                let list = commands(only_turn(program, turn))?;
+                tasks.insert(turn.task.part, SimulatedPart::on(&list, Part::Microbatch, machine));
+            }
+        }
+        let once = commands(only_once_a_step(program))?;
+        let [prepare, update] =
+            [Part::Prepare, Part::Update].map(|part| SimulatedPart::on(&once, part, machine));
+        let messages = [Section::Prepare, Section::Update].map(|section| messages(program, section));
+        Ok(Self { tasks, prepare, update, messages })
+    }
+
+    /// Seconds of a task.
+    pub fn seconds(&self, part: timetable::Part) -> f64 {
+        self.tasks.get(&part).map_or(0.0, |part| part.seconds)
+    }
+}
+
+/// The commands of a step of several microbatches.
+fn commands(program: Program) -> Result<CommandList, Diagnostic> {
+    Target::commands(&Arc::new(program), 2)
+}
+
+/// A program that runs one turn of a pipeline rank as its microbatch, and nothing else.
+fn only_turn(program: &Program, turn: &Turn) -> Program {
+    let microbatch = &program.section(Section::Microbatch)[turn.instructions.clone()];
+    let microbatch = microbatch.iter().filter(|instruction| message(instruction).is_none());
+    let microbatch = microbatch.map(|instruction| placed(instruction, &turn.bases)).collect();
+    without_stages(program, [vec![], microbatch, vec![]])
+}
+
+/// A program that has the sections `prepare` and `update` of a pipeline rank alone.
+fn only_once_a_step(program: &Program) -> Program {
+    let section = |section| -> Vec<Instruction> {
+        let all = program.section(section).iter();
+        all.filter(|instruction| message(instruction).is_none()).cloned().collect()
+    };
+    without_stages(program, [section(Section::Prepare), vec![], section(Section::Update)])
+}
+
+fn without_stages(program: &Program, sections: [Vec<Instruction>; 3]) -> Program {
+    let (inputs, outputs) = (vec![], vec![]);
+    // Instructions that another step need not repeat are counted with the others.
+    Program { sections, inputs, outputs, pipeline: None, renewed: 0, ..program.clone() }
+}
+
+/// An instruction of a turn, with the addresses of its blocks.
+fn placed(instruction: &Instruction, bases: &[u64]) -> Instruction {
+    let mut placed = instruction.clone();
+    let views = placed.operands.iter_mut().chain(&mut placed.results).chain(&mut placed.scratch);
+    views.for_each(|view: &mut View| {
+        if let Some(block) = view.block.take() {
+            view.base = view.base.saturating_add(bases[block as usize]);
+        }
+    });
+    placed
+}
+
+fn message(instruction: &Instruction) -> Option<Message> {
+    match instruction.kernel {
+        Kernel::Message(message) => Some(message),
+        _ => None,
+    }
+}
+
+/// The bytes of a section's messages, for each other rank.
+fn messages(program: &Program, section: Section) -> BTreeMap<u32, u64> {
+    let own = program.pipeline.as_ref().map_or(0, |pipeline| pipeline.rank);
+    let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
+    for instruction in program.section(section) {
+        let Some(message) = message(instruction) else { continue };
+        let other = if message.from == own { message.to } else { message.from };
+        let moved = instruction.operands.iter().chain(&instruction.results).map(super::work::bytes).sum();
+        let sum = bytes.entry(other).or_default();
+        *sum = sum.saturating_add(moved);
+    }
+    bytes
+}

@@ -32,6 +32,7 @@ pub mod watchdog;
 
 pub use error::CommError;
 
+use ir::timetable::Task;
 use ir::{DType, PartialKind};
 use std::fmt;
 use std::sync::Arc;
@@ -77,6 +78,9 @@ pub trait Communicator: Send + Sync {
 
     /// Names the node of the program that the next exchange is for, to those who keep a record.
     fn comes_from(&self, _origin: &Arc<str>) {}
+
+    /// Names the task of a pipeline that the rank begins, to those who keep a record; `None` if it leaves the microbatches.
+    fn turns_to(&self, _task: Option<Task>) {}
 
     /// Every rank gets the combination of all parts.
     fn all_reduce(

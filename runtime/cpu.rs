@@ -34,6 +34,7 @@ use crate::target::Target;
 use arena::{Arena, Constants, Memory};
 use beside::{Scheduled, Schedules};
 use call::Place;
+use ir::timetable::Task;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -156,6 +157,13 @@ impl Cpu {
 
     fn loaded(&self, program: ProgramId) -> Result<&Loaded, DeviceError> {
         self.programs.get(program.0).ok_or(DeviceError::Unknown { what: "program", index: program.0 })
+    }
+
+    /// Tells those who keep a record of exchanges where in a pipeline's step the rank is.
+    fn turns_to(&self, task: Option<Task>) {
+        if let Some(queue) = &self.queue {
+            queue.communicator().turns_to(task);
+        }
     }
 
     /// Runs steps of a part.
@@ -290,6 +298,7 @@ impl Device for Cpu {
             profile.begin_step();
         }
         self.programs[id.0].begin(section)?;
+        self.turns_to(None);
         self.execute(id, section.into(), 0..count)
     }
 
@@ -297,6 +306,7 @@ impl Device for Cpu {
         let turn = self.loaded(id)?.turn(turn)?.clone();
         let loaded = &mut self.programs[id.0];
         (loaded.bases, loaded.microbatches) = (turn.bases.into(), u64::from(turn.task.microbatch) + 1);
+        self.turns_to(Some(turn.task));
         Ok(())
     }
 
@@ -311,6 +321,7 @@ impl Device for Cpu {
     }
 
     fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
+        self.turns_to(None);
         self.execute(id, Part::Update, instructions)
     }
 

@@ -58,12 +58,11 @@ impl<'w> Places<'w> {
         let mut slowest: Vec<Option<u64>> = vec![None; self.until.len()];
         slowest[0] = Some(0);
         for run in 0..stages {
-            let mut next = vec![None; self.until.len()];
-            for end in run + 1..self.until.len() {
+            let next = |end: usize| {
                 let of = |start: usize| Some(slowest[start]?.max(self.time(start, end)));
-                next[end] = self.starts(run, end, most).filter_map(of).min();
-            }
-            slowest = next;
+                self.starts(run, end, most).filter_map(of).min()
+            };
+            slowest = (0..self.until.len()).map(next).collect();
         }
         slowest.last().copied().flatten().unwrap_or(most)
     }

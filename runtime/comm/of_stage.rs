@@ -2,6 +2,7 @@
 
 use super::{CommError, Communicator, Exchanged};
 use ir::PartialKind;
+use ir::timetable::Task;
 use std::sync::Arc;
 
 /// A rank among those of its stage: they count from 0 in collectives. Messages go to ranks of all stages.
@@ -29,6 +30,10 @@ impl Communicator for OfStage {
 
     fn comes_from(&self, origin: &Arc<str>) {
         self.inner.comes_from(origin);
+    }
+
+    fn turns_to(&self, task: Option<Task>) {
+        self.inner.turns_to(task);
     }
 
     fn all_reduce(

@@ -2,6 +2,7 @@
 
 use super::{CommError, Communicator, Exchanged, Terms};
 use ir::PartialKind;
+use ir::timetable::Task;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +26,8 @@ struct Exchanges {
     began: Instant,
     /// The node that the next exchange is for.
     origin: Option<Arc<str>>,
+    /// The task of a pipeline that the rank is at.
+    task: Option<Task>,
     /// Exchanges before the first that is kept.
     before: u64,
     kept: VecDeque<OneExchange>,
@@ -34,6 +37,8 @@ struct OneExchange {
     operation: Operation,
     /// The node of the program that it is for, if it is for one.
     origin: Option<Arc<str>>,
+    /// The task of a pipeline that it is part of.
+    task: Option<Task>,
     start: Duration,
     /// `None` while it is not done.
     end: Option<Duration>,
@@ -46,6 +51,7 @@ impl FlightRecord {
         Self(Arc::new(Mutex::new(Exchanges {
             began: Instant::now(),
             origin: None,
+            task: None,
             before: 0,
             kept: VecDeque::new(),
         })))
@@ -71,8 +77,8 @@ impl FlightRecord {
                 exchanges.before += 1;
             }
             let start = exchanges.began.elapsed();
-            let origin = exchanges.origin.take();
-            exchanges.kept.push_back(OneExchange { operation, origin, start, end: None });
+            let (origin, task) = (exchanges.origin.take(), exchanges.task);
+            exchanges.kept.push_back(OneExchange { operation, origin, task, start, end: None });
         }
         let result = exchange()?;
         let mut exchanges = lock();
@@ -101,7 +107,7 @@ impl fmt::Display for FlightRecord {
     }
 }
 
-/// `` `all_reduce` (sum) of f32[8] among the ranks [0, 1], for node "/fc/Gemm" (Gemm, opset 20) ``
+/// `` `receive` of 32 bytes from rank 1, for node "/fc/Gemm" (Gemm, opset 20), in backward of stage 0, microbatch 3 ``
 impl fmt::Display for OneExchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.operation {
@@ -109,10 +115,10 @@ impl fmt::Display for OneExchange {
             Operation::Send { bytes, to } => write!(f, "`send` of {bytes} bytes to rank {to}")?,
             Operation::Receive { bytes, from } => write!(f, "`receive` of {bytes} bytes from rank {from}")?,
         }
-        self.origin
-            .as_ref()
-            .filter(|origin| !origin.is_empty())
-            .map_or(Ok(()), |origin| write!(f, ", for {origin}"))
+        if let Some(origin) = self.origin.as_ref().filter(|origin| !origin.is_empty()) {
+            write!(f, ", for {origin}")?;
+        }
+        self.task.map_or(Ok(()), |task| write!(f, ", in {}", task.in_words()))
     }
 }
 
@@ -137,6 +143,11 @@ impl Communicator for Recorded {
     fn comes_from(&self, origin: &Arc<str>) {
         let mut exchanges = self.record.0.lock().unwrap_or_else(PoisonError::into_inner);
         exchanges.origin = Some(origin.clone());
+    }
+
+    fn turns_to(&self, task: Option<Task>) {
+        let mut exchanges = self.record.0.lock().unwrap_or_else(PoisonError::into_inner);
+        exchanges.task = task;
     }
 
     fn all_reduce(

@@ -2,6 +2,7 @@
 
 use crate::comm::{CommError, Communicator, Exchanged};
 use ir::PartialKind;
+use ir::timetable::Task;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,6 +69,10 @@ impl Communicator for Disturbed {
 
     fn comes_from(&self, origin: &Arc<str>) {
         self.inner.comes_from(origin);
+    }
+
+    fn turns_to(&self, task: Option<Task>) {
+        self.inner.turns_to(task);
     }
 
     fn all_reduce(

@@ -10,6 +10,7 @@ use ir::Diagnostic;
 use ir::machine::Machine;
 use ir::timetable;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 /// The parts of a step of a pipeline rank, simulated.
@@ -33,9 +34,9 @@ impl SimulatedRank {
     pub fn of(program: &Program, machine: &Machine) -> Result<Self, Diagnostic> {
         let mut tasks = BTreeMap::new();
         for turn in program.pipeline.iter().flat_map(|pipeline| &pipeline.turns) {
-            if !tasks.contains_key(&turn.task.part) {
+            if let Entry::Vacant(task) = tasks.entry(turn.task.part) {
                 let list = commands(only_turn(program, turn))?;
-                tasks.insert(turn.task.part, SimulatedPart::on(&list, Part::Microbatch, machine));
+                task.insert(SimulatedPart::on(&list, Part::Microbatch, machine));
             }
         }
         let once = commands(only_once_a_step(program))?;

@@ -160,7 +160,7 @@ impl CollectiveTimeFacts {
             let one = Self {
                 kind: node.op.name(),
                 axes: exchange.axis_names(module),
-                phase: super::step::long_name(node.phase),
+                phase: node.phase.long_name(),
                 link: name(cluster.is_inside(&module.mesh, axes)),
                 runs,
                 bytes: exchange.sent(&module.mesh).saturating_mul(runs),

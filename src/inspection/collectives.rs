@@ -97,7 +97,7 @@ impl CollectiveFacts {
         Some(Self {
             kind: node.op.name(),
             axes: exchange.axis_names(module),
-            phase: super::step::long_name(node.phase),
+            phase: node.phase.long_name(),
             origin: node.origin.to_string(),
             values: node.operands.len(),
             runs,

@@ -239,7 +239,7 @@ impl RankFacts {
         let splits = pipeline.timetable.splits_backward();
         let kept = |until| slots(tasks, Phase::Forward, until).count;
         let task = |(task, time): (&ir::Task, &TaskTime<f64>)| TaskFacts {
-            phase: super::step::long_name(task.part.phase),
+            phase: task.part.phase.long_name(),
             stage: task.part.chunk,
             microbatch: task.microbatch,
             begin_ms: time.start,
@@ -260,7 +260,7 @@ impl RankFacts {
 impl TaskFacts {
     /// The index of its phase in [`TASK_PHASES`].
     fn phase_index(&self) -> usize {
-        let is_own = |(phase, _): &(Phase, char)| super::step::long_name(*phase) == self.phase;
+        let is_own = |(phase, _): &(Phase, char)| phase.long_name() == self.phase;
         TASK_PHASES.iter().position(is_own).unwrap_or_default()
     }
 
@@ -272,7 +272,8 @@ impl TaskFacts {
 
     /// `backward of stage 0, microbatch 3`.
     fn described(&self) -> String {
-        format!("{} of stage {}, microbatch {}", self.phase, self.stage, self.microbatch)
+        let (phase, _) = TASK_PHASES[self.phase_index()];
+        ir::Task::new(phase, self.stage, self.microbatch).in_words()
     }
 }
 

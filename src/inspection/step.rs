@@ -97,7 +97,7 @@ impl StepFacts {
         let phase = |(phase, _): (Phase, &'static str)| {
             let ir::Cost { flops, read, written } = cost.phase(phase);
             let nodes = module.nodes().filter(|(_, node)| node.phase == phase).count();
-            PhaseCost { phase: long_name(phase), nodes, flops, read, written }
+            PhaseCost { phase: phase.long_name(), nodes, flops, read, written }
         };
         let batched = module.inputs.iter().find(|input| input.batched);
         Ok(Self {
@@ -109,17 +109,6 @@ impl StepFacts {
             mesh: MeshFacts::of(module, microbatches),
             cluster: cluster.map(|cluster| ClusterFacts::of(module, microbatches, cluster)),
         })
-    }
-}
-
-/// The phase in full, where its name in a program is short.
-pub(super) fn long_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Prepare => "prepare",
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Weight => "weight gradients",
-        Phase::Update => "update",
     }
 }
 

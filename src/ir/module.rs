@@ -88,6 +88,17 @@ impl Phase {
         (Self::Update, "update"),
     ];
 
+    /// The name in full.
+    pub fn long_name(self) -> &'static str {
+        match self {
+            Self::Prepare => "prepare",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Weight => "weight gradients",
+            Self::Update => "update",
+        }
+    }
+
     /// Whether nodes of this phase compute gradients of a microbatch.
     pub fn is_gradient(self) -> bool {
         matches!(self, Self::Backward | Self::Weight)

@@ -83,6 +83,12 @@ impl Task {
     pub fn new(phase: Phase, chunk: u32, microbatch: u32) -> Self {
         Part::new(phase, chunk).task(microbatch)
     }
+
+    /// The task in words: `backward of stage 0, microbatch 3`.
+    pub fn in_words(self) -> String {
+        let Self { part: Part { phase, chunk }, microbatch } = self;
+        format!("{} of stage {chunk}, microbatch {microbatch}", phase.long_name())
+    }
 }
 
 impl Timetable {

@@ -428,10 +428,17 @@ pub fn peak_gflops(threads: Option<usize>) -> f64 {
     }
 }
 
-/// Runs one instruction on memory that is elsewhere: the arena and the constants that it has its places in.
-pub(crate) fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: &[u8], add: bool) {
+/// Runs one instruction on memory that is elsewhere: the arena and the constants that it has its places in, and in a pipeline the
+/// places of the blocks in the arena.
+pub(crate) fn run_alone(
+    instruction: &Instruction,
+    arena: &mut [u8],
+    constants: &[u8],
+    bases: &[u64],
+    add: bool,
+) {
     let mesh = ir::Mesh::default();
-    let place = Place { mesh: &mesh, rank: 0, bases: &[] };
+    let place = Place { mesh: &mesh, rank: 0, bases };
     // SAFETY: the memory is the caller's alone.
     #[allow(unsafe_code)]
     let call = unsafe { arena::borrow((Memory::of(arena), constants), instruction, add, place) };

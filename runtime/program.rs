@@ -462,4 +462,12 @@ impl Instruction {
             Kernel::Message(_) => if self.results.is_empty() { "send" } else { "receive" }.into(),
         }
     }
+
+    /// The message that it sends or receives, if it does.
+    pub fn message(&self) -> Option<Message> {
+        match self.kernel {
+            Kernel::Message(message) => Some(message),
+            _ => None,
+        }
+    }
 }

@@ -98,9 +98,6 @@ pub fn ranks(
 ) -> Result<Ranks, Failure> {
     let target = programs.training.first().target;
     let programs = programs.all();
-    if programs.iter().any(|program| program.iter().len() > 1) {
-        check_pipeline(target)?;
-    }
     let ranks = match target {
         Target::Cpu => match processes.communicator() {
             None => on_processor(programs, settings.device.threads, profile),
@@ -110,13 +107,12 @@ pub fn ranks(
             }
         },
         Target::Cuda => {
-            let programs = programs.iter().map(|program| program.first().clone()).collect();
             let (options, warn) = (Options::of_process(), |trouble: &str| warn(Diagnostic::new(trouble)));
             match processes.launched() {
                 None => gpus(programs, options, profile, &warn),
                 Some(launched) => {
                     let agreement = processes.agreement();
-                    gpu_of_process(programs, options, profile, &warn, agreement, launched.local_rank)
+                    gpu_of_process(&programs, options, profile, &warn, agreement, launched.local_rank)
                 }
             }
         }
@@ -125,17 +121,6 @@ pub fn ranks(
         Some(large) => Failure::User(vec![diagnosed(large, target, fits(large))]),
         None => failure(error.into()),
     })
-}
-
-/// Refuses a pipeline where it does not run yet.
-fn check_pipeline(target: Target) -> Result<(), Diagnostic> {
-    match target {
-        Target::Cpu => Ok(()),
-        Target::Cuda => {
-            let error = Diagnostic::new("pipelines do not run on GPUs yet");
-            Err(error.note("remove pp from --mesh, or use --device cpu"))
-        }
-    }
 }
 
 /// What a device, or a rank, says of programs that do not fit.

@@ -55,7 +55,7 @@ impl Arena {
 
     /// The bytes that a view spans.
     pub(super) fn span<'a>(&'a self, constants: &'a Constants, view: &View, bases: &[u64]) -> &'a [u8] {
-        if view.region == Region::Arena { self.bytes(view, bases) } else { &constants.0[range(view, bases)] }
+        if view.region.is_in_arena() { self.bytes(view, bases) } else { &constants.0[range(view, bases)] }
     }
 
     /// What an instruction reads and writes.
@@ -178,7 +178,7 @@ fn map(bytes: u64) -> std::io::Result<MmapMut> {
 
 /// The bytes that a view spans. `bases` says where the blocks begin.
 fn range(view: &View, bases: &[u64]) -> Range<usize> {
-    let (bytes, base) = (view.bytes(), view.block.map_or(0, |block| bases[block as usize]));
+    let (bytes, base) = (view.bytes(), view.region.start(bases));
     assert!(base != Turn::NOWHERE, "a block is alive where it is used");
     (base + bytes.start) as usize..(base + bytes.end) as usize
 }

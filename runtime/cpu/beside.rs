@@ -63,13 +63,13 @@ fn schedule(instructions: Vec<(usize, &Instruction)>) -> Vec<Scheduled> {
 
 /// The bytes of the arena that an instruction reads and writes.
 struct Touched {
-    reads: Vec<Range<u64>>,
-    writes: Vec<Range<u64>>,
+    reads: Vec<(Region, Range<u64>)>,
+    writes: Vec<(Region, Range<u64>)>,
 }
 
 impl Touched {
     fn by(instruction: &Instruction) -> Self {
-        let bytes = |view: &View| (view.region == Region::Arena).then(|| view.bytes());
+        let bytes = |view: &View| view.region.is_in_arena().then(|| (view.region, view.bytes()));
         let written = instruction.results.iter().chain(&instruction.scratch);
         Self {
             reads: instruction.operands.iter().filter_map(bytes).collect(),
@@ -78,8 +78,13 @@ impl Touched {
     }
 
     fn conflicts(&self, later: &Self) -> bool {
-        let meet = |these: &[Range<u64>], those: &[Range<u64>]| {
-            these.iter().any(|this| those.iter().any(|that| this.start < that.end && that.start < this.end))
+        type Places = [(Region, Range<u64>)];
+        let meet = |these: &Places, those: &Places| {
+            these.iter().any(|(of, this)| {
+                those
+                    .iter()
+                    .any(|(region, that)| of == region && this.start < that.end && that.start < this.end)
+            })
         };
         meet(&self.writes, &later.writes)
             || meet(&self.writes, &later.reads)

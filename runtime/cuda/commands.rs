@@ -82,6 +82,7 @@ impl<'a> Works<'a> {
                 (CommandClass::Collective(exchange), work)
             }
             Task::Library => (CommandClass::Library, Work::of(instruction, self.adds)),
+            Task::Message(_) => (CommandClass::Kernel, Work::of(instruction, self.adds)),
         };
         Command {
             class,
@@ -103,7 +104,7 @@ impl<'a> Works<'a> {
                 name.strip_suffix("_many").unwrap_or(name).into()
             }
             Task::Multiply(_) => "multiply".into(),
-            Task::Library | Task::Collective(_) => instruction.name(),
+            Task::Library | Task::Collective(_) | Task::Message(_) => instruction.name(),
         }
     }
 
@@ -178,7 +179,9 @@ impl<'a> Works<'a> {
 fn sizes(instruction: &Instruction, task: &Task) -> Vec<usize> {
     match task {
         Task::Multiply(multiply) => [multiply.batch].into_iter().chain(multiply.sizes).collect(),
-        Task::Launch(_) | Task::Library | Task::Collective(_) => largest_sizes(instruction),
+        Task::Launch(_) | Task::Library | Task::Collective(_) | Task::Message(_) => {
+            largest_sizes(instruction)
+        }
     }
 }
 

@@ -4,11 +4,11 @@ use super::clock::Clock;
 use super::driver::{Address, Driver, DriverError, Fetched};
 use super::graphs::{Pace, Stretch, StretchState};
 use super::lower::lower;
-use super::program::{CudaProgram, Event, Stream};
-use super::ready::Ready;
+use super::program::{CudaProgram, Event, Stream, Task};
+use super::ready::{PresentTurn, Ready};
 use crate::calls::CallClock;
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
-use crate::program::{Part, Program, Section, View};
+use crate::program::{Part, Program, Section, Turn, View};
 use crate::target::Target;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,8 +71,10 @@ impl<D: Driver> Cuda<D> {
             }
             let tables = driver.allocate(8 * cuda.tables.len() as u64)?;
             let loaded = driver.load(&cuda)?;
-            let ready = Ready { cuda, loaded, constants, tables, halt, rank, microbatches: 0 };
-            let words = ready.cuda.tables.iter().map(|argument| ready.word(arena, argument));
+            let (rank, turn) = (rank % cuda.program.mesh.devices(), PresentTurn::default());
+            let ready = Ready { cuda, loaded, constants, tables, halt, rank, microbatches: 0, turn };
+            let memories = ready.memories(arena);
+            let words = ready.cuda.tables.iter().map(|argument| ready.word(&memories, argument));
             let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             driver.write(tables, &bytes)?;
             Ok(ready)
@@ -93,6 +95,27 @@ impl<D: Driver> Cuda<D> {
 
     fn ready(&self, program: ProgramId) -> Result<&Ready, DeviceError> {
         self.programs.get(program.0).ok_or(DeviceError::Unknown { what: "program", index: program.0 })
+    }
+
+    /// A turn of a pipeline rank's program.
+    fn turn(&self, id: ProgramId, turn: usize) -> Result<&Turn, DeviceError> {
+        let pipeline = self.ready(id)?.cuda.program.pipeline.as_ref().ok_or(DeviceError::Pipeline)?;
+        pipeline.turns.get(turn).ok_or(DeviceError::Unknown { what: "turn", index: turn })
+    }
+
+    /// The messages among some instructions of a part.
+    pub(super) fn messages(&self, id: ProgramId, part: Part, instructions: &Range<usize>) -> Vec<usize> {
+        let commands = self.programs[id.0].cuda.part(part).iter();
+        let messages = commands.filter(|command| matches!(command.task, Task::Message(_)));
+        messages
+            .map(|command| command.instructions.start)
+            .filter(|index| instructions.contains(index))
+            .collect()
+    }
+
+    /// The turn that was begun.
+    pub(super) fn present_turn(&self, id: ProgramId) -> &PresentTurn {
+        &self.programs[id.0].turn
     }
 
     /// Waits until the device has done all that it was given.
@@ -180,7 +203,7 @@ impl<D: Driver> Cuda<D> {
     fn read(&self, ready: &Ready, view: &View) -> Result<Vec<u8>, DeviceError> {
         let span = view.bytes();
         let mut bytes = vec![0; (span.end - span.start) as usize];
-        let base = ready.base(self.arena, view.region);
+        let base = ready.memories(self.arena).of(view.region);
         let read = self.driver.read(Address(base.0 + span.start), &mut bytes);
         read.map_err(|error| self.refused(error))?;
         Ok(dense(view, bytes))
@@ -228,7 +251,7 @@ impl<D: Driver> Device for Cuda<D> {
         let slot = inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
         DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
         let Some(view) = &slot.view else { return Ok(()) };
-        let at = Address(self.arena.0 + view.bytes().start);
+        let at = Address(ready.memories(self.arena).of(view.region).0 + view.bytes().start);
         self.take_arena(program);
         self.driver.feed(at, bytes).map_err(|error| self.refused(error))
     }
@@ -262,9 +285,24 @@ impl<D: Driver> Device for Cuda<D> {
         self.read_clock()
     }
 
+    fn begin_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
+        let begun = self.turn(id, turn)?.clone();
+        self.programs[id.0].begin_turn(&begun);
+        Ok(())
+    }
+
+    fn run_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
+        let _call = self.calls.begin();
+        let instructions = self.turn(id, turn)?.instructions.clone();
+        self.take_arena(id);
+        self.perform(id, Part::Microbatch, instructions)?;
+        self.read_clock()
+    }
+
     fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
         let _call = self.calls.begin();
         self.ready(id)?;
+        self.programs[id.0].turn = PresentTurn::default();
         self.take_arena(id);
         self.perform(id, Part::Update, instructions)?;
         self.read_clock()
@@ -277,10 +315,10 @@ impl<D: Driver> Device for Cuda<D> {
 
     fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
         let _call = self.calls.begin();
-        let ready = self.ready(program)?;
+        let memories = self.ready(program)?.memories(self.arena);
         let place = |view: &&View| {
             let span = view.bytes();
-            let at = Address(ready.base(self.arena, view.region).0 + span.start);
+            let at = Address(memories.of(view.region).0 + span.start);
             (at, (span.end - span.start) as usize)
         };
         let places: Vec<_> = self.outputs(program, &outputs)?.iter().map(place).collect();
@@ -308,7 +346,8 @@ impl<D: Driver> Device for Cuda<D> {
     fn run_ahead(&mut self, program: ProgramId) -> Result<bool, DeviceError> {
         let _call = self.calls.begin();
         let ready = self.ready(program)?;
-        let (halts, at) = (ready.cuda.halts, ready.halt);
+        // The ranks of a pipeline look at a loss together before they update.
+        let (halts, at) = (ready.cuda.halts && ready.cuda.program.pipeline.is_none(), ready.halt);
         if halts {
             let words = [1u32.to_le_bytes(), 0u32.to_le_bytes()].concat();
             self.driver.write(at, &words).map_err(|error| self.refused(error))?;
@@ -336,5 +375,15 @@ impl<D: Driver> Device for Cuda<D> {
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
         let _call = self.calls.begin();
         super::non_finite::first(self, id)
+    }
+
+    fn first_non_finite_of_turn(
+        &mut self,
+        id: ProgramId,
+        turn: usize,
+    ) -> Result<Option<NonFinite>, DeviceError> {
+        let _call = self.calls.begin();
+        let turn = self.turn(id, turn)?.clone();
+        super::non_finite::first_of_turn(self, id, &turn)
     }
 }

@@ -2,11 +2,34 @@
 //! stand-in on the processor that does the same things in host memory.
 
 use super::program::{Collective, Command, CudaProgram, Event, Launch, Multiply, Stream};
-use crate::program::Instruction;
+use crate::program::{Instruction, Region};
+use std::sync::Arc;
 
 /// A place in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
+
+/// Where the memories of a program begin on a device.
+#[derive(Clone, Debug)]
+pub struct Memories {
+    /// The arena.
+    pub arena: Address,
+    /// The constants.
+    pub constants: Address,
+    /// In a pipeline, the places in the arena of the blocks of the present microbatch.
+    pub blocks: Arc<[u64]>,
+}
+
+impl Memories {
+    /// Where a memory begins.
+    pub fn of(&self, region: Region) -> Address {
+        match region {
+            Region::Arena => self.arena,
+            Region::Constants => self.constants,
+            Region::Block(_) => Address(self.arena.0.wrapping_add(region.start(&self.blocks))),
+        }
+    }
+}
 
 /// Why a driver refuses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,6 +125,14 @@ pub trait Driver: Send {
     /// Exchanges with other ranks, on a stream. All ranks of a group give the same to each other in the same order.
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError>;
 
+    /// Sends a message, in its turn on the main stream: the bytes are copied, and travel beside what follows. The next message of
+    /// the channel waits until they have left.
+    fn send(&mut self, task: MessageTask) -> Result<(), DriverError>;
+
+    /// Receives a message, in its turn on the main stream. If `another` of as many bytes comes on the channel, it may arrive beside
+    /// what follows.
+    fn receive(&mut self, task: MessageTask, another: bool) -> Result<(), DriverError>;
+
     /// A rank's thread is about to end: does what needs it.
     fn settle(&mut self) -> Result<(), DriverError>;
 
@@ -129,10 +160,8 @@ pub trait Driver: Send {
 pub struct Touches<'a> {
     /// The command.
     pub command: &'a Command,
-    /// Where the arena begins.
-    pub arena: Address,
-    /// Where the constants begin.
-    pub constants: Address,
+    /// Where its memory is.
+    pub memories: &'a Memories,
 }
 
 /// Where the matrices of a multiplication begin.
@@ -165,15 +194,26 @@ pub struct CollectiveTask<'a> {
     pub places: &'a [[Address; 2]],
 }
 
+/// A message to another pipeline rank, or from one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageTask {
+    /// The transfer whose messages keep their order.
+    pub channel: u32,
+    /// The other rank; ranks count over all stages.
+    pub other: u64,
+    /// The memory that it leaves from or arrives in, and its bytes.
+    pub at: Address,
+    /// See `at`.
+    pub bytes: u64,
+}
+
 /// An instruction for a library, and where its memory is.
 #[derive(Clone, Copy, Debug)]
 pub struct LibraryTask<'a> {
     /// What is computed.
     pub instruction: &'a Instruction,
-    /// Where the arena begins.
-    pub arena: Address,
-    /// Where the constants begin.
-    pub constants: Address,
+    /// Where its memory is.
+    pub memories: &'a Memories,
     /// Whether it adds to what the results hold.
     pub add: bool,
 }

@@ -14,12 +14,14 @@ mod handles;
 mod kernels;
 pub mod links;
 mod matmul;
+mod messages;
 mod nccl;
 mod notes;
 mod planning;
 mod process;
 mod ranks;
 mod reserve;
+mod splits;
 mod staging;
 mod stamps;
 
@@ -35,6 +37,7 @@ use self::graph::Executable;
 use self::handles::{Context, Mark, Memory, Queue};
 use self::kernels::Kernels;
 use self::matmul::Multiplier;
+use self::messages::Mailboxes;
 use self::nccl::Seat;
 use self::notes::Notes;
 use self::staging::Staging;
@@ -43,7 +46,8 @@ use super::cache::Cache;
 use super::cubins::Cubins;
 use super::device::Cuda;
 use super::driver::{
-    Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, MultiplyPlaces, Room,
+    Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, MessageTask,
+    MultiplyPlaces, Room,
 };
 use super::graphs::Pace;
 use super::libraries::Folders;
@@ -138,6 +142,8 @@ pub fn gpu(
 pub struct Gpu {
     /// Where it is one of several.
     seat: Option<Seat>,
+    /// In a pipeline, what it sends to other stages and receives from them. NCCL uses their memory until the seat is gone.
+    mailboxes: Mailboxes,
     folders: Folders,
     options: Options,
     ordinal: usize,
@@ -184,6 +190,7 @@ impl Gpu {
         let context = Context::new(number)?;
         Ok(Self {
             seat: None,
+            mailboxes: Mailboxes::default(),
             multiplier: None,
             cudnn: None,
             began: Instant::now(),
@@ -251,6 +258,11 @@ fn absent(ordinal: usize, devices: &[DeviceFacts]) -> DriverError {
     let names: Vec<String> =
         devices.iter().enumerate().map(|(i, device)| format!("{i} ({})", device.name)).collect();
     DriverError(format!("there is no GPU {ordinal}; there are {}", names.join(", ")))
+}
+
+/// Why no message can be sent or received.
+fn alone(task: MessageTask) -> DriverError {
+    DriverError(format!("a message of channel {}: {}", task.channel, CommError::Alone))
 }
 
 /// Why memory cannot be had.
@@ -383,9 +395,23 @@ impl Driver for Gpu {
         self.seat.as_ref().ok_or_else(alone)?.exchange(self.queue(stream), task)
     }
 
-    /// What a GPU was given needs no thread.
+    fn send(&mut self, task: MessageTask) -> Result<(), DriverError> {
+        self.context.bind()?;
+        let seat = self.seat.as_ref().ok_or_else(|| alone(task))?;
+        self.mailboxes.send(&self.queues[Stream::Main as usize], seat, task)
+    }
+
+    fn receive(&mut self, task: MessageTask, another: bool) -> Result<(), DriverError> {
+        self.context.bind()?;
+        let seat = self.seat.as_ref().ok_or_else(|| alone(task))?;
+        self.mailboxes.receive(&self.queues[Stream::Main as usize], seat, task, another)
+    }
+
+    /// What a GPU was given needs no thread, but messages have to leave before the rank ends.
     fn settle(&mut self) -> Result<(), DriverError> {
-        Ok(())
+        self.context.bind()?;
+        self.mailboxes.finish()?;
+        self.together()
     }
 
     fn record(&mut self, stream: Stream, event: Event) -> Result<(), DriverError> {

@@ -10,6 +10,7 @@ use super::program::Stream;
 use crate::device::{DeviceError, ProgramId};
 use crate::program::Part;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// How commands reach the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,8 +24,18 @@ pub enum Pace {
     Synchronous,
 }
 
-/// Instructions that are run together: of a program and a part, from one to another, adding to results or not.
-pub(super) type Stretch = (ProgramId, Part, usize, usize, bool);
+/// Instructions that are run together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Stretch {
+    pub(super) program: ProgramId,
+    pub(super) part: Part,
+    /// From one instruction of the part's section to another.
+    pub(super) instructions: [usize; 2],
+    /// Whether they add to results.
+    pub(super) adds: bool,
+    /// In a pipeline, where the blocks of the microbatch begin: a graph has the addresses of its slots.
+    pub(super) blocks: Arc<[u64]>,
+}
 
 /// The state of a stretch that has been run.
 #[derive(Clone, Copy, Debug)]
@@ -46,14 +57,39 @@ impl<D: Driver> Cuda<D> {
         self
     }
 
-    /// Runs some instructions of a part, at the device's pace; then every stream waits for all others.
+    /// Runs some instructions of a part, at the device's pace; then every stream waits for all others. Messages are in no graph: other
+    /// streams than those of the graph carry them.
     pub(super) fn perform(
         &mut self,
         id: ProgramId,
         part: Part,
         instructions: Range<usize>,
     ) -> Result<(), DeviceError> {
-        let stretch = (id, part, instructions.start, instructions.end, self.adds(id));
+        let mut start = instructions.start;
+        for message in self.messages(id, part, &instructions) {
+            if start < message {
+                self.perform_stretch(id, part, start..message)?;
+            }
+            self.execute(id, part, message..message + 1).map_err(|error| self.blamed(error))?;
+            self.join(id)?;
+            start = message + 1;
+        }
+        if start < instructions.end || instructions.is_empty() {
+            self.perform_stretch(id, part, start..instructions.end)?;
+        }
+        Ok(())
+    }
+
+    /// Runs some instructions without messages.
+    fn perform_stretch(
+        &mut self,
+        id: ProgramId,
+        part: Part,
+        instructions: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        let bounds = [instructions.start, instructions.end];
+        let (adds, blocks) = (self.adds(id), self.present_turn(id).blocks.clone());
+        let stretch = Stretch { program: id, part, instructions: bounds, adds, blocks };
         // Commands in a graph get no time stamps.
         let graph = match self.known.get(&stretch) {
             _ if self.pace != Pace::Graphs || self.clock.is_some() || instructions.is_empty() => None,
@@ -195,7 +231,9 @@ mod tests {
     fn a_capture_of_a_stretch_that_never_ran_is_refused() {
         let mut device = device();
         let count = device.program(ProgramId(0)).section(Section::Microbatch).len();
-        device.known.insert((ProgramId(0), Part::Microbatch, 0, count, true), StretchState::Run);
+        let (program, part, instructions) = (ProgramId(0), Part::Microbatch, [0, count]);
+        let stretch = Stretch { program, part, instructions, adds: true, blocks: Arc::from([]) };
+        device.known.insert(stretch, StretchState::Run);
         let error = run(&mut device).unwrap_err().to_string();
         assert!(
             error.contains("the multiplication [4, 8] [8, 4] was never run outside of a capture"),

@@ -14,13 +14,13 @@ mod pages;
 mod sectors;
 
 use super::driver::{
-    Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, MultiplyPlaces, Room,
-    Touches,
+    Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, Memories, MessageTask,
+    MultiplyPlaces, Room, Touches,
 };
 use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
-use crate::comm::Communicator;
+use crate::comm::{CommError, Communicator};
 use crate::cpu;
-use crate::program::{Instruction, Region};
+use crate::program::Instruction;
 use capture::{Capture, Warm};
 use checked::Declared;
 use compile::{Compiled, Libraries, Stop};
@@ -111,11 +111,12 @@ enum Queued {
     },
     Library {
         instruction: Box<Instruction>,
-        arena: Address,
-        constants: Address,
+        memories: Memories,
         add: bool,
     },
     Exchange(Box<Exchange>),
+    Send(MessageTask),
+    Receive(MessageTask),
     /// A command that is held to what it says.
     Checked {
         declared: Vec<Declared>,
@@ -249,6 +250,10 @@ impl Host {
         state.failed.clone().map_or(Ok(()), Err)
     }
 
+    fn communicator(&self) -> Result<&dyn Communicator, DriverError> {
+        self.communicator.as_deref().ok_or_else(|| told(&CommError::Alone))
+    }
+
     fn run(&self, state: &mut State, queued: Queued) -> Result<(), DriverError> {
         match queued {
             Queued::Launch { kernel, sizes: [x, y, z, threads], words, name } => {
@@ -278,16 +283,23 @@ impl Host {
                 multiply::check_bounds(&multiply, &matrices)?;
                 multiply::multiply(&multiply, matrices, add);
             }
-            Queued::Library { instruction, arena, constants, add } => {
-                let at = |region: Region| match region {
-                    Region::Arena => arena,
-                    Region::Constants => constants,
-                };
-                let memory = |region: Region| state.bytes(at(region), None);
-                cpu::run_alone(&instruction, memory(Region::Arena)?, memory(Region::Constants)?, add);
+            Queued::Library { instruction, memories, add } => {
+                let memory = |at: Address| state.bytes(at, None);
+                let (arena, constants) = (memory(memories.arena)?, memory(memories.constants)?);
+                cpu::run_alone(&instruction, arena, constants, &memories.blocks, add);
             }
             Queued::Checked { declared, command } => self.run_checked(state, &declared, &command)?,
             Queued::Exchange(exchange) => exchange.run(state, self.communicator.as_deref())?,
+            Queued::Send(task) => {
+                let bytes = state.bytes(task.at, Some(task.bytes as usize))?;
+                self.communicator()?.send(task.other, task.channel, bytes).map_err(|error| told(&error))?;
+            }
+            Queued::Receive(task) => {
+                let bytes = state.bytes(task.at, Some(task.bytes as usize))?;
+                self.communicator()?
+                    .receive(task.other, task.channel, bytes)
+                    .map_err(|error| told(&error))?;
+            }
             Queued::Record(event) => *state.marked.entry(event).or_default() += 1,
             Queued::Wait(..) => {}
             Queued::Stamp(number) => drop(state.stamped.insert(number, Instant::now())),
@@ -300,6 +312,10 @@ impl Host {
         }
         Ok(())
     }
+}
+
+fn told(error: &CommError) -> DriverError {
+    DriverError(error.to_string())
 }
 
 impl State {
@@ -451,14 +467,27 @@ impl Driver for Host {
     }
 
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
-        let LibraryTask { instruction, arena, constants, add } = task;
-        let instruction = Box::new(instruction.clone());
-        self.push(stream, Queued::Library { instruction, arena, constants, add })
+        let LibraryTask { instruction, memories, add } = task;
+        let (instruction, memories) = (Box::new(instruction.clone()), memories.clone());
+        self.push(stream, Queued::Library { instruction, memories, add })
     }
 
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {
         self.note(stream, &task)?;
         self.push(stream, Queued::Exchange(Box::new(Exchange::of(task))))
+    }
+
+    /// A device that works by itself sends as soon as it can. Here that is at once, since the other rank may wait while this one
+    /// asks for no result.
+    fn send(&mut self, task: MessageTask) -> Result<(), DriverError> {
+        self.note_message("send", &task);
+        self.push(Stream::Main, Queued::Send(task))?;
+        self.drain()
+    }
+
+    fn receive(&mut self, task: MessageTask, _another: bool) -> Result<(), DriverError> {
+        self.note_message("receive", &task);
+        self.push(Stream::Main, Queued::Receive(task))
     }
 
     /// Others may wait for what this rank has to give.

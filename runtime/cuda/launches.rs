@@ -16,6 +16,8 @@ pub struct Launches {
     pub libraries: usize,
     /// Exchanges with other devices, by NCCL.
     pub collectives: usize,
+    /// Messages between pipeline ranks.
+    pub messages: usize,
 }
 
 impl CudaProgram {
@@ -41,13 +43,14 @@ impl Launches {
             Task::Multiply(_) => one.multiplications = 1,
             Task::Library => one.libraries = 1,
             Task::Collective(_) => one.collectives = 1,
+            Task::Message(_) => one.messages = 1,
         }
         one
     }
 
     /// All of them.
     pub fn total(&self) -> usize {
-        self.kernels + self.multiplications + self.libraries + self.collectives
+        self.kernels + self.multiplications + self.libraries + self.collectives + self.messages
     }
 }
 
@@ -60,6 +63,7 @@ impl Add for Launches {
             multiplications: self.multiplications + other.multiplications,
             libraries: self.libraries + other.libraries,
             collectives: self.collectives + other.collectives,
+            messages: self.messages + other.messages,
         }
     }
 }
@@ -72,6 +76,7 @@ impl fmt::Display for Launches {
             (self.multiplications, "multiplication"),
             (self.libraries, "call of cuDNN"),
             (self.collectives, "collective"),
+            (self.messages, "message"),
         ];
         let present = parts.into_iter().filter(|(count, _)| *count > 0);
         let text: Vec<String> =

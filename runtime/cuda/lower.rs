@@ -33,7 +33,7 @@ pub(super) use collective::scratch as exchange_scratch;
 pub(super) use contract::batches;
 pub use order::races;
 
-use super::program::{Collective, Command, CudaProgram, Multiply, Place, Task};
+use super::program::{Collective, Command, CudaProgram, Multiply, Place, PlacedMessage, Start, Task};
 use crate::kernel_contract::Unplaced;
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use crate::target::Multiprocessors;
@@ -80,7 +80,8 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
     for (section, _) in Section::ALL {
         let mut drafts = Vec::new();
         for (index, instruction) in program.section(section).iter().enumerate() {
-            if instruction.results.iter().all(|result| result.layout.is_empty()) {
+            let is_message = instruction.message().is_some();
+            if !is_message && instruction.results.iter().all(|result| result.layout.is_empty()) {
                 continue;
             }
             let mut steps = if libraries.runs(instruction) {
@@ -123,6 +124,8 @@ enum Step {
     Library,
     /// An exchange with other ranks.
     Collective(Collective),
+    /// A message to another pipeline rank, or from it.
+    Message(PlacedMessage),
 }
 
 /// A command whose kernel has no number yet.
@@ -167,6 +170,7 @@ impl Draft {
             Step::Multiply(multiply) => Task::Multiply(Box::new(multiply)),
             Step::Library => Task::Library,
             Step::Collective(collective) => Task::Collective(Box::new(collective)),
+            Step::Message(message) => Task::Message(message),
         };
         let stream = super::program::Stream::Main;
         let instructions = first..last + 1;
@@ -203,7 +207,11 @@ fn steps(
         Kernel::Accumulate => one(copy::accumulate(instruction)),
         Kernel::Part(part) => one(collective::part(part, instruction)),
         Kernel::Collective(exchange) => collective::steps(exchange, instruction),
-        Kernel::Message(_) => Err(missing("a message between pipeline ranks")),
+        Kernel::Message(message) => {
+            let view = instruction.results.first().unwrap_or_else(|| &instruction.operands[0]);
+            let bytes = view.layout.len() as u64 * view.dtype.bytes();
+            Ok(vec![Step::Message(PlacedMessage { message: *message, at: Start::of(view), bytes })])
+        }
     }
 }
 

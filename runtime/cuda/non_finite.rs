@@ -4,22 +4,44 @@ use super::device::Cuda;
 use super::driver::Driver;
 use crate::cpu::{Kind, kind_of, worst};
 use crate::device::{DeviceError, NonFinite, ProgramId};
-use crate::program::{Part, View};
+use crate::program::{Instruction, Part, Section, Turn, View};
 
 /// Runs a microbatch, looking at every result until a NaN is found; gives the instruction that made it. An
 /// infinity that a mask brought in is no fault: only an instruction whose operands have none of a kind can
 /// make the first of that kind.
 pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
     let program = cuda.lowered(id)?.clone();
-    let (mut infinity, mut nan) = (None::<NonFinite>, None);
     cuda.begin_again(id);
-    for (number, (section, index, instruction)) in program.microbatch().enumerate() {
+    first_of(cuda, id, program.microbatch())
+}
+
+/// As [`first`], of the turn of a pipeline that was begun.
+pub(super) fn first_of_turn<D: Driver>(
+    cuda: &mut Cuda<D>,
+    id: ProgramId,
+    turn: &Turn,
+) -> Result<Option<NonFinite>, DeviceError> {
+    let program = cuda.lowered(id)?.clone();
+    let (section, range) = (Section::Microbatch, turn.instructions.clone());
+    let instructions = range.clone().zip(&program.section(section)[range]);
+    let found = first_of(cuda, id, instructions.map(|(index, instruction)| (section, index, instruction)))?;
+    Ok(found.map(|found| NonFinite { turn: Some(turn.task.into()), ..found }))
+}
+
+fn first_of<'i, D: Driver>(
+    cuda: &mut Cuda<D>,
+    id: ProgramId,
+    instructions: impl Iterator<Item = (Section, usize, &'i Instruction)>,
+) -> Result<Option<NonFinite>, DeviceError> {
+    let (mut infinity, mut nan) = (None::<NonFinite>, None);
+    for (number, (section, index, instruction)) in instructions.enumerate() {
         let part = Part::from(section);
         let run = |cuda: &mut Cuda<D>| {
             cuda.execute(id, part, index..index + 1)?;
             cuda.join(id)
         };
-        if nan.is_some() {
+        // Another rank made what a message brings.
+        if nan.is_some() || instruction.message().is_some() {
             // Other ranks may need what this one has to say in collectives.
             run(cuda)?;
             continue;

@@ -6,7 +6,7 @@ mod ranks;
 pub use ranks::{ByRank, Collective, Cut, Pieces};
 
 use crate::layout::{Layout, Sizes};
-use crate::program::{Activation, Instruction, Part, Program, Region, Section, View};
+use crate::program::{Activation, Instruction, Message, Part, Program, Region, Section, View};
 use ir::DType;
 use smallvec::SmallVec;
 use std::fmt;
@@ -120,6 +120,8 @@ pub enum Task {
     Library,
     /// Exchanges with other ranks, by NCCL.
     Collective(Box<Collective>),
+    /// Sends to another pipeline rank, or receives from it.
+    Message(PlacedMessage),
 }
 
 /// Bytes of a program's memory.
@@ -213,6 +215,17 @@ pub struct Epilogue {
     /// The sums over the terms of the left side (0), one a row of the result, or of the right side (1), one a column, of
     /// the result's type.
     pub sums: Option<(u32, Start)>,
+}
+
+/// A message, and the memory that it leaves from or arrives in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedMessage {
+    /// The pipeline ranks, and the transfer whose messages keep their order.
+    pub message: Message,
+    /// Where its bytes are.
+    pub at: Start,
+    /// How many there are.
+    pub bytes: u64,
 }
 
 /// Where something begins.
@@ -402,6 +415,11 @@ impl fmt::Display for CudaProgram {
                     }
                     Task::Library => write!(f, " library")?,
                     Task::Collective(collective) => write!(f, " {collective}")?,
+                    Task::Message(PlacedMessage {
+                        message: Message { from, to, channel }, bytes, ..
+                    }) => {
+                        write!(f, " message {channel} from {from} to {to}, {bytes} bytes")?;
+                    }
                 }
                 command.records.iter().try_for_each(|event| write!(f, " marks {}", event.0))?;
                 writeln!(f)?;

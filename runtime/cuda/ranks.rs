@@ -9,22 +9,43 @@ use crate::comm::Communicator;
 use crate::comm::agreement::Agreement;
 use crate::comm::local::Local;
 use crate::device::{Device, DeviceError};
-use crate::program::Program;
+use crate::program::{Program, StagePrograms};
 use crate::ranks::{self, Ranks};
 use crate::room;
 use std::sync::Arc;
 
-/// Programs of one mesh on the stand-in of a GPU, or, where the mesh has several devices, of one for each rank.
+/// Programs of one mesh on the stand-in of a GPU, or, where there are several ranks, of one for each rank.
 ///
 /// # Errors
 /// An instruction without a kernel; programs of different meshes; a kernel that does not compile; programs that do not fit
 /// this machine's memory on all ranks together.
-pub fn stand_in(programs: Vec<Arc<Program>>, order: Order) -> Result<Ranks, DeviceError> {
-    if programs.iter().all(|program| program.mesh.devices() == 1) {
+pub fn stand_in(programs: Vec<impl Into<StagePrograms>>, order: Order) -> Result<Ranks, DeviceError> {
+    let programs: Vec<StagePrograms> = programs.into_iter().map(Into::into).collect();
+    if programs.iter().all(|program| program.ranks() == 1) {
+        let programs = programs.iter().map(|program| program.first().clone()).collect();
         return Ok(Ranks::alone(Box::new(Cuda::new(Host::new(order), programs)?)));
     }
-    let lowered = lowered(&programs)?;
-    on_stand_ins(programs, |_| lowered.clone(), order, |communicator| communicator)
+    let stages = of_stages(&programs)?;
+    let lowered: Vec<Vec<CudaProgram>> = stages.iter().map(|own| lowered(own)).collect::<Result<_, _>>()?;
+    let devices = programs.first().map_or(1, |program| program.first().mesh.devices());
+    let of_rank = |rank: u64| lowered[(rank / devices) as usize].clone();
+    on_stand_ins(programs, of_rank, order, |communicator| communicator)
+}
+
+/// The programs of each pipeline rank.
+///
+/// # Errors
+/// Programs of different numbers of ranks.
+pub(super) fn of_stages(programs: &[StagePrograms]) -> Result<Vec<Vec<Arc<Program>>>, DeviceError> {
+    let Some(first) = programs.first() else { return Ok(vec![]) };
+    match programs.iter().find(|program| program.iter().len() != first.iter().len()) {
+        Some(program) => Err(DeviceError::devices(program.first(), first.ranks())),
+        None => {
+            let of_stage =
+                |stage| programs.iter().filter_map(|program| program.iter().nth(stage).cloned()).collect();
+            Ok((0..first.iter().len()).map(of_stage).collect())
+        }
+    }
 }
 
 /// The stand-in of one GPU in a run whose other ranks are other processes. `notes` gets the calls of NCCL that a GPU would make.
@@ -32,36 +53,41 @@ pub fn stand_in(programs: Vec<Arc<Program>>, order: Order) -> Result<Ranks, Devi
 /// # Errors
 /// As of [`stand_in`]; programs of another number of ranks; ranks that would make different calls.
 pub fn stand_in_of_process(
-    programs: &[Arc<Program>],
+    programs: &[StagePrograms],
     order: Order,
     communicator: &Arc<dyn Communicator>,
     ranks: u64,
     notes: Notes,
 ) -> Result<Ranks, DeviceError> {
-    check_process(programs, ranks)?;
-    let lowered = lowered(programs)?;
+    let rank = communicator.rank();
+    let programs = own_programs(programs, ranks, rank)?;
+    let lowered = lowered(&programs)?;
     let agreement = Agreement::of(communicator.clone(), ranks);
-    sequence::agree(&agreement, &Sequence::of(&lowered).map_err(DeviceError::driver)?)?;
+    let devices = programs.first().map_or(1, |program| program.mesh.devices());
+    sequence::agree(&agreement, &Sequence::of(&lowered).map_err(DeviceError::driver)?, devices)?;
     let host = Host::ranks(order, vec![communicator.clone()]).swap_remove(0).noting(notes);
-    let device = Cuda::of_rank(host, lowered, communicator.rank())?;
+    let device = Cuda::of_rank(host, lowered, rank)?;
     Ok(Ranks::of_one(Box::new(device), agreement))
 }
 
 /// A stand-in for each rank: `lowered` are its programs, `through` is what it communicates through, given its communicator.
 pub(crate) fn on_stand_ins(
-    programs: Vec<Arc<Program>>,
+    programs: Vec<impl Into<StagePrograms>>,
     lowered: impl Fn(u64) -> Vec<CudaProgram>,
     order: Order,
     through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
 ) -> Result<Ranks, DeviceError> {
-    let count = programs.first().map_or(1, |program| program.mesh.devices());
+    let programs: Vec<StagePrograms> = programs.into_iter().map(Into::into).collect();
+    let count = programs.first().map_or(1, StagePrograms::ranks);
+    let devices = programs.first().map_or(1, |program| program.first().mesh.devices());
     // All of them take the memory of this machine; each driver asks for its own rank alone.
-    let checked = room::check_processor(programs.iter().map(|program| &**program), count);
+    let checked = room::check_processor(programs.iter().map(|program| &**program.largest()), count);
     checked.map_err(|error| DeviceError::TooLarge(Box::new(error)))?;
     let lowered: Vec<Vec<CudaProgram>> = (0..count).map(lowered).collect();
     let calls = lowered.iter().map(|programs| Sequence::of(programs).map_err(DeviceError::driver));
     let calls = calls.collect::<Result<Vec<_>, _>>()?;
-    sequence::check(&calls).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?;
+    sequence::check_stages(&calls, devices as usize)
+        .map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?;
     let local = Local::new(count);
     let communicators = (0..count).map(|rank| through(local.recorded(rank))).collect();
     let rank =
@@ -91,15 +117,21 @@ pub(super) fn check(programs: &[Arc<Program>]) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Refuses programs that a process cannot run as one of so many ranks.
+/// The programs of a process that is one of so many ranks.
 ///
 /// # Errors
-/// As of [`check`]; programs of another number of devices.
-pub(super) fn check_process(programs: &[Arc<Program>], ranks: u64) -> Result<(), DeviceError> {
-    match programs.iter().find(|program| program.mesh.devices() != ranks) {
-        Some(program) => Err(DeviceError::devices(program, ranks)),
-        None => check(programs),
+/// As of [`check`]; programs of another number of ranks.
+pub(super) fn own_programs(
+    programs: &[StagePrograms],
+    ranks: u64,
+    rank: u64,
+) -> Result<Vec<Arc<Program>>, DeviceError> {
+    if let Some(program) = programs.iter().find(|program| program.ranks() != ranks) {
+        return Err(DeviceError::devices(program.first(), ranks));
     }
+    let own: Vec<Arc<Program>> = programs.iter().map(|program| program.of_rank(rank).clone()).collect();
+    check(&own)?;
+    Ok(own)
 }
 
 #[cfg(test)]

@@ -2,11 +2,14 @@
 
 use super::clock::Clock;
 use super::driver::{
-    Address, CollectiveTask, Driver, DriverError, LibraryTask, Loaded, MultiplyPlaces, Touches,
+    Address, CollectiveTask, Driver, DriverError, LibraryTask, Loaded, Memories, MessageTask, MultiplyPlaces,
+    Touches,
 };
-use super::program::{Argument, Command, CudaProgram, Matrices, Start, Task};
+use super::program::{Argument, Command, CudaProgram, Matrices, PlacedMessage, Start, Task as CommandTask};
 use crate::device::DeviceError;
-use crate::program::{Microbatches, Region, Section};
+use crate::program::{Block, Message, Microbatches, RankPipeline, Section, Turn};
+use ir::timetable::Task;
+use std::sync::Arc;
 
 /// A program on a device: where what belongs to it is.
 pub(super) struct Ready {
@@ -15,23 +18,52 @@ pub(super) struct Ready {
     pub(super) constants: Address,
     pub(super) tables: Address,
     pub(super) halt: Address,
+    /// The rank's place in the mesh, which is that of a stage.
     pub(super) rank: u64,
     /// Microbatches run in this step.
     pub(super) microbatches: u64,
+    /// In a pipeline, the turn that was begun.
+    pub(super) turn: PresentTurn,
+}
+
+/// A turn of a pipeline on a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PresentTurn {
+    /// Where the blocks that the turn touches begin in the arena; empty outside of turns.
+    pub(super) blocks: Arc<[u64]>,
+    /// Whether the step has the same part of another microbatch.
+    pub(super) is_repeated: bool,
+}
+
+impl PresentTurn {
+    /// A turn of a rank.
+    pub(super) fn of(pipeline: &RankPipeline, turn: &Turn) -> Self {
+        let Task { part, microbatch } = turn.task;
+        let own = pipeline.blocks.iter().zip(&turn.bases);
+        let base =
+            |(block, base): (&Block, &u64)| if block.parts.contains(&part) { *base } else { Turn::NOWHERE };
+        // An unbroken stream may end after any step, so nothing is known of a later microbatch.
+        let is_repeated = !pipeline.is_asynchronous && microbatch + 1 < pipeline.microbatches;
+        Self { blocks: own.map(base).collect(), is_repeated }
+    }
 }
 
 impl Ready {
-    pub(super) fn base(&self, arena: Address, region: Region) -> Address {
-        match region {
-            Region::Arena => arena,
-            Region::Constants => self.constants,
-        }
+    /// Where its memory is.
+    pub(super) fn memories(&self, arena: Address) -> Memories {
+        Memories { arena, constants: self.constants, blocks: self.turn.blocks.clone() }
+    }
+
+    /// The place of the stage's first rank among the ranks of all stages.
+    fn first_of_stage(&self) -> u64 {
+        let program = &self.cuda.program;
+        program.pipeline.as_ref().map_or(0, |pipeline| u64::from(pipeline.rank) * program.mesh.devices())
     }
 
     /// An argument as the 8 bytes that a kernel gets.
-    pub(super) fn word(&self, arena: Address, argument: &Argument) -> u64 {
+    pub(super) fn word(&self, memories: &Memories, argument: &Argument) -> u64 {
         let (mesh, rank) = (&self.cuda.program.mesh, self.rank);
-        let address = |region, start| self.base(arena, region).0.wrapping_add_signed(start);
+        let address = |region, start| memories.of(region).0.wrapping_add_signed(start);
         match *argument {
             Argument::Address(region, start) => address(region, start),
             Argument::AddressByRank(region, ref start) => address(region, start.on(mesh, rank)),
@@ -54,16 +86,17 @@ impl Ready {
     ) -> Result<(), DriverError> {
         let stream = command.stream;
         let later = self.microbatches > 1;
-        let address = |region, start: i64| Address(self.base(arena, region).0.wrapping_add_signed(start));
+        let memories = &self.memories(arena);
+        let address = |region, start: i64| Address(memories.of(region).0.wrapping_add_signed(start));
         clock.iter().try_for_each(|clock| clock.before(driver, command))?;
-        driver.declare(Touches { command, arena, constants: self.constants });
+        driver.declare(Touches { command, memories });
         match &command.task {
-            Task::Launch(launch) => {
+            CommandTask::Launch(launch) => {
                 let words: Vec<u64> =
-                    launch.arguments.iter().map(|argument| self.word(arena, argument)).collect();
+                    launch.arguments.iter().map(|argument| self.word(memories, argument)).collect();
                 driver.launch(stream, self.loaded, launch, &words)?;
             }
-            Task::Multiply(multiply) => {
+            CommandTask::Multiply(multiply) => {
                 let begin = |matrices: &Matrices| address(matrices.region, matrices.start);
                 let start = |start: Start| address(start.region, start.byte);
                 let epilogue = &multiply.epilogue;
@@ -78,25 +111,45 @@ impl Ready {
                 };
                 driver.multiply(stream, multiply, places, multiply.accumulates && later)?;
             }
-            Task::Library => {
+            CommandTask::Library => {
                 let instruction = &self.cuda.program.section(section)[command.instructions.start];
                 let add = instruction.accumulates && later;
-                driver.library(stream, LibraryTask { instruction, arena, constants: self.constants, add })?;
+                driver.library(stream, LibraryTask { instruction, memories, add })?;
             }
-            Task::Collective(collective) => {
+            CommandTask::Collective(collective) => {
                 let start = |start: Start| address(start.region, start.byte);
                 let places = collective.tensors.iter().map(|pieces| [pieces.from, pieces.to].map(start));
-                let group = self.cuda.program.mesh.group(self.rank, &collective.axes);
+                let mut group = self.cuda.program.mesh.group(self.rank, &collective.axes);
+                group.iter_mut().for_each(|rank| *rank += self.first_of_stage());
                 let places: Vec<[Address; 2]> = places.collect();
                 driver.collective(stream, CollectiveTask { collective, group: &group, places: &places })?;
+            }
+            CommandTask::Message(PlacedMessage { message: Message { from, to, channel }, at, bytes }) => {
+                let rank_on = |stage: u32| u64::from(stage) * self.cuda.program.mesh.devices() + self.rank;
+                let sends = rank_on(*from) == self.first_of_stage() + self.rank;
+                let other = rank_on(if sends { *to } else { *from });
+                let at = address(at.region, at.byte);
+                let message = MessageTask { channel: *channel, other, at, bytes: *bytes };
+                match sends {
+                    true => driver.send(message)?,
+                    false => driver.receive(message, self.turn.is_repeated)?,
+                }
             }
         }
         clock.map_or(Ok(()), |clock| clock.after(driver, section, command))?;
         command.records.map_or(Ok(()), |event| driver.record(stream, event))
     }
 
+    /// Begins a turn of a pipeline.
+    pub(super) fn begin_turn(&mut self, turn: &Turn) {
+        let pipeline = self.cuda.program.pipeline.as_ref();
+        self.turn = pipeline.map(|pipeline| PresentTurn::of(pipeline, turn)).unwrap_or_default();
+        self.microbatches = u64::from(turn.task.microbatch) + 1;
+    }
+
     /// Counts microbatches: the first of a step overwrites the sums of the one before.
     pub(super) fn begin(&mut self, section: Section) -> Result<(), DeviceError> {
+        self.turn = PresentTurn::default();
         match section {
             Section::Prepare => self.microbatches = 0,
             Section::Microbatch

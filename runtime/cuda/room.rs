@@ -1,18 +1,29 @@
 //! Whether programs fit on a GPU, with all that they take besides their arena and constants.
 
 use super::driver::Room;
-use super::program::CudaProgram;
+use super::program::{Command, CudaProgram, PlacedMessage, Task};
 use crate::room::{self, Place, TooLarge};
+use std::collections::BTreeMap;
 
-/// Bytes of programs that share an arena besides the arena and their constants: tables, and inputs on their way, of which
-/// there are two each.
+/// Bytes of programs that share an arena besides the arena and their constants: tables, inputs on their way, of which there are two
+/// each, and the mailboxes of messages.
 fn beside(programs: &[CudaProgram]) -> u64 {
     let of = |cuda: &CudaProgram| {
         let views = cuda.program.inputs.iter().filter_map(|input| input.view.as_ref());
         let inputs: u64 = views.map(|view| view.bytes().end - view.bytes().start).sum();
-        8 * cuda.tables.len() as u64 + 2 * inputs
+        8 * cuda.tables.len() as u64 + 2 * inputs + mailboxes(cuda)
     };
     programs.iter().map(of).sum()
+}
+
+/// The bytes of a message of each channel.
+fn mailboxes(cuda: &CudaProgram) -> u64 {
+    let message = |command: &Command| match command.task {
+        Task::Message(PlacedMessage { message, bytes, .. }) => Some((message.channel, bytes)),
+        _ => None,
+    };
+    let channels: BTreeMap<u32, u64> = cuda.sections.iter().flatten().filter_map(message).collect();
+    channels.into_values().sum()
 }
 
 /// Refuses programs for which there is no room.

@@ -41,11 +41,15 @@ pub(super) fn program(
     let view_in = |located: &Located, part: Option<Part>| {
         let buffer = root(&drafts.buffers, located.buffer);
         let constant = matches!(drafts.buffers[buffer].kind, BufferKind::Constant(_));
-        let region = if constant { Region::Constants } else { Region::Arena };
         let Located { dtype, layout, by_rank, .. } = located.clone();
         let version = versions.as_ref().and_then(|versions| versions.place(buffer, part));
         let (block, base) = version.map_or(of[buffer], |(block, at)| (Some(block), at));
-        View { region, block, base, dtype, layout, by_rank }
+        let region = match block {
+            Some(block) => Region::Block(block),
+            None if constant => Region::Constants,
+            None => Region::Arena,
+        };
+        View { region, base, dtype, layout, by_rank }
     };
     let view = |located: &Located| view_in(located, None);
     let mut sections = [vec![], vec![], vec![]];

@@ -12,9 +12,12 @@ use std::fmt;
 /// `f32 @ 4096 [8, 128] + 1024 per place along [axis0]`.
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let region = if self.region == Region::Constants { "c" } else { "" };
-        write!(f, "{} @ {region}", self.dtype)?;
-        self.block.map_or(Ok(()), |block| write!(f, "b{block}+"))?;
+        write!(f, "{} @ ", self.dtype)?;
+        match self.region {
+            Region::Arena => {}
+            Region::Constants => f.write_str("c")?,
+            Region::Block(block) => write!(f, "b{block}+")?,
+        }
         write!(f, "{} {}", self.base, self.layout)?;
         self.by_rank
             .iter()

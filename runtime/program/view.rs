@@ -12,9 +12,7 @@ use std::ops::Range;
 pub struct View {
     /// Which memory.
     pub region: Region,
-    /// The block of a microbatch that it lies in; `None` of a place that is the same for all microbatches.
-    pub block: Option<BlockId>,
-    /// Where its buffer starts in its region, or in its block, in bytes.
+    /// Where its buffer starts in its region, in bytes.
     pub base: u64,
     /// Element type.
     pub dtype: DType,
@@ -43,12 +41,29 @@ pub enum Region {
     Arena,
     /// What does not.
     Constants,
+    /// A block of the present microbatch, which lies in the arena, in another place for each slot.
+    Block(BlockId),
+}
+
+impl Region {
+    /// Whether it is a part of the arena.
+    pub fn is_in_arena(self) -> bool {
+        self != Self::Constants
+    }
+
+    /// Where it begins in its memory, if the blocks of the present microbatch begin at `bases`.
+    pub fn start(self, bases: &[u64]) -> u64 {
+        match self {
+            Self::Arena | Self::Constants => 0,
+            Self::Block(block) => bases[block as usize],
+        }
+    }
 }
 
 impl View {
     /// A tensor that lies alike on all devices.
     pub(crate) fn whole(region: Region, base: u64, dtype: DType, layout: Layout) -> Self {
-        Self { region, block: None, base, dtype, layout, by_rank: RankSteps::new() }
+        Self { region, base, dtype, layout, by_rank: RankSteps::new() }
     }
 
     /// Fixes its place to that on a rank.
@@ -58,7 +73,7 @@ impl View {
         }
     }
 
-    /// The bytes it spans, from the start of its region or its block. Where that depends on the device, those of the first one.
+    /// The bytes it spans, from the start of its region. Where that depends on the device, those of the first one.
     pub fn bytes(&self) -> Range<u64> {
         let (span, width) = (self.layout.span(), self.dtype.bytes());
         self.base + span.start as u64 * width..self.base + span.end as u64 * width

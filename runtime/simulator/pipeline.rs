@@ -4,7 +4,7 @@
 //! lists them as it lists a section. Messages are left out: the timetable has the time of transfers.
 
 use super::{CommandList, SimulatedPart};
-use crate::program::{Instruction, Kernel, Message, Part, Program, Section, Turn, View};
+use crate::program::{Instruction, Part, Program, Region, Section, Turn, View};
 use crate::target::Target;
 use ir::Diagnostic;
 use ir::machine::Machine;
@@ -60,7 +60,7 @@ fn commands(program: Program) -> Result<CommandList, Diagnostic> {
 /// A program that runs one turn of a pipeline rank as its microbatch, and nothing else.
 fn only_turn(program: &Program, turn: &Turn) -> Program {
     let microbatch = &program.section(Section::Microbatch)[turn.instructions.clone()];
-    let microbatch = microbatch.iter().filter(|instruction| message(instruction).is_none());
+    let microbatch = microbatch.iter().filter(|instruction| instruction.message().is_none());
     let microbatch = microbatch.map(|instruction| placed(instruction, &turn.bases)).collect();
     without_stages(program, [vec![], microbatch, vec![]])
 }
@@ -69,7 +69,7 @@ fn only_turn(program: &Program, turn: &Turn) -> Program {
 fn only_once_a_step(program: &Program) -> Program {
     let section = |section| -> Vec<Instruction> {
         let all = program.section(section).iter();
-        all.filter(|instruction| message(instruction).is_none()).cloned().collect()
+        all.filter(|instruction| instruction.message().is_none()).cloned().collect()
     };
     without_stages(program, [section(Section::Prepare), vec![], section(Section::Update)])
 }
@@ -85,18 +85,12 @@ fn placed(instruction: &Instruction, bases: &[u64]) -> Instruction {
     let mut placed = instruction.clone();
     let views = placed.operands.iter_mut().chain(&mut placed.results).chain(&mut placed.scratch);
     views.for_each(|view: &mut View| {
-        if let Some(block) = view.block.take() {
-            view.base = view.base.saturating_add(bases[block as usize]);
+        if let Region::Block(_) = view.region {
+            view.base = view.base.saturating_add(view.region.start(bases));
+            view.region = Region::Arena;
         }
     });
     placed
-}
-
-fn message(instruction: &Instruction) -> Option<Message> {
-    match instruction.kernel {
-        Kernel::Message(message) => Some(message),
-        _ => None,
-    }
 }
 
 /// The bytes of a section's messages, for each other rank.
@@ -104,7 +98,7 @@ fn messages(program: &Program, section: Section) -> BTreeMap<u32, u64> {
     let own = program.pipeline.as_ref().map_or(0, |pipeline| pipeline.rank);
     let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
     for instruction in program.section(section) {
-        let Some(message) = message(instruction) else { continue };
+        let Some(message) = instruction.message() else { continue };
         let other = if message.from == own { message.to } else { message.from };
         let moved = instruction.operands.iter().chain(&instruction.results).map(super::work::bytes).sum();
         let sum = bytes.entry(other).or_default();

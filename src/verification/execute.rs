@@ -112,7 +112,7 @@ impl<'m> Machine<'m> {
             }
             Mode::Cuda => {
                 Self::on_ranks(module, options(Target::Cuda, microbatches, update), start, |program| {
-                    stand_in(vec![program.first().clone()], Order::default())
+                    stand_in(vec![program], Order::default())
                 })
             }
         }

@@ -23,7 +23,7 @@ pub fn program(fixture: &Fixture, spmd: &str) -> Arc<Program> {
 pub fn run(program: Arc<Program>, communicator: Arc<dyn Communicator>) -> Result<Vec<String>, DeviceError> {
     let notes = Notes::default();
     let order = Order::default();
-    let mut ranks = stand_in_of_process(&[program], order, &communicator, 2, notes.clone())?;
+    let mut ranks = stand_in_of_process(&[program.into()], order, &communicator, 2, notes.clone())?;
     ranks.run(vec![()], |rank, ()| {
         for _ in 0..3 {
             for (section, _) in Section::ALL {

@@ -14,7 +14,7 @@ use trainyard::verification::execute::{Machine, Tensors};
 
 /// A program in a mode. On the stand-in of one GPU commands are held to what they say they read and write.
 pub fn machine<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &Tensors) -> Machine<'m> {
-    if mode != Mode::Cuda || module.mesh.devices() > 1 {
+    if mode != Mode::Cuda || module.ranks() > 1 {
         return done(Machine::new(module, mode, microbatches, start));
     }
     done(Machine::on(module, Target::Cuda, microbatches, start, |program| {

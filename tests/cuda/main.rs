@@ -11,6 +11,7 @@ mod random;
 mod ranks;
 mod rewritten;
 mod snapshots;
+mod stages;
 
 use ir::DType;
 use testing::models::bench::Bench;

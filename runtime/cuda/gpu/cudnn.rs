@@ -17,7 +17,7 @@ use crate::cuda::driver::{Address, DriverError, LibraryTask};
 use crate::cuda::libraries::Folders;
 use crate::cuda::lower::{Libraries, lower_with};
 use crate::cuda::program::{CudaProgram, Multiply, Start};
-use crate::program::{Instruction, Kernel, Program, Region, View};
+use crate::program::{Instruction, Kernel, Program, View};
 use cudarc::cudnn::sys;
 use ir::{Diagnostic, Op};
 use std::collections::HashMap;
@@ -199,8 +199,7 @@ fn fewest_shares(
 /// Where a part of an instruction begins.
 fn address(view: &View, task: &LibraryTask) -> Address {
     let start = Start::of(view);
-    let base = if start.region == Region::Arena { task.arena } else { task.constants };
-    Address(base.0.wrapping_add_signed(start.byte))
+    Address(task.memories.of(start.region).0.wrapping_add_signed(start.byte))
 }
 
 /// The numbers of a graph's tensors, and where they are.

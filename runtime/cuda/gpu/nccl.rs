@@ -13,10 +13,10 @@ mod process;
 pub(super) use self::process::Lone;
 
 use self::library::{Communicator, Config, Functions, IN_PROGRESS, Status};
-use super::handles::{Context, Queue};
-use crate::cuda::driver::{CollectiveTask, DriverError};
+use super::handles::{Context, Memory, Queue};
+use crate::cuda::driver::{Address, CollectiveTask, DriverError, MessageTask};
 use crate::cuda::libraries::Folders;
-use crate::cuda::nccl::calls::{self, Call};
+use crate::cuda::nccl::calls::{self, Call, Element};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -38,10 +38,26 @@ pub(super) struct Team {
     failed: OnceLock<(u64, String)>,
 }
 
+/// The ranks that use a communicator together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Group {
+    /// In the order of their places.
+    pub(super) ranks: Vec<u64>,
+    /// Of a rank that sends messages to another: the channel of these messages.
+    pub(super) channel: Option<u32>,
+}
+
+impl Group {
+    /// Of a collective.
+    pub(super) fn of(ranks: &[u64]) -> Self {
+        Self { ranks: ranks.to_vec(), channel: None }
+    }
+}
+
 /// A rank of a team.
 struct Member {
-    /// By the ranks of the group.
-    communicators: BTreeMap<Vec<u64>, Communicator>,
+    /// By their groups.
+    communicators: BTreeMap<Group, Communicator>,
     /// A queue on which nothing is done, and its context: it says whether something went wrong there.
     watched: Option<(Queue, Context)>,
 }
@@ -80,7 +96,7 @@ impl Team {
     /// NCCL is not there, or refuses.
     pub(super) fn new(
         ranks: i32,
-        groups: &BTreeSet<Vec<u64>>,
+        groups: &BTreeSet<Group>,
         folders: &Folders,
     ) -> Result<Arc<Self>, DriverError> {
         let member = |ordinal: i32| Ok((ordinal as u64, Member::on(ordinal)?.into()));
@@ -120,7 +136,7 @@ impl Team {
 
     /// Makes the communicators of a group, of which this thread is all ranks.
     #[allow(unsafe_code)]
-    fn gather(&self, group: &[u64]) -> Result<(), DriverError> {
+    fn gather(&self, group: &Group) -> Result<(), DriverError> {
         let refused = |status: Status| self.functions.refused("joining a group", status);
         let mut id = std::mem::MaybeUninit::uninit();
         // SAFETY: it writes the id.
@@ -128,27 +144,74 @@ impl Team {
         // SAFETY: it has been written.
         let id = unsafe { id.assume_init() };
         let mut config = Config::of_calls_that_return();
-        let mut communicators = vec![ptr::null_mut(); group.len()];
+        let mut communicators = vec![ptr::null_mut(); group.ranks.len()];
         // SAFETY: calls between these two begin together.
         checked(unsafe { (self.functions.begin)() }).map_err(refused)?;
         let mut joined = Ok(());
-        for (place, (&rank, communicator)) in group.iter().zip(&mut communicators).enumerate() {
+        for (place, (&rank, communicator)) in group.ranks.iter().zip(&mut communicators).enumerate() {
             joined = joined.and_then(|()| self.bind(rank)).and_then(|()| {
                 // SAFETY: the communicator is written by the end of the group at the latest, the configuration read by
                 // then; the context of the rank's GPU is current.
                 let join = unsafe {
-                    (self.functions.join)(communicator, group.len() as c_int, id, place as c_int, &mut config)
+                    (self.functions.join)(
+                        communicator,
+                        group.ranks.len() as c_int,
+                        id,
+                        place as c_int,
+                        &mut config,
+                    )
                 };
                 checked(join).map_err(refused)
             });
         }
         // SAFETY: see above.
         let ended = checked(unsafe { (self.functions.end)() }).map_err(refused);
-        for (&rank, &communicator) in group.iter().zip(&communicators).filter(|(_, one)| !one.is_null()) {
-            self.lock(rank).communicators.insert(group.to_vec(), communicator);
+        for (&rank, &communicator) in group.ranks.iter().zip(&communicators).filter(|(_, one)| !one.is_null())
+        {
+            self.lock(rank).communicators.insert(group.clone(), communicator);
         }
         joined.and(ended)?;
-        group.iter().try_for_each(|&rank| self.done(rank, group, "joining a group"))
+        group.ranks.iter().try_for_each(|&rank| self.done(rank, group, "joining a group"))?;
+        self.connect(group, &group.ranks)
+    }
+
+    /// Sends a byte over a channel: NCCL connects two ranks at their first message, and waits for both. Later a rank that sends does not wait
+    /// for the one that receives. `members` are those ranks of the channel that are in this process.
+    #[allow(unsafe_code)]
+    fn connect(&self, group: &Group, members: &[u64]) -> Result<(), DriverError> {
+        const WHAT: &str = "connecting two pipeline ranks";
+        if group.channel.is_none() {
+            return Ok(());
+        }
+        let refused = |status: Status| self.functions.refused(WHAT, status);
+        let bytes: Vec<Memory> = members
+            .iter()
+            .map(|&rank| self.bind(rank).and_then(|()| Memory::new(1)))
+            .collect::<Result<_, _>>()?;
+        // SAFETY: calls between these two go together.
+        checked(unsafe { (self.functions.begin)() }).map_err(refused)?;
+        let call = |(&rank, memory): (&u64, &Memory)| {
+            self.bind(rank)?;
+            let member = self.lock(rank);
+            let communicator = self.communicator(&member, group)?;
+            let (at, count, ty) = (memory.at, 1, Element::U8);
+            let call = match rank == group.ranks[SENDER as usize] {
+                true => Call::Send { from: at, count, ty, peer: RECEIVER },
+                false => Call::Receive { to: at, count, ty, peer: SENDER },
+            };
+            let Some((queue, _)) = &member.watched else { return Ok(()) };
+            self.functions.issue(&call, communicator, queue).map_err(refused)
+        };
+        let called = members.iter().zip(&bytes).try_for_each(call);
+        // SAFETY: see above.
+        let ended = checked(unsafe { (self.functions.end)() }).map_err(refused);
+        called.and(ended)?;
+        for &rank in members {
+            self.done(rank, group, WHAT)?;
+            self.bind(rank)?;
+            self.lock(rank).watched.as_ref().map_or(Ok(()), |(queue, _)| queue.finish())?;
+        }
+        Ok(())
     }
 
     /// Makes the context of a rank's GPU the thread's.
@@ -162,7 +225,7 @@ impl Team {
 
     /// Waits until a rank's communicator has done what it was asked for, which is not that the GPU has done it.
     #[allow(unsafe_code)]
-    fn done(&self, rank: u64, group: &[u64], what: &str) -> Result<(), DriverError> {
+    fn done(&self, rank: u64, group: &Group, what: &str) -> Result<(), DriverError> {
         loop {
             {
                 let member = self.lock(rank);
@@ -182,9 +245,9 @@ impl Team {
     }
 
     /// A rank's communicator, unless all are gone.
-    fn communicator(&self, member: &Member, group: &[u64]) -> Result<Communicator, DriverError> {
+    fn communicator(&self, member: &Member, group: &Group) -> Result<Communicator, DriverError> {
         self.alive()?;
-        let unknown = || DriverError(format!("there is no communicator of the ranks {group:?}"));
+        let unknown = || DriverError(format!("there is no communicator of {group:?}"));
         member.communicators.get(group).copied().ok_or_else(unknown)
     }
 
@@ -260,39 +323,20 @@ fn checked(status: Status) -> Result<(), Status> {
     if status == 0 || status == IN_PROGRESS { Ok(()) } else { Err(status) }
 }
 
-impl Seat {
-    /// Exchanges, on a queue.
-    ///
-    /// # Errors
-    /// NCCL refuses; another rank has failed.
-    #[allow(unsafe_code)]
-    pub(super) fn exchange(&self, queue: &Queue, task: CollectiveTask) -> Result<(), DriverError> {
-        let (functions, what) = (&self.team.functions, task.collective.to_string());
-        let calls = calls::of(&task)?;
-        {
-            let member = self.team.lock(self.rank);
-            let communicator = self.team.communicator(&member, task.group)?;
-            // SAFETY: calls between these two go together. The communicator is alive while its member is locked.
-            let begun = checked(unsafe { (functions.begin)() });
-            let issue = |call: &Call| self.issue(call, communicator, queue);
-            let issued = begun.and_then(|()| calls.iter().try_for_each(issue));
-            // SAFETY: see above.
-            let ended = checked(unsafe { (functions.end)() });
-            issued.and(ended).map_err(|status| functions.refused(&what, status))?;
-        }
-        self.team.done(self.rank, task.group, &what)
-    }
+/// The places of a channel's ranks in its communicator.
+const SENDER: i32 = 0;
+const RECEIVER: i32 = 1;
 
+impl Functions {
     /// One call of a group.
     #[allow(unsafe_code)]
     fn issue(&self, call: &Call, communicator: Communicator, queue: &Queue) -> Result<(), Status> {
-        let functions = &self.team.functions;
-        let place = |address: crate::cuda::driver::Address| address.0 as *mut c_void;
+        let place = |address: Address| address.0 as *mut c_void;
         // SAFETY: the communicator is alive, and the queue; the memory is a program's, which keeps it for this alone until
         // the queue has done it.
         let status = unsafe {
             match *call {
-                Call::AllReduce { from, to, count, ty, operation } => (functions.all_reduce)(
+                Call::AllReduce { from, to, count, ty, operation } => (self.all_reduce)(
                     place(from),
                     place(to),
                     count,
@@ -301,7 +345,7 @@ impl Seat {
                     communicator,
                     queue.0,
                 ),
-                Call::ReduceScatter { from, to, count, ty, operation } => (functions.reduce_scatter)(
+                Call::ReduceScatter { from, to, count, ty, operation } => (self.reduce_scatter)(
                     place(from),
                     place(to),
                     count,
@@ -311,17 +355,66 @@ impl Seat {
                     queue.0,
                 ),
                 Call::AllGather { from, to, count, ty } => {
-                    (functions.all_gather)(place(from), place(to), count, ty as c_int, communicator, queue.0)
+                    (self.all_gather)(place(from), place(to), count, ty as c_int, communicator, queue.0)
                 }
                 Call::Send { from, count, ty, peer } => {
-                    (functions.send)(place(from), count, ty as c_int, peer, communicator, queue.0)
+                    (self.send)(place(from), count, ty as c_int, peer, communicator, queue.0)
                 }
                 Call::Receive { to, count, ty, peer } => {
-                    (functions.receive)(place(to), count, ty as c_int, peer, communicator, queue.0)
+                    (self.receive)(place(to), count, ty as c_int, peer, communicator, queue.0)
                 }
             }
         };
         checked(status)
+    }
+}
+
+impl Seat {
+    /// Exchanges, on a queue.
+    ///
+    /// # Errors
+    /// NCCL refuses; another rank has failed.
+    pub(super) fn exchange(&self, queue: &Queue, task: CollectiveTask) -> Result<(), DriverError> {
+        let group = Group::of(task.group);
+        self.together(queue, &group, &calls::of(&task)?, &task.collective.to_string())
+    }
+
+    /// Sends the bytes at an address to another rank, on a queue.
+    ///
+    /// # Errors
+    /// NCCL refuses; another rank has failed.
+    pub(super) fn send(&self, queue: &Queue, from: Address, task: MessageTask) -> Result<(), DriverError> {
+        let group = Group { ranks: vec![self.rank, task.other], channel: Some(task.channel) };
+        let call = Call::Send { from, count: task.bytes as usize, ty: Element::U8, peer: RECEIVER };
+        self.together(queue, &group, &[call], "sending a message")
+    }
+
+    /// Receives bytes from another rank at an address, on a queue.
+    ///
+    /// # Errors
+    /// NCCL refuses; another rank has failed.
+    pub(super) fn receive(&self, queue: &Queue, to: Address, task: MessageTask) -> Result<(), DriverError> {
+        let group = Group { ranks: vec![task.other, self.rank], channel: Some(task.channel) };
+        let call = Call::Receive { to, count: task.bytes as usize, ty: Element::U8, peer: SENDER };
+        self.together(queue, &group, &[call], "receiving a message")
+    }
+
+    /// Calls that go together, on a queue.
+    #[allow(unsafe_code)]
+    fn together(&self, queue: &Queue, group: &Group, calls: &[Call], what: &str) -> Result<(), DriverError> {
+        let functions = &self.team.functions;
+        {
+            let member = self.team.lock(self.rank);
+            let communicator = self.team.communicator(&member, group)?;
+            // SAFETY: calls between these two go together. The communicator is alive while its member is locked.
+            let begun = checked(unsafe { (functions.begin)() });
+            let issue = |call: &Call| functions.issue(call, communicator, queue);
+            let issued = begun.and_then(|()| calls.iter().try_for_each(issue));
+            // SAFETY: see above.
+            let ended = checked(unsafe { (functions.end)() });
+            issued.and(ended).map_err(|status| functions.refused(what, status))?;
+        }
+        self.team.done(self.rank, group, what)
     }
 
     /// Refuses when a rank has failed: what was computed since then means nothing.

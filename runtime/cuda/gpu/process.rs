@@ -2,9 +2,10 @@
 //!
 //! Work that may fail on one rank alone ends with an agreement, so that all ranks go on or none does.
 
-use super::nccl::Lone;
+use super::nccl::{Group, Lone};
 use super::planning::Chosen;
 use super::ranks::enough;
+use super::splits::Split;
 use super::{Gpu, Options};
 use crate::comm::agreement::Agreement;
 use crate::cuda::device::Cuda;
@@ -12,12 +13,14 @@ use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::Folders;
 use crate::cuda::nccl::sequence::{self, Sequence};
 use crate::cuda::probe;
-use crate::cuda::program::{CudaProgram, Task};
-use crate::cuda::ranks::check_process;
+use crate::cuda::program::CudaProgram;
+use crate::cuda::ranks::own_programs;
 use crate::device::DeviceError;
 use crate::profile::Profile;
-use crate::program::Program;
+use crate::program::{Program, StagePrograms};
 use crate::ranks::Ranks;
+use ir::Mesh;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// This process as a rank, on a GPU of its machine: on the GPU with the number `local_rank`, or on the only one. A profile gets the times
@@ -27,25 +30,30 @@ use std::sync::Arc;
 /// Programs of another number of ranks; NCCL is not there, or does not start; ranks that would make different calls of NCCL;
 /// a reason for which a GPU of any rank cannot be used, with the rank if it is another one.
 pub fn gpu_of_process(
-    programs: Vec<Arc<Program>>,
+    programs: &[StagePrograms],
     options: Options,
     profile: Option<Profile>,
     warn: &dyn Fn(&str),
     agreement: &Agreement,
     local_rank: Option<u64>,
 ) -> Result<Ranks, DeviceError> {
-    check_process(&programs, agreement.count())?;
     let rank = agreement.rank();
+    let programs = own_programs(programs, agreement.count(), rank)?;
+    let Some(mesh) = programs.first().map(|program| program.mesh.clone()) else {
+        return Err(DeviceError::Unknown { what: "program", index: 0 });
+    };
     let options = if profile.is_some() { options.without_graphs() } else { options };
     let driver = agreed(agreement, open(local_rank, options))?;
-    let (mut device, lowered) = alike(driver, &programs, options, agreement)?;
+    let (mut device, lowered) = alike(driver, &programs, options, agreement, mesh.devices())?;
     let calls = agreed(agreement, Sequence::of(&lowered).map_err(DeviceError::driver))?;
-    sequence::agree(agreement, &calls)?;
+    sequence::agree(agreement, &calls, mesh.devices())?;
     let (ordinal, folders) = (device.driver.ordinal, Folders::of_process());
     let nccl = Lone::open(ordinal, agreement.is_first(), &folders).map_err(DeviceError::driver);
     let mut nccl = agreed(agreement, nccl)?;
     nccl.share_id(agreement)?;
-    let team = nccl.meet(rank, agreement.count(), &own_groups(&lowered, rank)).map_err(DeviceError::driver);
+    let splits: Vec<Split> = lowered.iter().flat_map(Split::all).collect();
+    let groups = own_groups(agreement.gather(splits)?.into_iter().flatten(), &mesh, rank);
+    let team = nccl.meet(rank, agreement.count(), &groups).map_err(DeviceError::driver);
     device.driver.seat = Some(agreed(agreement, team)?.seat(rank));
     device.driver.warnings().iter().for_each(|warning| warn(warning));
     profile.into_iter().filter(|_| agreement.is_first()).for_each(|profile| device.record(profile));
@@ -78,26 +86,28 @@ fn open(local_rank: Option<u64>, options: Options) -> Result<Gpu, DeviceError> {
     Gpu::open(ordinal as usize, options).map_err(DeviceError::driver)
 }
 
-/// The device of this rank with its programs. Rank 0 lowers and loads its programs first; the others take over its choice of
-/// algorithms, since ranks that compute the same shall get the same bits.
+/// The device of this rank with its programs. The first rank of each stage, which has so many devices, lowers and loads its programs first;
+/// the others of the stage take over its choice of algorithms, since ranks that compute the same shall get the same bits.
 fn alike(
     driver: Gpu,
     programs: &[Arc<Program>],
     options: Options,
     agreement: &Agreement,
+    devices: u64,
 ) -> Result<(Cuda<Gpu>, Vec<CudaProgram>), DeviceError> {
     let load = |driver: Gpu| load(driver, programs, options, agreement.rank());
-    if agreement.is_first() {
+    let first = agreement.rank() / devices * devices;
+    if agreement.rank() == first {
         let loaded = agreed(agreement, load(driver))?;
         agreement.gather_bytes(&loaded.0.driver.chosen().to_bytes())?;
         return agreed(agreement, Ok(loaded));
     }
     agreed(agreement, Ok(()))?;
     let all = agreement.gather_bytes(&[])?;
-    agreed(agreement, follow(driver, &all[0]).map_err(DeviceError::driver).and_then(load))
+    agreed(agreement, follow(driver, &all[first as usize]).map_err(DeviceError::driver).and_then(load))
 }
 
-/// The same GPU, with the algorithms that rank 0 sent.
+/// The same GPU, with the algorithms that the first rank of the stage sent.
 fn follow(mut driver: Gpu, sent: &[u8]) -> Result<Gpu, DriverError> {
     driver.follow(&Chosen::of_bytes(sent)?)?;
     Ok(driver)
@@ -116,21 +126,14 @@ fn load(
     Ok((device.at(options.pace), lowered))
 }
 
-/// The groups in which a rank exchanges, each once, in an order that is the same on all ranks: that of their axes.
-fn own_groups(programs: &[CudaProgram], rank: u64) -> Vec<Vec<u64>> {
-    let mut axes = vec![];
-    for cuda in programs {
-        for command in cuda.sections.iter().flatten() {
-            if let Task::Collective(collective) = &command.task {
-                axes.push((collective.axes.clone(), cuda.program.mesh.group(rank, &collective.axes)));
-            }
-        }
-    }
-    axes.sort();
-    let mut groups: Vec<Vec<u64>> = vec![];
-    for (_, group) in axes {
+/// The groups of a rank, one for each split of any rank, in an order that is the same on all ranks; each once. The rank is in none of some
+/// splits.
+fn own_groups(splits: impl Iterator<Item = Split>, mesh: &Mesh, rank: u64) -> Vec<Option<Group>> {
+    let splits: BTreeSet<Split> = splits.collect();
+    let mut groups: Vec<Option<Group>> = vec![];
+    for group in splits.iter().map(|split| split.group(mesh, rank)) {
         // Axes of one device may give a group twice, and then on every rank.
-        if !groups.contains(&group) {
+        if group.is_none() || !groups.contains(&group) {
             groups.push(group);
         }
     }
@@ -159,7 +162,11 @@ mod tests {
         let module = ir::text::parse(text).unwrap();
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
         let program = crate::cuda::lower::lower(Arc::new(lower(&module, &options).unwrap())).unwrap();
-        let groups = |rank| own_groups(&[program.clone(), program.clone()], rank);
+        let mesh = program.program.mesh.clone();
+        let groups = |rank| -> Vec<Vec<u64>> {
+            let splits = [&program, &program].into_iter().flat_map(Split::all);
+            own_groups(splits, &mesh, rank).into_iter().flatten().map(|group| group.ranks).collect()
+        };
         assert_eq!(groups(0), [vec![0, 2], vec![0, 1], vec![0, 2, 1, 3]]);
         assert_eq!(groups(3), [vec![1, 3], vec![2, 3], vec![0, 2, 1, 3]]);
     }

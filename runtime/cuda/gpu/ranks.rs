@@ -1,56 +1,69 @@
 //! Several GPUs: a rank each, on a thread of this process.
 
-use super::nccl::Team;
+use super::nccl::{Group, Team};
+use super::splits::Split;
 use super::{Gpu, Options, gpu};
 use crate::comm::local::Local;
 use crate::cuda::device::Cuda;
 use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::Folders;
 use crate::cuda::probe::{self, DeviceFacts};
-use crate::cuda::program::{CudaProgram, Task};
-use crate::cuda::ranks::check;
+use crate::cuda::program::CudaProgram;
+use crate::cuda::ranks::{check, of_stages};
 use crate::device::{Device, DeviceError};
 use crate::profile::Profile;
-use crate::program::Program;
+use crate::program::{Program, StagePrograms};
 use crate::ranks::Ranks;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
-/// Programs of one mesh on the first GPUs of this machine: on one, or, where the mesh has several devices, on one for each
-/// rank. A profile gets the times of the first program, on the first rank.
+/// Programs of one mesh on the first GPUs of this machine: on one, or, where there are several ranks, on one for each. A profile gets the times of the first program, on the first rank.
 ///
 /// # Errors
 /// Fewer GPUs than ranks; NCCL is not there, or does not start; what one GPU may refuse, with the rank.
 pub fn gpus(
-    programs: Vec<Arc<Program>>,
+    programs: Vec<StagePrograms>,
     options: Options,
     profile: Option<Profile>,
     warn: &dyn Fn(&str),
 ) -> Result<Ranks, DeviceError> {
-    let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) else {
+    let Some(program) = programs.iter().find(|program| program.ranks() != 1) else {
+        let programs = programs.iter().map(|program| program.first().clone()).collect();
         return gpu(programs, 0, options, profile, warn).map(Ranks::alone);
     };
-    let (mesh, ranks) = (program.mesh.to_string(), program.mesh.devices());
-    check(&programs)?;
+    let (mesh, ranks, devices) = (described(program), program.ranks(), program.first().mesh.devices());
+    let stages = of_stages(&programs)?;
+    stages.iter().try_for_each(|own| check(own))?;
     let told = |error: &dyn std::fmt::Display| DeviceError::driver(DriverError(error.to_string()));
     let folders = Folders::of_process();
     let driver = probe::find_driver(&folders).map_err(|error| told(&error))?;
     enough(&format!("the mesh {mesh}"), ranks, &driver.devices).map_err(DeviceError::driver)?;
     let options = if profile.is_some() { options.without_graphs() } else { options };
-    let (mut devices, lowered) = open(ranks, &programs, options)?;
+    let (mut gpus, lowered) = open(devices, &stages, options)?;
     // All have the same kernels, from the same folder.
-    let warnings: BTreeSet<String> = devices.iter_mut().flat_map(|device| device.driver.warnings()).collect();
+    let warnings: BTreeSet<String> = gpus.iter_mut().flat_map(|device| device.driver.warnings()).collect();
     warnings.iter().for_each(|warning| warn(warning));
     let count = i32::try_from(ranks).map_err(|error| told(&error))?;
     let team = Team::new(count, &groups(&lowered), &folders).map_err(DeviceError::driver)?;
-    for (device, rank) in devices.iter_mut().zip(0..) {
+    for (device, rank) in gpus.iter_mut().zip(0..) {
         device.driver.seat = Some(team.seat(rank));
     }
-    devices.iter_mut().zip(profile).for_each(|(device, profile)| device.record(profile));
+    gpus.iter_mut().zip(profile).for_each(|(device, profile)| device.record(profile));
     let abort = Box::new(move |rank| team.end(rank, "see the error of that rank"));
-    let devices = devices.into_iter().map(|device| Box::new(device) as Box<dyn Device + Send>).collect();
-    Ok(Ranks::of(devices, Local::new(ranks), abort))
+    let gpus = gpus.into_iter().map(|device| Box::new(device) as Box<dyn Device + Send>).collect();
+    Ok(Ranks::of(gpus, Local::new(ranks), abort))
+}
+
+/// The mesh of a program, with the pipeline ranks: `pp=2,dp=2`.
+fn described(program: &StagePrograms) -> String {
+    let mesh = program.first().mesh.to_string();
+    match program.iter().len() {
+        1 => mesh,
+        stages if program.first().mesh.devices() == 1 => format!("pp={stages}"),
+        stages => format!("pp={stages},{mesh}"),
+    }
 }
 
 /// Refuses ranks that are more than the GPUs there are; `mesh` says what has them.
@@ -69,17 +82,33 @@ pub fn enough(mesh: &str, ranks: u64, devices: &[DeviceFacts]) -> Result<(), Dri
     )))
 }
 
-/// A GPU for each rank, with its memory and kernels, and the programs, which are the same on all. The first says what goes to
-/// libraries, and compiles the kernels; the others, all at once, find what it kept.
+/// The GPUs of all stages, each of so many devices, and the programs of each stage.
+#[allow(clippy::type_complexity)]
 fn open(
-    ranks: u64,
+    devices: u64,
+    stages: &[Vec<Arc<Program>>],
+    options: Options,
+) -> Result<(Vec<Cuda<Gpu>>, Vec<Vec<CudaProgram>>), DeviceError> {
+    let (mut gpus, mut lowered) = (vec![], vec![]);
+    for (programs, first) in stages.iter().zip((0..).step_by(devices as usize)) {
+        let (own, programs) = open_stage(first..first + devices, programs, options)?;
+        gpus.extend(own);
+        lowered.push(programs);
+    }
+    Ok((gpus, lowered))
+}
+
+/// A GPU for each rank of a stage, with its memory and kernels, and the programs, which are the same on all. The first says what goes to
+/// libraries, and compiles the kernels; the others, all at once, find what it kept.
+fn open_stage(
+    ranks: Range<u64>,
     programs: &[Arc<Program>],
     options: Options,
 ) -> Result<(Vec<Cuda<Gpu>>, Vec<CudaProgram>), DeviceError> {
     let of_rank = |rank| move |source| DeviceError::Rank { rank, source: Box::new(source) };
     let open =
         |rank: u64| Gpu::open(rank as usize, options).map_err(DeviceError::driver).map_err(of_rank(rank));
-    let mut first = open(0)?;
+    let mut first = open(ranks.start)?;
     let lowered = programs.iter().map(|program| first.lower(program.clone()).map_err(DeviceError::kernel));
     let lowered = lowered.collect::<Result<Vec<CudaProgram>, _>>()?;
     let with = |driver: Gpu, rank: u64| {
@@ -87,7 +116,7 @@ fn open(
         made.map(|device| device.at(options.pace)).map_err(of_rank(rank))
     };
     let (open, with) = (&open, &with);
-    let mut devices = vec![with(first, 0)?];
+    let mut devices = vec![with(first, ranks.start)?];
     let chosen = &devices[0].driver.chosen();
     let follow = |rank: u64| {
         let mut driver = open(rank)?;
@@ -97,7 +126,7 @@ fn open(
     let follow = &follow;
     let others = thread::scope(|scope| {
         let one = |rank| scope.spawn(move || follow(rank));
-        let threads: Vec<_> = (1..ranks).map(one).collect();
+        let threads: Vec<_> = (ranks.start + 1..ranks.end).map(one).collect();
         let end = |thread: thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
@@ -107,15 +136,19 @@ fn open(
     Ok((devices, lowered))
 }
 
-/// The ranks that exchange with each other in any of these programs.
-fn groups(programs: &[CudaProgram]) -> BTreeSet<Vec<u64>> {
+/// The ranks that exchange with each other in any of these programs, which are given for each stage.
+fn groups(stages: &[Vec<CudaProgram>]) -> BTreeSet<Group> {
     let mut groups = BTreeSet::new();
-    for cuda in programs {
-        let mesh = &cuda.program.mesh;
-        for command in cuda.sections.iter().flatten() {
-            if let Task::Collective(collective) = &command.task {
-                groups.extend((0..mesh.devices()).map(|rank| mesh.group(rank, &collective.axes)));
-            }
+    for (stage, programs) in (0..).zip(stages) {
+        for cuda in programs {
+            let devices = cuda.program.mesh.devices();
+            let ranks = stage * devices..(stage + 1) * devices;
+            let splits = Split::all(cuda);
+            groups.extend(
+                splits
+                    .iter()
+                    .flat_map(|split| ranks.clone().filter_map(|rank| split.group(&cuda.program.mesh, rank))),
+            );
         }
     }
     groups
@@ -156,8 +189,8 @@ mod tests {
         let module = ir::text::parse(text).unwrap();
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
         let program = Arc::new(lower(&module, &options).unwrap());
-        let listed: Vec<Vec<u64>> =
-            groups(&[crate::cuda::lower::lower(program).unwrap()]).into_iter().collect();
+        let groups = groups(&[vec![crate::cuda::lower::lower(program).unwrap()]]);
+        let listed: Vec<Vec<u64>> = groups.into_iter().map(|group| group.ranks).collect();
         assert_eq!(listed, [vec![0, 2], vec![0, 2, 1, 3], vec![1, 3]]);
     }
 
@@ -174,7 +207,8 @@ mod tests {
         let module = ir::text::parse(text).unwrap();
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
         let program = Arc::new(lower(&module, &options).unwrap());
-        let error = gpus(vec![program], Options::default(), None, &|_| {}).map(drop).unwrap_err().to_string();
+        let error =
+            gpus(vec![program.into()], Options::default(), None, &|_| {}).map(drop).unwrap_err().to_string();
         let parts = ["libcuda", "NVIDIA", "no GPU", "needs 1024 GPUs"];
         assert!(parts.iter().any(|part| error.contains(part)), "{error}");
     }

@@ -1,9 +1,10 @@
 //! What a GPU's libraries take of its memory once programs have been found to fit: it is kept free for them.
 
+use super::splits::Split;
 use super::{cudnn, matmul};
 use crate::cuda::program::{Collective, CudaProgram, Task};
 use ir::ops::collective::Collective as Kind;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes that the driver takes for kernels, for graphs, and for the modules that cuBLASLt and cuDNN load at their first call.
 /// This is a guess until it is measured, and a generous one: too small a reserve ends a run in its first or second step.
@@ -17,11 +18,15 @@ const GROUP: u64 = 1 << 30;
 /// report 3.3 GB for the first all-to-all of eight H100 (NCCL's issue 1685).
 const PEER: u64 = 512 << 20;
 
+/// What NCCL takes for a channel between two pipeline ranks. A guess, to be measured: two GPUs that exchange nothing but messages have the
+/// buffers of one connection.
+const CHANNEL: u64 = 128 << 20;
+
 /// Bytes that the libraries take at most, on each rank.
 pub(super) fn reserve(programs: &[CudaProgram]) -> u64 {
     let by_cudnn = programs.iter().any(|cuda| cuda.for_libraries().next().is_some());
     let workspace = if by_cudnn { cudnn::MOST_ROOM } else { 0 };
-    KERNELS + matmul::WORKSPACES + workspace + exchanges(programs)
+    KERNELS + matmul::WORKSPACES + workspace + exchanges(programs) + channels(programs)
 }
 
 /// What exchanges with other ranks take. Every rank is in as many groups, of the same sizes, as the first one is.
@@ -38,6 +43,12 @@ fn exchanges(programs: &[CudaProgram]) -> u64 {
         }
     }
     groups.into_values().sum()
+}
+
+/// What NCCL takes for the channels of messages to other stages and from them.
+fn channels(programs: &[CudaProgram]) -> u64 {
+    let splits: BTreeSet<Split> = programs.iter().flat_map(Split::all).collect();
+    splits.iter().filter(|split| matches!(split, Split::Channel { .. })).count() as u64 * CHANNEL
 }
 
 /// How many others each rank of a group sends to, by itself.

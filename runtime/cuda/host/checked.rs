@@ -48,14 +48,17 @@ pub(super) struct DeclaredTensor {
 impl Declared {
     /// The bytes that a command says it touches, by memory.
     pub(super) fn of(touches: &Touches) -> Vec<Self> {
-        let memories = [
-            (Region::Arena, touches.arena, "the arena"),
-            (Region::Constants, touches.constants, "the constants"),
-        ];
-        let of = |(region, memory, name)| {
+        let memories = [(Region::Arena, "the arena"), (Region::Constants, "the constants")];
+        let of = |(region, name): (Region, _)| {
+            let memory = touches.memories.of(region);
             let within = |places: &[Place]| {
-                let own = places.iter().enumerate().filter(|(_, place)| place.region == region);
-                own.map(|(number, place)| DeclaredTensor { number, bytes: place.bytes.clone() }).collect()
+                let is_own = |place: &Place| place.region.is_in_arena() == region.is_in_arena();
+                let own = places.iter().enumerate().filter(|(_, place)| is_own(place));
+                let tensor = |(number, place): (usize, &Place)| {
+                    let start = place.region.start(&touches.memories.blocks);
+                    DeclaredTensor { number, bytes: start + place.bytes.start..start + place.bytes.end }
+                };
+                own.map(tensor).collect()
             };
             let (reads, writes) = (within(&touches.command.reads), within(&touches.command.writes));
             Self { memory, name, reads, writes }

@@ -3,7 +3,7 @@
 use super::compile::Libraries;
 use super::{Host, Order, State};
 use crate::comm::{CommError, Communicator, Exchanged};
-use crate::cuda::driver::{Address, CollectiveTask, DriverError};
+use crate::cuda::driver::{Address, CollectiveTask, DriverError, MessageTask};
 use crate::cuda::nccl::sequence;
 use crate::cuda::program::{Collective, Stream};
 use ir::PartialKind;
@@ -37,6 +37,17 @@ impl Host {
             notes.lock().unwrap_or_else(PoisonError::into_inner).push(text);
         }
         Ok(())
+    }
+}
+
+impl Host {
+    /// Notes the call of NCCL that sends or receives a message.
+    pub(super) fn note_message(&self, call: &str, task: &MessageTask) {
+        if let Some(notes) = &self.notes {
+            let MessageTask { channel, other, bytes, .. } = task;
+            let text = format!("channel {channel}: {call} of u8 x {bytes}, rank {other}");
+            notes.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+        }
     }
 }
 

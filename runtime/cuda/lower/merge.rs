@@ -33,8 +33,8 @@ pub(super) fn merged(
     result
 }
 
-/// The numbers of the instructions that begin a stretch of their own, ascending: those after one that makes an output, and the
-/// first that runs where the casts of weights are left out.
+/// The numbers of the instructions that begin a stretch of their own, ascending: those after one that makes an output, the first that runs
+/// where the casts of weights are left out, messages, and those after one.
 fn ends(program: &Program, section: Section) -> Vec<usize> {
     let outputs = program.outputs.iter().filter(|output| output.section == section);
     let instructions = program.section(section);
@@ -49,6 +49,8 @@ fn ends(program: &Program, section: Section) -> Vec<usize> {
     };
     let mut ends: Vec<usize> = outputs.filter_map(|output| end(output.view.bytes())).collect();
     ends.extend((section == Section::Prepare).then_some(program.renewed));
+    let messages = instructions.iter().enumerate().filter(|(_, instruction)| instruction.message().is_some());
+    ends.extend(messages.flat_map(|(index, _)| [index, index + 1]));
     ends.sort_unstable();
     ends.dedup();
     ends

@@ -4,7 +4,7 @@
 //! itself; for those of the other streams it waits for a mark, unless an earlier wait has seen to it.
 
 use crate::cuda::program::{Command, CudaProgram, Event, Place, Stream, Task};
-use crate::program::{Kernel, Part, Program, Region, Section};
+use crate::program::{Kernel, Part, Program, Section};
 use std::collections::BTreeSet;
 
 /// Chooses the streams and sets the marks. A section begins where all streams have ended the one before.
@@ -58,7 +58,7 @@ fn touches(command: &Command) -> Touches<'_> {
 /// Whether two commands may not change places.
 pub(super) fn conflict([reads, writes]: Touches, [later_reads, later_writes]: Touches) -> bool {
     let meet = |these: &[Place], those: &[Place]| {
-        these.iter().any(|this| this.region == Region::Arena && those.iter().any(|that| this.meets(that)))
+        these.iter().any(|this| this.region.is_in_arena() && those.iter().any(|that| this.meets(that)))
     };
     meet(writes, later_writes) || meet(writes, later_reads) || meet(reads, later_writes)
 }

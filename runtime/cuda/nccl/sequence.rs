@@ -4,14 +4,14 @@
 use super::calls;
 use crate::comm::agreement::Agreement;
 use crate::cuda::driver::{Address, CollectiveTask, DriverError};
-use crate::cuda::program::{Collective, CudaProgram, Stream, Task};
+use crate::cuda::program::{Collective, CudaProgram, PlacedMessage, Stream, Task};
 use crate::device::DeviceError;
-use crate::program::Part;
+use crate::program::{Message, Part};
 use ir::Diagnostic;
 use std::fmt::Write as _;
 use twox_hash::XxHash3_64;
 
-/// The calls of a rank, in order: one text for each collective, with its part of the step, stream, operations, counts, types and axes.
+/// The calls of a rank, in order: one text for each message and each collective, with its part of the step, stream, operations, counts, types and axes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sequence(pub Vec<String>);
 
@@ -25,9 +25,19 @@ impl Sequence {
         for cuda in programs {
             for (part, name) in Part::ALL {
                 for command in cuda.part(part) {
-                    let Task::Collective(collective) = &command.task else { continue };
-                    let ranks = cuda.program.mesh.group(0, &collective.axes).len();
-                    calls.push(format!("{name}, {}", text(command.stream, collective, ranks)?));
+                    match &command.task {
+                        Task::Collective(collective) => {
+                            let ranks = cuda.program.mesh.group(0, &collective.axes).len();
+                            calls.push(format!("{name}, {}", text(command.stream, collective, ranks)?));
+                        }
+                        Task::Message(PlacedMessage { message, bytes, .. }) => {
+                            let Message { from, to, channel } = message;
+                            calls.push(format!(
+                                "{name}, channel {channel}: u8 x {bytes} from stage rank {from} to {to}"
+                            ));
+                        }
+                        Task::Launch(_) | Task::Multiply(_) | Task::Library => {}
+                    }
                 }
             }
         }
@@ -54,29 +64,43 @@ pub(crate) fn text(stream: Stream, collective: &Collective, ranks: usize) -> Res
 /// # Errors
 /// The first rank that differs from rank 0, and the first call in which it does.
 pub fn check(ranks: &[Sequence]) -> Result<(), Diagnostic> {
-    let Some(first) = ranks.first() else { return Ok(()) };
-    let Some(rank) = ranks.iter().position(|other| other != first) else { return Ok(()) };
-    let other = &ranks[rank];
-    let call = (0..).find(|&call| first.0.get(call) != other.0.get(call)).unwrap_or_default();
-    let told = |rank: usize, own: &Sequence| match own.0.get(call) {
-        Some(text) => format!("rank {rank} makes: {text}"),
-        None => format!("rank {rank} makes no call after the first {call}"),
-    };
-    let message = format!("rank {rank} and rank 0 make different calls of NCCL, from call {call} on");
-    Err(Diagnostic::new(message).note(told(0, first)).note(told(rank, other)))
+    check_stages(ranks, ranks.len())
 }
 
-/// Refuses to begin unless all ranks make the same calls. Ranks send checksums, and the calls themselves only if they differ.
+/// Refuses ranks of a stage of so many devices that make different calls; the ranks of other stages make others.
 ///
 /// # Errors
-/// The same as those of [`check`], on all ranks; a rank failed.
-pub(crate) fn agree(agreement: &Agreement, own: &Sequence) -> Result<(), DeviceError> {
+/// The first rank that differs from the first of its stage, and the first call in which it does.
+pub(crate) fn check_stages(ranks: &[Sequence], devices: usize) -> Result<(), Diagnostic> {
+    for (stage, own) in ranks.chunks(devices.max(1)).enumerate() {
+        let Some(place) = own.iter().position(|other| *other != own[0]) else { continue };
+        let (start, first, other) = (stage * devices, &own[0], &own[place]);
+        let rank = start + place;
+        let call = (0..).find(|&call| first.0.get(call) != other.0.get(call)).unwrap_or_default();
+        let told = |rank: usize, own: &Sequence| match own.0.get(call) {
+            Some(text) => format!("rank {rank} makes: {text}"),
+            None => format!("rank {rank} makes no call after the first {call}"),
+        };
+        let message =
+            format!("rank {rank} and rank {start} make different calls of NCCL, from call {call} on");
+        return Err(Diagnostic::new(message).note(told(start, first)).note(told(rank, other)));
+    }
+    Ok(())
+}
+
+/// Refuses to begin unless all ranks of each stage, which has so many devices, make the same calls. Ranks send checksums, and the calls
+/// themselves only if they differ.
+///
+/// # Errors
+/// The same as those of [`check_stages`], on all ranks; a rank failed.
+pub(crate) fn agree(agreement: &Agreement, own: &Sequence, devices: u64) -> Result<(), DeviceError> {
+    let devices = devices.max(1) as usize;
     let sums = agreement.gather(XxHash3_64::oneshot(own.0.join("\n").as_bytes()))?;
-    if sums.iter().all(|sum| *sum == sums[0]) {
+    if sums.chunks(devices).all(|stage| stage.iter().all(|sum| *sum == stage[0])) {
         return Ok(());
     }
     let all: Vec<Sequence> = agreement.gather(own.0.clone())?.into_iter().map(Sequence).collect();
-    check(&all).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
+    check_stages(&all, devices).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
 }
 
 #[cfg(test)]
@@ -138,14 +162,14 @@ mod tests {
     #[test]
     fn every_rank_learns_that_two_differ() {
         let own = Sequence::of(&[program()]).unwrap();
-        let agreed = on_ranks(3, |agreement| agree(&agreement, &own).is_ok());
+        let agreed = on_ranks(3, |agreement| agree(&agreement, &own, 3).is_ok());
         assert_eq!(agreed, [true; 3]);
         let errors = on_ranks(3, |agreement| {
             let mut own = own.clone();
             if agreement.rank() == 1 {
                 own.0.swap(0, 1);
             }
-            agree(&agreement, &own).unwrap_err().to_string()
+            agree(&agreement, &own, 3).unwrap_err().to_string()
         });
         let told = "rank 1 and rank 0 make different calls of NCCL, from call 0 on";
         assert!(errors.iter().all(|error| error.contains(told)), "{errors:?}");

@@ -1,10 +1,11 @@
 //! The communicators of a process that is one rank: one of all ranks, made with an id that rank 0 sends, and one for each of
 //! the rank's groups, split off it.
 //!
-//! All ranks must split in the same order. A group of all ranks in their order needs no split.
+//! All ranks must split in the same order, and a rank that is in none of the groups that are split off takes part as well. A group of all
+//! ranks in their order needs no split.
 
 use super::library::{Communicator, Config, Functions, UniqueId};
-use super::{Member, Team, checked};
+use super::{Group, Member, Team, checked};
 use crate::comm::CommError;
 use crate::comm::agreement::Agreement;
 use crate::cuda::driver::DriverError;
@@ -69,15 +70,16 @@ impl Lone {
         self,
         rank: u64,
         ranks: u64,
-        groups: &[Vec<u64>],
+        groups: &[Option<Group>],
     ) -> Result<Arc<Team>, DriverError> {
         let Self { functions, member, id } = self;
         let id = id.ok_or_else(|| DriverError("NCCL's id was not shared".into()))?;
         let members = BTreeMap::from([(rank, member.into())]);
         let team = Arc::new(Team { functions, members, failed: OnceLock::new() });
-        let all: Vec<u64> = (0..ranks).collect();
+        let all = Group::of(&(0..ranks).collect::<Vec<_>>());
         let met = team.join_all(rank, &all, id).and_then(|()| {
-            groups.iter().filter(|group| **group != all).try_for_each(|group| team.split(rank, &all, group))
+            let apart = groups.iter().filter(|group| group.as_ref() != Some(&all));
+            apart.into_iter().try_for_each(|group| team.split(rank, &all, group.as_ref()))
         });
         match met {
             Ok(()) => team.watched(),
@@ -97,25 +99,25 @@ fn place() -> *mut Communicator {
 impl Team {
     /// Makes the communicator of all ranks.
     #[allow(unsafe_code)]
-    fn join_all(&self, rank: u64, all: &[u64], id: UniqueId) -> Result<(), DriverError> {
+    fn join_all(&self, rank: u64, all: &Group, id: UniqueId) -> Result<(), DriverError> {
         const WHAT: &str = "joining all ranks";
         self.bind(rank)?;
         let (place, mut config) = (place(), Config::of_calls_that_return());
         // SAFETY: the place stays, the configuration is read before the call returns, the rank's GPU is current.
         let joined =
-            unsafe { (self.functions.join)(place, all.len() as c_int, id, rank as c_int, &mut config) };
+            unsafe { (self.functions.join)(place, all.ranks.len() as c_int, id, rank as c_int, &mut config) };
         checked(joined).map_err(|status| self.functions.refused(WHAT, status))?;
         // SAFETY: the place is written before the call returns.
         let communicator = unsafe { place.read_volatile() };
-        self.lock(rank).communicators.insert(all.to_vec(), communicator);
+        self.lock(rank).communicators.insert(all.clone(), communicator);
         self.done(rank, all, WHAT)
     }
 
-    /// Makes the communicator of a group. The other ranks make those of their groups at the same time.
+    /// Makes the communicator of a group, or of none. The other ranks make those of their groups at the same time.
     #[allow(unsafe_code)]
-    fn split(&self, rank: u64, all: &[u64], group: &[u64]) -> Result<(), DriverError> {
+    fn split(&self, rank: u64, all: &Group, group: Option<&Group>) -> Result<(), DriverError> {
         const WHAT: &str = "splitting off a group";
-        let (color, key) = color_and_key(rank, group);
+        let (color, key) = group.map_or((NO_COLOR, 0), |group| color_and_key(rank, &group.ranks));
         self.bind(rank)?;
         let (place, mut config) = (place(), Config::of_calls_that_return());
         {
@@ -126,15 +128,20 @@ impl Team {
             checked(split).map_err(|status| self.functions.refused(WHAT, status))?;
         }
         self.done(rank, all, WHAT)?;
+        let Some(group) = group else { return Ok(()) };
         // SAFETY: NCCL has written the place when the parent is done; it does so atomically.
         let communicator = unsafe { ptr::read_volatile(place) };
         if communicator.is_null() {
             return Err(DriverError("NCCL, splitting off a group: it made no communicator".into()));
         }
-        self.lock(rank).communicators.insert(group.to_vec(), communicator);
-        self.done(rank, group, WHAT)
+        self.lock(rank).communicators.insert(group.clone(), communicator);
+        self.done(rank, group, WHAT)?;
+        self.connect(group, &[rank])
     }
 }
+
+/// The color of a rank that is in no group: NCCL_SPLIT_NOCOLOR.
+const NO_COLOR: c_int = -1;
 
 /// The number of a rank's group among those that are split at once, and the place of the rank in the group. Groups have no rank in
 /// common, so the smallest rank of each is a number of its own.

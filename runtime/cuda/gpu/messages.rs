@@ -1,0 +1,125 @@
+//! Messages between the ranks of a pipeline: each channel has a queue, a communicator and a mailbox of its own, so that messages travel
+//! beside everything else, and no channel waits for another.
+//!
+//! A sender copies a message into its mailbox and goes on; the next message of the channel waits until this one has left. A receiver copies
+//! a message from its mailbox when its turn comes, and asks for the next one at once, if there is one.
+
+use super::handles::{Mark, Memory, Queue, refused};
+use super::nccl::Seat;
+use crate::cuda::driver::{Address, DriverError, MessageTask};
+use cudarc::driver::result;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// The mailboxes of a rank.
+#[derive(Default)]
+pub(super) struct Mailboxes(BTreeMap<Way, Mailbox>);
+
+/// The way of messages. Programs count their channels apart, so channels of the same number may lead to different ranks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Way {
+    channel: u32,
+    other: u64,
+    /// Whether this rank sends.
+    sends: bool,
+}
+
+struct Mailbox {
+    memory: Memory,
+    bytes: u64,
+    /// Where NCCL works.
+    queue: Queue,
+    /// The mailbox is the queue's: a message to send is in it, or one that has come was taken.
+    given: Mark,
+    /// The mailbox is the program's: a message was sent, or one has come.
+    done: Mark,
+    /// Whether NCCL was asked for a message that was not taken yet.
+    is_asked: bool,
+}
+
+impl Mailboxes {
+    /// Copies a message in its turn on `main`, from where it leaves by itself.
+    pub(super) fn send(&mut self, main: &Queue, seat: &Seat, task: MessageTask) -> Result<(), DriverError> {
+        let mailbox = self.of(task, true)?;
+        main.wait(&mailbox.done)?;
+        copy(main, task.at, mailbox.memory.at, task.bytes)?;
+        mailbox.given.record(main)?;
+        mailbox.queue.wait(&mailbox.given)?;
+        seat.send(&mailbox.queue, mailbox.memory.at, task)?;
+        mailbox.done.record(&mailbox.queue)
+    }
+
+    /// Copies the message that has come to its place, in its turn on `main`.
+    pub(super) fn receive(
+        &mut self,
+        main: &Queue,
+        seat: &Seat,
+        task: MessageTask,
+        another: bool,
+    ) -> Result<(), DriverError> {
+        let mailbox = self.of(task, false)?;
+        mailbox.ask(seat, task)?;
+        main.wait(&mailbox.done)?;
+        copy(main, mailbox.memory.at, task.at, task.bytes)?;
+        mailbox.given.record(main)?;
+        mailbox.is_asked = false;
+        if another { mailbox.ask(seat, task) } else { Ok(()) }
+    }
+
+    /// Waits until every message that was sent has left.
+    pub(super) fn finish(&self) -> Result<(), DriverError> {
+        let sent = self.0.iter().filter(|(way, _)| way.sends);
+        sent.into_iter().try_for_each(|(_, mailbox)| mailbox.queue.finish())
+    }
+
+    /// The mailbox of a message, which has room for it.
+    fn of(&mut self, task: MessageTask, sends: bool) -> Result<&mut Mailbox, DriverError> {
+        let key = Way { channel: task.channel, other: task.other, sends };
+        if self.0.get(&key).is_some_and(|mailbox| mailbox.bytes < task.bytes)
+            && let Some(small) = self.0.remove(&key)
+        {
+            // What is in it has to leave first. What was asked for has been taken: a step asks for no message of another.
+            small.queue.finish()?;
+        }
+        match self.0.entry(key) {
+            Entry::Occupied(mailbox) => Ok(mailbox.into_mut()),
+            Entry::Vacant(free) => Ok(free.insert(Mailbox::new(task.bytes)?)),
+        }
+    }
+}
+
+impl Mailbox {
+    fn new(bytes: u64) -> Result<Self, DriverError> {
+        let (given, done) = (Mark::new()?, Mark::new()?);
+        Ok(Self {
+            memory: Memory::new(bytes)?,
+            bytes,
+            queue: Queue::new(true)?,
+            given,
+            done,
+            is_asked: false,
+        })
+    }
+
+    /// Asks for the next message, unless that was done.
+    fn ask(&mut self, seat: &Seat, task: MessageTask) -> Result<(), DriverError> {
+        if self.is_asked {
+            return Ok(());
+        }
+        self.queue.wait(&self.given)?;
+        seat.receive(&self.queue, self.memory.at, task)?;
+        self.done.record(&self.queue)?;
+        self.is_asked = true;
+        Ok(())
+    }
+}
+
+#[allow(unsafe_code)]
+fn copy(main: &Queue, from: Address, to: Address, bytes: u64) -> Result<(), DriverError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: so many bytes are at both places: a mailbox's, and a tensor's of the program. The marks keep the queues apart.
+    unsafe { result::memcpy_dtod_async(to.0, from.0, bytes as usize, main.0) }
+        .map_err(refused("copying a message"))
+}

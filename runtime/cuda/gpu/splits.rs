@@ -1,0 +1,58 @@
+//! The groups in which ranks exchange. All ranks split them off in the same order, so a split is described alike on all of them.
+
+use super::nccl::Group;
+use crate::cuda::program::{CudaProgram, Task};
+use crate::program::Message;
+use ir::{AxisId, Mesh};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// A division of ranks into groups.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Split {
+    /// Each stage's ranks along some axes, by their indices.
+    Along(Vec<u32>),
+    /// The two ranks of each place in the stages of two pipeline ranks, for the messages of a channel.
+    Channel {
+        /// The pipeline rank that sends.
+        from: u32,
+        /// The pipeline rank that receives.
+        to: u32,
+        /// The channel.
+        channel: u32,
+    },
+}
+
+impl Split {
+    /// Those that a program exchanges in.
+    pub(super) fn all(cuda: &CudaProgram) -> BTreeSet<Self> {
+        let split = |task: &Task| match task {
+            Task::Collective(collective) => {
+                Some(Self::Along(collective.axes.iter().map(|axis| axis.as_u32()).collect()))
+            }
+            Task::Message(placed) => {
+                let Message { from, to, channel } = placed.message;
+                Some(Self::Channel { from, to, channel })
+            }
+            Task::Launch(_) | Task::Multiply(_) | Task::Library => None,
+        };
+        cuda.sections.iter().flatten().filter_map(|command| split(&command.task)).collect()
+    }
+
+    /// The group of a rank, if it is in one. Ranks count stage by stage, and `mesh` is that of a stage.
+    pub(super) fn group(&self, mesh: &Mesh, rank: u64) -> Option<Group> {
+        let (stage, place) = (rank / mesh.devices(), rank % mesh.devices());
+        match self {
+            Self::Along(axes) => {
+                let axes: Vec<AxisId> = axes.iter().map(|&axis| AxisId::from_u32(axis)).collect();
+                let ranks = mesh.group(place, &axes).into_iter().map(|member| rank - place + member);
+                Some(Group { ranks: ranks.collect(), channel: None })
+            }
+            Self::Channel { from, to, channel } => {
+                let ends = [from, to].map(|end| u64::from(*end));
+                let ranks = ends.map(|end| end * mesh.devices() + place).to_vec();
+                ends.contains(&stage).then_some(Group { ranks, channel: Some(*channel) })
+            }
+        }
+    }
+}

@@ -179,11 +179,14 @@ impl<D: Driver> Cuda<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::local::{AtWork, Local};
+    use crate::cuda;
     use crate::cuda::host::{Host, Order};
     use crate::device::{Device, step};
-    use crate::lower::{LowerOptions, Target, lower};
+    use crate::lower::{LowerOptions, Target, lower, lower_rank};
     use crate::program::{Program, Section};
-    use std::sync::Arc;
+    use std::collections::BTreeSet;
+    use std::thread;
 
     /// A product and a sum, each added up over microbatches.
     fn program() -> Arc<Program> {
@@ -223,6 +226,62 @@ mod tests {
         let graphs = device.known.values().filter(|known| matches!(known, StretchState::As(_))).count();
         assert_eq!(graphs, device.known.len());
         assert!(graphs >= 3, "both kinds of microbatch, and the update: {graphs}");
+    }
+
+    /// Stage 0 keeps an activation for backward, of two microbatches at once.
+    const TWO_STAGES: &str = r#"trainyard-ir 1
+        module @m training {
+          pipeline "1f1b" microbatches 4 stages [0, 1] {
+            rank F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 B0.3
+            rank F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3
+          }
+          state @w : f32[4] parameter = zeros
+          func @train(%0 = @w, %1 "x" batched : f32[8, 4]) {
+            %2 = mul %1, %0 : f32[8, 4] !{fwd}
+            %3 = exp %2 : f32[8, 4] !{fwd}
+            %4 = transfer %3 : f32[8, 4] !{fwd, stage 1}
+            %5 = tanh %4 : f32[8, 4] !{bwd, stage 1}
+            %6 = transfer %5 : f32[8, 4] !{bwd}
+            %7 = mul %6, %3 : f32[8, 4] !{bwd}
+            %8 = reduce %7 {kind = sum, dims = [0], keep = false} : f32[4] !{bwd}
+            %9 = accumulate %8 : f32[4] !{update}
+            %10 = add %0, %9 : f32[4] !{update}
+          }
+          update @w = %10
+        }"#;
+
+    #[test]
+    #[ignore = "needs a C++ compiler"]
+    fn each_slot_of_a_pipeline_has_graphs_of_its_own() {
+        let module = ir::text::parse(TWO_STAGES).unwrap();
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let local = Local::new(2);
+        let hosts = Host::ranks(Order::default(), [0, 1].map(|rank| local.recorded(rank)).to_vec());
+        let ranks: Vec<Cuda<Host>> = thread::scope(|scope| {
+            let run = |(at_work, host): (AtWork, Host)| {
+                let (module, options) = (&module, &options);
+                scope.spawn(move || {
+                    let rank = at_work.rank();
+                    let program = Arc::new(lower_rank(module, rank as u32, options).unwrap());
+                    let mut device =
+                        Cuda::of_rank(host, vec![cuda::lower::lower(program).unwrap()], rank).unwrap();
+                    for _ in 0..3 {
+                        step(&mut device, ProgramId(0), &vec![vec![vec![0; 8 * 4 * 4]]; 4]).unwrap();
+                    }
+                    device.settle().unwrap();
+                    device
+                })
+            };
+            let threads: Vec<_> = local.begin().into_iter().zip(hosts).map(run).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for (device, slots) in ranks.iter().zip([2, 1]) {
+            assert!(device.known.values().all(|known| matches!(known, StretchState::As(_))));
+            let of_turns = device.known.keys().filter(|stretch| stretch.part == Part::Microbatch);
+            let places: BTreeSet<_> =
+                of_turns.map(|stretch| &stretch.blocks).filter(|own| !own.is_empty()).collect();
+            assert_eq!(places.len(), slots, "{places:?}");
+        }
     }
 
     /// Of a stretch that adds, taken for one that has run because the same stretch without adding has.

@@ -23,7 +23,7 @@ fn check(arguments: &str) {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn each_schedule_runs_on_gpus_of_its_own() {
-    for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipev", "2bw"] {
+    for schedule in ["1f1b", "interleaved", "zb-h1", "dualpipev", "2bw"] {
         check(&format!("gpt2.dynamo --mesh pp=2 --schedule {schedule} --global-batch 8"));
     }
     check("llama.dynamo --mesh pp=2 --schedule pipedream --global-batch 2");

@@ -7,6 +7,7 @@ use Schedule::{DualPipeV, Gpipe, Interleaved, OneFOneB, PipeDream, TwoBw, ZbH1, 
 use ir::Phase::{Backward, Forward, Weight};
 use ir::timetable::{Dependency, Part, Timeline, TimetableError, check, check_slots, check_stream, slots};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 /// The costs of the tasks of a chunk.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,58 @@ fn assert_bubble(
 /// (p − 1)(F + B), where B is the whole backward.
 fn one_f_one_b_bubble(others: u64, costs: Costs) -> u64 {
     others * (costs.forward + costs.backward + costs.weight)
+}
+
+/// Whether every task runs where a message waits for the one before it on its channel: by then the task that reads that one has been done.
+/// MPI has the copy of one message for each channel, and a GPU has two.
+fn runs_with_one_message_a_channel(plan: &Plan, microbatches: u32) -> bool {
+    let dependencies = plan.dependencies();
+    let rank_of = |part: Part| plan.placement[part.chunk as usize];
+    let mut done: BTreeMap<Part, u32> = BTreeMap::new();
+    let mut next = vec![0; plan.timetable.ranks.len()];
+    loop {
+        let before = next.clone();
+        for (rank, tasks) in plan.timetable.ranks.iter().enumerate() {
+            while let Some(task) = tasks.get(next[rank]) {
+                let count = |part: Part| done.get(&part).copied().unwrap_or_default();
+                let is_ready = dependencies.iter().all(|&Dependency { from, to }| {
+                    let has_input = to != task.part || count(from) > task.microbatch;
+                    let is_message = from == task.part && rank_of(from) != rank_of(to);
+                    has_input && (!is_message || count(to) >= task.microbatch)
+                });
+                if !is_ready {
+                    break;
+                }
+                done.insert(task.part, task.microbatch + 1);
+                next[rank] += 1;
+            }
+        }
+        if next == before {
+            let tasks: usize = plan.timetable.ranks.iter().map(Vec::len).sum();
+            assert!(done.values().all(|&count| count <= microbatches));
+            return next.into_iter().sum::<usize>() == tasks;
+        }
+    }
+}
+
+#[test]
+fn no_schedule_needs_more_than_one_message_on_a_channel() {
+    for (schedule, _) in Schedule::ALL {
+        for (ranks, microbatches) in (2..=16).flat_map(|ranks| [1, ranks, 2 * ranks, 64].map(|m| (ranks, m)))
+        {
+            for chunks in 1..=4 {
+                let Ok(plan) = schedule.plan(ranks, chunks, microbatches) else { continue };
+                let (plan, microbatches) = match schedule.is_asynchronous() {
+                    true => (plan.unrolled(microbatches, 4), 4 * microbatches),
+                    false => (plan, microbatches),
+                };
+                assert!(
+                    runs_with_one_message_a_channel(&plan, microbatches),
+                    "{schedule:?} {ranks} {chunks} {microbatches}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

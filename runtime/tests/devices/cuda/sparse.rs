@@ -119,6 +119,7 @@ impl Sparse {
         match region {
             Region::Arena => self.arena,
             Region::Constants => self.constants,
+            Region::Block(_) => panic!("a program of one stage has no blocks"),
         }
     }
 

@@ -30,6 +30,8 @@ MESHES = {
     "tp": ("--mesh", "tp=2"),
     "zero1": ("--mesh", "dp=2", "--zero", "1"),
     "zero3": ("--mesh", "dp=2", "--zero", "3"),
+    "pp": ("--mesh", "pp=2"),
+    "zb-v": ("--mesh", "pp=2", "--schedule", "zb-v"),
 }
 
 # Ranks on one GPU: sockets alone, and few blocks, so that the kernels of both fit the GPU at once.

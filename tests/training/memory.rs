@@ -6,12 +6,13 @@ use passes::Manager;
 use passes::bind::{BATCH, Bind};
 use passes::precision::Precision;
 use passes::spmd::Spmd;
+use passes::stage::Stage;
 use runtime::program::Memory;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use testing::models::{self, adamw, done, split};
 use trainyard::compilation::{self, Source};
-use trainyard::pipeline::CompilationPlan;
+use trainyard::pipeline::{Batch, CompilationPlan};
 use trainyard::training::Programs;
 
 /// A way to train a model: its name, what it is computed in, how it is split, and the microbatches of a step.
@@ -53,6 +54,36 @@ fn the_same_model_gets_the_same_plan() {
     let [once, again] = [0, 1].map(|_| programs(&file, WAYS[5]));
     assert_eq!(once.training.first().to_string(), again.training.first().to_string());
     assert_eq!(once.training.hash(), again.training.hash());
+}
+
+/// The memory of each pipeline rank.
+fn of_ranks(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Memory> {
+    let schedule = schedule.parse().expect("a schedule");
+    let stage = Some(Stage { ranks, schedule, microbatches, cuts: vec![], device: None });
+    let (source, plan) = models::LLAMA_DYNAMO.source(2, adamw());
+    let batch = Batch { global: Some(2 * u64::from(microbatches)), data_ranks: 1 };
+    let plan = CompilationPlan { stage, batch, ..plan };
+    let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
+    let programs = done(Programs::lower(&compilation, microbatches.into(), runtime::target::Target::Cpu));
+    programs.training.iter().map(|program| program.memory).collect()
+}
+
+/// In 1F1B as many microbatches wait for backward as there are stages from a stage to the last; in GPipe all of the step.
+#[test]
+fn memory_of_1f1b_does_not_grow_with_microbatches_and_that_of_gpipe_does() {
+    for ranks in [2, 4] {
+        assert_eq!(of_ranks("1f1b", ranks, 64), of_ranks("1f1b", ranks, 16), "{ranks} stages");
+        let of_gpipe = [16, 32, 64].map(|microbatches| of_ranks("gpipe", ranks, microbatches));
+        let of_1f1b = of_ranks("1f1b", ranks, 16);
+        for rank in 0..ranks as usize {
+            let [few, more, most] = [0, 1, 2].map(|run: usize| of_gpipe[run][rank].arena);
+            let what = format!("stage {rank} of {ranks}: {few}, {more} and {most} bytes");
+            assert!(of_1f1b[rank].arena < few && few < more, "{what}");
+            // Each microbatch takes as much as every other.
+            let (added, next) = ((more - few) as f64, (most - more) as f64);
+            assert!((next / added - 2.0).abs() < 0.05, "{what}");
+        }
+    }
 }
 
 /// The models that can be compiled.

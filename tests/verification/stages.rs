@@ -301,6 +301,46 @@ fn an_asynchronous_run_has_the_same_bits_wherever_it_drains() {
     }
 }
 
+/// Eight samples, one of them with a large value, and the run of them in microbatches of two. Returns the error: its first line.
+fn error_of_large_sample(place: &Workplace, sample: usize, value: &str, flags: &str) -> String {
+    let row = |index: usize| {
+        let feature = |column: usize| match index == sample {
+            true => value.to_owned(),
+            false => ((index * 7 + column) % 5).to_string(),
+        };
+        (0..64).map(|column| feature(column) + ",").chain([format!("{index}\n")]).collect::<String>()
+    };
+    place.write("rows.csv", (0..8).map(row).collect::<String>().as_bytes());
+    let fixed = "compile testdata/models/mlp.dynamo.onnx --init kaiming --seed 1 --train rows.csv --microbatch 2 \
+                 --global-batch 8 --steps 1 --mesh pp=2 --force -o run";
+    let ended = place.run(&format!("{fixed} {flags}"));
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+    ended.errors().lines().next().unwrap_or_default().to_owned()
+}
+
+/// A large sample overflows in the first product of the model, a smaller one in the loss.
+#[test]
+fn the_node_that_makes_a_nan_is_named_with_its_stage_and_microbatch() {
+    let place = Workplace::new(TRAINYARD);
+    let mut seen = [0; 4];
+    for sample in 0..8 {
+        let microbatch_of = |value: &str, made: &str, stage: u32, schedule: &str| {
+            let told = error_of_large_sample(&place, sample, value, &format!("--schedule {schedule}"));
+            let cause = format!(
+                "error: the loss of step 0 is NaN: {made} made NaN on rank {stage}, in stage {stage} of the pipeline and \
+                 microbatch "
+            );
+            let number = told.strip_prefix(&cause).unwrap_or_else(|| panic!("{told}"));
+            number.parse::<usize>().expect("a number")
+        };
+        let first = "`contract` of node \"node_linear\" (Gemm, opset 20)";
+        let microbatch = microbatch_of("3e38", first, 0, "1f1b");
+        assert_eq!(microbatch_of("1e38", "`cross_entropy` of loss", 1, "zb-h1"), microbatch);
+        seen[microbatch] += 1;
+    }
+    assert_eq!(seen, [2; 4], "samples of each microbatch");
+}
+
 /// The model after some steps of a run.
 fn trained(place: &Workplace, flags: &str) -> Vec<u8> {
     let fixed = "--train synthetic --steps 20 --microbatch 2 --global-batch 8 --force -o run";

@@ -312,7 +312,9 @@ impl Device for Cpu {
 
     fn run_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
         let instructions = self.loaded(id)?.turn(turn)?.instructions.clone();
-        self.execute(id, Part::Microbatch, instructions)
+        self.execute(id, Part::Microbatch, instructions)?;
+        self.turns_to(None);
+        Ok(())
     }
 
     fn end_microbatch(&mut self, id: ProgramId) -> Result<(), DeviceError> {
@@ -347,7 +349,9 @@ impl Device for Cpu {
         let Self { programs, arena, threads, queue, .. } = self;
         let loaded = &programs[id.0];
         let communicator = queue.as_ref().map(ExchangeQueue::communicator);
-        threads.install(|| non_finite::first_of_turn(loaded, &turn, arena, communicator))
+        let found = threads.install(|| non_finite::first_of_turn(loaded, &turn, arena, communicator))?;
+        self.turns_to(None);
+        Ok(found)
     }
 
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {

@@ -3,6 +3,7 @@
 use crate::calls::CallClock;
 use crate::comm::CommError;
 use crate::program::{Microbatches, OutputSlot, Program, Section};
+use crate::ranks::rank_at;
 use ir::timetable::Task;
 use ir::{Phase, visible};
 use serde::{Deserialize, Serialize};
@@ -364,10 +365,12 @@ pub enum DeviceError {
     #[error(transparent)]
     Communication(#[from] CommError),
     /// One of several ranks refused or failed. The others ended with it, and none can go on.
-    #[error("rank {rank}: {source}")]
+    #[error("{}: {source}", rank_at(*rank, *task))]
     Rank {
         /// The rank.
         rank: u64,
+        /// Its task in a pipeline, if it was at one.
+        task: Option<Task>,
         /// Its error.
         source: Box<DeviceError>,
     },
@@ -455,9 +458,9 @@ impl From<&DeviceError> for ir::Diagnostic {
     fn from(error: &DeviceError) -> Self {
         match error {
             DeviceError::Collectives(diagnostic) | DeviceError::Kernel(diagnostic) => (**diagnostic).clone(),
-            DeviceError::Rank { rank, source } => {
+            DeviceError::Rank { rank, task, source } => {
                 let told = Self::from(&**source);
-                Self { message: format!("rank {rank}: {}", told.message), ..told }
+                Self { message: format!("{}: {}", rank_at(*rank, *task), told.message), ..told }
             }
             error => Self::of_lines(&error.to_string()),
         }

@@ -25,8 +25,8 @@ use crate::device::{Device, DeviceError, ProgramId};
 use crate::profile::Profile;
 use crate::program::{Program, StagePrograms};
 pub(crate) use fate::Abort;
-pub use fate::RankError;
 use fate::{Fate, first_error, one, panicked};
+pub use fate::{RankError, rank_at};
 pub(crate) use parts::Parts;
 use std::ops::Range;
 use std::sync::Arc;
@@ -311,7 +311,8 @@ impl Ranks {
             };
             threads.into_iter().map(end).collect()
         });
-        first_error(results, absent.or_else(|| local.ended()))
+        let task = |rank: usize| local.records().get(rank).and_then(FlightRecord::task);
+        first_error(results, absent.or_else(|| local.ended()), task)
     }
 }
 

@@ -4,10 +4,12 @@
 //! went wrong on any of them, and that all have the same program. Rank 0 alone writes to the terminal and to the output folder.
 
 mod meeting_point;
+mod waiting;
 
 use crate::failure::Failure;
 use crate::launcher::{Launched, Launcher};
 use ir::Diagnostic;
+use ir::timetable::Task;
 use runtime::comm::agreement::Agreement;
 use runtime::comm::record::{FlightRecord, Recorded};
 use runtime::comm::star::rendezvous::{self, Newcomer};
@@ -22,6 +24,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+pub use waiting::Waiting;
+use waiting::{shortened, write};
 
 /// This process among those of a run.
 pub struct Processes {
@@ -136,6 +140,11 @@ impl Processes {
         Ok(ranks.watch(Duration::from_secs(timeout), give_up).map_err(anyhow::Error::from)?)
     }
 
+    /// The means to tell where this process waits for others; `None` if it is alone.
+    pub fn waiting(&self) -> Option<Waiting> {
+        self.joined.as_ref().map(|joined| Waiting::new(joined.launched.rank, joined.record.clone()))
+    }
+
     /// The result, if no process failed.
     ///
     /// # Errors
@@ -198,15 +207,15 @@ impl Processes {
             .into())
     }
 
-    /// Ends a run that failed on this process alone: the others are ended too, after `tell` was called with the rank. Where all
-    /// know of the failure, this returns, and they end by themselves.
-    pub fn end(&self, failure: &Failure, flight: &Path, tell: impl FnOnce(u64)) {
+    /// Ends a run that failed on this process alone: the others are ended too, after `tell` was called with the rank and
+    /// its task in a pipeline. Where all know of the failure, this returns, and they end by themselves.
+    pub fn end(&self, failure: &Failure, flight: &Path, tell: impl FnOnce(u64, Option<Task>)) {
         let Some(joined) = self.joined.as_ref().filter(|_| !self.is_told.get()) else { return };
         if joined.launched.rank > 0 {
             // Most failures come to all ranks at once, such as a loss that is not finite: rank 0 tells them, and ends this process.
             thread::sleep(PRECEDENCE);
         }
-        tell(joined.launched.rank);
+        tell(joined.launched.rank, joined.record.task());
         write_record(&joined.record, flight, joined.launched.rank);
         joined.transport.abort(failure.exit_code());
     }
@@ -271,24 +280,7 @@ fn tell(error: &CommError, record: Option<&FlightRecord>) {
     let exchange = exchange.map_or_else(String::new, |exchange| format!(" in {}", shortened(&exchange)));
     let told = Diagnostic::new(format!("{error}{exchange}"))
         .note("all ranks end; the same command with --resume continues from the last checkpoint");
-    let text = render(Severity::Error, &[told], false);
-    crate::log::write(&text);
-    let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
-}
-
-/// An exchange of many tensors without those in the middle; the record has all of them.
-fn shortened(exchange: &str) -> String {
-    // The last part has the ranks and the node of the model.
-    const FIRST: usize = 80;
-    const LAST: usize = 200;
-    let characters: Vec<char> = exchange.chars().collect();
-    match characters.len() <= FIRST + LAST {
-        true => exchange.to_owned(),
-        false => {
-            let (first, last) = (&characters[..FIRST], &characters[characters.len() - LAST..]);
-            format!("{} … {}", String::from_iter(first), String::from_iter(last))
-        }
-    }
+    write(&render(Severity::Error, &[told], false));
 }
 
 /// A failure as a message to other processes.
@@ -442,23 +434,5 @@ fn no_transport(launched: &Launched) -> Diagnostic {
         ))
         .note("build it with MPI: cargo build --release --features mpi")
         .note("on GPUs, --device cuda needs no MPI"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_exchange_of_many_tensors_is_told_with_its_first_and_last() {
-        let few = "`all_reduce` (sum) of f32[64] among the ranks [0, 1]";
-        assert_eq!(shortened(few), few);
-        let tensors: Vec<String> = (0..100).map(|size| format!("f32[{size}]")).collect();
-        let node = ", for node \"/model/layers.0/mlp/down_proj/MatMul\" (MatMul, opset 20)";
-        let many = format!("`all_reduce` (sum) of {} among the ranks [0, 1]{node}", tensors.join(", "));
-        let told = shortened(&many);
-        assert!(told.starts_with("`all_reduce` (sum) of f32[0], ") && told.contains(" … "), "{told}");
-        let last = format!(", f32[99] among the ranks [0, 1]{node}");
-        assert!(told.ends_with(&last) && told.len() < 300, "{told}");
     }
 }

@@ -335,6 +335,35 @@ fn a_rank_that_is_killed_or_stands_still_ends_all_and_the_run_goes_on_bit_for_bi
     }
 }
 
+/// Rank 1 stands still in the middle of a long step, so that rank 0 waits for its message. Then it is killed.
+#[test]
+fn a_rank_that_waits_for_a_killed_one_tells_its_stage_phase_and_microbatch() {
+    if env::var("MPIRUN").is_ok_and(|launcher| launcher.ends_with("mpich")) {
+        // MPICH's launcher kills the other processes at once, so they have no time to tell anything.
+        return;
+    }
+    let place = place();
+    let run = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 1 --global-batch 512 --threads 1 \
+               --steps 1000 --mesh pp=2";
+    let job = Job::start(&place, 2, run, "of-stages");
+    job.wait_until(|| {
+        fs::read_to_string(place.path("of-stages/metrics.jsonl")).is_ok_and(|metrics| metrics.contains('\n'))
+    });
+    thread::sleep(Duration::from_millis(100));
+    job.signal(libc::SIGSTOP, 1);
+    thread::sleep(Duration::from_millis(500));
+    job.signal(libc::SIGKILL, 1);
+    let (done, text, time) = job.end();
+    assert!(!done && time < Duration::from_secs(30), "{time:?}: {text}");
+    let told = text.lines().find(|line| line.contains("rank 0") || line.starts_with("error"));
+    let told = told.unwrap_or_else(|| panic!("rank 0 tells nothing: {text}"));
+    assert!(told.starts_with("rank 0 waits in `receive` of "), "{text}");
+    let (_, task) =
+        told.split_once(", in backward of stage 0, microbatch ").unwrap_or_else(|| panic!("{text}"));
+    let microbatch = task.strip_suffix("; it stops after this step").and_then(|number| number.parse().ok());
+    assert!(microbatch.is_some_and(|number: u32| number < 512), "{text}");
+}
+
 /// Ranks are killed at any moment: while processes start, compile, train, exchange or save. `TRAINYARD_KILLS` is their number.
 #[test]
 fn a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() {

@@ -63,6 +63,19 @@ impl FlightRecord {
         exchanges.kept.back().filter(|last| last.end.is_none()).map(OneExchange::to_string)
     }
 
+    /// The exchange that the rank is in, if it has been in it for so long.
+    pub fn open_for(&self, time: Duration) -> Option<String> {
+        let exchanges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = |start: Duration| exchanges.began.elapsed().saturating_sub(start) >= time;
+        let last = exchanges.kept.back()?;
+        (last.end.is_none() && is_old(last.start)).then(|| last.to_string())
+    }
+
+    /// The task of a pipeline that the rank is at, if it is at one.
+    pub fn task(&self) -> Option<Task> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).task
+    }
+
     /// Does an exchange, and keeps it.
     fn keep<R>(
         &self,
@@ -239,6 +252,8 @@ mod tests {
         let node: Arc<str> = "node \"/fc/Gemm\" (Gemm, opset 20)".into();
         communicator.comes_from(&node);
         communicator.all_reduce(&[0, 1], PartialKind::Sum, &mut []).unwrap_err();
+        assert_eq!(record.open_for(Duration::from_secs(3600)), None);
+        assert_eq!(record.open_for(Duration::ZERO), record.open());
         let text = "`all_reduce` (sum) among the ranks [0, 1], for node \"/fc/Gemm\" (Gemm, opset 20)";
         assert_eq!(record.open().as_deref(), Some(text));
         let mut room = [0; 3];

@@ -3,6 +3,7 @@
 use crate::comm::CommError;
 use crate::comm::local::AtWork;
 use crate::device::DeviceError;
+use ir::timetable::Task;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,8 +16,8 @@ pub trait RankError: From<DeviceError> + Send {
     /// The error of the rank's device, if it is one.
     fn device(&self) -> Option<&DeviceError>;
 
-    /// The error with the number of the rank, if another rank would not have it.
-    fn of_rank(self, rank: u64) -> Self;
+    /// The error with the number of the rank, and its task in a pipeline, if another rank would not have it.
+    fn of_rank(self, rank: u64, task: Option<Task>) -> Self;
 }
 
 impl RankError for DeviceError {
@@ -24,9 +25,15 @@ impl RankError for DeviceError {
         Some(self)
     }
 
-    fn of_rank(self, rank: u64) -> Self {
-        Self::Rank { rank, source: Box::new(self) }
+    fn of_rank(self, rank: u64, task: Option<Task>) -> Self {
+        Self::Rank { rank, task, source: Box::new(self) }
     }
+}
+
+/// A rank with its task in a pipeline, if it is at one: `rank 1, in backward of stage 1, microbatch 3`.
+pub fn rank_at(rank: u64, task: Option<Task>) -> String {
+    let task = task.map_or_else(String::new, |task| format!(", in {}", task.in_words()));
+    format!("rank {rank}{task}")
 }
 
 /// Whether the ranks go on.
@@ -74,10 +81,12 @@ pub(super) fn panicked(panic: Box<dyn Any + Send>) -> DeviceError {
     DeviceError::Panicked { message: text.unwrap_or_else(|| "without a message".to_owned()) }
 }
 
-/// All results, or the error of the rank that failed first, else of the first that has one of its own.
+/// All results, or the error of the rank that failed first, else of the first that has one of its own. `task` gives the task of a
+/// pipeline that a rank was at.
 pub(super) fn first_error<R, E: RankError>(
     results: Vec<Result<R, E>>,
     ended: Option<CommError>,
+    task: impl Fn(usize) -> Option<Task>,
 ) -> Result<Vec<R>, E> {
     let failed = |rank: &usize| results.get(*rank).is_some_and(Result::is_err);
     let own = |rank: &usize| {
@@ -91,5 +100,5 @@ pub(super) fn first_error<R, E: RankError>(
     let mut all = (0..results.len()).filter(failed);
     let rank = first.or_else(|| all.clone().find(own)).or_else(|| all.next());
     let told = results.into_iter().enumerate().filter(|(index, _)| rank.is_none_or(|rank| rank == *index));
-    told.map(|(rank, result)| result.map_err(|error| error.of_rank(rank as u64))).collect()
+    told.map(|(rank, result)| result.map_err(|error| error.of_rank(rank as u64, task(rank)))).collect()
 }

@@ -7,7 +7,7 @@ use super::testing::Disturbed;
 use crate::comm::record::FlightRecord;
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceError, ProgramId};
-use crate::lower::{LowerOptions, lower};
+use crate::lower::{LowerOptions, lower, lower_rank};
 use crate::program::{Microbatches, Program, Section};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -90,6 +90,45 @@ fn a_rank_whose_kernel_panics_between_collectives_ends_all() {
         let error = ended(ranks, broken, |inner| inner);
         assert_eq!(error, "rank 1: it panicked: the memory plan keeps operands clear of results");
     }
+}
+
+/// A step of a pipeline of two ranks, the second of which has a communicator of its own.
+fn ended_in_pipeline(through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>) -> String {
+    let text = r#"trainyard-ir 1
+        module @m placed {
+          pipeline "1f1b" microbatches 3 stages [0, 1] {
+            rank F0.0 F0.1 B0.0 F0.2 B0.1 B0.2
+            rank F1.0 B1.0 F1.1 B1.1 F1.2 B1.2
+          }
+          state @w : f32[4] parameter = zeros
+          func @train(%0 "x" batched : f32[6, 4], %1 = @w) {
+            %2 = mul %0, %1 : f32[6, 4] !{fwd}
+            %3 = transfer %2 : f32[6, 4] !{fwd, stage 1}
+            %4 = exp %3 : f32[6, 4] !{fwd, stage 1}
+            %5 = mul %4, %4 : f32[6, 4] !{bwd, stage 1}
+            %6 = transfer %5 : f32[6, 4] !{bwd}
+            %7 = mul %6, %0 : f32[6, 4] !{bwd}
+            %8 = reduce %7 {kind = sum, dims = [0], keep = false} : f32[4] !{bwd}
+            %9 = accumulate %8 : f32[4] !{update}
+            %10 = sub %1, %9 : f32[4] !{update}
+          }
+          update @w = %10
+        }"#;
+    let module = ir::text::parse(text).unwrap();
+    let lower = |rank| vec![Arc::new(lower_rank(&module, rank, &LowerOptions::default()).unwrap())];
+    let of_second = |inner: Arc<dyn Communicator>| if inner.rank() == 1 { through(inner) } else { inner };
+    let mut ranks = Ranks::with(vec![lower(0), lower(1)], Some(2), None, of_second).unwrap();
+    let x = vec![vec![0; 6 * 4 * 4]; 1];
+    ranks.step(ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err().to_string()
+}
+
+/// For each microbatch the second rank receives a message in forward, and sends one in backward.
+#[test]
+fn a_rank_that_fails_in_a_pipeline_is_told_with_its_task() {
+    let error = ended_in_pipeline(|inner| Disturbed::within(inner, 3, true));
+    assert_eq!(error, "rank 1, in backward of stage 1, microbatch 1: it panicked: as the test asks for");
+    let error = ended_in_pipeline(|inner| Disturbed::within(inner, 4, false));
+    assert_eq!(error, "rank 1, in forward of stage 1, microbatch 2: rank 1 is not in the group []");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::data::{DataError, one_line};
 use crate::device::{DeviceError, NonFinite};
 use crate::metrics::MetricsError;
 use crate::ranks::RankError;
+use ir::timetable::Task;
 use ir::{Diagnostic, visible};
 use std::path::PathBuf;
 
@@ -191,9 +192,9 @@ impl RankError for TrainError {
     }
 
     /// Only a device's error is of one rank: data, losses and files are the same for all.
-    fn of_rank(self, rank: u64) -> Self {
+    fn of_rank(self, rank: u64, task: Option<Task>) -> Self {
         match self {
-            Self::Device(error) => error.of_rank(rank).into(),
+            Self::Device(error) => error.of_rank(rank, task).into(),
             error => error,
         }
     }

@@ -112,7 +112,7 @@ impl Compile {
             // Rank 0 may end this process before it tells the user.
             log::end(&render(Severity::Error, &failure.diagnostics(), false));
             // A launcher ends all processes when the first one ends, so the user is told before.
-            processes.end(failure, &flight, |rank| report::print_of_rank(rank, failure));
+            processes.end(failure, &flight, |rank, task| report::print_of_rank(rank, task, failure));
             report::print(Severity::Error, &failure.diagnostics());
             report::mute();
         }

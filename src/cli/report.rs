@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use ir::timetable::Task;
 use ir::{Diagnostic, is_hidden, visible};
+use runtime::ranks::rank_at;
 use serde::Serialize;
 
 use super::ParseError;
@@ -146,12 +148,12 @@ pub(super) fn unmute() {
     IS_MUTE.store(false, Ordering::Relaxed);
 }
 
-/// Prints the failure of a rank, with its number unless it is rank 0, which leads the run.
-pub(super) fn print_of_rank(rank: u64, failure: &Failure) {
+/// Prints the failure of a rank, with its number and its task in a pipeline; without the number of rank 0 where it is at no task.
+pub(super) fn print_of_rank(rank: u64, task: Option<Task>, failure: &Failure) {
     unmute();
     let mut diagnostics = failure.diagnostics();
-    if let Some(first) = diagnostics.first_mut().filter(|_| rank > 0) {
-        first.message = format!("rank {rank}: {}", first.message);
+    if let Some(first) = diagnostics.first_mut().filter(|_| rank > 0 || task.is_some()) {
+        first.message = format!("{}: {}", rank_at(rank, task), first.message);
     }
     print(Severity::Error, &diagnostics);
 }

@@ -70,7 +70,7 @@ fn agreed<T>(agreement: &Agreement, result: Result<T, DeviceError>) -> Result<T,
     match (result, failed) {
         (Ok(_), Some((rank, told))) => {
             let source = Box::new(DeviceError::driver(DriverError(told)));
-            Err(DeviceError::Rank { rank, source })
+            Err(DeviceError::Rank { rank, task: None, source })
         }
         (result, _) => result,
     }

@@ -105,7 +105,7 @@ fn open_stage(
     programs: &[Arc<Program>],
     options: Options,
 ) -> Result<(Vec<Cuda<Gpu>>, Vec<CudaProgram>), DeviceError> {
-    let of_rank = |rank| move |source| DeviceError::Rank { rank, source: Box::new(source) };
+    let of_rank = |rank| move |source| DeviceError::Rank { rank, task: None, source: Box::new(source) };
     let open =
         |rank: u64| Gpu::open(rank as usize, options).map_err(DeviceError::driver).map_err(of_rank(rank));
     let mut first = open(ranks.start)?;

@@ -11,7 +11,7 @@ use crate::hardware::Chosen;
 use crate::inspection::units::bytes;
 use crate::log::{self, LOGS};
 use crate::output::{FLIGHT, Folder};
-use crate::processes::Processes;
+use crate::processes::{Processes, Waiting};
 use crate::training::{self, Programs, Setup, Start};
 use anyhow::Context;
 use ir::Diagnostic;
@@ -42,7 +42,7 @@ impl Compile {
         let begun = self.begin(processes, &output, ready, on, loader, steps, profile.as_ref());
         let (ranks, start) = processes.agree(begun)?;
         processes.same(&self.facts(programs, loader, &start))?;
-        let stop = stop_on_signals()?;
+        let stop = stop_on_signals(processes.waiting())?;
         processes.first(|| self.own(&mut output))?;
         self.check_one_folder(processes, &output.folder)?;
         processes.first(|| {
@@ -223,16 +223,16 @@ impl Compile {
     }
 }
 
-/// A flag that Ctrl-C and SIGTERM set.
-fn stop_on_signals() -> Result<&'static AtomicBool, Failure> {
+/// A flag that Ctrl-C and SIGTERM set. A process that then waits for others tells where.
+fn stop_on_signals(waiting: Option<Waiting>) -> Result<&'static AtomicBool, Failure> {
     // The handler is the process's, and stays.
     static STOP: AtomicBool = AtomicBool::new(false);
     static HANDLED: Mutex<bool> = Mutex::new(false);
     let mut handled = HANDLED.lock().unwrap_or_else(PoisonError::into_inner);
     STOP.store(false, Ordering::Relaxed);
     if !*handled {
-        let handler = || {
-            if !STOP.swap(true, Ordering::Relaxed) {
+        let handler = move || {
+            if !STOP.swap(true, Ordering::Relaxed) && !waiting.as_ref().is_some_and(Waiting::tell) {
                 report::tell_lines("\nstopping after this step");
             }
         };

@@ -1,0 +1,79 @@
+//! Where a process waits for others, told when a signal comes.
+//!
+//! If a process of a run is killed, the launcher sends SIGTERM to the others, and kills them a second later. Until then they can tell
+//! where they wait for the process that is lost.
+
+use ir::visible;
+use runtime::comm::record::FlightRecord;
+use std::thread;
+use std::time::Duration;
+
+/// The time after a signal in which an exchange may still come to its end: most last some milliseconds.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// A process among several, with the record of its exchanges.
+pub struct Waiting {
+    rank: u64,
+    record: FlightRecord,
+}
+
+impl Waiting {
+    pub(super) fn new(rank: u64, record: FlightRecord) -> Self {
+        Self { rank, record }
+    }
+
+    /// Tells the exchange in which this process waits, if it is in one now and does not come out of it soon. Returns whether it is so.
+    pub fn tell(&self) -> bool {
+        if self.record.open().is_none() {
+            return false;
+        }
+        thread::sleep(PATIENCE);
+        let Some(exchange) = self.record.open_for(PATIENCE) else { return false };
+        // Rank 0 may be the process that is lost: every rank writes to the terminal.
+        write(&format!("{}\n", visible(&line(self.rank, &exchange))));
+        true
+    }
+}
+
+fn line(rank: u64, exchange: &str) -> String {
+    format!("rank {rank} waits in {}; it stops after this step", shortened(exchange))
+}
+
+/// Writes text to the terminal and to the log, whether this process is rank 0 or not.
+pub(super) fn write(text: &str) {
+    crate::log::write(text);
+    let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
+}
+
+/// An exchange of many tensors without those in the middle; the record has all of them.
+pub(super) fn shortened(exchange: &str) -> String {
+    // The last part has the ranks and the node of the model.
+    const FIRST: usize = 80;
+    const LAST: usize = 200;
+    let characters: Vec<char> = exchange.chars().collect();
+    match characters.len() <= FIRST + LAST {
+        true => exchange.to_owned(),
+        false => {
+            let (first, last) = (&characters[..FIRST], &characters[characters.len() - LAST..]);
+            format!("{} … {}", String::from_iter(first), String::from_iter(last))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exchange_of_many_tensors_is_told_with_its_first_and_last() {
+        let few = "`all_reduce` (sum) of f32[64] among the ranks [0, 1]";
+        assert_eq!(shortened(few), few);
+        let tensors: Vec<String> = (0..100).map(|size| format!("f32[{size}]")).collect();
+        let node = ", for node \"/model/layers.0/mlp/down_proj/MatMul\" (MatMul, opset 20)";
+        let many = format!("`all_reduce` (sum) of {} among the ranks [0, 1]{node}", tensors.join(", "));
+        let told = shortened(&many);
+        assert!(told.starts_with("`all_reduce` (sum) of f32[0], ") && told.contains(" … "), "{told}");
+        let last = format!(", f32[99] among the ranks [0, 1]{node}");
+        assert!(told.ends_with(&last) && told.len() < 300, "{told}");
+    }
+}

@@ -18,7 +18,7 @@ use super::driver::{
     MultiplyPlaces, Room, Touches,
 };
 use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
-use crate::comm::{CommError, Communicator};
+use crate::comm::Communicator;
 use crate::cpu;
 use crate::program::Instruction;
 use capture::{Capture, Warm};
@@ -250,10 +250,6 @@ impl Host {
         state.failed.clone().map_or(Ok(()), Err)
     }
 
-    fn communicator(&self) -> Result<&dyn Communicator, DriverError> {
-        self.communicator.as_deref().ok_or_else(|| told(&CommError::Alone))
-    }
-
     fn run(&self, state: &mut State, queued: Queued) -> Result<(), DriverError> {
         match queued {
             Queued::Launch { kernel, sizes: [x, y, z, threads], words, name } => {
@@ -290,16 +286,8 @@ impl Host {
             }
             Queued::Checked { declared, command } => self.run_checked(state, &declared, &command)?,
             Queued::Exchange(exchange) => exchange.run(state, self.communicator.as_deref())?,
-            Queued::Send(task) => {
-                let bytes = state.bytes(task.at, Some(task.bytes as usize))?;
-                self.communicator()?.send(task.other, task.channel, bytes).map_err(|error| told(&error))?;
-            }
-            Queued::Receive(task) => {
-                let bytes = state.bytes(task.at, Some(task.bytes as usize))?;
-                self.communicator()?
-                    .receive(task.other, task.channel, bytes)
-                    .map_err(|error| told(&error))?;
-            }
+            Queued::Send(task) => self.send_now(state, task)?,
+            Queued::Receive(task) => self.receive_now(state, task)?,
             Queued::Record(event) => *state.marked.entry(event).or_default() += 1,
             Queued::Wait(..) => {}
             Queued::Stamp(number) => drop(state.stamped.insert(number, Instant::now())),
@@ -312,10 +300,6 @@ impl Host {
         }
         Ok(())
     }
-}
-
-fn told(error: &CommError) -> DriverError {
-    DriverError(error.to_string())
 }
 
 impl State {

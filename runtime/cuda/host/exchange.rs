@@ -51,6 +51,27 @@ impl Host {
     }
 }
 
+/// Messages, when their turn has come.
+impl Host {
+    pub(super) fn send_now(&self, state: &State, task: MessageTask) -> Result<(), DriverError> {
+        let bytes = state.bytes(task.at, Some(task.bytes as usize))?;
+        self.carried(|communicator| communicator.send(task.other, task.channel, bytes))
+    }
+
+    pub(super) fn receive_now(&self, state: &State, task: MessageTask) -> Result<(), DriverError> {
+        let bytes = state.bytes(task.at, Some(task.bytes as usize))?;
+        self.carried(|communicator| communicator.receive(task.other, task.channel, bytes))
+    }
+
+    fn carried(
+        &self,
+        carry: impl FnOnce(&dyn Communicator) -> Result<(), CommError>,
+    ) -> Result<(), DriverError> {
+        let communicator = self.communicator.as_deref().ok_or(CommError::Alone);
+        communicator.and_then(carry).map_err(|error| DriverError(error.to_string()))
+    }
+}
+
 /// A collective that waits for its turn.
 #[derive(Clone)]
 pub(super) struct Exchange {

@@ -14,10 +14,12 @@
 
 mod weight;
 
+pub use weight::put_off_all;
+
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
-use crate::stage::settle;
+use crate::rewriting::settle::settle;
 use ir::ops::elementwise::{Binary, Compare, Select};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::step::Accumulate;

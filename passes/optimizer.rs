@@ -20,7 +20,7 @@ pub(crate) use scale::{Casts, Factored, Products};
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
-use crate::stage::settle;
+use crate::rewriting::settle::settle;
 use algorithm::not_negative;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Select, Unary};

@@ -24,7 +24,7 @@ pub trait Transform: Sized {
 }
 
 /// Facts that passes read beside the module, and their reports.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PassContext {
     /// Other names of the data table's rows: module paths of tensors that the exporter renamed.
     pub aliases: BTreeMap<String, Vec<String>>,

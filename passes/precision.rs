@@ -14,7 +14,7 @@ mod scaling;
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::stage::settle;
+use crate::rewriting::settle::settle;
 use ir::{Changed, DType, Diagnostic, Level, Module};
 
 pub use decide::{Decision, decide};

@@ -2,9 +2,11 @@
 
 mod parameters;
 mod recompute;
+mod stages;
 
 pub use parameters::{ParameterReport, RowRole, StateView, Tie};
 pub use recompute::{BlockReport, Fate, RecomputeReport, ValueReport};
+pub use stages::{CandidateReport, StageReport};
 
 use ir::Diagnostic;
 use std::sync::Arc;

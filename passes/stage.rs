@@ -5,9 +5,11 @@
 //! transfer; a state has one owning stage, unless every stage counts it alike. A weight that several stages read belongs to the
 //! first of them, and the others get it once a step.
 
+mod choose;
 mod cut;
+mod memory;
+mod prices;
 pub mod schedule;
-mod settle;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -16,13 +18,15 @@ use crate::arguments::Arguments;
 use crate::arguments::pattern::matches;
 use crate::pass::{PassContext, Transform};
 use crate::recompute::DeviceRates;
+use crate::reports::StageReport;
+use crate::rewriting::settle::settle;
 use ir::machine::{Device, Link};
 use ir::{
-    Builder, Changed, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId, Pipeline,
+    Builder, Changed, DType, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId, Pipeline,
     StateId, ValueId,
 };
+pub use memory::{AS_ESTIMATED, StageMemory};
 use schedule::{Plan, ScheduleChoice};
-pub(crate) use settle::settle;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
@@ -33,17 +37,31 @@ use work::Forward;
 pub struct Stage {
     /// Pipeline ranks.
     pub ranks: u32,
-    /// The schedule.
-    pub schedule: ScheduleChoice,
+    /// The schedule. `None`: the synchronous schedule that is predicted to be the fastest within memory.
+    pub schedule: Option<ScheduleChoice>,
     /// Microbatches of a step.
     pub microbatches: u32,
     /// Patterns of origins: a stage begins at the first node that fits. Without patterns the stages are balanced.
     pub cuts: Vec<String>,
+    /// The places where the stages but the first begin, among the nodes that are divided: a cut that was made before.
+    pub at: Vec<usize>,
     /// The device whose times balance the stages; its link is the link between stages. `None`: [`Device::assumed`].
     pub device: Option<DeviceRates>,
+    /// The type of `precision`, by which schedules are compared and memory is estimated.
+    pub compute: DType,
+    /// The price of `recompute`, for the same. `None`: nothing is computed again.
+    pub recompute: Option<u64>,
+    /// The memory that every pipeline rank should fit into, by an estimate.
+    pub memory: Option<StageMemory>,
 }
 
 impl Stage {
+    /// Stages on so many pipeline ranks, of one microbatch a step.
+    pub fn new(ranks: u32, schedule: Option<ScheduleChoice>) -> Self {
+        let (cuts, at, device, recompute, memory) = (vec![], vec![], None, None, None);
+        Self { ranks, schedule, microbatches: 1, cuts, at, device, compute: DType::F32, recompute, memory }
+    }
+
     /// The same stages, balanced by the times of a device.
     pub fn on(self, device: &Device) -> Self {
         Self { device: Some(DeviceRates::of(device)), ..self }
@@ -58,31 +76,69 @@ impl Stage {
     fn rates(&self) -> DeviceRates {
         self.device.clone().unwrap_or_else(|| DeviceRates::of(&Device::assumed()))
     }
+
+    /// The same stages with the schedule and the cut that [`decide`] finds for a program, and a report of them. The pass then makes them
+    /// of the same model with any other batch.
+    ///
+    /// # Errors
+    /// As [`decide`].
+    pub fn decided(&self, module: &Module) -> Result<(Self, StageReport), Diagnostic> {
+        let Decision { schedule, starts, report, .. } = decide(module, self)?;
+        let decided = Self {
+            schedule: Some(schedule),
+            at: starts.into_iter().skip(1).collect(),
+            cuts: vec![],
+            ..Self::new(self.ranks, None)
+        };
+        Ok((Self { microbatches: self.microbatches, ..decided }, report))
+    }
 }
+
+/// The schedule of a pass that chooses it.
+const AUTO: &str = "auto";
 
 impl Transform for Stage {
     const NAME: &'static str = "stage";
     const NEEDED: bool = false;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let needed =
-            |option: Option<String>, name: &str| option.ok_or_else(|| format!("`{name}` is missing"));
-        let schedule = needed(arguments.take("schedule"), "schedule")?.parse()?;
+        let schedule = arguments.take("schedule").ok_or("`schedule` is missing")?;
+        let schedule = if schedule == AUTO { None } else { Some(schedule.parse()?) };
+        let at = arguments.take("at").unwrap_or_default();
+        let place = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a value of `at`"));
+        let at = at.split('/').filter(|text| !text.is_empty()).map(place).collect::<Result<_, String>>()?;
         Ok(Self {
             ranks: arguments.value("ranks", 1)?,
             schedule,
             microbatches: arguments.value("microbatches", 1)?,
             cuts: arguments.take_all("cut"),
+            at,
             device: arguments.take("device").map(|text| text.parse()).transpose()?,
+            compute: arguments.value("compute", DType::F32)?,
+            recompute: match arguments.value("recompute", 0)? {
+                0 => None,
+                price => Some(price),
+            },
+            memory: StageMemory::parse(arguments)?,
         })
     }
 
     fn print(&self, arguments: &mut Arguments) {
         arguments.push("ranks", self.ranks);
-        arguments.push("schedule", self.schedule);
+        match self.schedule {
+            Some(schedule) => arguments.push("schedule", schedule),
+            None => arguments.push("schedule", AUTO),
+        }
         arguments.push("microbatches", self.microbatches);
         self.cuts.iter().for_each(|cut| arguments.push("cut", cut));
+        if !self.at.is_empty() {
+            let places: Vec<String> = self.at.iter().map(usize::to_string).collect();
+            arguments.push("at", places.join("/"));
+        }
         self.device.iter().for_each(|device| arguments.push("device", device));
+        arguments.push_unless(&DType::F32, "compute", &self.compute);
+        self.recompute.iter().for_each(|price| arguments.push("recompute", price));
+        self.memory.iter().for_each(|memory| memory.print(arguments));
     }
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -94,10 +150,14 @@ impl Transform for Stage {
 /// The stages of a program.
 pub struct Decision {
     plan: Plan,
+    schedule: ScheduleChoice,
     /// The stage of each forward node that is divided.
     nodes: BTreeMap<NodeId, u32>,
+    /// The place where each stage begins.
+    starts: Vec<usize>,
     /// Nodes that depend on weights alone.
     of_weights: BTreeSet<NodeId>,
+    report: StageReport,
 }
 
 impl fmt::Display for Decision {
@@ -110,7 +170,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Divides the forward nodes into stages.
+/// Divides the forward nodes into stages, and chooses the schedule unless it is given.
 ///
 /// # Errors
 /// A program that has stages, or a backward phase; fewer nodes than stages; what the schedule refuses; patterns that leave a stage
@@ -120,30 +180,17 @@ pub fn decide(module: &Module, options: &Stage) -> Result<Decision, Diagnostic> 
         let error = Diagnostic::new("the program has a backward phase or stages already");
         return Err(error.note("run `stage` once, before `autodiff`"));
     }
-    let chunks = options.schedule.chunks_per_rank();
-    let plan = options.schedule.schedule.plan(options.ranks, chunks, options.microbatches);
-    let plan = plan.map_err(|message| {
-        Diagnostic::new(message).note("--global-batch and --microbatch set the microbatches of a step")
-    })?;
     let forward = Forward::of(module);
-    let stages = plan.placement.len();
-    let runs = match &options.cuts[..] {
-        [] => cut::balanced(&forward.work(module, &options.rates()), stages).ok_or_else(|| {
-            let nodes = forward.divided.len();
-            let error = Diagnostic::new(format!(
-                "the model cannot be cut into {stages} stages: it has {nodes} nodes"
-            ));
-            error.note(format!("--mesh pp={} or less would work", nodes / chunks.max(1) as usize))
-        })?,
-        cuts => by_hand(module, &forward.divided, cuts, stages)?,
-    };
+    let (chosen, report) = choose::choose(module, &forward, options)?;
     let mut nodes = BTreeMap::new();
-    for (stage, run) in (0..).zip(runs) {
-        forward.divided[run].iter().for_each(|&id| {
+    for (stage, run) in (0..).zip(&chosen.runs) {
+        forward.divided[run.clone()].iter().for_each(|&id| {
             nodes.insert(id, stage);
         });
     }
-    Ok(Decision { plan, nodes, of_weights: forward.of_weights })
+    let starts = chosen.runs.iter().map(|run| run.start).collect();
+    let (plan, schedule) = (chosen.plan, chosen.schedule);
+    Ok(Decision { plan, schedule, nodes, starts, of_weights: forward.of_weights, report })
 }
 
 /// Cuts before the first node that fits each pattern: by its name in the file, or by the name of a parameter that it reads.
@@ -177,8 +224,13 @@ fn by_hand(
             error.note("the nodes of each cut must come after those of the cut before, in the model's order")
         );
     }
-    let ends = starts.iter().skip(1).copied().chain([divided.len()]);
-    Ok(starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect())
+    Ok(runs_from(&starts, divided.len()))
+}
+
+/// The runs of so many nodes that begin at these places.
+fn runs_from(starts: &[usize], nodes: usize) -> Vec<Range<usize>> {
+    let ends = starts.iter().skip(1).copied().chain([nodes]);
+    starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect()
 }
 
 /// Whether a pattern fits the name of a node in its file, as its origin quotes it, the whole origin, or the name of a parameter that
@@ -200,10 +252,10 @@ fn fits(module: &Module, id: NodeId, pattern: &str) -> bool {
 /// # Errors
 /// A node that cannot be built: a bug.
 pub fn apply(module: &mut Module, options: &Stage, decision: Decision) -> Result<Changed, Diagnostic> {
-    let Decision { plan, nodes, of_weights } = decision;
+    let Decision { plan, schedule, nodes, of_weights, .. } = decision;
     let last = plan.placement.len() as u32 - 1;
     module.pipeline = Some(Pipeline {
-        schedule: options.schedule.to_string(),
+        schedule: schedule.to_string(),
         microbatches: options.microbatches,
         placement: plan.placement,
         delays: plan.delays,

@@ -3,13 +3,17 @@
 use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::pipeline::CompilationPlan;
+use crate::stages::{Attempt, fit};
 use anyhow::anyhow;
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::arguments::pattern::matches as fits;
 use passes::evaluation::Evaluation;
 use passes::recompute::Recompute;
-use passes::reports::{LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport};
+use passes::reports::{
+    LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport, StageReport,
+};
+use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing};
 use runtime::program::UpdateTime;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +59,10 @@ pub struct Compilation {
     pub loss: Option<LossReport>,
     /// The blocks of the forward phase, and the parts that backward repeats; `None` if nothing was asked to be repeated.
     pub recomputed: Option<RecomputeReport>,
+    /// The pass that cut the program, with the schedule and the cut that were chosen.
+    pub stage: Option<Stage>,
+    /// The choice of the schedule and the cut; `None` of a program without stages.
+    pub stages: Option<StageReport>,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
     /// How long each pass took.
@@ -153,7 +161,8 @@ impl Forward {
         self.module.step_output(StepOutput::loss(1, ScalarPart::Sum)).is_some()
     }
 
-    /// Runs the second half of a plan, which makes the whole step.
+    /// Runs the second half of a plan, which makes the whole step. Where its stages do not fit into the memory, the passes run again
+    /// with other stages.
     ///
     /// # Errors
     /// A program that cannot be trained so; early updates with clipping or fp16.
@@ -164,16 +173,20 @@ impl Forward {
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {
         plan.check_update()?;
-        let Self { module: forward, mut cx, mut timings, pipeline } = self;
-        let plan = plan.clone().for_batch(&forward)?;
-        let mut module = forward.clone();
+        let Self { module: forward, cx, mut timings, pipeline } = self;
         let done = pipeline.passes.len();
-        let rest = plan.training();
-        timings.extend(run(manager, &rest, &mut module, &mut cx, |i, name, module| {
-            after(done + i + 1, name, module);
-        })?);
+        let attempt = |plan: CompilationPlan, stages| {
+            let mut made = Attempt { plan, stages, module: forward.clone(), cx: cx.clone(), timings: vec![] };
+            let rest = made.plan.training();
+            let (module, cx) = (&mut made.module, &mut made.cx);
+            made.timings =
+                run(manager, &rest, module, cx, |i, name, module| after(done + i + 1, name, module))?;
+            Ok(made)
+        };
+        let Attempt { plan, stages, module, mut cx, timings: of_rest } = fit(plan, &forward, attempt)?;
+        timings.extend(of_rest);
         follow_padding(&mut cx.parameters, &forward, &module);
-        let mut evaluation = module.clone();
+        let (mut evaluation, rest) = (module.clone(), plan.training());
         run(manager, &Evaluation.into(), &mut evaluation, &mut cx, |_, _, _| {})?;
         Ok(Compilation {
             evaluation,
@@ -186,6 +199,8 @@ impl Forward {
             loss: cx.loss,
             recomputed: cx.recomputed,
             warnings: cx.warnings,
+            stage: plan.stage,
+            stages,
             timings,
             pipeline: Pipeline { passes: pipeline.passes.into_iter().chain(rest.passes).collect() },
             update: plan.update,

@@ -33,7 +33,9 @@ pub use prediction::{
 pub use recomputed::{BlockFacts, RecomputeFacts};
 pub use shares::{Share, Shares};
 pub(crate) use stages::staleness;
-pub use stages::{PipelineFacts, PipelineStepFacts, RankFacts, StageFacts, TaskFacts, TransferFacts};
+pub use stages::{
+    PipelineFacts, PipelineStepFacts, RankFacts, ScheduleFacts, StageFacts, TaskFacts, TransferFacts,
+};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
 
@@ -85,6 +87,9 @@ pub struct Inspection {
     /// What a step of training takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepFacts>,
+    /// The choice of the schedule, if no flag names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleFacts>,
     /// The pipeline, if the mesh has several stages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipeline: Option<PipelineFacts>,
@@ -167,6 +172,7 @@ impl Inspection {
             near_misses: vec![],
             loss: None,
             step: None,
+            schedule: None,
             pipeline: None,
             recomputed: None,
             fit: None,
@@ -302,6 +308,10 @@ impl Inspection {
         self.groups = GroupFacts::of(&question.plan.optimizer.groups, &compilation.parameters);
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         self.recomputed = compilation.recomputed.as_ref().map(RecomputeFacts::of);
+        let processor = Preset::Cpu.device();
+        let device = question.machine.as_ref().map_or(&processor, Machine::device);
+        let stages = compilation.stages.as_ref();
+        self.schedule = stages.and_then(|report| ScheduleFacts::of(report, &device.name));
         match StepFacts::of(&compilation, question) {
             Ok(step) => {
                 self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
@@ -324,7 +334,8 @@ impl Inspection {
         };
         match PredictionFacts::of(training, microbatches, question.plan.update, machine) {
             Ok(prediction) => {
-                self.warnings.extend(larger(&prediction, machine.device()).as_ref().map(Told::diagnostic));
+                self.warnings
+                    .extend(larger(prediction.planned, machine.device()).as_ref().map(Told::diagnostic));
                 self.prediction = Some(prediction);
             }
             Err(failure) => self.reasons.extend(told(failure)?),
@@ -337,7 +348,13 @@ impl Inspection {
         let manager = Manager::default();
         let mut lowering = compilation.lowering(&manager);
         match PipelineFacts::of_step(&mut lowering, &compilation.training, machine) {
-            Ok(pipeline) => self.pipeline = pipeline,
+            Ok(pipeline) => {
+                let planned = pipeline.iter().flat_map(|pipeline| &pipeline.ranks).map(|rank| rank.planned);
+                let device = machine.map(Machine::device);
+                let warning = planned.max().zip(device).and_then(|(planned, device)| larger(planned, device));
+                self.warnings.extend(warning.as_ref().map(Told::diagnostic));
+                self.pipeline = pipeline;
+            }
             Err(failure) => self.reasons.extend(told(failure)?),
         }
         Ok(())
@@ -389,9 +406,9 @@ fn pipelines(plan: &CompilationPlan, unbound: bool) -> (Pipeline, Option<Pipelin
 }
 
 /// The warning about a program that does not fit into the memory of a device.
-fn larger(prediction: &PredictionFacts, device: &Device) -> Option<Diagnostic> {
-    (prediction.planned > device.memory).then(|| {
-        let [planned, memory] = [prediction.planned, device.memory].map(units::bytes);
+fn larger(planned: u64, device: &Device) -> Option<Diagnostic> {
+    (planned > device.memory).then(|| {
+        let [planned, memory] = [planned, device.memory].map(units::bytes);
         let message = format!("the program takes {planned}, and the {} has {memory}", visible(&device.name));
         let remedy = format!("--memory {} computes activations again", Budget(device.memory));
         Diagnostic::new(message)

@@ -24,6 +24,7 @@ pub mod processes;
 pub mod short_evaluation;
 pub mod signals;
 pub mod sizes;
+mod stages;
 pub mod state_dict;
 pub mod training;
 pub mod verification;

@@ -20,15 +20,18 @@ use passes::fold::Fold;
 use passes::hierarchy::Hierarchy;
 use passes::initialize::Initialize;
 use passes::loss::Loss;
-use passes::optimizer::Optimizer;
+use passes::optimizer::{Algorithm, Optimizer};
 use passes::parameters::{ParameterSpec, Parameters, Set};
 use passes::precision::Precision;
 use passes::recompute::Recompute;
 use passes::registry::Pass;
+use passes::reports::StageReport;
 use passes::simplify::Simplify;
 use passes::spmd::{AxisSize, Spmd};
-use passes::stage::Stage;
+use passes::stage::schedule::Schedule;
+use passes::stage::{Stage, StageMemory};
 use runtime::program::UpdateTime;
+use runtime::target::{Multiprocessors, Target};
 use std::collections::BTreeMap;
 
 /// The options of all passes.
@@ -52,6 +55,8 @@ pub struct CompilationPlan {
     pub precision: Precision,
     /// The stages of a pipeline. The number of microbatches is known when the loss is there: [`CompilationPlan::for_batch`].
     pub stage: Option<Stage>,
+    /// The memory that stages are made to fit into.
+    pub limit: Option<MemoryLimit>,
     /// The delays of trained tensors and states by name, where an asynchronous schedule has been found to delay them: the reference
     /// has no stages, and reads the same versions.
     pub delays: Vec<(String, u32)>,
@@ -65,6 +70,19 @@ pub struct CompilationPlan {
     pub hierarchy: Option<Hierarchy>,
     /// When updates run. No pass reads it: lowering does.
     pub update: UpdateTime,
+}
+
+/// The memory of each device, and the kind of device whose plans are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// Bytes that the programs may take.
+    pub bytes: u64,
+    /// Whether activations are computed again in a program that is larger.
+    pub recomputes: bool,
+    /// The kind of the device.
+    pub target: Target,
+    /// The size of a GPU.
+    pub multiprocessors: Multiprocessors,
 }
 
 /// The samples of a step.
@@ -112,6 +130,7 @@ impl CompilationPlan {
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
             stage: flags.parallel.stage(),
+            limit: None,
             delays: vec![],
             batch: Batch { global: None, data_ranks: flags.parallel.data_ranks() },
             spmd: flags.parallel.pass(),
@@ -137,20 +156,62 @@ impl CompilationPlan {
         Link { bandwidth: link.bandwidth / senders as f64, ..link }
     }
 
-    /// The same plan for steps of so many samples, of a program that has its loss.
+    /// The same plan for steps of so many samples, of a program that has its loss, with the schedule and the cut of its stages.
+    /// `measured` has for each pipeline rank the bytes of its plan for 1024 bytes of an earlier estimate.
     ///
     /// # Errors
-    /// A batch that is no whole number of microbatches.
-    pub fn for_batch(mut self, forward: &Module) -> Result<Self, Diagnostic> {
-        if let Some(stage) = &mut self.stage {
-            let Batch { global, data_ranks } = self.batch;
-            let microbatches = sizes::microbatches(forward, global, data_ranks)?;
-            let error = || {
-                Diagnostic::new(format!("a step of {microbatches} microbatches is too long for a pipeline"))
-            };
-            stage.microbatches = u32::try_from(microbatches).map_err(|_| error())?;
+    /// A batch that is no whole number of microbatches; a program that cannot be cut so.
+    pub fn for_batch(
+        mut self,
+        forward: &Module,
+        measured: &[u64],
+    ) -> Result<(Self, Option<StageReport>), Diagnostic> {
+        let Some(mut stage) = self.stage.take() else { return Ok((self, None)) };
+        let Batch { global, data_ranks } = self.batch;
+        let microbatches = sizes::microbatches(forward, global, data_ranks)?;
+        let error =
+            || Diagnostic::new(format!("a step of {microbatches} microbatches is too long for a pipeline"));
+        stage.microbatches = u32::try_from(microbatches).map_err(|_| error())?;
+        if !stage.at.is_empty() {
+            // The cut was made before, for another batch.
+            return Ok((Self { stage: Some(stage), ..self }, None));
         }
-        Ok(self)
+        stage.compute = self.precision.compute;
+        stage.recompute = self.recompute.as_ref().map(|recompute| recompute.price);
+        stage.memory = self.limit.map(|limit| self.memory_of_stages(limit.bytes, measured));
+        let (stage, report) = stage.decided(forward)?;
+        Ok((Self { stage: Some(stage), ..self }, Some(report)))
+    }
+
+    /// The bytes that weights and activations take on a device, as the passes after `stage` will divide them.
+    fn memory_of_stages(&self, limit: u64, measured: &[u64]) -> StageMemory {
+        let tensor = self.spmd.mesh.iter().filter(|axis| Mesh::role(&axis.name) == Some(AxisRole::Tensor));
+        let (tensor, data): (u64, u64) =
+            (tensor.map(|axis| axis.size).product(), self.batch.data_ranks.max(1));
+        let is_half = self.precision.compute != DType::F32;
+        let zero = self.spmd.zero;
+        let sharded = |bytes: u64, from: u8| if zero >= from { bytes / data } else { bytes };
+        // A weight that is read only through its cast is the optimizer's, from stage 1 of ZeRO on.
+        let weight = sharded(4096, if is_half { 1 } else { 3 });
+        let cast = if is_half { sharded(2048, 3) } else { 0 };
+        let states = match self.optimizer.algorithm {
+            Algorithm::Sgd { momentum: 0.0, .. } => 0,
+            Algorithm::Sgd { .. } | Algorithm::Adagrad { .. } => 1,
+            Algorithm::Adam { .. } => 2,
+        };
+        // Of 34 bytes for each element of a layer, 10 stand where hidden dims and heads are not divided (Korthikanti et al., Reducing
+        // Activation Recomputation in Large Transformer Models, arXiv 2205.05198, section 4.2.1).
+        let mib = 1 << 20;
+        let whole =
+            if self.spmd.sequence_parallel { mib / tensor } else { mib * (10 * tensor + 24) / (34 * tensor) };
+        StageMemory {
+            limit,
+            weight: (weight + cast) / tensor,
+            gradient: sharded(1024 * self.precision.grad_dtype.bytes(), 2) / tensor,
+            optimizer: sharded(4096 * states, 1) / tensor,
+            activations: (whole / data).max(1),
+            measured: measured.to_vec(),
+        }
     }
 
     /// The same plan for the nodes of a cluster. An axis of data ranks that lies across several nodes, with several ranks in each,
@@ -209,7 +270,7 @@ impl CompilationPlan {
 
     /// Problems of a schedule whose updates wait for no other stage.
     fn asynchronous(&self) -> Vec<Diagnostic> {
-        let schedule = self.stage.as_ref().map(|stage| stage.schedule.schedule);
+        let schedule = self.stage.as_ref().and_then(|stage| stage.schedule).map(|choice| choice.schedule);
         let Some(schedule) = schedule.filter(|schedule| schedule.is_asynchronous()) else { return vec![] };
         let name = schedule.name();
         let clips = self.optimizer.clip.is_some().then(|| {
@@ -257,7 +318,8 @@ impl CompilationPlan {
         let passes = stage.into_iter().chain([self.autodiff.clone().into()]);
         let passes = passes.chain(precision).chain(update).chain(devices);
         let passes = passes.chain(self.recompute.clone().map(Pass::from));
-        let is_delayed = self.stage.as_ref().is_some_and(|stage| stage.schedule.schedule.is_asynchronous());
+        let schedule = self.stage.as_ref().and_then(|stage| stage.schedule).map(|choice| choice.schedule);
+        let is_delayed = schedule.is_some_and(Schedule::is_asynchronous);
         let passes = passes.chain(is_delayed.then(|| Delay { states: self.delays.clone() }.into()));
         Pipeline { passes: passes.collect() }
     }

@@ -103,9 +103,12 @@ fn processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
 #[test]
 fn stages_as_processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
     let train = TRAIN.replace("--microbatch 4", "--microbatch 1 --global-batch 8");
-    for (processes, mesh) in
-        [(2, "--mesh pp=2 --schedule zb-v"), (4, "--mesh pp=2,dp=2 --zero 1 --schedule interleaved")]
-    {
+    // Without a name of a schedule, each process makes the same choice.
+    for (processes, mesh) in [
+        (2, "--mesh pp=2 --schedule zb-v"),
+        (4, "--mesh pp=2,dp=2 --zero 1 --schedule interleaved"),
+        (2, "--mesh pp=2"),
+    ] {
         let place = place();
         place.succeed(&format!("{train} {mesh} --steps 20 -o threads"));
         let told = succeed(&place, processes, &format!("{train} {mesh} --steps 20 -o processes"));

@@ -11,10 +11,13 @@ use std::collections::BTreeSet;
 
 /// Puts the gradients of parameters off, if the timetable has tasks for them.
 pub(super) fn put_off(module: &mut Module, by: &str) {
-    let splits = module.pipeline.as_ref().is_some_and(|pipeline| pipeline.timetable.splits_backward());
-    if !splits {
-        return;
+    if module.pipeline.as_ref().is_some_and(|pipeline| pipeline.timetable.splits_backward()) {
+        put_off_all(module, by);
     }
+}
+
+/// Puts the gradients of parameters off.
+pub fn put_off_all(module: &mut Module, by: &str) {
     let of_weights = decide(module);
     let mut b = Builder::new(module, by);
     let order: Vec<NodeId> = b.module().order().to_vec();

@@ -2,39 +2,76 @@
 //!
 //! Nodes stand in program order, and a stage is a run of them. A stage takes the time of its nodes, and of the messages over the cut
 //! where it begins: activations on their way to it, and their gradients on their way back. The slowest stage is as fast as it can
-//! be. Times within [`TIE`] of that are the same, and of such cuts the one is taken over which the fewest bytes travel.
+//! be. Times within [`TIE`] of that are the same, and of such cuts the one is taken over which the fewest bytes travel. Where the memory
+//! of a device is known, every stage must fit, by an estimate.
 
 use super::work::Work;
 use std::ops::Range;
 
 /// The slowest stage may be slower by one in so many: the cost model is not more exact.
-const TIE: u64 = 50;
+pub(super) const TIE: u64 = 50;
 
-/// Divides the work into so many runs, of which none is empty. `None` if there are fewer nodes.
-pub(super) fn balanced(work: &[Work], stages: usize) -> Option<Vec<Range<usize>>> {
+/// The bytes of a stage, by its number and its nodes: a number that is at most as many and does not shrink if the stage begins earlier,
+/// and the bytes.
+pub(super) type StageSizes<'a> = dyn Fn(usize, &Range<usize>) -> (u64, u64) + 'a;
+
+/// The memory of stages.
+#[derive(Clone, Copy)]
+pub(super) struct Room<'a> {
+    /// The bytes of stages.
+    pub(super) bytes: &'a StageSizes<'a>,
+    /// The bytes that each stage may take.
+    pub(super) limits: &'a [u64],
+}
+
+/// Divides the work into so many runs, of which none is empty. `None` if there are fewer nodes, or if no division fits into the memory.
+pub(super) fn balanced(work: &[Work], stages: usize, room: Option<Room>) -> Option<Vec<Range<usize>>> {
     if stages == 0 || work.len() < stages {
         return None;
     }
-    let places = Places::of(work);
-    let fastest = places.fastest(stages);
+    let places = Places::of(work, room);
+    let fastest = places.fastest(stages)?;
     Some(places.lightest(stages, fastest.saturating_add(fastest / TIE)))
+}
+
+/// The least bytes of the largest stage, over all divisions of so many nodes, by dynamic programming over the places.
+pub(super) fn least_bytes(nodes: usize, stages: usize, bytes: &StageSizes) -> Option<u64> {
+    let mut largest: Vec<Option<u64>> = vec![None; nodes + 1];
+    largest[0] = Some(0);
+    for stage in 0..stages {
+        let next = |end: usize| {
+            let mut least: Option<u64> = None;
+            for start in (stage..end).rev() {
+                let (at_least, own) = bytes(stage, &(start..end));
+                if least.is_some_and(|least| at_least >= least) {
+                    break;
+                }
+                let all = largest[start].map(|before| before.max(own));
+                least = [least, all].into_iter().flatten().min();
+            }
+            least
+        };
+        largest = (0..=nodes).map(next).collect();
+    }
+    largest[nodes]
 }
 
 /// The places between nodes, with the sums of times up to each.
 struct Places<'w> {
     work: &'w [Work],
+    room: Option<Room<'w>>,
     /// The time of all nodes before a place.
     until: Vec<u64>,
 }
 
 impl<'w> Places<'w> {
-    fn of(work: &'w [Work]) -> Self {
+    fn of(work: &'w [Work], room: Option<Room<'w>>) -> Self {
         let mut until = vec![0u64];
         until.extend(work.iter().scan(0u64, |sum, work| {
             *sum = sum.saturating_add(work.time);
             Some(*sum)
         }));
-        Self { work, until }
+        Self { work, room, until }
     }
 
     /// The time of a stage.
@@ -43,17 +80,29 @@ impl<'w> Places<'w> {
         (self.until[end] - self.until[start]).saturating_add(messages)
     }
 
-    /// Where a stage of at most this time may begin that ends here, the latest place first. The stage is one after `run` others.
+    /// Where a stage of at most this time may begin that ends here and fits into the memory, the latest place first. The stage is one
+    /// after `run` others.
     fn starts(&self, run: usize, end: usize, most: u64) -> impl Iterator<Item = usize> {
         let in_time = move |&start: &usize| self.until[end] - self.until[start] <= most;
-        (run..end).rev().take_while(in_time).filter(move |&start| self.time(start, end) <= most)
+        let fitting = move |start: usize| {
+            let Some(room) = &self.room else { return Some((start, true)) };
+            let (at_least, bytes) = (room.bytes)(run, &(start..end));
+            let limit = room.limits[run];
+            // A stage that begins earlier takes no less.
+            (at_least <= limit).then_some((start, bytes <= limit))
+        };
+        let starts = (run..end).rev().take_while(in_time).map_while(fitting);
+        let starts = starts.filter(|(_, fits)| *fits).map(|(start, _)| start);
+        starts.filter(move |&start| self.time(start, end) <= most)
     }
 
     /// The time of the slowest stage in the most balanced division, by dynamic programming over the places.
-    fn fastest(&self, stages: usize) -> u64 {
-        // Without messages there is a division of this time, and no cut adds more than the longest messages.
+    fn fastest(&self, stages: usize) -> Option<u64> {
+        // Without messages there is a division of this time, and no cut adds more than the longest messages. It may not fit.
         let messages = self.work.iter().map(|work| work.messages).max().unwrap_or(0);
-        let most = self.without_messages(stages).saturating_add(messages);
+        let nodes =
+            if self.room.is_some() { self.until.last().copied()? } else { self.without_messages(stages) };
+        let most = nodes.saturating_add(messages);
         // `slowest[end]`: the slowest of the runs so far, which end there.
         let mut slowest: Vec<Option<u64>> = vec![None; self.until.len()];
         slowest[0] = Some(0);
@@ -64,7 +113,7 @@ impl<'w> Places<'w> {
             };
             slowest = (0..self.until.len()).map(next).collect();
         }
-        slowest.last().copied().flatten().unwrap_or(most)
+        slowest.last().copied().flatten()
     }
 
     /// The time of the slowest stage in the most balanced division, if messages take no time.
@@ -129,6 +178,7 @@ impl<'w> Places<'w> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn work(of: &[(u64, u64)]) -> Vec<Work> {
         of.iter().map(|&(time, bytes)| Work { time, bytes, messages: 0 }).collect()
@@ -137,16 +187,16 @@ mod tests {
     #[test]
     fn the_slowest_stage_is_as_fast_as_it_can_be() {
         let work = work(&[(5, 1), (1, 1), (1, 1), (5, 1), (2, 1)]);
-        assert_eq!(balanced(&work, 2), Some(vec![0..3, 3..5]));
-        assert_eq!(balanced(&work, 3), Some(vec![0..2, 2..4, 4..5]));
-        assert_eq!(balanced(&work, 5).map(|runs| runs.len()), Some(5));
-        assert_eq!(balanced(&work, 6), None);
+        assert_eq!(balanced(&work, 2, None), Some(vec![0..3, 3..5]));
+        assert_eq!(balanced(&work, 3, None), Some(vec![0..2, 2..4, 4..5]));
+        assert_eq!(balanced(&work, 5, None).map(|runs| runs.len()), Some(5));
+        assert_eq!(balanced(&work, 6, None), None);
     }
 
     #[test]
     fn of_cuts_that_take_as_long_the_one_with_the_fewest_bytes_is_taken() {
         let even = work(&[(100, 0), (1, 9), (1, 3), (1, 7), (100, 8)]);
-        assert_eq!(balanced(&even, 2), Some(vec![0..2, 2..5]));
+        assert_eq!(balanced(&even, 2, None), Some(vec![0..2, 2..5]));
     }
 
     #[test]
@@ -154,16 +204,72 @@ mod tests {
         let of = |time, bytes| Work { time, bytes, messages: bytes };
         // A cut in the middle is even, but its messages take longer than the node that another cut moves to the first stage.
         let work = [of(100, 0), of(10, 60), of(10, 5), of(100, 60)];
-        assert_eq!(balanced(&work, 2), Some(vec![0..2, 2..4]));
+        assert_eq!(balanced(&work, 2, None), Some(vec![0..2, 2..4]));
         let work = [of(100, 0), of(10, 5), of(10, 60), of(100, 60)];
-        assert_eq!(balanced(&work, 2), Some(vec![0..1, 1..4]));
+        assert_eq!(balanced(&work, 2, None), Some(vec![0..1, 1..4]));
     }
 
     #[test]
     fn every_division_is_found_with_long_messages() {
         let of = |time, messages| Work { time, bytes: 1, messages };
         let work = [of(1, 0), of(1, 1000), of(1, 1000), of(1, 1)];
-        assert_eq!(balanced(&work, 4).map(|runs| runs.len()), Some(4));
-        assert_eq!(balanced(&work, 2), Some(vec![0..3, 3..4]));
+        assert_eq!(balanced(&work, 4, None).map(|runs| runs.len()), Some(4));
+        assert_eq!(balanced(&work, 2, None), Some(vec![0..3, 3..4]));
+    }
+
+    /// Every division into so many runs.
+    fn divisions(nodes: Range<usize>, stages: usize) -> Vec<Vec<Range<usize>>> {
+        if stages == 1 {
+            return if nodes.is_empty() { vec![] } else { vec![vec![nodes]] };
+        }
+        let ends = nodes.start + 1..nodes.end;
+        let with = |end: usize| {
+            let rest = divisions(end..nodes.end, stages - 1).into_iter();
+            rest.map(move |rest| std::iter::once(nodes.start..end).chain(rest).collect())
+        };
+        ends.flat_map(with).collect()
+    }
+
+    proptest! {
+        /// Of all divisions that fit, the slowest stage of the result is the fastest, up to a tie; if none fits, there is none. The least
+        /// memory is that of the best of all divisions.
+        #[test]
+        fn a_division_within_memory_is_as_fast_as_the_best_of_all(
+            nodes in prop::collection::vec((0u64..40, 0u64..20, 0u64..30, 0u64..9), 1..9),
+            stages in 1usize..5,
+            live in prop::collection::vec(1u64..5, 4),
+            limits in prop::collection::vec(0u64..250, 4),
+        ) {
+            let work: Vec<Work> = nodes
+                .iter()
+                .map(|&(time, bytes, ..)| Work { time, bytes, messages: bytes })
+                .collect();
+            // A stage keeps the activations of its nodes and of its messages, and the states of its nodes.
+            let bytes = |stage: usize, run: &Range<usize>| {
+                let own: u64 = nodes[run.clone()].iter().map(|(_, _, kept, states)| kept * live[stage] + states).sum();
+                let sent = if run.start == 0 { 0 } else { nodes[run.start].1 };
+                (own, own + sent * live[stage])
+            };
+            let time = |run: &Range<usize>| {
+                let sent = if run.start == 0 { 0 } else { work[run.start].messages };
+                work[run.clone()].iter().map(|work| work.time).sum::<u64>() + sent
+            };
+            let all = divisions(0..nodes.len(), stages);
+            let sizes = |runs: &[Range<usize>]| -> Vec<u64> {
+                runs.iter().enumerate().map(|(stage, run)| bytes(stage, run).1).collect()
+            };
+            let fits = |runs: &[Range<usize>]| sizes(runs).iter().zip(&limits).all(|(own, limit)| own <= limit);
+            let slowest = |runs: &[Range<usize>]| runs.iter().map(time).max().unwrap_or(0);
+            let best = all.iter().filter(|runs| fits(runs)).map(|runs| slowest(runs)).min();
+            let found = balanced(&work, stages, Some(Room { bytes: &bytes, limits: &limits }));
+            prop_assert_eq!(found.is_some(), best.is_some());
+            if let (Some(found), Some(best)) = (found, best) {
+                prop_assert!(fits(&found));
+                prop_assert!(all.contains(&found));
+                prop_assert!(slowest(&found) <= best + best / TIE);
+            }
+            let least = all.iter().filter_map(|runs| sizes(runs).into_iter().max()).min();
+            prop_assert_eq!(least_bytes(nodes.len(), stages, &bytes), least);
+        }
     }
 }

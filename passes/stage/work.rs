@@ -34,7 +34,7 @@ impl Forward {
         for (id, node) in module.nodes() {
             let [on_states, on_inputs] = depends.node(&node.operands);
             node.results.iter().for_each(|&result| depends.add(result, on_states, on_inputs));
-            let is_heavy = !super::settle::is_cheap(module, node);
+            let is_heavy = !crate::rewriting::settle::is_cheap(module, node);
             match (on_states, on_inputs) {
                 (true, false) => drop(of_weights.insert(id)),
                 (true, true) => divided.push(id),

@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::Args;
 use files::FolderLock;
 use ir::Diagnostic;
+use ir::machine::Preset;
 use runtime::checkpoint::DataFiles;
 use runtime::data::Loader;
 use runtime::target::Target;
@@ -22,14 +23,14 @@ use crate::config::{DataSource, Length, Settings};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
-use crate::inspection::RecomputeFacts;
 use crate::inspection::staleness;
 use crate::inspection::units::bytes;
+use crate::inspection::{RecomputeFacts, ScheduleFacts};
 use crate::launcher::Launched;
 use crate::log;
 use crate::lowering::Lowering;
 use crate::output::{FLIGHT, Folder};
-use crate::pipeline::CompilationPlan;
+use crate::pipeline::{CompilationPlan, MemoryLimit};
 use crate::processes::{JoinError, Processes};
 use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs};
@@ -157,6 +158,9 @@ impl Compile {
         if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_asynchronous()) {
             tell!("staleness: {}", staleness(&pipeline.delays));
         }
+        let stages = ready.compilation.stages.as_ref();
+        let choice = stages.and_then(|report| ScheduleFacts::of(report, &device.device().name));
+        choice.iter().for_each(|choice| tell!("{choice}"));
         tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
         let recomputed = ready.compilation.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
@@ -264,6 +268,7 @@ impl Compile {
         let mut passes = settings.parallel.cluster()?.iter().fold(passes, CompilationPlan::on_cluster);
         passes.initialize = settings.initial.pass();
         passes.batch.global = global_batch;
+        passes.limit = self.limit_of_stages(device)?;
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;
@@ -280,6 +285,8 @@ impl Compile {
         passes.optimizer = settings.optimizer.pass(training.as_ref().map_or(0, |(_, steps)| *steps));
         passes.autodiff.whole = forward.has_classes() && microbatches == 1;
         let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
+        // An evaluation of another batch has the same stages.
+        (passes.stage, passes.limit) = (compilation.stage.clone(), None);
         let fit = settings.memory.memory.map(|Budget(budget)| {
             let Chosen { target, multiprocessors, .. } = *device;
             let place = budget::Place { budget, microbatches, target, multiprocessors, device: &machine };
@@ -301,6 +308,19 @@ impl Compile {
         }
         let plan = plan::RunPlan::new(&compilation, &programs, &self.settings, microbatches)?;
         Ok(Ready { source, compilation, programs, plan, fit, training })
+    }
+
+    /// The memory that stages are made to fit into: that of `--memory`, or that of the GPU. Ranks on the processor share its memory, and
+    /// how much of it is free changes: a run compares its program with it, and no program depends on it.
+    fn limit_of_stages(&self, device: &Chosen) -> Result<Option<MemoryLimit>, Failure> {
+        let Chosen { target, multiprocessors, preset, .. } = *device;
+        let cluster = self.settings.parallel.cluster()?.map(|cluster| cluster.node.device);
+        let gpu = cluster.or_else(|| preset.map(Preset::device));
+        let gpu = gpu.filter(|gpu| Target::of(gpu.kind) == Target::Cuda && target == Target::Cuda);
+        let budget = self.settings.memory.memory.map(|Budget(bytes)| bytes);
+        let bytes = budget.or_else(|| gpu.map(|gpu| gpu.memory));
+        let recomputes = budget.is_some();
+        Ok(bytes.map(|bytes| MemoryLimit { bytes, recomputes, target, multiprocessors }))
     }
 
     /// Where a pass that is at fault leaves its reproducer: beside the output folder, which may hold another run.

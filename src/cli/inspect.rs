@@ -13,8 +13,9 @@ use crate::failure::Failure;
 use crate::inspection::{
     FolderFacts, Inspection, PipelineFacts, PredictionFacts, Question, dot, program_after,
 };
-use crate::pipeline::{CompilationPlan, Flags};
+use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
 use crate::sizes;
+use runtime::target::{Multiprocessors, Target};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -208,6 +209,11 @@ impl Inspect {
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
         let budget = self.memory.memory.map(|budget| budget.0);
+        let (target, multiprocessors) = (Target::of(device.kind), Multiprocessors(device.multiprocessors));
+        let limit = budget.or_else(|| machine.as_ref().map(|machine| machine.device().memory));
+        let recomputes = budget.is_some();
+        let limit = limit.map(|bytes| MemoryLimit { bytes, recomputes, target, multiprocessors });
+        let plan = CompilationPlan { limit, ..plan };
         Ok(Question {
             path: &self.subject,
             bindings,

@@ -20,7 +20,7 @@ use crate::config::{Initial, Look, Loss, Memory, Optimizer, Parallel, Precision,
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware;
-use crate::pipeline::{CompilationPlan, Flags};
+use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
 use crate::sizes;
 use crate::state_dict::load_weights;
 use crate::verification::against::{self, file::Numbers};
@@ -156,8 +156,10 @@ impl Verify {
         plan.initialize = self.initial.pass();
         let mut stages = Vec::new();
         let mut compilation =
-            Subject::compile(&source, plan.clone(), &self.look.manager()?, |_, pass, module| {
+            Subject::compile(&source, plan.clone(), &self.look.manager()?, |done, pass, module| {
                 if self.bisect {
+                    // The passes run again where stages do not fit.
+                    stages.truncate(done - 1);
                     stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
                 }
             })?;
@@ -310,6 +312,9 @@ impl Verify {
         let steps = self.optimizer.lr_schedule.least_steps();
         let mut plan = CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device());
         plan.batch.global = self.shapes.global_batch;
+        let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
+        let limit = |Budget(bytes)| MemoryLimit { bytes, recomputes: true, target, multiprocessors };
+        plan.limit = self.memory.memory.map(limit);
         let cluster = self.parallel.cluster()?;
         Ok(cluster.iter().fold(plan, CompilationPlan::on_cluster))
     }

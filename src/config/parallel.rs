@@ -9,7 +9,7 @@ use ir::machine::Cluster;
 use ir::{AxisRole, Diagnostic, Mesh};
 use passes::spmd::{AxisSize, Shard, Spmd};
 use passes::stage::Stage;
-use passes::stage::schedule::{Schedule, ScheduleChoice};
+use passes::stage::schedule::ScheduleChoice;
 use serde::{Serialize, Serializer};
 
 use super::machine::read_cluster;
@@ -33,10 +33,11 @@ pub struct Parallel {
     #[arg(long)]
     pub sequence_parallel: bool,
     /// Schedule of the pipeline's stages: gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipev; pipedream or 2bw, which read weights of
-    /// earlier updates and never flush; :chunks=V gives each pipeline rank V stages [default: 1f1b]
+    /// earlier updates and never flush; :chunks=V gives each pipeline rank V stages; auto takes the one of the first six that is predicted
+    /// to be the fastest within memory [default: auto]
     #[arg(long, value_name = "NAME[:chunks=V]", value_parser = schedule)]
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_schedule")]
-    pub schedule: Option<ScheduleChoice>,
+    pub schedule: Option<ScheduleFlag>,
     /// Begin a stage of the pipeline at the first node that matches the glob, by its name in the file or by the name of a parameter that
     /// it reads (`*.h.6.*`); may be repeated, once for each stage but the first [default: stages that take equal times]
     #[arg(long, value_name = "PATTERN")]
@@ -148,15 +149,36 @@ fn shard(text: &str) -> Result<Shard, ValueError> {
     Ok(shard)
 }
 
-fn schedule(text: &str) -> Result<ScheduleChoice, ValueError> {
-    text.parse().map_err(ValueError::new)
+/// The schedule that the user asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScheduleFlag {
+    /// The synchronous schedule that is predicted to be the fastest within memory.
+    Auto,
+    /// A schedule by its name.
+    Named(ScheduleChoice),
+}
+
+/// The name of [`ScheduleFlag::Auto`].
+const AUTO: &str = "auto";
+
+fn schedule(text: &str) -> Result<ScheduleFlag, ValueError> {
+    match text {
+        AUTO => Ok(ScheduleFlag::Auto),
+        _ => text
+            .parse()
+            .map(ScheduleFlag::Named)
+            .map_err(|error| ValueError::new(format!("{error}; `{AUTO}` chooses a synchronous one"))),
+    }
 }
 
 fn serialize_schedule<S: Serializer>(
-    schedule: &Option<ScheduleChoice>,
+    schedule: &Option<ScheduleFlag>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&schedule.map(|schedule| schedule.to_string()).unwrap_or_default())
+    match schedule {
+        Some(ScheduleFlag::Named(schedule)) => serializer.collect_str(schedule),
+        Some(ScheduleFlag::Auto) | None => serializer.collect_str(AUTO),
+    }
 }
 
 /// Writes shardings so that [`shard`] reads them back.
@@ -186,9 +208,11 @@ impl Parallel {
     /// The pass that cuts the model into stages, if the mesh has several. The number of microbatches is not known yet.
     pub fn stage(&self) -> Option<Stage> {
         let ranks = u32::try_from(self.pipeline_ranks()).unwrap_or(u32::MAX);
-        let schedule = self.schedule.unwrap_or(ScheduleChoice { schedule: Schedule::OneFOneB, chunks: None });
-        let cuts = self.cut.clone();
-        (ranks > 1).then_some(Stage { ranks, schedule, microbatches: 1, cuts, device: None })
+        let schedule = match self.schedule {
+            Some(ScheduleFlag::Named(schedule)) => Some(schedule),
+            Some(ScheduleFlag::Auto) | None => None,
+        };
+        (ranks > 1).then(|| Stage { cuts: self.cut.clone(), ..Stage::new(ranks, schedule) })
     }
 
     /// How many devices share the batch.

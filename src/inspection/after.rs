@@ -39,7 +39,7 @@ pub fn program_after(source: &Source, question: &Question, after: &str) -> Resul
     run(passes, &mut module)?;
     if rest > 0 {
         // The loss says how many microbatches a step has.
-        let mut passes = question.plan.clone().for_batch(&module)?.training().passes;
+        let mut passes = question.plan.clone().for_batch(&module, &[])?.0.training().passes;
         passes.truncate(rest);
         run(passes, &mut module)?;
     }

@@ -33,6 +33,9 @@ impl fmt::Display for Inspection {
         if let Some(step) = &self.step {
             write_step(f, step)?;
         }
+        if let Some(schedule) = &self.schedule {
+            writeln!(f, "\n{schedule}\n{}", schedule.others())?;
+        }
         if let Some(pipeline) = &self.pipeline {
             write!(f, "{pipeline}")?;
         }

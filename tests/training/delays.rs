@@ -66,7 +66,7 @@ fn by_hand(plain: &Subject, delays: &BTreeMap<String, u32>, microbatches: u64) -
 
 fn check(schedule: &str, ranks: u32, microbatches: u32, delay: impl Fn(u32) -> u32) {
     let schedule = schedule.parse().expect("a schedule");
-    let stage = Stage { ranks, schedule, microbatches, cuts: vec![], device: None };
+    let stage = Stage { microbatches, ..Stage::new(ranks, Some(schedule)) };
     let (delayed, plain) = (subject(Some(stage)), subject(None));
     let module = &delayed.compilation.training;
     let trained = module.states.values().filter(|state| state.role == Role::Parameter);

@@ -145,13 +145,7 @@ impl Published {
             1 => "1f1b".to_owned(),
             chunks => format!("interleaved:chunks={chunks}"),
         };
-        let stage = Stage {
-            ranks: self.stages as u32,
-            schedule: schedule.parse().expect("a schedule"),
-            microbatches: 0,
-            cuts: vec![],
-            device: None,
-        };
+        let stage = Stage::new(self.stages as u32, Some(schedule.parse().expect("a schedule")));
         CompilationPlan {
             optimizer: adamw(),
             precision: Precision { compute: DType::BF16, ..Precision::default() },

@@ -195,6 +195,17 @@ fn a_cut_by_hand_names_a_node_or_a_parameter() {
     ]);
 }
 
+/// `verify` makes the choices that a run makes: the schedule, and cuts that fit.
+#[test]
+fn schedules_and_cuts_that_memory_decides_compute_the_same() {
+    check([
+        format!("llama.dynamo --mesh pp=4 --schedule auto {BATCH} --tolerance 1e-9"),
+        format!("llama.dynamo --mesh pp=4 --memory 2700KiB {BATCH} --tolerance 1e-9"),
+        format!("llama.dynamo --mesh pp=4 --memory 2700KiB {BATCH} --mode cpu"),
+        format!("t5.dynamo --mesh pp=2,dp=2 --zero 1 {BATCH} --mode cpu"),
+    ]);
+}
+
 #[test]
 fn pipelines_that_cannot_be_are_refused_with_what_could_be() {
     check_error(
@@ -371,7 +382,16 @@ fn a_run_goes_on_with_other_stages() {
     let whole = trained(&place, "");
     place.succeed(&format!("{flags} --force --steps 8 --mesh pp=2,dp=2 --schedule zb-v --zero 1"));
     place.succeed(&format!("{flags} --resume --steps 14"));
-    place.succeed(&format!("{flags} --resume --steps 20 --mesh pp=4 --schedule 1f1b"));
+    place.succeed(&format!("{flags} --resume --steps 16 --mesh pp=4 --schedule 1f1b"));
+    // A run that names no schedule makes its own choice, and another one where there is less memory.
+    let mut chosen = vec![];
+    for (steps, memory) in [(18, ""), (20, "--memory 2700KiB")] {
+        place.succeed(&format!("{flags} --resume --steps {steps} --mesh pp=4 {memory}"));
+        let plan = String::from_utf8(place.read("run/plan.json")).expect("the plan is text");
+        let schedule = plan.split_once("schedule=").and_then(|(_, rest)| rest.split_once(','));
+        chosen.push(schedule.map(|(name, _)| name.to_owned()));
+    }
+    assert!(chosen[0].is_some() && chosen[0] != chosen[1], "{chosen:?}");
     let resumed = place.read("run/model.safetensors");
     assert_eq!(resumed.len(), whole.len());
 }

@@ -24,7 +24,7 @@ fn check_pipeline(flags: &[&str], expected: Expect) {
 #[test]
 fn a_pipeline_is_told_stage_by_stage_and_drawn() {
     check_pipeline(
-        &["--mesh", "pp=2"],
+        &["--mesh", "pp=2", "--schedule", "1f1b"],
         expect![[r#"
         pipeline of 2 stages on 2 pipeline ranks, schedule 1f1b: 4 microbatches take 45.4 µs by the cost model, on H100 SXM (--target names another device)
           stage  rank       parameters    forward   backward  load     sends  nodes
@@ -85,6 +85,68 @@ fn gradients_of_parameters_have_marks_of_their_own() {
                stage    1122211222    22222211111111122222222211111111122222222211111222211111112211
             stage: 1 for the first stage of the rank, 2 for the second, and so on"#]],
     );
+}
+
+/// The lines about the choice of the schedule, and the pipeline's first line.
+fn choice(flags: &[&str]) -> String {
+    let text =
+        read(&[&[MODEL, "--microbatch", "2", "--global-batch", "16", "--mesh", "pp=2"], flags].concat());
+    let is_told = |line: &&str| {
+        line.starts_with("schedule: ") || line.contains("other schedules") || line.starts_with("pipeline of ")
+    };
+    text.lines().filter(is_told).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_default_schedule_is_the_one_that_is_predicted_to_be_the_fastest_within_memory() {
+    let chosen = choice(&[]);
+    expect![[r#"
+        schedule: interleaved:chunks=3, the simplest of those that are predicted to be as fast as any of 8, on processor of 8 cores
+          other schedules, in multiples of its time: zb-v 0.99, dualpipev 0.99, interleaved:chunks=2 1.01, zb-h1 1.03, interleaved:chunks=4 1.06, 1f1b 1.09, gpipe 1.09
+        pipeline of 6 stages on 2 pipeline ranks, schedule interleaved:chunks=3: 8 microbatches take 87.4 µs by the cost model, on H100 SXM (--target names another device)"#]].assert_eq(&chosen);
+    assert_eq!(choice(&["--schedule", "auto"]), chosen);
+    expect![[r#"
+        schedule: interleaved:chunks=3, the simplest of those that are predicted to be as fast as any of 7 that fit 13.0 MiB, on processor of 8 cores
+          other schedules, in multiples of its time: zb-v 0.99, dualpipev 0.99, interleaved:chunks=2 1.01, zb-h1 1.03, interleaved:chunks=4 1.06, 1f1b 1.09; too large: gpipe 1.09 with 24.4 MiB
+        pipeline of 6 stages on 2 pipeline ranks, schedule interleaved:chunks=3: 8 microbatches take 87.4 µs by the cost model, on H100 SXM (--target names another device)"#]].assert_eq(&choice(&["--memory", "13MiB"]));
+    expect!["pipeline of 2 stages on 2 pipeline ranks, schedule zb-h1: 8 microbatches take 75.3 µs by the cost model, on H100 SXM (--target names another device)"].assert_eq(&choice(&["--schedule", "zb-h1"]));
+    // A cut by hand leaves the schedules with as many stages.
+    expect![[r#"
+        schedule: zb-h1, predicted to be the fastest of 3, on processor of 8 cores
+          other schedules, in multiples of its time: 1f1b 1.03, gpipe 1.03
+        pipeline of 2 stages on 2 pipeline ranks, schedule zb-h1: 8 microbatches take 100.3 µs by the cost model, on H100 SXM (--target names another device)"#]].assert_eq(&choice(&["--cut", "*.h.1.ln_1.*"]));
+}
+
+/// The rank with the most memory gets fewer nodes, until the plan fits; then nothing needs to be computed again.
+#[test]
+fn stages_are_cut_so_that_they_fit_into_the_memory() {
+    let flags = ["--mesh", "pp=2", "--schedule", "1f1b", "--microbatch", "2", "--global-batch", "16"];
+    let planned = |more: &[&str]| -> Vec<f64> {
+        let found = json(&[&[MODEL], &flags[..], more].concat());
+        assert_ne!(found["pipeline"], Value::Null, "{}", found["reasons"]);
+        list(&found["pipeline"], "ranks").iter().map(|rank| number(rank, "planned")).collect()
+    };
+    let free = planned(&[]);
+    let most = free[0].max(free[1]);
+    for percent in [98, 94] {
+        let limit = most as u64 * percent / 100;
+        let budget = format!("{limit}B");
+        let found = json(&[&[MODEL], &flags[..], &["--memory", &budget]].concat());
+        let fit = found["fit"].as_str().expect("the search for a program that fits").to_owned();
+        assert!(fit.ends_with("nothing is computed again"), "{percent} %: {fit}");
+        let within = planned(&["--memory", &budget]);
+        assert!(within.iter().all(|&bytes| bytes <= limit as f64), "{percent} %: {within:?}");
+        assert_ne!(within, free, "{percent} %");
+    }
+}
+
+/// The least memory of a cut is no promise for the program that computes activations again: then the balanced cut is taken.
+#[test]
+fn a_budget_that_only_the_balanced_cut_fits_is_accepted() {
+    let flags = ["models/llama.dynamo.onnx", "--mesh", "pp=4", "--schedule", "zb-h1", "--microbatch", "2"];
+    let found = json(&[&flags[..], &["--global-batch", "8", "--memory", "2950KiB"]].concat());
+    let fit = found["fit"].as_str().unwrap_or_else(|| panic!("{}", found["reasons"]));
+    assert!(fit.contains("are computed again"), "{fit}");
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(crate) fn settle(module: &mut Module, by: &str) -> Result<Changed, TypeError
 const FEW: u64 = 8;
 
 /// Whether every stage can compute a node for itself: it is cheap, or a scalar that no microbatch computes.
-pub(super) fn is_cheap(module: &Module, node: &Node) -> bool {
+pub(crate) fn is_cheap(module: &Module, node: &Node) -> bool {
     let signature = module.signature(node);
     let elements = signature.results.iter().map(|ty| ty.numel().unwrap_or(1)).max().unwrap_or(0);
     let reduces = signature.operands.iter().any(|ty| ty.numel().unwrap_or(1) > FEW * elements.max(1));

@@ -1,0 +1,36 @@
+//! The report of the stages of a program.
+
+/// The schedule and the cut of a program, and why.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageReport {
+    /// The name of the schedule.
+    pub schedule: String,
+    /// The schedules that were compared, the simplest first. Empty if the schedule was given.
+    pub candidates: Vec<CandidateReport>,
+    /// Bytes that the program may take on each device, if they are known.
+    pub limit: Option<u64>,
+    /// Bytes on a device of each pipeline rank, estimated. Empty without a limit.
+    pub estimated: Vec<u64>,
+    /// Whether another schedule or cut would be faster without the limit.
+    pub is_limited: bool,
+}
+
+/// A schedule that was compared with others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CandidateReport {
+    /// The name of the schedule, with its chunks.
+    pub schedule: String,
+    /// The time of the microbatches of a step, as a multiple of the fastest schedule's.
+    pub time: f64,
+    /// Bytes on a device of the largest pipeline rank: an estimate, corrected where plans were measured.
+    pub bytes: u64,
+    /// Whether these bytes fit.
+    pub fits: bool,
+}
+
+impl StageReport {
+    /// The schedule that was chosen, among those that it was compared with.
+    pub fn chosen(&self) -> Option<&CandidateReport> {
+        self.candidates.iter().find(|candidate| candidate.schedule == self.schedule)
+    }
+}

@@ -1,0 +1,156 @@
+//! Stages that fit into memory: a step is compiled, its plans are measured, and its stages are made again where that helps.
+//!
+//! The pass `stage` estimates the memory of each pipeline rank before there is a program. The plan of a lowered rank is exact. Their
+//! ratio corrects the next estimate.
+
+use crate::failure::Failure;
+use crate::lowering::Lowering;
+use crate::pipeline::{CompilationPlan, MemoryLimit};
+use crate::training::lower_step;
+use ir::Module;
+use passes::recompute::{self, Recompute};
+use passes::reports::StageReport;
+use passes::stage::{AS_ESTIMATED, Stage};
+use passes::{Manager, PassContext, Timing};
+
+/// The stages of a program are made again at most so many times.
+const AGAIN: usize = 3;
+
+/// Plans are measured where the estimate is above this part of the limit: one in so many.
+const NEAR: u64 = 2;
+
+/// A step with its stages.
+pub(crate) struct Attempt {
+    /// The plan, with the stages that were chosen.
+    pub(crate) plan: CompilationPlan,
+    /// The reasons of the choice; `None` of a program without stages.
+    pub(crate) stages: Option<StageReport>,
+    /// The step.
+    pub(crate) module: Module,
+    /// The reports of its passes.
+    pub(crate) cx: PassContext,
+    /// How long each pass took.
+    pub(crate) timings: Vec<Timing>,
+}
+
+/// Compiles a step by `attempt`. Where a plan of a pipeline rank is larger than the limit, or the estimate was too high to allow faster
+/// stages, other stages are tried. If no program fits, the smallest one is returned: the callers say what else would help.
+///
+/// # Errors
+/// Those of `attempt`, and stages that cannot be.
+pub(crate) fn fit(
+    plan: &CompilationPlan,
+    forward: &Module,
+    mut attempt: impl FnMut(CompilationPlan, Option<StageReport>) -> Result<Attempt, Failure>,
+) -> Result<Attempt, Failure> {
+    let (first, report) = plan.clone().for_batch(forward, &[])?;
+    let mut best = attempt(first, report)?;
+    let Some(limit) = plan.limit else { return Ok(best) };
+    let Some(mut planned) = plans(&best, limit, &[]) else { return Ok(best) };
+    let mut last = best.plan.stage.clone();
+    let mut measured = ratios(&best, &planned);
+    for _ in 0..AGAIN {
+        let fits = largest(&planned) <= limit.bytes;
+        if fits && !best.is_limited() {
+            break;
+        }
+        let (next, report) = plan.clone().for_batch(forward, &measured)?;
+        if next.stage == last {
+            break;
+        }
+        last.clone_from(&next.stage);
+        let made = attempt(next, report)?;
+        let Some(of_made) = plans(&made, limit, &measured) else { return Ok(made) };
+        let ratios = ratios(&made, &of_made);
+        measured = match largest(&of_made) <= limit.bytes {
+            true => ratios,
+            // The ratio of a rank differs from cut to cut, so the largest counts.
+            false => ratios.iter().zip(&measured).map(|(&one, &other)| one.max(other)).collect(),
+        };
+        // Stages that were made with a lower estimate are faster.
+        if largest(&of_made) <= limit.bytes || (!fits && largest(&of_made) < largest(&planned)) {
+            (best, planned) = (made, of_made);
+        } else if fits {
+            break;
+        }
+    }
+    if largest(&planned) > limit.bytes && limit.recomputes {
+        return or_balanced(plan, forward, limit, best, attempt);
+    }
+    Ok(best)
+}
+
+/// A step that does not fit, or the one with the balanced cut for the same schedule: if only that one becomes small enough where all
+/// activations but those between blocks are computed again.
+fn or_balanced(
+    plan: &CompilationPlan,
+    forward: &Module,
+    limit: MemoryLimit,
+    best: Attempt,
+    mut attempt: impl FnMut(CompilationPlan, Option<StageReport>) -> Result<Attempt, Failure>,
+) -> Result<Attempt, Failure> {
+    let schedule = best.plan.stage.as_ref().and_then(|stage| stage.schedule);
+    let stage = plan.stage.clone().map(|stage| Stage { schedule, ..stage });
+    let (balanced, _) = CompilationPlan { stage, limit: None, ..plan.clone() }.for_batch(forward, &[])?;
+    let peak = peak_again(&best, limit).filter(|peak| *peak > limit.bytes);
+    let Some(peak) = peak.filter(|_| balanced.stage != best.plan.stage) else { return Ok(best) };
+    let other = attempt(balanced, best.stages.clone())?;
+    let is_smaller = peak_again(&other, limit).is_some_and(|other| other < peak);
+    Ok(if is_smaller { other } else { best })
+}
+
+/// Bytes of the largest rank, if all activations but those between blocks are computed again.
+fn peak_again(made: &Attempt, limit: MemoryLimit) -> Option<u64> {
+    let mut module = made.module.clone();
+    let decision = recompute::decide(&module, &Recompute::FULL);
+    recompute::apply(&mut module, &decision).ok()?;
+    lowered(made, module, limit).map(|planned| largest(&planned))
+}
+
+impl Attempt {
+    /// Whether other stages would be faster without the limit.
+    fn is_limited(&self) -> bool {
+        self.stages.as_ref().is_some_and(|report| report.is_limited)
+    }
+}
+
+fn largest(planned: &[u64]) -> u64 {
+    planned.iter().copied().max().unwrap_or(0)
+}
+
+/// Bytes of the plan of each pipeline rank. `None` if the estimate is far below the limit, or if the program cannot be lowered: those who
+/// lower it for a run say why.
+fn plans(made: &Attempt, limit: MemoryLimit, measured: &[u64]) -> Option<Vec<u64>> {
+    let report = made.stages.as_ref().filter(|report| !report.estimated.is_empty())?;
+    let expected = report.estimated.iter().enumerate().map(|(rank, &bytes)| {
+        let ratio = measured.get(rank).copied().unwrap_or(AS_ESTIMATED);
+        scaled(bytes, ratio, AS_ESTIMATED)
+    });
+    if expected.max().unwrap_or(0) <= limit.bytes / NEAR && !report.is_limited {
+        return None;
+    }
+    lowered(made, made.module.clone(), limit)
+}
+
+/// Bytes of the plan of each pipeline rank, of a step in place of the one that was made. `None` if it cannot be lowered.
+fn lowered(made: &Attempt, step: Module, limit: MemoryLimit) -> Option<Vec<u64>> {
+    let microbatches = made.plan.stage.as_ref().map_or(1, |stage| u64::from(stage.microbatches));
+    let manager = Manager { trial: true, ..Manager::default() };
+    let lowering = &mut Lowering::new(&manager, made.cx.passes_run);
+    let (target, multiprocessors) = (limit.target, limit.multiprocessors);
+    let update = made.plan.update;
+    let programs = lower_step(lowering, step, microbatches, update, target, multiprocessors).ok()?;
+    Some(programs.iter().map(|program| program.memory.peak()).collect())
+}
+
+/// For each pipeline rank the bytes of its plan for [`AS_ESTIMATED`] bytes of the estimate.
+fn ratios(made: &Attempt, planned: &[u64]) -> Vec<u64> {
+    let estimated = made.stages.iter().flat_map(|report| &report.estimated);
+    planned.iter().zip(estimated).map(|(&planned, &bytes)| scaled(planned, AS_ESTIMATED, bytes)).collect()
+}
+
+/// `number · ratio / whole`, and at least 1.
+fn scaled(number: u64, ratio: u64, whole: u64) -> u64 {
+    let scaled = u128::from(number) * u128::from(ratio) / u128::from(whole.max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX).max(1)
+}

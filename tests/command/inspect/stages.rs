@@ -149,6 +149,28 @@ fn a_budget_that_only_the_balanced_cut_fits_is_accepted() {
     assert!(fit.contains("are computed again"), "{fit}");
 }
 
+/// The versions of the weights are states, and the search for the cheapest recomputation counts them.
+#[test]
+fn a_budget_counts_the_earlier_versions_of_weights() {
+    let flags = ["--mesh", "pp=2", "--microbatch", "4", "--global-batch", "16", "--cut", "*.h.1.ln_1.*"];
+    let found = |schedule: &str, more: &[&str]| {
+        json(&[&[MODEL], &flags[..], &["--schedule", schedule], more].concat())
+    };
+    let parameters = |found: &Value| -> Vec<f64> {
+        let ranks = list(&found["pipeline"], "ranks").iter();
+        ranks.map(|rank| number(&rank["memory"], "parameters")).collect()
+    };
+    let [synchronous, delayed] = ["1f1b", "2bw"].map(|schedule| parameters(&found(schedule, &[])));
+    assert!(synchronous.iter().zip(&delayed).all(|(one, two)| one < two), "{synchronous:?} {delayed:?}");
+    let budget = "15500KiB";
+    let within = found("2bw", &["--memory", budget]);
+    let fit = within["fit"].as_str().expect("the search for a program that fits").to_owned();
+    assert!(fit.contains("are computed again"), "{fit}");
+    let planned = list(&within["pipeline"], "ranks").iter().map(|rank| number(rank, "planned"));
+    assert!(planned.fold(0.0, f64::max) <= 15500.0 * 1024.0, "{}", within["pipeline"]["ranks"]);
+    assert_eq!(parameters(&within), delayed);
+}
+
 #[test]
 fn a_drawing_fits_a_line_or_says_what_is_left_out() {
     for ranks in ["pp=2", "pp=4", "pp=8"] {

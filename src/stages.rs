@@ -48,7 +48,9 @@ pub(crate) fn fit(
     let Some(limit) = plan.limit else { return Ok(best) };
     let Some(mut planned) = plans(&best, limit, &[]) else { return Ok(best) };
     let mut last = best.plan.stage.clone();
-    let mut measured = ratios(&best, &planned);
+    let own = ratios(&best, &planned);
+    // A plan that fits may allow a faster choice; it is no reason for a slower one.
+    let mut measured = if largest(&planned) <= limit.bytes { lower(&own, &[]) } else { own };
     for _ in 0..AGAIN {
         let fits = largest(&planned) <= limit.bytes;
         if fits && !best.is_limited() {
@@ -61,14 +63,10 @@ pub(crate) fn fit(
         last.clone_from(&next.stage);
         let made = attempt(next, report)?;
         let Some(of_made) = plans(&made, limit, &measured) else { return Ok(made) };
-        let ratios = ratios(&made, &of_made);
-        measured = match largest(&of_made) <= limit.bytes {
-            true => ratios,
-            // The ratio of a rank differs from cut to cut, so the largest counts.
-            false => ratios.iter().zip(&measured).map(|(&one, &other)| one.max(other)).collect(),
-        };
-        // Stages that were made with a lower estimate are faster.
-        if largest(&of_made) <= limit.bytes || (!fits && largest(&of_made) < largest(&planned)) {
+        let own = ratios(&made, &of_made);
+        let now_fits = largest(&of_made) <= limit.bytes;
+        measured = if now_fits { lower(&own, &measured) } else { own };
+        if now_fits || (!fits && largest(&of_made) < largest(&planned)) {
             (best, planned) = (made, of_made);
         } else if fits {
             break;
@@ -112,6 +110,12 @@ impl Attempt {
     fn is_limited(&self) -> bool {
         self.stages.as_ref().is_some_and(|report| report.is_limited)
     }
+}
+
+/// The lower ratio of each rank. A rank without an earlier ratio counts as estimated.
+fn lower(own: &[u64], earlier: &[u64]) -> Vec<u64> {
+    let earlier = earlier.iter().copied().chain(std::iter::repeat(AS_ESTIMATED));
+    own.iter().zip(earlier).map(|(&own, earlier)| own.min(earlier)).collect()
 }
 
 fn largest(planned: &[u64]) -> u64 {

@@ -389,7 +389,8 @@ fn a_run_goes_on_with_other_stages() {
     // A run that names no schedule makes its own choice, and another one where there is less memory.
     let mut chosen = vec![];
     for (steps, memory) in [(18, ""), (20, "--memory 2700KiB")] {
-        place.succeed(&format!("{flags} --resume --steps {steps} --mesh pp=4 {memory}"));
+        let ended = place.succeed(&format!("{flags} --resume --steps {steps} --mesh pp=4 {memory}"));
+        assert!(ended.stderr.contains("\nschedule: "), "{}", ended.stderr);
         let plan = String::from_utf8(place.read("run/plan.json")).expect("the plan is text");
         let schedule = plan.split_once("schedule=").and_then(|(_, rest)| rest.split_once(','));
         chosen.push(schedule.map(|(name, _)| name.to_owned()));

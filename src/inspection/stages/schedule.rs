@@ -126,7 +126,7 @@ mod tests {
             None,
             &[all[0], all[2]],
             expect![[r#"
-                schedule: zb-v, predicted to be the fastest of 2
+                schedule: zb-v, predicted to be the fastest of 2, on H200 SXM
                   other schedules, in multiples of its time: 1f1b 1.20"#]],
         );
         check(
@@ -134,7 +134,7 @@ mod tests {
             None,
             &all,
             expect![[r#"
-                schedule: zb-h1, the simplest of those that are predicted to be as fast as any of 3
+                schedule: zb-h1, the simplest of those that are predicted to be as fast as any of 3, on H200 SXM
                   other schedules, in multiples of its time: zb-v 0.99, 1f1b 1.19"#]],
         );
         check(
@@ -142,7 +142,7 @@ mod tests {
             Some(4 << 20),
             &all,
             expect![[r#"
-                schedule: zb-h1, predicted to be the fastest of 2 that fit 4.00 MiB
+                schedule: zb-h1, predicted to be the fastest of 2 that fit 4.00 MiB, on H200 SXM
                   other schedules, in multiples of its time: 1f1b 1.19; too large: zb-v 0.99 with 5.00 MiB"#]],
         );
         check(
@@ -150,7 +150,7 @@ mod tests {
             Some(3 << 20),
             &all,
             expect![[r#"
-                schedule: 1f1b, the only one of 3 that is estimated to fit 3.00 MiB
+                schedule: 1f1b, the only one of 3 that is estimated to fit 3.00 MiB, on H200 SXM
                   other schedules, in multiples of its time: too large: zb-v 0.83 with 5.00 MiB, zb-h1 0.84 with 4.00 MiB"#]],
         );
         check(
@@ -158,7 +158,7 @@ mod tests {
             Some(1 << 20),
             &all[..1],
             expect![[r#"
-                schedule: 1f1b, estimated to be the smallest of 1, of which none fits 1.00 MiB
+                schedule: 1f1b, estimated to be the smallest of 1, of which none fits 1.00 MiB, on H200 SXM
                   no other schedule takes these stages and microbatches"#]],
         );
     }

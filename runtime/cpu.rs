@@ -174,13 +174,23 @@ impl Cpu {
         let unknown = DeviceError::Unknown { what: "instruction", index: steps.end };
         let steps = loaded.schedules.part(part).get(steps).ok_or(unknown)?;
         let profile = profile.as_ref().filter(|_| id == ProgramId::default());
+        let start = profile.map(|_| Instant::now());
         let (first, started) = (loaded.microbatches <= 1, vec![]);
         let (queue, section) = (queue.as_mut(), part.section());
         let mut run = Run { loaded, arena, queue, profile, section, first, started };
         threads.install(|| {
             let done = steps.iter().try_for_each(|step| run.step(step));
             done.and(run.finish().map_err(DeviceError::from))
-        })
+        })?;
+        if let (Some(profile), Some(start)) = (profile, start) {
+            profile.add_run(section, start.elapsed());
+        }
+        Ok(())
+    }
+
+    /// The profile of a program, if it has one: that of the first.
+    fn profile_of(&self, id: ProgramId) -> Option<&Profile> {
+        self.profile.as_ref().filter(|_| id == ProgramId::default())
     }
 }
 
@@ -291,11 +301,8 @@ impl Device for Cpu {
 
     fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
         let count = self.loaded(id)?.program.section(section).len();
-        if let Some(profile) = &self.profile
-            && section == Section::Prepare
-            && id == ProgramId::default()
-        {
-            profile.begin_step();
+        if section == Section::Prepare {
+            self.profile_of(id).iter().for_each(|profile| profile.begin_step());
         }
         self.programs[id.0].begin(section)?;
         self.turns_to(None);
@@ -307,12 +314,14 @@ impl Device for Cpu {
         let loaded = &mut self.programs[id.0];
         (loaded.bases, loaded.microbatches) = (turn.bases.into(), u64::from(turn.task.microbatch) + 1);
         self.turns_to(Some(turn.task));
+        self.profile_of(id).iter().for_each(|profile| profile.begin_turn(turn.task));
         Ok(())
     }
 
     fn run_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
         let instructions = self.loaded(id)?.turn(turn)?.instructions.clone();
         self.execute(id, Part::Microbatch, instructions)?;
+        self.profile_of(id).iter().for_each(|profile| profile.end_turn());
         self.turns_to(None);
         Ok(())
     }

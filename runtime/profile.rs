@@ -1,12 +1,43 @@
 //! Where the time of a step goes, instruction by instruction, and how far contractions are from what the machine can do.
 
+mod turns;
+
+pub use turns::{MeasuredPart, MeasuredRank, MeasuredTask, Window};
+
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use crate::simulator::schedule;
+use ir::timetable::Task;
 use ir::{Operator, Signature, Type};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use turns::Turns;
+
+/// The profiles of the ranks of this process. Rank 0 has one; in a pipeline, every rank has one.
+#[derive(Clone, Debug, Default)]
+pub struct Profiles(Arc<Mutex<BTreeMap<u64, Profile>>>);
+
+impl Profiles {
+    /// The profile of a rank.
+    pub fn of_rank(&self, rank: u64) -> Profile {
+        let mut profiles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        profiles.entry(rank).or_default().clone()
+    }
+
+    /// The profile of a rank with such programs, if it is to have one.
+    pub(crate) fn for_programs(&self, rank: u64, programs: &[Arc<Program>]) -> Option<Profile> {
+        let is_pipeline = programs.first().is_some_and(|program| program.pipeline.is_some());
+        (rank == 0 || is_pipeline).then(|| self.of_rank(rank))
+    }
+
+    /// The ranks that have a profile, with it.
+    pub fn all(&self) -> Vec<(u64, Profile)> {
+        let profiles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        profiles.iter().map(|(rank, profile)| (*rank, profile.clone())).collect()
+    }
+}
 
 /// Times of a program's instructions, added up while it runs. The first step is left out: it meets cold caches and pages
 /// that were never touched.
@@ -22,6 +53,7 @@ struct Times {
     began: Option<Instant>,
     /// Of the newest step.
     spans: Vec<Span>,
+    turns: Turns,
 }
 
 /// When an instruction was run.
@@ -40,7 +72,7 @@ pub struct Span {
 }
 
 /// What the instructions of one kind took, of one step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Share {
     /// The kernel's name; `elementwise` for chains.
     pub kernel: String,
@@ -67,11 +99,38 @@ impl Profile {
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         times.steps += 1;
         match times.steps {
-            2 => (times.sections, times.not_hidden) = Default::default(),
+            2 => (times.sections, times.not_hidden, times.turns) = Default::default(),
             _ => times.not_hidden = times.all_not_hidden(),
         }
         times.spans.clear();
+        times.turns.begin_step();
         times.began = Some(Instant::now());
+    }
+
+    /// Begins a turn of a pipeline rank.
+    pub(crate) fn begin_turn(&self, task: Task) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).turns.begin(task);
+    }
+
+    /// Ends the turn that was begun.
+    pub(crate) fn end_turn(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).turns.end();
+    }
+
+    /// Adds the time of instructions of a section, from the first to the end of the last.
+    pub(crate) fn add_run(&self, section: Section, time: Duration) {
+        let turns = &mut self.0.lock().unwrap_or_else(PoisonError::into_inner).turns;
+        match section {
+            Section::Prepare => turns.prepare += time,
+            Section::Update => turns.update += time,
+            Section::Microbatch => {}
+        }
+    }
+
+    /// The tasks of a pipeline rank. Moments count from `zero`.
+    pub fn measured(&self, zero: Instant) -> MeasuredRank {
+        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        times.turns.measured(times.steps.saturating_sub(1).max(1), zero)
     }
 
     /// Adds the time of an instruction that the processor has just run, or of an exchange that has just ended.
@@ -79,6 +138,10 @@ impl Profile {
         let began = self.0.lock().unwrap_or_else(PoisonError::into_inner).began;
         let start = began.map_or(Duration::ZERO, |began| began.elapsed().saturating_sub(time));
         let track = if is_exchange(instruction) { EXCHANGE } else { "processor" };
+        // A receiver waits until the message is there; a sender leaves a copy.
+        if matches!(instruction.kernel, Kernel::Message(_)) && !instruction.results.is_empty() {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).turns.wait(time);
+        }
         self.add_span(Span { section, instruction: index, track, start, time });
     }
 
@@ -96,12 +159,18 @@ impl Profile {
     /// The newest step of `program`, as Perfetto and chrome://tracing read it: JSON, with a track for each thing that runs
     /// instructions, and for each instruction its operator, its section, and the node that it comes from.
     pub fn timeline(&self, program: &Program) -> Value {
+        json!({ "displayTimeUnit": "ms", "traceEvents": self.events(program, 0, None) })
+    }
+
+    /// The events of [`Self::timeline`] as those of a process. Moments count from `zero`, or from the begin of the step.
+    pub fn events(&self, program: &Program, process: u64, zero: Option<Instant>) -> Vec<Value> {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = zero.zip(times.began).map_or(0.0, |(zero, began)| turns::moment(began, zero) * 1e3);
         let tracks: BTreeSet<&str> = times.spans.iter().map(|span| span.track).collect();
         let number = |track: &str| tracks.iter().position(|other| *other == track);
         let names = tracks.iter().map(|track| {
             let arguments = json!({ "name": track });
-            json!({ "ph": "M", "name": "thread_name", "pid": 0, "tid": number(track), "args": arguments })
+            json!({ "ph": "M", "name": "thread_name", "pid": process, "tid": number(track), "args": arguments })
         });
         let microseconds = |time: Duration| time.as_nanos() as f64 / 1e3;
         let spans = times.spans.iter().map(|span| {
@@ -110,14 +179,14 @@ impl Profile {
                 "ph": "X",
                 "name": kind(instruction),
                 "cat": Section::ALL[span.section as usize].1,
-                "pid": 0,
+                "pid": process,
                 "tid": number(span.track),
-                "ts": microseconds(span.start),
+                "ts": began + microseconds(span.start),
                 "dur": microseconds(span.time),
                 "args": { "instruction": instruction.name(), "origin": instruction.origin.to_string() },
             })
         });
-        json!({ "displayTimeUnit": "ms", "traceEvents": names.chain(spans).collect::<Vec<_>>() })
+        names.chain(spans).collect()
     }
 
     /// The kinds of kernels of `program`, whose steps these are, by falling time; of a step of `microbatches`.

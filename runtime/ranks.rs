@@ -22,7 +22,7 @@ use crate::comm::watchdog::Watchdog;
 use crate::comm::{CommError, Communicator, check};
 use crate::cpu::Cpu;
 use crate::device::{Device, DeviceError, ProgramId};
-use crate::profile::Profile;
+use crate::profile::Profiles;
 use crate::program::{Program, StagePrograms};
 pub(crate) use fate::Abort;
 use fate::{Fate, first_error, one, panicked};
@@ -60,23 +60,24 @@ enum LocalRanks {
 }
 
 /// Ranks for programs of any mesh on the processor, with `threads` threads in all, or as many as there are cores: one for a
-/// mesh of one device. See [`Cpu::new`] and [`Ranks::new`]. A profile gets the times of the first program on rank 0.
+/// mesh of one device. See [`Cpu::new`] and [`Ranks::new`]. Profiles get the times of the first program: on rank 0, or on all
+/// ranks of a pipeline.
 ///
 /// # Errors
 /// Those of either.
 pub fn on_processor(
     programs: Vec<impl Into<StagePrograms>>,
     threads: Option<usize>,
-    profile: Option<Profile>,
+    profiles: Option<Profiles>,
 ) -> Result<Ranks, DeviceError> {
     let programs: Vec<StagePrograms> = programs.into_iter().map(Into::into).collect();
     if programs.iter().all(|program| program.ranks() == 1) {
         let programs = programs.iter().map(|program| program.first().clone()).collect();
         let mut cpu = Cpu::new(programs, threads)?;
-        profile.into_iter().for_each(|profile| cpu.record(profile));
+        profiles.into_iter().for_each(|profiles| cpu.record(profiles.of_rank(0)));
         return Ok(Ranks::alone(Box::new(cpu)));
     }
-    Ranks::of_programs(programs, threads, profile)
+    Ranks::of_programs(programs, threads, profiles)
 }
 
 impl Ranks {
@@ -92,14 +93,14 @@ impl Ranks {
     fn of_programs(
         programs: Vec<StagePrograms>,
         threads: Option<usize>,
-        profile: Option<Profile>,
+        profiles: Option<Profiles>,
     ) -> Result<Self, DeviceError> {
         let ranks = programs.first().map_or(1, StagePrograms::ranks);
         if let Some(program) = programs.iter().find(|program| program.ranks() != ranks) {
             return Err(DeviceError::devices(program.first(), ranks));
         }
         let of_rank = |rank| programs.iter().map(|program| program.of_rank(rank).clone()).collect();
-        Self::with((0..ranks).map(of_rank).collect(), threads, profile, |communicator| communicator)
+        Self::with((0..ranks).map(of_rank).collect(), threads, profiles, |communicator| communicator)
     }
 
     /// Ranks of which each has programs of its own; `through` gives each rank the communicator that its device uses, from the
@@ -107,7 +108,7 @@ impl Ranks {
     pub(crate) fn with(
         programs: Vec<Vec<Arc<Program>>>,
         threads: Option<usize>,
-        mut profile: Option<Profile>,
+        profiles: Option<Profiles>,
         through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
     ) -> Result<Self, DeviceError> {
         let own = programs.first().cloned().unwrap_or_default();
@@ -128,26 +129,28 @@ impl Ranks {
         let is_core_free = threads * ranks < cores();
         let rank = |(rank, programs): (usize, Vec<Arc<Program>>)| {
             let communicator = in_stage(through(local.recorded(rank as u64)), &programs);
+            let profile =
+                profiles.as_ref().and_then(|profiles| profiles.for_programs(rank as u64, &programs));
             let mut cpu = Cpu::of_rank(programs, threads, communicator)?;
             if !is_core_free {
                 cpu.exchange_one_by_one();
             }
-            profile.take().into_iter().for_each(|profile| cpu.record(profile));
+            profile.into_iter().for_each(|profile| cpu.record(profile));
             Ok(Box::new(cpu) as Box<dyn Device + Send>)
         };
         let devices = programs.into_iter().enumerate().map(rank).collect::<Result<_, DeviceError>>()?;
         Ok(Self::of(devices, local, Box::new(|_| {})))
     }
 
-    /// One rank of a run whose other ranks are other processes, on the processor, with `threads` threads. A profile gets the
-    /// times of the first program on rank 0.
+    /// One rank of a run whose other ranks are other processes, on the processor, with `threads` threads. Profiles get
+    /// the times of the first program: on rank 0, or on all ranks of a pipeline.
     ///
     /// # Errors
     /// No memory, no threads; programs of another number of devices than `ranks`; collectives that would not meet.
     pub fn of_process(
         programs: Vec<StagePrograms>,
         threads: usize,
-        profile: Option<Profile>,
+        profiles: Option<Profiles>,
         communicator: &Arc<dyn Communicator>,
         ranks: u64,
     ) -> Result<Self, DeviceError> {
@@ -159,7 +162,8 @@ impl Ranks {
         programs.iter().try_for_each(|program| meet(program))?;
         Cpu::has_room(&programs, 1)?;
         let mut cpu = Cpu::of_rank(programs.clone(), threads, in_stage(communicator.clone(), &programs))?;
-        profile.into_iter().filter(|_| communicator.rank() == 0).for_each(|profile| cpu.record(profile));
+        let profile = profiles.and_then(|profiles| profiles.for_programs(communicator.rank(), &programs));
+        profile.into_iter().for_each(|profile| cpu.record(profile));
         Ok(Self::of_one(Box::new(cpu), Agreement::of(communicator.clone(), ranks)))
     }
 

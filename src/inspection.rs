@@ -9,6 +9,7 @@ mod dot;
 mod facts;
 pub mod folder;
 mod groups;
+mod measured;
 mod parameters;
 mod prediction;
 mod recomputed;
@@ -26,6 +27,7 @@ pub use dot::dot;
 pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
+pub use measured::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts};
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
 pub use prediction::{
     CommandFacts, ExchangeFacts, KindFacts, MemoryClassFacts, PredictionFacts, SectionFacts,

@@ -1,8 +1,8 @@
 //! The output folder: what a compilation and a run leave behind.
 //!
 //! `program.ir`, `plan.json`, `config.toml`, `metrics.jsonl`, `checkpoints/step-N/`, `model.onnx`, `model.safetensors`, and
-//! `model-training.onnx` where the model was exported in training mode; of several processes also `logs/` and `flight/`. Every
-//! file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
+//! `model-training.onnx` where the model was exported in training mode; with `--profile` also `timeline.json`, and in a
+//! pipeline `profile.json`; of several processes also `logs/` and `flight/`. Every file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
 //! touched before everything that can be refused has been looked at: [`Folder::check`] only reads.
 
 use crate::log::LOGS;
@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 /// What the folder holds; anything else in it is not ours and stays.
-const CONTENTS: [&str; 12] = [
+const CONTENTS: [&str; 14] = [
     "program.ir",
     "plan.json",
     "config.toml",
@@ -27,9 +27,14 @@ const CONTENTS: [&str; 12] = [
     "model-training.onnx",
     "model-training.onnx.data",
     "model.safetensors",
+    "timeline.json",
+    PROFILE,
     FLIGHT,
     LOGS,
 ];
+
+/// The measured tasks of a pipeline.
+pub const PROFILE: &str = "profile.json";
 
 /// The folder of the flight records of ranks that ended badly.
 pub const FLIGHT: &str = "flight";

@@ -17,6 +17,7 @@ use runtime::comm::star::{Loss, Star};
 use runtime::comm::{CommError, Communicator};
 use runtime::ranks::Ranks;
 use runtime::target::Target;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::fs;
@@ -175,6 +176,14 @@ impl Processes {
     /// The failure of rank 0, on all.
     pub fn first<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<Option<T>, Failure> {
         self.agree(if self.is_first() { work().map(Some) } else { Ok(None) })
+    }
+
+    /// The values of all processes, in the order of the ranks.
+    ///
+    /// # Errors
+    /// A process is lost.
+    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>, Failure> {
+        self.agreement.gather(own).map_err(lost)
     }
 
     /// A text of rank 0, on all.

@@ -26,7 +26,7 @@ use runtime::cuda::gpu::{Options, gpu_of_process, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{DeviceError, ProgramId};
 use runtime::metrics::{MetricsError, MetricsWriter};
-use runtime::profile::Profile;
+use runtime::profile::Profiles;
 use runtime::progress::Progress;
 use runtime::ranks::{Ranks, on_processor};
 use runtime::room::TooLarge;
@@ -92,7 +92,7 @@ pub fn ranks(
     programs: &Programs,
     settings: &Settings,
     processes: &Processes,
-    profile: Option<Profile>,
+    profiles: Option<Profiles>,
     warn: &dyn Fn(Diagnostic),
     fits: &dyn Fn(&TooLarge) -> Option<String>,
 ) -> Result<Ranks, Failure> {
@@ -100,13 +100,14 @@ pub fn ranks(
     let programs = programs.all();
     let ranks = match target {
         Target::Cpu => match processes.communicator() {
-            None => on_processor(programs, settings.device.threads, profile),
+            None => on_processor(programs, settings.device.threads, profiles),
             Some((communicator, ranks)) => {
                 let threads = settings.device.threads.unwrap_or_else(|| processes.cores());
-                Ranks::of_process(programs, threads, profile, communicator, ranks)
+                Ranks::of_process(programs, threads, profiles, communicator, ranks)
             }
         },
         Target::Cuda => {
+            let profile = profiles.map(|profiles| profiles.of_rank(0));
             let (options, warn) = (Options::of_process(), |trouble: &str| warn(Diagnostic::new(trouble)));
             match processes.launched() {
                 None => gpus(programs, options, profile, &warn),

@@ -121,6 +121,22 @@ fn stages_as_processes_have_the_bits_of_threads_and_go_on_with_each_others_check
 }
 
 #[test]
+fn the_profile_of_a_pipeline_has_the_tasks_of_all_processes() {
+    let place = place();
+    let train = TRAIN.replace("--microbatch 4", "--microbatch 1 --global-batch 8");
+    let told = succeed(&place, 2, &format!("{train} --mesh pp=2 --steps 4 --profile -o run"));
+    assert_eq!(told.matches("stages, measured, milliseconds a step").count(), 1, "{told}");
+    let profile: Value = serde_json::from_slice(&place.read("run/profile.json")).expect("it is JSON");
+    let ranks = profile["ranks"].as_array().expect("it has ranks");
+    let tasks = |rank: &Value| rank["tasks"].as_array().expect("it has tasks").clone();
+    let begins = |rank: &Value| tasks(rank)[0]["begin_ms"].as_f64().expect("a number");
+    assert_eq!(ranks.iter().map(|rank| tasks(rank).len()).collect::<Vec<_>>(), [16, 16]);
+    let end = |rank: &Value| tasks(rank)[15]["end_ms"].as_f64().expect("a number");
+    // The clocks of the processes agree: rank 0 begins and ends the step.
+    assert!(begins(&ranks[0]) == 0.0 && end(&ranks[1]) <= end(&ranks[0]), "{profile}");
+}
+
+#[test]
 fn without_a_mesh_each_process_is_a_data_rank() {
     let place = place();
     let told = succeed(&place, 2, &format!("{TRAIN} --steps 1 --zero 1 -o run"));

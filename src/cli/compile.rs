@@ -73,7 +73,7 @@ pub struct Compile {
 /// A model that is ready to be trained.
 pub(super) struct Ready {
     source: Source,
-    compilation: Compilation,
+    pub(super) compilation: Compilation,
     pub(super) programs: Programs,
     pub(super) plan: plan::RunPlan,
     /// With `--memory`: the search for a program that fits.

@@ -11,7 +11,7 @@ use crate::compilation::{self, Source};
 use crate::config::{Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
 use crate::failure::Failure;
 use crate::inspection::{
-    FolderFacts, Inspection, PipelineFacts, PredictionFacts, Question, dot, program_after,
+    FolderFacts, Inspection, MeasuredPipeline, PipelineFacts, PredictionFacts, Question, dot, program_after,
 };
 use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
 use crate::sizes;
@@ -105,7 +105,8 @@ pub enum Format {
     Json,
     /// The program as a graph, for Graphviz
     Dot,
-    /// The predicted step on --target or --cluster, or the timetable of a pipeline, as a timeline, for Perfetto
+    /// The predicted step on --target or --cluster, or the timetable of a pipeline, as a timeline, for Perfetto; of the folder of a
+    /// run with --profile, the measured timetable too
     Perfetto,
     /// The timetable of a pipeline as a page
     Html,
@@ -165,7 +166,9 @@ impl Inspect {
             (true, Format::Text) => found.to_string(),
             (true, Format::Json) => report::json(&found)?,
             (true, Format::Dot) => found.module().map(dot).unwrap_or_default(),
-            (true, Format::Perfetto) => self.timeline(found.prediction.as_ref(), found.pipeline.as_ref())?,
+            (true, Format::Perfetto) => {
+                self.timeline(found.prediction.as_ref(), found.pipeline.as_ref(), None)?
+            }
             (true, Format::Html) => self.page(found.pipeline.as_ref())?,
             (false, format) => {
                 let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
@@ -234,14 +237,16 @@ impl Inspect {
         Ok(cluster.map(Machine::Cluster).or(device.map(Machine::Node)))
     }
 
-    /// The predicted step or the pipeline as a timeline; nothing of a model that cannot be trained, whose reasons are told.
+    /// The predicted step or the pipeline as a timeline, with the measured tasks of a run; nothing of a model that cannot be trained, whose reasons are told.
     fn timeline(
         &self,
         prediction: Option<&PredictionFacts>,
         pipeline: Option<&PipelineFacts>,
+        measured: Option<&MeasuredPipeline>,
     ) -> Result<String, Failure> {
-        let timeline =
-            pipeline.map(PipelineFacts::timeline).or_else(|| prediction.map(PredictionFacts::timeline));
+        let timeline = pipeline
+            .map(|pipeline| pipeline.timeline(measured))
+            .or_else(|| prediction.map(PredictionFacts::timeline));
         match timeline {
             Some(timeline) => report::json(&timeline),
             None if self.parallel.stage().is_some() => Ok(String::new()),
@@ -279,7 +284,9 @@ impl Inspect {
             Format::Text => found.to_string(),
             Format::Json => report::json(&found)?,
             Format::Dot => dot(&written_program(&self.subject)?),
-            Format::Perfetto => self.timeline(found.prediction.as_ref(), found.pipeline.as_ref())?,
+            Format::Perfetto => {
+                self.timeline(found.prediction.as_ref(), found.pipeline.as_ref(), found.measured.as_ref())?
+            }
             Format::Html => self.page(found.pipeline.as_ref())?,
         };
         Ok(Output { text, reasons: vec![] })

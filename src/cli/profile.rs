@@ -1,32 +1,129 @@
-//! The profile of a run, for people: a timeline, and the times of kernels.
+//! The profile of a run, for people: a timeline, the times of kernels, and in a pipeline the times of the tasks of all ranks.
 
 use super::compile::Ready;
 use super::report;
 use crate::failure::Failure;
-use crate::output::Folder;
-use runtime::profile::{Profile, Share};
+use crate::inspection::MeasuredPipeline;
+use crate::output::{Folder, PROFILE};
+use crate::processes::Processes;
+use runtime::profile::{MeasuredRank, Profiles, Share};
 use runtime::target::Target;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Instant;
 
-/// Writes the timeline of a run into its folder, and tells the times of its kernels. The run had so many threads, or one for each
-/// core.
+/// The profile of a run: of rank 0, or of all ranks of a pipeline.
+pub(super) struct RunProfile {
+    timeline: Value,
+    shares: Vec<Share>,
+    pipeline: Option<MeasuredPipeline>,
+}
+
+/// The profile of a rank of a pipeline, as a message to other processes.
+#[derive(Serialize, Deserialize)]
+struct RankProfile {
+    measured: MeasuredRank,
+    events: Vec<Value>,
+    shares: Vec<Share>,
+}
+
+/// The profile of a run that has ended. In a pipeline, all processes give the others the profiles of their ranks.
+pub(super) fn gather(
+    processes: &Processes,
+    profiles: &Profiles,
+    ready: &Ready,
+) -> Result<RunProfile, Failure> {
+    let (training, microbatches) = (&ready.programs.training, ready.plan.microbatches);
+    if training.iter().len() == 1 {
+        let (profile, program) = (profiles.of_rank(0), training.first());
+        let (timeline, shares) = (profile.timeline(program), profile.shares(program, microbatches));
+        return Ok(RunProfile { timeline, shares, pipeline: None });
+    }
+    // All processes come out of this at one moment, to which the moments of all of them refer.
+    processes.all(true)?;
+    let zero = Instant::now();
+    let own: Vec<RankProfile> = profiles
+        .all()
+        .into_iter()
+        .map(|(rank, profile)| {
+            let program = training.of_rank(rank);
+            RankProfile {
+                measured: profile.measured(zero),
+                events: profile.events(program, rank, Some(zero)),
+                shares: profile.shares(program, microbatches),
+            }
+        })
+        .collect();
+    let all: Vec<RankProfile> = processes.gather(own)?.into_iter().flatten().collect();
+    let measured: Vec<MeasuredRank> = all.iter().map(|rank| rank.measured.clone()).collect();
+    let shares = together(all.iter().flat_map(|rank| &rank.shares));
+    let events = all.into_iter().map(|rank| rank.events).collect();
+    let pipeline = MeasuredPipeline::of(&ready.compilation.training, &measured);
+    Ok(RunProfile { timeline: timeline(events), shares, pipeline })
+}
+
+/// The instructions of all ranks, each a process of the timeline, which begins at 0.
+fn timeline(ranks: Vec<Vec<Value>>) -> Value {
+    let starts = ranks.iter().flatten().filter_map(|event| event["ts"].as_f64());
+    let begin = starts.fold(f64::INFINITY, f64::min);
+    let mut events = vec![];
+    for (rank, of_rank) in ranks.into_iter().enumerate() {
+        let name = json!({ "name": format!("rank {rank}") });
+        events.push(json!({ "ph": "M", "name": "process_name", "pid": rank, "args": name }));
+        events.extend(of_rank.into_iter().map(|mut event| {
+            if let Some(start) = event["ts"].as_f64() {
+                event["ts"] = json!(start - begin);
+            }
+            event
+        }));
+    }
+    json!({ "displayTimeUnit": "ms", "traceEvents": events })
+}
+
+/// The kernels of all ranks, by falling time.
+fn together<'s>(shares: impl Iterator<Item = &'s Share>) -> Vec<Share> {
+    let mut by_kernel: BTreeMap<&str, Share> = BTreeMap::new();
+    for share in shares {
+        match by_kernel.get_mut(share.kernel.as_str()) {
+            None => drop(by_kernel.insert(&share.kernel, share.clone())),
+            Some(sum) => {
+                sum.milliseconds += share.milliseconds;
+                sum.instructions += share.instructions;
+                sum.flops += share.flops;
+                let of_both = sum.not_hidden.unwrap_or_default() + share.not_hidden.unwrap_or_default();
+                sum.not_hidden = sum.not_hidden.or(share.not_hidden).map(|_| of_both);
+            }
+        }
+    }
+    let mut shares: Vec<Share> = by_kernel.into_values().collect();
+    shares.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));
+    shares
+}
+
+/// Writes the timeline of a run into its folder, and in a pipeline the times of the tasks. Tells the times of the kernels. The run had
+/// so many threads, or one for each core.
 pub(super) fn write(
-    profile: &Profile,
+    profile: &RunProfile,
     ready: &Ready,
     threads: Option<usize>,
     folder: &Folder,
 ) -> Result<(), Failure> {
-    let training = ready.programs.training.first();
-    let timeline = profile.timeline(training).to_string();
-    folder.write(&[("timeline.json", timeline.as_bytes())])?;
-    let shares = profile.shares(training, ready.plan.microbatches);
-    let peak = (training.target == Target::Cpu).then(|| runtime::cpu::peak_gflops(threads));
-    report::tell_lines(&table(&shares, peak));
+    let RunProfile { timeline, shares, pipeline } = profile;
+    folder.write(&[("timeline.json", timeline.to_string().as_bytes())])?;
+    let peak =
+        (ready.programs.training.first().target == Target::Cpu).then(|| runtime::cpu::peak_gflops(threads));
+    report::tell_lines(&table(shares, peak, pipeline.is_some()));
+    if let Some(pipeline) = pipeline {
+        folder.write(&[(PROFILE, report::json(pipeline)?.as_bytes())])?;
+        report::tell_lines(&pipeline.to_string());
+    }
     Ok(())
 }
 
 /// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix
-/// reaches, in billions of floating-point operations a second, where that is known.
-fn table(shares: &[Share], peak: Option<f64>) -> String {
+/// reaches, in billions of floating-point operations a second, where that is known. `is_pipeline`: the times are sums over all ranks.
+fn table(shares: &[Share], peak: Option<f64>, is_pipeline: bool) -> String {
     // Exchanges take the time of a step only where nothing else runs.
     let counted = |share: &Share| share.not_hidden.unwrap_or(share.milliseconds);
     let total: f64 = shares.iter().map(counted).sum();
@@ -49,9 +146,10 @@ fn table(shares: &[Share], peak: Option<f64>) -> String {
     let speed = flops as f64 / time.max(f64::MIN_POSITIVE) / 1e6;
     let reached =
         peak.map_or_else(String::new, |peak| format!(" of the {peak:.1} GFLOP/s of a large multiplication"));
+    let ranks = if is_pipeline { " of all ranks together" } else { "" };
     table
         + &format!(
-            "{total:.3} ms per step; matrix multiplications take {:.1}% of it, at {speed:.1} \
+            "{total:.3} ms per step{ranks}; matrix multiplications take {:.1}% of it, at {speed:.1} \
              GFLOP/s{reached}\n",
             percent(time)
         )

@@ -39,7 +39,8 @@ pub struct RunFlags {
     #[arg(long, value_name = "DIR[@N]", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     #[serde(skip)]
     pub resume: Option<Resume>,
-    /// At the end, print the time of a step by kind of kernel, and write the last step to timeline.json for Perfetto
+    /// At the end, print the time of a step by kind of kernel, in a pipeline also by stage and phase with the idle share of each rank, and
+    /// write the last step to timeline.json for Perfetto
     #[arg(long)]
     #[serde(skip)]
     pub profile: bool,

@@ -1,11 +1,13 @@
 //! What a folder holds that `compile` wrote: how far its run came, and what can be taken from it.
 
+use super::measured::MeasuredPipeline;
 use super::prediction::{filled, milliseconds};
 use super::units::{bytes, count, grouped};
 use super::{PipelineFacts, PredictionFacts};
 use crate::export;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
+use crate::output::PROFILE;
 use ir::machine::{DeviceKind, Machine};
 use ir::{Diagnostic, Level, Module, Role, visible};
 use passes::Manager;
@@ -44,6 +46,9 @@ pub struct FolderFacts {
     /// The pipeline, if the program has stages and they were asked about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipeline: Option<PipelineFacts>,
+    /// The tasks of the pipeline, if a run has measured them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredPipeline>,
     /// Files that are there and cannot be read, and why.
     pub problems: Vec<String>,
 }
@@ -107,6 +112,7 @@ impl FolderFacts {
             results: vec![],
             prediction: None,
             pipeline: None,
+            measured: None,
             problems: vec![],
         };
         let program = facts.read(path, "program.ir").map(|text| ir::text::parse(&text));
@@ -119,6 +125,10 @@ impl FolderFacts {
         match plan.transpose() {
             Ok(plan) => facts.plan = plan.unwrap_or_default(),
             Err(error) => facts.problems.push(format!("plan.json: {error}")),
+        }
+        match MeasuredPipeline::in_folder(path) {
+            Ok(measured) => facts.measured = measured,
+            Err(error) => facts.problems.push(format!("{PROFILE}: {error}")),
         }
         let metrics = path.join("metrics.jsonl");
         if metrics.exists() {
@@ -309,6 +319,9 @@ impl fmt::Display for FolderFacts {
         }
         if let Some(pipeline) = &self.pipeline {
             write!(f, "{pipeline}")?;
+        }
+        if let Some(measured) = &self.measured {
+            write!(f, "\n{measured}")?;
         }
         if let Some(config) = &self.config {
             writeln!(f, "\nsettings (config.toml)")?;

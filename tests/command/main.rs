@@ -10,6 +10,7 @@ mod hostile;
 mod inspect;
 mod launched;
 mod opt;
+mod profile;
 mod readme;
 mod run;
 mod samples;

@@ -59,7 +59,7 @@ fn the_same_model_gets_the_same_plan() {
 /// The memory of each pipeline rank.
 fn of_ranks(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Memory> {
     let schedule = schedule.parse().expect("a schedule");
-    let stage = Some(Stage { ranks, schedule, microbatches, cuts: vec![], device: None });
+    let stage = Some(Stage { microbatches, ..Stage::new(ranks, Some(schedule)) });
     let (source, plan) = models::LLAMA_DYNAMO.source(2, adamw());
     let batch = Batch { global: Some(2 * u64::from(microbatches)), data_ranks: 1 };
     let plan = CompilationPlan { stage, batch, ..plan };

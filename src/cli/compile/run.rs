@@ -1,22 +1,23 @@
 //! The run of a compiled model: the ranks begin in one output folder and one place, train, and the result is exported.
 
 use super::{Compile, Place, Ready};
+use crate::cli::profile::{self, RunProfile};
 use crate::cli::report::{self, Outcome, tell};
 use crate::cli::resuming::{self, Beginning};
-use crate::cli::{profile, summary};
+use crate::cli::summary;
 use crate::diagnostics::Severity;
 use crate::export;
 use crate::failure::Failure;
 use crate::hardware::Chosen;
 use crate::inspection::units::bytes;
 use crate::log::{self, LOGS};
-use crate::output::{FLIGHT, Folder};
+use crate::output::{FLIGHT, Folder, PROFILE};
 use crate::processes::{Processes, Waiting};
 use crate::training::{self, Programs, Setup, Start};
 use anyhow::Context;
 use ir::Diagnostic;
 use runtime::data::Loader;
-use runtime::profile::Profile;
+use runtime::profile::Profiles;
 use runtime::ranks::Ranks;
 use runtime::room::TooLarge;
 use runtime::target::Target;
@@ -37,9 +38,9 @@ impl Compile {
     ) -> Result<Outcome, Failure> {
         let Ready { compilation, programs, .. } = ready;
         let settings = &self.settings;
-        let profile = settings.run.profile.then(Profile::default);
+        let profiles = settings.run.profile.then(Profiles::default);
         loader.notes().iter().for_each(|note| tell!("note: {note}"));
-        let begun = self.begin(processes, &output, ready, on, loader, steps, profile.as_ref());
+        let begun = self.begin(processes, &output, ready, on, loader, steps, profiles.as_ref());
         let (ranks, start) = processes.agree(begun)?;
         processes.same(&self.facts(programs, loader, &start))?;
         let stop = stop_on_signals(processes.waiting())?;
@@ -51,6 +52,7 @@ impl Compile {
                     let report = |text: String| report::tell_lines(&text);
                     training::cut_back(&output.folder, &start, place.step.is_some(), report)?;
                     output.folder.remove(FLIGHT)?;
+                    output.folder.remove(PROFILE)?;
                 }
                 _ => output.folder.clear()?,
             }
@@ -63,10 +65,12 @@ impl Compile {
         let setup =
             Setup { compilation, programs, loader, settings, folder, steps, surroundings, saves_beside };
         let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
+        let profile = profiles.map(|profiles| profile::gather(processes, &profiles, ready)).transpose()?;
         if let Some(surroundings) = surroundings {
             self.finish(ready, folder, &outcome, &surroundings, steps)?;
-            let write = |profile: Profile| profile::write(&profile, ready, settings.device.threads, folder);
-            profile.map_or(Ok(()), write)?;
+            let write =
+                |profile: &RunProfile| profile::write(profile, ready, settings.device.threads, folder);
+            profile.as_ref().map_or(Ok(()), write)?;
         }
         Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
     }
@@ -81,7 +85,7 @@ impl Compile {
         on: &Chosen,
         loader: &Loader,
         steps: u64,
-        profile: Option<&Profile>,
+        profiles: Option<&Profiles>,
     ) -> Result<(Ranks, Start<'r>), Failure> {
         let Ready { source, compilation, programs, .. } = ready;
         let settings = &self.settings;
@@ -100,7 +104,7 @@ impl Compile {
         let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {
-            let mut ranks = training::ranks(programs, settings, processes, profile.cloned(), &warn, &fits)?;
+            let mut ranks = training::ranks(programs, settings, processes, profiles.cloned(), &warn, &fits)?;
             processes.watch(&mut ranks, settings.parallel.timeout, flight)?;
             Ok(ranks)
         };

@@ -1,0 +1,200 @@
+//! When a pipeline rank ran its tasks, and how long it waited in them for messages of other ranks.
+
+use ir::timetable::{Part, Task};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// The steps whose windows are kept.
+const WINDOWS: usize = 1000;
+
+/// The tasks of a rank, measured over all steps but the first. Times are in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredRank {
+    /// Steps that were measured.
+    pub steps: u64,
+    /// The phases of the rank's stages.
+    pub parts: Vec<MeasuredPart>,
+    /// The section `prepare`, of all steps.
+    pub prepare: f64,
+    /// The section `update`, of all steps.
+    pub update: f64,
+    /// The time in which tasks waited for messages, of all steps.
+    pub waits: f64,
+    /// The newest steps.
+    pub windows: Vec<Window>,
+    /// The tasks of the newest step.
+    pub tasks: Vec<MeasuredTask>,
+}
+
+/// The tasks of a phase of a stage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredPart {
+    /// `forward`, `backward` or `weight gradients`.
+    pub phase: String,
+    /// The stage.
+    pub stage: u32,
+    /// The number of tasks.
+    pub tasks: u64,
+    /// The time of all of them, without waiting.
+    pub busy: f64,
+}
+
+/// The microbatches of a step on a rank. Times count from a moment after the run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Window {
+    /// When the first task began.
+    pub begin: f64,
+    /// When the last task ended.
+    pub end: f64,
+    /// The time of tasks, without waiting.
+    pub busy: f64,
+}
+
+/// A task. Times count from a moment after the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredTask {
+    /// `forward`, `backward` or `weight gradients`.
+    pub phase: String,
+    /// The stage.
+    pub stage: u32,
+    /// The microbatch, counted from 0.
+    pub microbatch: u32,
+    /// When it began.
+    pub begin_ms: f64,
+    /// When it ended.
+    pub end_ms: f64,
+    /// The part of this time in which it waited for messages.
+    pub waited_ms: f64,
+}
+
+/// Turns, as they are measured.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// The turn that runs now.
+    open: Option<Turn>,
+    /// Of the newest step.
+    ended: Vec<(Turn, Instant)>,
+    parts: BTreeMap<Part, (u64, Duration)>,
+    waits: Duration,
+    /// For each of the newest steps its begin, its end, and the time of its tasks without waiting.
+    windows: VecDeque<(Instant, Instant, Duration)>,
+    pub(super) prepare: Duration,
+    pub(super) update: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    task: Task,
+    begin: Instant,
+    waited: Duration,
+}
+
+impl Turns {
+    pub(super) fn begin_step(&mut self) {
+        self.ended.clear();
+    }
+
+    pub(super) fn begin(&mut self, task: Task) {
+        self.open = Some(Turn { task, begin: Instant::now(), waited: Duration::ZERO });
+    }
+
+    /// Adds a time in which the present turn, if there is one, has waited for a message.
+    pub(super) fn wait(&mut self, time: Duration) {
+        self.open.iter_mut().for_each(|turn| turn.waited += time);
+    }
+
+    pub(super) fn end(&mut self) {
+        let Some(turn) = self.open.take() else { return };
+        let end = Instant::now();
+        let busy = end.saturating_duration_since(turn.begin).saturating_sub(turn.waited);
+        if self.ended.is_empty() {
+            if self.windows.len() == WINDOWS {
+                self.windows.pop_front();
+            }
+            self.windows.push_back((turn.begin, end, Duration::ZERO));
+        }
+        if let Some((_, last, all)) = self.windows.back_mut() {
+            *last = end;
+            *all += busy;
+        }
+        let (tasks, time) = self.parts.entry(turn.task.part).or_default();
+        (*tasks, *time) = (*tasks + 1, *time + busy);
+        self.waits += turn.waited;
+        self.ended.push((turn, end));
+    }
+
+    /// The times of so many steps; moments count from `zero`.
+    pub(super) fn measured(&self, steps: u64, zero: Instant) -> MeasuredRank {
+        let part = |(part, (tasks, busy)): (&Part, &(u64, Duration))| MeasuredPart {
+            phase: part.phase.long_name().to_owned(),
+            stage: part.chunk,
+            tasks: *tasks,
+            busy: milliseconds(*busy),
+        };
+        let window = |(begin, end, busy): &(Instant, Instant, Duration)| Window {
+            begin: moment(*begin, zero),
+            end: moment(*end, zero),
+            busy: milliseconds(*busy),
+        };
+        let task = |(turn, end): &(Turn, Instant)| MeasuredTask {
+            phase: turn.task.part.phase.long_name().to_owned(),
+            stage: turn.task.part.chunk,
+            microbatch: turn.task.microbatch,
+            begin_ms: moment(turn.begin, zero),
+            end_ms: moment(*end, zero),
+            waited_ms: milliseconds(turn.waited),
+        };
+        MeasuredRank {
+            steps,
+            parts: self.parts.iter().map(part).collect(),
+            prepare: milliseconds(self.prepare),
+            update: milliseconds(self.update),
+            waits: milliseconds(self.waits),
+            windows: self.windows.iter().map(window).collect(),
+            tasks: self.ended.iter().map(task).collect(),
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// The milliseconds from `zero` to a moment; below 0 of an earlier one.
+pub(super) fn moment(moment: Instant, zero: Instant) -> f64 {
+    milliseconds(moment.saturating_duration_since(zero))
+        - milliseconds(zero.saturating_duration_since(moment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::Phase;
+    use std::thread;
+
+    #[test]
+    fn waiting_counts_apart_from_the_work_of_a_task() {
+        let mut turns = Turns::default();
+        let pause = Duration::from_millis(2);
+        for microbatch in 0..3 {
+            turns.begin_step();
+            for phase in [Phase::Forward, Phase::Backward] {
+                turns.begin(Task::new(phase, 1, microbatch));
+                thread::sleep(2 * pause);
+                turns.wait(pause);
+                turns.end();
+            }
+        }
+        let MeasuredRank { steps, parts, waits, windows, tasks, .. } = turns.measured(3, Instant::now());
+        assert_eq!((steps, parts.len(), windows.len(), tasks.len()), (3, 2, 3, 2));
+        assert_eq!(waits, 6.0 * milliseconds(pause));
+        let of_parts: f64 = parts.iter().map(|part| part.busy).sum();
+        let of_windows: f64 = windows.iter().map(|window| window.busy).sum();
+        assert!((of_parts - of_windows).abs() < 1e-6, "{of_parts} and {of_windows}");
+        let whole: f64 = windows.iter().map(|window| window.end - window.begin).sum();
+        assert!(of_parts >= 6.0 * milliseconds(pause) && of_parts + waits <= whole + 1e-6, "{windows:?}");
+        assert!(tasks[0].end_ms <= tasks[1].begin_ms && tasks[1].end_ms <= 0.0, "{tasks:?}");
+        assert_eq!((tasks[1].phase.as_str(), tasks[1].stage, tasks[1].microbatch), ("backward", 1, 2));
+    }
+}

@@ -1,0 +1,299 @@
+//! The tasks of a pipeline as a run with `--profile` measured them, beside those of the timetable: `profile.json`.
+
+use crate::output::PROFILE;
+use ir::timetable::{Part, TASK_PHASES, Task};
+use ir::{Module, Phase, Pipeline, Timeline};
+use runtime::profile::{MeasuredPart, MeasuredRank, MeasuredTask, Window};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+/// The measured ranks of a pipeline.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredPipeline {
+    /// The schedule.
+    pub schedule: String,
+    /// Steps that were measured: all but the first.
+    pub steps: u64,
+    /// The ranks: a stage after the other.
+    pub ranks: Vec<MeasuredRankFacts>,
+}
+
+/// A rank. Times are milliseconds, and those of a step are means.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredRankFacts {
+    /// The rank.
+    pub rank: u64,
+    /// Its pipeline rank.
+    pub pipeline_rank: u32,
+    /// Its stages.
+    pub stages: Vec<MeasuredStageFacts>,
+    /// The time of a step in which tasks waited for messages.
+    pub waits_ms: f64,
+    /// The section `prepare` of a step.
+    pub prepare_ms: f64,
+    /// The update of a step.
+    pub update_ms: f64,
+    /// The share of the time of the microbatches in which the rank computed nothing.
+    pub idle: f64,
+    /// This share in the timetable, if each task takes its mean time and messages take none. `None` of a schedule whose steps have no
+    /// flush between them.
+    pub predicted_idle: Option<f64>,
+    /// The tasks of the newest step. Their times count from the first task of all ranks.
+    pub tasks: Vec<MeasuredTask>,
+}
+
+/// A stage on a rank: the time of its tasks in a step, without waiting.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredStageFacts {
+    /// The stage.
+    pub stage: u32,
+    /// The forward tasks.
+    pub forward_ms: f64,
+    /// The backward tasks.
+    pub backward_ms: f64,
+    /// The tasks for gradients of parameters, if the schedule has such tasks.
+    pub weight_ms: Option<f64>,
+}
+
+impl MeasuredPipeline {
+    /// The facts of all ranks, in their order, whose moments count from one zero. `None` of a program without stages.
+    pub fn of(module: &Module, ranks: &[MeasuredRank]) -> Option<Self> {
+        let pipeline = module.pipeline.as_ref()?;
+        let devices = (ranks.len() / (pipeline.ranks() as usize).max(1)).max(1);
+        let predicted = predicted_idle(module, pipeline, ranks);
+        let idle = measured_idle(pipeline, ranks);
+        let begin = ranks.iter().flat_map(|rank| &rank.tasks).map(|task| task.begin_ms);
+        let begin = begin.fold(f64::INFINITY, f64::min);
+        let one = |(rank, measured): (usize, &MeasuredRank)| {
+            let pipeline_rank = (rank / devices) as u32;
+            let a_step = |ms: f64| ms / measured.steps.max(1) as f64;
+            let task = |task: &MeasuredTask| MeasuredTask {
+                begin_ms: task.begin_ms - begin,
+                end_ms: task.end_ms - begin,
+                ..task.clone()
+            };
+            MeasuredRankFacts {
+                rank: rank as u64,
+                pipeline_rank,
+                stages: pipeline.stages_of(pipeline_rank).map(|stage| stage_facts(stage, measured)).collect(),
+                waits_ms: a_step(measured.waits),
+                prepare_ms: a_step(measured.prepare),
+                update_ms: a_step(measured.update),
+                idle: idle[rank],
+                predicted_idle: predicted.as_ref().map(|all| all[pipeline_rank as usize]),
+                tasks: measured.tasks.iter().map(task).collect(),
+            }
+        };
+        Some(Self {
+            schedule: pipeline.schedule.clone(),
+            steps: ranks.iter().map(|rank| rank.steps).max().unwrap_or_default(),
+            ranks: ranks.iter().enumerate().map(one).collect(),
+        })
+    }
+
+    /// The facts that a run has left in its folder, if it has.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn in_folder(folder: &Path) -> Result<Option<Self>, String> {
+        match fs::read_to_string(folder.join(PROFILE)) {
+            Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+fn stage_facts(stage: u32, measured: &MeasuredRank) -> MeasuredStageFacts {
+    let of = |phase: Phase| {
+        let is_own = |part: &&MeasuredPart| part.stage == stage && part.phase == phase.long_name();
+        measured.parts.iter().find(is_own).map(|part| part.busy / measured.steps.max(1) as f64)
+    };
+    MeasuredStageFacts {
+        stage,
+        forward_ms: of(Phase::Forward).unwrap_or_default(),
+        backward_ms: of(Phase::Backward).unwrap_or_default(),
+        weight_ms: of(Phase::Weight),
+    }
+}
+
+/// For each rank the share of the steps' time in which it computed nothing. A step lasts from the first task of all ranks to the end of
+/// the last; without a flush between steps, from the first task of the rank itself to its last.
+fn measured_idle(pipeline: &Pipeline, ranks: &[MeasuredRank]) -> Vec<f64> {
+    let steps = ranks.iter().map(|rank| rank.windows.len()).min().unwrap_or_default();
+    let newest = |rank: &MeasuredRank| -> Vec<Window> { rank.windows[rank.windows.len() - steps..].to_vec() };
+    let windows: Vec<Vec<Window>> = ranks.iter().map(newest).collect();
+    let length = |step: usize, own: &[Window]| {
+        if pipeline.is_asynchronous() {
+            return own[step].end - own[step].begin;
+        }
+        let all = windows.iter().map(|windows| windows[step]);
+        let (begin, end) = all.fold((f64::INFINITY, f64::NEG_INFINITY), |(begin, end), window| {
+            (begin.min(window.begin), end.max(window.end))
+        });
+        end - begin
+    };
+    let idle = |own: &Vec<Window>| {
+        let whole: f64 = (0..steps).map(|step| length(step, own)).sum();
+        let busy: f64 = own.iter().map(|window| window.busy).sum();
+        if whole > 0.0 { (1.0 - busy / whole).clamp(0.0, 1.0) } else { 0.0 }
+    };
+    windows.iter().map(idle).collect()
+}
+
+/// For each pipeline rank its idle share by the timetable, if each task takes its mean time on the devices of its stage.
+fn predicted_idle(module: &Module, pipeline: &Pipeline, ranks: &[MeasuredRank]) -> Option<Vec<f64>> {
+    if pipeline.is_asynchronous() {
+        return None;
+    }
+    let mut sums: BTreeMap<(&str, u32), (f64, u64)> = BTreeMap::new();
+    for part in ranks.iter().flat_map(|rank| &rank.parts) {
+        let (time, tasks) = sums.entry((&part.phase, part.stage)).or_default();
+        (*time, *tasks) = (*time + part.busy, *tasks + part.tasks);
+    }
+    let mean = |part: Part| {
+        let sum = sums.get(&(part.phase.long_name(), part.chunk));
+        sum.map_or(0.0, |(time, tasks)| time / (*tasks).max(1) as f64)
+    };
+    let Pipeline { timetable, placement, microbatches, .. } = pipeline;
+    let timeline =
+        Timeline::new(timetable, placement, *microbatches, &module.dependencies(), mean, |_| 0.0).ok()?;
+    let share = |rank: usize| match timeline.makespan > 0.0 {
+        true => timeline.idle(rank) / timeline.makespan,
+        false => 0.0,
+    };
+    Some((0..timeline.ranks.len()).map(share).collect())
+}
+
+/// The short name of a measured task: `F0.3`.
+pub(super) fn short_name(task: &MeasuredTask) -> String {
+    let phase = TASK_PHASES.iter().find(|(phase, _)| phase.long_name() == task.phase);
+    let phase = phase.map_or(Phase::Forward, |(phase, _)| *phase);
+    Task::new(phase, task.stage, task.microbatch).to_string()
+}
+
+impl fmt::Display for MeasuredPipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let splits = self.ranks.iter().flat_map(|rank| &rank.stages).any(|stage| stage.weight_ms.is_some());
+        let weight = if splits { format!("{:>11}", "weights") } else { String::new() };
+        let steps = if self.steps == 1 { "a step" } else { "the mean of all steps but the first" };
+        writeln!(f, "stages, measured, milliseconds a step ({steps}):")?;
+        writeln!(
+            f,
+            "  rank  stage{:>11}{:>11}{weight}{:>11}{:>11}{:>11}{:>9}{:>11}",
+            "forward", "backward", "waits", "prepare", "update", "idle", "predicted"
+        )?;
+        for rank in &self.ranks {
+            for (index, stage) in rank.stages.iter().enumerate() {
+                let MeasuredStageFacts { stage, forward_ms, backward_ms, weight_ms } = stage;
+                write!(f, "  {:>4}  {stage:>5}{forward_ms:>11.3}{backward_ms:>11.3}", rank.rank)?;
+                if splits {
+                    write!(f, "{:>11.3}", weight_ms.unwrap_or_default())?;
+                }
+                if index > 0 {
+                    writeln!(f)?;
+                    continue;
+                }
+                let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+                let MeasuredRankFacts { waits_ms, prepare_ms, update_ms, idle, predicted_idle, .. } = rank;
+                let predicted = predicted_idle.map_or_else(|| "-".to_owned(), percent);
+                writeln!(
+                    f,
+                    "{waits_ms:>11.3}{prepare_ms:>11.3}{update_ms:>11.3}{:>9}{predicted:>11}",
+                    percent(*idle)
+                )?;
+            }
+        }
+        let source = match self.ranks.iter().any(|rank| rank.predicted_idle.is_some()) {
+            true => {
+                "predicted: that of the timetable, if each task takes its mean time and messages take none"
+            }
+            false => "steps follow each other without a flush, so none is predicted",
+        };
+        writeln!(f, "  idle: the share of the microbatches' time in which a rank computes nothing; {source}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two stages: a forward task takes 1 ms and a backward task 2 ms, on the second stage as well.
+    const MODULE: &str = r#"trainyard-ir 1
+        module @m placed {
+          pipeline "gpipe" microbatches 2 stages [0, 1] {
+            rank F0.0 F0.1 B0.0 B0.1
+            rank F1.0 F1.1 B1.0 B1.1
+          }
+          state @w : f32[4] parameter = zeros
+          func @train(%0 "x" batched : f32[6, 4], %1 = @w) {
+            %2 = mul %0, %1 : f32[6, 4] !{fwd}
+            %3 = transfer %2 : f32[6, 4] !{fwd, stage 1}
+            %4 = exp %3 : f32[6, 4] !{fwd, stage 1}
+            %5 = mul %4, %4 : f32[6, 4] !{bwd, stage 1}
+            %6 = transfer %5 : f32[6, 4] !{bwd}
+            %7 = mul %6, %0 : f32[6, 4] !{bwd}
+            %8 = reduce %7 {kind = sum, dims = [0], keep = false} : f32[4] !{bwd}
+            %9 = accumulate %8 : f32[4] !{update}
+            %10 = sub %1, %9 : f32[4] !{update}
+          }
+          update @w = %10
+        }"#;
+
+    fn rank(stage: u32, begin: f64, end: f64) -> MeasuredRank {
+        let part =
+            |phase: Phase, busy| MeasuredPart { phase: phase.long_name().to_owned(), stage, tasks: 4, busy };
+        let task = |phase: Phase, begin_ms| MeasuredTask {
+            phase: phase.long_name().to_owned(),
+            stage,
+            microbatch: 1,
+            begin_ms,
+            end_ms: begin_ms + 1.0,
+            waited_ms: 0.0,
+        };
+        MeasuredRank {
+            steps: 2,
+            parts: vec![part(Phase::Forward, 4.0), part(Phase::Backward, 8.0)],
+            update: 3.0,
+            windows: vec![
+                Window { begin: begin - 100.0, end: end - 100.0, busy: 6.0 },
+                Window { begin, end, busy: 6.0 },
+            ],
+            tasks: vec![task(Phase::Forward, begin), task(Phase::Backward, end - 1.0)],
+            ..MeasuredRank::default()
+        }
+    }
+
+    #[test]
+    fn idle_is_measured_over_all_ranks_and_predicted_from_the_mean_times() {
+        let module = ir::text::parse(MODULE).unwrap_or_else(|error| panic!("{error}"));
+        // By the timetable a step takes 9 ms, and each rank computes 6. The ranks took 12.
+        let facts = MeasuredPipeline::of(&module, &[rank(0, -20.0, -8.0), rank(1, -18.0, -10.0)]).unwrap();
+        for rank in &facts.ranks {
+            assert!((rank.idle - 0.5).abs() < 1e-9, "{facts}");
+            assert!((rank.predicted_idle.unwrap() - 1.0 / 3.0).abs() < 1e-9, "{facts}");
+            assert_eq!((rank.stages[0].forward_ms, rank.stages[0].backward_ms), (2.0, 4.0));
+            assert_eq!((rank.stages[0].weight_ms, rank.update_ms), (None, 1.5));
+        }
+        let begins: Vec<(String, f64)> = facts
+            .ranks
+            .iter()
+            .flat_map(|rank| &rank.tasks)
+            .map(|task| (short_name(task), task.begin_ms))
+            .collect();
+        let expected = [("F0.1", 0.0), ("B0.1", 11.0), ("F1.1", 2.0), ("B1.1", 9.0)];
+        assert_eq!(begins, expected.map(|(name, begin)| (name.to_owned(), begin)));
+        let text = facts.to_string();
+        assert!(
+            text.contains(
+                "     0      0      2.000      4.000      0.000      0.000      1.500   50.0 %     33.3 %"
+            ),
+            "{text}"
+        );
+        let read: MeasuredPipeline = serde_json::from_str(&serde_json::to_string(&facts).unwrap()).unwrap();
+        assert_eq!(read, facts);
+    }
+}

@@ -2,7 +2,7 @@
 
 mod turns;
 
-pub use turns::{MeasuredPart, MeasuredRank, MeasuredTask, Window};
+pub use turns::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
 
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use crate::simulator::schedule;

@@ -27,7 +27,7 @@ pub use dot::dot;
 pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
-pub use measured::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts};
+pub use measured::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts, PredictedIdle};
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
 pub use prediction::{
     CommandFacts, ExchangeFacts, KindFacts, MemoryClassFacts, PredictionFacts, SectionFacts,

@@ -1,6 +1,6 @@
 //! When a pipeline rank ran its tasks, and how long it waited in them for messages of other ranks.
 
-use ir::timetable::{Part, Task};
+use ir::timetable::Task;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ const WINDOWS: usize = 1000;
 pub struct MeasuredRank {
     /// Steps that were measured.
     pub steps: u64,
-    /// The phases of the rank's stages.
-    pub parts: Vec<MeasuredPart>,
+    /// The tasks, of all steps.
+    pub runs: Vec<MeasuredRuns>,
     /// The section `prepare`, of all steps.
     pub prepare: f64,
     /// The section `update`, of all steps.
@@ -27,16 +27,18 @@ pub struct MeasuredRank {
     pub tasks: Vec<MeasuredTask>,
 }
 
-/// The tasks of a phase of a stage.
+/// A task, summed up over steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredPart {
+pub struct MeasuredRuns {
     /// `forward`, `backward` or `weight gradients`.
     pub phase: String,
     /// The stage.
     pub stage: u32,
-    /// The number of tasks.
-    pub tasks: u64,
-    /// The time of all of them, without waiting.
+    /// The microbatch, counted from 0.
+    pub microbatch: u32,
+    /// The number of times that it ran.
+    pub runs: u64,
+    /// The time of all runs, without waiting.
     pub busy: f64,
 }
 
@@ -75,7 +77,7 @@ pub(super) struct Turns {
     open: Option<Turn>,
     /// Of the newest step.
     ended: Vec<(Turn, Instant)>,
-    parts: BTreeMap<Part, (u64, Duration)>,
+    runs: BTreeMap<Task, (u64, Duration)>,
     waits: Duration,
     /// For each of the newest steps its begin, its end, and the time of its tasks without waiting.
     windows: VecDeque<(Instant, Instant, Duration)>,
@@ -118,18 +120,19 @@ impl Turns {
             *last = end;
             *all += busy;
         }
-        let (tasks, time) = self.parts.entry(turn.task.part).or_default();
-        (*tasks, *time) = (*tasks + 1, *time + busy);
+        let (runs, time) = self.runs.entry(turn.task).or_default();
+        (*runs, *time) = (*runs + 1, *time + busy);
         self.waits += turn.waited;
         self.ended.push((turn, end));
     }
 
     /// The times of so many steps; moments count from `zero`.
     pub(super) fn measured(&self, steps: u64, zero: Instant) -> MeasuredRank {
-        let part = |(part, (tasks, busy)): (&Part, &(u64, Duration))| MeasuredPart {
-            phase: part.phase.long_name().to_owned(),
-            stage: part.chunk,
-            tasks: *tasks,
+        let runs = |(task, (runs, busy)): (&Task, &(u64, Duration))| MeasuredRuns {
+            phase: task.part.phase.long_name().to_owned(),
+            stage: task.part.chunk,
+            microbatch: task.microbatch,
+            runs: *runs,
             busy: milliseconds(*busy),
         };
         let window = |(begin, end, busy): &(Instant, Instant, Duration)| Window {
@@ -147,7 +150,7 @@ impl Turns {
         };
         MeasuredRank {
             steps,
-            parts: self.parts.iter().map(part).collect(),
+            runs: self.runs.iter().map(runs).collect(),
             prepare: milliseconds(self.prepare),
             update: milliseconds(self.update),
             waits: milliseconds(self.waits),
@@ -186,14 +189,14 @@ mod tests {
                 turns.end();
             }
         }
-        let MeasuredRank { steps, parts, waits, windows, tasks, .. } = turns.measured(3, Instant::now());
-        assert_eq!((steps, parts.len(), windows.len(), tasks.len()), (3, 2, 3, 2));
+        let MeasuredRank { steps, runs, waits, windows, tasks, .. } = turns.measured(3, Instant::now());
+        assert_eq!((steps, runs.len(), windows.len(), tasks.len()), (3, 6, 3, 2));
         assert_eq!(waits, 6.0 * milliseconds(pause));
-        let of_parts: f64 = parts.iter().map(|part| part.busy).sum();
+        let of_runs: f64 = runs.iter().map(|runs| runs.busy).sum();
         let of_windows: f64 = windows.iter().map(|window| window.busy).sum();
-        assert!((of_parts - of_windows).abs() < 1e-6, "{of_parts} and {of_windows}");
+        assert!((of_runs - of_windows).abs() < 1e-6, "{of_runs} and {of_windows}");
         let whole: f64 = windows.iter().map(|window| window.end - window.begin).sum();
-        assert!(of_parts >= 6.0 * milliseconds(pause) && of_parts + waits <= whole + 1e-6, "{windows:?}");
+        assert!(of_runs >= 6.0 * milliseconds(pause) && of_runs + waits <= whole + 1e-6, "{windows:?}");
         assert!(tasks[0].end_ms <= tasks[1].begin_ms && tasks[1].end_ms <= 0.0, "{tasks:?}");
         assert_eq!((tasks[1].phase.as_str(), tasks[1].stage, tasks[1].microbatch), ("backward", 1, 2));
     }

@@ -1,9 +1,9 @@
 //! The tasks of a pipeline as a run with `--profile` measured them, beside those of the timetable: `profile.json`.
 
 use crate::output::PROFILE;
-use ir::timetable::{Part, TASK_PHASES, Task};
+use ir::timetable::{TASK_PHASES, Task};
 use ir::{Module, Phase, Pipeline, Timeline};
-use runtime::profile::{MeasuredPart, MeasuredRank, MeasuredTask, Window};
+use runtime::profile::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,11 +38,19 @@ pub struct MeasuredRankFacts {
     pub update_ms: f64,
     /// The share of the time of the microbatches in which the rank computed nothing.
     pub idle: f64,
-    /// This share in the timetable, if each task takes its mean time and messages take none. `None` of a schedule whose steps have no
-    /// flush between them.
-    pub predicted_idle: Option<f64>,
+    /// This share in the timetable. `None` of a schedule whose steps have no flush between them.
+    pub predicted: Option<PredictedIdle>,
     /// The tasks of the newest step. Their times count from the first task of all ranks.
     pub tasks: Vec<MeasuredTask>,
+}
+
+/// The idle share of a rank by the timetable, if messages take no time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PredictedIdle {
+    /// Each task of a phase and a stage takes the mean time of all of them.
+    pub by_means: f64,
+    /// Each task takes its own mean time over the steps: tasks take longer while other ranks of the machine compute, too.
+    pub by_tasks: f64,
 }
 
 /// A stage on a rank: the time of its tasks in a step, without waiting.
@@ -83,7 +91,7 @@ impl MeasuredPipeline {
                 prepare_ms: a_step(measured.prepare),
                 update_ms: a_step(measured.update),
                 idle: idle[rank],
-                predicted_idle: predicted.as_ref().map(|all| all[pipeline_rank as usize]),
+                predicted: predicted.as_ref().map(|all| all[pipeline_rank as usize]),
                 tasks: measured.tasks.iter().map(task).collect(),
             }
         };
@@ -109,8 +117,9 @@ impl MeasuredPipeline {
 
 fn stage_facts(stage: u32, measured: &MeasuredRank) -> MeasuredStageFacts {
     let of = |phase: Phase| {
-        let is_own = |part: &&MeasuredPart| part.stage == stage && part.phase == phase.long_name();
-        measured.parts.iter().find(is_own).map(|part| part.busy / measured.steps.max(1) as f64)
+        let is_own = |runs: &&MeasuredRuns| runs.stage == stage && runs.phase == phase.long_name();
+        let of_phase = measured.runs.iter().filter(is_own).map(|runs| runs.busy);
+        of_phase.reduce(|sum, busy| sum + busy).map(|sum| sum / measured.steps.max(1) as f64)
     };
     MeasuredStageFacts {
         stage,
@@ -144,28 +153,56 @@ fn measured_idle(pipeline: &Pipeline, ranks: &[MeasuredRank]) -> Vec<f64> {
     windows.iter().map(idle).collect()
 }
 
-/// For each pipeline rank its idle share by the timetable, if each task takes its mean time on the devices of its stage.
-fn predicted_idle(module: &Module, pipeline: &Pipeline, ranks: &[MeasuredRank]) -> Option<Vec<f64>> {
+/// For each pipeline rank its idle share by the timetable and the times on the devices of its stage.
+fn predicted_idle(
+    module: &Module,
+    pipeline: &Pipeline,
+    ranks: &[MeasuredRank],
+) -> Option<Vec<PredictedIdle>> {
     if pipeline.is_asynchronous() {
         return None;
     }
-    let mut sums: BTreeMap<(&str, u32), (f64, u64)> = BTreeMap::new();
-    for part in ranks.iter().flat_map(|rank| &rank.parts) {
-        let (time, tasks) = sums.entry((&part.phase, part.stage)).or_default();
-        (*time, *tasks) = (*time + part.busy, *tasks + part.tasks);
+    let mut by_task: BTreeMap<(&str, u32, u32), Mean> = BTreeMap::new();
+    let mut by_part: BTreeMap<(&str, u32), Mean> = BTreeMap::new();
+    for runs in ranks.iter().flat_map(|rank| &rank.runs) {
+        by_task.entry((&runs.phase, runs.stage, runs.microbatch)).or_default().add(runs);
+        by_part.entry((&runs.phase, runs.stage)).or_default().add(runs);
     }
-    let mean = |part: Part| {
-        let sum = sums.get(&(part.phase.long_name(), part.chunk));
-        sum.map_or(0.0, |(time, tasks)| time / (*tasks).max(1) as f64)
+    let dependencies = module.dependencies();
+    let shares = |cost: &dyn Fn(Task) -> Option<f64>| -> Option<Vec<f64>> {
+        let Pipeline { timetable, placement, microbatches, .. } = pipeline;
+        let cost = |task: Task| cost(task).unwrap_or_default();
+        let timeline =
+            Timeline::of_tasks(timetable, placement, *microbatches, &dependencies, cost, |_| 0.0).ok()?;
+        let whole = timeline.makespan;
+        let share = |rank: usize| if whole > 0.0 { timeline.idle(rank) / whole } else { 0.0 };
+        Some((0..timeline.ranks.len()).map(share).collect())
     };
-    let Pipeline { timetable, placement, microbatches, .. } = pipeline;
-    let timeline =
-        Timeline::new(timetable, placement, *microbatches, &module.dependencies(), mean, |_| 0.0).ok()?;
-    let share = |rank: usize| match timeline.makespan > 0.0 {
-        true => timeline.idle(rank) / timeline.makespan,
-        false => 0.0,
-    };
-    Some((0..timeline.ranks.len()).map(share).collect())
+    let name = |task: Task| (task.part.phase.long_name(), task.part.chunk);
+    let by_means = shares(&|task| by_part.get(&name(task)).map(Mean::value))?;
+    let by_tasks = shares(&|task| {
+        let (phase, stage) = name(task);
+        by_task.get(&(phase, stage, task.microbatch)).map(Mean::value)
+    })?;
+    let both = by_means.into_iter().zip(by_tasks);
+    Some(both.map(|(by_means, by_tasks)| PredictedIdle { by_means, by_tasks }).collect())
+}
+
+/// The mean time of several runs.
+#[derive(Default)]
+struct Mean {
+    busy: f64,
+    runs: u64,
+}
+
+impl Mean {
+    fn add(&mut self, runs: &MeasuredRuns) {
+        (self.busy, self.runs) = (self.busy + runs.busy, self.runs + runs.runs);
+    }
+
+    fn value(&self) -> f64 {
+        self.busy / self.runs.max(1) as f64
+    }
 }
 
 /// The short name of a measured task: `F0.3`.
@@ -183,8 +220,8 @@ impl fmt::Display for MeasuredPipeline {
         writeln!(f, "stages, measured, milliseconds a step ({steps}):")?;
         writeln!(
             f,
-            "  rank  stage{:>11}{:>11}{weight}{:>11}{:>11}{:>11}{:>9}{:>11}",
-            "forward", "backward", "waits", "prepare", "update", "idle", "predicted"
+            "  rank  stage{:>11}{:>11}{weight}{:>11}{:>11}{:>11}{:>9}{:>10}{:>10}",
+            "forward", "backward", "waits", "prepare", "update", "idle", "by means", "by tasks"
         )?;
         for rank in &self.ranks {
             for (index, stage) in rank.stages.iter().enumerate() {
@@ -198,18 +235,23 @@ impl fmt::Display for MeasuredPipeline {
                     continue;
                 }
                 let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-                let MeasuredRankFacts { waits_ms, prepare_ms, update_ms, idle, predicted_idle, .. } = rank;
-                let predicted = predicted_idle.map_or_else(|| "-".to_owned(), percent);
+                let MeasuredRankFacts { waits_ms, prepare_ms, update_ms, idle, predicted, .. } = rank;
+                let predicted = |of: fn(PredictedIdle) -> f64| {
+                    predicted.map_or_else(|| "-".to_owned(), |predicted| percent(of(predicted)))
+                };
                 writeln!(
                     f,
-                    "{waits_ms:>11.3}{prepare_ms:>11.3}{update_ms:>11.3}{:>9}{predicted:>11}",
-                    percent(*idle)
+                    "{waits_ms:>11.3}{prepare_ms:>11.3}{update_ms:>11.3}{:>9}{:>10}{:>10}",
+                    percent(*idle),
+                    predicted(|predicted| predicted.by_means),
+                    predicted(|predicted| predicted.by_tasks)
                 )?;
             }
         }
-        let source = match self.ranks.iter().any(|rank| rank.predicted_idle.is_some()) {
+        let source = match self.ranks.iter().any(|rank| rank.predicted.is_some()) {
             true => {
-                "predicted: that of the timetable, if each task takes its mean time and messages take none"
+                "by the timetable, if messages take no time: by means, each task of a phase and a stage takes their mean time; by \
+                 tasks, each takes its own"
             }
             false => "steps follow each other without a flush, so none is predicted",
         };
@@ -221,7 +263,7 @@ impl fmt::Display for MeasuredPipeline {
 mod tests {
     use super::*;
 
-    /// Two stages: a forward task takes 1 ms and a backward task 2 ms, on the second stage as well.
+    /// Two stages with two microbatches.
     const MODULE: &str = r#"trainyard-ir 1
         module @m placed {
           pipeline "gpipe" microbatches 2 stages [0, 1] {
@@ -244,8 +286,13 @@ mod tests {
         }"#;
 
     fn rank(stage: u32, begin: f64, end: f64) -> MeasuredRank {
-        let part =
-            |phase: Phase, busy| MeasuredPart { phase: phase.long_name().to_owned(), stage, tasks: 4, busy };
+        let runs = |phase: Phase, microbatch, busy| MeasuredRuns {
+            phase: phase.long_name().to_owned(),
+            stage,
+            microbatch,
+            runs: 2,
+            busy,
+        };
         let task = |phase: Phase, begin_ms| MeasuredTask {
             phase: phase.long_name().to_owned(),
             stage,
@@ -256,7 +303,12 @@ mod tests {
         };
         MeasuredRank {
             steps: 2,
-            parts: vec![part(Phase::Forward, 4.0), part(Phase::Backward, 8.0)],
+            runs: vec![
+                runs(Phase::Forward, 0, 2.0),
+                runs(Phase::Forward, 1, 2.0),
+                runs(Phase::Backward, 0, 2.0),
+                runs(Phase::Backward, 1, 6.0),
+            ],
             update: 3.0,
             windows: vec![
                 Window { begin: begin - 100.0, end: end - 100.0, busy: 6.0 },
@@ -270,11 +322,13 @@ mod tests {
     #[test]
     fn idle_is_measured_over_all_ranks_and_predicted_from_the_mean_times() {
         let module = ir::text::parse(MODULE).unwrap_or_else(|error| panic!("{error}"));
-        // By the timetable a step takes 9 ms, and each rank computes 6. The ranks took 12.
+        // Each rank computes for 6 ms. By the timetable a step takes 9 ms with the mean times, and 10 with the tasks' own: the forward tasks
+        // end after 3, and the backward tasks of a rank take 1 and 3. The ranks took 12.
         let facts = MeasuredPipeline::of(&module, &[rank(0, -20.0, -8.0), rank(1, -18.0, -10.0)]).unwrap();
         for rank in &facts.ranks {
             assert!((rank.idle - 0.5).abs() < 1e-9, "{facts}");
-            assert!((rank.predicted_idle.unwrap() - 1.0 / 3.0).abs() < 1e-9, "{facts}");
+            let PredictedIdle { by_means, by_tasks } = rank.predicted.unwrap();
+            assert!((by_means - 1.0 / 3.0).abs() < 1e-9 && (by_tasks - 0.4).abs() < 1e-9, "{facts}");
             assert_eq!((rank.stages[0].forward_ms, rank.stages[0].backward_ms), (2.0, 4.0));
             assert_eq!((rank.stages[0].weight_ms, rank.update_ms), (None, 1.5));
         }
@@ -289,7 +343,7 @@ mod tests {
         let text = facts.to_string();
         assert!(
             text.contains(
-                "     0      0      2.000      4.000      0.000      0.000      1.500   50.0 %     33.3 %"
+                "     0      0      2.000      4.000      0.000      0.000      1.500   50.0 %    33.3 %    40.0 %"
             ),
             "{text}"
         );

@@ -34,8 +34,7 @@ fn json(place: &Workplace, file: &str) -> Value {
 fn the_profile_of_a_pipeline_has_the_tasks_of_all_ranks() {
     let place = Workplace::with_text(TRAINYARD, 10_000);
     let told = profiled(&place, "--mesh pp=2,dp=2 --schedule zb-v");
-    let heading =
-        "  rank  stage    forward   backward    weights      waits    prepare     update     idle  predicted";
+    let heading = "  rank  stage    forward   backward    weights      waits    prepare     update     idle  by means  by tasks";
     let table = told.lines().skip_while(|line| *line != heading).skip(1);
     let rows: Vec<Vec<&str>> = table.take(8).map(|line| line.split_whitespace().take(2).collect()).collect();
     assert_eq!(rows.concat().join(" "), "0 0 0 3 1 0 1 3 2 1 2 2 3 1 3 2", "{told}");
@@ -51,8 +50,9 @@ fn the_profile_of_a_pipeline_has_the_tasks_of_all_ranks() {
     for (index, rank) in ranks.iter().enumerate() {
         assert_eq!(number(rank, "pipeline_rank"), (index / 2) as f64);
         assert_eq!(tasks_of(rank).len(), 2 * 3 * 2, "two stages, three phases, two microbatches");
-        for share in ["idle", "predicted_idle"] {
-            assert!((0.0..1.0).contains(&number(rank, share)), "{share}: {rank}");
+        let shares = ["idle", "by_means", "by_tasks"];
+        for (share, of) in shares.into_iter().zip([rank, &rank["predicted"], &rank["predicted"]]) {
+            assert!((0.0..1.0).contains(&number(of, share)), "{share}: {rank}");
         }
         let mut end = 0.0;
         for task in list(rank, "tasks") {

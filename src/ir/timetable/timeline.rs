@@ -41,6 +41,19 @@ impl<T: Seconds> Timeline<T> {
         task_cost: impl Fn(Part) -> T,
         transfer_cost: impl Fn(Dependency) -> T,
     ) -> Result<Self, TimetableError> {
+        let task_cost = |task: Task| task_cost(task.part);
+        Self::of_tasks(timetable, placement, microbatches, dependencies, task_cost, transfer_cost)
+    }
+
+    /// As [`Self::new`], where the tasks of a part may take different times.
+    pub fn of_tasks(
+        timetable: &Timetable,
+        placement: &[u32],
+        microbatches: u32,
+        dependencies: &[Dependency],
+        task_cost: impl Fn(Task) -> T,
+        transfer_cost: impl Fn(Dependency) -> T,
+    ) -> Result<Self, TimetableError> {
         check(timetable, placement, microbatches, dependencies)?;
         let progress = Progress::new(placement.len(), dependencies)?;
         let needs = Progress::new(placement.len(), dependencies)?;
@@ -49,7 +62,7 @@ impl<T: Seconds> Timeline<T> {
         execute(timetable, placement, progress, |rank, task| {
             let free = ranks[rank].last().map_or(T::default(), |time| time.end);
             let start = later(free, ends.arrival(rank, task, &transfer_cost));
-            let end = start + task_cost(task.part);
+            let end = start + task_cost(task);
             ends.push(task, end);
             ranks[rank].push(TaskTime { start, end });
         })?;

@@ -3,10 +3,15 @@
 
 use crate::TRAINYARD;
 use expect_test::{Expect, expect};
-use testing::models::path;
+use ir::{Builder, Module, Op, Phase, ValueId};
+use passes::rewriting::dead::remove_dead;
+use passes::stage::Stage;
+use testing::models::{self, path};
+use testing::planted::Planted;
 use testing::verification;
 use testing::workplace::Workplace;
 use trainyard::diagnostics::{Severity, render};
+use trainyard::pipeline::{Batch, CompilationPlan};
 
 /// The error of `trainyard verify ARGUMENTS`, the first argument a file of `testdata/models` without its ending; `None` if the
 /// compiled program computes what the model does.
@@ -398,4 +403,38 @@ fn a_run_goes_on_with_other_stages() {
     assert!(chosen[0].is_some() && chosen[0] != chosen[1], "{chosen:?}");
     let resumed = place.read("run/model.safetensors");
     assert_eq!(resumed.len(), whole.len());
+}
+
+/// The second stage's part of a tied weight's gradient travels to the first once a step. Without it every mark and every task is in order, so
+/// numbers alone tell.
+#[test]
+fn a_tied_gradient_that_is_not_sent_is_found() {
+    let schedule = Some("1f1b".parse().expect("a schedule"));
+    let stage = Stage { cuts: vec!["*h.1.ln_1*".into()], ..Stage::new(2, schedule) };
+    let batch = Batch { global: Some(4), data_ranks: 1 };
+    let planted = Planted::of(&models::GPT2_DYNAMO, 2, |plan| CompilationPlan {
+        stage: Some(stage.clone()),
+        batch,
+        ..plan
+    });
+    let forget = |module: &mut Module| {
+        let is_sent = |value: ValueId| {
+            let maker = module.producer(value);
+            let is_message =
+                maker.is_some_and(|node| matches!(node.op, Op::Transfer(_)) && node.phase == Phase::Update);
+            is_message && module.ty(value).ndim() == 2
+        };
+        let sum = module.nodes().find(|(_, node)| node.operands.iter().any(|operand| is_sent(*operand)));
+        let (id, node) = sum.expect("parts of a gradient are added");
+        let own =
+            node.operands.iter().copied().find(|operand| !is_sent(*operand)).expect("the first stage's part");
+        let whole = node.results[0];
+        let mut b = Builder::new(module, "fault");
+        b.replace(whole, own);
+        b.remove(id);
+        b.finish();
+        remove_dead(module, "fault");
+    };
+    let differences = planted.check("autodiff", forget);
+    assert_eq!(differences[0].name, "m.lm_head.weight");
 }

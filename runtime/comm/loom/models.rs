@@ -183,7 +183,8 @@ fn messages_wait_for_their_receiver_and_channels_cross() {
 
 #[test]
 fn a_message_meets_a_receiver_that_waits_in_all_interleavings() {
-    let run = |rank: &Rank| if rank.number == 0 { rank.send(1, 7, 5).map(|()| 0) } else { rank.receive(0, 7) };
+    let run =
+        |rank: &Rank| if rank.number == 0 { rank.send(1, 7, 5).map(|()| 0) } else { rank.receive(0, 7) };
     try_all(2, None, run, |got| assert_eq!(got, [Ok(0), Ok(5)]));
 }
 

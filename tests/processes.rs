@@ -124,7 +124,7 @@ fn stages_as_processes_have_the_bits_of_threads_and_go_on_with_each_others_check
 fn the_profile_of_a_pipeline_has_the_tasks_of_all_processes() {
     let place = place();
     let train = TRAIN.replace("--microbatch 4", "--microbatch 1 --global-batch 8");
-    let told = succeed(&place, 2, &format!("{train} --mesh pp=2 --steps 4 --profile -o run"));
+    let told = succeed(&place, 2, &format!("{train} --mesh pp=2 --schedule 1f1b --steps 4 --profile -o run"));
     assert_eq!(told.matches("stages, measured, milliseconds a step").count(), 1, "{told}");
     let profile: Value = serde_json::from_slice(&place.read("run/profile.json")).expect("it is JSON");
     let ranks = profile["ranks"].as_array().expect("it has ranks");
@@ -363,7 +363,7 @@ fn a_rank_that_waits_for_a_killed_one_tells_its_stage_phase_and_microbatch() {
     }
     let place = place();
     let run = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 1 --global-batch 512 --threads 1 \
-               --steps 1000 --mesh pp=2";
+               --steps 1000 --mesh pp=2 --schedule 1f1b";
     let job = Job::start(&place, 2, run, "of-stages");
     job.wait_until(|| {
         fs::read_to_string(place.path("of-stages/metrics.jsonl")).is_ok_and(|metrics| metrics.contains('\n'))

@@ -29,7 +29,7 @@ pub struct CandidateReport {
 }
 
 impl StageReport {
-    /// The schedule that was chosen, among those that it was compared with.
+    /// The row of the chosen schedule in the list of candidates.
     pub fn chosen(&self) -> Option<&CandidateReport> {
         self.candidates.iter().find(|candidate| candidate.schedule == self.schedule)
     }

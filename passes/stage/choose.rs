@@ -145,7 +145,7 @@ impl Cuts<'_> {
         memory.estimated(&cut.plan, self.options.microbatches, prices, &cut.runs)
     }
 
-    /// The fastest schedule of those that fit. `None` if there is none that can cut the program.
+    /// The fastest schedule that fits. `None` if no schedule can cut the program.
     fn fastest(&mut self, prices: &Prices) -> Option<(Cut, StageReport)> {
         let mut all = vec![];
         for (schedule, chunks) in CANDIDATES {

@@ -1,7 +1,7 @@
 //! The prices of stages: the times of their tasks, the activations that they keep, and the weights that they read.
 //!
 //! A copy of the program runs through the passes that make backward: `autodiff`, and where they are asked for `precision` and
-//! `recompute`. In this copy every divided node is a stage of its own, and passes give what they add the stage of a forward node. So
+//! `recompute`. In this copy every divided node is a stage of its own, and passes give each node that they add the stage of a forward node. So
 //! the price of any run of nodes is a difference of two sums.
 
 use super::Stage;

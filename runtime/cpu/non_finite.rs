@@ -43,7 +43,7 @@ fn first_of<'i>(
     let mut infinity = None;
     let mut nan = None;
     for (index, instruction) in instructions.enumerate() {
-        // Another rank made what a message brings.
+        // The numbers of a message were made by another rank.
         if nan.is_some() || matches!(instruction.kernel, Kernel::Message(_)) {
             // Other ranks may need what this one has to say in collectives.
             loaded.issue(arena, instruction, true, communicator)?;

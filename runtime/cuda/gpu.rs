@@ -142,7 +142,7 @@ pub fn gpu(
 pub struct Gpu {
     /// Where it is one of several.
     seat: Option<Seat>,
-    /// In a pipeline, what it sends to other stages and receives from them. NCCL uses their memory until the seat is gone.
+    /// In a pipeline, the mailboxes of messages to other stages and from them. NCCL uses their memory until the seat is gone.
     mailboxes: Mailboxes,
     folders: Folders,
     options: Options,
@@ -407,7 +407,7 @@ impl Driver for Gpu {
         self.mailboxes.receive(&self.queues[Stream::Main as usize], seat, task, another)
     }
 
-    /// What a GPU was given needs no thread, but messages have to leave before the rank ends.
+    /// The commands of a GPU need no thread, but messages have to leave before the rank ends.
     fn settle(&mut self) -> Result<(), DriverError> {
         self.context.bind()?;
         self.mailboxes.finish()?;

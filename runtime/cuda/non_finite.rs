@@ -40,7 +40,7 @@ fn first_of<'i, D: Driver>(
             cuda.execute(id, part, index..index + 1)?;
             cuda.join(id)
         };
-        // Another rank made what a message brings.
+        // The numbers of a message were made by another rank.
         if nan.is_some() || instruction.message().is_some() {
             // Other ranks may need what this one has to say in collectives.
             run(cuda)?;

@@ -78,7 +78,7 @@ impl Mailboxes {
         if self.0.get(&key).is_some_and(|mailbox| mailbox.bytes < task.bytes)
             && let Some(small) = self.0.remove(&key)
         {
-            // What is in it has to leave first. What was asked for has been taken: a step asks for no message of another.
+            // A message in it has to leave first. It waits for no message: a step asks for none of another step.
             small.queue.finish()?;
         }
         match self.0.entry(key) {

@@ -176,7 +176,7 @@ impl Team {
     }
 
     /// Sends a byte over a channel: NCCL connects two ranks at their first message, and waits for both. Later a rank that sends does not wait
-    /// for the one that receives. `members` are those ranks of the channel that are in this process.
+    /// for the one that receives. `members` are the ranks of the channel in this process.
     #[allow(unsafe_code)]
     fn connect(&self, group: &Group, members: &[u64]) -> Result<(), DriverError> {
         const WHAT: &str = "connecting two pipeline ranks";

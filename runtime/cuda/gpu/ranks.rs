@@ -98,8 +98,8 @@ fn open(
     Ok((gpus, lowered))
 }
 
-/// A GPU for each rank of a stage, with its memory and kernels, and the programs, which are the same on all. The first says what goes to
-/// libraries, and compiles the kernels; the others, all at once, find what it kept.
+/// A GPU for each rank of a stage, with its memory and kernels, and the programs, which are the same on all. The first rank decides which
+/// instructions go to libraries, and compiles the kernels; the other ranks, all at once, find the compiled kernels.
 fn open_stage(
     ranks: Range<u64>,
     programs: &[Arc<Program>],

@@ -10,7 +10,7 @@ fn synchronous() -> impl Iterator<Item = Schedule> {
     Schedule::ALL.into_iter().map(|(schedule, _)| schedule).filter(|schedule| !schedule.is_asynchronous())
 }
 
-/// Plants a fault into the timetable of every synchronous schedule, and returns what the checker says of it.
+/// Plants a fault into the timetable of every synchronous schedule, and returns the verdict of the checker.
 fn verdicts(plant: impl Fn(&mut Vec<Vec<Task>>)) -> impl Iterator<Item = Result<(), TimetableError>> {
     synchronous().map(move |schedule| {
         let mut plan = plan(schedule, RANKS, schedule.default_chunks(), MICROBATCHES);
@@ -107,7 +107,7 @@ fn ranks_of_two_schedules_are_found_to_wait_for_each_other() {
     assert_eq!(plan.check(MICROBATCHES).map_err(|fault| fault.to_string()), Err(expected.to_string()));
 }
 
-/// Plants a fault into the stream of 2BW, and returns what the checker says of it.
+/// Plants a fault into the stream of 2BW, and returns the verdict of the checker.
 fn verdict_of_stream(plant: impl Fn(&mut Vec<Vec<Task>>)) -> Result<(), TimetableError> {
     let mut plan = plan(TwoBw, RANKS, 1, MICROBATCHES);
     plant(&mut plan.timetable.ranks);

@@ -255,7 +255,7 @@ mod tests {
         let module = ir::text::parse(TWO_STAGES).unwrap();
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
         let input = |number: f32| vec![number.to_le_bytes().repeat(8 * 4)];
-        let microbatches = [0.1, 0.2, 0.3, 0.4].map(input);
+        let microbatches = [-0.01, -0.02, -0.03, -0.04].map(input);
         let local = Local::new(2);
         let hosts = Host::ranks(Order::default(), [0, 1].map(|rank| local.recorded(rank)).to_vec());
         thread::scope(|scope| {
@@ -285,6 +285,11 @@ mod tests {
         let (ranks, one_by_one) = (two_stages(Pace::Graphs), two_stages(Pace::Commands));
         let weights = |ranks: &[Cuda<Host>]| ranks[0].read_state(ProgramId(0), 0).unwrap().into_owned();
         assert_eq!(weights(&ranks), weights(&one_by_one));
+        assert!(
+            weights(&ranks)
+                .chunks(4)
+                .all(|number| f32::from_le_bytes(number.try_into().unwrap()).is_finite())
+        );
         for (device, slots) in ranks.iter().zip([2, 1]) {
             assert!(device.known.values().all(|known| matches!(known, StretchState::As(_))));
             let of_turns = device.known.keys().filter(|stretch| stretch.part == Part::Microbatch);

@@ -79,6 +79,8 @@ pub struct Decision {
 pub struct Class {
     /// The dividend: the scalar output `loss.sum`.
     pub sum: ValueId,
+    /// What is differentiated in its place: the output `loss.objective`, if there is one.
+    pub objective: ValueId,
     /// The number of terms in it: the scalar output `loss.weight`.
     pub weight: ValueId,
     /// The smallest divisor; 0 for none.
@@ -116,12 +118,12 @@ pub fn decide(module: &Module) -> Result<Decision, Diagnostic> {
         module.states.iter().filter(|(_, state)| state.role == Role::Parameter).map(|(id, _)| id).collect();
     let mut read = vec![false; module.value_count()];
     for class in &mut classes {
-        class.path = path(module, &trained, class.sum);
+        class.path = path(module, &trained, class.objective);
         for &node in &class.path {
             module.node(node).operands.iter().for_each(|value| read[value.as_u32() as usize] = true);
         }
         // A term may be a parameter itself.
-        read[class.sum.as_u32() as usize] = true;
+        read[class.objective.as_u32() as usize] = true;
     }
     trained.retain(|&id| read[module.states[id].input.as_u32() as usize]);
     if trained.is_empty() {
@@ -150,7 +152,9 @@ fn classes(module: &Module, scalar: Scalar) -> Result<Vec<Class>, Diagnostic> {
         let weight = output(index, ScalarPart::Weight).ok_or_else(missing)?;
         let nominal = nominal(module, weight)?;
         let (floor, epsilon) = (number(index, ScalarPart::Floor), number(index, ScalarPart::Epsilon));
-        classes.push(Class { sum, weight, floor, epsilon, nominal, path: vec![] });
+        let objective = module.step_output(StepOutput::Objective).map(|output| output.value);
+        let objective = objective.filter(|_| index == 0 && scalar == Scalar::Loss).unwrap_or(sum);
+        classes.push(Class { sum, objective, weight, floor, epsilon, nominal, path: vec![] });
     }
     Ok(classes)
 }
@@ -197,6 +201,8 @@ pub fn apply(module: &mut Module, options: &Autodiff, decision: &Decision) -> Re
     let sums = accumulate(&mut b, &decision.classes)?;
     let loss = value(&mut b, &sums)?;
     b.tables().add_output(StepOutput::Loss, loss);
+    let objective = StepOutput::Objective.to_string();
+    b.tables().outputs.retain(|output| output.name != objective);
     let gradients = match &decision.classes[..] {
         classes @ ([] | [_]) => each_class(&mut b, decision, classes, &sums)?,
         classes if options.whole => all_classes(&mut b, decision, classes)?,
@@ -228,19 +234,19 @@ fn each_class(
         b.origin("loss").stage(0).at(At::End(Phase::Backward));
         let start = 1.0 / class.nominal as f64;
         let seed = match base {
-            None if classes.len() == 1 => b.splat_like(class.sum, start)?,
+            None if classes.len() == 1 => b.splat_like(class.objective, start)?,
             None => {
-                let one = b.splat_like(class.sum, 1.0)?;
+                let one = b.splat_like(class.objective, 1.0)?;
                 base = Some(one);
                 b.scale(one, start)?
             }
             Some(one) => {
-                let one = b.cast(one, b.ty(class.sum).dtype)?;
+                let one = b.cast(one, b.ty(class.objective).dtype)?;
                 b.scale(one, start)?
             }
         };
         let mut backward = Backward::default();
-        backward.add(class.sum, seed);
+        backward.add(class.objective, seed);
         let gradients = backward.run(b, &class.path, &decision.trained)?;
         b.origin("loss").stage(0).at(At::End(Phase::Update));
         let factor = sums.divisor.divide(b, class.nominal as f64)?;
@@ -269,15 +275,15 @@ fn all_classes(
     for class in classes {
         let weight = b.cast(class.weight, DType::F64)?;
         let inverse = Divided::by(b, class, weight)?.divide(b, 1.0)?;
-        inverses.push(b.cast(inverse, b.ty(class.sum).dtype)?);
+        inverses.push(b.cast(inverse, b.ty(class.objective).dtype)?);
     }
     b.at(At::End(Phase::Backward));
-    let base = b.splat_like(classes[0].sum, 1.0)?;
+    let base = b.splat_like(classes[0].objective, 1.0)?;
     let mut backward = Backward::default();
     for (class, inverse) in classes.iter().zip(inverses) {
-        let one = b.cast(base, b.ty(class.sum).dtype)?;
+        let one = b.cast(base, b.ty(class.objective).dtype)?;
         let seed = b.mul(one, inverse)?;
-        backward.add(class.sum, seed);
+        backward.add(class.objective, seed);
     }
     let on_path: BTreeSet<NodeId> = classes.iter().flat_map(|class| class.path.iter().copied()).collect();
     let path: Vec<NodeId> =

@@ -20,7 +20,7 @@ use ir::ops::dropout::Dropout as Operator;
 use ir::ops::elementwise::Binary;
 use ir::ops::random::RandomUniform;
 use ir::{
-    At, Builder, Changed, DType, Diagnostic, Dim, Initializer, Level, Module, NodeId, Op, Phase, Role, Type,
+    At, Builder, Changed, DType, Diagnostic, Dim, Initializer, Level, Module, NodeId, Op, Phase, Role, StateId, Type,
     TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -307,12 +307,36 @@ impl Numbers {
         let of_the_step = b.one(Binary::Sub, &[last, before])?;
         let of_the_step = b.reshape(of_the_step, [Dim::known(1)])?;
         b.at(At::Start(Phase::Forward));
-        let batch = Type::new(DType::I64, [Dim::known(decision.batch)]);
-        let index = b.one_typed(Iota { dim: 0 }, &[], batch)?;
-        let of_samples = b.add(before, index)?;
-        let batch = b.scalar(DType::I64, decision.batch as f64)?;
-        let after = b.add(before, batch)?;
-        b.tables().states[id].output = Some(after);
-        Ok(Self { of_samples, of_the_step })
+        Ok(Self { of_samples: count_samples(b, id, decision.batch)?, of_the_step })
     }
+}
+
+/// The numbers of a microbatch's samples, `i64[batch]`; the counter then counts them.
+fn count_samples(b: &mut Builder, counter: StateId, batch: u64) -> Result<ValueId, TypeError> {
+    let before = b.module().states[counter].input;
+    let index = b.one_typed(Iota { dim: 0 }, &[], Type::of(DType::I64, &[batch]))?;
+    let of_samples = b.add(before, index)?;
+    let batch = b.scalar(DType::I64, batch as f64)?;
+    let after = b.add(before, batch)?;
+    b.tables().states[counter].output = Some(after);
+    Ok(of_samples)
+}
+
+/// The numbers of a microbatch's samples, `i64[batch]`, for a pass that draws random numbers too.
+pub(crate) fn numbers_of_samples(b: &mut Builder, batch: u64) -> Result<ValueId, TypeError> {
+    let counter = b.module().states.iter().find(|(_, state)| state.name == SAMPLES).map(|(id, _)| id);
+    let counter = counter.unwrap_or_else(|| {
+        b.tables().add_state(SAMPLES, Type::scalar(DType::I64), Role::Counter, Initializer::Zeros)
+    });
+    count_samples(b, counter, batch)
+}
+
+/// A number that no random operator of the program has.
+pub(crate) fn next_id(module: &Module) -> u32 {
+    let ids = module.nodes().filter_map(|(_, node)| match &node.op {
+        Op::Dropout(dropout) => Some(dropout.id + 1),
+        Op::RandomUniform(uniform) => Some(uniform.id + 1),
+        _ => None,
+    });
+    ids.max().unwrap_or(0)
 }

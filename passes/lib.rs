@@ -27,6 +27,7 @@ pub mod join;
 pub mod keep;
 pub mod loss;
 pub mod manager;
+pub mod moe;
 pub mod optimizer;
 pub mod parameters;
 pub mod pass;

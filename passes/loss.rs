@@ -21,6 +21,7 @@ pub use terms::{Addend, Class, Divisor, Factor, Objective, Weight};
 
 use crate::arguments::Arguments;
 use crate::bind::SUMS_OVER_BATCH;
+use crate::moe::Moe;
 use crate::pass::{PassContext, Transform};
 use crate::reports::LossReport;
 use ir::ops::loss::CrossEntropy;
@@ -196,7 +197,10 @@ pub fn decide(module: &Module, options: &Loss, exported: Option<u64>) -> Result<
     if module.level != Level::Imported || module.step_output(StepOutput::loss(0, ScalarPart::Sum)).is_some() {
         return Err(Diagnostic::new("the program already has a training loss"));
     }
-    if let Some(output) = module.outputs.iter().find(|output| StepOutput::reserves(&output.name)) {
+    // What the pass `moe` reports has such names.
+    let by_moe = |value: ValueId| module.producer(value).is_some_and(|node| &*node.by == Moe::NAME);
+    let mut reserved = module.outputs.iter().filter(|output| StepOutput::reserves(&output.name));
+    if let Some(output) = reserved.find(|output| !by_moe(output.value)) {
         let error = Diagnostic::new(format!("output `{}` has a reserved name", output.name));
         return Err(error.note(
             "names that start with `loss.` or `metric.` are reserved: export the output under another \
@@ -321,6 +325,7 @@ pub fn apply(module: &mut Module, options: &Loss, decision: &Decision) -> Result
     let reported = StepOutput::Loss.to_string();
     b.tables().outputs.retain(|output| output.name != own && output.name != reported);
     build::add_outputs(&mut b, Scalar::Loss, &classes)?;
+    build::add_objective(&mut b, &classes)?;
     for (name, objective) in &decision.metrics {
         let classes = build::objective(&mut b, objective, decision.batch)?;
         build::add_outputs(&mut b, Scalar::Metric(name), &classes)?;

@@ -4,7 +4,7 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
     absorb, autodiff, bind, buckets, canonicalize, collectives, delay, dropout, evaluation, fold, hierarchy,
-    initialize, join, keep, loss, optimizer, parameters, precision, recompute, simplify, spmd, stage, update,
+    initialize, join, keep, loss, moe, optimizer, parameters, precision, recompute, simplify, spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
@@ -74,6 +74,7 @@ passes! {
     Fold(fold::Fold)
     Canonicalize(canonicalize::Canonicalize)
     Parameters(parameters::Parameters)
+    Moe(moe::Moe)
     Loss(loss::Loss)
     Initialize(initialize::Initialize)
     Stage(stage::Stage)

@@ -7,6 +7,7 @@
 pub mod check;
 pub mod data;
 pub mod device;
+pub mod experts;
 pub mod file;
 pub mod initial;
 pub mod look;
@@ -26,6 +27,7 @@ pub mod value;
 
 pub use data::{Data, DataSource, InputBinding, InputSource, LabelsFrom, Tokenizer};
 pub use device::{Device, DeviceChoice};
+pub use experts::Experts;
 pub use initial::{InitRule, Initial, Seed};
 pub use look::Look;
 pub use loss::Loss;
@@ -72,6 +74,10 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     pub optimizer: Optimizer,
+    /// Mixtures of experts.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub experts: Experts,
     /// What is minimised.
     #[command(flatten)]
     #[serde(flatten)]
@@ -107,6 +113,7 @@ impl Settings {
     pub fn flags(&self) -> Flags<'_> {
         Flags {
             optimizer: &self.optimizer,
+            experts: &self.experts,
             loss: &self.loss,
             precision: &self.precision,
             parallel: &self.parallel,

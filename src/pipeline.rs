@@ -20,6 +20,7 @@ use passes::fold::Fold;
 use passes::hierarchy::Hierarchy;
 use passes::initialize::Initialize;
 use passes::loss::Loss;
+use passes::moe::Moe;
 use passes::optimizer::{Algorithm, Optimizer};
 use passes::parameters::{ParameterSpec, Parameters, Set};
 use passes::precision::Precision;
@@ -43,6 +44,8 @@ pub struct CompilationPlan {
     pub dropout: Dropout,
     /// The trained parameters.
     pub parameters: Parameters,
+    /// The mixtures of experts that feed-forward blocks become.
+    pub moe: Option<Moe>,
     /// The loss.
     pub loss: Loss,
     /// The weights before step 0, where they are not the file's.
@@ -99,6 +102,8 @@ pub struct Batch {
 pub struct Flags<'a> {
     /// The update rule, and what it applies to.
     pub optimizer: &'a config::Optimizer,
+    /// The mixtures of experts.
+    pub experts: &'a config::Experts,
     /// What is minimised.
     pub loss: &'a config::Loss,
     /// The element types.
@@ -124,6 +129,7 @@ impl CompilationPlan {
                 freeze: flags.optimizer.freeze.clone(),
                 train_only: flags.optimizer.train_only.clone(),
             },
+            moe: flags.experts.pass(flags.seed),
             loss: flags.loss.pass(),
             initialize: None,
             autodiff: Autodiff::default(),
@@ -290,16 +296,23 @@ impl CompilationPlan {
 
     /// From the import to the loss, and the weights before step 0.
     pub fn forward(&self) -> Pipeline {
-        let mut forward = pipeline([
+        let mut forward = self.model();
+        forward.passes.push(self.loss.clone().into());
+        forward.passes.extend(self.initialize.map(Pass::from));
+        forward
+    }
+
+    /// From the import to the model with its parameters, before it has a loss.
+    fn model(&self) -> Pipeline {
+        let mut model = pipeline([
             self.bind.clone().into(),
             self.dropout.clone().into(),
             Fold.into(),
             Canonicalize::default().into(),
             self.parameters.clone().into(),
-            self.loss.clone().into(),
         ]);
-        forward.passes.extend(self.initialize.map(Pass::from));
-        forward
+        model.passes.extend(self.moe.clone().map(Pass::from));
+        model
     }
 
     /// From the loss to the whole step.
@@ -325,12 +338,20 @@ impl CompilationPlan {
     }
 
     /// The untransformed program's step, with the parameters that the compiled one was found to have.
+    ///
+    /// Feed-forward blocks are found in the canonical form of a model, so with mixtures of experts the reference has that form, and the
+    /// compiled program's states. A program of the same file without mixtures is compared with the file as it is.
     pub fn reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
-        let mut reference = pipeline([
-            self.bind.clone().into(),
-            self.dropout.clone().into(),
-            Fold.into(),
-            self.given(parameters).into(),
+        let mut reference = match self.moe {
+            Some(_) => self.model(),
+            None => pipeline([
+                self.bind.clone().into(),
+                self.dropout.clone().into(),
+                Fold.into(),
+                self.given(parameters).into(),
+            ]),
+        };
+        reference.passes.extend::<[Pass; 3]>([
             self.loss.clone().into(),
             Autodiff::default().into(),
             Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into(),
@@ -358,7 +379,11 @@ impl CompilationPlan {
         let given: Pass = self.given(parameters).into();
         let mut all: Vec<Pass> =
             self.forward().passes.into_iter().chain(self.training().passes).skip(done).collect();
-        all.retain(Pass::is_needed);
+        // Blocks of experts are found in the canonical form.
+        all.retain(|pass| pass.is_needed() || self.moe.is_some() && matches!(pass, Pass::Canonicalize(_)));
+        if self.moe.is_some() {
+            return Pipeline { passes: all };
+        }
         for pass in &mut all {
             if matches!(pass, Pass::Parameters(_)) {
                 *pass = given.clone();

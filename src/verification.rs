@@ -90,7 +90,14 @@ impl Subject {
             start.insert(state.name.clone(), tensor.ok_or_else(missing)?);
         }
         let mut tensors = compilation.file_tensors(|name| start.get(name))?;
-        let layout = Layout::of(&compilation.parameters);
+        let layout = match plan.moe {
+            Some(_) => Layout::of_states(&compilation.forward, module),
+            None => Layout::of(&compilation.parameters),
+        };
+        if plan.moe.is_some() {
+            // States of experts are no tensors of the file.
+            tensors.extend(without_padding(&start, &layout)?);
+        }
         plan.delays = layout.delays(module);
         let read = |name: &str| {
             let delay =
@@ -134,9 +141,20 @@ impl Subject {
     ) -> Result<Vec<Difference>, Failure> {
         let layout = if cut { self.layout.clone() } else { self.layout.whole() };
         let mut states = other_states(reference, &expected.states);
-        states.extend(update::expected(reference, expected, &layout, tested)?);
+        states.extend(update::expected(reference, expected, &layout, tested, &self.tensors)?);
         Ok(compare::compare(tested, &layout, &Execution { states, outputs: expected.outputs.clone() }))
     }
+}
+
+/// The states of a layout as they are before they are padded.
+fn without_padding(states: &Tensors, layout: &Layout) -> Result<Tensors, Diagnostic> {
+    let mut tensors = Tensors::new();
+    for tensor in &layout.tensors {
+        if let Some(whole) = tensor.assemble("", states)? {
+            tensors.insert(tensor.name.clone(), whole);
+        }
+    }
+    Ok(tensors)
 }
 
 /// The states that are neither trained nor the optimizer's: running statistics, counts of samples and steps.

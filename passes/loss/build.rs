@@ -50,6 +50,21 @@ pub(super) fn add_outputs(b: &mut Builder, scalar: Scalar, classes: &[Scalars]) 
     Ok(())
 }
 
+/// Adds the sum that is differentiated in place of that of the first class, if something is minimised beside the loss: the penalty of a
+/// microbatch counts as often as its labels.
+pub(super) fn add_objective(b: &mut Builder, classes: &[Scalars]) -> Result<(), TypeError> {
+    let penalty = b.module().step_output(StepOutput::Penalty).map(|output| output.value);
+    let (Some(penalty), Some(Scalars { sum, weight, .. })) = (penalty, classes.first()) else { return Ok(()) };
+    let dtype = b.ty(*sum).dtype;
+    let [penalty, weight] = [b.cast(penalty, dtype)?, b.cast(*weight, dtype)?];
+    let weighted = b.mul(penalty, weight)?;
+    let objective = b.add(*sum, weighted)?;
+    let name = StepOutput::Penalty.to_string();
+    b.tables().outputs.retain(|output| output.name != name);
+    b.tables().add_output(StepOutput::Objective, objective);
+    Ok(())
+}
+
 fn scalars(b: &mut Builder, class: &Class, batch: u64) -> Result<Scalars, TypeError> {
     let mut sum = None;
     for addend in &class.addends {

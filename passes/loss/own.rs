@@ -5,7 +5,7 @@
 
 use super::kind::LossKind;
 use super::linear::through_views;
-use ir::{Definition, Diagnostic, Module, Op, Output, Role, ValueId};
+use ir::{Definition, Diagnostic, Module, Op, Output, Role, StepOutput, ValueId};
 use std::collections::BTreeSet;
 
 /// The output that is the model's loss.
@@ -19,13 +19,14 @@ pub struct Own {
     pub reason: String,
 }
 
-/// The float scalars among the outputs that nodes compute.
+/// The float scalars among the outputs of the model that nodes compute.
 pub(super) fn scalars(module: &Module) -> impl Iterator<Item = &Output> {
     module.outputs.iter().filter(|output| {
         let ty = module.ty(output.value);
         ty.numel() == Some(1)
             && ty.dtype.is_float()
             && matches!(module.value(output.value).definition, Definition::Node(..))
+            && !StepOutput::reserves(&output.name)
     })
 }
 

@@ -207,7 +207,7 @@ fn through_view(mut dims: Vec<Vec<AxisId>>, view: &[ViewStep]) -> Option<Vec<Vec
                     .collect::<Option<_>>()?;
             }
             ViewStep::Slice { .. } | ViewStep::Pad { .. } | ViewStep::Cast(_) => {}
-            ViewStep::Reshape(_) => return None,
+            ViewStep::Reshape(_) | ViewStep::Repeat(_) => return None,
         }
     }
     Some(dims)

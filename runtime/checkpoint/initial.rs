@@ -7,7 +7,7 @@ use crate::layout::Sizes;
 use bytes::Bytes;
 use files::Checksum;
 use ir::interp::Missing;
-use ir::{DataId, Diagnostic, Initializer, Module, State, StateId, Tensor, random};
+use ir::{DType, DataId, Diagnostic, Initializer, Module, State, StateId, Tensor, Type, random};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::collections::BTreeSet;
 
@@ -101,10 +101,16 @@ impl<'m> InitialValues<'m> {
                 state.name, state.ty
             ))),
             Initializer::CopyOf(other) => self.copy(state, other, start, sizes),
-            Initializer::Data(row) if self.module.data[row].bytes().is_none() => {
+            Initializer::Data(row) | Initializer::Noisy { data: row, .. }
+                if self.module.data[row].bytes().is_none() =>
+            {
                 self.drawn(state, DEVIATION, start, sizes)
             }
             Initializer::Data(row) => self.of_data(state, row, start, sizes),
+            Initializer::Noisy { std, data } => {
+                let noise = self.drawn(state, f64::from_bits(std), start, sizes)?;
+                added(dtype, self.of_data(state, data, start, sizes)?, noise)
+            }
         }
     }
 
@@ -211,6 +217,17 @@ impl<'m> InitialValues<'m> {
     }
 }
 
+/// The sums of elements of a float type.
+fn added(dtype: DType, x: Bytes, y: Bytes) -> Result<Bytes, Diagnostic> {
+    let ty = Type::of(dtype, &[x.len() as u64 / dtype.bytes()]);
+    let [x, y] = [x, y].map(|bytes| Tensor::from_bytes(&ty, &bytes));
+    let (Some(x), Some(y)) = (x, y) else {
+        return Err(Diagnostic::new(format!("noise cannot be added to elements of type {dtype}")));
+    };
+    let sum = x.floats().iter().zip(y.floats()).map(|(x, y)| x + y).collect();
+    Ok(Tensor::float(dtype, x.sizes, sum).to_bytes().into())
+}
+
 /// The runs of elements that a block has in a whole tensor, each with its first element in the whole and its length, which is at most
 /// [`DRAWN`].
 fn for_pieces(whole: &[u64], start: &[u64], sizes: &[u64], mut piece: impl FnMut(usize, usize)) {
@@ -280,7 +297,10 @@ fn absent<'m>(module: &'m Module, missing: Missing, given: &StateBytes) -> BTree
 
 /// The row of the data table that the initial value is cut out of.
 fn data(state: &State) -> Option<DataId> {
-    if let Initializer::Data(row) = state.initializer { Some(row) } else { None }
+    match state.initializer {
+        Initializer::Data(row) | Initializer::Noisy { data: row, .. } => Some(row),
+        _ => None,
+    }
 }
 
 fn not_here(module: &Module, absent: BTreeSet<&str>) -> Diagnostic {

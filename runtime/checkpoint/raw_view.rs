@@ -40,6 +40,7 @@ impl RawTensor {
                 ViewStep::Transpose(permutation) => self.transposed(permutation).into(),
                 ViewStep::Slice { dim, start, length } => self.sliced(*dim as usize, *start, *length),
                 ViewStep::Pad { dim, after } => self.padded(*dim as usize, *after).into(),
+                ViewStep::Repeat(count) => self.bytes.repeat(*count as usize).into(),
             };
             self = Self { sizes, bytes, ..self };
         }
@@ -78,8 +79,26 @@ impl RawTensor {
                 let whole = ir::view::sizes(before, &self.sizes)?;
                 self.block_of(before, start, &within(&whole, start, sizes))?.extended(*dim, sizes)
             }
+            ViewStep::Repeat(_) => self.repeated(before, start, sizes),
             ViewStep::Reshape(_) => Some(self.clone().view(view)?.cut(start, sizes)),
         }
+    }
+
+    /// A block of what the view makes of it, repeated along dim 0.
+    fn repeated(&self, view: &[ViewStep], start: &[u64], sizes: &[u64]) -> Option<Self> {
+        let period = *ir::view::sizes(view, &self.sizes)?.first()?;
+        let (mut start, mut left) = (start.to_vec(), sizes.to_vec());
+        let mut bytes = Vec::new();
+        let mut dtype = self.dtype;
+        while left[0] > 0 {
+            start[0] %= period;
+            let piece = left[0].min(period - start[0]);
+            let inner: Vec<u64> = [piece].iter().chain(&sizes[1..]).copied().collect();
+            let block = self.block_of(view, &start, &inner)?;
+            (start[0], left[0], dtype) = (start[0] + piece, left[0] - piece, block.dtype);
+            bytes.extend_from_slice(&block.bytes);
+        }
+        Some(Self { dtype, sizes: sizes.to_vec(), bytes: bytes.into() })
     }
 
     /// The elements of a block. They are not copied if they lie in one piece.

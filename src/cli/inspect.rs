@@ -8,7 +8,7 @@ use ir::machine::{Machine, Preset};
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
-use crate::config::{Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
+use crate::config::{Experts, Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
 use crate::failure::Failure;
 use crate::inspection::{
     FolderFacts, Inspection, MeasuredPipeline, PipelineFacts, PredictionFacts, Question, dot, program_after,
@@ -81,6 +81,9 @@ pub struct Inspect {
     /// The loss.
     #[command(flatten)]
     pub loss: Loss,
+    /// Mixtures of experts.
+    #[command(flatten)]
+    pub experts: Experts,
     /// The element types.
     #[command(flatten)]
     pub precision: Precision,
@@ -193,6 +196,7 @@ impl Inspect {
         let flags = Flags {
             optimizer: &self.optimizer,
             loss: &self.loss,
+            experts: &self.experts,
             precision: &self.precision,
             parallel: &self.parallel,
             memory: &self.memory,

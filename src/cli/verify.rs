@@ -16,7 +16,7 @@ use crate::budget;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::memory::Budget;
 use crate::config::value::positive;
-use crate::config::{Initial, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes};
+use crate::config::{Experts, Initial, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes};
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware;
@@ -94,6 +94,9 @@ pub struct Verify {
     /// The loss that is compared.
     #[command(flatten)]
     pub loss: Loss,
+    /// Mixtures of experts.
+    #[command(flatten)]
+    pub experts: Experts,
     /// The element types.
     #[command(flatten)]
     pub precision: Precision,
@@ -303,6 +306,7 @@ impl Verify {
         let flags = Flags {
             optimizer: &self.optimizer,
             loss: &self.loss,
+            experts: &self.experts,
             precision: &self.precision,
             parallel: &self.parallel,
             memory: &self.memory,

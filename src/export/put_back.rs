@@ -4,7 +4,8 @@ use bytes::Bytes;
 use ir::{DType, Tensor, Type, ViewStep};
 
 /// The bytes of a tensor of the file, `sizes` of `dtype`, once the value of the state that `view` cuts out of it is put
-/// back. `into` is the tensor as it was, zeros if it is not here. `None` when the value or the view does not fit.
+/// back. `into` is the tensor as it was, zeros if it is not here. `None` when the value or the view does not fit, and of a view that
+/// repeats elements.
 pub(crate) fn put_back(
     view: &[ViewStep],
     sizes: &[u64],
@@ -51,6 +52,7 @@ pub(crate) fn put_back(
             });
             put_back(rest, &inner, dtype, kept.as_ref(), value).map(|new| rows.cut(&new))
         }
+        ViewStep::Repeat(_) => None,
         ViewStep::Cast(to) => {
             let kept = kept.map(|bytes| cast(bytes, dtype, *to));
             let kept = if let Some(kept) = kept { Some(kept?) } else { None };

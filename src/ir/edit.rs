@@ -220,6 +220,22 @@ impl<'m> Builder<'m> {
         self.changed = Changed::Yes;
     }
 
+    /// Puts another state in the place of one: its name, type, initializer and view. Whether the nodes that read it can is the verifier's to
+    /// say.
+    pub fn renew_state(
+        &mut self,
+        id: crate::StateId,
+        name: String,
+        ty: Type,
+        initializer: crate::Initializer,
+        view: crate::View,
+    ) {
+        let state = &mut self.module.states[id];
+        self.module.values[state.input].ty = ty.clone();
+        (state.name, state.ty, state.initializer, state.view) = (name, ty, initializer, view);
+        self.changed = Changed::Yes;
+    }
+
     /// Makes a node read another value instead of its operand, from now on.
     pub fn set_operand(&mut self, node: NodeId, operand: usize, value: ValueId) {
         self.module.nodes[node].operands[operand] = value;

@@ -97,10 +97,21 @@ fn initial_value(
         Initializer::CopyOf(other) => earlier.get(&other).cloned().ok_or_else(|| {
             Diagnostic::new(format!("state `{}` copies a state that is defined later", state.name))
         })?,
-        Initializer::Data(data) => match file_tensor(&module.data[data]) {
-            Some(tensor) => crate::view::apply(&state.view, &tensor).ok_or_else(|| {
-                Diagnostic::new(format!("the view of state `{}` does not fit {}", state.name, tensor.ty()))
-            })?,
+        Initializer::Data(data) | Initializer::Noisy { data, .. } => match file_tensor(&module.data[data]) {
+            Some(tensor) => {
+                let misfit = || {
+                    Diagnostic::new(format!(
+                        "the view of state `{}` does not fit {}",
+                        state.name,
+                        tensor.ty()
+                    ))
+                };
+                let tensor = crate::view::apply(&state.view, &tensor).ok_or_else(misfit)?;
+                match state.initializer {
+                    Initializer::Noisy { std, .. } => added(&tensor, &draw(f64::from_bits(std))?),
+                    _ => tensor,
+                }
+            }
             None if missing == Missing::Draw && state.ty.dtype.is_float() => draw(0.02)?,
             None => {
                 return Err(Diagnostic::new(format!(
@@ -111,6 +122,12 @@ fn initial_value(
             }
         },
     })
+}
+
+/// The sum of two tensors of floats of equal sizes, of the type of the first.
+fn added(x: &Tensor, y: &Tensor) -> Tensor {
+    let sum = x.floats().iter().zip(y.floats()).map(|(x, y)| x + y).collect();
+    Tensor::float(x.dtype, x.sizes.clone(), sum)
 }
 
 /// The tensor of a row of the data table, if its bytes are here and whole.

@@ -84,13 +84,21 @@ pub enum Initializer {
         /// The tensor of the file that this state replaces.
         data: DataId,
     },
+    /// The tensor of that data row, through the state's view, with normal numbers of this standard deviation (as bits) added, drawn
+    /// by Philox from (seed, name, element).
+    Noisy {
+        /// Bits of the standard deviation.
+        std: u64,
+        /// The row.
+        data: DataId,
+    },
 }
 
 impl Initializer {
     /// The row of the file's tensor behind this state, if there is one.
     pub fn data(&self) -> Option<DataId> {
         match *self {
-            Self::Data(data) | Self::Fill { data, .. } => Some(data),
+            Self::Data(data) | Self::Fill { data, .. } | Self::Noisy { data, .. } => Some(data),
             Self::Normal { data, .. } => data,
             Self::Zeros | Self::Splat(_) | Self::CopyOf(_) => None,
         }
@@ -110,7 +118,7 @@ pub enum Tier {
 /// The steps, first to last, that lead from the file's tensor to the state.
 pub type View = SmallVec<[ViewStep; 1]>;
 
-/// One step of a view. Every step can be undone into the file's tensor.
+/// One step of a view. Every step but a repetition can be undone into the file's tensor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ViewStep {
     /// The same elements in row-major order with these sizes.
@@ -135,4 +143,6 @@ pub enum ViewStep {
     },
     /// Elements converted to this type (fp16 weights raised to fp32 masters).
     Cast(crate::DType),
+    /// The whole so many times, one after the other along dim 0 (experts that begin as one matrix).
+    Repeat(u64),
 }

@@ -24,6 +24,11 @@ pub enum StepOutput<'a> {
     },
     /// `loss.unsmoothed`: the sum of the losses without label smoothing, which an evaluation reads in place of `loss.sum`.
     UnsmoothedSum,
+    /// `loss.penalty`: a scalar of one microbatch that is minimised beside the loss, such as the balance losses of experts. The pass `loss`
+    /// takes it up.
+    Penalty,
+    /// `loss.objective`: the sum that is differentiated in place of `loss.sum`: with the penalty times the weight.
+    Objective,
     /// `metric.NAME`: a scalar of the model that is not trained, over the global batch.
     Metric(&'a str),
     /// `skipped`: whether this step changes no state but the scaler's.
@@ -80,11 +85,13 @@ impl<'a> StepOutput<'a> {
     pub const GRADIENT: &'static str = "grad.";
 
     /// The outputs whose names hold no other name.
-    const FIXED: [StepOutput<'static>; 7] = [
+    const FIXED: [StepOutput<'static>; 9] = [
         StepOutput::Loss,
         StepOutput::LearningRate,
         StepOutput::GradientNorm,
         StepOutput::UnsmoothedSum,
+        StepOutput::Penalty,
+        StepOutput::Objective,
         StepOutput::Skipped,
         StepOutput::LossScale,
         StepOutput::ScaleExhausted,
@@ -161,6 +168,8 @@ impl fmt::Display for StepOutput<'_> {
             Self::Part { scalar, class: 0, part } => write!(f, "{scalar}.{}", part.name()),
             Self::Part { scalar, class, part } => write!(f, "{scalar}.{class}.{}", part.name()),
             Self::UnsmoothedSum => f.write_str("loss.unsmoothed"),
+            Self::Penalty => f.write_str("loss.penalty"),
+            Self::Objective => f.write_str("loss.objective"),
             Self::Metric(name) => Scalar::Metric(name).fmt(f),
             Self::Skipped => f.write_str("skipped"),
             Self::LossScale => f.write_str("loss_scale"),

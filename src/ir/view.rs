@@ -14,14 +14,14 @@ pub fn apply(view: &[ViewStep], tensor: &Tensor) -> Option<Tensor> {
 }
 
 /// Puts a state's value back where [`apply`] took it from; the rest of the file's tensor stays. `None` when the value
-/// does not fit the view.
+/// does not fit the view, and of a view that repeats elements.
 pub fn write_back(view: &[ViewStep], value: &Tensor, tensor: &mut Tensor) -> Option<()> {
     if view.is_empty() && tensor.sizes == value.sizes {
         tensor.elements = value.elements.clone();
         return Some(());
     }
     let positions = positions(view, &tensor.sizes)?;
-    if positions.sizes != value.sizes {
+    if positions.sizes != value.sizes || view.iter().any(|step| matches!(step, ViewStep::Repeat(_))) {
         return None;
     }
     let places = positions.offsets.iter().enumerate();
@@ -90,6 +90,10 @@ pub fn sizes(view: &[ViewStep], from: &[u64]) -> Option<Vec<u64>> {
                 *size = size.checked_add(*after)?;
             }
             ViewStep::Cast(_) => {}
+            ViewStep::Repeat(count) => {
+                let size = sizes.first_mut()?;
+                *size = size.checked_mul(*count)?;
+            }
         }
     }
     Some(sizes)
@@ -127,6 +131,11 @@ fn positions(view: &[ViewStep], from: &[usize]) -> Option<Positions> {
                 positions = Positions { sizes: after, offsets: padded };
                 continue;
             }
+            ViewStep::Repeat(count) => {
+                let offsets = positions.offsets.repeat(*count as usize);
+                positions = Positions { sizes: after, offsets };
+                continue;
+            }
         };
         let moved = picked.into_iter().map(|i| positions.offsets[i]).collect();
         positions = Positions { sizes: after, offsets: moved };
@@ -162,6 +171,15 @@ mod tests {
         write_back(&view, &cut, &mut back).unwrap();
         assert_eq!(apply(std::slice::from_ref(&slice), &back), apply(std::slice::from_ref(&slice), &file));
         assert_eq!(back.floats()[0], -1.0);
+    }
+
+    #[test]
+    fn what_a_view_repeats_is_not_written_back() {
+        let file = Tensor::float(DType::F32, vec![2], vec![1.0, 2.0]);
+        let view = [ViewStep::Reshape(smallvec![1, 2]), ViewStep::Repeat(3)];
+        let repeated = apply(&view, &file).unwrap();
+        assert_eq!((&repeated.sizes[..], repeated.floats()), (&[3, 2][..], &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0][..]));
+        assert_eq!(write_back(&view, &repeated, &mut file.clone()), None);
     }
 
     #[test]

@@ -173,6 +173,8 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
                 StepOutput::Gradient(_)
                 | StepOutput::Part { .. }
                 | StepOutput::UnsmoothedSum
+                | StepOutput::Penalty
+                | StepOutput::Objective
                 | StepOutput::Metric(_)
                 | StepOutput::Skipped
                 | StepOutput::LossScale

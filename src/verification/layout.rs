@@ -3,7 +3,7 @@
 
 use super::execute::Tensors;
 use ir::tensor::Elements;
-use ir::{Diagnostic, Initializer, Module, Role, Tensor, View};
+use ir::{Diagnostic, Initializer, Module, Role, State, Tensor, View};
 use passes::reports::{ParameterReport, RowRole};
 use std::collections::BTreeMap;
 
@@ -58,6 +58,25 @@ impl Layout {
             }
             let sizes = report.ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
             FileTensor { name: report.data.clone(), sizes, parts }
+        };
+        Self { tensors: trained.map(tensor).collect() }
+    }
+
+    /// The layout of a program whose states are those of its reference, and no tensors of a file: each state is a tensor of its own, as it
+    /// is in `forward`, before states are padded.
+    pub fn of_states(forward: &Module, program: &Module) -> Self {
+        let views: BTreeMap<&str, &View> =
+            program.states.values().map(|state| (state.name.as_str(), &state.view)).collect();
+        let trained = forward.states.values().filter(|state| state.role == Role::Parameter);
+        let tensor = |state: &State| {
+            let added = views.get(state.name.as_str()).and_then(|view| view.strip_prefix(&state.view[..]));
+            let part = StatePart {
+                state: state.name.clone(),
+                views: vec![View::new()],
+                padding: added.unwrap_or_default().into(),
+            };
+            let sizes = state.ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
+            FileTensor { name: state.name.clone(), sizes, parts: vec![part] }
         };
         Self { tensors: trained.map(tensor).collect() }
     }

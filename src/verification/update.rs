@@ -14,12 +14,13 @@ use passes::update::Update;
 use passes::{Manager, PassContext};
 
 /// The exact update of the reference's parameters and of the optimizer's states, by the gradients that the tested program
-/// reported. A gradient that it did not report is that of the reference's own step.
+/// reported. A gradient that it did not report is that of the reference's own step. `start` has the parameters before the step.
 pub(super) fn expected(
     reference: &Module,
     own: &Execution,
     layout: &Layout,
     tested: &Execution,
+    start: &Tensors,
 ) -> Result<Tensors, Failure> {
     let is_gradient = |name: &str| StepOutput::gradient_of(name).is_some();
     let mut gradients = own.last_outputs(is_gradient);
@@ -38,7 +39,7 @@ pub(super) fn expected(
             *gradient = Tensor { dtype: module.ty(input.value).dtype, ..gradient.clone() };
         }
     }
-    let after = Machine::new(&module, Mode::Exact, 1, &Tensors::new())?.last_step(&[gradients])?;
+    let after = Machine::new(&module, Mode::Exact, 1, start)?.last_step(&[gradients])?;
     let is_updated = |name: &String| {
         let role = module.state(name).map(|state| module.states[state].role);
         matches!(role, Some(Role::Parameter | Role::Optimizer))

@@ -24,6 +24,8 @@ fn is_watched(program: &Program, output: &OutputSlot) -> bool {
             | StepOutput::Gradient(_)
             | StepOutput::Part { .. }
             | StepOutput::UnsmoothedSum
+            | StepOutput::Penalty
+            | StepOutput::Objective
             | StepOutput::Metric(_)
             | StepOutput::Skipped
             | StepOutput::LossScale,

@@ -344,7 +344,14 @@ impl Parser<'_> {
                 self.expect_word("data")?;
                 Initializer::Fill { value, data: self.row()? }
             }
-            _ => return Err(token.expected("one of `data`, `zeros`, `splat`, `copy`, `normal`, `fill`")),
+            "noisy" => {
+                let std = self.element(DType::F64)?;
+                self.expect_word("data")?;
+                Initializer::Noisy { std, data: self.row()? }
+            }
+            _ => {
+                return Err(token.expected("one of `data`, `zeros`, `splat`, `copy`, `normal`, `fill`, `noisy`"));
+            }
         })
     }
 
@@ -374,7 +381,10 @@ impl Parser<'_> {
                 }
                 "pad" => ViewStep::Pad { dim: p.number("the dim")?, after: p.number("the elements added")? },
                 "cast" => ViewStep::Cast(p.dtype()?),
-                _ => return Err(token.expected("one of `reshape`, `transpose`, `slice`, `pad`, `cast`")),
+                "repeat" => ViewStep::Repeat(p.number("the number of times")?),
+                _ => {
+                    return Err(token.expected("one of `reshape`, `transpose`, `slice`, `pad`, `cast`, `repeat`"));
+                }
             });
             Ok(())
         })?;

@@ -85,6 +85,7 @@ pub fn view_text(view: &[ViewStep]) -> String {
         ViewStep::Slice { dim, start, length } => format!("slice {dim} {start} {length}"),
         ViewStep::Pad { dim, after } => format!("pad {dim} {after}"),
         ViewStep::Cast(dtype) => format!("cast {dtype}"),
+        ViewStep::Repeat(count) => format!("repeat {count}"),
     };
     let steps: Vec<_> = view.iter().map(step).collect();
     if steps.is_empty() { String::new() } else { format!("[{}]", steps.join(", ")) }
@@ -166,6 +167,7 @@ impl Printer<'_> {
             Initializer::Normal { std, data: None } => format!("normal {}", float(std)),
             Initializer::Normal { std, data: Some(id) } => format!("normal {} {}", float(std), row(id)),
             Initializer::Fill { value, data } => format!("fill {} {}", float(value), row(data)),
+            Initializer::Noisy { std, data } => format!("noisy {} {}", float(std), row(data)),
         }
     }
 

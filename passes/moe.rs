@@ -1,0 +1,224 @@
+//! Moe: dense feed-forward blocks become mixtures of experts.
+//!
+//! Each block that `find` sees by its structure gets a router and experts, which begin as copies of the block (sparse
+//! upcycling, Komatsuzaki et al., arXiv 2212.05055) or fresh. The routing is written on global shapes, in groups of one sequence,
+//! so that no mesh changes the numbers; `spmd` splits it later. Two forms:
+//!
+//! - **dropless**: every token meets its experts as rows of `experts`;
+//! - **capacity**: each expert has a fixed number of slots in each group; tokens that find none are dropped, which leaves them to the
+//!   residual stream. Dispatch and combine are gathers, and experts a contraction with a batch dim.
+//!
+//! Invariants: the outputs of the model keep their names and types; a parameter of a block becomes a state of its experts;
+//! the balance losses are the output `loss.penalty`, which the pass `loss` adds to what is minimised.
+
+mod balance;
+mod experts;
+mod find;
+mod options;
+mod route;
+mod slots;
+
+pub use find::{Block, Found, blocks};
+
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
+use crate::rewriting::dead::remove_dead;
+use ir::{Builder, Changed, Diagnostic, Level, Module, Op};
+use std::collections::BTreeSet;
+
+/// The pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moe {
+    /// Experts of a block.
+    pub experts: u64,
+    /// Of so many blocks the last one becomes a mixture.
+    pub every: u64,
+    /// Hidden numbers of an expert; `None` for those of the dense block.
+    pub hidden: Option<u64>,
+    /// The weights of experts before step 0.
+    pub start: Start,
+    /// The deviation of the normal numbers that are added to copies.
+    pub noise: f64,
+    /// Whether the dense block stays beside the experts, for every token.
+    pub shared: bool,
+    /// The seed of random choices.
+    pub seed: u64,
+    /// Which tokens meet which experts.
+    pub routing: Routing,
+}
+
+/// The weights of experts before step 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// Those of the dense block; a narrower expert begins as a part of it.
+    #[default]
+    Copies,
+    /// Normal with deviation √(0.1 / fan in), as Switch Transformers begin (Fedus et al., arXiv 2101.03961, section 2.4).
+    Fresh,
+}
+
+/// Which tokens meet which experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Routing {
+    /// Experts that a token chooses; with `by_experts` nothing.
+    pub top: u64,
+    /// The factors of the experts' results.
+    pub gates: Gates,
+    /// Slots of an expert for each token that it would have if all had equally many; `None` drops nothing.
+    pub capacity: Option<f64>,
+    /// Whether the second choice is taken at random, in proportion to its gate (GShard).
+    pub random_second: bool,
+    /// Whether experts choose tokens (Zhou et al., arXiv 2202.09368).
+    pub by_experts: bool,
+    /// The factor of the balance loss.
+    pub balance: f64,
+    /// The factor of the z-loss (Zoph et al., arXiv 2202.08906, equation 5).
+    pub z: f64,
+    /// The router's input is multiplied by uniform numbers between 1 minus and 1 plus this.
+    pub jitter: f64,
+}
+
+/// The factors of the experts' results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gates {
+    /// The probabilities of the chosen experts.
+    Probabilities,
+    /// These divided by their sum.
+    Renormalized,
+}
+
+impl Routing {
+    /// Switch Transformer (Fedus et al., arXiv 2101.03961): one expert, its probability as the gate, capacity 1.25.
+    pub const SWITCH: Self = Self {
+        top: 1,
+        gates: Gates::Probabilities,
+        capacity: Some(1.25),
+        random_second: false,
+        by_experts: false,
+        balance: 0.01,
+        z: 0.0,
+        jitter: 0.01,
+    };
+    /// GShard (Lepikhin et al., arXiv 2006.16668, algorithm 1): two experts, the second at random, capacity 2 for each token.
+    pub const GSHARD: Self = Self {
+        top: 2,
+        gates: Gates::Renormalized,
+        capacity: Some(1.0),
+        random_second: true,
+        jitter: 0.0,
+        ..Self::SWITCH
+    };
+    /// Expert choice (Zhou et al., arXiv 2202.09368): each expert takes the tokens with the highest scores, twice as many as there are
+    /// tokens for each expert.
+    pub const EXPERT_CHOICE: Self = Self {
+        top: 1,
+        gates: Gates::Probabilities,
+        capacity: Some(2.0),
+        by_experts: true,
+        balance: 0.0,
+        jitter: 0.0,
+        ..Self::SWITCH
+    };
+}
+
+impl Default for Routing {
+    /// As Mixtral (arXiv 2401.04088): two experts, gates that add up to one, nothing dropped.
+    fn default() -> Self {
+        Self { top: 2, gates: Gates::Renormalized, capacity: None, jitter: 0.0, ..Self::SWITCH }
+    }
+}
+
+impl Moe {
+    fn check(&self) -> Result<(), String> {
+        let Routing { top, capacity, random_second, by_experts, balance, z, jitter, .. } = self.routing;
+        let experts = self.experts;
+        if top == 0 || top > experts && !by_experts {
+            return Err(match top {
+                0 => "top=0 gives a token no expert; a token takes at least 1".into(),
+                _ => format!("top={top} is more than the {experts} experts"),
+            });
+        }
+        if capacity.is_some_and(|capacity| capacity.is_nan() || capacity <= 0.0) {
+            let capacity = capacity.unwrap_or_default();
+            return Err(format!("capacity={capacity} drops every token; 1.25 leaves room, and none drops nothing"));
+        }
+        if by_experts && capacity.is_none() {
+            return Err("expert-choice takes a capacity: the number of tokens of an expert".into());
+        }
+        if random_second && (top != 2 || by_experts) {
+            return Err(format!("random-second takes top=2, not top={top}"));
+        }
+        if self.every == 0 {
+            return Err("every=0 is no distance; every=1 takes all blocks, every=2 each second one".into());
+        }
+        let factors = [("balance", balance), ("z", z), ("jitter", jitter), ("noise", self.noise)];
+        match factors.into_iter().find(|(_, factor)| !(factor.is_finite() && *factor >= 0.0)) {
+            Some((name, factor)) => Err(format!("{name}={factor} is no factor; it is at least 0")),
+            None if jitter >= 1.0 => Err(format!("jitter={jitter} is too large; it is below 1")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Transform for Moe {
+    const NAME: &'static str = "moe";
+    const NEEDED: bool = true;
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        options::parse(arguments)
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        options::print(self, arguments);
+    }
+
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if module.level != Level::Imported {
+            let error = Diagnostic::new("the pass `moe` reads the forward program");
+            return Err(error.note("run it before `loss` and `autodiff`"));
+        }
+        if module.nodes().any(|(_, node)| matches!(node.op, Op::Experts(_))) {
+            let error = Diagnostic::new("the model has experts already, and --moe would add more");
+            return Err(error.note("remove --moe: exported experts are trained, and --mesh ep=N spreads them"));
+        }
+        let Found { blocks, near } = blocks(module);
+        if blocks.is_empty() {
+            let error = Diagnostic::new("--moe found no feed-forward block in the model").note(
+                "a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences",
+            );
+            return Err(near.into_iter().take(5).fold(error, |error, near| {
+                error.note(format!("{} is none: {}", near.origin, near.reason))
+            }));
+        }
+        if self.routing.by_experts {
+            warn_of_later_tokens(module, cx);
+        }
+        let chosen = blocks.iter().skip(self.every as usize - 1).step_by(self.every as usize);
+        let chosen: Vec<&Block> = chosen.collect();
+        if chosen.is_empty() {
+            let error = format!("every={} is more than the {} feed-forward blocks", self.every, blocks.len());
+            return Err(Diagnostic::new(error).note("give a smaller distance, such as every=1"));
+        }
+        let mut b = Builder::new(module, Self::NAME);
+        let mut parts = balance::Parts::default();
+        for (layer, block) in chosen.into_iter().enumerate() {
+            self.insert(&mut b, block, layer as u32, &mut parts)?;
+        }
+        balance::add_outputs(&mut b, &parts)?;
+        b.finish();
+        remove_dead(module, Self::NAME);
+        // What became experts is no tensor of the file any more.
+        let names: BTreeSet<&str> = module.states.values().map(|state| state.name.as_str()).collect();
+        cx.parameters.retain(|report| report.states.iter().all(|part| names.contains(part.state.as_str())));
+        Ok(Changed::Yes)
+    }
+}
+
+/// Experts that choose tokens compare a token with those after it.
+fn warn_of_later_tokens(module: &Module, cx: &mut PassContext) {
+    let is_causal = |op: &Op| matches!(op, Op::Attention(attention) if attention.causal);
+    if module.nodes().any(|(_, node)| is_causal(&node.op)) {
+        let warning = Diagnostic::new("expert-choice lets each token of a causal model depend on later tokens");
+        cx.warn(warning.note("the loss is too good, and generation differs from training; use top=2 in its place"));
+    }
+}

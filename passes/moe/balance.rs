@@ -1,0 +1,133 @@
+//! Balance: the losses that keep tokens spread over experts, and what is reported of the routing.
+
+use super::Moe;
+use super::route::{Choice, Scores, Sizes, known};
+use super::slots::one_hot;
+use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::reduce::{Reduce, ReduceKind};
+use ir::ops::softmax::LogSoftmax;
+use ir::{Builder, DType, Dim, Scalar, ScalarPart, StepOutput, TypeError, ValueId};
+use smallvec::smallvec;
+
+/// The scalars of all mixtures, one each.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    /// Addends of what is minimised beside the loss.
+    penalties: Vec<ValueId>,
+    /// E · Σ (share of the tokens · mean probability): 1 where all experts have equally many.
+    balances: Vec<ValueId>,
+    /// Choices that found no slot, and all choices.
+    dropped: Vec<[ValueId; 2]>,
+    /// Means over tokens of the entropy of the router's probabilities.
+    entropies: Vec<ValueId>,
+    /// The tokens of the expert that has the most, in those that each has if all have equally many.
+    busiest: Vec<ValueId>,
+}
+
+/// Adds the scalars of a mixture whose tokens choose. `kept`: for each choice 1 if it has a slot, `f32[groups, top · tokens]`.
+pub(super) fn of_choices(
+    b: &mut Builder,
+    moe: &Moe,
+    parts: &mut Parts,
+    scores: Scores,
+    choice: Choice,
+    kept: Option<ValueId>,
+    sizes: Sizes,
+) -> Result<(), TypeError> {
+    of_scores(b, moe, parts, scores, sizes)?;
+    let Sizes { groups, tokens, .. } = sizes;
+    let (experts, top) = (moe.experts, moe.routing.top);
+    // Only first choices count in GShard's loss.
+    let counted = if moe.routing.random_second { 1 } else { top };
+    let chosen = b.slice(choice.experts, 2, 0, Dim::known(counted))?;
+    let chosen = b.reshape(chosen, known(&[groups, tokens * counted]))?;
+    let is_chosen = one_hot(b, chosen, experts, [groups, tokens * counted])?;
+    let counts = b.sum(is_chosen, &[1])?;
+    let counts = b.cast(counts, DType::F32)?;
+    let sums = b.sum(scores.probabilities, &[1])?;
+    let products = b.mul(counts, sums)?;
+    let product = b.sum(products, &[0, 1])?;
+    // counts / (tokens · counted) · sums / tokens, the mean over groups.
+    let mean = 1.0 / (tokens as f64 * counted as f64 * tokens as f64 * groups as f64);
+    let balance = b.scale(product, mean * experts as f64)?;
+    parts.balances.push(balance);
+    if moe.routing.balance > 0.0 {
+        // Switch Transformers multiply by the number of experts (equation 4), GShard divides by it (section 2.2).
+        let by_paper = if moe.routing.random_second { (experts as f64).powi(-2) } else { 1.0 };
+        parts.penalties.push(b.scale(balance, moe.routing.balance * by_paper)?);
+    }
+    let of_all = b.sum(counts, &[0])?;
+    let most = b.one(Reduce { kind: ReduceKind::Max, dims: smallvec![0], keep: false }, &[of_all])?;
+    let even = groups as f64 * tokens as f64 * counted as f64 / experts as f64;
+    parts.busiest.push(b.scale(most, 1.0 / even)?);
+    if let Some(kept) = kept {
+        let nobody = b.splat_like(choice.experts, experts as f64)?;
+        let is_taken = b.one(Compare::Less, &[choice.experts, nobody])?;
+        let is_taken = b.cast(is_taken, DType::F32)?;
+        let [taken, kept] = [b.sum(is_taken, &[0, 1, 2])?, b.sum(kept, &[0, 1])?];
+        let dropped = b.one(Binary::Sub, &[taken, kept])?;
+        parts.dropped.push([dropped, taken]);
+    }
+    Ok(())
+}
+
+/// Adds the scalars that depend on scores alone.
+pub(super) fn of_scores(
+    b: &mut Builder,
+    moe: &Moe,
+    parts: &mut Parts,
+    scores: Scores,
+    sizes: Sizes,
+) -> Result<(), TypeError> {
+    let tokens = sizes.groups as f64 * sizes.tokens as f64;
+    let logs = b.one(LogSoftmax { dim: 2 }, &[scores.logits])?;
+    let terms = b.mul(scores.probabilities, logs)?;
+    let sum = b.sum(terms, &[0, 1, 2])?;
+    parts.entropies.push(b.scale(sum, -1.0 / tokens)?);
+    if moe.routing.z > 0.0 {
+        // log Σ exp x = x - log softmax x, of any of the experts.
+        let first = |b: &mut Builder, x| b.slice(x, 2, 0, Dim::known(1));
+        let (logit, log) = (first(b, scores.logits)?, first(b, logs)?);
+        let sizes = b.one(Binary::Sub, &[logit, log])?;
+        let squares = b.mul(sizes, sizes)?;
+        let sum = b.sum(squares, &[0, 1, 2])?;
+        parts.penalties.push(b.scale(sum, moe.routing.z / tokens)?);
+    }
+    Ok(())
+}
+
+/// Adds the outputs: `loss.penalty`, and the means over mixtures as metrics.
+pub(super) fn add_outputs(b: &mut Builder, parts: &Parts) -> Result<(), TypeError> {
+    b.at(ir::At::End(ir::Phase::Forward)).origin("moe");
+    if let Some(penalty) = sum(b, &parts.penalties)? {
+        b.tables().add_output(StepOutput::Penalty, penalty);
+    }
+    let means =
+        [("moe.balance", &parts.balances), ("moe.entropy", &parts.entropies), ("moe.busiest", &parts.busiest)];
+    for (name, values) in means {
+        if let Some(sum) = sum(b, values)? {
+            let weight = b.splat_like(sum, values.len() as f64)?;
+            metric(b, name, sum, weight);
+        }
+    }
+    let [dropped, all] = [0, 1].map(|i| parts.dropped.iter().map(|pair| pair[i]).collect::<Vec<_>>());
+    if let (Some(dropped), Some(all)) = (sum(b, &dropped)?, sum(b, &all)?) {
+        metric(b, "moe.dropped", dropped, all);
+    }
+    Ok(())
+}
+
+fn metric(b: &mut Builder, name: &str, sum: ValueId, weight: ValueId) {
+    let output = |part| StepOutput::Part { scalar: Scalar::Metric(name), class: 0, part };
+    b.tables().add_output(output(ScalarPart::Sum), sum);
+    b.tables().add_output(output(ScalarPart::Weight), weight);
+}
+
+fn sum(b: &mut Builder, values: &[ValueId]) -> Result<Option<ValueId>, TypeError> {
+    let Some((&first, rest)) = values.split_first() else { return Ok(None) };
+    let mut sum = first;
+    for &value in rest {
+        sum = b.add(sum, value)?;
+    }
+    Ok(Some(sum))
+}

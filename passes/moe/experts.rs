@@ -1,0 +1,319 @@
+//! A block at experts: its parameters become those of experts, and its nodes are built again on tokens at their experts.
+
+use super::balance::{self, Parts};
+use super::find::{Block, Linear, linear};
+use super::route::{self, Choice, Sizes, known};
+use super::slots::{self, Slots};
+use super::{Moe, Start};
+use ir::ops::contract::Contract;
+use ir::ops::experts::Experts;
+use ir::ops::indexing::Gather;
+use ir::{
+    At, Builder, Definition, Diagnostic, Dim, Initializer, Op, Role, StateId, Type, TypeError, ValueId, View,
+    ViewStep,
+};
+use std::collections::BTreeMap;
+
+/// Where tokens meet experts.
+#[derive(Clone, Copy, Debug)]
+enum Places {
+    /// Each row `[rows, features]` has the number of its expert, `i64[rows]`.
+    Rows(ValueId),
+    /// `[groups, experts, slots, features]`.
+    Slots,
+}
+
+/// How the numbers of a state depend on the block's hidden numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// A matrix that makes hidden numbers.
+    Entry { transposed: bool },
+    /// A matrix that sums over hidden numbers.
+    Exit { transposed: bool },
+    /// A number for each hidden number.
+    Hidden,
+    /// A number for each feature of the result.
+    Result,
+}
+
+impl Moe {
+    /// Puts a mixture in the place of a block.
+    pub(super) fn insert(
+        &self,
+        b: &mut Builder,
+        block: &Block,
+        layer: u32,
+        parts: &mut Parts,
+    ) -> Result<(), Diagnostic> {
+        let (input, output) = (block.input, block.output);
+        b.at(At::Before(block.nodes[0])).origin(block.origin.clone());
+        let ty = b.ty(input).clone();
+        let all = ty.sizes().unwrap_or_default();
+        let [groups, inner @ .., features] = &all[..] else {
+            return Err(Diagnostic::new(format!("the tokens of a mixture have unbound dims: {ty}"))
+                .note("bind them: --microbatch and --seq, or --bind NAME=SIZE"));
+        };
+        let sizes = Sizes { groups: *groups, tokens: inner.iter().product(), features: *features };
+        let x = b.reshape(input, known(&[sizes.groups, sizes.tokens, sizes.features]))?;
+        let name = router_name(b, block, layer);
+        let states = self.states(b, block)?;
+        let scores = route::scores(b, self, x, sizes, name)?;
+        let y = match self.routing.capacity {
+            None => {
+                let choice = route::choose(b, self, scores, sizes)?;
+                balance::of_choices(b, self, parts, scores, choice, None, sizes)?;
+                self.at_rows(b, block, &states, x, choice, sizes)?
+            }
+            Some(capacity) => {
+                let of_expert = slots::of_expert(self, capacity, sizes);
+                let slots = if self.routing.by_experts {
+                    balance::of_scores(b, self, parts, scores, sizes)?;
+                    slots::of_experts(b, self, of_expert, scores.logits, sizes)?
+                } else {
+                    let choice = route::choose(b, self, scores, sizes)?;
+                    let (slots, kept) = slots::of_tokens(b, self, of_expert, choice, sizes)?;
+                    balance::of_choices(b, self, parts, scores, choice, Some(kept), sizes)?;
+                    slots
+                };
+                self.at_slots(b, block, &states, x, slots, sizes)?
+            }
+        };
+        let mut y = b.reshape(y, b.ty(output).dims.clone())?;
+        if self.shared {
+            b.at(At::After(block.last));
+            // The dense block stays: its readers read the sum, and the sum reads it.
+            let dense = self.copy_of_last(b, block)?;
+            y = b.add(dense, y)?;
+        }
+        b.replace(output, y);
+        Ok(())
+    }
+
+    /// The dense result again, as a value of its own that nothing replaces.
+    fn copy_of_last(&self, b: &mut Builder, block: &Block) -> Result<ValueId, TypeError> {
+        let node = b.module().node(block.last).clone();
+        b.one(node.op, &node.operands)
+    }
+
+    /// Every token as a row for each of its choices.
+    fn at_rows(
+        &self,
+        b: &mut Builder,
+        block: &Block,
+        states: &BTreeMap<ValueId, ValueId>,
+        x: ValueId,
+        choice: Choice,
+        sizes: Sizes,
+    ) -> Result<ValueId, TypeError> {
+        let Sizes { groups, tokens, features } = sizes;
+        let (top, dtype) = (self.routing.top, b.ty(x).dtype);
+        let rows = groups * tokens * top;
+        let x = b.reshape(x, known(&[groups, tokens, 1, features]))?;
+        let x = b.broadcast(x, known(&[groups, tokens, top, features]))?;
+        let x = b.reshape(x, known(&[rows, features]))?;
+        let index = b.reshape(choice.experts, known(&[rows]))?;
+        let y = build(b, block, states, x, Places::Rows(index))?;
+        let out = b.ty(y).dims[1].clone();
+        let y = b.reshape(y, known(&[groups, tokens, top]).into_iter().chain([out]))?;
+        let gates = b.cast(choice.gates, dtype)?;
+        let gates = b.reshape(gates, known(&[groups, tokens, top, 1]))?;
+        let weighted = b.mul(y, gates)?;
+        b.sum(weighted, &[2])
+    }
+
+    fn at_slots(
+        &self,
+        b: &mut Builder,
+        block: &Block,
+        states: &BTreeMap<ValueId, ValueId>,
+        x: ValueId,
+        slots: Slots,
+        sizes: Sizes,
+    ) -> Result<ValueId, TypeError> {
+        let x = slots.dispatch(b, self, x, sizes)?;
+        let y = build(b, block, states, x, Places::Slots)?;
+        slots.combine(b, self, y, sizes)
+    }
+
+    /// For each parameter of a block that of the experts, by their values.
+    fn states(&self, b: &mut Builder, block: &Block) -> Result<BTreeMap<ValueId, ValueId>, Diagnostic> {
+        let mut shapes: Vec<(StateId, Shape)> = Vec::new();
+        for &id in &block.nodes {
+            let module = b.module();
+            let node = module.node(id);
+            if let Some(Linear { rows, weight, transposed }) = linear(module, node) {
+                let is_entry = rows == block.input;
+                shapes.push((weight, if is_entry { Shape::Entry { transposed } } else { Shape::Exit { transposed } }));
+                continue;
+            }
+            for &operand in &node.operands {
+                if let Definition::State(state) = module.value(operand).definition {
+                    let is_last = id == block.last && node.results[0] == block.output;
+                    let follows_exit = is_last && !matches!(node.op, Op::Contract(_));
+                    shapes.push((state, if follows_exit { Shape::Result } else { Shape::Hidden }));
+                }
+            }
+        }
+        let mut found = BTreeMap::new();
+        for (id, shape) in shapes {
+            let dense = b.module().states[id].input;
+            if !found.contains_key(&dense) {
+                found.insert(dense, self.state(b, block, id, shape)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The experts' state in the place of a dense one, or beside it where the dense block stays.
+    fn state(&self, b: &mut Builder, block: &Block, id: StateId, shape: Shape) -> Result<ValueId, Diagnostic> {
+        let state = b.module().states[id].clone();
+        let hidden = self.hidden.unwrap_or(block.hidden);
+        let parts = self.parts(block, hidden)?;
+        let sizes = state.ty.sizes().unwrap_or_default();
+        let mut view: View = state.view.clone();
+        let mut reshape = |sizes: &[u64]| view.push(ViewStep::Reshape(sizes.iter().copied().collect()));
+        let (own, fan_in): (Vec<u64>, Option<u64>) = match shape {
+            Shape::Entry { transposed } => {
+                let [input, _] = in_and_out(&sizes, transposed);
+                if transposed {
+                    reshape(&[parts, hidden, input]);
+                    view.push(ViewStep::Transpose([0, 2, 1].into_iter().collect()));
+                } else {
+                    reshape(&[input, parts, hidden]);
+                    view.push(ViewStep::Transpose([1, 0, 2].into_iter().collect()));
+                }
+                (vec![input, hidden], Some(input))
+            }
+            Shape::Exit { transposed } => {
+                let [_, output] = in_and_out(&sizes, transposed);
+                if transposed {
+                    reshape(&[output, parts, hidden]);
+                    view.push(ViewStep::Transpose([1, 2, 0].into_iter().collect()));
+                } else {
+                    reshape(&[parts, hidden, output]);
+                }
+                (vec![hidden, output], Some(hidden))
+            }
+            Shape::Hidden => {
+                reshape(&[parts, hidden]);
+                (vec![hidden], None)
+            }
+            Shape::Result => {
+                reshape(&[1, sizes[0]]);
+                (vec![sizes[0]], None)
+            }
+        };
+        let copies = if shape == Shape::Result { self.experts } else { self.experts / parts };
+        view.push(ViewStep::Repeat(copies));
+        let ty = Type::of(state.ty.dtype, &[&[self.experts], &own[..]].concat());
+        let initializer = match (self.start, state.initializer) {
+            (Start::Copies, Initializer::Data(data)) if self.noise > 0.0 => {
+                Initializer::Noisy { std: self.noise.to_bits(), data }
+            }
+            (Start::Copies, copied @ Initializer::Data(_)) => copied,
+            _ => {
+                view = View::new();
+                fan_in.map_or(Initializer::Zeros, |fan_in| Initializer::Normal {
+                    std: route::fresh(fan_in),
+                    data: None,
+                })
+            }
+        };
+        let name = expert_name(&state.name);
+        if !self.shared {
+            b.renew_state(id, name, ty, initializer, view);
+            return Ok(state.input);
+        }
+        let added = b.tables().add_state(name, ty, Role::Parameter, initializer);
+        b.tables().states[added].view = view;
+        Ok(b.module().states[added].input)
+    }
+
+    /// The parts of a dense block that experts of so many hidden numbers begin as.
+    fn parts(&self, block: &Block, hidden: u64) -> Result<u64, Diagnostic> {
+        if self.start == Start::Fresh {
+            return Ok(1);
+        }
+        let parts = block.hidden / hidden.max(1);
+        if hidden > 0 && block.hidden.is_multiple_of(hidden) && self.experts.is_multiple_of(parts) {
+            return Ok(parts);
+        }
+        let error = format!(
+            "{} experts of {hidden} hidden numbers cannot begin as copies of a block of {}",
+            self.experts, block.hidden
+        );
+        Err(Diagnostic::new(error).note(
+            "copies need a divisor of the block's hidden numbers, and experts for each part; with `fresh` any size will do",
+        ))
+    }
+}
+
+fn in_and_out(sizes: &[u64], transposed: bool) -> [u64; 2] {
+    if transposed { [sizes[1], sizes[0]] } else { [sizes[0], sizes[1]] }
+}
+
+/// The nodes of a block on tokens at their experts.
+fn build(
+    b: &mut Builder,
+    block: &Block,
+    states: &BTreeMap<ValueId, ValueId>,
+    x: ValueId,
+    places: Places,
+) -> Result<ValueId, TypeError> {
+    let mut made = BTreeMap::from([(block.input, x)]);
+    for &id in &block.nodes {
+        let node = b.module().node(id).clone();
+        let result = match linear(b.module(), &node) {
+            Some(Linear { rows, weight, .. }) => {
+                let weight = states[&b.module().states[weight].input];
+                match places {
+                    Places::Rows(index) => b.one(Experts { transposed: false }, &[made[&rows], weight, index])?,
+                    Places::Slots => b.one(Contract::new("geck,ekn->gecn"), &[made[&rows], weight])?,
+                }
+            }
+            None => {
+                let mut operands = Vec::new();
+                for operand in node.operands {
+                    operands.push(match (made.get(&operand), states.get(&operand)) {
+                        (Some(&made), _) => made,
+                        (None, Some(&vectors)) => at_places(b, vectors, places)?,
+                        // A number that all elements read.
+                        (None, None) => b.reshape(operand, [])?,
+                    });
+                }
+                b.one(node.op, &operands)?
+            }
+        };
+        made.insert(node.results[0], result);
+    }
+    Ok(made[&block.output])
+}
+
+/// A vector of each expert, `[experts, n]`, as it is read beside tokens.
+fn at_places(b: &mut Builder, vectors: ValueId, places: Places) -> Result<ValueId, TypeError> {
+    match places {
+        Places::Rows(index) => b.one(Gather { dim: 0 }, &[vectors, index]),
+        Places::Slots => {
+            let [experts, n] = [0, 1].map(|dim| b.ty(vectors).dims[dim].clone());
+            b.reshape(vectors, [experts, Dim::known(1), n])
+        }
+    }
+}
+
+/// The name of an expert's parameter: `experts` stands before the last module's name.
+fn expert_name(dense: &str) -> String {
+    let mut words: Vec<&str> = dense.split('.').collect();
+    words.insert(words.len().saturating_sub(2), "experts");
+    words.join(".")
+}
+
+/// The name of the router's parameter, beside those of the experts.
+fn router_name(b: &Builder, block: &Block, layer: u32) -> String {
+    let module = b.module();
+    let weight = block.nodes.iter().find_map(|&id| linear(module, module.node(id))).map(|linear| linear.weight);
+    let expert = weight.map(|weight| expert_name(&module.states[weight].name)).unwrap_or_default();
+    match expert.rsplit_once(".experts.") {
+        Some((before, _)) => format!("{before}.router.weight"),
+        None => format!("moe.{layer}.router.weight"),
+    }
+}

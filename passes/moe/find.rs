@@ -1,0 +1,211 @@
+//! Feed-forward blocks, by their structure: one or two contractions of sequences with parameters, elementwise functions of what they
+//! make, and a contraction back. Names play no part.
+
+use crate::reports::NearMiss;
+use ir::{Definition, Module, Node, NodeId, Op, OperandRole, Phase, Role, StateId, Type, ValueId};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A multiplication of the last dim of some rows with a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Linear {
+    /// The rows.
+    pub(super) rows: ValueId,
+    /// The parameter: a matrix.
+    pub(super) weight: StateId,
+    /// Whether the matrix is `[out, in]`.
+    pub(super) transposed: bool,
+}
+
+/// A feed-forward block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// Its tokens: `[samples, .., features]`.
+    pub input: ValueId,
+    /// All its nodes, in program order, from the first contraction to the last or to the bias that is added to it.
+    pub nodes: Vec<NodeId>,
+    /// Its result: `[samples, .., features]`.
+    pub output: ValueId,
+    /// The node that makes the result.
+    pub last: NodeId,
+    /// Its hidden numbers.
+    pub hidden: u64,
+    /// The origin of its activation.
+    pub origin: Arc<str>,
+}
+
+/// The blocks of a program, in program order, and what is nearly one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Found {
+    /// The blocks.
+    pub blocks: Vec<Block>,
+    /// Contractions behind an activation that end no block, and why not.
+    pub near: Vec<NearMiss>,
+}
+
+/// The pattern's name in reports.
+pub(super) const PATTERN: &str = "feed-forward";
+
+/// Finds the blocks.
+pub fn blocks(module: &Module) -> Found {
+    let uses = module.uses();
+    let finder = Finder { module, readers: |value| &uses[value][..] };
+    let mut found = Found::default();
+    for (id, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
+        let Some(linear) = linear(module, node) else { continue };
+        match finder.block(id, linear) {
+            Ok(block) => found.blocks.push(block),
+            Err(None) => {}
+            Err(Some(reason)) => {
+                found.near.push(NearMiss { pattern: PATTERN, origin: node.origin.clone(), reason })
+            }
+        }
+    }
+    found
+}
+
+/// The multiplication that a node is, if it is one.
+pub(super) fn linear(module: &Module, node: &Node) -> Option<Linear> {
+    let Op::Contract(contract) = &node.op else { return None };
+    let (lhs, rhs) = (node[OperandRole::Lhs], node[OperandRole::Rhs]);
+    let sides = [(lhs, &contract.lhs, rhs, &contract.rhs), (rhs, &contract.rhs, lhs, &contract.lhs)];
+    sides.into_iter().find_map(|(rows, row_labels, matrix, labels)| {
+        let weight = parameter(module, matrix)?;
+        let ([a, b], (&summed, leading)) = (<[u8; 2]>::try_from(&labels.0[..]).ok()?, row_labels.0.split_last()?);
+        let (&made, kept) = contract.out.0.split_last()?;
+        let transposed = [b, a] == [summed, made];
+        let fits = kept == leading && (transposed || [a, b] == [summed, made]) && parameter(module, rows).is_none();
+        fits.then_some(Linear { rows, weight, transposed })
+    })
+}
+
+/// The trained state that a value is.
+fn parameter(module: &Module, value: ValueId) -> Option<StateId> {
+    match module.value(value).definition {
+        Definition::State(id) if module.states[id].role == Role::Parameter => Some(id),
+        _ => None,
+    }
+}
+
+struct Finder<'m, R> {
+    module: &'m Module,
+    readers: R,
+}
+
+/// The walk from the last contraction back to the first.
+#[derive(Default)]
+struct Walk {
+    nodes: BTreeSet<NodeId>,
+    input: Option<ValueId>,
+    /// The first function that is not linear.
+    activation: Option<NodeId>,
+    entries: usize,
+    /// Values of the block but its result.
+    inner: BTreeSet<ValueId>,
+    states: BTreeSet<StateId>,
+}
+
+impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
+    /// The block that ends with this multiplication. An error has the reason, if the multiplication is nearly the end of one.
+    fn block(&self, id: NodeId, last: Linear) -> Result<Block, Option<String>> {
+        let module = self.module;
+        let hidden = module.ty(last.rows);
+        let mut walk = Walk::default();
+        self.back(&mut walk, last.rows, hidden)?;
+        let (Some(input), Some(activation)) = (walk.input, walk.activation) else { return Err(None) };
+        walk.nodes.insert(id);
+        walk.states.insert(last.weight);
+        let mut output = module.node(id).results[0];
+        let mut end = id;
+        if let Some((bias, sum, node)) = self.bias(output) {
+            walk.inner.insert(output);
+            walk.states.insert(bias);
+            walk.nodes.insert(node);
+            (output, end) = (sum, node);
+        }
+        let ty = module.ty(input);
+        if ty.ndim() < 3 {
+            return Err(Some(format!("its rows are samples ({ty}), and routing compares the tokens of a sequence")));
+        }
+        let Some(width) = hidden.dims.last().and_then(ir::Dim::size) else {
+            return Err(Some("its sizes are not bound".into()));
+        };
+        let outside = |value: &&ValueId| {
+            let is_read_outside = (self.readers)(**value).iter().any(|reader| !walk.nodes.contains(reader));
+            is_read_outside || module.outputs.iter().any(|output| output.value == **value)
+        };
+        if walk.inner.iter().any(|value| outside(&value)) {
+            return Err(Some("a value inside is read outside too".into()));
+        }
+        if let Some(&state) = walk.states.iter().find(|&&state| outside(&&module.states[state].input)) {
+            return Err(Some(format!("its parameter `{}` is read elsewhere too", module.states[state].name)));
+        }
+        let nodes = module.order().iter().copied().filter(|node| walk.nodes.contains(node)).collect();
+        let origin = module.node(activation).origin.clone();
+        Ok(Block { input, nodes, output, last: end, hidden: width, origin })
+    }
+
+    /// Goes back from a value of hidden numbers.
+    fn back(&self, walk: &mut Walk, value: ValueId, hidden: &Type) -> Result<(), Option<String>> {
+        let module = self.module;
+        if !walk.inner.insert(value) {
+            return Ok(());
+        }
+        let Definition::Node(id, _) = module.value(value).definition else { return Err(None) };
+        let node = module.node(id);
+        if let Some(Linear { rows, weight, .. }) = linear(module, node) {
+            if walk.input.replace(rows).is_some_and(|other| other != rows) {
+                return Err(Some("its first multiplications do not read the same rows".into()));
+            }
+            walk.entries += 1;
+            walk.states.insert(weight);
+            walk.nodes.insert(id);
+            return Ok(());
+        }
+        if !is_elementwise(&node.op) {
+            // Attention and norms end here: what follows them is no block.
+            return Err(walk.activation.map(|_| format!("`{}` is no function of single elements", node.op.name())));
+        }
+        walk.nodes.insert(id);
+        let gates = matches!(node.op, Op::Binary(_))
+            && node.operands.iter().all(|&operand| module.ty(operand).dims == hidden.dims);
+        if gates || matches!(node.op, Op::Unary(_)) {
+            walk.activation = Some(id);
+        }
+        for &operand in &node.operands {
+            let ty = module.ty(operand);
+            if ty.dims == hidden.dims {
+                self.back(walk, operand, hidden)?;
+            } else if let Some(state) = self.vector(operand, hidden) {
+                walk.states.insert(state);
+            } else if ty.numel() != Some(1) {
+                return Err(walk.activation.map(|_| format!("`{}` reads {ty}", node.op.name())));
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameter that a value is, if it has one number for each hidden number.
+    fn vector(&self, value: ValueId, hidden: &Type) -> Option<StateId> {
+        let is_vector = self.module.ty(value).dims[..] == hidden.dims[hidden.ndim() - 1..];
+        parameter(self.module, value).filter(|_| is_vector)
+    }
+
+    /// The bias that is added to a value and nothing else, with the sum and its node.
+    fn bias(&self, value: ValueId) -> Option<(StateId, ValueId, NodeId)> {
+        let &[reader] = (self.readers)(value) else { return None };
+        let node = self.module.node(reader);
+        if self.module.outputs.iter().any(|output| output.value == value) {
+            return None;
+        }
+        let Op::Binary(ir::ops::elementwise::Binary::Add) = node.op else { return None };
+        let other = node.operands.iter().copied().find(|&operand| operand != value)?;
+        let state = self.vector(other, self.module.ty(value))?;
+        Some((state, node.results[0], reader))
+    }
+}
+
+/// Whether a node computes each element of its result from the elements in its place.
+fn is_elementwise(op: &Op) -> bool {
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cast(_))
+}

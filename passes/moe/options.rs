@@ -1,0 +1,121 @@
+//! The pass's options as text: `moe(experts=8, top=2, every=2)`, which is also what follows the flag `--moe`.
+
+use super::{Gates, Moe, Routing, Start};
+use crate::arguments::Arguments;
+
+pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
+    let preset = arguments.word(&[
+        (Routing::SWITCH, "switch"),
+        (Routing::GSHARD, "gshard"),
+        (Routing::EXPERT_CHOICE, "expert-choice"),
+    ]);
+    let mut routing = preset.unwrap_or_default();
+    let experts = arguments.value("experts", 0)?;
+    if experts == 0 {
+        return Err("give the number of experts: experts=8".into());
+    }
+    if let Some(top) = arguments.take("top") {
+        routing.top = number("top", &top)?;
+        routing.gates = if routing.top == 1 { Gates::Probabilities } else { Gates::Renormalized };
+    }
+    match arguments.take("renormalize").as_deref() {
+        None => {}
+        Some("on") => routing.gates = Gates::Renormalized,
+        Some("off") => routing.gates = Gates::Probabilities,
+        Some(text) => return Err(format!("`{text}` is not a value of `renormalize`; the values are on and off")),
+    }
+    match arguments.take("capacity").as_deref() {
+        None => {}
+        Some("none") => routing.capacity = None,
+        Some(text) => routing.capacity = Some(number("capacity", text)?),
+    }
+    routing.random_second |= arguments.flag("random-second");
+    routing.balance = arguments.value("balance", routing.balance)?;
+    routing.z = arguments.value("z", routing.z)?;
+    routing.jitter = arguments.value("jitter", routing.jitter)?;
+    let moe = Moe {
+        experts,
+        every: arguments.value("every", 1)?,
+        hidden: arguments.take("hidden").map(|text| number("hidden", &text)).transpose()?,
+        start: arguments.word(&[(Start::Copies, "copies"), (Start::Fresh, "fresh")]).unwrap_or_default(),
+        noise: arguments.value("noise", 0.0)?,
+        shared: arguments.flag("shared"),
+        seed: arguments.value("seed", 0)?,
+        routing,
+    };
+    moe.check().map(|()| moe)
+}
+
+fn number<T: std::str::FromStr>(key: &str, text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a value of `{key}`"))
+}
+
+pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {
+    let Moe { experts, every, hidden, start, noise, shared, seed, routing } = moe;
+    let mut preset = Routing::default();
+    for (known, word) in [(Routing::GSHARD, "gshard"), (Routing::EXPERT_CHOICE, "expert-choice")] {
+        if known.random_second == routing.random_second && known.by_experts == routing.by_experts {
+            arguments.push("", word);
+            preset = known;
+        }
+    }
+    arguments.push("experts", experts);
+    let Routing { top, gates, capacity, random_second: _, by_experts: _, balance, z, jitter } = routing;
+    if (top, gates) != (&preset.top, &preset.gates) {
+        arguments.push("top", top);
+        arguments.push("renormalize", if *gates == Gates::Renormalized { "on" } else { "off" });
+    }
+    match capacity {
+        _ if *capacity == preset.capacity => {}
+        None => arguments.push("capacity", "none"),
+        Some(capacity) => arguments.push("capacity", capacity),
+    }
+    arguments.push_unless(&preset.balance, "balance", balance);
+    arguments.push_unless(&preset.z, "z", z);
+    arguments.push_unless(&preset.jitter, "jitter", jitter);
+    arguments.push_unless(&1, "every", every);
+    hidden.iter().for_each(|hidden| arguments.push("hidden", hidden));
+    arguments.push_flag("fresh", *start == Start::Fresh);
+    arguments.push_unless(&0.0, "noise", noise);
+    arguments.push_flag("shared", *shared);
+    arguments.push_unless(&0, "seed", seed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pipeline;
+    use crate::registry::Pass;
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        for text in [
+            "moe(experts=8)",
+            "moe(experts=4, top=1, capacity=1.5, z=0.001)",
+            "moe(switch, experts=4, jitter=0.1, every=2)",
+            "moe(gshard, experts=4, capacity=none)",
+            "moe(expert-choice, experts=4, capacity=1, hidden=64, fresh, shared, seed=7)",
+            "moe(experts=4, top=3, renormalize=off, noise=0.01, balance=0)",
+        ] {
+            let pipeline: Pipeline = text.parse().expect(text);
+            let [Pass::Moe(moe)] = &pipeline.passes[..] else { panic!("{pipeline}") };
+            let again: Pipeline = pipeline.to_string().parse().expect("it is a pipeline");
+            assert_eq!(again.passes, [Pass::Moe(moe.clone())], "{text} -> {pipeline}");
+        }
+    }
+
+    #[test]
+    fn options_without_a_meaning_are_refused() {
+        for (text, error) in [
+            ("moe(top=2)", "give the number of experts"),
+            ("moe(experts=2, top=3)", "top=3 is more than the 2 experts"),
+            ("moe(experts=4, capacity=0)", "capacity=0 drops every token"),
+            ("moe(experts=4, top=1, random-second)", "random-second takes top=2"),
+            ("moe(experts=4, every=0)", "every=0"),
+            ("moe(experts=4, renormalize=maybe)", "on and off"),
+        ] {
+            let refused = text.parse::<Pipeline>().expect_err(text).to_string();
+            assert!(refused.contains(error), "{text}: {refused}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The router: scores of tokens for experts, the experts that a token chooses, and the factors of their results.
+//!
+//! Scores and what is made of them are f32, also where a step runs in half precision (Fedus et al., arXiv 2101.03961, section 2.4).
+
+use super::{Gates, Moe};
+use crate::dropout;
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::{Binary, Compare, Select};
+use ir::ops::indexing::GatherElements;
+use ir::ops::random::RandomUniform;
+use ir::ops::ranking::TopK;
+use ir::ops::softmax::Softmax;
+use ir::{Builder, DType, Dim, Initializer, Role, Type, TypeError, ValueId};
+
+/// Sizes of a block's tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// Groups in which tokens compete for slots: samples.
+    pub(super) groups: u64,
+    /// Tokens of a group.
+    pub(super) tokens: u64,
+    /// Numbers of a token.
+    pub(super) features: u64,
+}
+
+/// Scores of tokens for experts: `f32[groups, tokens, experts]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scores {
+    /// Before the softmax.
+    pub(super) logits: ValueId,
+    /// After the softmax over experts.
+    pub(super) probabilities: ValueId,
+}
+
+/// The experts of each token: `[groups, tokens, top]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    /// The experts, `i64`. The number of experts stands for a choice that is not taken.
+    pub(super) experts: ValueId,
+    /// The factors of their results, `f32`.
+    pub(super) gates: ValueId,
+}
+
+pub(super) fn known(sizes: &[u64]) -> Vec<Dim> {
+    sizes.iter().copied().map(Dim::known).collect()
+}
+
+/// The scores of tokens `[groups, tokens, features]`. `name` is that of the router's parameter, a matrix `[features, experts]` that
+/// starts normal with deviation √(0.1 / features), as in [`super::Start::Fresh`].
+pub(super) fn scores(
+    b: &mut Builder,
+    moe: &Moe,
+    tokens: ValueId,
+    sizes: Sizes,
+    name: String,
+) -> Result<Scores, TypeError> {
+    let ty = Type::of(DType::F32, &[sizes.features, moe.experts]);
+    let std = fresh(sizes.features);
+    let id = b.tables().add_state(name, ty, Role::Parameter, Initializer::Normal { std, data: None });
+    let weight = b.module().states[id].input;
+    let mut x = b.cast(tokens, DType::F32)?;
+    let jitter = moe.routing.jitter;
+    if jitter > 0.0 {
+        let all = Type::of(DType::F32, &[sizes.groups, sizes.tokens, sizes.features]);
+        let uniform = uniform(b, moe, all, sizes)?;
+        let spread = b.scale(uniform, 2.0 * jitter)?;
+        let least = b.splat_like(spread, 1.0 - jitter)?;
+        let factor = b.add(spread, least)?;
+        x = b.mul(x, factor)?;
+    }
+    let logits = b.one(Contract::linear(3, false), &[x, weight])?;
+    let probabilities = b.one(Softmax { dim: 2 }, &[logits])?;
+    Ok(Scores { logits, probabilities })
+}
+
+/// The bits of the deviation of fresh weights with so many terms in a sum.
+pub(super) fn fresh(fan_in: u64) -> u64 {
+    (0.1 / fan_in.max(1) as f64).sqrt().to_bits()
+}
+
+/// Uniform numbers of each sample, drawn in training; their mean in an evaluation.
+fn uniform(b: &mut Builder, moe: &Moe, ty: Type, sizes: Sizes) -> Result<ValueId, TypeError> {
+    let id = dropout::next_id(b.module());
+    let numbers = dropout::numbers_of_samples(b, sizes.groups)?;
+    b.one_typed(RandomUniform { id, seed: moe.seed, dim: 0 }, &[numbers], ty)
+}
+
+/// The experts that each token chooses.
+pub(super) fn choose(b: &mut Builder, moe: &Moe, scores: Scores, sizes: Sizes) -> Result<Choice, TypeError> {
+    let routing = &moe.routing;
+    let experts = b.one(TopK { dim: 2, count: routing.top, largest: true }, &[scores.probabilities])?;
+    let mut gates = b.one(GatherElements { dim: 2 }, &[scores.probabilities, experts])?;
+    if routing.gates == Gates::Renormalized {
+        let sum = b.sum(gates, &[2])?;
+        let sum = b.reshape(sum, known(&[sizes.groups, sizes.tokens, 1]))?;
+        gates = b.one(Binary::Div, &[gates, sum])?;
+    }
+    if !routing.random_second {
+        return Ok(Choice { experts, gates });
+    }
+    // GShard takes the second choice with the probability 2 · gate (Lepikhin et al., arXiv 2006.16668, algorithm 1, line 17).
+    let one_choice = Type::of(DType::F32, &[sizes.groups, sizes.tokens, 1]);
+    let drawn = uniform(b, moe, one_choice, sizes)?;
+    let second = b.slice(gates, 2, 1, Dim::known(1))?;
+    let twice = b.scale(second, 2.0)?;
+    let taken = b.one(Compare::Less, &[drawn, twice])?;
+    let index = b.slice(experts, 2, 1, Dim::known(1))?;
+    let nobody = b.splat_like(index, moe.experts as f64)?;
+    let index = b.one(Select, &[taken, index, nobody])?;
+    let first = b.slice(experts, 2, 0, Dim::known(1))?;
+    let experts = b.one(ir::ops::shape::Concat { dim: 2 }, &[first, index])?;
+    Ok(Choice { experts, gates })
+}

@@ -1,0 +1,151 @@
+//! Slots: with a capacity, each expert has a fixed number of slots in each group, and tokens that find none are dropped.
+//!
+//! First choices take slots before second ones, and earlier tokens before later ones (GShard, algorithm 1).
+
+use super::route::{Choice, Sizes, known};
+use super::Moe;
+use ir::ops::elementwise::{Binary, Compare, Select};
+use ir::ops::indexing::{GatherElements, GatherNd};
+use ir::ops::ranking::TopK;
+use ir::ops::reduce::CumulativeSum;
+use ir::ops::constant::Iota;
+use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
+use ir::ops::softmax::Softmax;
+use ir::{Builder, DType, Dim, Type, TypeError, ValueId};
+
+/// The tokens in the slots of experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slots {
+    /// Slots of an expert in a group.
+    pub(super) of_expert: u64,
+    /// For each slot its token, `i64[groups, experts · slots]`; the number of tokens stands for none.
+    tokens: ValueId,
+    /// How results go back.
+    back: Back,
+}
+
+/// How the results of slots become those of tokens.
+#[derive(Clone, Copy, Debug)]
+enum Back {
+    /// Each choice of a token reads its slot, `i64[groups, top · tokens]`, outside of all slots if it was dropped. Its gates:
+    /// `[groups, top, tokens]`.
+    Read { slots: ValueId, gates: ValueId },
+    /// Each slot adds its result, times its gate `[groups, experts · slots]`, to its token.
+    Add { gates: ValueId },
+}
+
+/// The slots of an expert for each group: the tokens that it would have if all experts had equally many, times the capacity, rounded up;
+/// no more than there are tokens.
+pub(super) fn of_expert(moe: &Moe, capacity: f64, sizes: Sizes) -> u64 {
+    let choices = if moe.routing.by_experts { 1 } else { moe.routing.top };
+    let even = (sizes.tokens * choices) as f64 / moe.experts as f64;
+    ((even * capacity).ceil() as u64).clamp(1, sizes.tokens)
+}
+
+/// Slots for what tokens have chosen. Also `bool`-like counts for reports: for each choice 1 if it has a slot, `i64[groups, top · tokens]`.
+pub(super) fn of_tokens(
+    b: &mut Builder,
+    moe: &Moe,
+    of_expert: u64,
+    choice: Choice,
+    sizes: Sizes,
+) -> Result<(Slots, ValueId), TypeError> {
+    let Sizes { groups, tokens, .. } = sizes;
+    let (top, experts) = (moe.routing.top, moe.experts);
+    // First choices of all tokens, then second ones.
+    let in_turn = |b: &mut Builder, x: ValueId| b.transpose(x, &[0, 2, 1]);
+    let expert = in_turn(b, choice.experts)?;
+    let expert = b.reshape(expert, known(&[groups, top * tokens]))?;
+    let one_hot = one_hot(b, expert, experts, [groups, top * tokens])?;
+    let earlier = b.one(CumulativeSum { dim: 1, exclusive: true, reverse: false }, &[one_hot])?;
+    let place = b.mul(earlier, one_hot)?;
+    let place = b.sum(place, &[2])?;
+    let limit = b.splat_like(place, of_expert as f64)?;
+    let fits = b.one(Compare::Less, &[place, limit])?;
+    // A choice that is not taken has the number of experts.
+    let nobody = b.splat_like(expert, experts as f64)?;
+    let is_taken = b.one(Compare::Less, &[expert, nobody])?;
+    let has_slot = b.one(ir::ops::elementwise::Logical::And, &[fits, is_taken])?;
+    let first = b.scale(expert, of_expert as f64)?;
+    let slot = b.add(first, place)?;
+    let outside = b.splat_like(slot, (experts * of_expert) as f64)?;
+    let slots = b.one(Select, &[has_slot, slot, outside])?;
+    let token = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[groups, top, tokens]))?;
+    let token = b.reshape(token, known(&[groups, top * tokens]))?;
+    let none = b.splat(Type::of(DType::I64, &[groups, experts * of_expert]), tokens as f64)?;
+    let tokens_of = b.one(ScatterElements { dim: 1, kind: ScatterKind::Set }, &[none, slots, token])?;
+    let gates = in_turn(b, choice.gates)?;
+    let kept = b.cast(has_slot, DType::F32)?;
+    Ok((Slots { of_expert, tokens: tokens_of, back: Back::Read { slots, gates } }, kept))
+}
+
+/// Slots that experts fill with the tokens of the highest scores. `logits`: `[groups, tokens, experts]`. The gates are the probabilities
+/// over experts (Zhou et al., arXiv 2202.09368, section 3.2).
+pub(super) fn of_experts(
+    b: &mut Builder,
+    moe: &Moe,
+    of_expert: u64,
+    logits: ValueId,
+    sizes: Sizes,
+) -> Result<Slots, TypeError> {
+    let probabilities = b.one(Softmax { dim: 2 }, &[logits])?;
+    let by_expert = b.transpose(probabilities, &[0, 2, 1])?;
+    let tokens = b.one(TopK { dim: 2, count: of_expert, largest: true }, &[by_expert])?;
+    let gates = b.one(GatherElements { dim: 2 }, &[by_expert, tokens])?;
+    let all = known(&[sizes.groups, moe.experts * of_expert]);
+    let (tokens, gates) = (b.reshape(tokens, all.clone())?, b.reshape(gates, all)?);
+    Ok(Slots { of_expert, tokens, back: Back::Add { gates } })
+}
+
+/// 1 where a number is that of a class, else 0: `i64[dims.., classes]` of `i64[dims..]`.
+pub(super) fn one_hot(
+    b: &mut Builder,
+    numbers: ValueId,
+    classes: u64,
+    dims: [u64; 2],
+) -> Result<ValueId, TypeError> {
+    let class = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[1, 1, classes]))?;
+    let numbers = b.reshape(numbers, known(&[dims[0], dims[1], 1]))?;
+    let is_class = b.one(Compare::Equal, &[numbers, class])?;
+    b.cast(is_class, DType::I64)
+}
+
+impl Slots {
+    /// The tokens `[groups, tokens, features]` in their slots, `[groups, experts, slots, features]`; zeros in empty ones.
+    pub(super) fn dispatch(&self, b: &mut Builder, moe: &Moe, x: ValueId, sizes: Sizes) -> Result<ValueId, TypeError> {
+        let index = b.reshape(self.tokens, known(&[sizes.groups, moe.experts * self.of_expert, 1]))?;
+        let slots = b.one(GatherNd { batch_dims: 1 }, &[x, index])?;
+        let features = b.ty(x).dims[2].clone();
+        let dims = known(&[sizes.groups, moe.experts, self.of_expert]);
+        b.reshape(slots, dims.into_iter().chain([features]))
+    }
+
+    /// The sums of the results of a token's slots, `[groups, tokens, features]`, each times its gate; zeros for a token without a slot.
+    pub(super) fn combine(&self, b: &mut Builder, moe: &Moe, y: ValueId, sizes: Sizes) -> Result<ValueId, TypeError> {
+        let Sizes { groups, tokens, .. } = sizes;
+        let (dtype, features) = (b.ty(y).dtype, b.ty(y).dims[3].clone());
+        let with_features = |sizes: &[u64]| known(sizes).into_iter().chain([features.clone()]).collect::<Vec<Dim>>();
+        let places = moe.experts * self.of_expert;
+        let y = b.reshape(y, with_features(&[groups, places]))?;
+        match self.back {
+            Back::Read { slots, gates } => {
+                let top = moe.routing.top;
+                let index = b.reshape(slots, known(&[groups, top * tokens, 1]))?;
+                let read = b.one(GatherNd { batch_dims: 1 }, &[y, index])?;
+                let read = b.reshape(read, with_features(&[groups, top, tokens]))?;
+                let gates = b.cast(gates, dtype)?;
+                let gates = b.reshape(gates, known(&[groups, top, tokens, 1]))?;
+                let weighted = b.mul(read, gates)?;
+                b.sum(weighted, &[1])
+            }
+            Back::Add { gates } => {
+                let gates = b.cast(gates, dtype)?;
+                let gates = b.reshape(gates, known(&[groups, places, 1]))?;
+                let weighted = b.one(Binary::Mul, &[y, gates])?;
+                let index = b.reshape(self.tokens, known(&[groups, places, 1]))?;
+                let zeros = b.splat(Type::new(dtype, with_features(&[groups, tokens])), 0.0)?;
+                b.one(ScatterNd { batch_dims: 1, kind: ScatterKind::Add }, &[zeros, index, weighted])
+            }
+        }
+    }
+}

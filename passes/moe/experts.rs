@@ -312,8 +312,10 @@ fn router_name(b: &Builder, block: &Block, layer: u32) -> String {
     let module = b.module();
     let weight = block.nodes.iter().find_map(|&id| linear(module, module.node(id))).map(|linear| linear.weight);
     let expert = weight.map(|weight| expert_name(&module.states[weight].name)).unwrap_or_default();
-    match expert.rsplit_once(".experts.") {
-        Some((before, _)) => format!("{before}.router.weight"),
-        None => format!("moe.{layer}.router.weight"),
+    let prefix = expert.rsplit_once("experts.").map_or("", |(before, _)| before);
+    let name = format!("{prefix}router.weight");
+    match module.state(&name) {
+        None => name,
+        Some(_) => format!("{prefix}router.{layer}.weight"),
     }
 }

@@ -3,6 +3,7 @@
 mod batch;
 mod canonicalize;
 mod collectives;
+mod experts;
 mod gradients;
 mod manager;
 mod meshes;

@@ -9,7 +9,7 @@ use crate::pass::{PassContext, Transform};
 use ir::ops::elementwise::Binary;
 use ir::{
     Changed, Definition, Diagnostic, Initializer, Level, Module, Node, NodeId, Op, OperandRole, Phase, State,
-    ValueId,
+    ValueId, ViewStep,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -241,6 +241,15 @@ impl<'m> Graph<'m> {
                 let summed = labels.0.iter().zip(dims).filter(|(label, _)| !contract.out.0.contains(label));
                 let sizes = summed.map(|(_, dim)| dim.size().unwrap_or(1));
                 Use::Weight { fan_in: sizes.fold(1, u64::saturating_mul), residual: self.is_residual(node) }
+            }
+            Op::Experts(experts) => {
+                let summed = if experts.transposed { 2 } else { 1 };
+                let fan_in = self.module.ty(node.operands[index]).dims[summed].size().unwrap_or(1);
+                Use::Weight { fan_in, residual: self.is_residual(node) }
+            }
+            // Each row takes the bias of its expert.
+            Op::Gather(_) if state.view.iter().any(|step| matches!(step, ViewStep::Repeat(_))) => {
+                by_dims(Use::Bias)
             }
             // What PyTorch takes for the terms of a sum, also of a transposed convolution.
             Op::Conv(_) | Op::ConvGradInput(_) => {

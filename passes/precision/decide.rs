@@ -4,7 +4,7 @@ use super::classes::{Class, Reads, class, reads};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::interp::file_tensor;
 use ir::{
-    DType, Inference, Module, Node, NodeId, Op, OperandRole, Operator, Phase, Role, Tensor, Type, TypeError,
+    DType, Definition, Inference, Module, Node, NodeId, Op, OperandRole, Operator, Phase, Role, Tensor, Type, TypeError,
     ValueId,
 };
 use std::collections::BTreeMap;
@@ -69,6 +69,7 @@ pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
             counts: BTreeMap::new(),
         },
         stateful: EntitySet::new(),
+        scores: EntitySet::new(),
     };
     if half == DType::F32 {
         return Ok(walk.decision);
@@ -80,6 +81,7 @@ pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
             walk.decision.kept[state.input] = Kept::Free;
         }
     }
+    walk.scores = scores(module);
     for (id, node) in module.nodes().filter(|(_, node)| node.phase != Phase::Update) {
         walk.node(id, node)?;
     }
@@ -91,6 +93,35 @@ struct Walk<'m> {
     decision: Decision,
     /// What depends on a state. The rest (masks, positions, tables) is no activation, and stays as it is.
     stateful: EntitySet<ValueId>,
+    /// Contractions by whose results the largest are chosen: those of routers. Half would choose others (Fedus et al., arXiv 2101.03961,
+    /// section 2.4), so they compute in f32.
+    scores: EntitySet<NodeId>,
+}
+
+/// The contractions whose results reach the operand of a `top_k` through functions of single elements, softmaxes and views.
+fn scores(module: &Module) -> EntitySet<NodeId> {
+    let mut found = EntitySet::new();
+    let top_k = module.nodes().filter(|(_, node)| matches!(node.op, Op::TopK(_)));
+    let mut pending: Vec<ValueId> = top_k.map(|(_, node)| node.operands[0]).collect();
+    let mut seen: EntitySet<ValueId> = EntitySet::new();
+    while let Some(value) = pending.pop() {
+        if !seen.insert(value) {
+            continue;
+        }
+        let Definition::Node(id, _) = module.value(value).definition else { continue };
+        let node = module.node(id);
+        match &node.op {
+            Op::Contract(_) => {
+                found.insert(id);
+            }
+            Op::Unary(_) | Op::Binary(_) | Op::Softmax(_) | Op::LogSoftmax(_) => {
+                pending.extend(&node.operands);
+            }
+            op if op.movement().is_view() => pending.extend(&node.operands),
+            _ => {}
+        }
+    }
+    found
 }
 
 impl Walk<'_> {
@@ -109,7 +140,7 @@ impl Walk<'_> {
         if !values().any(|&value| self.is_full_float(value)) {
             return Ok(());
         }
-        let in_half = self.computes_in_half(node, stateful);
+        let in_half = !self.scores.contains(id) && self.computes_in_half(node, stateful);
         let kept = if in_half { self.kept_of_half(node)? } else { self.kept_of_full(node, stateful) };
         for (&result, kept) in node.results.iter().zip(kept) {
             if self.is_full_float(result) {
@@ -177,6 +208,7 @@ impl Walk<'_> {
     fn kept_of_full(&self, node: &Node, stateful: bool) -> Vec<Kept> {
         let class = class(&node.op);
         let rest = match class {
+            Class::Half if stateful => Kept::Full,
             Class::Source if self.holds(node) => Kept::Free,
             // 0 and 1.
             Class::Convert if self.module.ty(node[OperandRole::Data]).dtype == DType::Bool => Kept::Free,

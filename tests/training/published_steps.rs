@@ -223,7 +223,7 @@ fn a_gpt_of_18_4_billion_parameters_trains_as_fast_as_published() {
 }
 
 #[test]
-#[ignore = "longer"] // programs of 60 blocks
+#[ignore = "longer"] // programs of 60 blocks, at night
 fn a_gpt_of_76_1_billion_parameters_is_predicted_no_slower_than_published() {
     OF_76_1_BILLION.check(1.0, 1.5);
 }

@@ -1,0 +1,48 @@
+//! Values that come from nowhere: constants, equal elements, indices.
+
+use super::attribute;
+use super::constants::proto;
+use super::draft::Draft;
+use super::operators::{Results, one};
+use super::tensors;
+use bytes::Bytes;
+use ir::ops::constant::{Constant, Iota, Splat};
+use ir::{DType, Dim, Dims, Node, Tensor, Type};
+
+/// A row of the data table.
+pub(super) fn constant(draft: &mut Draft, node: &Node, op: &Constant) -> Results {
+    let row = tensors::row(draft, op.data)?;
+    let (from, to) = (&draft.module.data[op.data].ty.dims, &draft.ty(node.results[0]).dims);
+    one(draft.reshape(row, from, to)?)
+}
+
+/// Equal elements: a scalar, or ConstantOfShape.
+pub(super) fn splat(draft: &mut Draft, node: &Node, op: &Splat) -> Results {
+    let ty = draft.ty(node.results[0]);
+    let number = op.value.get();
+    let rounded = Tensor::splat(ty.dtype, vec![1], number).rounded();
+    if ty.ndim() == 0 {
+        return one(draft.number(ty.dtype, number));
+    }
+    let shape = draft.shape(&ty.dims)?;
+    if ty.dtype.is_float() && rounded.item() != number && !number.is_nan() {
+        let number = draft.number(ty.dtype, number);
+        return one(draft.push("Expand", &[number, shape], []));
+    }
+    let value = proto(&Type::of(ty.dtype, &[1]), Bytes::from(rounded.to_bytes()));
+    one(draft.push("ConstantOfShape", &[shape], [attribute::tensor("value", value)]))
+}
+
+/// The index along a dim: Range of integers, repeated along the other dims.
+pub(super) fn iota(draft: &mut Draft, node: &Node, op: &Iota) -> Results {
+    let ty = draft.ty(node.results[0]);
+    let dim = op.dim as usize;
+    let [start, step] = [0.0, 1.0].map(|number| draft.number(DType::I64, number));
+    let size = draft.scalar_size(&ty.dims[dim])?;
+    let indices = draft.push("Range", &[start, size, step], []);
+    let indices = draft.cast(indices, DType::I64, ty.dtype);
+    let mut along: Dims = std::iter::repeat_n(Dim::known(1), ty.ndim()).collect();
+    along[dim] = ty.dims[dim].clone();
+    let indices = draft.reshape(indices, &along[dim..=dim], &along)?;
+    one(draft.expand(indices, &along, &ty.dims)?)
+}

@@ -1,0 +1,3 @@
+//! Programs that are written and read back.
+
+mod round_trips;

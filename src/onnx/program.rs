@@ -98,7 +98,7 @@ pub fn write(
     path: &Path,
 ) -> Result<(), ProgramError> {
     let proto = model(module, header, tensors, form, Absent::Refuse)?;
-    Ok(write::save(proto, path)?)
+    Ok(save(proto, path)?)
 }
 
 /// The messages of a program, as [`write()`] writes them. Of [`Form::Program`], tensors are those of the program at any level.
@@ -133,11 +133,27 @@ pub fn model(
     finish::model(draft, header)
 }
 
-/// The bytes of a program for a viewer, in [`Form::Program`]. States are inputs, and their values after the step are outputs.
+/// The messages of any program, for a viewer. A forward program at level imported is a model that runs, in training form; every
+/// other program is in [`Form::Program`], where states are inputs and their values after the step are outputs. Tensors whose bytes are
+/// not there are inputs.
 ///
 /// # Errors
-/// A size that ONNX cannot hold.
-pub fn shown(module: &Module) -> Result<Vec<u8>, Diagnostic> {
-    let proto = model(module, &Header::default(), &BTreeMap::new(), Form::Program, Absent::AsInputs)?;
-    Ok(prost::Message::encode_to_vec(&proto))
+/// A size that ONNX cannot say.
+pub fn shown(module: &Module, header: &Header) -> Result<ModelProto, Diagnostic> {
+    let write = |form| model(module, header, &BTreeMap::new(), form, Absent::AsInputs);
+    let forward = (module.level == Level::Imported).then(|| write(Form::Training).ok()).flatten();
+    forward.map_or_else(|| write(Form::Program), Ok)
+}
+
+/// Writes messages to a file, as [`write()`] does.
+///
+/// # Errors
+/// The file system; a model that protobuf cannot hold.
+pub fn save(proto: ModelProto, path: &Path) -> Result<(), WriteError> {
+    write::save(proto, path)
+}
+
+/// The bytes of messages, as a file has them.
+pub fn bytes(proto: &ModelProto) -> Vec<u8> {
+    prost::Message::encode_to_vec(proto)
 }

@@ -29,7 +29,7 @@ const IR_VERSION_26: i64 = 13;
 pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Diagnostic> {
     let outputs = outputs(&mut draft)?;
     keep_read(&mut draft, &outputs);
-    let names = names(&draft, &outputs);
+    let names = names(&draft);
     let module = draft.module;
     let mut graph = GraphProto {
         name: Some(header.graph_name.clone().filter(|name| !name.is_empty()).unwrap_or(module.name.clone())),
@@ -91,6 +91,11 @@ fn outputs(draft: &mut Draft) -> Result<Vec<TensorId>, Diagnostic> {
     }
     for (name, value) in wanted {
         let tensor = draft.value(value)?;
+        // An input or a tensor of the file may be an output by its own name.
+        if draft.tensors[tensor.index()].source == Source::Named(name.clone()) {
+            outputs.push(tensor);
+            continue;
+        }
         let is_free = matches!(draft.tensors[tensor.index()].source, Source::Value(_) | Source::Between(..));
         let is_constant = |node: &DraftNode| node.operator == "Constant" && node.outputs.contains(&tensor);
         // A constant that is shared keeps its name.
@@ -129,19 +134,15 @@ fn inner(draft: &Draft, outputs: &[TensorId]) -> Vec<TensorId> {
 }
 
 /// The name of each tensor.
-fn names(draft: &Draft, outputs: &[TensorId]) -> Vec<String> {
+fn names(draft: &Draft) -> Vec<String> {
     let numbering = Numbering::of(draft.module);
     let mut names = Names::default();
     let mut given = vec![String::new(); draft.tensors.len()];
-    let is_fixed = |source: &Source| matches!(source, Source::Named(_));
     // Names of inputs, outputs and tensors come first: others give way.
     for (tensor, name) in draft.tensors.iter().zip(&mut given) {
         if let Source::Named(wanted) = &tensor.source {
             *name = names.free(wanted);
         }
-    }
-    for &output in outputs {
-        debug_assert!(is_fixed(&draft.tensors[output.index()].source));
     }
     for (tensor, name) in draft.tensors.iter().zip(&mut given) {
         *name = match &tensor.source {

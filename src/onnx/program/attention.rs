@@ -1,7 +1,7 @@
 //! Attention and rotary position embedding.
 
 use super::attribute;
-use super::draft::Draft;
+use super::draft::{Draft, OPSET};
 use super::operators::{Results, formula, one};
 use ir::ops::attention::Attention;
 use ir::ops::rotary::Rotary;
@@ -25,9 +25,16 @@ pub(super) fn attention(draft: &mut Draft, node: &Node, op: &Attention) -> Resul
     }
     if let Some(&mask) = node.operands.get(3) {
         let dtype = draft.ty(mask).dtype;
-        operands[3] =
-            if dtype == DType::Bool { operands[3] } else { draft.cast(operands[3], dtype, q.dtype) };
+        if dtype != DType::Bool {
+            operands[3] = draft.cast(operands[3], dtype, q.dtype);
+        }
+        // ONNX Runtime stretches batch and heads of a mask, and takes no mask of one row for all queries.
+        let from = &draft.ty(mask).dims;
+        let mut to = from.clone();
+        to[2] = q.dims[2].clone();
+        operands[3] = draft.expand(operands[3], from, &to)?;
     }
+    draft.needs_opset(OPSET);
     let y = draft.push("Attention", &operands, attributes);
     if draft.is_read(node.results[1]) {
         return Err(ir::Diagnostic::new(
@@ -57,6 +64,7 @@ pub(super) fn rotary(draft: &mut Draft, node: &Node, op: &Rotary) -> Results {
         draft.reshape(operands[i], &ty.dims, &dims)
     });
     let [cos, sin] = tables;
+    draft.needs_opset(OPSET);
     one(draft.push(
         "RotaryEmbedding",
         &[operands[0], cos?, sin?],

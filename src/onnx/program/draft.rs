@@ -80,7 +80,9 @@ pub(super) struct Draft<'m> {
     /// The initializers, in order, without names.
     pub(super) initializers: Vec<(TensorId, TensorProto)>,
     /// The operator set that the nodes need.
-    pub(super) opset: i64,
+    needed_opset: i64,
+    /// Whether a node draws random tensors.
+    pub(super) draws: bool,
     /// The size of each symbol of a dim, `i64[1]`.
     pub(super) sizes: BTreeMap<Arc<str>, TensorId>,
     /// Vectors of integers.
@@ -95,6 +97,9 @@ pub(super) struct Draft<'m> {
 
 /// The operator set of written models: the first with Attention, RMSNormalization and RotaryEmbedding.
 pub(super) const OPSET: i64 = 23;
+/// The operator set of models that draw random tensors, if they have no operator of a newer one: ONNX Runtime does not draw in the form of
+/// opset 22.
+const OPSET_OF_DRAWS: i64 = 21;
 
 impl<'m> Draft<'m> {
     /// An empty graph for a program.
@@ -115,7 +120,8 @@ impl<'m> Draft<'m> {
             nodes: vec![],
             inputs: vec![],
             initializers: vec![],
-            opset: OPSET,
+            needed_opset: OPSET_OF_DRAWS,
+            draws: false,
             sizes: BTreeMap::new(),
             integers: BTreeMap::new(),
             numbers: BTreeMap::new(),
@@ -245,9 +251,14 @@ impl<'m> Draft<'m> {
         outputs
     }
 
-    /// Raises the operator set for an operator that is newer.
+    /// Notes that an operator is of this operator set, or has its form since then.
     pub(super) fn needs_opset(&mut self, opset: i64) {
-        self.opset = self.opset.max(opset);
+        self.needed_opset = self.needed_opset.max(opset);
+    }
+
+    /// The operator set of the file.
+    pub(super) fn opset(&self) -> i64 {
+        if self.draws { self.needed_opset } else { self.needed_opset.max(OPSET) }
     }
 }
 

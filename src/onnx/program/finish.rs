@@ -49,11 +49,11 @@ pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Dia
     }
     let mut node_names = Names::default();
     graph.node = draft.nodes.iter().map(|node| message(&draft, node, &names, &mut node_names)).collect();
-    let mut opsets = vec![opset("", draft.opset)];
+    let mut opsets = vec![opset("", draft.opset())];
     if draft.nodes.iter().any(|node| node.is_own) {
         opsets.push(opset(own::DOMAIN, 1));
     }
-    let is_newer = draft.opset > super::draft::OPSET;
+    let is_newer = draft.opset() > super::draft::OPSET;
     Ok(ModelProto {
         ir_version: Some(if is_newer { IR_VERSION_26 } else { IR_VERSION }),
         opset_import: opsets,

@@ -1,7 +1,7 @@
 //! Normalisations over the last dim.
 
 use super::attribute;
-use super::draft::{Draft, TensorId, with_last};
+use super::draft::{Draft, OPSET, TensorId, with_last};
 use super::operators::{Results, formula};
 use ir::ops::Float;
 use ir::ops::norm::{LayerNorm, RmsNorm};
@@ -42,6 +42,7 @@ pub(super) fn rms_norm(draft: &mut Draft, node: &Node, op: &RmsNorm) -> Results 
     match attribute::exact(op.eps.get()).filter(|_| !draft.is_read(node.results[1])) {
         Some(eps) => {
             let operands = draft.operands(node)?;
+            draft.needs_opset(OPSET);
             let y = draft.push("RMSNormalization", &operands, [attribute::float("epsilon", eps)]);
             Ok(vec![Some(y), None])
         }

@@ -34,6 +34,7 @@ pub(super) fn uniform(draft: &mut Draft, node: &Node, _: &RandomUniform) -> Resu
     if draft.form == Form::Program {
         return own::write(draft, node);
     }
+    draft.draws = true;
     let ty = draft.ty(node.results[0]);
     let shape = draft.shape(&ty.dims)?;
     let like = draft.push("ConstantOfShape", &[shape], []);

@@ -2,12 +2,12 @@
 
 use super::attribute;
 use super::constants::proto;
-use super::draft::Draft;
+use super::draft::{Draft, TensorId};
 use super::operators::{Results, one};
 use super::tensors;
 use bytes::Bytes;
 use ir::ops::constant::{Constant, Iota, Splat};
-use ir::{DType, Dim, Dims, Node, Tensor, Type};
+use ir::{DType, Diagnostic, Dim, Dims, Node, Tensor, Type};
 
 /// A row of the data table.
 pub(super) fn constant(draft: &mut Draft, node: &Node, op: &Constant) -> Results {
@@ -36,13 +36,22 @@ pub(super) fn splat(draft: &mut Draft, node: &Node, op: &Splat) -> Results {
 /// The index along a dim: Range of integers, repeated along the other dims.
 pub(super) fn iota(draft: &mut Draft, node: &Node, op: &Iota) -> Results {
     let ty = draft.ty(node.results[0]);
-    let dim = op.dim as usize;
-    let [start, step] = [0.0, 1.0].map(|number| draft.number(DType::I64, number));
-    let size = draft.scalar_size(&ty.dims[dim])?;
-    let indices = draft.push("Range", &[start, size, step], []);
-    let indices = draft.cast(indices, DType::I64, ty.dtype);
-    let mut along: Dims = std::iter::repeat_n(Dim::known(1), ty.ndim()).collect();
-    along[dim] = ty.dims[dim].clone();
-    let indices = draft.reshape(indices, &along[dim..=dim], &along)?;
-    one(draft.expand(indices, &along, &ty.dims)?)
+    one(draft.places(ty.dtype, &ty.dims, op.dim as usize)?)
+}
+
+impl Draft<'_> {
+    /// The index along a dim, in a tensor of these dims.
+    ///
+    /// # Errors
+    /// A size that ONNX cannot say.
+    pub(super) fn places(&mut self, dtype: DType, dims: &[Dim], dim: usize) -> Result<TensorId, Diagnostic> {
+        let [start, step] = [0.0, 1.0].map(|number| self.number(DType::I64, number));
+        let size = self.scalar_size(&dims[dim])?;
+        let places = self.push("Range", &[start, size, step], []);
+        let places = self.cast(places, DType::I64, dtype);
+        let mut along: Dims = std::iter::repeat_n(Dim::known(1), dims.len()).collect();
+        along[dim] = dims[dim].clone();
+        let places = self.reshape(places, &along[dim..=dim], &along)?;
+        self.expand(places, &along, dims)
+    }
 }

@@ -2,14 +2,15 @@
 
 use super::assert_equal_outputs;
 use crate::program::{Absent, Form, Header, model};
+use crate::proto::{ModelProto, NodeProto};
 use crate::{ImportOptions, Model, import};
 use ir::ops::samples::{Sample, Through, samples};
-use ir::{DType, Diagnostic, Module, Op};
+use ir::{Diagnostic, Module, Op};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 28] = [
+const OF_A_STEP: [&str; 27] = [
     "accumulate",
     "adagrad",
     "adam",
@@ -37,7 +38,6 @@ const OF_A_STEP: [&str; 28] = [
     "silu_grad",
     "softmax_grad",
     "transfer",
-    "",
 ];
 
 fn written(module: &Module) -> Result<Model, Diagnostic> {
@@ -54,10 +54,43 @@ fn program(sample: &Sample) -> (Module, BTreeMap<String, ir::Tensor>) {
     (module, inputs)
 }
 
+/// Whether the sample means the same in ONNX: numbers drawn are others there, and so are places in padding.
+fn is_said_by_onnx(sample: &Sample) -> bool {
+    match &sample.op {
+        Op::Dropout(_) => sample.operands.len() == 1,
+        Op::RandomUniform(_) => sample.operands.is_empty(),
+        Op::MaxPoolIndices(op) => op.windows.iter().all(|window| window.before < window.size),
+        _ => true,
+    }
+}
+
+#[test]
+fn a_viewer_gets_a_node_for_every_operator() {
+    for sample in samples() {
+        let (module, _) = sample.program(Through::Inputs);
+        let proto = shown_in(&module, Form::Program);
+        let graph = proto.graph.expect("a graph");
+        let name = format!("trainyard.{}", sample.op.name());
+        let is_written = |node: &NodeProto| {
+            let facts = node.metadata_props.iter();
+            facts.clone().any(|fact| fact.key() == "trainyard.operator" && fact.value() == sample.op.name())
+        };
+        let is_moved =
+            graph.output.iter().all(|output| graph.input.iter().any(|input| input.name == output.name));
+        assert!(graph.node.iter().any(is_written) || is_moved, "{name}");
+        assert_eq!(graph.output.len(), module.outputs.len(), "{name}");
+    }
+}
+
+fn shown_in(module: &Module, form: Form) -> ModelProto {
+    model(module, &Header::default(), &BTreeMap::new(), form, Absent::AsInputs)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
 #[test]
 fn operators_are_read_back_as_they_were() {
     let (mut refused, mut problems) = (BTreeSet::new(), Vec::new());
-    for sample in samples() {
+    for sample in samples().into_iter().filter(is_said_by_onnx) {
         let (module, inputs) = program(&sample);
         let name = sample.op.name();
         let file = match written(&module) {
@@ -82,7 +115,5 @@ fn operators_are_read_back_as_they_were() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
-    let expected: BTreeSet<&str> = OF_A_STEP.into_iter().filter(|name| !name.is_empty()).collect();
-    assert_eq!(refused, expected);
-    let _ = DType::ALL;
+    assert_eq!(refused, BTreeSet::from(OF_A_STEP));
 }

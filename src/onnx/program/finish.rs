@@ -34,6 +34,7 @@ pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Dia
     let mut graph = GraphProto {
         name: Some(header.graph_name.clone().filter(|name| !name.is_empty()).unwrap_or(module.name.clone())),
         doc_string: header.graph_doc_string.clone(),
+        metadata_props: header.graph_metadata.clone(),
         ..GraphProto::default()
     };
     let described = |tensor: TensorId| described(&draft, &names, header, tensor);

@@ -23,6 +23,8 @@ pub struct Header {
     pub graph_name: Option<String>,
     /// The description of the graph.
     pub graph_doc_string: Option<String>,
+    /// The metadata of the graph, such as the exporter's list of parameters.
+    pub graph_metadata: Vec<StringStringEntryProto>,
     /// Descriptions of inputs and outputs, by name.
     pub values: BTreeMap<String, ValueHeader>,
 }
@@ -51,6 +53,7 @@ impl Header {
             metadata: proto.metadata_props.clone(),
             graph_name: graph.and_then(|graph| graph.name.clone()),
             graph_doc_string: graph.and_then(|graph| graph.doc_string.clone()),
+            graph_metadata: graph.map(|graph| graph.metadata_props.clone()).unwrap_or_default(),
             values: described.map(|value| (value.name().to_owned(), ValueHeader::of(value))).collect(),
         }
     }

@@ -7,8 +7,12 @@ use super::constants::proto;
 use super::draft::{Draft, Source, TensorId};
 use super::{Absent, Form, attribute};
 use crate::error::quoted;
+use crate::proto::TensorProto;
+use crate::record::written_claim;
 use bytes::Bytes;
-use ir::{Blob, Claim, DataId, Diagnostic, Dim, Dims, Initializer, Level, State, Tensor, Type, ViewStep};
+use ir::{
+    Blob, Claim, DataId, Diagnostic, Dim, Dims, Initializer, Level, Role, State, Tensor, Type, ViewStep,
+};
 
 /// Constants up to this many bytes that are no initializer of the file stand in nodes.
 const SMALL: usize = 1024;
@@ -72,7 +76,8 @@ fn own(draft: &mut Draft, state: &State) -> Result<TensorId, Diagnostic> {
         }
         (None, _, _) => None,
     };
-    initializer(draft, &state.name, &state.ty, bytes)
+    let claim = if state.role == Role::Parameter { Claim::Parameter } else { Claim::Buffer };
+    initializer(draft, &state.name, &state.ty, bytes, Some(claim).filter(|_| state.ty.dtype.is_float()))
 }
 
 /// A row of the data table.
@@ -95,7 +100,7 @@ pub(super) fn row(draft: &mut Draft, data: DataId) -> Result<TensorId, Diagnosti
             draft.tensors[tensor.index()].ty = Some(row.ty.clone());
             tensor
         }
-        bytes => initializer(draft, &row.name, &row.ty, bytes)?,
+        bytes => initializer(draft, &row.name, &row.ty, bytes, row.claim)?,
     };
     draft.rows.insert(data, tensor);
     Ok(tensor)
@@ -106,6 +111,7 @@ fn initializer(
     name: &str,
     ty: &Type,
     bytes: Option<Bytes>,
+    claim: Option<Claim>,
 ) -> Result<TensorId, Diagnostic> {
     let Some(bytes) = bytes else {
         return match draft.absent {
@@ -124,7 +130,8 @@ fn initializer(
         )));
     }
     let tensor = draft.tensor(Source::Named(name.to_owned()), Some(ty.clone()));
-    draft.initializers.push((tensor, proto(ty, bytes)));
+    let metadata_props = claim.map(written_claim).into_iter().collect();
+    draft.initializers.push((tensor, TensorProto { metadata_props, ..proto(ty, bytes) }));
     Ok(tensor)
 }
 

@@ -4,7 +4,7 @@ use super::assert_equal_outputs;
 use crate::program::{Absent, Form, Header, model};
 use crate::{ImportOptions, Imported, Model, import};
 use ir::tensor::Elements;
-use ir::{DType, Module, Movement, Op, Tensor, random};
+use ir::{Blob, DType, Module, Movement, Op, Tensor, random};
 use onnx_protobuf as independent;
 use prost::Message;
 use protobuf::Message as _;
@@ -72,6 +72,16 @@ fn named(module: &Module) -> Vec<(String, ir::Type)> {
     inputs.chain(outputs).collect()
 }
 
+/// The claims about the floating-point tensors that a program reads.
+fn claims(module: &Module) -> BTreeMap<String, Option<ir::Claim>> {
+    let constants = module.nodes().filter_map(|(_, node)| match &node.op {
+        Op::Constant(constant) => Some(&module.data[constant.data]),
+        _ => None,
+    });
+    let of_file = constants.filter(|row| row.ty.dtype.is_float() && matches!(row.blob, Blob::File(_)));
+    of_file.map(|row| (row.name.clone(), row.claim)).collect()
+}
+
 /// The sizes that a model needs to be imported: none, or all.
 fn needed_bindings(file: &Model) -> Option<BTreeMap<String, u64>> {
     let inputs = file.graph.inputs.iter().filter_map(|input| input.ty.tensor()?.dims.as_ref());
@@ -101,6 +111,7 @@ fn round_trip(path: &Path) -> bool {
         return true;
     }
     assert_eq!(named(&before), named(&after), "{name}");
+    assert_eq!(claims(&before), claims(&after), "{name}");
     let all: BTreeMap<String, u64> = needed.into_iter().chain(bindings(&before)).collect();
     let before = imported(&file, &all).module;
     let after = imported(&written, &bindings(&after)).module;

@@ -1,10 +1,14 @@
 //! `trainyard inspect`: what is inside a model or an output folder.
 
+mod written;
+
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
 use ir::machine::{Machine, Preset};
+use onnx::program::Header;
+use onnx::proto::ModelProto;
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
@@ -43,6 +47,9 @@ Examples:
     trainyard inspect gpt2.onnx --format json
     trainyard inspect mlp.onnx --format dot
 
+  Write the program after one pass as an ONNX file, for Netron:
+    trainyard inspect gpt2.onnx --mesh dp=2,tp=2 --after spmd --format onnx -o gpt2.spmd.onnx
+
   Show the stages of a pipeline and their timetable, and draw the timetable as a page:
     trainyard inspect gpt2.onnx --mesh pp=4 --schedule zb-v --global-batch 8 --microbatch 1
     trainyard inspect gpt2.onnx --mesh pp=4 --config trainyard.toml --format html > page.html";
@@ -60,6 +67,9 @@ pub struct Inspect {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
+    /// Write to FILE instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
     /// Predict the time of a step on this device, command by command, and its memory, energy and cost: h200, h100, a100, a100-40,
     /// v100, v100-16 or cpu, or the device that a file describes; KEY=X replaces an assumed rate by a measured one: bandwidth
     /// (TB/s read and written), multiply, convolve and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
@@ -113,16 +123,20 @@ pub enum Format {
     Perfetto,
     /// The timetable of a pipeline as a page
     Html,
+    /// The program as an ONNX file, for Netron
+    Onnx,
 }
 
 /// The length of the run that a schedule without one of its own is shown for: nothing else depends on it.
 const SHOWN_STEPS: u64 = 1000;
 
 /// What `inspect` says.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Output {
     /// What was found, for standard output.
     pub text: String,
+    /// The program as a model, with --format onnx.
+    pub model: Option<Box<ModelProto>>,
     /// Why the model cannot be imported or trained, all of it; empty if it can.
     pub reasons: Vec<Diagnostic>,
 }
@@ -134,11 +148,7 @@ impl Inspect {
     /// As [`Inspect::output`]; the reasons why a model cannot be imported or trained.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let output = self.output()?;
-        match self.format {
-            Format::Text => report::write_text(&output.text)?,
-            // Programs read these; each format escapes in its own way.
-            Format::Json | Format::Dot | Format::Perfetto | Format::Html => report::write_out(&output.text)?,
-        }
+        self.write(&output)?;
         if output.reasons.is_empty() { Ok(Outcome::Done) } else { Err(output.reasons.into()) }
     }
 
@@ -152,6 +162,7 @@ impl Inspect {
         }
         let model =
             compilation::open_asking(&self.subject, self.optimizer.untied, &self.optimizer.train_also)?;
+        let header = Header::of(&model);
         let question = self.question(&model)?;
         if let Some(after) = &self.after {
             let source = Source::import(&self.subject, model, &question.bindings)?;
@@ -160,9 +171,10 @@ impl Inspect {
                 Format::Dot => dot(&program),
                 Format::Perfetto => return Err(draws_steps_alone().into()),
                 Format::Html => return Err(draws_timetables_alone().into()),
+                Format::Onnx => return Output::of_program(&program, &header),
                 Format::Text | Format::Json => ir::text::print(&program),
             };
-            return Ok(Output { text, reasons: vec![] });
+            return Ok(Output::of_text(text));
         }
         let found = Inspection::of(model, &question)?;
         let text = match (self.why.is_empty(), self.format) {
@@ -173,6 +185,12 @@ impl Inspect {
                 self.timeline(found.prediction.as_ref(), found.pipeline.as_ref(), None)?
             }
             (true, Format::Html) => self.page(found.pipeline.as_ref())?,
+            (true, Format::Onnx) => {
+                let output =
+                    found.module().map(|program| Output::of_program(program, &header)).transpose()?;
+                let reasons = found.diagnostics();
+                return Ok(Output { reasons, ..output.unwrap_or_default() });
+            }
             (false, format) => {
                 let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
                 match format {
@@ -180,13 +198,13 @@ impl Inspect {
                         answers.into_iter().map(|answer| answer.text).collect::<Vec<_>>().join("\n")
                     }
                     Format::Json => report::json(&answers)?,
-                    Format::Dot => return Err(draws_no_answers().into()),
+                    Format::Dot | Format::Onnx => return Err(draws_no_answers(format).into()),
                     Format::Perfetto => return Err(draws_steps_alone().into()),
                     Format::Html => return Err(draws_timetables_alone().into()),
                 }
             }
         };
-        Ok(Output { text, reasons: found.diagnostics() })
+        Ok(Output { reasons: found.diagnostics(), ..Output::of_text(text) })
     }
 
     fn question(&self, model: &onnx::Model) -> Result<Question<'_>, Failure> {
@@ -292,8 +310,9 @@ impl Inspect {
                 self.timeline(found.prediction.as_ref(), found.pipeline.as_ref(), found.measured.as_ref())?
             }
             Format::Html => self.page(found.pipeline.as_ref())?,
+            Format::Onnx => return Output::of_program(&written_program(&self.subject)?, &Header::default()),
         };
-        Ok(Output { text, reasons: vec![] })
+        Ok(Output::of_text(text))
     }
 }
 
@@ -307,8 +326,9 @@ fn draws_timetables_alone() -> Diagnostic {
         .note("give a model with the stages: --mesh pp=2; or the folder of a run that has stages; and remove --after and --why")
 }
 
-fn draws_no_answers() -> Diagnostic {
-    Diagnostic::new("--why answers in words, and --format dot draws a program")
+fn draws_no_answers(format: Format) -> Diagnostic {
+    let name = if format == Format::Onnx { "onnx writes" } else { "dot draws" };
+    Diagnostic::new(format!("--why answers in words, and --format {name} a program"))
         .note("remove one of these flags")
 }
 

@@ -79,7 +79,12 @@ fn shown(text: &str) -> Cow<'_, str> {
 /// Writes what was asked for to standard output. A reader that has gone away, as `head` does, is no failure.
 pub fn write_out(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// The outcome of writing to standard output. A reader that has gone away, as `head` does, is no failure.
+pub(super) fn written(outcome: std::io::Result<()>) -> Result<(), Failure> {
+    match outcome {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::Fault(anyhow::Error::new(error).context("cannot write to standard output")))
         }

@@ -6,6 +6,7 @@
 //! - [`mod@import`]: a checked model as a program.
 //! - [`state_dict`]: the names and layouts that the author's module has for the file's tensors.
 //! - [`tensor`]: tensors with their bytes, mapped and not copied.
+//! - [`program`]: a program as a model, after passes have changed it.
 //! - [`mod@write`]: a model back into a file, with new bytes for some tensors.
 //!
 //! A file is untrusted: loading never panics, external data stays in the model's folder, and sizes are checked
@@ -18,6 +19,7 @@ mod checksum;
 pub mod error;
 pub mod import;
 pub mod model;
+pub mod program;
 pub mod proto;
 pub mod record;
 pub mod state_dict;

@@ -118,8 +118,22 @@ impl Record {
     }
 }
 
+/// The key under which a tensor of a file that a program was written to has the claim about it. The nodes from which it was
+/// concluded in the source file are not there any more.
+const WRITTEN_CLAIM: &str = "trainyard.claim";
+
+/// A claim as an entry of the metadata of a tensor.
+pub(crate) fn written_claim(claim: Claim) -> StringStringEntryProto {
+    let names = Claim::ALL.into_iter();
+    let name = names.filter(|(known, _)| *known == claim).map(|(_, name)| name.to_owned()).next();
+    StringStringEntryProto { key: Some(WRITTEN_CLAIM.to_owned()), value: name }
+}
+
 /// Returns the claim about a tensor of the model.
 pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
+    if let Some(written) = tensor.metadata.get(WRITTEN_CLAIM) {
+        return Claim::ALL.into_iter().find(|(_, name)| name == written).map(|(claim, _)| claim);
+    }
     let record = &model.record;
     match record.tensors.get(&tensor.name) {
         Some(RecordedTensor { is_parameter: true, .. }) => return Some(Claim::Parameter),

@@ -85,6 +85,27 @@ impl fmt::Display for ElementType {
     }
 }
 
+/// The type of the core's elements; ONNX has all of them.
+impl From<DType> for ElementType {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F64 => Self::F64,
+            DType::F32 => Self::F32,
+            DType::F16 => Self::F16,
+            DType::BF16 => Self::Bf16,
+            DType::I64 => Self::I64,
+            DType::I32 => Self::I32,
+            DType::I16 => Self::I16,
+            DType::I8 => Self::I8,
+            DType::U64 => Self::U64,
+            DType::U32 => Self::U32,
+            DType::U16 => Self::U16,
+            DType::U8 => Self::U8,
+            DType::Bool => Self::Bool,
+        }
+    }
+}
+
 impl ElementType {
     /// Bytes of `count` elements, the last one padded with zero bits; `None` when that overflows, or for strings.
     pub fn bytes_of(self, count: usize) -> Option<usize> {

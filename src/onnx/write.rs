@@ -11,6 +11,7 @@ use files::Replacement;
 use crate::checksum;
 use crate::error::Problem;
 use crate::model::Model;
+use crate::proto::ModelProto;
 
 mod encode;
 mod inference;
@@ -117,24 +118,33 @@ impl Model {
         if form == Form::Inference {
             inference::to_inference_form(&mut proto);
         }
-        checksum::seal(&mut proto);
-        let mut data = place::DataFile::default();
-        if encode::encoded_len(&proto) > external_above {
-            data = place::move_out(&mut proto, &data_name(path)?);
-        }
-        let bytes = encode::encoded_len(&proto);
-        if bytes > PROTOBUF_LIMIT {
-            return Err(WriteError::TooLarge { path: path.to_owned(), bytes });
-        }
-        if data.tensors.is_empty() {
-            return replace_file(path, |out| encode::model(proto, out)).and_then(publish);
-        }
-        // Both files are complete before either takes its name.
-        let data = replace_file(&path.with_file_name(data_name(path)?), |out| data.write(out))?;
-        let model = replace_file(path, |out| encode::model(proto, out))?;
-        publish(data)?;
-        publish(model)
+        save_with(proto, path, external_above)
     }
+}
+
+/// Writes a model whose tensors are all in its messages: as [`Model::write`] does, with checksums.
+pub(crate) fn save(proto: ModelProto, path: &Path) -> Result<(), WriteError> {
+    save_with(proto, path, EXTERNAL_ABOVE)
+}
+
+fn save_with(mut proto: ModelProto, path: &Path, external_above: usize) -> Result<(), WriteError> {
+    checksum::seal(&mut proto);
+    let mut data = place::DataFile::default();
+    if encode::encoded_len(&proto) > external_above {
+        data = place::move_out(&mut proto, &data_name(path)?);
+    }
+    let bytes = encode::encoded_len(&proto);
+    if bytes > PROTOBUF_LIMIT {
+        return Err(WriteError::TooLarge { path: path.to_owned(), bytes });
+    }
+    if data.tensors.is_empty() {
+        return replace_file(path, |out| encode::model(proto, out)).and_then(publish);
+    }
+    // Both files are complete before either takes its name.
+    let data = replace_file(&path.with_file_name(data_name(path)?), |out| data.write(out))?;
+    let model = replace_file(path, |out| encode::model(proto, out))?;
+    publish(data)?;
+    publish(model)
 }
 
 /// The name of the data file beside `path`.

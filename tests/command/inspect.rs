@@ -1,5 +1,6 @@
 //! `trainyard inspect`: every model of `testdata` is described, or every reason why it cannot be is told.
 
+mod as_onnx;
 mod cluster;
 mod dot;
 mod early;

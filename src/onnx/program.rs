@@ -1,0 +1,159 @@
+//! Writing a program as an ONNX model: its forward pass as a model that other programs run, or all of it for a viewer.
+//!
+//! - `reach`: the outputs of the program that the file has, and the nodes that they need.
+//! - `draft`: the graph in progress, without names; `constants` has its numbers and sizes, `layouts` its changes of dims.
+//! - `operators`: the form of each operator in ONNX, one exhaustive match; one file for each family of operators.
+//! - `own`: operators of the compiler that ONNX has not, in the domain `trainyard`.
+//! - `tensors`: rows of the data table and states, with their views.
+//! - `finish`: names, types and messages; `sharding`: the layout of the program over devices.
+//!
+//! The decisions behind the form are in ADR 0033.
+
+mod attention;
+mod attribute;
+mod batch_norm;
+mod bits;
+mod constants;
+mod contraction;
+mod convolution;
+mod draft;
+mod elementwise;
+mod experts;
+mod finish;
+mod header;
+mod indexing;
+mod layout;
+mod layouts;
+mod loss;
+mod names;
+mod norm;
+mod operators;
+mod own;
+mod pool;
+mod random;
+mod reach;
+mod reduction;
+mod sharding;
+mod source;
+mod tensors;
+
+#[cfg(test)]
+mod tests;
+
+pub use header::{Header, ValueHeader};
+
+use crate::proto::ModelProto;
+use crate::write::{self, WriteError};
+use bytes::Bytes;
+use draft::Draft;
+use ir::{Diagnostic, Level, Module};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The form of a written program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// The forward pass in operators of `ai.onnx`; batch norms use running statistics, dropouts drop nothing.
+    Inference,
+    /// The forward pass in operators of `ai.onnx`; batch norms use the statistics of the batch, dropouts drop.
+    Training,
+    /// The whole program, one node for each of its nodes where ONNX has no single operator, for a viewer.
+    Program,
+}
+
+/// Tensors whose bytes are not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absent {
+    /// They are an error.
+    Refuse,
+    /// They become inputs of the graph.
+    AsInputs,
+}
+
+/// Why a program was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// An operator, an output or a tensor that cannot be written.
+    #[error(transparent)]
+    Program(#[from] Diagnostic),
+    /// The file.
+    #[error(transparent)]
+    File(#[from] WriteError),
+}
+
+/// Writes the forward pass of a program as an ONNX model to `path`.
+///
+/// `tensors` has new bytes of initializers, by the names in the data table or, for states that are not of a file, by the
+/// states' names: little-endian and row-major, of the type in the table. The bytes of all others are those of the program.
+/// The file is written as [`crate::Model::write`] does it.
+///
+/// # Errors
+/// A program at another level than imported or training, an operator without a form in ONNX, a tensor without bytes or with too
+/// few of them; the file system.
+pub fn write(
+    module: &Module,
+    header: &Header,
+    tensors: &BTreeMap<String, Bytes>,
+    form: Form,
+    path: &Path,
+) -> Result<(), ProgramError> {
+    let proto = model(module, header, tensors, form, Absent::Refuse)?;
+    Ok(save(proto, path)?)
+}
+
+/// The messages of a program, as [`write()`] writes them. Of [`Form::Program`], tensors are those of the program at any level.
+///
+/// # Errors
+/// As [`write()`], without the file system.
+pub fn model(
+    module: &Module,
+    header: &Header,
+    tensors: &BTreeMap<String, Bytes>,
+    form: Form,
+    absent: Absent,
+) -> Result<ModelProto, Diagnostic> {
+    let is_forward = matches!(module.level, Level::Imported | Level::Training);
+    if form != Form::Program && !is_forward {
+        return Err(Diagnostic::new(
+            "only programs at the levels imported and training are models of one device",
+        )
+        .note("write the program as it is before the pass `spmd`"));
+    }
+    let reach = reach::Reach::of(module, form)?;
+    let mut draft = Draft::new(module, &reach, form, absent, tensors);
+    tensors::add_inputs(&mut draft);
+    tensors::add_states(&mut draft)?;
+    for (id, node) in module.nodes().filter(|(id, _)| reach.has(*id)) {
+        draft.at(id);
+        let results = operators::write(&mut draft, node)?;
+        for (&value, tensor) in node.results.iter().zip(results) {
+            draft.define(value, tensor);
+        }
+    }
+    finish::model(draft, header)
+}
+
+/// The messages of any program, for a viewer. A forward program at level imported is a model that runs, in training form; every
+/// other program is in [`Form::Program`], where states are inputs and their values after the step are outputs. Tensors whose bytes are
+/// not there are inputs.
+///
+/// # Errors
+/// A size that ONNX cannot say.
+pub fn shown(module: &Module, header: &Header) -> Result<ModelProto, Diagnostic> {
+    let write = |form| model(module, header, &BTreeMap::new(), form, Absent::AsInputs);
+    let forward = (module.level == Level::Imported).then(|| write(Form::Training).ok()).flatten();
+    forward.map_or_else(|| write(Form::Program), Ok)
+}
+
+/// Writes messages to a file, as [`write()`] does.
+///
+/// # Errors
+/// The file system; a model that protobuf cannot hold.
+pub fn save(proto: ModelProto, path: &Path) -> Result<(), WriteError> {
+    write::save(proto, path)
+}
+
+/// The bytes of messages, as a file has them.
+pub fn bytes(proto: &ModelProto) -> Vec<u8> {
+    prost::Message::encode_to_vec(proto)
+}

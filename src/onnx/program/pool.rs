@@ -1,0 +1,99 @@
+//! Pooling. ONNX's windows slide over the dims after batch and channels; other leading dims are made two of them by a reshape.
+
+use super::attribute;
+use super::draft::{Draft, TensorId, product, size};
+use super::operators::{Results, formula, one};
+use crate::proto::AttributeProto;
+use ir::ops::pool::{AvgPool, MaxPool, MaxPoolIndices, Window, Windows};
+use ir::{Diagnostic, Dim, Dims, Node};
+
+/// AveragePool.
+pub(super) fn average(draft: &mut Draft, node: &Node, op: &AvgPool) -> Results {
+    let more = [attribute::flag("count_include_pad", op.count_padding)];
+    one(pooled(draft, node, &op.windows, "AveragePool", &more, 0, op.count_padding.then_some(0.0))?)
+}
+
+/// MaxPool.
+pub(super) fn max(draft: &mut Draft, node: &Node, op: &MaxPool) -> Results {
+    one(pooled(draft, node, &op.windows, "MaxPool", &[], 0, Some(f64::NEG_INFINITY))?)
+}
+
+/// The places of MaxPool, which ONNX counts through all planes of the tensor, and the program within each plane.
+pub(super) fn max_indices(draft: &mut Draft, node: &Node, op: &MaxPoolIndices) -> Results {
+    formula(draft, node, |draft, node| {
+        let x = draft.ty(node.operands[0]);
+        let y = draft.ty(node.results[0]);
+        let leading = x.ndim() - op.windows.len();
+        let plane = product(&x.dims[leading..])?;
+        // ONNX does not say what the place in a window of nothing but padding is.
+        if !op
+            .windows
+            .iter()
+            .enumerate()
+            .all(|(i, window)| is_covered(window, [x, y].map(|ty| &ty.dims[leading + i])))
+        {
+            return Err(Diagnostic::new("ONNX gives no places of windows that cover nothing but padding"));
+        }
+        let places = pooled(draft, node, &op.windows, "MaxPool", &[], 1, None)?;
+        let plane = draft.scalar_size(&plane)?;
+        one(draft.push("Mod", &[places, plane], []))
+    })
+}
+
+/// Whether the first and the last window along a dim cover an element. `from` and `to` are the dim and the number of windows.
+fn is_covered(window: &Window, [from, to]: [&Dim; 2]) -> bool {
+    let (Some(from), Some(to)) = (from.size(), to.size()) else { return false };
+    let last = to.saturating_sub(1).saturating_mul(window.stride);
+    window.before < window.size && last < window.before.saturating_add(from)
+}
+
+/// Nodes of one output of a pooling. ONNX Runtime takes no padding that is as large as a window; `beyond` is the number that stands for
+/// such padding, if there is one.
+fn pooled(
+    draft: &mut Draft,
+    node: &Node,
+    windows: &Windows,
+    operator: &str,
+    more: &[AttributeProto],
+    output: usize,
+    beyond: Option<f64>,
+) -> Result<TensorId, Diagnostic> {
+    let (from, to) = (&draft.ty(node.operands[0]).dims, &draft.ty(node.results[0]).dims);
+    let leading = from.len() - windows.len();
+    let as_planes = |dims: &Dims| -> Result<Dims, Diagnostic> {
+        if leading == 2 {
+            return Ok(dims.clone());
+        }
+        let planes = [Dim::known(1), product(&dims[..leading])?];
+        Ok(planes.into_iter().chain(dims[leading..].iter().cloned()).collect())
+    };
+    let x = draft.operand(node, 0)?;
+    let mut x = draft.reshape(x, from, &as_planes(from)?)?;
+    let mut windows = windows.clone();
+    if let Some(value) =
+        beyond.filter(|_| windows.iter().any(|window| window.before.max(window.after) >= window.size))
+    {
+        let dtype = draft.ty(node.operands[0]).dtype;
+        for (dim, window) in (2..).zip(&mut windows) {
+            x = draft.pad(x, dtype, dim, [window.before, window.after], value)?;
+            (window.before, window.after) = (0, 0);
+        }
+    }
+    let attributes: Vec<AttributeProto> =
+        attributes(&windows)?.into_iter().chain(more.iter().cloned()).collect();
+    let pooled = draft.push_many(operator, &[Some(x)], output + 1, attributes)[output];
+    draft.reshape(pooled, &as_planes(to)?, to)
+}
+
+fn attributes(windows: &Windows) -> Result<Vec<AttributeProto>, Diagnostic> {
+    let list = |name: &str, numbers: Vec<u64>| -> Result<AttributeProto, Diagnostic> {
+        Ok(attribute::ints(name, numbers.into_iter().map(size).collect::<Result<Vec<_>, _>>()?))
+    };
+    let pads = windows.iter().map(|window| window.before).chain(windows.iter().map(|window| window.after));
+    Ok(vec![
+        list("kernel_shape", windows.iter().map(|window| window.size).collect())?,
+        list("strides", windows.iter().map(|window| window.stride).collect())?,
+        list("dilations", windows.iter().map(|window| window.dilation).collect())?,
+        list("pads", pads.collect())?,
+    ])
+}

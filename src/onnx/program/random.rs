@@ -1,0 +1,42 @@
+//! Dropout and random tensors. The numbers that a model draws where it runs are others than the compiler's.
+
+use super::attribute;
+use super::constants::code;
+use super::draft::Draft;
+use super::operators::{Results, one};
+use super::{Form, own};
+use ir::ops::Float;
+use ir::ops::dropout::Dropout;
+use ir::ops::random::RandomUniform;
+use ir::{DType, Node, Tensor};
+
+/// Dropout: the operand itself in an inference.
+pub(super) fn dropout(draft: &mut Draft, node: &Node, op: &Dropout) -> Results {
+    if draft.form == Form::Program {
+        return own::write(draft, node);
+    }
+    let x = draft.operand(node, 0)?;
+    if draft.form == Form::Inference {
+        return one(draft.push("Identity", &[x], []));
+    }
+    let ratio = draft.number(DType::F32, f64::from(share(op.ratio)));
+    let training = draft.stored(&Tensor::bool(vec![], vec![true]));
+    one(draft.push("Dropout", &[x, ratio, training], []))
+}
+
+/// The share as the file has it: the import takes the shortest decimal of this f32.
+fn share(ratio: Float) -> f32 {
+    ratio.get() as f32
+}
+
+/// RandomUniformLike of a tensor of these dims.
+pub(super) fn uniform(draft: &mut Draft, node: &Node, _: &RandomUniform) -> Results {
+    if draft.form == Form::Program {
+        return own::write(draft, node);
+    }
+    draft.draws = true;
+    let ty = draft.ty(node.results[0]);
+    let shape = draft.shape(&ty.dims)?;
+    let like = draft.push("ConstantOfShape", &[shape], []);
+    one(draft.push("RandomUniformLike", &[like], [attribute::int("dtype", code(ty.dtype))]))
+}

@@ -1,0 +1,131 @@
+//! The layout of a program over devices, as the standard's multi-device annotations.
+//!
+//! The mesh is one device configuration. A node has a sharding for each tensor that it reads or writes and that is not whole: along
+//! each split dim the number of shards, and the devices in row-major order of the shards. Devices that hold the same shard are a
+//! group with a negative number. The standard has no word for a value of which each device holds an addend; such a value is an entry
+//! of the node's metadata, `trainyard.partial.NAME`.
+
+use super::draft::{Draft, DraftNode, TensorId};
+use super::finish::fact;
+use crate::proto::{
+    DeviceConfigurationProto, IntIntListEntryProto, NodeDeviceConfigurationProto, NodeProto, ShardedDimProto,
+    ShardingSpecProto, SimpleShardedDimProto, SimpleShardedDimProtoDim,
+};
+use ir::{Diagnostic, EVERY_STAGE, Mesh, Module, PartialKind, Type};
+use std::collections::BTreeMap;
+
+/// The name of the configuration.
+const MESH: &str = "mesh";
+
+/// The devices of a program; none for a single one.
+///
+/// # Errors
+/// More devices than ONNX can say.
+pub(super) fn configuration(module: &Module) -> Result<Vec<DeviceConfigurationProto>, Diagnostic> {
+    let (devices, stages) = (module.mesh.devices(), stages(module));
+    if devices == 1 && stages == 1 {
+        return Ok(vec![]);
+    }
+    let count = i32::try_from(devices.saturating_mul(stages)).map_err(|_| {
+        Diagnostic::new(format!(
+            "the mesh has {devices} devices for each of {stages} stages, more than ONNX can say"
+        ))
+    })?;
+    let device = |rank: u64| {
+        let (stage, place) = (rank / devices, module.mesh.coordinates(rank % devices));
+        let stage = (stages > 1).then(|| format!("stage={stage}"));
+        let axes = module.mesh.axes.iter().map(|(id, axis)| format!("{}={}", axis.name, place[id]));
+        stage.into_iter().chain(axes).collect::<Vec<_>>().join(",")
+    };
+    let device = (0..devices * stages).map(device).collect();
+    Ok(vec![DeviceConfigurationProto { name: Some(MESH.to_owned()), num_devices: Some(count), device }])
+}
+
+fn stages(module: &Module) -> u64 {
+    let stages = module.nodes().map(|(_, node)| node.stage).filter(|&stage| stage != EVERY_STAGE);
+    stages.max().map_or(1, |last| u64::from(last) + 1)
+}
+
+/// Adds the layout of its tensors and its stage to a node.
+pub(super) fn annotate(draft: &Draft, node: &DraftNode, names: &[String], message: &mut NodeProto) {
+    let module = draft.module;
+    let Some(origin) = node.node.map(|id| module.node(id)) else { return };
+    let is_staged = module.pipeline.is_some() && origin.stage != EVERY_STAGE;
+    let first = if is_staged { u64::from(origin.stage) * module.mesh.devices() } else { 0 };
+    let tensors = node.inputs.iter().flatten().chain(&node.outputs);
+    let mut specs: Vec<ShardingSpecProto> = Vec::new();
+    for &tensor in tensors {
+        let Some(ty) = draft.tensors[tensor.index()].ty.as_ref() else { continue };
+        let name = &names[tensor.index()];
+        if specs.iter().any(|spec| spec.tensor_name.as_ref() == Some(name)) {
+            continue;
+        }
+        specs.extend(spec(&module.mesh, ty, name, first));
+        message.metadata_props.extend(partial(&module.mesh, ty, tensor, names));
+    }
+    if is_staged || !specs.is_empty() {
+        message.device_configurations = vec![NodeDeviceConfigurationProto {
+            configuration_id: Some(MESH.to_owned()),
+            sharding_spec: specs,
+            pipeline_stage: is_staged.then_some(origin.stage as i32),
+        }];
+    }
+}
+
+/// The sharding of a tensor that is split. `first` is the rank of the first device of its stage.
+fn spec(mesh: &Mesh, ty: &Type, name: &str, first: u64) -> Option<ShardingSpecProto> {
+    let split: Vec<usize> = (0..ty.ndim()).filter(|&dim| !ty.sharding.axes(dim).is_empty()).collect();
+    if split.is_empty() {
+        return None;
+    }
+    let shards = |dim: usize| mesh.size(ty.sharding.axes(dim));
+    // Which devices hold each shard; shards count row-major through the split dims.
+    let mut holders: BTreeMap<u64, Vec<i64>> = BTreeMap::new();
+    for rank in 0..mesh.devices() {
+        let shard =
+            split.iter().fold(0, |shard, &dim| shard * shards(dim) + mesh.place(rank, ty.sharding.axes(dim)));
+        holders.entry(shard).or_default().push((first + rank) as i64);
+    }
+    let is_replicated = holders.values().any(|devices| devices.len() > 1);
+    let groups = |(shard, devices): (&u64, &Vec<i64>)| IntIntListEntryProto {
+        key: Some(-1 - *shard as i64),
+        value: devices.clone(),
+    };
+    Some(ShardingSpecProto {
+        tensor_name: Some(name.to_owned()),
+        device: match is_replicated {
+            true => holders.keys().map(|shard| -1 - *shard as i64).collect(),
+            false => holders.values().map(|devices| devices[0]).collect(),
+        },
+        index_to_device_group_map: if is_replicated { holders.iter().map(groups).collect() } else { vec![] },
+        sharded_dim: split.iter().map(|&dim| sharded(ty, dim, shards(dim))).collect(),
+    })
+}
+
+fn sharded(ty: &Type, dim: usize, shards: u64) -> ShardedDimProto {
+    let size = match ty.dims[dim].size() {
+        Some(size) => SimpleShardedDimProtoDim::DimValue(size as i64),
+        None => SimpleShardedDimProtoDim::DimParam(ty.dims[dim].to_string()),
+    };
+    ShardedDimProto {
+        axis: Some(dim as i64),
+        simple_sharding: vec![SimpleShardedDimProto { dim: Some(size), num_shards: Some(shards as i64) }],
+    }
+}
+
+/// The metadata of a value of which each device holds an addend or a candidate.
+fn partial(
+    mesh: &Mesh,
+    ty: &Type,
+    tensor: TensorId,
+    names: &[String],
+) -> Option<crate::proto::StringStringEntryProto> {
+    let (kind, axes) = ty.sharding.partial.as_ref()?;
+    let kind = match kind {
+        PartialKind::Sum => "sum",
+        PartialKind::Max => "max",
+        PartialKind::Min => "min",
+    };
+    let axes: Vec<&str> = axes.iter().map(|&axis| mesh.axes[axis].name.as_str()).collect();
+    Some(fact(&format!("partial.{}", names[tensor.index()]), format!("{kind} over {}", axes.join("*"))))
+}

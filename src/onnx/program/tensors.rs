@@ -1,0 +1,175 @@
+//! Inputs of the graph, and its initializers: rows of the data table, and states cut out of them by their views.
+//!
+//! In [`Form::Program`] states are inputs, and their values after the step are outputs. In a model the bytes of a row are those
+//! that are given for its name, or those of the program.
+
+use super::constants::proto;
+use super::draft::{Draft, Source, TensorId};
+use super::{Absent, Form, attribute};
+use crate::error::quoted;
+use crate::proto::TensorProto;
+use crate::record::written_claim;
+use bytes::Bytes;
+use ir::{
+    Blob, Claim, DataId, Diagnostic, Dim, Dims, Initializer, Level, Role, State, Tensor, Type, ViewStep,
+};
+
+/// Constants up to this many bytes that are no initializer of the file stand in nodes.
+const SMALL: usize = 1024;
+
+/// Adds the inputs, and in [`Form::Program`] the states.
+pub(super) fn add_inputs(draft: &mut Draft) {
+    let module = draft.module;
+    let reach = draft.reach;
+    let keeps_all = module.level == Level::Imported || draft.form == Form::Program;
+    for input in module.inputs.iter().filter(|input| keeps_all || reach.has_value(input.value)) {
+        let tensor = add_input(draft, input.name.clone(), module.ty(input.value).clone());
+        draft.define(input.value, Some(tensor));
+    }
+    if draft.form == Form::Program {
+        for state in module.states.values() {
+            let tensor = add_input(draft, state.name.clone(), state.ty.clone());
+            draft.define(state.input, Some(tensor));
+        }
+    }
+}
+
+fn add_input(draft: &mut Draft, name: String, ty: Type) -> TensorId {
+    let tensor = draft.tensor(Source::Named(name), Some(ty));
+    draft.inputs.push(tensor);
+    tensor
+}
+
+/// Adds the states that a model reads.
+///
+/// # Errors
+/// A state without bytes.
+pub(super) fn add_states(draft: &mut Draft) -> Result<(), Diagnostic> {
+    if draft.form == Form::Program {
+        return Ok(());
+    }
+    let (module, reach) = (draft.module, draft.reach);
+    for state in module.states.values().filter(|state| reach.has_value(state.input)) {
+        let tensor = match state.initializer.data() {
+            Some(data) => {
+                let row = row(draft, data)?;
+                viewed(draft, row, &draft.module.data[data].ty, state)?
+            }
+            None => own(draft, state)?,
+        };
+        draft.define(state.input, Some(tensor));
+    }
+    Ok(())
+}
+
+/// A state that is of no file, as an initializer of its name.
+fn own(draft: &mut Draft, state: &State) -> Result<TensorId, Diagnostic> {
+    let bytes = match (draft.bytes.get(&state.name), &state.initializer, state.ty.sizes()) {
+        (Some(bytes), _, _) => Some(bytes.clone()),
+        (None, Initializer::Zeros | Initializer::Splat(_), Some(sizes)) => {
+            let number = match state.initializer {
+                Initializer::Splat(bits) => f64::from_bits(bits),
+                _ => 0.0,
+            };
+            let sizes = sizes.into_iter().map(|size| size as usize).collect();
+            Some(Bytes::from(Tensor::splat(state.ty.dtype, sizes, number).to_bytes()))
+        }
+        (None, _, _) => None,
+    };
+    let claim = if state.role == Role::Parameter { Claim::Parameter } else { Claim::Buffer };
+    initializer(draft, &state.name, &state.ty, bytes, Some(claim).filter(|_| state.ty.dtype.is_float()))
+}
+
+/// A row of the data table.
+///
+/// # Errors
+/// A row without bytes, or with another number of them.
+pub(super) fn row(draft: &mut Draft, data: DataId) -> Result<TensorId, Diagnostic> {
+    if let Some(&known) = draft.rows.get(&data) {
+        return Ok(known);
+    }
+    let row = &draft.module.data[data];
+    let bytes = draft.bytes.get(&row.name).or(row.bytes()).cloned();
+    let is_code = matches!(row.blob, Blob::Inline(_)) || row.claim == Some(Claim::Literal);
+    let tensor = match bytes {
+        // The import tells constants of the code from parameters by this difference.
+        Some(bytes) if is_code && bytes.len() <= SMALL && Some(bytes.len() as u64) == row.ty.bytes() => {
+            let value = attribute::tensor("value", proto(&row.ty, bytes));
+            let tensor = draft.push("Constant", &[], [value]);
+            draft.tensors[tensor.index()].source = Source::Named(row.name.clone());
+            draft.tensors[tensor.index()].ty = Some(row.ty.clone());
+            tensor
+        }
+        bytes => initializer(draft, &row.name, &row.ty, bytes, row.claim)?,
+    };
+    draft.rows.insert(data, tensor);
+    Ok(tensor)
+}
+
+fn initializer(
+    draft: &mut Draft,
+    name: &str,
+    ty: &Type,
+    bytes: Option<Bytes>,
+    claim: Option<Claim>,
+) -> Result<TensorId, Diagnostic> {
+    let Some(bytes) = bytes else {
+        return match draft.absent {
+            Absent::AsInputs => Ok(add_input(draft, name.to_owned(), ty.clone())),
+            Absent::Refuse => {
+                Err(Diagnostic::new(format!("the tensor {} has no bytes to write", quoted(name)))
+                    .note("give the weights with --weights FILE.safetensors"))
+            }
+        };
+    };
+    if ty.bytes() != Some(bytes.len() as u64) {
+        let (name, needed) = (quoted(name), ty.bytes().unwrap_or(0));
+        return Err(Diagnostic::new(format!(
+            "{} bytes are given for the tensor {name}, and its type {ty} needs {needed}",
+            bytes.len()
+        )));
+    }
+    let tensor = draft.tensor(Source::Named(name.to_owned()), Some(ty.clone()));
+    let metadata_props = claim.map(written_claim).into_iter().collect();
+    draft.initializers.push((tensor, TensorProto { metadata_props, ..proto(ty, bytes) }));
+    Ok(tensor)
+}
+
+/// A state, from the tensor of the file that it is cut out of.
+fn viewed(
+    draft: &mut Draft,
+    mut tensor: TensorId,
+    file: &Type,
+    state: &State,
+) -> Result<TensorId, Diagnostic> {
+    let (mut dims, mut dtype) = (file.dims.clone(), file.dtype);
+    for step in &state.view {
+        match step {
+            ViewStep::Reshape(sizes) => {
+                let to: Dims = sizes.iter().copied().map(Dim::known).collect();
+                tensor = draft.reshape(tensor, &dims, &to)?;
+                dims = to;
+            }
+            ViewStep::Transpose(permutation) => {
+                let permutation: Vec<usize> = permutation.iter().map(|&dim| dim as usize).collect();
+                tensor = draft.transpose(tensor, &permutation);
+                dims = permutation.iter().map(|&dim| dims[dim].clone()).collect();
+            }
+            ViewStep::Slice { dim, start, length } => {
+                let (start, end) = (super::draft::size(*start)?, super::draft::size(start + length)?);
+                tensor = draft.slice(tensor, *dim, start, end, 1);
+                dims[*dim as usize] = Dim::known(*length);
+            }
+            ViewStep::Pad { dim, after } => {
+                let size = dims[*dim as usize].size().unwrap_or(0) + after;
+                tensor = draft.pad(tensor, dtype, *dim, [0, *after], 0.0)?;
+                dims[*dim as usize] = Dim::known(size);
+            }
+            ViewStep::Cast(to) => {
+                tensor = draft.cast(tensor, dtype, *to);
+                dtype = *to;
+            }
+        }
+    }
+    Ok(tensor)
+}

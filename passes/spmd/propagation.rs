@@ -240,9 +240,12 @@ fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<AgreedAxes> {
             }
         }
     }
+    // A pinned factor goes on nowhere: its axes may split another factor of the node's tensors, and would keep it from going on.
+    let pinned = layouts.pinned(id).map(|(factor, _)| factor);
     known.retain(|factor, _| {
         let kind = factors.factors[*factor as usize].kind;
-        !disputed.contains(factor) && matches!(kind, FactorKind::Free | FactorKind::Reduced(_))
+        let decided = disputed.contains(factor) || pinned == Some(*factor);
+        !decided && matches!(kind, FactorKind::Free | FactorKind::Reduced(_))
     });
     // An axis that would split two factors of the node splits neither.
     let all: Vec<AxisId> = known.values().flat_map(|(axes, _)| axes.iter().copied()).collect();

@@ -45,7 +45,7 @@ pub(super) fn tensor(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     let scope = Scope { axes, phases: &EVERYWHERE, states: true, nodes: None };
     for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
         let seed = match node.op {
-            Op::Contract(_) => column(rules, layouts, axes, id),
+            Op::Contract(_) | Op::Experts(_) => column(rules, layouts, axes, id),
             Op::Gather(_) => vocabulary(rules, layouts, axes, id),
             _ => None,
         };
@@ -115,7 +115,7 @@ pub(super) fn stored(module: &Module, value: ValueId) -> Option<ir::StateId> {
     }
 }
 
-/// A contraction of something computed with a weight, neither of them split: the weight's own dim, if the split lasts.
+/// A contraction of something computed with a weight, or with a weight's matrices of experts, neither of them split over these axes: the weight's own dim, if the split lasts.
 fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Option<Seed> {
     let (module, factors) = (rules.module, rules.of(id));
     let node = module.node(id);

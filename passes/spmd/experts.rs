@@ -10,7 +10,7 @@
 //!   matrices or their gradients, so a device has room for its own experts alone.
 
 use super::propagation::{Cause, Layouts, Rules, Scope, propagate};
-use super::strategy::stored;
+use super::strategy::{EVERYWHERE, stored};
 use ir::factors::{DimFactors, FactorId, FactorKind};
 use ir::ops::elementwise::Binary;
 use ir::{AxisId, Diagnostic, Module, NodeId, Op, OperandRole, Phase, StateId, ValueId};
@@ -18,9 +18,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A dim of a value.
 type Place = (ValueId, usize);
-
-const EVERYWHERE: [Phase; 5] =
-    [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Weight, Phase::Update];
 
 /// Splits the experts' weights with all that is stored with them, and the values between their products. Products get their factor
 /// of the experts pinned.
@@ -36,25 +33,15 @@ pub(super) fn seed(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) -> Res
         return Err(without_experts(rules, axes));
     }
     let nodes = along_states(rules.module);
-    for &(place, state) in &weights {
-        split_stored(rules, layouts, axes, (place, state), "experts: each device has its share of the matrices")?;
-    }
-    let from: Vec<ValueId> = weights.iter().map(|((value, _), _)| *value).collect();
     let scope = Scope { axes, phases: &EVERYWHERE, states: true, nodes: Some(&nodes) };
-    propagate(rules, layouts, &scope, Some(&from));
+    split_stored(rules, layouts, &scope, &weights, "experts: each device has its share of the matrices")?;
     let products = products(rules, layouts, axes);
     let between = Between::of(rules, axes, &products);
     for &(value, dim) in &between.places {
         let reason = "experts: rows stay with their matrices up to the next product";
         split(rules, layouts, axes, (value, dim), reason);
     }
-    let biases = between.biases(rules);
-    for &(place, state) in &biases {
-        split_stored(rules, layouts, axes, (place, state), "experts: it is read beside their matrices")?;
-    }
-    let from: Vec<ValueId> = biases.iter().map(|((value, _), _)| *value).collect();
-    propagate(rules, layouts, &scope, Some(&from));
-    Ok(())
+    split_stored(rules, layouts, &scope, &between.biases(rules), "experts: it is read beside their matrices")
 }
 
 fn split(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId], (value, dim): Place, reason: &str) {
@@ -63,38 +50,43 @@ fn split(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId], (value, dim): Pl
     }
 }
 
-/// Splits a dim of a tensor that a state holds, unless the user fixed the state.
+/// Splits dims of tensors that states hold, with all that is stored with them. States that the user fixed stay as they are.
 fn split_stored(
     rules: &Rules,
     layouts: &mut Layouts,
-    axes: &[AxisId],
-    ((value, dim), state): (Place, StateId),
+    scope: &Scope,
+    tensors: &[(Place, StateId)],
     reason: &str,
 ) -> Result<(), Diagnostic> {
-    let state = &rules.module.states[state];
-    if layouts.is_closed(state.input) {
-        return Ok(());
+    let axes = scope.axes;
+    for &((value, dim), state) in tensors {
+        let state = &rules.module.states[state];
+        if layouts.is_closed(state.input) {
+            continue;
+        }
+        let count = rules.module.ty(value).dims[dim].size().unwrap_or(0);
+        if !count.is_multiple_of(rules.mesh.size(axes)) {
+            return Err(does_not_divide(rules, axes, &state.name, count));
+        }
+        split(rules, layouts, axes, (value, dim), reason);
     }
-    let count = rules.module.ty(value).dims[dim].size().unwrap_or(0);
-    if !count.is_multiple_of(rules.mesh.size(axes)) {
-        return Err(does_not_divide(rules, axes, &state.name, count));
-    }
-    split(rules, layouts, axes, (value, dim), reason);
+    let from: Vec<ValueId> = tensors.iter().map(|((value, _), _)| *value).collect();
+    propagate(rules, layouts, scope, Some(&from));
     Ok(())
 }
 
-/// `ep=3`, or the product of several axes: `ep.outer*ep.inner=4`.
+/// The axes as `--mesh` takes them: `ep.outer=2,ep.inner=4`.
 fn described(rules: &Rules, axes: &[AxisId]) -> String {
-    let names: Vec<&str> = axes.iter().map(|&axis| rules.mesh.axes[axis].name.as_str()).collect();
-    format!("{}={}", names.join("*"), rules.mesh.size(axes))
+    let axis = |&axis: &AxisId| format!("{}={}", rules.mesh.axes[axis].name, rules.mesh.axes[axis].size);
+    axes.iter().map(axis).collect::<Vec<_>>().join(",")
 }
 
 fn does_not_divide(rules: &Rules, axes: &[AxisId], state: &str, count: u64) -> Diagnostic {
     let axes = described(rules, axes);
     let legal: Vec<String> =
-        (2..=count).filter(|parts| count.is_multiple_of(*parts)).map(|n| format!("ep={n}")).collect();
+        (2..=count.min(64)).filter(|parts| count.is_multiple_of(*parts)).map(|n| format!("ep={n}")).collect();
     let error =
-        Diagnostic::new(format!("the {count} experts of `{state}` cannot be divided into {axes} equal parts"));
+        Diagnostic::new(format!("the {count} experts of `{state}` cannot be divided equally over {axes}"));
     match &legal[..] {
         [] => error.note("a single expert cannot be divided: use dp in place of ep"),
         legal => error.note(format!("the experts can be divided by {}", legal.join(", "))),
@@ -129,7 +121,8 @@ fn weight(rules: &Rules, id: NodeId) -> Option<(Place, StateId)> {
                 _ => return None,
             };
             let dims = &rules.of(id).operands[operand];
-            let dim = dims.iter().position(|dim| matches!(dim[..], [factor] if is_batch(rules, id, factor)))?;
+            let dim =
+                dims.iter().position(|dim| matches!(dim[..], [factor] if is_batch(rules, id, factor)))?;
             Some(((node.operands[operand], dim), state))
         }
         _ => None,
@@ -141,8 +134,8 @@ fn is_batch(rules: &Rules, id: NodeId, factor: FactorId) -> bool {
     rules.tensors(id).all(|(_, dims)| dims.iter().any(|dim| dim[..] == [factor]))
 }
 
-/// The nodes through which a state, its gradient and its optimizer's states are split alike: they compute element by element once
-/// a step, or show a part of one tensor.
+/// The nodes through which a state, its gradient and its optimizer's states are split alike: those that run once a step, those that
+/// show a part of one tensor, and the additions of a gradient's terms.
 fn along_states(module: &Module) -> BTreeSet<NodeId> {
     let along = |node: &ir::Node| match node.phase {
         Phase::Prepare | Phase::Update => true,
@@ -163,7 +156,7 @@ fn products(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) -> BTreeMap<N
             Op::Contract(_) => is_batch(rules, id, factor),
             _ => false,
         };
-        // No other tensor is split over these axes by now.
+        // Nothing but what is stored with experts is split over these axes by now.
         let split = rules.tensors(id).find_map(|(value, dims)| {
             let on = |(dim, factors): (usize, &DimFactors)| {
                 let own = layouts.axes(value, dim);
@@ -221,7 +214,7 @@ fn places(values: &[ValueId], dims: &[Vec<DimFactors>], factor: FactorId) -> Vec
     values.iter().zip(dims).filter_map(of_value).collect()
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 enum Direction {
     ToReaders,
     ToMakers,

@@ -27,7 +27,9 @@ pub(super) fn build(axes: &[AxisSize], module: &Module, cx: &mut PassContext) ->
             return Err(Diagnostic::new(format!("axis `{name}` of the mesh stands twice or has no device")));
         }
         if !matches!(role, AxisRole::Data | AxisRole::Tensor | AxisRole::Expert) {
-            return Err(Diagnostic::new(format!("axis `{name}` is not supported yet")).note("use dp, tp and ep"));
+            return Err(
+                Diagnostic::new(format!("axis `{name}` is not supported yet")).note("use dp, tp and ep")
+            );
         }
         let axis = |name: String, size| Axis { name, role, size };
         match if role == AxisRole::Tensor { shared_heads(module, name, *size)? } else { *size } {

@@ -10,7 +10,8 @@ use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
 use ir::{AxisId, AxisRole, Definition, Module, Movement, NodeId, Op, OperandRole, Phase, ValueId};
 use std::collections::BTreeSet;
 
-const EVERYWHERE: [Phase; 5] =
+/// All phases.
+pub(super) const EVERYWHERE: [Phase; 5] =
     [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Weight, Phase::Update];
 
 /// Seeds the batch over these data axes or expert axes, behind the axes that split it already, and passes it on.
@@ -24,9 +25,10 @@ pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
         for &axis in axes {
             let kind = match rules.mesh.axes[axis].role {
                 AxisRole::Expert => "expert",
-                _ => "data",
+                AxisRole::Data | AxisRole::Tensor | AxisRole::Pipeline | AxisRole::Context => "data",
             };
-            let cause = Cause::Seed(format!("the samples of `{}` are split over the {kind} axes", input.name));
+            let cause =
+                Cause::Seed(format!("the samples of `{}` are split over the {kind} axes", input.name));
             layouts.split(input.value, module.ty(input.value).ndim(), 0, axis, cause);
         }
     }
@@ -37,7 +39,12 @@ pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
 /// Passes on what the user asked for.
 pub(super) fn asked(rules: &Rules, layouts: &mut Layouts, values: &[ValueId]) {
     let axes: Vec<AxisId> = rules.mesh.axes.keys().collect();
-    propagate(rules, layouts, &Scope { axes: &axes, phases: &EVERYWHERE, states: true, nodes: None }, Some(values));
+    propagate(
+        rules,
+        layouts,
+        &Scope { axes: &axes, phases: &EVERYWHERE, states: true, nodes: None },
+        Some(values),
+    );
 }
 
 /// Seeds weights over the tensor axes, one after the other, and passes each on before the next is looked at.

@@ -82,7 +82,12 @@ fn shard(rules: &Rules, layouts: &mut Layouts, stage: u8, axes: &[AxisId], deman
     // What is summed is made by the microbatches, whose axis is the batch's.
     let sums = module.nodes().filter(|(_, node)| matches!(node.op, Op::Accumulate(_)));
     sums.for_each(|(_, node)| layouts.close(node.operands[0]));
-    propagate(rules, layouts, &Scope { axes, phases: &[Phase::Update], states: true, nodes: None }, Some(&seeds));
+    propagate(
+        rules,
+        layouts,
+        &Scope { axes, phases: &[Phase::Update], states: true, nodes: None },
+        Some(&seeds),
+    );
 }
 
 /// Whether the model reads a state only through casts that are made once a step.

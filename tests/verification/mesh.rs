@@ -183,7 +183,7 @@ fn what_cannot_be_split_says_what_could_be() {
     check_error(
         "mixtral.dynamo --mesh ep=3",
         expect![[r#"
-            error: the 4 experts of `m.model.layers.0.mlp.experts.gate_up_proj` cannot be divided into ep=3 equal parts
+            error: the 4 experts of `m.model.layers.0.mlp.experts.gate_up_proj` cannot be divided equally over ep=3
               = the experts can be divided by ep=2, ep=4
         "#]],
     );

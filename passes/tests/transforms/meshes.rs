@@ -115,7 +115,10 @@ fn random_programs_compute_on_random_meshes_what_they_do_on_one_device() {
     let missing: Vec<&str> = Op::names().into_iter().chain(kinds).filter(absent).collect();
     assert!(missing.is_empty(), "in no case: {missing:?}");
     assert!(found["cases without NaN"] * 20 >= found["cases"] * 19, "{found:?}");
-    assert!(found["refused for their experts"] * 20 <= found["cases"], "{found:?}");
+    assert!(
+        found.get("refused for their experts").is_none_or(|refused| refused * 20 <= found["cases"]),
+        "{found:?}"
+    );
 }
 
 /// Puts `fault(value)` in the place of what the first reduction or gather makes that outputs or states depend on.

@@ -74,28 +74,24 @@ fn tensor_ranks_compute_what_one_device_does() {
 #[test]
 fn expert_ranks_compute_what_one_device_does() {
     for flags in [
-        "--mesh ep=2",
-        "--mesh ep=4",
+        "--mesh ep=2 --optimizer momentum",
         "--mesh ep.a=2,ep.b=2",
-        "--mesh dp=2,ep=2 --clip 0.01",
-        "--mesh ep=2,dp=2 --global-batch 16 --optimizer momentum",
+        "--mesh ep=2,dp=2 --global-batch 16 --clip 0.01",
         "--mesh ep=2,tp=2 --sequence-parallel",
         "--mesh pp=2,ep=2 --global-batch 16 --zero 1",
-        "--mesh dp=2,ep=2,tp=2 --zero 2 --recompute full",
+        "--mesh dp=2,ep=2 --zero 2 --recompute full",
     ] {
         check_passes(&format!("mixtral.dynamo --microbatch 2 {flags} --tolerance 1e-10"));
     }
     check_passes("mixtral.dynamo-dyn --bind seq=24 --microbatch 3 --mesh ep=2 --tolerance 1e-10");
-    check_passes("mixtral.dynamo --microbatch 2 --mesh dp=2,ep=2 --zero 3 --mode cpu");
+    check_passes("mixtral.dynamo --mesh ep=4 --mode cpu");
 }
 
 #[test]
 fn expert_ranks_share_the_states_of_the_rest_of_the_model() {
-    for mesh in ["ep=2", "dp=2,ep=2"] {
-        for flags in ["--zero 1", "--zero 2 --bf16", "--zero 3", "--zero 3 --fp16 --clip 0.1"] {
-            let flags = format!("--mesh {mesh} {flags} --global-batch 8 --microbatch 1");
-            check_passes(&format!("mixtral.dynamo {flags} --tolerance 1e-10"));
-        }
+    for flags in ["ep=2 --zero 1", "dp=2,ep=2 --zero 2 --bf16", "dp=2,ep=2 --zero 3 --fp16 --clip 0.1"] {
+        let flags = format!("--mesh {flags} --global-batch 8 --microbatch 1");
+        check_passes(&format!("mixtral.dynamo {flags} --tolerance 1e-10"));
     }
 }
 

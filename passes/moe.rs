@@ -23,7 +23,8 @@ pub use find::{Block, Found, blocks};
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
-use ir::{Builder, Changed, Diagnostic, Level, Module, Op};
+use crate::reports::{ParameterReport, RowRole, StateView};
+use ir::{Builder, Changed, Diagnostic, Level, Module, Op, Role, State, View};
 use std::collections::BTreeSet;
 
 /// The pass.
@@ -207,10 +208,30 @@ impl Transform for Moe {
         balance::add_outputs(&mut b, &parts)?;
         b.finish();
         remove_dead(module, Self::NAME);
-        // What became experts is no tensor of the file any more.
-        let names: BTreeSet<&str> = module.states.values().map(|state| state.name.as_str()).collect();
-        cx.parameters.retain(|report| report.states.iter().all(|part| names.contains(part.state.as_str())));
+        report(module, cx);
         Ok(Changed::Yes)
+    }
+}
+
+/// Parameters of dense blocks are no tensors of the file any more. Those of routers and experts take their place, under their own names.
+fn report(module: &Module, cx: &mut PassContext) {
+    let names: BTreeSet<&str> = module.states.values().map(|state| state.name.as_str()).collect();
+    cx.parameters.retain(|report| report.states.iter().all(|part| names.contains(part.state.as_str())));
+    let told: BTreeSet<String> =
+        cx.parameters.iter().flat_map(|report| &report.states).map(|part| part.state.clone()).collect();
+    let is_new = |state: &&State| state.role == Role::Parameter && !told.contains(&state.name);
+    for state in module.states.values().filter(is_new) {
+        cx.parameters.push(ParameterReport {
+            data: state.name.clone(),
+            ty: state.ty.clone(),
+            aliases: vec![],
+            role: RowRole::Parameter,
+            frozen: false,
+            reason: "--moe made it".into(),
+            claim: None,
+            states: vec![StateView { state: state.name.clone(), view: View::new() }],
+            tied: None,
+        });
     }
 }
 

@@ -1,6 +1,6 @@
 //! Spmd: one program for all devices. Shardings of all values from a few seeds, and collectives where they meet.
 //!
-//! In this order: the mesh; seeds from what the user asked for, from the batch, from the graph (`strategy`), each
+//! In this order: the mesh; seeds from what the user asked for, from the batch, from experts (`experts`), from the graph (`strategy`), each
 //! passed on by factors (`propagation`); operators that only a rule of their own can split are taken apart; ZeRO
 //! (`zero`); then nodes are made to agree (`partition`). Afterwards level placed holds.
 //!
@@ -9,6 +9,7 @@
 
 mod asked;
 mod choose;
+mod experts;
 mod mesh;
 mod options;
 mod pad;
@@ -89,7 +90,11 @@ impl Spmd {
         let rules = Rules::new(module, mesh);
         let mut layouts = Layouts::default();
         let fixed = asked::seed(&rules, &mut layouts, &self.shard, cx)?;
+        // Experts are seeded before the batch is split over their axes: where both want an axis, it is the experts'.
+        let experts = mesh::of_role(mesh, AxisRole::Expert);
         strategy::data(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Data));
+        experts::seed(&rules, &mut layouts, &experts)?;
+        strategy::data(&rules, &mut layouts, &experts);
         strategy::asked(&rules, &mut layouts, &fixed);
         let tensor = mesh::of_role(mesh, AxisRole::Tensor);
         strategy::tensor(&rules, &mut layouts, &tensor);

@@ -9,6 +9,7 @@ use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::arguments::pattern::matches as fits;
 use passes::evaluation::Evaluation;
+use passes::moe::Moe;
 use passes::recompute::Recompute;
 use passes::reports::{
     LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport, StageReport,
@@ -33,6 +34,8 @@ pub struct Source {
 pub struct Forward {
     /// The program.
     pub module: Module,
+    /// The model with mixtures of experts, before it has a loss.
+    mixture: Option<Module>,
     cx: PassContext,
     timings: Vec<Timing>,
     pipeline: Pipeline,
@@ -47,6 +50,9 @@ pub struct Compilation {
     pub evaluation: Module,
     /// The forward program with its loss, as it is before anything is split: what says how the model is fed.
     pub forward: Module,
+    /// The model with mixtures of experts, before it has a loss: what is exported in place of the file's graph. `None` if the file's graph
+    /// stands.
+    pub mixture: Option<Module>,
     /// The role of each float tensor of the file.
     pub parameters: Vec<ParameterReport>,
     /// The file's names and records of its tensors; later passes read them too.
@@ -141,9 +147,14 @@ impl Source {
         let mut cx = self.context();
         let mut module = self.imported.module.clone();
         let pipeline = plan.forward();
-        let timings =
-            run(manager, &pipeline, &mut module, &mut cx, |i, name, module| after(i + 1, name, module))?;
-        Ok(Forward { module, cx, timings, pipeline })
+        let mut mixture = None;
+        let timings = run(manager, &pipeline, &mut module, &mut cx, |i, name, module| {
+            if name == Moe::NAME {
+                mixture = Some(module.clone());
+            }
+            after(i + 1, name, module);
+        })?;
+        Ok(Forward { module, mixture, cx, timings, pipeline })
     }
 
     /// Runs a pipeline from the import on, and gives the program it leaves.
@@ -173,7 +184,7 @@ impl Forward {
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {
         plan.check_update()?;
-        let Self { module: forward, cx, mut timings, pipeline } = self;
+        let Self { module: forward, mixture, cx, mut timings, pipeline } = self;
         let done = pipeline.passes.len();
         let attempt = |plan: CompilationPlan, stages| {
             let mut made = Attempt { plan, stages, module: forward.clone(), cx: cx.clone(), timings: vec![] };
@@ -192,6 +203,7 @@ impl Forward {
             evaluation,
             training: module,
             forward,
+            mixture,
             tensors: TensorFacts { aliases: cx.aliases, vectors: cx.vectors },
             parameters: cx.parameters,
             near_misses: cx.near_misses,

@@ -7,6 +7,7 @@
 //! the value they share. Each file is complete or not there.
 
 pub(crate) mod put_back;
+mod mixture;
 mod weights;
 
 use crate::compilation::{Compilation, Source};
@@ -121,6 +122,9 @@ pub fn export(
 ) -> Result<Exported, Vec<Diagnostic>> {
     let model = &source.model;
     let tensors = tensors(model, compilation, states, &mut Spill::new(folder))?;
+    if let Some(mixture) = &compilation.mixture {
+        return mixture::export(source, compilation, mixture, &tensors, folder);
+    }
     let [onnx, training, weights] =
         ["model.onnx", "model-training.onnx", "model.safetensors"].map(|name| folder.join(name));
     let in_file = by_name(model);
@@ -149,6 +153,9 @@ const RESERVED: &str = "__metadata__";
 /// there.
 pub fn check(source: &Source, compilation: &Compilation) -> Result<(), Vec<Diagnostic>> {
     let model = &source.model;
+    if let Some(mixture) = &compilation.mixture {
+        return mixture::check(source, compilation, mixture);
+    }
     let in_file = by_name(model);
     let is_inner = |report: &ParameterReport| {
         let tensor = in_file.get(report.data.as_str());

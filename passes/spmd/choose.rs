@@ -14,13 +14,15 @@ struct Tensor {
 }
 
 /// The axes of each factor of a node. Where all operands that have a factor agree, that is how it is split; else the
-/// way that moves the fewest bytes, the finer one of equals. `taken` has the axes over which operands stay partial.
+/// way that moves the fewest bytes, the finer one of equals. `pinned` has a factor whose axes are fixed, and `taken` the axes over
+/// which operands stay partial.
 pub(super) fn choose(
     r: &Resharder,
     layouts: &Layouts,
     node: &Node,
     operands: &[ValueId],
     factors: &Factors,
+    pinned: Option<(FactorId, FactorAxes)>,
     taken: &BTreeSet<AxisId>,
 ) -> BTreeMap<FactorId, FactorAxes> {
     let now = operands.iter().zip(&factors.operands).map(|(&value, dims)| {
@@ -42,10 +44,12 @@ pub(super) fn choose(
             reserved.entry(axis).or_insert(factor);
         }
     }
-    let mut splits = BTreeMap::new();
+    let mut splits: BTreeMap<FactorId, FactorAxes> = pinned.into_iter().collect();
+    used.extend(splits.values().flatten().copied());
     let mut order: Vec<(bool, u64, FactorId)> = Vec::new();
     for factor in 0..factors.factors.len() as FactorId {
-        if matches!(factors.factors[factor as usize].kind, FactorKind::Free | FactorKind::Reduced(_)) {
+        let kind = factors.factors[factor as usize].kind;
+        if matches!(kind, FactorKind::Free | FactorKind::Reduced(_)) && !splits.contains_key(&factor) {
             let split = |t: &&Tensor| t.splits.get(&factor).is_some_and(|axes| !axes.is_empty());
             let weight: u64 = tensors.iter().filter(split).map(|t| t.bytes).sum();
             order.push((agreed(&tensors, factor).is_none(), u64::MAX - weight, factor));
@@ -116,10 +120,11 @@ fn agreed(tensors: &[Tensor], factor: FactorId) -> Option<FactorAxes> {
     (!first.is_empty() && said.all(|axes| axes == first)).then(|| first.clone())
 }
 
-/// The way to split a factor that moves the fewest bytes, of those that its tensors have, and of not at all.
+/// The way to split a factor that moves the fewest bytes, of those that its tensors have, with the leading axes of each alone.
 fn cheapest(tensors: &[Tensor], factor: FactorId, free: impl Fn(&FactorAxes) -> bool) -> FactorAxes {
+    let said = tensors.iter().filter_map(|tensor| tensor.splits.get(&factor));
     let mut ways: Vec<FactorAxes> =
-        tensors.iter().filter_map(|tensor| tensor.splits.get(&factor).cloned()).collect();
+        said.flat_map(|axes| (0..=axes.len()).map(|count| axes[..count].into())).collect();
     ways.push(FactorAxes::new());
     ways.sort_by_key(|axes| (std::cmp::Reverse(axes.len()), axes.clone()));
     ways.dedup();

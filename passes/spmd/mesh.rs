@@ -26,8 +26,10 @@ pub(super) fn build(axes: &[AxisSize], module: &Module, cx: &mut PassContext) ->
         if *size == 0 || mesh.find(name).is_some() {
             return Err(Diagnostic::new(format!("axis `{name}` of the mesh stands twice or has no device")));
         }
-        if !matches!(role, AxisRole::Data | AxisRole::Tensor) {
-            return Err(Diagnostic::new(format!("axis `{name}` is not supported yet")).note("use dp and tp"));
+        if !matches!(role, AxisRole::Data | AxisRole::Tensor | AxisRole::Expert) {
+            return Err(
+                Diagnostic::new(format!("axis `{name}` is not supported yet")).note("use dp, tp and ep")
+            );
         }
         let axis = |name: String, size| Axis { name, role, size };
         match if role == AxisRole::Tensor { shared_heads(module, name, *size)? } else { *size } {
@@ -80,9 +82,10 @@ pub(super) fn of_role(mesh: &Mesh, role: AxisRole) -> Vec<AxisId> {
     mesh.axes.iter().filter(|(_, axis)| axis.role == role).map(|(id, _)| id).collect()
 }
 
-/// The data axes over which ZeRO shards: `dp.inner` if there is one, else all.
+/// The axes over which ZeRO shards, those of the batch: of the data axes `dp.inner` if there is one, else all; and the expert axes.
 pub(super) fn zero_axes(mesh: &Mesh) -> Vec<AxisId> {
     let data = of_role(mesh, AxisRole::Data);
     let inner = data.iter().copied().find(|&axis| mesh.axes[axis].name.ends_with(".inner"));
-    inner.map_or(data, |axis| vec![axis])
+    let data = inner.map_or(data, |axis| vec![axis]);
+    data.into_iter().chain(of_role(mesh, AxisRole::Expert)).collect()
 }

@@ -202,7 +202,8 @@ impl Partition<'_, '_, '_> {
         let operands: Vec<ValueId> = node.operands.iter().map(read).collect();
         let factors = node.op.factors(&self.r.b.module().signature(&node));
         let kept = self.kept(id, &node, &operands, &factors);
-        let splits = choose(&self.r, self.layouts, &node, &operands, &factors, &kept);
+        let pinned = self.layouts.pinned(id);
+        let splits = choose(&self.r, self.layouts, &node, &operands, &factors, pinned, &kept);
         let split = |factor: FactorId| splits.get(&factor).cloned().unwrap_or_default();
         for (i, &operand) in operands.iter().enumerate() {
             let dims =

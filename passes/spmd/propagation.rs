@@ -8,7 +8,7 @@ use cranelift_entity::SecondaryMap;
 use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
 use ir::{AxisId, Definition, Factors, Mesh, Module, NodeId, Operator, Phase, Sharding, Type, ValueId};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// For each dim of a value the axes that split it, major first; empty when no dim is split.
 pub(super) type Layout = SmallVec<[FactorAxes; 4]>;
@@ -29,6 +29,8 @@ pub(super) struct Layouts {
     /// Values whose layout is not to be extended.
     closed: SecondaryMap<ValueId, bool>,
     causes: BTreeMap<(ValueId, AxisId), Cause>,
+    /// Factors of nodes that keep their axes, whatever the node's tensors say.
+    pinned: BTreeMap<NodeId, (FactorId, FactorAxes)>,
 }
 
 impl Layouts {
@@ -69,6 +71,16 @@ impl Layouts {
     /// Whether propagation adds nothing to a value.
     pub(super) fn is_closed(&self, value: ValueId) -> bool {
         self.closed[value]
+    }
+
+    /// Fixes over which axes a factor of a node is split.
+    pub(super) fn pin(&mut self, node: NodeId, factor: FactorId, axes: FactorAxes) {
+        self.pinned.insert(node, (factor, axes));
+    }
+
+    /// The factor of a node whose axes are fixed, with the axes.
+    pub(super) fn pinned(&self, node: NodeId) -> Option<(FactorId, FactorAxes)> {
+        self.pinned.get(&node).cloned()
     }
 
     /// Why a value is split over an axis: the first cause, and the nodes on the way from it, nearest first.
@@ -113,13 +125,17 @@ impl<'m> Rules<'m> {
         &self.uses[value]
     }
 
+    /// The node that makes a value; `None` for an input or a state.
+    pub(super) fn maker(&self, value: ValueId) -> Option<NodeId> {
+        match self.module.value(value).definition {
+            Definition::Node(node, _) => Some(node),
+            Definition::Input(_) | Definition::State(_) => None,
+        }
+    }
+
     /// The nodes that read or make a value.
     fn around(&self, value: ValueId) -> impl Iterator<Item = NodeId> + '_ {
-        let maker = match self.module.value(value).definition {
-            Definition::Node(node, _) => Some(node),
-            _ => None,
-        };
-        maker.into_iter().chain(self.uses[value].iter().copied())
+        self.maker(value).into_iter().chain(self.uses[value].iter().copied())
     }
 
     /// Every operand and result of a node with the factors of its dims.
@@ -138,11 +154,16 @@ pub(super) struct Scope<'a> {
     pub(super) phases: &'a [Phase],
     /// Whether states take them over.
     pub(super) states: bool,
+    /// The nodes of these phases that pass them on, or all if `None`.
+    pub(super) nodes: Option<&'a BTreeSet<NodeId>>,
 }
 
 /// Passes axes on until nothing changes. `from`: the values that were seeded, or all if `None`.
 pub(super) fn propagate(rules: &Rules, layouts: &mut Layouts, scope: &Scope, from: Option<&[ValueId]>) {
-    let within = |node: &NodeId| scope.phases.contains(&rules.module.node(*node).phase);
+    let within = |node: &NodeId| {
+        let listed = scope.nodes.is_none_or(|nodes| nodes.contains(node));
+        listed && scope.phases.contains(&rules.module.node(*node).phase)
+    };
     let mut queue: VecDeque<NodeId> = match from {
         None => rules.module.order().iter().copied().filter(within).collect(),
         Some(values) => values.iter().flat_map(|&value| rules.around(value)).filter(within).collect(),
@@ -219,9 +240,12 @@ fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<AgreedAxes> {
             }
         }
     }
+    // A pinned factor goes on nowhere: its axes may split another factor of the node's tensors, and would keep it from going on.
+    let pinned = layouts.pinned(id).map(|(factor, _)| factor);
     known.retain(|factor, _| {
         let kind = factors.factors[*factor as usize].kind;
-        !disputed.contains(factor) && matches!(kind, FactorKind::Free | FactorKind::Reduced(_))
+        let decided = disputed.contains(factor) || pinned == Some(*factor);
+        !decided && matches!(kind, FactorKind::Free | FactorKind::Reduced(_))
     });
     // An axis that would split two factors of the node splits neither.
     let all: Vec<AxisId> = known.values().flat_map(|(axes, _)| axes.iter().copied()).collect();

@@ -170,6 +170,13 @@ impl<'b, 'm> Resharder<'b, 'm> {
         let collective = change.ok().and_then(|change| Collective::of(&change)).ok_or_else(|| {
             Diagnostic::new(format!("no collective changes {:?} into {to:?}: a bug of spmd", from.sharding))
         })?;
+        // Its result is as large as its operand, so backward keeps the one in place of the other.
+        if collective == Collective::AllToAll
+            && let Some(&made) = self.made.get(&(value, to.clone(), Phase::Forward))
+            && key.2.is_gradient()
+        {
+            return Ok(made);
+        }
         let origin = self.b.module().producer(value).map(|node| node.origin.clone());
         self.b.at(at);
         if let Some(origin) = origin {

@@ -1,4 +1,4 @@
-//! Where the seeds come from: the batch over the data axes, weights over the tensor axes.
+//! Where the seeds come from: the batch over the data axes and the expert axes, weights over the tensor axes.
 //!
 //! Tensor parallelism is read off the graph, as Megatron-LM (arXiv 1909.08053) cuts it by hand. In program order, each
 //! contraction with a weight is split along the weight's own dim ("column") if what it makes keeps the split up to
@@ -7,38 +7,52 @@
 
 use super::propagation::{Cause, Layouts, Rules, Scope, propagate};
 use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
-use ir::{AxisId, Definition, Module, Movement, NodeId, Op, OperandRole, Phase, ValueId};
+use ir::{AxisId, AxisRole, Definition, Module, Movement, NodeId, Op, OperandRole, Phase, ValueId};
 use std::collections::BTreeSet;
 
-const EVERYWHERE: [Phase; 5] =
+/// All phases.
+pub(super) const EVERYWHERE: [Phase; 5] =
     [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Weight, Phase::Update];
 
-/// Seeds the batch over the data axes and passes it on.
+/// Seeds the batch over these data axes or expert axes, behind the axes that split it already, and passes it on.
 pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
+    if axes.is_empty() {
+        return;
+    }
     let module = rules.module;
     let batched: Vec<_> = module.inputs.iter().filter(|input| input.batched).collect();
     for input in &batched {
         for &axis in axes {
-            let cause = Cause::Seed(format!("the samples of `{}` are split over the data axes", input.name));
+            let kind = match rules.mesh.axes[axis].role {
+                AxisRole::Expert => "expert",
+                AxisRole::Data | AxisRole::Tensor | AxisRole::Pipeline | AxisRole::Context => "data",
+            };
+            let cause =
+                Cause::Seed(format!("the samples of `{}` are split over the {kind} axes", input.name));
             layouts.split(input.value, module.ty(input.value).ndim(), 0, axis, cause);
         }
     }
     let seeds: Vec<ValueId> = batched.iter().map(|input| input.value).collect();
-    propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE, states: true }, Some(&seeds));
+    propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE, states: true, nodes: None }, Some(&seeds));
 }
 
 /// Passes on what the user asked for.
 pub(super) fn asked(rules: &Rules, layouts: &mut Layouts, values: &[ValueId]) {
     let axes: Vec<AxisId> = rules.mesh.axes.keys().collect();
-    propagate(rules, layouts, &Scope { axes: &axes, phases: &EVERYWHERE, states: true }, Some(values));
+    propagate(
+        rules,
+        layouts,
+        &Scope { axes: &axes, phases: &EVERYWHERE, states: true, nodes: None },
+        Some(values),
+    );
 }
 
 /// Seeds weights over the tensor axes, one after the other, and passes each on before the next is looked at.
 pub(super) fn tensor(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
-    let scope = Scope { axes, phases: &EVERYWHERE, states: true };
+    let scope = Scope { axes, phases: &EVERYWHERE, states: true, nodes: None };
     for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
         let seed = match node.op {
-            Op::Contract(_) => column(rules, layouts, axes, id),
+            Op::Contract(_) | Op::Experts(_) => column(rules, layouts, axes, id),
             Op::Gather(_) => vocabulary(rules, layouts, axes, id),
             _ => None,
         };
@@ -68,7 +82,7 @@ pub(super) fn sequence(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
         }
     }
     let phases = [Phase::Forward, Phase::Backward, Phase::Weight];
-    propagate(rules, layouts, &Scope { axes, phases: &phases, states: false }, Some(&seeds));
+    propagate(rules, layouts, &Scope { axes, phases: &phases, states: false, nodes: None }, Some(&seeds));
 }
 
 /// Whether a node sums over a dim of a weight that is split over these axes, so that its results are partial.
@@ -101,14 +115,14 @@ struct Seed {
 }
 
 /// The state behind a value that is one but for its layout and element type.
-fn stored(module: &Module, value: ValueId) -> Option<ir::StateId> {
+pub(super) fn stored(module: &Module, value: ValueId) -> Option<ir::StateId> {
     match module.value(module.viewed(value, Movement::is_part_of_state)).definition {
         Definition::State(state) => Some(state),
         Definition::Node(..) | Definition::Input(_) => None,
     }
 }
 
-/// A contraction of something computed with a weight, neither of them split: the weight's own dim, if the split lasts.
+/// A contraction of something computed with a weight, or with a weight's matrices of experts, neither of them split over these axes: the weight's own dim, if the split lasts.
 fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Option<Seed> {
     let (module, factors) = (rules.module, rules.of(id));
     let node = module.node(id);

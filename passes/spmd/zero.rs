@@ -1,12 +1,13 @@
 //! Where states lie between steps, and where gradients are reduced: ZeRO (Rajbhandari et al., arXiv 1910.02054).
 //!
-//! | stage | sharded over the data axes | gradients |
+//! | stage | sharded over the axes of the batch | gradients |
 //! | --- | --- | --- |
 //! | 0 | nothing | all_reduce, once a step |
 //! | 1 | the optimizer's states | reduce_scatter, once a step |
 //! | 2 | and the sums of gradients | reduce_scatter, every microbatch |
 //! | 3 | and the parameters, gathered where they are used | the same |
 //!
+//! States of experts are split over the expert axes already, and ZeRO shards them over the other axes of the batch.
 //! A parameter that the model reads only through casts (a master weight) is the optimizer's, from stage 1 on.
 
 use super::mesh;
@@ -25,7 +26,7 @@ pub(super) struct Demands {
     pub(super) gathers_at_use: bool,
 }
 
-/// Shards states and sums of gradients over the data axes, as the stage says.
+/// Shards states and sums of gradients over the axes of the batch, as the stage says.
 pub(super) fn plan(rules: &Rules, layouts: &mut Layouts, stage: u8) -> Demands {
     let module = rules.module;
     let axes = mesh::zero_axes(rules.mesh);
@@ -50,14 +51,16 @@ fn shard(rules: &Rules, layouts: &mut Layouts, stage: u8, axes: &[AxisId], deman
     for state in parameters {
         let sharded = stage >= 3 || is_master(rules, state);
         let sums = gradients(rules, state);
-        let place =
-            (!layouts.is_closed(state.input)).then(|| dim(rules, layouts, state, &sums, axes)).flatten();
+        let axes: Vec<AxisId> =
+            axes.iter().copied().filter(|&axis| !layouts.uses(state.input, axis)).collect();
+        let open = !axes.is_empty() && !layouts.is_closed(state.input);
+        let place = open.then(|| dim(rules, layouts, state, &sums, &axes)).flatten();
         let Some(dim) = place else {
             layouts.close(state.input);
             continue;
         };
         let split = |layouts: &mut Layouts, value: ValueId, what: &str| {
-            for &axis in axes {
+            for &axis in &axes {
                 let cause = Cause::Seed(format!("ZeRO stage {stage}: {what}"));
                 layouts.split(value, state.ty.ndim(), dim, axis, cause);
             }
@@ -79,7 +82,12 @@ fn shard(rules: &Rules, layouts: &mut Layouts, stage: u8, axes: &[AxisId], deman
     // What is summed is made by the microbatches, whose axis is the batch's.
     let sums = module.nodes().filter(|(_, node)| matches!(node.op, Op::Accumulate(_)));
     sums.for_each(|(_, node)| layouts.close(node.operands[0]));
-    propagate(rules, layouts, &Scope { axes, phases: &[Phase::Update], states: true }, Some(&seeds));
+    propagate(
+        rules,
+        layouts,
+        &Scope { axes, phases: &[Phase::Update], states: true, nodes: None },
+        Some(&seeds),
+    );
 }
 
 /// Whether the model reads a state only through casts that are made once a step.

@@ -21,8 +21,8 @@ use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text, who
 #[command(next_help_heading = "Parallel")]
 #[serde(rename_all = "kebab-case")]
 pub struct Parallel {
-    /// Mesh of devices, as axes with their sizes, outermost first: pp splits the layers into stages; dp splits the batch; tp splits hidden dims, heads and the
-    /// vocabulary; a suffix distinguishes axes of one kind (dp.outer=2,dp.inner=4) [default: one device]
+    /// Mesh of devices, as axes with their sizes, outermost first: pp splits the layers into stages; dp splits the batch; ep splits the batch, and the
+    /// experts of a model with experts; tp splits hidden dims, heads and the vocabulary; a suffix distinguishes axes of one kind (dp.outer=2,dp.inner=4) [default: one device]
     #[arg(long, value_name = "AXIS=SIZE,…")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<MeshAxes>,
@@ -215,12 +215,11 @@ impl Parallel {
         (ranks > 1).then(|| Stage { cuts: self.cut.clone(), ..Stage::new(ranks, schedule) })
     }
 
-    /// How many devices share the batch.
+    /// How many devices share the batch: those along data axes and expert axes.
     pub fn data_ranks(&self) -> u64 {
-        self.named()
-            .filter(|(name, _)| Mesh::role(name) == Some(AxisRole::Data))
-            .map(|(_, size)| size)
-            .product()
+        let splits_the_batch =
+            |(name, _): &&(String, u64)| matches!(Mesh::role(name), Some(AxisRole::Data | AxisRole::Expert));
+        self.named().filter(splits_the_batch).map(|(_, size)| size).product()
     }
 
     /// How many devices there are.
@@ -297,7 +296,7 @@ impl Parallel {
     /// Every rule between these flags that they break.
     pub fn check(&self) -> Vec<Diagnostic> {
         let mut problems: Vec<Diagnostic> = self.named().filter_map(not_yet).collect();
-        if self.zero > 0 && !self.has(AxisRole::Data) {
+        if self.zero > 0 && !self.has(AxisRole::Data) && !self.has(AxisRole::Expert) {
             problems.push(
                 Diagnostic::new(format!(
                     "--zero {} shards states over data ranks, and {} no data axis",
@@ -373,12 +372,11 @@ impl Parallel {
 /// Axes that are known and cannot be used yet.
 fn not_yet((name, size): &(String, u64)) -> Option<Diagnostic> {
     let what = match Mesh::role(name)? {
-        AxisRole::Data | AxisRole::Tensor | AxisRole::Pipeline => return None,
-        AxisRole::Expert => "expert parallelism",
+        AxisRole::Data | AxisRole::Tensor | AxisRole::Pipeline | AxisRole::Expert => return None,
         AxisRole::Context => "context parallelism",
     };
     (*size > 1).then(|| {
         Diagnostic::new(format!("--mesh {name}={size}: {what} is not supported yet"))
-            .note(format!("only dp, tp and pp can have more than one device; {name}=1 is accepted"))
+            .note(format!("only dp, tp, pp and ep can have more than one device; {name}=1 is accepted"))
     })
 }

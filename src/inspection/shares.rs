@@ -29,6 +29,9 @@ pub struct Share {
     pub device: u64,
     /// What tensor axes save of it.
     pub saved_by_tensor: u64,
+    /// What expert axes save of the rest: of activations the batch that is split, of all else the experts, and what ZeRO shards
+    /// over these axes.
+    pub saved_by_expert: u64,
     /// What data axes save of the rest: of activations the batch that is split, of all else ZeRO.
     pub saved_by_data: u64,
 }
@@ -87,19 +90,23 @@ impl Shares {
 impl Share {
     fn add(&mut self, module: &Module, ty: &Type) {
         let whole = local_bytes(&Type { sharding: Sharding::default(), ..ty.clone() }, &module.mesh);
-        let over_tensor = local_bytes(&split_by(ty, &module.mesh, AxisRole::Tensor), &module.mesh);
+        let over = |roles: &[AxisRole]| local_bytes(&split_by(ty, &module.mesh, roles), &module.mesh);
+        let over_tensor = over(&[AxisRole::Tensor]);
+        let over_experts = over(&[AxisRole::Tensor, AxisRole::Expert]);
         let device = local_bytes(ty, &module.mesh);
         self.one_device += whole;
         self.device += device;
         self.saved_by_tensor += whole - over_tensor;
-        self.saved_by_data += over_tensor - device;
+        self.saved_by_expert += over_tensor - over_experts;
+        self.saved_by_data += over_experts - device;
     }
 }
 
-/// The type with the axes of one role alone.
-fn split_by(ty: &Type, mesh: &Mesh, role: AxisRole) -> Type {
+/// The type with the axes of some roles alone.
+fn split_by(ty: &Type, mesh: &Mesh, roles: &[AxisRole]) -> Type {
     let mut ty = ty.clone();
-    ty.sharding.dims.iter_mut().for_each(|axes| axes.retain(|axis| mesh.axes[*axis].role == role));
+    let dims = ty.sharding.dims.iter_mut();
+    dims.for_each(|axes| axes.retain(|axis| roles.contains(&mesh.axes[*axis].role)));
     ty
 }
 
@@ -135,9 +142,9 @@ impl fmt::Display for Shares {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\neach device holds")?;
         for (name, share) in self.named() {
-            let Share { one_device, device, saved_by_tensor, saved_by_data } = share;
+            let Share { one_device, device, saved_by_tensor, saved_by_expert, saved_by_data } = share;
             let by_data = if name == "activations" { "dp" } else { "ZeRO" };
-            let saved = [("tp", saved_by_tensor), (by_data, saved_by_data)];
+            let saved = [("tp", saved_by_tensor), ("ep", saved_by_expert), (by_data, saved_by_data)];
             let saved = saved.iter().filter(|(_, saved)| *saved > 0);
             let saved = saved.map(|(by, saved)| format!("{by} saves {}", bytes(*saved))).collect::<Vec<_>>();
             let saved = if saved.is_empty() { String::new() } else { format!(": {}", saved.join(", ")) };

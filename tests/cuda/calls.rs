@@ -12,6 +12,9 @@ use testing::models::{self, Fixture};
 const MESHES: [&str; 5] =
     ["mesh=dp:2", "mesh=tp:2", "mesh=dp:2, zero=1", "mesh=dp:2, zero=2", "mesh=dp:2, zero=3"];
 
+/// The meshes of a model with experts.
+const MESHES_OF_EXPERTS: [&str; 2] = ["mesh=ep:2", "mesh=ep:2, zero=3"];
+
 /// The calls of a rank that compiles by itself.
 fn calls(fixture: &Fixture, spmd: &str) -> Sequence {
     let lowered = runtime::cuda::lower::lower(program(fixture, spmd));
@@ -20,8 +23,8 @@ fn calls(fixture: &Fixture, spmd: &str) -> Sequence {
 }
 
 /// Two ranks make the same calls, and a pair that is swapped on one of them is refused.
-fn check_calls(fixture: &Fixture) {
-    for spmd in MESHES {
+fn check_calls(fixture: &Fixture, meshes: &[&str]) {
+    for spmd in meshes {
         let ranks = [calls(fixture, spmd), calls(fixture, spmd)];
         assert!(ranks[0].0.len() > 2, "{}, {spmd}: {:?}", fixture.file, ranks[0]);
         check(&ranks).unwrap_or_else(|error| panic!("{}, {spmd}: {error}", fixture.file));
@@ -37,24 +40,25 @@ fn check_calls(fixture: &Fixture) {
 
 #[test]
 fn ranks_of_gpt2_make_equal_calls_and_a_swapped_pair_is_refused() {
-    check_calls(&models::GPT2_DYNAMO);
+    check_calls(&models::GPT2_DYNAMO, &MESHES);
 }
 
 #[test]
 #[ignore = "longer"]
 fn ranks_of_llama_make_equal_calls_and_a_swapped_pair_is_refused() {
-    check_calls(&models::LLAMA_DYNAMO);
+    check_calls(&models::LLAMA_DYNAMO, &MESHES);
 }
 
 #[test]
 #[ignore = "longer"]
 fn ranks_of_mixtral_make_equal_calls_and_a_swapped_pair_is_refused() {
-    check_calls(&models::MIXTRAL_DYNAMO);
+    check_calls(&models::MIXTRAL_DYNAMO, &MESHES);
+    check_calls(&models::MIXTRAL_DYNAMO, &MESHES_OF_EXPERTS);
 }
 
 /// Two ranks with a device, a program and notes of their own share nothing but their communicators.
-fn check_runs(fixture: &Fixture) {
-    for spmd in ["mesh=dp:2, zero=3", "mesh=tp:2"] {
+fn check_runs(fixture: &Fixture, meshes: &[&str]) {
+    for spmd in meshes {
         let local = Local::new(2);
         let notes: Vec<Vec<String>> = thread::scope(|scope| {
             let one = |at_work: runtime::comm::local::AtWork| {
@@ -78,11 +82,11 @@ fn check_runs(fixture: &Fixture) {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn ranks_of_gpt2_make_their_calls_in_the_same_order_when_they_run() {
-    check_runs(&models::GPT2_DYNAMO);
+    check_runs(&models::GPT2_DYNAMO, &["mesh=dp:2, zero=3", "mesh=tp:2"]);
 }
 
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn ranks_of_mixtral_make_their_calls_in_the_same_order_when_they_run() {
-    check_runs(&models::MIXTRAL_DYNAMO);
+    check_runs(&models::MIXTRAL_DYNAMO, &["mesh=dp:2, zero=3", "mesh=tp:2", "mesh=ep:2"]);
 }

@@ -68,4 +68,5 @@ fn llama_trains_on_four_gpus_that_share_the_optimizers_states_as_in_pytorch() {
 #[ignore = "needs a C++ compiler"]
 fn mixtral_trains_on_two_gpus_as_in_pytorch() {
     check(&models::MIXTRAL_DYNAMO, "tp:2", "");
+    check(&models::MIXTRAL_DYNAMO, "ep:2", "");
 }

@@ -221,6 +221,11 @@ fn mixtral_trains_on_local_ranks_as_in_pytorch() {
 }
 
 #[test]
+fn mixtral_trains_on_ranks_of_its_experts_as_in_pytorch() {
+    check_on_meshes(&models::MIXTRAL_DYNAMO, &["ep:2", "ep:2*tp:2"]);
+}
+
+#[test]
 fn t5_trains_on_local_ranks_as_in_pytorch() {
     check_on_ranks(&models::T5_DYNAMIC);
 }
@@ -259,7 +264,11 @@ fn check_in_stages(fixture: &Fixture) {
 
 /// Losses are PyTorch's on every mesh, as near as those of one device.
 fn check_on_ranks(fixture: &Fixture) {
-    for mesh in ["dp:2", "tp:2", "dp:2*tp:2"] {
+    check_on_meshes(fixture, &["dp:2", "tp:2", "dp:2*tp:2"]);
+}
+
+fn check_on_meshes(fixture: &Fixture, meshes: &[&str]) {
+    for mesh in meshes {
         for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cpu) {
             let spmd = split(&format!("mesh={mesh}"));
             let subject = fixture

@@ -3,6 +3,7 @@
 
 mod batch_norm;
 mod dropout;
+mod expert_faults;
 mod mesh;
 mod mesh_faults;
 mod random;

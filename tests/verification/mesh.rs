@@ -72,6 +72,30 @@ fn tensor_ranks_compute_what_one_device_does() {
 }
 
 #[test]
+fn expert_ranks_compute_what_one_device_does() {
+    for flags in [
+        "--mesh ep=2 --optimizer momentum",
+        "--mesh ep.a=2,ep.b=2",
+        "--mesh ep=2,dp=2 --global-batch 16 --clip 0.01",
+        "--mesh ep=2,tp=2 --sequence-parallel",
+        "--mesh pp=2,ep=2 --global-batch 16 --zero 1",
+        "--mesh dp=2,ep=2 --zero 2 --recompute full",
+    ] {
+        check_passes(&format!("mixtral.dynamo --microbatch 2 {flags} --tolerance 1e-10"));
+    }
+    check_passes("mixtral.dynamo-dyn --bind seq=24 --microbatch 3 --mesh ep=2 --tolerance 1e-10");
+    check_passes("mixtral.dynamo --mesh ep=4 --mode cpu");
+}
+
+#[test]
+fn expert_ranks_share_the_states_of_the_rest_of_the_model() {
+    for flags in ["ep=2 --zero 1", "dp=2,ep=2 --zero 2 --bf16", "dp=2,ep=2 --zero 3 --fp16 --clip 0.1"] {
+        let flags = format!("--mesh {flags} --global-batch 8 --microbatch 1");
+        check_passes(&format!("mixtral.dynamo {flags} --tolerance 1e-10"));
+    }
+}
+
+#[test]
 fn both_together_compute_what_one_device_does_in_microbatches_and_clipped() {
     for model in MODELS {
         for flags in [
@@ -151,6 +175,21 @@ fn what_cannot_be_split_says_what_could_be() {
           = the nearest multiples: --global-batch 4 or 8
           = or --microbatch 1 or 3
     "#]],
+    );
+    check_error(
+        "mixtral.dynamo --mesh ep=3",
+        expect![[r#"
+            error: the 4 experts of `m.model.layers.0.mlp.experts.gate_up_proj` cannot be divided equally over ep=3
+              = the experts can be divided by ep=2, ep=4
+        "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh ep=2",
+        expect![[r#"
+            error: --mesh ep=2 divides the experts of a model, and this model has none
+              = to split the batch alone, use dp=2
+              = a model has experts where rows are multiplied by matrices of their own choice, as in Mixtral
+        "#]],
     );
     check_error(
         "gpt2.dynamo --mesh tp=2 --shard nothing*=tp",

@@ -51,15 +51,21 @@ pub(super) fn add_states(draft: &mut Draft) -> Result<(), Diagnostic> {
     let (module, reach) = (draft.module, draft.reach);
     for state in module.states.values().filter(|state| reach.has_value(state.input)) {
         let tensor = match state.initializer.data() {
-            Some(data) => {
+            // Experts have values of their own, though they began as a tensor of the file.
+            Some(data) if !is_own(draft, state) => {
                 let row = row(draft, data)?;
                 viewed(draft, row, &draft.module.data[data].ty, state)?
             }
-            None => own(draft, state)?,
+            _ => own(draft, state)?,
         };
         draft.define(state.input, Some(tensor));
     }
     Ok(())
+}
+
+/// Whether a state is written under its own name: its bytes are given under this name, or no view of a tensor of the file makes them.
+fn is_own(draft: &Draft, state: &State) -> bool {
+    draft.bytes.contains_key(&state.name) || matches!(state.initializer, Initializer::Noisy { .. })
 }
 
 /// A state that is of no file, as an initializer of its name.
@@ -168,6 +174,13 @@ fn viewed(
             ViewStep::Cast(to) => {
                 tensor = draft.cast(tensor, dtype, *to);
                 dtype = *to;
+            }
+            ViewStep::Repeat(count) => {
+                let mut repeats = vec![Dim::known(1); dims.len()];
+                repeats[0] = Dim::known(*count);
+                let repeats = draft.shape(&repeats)?;
+                tensor = draft.push("Tile", &[tensor, repeats], []);
+                dims[0] = Dim::known(dims[0].size().unwrap_or(0) * count);
             }
         }
     }

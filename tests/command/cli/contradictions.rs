@@ -112,7 +112,7 @@ fn parallel_flags_without_the_axes_they_need_are_refused() {
         "compile m.onnx --mesh dp=2,pp=2,cp=4,ep=1",
         expect![[r#"
             error: --mesh cp=4: context parallelism is not supported yet
-              = only dp, tp and pp can have more than one device; cp=1 is accepted
+              = only dp, tp, pp and ep can have more than one device; cp=1 is accepted
         "#]],
     );
 }

@@ -229,5 +229,11 @@ pub(crate) fn counts(module: &Module) -> Counts {
     let padded =
         module.states.values().filter(|state| matches!(state.view.last(), Some(ViewStep::Pad { .. })));
     *counts.entry("padded states").or_default() += padded.count();
+    let is_expert = |axis: &ir::AxisId| module.mesh.axes[*axis].role == ir::AxisRole::Expert;
+    let split = module
+        .states
+        .values()
+        .filter(|state| state.ty.ndim() == 3 && state.ty.sharding.axes(0).iter().any(is_expert));
+    *counts.entry("split experts").or_default() += split.count();
     counts
 }

@@ -9,6 +9,7 @@ use ir::ops::attention::Attention;
 use ir::ops::constant::Constant;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::experts::Experts;
 use ir::ops::indexing::Gather;
 use ir::ops::loss::CrossEntropy;
 use ir::ops::norm::LayerNorm;
@@ -36,6 +37,8 @@ pub(crate) struct Recipe {
     pub(crate) trained: bool,
     /// Samples are as many as so many devices can share.
     pub(crate) data_ranks: u64,
+    /// Whether a block of four experts comes first.
+    pub(crate) experts: bool,
 }
 
 /// A program with inputs for two microbatches.
@@ -155,6 +158,10 @@ struct Generator<'m, 's> {
 
 impl Generator<'_, '_> {
     fn build(&mut self) -> Result<(), TypeError> {
+        if self.recipe.experts {
+            self.b.origin("/experts");
+            self.experts()?;
+        }
         for i in 0..self.recipe.blocks {
             self.b.origin(format!("/block.{i}"));
             if self.choices.below(2) == 0 { self.vocabulary()? } else { self.layer()? }
@@ -331,6 +338,46 @@ impl Generator<'_, '_> {
         let x = self.b.add(x, inner)?;
         let x = self.b.one(Unary::Tanh, &[x])?;
         self.pool.push(x);
+        Ok(())
+    }
+
+    /// Two layers of four experts. Rows either have a dim of experts, with a capacity, or choose a matrix by an index.
+    fn experts(&mut self) -> Result<(), TypeError> {
+        let (batch, length) = (self.recipe.data_ranks * self.choices.of(&[1, 2]), self.choices.of(&[2, 3]));
+        let (experts, capacity, width, hidden) = (4, 2, 4, 6);
+        let number = self.b.module().inputs.len();
+        let x = [(), ()].map(|()| normal(&mut self.choices, &[batch, length, width]));
+        let x = self.input(&format!("x.{number}"), x, true);
+        let scale = self.weight(&[width]);
+        let x = self.b.mul(x, scale)?;
+        let (up, down) = (self.weight(&[experts, width, hidden]), self.weight(&[experts, hidden, width]));
+        let made = if self.choices.below(2) == 0 {
+            let mask = [(), ()].map(|()| normal(&mut self.choices, &[batch, length, experts, capacity]));
+            let mask = self.input(&format!("dispatch.{number}"), mask, true);
+            let rows = self.b.one(Contract::new("bsec,bsk->beck"), &[mask, x])?;
+            let bias = self.weight(&[experts, 1, hidden]);
+            let inner = self.b.one(Contract::new("beck,ekn->becn"), &[rows, up])?;
+            let inner = self.b.add(inner, bias)?;
+            let inner = self.b.one(Unary::GeluTanh, &[inner])?;
+            let rows = self.b.one(Contract::new("becn,enk->beck"), &[inner, down])?;
+            let router = self.weight(&[width, experts]);
+            let gates = self.b.one(Contract::new("bsk,ke->bse"), &[x, router])?;
+            let gates = self.b.one(Unary::Tanh, &[gates])?;
+            let gates = self.b.reshape(gates, [batch, length, experts, 1].map(Dim::known))?;
+            let mask = self.b.mul(mask, gates)?;
+            self.b.one(Contract::new("bsec,beck->bsk"), &[mask, rows])?
+        } else {
+            let index = [(), ()].map(|()| self.integers(&[batch, length], experts));
+            let index = self.input(&format!("choice.{number}"), index, true);
+            let index = self.b.reshape(index, [Dim::known(batch * length)])?;
+            let rows = self.b.reshape(x, [batch * length, width].map(Dim::known))?;
+            let inner = self.b.one(Experts { transposed: false }, &[rows, up, index])?;
+            let inner = self.b.one(Unary::GeluTanh, &[inner])?;
+            let rows = self.b.one(Experts { transposed: false }, &[inner, down, index])?;
+            self.b.reshape(rows, [batch, length, width].map(Dim::known))?
+        };
+        let made = self.b.one(Unary::Tanh, &[made])?;
+        self.pool.push(made);
         Ok(())
     }
 }

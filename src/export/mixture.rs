@@ -1,0 +1,79 @@
+//! The trained model with mixtures of experts, which is not the file that was read: it is written from the program.
+
+use super::{Exported, FileTensors, reserved_name};
+use crate::compilation::{Compilation, Source};
+use files::Replacement;
+use ir::{Diagnostic, Module, StepOutput};
+use onnx::program::{self, Form, Header, ProgramError};
+use passes::rewriting::dead::remove_dead;
+use passes::{dropout, moe};
+use runtime::checkpoint::{TensorLayout, TensorRow};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Writes `model.onnx`, in inference form, and `model.safetensors`, whose tensors have the names that they have in the file; those of
+/// routers and experts have the names of their states.
+///
+/// # Errors
+/// An operator without a form in ONNX; files that cannot be written.
+pub(super) fn export(
+    source: &Source,
+    compilation: &Compilation,
+    mixture: &Module,
+    tensors: &FileTensors,
+    folder: &Path,
+) -> Result<Exported, Vec<Diagnostic>> {
+    let [model, weights] = ["model.onnx", "model.safetensors"].map(|name| folder.join(name));
+    let module = inference(mixture).map_err(|error| vec![error])?;
+    program::write(&module, &Header::of(&source.model), tensors, Form::Inference, &model).map_err(told)?;
+    write_weights(&weights, compilation, tensors)
+        .map_err(|why| vec![Diagnostic::new(format!("cannot write {}: {why}", weights.display()))])?;
+    Ok(Exported { model, training_form: None, weights, tensors: tensors.len(), absent: vec![], draws: 0 })
+}
+
+/// Says before a run what would keep [`export`] from writing its result.
+pub(super) fn check(source: &Source, compilation: &Compilation, mixture: &Module) -> Result<(), Vec<Diagnostic>> {
+    let module = inference(mixture).map_err(|error| vec![error])?;
+    let header = Header::of(&source.model);
+    // The weights may not be there before the run: `--init` and `--weights` bring them.
+    let written =
+        program::model(&module, &header, &BTreeMap::new(), Form::Inference, program::Absent::AsInputs);
+    let problems: Vec<Diagnostic> =
+        written.err().into_iter().chain(reserved_name(source, compilation)).collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+/// The model without the scalars that training reports, and without random numbers.
+fn inference(mixture: &Module) -> Result<Module, Diagnostic> {
+    let mut module = mixture.clone();
+    module.outputs.retain(|output| !StepOutput::reserves(&output.name));
+    module.states.values_mut().for_each(|state| state.output = None);
+    dropout::remove(&mut module)?;
+    remove_dead(&mut module, <moe::Moe as passes::Transform>::NAME);
+    Ok(module)
+}
+
+fn told(error: ProgramError) -> Vec<Diagnostic> {
+    match error {
+        ProgramError::Program(problem) => vec![problem],
+        ProgramError::File(error) => super::told(error),
+    }
+}
+
+fn write_weights(path: &Path, compilation: &Compilation, tensors: &FileTensors) -> Result<(), String> {
+    let types: BTreeMap<&str, &ir::Type> =
+        compilation.parameters.iter().map(|report| (report.data.as_str(), &report.ty)).collect();
+    let rows = tensors.keys().filter_map(|name| {
+        let ty = types.get(name.as_str())?;
+        Some(TensorRow { name: name.clone(), dtype: ty.dtype, dims: ty.sizes()? })
+    });
+    let layout = TensorLayout::new(rows.collect(), &[])
+        .map_err(|name| format!("the safetensors format reserves the name `{name}`"))?;
+    let write = || {
+        let mut file = Replacement::begin(path)?;
+        layout.write(&mut file, |row| Ok::<_, std::io::Error>(Cow::Borrowed(&tensors[&row.name][..])))?;
+        file.publish()
+    };
+    write().map_err(|error: std::io::Error| error.to_string())
+}

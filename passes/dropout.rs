@@ -20,8 +20,8 @@ use ir::ops::dropout::Dropout as Operator;
 use ir::ops::elementwise::Binary;
 use ir::ops::random::RandomUniform;
 use ir::{
-    At, Builder, Changed, DType, Diagnostic, Dim, Initializer, Level, Module, NodeId, Op, Phase, Role, StateId, Type,
-    TypeError, ValueId,
+    At, Builder, Changed, DType, Diagnostic, Dim, Initializer, Level, Module, NodeId, Op, Phase, Role,
+    StateId, Type, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -22,8 +22,8 @@ pub use find::{Block, Found, blocks};
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::rewriting::dead::remove_dead;
 use crate::reports::{ParameterReport, RowRole, StateView};
+use crate::rewriting::dead::remove_dead;
 use ir::{Builder, Changed, Diagnostic, Level, Module, Op, Role, State, View};
 use std::collections::BTreeSet;
 
@@ -141,7 +141,9 @@ impl Moe {
         }
         if capacity.is_some_and(|capacity| capacity.is_nan() || capacity <= 0.0) {
             let capacity = capacity.unwrap_or_default();
-            return Err(format!("capacity={capacity} drops every token; 1.25 leaves room, and none drops nothing"));
+            return Err(format!(
+                "capacity={capacity} drops every token; 1.25 leaves room, and none drops nothing"
+            ));
         }
         if by_experts && capacity.is_none() {
             return Err("expert-choice takes a capacity: the number of tokens of an expert".into());
@@ -180,16 +182,19 @@ impl Transform for Moe {
         }
         if module.nodes().any(|(_, node)| matches!(node.op, Op::Experts(_))) {
             let error = Diagnostic::new("the model has experts already, and --moe would add more");
-            return Err(error.note("remove --moe: exported experts are trained, and --mesh ep=N spreads them"));
+            return Err(
+                error.note("remove --moe: exported experts are trained, and --mesh ep=N spreads them")
+            );
         }
         let Found { blocks, near } = blocks(module);
         if blocks.is_empty() {
             let error = Diagnostic::new("--moe found no feed-forward block in the model").note(
                 "a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences",
             );
-            return Err(near.into_iter().take(5).fold(error, |error, near| {
-                error.note(format!("{} is none: {}", near.origin, near.reason))
-            }));
+            return Err(near
+                .into_iter()
+                .take(5)
+                .fold(error, |error, near| error.note(format!("{} is none: {}", near.origin, near.reason))));
         }
         if self.routing.by_experts {
             warn_of_later_tokens(module, cx);
@@ -239,7 +244,11 @@ fn report(module: &Module, cx: &mut PassContext) {
 fn warn_of_later_tokens(module: &Module, cx: &mut PassContext) {
     let is_causal = |op: &Op| matches!(op, Op::Attention(attention) if attention.causal);
     if module.nodes().any(|(_, node)| is_causal(&node.op)) {
-        let warning = Diagnostic::new("expert-choice lets each token of a causal model depend on later tokens");
-        cx.warn(warning.note("the loss is too good, and generation differs from training; use top=2 in its place"));
+        let warning =
+            Diagnostic::new("expert-choice lets each token of a causal model depend on later tokens");
+        cx.warn(
+            warning
+                .note("the loss is too good, and generation differs from training; use top=2 in its place"),
+        );
     }
 }

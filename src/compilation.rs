@@ -15,7 +15,7 @@ use passes::reports::{
     LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport, StageReport,
 };
 use passes::stage::Stage;
-use passes::{Manager, PassContext, Pipeline, Timing};
+use passes::{Manager, PassContext, Pipeline, Timing, Transform};
 use runtime::program::UpdateTime;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -6,8 +6,8 @@
 //! tensors of the author's `state_dict`, and under the names of the file those that are not in it. Tied tensors all get
 //! the value they share. Each file is complete or not there.
 
-pub(crate) mod put_back;
 mod mixture;
+pub(crate) mod put_back;
 mod weights;
 
 use crate::compilation::{Compilation, Source};

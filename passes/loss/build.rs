@@ -54,7 +54,9 @@ pub(super) fn add_outputs(b: &mut Builder, scalar: Scalar, classes: &[Scalars]) 
 /// microbatch counts as often as its labels.
 pub(super) fn add_objective(b: &mut Builder, classes: &[Scalars]) -> Result<(), TypeError> {
     let penalty = b.module().step_output(StepOutput::Penalty).map(|output| output.value);
-    let (Some(penalty), Some(Scalars { sum, weight, .. })) = (penalty, classes.first()) else { return Ok(()) };
+    let (Some(penalty), Some(Scalars { sum, weight, .. })) = (penalty, classes.first()) else {
+        return Ok(());
+    };
     let dtype = b.ty(*sum).dtype;
     let [penalty, weight] = [b.cast(penalty, dtype)?, b.cast(*weight, dtype)?];
     let weighted = b.mul(penalty, weight)?;

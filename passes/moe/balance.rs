@@ -3,7 +3,7 @@
 use super::Moe;
 use super::route::{Choice, Scores, Sizes, known};
 use super::slots::one_hot;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::Binary;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::softmax::LogSoftmax;
 use ir::{Builder, DType, Dim, Scalar, ScalarPart, StepOutput, TypeError, ValueId};
@@ -61,10 +61,14 @@ pub(super) fn of_choices(
     let even = groups as f64 * tokens as f64 * counted as f64 / experts as f64;
     parts.busiest.push(b.scale(most, 1.0 / even)?);
     if let Some(kept) = kept {
-        let nobody = b.splat_like(choice.experts, experts as f64)?;
-        let is_taken = b.one(Compare::Less, &[choice.experts, nobody])?;
-        let is_taken = b.cast(is_taken, DType::F32)?;
-        let [taken, kept] = [b.sum(is_taken, &[0, 1, 2])?, b.sum(kept, &[0, 1])?];
+        let taken = match choice.taken {
+            Some(taken) => {
+                let taken = b.cast(taken, DType::F32)?;
+                b.sum(taken, &[0, 1, 2])?
+            }
+            None => b.scalar(DType::F32, (groups * tokens * top) as f64)?,
+        };
+        let kept = b.sum(kept, &[0, 1])?;
         let dropped = b.one(Binary::Sub, &[taken, kept])?;
         parts.dropped.push([dropped, taken]);
     }
@@ -102,8 +106,11 @@ pub(super) fn add_outputs(b: &mut Builder, parts: &Parts) -> Result<(), TypeErro
     if let Some(penalty) = sum(b, &parts.penalties)? {
         b.tables().add_output(StepOutput::Penalty, penalty);
     }
-    let means =
-        [("moe.balance", &parts.balances), ("moe.entropy", &parts.entropies), ("moe.busiest", &parts.busiest)];
+    let means = [
+        ("moe.balance", &parts.balances),
+        ("moe.entropy", &parts.entropies),
+        ("moe.busiest", &parts.busiest),
+    ];
     for (name, values) in means {
         if let Some(sum) = sum(b, values)? {
             let weight = b.splat_like(sum, values.len() as f64)?;

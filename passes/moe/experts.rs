@@ -143,7 +143,10 @@ impl Moe {
             let node = module.node(id);
             if let Some(Linear { rows, weight, transposed }) = linear(module, node) {
                 let is_entry = rows == block.input;
-                shapes.push((weight, if is_entry { Shape::Entry { transposed } } else { Shape::Exit { transposed } }));
+                shapes.push((
+                    weight,
+                    if is_entry { Shape::Entry { transposed } } else { Shape::Exit { transposed } },
+                ));
                 continue;
             }
             for &operand in &node.operands {
@@ -165,7 +168,13 @@ impl Moe {
     }
 
     /// The experts' state in the place of a dense one, or beside it where the dense block stays.
-    fn state(&self, b: &mut Builder, block: &Block, id: StateId, shape: Shape) -> Result<ValueId, Diagnostic> {
+    fn state(
+        &self,
+        b: &mut Builder,
+        block: &Block,
+        id: StateId,
+        shape: Shape,
+    ) -> Result<ValueId, Diagnostic> {
         let state = b.module().states[id].clone();
         let hidden = self.hidden.unwrap_or(block.hidden);
         let parts = self.parts(block, hidden)?;
@@ -267,7 +276,9 @@ fn build(
             Some(Linear { rows, weight, .. }) => {
                 let weight = states[&b.module().states[weight].input];
                 match places {
-                    Places::Rows(index) => b.one(Experts { transposed: false }, &[made[&rows], weight, index])?,
+                    Places::Rows(index) => {
+                        b.one(Experts { transposed: false }, &[made[&rows], weight, index])?
+                    }
                     Places::Slots => b.one(Contract::new("geck,ekn->gecn"), &[made[&rows], weight])?,
                 }
             }
@@ -310,7 +321,8 @@ fn expert_name(dense: &str) -> String {
 /// The name of the router's parameter, beside those of the experts.
 fn router_name(b: &Builder, block: &Block, layer: u32) -> String {
     let module = b.module();
-    let weight = block.nodes.iter().find_map(|&id| linear(module, module.node(id))).map(|linear| linear.weight);
+    let weight =
+        block.nodes.iter().find_map(|&id| linear(module, module.node(id))).map(|linear| linear.weight);
     let expert = weight.map(|weight| expert_name(&module.states[weight].name)).unwrap_or_default();
     let prefix = expert.rsplit_once("experts.").map_or("", |(before, _)| before);
     let name = format!("{prefix}router.weight");

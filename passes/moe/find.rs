@@ -71,10 +71,12 @@ pub(super) fn linear(module: &Module, node: &Node) -> Option<Linear> {
     let sides = [(lhs, &contract.lhs, rhs, &contract.rhs), (rhs, &contract.rhs, lhs, &contract.lhs)];
     sides.into_iter().find_map(|(rows, row_labels, matrix, labels)| {
         let weight = parameter(module, matrix)?;
-        let ([a, b], (&summed, leading)) = (<[u8; 2]>::try_from(&labels.0[..]).ok()?, row_labels.0.split_last()?);
+        let ([a, b], (&summed, leading)) =
+            (<[u8; 2]>::try_from(&labels.0[..]).ok()?, row_labels.0.split_last()?);
         let (&made, kept) = contract.out.0.split_last()?;
         let transposed = [b, a] == [summed, made];
-        let fits = kept == leading && (transposed || [a, b] == [summed, made]) && parameter(module, rows).is_none();
+        let fits =
+            kept == leading && (transposed || [a, b] == [summed, made]) && parameter(module, rows).is_none();
         fits.then_some(Linear { rows, weight, transposed })
     })
 }
@@ -125,7 +127,9 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         }
         let ty = module.ty(input);
         if ty.ndim() < 3 {
-            return Err(Some(format!("its rows are samples ({ty}), and routing compares the tokens of a sequence")));
+            return Err(Some(format!(
+                "its rows are samples ({ty}), and routing compares the tokens of a sequence"
+            )));
         }
         let Some(width) = hidden.dims.last().and_then(ir::Dim::size) else {
             return Err(Some("its sizes are not bound".into()));
@@ -164,7 +168,9 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         }
         if !is_elementwise(&node.op) {
             // Attention and norms end here: what follows them is no block.
-            return Err(walk.activation.map(|_| format!("`{}` is no function of single elements", node.op.name())));
+            return Err(walk
+                .activation
+                .map(|_| format!("`{}` is no function of single elements", node.op.name())));
         }
         walk.nodes.insert(id);
         let gates = matches!(node.op, Op::Binary(_))

@@ -22,7 +22,9 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
         None => {}
         Some("on") => routing.gates = Gates::Renormalized,
         Some("off") => routing.gates = Gates::Probabilities,
-        Some(text) => return Err(format!("`{text}` is not a value of `renormalize`; the values are on and off")),
+        Some(text) => {
+            return Err(format!("`{text}` is not a value of `renormalize`; the values are on and off"));
+        }
     }
     match arguments.take("capacity").as_deref() {
         None => {}

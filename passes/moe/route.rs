@@ -4,8 +4,9 @@
 
 use super::{Gates, Moe};
 use crate::dropout;
+use ir::ops::constant::Iota;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare, Select};
+use ir::ops::elementwise::{Binary, Compare, Logical, Select};
 use ir::ops::indexing::GatherElements;
 use ir::ops::random::RandomUniform;
 use ir::ops::ranking::TopK;
@@ -35,10 +36,12 @@ pub(super) struct Scores {
 /// The experts of each token: `[groups, tokens, top]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice {
-    /// The experts, `i64`. The number of experts stands for a choice that is not taken.
+    /// The experts, `i64`.
     pub(super) experts: ValueId,
-    /// The factors of their results, `f32`.
+    /// The factors of their results, `f32`; 0 where a choice is not taken.
     pub(super) gates: ValueId,
+    /// Whether a choice is taken, `bool`; `None` if all are.
+    pub(super) taken: Option<ValueId>,
 }
 
 pub(super) fn known(sizes: &[u64]) -> Vec<Dim> {
@@ -96,18 +99,20 @@ pub(super) fn choose(b: &mut Builder, moe: &Moe, scores: Scores, sizes: Sizes) -
         gates = b.one(Binary::Div, &[gates, sum])?;
     }
     if !routing.random_second {
-        return Ok(Choice { experts, gates });
+        return Ok(Choice { experts, gates, taken: None });
     }
     // GShard takes the second choice with the probability 2 · gate (Lepikhin et al., arXiv 2006.16668, algorithm 1, line 17).
     let one_choice = Type::of(DType::F32, &[sizes.groups, sizes.tokens, 1]);
     let drawn = uniform(b, moe, one_choice, sizes)?;
-    let second = b.slice(gates, 2, 1, Dim::known(1))?;
-    let twice = b.scale(second, 2.0)?;
-    let taken = b.one(Compare::Less, &[drawn, twice])?;
-    let index = b.slice(experts, 2, 1, Dim::known(1))?;
-    let nobody = b.splat_like(index, moe.experts as f64)?;
-    let index = b.one(Select, &[taken, index, nobody])?;
-    let first = b.slice(experts, 2, 0, Dim::known(1))?;
-    let experts = b.one(ir::ops::shape::Concat { dim: 2 }, &[first, index])?;
-    Ok(Choice { experts, gates })
+    let twice = b.scale(gates, 2.0)?;
+    let is_drawn = b.one(Compare::Less, &[drawn, twice])?;
+    let number = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[1, 1, 2]))?;
+    let is_first = {
+        let first = b.splat_like(number, 0.0)?;
+        b.one(Compare::Equal, &[number, first])?
+    };
+    let taken = b.one(Logical::Or, &[is_drawn, is_first])?;
+    let nothing = b.splat_like(gates, 0.0)?;
+    let gates = b.one(Select, &[taken, gates, nothing])?;
+    Ok(Choice { experts, gates, taken: Some(taken) })
 }

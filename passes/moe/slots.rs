@@ -2,13 +2,13 @@
 //!
 //! First choices take slots before second ones, and earlier tokens before later ones (GShard, algorithm 1).
 
-use super::route::{Choice, Sizes, known};
 use super::Moe;
-use ir::ops::elementwise::{Binary, Compare, Select};
+use super::route::{Choice, Sizes, known};
+use ir::ops::constant::Iota;
+use ir::ops::elementwise::{Binary, Compare, Logical, Select};
 use ir::ops::indexing::{GatherElements, GatherNd};
 use ir::ops::ranking::TopK;
 use ir::ops::reduce::CumulativeSum;
-use ir::ops::constant::Iota;
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
 use ir::ops::softmax::Softmax;
 use ir::{Builder, DType, Dim, Type, TypeError, ValueId};
@@ -18,7 +18,7 @@ use ir::{Builder, DType, Dim, Type, TypeError, ValueId};
 pub(super) struct Slots {
     /// Slots of an expert in a group.
     pub(super) of_expert: u64,
-    /// For each slot its token, `i64[groups, experts · slots]`; the number of tokens stands for none.
+    /// For each slot its token, `i64[groups, experts · slots]`; the first token stands in empty slots, whose results nothing reads.
     tokens: ValueId,
     /// How results go back.
     back: Back,
@@ -27,8 +27,8 @@ pub(super) struct Slots {
 /// How the results of slots become those of tokens.
 #[derive(Clone, Copy, Debug)]
 enum Back {
-    /// Each choice of a token reads its slot, `i64[groups, top · tokens]`, outside of all slots if it was dropped. Its gates:
-    /// `[groups, top, tokens]`.
+    /// Each choice of a token reads its slot, `i64[groups, top · tokens]`, and the first slot if it has none. Its gates,
+    /// `[groups, top, tokens]`, are then 0.
     Read { slots: ValueId, gates: ValueId },
     /// Each slot adds its result, times its gate `[groups, experts · slots]`, to its token.
     Add { gates: ValueId },
@@ -42,7 +42,7 @@ pub(super) fn of_expert(moe: &Moe, capacity: f64, sizes: Sizes) -> u64 {
     ((even * capacity).ceil() as u64).clamp(1, sizes.tokens)
 }
 
-/// Slots for what tokens have chosen. Also `bool`-like counts for reports: for each choice 1 if it has a slot, `i64[groups, top · tokens]`.
+/// Slots for the choices of tokens; and for each choice 1 if it has a slot, else 0: `f32[groups, top · tokens]`.
 pub(super) fn of_tokens(
     b: &mut Builder,
     moe: &Moe,
@@ -54,28 +54,45 @@ pub(super) fn of_tokens(
     let (top, experts) = (moe.routing.top, moe.experts);
     // First choices of all tokens, then second ones.
     let in_turn = |b: &mut Builder, x: ValueId| b.transpose(x, &[0, 2, 1]);
+    let choices = known(&[groups, top * tokens]);
     let expert = in_turn(b, choice.experts)?;
-    let expert = b.reshape(expert, known(&[groups, top * tokens]))?;
-    let one_hot = one_hot(b, expert, experts, [groups, top * tokens])?;
+    let expert = b.reshape(expert, choices.clone())?;
+    let mut one_hot = one_hot(b, expert, experts, [groups, top * tokens])?;
+    let mut is_taken = None;
+    if let Some(taken) = choice.taken {
+        let taken = in_turn(b, taken)?;
+        let taken = b.reshape(taken, choices)?;
+        let counts = b.cast(taken, DType::I64)?;
+        let counts = b.reshape(counts, known(&[groups, top * tokens, 1]))?;
+        one_hot = b.mul(one_hot, counts)?;
+        is_taken = Some(taken);
+    }
     let earlier = b.one(CumulativeSum { dim: 1, exclusive: true, reverse: false }, &[one_hot])?;
     let place = b.mul(earlier, one_hot)?;
     let place = b.sum(place, &[2])?;
     let limit = b.splat_like(place, of_expert as f64)?;
     let fits = b.one(Compare::Less, &[place, limit])?;
-    // A choice that is not taken has the number of experts.
-    let nobody = b.splat_like(expert, experts as f64)?;
-    let is_taken = b.one(Compare::Less, &[expert, nobody])?;
-    let has_slot = b.one(ir::ops::elementwise::Logical::And, &[fits, is_taken])?;
+    let has_slot = match is_taken {
+        Some(is_taken) => b.one(Logical::And, &[fits, is_taken])?,
+        None => fits,
+    };
     let first = b.scale(expert, of_expert as f64)?;
     let slot = b.add(first, place)?;
-    let outside = b.splat_like(slot, (experts * of_expert) as f64)?;
-    let slots = b.one(Select, &[has_slot, slot, outside])?;
+    // Choices without a slot write into one more slot, which goes: indices stay within the tensor, as ONNX demands.
+    let all = experts * of_expert;
+    let outside = b.splat_like(slot, all as f64)?;
+    let written = b.one(Select, &[has_slot, slot, outside])?;
     let token = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[groups, top, tokens]))?;
     let token = b.reshape(token, known(&[groups, top * tokens]))?;
-    let none = b.splat(Type::of(DType::I64, &[groups, experts * of_expert]), tokens as f64)?;
-    let tokens_of = b.one(ScatterElements { dim: 1, kind: ScatterKind::Set }, &[none, slots, token])?;
-    let gates = in_turn(b, choice.gates)?;
+    let empty = b.splat(Type::of(DType::I64, &[groups, all + 1]), 0.0)?;
+    let tokens_of = b.one(ScatterElements { dim: 1, kind: ScatterKind::Set }, &[empty, written, token])?;
+    let tokens_of = b.slice(tokens_of, 1, 0, Dim::known(all))?;
+    let zero = b.splat_like(slot, 0.0)?;
+    let slots = b.one(Select, &[has_slot, slot, zero])?;
     let kept = b.cast(has_slot, DType::F32)?;
+    let of_choices = b.reshape(kept, known(&[groups, top, tokens]))?;
+    let gates = in_turn(b, choice.gates)?;
+    let gates = b.mul(gates, of_choices)?;
     Ok((Slots { of_expert, tokens: tokens_of, back: Back::Read { slots, gates } }, kept))
 }
 
@@ -111,8 +128,14 @@ pub(super) fn one_hot(
 }
 
 impl Slots {
-    /// The tokens `[groups, tokens, features]` in their slots, `[groups, experts, slots, features]`; zeros in empty ones.
-    pub(super) fn dispatch(&self, b: &mut Builder, moe: &Moe, x: ValueId, sizes: Sizes) -> Result<ValueId, TypeError> {
+    /// The tokens `[groups, tokens, features]` in their slots, `[groups, experts, slots, features]`.
+    pub(super) fn dispatch(
+        &self,
+        b: &mut Builder,
+        moe: &Moe,
+        x: ValueId,
+        sizes: Sizes,
+    ) -> Result<ValueId, TypeError> {
         let index = b.reshape(self.tokens, known(&[sizes.groups, moe.experts * self.of_expert, 1]))?;
         let slots = b.one(GatherNd { batch_dims: 1 }, &[x, index])?;
         let features = b.ty(x).dims[2].clone();
@@ -121,10 +144,17 @@ impl Slots {
     }
 
     /// The sums of the results of a token's slots, `[groups, tokens, features]`, each times its gate; zeros for a token without a slot.
-    pub(super) fn combine(&self, b: &mut Builder, moe: &Moe, y: ValueId, sizes: Sizes) -> Result<ValueId, TypeError> {
+    pub(super) fn combine(
+        &self,
+        b: &mut Builder,
+        moe: &Moe,
+        y: ValueId,
+        sizes: Sizes,
+    ) -> Result<ValueId, TypeError> {
         let Sizes { groups, tokens, .. } = sizes;
         let (dtype, features) = (b.ty(y).dtype, b.ty(y).dims[3].clone());
-        let with_features = |sizes: &[u64]| known(sizes).into_iter().chain([features.clone()]).collect::<Vec<Dim>>();
+        let with_features =
+            |sizes: &[u64]| known(sizes).into_iter().chain([features.clone()]).collect::<Vec<Dim>>();
         let places = moe.experts * self.of_expert;
         let y = b.reshape(y, with_features(&[groups, places]))?;
         match self.back {

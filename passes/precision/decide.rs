@@ -4,8 +4,8 @@ use super::classes::{Class, Reads, class, reads};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::interp::file_tensor;
 use ir::{
-    DType, Definition, Inference, Module, Node, NodeId, Op, OperandRole, Operator, Phase, Role, Tensor, Type, TypeError,
-    ValueId,
+    DType, Definition, Inference, Module, Node, NodeId, Op, OperandRole, Operator, Phase, Role, Tensor, Type,
+    TypeError, ValueId,
 };
 use std::collections::BTreeMap;
 use std::fmt;

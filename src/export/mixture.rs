@@ -33,7 +33,11 @@ pub(super) fn export(
 }
 
 /// Says before a run what would keep [`export`] from writing its result.
-pub(super) fn check(source: &Source, compilation: &Compilation, mixture: &Module) -> Result<(), Vec<Diagnostic>> {
+pub(super) fn check(
+    source: &Source,
+    compilation: &Compilation,
+    mixture: &Module,
+) -> Result<(), Vec<Diagnostic>> {
     let module = inference(mixture).map_err(|error| vec![error])?;
     let header = Header::of(&source.model);
     // The weights may not be there before the run: `--init` and `--weights` bring them.

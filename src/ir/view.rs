@@ -178,7 +178,10 @@ mod tests {
         let file = Tensor::float(DType::F32, vec![2], vec![1.0, 2.0]);
         let view = [ViewStep::Reshape(smallvec![1, 2]), ViewStep::Repeat(3)];
         let repeated = apply(&view, &file).unwrap();
-        assert_eq!((&repeated.sizes[..], repeated.floats()), (&[3, 2][..], &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0][..]));
+        assert_eq!(
+            (&repeated.sizes[..], repeated.floats()),
+            (&[3, 2][..], &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0][..])
+        );
         assert_eq!(write_back(&view, &repeated, &mut file.clone()), None);
     }
 

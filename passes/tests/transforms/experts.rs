@@ -68,7 +68,8 @@ fn mixtures_have_numpys_outputs_losses_and_gradients() {
         }
         let before = states.clone();
         let sizes = vec![2, 6, 4];
-        let input = |name: &str| Tensor::float(DType::F32, sizes.clone(), numbers(&reference["inputs"][name]));
+        let input =
+            |name: &str| Tensor::float(DType::F32, sizes.clone(), numbers(&reference["inputs"][name]));
         let inputs: BTreeMap<String, Tensor> =
             ["x", "labels"].map(|name| (name.to_string(), input(name))).into();
         let outputs = interp::step(&module, Mode::Exact, &mut states, &[inputs]).expect("the program runs");

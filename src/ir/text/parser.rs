@@ -350,7 +350,9 @@ impl Parser<'_> {
                 Initializer::Noisy { std, data: self.row()? }
             }
             _ => {
-                return Err(token.expected("one of `data`, `zeros`, `splat`, `copy`, `normal`, `fill`, `noisy`"));
+                return Err(
+                    token.expected("one of `data`, `zeros`, `splat`, `copy`, `normal`, `fill`, `noisy`")
+                );
             }
         })
     }
@@ -383,7 +385,9 @@ impl Parser<'_> {
                 "cast" => ViewStep::Cast(p.dtype()?),
                 "repeat" => ViewStep::Repeat(p.number("the number of times")?),
                 _ => {
-                    return Err(token.expected("one of `reshape`, `transpose`, `slice`, `pad`, `cast`, `repeat`"));
+                    return Err(
+                        token.expected("one of `reshape`, `transpose`, `slice`, `pad`, `cast`, `repeat`")
+                    );
                 }
             });
             Ok(())

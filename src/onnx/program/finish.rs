@@ -27,6 +27,8 @@ const IR_VERSION_26: i64 = 13;
 /// # Errors
 /// An output that no operator gives; a size that ONNX cannot say.
 pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Diagnostic> {
+    let configuration =
+        if draft.form == Form::Program { sharding::configuration(draft.module)? } else { vec![] };
     let outputs = outputs(&mut draft)?;
     keep_read(&mut draft, &outputs);
     let names = names(&draft);
@@ -65,7 +67,7 @@ pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Dia
         doc_string: header.doc_string.clone(),
         metadata_props: header.metadata.clone(),
         graph: Some(graph),
-        configuration: if draft.form == Form::Program { sharding::configuration(module)? } else { vec![] },
+        configuration,
         ..ModelProto::default()
     })
 }

@@ -17,28 +17,35 @@ use std::collections::BTreeMap;
 /// The name of the configuration.
 const MESH: &str = "mesh";
 
+/// The most devices of a file: each tensor of each node names the devices that hold it.
+const MOST_DEVICES: u64 = ir::interp::MOST_RANKS;
+
 /// The devices of a program; none for a single one.
 ///
 /// # Errors
-/// More devices than ONNX can say.
+/// More than [`MOST_DEVICES`].
 pub(super) fn configuration(module: &Module) -> Result<Vec<DeviceConfigurationProto>, Diagnostic> {
     let (devices, stages) = (module.mesh.devices(), stages(module));
     if devices == 1 && stages == 1 {
         return Ok(vec![]);
     }
-    let count = i32::try_from(devices.saturating_mul(stages)).map_err(|_| {
-        Diagnostic::new(format!(
-            "the mesh has {devices} devices for each of {stages} stages, more than ONNX can say"
-        ))
-    })?;
+    let count = devices.saturating_mul(stages);
+    if count > MOST_DEVICES {
+        let message = format!("the program has {count} devices, and a file names at most {MOST_DEVICES}");
+        return Err(Diagnostic::new(message).note("write the program for a smaller mesh"));
+    }
     let device = |rank: u64| {
         let (stage, place) = (rank / devices, module.mesh.coordinates(rank % devices));
         let stage = (stages > 1).then(|| format!("stage={stage}"));
         let axes = module.mesh.axes.iter().map(|(id, axis)| format!("{}={}", axis.name, place[id]));
         stage.into_iter().chain(axes).collect::<Vec<_>>().join(",")
     };
-    let device = (0..devices * stages).map(device).collect();
-    Ok(vec![DeviceConfigurationProto { name: Some(MESH.to_owned()), num_devices: Some(count), device }])
+    let device = (0..count).map(device).collect();
+    Ok(vec![DeviceConfigurationProto {
+        name: Some(MESH.to_owned()),
+        num_devices: Some(count as i32),
+        device,
+    }])
 }
 
 fn stages(module: &Module) -> u64 {

@@ -166,3 +166,35 @@ fn a_stage_is_on_the_devices_of_its_pipeline_rank() {
         .collect();
     assert_eq!((all_reduce.pipeline_stage(), held), (3, vec![0, 1, 2, 3]));
 }
+
+#[test]
+fn outputs_that_no_node_computes_keep_their_names() {
+    let text = r#"trainyard-ir 1
+module @same imported {
+  data @0 "table" : f32[2] = [1.0, 2.0]
+  data @1 "weight" : f32[512]
+  func @forward(%0 "x" batched : f32[3]) {
+    %1 = constant {data = @0} : f32[2] !{fwd}
+    %2 = constant {data = @1} : f32[512] !{fwd}
+    %3 = splat {value = 0.1} : f32[] !{fwd}
+    %4 = tanh %0 : f32[3] !{fwd}
+  }
+  output "x" = %0
+  output "again" = %0
+  output "weight" = %2
+  output "also" = %1
+  output "tenth" = %3
+  output "y" = %4
+  output "z" = %4
+}
+"#;
+    let module = ir::text::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    let tensors = BTreeMap::from([("weight".to_string(), Bytes::from(vec![0; 2048]))]);
+    let proto = model(&module, &Header::default(), &tensors, Form::Training, Absent::Refuse).unwrap();
+    let graph = proto.graph.as_ref().unwrap();
+    assert_eq!(names(&graph.output), ["x", "again", "weight", "also", "tenth", "y", "z"]);
+    assert_eq!(graph.initializer.iter().map(|tensor| tensor.name()).collect::<Vec<_>>(), ["weight"]);
+    let read = crate::Model::from_bytes(crate::program::bytes(&proto).into(), None).unwrap();
+    let read = crate::import(&read, &crate::ImportOptions::default()).unwrap().module;
+    assert_eq!(read.outputs.len(), 7);
+}

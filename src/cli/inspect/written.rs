@@ -32,6 +32,9 @@ impl Inspect {
     /// # Errors
     /// A file that cannot be written; a model that is to go to a terminal.
     pub(super) fn write(&self, output: &Output) -> Result<(), Failure> {
+        if self.format == Format::Onnx && output.model.is_none() {
+            return Ok(()); // the model cannot be imported, which the reasons tell
+        }
         match (&self.output, &output.model) {
             (Some(path), Some(model)) => save(ModelProto::clone(model), path)
                 .map_err(|error| Diagnostic::of_lines(&error.to_string()).into()),

@@ -5,7 +5,7 @@ use super::draft::{Draft, OPSET};
 use super::operators::{Results, formula, one};
 use ir::ops::attention::Attention;
 use ir::ops::rotary::Rotary;
-use ir::{DType, Dim, Dims, Node};
+use ir::{DType, Dim, Dims, Node, Type};
 
 /// Attention (opset 23). A scale that its attribute cannot hold multiplies the queries before.
 pub(super) fn attention(draft: &mut Draft, node: &Node, op: &Attention) -> Results {
@@ -44,32 +44,34 @@ pub(super) fn attention(draft: &mut Draft, node: &Node, op: &Attention) -> Resul
     Ok(vec![Some(y), None])
 }
 
-/// RotaryEmbedding (opset 23) of `[batch, heads, sequence, width]` with a table for each sample; else a formula.
+/// RotaryEmbedding (opset 23) of `[batch, heads, sequence, width]` with one table for all heads; else a formula.
 pub(super) fn rotary(draft: &mut Draft, node: &Node, op: &Rotary) -> Results {
-    let (x, cos) = (draft.ty(node.operands[0]), draft.ty(node.operands[1]));
-    let sin = draft.ty(node.operands[2]);
-    let is_table = |ty: &ir::Type| {
-        ty.ndim() == 4
-            && ty.dtype == x.dtype
-            && ty.dims[0] == x.dims[0]
-            && ty.dims[1].is_one()
-            && ty.dims[2] == x.dims[2]
-    };
-    if x.ndim() != 4 || !is_table(cos) || !is_table(sin) {
+    let x = draft.ty(node.operands[0]);
+    let tables = [1, 2].map(|i| table_dims(x, draft.ty(node.operands[i])));
+    // RotaryEmbedding takes no f64.
+    let ([Some(cos), Some(sin)], true) = (tables, x.dtype != DType::F64) else {
         return formula(draft, node, |draft, node| rotated(draft, node, op));
-    }
+    };
     let operands = draft.operands(node)?;
-    let tables = [(1, cos), (2, sin)].map(|(i, ty)| {
-        let dims: Dims = [0, 2, 3].into_iter().map(|dim| ty.dims[dim].clone()).collect();
-        draft.reshape(operands[i], &ty.dims, &dims)
-    });
-    let [cos, sin] = tables;
+    let mut inputs = vec![operands[0]];
+    for (i, dims) in [(1, cos), (2, sin)] {
+        let ty = draft.ty(node.operands[i]);
+        let table = draft.cast(operands[i], ty.dtype, x.dtype);
+        let table = draft.reshape(table, &ty.dims, &dims)?;
+        let whole = [x.dims[0].clone(), x.dims[2].clone(), dims[2].clone()];
+        inputs.push(draft.expand(table, &dims, &whole)?);
+    }
     draft.needs_opset(OPSET);
-    one(draft.push(
-        "RotaryEmbedding",
-        &[operands[0], cos?, sin?],
-        [attribute::flag("interleaved", op.interleaved)],
-    ))
+    one(draft.push("RotaryEmbedding", &inputs, [attribute::flag("interleaved", op.interleaved)]))
+}
+
+/// The dims `[batch or 1, sequence or 1, half of the width]` of a table that is the same for all heads of `x`.
+fn table_dims(x: &Type, table: &Type) -> Option<[Dim; 3]> {
+    let missing = 4usize.checked_sub(table.ndim()).filter(|_| x.ndim() == 4)?;
+    let ones = std::iter::repeat_n(Dim::known(1), missing);
+    let dims: Dims = ones.chain(table.dims.iter().cloned()).collect();
+    let fits = |i: usize| dims[i].is_one() || dims[i] == x.dims[i];
+    (fits(0) && dims[1].is_one() && fits(2)).then(|| [dims[0].clone(), dims[2].clone(), dims[3].clone()])
 }
 
 /// `(a·cos - b·sin, b·cos + a·sin)` of the pairs `(a, b)`.

@@ -6,9 +6,10 @@
 use super::attribute;
 use super::draft::{Draft, TensorId};
 use super::operators::{Results, one};
-use ir::Node;
+use super::{Form, own};
 use ir::ops::Labels;
 use ir::ops::contract::{Contract, Roles};
+use ir::{DType, Node};
 
 /// The product of two tensors.
 pub(super) fn contract(draft: &mut Draft, node: &Node, op: &Contract) -> Results {
@@ -16,9 +17,17 @@ pub(super) fn contract(draft: &mut Draft, node: &Node, op: &Contract) -> Results
     one(match order(op) {
         Some(order) => product(draft, op, [lhs, rhs], &order),
         None => {
+            let dtype = draft.ty(node.operands[0]).dtype;
+            // Einsum takes no bf16.
+            if dtype == DType::BF16 && draft.form == Form::Program {
+                return own::write(draft, node);
+            }
+            let wide = if dtype == DType::BF16 { DType::F32 } else { dtype };
+            let operands = [lhs, rhs].map(|operand| draft.cast(operand, dtype, wide));
             let text = |labels: &Labels| labels.0.iter().map(|&label| label as char).collect::<String>();
             let equation = format!("{},{}->{}", text(&op.lhs), text(&op.rhs), text(&op.out));
-            draft.push("Einsum", &[lhs, rhs], [attribute::text("equation", &equation)])
+            let product = draft.push("Einsum", &operands, [attribute::text("equation", &equation)]);
+            draft.cast(product, wide, dtype)
         }
     })
 }

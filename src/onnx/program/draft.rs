@@ -16,6 +16,11 @@ use std::sync::Arc;
 pub(super) struct TensorId(usize);
 
 impl TensorId {
+    /// The tensor at a place in [`Draft::tensors`].
+    pub(super) fn at(index: usize) -> Self {
+        Self(index)
+    }
+
     /// The place in [`Draft::tensors`].
     pub(super) fn index(self) -> usize {
         self.0

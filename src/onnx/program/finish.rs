@@ -27,9 +27,11 @@ const IR_VERSION_26: i64 = 13;
 /// # Errors
 /// An output that no operator gives; a size that ONNX cannot say.
 pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Diagnostic> {
+    let configuration =
+        if draft.form == Form::Program { sharding::configuration(draft.module)? } else { vec![] };
     let outputs = outputs(&mut draft)?;
     keep_read(&mut draft, &outputs);
-    let names = names(&draft);
+    let names = names(&draft, &outputs);
     let module = draft.module;
     let mut graph = GraphProto {
         name: Some(header.graph_name.clone().filter(|name| !name.is_empty()).unwrap_or(module.name.clone())),
@@ -41,7 +43,7 @@ pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Dia
     graph.input = draft.inputs.iter().map(|&input| described(input)).collect::<Result<_, _>>()?;
     graph.output = outputs.iter().map(|&output| described(output)).collect::<Result<_, _>>()?;
     graph.value_info = inner(&draft, &outputs).into_iter().map(described).collect::<Result<_, _>>()?;
-    let read = read(&draft);
+    let read = read(&draft, &outputs);
     for (tensor, proto) in std::mem::take(&mut draft.initializers) {
         if read.contains(&tensor) {
             let name = Some(names[tensor.index()].clone());
@@ -65,7 +67,7 @@ pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Dia
         doc_string: header.doc_string.clone(),
         metadata_props: header.metadata.clone(),
         graph: Some(graph),
-        configuration: if draft.form == Form::Program { sharding::configuration(module)? } else { vec![] },
+        configuration,
         ..ModelProto::default()
     })
 }
@@ -124,8 +126,10 @@ fn keep_read(draft: &mut Draft, outputs: &[TensorId]) {
     draft.nodes = kept;
 }
 
-fn read(draft: &Draft) -> BTreeSet<TensorId> {
-    draft.nodes.iter().flat_map(|node| node.inputs.iter().flatten().copied()).collect()
+/// The tensors that a node or an output reads.
+fn read(draft: &Draft, outputs: &[TensorId]) -> BTreeSet<TensorId> {
+    let inputs = draft.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
+    inputs.chain(outputs).copied().collect()
 }
 
 /// The values of the program that are neither inputs nor outputs.
@@ -135,14 +139,18 @@ fn inner(draft: &Draft, outputs: &[TensorId]) -> Vec<TensorId> {
 }
 
 /// The name of each tensor.
-fn names(draft: &Draft) -> Vec<String> {
+fn names(draft: &Draft, outputs: &[TensorId]) -> Vec<String> {
     let numbering = Numbering::of(draft.module);
     let mut names = Names::default();
     let mut given = vec![String::new(); draft.tensors.len()];
-    // Names of inputs, outputs and tensors come first: others give way.
-    for (tensor, name) in draft.tensors.iter().zip(&mut given) {
-        if let Source::Named(wanted) = &tensor.source {
-            *name = names.free(wanted);
+    // Names of inputs and outputs come first, then those of tensors of the file: others give way.
+    let others = (0..draft.tensors.len()).map(TensorId::at);
+    for tensor in draft.inputs.iter().chain(outputs).copied().chain(others) {
+        let index = tensor.index();
+        if let Source::Named(wanted) = &draft.tensors[index].source
+            && given[index].is_empty()
+        {
+            given[index] = names.free(wanted);
         }
     }
     for (tensor, name) in draft.tensors.iter().zip(&mut given) {

@@ -38,5 +38,6 @@ pub(super) fn uniform(draft: &mut Draft, node: &Node, _: &RandomUniform) -> Resu
     let ty = draft.ty(node.results[0]);
     let shape = draft.shape(&ty.dims)?;
     let like = draft.push("ConstantOfShape", &[shape], []);
-    one(draft.push("RandomUniformLike", &[like], [attribute::int("dtype", code(ty.dtype))]))
+    let drawn = draft.push("RandomUniformLike", &[like], [attribute::int("dtype", code(DType::F32))]);
+    one(draft.cast(drawn, DType::F32, ty.dtype))
 }

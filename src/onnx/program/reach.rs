@@ -61,16 +61,14 @@ fn read(node: &Node, form: Form) -> impl Iterator<Item = ValueId> + '_ {
     node.operands.iter().enumerate().filter(move |(index, _)| is_read(*index)).map(|(_, &value)| value)
 }
 
+/// The outputs that a form has: those of a forward pass are the model's own, which are known before the update.
 fn outputs(module: &Module, form: Form) -> Vec<(String, ValueId)> {
     let is_model = |name: &str, value: ValueId| {
         let is_forward = match module.value(value).definition {
             Definition::Node(node, _) => matches!(module.node(node).phase, Phase::Prepare | Phase::Forward),
             Definition::Input(_) | Definition::State(_) => true,
         };
-        let is_step = matches!(
-            StepOutput::of(name),
-            Some(StepOutput::Part { .. } | StepOutput::UnsmoothedSum | StepOutput::Gradient(_))
-        );
+        let is_step = StepOutput::of(name).is_some_and(|output| output != StepOutput::Loss);
         module.level == Level::Imported || is_forward && !is_step
     };
     let outputs = module.outputs.iter();

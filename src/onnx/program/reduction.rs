@@ -59,7 +59,9 @@ pub(super) fn softmax(draft: &mut Draft, node: &Node, operator: &str, dim: u32) 
 
 /// The places of TopK.
 pub(super) fn top_k(draft: &mut Draft, node: &Node, op: &TopK) -> Results {
-    let x = draft.operand(node, 0)?;
+    let (x, dtype) = (draft.operand(node, 0)?, draft.ty(node.operands[0]).dtype);
+    // TopK takes no bf16; f32 keeps the order.
+    let x = if dtype == DType::BF16 { draft.cast(x, dtype, DType::F32) } else { x };
     let count = draft.integers(&[size(op.count)?]);
     let attributes = [
         attribute::int("axis", i64::from(op.dim)),

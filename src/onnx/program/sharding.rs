@@ -17,33 +17,40 @@ use std::collections::BTreeMap;
 /// The name of the configuration.
 const MESH: &str = "mesh";
 
+/// The most devices of a file: each tensor of each node names the devices that hold it.
+const MOST_DEVICES: u64 = ir::interp::MOST_RANKS;
+
 /// The devices of a program; none for a single one.
 ///
 /// # Errors
-/// More devices than ONNX can say.
+/// More than [`MOST_DEVICES`].
 pub(super) fn configuration(module: &Module) -> Result<Vec<DeviceConfigurationProto>, Diagnostic> {
-    let (devices, stages) = (module.mesh.devices(), stages(module));
-    if devices == 1 && stages == 1 {
+    let count = module.ranks();
+    if count == 1 {
         return Ok(vec![]);
     }
-    let count = i32::try_from(devices.saturating_mul(stages)).map_err(|_| {
-        Diagnostic::new(format!(
-            "the mesh has {devices} devices for each of {stages} stages, more than ONNX can say"
-        ))
-    })?;
+    if count > MOST_DEVICES {
+        let message = format!("the program has {count} devices, and a file names at most {MOST_DEVICES}");
+        return Err(Diagnostic::new(message).note("write the program for a smaller mesh"));
+    }
     let device = |rank: u64| {
-        let (stage, place) = (rank / devices, module.mesh.coordinates(rank % devices));
-        let stage = (stages > 1).then(|| format!("stage={stage}"));
+        let place = module.mesh.coordinates(module.place_in_mesh(rank));
+        let stage = module.pipeline.as_ref().map(|_| format!("pp={}", rank / module.mesh.devices()));
         let axes = module.mesh.axes.iter().map(|(id, axis)| format!("{}={}", axis.name, place[id]));
         stage.into_iter().chain(axes).collect::<Vec<_>>().join(",")
     };
-    let device = (0..devices * stages).map(device).collect();
-    Ok(vec![DeviceConfigurationProto { name: Some(MESH.to_owned()), num_devices: Some(count), device }])
+    let device = (0..count).map(device).collect();
+    Ok(vec![DeviceConfigurationProto {
+        name: Some(MESH.to_owned()),
+        num_devices: Some(count as i32),
+        device,
+    }])
 }
 
-fn stages(module: &Module) -> u64 {
-    let stages = module.nodes().map(|(_, node)| node.stage).filter(|&stage| stage != EVERY_STAGE);
-    stages.max().map_or(1, |last| u64::from(last) + 1)
+/// The first rank of the devices that have a stage: ranks count by pipeline ranks.
+fn first_rank(module: &Module, stage: u32) -> u64 {
+    let pipeline_rank = module.pipeline.as_ref().and_then(|pipeline| pipeline.placement.get(stage as usize));
+    pipeline_rank.map_or(0, |&rank| u64::from(rank) * module.mesh.devices())
 }
 
 /// Adds the layout of its tensors and its stage to a node.
@@ -51,7 +58,8 @@ pub(super) fn annotate(draft: &Draft, node: &DraftNode, names: &[String], messag
     let module = draft.module;
     let Some(origin) = node.node.map(|id| module.node(id)) else { return };
     let is_staged = module.pipeline.is_some() && origin.stage != EVERY_STAGE;
-    let first = if is_staged { u64::from(origin.stage) * module.mesh.devices() } else { 0 };
+    // A node of every stage names the devices of the first one.
+    let first = first_rank(module, origin.stage);
     let tensors = node.inputs.iter().flatten().chain(&node.outputs);
     let mut specs: Vec<ShardingSpecProto> = Vec::new();
     for &tensor in tensors {

@@ -57,3 +57,12 @@ fn answers_in_words_are_no_program() {
     let told = read(&["models/mlp.dynamo.onnx", "--why", "x", "--format", "onnx"]);
     assert!(told.contains("--format onnx writes a program"), "{told}");
 }
+
+#[test]
+fn a_model_that_cannot_be_imported_leaves_no_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("none.onnx");
+    let flags = ["odd/unknown-op.onnx", "--format", "onnx", "-o", &path.display().to_string()];
+    inspect(&flags).run().expect_err("the reasons");
+    assert!(!path.exists());
+}

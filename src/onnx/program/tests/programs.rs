@@ -133,3 +133,68 @@ fn a_tensor_without_bytes_or_with_too_few_is_refused() {
         write(BTreeMap::from([("file.weight".to_string(), Bytes::from_static(&[0; 8]))])).unwrap_err();
     assert!(error.message.contains("8 bytes are given") && error.message.contains("needs 32"), "{error}");
 }
+
+/// Two stages on each of two pipeline ranks, in the form of a V: rank 0 has the stages 0 and 3.
+#[test]
+fn a_stage_is_on_the_devices_of_its_pipeline_rank() {
+    let mut module = placed();
+    let nodes: Vec<ir::NodeId> = module.order().to_vec();
+    module.pipeline = Some(ir::Pipeline {
+        schedule: "v".into(),
+        microbatches: 1,
+        placement: vec![0, 1, 1, 0],
+        delays: vec![],
+        timetable: ir::Timetable { ranks: vec![vec![], vec![]] },
+    });
+    let mut b = ir::Builder::new(&mut module, "stage");
+    b.set_stage(nodes[0], 2);
+    b.set_stage(nodes[1], 3);
+    b.finish();
+    let proto = shown(&module, &Header::default()).unwrap();
+    assert_eq!(proto.configuration[0].num_devices(), 8);
+    assert_eq!(proto.configuration[0].device[5], "pp=1,dp=0,tp=1");
+    let placed = |operator: &str| {
+        let configuration = &node(&proto, operator).device_configurations[0];
+        (configuration.pipeline_stage(), configuration.sharding_spec[0].device.clone())
+    };
+    assert_eq!(placed("MatMul"), (2, vec![4, 5, 6, 7]));
+    let all_reduce = &node(&proto, "all_reduce").device_configurations[0];
+    let held: Vec<i64> = all_reduce.sharding_spec[0]
+        .index_to_device_group_map
+        .iter()
+        .flat_map(|group| group.value.clone())
+        .collect();
+    assert_eq!((all_reduce.pipeline_stage(), held), (3, vec![0, 1, 2, 3]));
+}
+
+#[test]
+fn outputs_that_no_node_computes_keep_their_names() {
+    let text = r#"trainyard-ir 1
+module @same imported {
+  data @0 "table" : f32[2] = [1.0, 2.0]
+  data @1 "weight" : f32[512]
+  func @forward(%0 "x" batched : f32[3]) {
+    %1 = constant {data = @0} : f32[2] !{fwd}
+    %2 = constant {data = @1} : f32[512] !{fwd}
+    %3 = splat {value = 0.1} : f32[] !{fwd}
+    %4 = tanh %0 : f32[3] !{fwd}
+  }
+  output "x" = %0
+  output "again" = %0
+  output "weight" = %2
+  output "also" = %1
+  output "tenth" = %3
+  output "y" = %4
+  output "z" = %4
+}
+"#;
+    let module = ir::text::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    let tensors = BTreeMap::from([("weight".to_string(), Bytes::from(vec![0; 2048]))]);
+    let proto = model(&module, &Header::default(), &tensors, Form::Training, Absent::Refuse).unwrap();
+    let graph = proto.graph.as_ref().unwrap();
+    assert_eq!(names(&graph.output), ["x", "again", "weight", "also", "tenth", "y", "z"]);
+    assert_eq!(graph.initializer.iter().map(|tensor| tensor.name()).collect::<Vec<_>>(), ["weight"]);
+    let read = crate::Model::from_bytes(crate::program::bytes(&proto).into(), None).unwrap();
+    let read = crate::import(&read, &crate::ImportOptions::default()).unwrap().module;
+    assert_eq!(read.outputs.len(), 7);
+}

@@ -2,10 +2,10 @@
 
 use super::assert_equal_outputs;
 use crate::program::{Absent, Form, Header, model};
-use crate::proto::{ModelProto, NodeProto};
-use crate::{ImportOptions, Model, import};
+use crate::proto::{ModelProto, NodeProto, TypeProtoValue, ValueInfoProto};
+use crate::{ElementType, ImportOptions, Model, import};
 use ir::ops::samples::{Sample, Through, samples};
-use ir::{Diagnostic, Module, Op};
+use ir::{DType, Diagnostic, Module, Op};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -116,4 +116,42 @@ fn operators_are_read_back_as_they_were() {
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
     assert_eq!(refused, BTreeSet::from(OF_A_STEP));
+}
+
+/// Operators with element types that ONNX does not take in them, by the official checker.
+const UNTAKEN: [(&str, ElementType); 4] = [
+    ("Einsum", ElementType::Bf16),
+    ("RandomUniformLike", ElementType::Bf16),
+    ("RotaryEmbedding", ElementType::F64),
+    ("TopK", ElementType::Bf16),
+];
+
+#[test]
+fn operators_get_the_element_types_that_onnx_takes() {
+    let mut met = BTreeSet::new();
+    for sample in samples() {
+        for sample in [DType::BF16, DType::F64].into_iter().filter_map(|dtype| sample.in_type(dtype)) {
+            let (module, _) = program(&sample);
+            let Ok(file) = written(&module) else { continue };
+            let graph = file.proto().graph.as_ref().expect("a graph");
+            let types = graph.input.iter().chain(&graph.value_info).chain(&graph.output);
+            let types: BTreeMap<&str, i32> = types.map(|value| (value.name(), element_type(value))).collect();
+            for node in &graph.node {
+                for (operator, dtype) in UNTAKEN.into_iter().filter(|(name, _)| *name == node.op_type()) {
+                    met.insert(operator);
+                    for name in node.input.iter().chain(&node.output) {
+                        assert_ne!(types.get(name.as_str()), Some(&dtype.code()), "{operator}: {name}");
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(met, UNTAKEN.map(|(operator, _)| operator).into());
+}
+
+fn element_type(value: &ValueInfoProto) -> i32 {
+    match value.r#type.as_ref().and_then(|ty| ty.value.as_ref()) {
+        Some(TypeProtoValue::TensorType(tensor)) => tensor.elem_type(),
+        _ => 0,
+    }
 }

@@ -9,7 +9,7 @@ use crate::pass::{PassContext, Transform};
 use ir::ops::elementwise::Binary;
 use ir::{
     Changed, Definition, Diagnostic, Initializer, Level, Module, Node, NodeId, Op, OperandRole, Phase, State,
-    ValueId, ViewStep,
+    ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -248,9 +248,7 @@ impl<'m> Graph<'m> {
                 Use::Weight { fan_in, residual: self.is_residual(node) }
             }
             // Each row takes the bias of its expert.
-            Op::Gather(_) if state.view.iter().any(|step| matches!(step, ViewStep::Repeat(_))) => {
-                by_dims(Use::Bias)
-            }
+            Op::Gather(_) if self.is_of_experts(state) => by_dims(Use::Bias),
             // What PyTorch takes for the terms of a sum, also of a transposed convolution.
             Op::Conv(_) | Op::ConvGradInput(_) => {
                 let sizes = self.module.ty(node.operands[index]).dims[1..].iter();
@@ -265,6 +263,11 @@ impl<'m> Graph<'m> {
     fn is_vector(&self, state: &State) -> bool {
         let ty = state.initializer.data().map_or(&state.ty, |row| &self.module.data[row].ty);
         ty.dims.iter().filter(|dim| !dim.is_one()).count() <= 1
+    }
+
+    /// Whether a state has a tensor of the file, or a part of it, for each expert.
+    fn is_of_experts(&self, state: &State) -> bool {
+        state.initializer.data().is_some_and(|row| self.module.data[row].ty.ndim() < state.ty.ndim())
     }
 
     /// Whether what a contraction makes, once views, biases, dropout and constant factors are passed, is added to something

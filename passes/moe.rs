@@ -187,6 +187,7 @@ impl Transform for Moe {
             );
         }
         let Found { blocks, near } = blocks(module);
+        cx.near_misses.extend(near.iter().cloned());
         if blocks.is_empty() {
             let error = Diagnostic::new("--moe found no feed-forward block in the model").note(
                 "a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences",

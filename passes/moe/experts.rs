@@ -213,7 +213,9 @@ impl Moe {
             }
         };
         let copies = if shape == Shape::Result { self.experts } else { self.experts / parts };
-        view.push(ViewStep::Repeat(copies));
+        if copies > 1 {
+            view.push(ViewStep::Repeat(copies));
+        }
         let ty = Type::of(state.ty.dtype, &[&[self.experts], &own[..]].concat());
         let initializer = match (self.start, state.initializer) {
             (Start::Copies, Initializer::Data(data)) if self.noise > 0.0 => {

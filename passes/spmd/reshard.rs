@@ -3,7 +3,8 @@
 use ir::factors::FactorAxes;
 use ir::ops::collective::{Change, Collective};
 use ir::{
-    At, AxisId, Builder, Definition, Diagnostic, Mesh, NodeId, PartialKind, Phase, Sharding, Type, ValueId,
+    At, AxisId, Builder, Definition, Diagnostic, Mesh, NodeId, Op, PartialKind, Phase, Sharding, Type,
+    ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -181,6 +182,12 @@ impl<'b, 'm> Resharder<'b, 'm> {
         self.b.at(at);
         if let Some(origin) = origin {
             self.b.origin(origin);
+        }
+        // A transfer sends the value as the stage of its operand leaves it.
+        let is_transfer = |id: NodeId| matches!(self.b.module().node(id).op, Op::Transfer(_));
+        if reader.is_some_and(is_transfer) {
+            let stage = self.b.module().stage_of(value);
+            self.b.stage(stage);
         }
         let made = self.b.one_typed(collective, &[value], Type { sharding: to.clone(), ..from })?;
         self.made.insert(key, made);

@@ -4,6 +4,7 @@
 mod batch_norm;
 mod dropout;
 mod expert_faults;
+mod experts;
 mod mesh;
 mod mesh_faults;
 mod random;

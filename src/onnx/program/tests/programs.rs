@@ -1,6 +1,6 @@
 //! Programs at every level: layouts over devices, operators of the compiler, states, and the forward part of a training step.
 
-use crate::program::{Absent, Form, Header, model, shown};
+use crate::program::{Absent, Form, Header, model, shown, write};
 use crate::proto::{ModelProto, NodeProto, SimpleShardedDimProtoDim};
 use bytes::Bytes;
 use ir::Module;
@@ -197,4 +197,26 @@ module @same imported {
     let read = crate::Model::from_bytes(crate::program::bytes(&proto).into(), None).unwrap();
     let read = crate::import(&read, &crate::ImportOptions::default()).unwrap().module;
     assert_eq!(read.outputs.len(), 7);
+}
+
+#[test]
+fn a_written_model_computes_what_the_step_does_forward() {
+    let module = ir::text::parse(STEP).unwrap_or_else(|error| panic!("{error}"));
+    let floats = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Bytes>();
+    let weight = [1.0, 0.0, 0.0, 2.0, 0.0, 3.0, 0.0, 0.0];
+    let tensors =
+        BTreeMap::from([("file.weight".to_string(), floats(&weight)), ("gate".into(), floats(&[1.0, 10.0]))]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step.onnx");
+    write(&module, &Header::default(), &tensors, Form::Inference, &path).unwrap();
+    let read = crate::Model::load(&path).unwrap();
+    let read = crate::import(&read, &crate::ImportOptions::default()).unwrap().module;
+    let x = ir::Tensor::float(ir::DType::F32, vec![3, 4], (0..12).map(f64::from).collect());
+    let inputs = BTreeMap::from([("x".to_string(), x)]);
+    // Row r of x is 4r, 4r + 1, 4r + 2, 4r + 3.
+    let expected = [6.0, 30.0, 18.0, 150.0, 30.0, 270.0];
+    assert_eq!(super::outputs(&read, &inputs)["y"][0].floats(), expected);
+    let error = write(&module, &Header::default(), &BTreeMap::new(), Form::Inference, &path).unwrap_err();
+    assert!(error.to_string().contains("has no bytes"), "{error}");
+    assert!(crate::Model::load(&path).is_ok(), "the file of before is there");
 }

@@ -6,6 +6,7 @@ mod cli;
 mod data;
 mod doctor;
 mod durability;
+mod experts;
 mod hostile;
 mod inspect;
 mod launched;

@@ -1,0 +1,45 @@
+//! `--moe`: a run of a model with mixtures of experts, its metrics, and the file that it ends with.
+
+use crate::TRAINYARD;
+use testing::workplace::Workplace;
+
+const TRAIN: &str = "--train text.txt --microbatch 2";
+
+#[test]
+fn a_trained_mixture_is_a_model_again() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    for (number, moe) in
+        ["experts=4,capacity=1", "gshard,experts=4,capacity=none,every=2", "expert-choice,experts=2,shared"]
+            .into_iter()
+            .enumerate()
+    {
+        let run = format!("run{number}");
+        place.succeed(&format!(
+            "compile testdata/gpt2-fresh.onnx {TRAIN} --moe {moe} --mesh ep=2 --steps 4 -o {run}"
+        ));
+        let trained = place.metrics(&run).pop().expect("it has steps");
+        for metric in ["moe.entropy", "loss", "eval_loss"] {
+            assert!(trained[metric].is_f64(), "{moe}: {trained}");
+        }
+        assert_eq!(trained["moe.dropped"].is_f64(), moe.starts_with("experts=4"), "{trained}");
+        // The file has the trained weights, and the passes find its experts again.
+        let again = format!("{run}-again");
+        // The batch of the file is that of all ranks.
+        let whole = TRAIN.replace("--microbatch 2", "--microbatch 4");
+        place.succeed(&format!("compile {run}/model.onnx {whole} --lr 1e-12 --steps 1 -o {again}"));
+        let read = place.metrics(&again).pop().expect("it has a step");
+        let loss = |step: &serde_json::Value| step["eval_loss"].as_f64().expect("an evaluation");
+        assert!((loss(&read) - loss(&trained)).abs() < 1e-6, "{moe}: {read} {trained}");
+    }
+}
+
+#[test]
+fn a_run_of_a_mixture_goes_on_bit_for_bit() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let train = format!("compile testdata/gpt2-fresh.onnx {TRAIN} --moe switch,experts=4 --save-every 2");
+    place.succeed(&format!("{train} --steps 4 -o whole"));
+    place.succeed(&format!("{train} --steps 2 -o parted"));
+    place.succeed(&format!("{train} --steps 4 -o parted --resume"));
+    assert!(place.states("whole", 4) == place.states("parted", 4), "the checkpoints differ");
+    assert!(place.read("whole/model.onnx") == place.read("parted/model.onnx"), "the models differ");
+}

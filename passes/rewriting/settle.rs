@@ -10,8 +10,8 @@
 
 use ir::ops::transfer::Transfer;
 use ir::{
-    At, Builder, Changed, Definition, EVERY_STAGE, Module, Node, NodeId, Op, Operator, Phase, Role, StateId,
-    StepOutput, TypeError, ValueId,
+    At, Builder, Changed, Definition, EVERY_STAGE, Module, Node, NodeId, Op, Operator, Phase, Role,
+    ScalarPart, StateId, StepOutput, TypeError, ValueId,
 };
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) fn settle(module: &mut Module, by: &str) -> Result<Changed, TypeError
     if module.pipeline.is_none() {
         return Ok(Changed::No);
     }
-    let stages = Stages::of(module);
+    let stages = without_idle_transfers(module, by);
     let mut b = Builder::new(module, by);
     stages.nodes.iter().for_each(|(&id, &stage)| b.set_stage(id, stage));
     stages.states.iter().for_each(|(&id, &stage)| b.tables().states[id].stage = stage);
@@ -31,6 +31,29 @@ pub(crate) fn settle(module: &mut Module, by: &str) -> Result<Changed, TypeError
     transfers.states()?;
     transfers.reports()?;
     Ok(transfers.b.finish())
+}
+
+/// The stages of a program, once the transfers are gone whose values every stage has: the gradient of a mean of one number is a
+/// constant.
+fn without_idle_transfers(module: &mut Module, by: &str) -> Stages {
+    loop {
+        let stages = Stages::of(module);
+        let is_idle = |node: &Node| {
+            matches!(node.op, Op::Transfer(_)) && stages.of_value(module, node.operands[0]) == EVERY_STAGE
+        };
+        let idle: Vec<NodeId> = module.nodes().filter(|(_, node)| is_idle(node)).map(|(id, _)| id).collect();
+        if idle.is_empty() {
+            return stages;
+        }
+        let mut b = Builder::new(module, by);
+        for id in idle {
+            let node = b.module().node(id);
+            let (sent, received) = (node.operands[0], node.results[0]);
+            b.replace(received, sent);
+            b.remove(id);
+        }
+        b.finish();
+    }
 }
 
 /// The most operations for an element of the result, of a node that every stage computes for itself.
@@ -57,9 +80,13 @@ impl Stages {
         let first = |state: &ir::State| if counts(state.role) { EVERY_STAGE } else { state.stage };
         let mut states: BTreeMap<StateId, u32> =
             module.states.iter().map(|(id, state)| (id, first(state))).collect();
+        let loss = module.step_output(StepOutput::loss(0, ScalarPart::Sum)).map(|output| output.value);
         loop {
             let nodes = nodes(module, &states);
             let mut changed = false;
+            // Backward begins with the loss scale, on the stage of the loss, which may have no gradients.
+            let of_loss =
+                loss.map(|value| of(module, &nodes, &states, value)).filter(|&stage| stage != EVERY_STAGE);
             for (id, state) in module.states.iter().filter(|(_, state)| is_small(module, state.input)) {
                 let Some(Definition::Node(maker, _)) =
                     state.output.map(|value| module.value(value).definition)
@@ -67,14 +94,36 @@ impl Stages {
                     continue;
                 };
                 let follows = counts(state.role) || state.role == Role::Scaler;
-                if follows && states[&id] != nodes[&maker] && nodes[&maker] != EVERY_STAGE {
-                    changed |= states.insert(id, nodes[&maker]) != Some(nodes[&maker]);
+                let mut stage = nodes[&maker];
+                if state.role == Role::Scaler && stage != EVERY_STAGE {
+                    stage = stage.max(of_loss.unwrap_or(0));
+                }
+                if follows && states[&id] != stage && stage != EVERY_STAGE {
+                    changed |= states.insert(id, stage) != Some(stage);
                 }
             }
             if !changed {
                 return Self { nodes, states };
             }
         }
+    }
+
+    fn of_value(&self, module: &Module, value: ValueId) -> u32 {
+        of(module, &self.nodes, &self.states, value)
+    }
+}
+
+/// The stage of a value, given those of nodes and states.
+fn of(
+    module: &Module,
+    nodes: &BTreeMap<NodeId, u32>,
+    states: &BTreeMap<StateId, u32>,
+    value: ValueId,
+) -> u32 {
+    match module.value(value).definition {
+        Definition::Input(_) => EVERY_STAGE,
+        Definition::State(state) => states[&state],
+        Definition::Node(maker, _) => nodes[&maker],
     }
 }
 
@@ -87,12 +136,8 @@ fn nodes(module: &Module, states: &BTreeMap<StateId, u32>) -> BTreeMap<NodeId, u
     let mut nodes = BTreeMap::new();
     let is_asynchronous = module.pipeline.as_ref().is_some_and(ir::Pipeline::is_asynchronous);
     for (id, node) in module.nodes() {
-        let of = |&value: &ValueId| match module.value(value).definition {
-            Definition::Input(_) => EVERY_STAGE,
-            Definition::State(state) => states[&state],
-            Definition::Node(maker, _) => nodes[&maker],
-        };
-        let stages = node.operands.iter().map(of).filter(|&stage| stage != EVERY_STAGE);
+        let stages = node.operands.iter().map(|&value| of(module, &nodes, states, value));
+        let stages = stages.filter(|&stage| stage != EVERY_STAGE);
         let last = if is_asynchronous && node.phase == Phase::Update { stages.min() } else { stages.max() };
         let is_scalar = node.results.iter().all(|&value| is_small(module, value));
         let stage = match (&node.op, last) {

@@ -77,6 +77,15 @@ fn a_pipeline_computes_what_one_device_does() {
     check(MODELS.map(|model| format!("{model} --mesh pp=2 {BATCH} --tolerance 1e-9")));
 }
 
+/// The gradient of a mean of one number is a constant, which no stage sends; and the stage of the loss may have no parameters.
+#[test]
+fn stages_without_parameters_compute_what_one_device_does() {
+    for model in ["batch-loss.dynamo", "root-loss.dynamo", "mlp-loss.dynamo", "joined-loss.dynamo"] {
+        let batch = "--mesh pp=2 --microbatch 1 --global-batch 8";
+        check(["", "--fp16", "--clip 0.01"].map(|flags| format!("{model} {batch} {flags} --tolerance 1e-9")));
+    }
+}
+
 #[test]
 fn every_option_composes_with_stages() {
     let global = "--microbatch 2 --global-batch 32";

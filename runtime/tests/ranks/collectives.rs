@@ -56,6 +56,26 @@ pub(crate) fn what_is_whole_is_sliced_and_what_is_split_changes_its_dim() {
 }
 
 #[test]
+pub(crate) fn rows_go_to_their_experts_and_return() {
+    let parameters = r#"%0 "x" : f64[4, 4, 3] {dp*ep, -, -}, %1 "w" : f64[4, 3, 5] {ep, -, -}, %2 "rows" : f64[8, 3] {dp*ep, -},
+        %3 "choice" : i64[8] {dp*ep}"#;
+    let nodes = "%4 = all_to_all %0 : f64[4, 4, 3] {dp, ep, -}
+        %5 = contract %4, %1 {lhs = bek, rhs = ekn, out = ben} : f64[4, 4, 5] {dp, ep, -}
+        %6 = all_to_all %5 : f64[4, 4, 5] {dp*ep, -, -}
+        %7 = all_gather %2 : f64[8, 3] {dp, -}
+        %8 = all_gather %3 : i64[8] {dp}
+        %9 = experts %7, %1, %8 {transposed = false} : f64[8, 5] {dp, -} partial(sum ep)
+        %10 = reduce_scatter %9 : f64[8, 5] {dp*ep, -}
+        %11 = all_gather %10 : f64[8, 5] {dp, -}
+        %12 = experts_grad %8, %7, %11 : f64[4, 3, 5] {ep, -, -} partial(sum dp)
+        %13 = all_reduce %12 : f64[4, 3, 5] {ep, -, -}";
+    let outputs = ["%4", "%5", "%6", "%10", "%13"];
+    same_as_on_one_device(&placed("dp=2, ep=2", parameters, nodes, &outputs));
+    same_as_on_one_device(&placed("ep=2, dp=2", parameters, nodes, &outputs));
+    same_as_on_one_device(&placed("dp=1, ep=4", parameters, nodes, &outputs));
+}
+
+#[test]
 pub(crate) fn two_axes_split_one_dim_in_either_order() {
     let parameters = r#"%0 "x" : f64[12, 2] {dp*tp, -}, %1 "y" : f64[12, 2] {tp*dp, -}, %2 "z" : i64[12]"#;
     let nodes = "%3 = exp %0 : f64[12, 2] {dp*tp, -}

@@ -16,6 +16,7 @@ fn every_collective_does_between_gpus_what_it_says() {
         collectives::a_column_then_a_row_parallel_layer_need_one_reduction,
         collectives::a_reduction_is_scattered_and_gathered,
         collectives::what_is_whole_is_sliced_and_what_is_split_changes_its_dim,
+        collectives::rows_go_to_their_experts_and_return,
         collectives::two_axes_split_one_dim_in_either_order,
         collectives::a_partial_maximum_is_the_maximum,
         collectives::a_bucket_is_reduced_value_by_value,

@@ -13,6 +13,7 @@ use ir::{
     ViewStep,
 };
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Where tokens meet experts.
 #[derive(Clone, Copy, Debug)]
@@ -160,8 +161,8 @@ impl Moe {
         let mut found = BTreeMap::new();
         for (id, shape) in shapes {
             let dense = b.module().states[id].input;
-            if !found.contains_key(&dense) {
-                found.insert(dense, self.state(b, block, id, shape)?);
+            if let Entry::Vacant(place) = found.entry(dense) {
+                place.insert(self.state(b, block, id, shape)?);
             }
         }
         Ok(found)

@@ -220,19 +220,24 @@ enum Direction {
     ToMakers,
 }
 
+/// The node through which a walk reaches a dim, with the node's factor of that dim; `None` where the walk begins.
+type Through = Option<(NodeId, FactorId)>;
+
+/// A dim that a walk reaches.
+type Reached = (Place, Through);
+
 /// A walk from dim to dim through nodes that compute each expert by itself, other than products.
 struct Walk<'r, 'm> {
     rules: &'r Rules<'m>,
     axes: &'r [AxisId],
     products: &'r BTreeMap<NodeId, FactorId>,
-    /// The dims with the node through which each was reached, and the node's factor.
-    seen: BTreeMap<Place, Option<(NodeId, FactorId)>>,
+    /// The dims that were reached.
+    seen: BTreeMap<Place, Through>,
 }
 
 impl Walk<'_, '_> {
     fn walk(&mut self, from: Vec<Place>, direction: Direction) {
-        let mut pending: Vec<(Place, Option<(NodeId, FactorId)>)> =
-            from.into_iter().map(|place| (place, None)).collect();
+        let mut pending: Vec<Reached> = from.into_iter().map(|place| (place, None)).collect();
         while let Some((place, through)) = pending.pop() {
             if self.seen.contains_key(&place) {
                 continue;
@@ -249,12 +254,7 @@ impl Walk<'_, '_> {
     }
 
     /// The dims on the other side of a node; `None` if the node does not compute each expert by itself.
-    fn step(
-        &self,
-        id: NodeId,
-        (value, dim): Place,
-        direction: Direction,
-    ) -> Option<Vec<(Place, Option<(NodeId, FactorId)>)>> {
+    fn step(&self, id: NodeId, (value, dim): Place, direction: Direction) -> Option<Vec<Reached>> {
         let (node, factors) = (self.rules.module.node(id), self.rules.of(id));
         if self.products.contains_key(&id) || !node.phase.is_microbatch() {
             return None;

@@ -85,7 +85,6 @@ pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::Pipeline;
     use crate::registry::Pass;
 

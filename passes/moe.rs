@@ -67,6 +67,9 @@ pub struct Routing {
     pub gates: Gates,
     /// Slots of an expert for each token that it would have if all had equally many; `None` drops nothing.
     pub capacity: Option<f64>,
+    /// Equal groups of experts, and of how many a token takes its experts: those with the largest sums of the two highest probabilities
+    /// (DeepSeek-AI, arXiv 2412.19437, section 2.1.2).
+    pub limit: Option<GroupLimit>,
     /// Whether the second choice is taken at random, in proportion to its gate (GShard).
     pub random_second: bool,
     /// Whether experts choose tokens (Zhou et al., arXiv 2202.09368).
@@ -77,6 +80,15 @@ pub struct Routing {
     pub z: f64,
     /// The router's input is multiplied by uniform numbers between 1 minus and 1 plus this.
     pub jitter: f64,
+}
+
+/// Groups of experts, such as those of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupLimit {
+    /// Groups of equally many experts.
+    pub groups: u64,
+    /// Groups of which a token takes experts.
+    pub taken: u64,
 }
 
 /// The factors of the experts' results.
@@ -94,6 +106,7 @@ impl Routing {
         top: 1,
         gates: Gates::Probabilities,
         capacity: Some(1.25),
+        limit: None,
         random_second: false,
         by_experts: false,
         balance: 0.01,
@@ -147,6 +160,20 @@ impl Moe {
         }
         if by_experts && capacity.is_none() {
             return Err("expert-choice takes a capacity: the number of tokens of an expert".into());
+        }
+        if let Some(GroupLimit { groups, taken }) = self.routing.limit {
+            let in_group = experts / groups.max(1);
+            if groups == 0 || !experts.is_multiple_of(groups) || taken == 0 || taken > groups || by_experts {
+                return Err(format!(
+                    "groups={taken}/{groups} does not divide {experts} experts: write groups=TAKEN/ALL, where ALL divides the experts"
+                ));
+            }
+            if top > taken * in_group {
+                return Err(format!(
+                    "groups={taken}/{groups} leaves {} experts, and top={top}",
+                    taken * in_group
+                ));
+            }
         }
         if random_second && (top != 2 || by_experts) {
             return Err(format!("random-second takes top=2, not top={top}"));

@@ -1,6 +1,6 @@
 //! The pass's options as text: `moe(experts=8, top=2, every=2)`, which is also what follows the flag `--moe`.
 
-use super::{Gates, Moe, Routing, Start};
+use super::{Gates, GroupLimit, Moe, Routing, Start};
 use crate::arguments::Arguments;
 
 pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
@@ -30,6 +30,11 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
         None => {}
         Some("none") => routing.capacity = None,
         Some(text) => routing.capacity = Some(number("capacity", text)?),
+    }
+    if let Some(text) = arguments.take("groups") {
+        let (taken, groups) = text.split_once('/').ok_or("write groups as groups=TAKEN/ALL, such as 1/2")?;
+        routing.limit =
+            Some(GroupLimit { taken: number("groups", taken)?, groups: number("groups", groups)? });
     }
     routing.random_second |= arguments.flag("random-second");
     routing.balance = arguments.value("balance", routing.balance)?;
@@ -62,7 +67,8 @@ pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {
         }
     }
     arguments.push("experts", experts);
-    let Routing { top, gates, capacity, random_second: _, by_experts: _, balance, z, jitter } = routing;
+    let Routing { top, gates, capacity, limit, random_second: _, by_experts: _, balance, z, jitter } =
+        routing;
     if (top, gates) != (&preset.top, &preset.gates) {
         arguments.push("top", top);
         arguments.push("renormalize", if *gates == Gates::Renormalized { "on" } else { "off" });
@@ -72,6 +78,7 @@ pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {
         None => arguments.push("capacity", "none"),
         Some(capacity) => arguments.push("capacity", capacity),
     }
+    limit.iter().for_each(|limit| arguments.push("groups", format!("{}/{}", limit.taken, limit.groups)));
     arguments.push_unless(&preset.balance, "balance", balance);
     arguments.push_unless(&preset.z, "z", z);
     arguments.push_unless(&preset.jitter, "jitter", jitter);
@@ -97,6 +104,7 @@ mod tests {
             "moe(gshard, experts=4, capacity=none)",
             "moe(expert-choice, experts=4, capacity=1, hidden=64, fresh, shared, seed=7)",
             "moe(experts=4, top=3, renormalize=off, noise=0.01, balance=0)",
+            "moe(experts=8, groups=2/4)",
         ] {
             let pipeline: Pipeline = text.parse().expect(text);
             let [Pass::Moe(moe)] = &pipeline.passes[..] else { panic!("{pipeline}") };
@@ -113,6 +121,9 @@ mod tests {
             ("moe(experts=4, capacity=0)", "capacity=0 drops every token"),
             ("moe(experts=4, top=1, random-second)", "random-second takes top=2"),
             ("moe(experts=4, every=0)", "every=0"),
+            ("moe(experts=4, groups=1/3)", "groups=1/3 does not divide 4 experts"),
+            ("moe(experts=4, groups=1/4)", "groups=1/4 leaves 1 experts, and top=2"),
+            ("moe(experts=4, groups=2)", "groups=TAKEN/ALL"),
             ("moe(experts=4, renormalize=maybe)", "on and off"),
         ] {
             let refused = text.parse::<Pipeline>().expect_err(text).to_string();

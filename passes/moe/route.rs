@@ -2,7 +2,7 @@
 //!
 //! Scores and what is made of them are f32, also where a step runs in half precision (Fedus et al., arXiv 2101.03961, section 2.4).
 
-use super::{Gates, Moe};
+use super::{Gates, GroupLimit, Moe};
 use crate::dropout;
 use ir::ops::constant::Iota;
 use ir::ops::contract::Contract;
@@ -88,10 +88,41 @@ fn uniform(b: &mut Builder, moe: &Moe, ty: Type, sizes: Sizes) -> Result<ValueId
     b.one_typed(RandomUniform { id, seed: moe.seed, dim: 0 }, &[numbers], ty)
 }
 
+/// The probabilities of the experts in the groups that a token takes; -1 in all others.
+fn of_groups(
+    b: &mut Builder,
+    moe: &Moe,
+    limit: GroupLimit,
+    probabilities: ValueId,
+    sizes: Sizes,
+) -> Result<ValueId, TypeError> {
+    let GroupLimit { groups, taken } = limit;
+    let (in_group, Sizes { groups: samples, tokens, .. }) = (moe.experts / groups, sizes);
+    let by_group = b.reshape(probabilities, known(&[samples, tokens, groups, in_group]))?;
+    let highest = b.one(TopK { dim: 3, count: in_group.min(2), largest: true }, &[by_group])?;
+    let highest = b.one(GatherElements { dim: 3 }, &[by_group, highest])?;
+    let sums = b.sum(highest, &[3])?;
+    let chosen = b.one(TopK { dim: 2, count: taken, largest: true }, &[sums])?;
+    let chosen = b.reshape(chosen, known(&[samples, tokens, taken, 1]))?;
+    let group = b.one_typed(Iota { dim: 3 }, &[], Type::of(DType::I64, &[1, 1, 1, groups]))?;
+    let is_chosen = b.one(Compare::Equal, &[chosen, group])?;
+    let is_chosen = b.cast(is_chosen, DType::I64)?;
+    let is_chosen = b.sum(is_chosen, &[2])?;
+    let is_chosen = b.cast(is_chosen, DType::Bool)?;
+    let is_chosen = b.reshape(is_chosen, known(&[samples, tokens, groups, 1]))?;
+    let least = b.splat_like(by_group, -1.0)?;
+    let ranked = b.one(Select, &[is_chosen, by_group, least])?;
+    b.reshape(ranked, known(&[samples, tokens, moe.experts]))
+}
+
 /// The experts that each token chooses.
 pub(super) fn choose(b: &mut Builder, moe: &Moe, scores: Scores, sizes: Sizes) -> Result<Choice, TypeError> {
     let routing = &moe.routing;
-    let experts = b.one(TopK { dim: 2, count: routing.top, largest: true }, &[scores.probabilities])?;
+    let mut ranked = scores.probabilities;
+    if let Some(limit) = routing.limit {
+        ranked = of_groups(b, moe, limit, ranked, sizes)?;
+    }
+    let experts = b.one(TopK { dim: 2, count: routing.top, largest: true }, &[ranked])?;
     let mut gates = b.one(GatherElements { dim: 2 }, &[scores.probabilities, experts])?;
     if routing.gates == Gates::Renormalized {
         let sum = b.sum(gates, &[2])?;

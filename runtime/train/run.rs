@@ -13,6 +13,7 @@ use crate::device::DeviceError;
 use crate::metrics::MetricsWriter;
 use crate::progress::Progress;
 use ir::Module;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -81,6 +82,8 @@ pub struct Outcome {
     pub ended_early: bool,
     /// The loss of the last step; `None` if no step was run.
     pub loss: Option<f64>,
+    /// The other scalars of the model in the last step, by name; `None` if one is not finite.
+    pub scalars: BTreeMap<String, Option<f64>>,
     /// The eval loss before the first step of this call, when it began at step 0.
     pub initial_eval_loss: Option<f64>,
     /// The eval loss after the last step that was done; `None` if it was not evaluated, or not to the end.

@@ -272,6 +272,7 @@ impl TrainingRun<'_> {
         };
         let step_ms = seconds * 1e3;
         let outputs = outputs(metrics);
+        outcome.scalars.clone_from(&outputs);
         let metrics = StepMetrics {
             step,
             loss,

@@ -1,7 +1,10 @@
 //! The lines on the terminal at the end of a run.
 
 use crate::export::Exported;
+use ir::Diagnostic;
+use passes::moe::Moe;
 use runtime::train::{BestCheckpoint, Outcome};
+use std::collections::BTreeMap;
 
 /// The result of a run as text. `best` is the checkpoint that was exported in place of the last.
 pub(super) fn text(
@@ -43,6 +46,35 @@ pub(super) fn text(
     let notes: String = exported.notes().iter().map(|note| format!("note: {note}\n")).collect();
     text + "\n" + &notes
 }
+
+/// The routing of the last step as text, and a warning if nearly all tokens meet the same experts.
+pub(super) fn experts(
+    scalars: &BTreeMap<String, Option<f64>>,
+    moe: &Moe,
+) -> Option<(String, Option<Diagnostic>)> {
+    let scalar = |name: &str| scalars.get(&format!("moe.{name}")).copied().flatten();
+    let entropy = scalar("entropy")?;
+    let mut text = format!("experts: entropy of the router {entropy:.2} of {:.2}", (moe.experts as f64).ln());
+    if let (Some(balance), Some(busiest)) = (scalar("balance"), scalar("busiest")) {
+        text += &format!(", balance {balance:.2}, the busiest expert has {busiest:.2} times its share");
+    }
+    if let Some(dropped) = scalar("dropped") {
+        text += &format!(", {:.1} % of the choices found no slot", dropped * 100.0);
+    }
+    // A token chooses different experts, so an expert has at most all tokens.
+    let most = moe.experts as f64 / if moe.routing.random_second { 1.0 } else { moe.routing.top as f64 };
+    let collapsed = scalar("busiest").filter(|busiest| most > 1.0 && *busiest > COLLAPSED * most);
+    let warning = collapsed.map(|busiest| {
+        let message =
+            format!("nearly all tokens meet the same experts: the busiest has {:.0} % of them", busiest / most * 100.0);
+        Diagnostic::new(message)
+            .note("raise the factor of the balance loss, for example --moe …,balance=0.1; metrics.jsonl has `moe.busiest` of each step")
+    });
+    Some((text, warning))
+}
+
+/// The share of the tokens of one expert from which a router is told to have collapsed.
+const COLLAPSED: f64 = 0.95;
 
 #[cfg(test)]
 mod tests {
@@ -107,5 +139,34 @@ mod tests {
                 done: 15 steps, loss 1.500000, eval loss 1.750000; wrote run/model.onnx of step 5, with the lowest eval loss, 1.250000
             "#]],
         );
+    }
+
+    #[test]
+    fn a_router_that_has_collapsed_is_told() {
+        let moe = |text: &str| {
+            let pipeline: passes::Pipeline = format!("moe({text})").parse().expect("options");
+            let [passes::Pass::Moe(moe)] = &pipeline.passes[..] else { panic!("not moe alone") };
+            moe.clone()
+        };
+        let scalars = |busiest: f64, dropped: Option<f64>| {
+            let numbers = [
+                ("entropy", Some(1.25)),
+                ("balance", Some(1.5)),
+                ("busiest", Some(busiest)),
+                ("dropped", dropped),
+            ];
+            let there = numbers.into_iter().filter(|(_, number)| number.is_some());
+            there.map(|(name, number)| (format!("moe.{name}"), number)).collect::<BTreeMap<_, _>>()
+        };
+        let (text, warning) = experts(&scalars(1.5, None), &moe("experts=4")).expect("it has experts");
+        expect!["experts: entropy of the router 1.25 of 1.39, balance 1.50, the busiest expert has 1.50 times its share"]
+            .assert_eq(&text);
+        assert!(warning.is_none());
+        let (text, warning) =
+            experts(&scalars(3.9, Some(0.5)), &moe("switch, experts=4")).expect("it has experts");
+        assert!(text.ends_with(", 50.0 % of the choices found no slot"), "{text}");
+        expect!["nearly all tokens meet the same experts: the busiest has 98 % of them"]
+            .assert_eq(&warning.expect("it has collapsed").message);
+        assert!(experts(&BTreeMap::new(), &moe("experts=4")).is_none());
     }
 }

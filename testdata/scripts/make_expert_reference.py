@@ -91,7 +91,17 @@ def group(states: dict, options: dict, number: int, x: np.ndarray, report: Repor
             for t in top(scores[:, e], slots):
                 y[t] += scores[t, e] * expert(states, e, x[t])
         return y
-    chosen = [top(row, options["top"]) for row in probabilities]
+    ranked = probabilities
+    if "groups" in options:
+        # DeepSeek-AI, arXiv 2412.19437, section 2.1.2: the groups with the largest sums of their two highest scores.
+        taken, all_groups = options["groups"]
+        size = EXPERTS // all_groups
+        ranked = []
+        for row in probabilities:
+            sums = [sum(sorted(row[i * size : (i + 1) * size])[-2:]) for i in range(all_groups)]
+            best = top(sums, taken)
+            ranked.append([p if i // size in best else -1.0 for i, p in enumerate(row)])
+    chosen = [top(row, options["top"]) for row in ranked]
     gates = [np.array([row[e] for e in choice]) for row, choice in zip(probabilities, chosen)]
     if options["renormalize"]:
         gates = [gate / gate.sum() for gate in gates]
@@ -166,6 +176,7 @@ RUNS = [
         "gshard, experts=4, balance=0.5",
         {"top": 2, "renormalize": True, "capacity": 1.0, "balance": 0.5, "random_second": True},
     ),
+    ("experts=4, groups=1/2, balance=0", {"top": 2, "renormalize": True, "groups": (1, 2)}),
     ("expert-choice, experts=4, z=0.1", {"by_experts": True, "capacity": 2.0, "z": 0.1}),
 ]
 

@@ -220,6 +220,11 @@ impl Compile {
         let exported = export::export(source, compilation, &states, folder.path())?;
         check()?;
         report::tell_lines(&summary::text(outcome, best, &exported, steps));
+        let experts = settings.experts.moe.as_ref().and_then(|moe| summary::experts(&outcome.scalars, moe));
+        if let Some((text, warning)) = experts {
+            report::tell_lines(&text);
+            report::print(Severity::Warning, warning.as_slice());
+        }
         if best.is_none() && settings.run.exports_best() {
             tell!("note: no evaluated checkpoint can be used: the last checkpoint is exported");
         }

@@ -58,7 +58,7 @@ const OPTIONS: [&str; 9] = [
 #[test]
 fn mixtures_compose_with_every_option() {
     for (i, options) in OPTIONS.iter().enumerate() {
-        let mixtures = [MIXTURES[i % 5], MIXTURES[(i + 1) % 5], MIXTURES[(i + 2) % 5]];
+        let mixtures = [MIXTURES[i % 5], MIXTURES[(i + 2) % 5]];
         check(
             mixtures.map(|moe| format!("gpt2.dynamo --moe {moe} {options} --microbatch 4 --tolerance 1e-9")),
         );

@@ -79,7 +79,7 @@ pub struct Decision {
 pub struct Class {
     /// The dividend: the scalar output `loss.sum`.
     pub sum: ValueId,
-    /// What is differentiated in its place: the output `loss.objective`, if there is one.
+    /// The scalar that is differentiated: the output `loss.objective` if the program has one, else the dividend.
     pub objective: ValueId,
     /// The number of terms in it: the scalar output `loss.weight`.
     pub weight: ValueId,

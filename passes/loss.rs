@@ -197,7 +197,7 @@ pub fn decide(module: &Module, options: &Loss, exported: Option<u64>) -> Result<
     if module.level != Level::Imported || module.step_output(StepOutput::loss(0, ScalarPart::Sum)).is_some() {
         return Err(Diagnostic::new("the program already has a training loss"));
     }
-    // What the pass `moe` reports has such names.
+    // The outputs of the pass `moe` have reserved names.
     let by_moe = |value: ValueId| module.producer(value).is_some_and(|node| &*node.by == Moe::NAME);
     let mut reserved = module.outputs.iter().filter(|output| StepOutput::reserves(&output.name));
     if let Some(output) = reserved.find(|output| !by_moe(output.value)) {

@@ -9,7 +9,7 @@
 //!   residual stream. Dispatch and combine are gathers, and experts a contraction with a batch dim.
 //!
 //! Invariants: the outputs of the model keep their names and types; a parameter of a block becomes a state of its experts;
-//! the balance losses are the output `loss.penalty`, which the pass `loss` adds to what is minimised.
+//! the sum of the balance losses is the output `loss.penalty`, which the pass `loss` adds to the minimised sum.
 
 mod balance;
 mod experts;

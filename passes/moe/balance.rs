@@ -1,4 +1,4 @@
-//! Balance: the losses that keep tokens spread over experts, and what is reported of the routing.
+//! Balance: the losses that keep tokens spread over experts, and the metrics of the routing.
 
 use super::Moe;
 use super::route::{Choice, Scores, Sizes, known};
@@ -12,7 +12,7 @@ use smallvec::smallvec;
 /// The scalars of all mixtures, one each.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
-    /// Addends of what is minimised beside the loss.
+    /// The balance losses and z-losses, each with its factor.
     penalties: Vec<ValueId>,
     /// E · Σ (share of the tokens · mean probability): 1 where all experts have equally many.
     balances: Vec<ValueId>,
@@ -20,7 +20,7 @@ pub(super) struct Parts {
     dropped: Vec<[ValueId; 2]>,
     /// Means over tokens of the entropy of the router's probabilities.
     entropies: Vec<ValueId>,
-    /// The tokens of the expert that has the most, in those that each has if all have equally many.
+    /// The number of tokens of the busiest expert, divided by the mean number of tokens of an expert.
     busiest: Vec<ValueId>,
 }
 
@@ -39,9 +39,11 @@ pub(super) fn of_choices(
     let (experts, top) = (moe.experts, moe.routing.top);
     // Only first choices count in GShard's loss.
     let counted = if moe.routing.random_second { 1 } else { top };
+    // In the order of the slots, so that both read one set of marks.
     let chosen = b.slice(choice.experts, 2, 0, Dim::known(counted))?;
-    let chosen = b.reshape(chosen, known(&[groups, tokens * counted]))?;
-    let is_chosen = one_hot(b, chosen, experts, [groups, tokens * counted])?;
+    let chosen = b.transpose(chosen, &[0, 2, 1])?;
+    let chosen = b.reshape(chosen, known(&[groups, counted * tokens]))?;
+    let is_chosen = one_hot(b, chosen, experts, [groups, counted * tokens])?;
     let counts = b.sum(is_chosen, &[1])?;
     let counts = b.cast(counts, DType::F32)?;
     let sums = b.sum(scores.probabilities, &[1])?;

@@ -82,18 +82,13 @@ impl Moe {
         let mut y = b.reshape(y, b.ty(output).dims.clone())?;
         if self.shared {
             b.at(At::After(block.last));
-            // The dense block stays: its readers read the sum, and the sum reads it.
-            let dense = self.copy_of_last(b, block)?;
+            // Readers of the dense result read the sum from now on, and the sum reads a copy of its last node.
+            let last = b.module().node(block.last).clone();
+            let dense = b.one(last.op, &last.operands)?;
             y = b.add(dense, y)?;
         }
         b.replace(output, y);
         Ok(())
-    }
-
-    /// The dense result again, as a value of its own that nothing replaces.
-    fn copy_of_last(&self, b: &mut Builder, block: &Block) -> Result<ValueId, TypeError> {
-        let node = b.module().node(block.last).clone();
-        b.one(node.op, &node.operands)
     }
 
     /// Every token as a row for each of its choices.

@@ -1,5 +1,5 @@
-//! Feed-forward blocks, by their structure: one or two contractions of sequences with parameters, elementwise functions of what they
-//! make, and a contraction back. Names play no part.
+//! Feed-forward blocks, found by their structure: one or two contractions of sequences with parameters, elementwise functions of their
+//! results, and a contraction back. Names play no part.
 
 use crate::reports::NearMiss;
 use ir::{Definition, Module, Node, NodeId, Op, OperandRole, Phase, Role, StateId, Type, ValueId};
@@ -34,7 +34,7 @@ pub struct Block {
     pub origin: Arc<str>,
 }
 
-/// The blocks of a program, in program order, and what is nearly one.
+/// The blocks of a program, in program order, and the near misses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
     /// The blocks.

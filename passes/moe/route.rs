@@ -1,6 +1,6 @@
 //! The router: scores of tokens for experts, the experts that a token chooses, and the factors of their results.
 //!
-//! Scores and what is made of them are f32, also where a step runs in half precision (Fedus et al., arXiv 2101.03961, section 2.4).
+//! Scores, probabilities and gates are f32, also where a step runs in half precision (Fedus et al., arXiv 2101.03961, section 2.4).
 
 use super::{Gates, GroupLimit, Moe};
 use crate::dropout;

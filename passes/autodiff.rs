@@ -213,6 +213,7 @@ pub fn apply(module: &mut Module, options: &Autodiff, decision: &Decision) -> Re
         b.tables().add_output(name, gradient);
     }
     metrics(&mut b)?;
+    loads(&mut b)?;
     b.tables().level = Level::Training;
     b.finish();
     remove_dead(module, Autodiff::NAME);
@@ -477,6 +478,24 @@ fn metrics(b: &mut Builder) -> Result<(), Diagnostic> {
         b.at(At::End(Phase::Update));
         let value = value(b, &sums)?;
         b.tables().add_output(StepOutput::Metric(&name), value);
+    }
+    Ok(())
+}
+
+/// Sums up the loads of experts over the microbatches: the output `load.NAME` becomes one of the update, in f64, which holds every count.
+fn loads(b: &mut Builder) -> Result<(), TypeError> {
+    for index in 0..b.module().outputs.len() {
+        let output = &b.module().outputs[index];
+        if StepOutput::load_of(&output.name).is_none() {
+            continue;
+        }
+        let value = output.value;
+        let stage = b.module().stage_of(value);
+        b.origin("moe").stage(stage).at(At::End(Phase::Forward));
+        let count = b.cast(value, DType::F64)?;
+        b.at(At::End(Phase::Update));
+        let sum = b.one(Accumulate, &[count])?;
+        b.tables().outputs[index].value = sum;
     }
     Ok(())
 }

@@ -37,6 +37,7 @@ pub mod recompute;
 pub mod registry;
 pub mod reports;
 pub mod rewriting;
+pub mod router_bias;
 pub mod simplify;
 pub mod spmd;
 pub mod stage;

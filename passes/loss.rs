@@ -203,8 +203,8 @@ pub fn decide(module: &Module, options: &Loss, exported: Option<u64>) -> Result<
     if let Some(output) = reserved.find(|output| !by_moe(output.value)) {
         let error = Diagnostic::new(format!("output `{}` has a reserved name", output.name));
         return Err(error.note(
-            "names that start with `loss.` or `metric.` are reserved: export the output under another \
-                 name",
+            "names that start with `loss.`, `metric.` or `load.` are reserved: export the output under \
+                 another name",
         ));
     }
     if !(0.0..1.0).contains(&options.label_smoothing) {

@@ -24,7 +24,7 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::reports::{ParameterReport, RowRole, StateView};
 use crate::rewriting::dead::remove_dead;
-use ir::{Builder, Changed, Diagnostic, Level, Module, Op, Role, State, View};
+use ir::{Builder, Changed, Diagnostic, Level, Module, Op, Role, View};
 use std::collections::BTreeSet;
 
 /// The pass.
@@ -74,6 +74,11 @@ pub struct Routing {
     pub random_second: bool,
     /// Whether experts choose tokens (Zhou et al., arXiv 2202.09368).
     pub by_experts: bool,
+    /// The numbers by which tokens choose.
+    pub affinity: Affinity,
+    /// By how much a step moves the bias of an expert that has more or fewer tokens than the mean; 0 for no bias
+    /// ([`crate::router_bias`]).
+    pub bias: f64,
     /// The factor of the balance loss.
     pub balance: f64,
     /// The factor of the z-loss (Zoph et al., arXiv 2202.08906, equation 5).
@@ -91,10 +96,20 @@ pub struct GroupLimit {
     pub taken: u64,
 }
 
+/// The numbers by which tokens choose experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Affinity {
+    /// The softmax of a token's scores.
+    #[default]
+    Softmax,
+    /// The sigmoid of each score (DeepSeek-AI, arXiv 2412.19437, equation 15).
+    Sigmoid,
+}
+
 /// The factors of the experts' results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gates {
-    /// The probabilities of the chosen experts.
+    /// The affinities of the chosen experts.
     Probabilities,
     /// These divided by their sum.
     Renormalized,
@@ -109,6 +124,8 @@ impl Routing {
         limit: None,
         random_second: false,
         by_experts: false,
+        affinity: Affinity::Softmax,
+        bias: 0.0,
         balance: 0.01,
         z: 0.0,
         jitter: 0.01,
@@ -144,7 +161,8 @@ impl Default for Routing {
 
 impl Moe {
     fn check(&self) -> Result<(), String> {
-        let Routing { top, capacity, random_second, by_experts, balance, z, jitter, .. } = self.routing;
+        let Routing { top, capacity, random_second, by_experts, affinity, bias, balance, z, jitter, .. } =
+            self.routing;
         let experts = self.experts;
         if top == 0 || top > experts && !by_experts {
             return Err(match top {
@@ -178,10 +196,19 @@ impl Moe {
         if random_second && (top != 2 || by_experts) {
             return Err(format!("random-second takes top=2, not top={top}"));
         }
+        if by_experts && (bias > 0.0 || affinity == Affinity::Sigmoid) {
+            return Err(
+                "expert-choice takes no bias and no sigmoid: every expert has equally many tokens".into()
+            );
+        }
+        if z > 0.0 && affinity == Affinity::Sigmoid {
+            return Err(format!("z={z} keeps the sum of a softmax small, and sigmoid has none"));
+        }
         if self.every == 0 {
             return Err("every=0 is no distance; every=1 takes all blocks, every=2 each second one".into());
         }
-        let factors = [("balance", balance), ("z", z), ("jitter", jitter), ("noise", self.noise)];
+        let factors =
+            [("bias", bias), ("balance", balance), ("z", z), ("jitter", jitter), ("noise", self.noise)];
         match factors.into_iter().find(|(_, factor)| !(factor.is_finite() && *factor >= 0.0)) {
             Some((name, factor)) => Err(format!("{name}={factor} is no factor; it is at least 0")),
             None if jitter >= 1.0 => Err(format!("jitter={jitter} is too large; it is below 1")),
@@ -214,7 +241,6 @@ impl Transform for Moe {
             );
         }
         let Found { blocks, near } = blocks(module);
-        cx.near_misses.extend(near.iter().cloned());
         if blocks.is_empty() {
             let error = Diagnostic::new("--moe found no feed-forward block in the model").note(
                 "a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences",
@@ -246,19 +272,24 @@ impl Transform for Moe {
     }
 }
 
-/// Parameters of dense blocks are no tensors of the file any more. Those of routers and experts take their place, under their own names.
+/// Parameters of dense blocks are no tensors of the file any more. The states of routers and experts take their place, under their own
+/// names.
 fn report(module: &Module, cx: &mut PassContext) {
     let names: BTreeSet<&str> = module.states.values().map(|state| state.name.as_str()).collect();
     cx.parameters.retain(|report| report.states.iter().all(|part| names.contains(part.state.as_str())));
     let told: BTreeSet<String> =
         cx.parameters.iter().flat_map(|report| &report.states).map(|part| part.state.clone()).collect();
-    let is_new = |state: &&State| state.role == Role::Parameter && !told.contains(&state.name);
-    for state in module.states.values().filter(is_new) {
+    for state in module.states.values().filter(|state| !told.contains(&state.name)) {
+        let role = match state.role {
+            Role::Parameter => RowRole::Parameter,
+            Role::Buffer => RowRole::Buffer,
+            _ => continue,
+        };
         cx.parameters.push(ParameterReport {
             data: state.name.clone(),
             ty: state.ty.clone(),
             aliases: vec![],
-            role: RowRole::Parameter,
+            role,
             frozen: false,
             reason: "--moe made it".into(),
             claim: None,

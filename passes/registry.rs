@@ -4,8 +4,8 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
     absorb, autodiff, bind, buckets, canonicalize, collectives, delay, dropout, evaluation, fold, hierarchy,
-    initialize, join, keep, loss, moe, optimizer, parameters, precision, recompute, simplify, spmd, stage,
-    update,
+    initialize, join, keep, loss, moe, optimizer, parameters, precision, recompute, router_bias, simplify,
+    spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
@@ -82,6 +82,7 @@ passes! {
     Delay(delay::Delay)
     Autodiff(autodiff::Autodiff)
     Precision(precision::Precision)
+    RouterBias(router_bias::RouterBias)
     Optimizer(optimizer::Optimizer)
     Simplify(simplify::Simplify)
     Spmd(spmd::Spmd)

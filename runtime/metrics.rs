@@ -38,14 +38,27 @@ pub struct StepMetrics {
     /// Mean loss over the held-out data after this step, when it was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
     pub eval_loss: Option<f64>,
+    /// The choices of the global batch that fell on each expert, by the name of the router.
+    #[serde(default, rename = "moe.load", skip_serializing_if = "BTreeMap::is_empty")]
+    pub loads: BTreeMap<String, Vec<f64>>,
     /// The other scalars of the model over the global batch, by name; `None` for a number that is not finite.
     #[serde(flatten)]
     pub outputs: BTreeMap<String, Option<f64>>,
 }
 
 /// The keys of a line that are not the model's.
-const OWN_KEYS: [&str; 9] =
-    ["step", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "skipped", "eval_loss"];
+const OWN_KEYS: [&str; 10] = [
+    "moe.load",
+    "step",
+    "loss",
+    "lr",
+    "grad_norm",
+    "tokens_per_s",
+    "samples_per_s",
+    "step_ms",
+    "skipped",
+    "eval_loss",
+];
 
 /// Scalars of the model as a line has them: one that is named as a key of the line gets `output.` before its name.
 pub fn outputs(scalars: BTreeMap<String, f64>) -> BTreeMap<String, Option<f64>> {
@@ -173,6 +186,7 @@ mod tests {
             step_ms: 20.5,
             skipped: false,
             eval_loss: None,
+            loads: BTreeMap::new(),
             outputs: BTreeMap::new(),
         }
     }

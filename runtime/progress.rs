@@ -193,6 +193,7 @@ mod tests {
             step_ms: 1000.0,
             skipped: false,
             eval_loss: None,
+            loads: Default::default(),
             outputs: Default::default(),
         }
     }

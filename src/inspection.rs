@@ -7,6 +7,7 @@ mod cluster;
 mod collectives;
 mod dot;
 mod facts;
+mod feed_forward;
 pub mod folder;
 mod groups;
 mod measured;
@@ -25,6 +26,7 @@ pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts, SentF
 pub use collectives::{CollectiveFacts, Communication};
 pub use dot::dot;
 pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
+pub use feed_forward::{FeedForwardBlock, FeedForwardFacts};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
 pub use measured::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts, PredictedIdle};
@@ -80,6 +82,9 @@ pub struct Inspection {
     /// Its forward program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramFacts>,
+    /// Its feed-forward blocks, before any became a mixture of experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub feed_forward: Option<FeedForwardFacts>,
     /// Where one of the patterns was nearly found.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub near_misses: Vec<NearMissFacts>,
@@ -171,6 +176,7 @@ impl Inspection {
             parameters: None,
             groups: vec![],
             program: None,
+            feed_forward: None,
             near_misses: vec![],
             loss: None,
             step: None,
@@ -254,15 +260,15 @@ impl Inspection {
             }
             return Ok(());
         }
-        let program = &mut self.program;
-        let with_loss = |_: usize, pass: &str, module: &Module| {
-            if pass == "loss" {
-                *program = Some(ProgramFacts::of(module));
-            }
+        let (program, feed_forward) = (&mut self.program, &mut self.feed_forward);
+        let after = |_: usize, pass: &str, module: &Module| match pass {
+            "parameters" => *feed_forward = Some(FeedForwardFacts::of(module)),
+            "loss" => *program = Some(ProgramFacts::of(module)),
+            _ => {}
         };
         let mut plan = question.plan.clone();
         plan.autodiff.whole = question.global_batch.is_none();
-        match source.compile(&plan, &question.manager, with_loss) {
+        match source.compile(&plan, &question.manager, after) {
             Ok(mut compilation) => match self.fit(&mut compilation, question) {
                 Ok(()) => self.trainable(compilation, &source.imported.state_dict, question),
                 Err(failure) => {
@@ -378,6 +384,7 @@ impl Inspection {
         self.parameters = Some(ParameterFacts::of(&cx.parameters, &module, &source.imported.state_dict));
         self.near_misses = cx.near_misses.iter().map(NearMissFacts::of).collect();
         self.program.get_or_insert_with(|| ProgramFacts::of(&module));
+        self.feed_forward.get_or_insert_with(|| FeedForwardFacts::of(&module));
         self.module = Some(module);
         Ok(())
     }

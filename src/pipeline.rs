@@ -27,6 +27,7 @@ use passes::precision::Precision;
 use passes::recompute::Recompute;
 use passes::registry::Pass;
 use passes::reports::StageReport;
+use passes::router_bias::RouterBias;
 use passes::simplify::Simplify;
 use passes::spmd::{AxisSize, Spmd};
 use passes::stage::schedule::Schedule;
@@ -291,7 +292,13 @@ impl CompilationPlan {
                  stages have their gradients; --bf16 needs no loss scale, and synchronous schedules such as 1f1b take fp16",
             )
         });
-        clips.into_iter().chain(scales).collect()
+        let biases = self.router_bias().map(|_| {
+            Diagnostic::new(format!("--moe …,bias=X cannot be used with --schedule {name}")).note(
+                "forward of the next step begins before the bias has moved; remove bias=X, which leaves the balance loss, or use a \
+                 synchronous schedule such as 1f1b",
+            )
+        });
+        clips.into_iter().chain(scales).chain(biases).collect()
     }
 
     /// From the import to the loss, and the weights before step 0.
@@ -315,6 +322,12 @@ impl CompilationPlan {
         model
     }
 
+    /// The pass that balances the experts of mixtures by a bias, if they have one.
+    fn router_bias(&self) -> Option<Pass> {
+        let rate = self.moe.as_ref().map_or(0.0, |moe| moe.routing.bias);
+        (rate > 0.0).then(|| RouterBias { rate }.into())
+    }
+
     /// From the loss to the whole step.
     pub fn training(&self) -> Pipeline {
         let precision = (self.precision != Precision::default()).then(|| self.precision.clone().into());
@@ -326,7 +339,7 @@ impl CompilationPlan {
                 .chain(self.hierarchy.clone().map(Pass::from))
                 .collect()
         };
-        let update: [Pass; 2] = [self.optimizer.clone().into(), Simplify.into()];
+        let update = self.router_bias().into_iter().chain([self.optimizer.clone().into(), Simplify.into()]);
         let stage = self.stage.clone().map(Pass::from);
         let passes = stage.into_iter().chain([self.autodiff.clone().into()]);
         let passes = passes.chain(precision).chain(update).chain(devices);
@@ -351,11 +364,9 @@ impl CompilationPlan {
                 self.given(parameters).into(),
             ]),
         };
-        reference.passes.extend::<[Pass; 3]>([
-            self.loss.clone().into(),
-            Autodiff::default().into(),
-            Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into(),
-        ]);
+        reference.passes.extend::<[Pass; 2]>([self.loss.clone().into(), Autodiff::default().into()]);
+        reference.passes.extend(self.router_bias());
+        reference.passes.push(Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into());
         if !self.delays.is_empty() {
             reference.passes.push(Delay { states: self.delays.clone() }.into());
         }

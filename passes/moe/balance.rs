@@ -1,9 +1,9 @@
 //! Balance: the losses that keep tokens spread over experts, and the metrics of the routing.
 
-use super::Moe;
 use super::route::{Choice, Scores, Sizes, known};
 use super::slots::one_hot;
-use ir::ops::elementwise::Binary;
+use super::{Affinity, Moe};
+use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::softmax::LogSoftmax;
 use ir::{Builder, DType, Dim, Scalar, ScalarPart, StepOutput, TypeError, ValueId};
@@ -22,9 +22,12 @@ pub(super) struct Parts {
     entropies: Vec<ValueId>,
     /// The number of tokens of the busiest expert, divided by the mean number of tokens of an expert.
     busiest: Vec<ValueId>,
+    /// The choices that fell on each expert, `f32[experts]`, by the name of the router.
+    pub(super) loads: Vec<(String, ValueId)>,
 }
 
-/// Adds the scalars of a mixture whose tokens choose. `kept`: for each choice 1 if it has a slot, `f32[groups, top · tokens]`.
+/// Adds the scalars of a mixture whose tokens choose, and returns its load. `kept`: for each choice 1 if it has a slot,
+/// `f32[groups, top · tokens]`.
 pub(super) fn of_choices(
     b: &mut Builder,
     moe: &Moe,
@@ -33,7 +36,7 @@ pub(super) fn of_choices(
     choice: Choice,
     kept: Option<ValueId>,
     sizes: Sizes,
-) -> Result<(), TypeError> {
+) -> Result<ValueId, TypeError> {
     of_scores(b, moe, parts, scores, sizes)?;
     let Sizes { groups, tokens, .. } = sizes;
     let (experts, top) = (moe.experts, moe.routing.top);
@@ -74,7 +77,7 @@ pub(super) fn of_choices(
         let dropped = b.one(Binary::Sub, &[taken, kept])?;
         parts.dropped.push([dropped, taken]);
     }
-    Ok(())
+    Ok(of_all)
 }
 
 /// Adds the scalars that depend on scores alone.
@@ -86,7 +89,15 @@ pub(super) fn of_scores(
     sizes: Sizes,
 ) -> Result<(), TypeError> {
     let tokens = sizes.groups as f64 * sizes.tokens as f64;
-    let logs = b.one(LogSoftmax { dim: 2 }, &[scores.logits])?;
+    let logs = match moe.routing.affinity {
+        Affinity::Softmax => b.one(LogSoftmax { dim: 2 }, &[scores.logits])?,
+        Affinity::Sigmoid => {
+            // 0 · log 0 counts as 0.
+            let least = b.splat_like(scores.probabilities, f64::from(f32::MIN_POSITIVE))?;
+            let probabilities = b.one(Binary::Max, &[scores.probabilities, least])?;
+            b.one(Unary::Log, &[probabilities])?
+        }
+    };
     let terms = b.mul(scores.probabilities, logs)?;
     let sum = b.sum(terms, &[0, 1, 2])?;
     parts.entropies.push(b.scale(sum, -1.0 / tokens)?);
@@ -102,7 +113,7 @@ pub(super) fn of_scores(
     Ok(())
 }
 
-/// Adds the outputs: `loss.penalty`, and the means over mixtures as metrics.
+/// Adds the outputs: `loss.penalty`, the means over mixtures as metrics, and the load of each mixture.
 pub(super) fn add_outputs(b: &mut Builder, parts: &Parts) -> Result<(), TypeError> {
     b.at(ir::At::End(ir::Phase::Forward)).origin("moe");
     if let Some(penalty) = sum(b, &parts.penalties)? {
@@ -122,6 +133,9 @@ pub(super) fn add_outputs(b: &mut Builder, parts: &Parts) -> Result<(), TypeErro
     let [dropped, all] = [0, 1].map(|i| parts.dropped.iter().map(|pair| pair[i]).collect::<Vec<_>>());
     if let (Some(dropped), Some(all)) = (sum(b, &dropped)?, sum(b, &all)?) {
         metric(b, "moe.dropped", dropped, all);
+    }
+    for (router, load) in &parts.loads {
+        b.tables().add_output(StepOutput::Load(router), *load);
     }
     Ok(())
 }

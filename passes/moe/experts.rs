@@ -56,13 +56,14 @@ impl Moe {
         };
         let sizes = Sizes { groups: *groups, tokens: inner.iter().product(), features: *features };
         let x = b.reshape(input, known(&[sizes.groups, sizes.tokens, sizes.features]))?;
-        let name = router_name(b, block, layer);
+        let router = router_name(b, block, layer);
         let states = self.states(b, block)?;
-        let scores = route::scores(b, self, x, sizes, name)?;
+        let scores = route::scores(b, self, x, sizes, &router)?;
         let y = match self.routing.capacity {
             None => {
-                let choice = route::choose(b, self, scores, sizes)?;
-                balance::of_choices(b, self, parts, scores, choice, None, sizes)?;
+                let choice = route::choose(b, self, scores, sizes, &router)?;
+                let load = balance::of_choices(b, self, parts, scores, choice, None, sizes)?;
+                parts.loads.push((router, load));
                 self.at_rows(b, block, &states, x, choice, sizes)?
             }
             Some(capacity) => {
@@ -71,9 +72,10 @@ impl Moe {
                     balance::of_scores(b, self, parts, scores, sizes)?;
                     slots::of_experts(b, self, of_expert, scores.logits, sizes)?
                 } else {
-                    let choice = route::choose(b, self, scores, sizes)?;
+                    let choice = route::choose(b, self, scores, sizes, &router)?;
                     let (slots, kept) = slots::of_tokens(b, self, of_expert, choice, sizes)?;
-                    balance::of_choices(b, self, parts, scores, choice, Some(kept), sizes)?;
+                    let load = balance::of_choices(b, self, parts, scores, choice, Some(kept), sizes)?;
+                    parts.loads.push((router, load));
                     slots
                 };
                 self.at_slots(b, block, &states, x, slots, sizes)?
@@ -316,16 +318,16 @@ fn expert_name(dense: &str) -> String {
     words.join(".")
 }
 
-/// The name of the router's parameter, beside those of the experts.
+/// The name of the router, beside those of the experts. Its states begin with it.
 fn router_name(b: &Builder, block: &Block, layer: u32) -> String {
     let module = b.module();
     let weight =
         block.nodes.iter().find_map(|&id| linear(module, module.node(id))).map(|linear| linear.weight);
     let expert = weight.map(|weight| expert_name(&module.states[weight].name)).unwrap_or_default();
     let prefix = expert.rsplit_once("experts.").map_or("", |(before, _)| before);
-    let name = format!("{prefix}router.weight");
-    match module.state(&name) {
+    let name = format!("{prefix}router");
+    match module.state(&format!("{name}.weight")) {
         None => name,
-        Some(_) => format!("{prefix}router.{layer}.weight"),
+        Some(_) => format!("{name}.{layer}"),
     }
 }

@@ -1,6 +1,6 @@
 //! The pass's options as text: `moe(experts=8, top=2, every=2)`, which is also what follows the flag `--moe`.
 
-use super::{Gates, GroupLimit, Moe, Routing, Start};
+use super::{Affinity, Gates, GroupLimit, Moe, Routing, Start};
 use crate::arguments::Arguments;
 
 pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
@@ -37,7 +37,11 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
             Some(GroupLimit { taken: number("groups", taken)?, groups: number("groups", groups)? });
     }
     routing.random_second |= arguments.flag("random-second");
-    routing.balance = arguments.value("balance", routing.balance)?;
+    if arguments.flag("sigmoid") {
+        routing.affinity = Affinity::Sigmoid;
+    }
+    routing.bias = arguments.value("bias", routing.bias)?;
+    routing.balance = arguments.value("balance", balance_beside(routing.bias, &routing))?;
     routing.z = arguments.value("z", routing.z)?;
     routing.jitter = arguments.value("jitter", routing.jitter)?;
     let moe = Moe {
@@ -51,6 +55,11 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
         routing,
     };
     moe.check().map(|()| moe)
+}
+
+/// The factor of the balance loss where none is given: a bias balances without a loss.
+fn balance_beside(bias: f64, preset: &Routing) -> f64 {
+    if bias > 0.0 { 0.0 } else { preset.balance }
 }
 
 fn number<T: std::str::FromStr>(key: &str, text: &str) -> Result<T, String> {
@@ -67,8 +76,7 @@ pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {
         }
     }
     arguments.push("experts", experts);
-    let Routing { top, gates, capacity, limit, random_second: _, by_experts: _, balance, z, jitter } =
-        routing;
+    let Routing { top, gates, capacity, limit, affinity, bias, balance, z, jitter, .. } = routing;
     if (top, gates) != (&preset.top, &preset.gates) {
         arguments.push("top", top);
         arguments.push("renormalize", if *gates == Gates::Renormalized { "on" } else { "off" });
@@ -79,7 +87,9 @@ pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {
         Some(capacity) => arguments.push("capacity", capacity),
     }
     limit.iter().for_each(|limit| arguments.push("groups", format!("{}/{}", limit.taken, limit.groups)));
-    arguments.push_unless(&preset.balance, "balance", balance);
+    arguments.push_flag("sigmoid", *affinity == Affinity::Sigmoid);
+    arguments.push_unless(&0.0, "bias", bias);
+    arguments.push_unless(&balance_beside(*bias, &preset), "balance", balance);
     arguments.push_unless(&preset.z, "z", z);
     arguments.push_unless(&preset.jitter, "jitter", jitter);
     arguments.push_unless(&1, "every", every);
@@ -105,6 +115,8 @@ mod tests {
             "moe(expert-choice, experts=4, capacity=1, hidden=64, fresh, shared, seed=7)",
             "moe(experts=4, top=3, renormalize=off, noise=0.01, balance=0)",
             "moe(experts=8, groups=2/4)",
+            "moe(experts=8, sigmoid, bias=0.001)",
+            "moe(gshard, experts=4, bias=0.01, balance=0.0001)",
         ] {
             let pipeline: Pipeline = text.parse().expect(text);
             let [Pass::Moe(moe)] = &pipeline.passes[..] else { panic!("{pipeline}") };
@@ -125,6 +137,9 @@ mod tests {
             ("moe(experts=4, groups=1/4)", "groups=1/4 leaves 1 experts, and top=2"),
             ("moe(experts=4, groups=2)", "groups=TAKEN/ALL"),
             ("moe(experts=4, renormalize=maybe)", "on and off"),
+            ("moe(experts=4, bias=-1)", "bias=-1 is no factor"),
+            ("moe(expert-choice, experts=4, bias=0.1)", "expert-choice takes no bias"),
+            ("moe(experts=4, sigmoid, z=0.1)", "sigmoid has none"),
         ] {
             let refused = text.parse::<Pipeline>().expect_err(text).to_string();
             assert!(refused.contains(error), "{text}: {refused}");

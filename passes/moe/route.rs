@@ -2,11 +2,11 @@
 //!
 //! Scores, probabilities and gates are f32, also where a step runs in half precision (Fedus et al., arXiv 2101.03961, section 2.4).
 
-use super::{Gates, GroupLimit, Moe};
-use crate::dropout;
+use super::{Affinity, Gates, GroupLimit, Moe};
+use crate::{dropout, router_bias};
 use ir::ops::constant::Iota;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare, Logical, Select};
+use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::indexing::GatherElements;
 use ir::ops::random::RandomUniform;
 use ir::ops::ranking::TopK;
@@ -27,9 +27,11 @@ pub(super) struct Sizes {
 /// Scores of tokens for experts: `f32[groups, tokens, experts]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scores {
-    /// Before the softmax.
+    /// The router's results.
     pub(super) logits: ValueId,
-    /// After the softmax over experts.
+    /// The numbers by which tokens choose, and of which the gates are made.
+    pub(super) affinities: ValueId,
+    /// The affinities, divided by their sum over the experts.
     pub(super) probabilities: ValueId,
 }
 
@@ -48,17 +50,18 @@ pub(super) fn known(sizes: &[u64]) -> Vec<Dim> {
     sizes.iter().copied().map(Dim::known).collect()
 }
 
-/// The scores of tokens `[groups, tokens, features]`. `name` is that of the router's parameter, a matrix `[features, experts]` that
+/// The scores of tokens `[groups, tokens, features]`. The router's parameter `NAME.weight` is a matrix `[features, experts]` that
 /// starts normal with deviation √(0.1 / features), as in [`super::Start::Fresh`].
 pub(super) fn scores(
     b: &mut Builder,
     moe: &Moe,
     tokens: ValueId,
     sizes: Sizes,
-    name: String,
+    router: &str,
 ) -> Result<Scores, TypeError> {
     let ty = Type::of(DType::F32, &[sizes.features, moe.experts]);
     let std = fresh(sizes.features);
+    let name = format!("{router}.weight");
     let id = b.tables().add_state(name, ty, Role::Parameter, Initializer::Normal { std, data: None });
     let weight = b.module().states[id].input;
     let mut x = b.cast(tokens, DType::F32)?;
@@ -72,8 +75,24 @@ pub(super) fn scores(
         x = b.mul(x, factor)?;
     }
     let logits = b.one(Contract::linear(3, false), &[x, weight])?;
-    let probabilities = b.one(Softmax { dim: 2 }, &[logits])?;
-    Ok(Scores { logits, probabilities })
+    match moe.routing.affinity {
+        Affinity::Softmax => {
+            let probabilities = b.one(Softmax { dim: 2 }, &[logits])?;
+            Ok(Scores { logits, affinities: probabilities, probabilities })
+        }
+        Affinity::Sigmoid => {
+            let affinities = b.one(Unary::Sigmoid, &[logits])?;
+            let probabilities = divided_by_sum(b, affinities, sizes)?;
+            Ok(Scores { logits, affinities, probabilities })
+        }
+    }
+}
+
+/// Numbers `[groups, tokens, n]` divided by their sums over the last dim.
+fn divided_by_sum(b: &mut Builder, x: ValueId, sizes: Sizes) -> Result<ValueId, TypeError> {
+    let sum = b.sum(x, &[2])?;
+    let sum = b.reshape(sum, known(&[sizes.groups, sizes.tokens, 1]))?;
+    b.one(Binary::Div, &[x, sum])
 }
 
 /// The bits of the deviation of fresh weights with so many terms in a sum.
@@ -88,17 +107,17 @@ fn uniform(b: &mut Builder, moe: &Moe, ty: Type, sizes: Sizes) -> Result<ValueId
     b.one_typed(RandomUniform { id, seed: moe.seed, dim: 0 }, &[numbers], ty)
 }
 
-/// The probabilities of the experts in the groups that a token takes; -1 in all others.
+/// What tokens choose by, of the experts in the groups that a token takes; in all others the least number of f32.
 fn of_groups(
     b: &mut Builder,
     moe: &Moe,
     limit: GroupLimit,
-    probabilities: ValueId,
+    ranked: ValueId,
     sizes: Sizes,
 ) -> Result<ValueId, TypeError> {
     let GroupLimit { groups, taken } = limit;
     let (in_group, Sizes { groups: samples, tokens, .. }) = (moe.experts / groups, sizes);
-    let by_group = b.reshape(probabilities, known(&[samples, tokens, groups, in_group]))?;
+    let by_group = b.reshape(ranked, known(&[samples, tokens, groups, in_group]))?;
     let highest = b.one(TopK { dim: 3, count: in_group.min(2), largest: true }, &[by_group])?;
     let highest = b.one(GatherElements { dim: 3 }, &[by_group, highest])?;
     let sums = b.sum(highest, &[3])?;
@@ -110,24 +129,34 @@ fn of_groups(
     let is_chosen = b.sum(is_chosen, &[2])?;
     let is_chosen = b.cast(is_chosen, DType::Bool)?;
     let is_chosen = b.reshape(is_chosen, known(&[samples, tokens, groups, 1]))?;
-    let least = b.splat_like(by_group, -1.0)?;
+    let least = b.splat_like(by_group, f64::from(f32::MIN))?;
     let ranked = b.one(Select, &[is_chosen, by_group, least])?;
     b.reshape(ranked, known(&[samples, tokens, moe.experts]))
 }
 
-/// The experts that each token chooses.
-pub(super) fn choose(b: &mut Builder, moe: &Moe, scores: Scores, sizes: Sizes) -> Result<Choice, TypeError> {
+/// The experts that each token chooses. With a bias, the router's buffer `NAME.bias` of each expert is added where experts are compared,
+/// and not in gates; [`crate::router_bias`] changes it.
+pub(super) fn choose(
+    b: &mut Builder,
+    moe: &Moe,
+    scores: Scores,
+    sizes: Sizes,
+    router: &str,
+) -> Result<Choice, TypeError> {
     let routing = &moe.routing;
-    let mut ranked = scores.probabilities;
+    let mut ranked = scores.affinities;
+    if routing.bias > 0.0 {
+        let ty = Type::of(DType::F32, &[moe.experts]);
+        let id = b.tables().add_state(router_bias::name(router), ty, Role::Buffer, Initializer::Zeros);
+        ranked = b.add(ranked, b.module().states[id].input)?;
+    }
     if let Some(limit) = routing.limit {
         ranked = of_groups(b, moe, limit, ranked, sizes)?;
     }
     let experts = b.one(TopK { dim: 2, count: routing.top, largest: true }, &[ranked])?;
-    let mut gates = b.one(GatherElements { dim: 2 }, &[scores.probabilities, experts])?;
+    let mut gates = b.one(GatherElements { dim: 2 }, &[scores.affinities, experts])?;
     if routing.gates == Gates::Renormalized {
-        let sum = b.sum(gates, &[2])?;
-        let sum = b.reshape(sum, known(&[sizes.groups, sizes.tokens, 1]))?;
-        gates = b.one(Binary::Div, &[gates, sum])?;
+        gates = divided_by_sum(b, gates, sizes)?;
     }
     if !routing.random_second {
         return Ok(Choice { experts, gates, taken: None });

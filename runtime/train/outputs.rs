@@ -16,6 +16,8 @@ pub(super) struct Outputs {
     pub(super) scaling: Option<ScalingOutputs>,
     /// The other scalars of the model: the outputs `metric.NAME` of the update, by name.
     pub(super) metrics: Vec<(String, usize)>,
+    /// The loads of experts: the outputs `load.NAME` of the update, by the name of the router.
+    pub(super) loads: Vec<(String, usize)>,
 }
 
 /// Where a program with a scaled loss says what became of a step.
@@ -47,7 +49,8 @@ impl Outputs {
             grad_norm: reported(StepOutput::GradientNorm)?,
             microbatch_loss,
             scaling: scaling_outputs(program)?,
-            metrics: metrics(program),
+            metrics: named(program, StepOutput::metric_of),
+            loads: named(program, StepOutput::load_of),
         })
     }
 
@@ -63,10 +66,10 @@ impl ScalingOutputs {
     }
 }
 
-fn metrics(program: &Program) -> Vec<(String, usize)> {
+/// The outputs of the update whose names have a name in them.
+fn named<'p>(program: &'p Program, of: impl Fn(&'p str) -> Option<&'p str>) -> Vec<(String, usize)> {
     let outputs = program.outputs.iter().enumerate().filter(|(_, output)| output.section == Section::Update);
-    let metric = |(index, name)| Some((StepOutput::metric_of(name)?.to_owned(), index));
-    outputs.filter_map(|(index, output)| metric((index, output.name.as_str()))).collect()
+    outputs.filter_map(|(index, output)| Some((of(&output.name)?.to_owned(), index))).collect()
 }
 
 fn scaling_outputs(program: &Program) -> Result<Option<ScalingOutputs>, TrainError> {

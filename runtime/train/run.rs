@@ -84,6 +84,8 @@ pub struct Outcome {
     pub loss: Option<f64>,
     /// The other scalars of the model in the last step, by name; `None` if one is not finite.
     pub scalars: BTreeMap<String, Option<f64>>,
+    /// The choices that fell on each expert in the last step, by the name of the router.
+    pub loads: BTreeMap<String, Vec<f64>>,
     /// The eval loss before the first step of this call, when it began at step 0.
     pub initial_eval_loss: Option<f64>,
     /// The eval loss after the last step that was done; `None` if it was not evaluated, or not to the end.

@@ -72,6 +72,8 @@ pub(super) struct Updated {
     pub(super) exhausted: Option<f64>,
     /// The other scalars of the model, by name.
     pub(super) metrics: BTreeMap<String, f64>,
+    /// The choices that fell on each expert, by the name of the router.
+    pub(super) loads: BTreeMap<String, Vec<f64>>,
 }
 
 /// The values that a session begins with.
@@ -370,7 +372,7 @@ impl<'d> Session<'d> {
         }
         let mut outputs = self.outputs.of_update();
         outputs.extend(self.outputs.scaling.iter().flat_map(ScalingOutputs::all));
-        outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
+        outputs.extend(self.outputs.metrics.iter().chain(&self.outputs.loads).map(|(_, output)| output));
         Ok(self.rank.device.read_later(self.train, outputs)?)
     }
 
@@ -379,9 +381,15 @@ impl<'d> Session<'d> {
         let mut outputs = self.outputs.of_update();
         let of_step = outputs.len();
         let scales = self.outputs.scaling.map(|scaling| outputs.extend(scaling.all())).is_some();
-        let names: Vec<String> = self.outputs.metrics.iter().map(|(name, _)| name.clone()).collect();
-        outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
-        let numbers = self.read(self.train, &outputs, begun)?;
+        let names = |outputs: &[(String, usize)]| -> Vec<String> {
+            outputs.iter().map(|(name, _)| name.clone()).collect()
+        };
+        let (metric_names, load_names) = (names(&self.outputs.metrics), names(&self.outputs.loads));
+        outputs.extend(self.outputs.metrics.iter().chain(&self.outputs.loads).map(|(_, output)| output));
+        let mut values = self.values(self.train, &outputs, begun)?;
+        let loads = values.split_off(values.len() - load_names.len());
+        let loads = loads.iter().map(Tensor::numbers);
+        let numbers = self.items(self.train, &outputs, &values)?;
         let (step, rest) = numbers.split_at(of_step);
         let mut step = step.iter().copied();
         let lr = step.next().unwrap_or_default();
@@ -392,8 +400,9 @@ impl<'d> Session<'d> {
             &[skipped, scale, exhausted] => (skipped != 0.0, (exhausted != 0.0).then_some(scale)),
             _ => (false, None),
         };
-        let metrics = names.into_iter().zip(metrics.iter().copied()).collect();
-        Ok(Updated { loss, lr, grad_norm, skipped, exhausted, metrics })
+        let metrics = metric_names.into_iter().zip(metrics.iter().copied()).collect();
+        let loads = load_names.into_iter().zip(loads).collect();
+        Ok(Updated { loss, lr, grad_norm, skipped, exhausted, metrics, loads })
     }
 
     /// Whether the program scales its loss, and skips a step whose gradients are not finite.
@@ -521,15 +530,29 @@ impl<'d> Session<'d> {
 
     /// As [`Self::numbers`], of any number of outputs.
     fn read(&mut self, id: ProgramId, outputs: &[usize], later: Later) -> Result<Vec<f64>, TrainError> {
+        let values = self.values(id, outputs, later)?;
+        self.items(id, outputs, &values)
+    }
+
+    /// Some outputs, which were asked for in this order.
+    fn values(&mut self, id: ProgramId, outputs: &[usize], later: Later) -> Result<Vec<Tensor>, TrainError> {
         let all = self.rank.device.collect(later)?;
         let program = self.rank.device.program(id);
-        let mut numbers = vec![0.0; outputs.len()];
-        for ((number, &output), bytes) in numbers.iter_mut().zip(outputs).zip(all) {
+        let value = |(&output, bytes): (&usize, Vec<u8>)| {
             let slot = &program.outputs[output];
-            let read = Tensor::from_bytes(&slot.ty, &bytes).filter(|tensor| tensor.len() == 1);
-            *number = read.ok_or_else(|| lacks(program, "scalar", &slot.name))?.item();
-        }
-        Ok(numbers)
+            Tensor::from_bytes(&slot.ty, &bytes).ok_or_else(|| lacks(program, "tensor", &slot.name))
+        };
+        outputs.iter().zip(all).map(value).collect()
+    }
+
+    /// The only element of each of these values, which are outputs of the program.
+    fn items(&self, id: ProgramId, outputs: &[usize], values: &[Tensor]) -> Result<Vec<f64>, TrainError> {
+        let program = self.rank.device.program(id);
+        let item = |(tensor, &output): (&Tensor, &usize)| match tensor.len() {
+            1 => Ok(tensor.item()),
+            _ => Err(lacks(program, "scalar", &program.outputs[output].name)),
+        };
+        values.iter().zip(outputs).map(item).collect()
     }
 }
 

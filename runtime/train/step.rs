@@ -260,7 +260,7 @@ impl TrainingRun<'_> {
         outcome: &mut Outcome,
     ) -> Result<(), TrainError> {
         let Ended { step, updated, seconds } = ended;
-        let Updated { loss, lr, grad_norm, skipped, metrics, .. } = updated;
+        let Updated { loss, lr, grad_norm, skipped, metrics, loads, .. } = updated;
         (outcome.steps, outcome.loss) = (step + 1, loss);
         outcome.eval_loss = eval_loss;
         // A rank to which reports do not travel has nothing to tell.
@@ -273,6 +273,7 @@ impl TrainingRun<'_> {
         let step_ms = seconds * 1e3;
         let outputs = outputs(metrics);
         outcome.scalars.clone_from(&outputs);
+        outcome.loads.clone_from(&loads);
         let metrics = StepMetrics {
             step,
             loss,
@@ -283,6 +284,7 @@ impl TrainingRun<'_> {
             step_ms,
             skipped,
             eval_loss,
+            loads,
             outputs,
         };
         self.log.iter_mut().for_each(|log| log.step(&metrics));

@@ -48,11 +48,8 @@ pub(super) fn text(
 }
 
 /// The routing of the last step as text, and a warning if nearly all tokens meet the same experts.
-pub(super) fn experts(
-    scalars: &BTreeMap<String, Option<f64>>,
-    moe: &Moe,
-) -> Option<(String, Option<Diagnostic>)> {
-    let scalar = |name: &str| scalars.get(&format!("moe.{name}")).copied().flatten();
+pub(super) fn experts(outcome: &Outcome, moe: &Moe) -> Option<(String, Option<Diagnostic>)> {
+    let scalar = |name: &str| outcome.scalars.get(&format!("moe.{name}")).copied().flatten();
     let entropy = scalar("entropy")?;
     let mut text = format!("experts: entropy of the router {entropy:.2} of {:.2}", (moe.experts as f64).ln());
     if let (Some(balance), Some(busiest)) = (scalar("balance"), scalar("busiest")) {
@@ -61,16 +58,30 @@ pub(super) fn experts(
     if let Some(dropped) = scalar("dropped") {
         text += &format!(", {:.1} % of the choices found no slot", dropped * 100.0);
     }
-    // A token chooses different experts, so an expert has at most all tokens.
-    let most = moe.experts as f64 / if moe.routing.random_second { 1.0 } else { moe.routing.top as f64 };
-    let collapsed = scalar("busiest").filter(|busiest| most > 1.0 && *busiest > COLLAPSED * most);
-    let warning = collapsed.map(|busiest| {
-        let message =
-            format!("nearly all tokens meet the same experts: the busiest has {:.0} % of them", busiest / most * 100.0);
-        Diagnostic::new(message)
-            .note("raise the factor of the balance loss, for example --moe …,balance=0.1; metrics.jsonl has `moe.busiest` of each step")
-    });
-    Some((text, warning))
+    Some((text, collapsed(&outcome.loads, moe)))
+}
+
+/// Tells of routers that send nearly all tokens to the same experts.
+fn collapsed(loads: &BTreeMap<String, Vec<f64>>, moe: &Moe) -> Option<Diagnostic> {
+    // Of GShard's choices the first are counted. A token chooses different experts, so an expert has at most all tokens.
+    let choices = if moe.routing.random_second { 1 } else { moe.routing.top };
+    let share = |load: &[f64]| {
+        let tokens = load.iter().sum::<f64>() / choices as f64;
+        load.iter().fold(0.0, |most: f64, &count| most.max(count)) / tokens
+    };
+    let shares = loads.iter().map(|(router, load)| (router, share(load)));
+    let collapsed: Vec<(&String, f64)> =
+        shares.filter(|(_, share)| moe.experts > choices && *share > COLLAPSED).collect();
+    let (router, share) = collapsed.iter().copied().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    let message = format!(
+        "nearly all tokens meet the same experts: one of `{router}` has {:.0} % of them, and {} of {} routers have such an expert",
+        share * 100.0,
+        collapsed.len(),
+        loads.len()
+    );
+    Some(Diagnostic::new(message).note(
+        "raise the factor of the balance loss, for example --moe …,balance=0.1; metrics.jsonl has `moe.load` of each step",
+    ))
 }
 
 /// The share of the tokens of one expert from which a router is told to have collapsed.
@@ -148,7 +159,7 @@ mod tests {
             let [passes::Pass::Moe(moe)] = &pipeline.passes[..] else { panic!("not moe alone") };
             moe.clone()
         };
-        let scalars = |busiest: f64, dropped: Option<f64>| {
+        let outcome = |busiest: f64, dropped: Option<f64>, load: [f64; 4]| {
             let numbers = [
                 ("entropy", Some(1.25)),
                 ("balance", Some(1.5)),
@@ -156,17 +167,25 @@ mod tests {
                 ("dropped", dropped),
             ];
             let there = numbers.into_iter().filter(|(_, number)| number.is_some());
-            there.map(|(name, number)| (format!("moe.{name}"), number)).collect::<BTreeMap<_, _>>()
+            Outcome {
+                scalars: there.map(|(name, number)| (format!("moe.{name}"), number)).collect(),
+                loads: [("0.router", [25.0; 4]), ("1.router", load)]
+                    .map(|(router, load)| (router.to_owned(), load.to_vec()))
+                    .into(),
+                ..Outcome::default()
+            }
         };
-        let (text, warning) = experts(&scalars(1.5, None), &moe("experts=4")).expect("it has experts");
+        let (text, warning) =
+            experts(&outcome(1.5, None, [50.0, 40.0, 10.0, 0.0]), &moe("experts=4")).expect("it has experts");
         expect!["experts: entropy of the router 1.25 of 1.39, balance 1.50, the busiest expert has 1.50 times its share"]
             .assert_eq(&text);
         assert!(warning.is_none());
         let (text, warning) =
-            experts(&scalars(3.9, Some(0.5)), &moe("switch, experts=4")).expect("it has experts");
+            experts(&outcome(3.9, Some(0.5), [0.0, 98.0, 1.0, 1.0]), &moe("switch, experts=4"))
+                .expect("it has experts");
         assert!(text.ends_with(", 50.0 % of the choices found no slot"), "{text}");
-        expect!["nearly all tokens meet the same experts: the busiest has 98 % of them"]
+        expect!["nearly all tokens meet the same experts: one of `1.router` has 98 % of them, and 1 of 2 routers have such an expert"]
             .assert_eq(&warning.expect("it has collapsed").message);
-        assert!(experts(&BTreeMap::new(), &moe("experts=4")).is_none());
+        assert!(experts(&Outcome::default(), &moe("experts=4")).is_none());
     }
 }

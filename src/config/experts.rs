@@ -12,8 +12,8 @@ use serde::{Serialize, Serializer};
 #[serde(rename_all = "kebab-case")]
 pub struct Experts {
     /// Turn feed-forward blocks into mixtures of experts: experts=N, then top=K, every=N (of N blocks the last), hidden=N, capacity=X or
-    /// none, balance=X, z=X, jitter=X, noise=X, groups=L/N, renormalize=on or off, fresh, shared, random-second, or one of switch, gshard,
-    /// expert-choice
+    /// none, balance=X, bias=X, z=X, jitter=X, noise=X, groups=L/N, renormalize=on or off, sigmoid, fresh, shared, random-second, or one of
+    /// switch, gshard, expert-choice
     #[arg(long, value_name = "KEY=X,…", value_parser = parse)]
     #[serde(serialize_with = "serialize", skip_serializing_if = "Option::is_none")]
     pub moe: Option<Moe>,

@@ -27,6 +27,9 @@ impl fmt::Display for Inspection {
         if let Some(program) = &self.program {
             write_program(f, program, &self.near_misses)?;
         }
+        if let Some(found) = self.feed_forward.as_ref().filter(|found| !found.blocks.is_empty()) {
+            write!(f, "{found}")?;
+        }
         if let Some(loss) = &self.loss {
             writeln!(f, "\nloss: {}", visible(loss))?;
         }

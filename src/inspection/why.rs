@@ -1,10 +1,10 @@
 //! `--why NAME`: what a tensor is, and why.
 
-use super::Inspection;
 use super::facts::{NearMissFacts, PATTERNS};
 use super::parameters::TensorRow;
 use super::text::details;
 use super::units::grouped;
+use super::{FeedForwardFacts, Inspection};
 use crate::config::nearest::edit_distance;
 use ir::{Diagnostic, Role, visible};
 use passes::reports::ShardingReport;
@@ -154,16 +154,26 @@ impl Inspection {
 
     /// How often a pattern was found, and where it nearly was.
     fn pattern(&self, name: &str) -> Option<String> {
-        let found = PATTERNS.contains(&name).then_some(self.program.as_ref()?.patterns.get(name))?;
-        let near: Vec<&NearMissFacts> = self.near_misses.iter().filter(|near| near.pattern == name).collect();
+        let (found, near, places) = match name {
+            FeedForwardFacts::PATTERN => {
+                let FeedForwardFacts { blocks, near } = self.feed_forward.as_ref()?;
+                (blocks.len(), near, self.feed_forward.as_ref()?.places())
+            }
+            _ if PATTERNS.contains(&name) => {
+                let found = self.program.as_ref()?.patterns.get(name);
+                (found.copied().unwrap_or(0), &self.near_misses, String::new())
+            }
+            _ => return None,
+        };
+        let near: Vec<&NearMissFacts> = near.iter().filter(|near| near.pattern == name).collect();
         let nearly = if near.is_empty() { ", and no node nearly matches".into() } else { String::new() };
-        let times = match found.copied().unwrap_or(0) {
+        let times = match found {
             0 => "was not found".to_string(),
             1 => "was found once".to_string(),
             times => format!("was found {times} times"),
         };
         let near = near.iter().map(|near| near_miss(near));
-        Some(format!("`{name}` {times}{nearly}\n{}", near.collect::<String>()))
+        Some(format!("`{name}` {times}{nearly}\n{places}{}", near.collect::<String>()))
     }
 
     /// Whether the results of a node, or a value of the program, are kept for backward; and what was nearly found at the node.
@@ -175,8 +185,8 @@ impl Inspection {
     /// What was nearly found at a node of the file.
     fn node(&self, name: &str) -> Option<String> {
         let label = format!("node {name:?} ");
-        let near: Vec<String> =
-            self.near_misses.iter().filter(|near| near.origin.starts_with(&label)).map(near_miss).collect();
+        let near = self.near_misses.iter().chain(self.feed_forward.iter().flat_map(|found| &found.near));
+        let near: Vec<String> = near.filter(|near| near.origin.starts_with(&label)).map(near_miss).collect();
         (!near.is_empty()).then(|| near.concat())
     }
 

@@ -31,6 +31,9 @@ pub enum StepOutput<'a> {
     Objective,
     /// `metric.NAME`: a scalar of the model that is not trained, over the global batch.
     Metric(&'a str),
+    /// `load.NAME`: for each expert of the router `NAME` the choices that fell on it, `[experts]`: of one microbatch, and of the
+    /// global batch once the program has an update.
+    Load(&'a str),
     /// `skipped`: whether this step changes no state but the scaler's.
     Skipped,
     /// `loss_scale`: the loss scale of this step.
@@ -65,6 +68,7 @@ pub enum ScalarPart {
 
 const LOSS: &str = "loss";
 const METRIC: &str = "metric.";
+const LOAD: &str = "load.";
 
 impl ScalarPart {
     /// All parts.
@@ -116,7 +120,9 @@ impl<'a> StepOutput<'a> {
             let (scalar, class) = class_of(class)?;
             Some(Self::Part { scalar, class, part })
         });
-        parts.or_else(|| Self::metric_of(name).map(Self::Metric))
+        parts
+            .or_else(|| Self::metric_of(name).map(Self::Metric))
+            .or_else(|| Self::load_of(name).map(Self::Load))
     }
 
     /// The parameter whose gradient the output of that name is.
@@ -130,9 +136,16 @@ impl<'a> StepOutput<'a> {
         name.strip_prefix(METRIC)
     }
 
+    /// The router whose experts' choices the output of that name counts.
+    pub fn load_of(name: &'a str) -> Option<&'a str> {
+        name.strip_prefix(LOAD)
+    }
+
     /// Whether no output of a model may have that name, since it would be taken for one of a step.
     pub fn reserves(name: &str) -> bool {
-        name.starts_with(METRIC) || name.strip_prefix(LOSS).is_some_and(|rest| rest.starts_with('.'))
+        name.starts_with(METRIC)
+            || name.starts_with(LOAD)
+            || name.strip_prefix(LOSS).is_some_and(|rest| rest.starts_with('.'))
     }
 }
 
@@ -171,6 +184,7 @@ impl fmt::Display for StepOutput<'_> {
             Self::Penalty => f.write_str("loss.penalty"),
             Self::Objective => f.write_str("loss.objective"),
             Self::Metric(name) => Scalar::Metric(name).fmt(f),
+            Self::Load(router) => write!(f, "{LOAD}{router}"),
             Self::Skipped => f.write_str("skipped"),
             Self::LossScale => f.write_str("loss_scale"),
             Self::ScaleExhausted => f.write_str("loss_scale.exhausted"),
@@ -196,7 +210,12 @@ mod tests {
             [(Scalar::Loss, 0), (Scalar::Loss, 12), (metric, 0), (metric, 3)]
                 .map(|(scalar, class)| StepOutput::Part { scalar, class, part })
         });
-        let named = [StepOutput::Gradient("loss.sum"), StepOutput::Metric("mse"), StepOutput::Metric("1")];
+        let named = [
+            StepOutput::Gradient("loss.sum"),
+            StepOutput::Metric("mse"),
+            StepOutput::Metric("1"),
+            StepOutput::Load("h.0.mlp.router"),
+        ];
         for output in StepOutput::FIXED.into_iter().chain(parts).chain(named) {
             assert_eq!(StepOutput::of(&output.to_string()), Some(output), "{output}");
         }
@@ -213,7 +232,7 @@ mod tests {
 
     #[test]
     fn names_of_the_loss_are_reserved() {
-        assert!(StepOutput::reserves("loss.x") && StepOutput::reserves("metric.x"));
-        assert!(!["loss", "losses", "lr", "metric"].into_iter().any(StepOutput::reserves));
+        assert!(["loss.x", "metric.x", "load.x"].into_iter().all(StepOutput::reserves));
+        assert!(!["loss", "losses", "lr", "metric", "load", "loads"].into_iter().any(StepOutput::reserves));
     }
 }

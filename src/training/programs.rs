@@ -147,7 +147,9 @@ pub fn lower_step(
 fn outputs(module: &Module) -> Vec<String> {
     let scaling = SCALING_OUTPUTS.into_iter().filter(|output| module.step_output(*output).is_some());
     let is_metric = |output: &&ir::Output| {
-        StepOutput::metric_of(&output.name).is_some() && module.phase_of(output.value) == Phase::Update
+        let name = &output.name;
+        let is_reported = StepOutput::metric_of(name).is_some() || StepOutput::load_of(name).is_some();
+        is_reported && module.phase_of(output.value) == Phase::Update
     };
     let metrics = module.outputs.iter().filter(is_metric).map(|output| output.name.clone());
     TRAINING_OUTPUTS.into_iter().chain(scaling).map(String::from).chain(metrics).collect()

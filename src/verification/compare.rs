@@ -176,6 +176,7 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
                 | StepOutput::Penalty
                 | StepOutput::Objective
                 | StepOutput::Metric(_)
+                | StepOutput::Load(_)
                 | StepOutput::Skipped
                 | StepOutput::LossScale
                 | StepOutput::ScaleExhausted,

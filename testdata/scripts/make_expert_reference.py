@@ -74,13 +74,16 @@ def group(states: dict, options: dict, number: int, x: np.ndarray, report: Repor
     """The results of the tokens of a group."""
     y = np.zeros_like(x)
     logits = []
+    biases = np.array(options.get("biases", [0.0] * EXPERTS))
     for t, token in enumerate(x):
         jitter = options.get("jitter", 0.0)
         if jitter:
             noise = [uniform(0, number, t * FEATURES + i) for i in range(FEATURES)]
             token = token * (1 - jitter + 2 * jitter * np.array(noise))
         logits.append(token @ states["router.weight"])
-    probabilities = [softmax(row) for row in logits]
+    # DeepSeek-AI, arXiv 2412.19437, equations 13 to 18: affinities are sigmoids, and probabilities the affinities over their sum.
+    affinities = [1 / (1 + np.exp(-row)) if options.get("sigmoid") else softmax(row) for row in logits]
+    probabilities = [row / row.sum() for row in affinities]
     tokens = len(x)
     report.penalty += options.get("z", 0.0) * np.mean([np.log(np.exp(row).sum()) ** 2 for row in logits]) / GROUPS
     if options.get("by_experts"):
@@ -91,18 +94,18 @@ def group(states: dict, options: dict, number: int, x: np.ndarray, report: Repor
             for t in top(scores[:, e], slots):
                 y[t] += scores[t, e] * expert(states, e, x[t])
         return y
-    ranked = probabilities
+    ranked = [row + biases for row in affinities]
     if "groups" in options:
         # DeepSeek-AI, arXiv 2412.19437, section 2.1.2: the groups with the largest sums of their two highest scores.
         taken, all_groups = options["groups"]
         size = EXPERTS // all_groups
         ranked = []
-        for row in probabilities:
+        for row in [row + biases for row in affinities]:
             sums = [sum(sorted(row[i * size : (i + 1) * size])[-2:]) for i in range(all_groups)]
             best = top(sums, taken)
-            ranked.append([p if i // size in best else -1.0 for i, p in enumerate(row)])
+            ranked.append([p if i // size in best else -np.inf for i, p in enumerate(row)])
     chosen = [top(row, options["top"]) for row in ranked]
-    gates = [np.array([row[e] for e in choice]) for row, choice in zip(probabilities, chosen)]
+    gates = [np.array([row[e] for e in choice]) for row, choice in zip(affinities, chosen)]
     if options["renormalize"]:
         gates = [gate / gate.sum() for gate in gates]
     slots = None
@@ -177,6 +180,14 @@ RUNS = [
         {"top": 2, "renormalize": True, "capacity": 1.0, "balance": 0.5, "random_second": True},
     ),
     ("experts=4, groups=1/2, balance=0", {"top": 2, "renormalize": True, "groups": (1, 2)}),
+    (
+        "experts=4, top=3, sigmoid, bias=0.01, balance=0.5",
+        {"top": 3, "renormalize": True, "sigmoid": True, "balance": 0.5, "rate": 0.01, "biases": [0.0, 0.02, -0.03, 0.3]},
+    ),
+    (
+        "experts=4, bias=0.125, groups=1/2",
+        {"top": 2, "renormalize": True, "groups": (1, 2), "rate": 0.125, "biases": [-2.0, -1.75, -1.75, -2.25]},
+    ),
     ("expert-choice, experts=4, z=0.1", {"by_experts": True, "capacity": 2.0, "z": 0.1}),
 ]
 
@@ -189,6 +200,13 @@ def main() -> None:
         if not options.get("by_experts"):
             run["balance"] = report.balance
             run["busiest"] = report.counts.max() * EXPERTS / report.counts.sum()
+            run["load"] = report.counts.tolist()
+        if "rate" in options:
+            # Wang et al., arXiv 2408.15664, algorithm 1: b + u · sign(mean - c).
+            before = np.array(options.get("biases", [0.0] * EXPERTS))
+            run["rate"] = options["rate"]
+            run["bias"] = before.tolist()
+            run["bias_after"] = (before + options["rate"] * np.sign(report.counts.mean() - report.counts)).tolist()
         if options.get("capacity") and not options.get("by_experts"):
             run["dropped"] = report.dropped / report.choices
             assert report.dropped > 0, text

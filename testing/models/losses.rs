@@ -1,7 +1,7 @@
 //! A compiled model's losses against the 20 that PyTorch computed.
 
 use super::{Bounds, Fixture, adamw, done, momentum, path};
-use ir::{Module, Tensor};
+use ir::{Module, Tensor, Type};
 use passes::optimizer::Optimizer;
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
@@ -43,7 +43,23 @@ pub fn numbers(fixture: &Fixture, subject: &Subject, kind: &str) -> Numbers {
         let ones = Tensor::splat(ty.dtype, sizes.collect(), 1.0);
         numbers.inputs.entry(input.name.clone()).or_insert(ones);
     }
+    repeat(&mut numbers, module);
     numbers
+}
+
+/// Where a microbatch has more samples than PyTorch's batch, each of these is there equally often, which leaves their mean loss as it
+/// was.
+fn repeat(numbers: &mut Numbers, module: &Module) {
+    for input in module.inputs.iter().filter(|input| input.batched) {
+        let ty = module.ty(input.value);
+        let (Some(given), Some(sizes)) = (numbers.inputs.get_mut(&input.name), ty.sizes()) else { continue };
+        let times = sizes[0] as usize / given.sizes[0].max(1);
+        if times > 1 {
+            let ty = Type::of(given.dtype, &sizes);
+            let whole = Tensor::from_bytes(&ty, &given.to_bytes().repeat(times));
+            *given = whole.expect("the samples divide the microbatch");
+        }
+    }
 }
 
 /// Each of 20 losses, before each step, is PyTorch's within the bound of the first ten or of the last ten.

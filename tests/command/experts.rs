@@ -4,12 +4,22 @@ use crate::TRAINYARD;
 use testing::workplace::Workplace;
 
 const TRAIN: &str = "--train text.txt --microbatch 2";
+/// Tokens of a sample.
+const TOKENS: f64 = 16.0;
+
+/// For each router the choices that fell on its experts.
+fn loads(step: &serde_json::Value) -> Vec<f64> {
+    let loads = step["moe.load"].as_object().into_iter().flatten();
+    loads
+        .map(|(_, load)| load.as_array().expect("a list").iter().filter_map(|count| count.as_f64()).sum())
+        .collect()
+}
 
 #[test]
 fn a_trained_mixture_is_a_model_again() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
     let mixtures = [
-        ("experts=4,capacity=1", " --mesh ep=2"),
+        ("experts=4,capacity=1,sigmoid,bias=0.01", " --mesh ep=2"),
         ("gshard,experts=4,capacity=none,every=2", " --mesh ep=2"),
         ("expert-choice,experts=2,shared", ""),
     ];
@@ -23,6 +33,11 @@ fn a_trained_mixture_is_a_model_again() {
             assert!(trained[metric].is_f64(), "{moe}: {trained}");
         }
         assert_eq!(trained["moe.dropped"].is_f64(), moe.starts_with("experts=4"), "{trained}");
+        let loads: Vec<f64> = loads(&trained);
+        assert_eq!(loads.is_empty(), moe.starts_with("expert-choice"), "{moe}: {trained}");
+        // Two choices of each token of four samples; of GShard's choices the first.
+        let choices = if moe.starts_with("gshard") { 1.0 } else { 2.0 };
+        assert!(loads.iter().all(|load| *load == 4.0 * TOKENS * choices), "{moe}: {trained}");
         // The file has the trained weights, and the passes find its experts again.
         let again = format!("{run}-again");
         place.succeed(&format!("compile {run}/model.onnx {TRAIN} --lr 1e-12 --steps 1 -o {again}"));

@@ -215,6 +215,21 @@ fn a_small_model_as_json() {
     let text = serde_json::to_string_pretty(&found).expect("JSON prints") + "\n";
     expect![[r#"
         {
+          "feed_forward": {
+            "blocks": [],
+            "near": [
+              {
+                "origin": "node \"node_linear_1\" (Gemm, opset 20)",
+                "pattern": "feed-forward",
+                "reason": "its rows are samples (f32[8, 64]), and routing compares the tokens of a sequence"
+              },
+              {
+                "origin": "node \"node_linear_2\" (Gemm, opset 20)",
+                "pattern": "feed-forward",
+                "reason": "its rows are samples (f32[8, 128]), and routing compares the tokens of a sequence"
+              }
+            ]
+          },
           "file": {
             "absent": 0,
             "bytes": 68904,
@@ -353,7 +368,7 @@ fn the_program_after_a_pass_is_text_that_parses() {
         &["models/mlp.dynamo.onnx", "--after", "canonicalise"],
         expect![[r#"
             error: --after canonicalise: there is no such pass
-              = there are bind, dropout, fold, canonicalize, parameters, moe, loss, initialize, stage, delay, autodiff, precision, optimizer, simplify, spmd, collectives, buckets, hierarchy, recompute, evaluation, update, keep, absorb, join; the nearest is `canonicalize`
+              = there are bind, dropout, fold, canonicalize, parameters, moe, loss, initialize, stage, delay, autodiff, precision, router_bias, optimizer, simplify, spmd, collectives, buckets, hierarchy, recompute, evaluation, update, keep, absorb, join; the nearest is `canonicalize`
         "#]],
     );
     check(

@@ -138,19 +138,24 @@ fn sent(module: &Module) -> (u64, u64) {
     let (mut tensors, mut scalars) = (0, 0);
     for (_, node) in module.nodes() {
         let Op::Collective(kind) = node.op else { continue };
-        let local = |value: ValueId| -> u64 {
-            let ty = module.ty(value);
-            let sizes = ty.local(&module.mesh).expect("it divides");
-            sizes.iter().product::<u64>() * ty.dtype.bytes()
-        };
-        let size = module.mesh.size(&change(module, node).axes);
-        // The value that a group has together is the larger side; an all_to_all has parts of it on both.
-        let larger = local(node.operands[0]).max(local(node.results[0]));
-        let bytes = if kind == Collective::AllToAll { larger * size } else { larger };
         let place = if module.ty(node.results[0]).ndim() == 0 { &mut scalars } else { &mut tensors };
-        *place += kind.bytes_sent(bytes, size);
+        *place += bytes_sent(module, kind, node);
     }
     (tensors, scalars)
+}
+
+/// Bytes that a device sends in a collective.
+fn bytes_sent(module: &Module, kind: Collective, node: &Node) -> u64 {
+    let local = |value: ValueId| -> u64 {
+        let ty = module.ty(value);
+        let sizes = ty.local(&module.mesh).expect("it divides");
+        sizes.iter().product::<u64>() * ty.dtype.bytes()
+    };
+    let size = module.mesh.size(&change(module, node).axes);
+    // The value that a group has together is the larger side; an all_to_all has parts of it on both.
+    let larger = local(node.operands[0]).max(local(node.results[0]));
+    let bytes = if kind == Collective::AllToAll { larger * size } else { larger };
+    kind.bytes_sent(bytes, size)
 }
 
 /// Whether a node looks rows up in a table of which each device has some: then the table stays where it is.
@@ -257,4 +262,30 @@ fn data_ranks_of_bert_send_what_the_stage_of_zero_says() {
     // All tokens of the export are of one type, whose row gets the sum of all positions' gradients.
     let tangled = ["m.bert.embeddings.token_type_embeddings.weight", "embedding_2"];
     check_volumes(&models::BERT_DYNAMO, &tangled);
+}
+
+/// Each mixture with a capacity sends its slots to the experts and the results back, and the gradients in the other directions: of the
+/// slots of a device's samples those of the other devices' experts.
+#[test]
+fn a_mixture_exchanges_its_slots_twice_forward_and_twice_backward() {
+    const EXPERTS: u64 = 8;
+    const LAYERS: usize = 2;
+    let moe: Pipeline = format!("moe(experts={EXPERTS}, top=2, capacity=1.25)").parse().expect("a pass");
+    let [Pass::Moe(moe)] = &moe.passes[..] else { panic!("{moe}") };
+    for (mesh, ep) in [("ep:2", 2), ("ep:4", 4), ("dp:2*ep:2", 2), ("ep:2*tp:2", 2)] {
+        let (source, plan) = models::GPT2_DYNAMO.source(4, adamw());
+        let plan = CompilationPlan { moe: Some(moe.clone()), ..plan };
+        let module = placed(&source, &plan, &format!("spmd(mesh={mesh})"));
+        let samples = if mesh.starts_with("dp") { 1 } else { 4 / ep };
+        // 32 tokens of a sample, each with two choices, of 128 numbers of four bytes.
+        let slots = (32.0f64 * 2.0 * 1.25 / EXPERTS as f64).ceil() as u64;
+        let expected = samples * EXPERTS * slots * 128 * 4 * (ep - 1) / ep;
+        for phase in [Phase::Forward, Phase::Backward] {
+            let of_phase = module.nodes().map(|(_, node)| node).filter(|node| node.phase == phase);
+            let exchanges = of_phase.filter(|node| node.op == Op::Collective(Collective::AllToAll));
+            let sent: Vec<u64> =
+                exchanges.map(|node| bytes_sent(&module, Collective::AllToAll, node)).collect();
+            assert_eq!(sent, [expected; 2 * LAYERS], "{mesh}: {phase:?}");
+        }
+    }
 }

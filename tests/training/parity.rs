@@ -222,7 +222,23 @@ fn mixtral_trains_on_local_ranks_as_in_pytorch() {
 
 #[test]
 fn mixtral_trains_on_ranks_of_its_experts_as_in_pytorch() {
-    check_on_meshes(&models::MIXTRAL_DYNAMO, &["ep:2", "ep:2*tp:2"]);
+    let meshes = [
+        "ep:2",
+        "ep:2*tp:2",
+        "ep:2, zero=1",
+        "ep:2, zero=2",
+        "ep:2, zero=3",
+        "ep:4",
+        "dp:2*ep:2",
+        "dp:2*ep:2, zero=3",
+    ];
+    check_on_meshes(&models::MIXTRAL_DYNAMO, &meshes);
+    check_on_meshes(&models::MIXTRAL_DYNAMIC, &["ep:2"]);
+}
+
+#[test]
+fn mixtral_trains_in_stages_as_in_pytorch() {
+    check_in_stages(&models::MIXTRAL_DYNAMO, "mesh=ep:2");
 }
 
 #[test]
@@ -232,19 +248,19 @@ fn t5_trains_on_local_ranks_as_in_pytorch() {
 
 #[test]
 fn gpt2_trains_in_stages_as_in_pytorch() {
-    check_in_stages(&models::GPT2_DYNAMO);
+    check_in_stages(&models::GPT2_DYNAMO, "mesh=dp:2");
 }
 
 #[test]
 fn llama_trains_in_stages_as_in_pytorch() {
-    check_in_stages(&models::LLAMA_DYNAMO);
+    check_in_stages(&models::LLAMA_DYNAMO, "mesh=dp:2");
 }
 
 /// Losses are PyTorch's with two stages, on one rank and on two for each stage, as near as those of one device.
-fn check_in_stages(fixture: &Fixture) {
+fn check_in_stages(fixture: &Fixture, mesh: &str) {
     let stages: Pipeline = "stage(ranks=2, schedule=1f1b)".parse().expect("a pass");
     let [Pass::Stage(stage)] = &stages.passes[..] else { panic!("{stages}") };
-    for (mesh, data_ranks) in [("", 1), ("mesh=dp:2", 2)] {
+    for (mesh, data_ranks) in [("", 1), (mesh, 2)] {
         for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cpu) {
             let plan = CompilationPlan {
                 optimizer,
@@ -271,9 +287,11 @@ fn check_on_meshes(fixture: &Fixture, meshes: &[&str]) {
     for mesh in meshes {
         for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cpu) {
             let spmd = split(&format!("mesh={mesh}"));
-            let subject = fixture
-                .compiled(fixture.batch, CompilationPlan { optimizer, spmd, ..CompilationPlan::default() });
-            let devices = if mesh.contains('*') { 4 } else { 2 };
+            let of_batch = spmd.mesh.iter().filter(|axis| axis.name != "tp");
+            let batch = fixture.batch.max(of_batch.map(|axis| axis.size).product());
+            let devices: u64 = spmd.mesh.iter().map(|axis| axis.size).product();
+            let subject =
+                fixture.compiled(batch, CompilationPlan { optimizer, spmd, ..CompilationPlan::default() });
             assert_eq!(subject.compilation.training.mesh.devices(), devices, "{mesh}");
             check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), bounds);
         }

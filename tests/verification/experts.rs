@@ -26,10 +26,10 @@ fn check(arguments: impl IntoIterator<Item = String>) {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// One of each form: without a capacity, with tokens that are dropped, with random numbers, with experts that choose.
+/// One of each form: without a capacity, with tokens that are dropped and biases, with random numbers, with experts that choose.
 const MIXTURES: [&str; 5] = [
-    "experts=4",
-    "experts=8,groups=2/4,top=3,capacity=0.5,z=0.01,renormalize=off",
+    "experts=4,z=0.01",
+    "experts=8,groups=2/4,top=3,capacity=0.5,renormalize=off,sigmoid,bias=0.01,balance=0.1",
     "switch,experts=4,capacity=1",
     "gshard,experts=4,every=2,noise=0.01",
     "expert-choice,experts=4,shared,hidden=16,fresh",

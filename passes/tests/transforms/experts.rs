@@ -1,7 +1,7 @@
 //! Mixtures of experts against numpy's numbers (`testdata/experts.json`, made by `testdata/scripts/make_expert_reference.py`).
 
 use ir::interp::{self, Missing, Mode};
-use ir::{DType, Module, Tensor};
+use ir::{DType, Module, Op, Tensor, ValueId};
 use passes::{Manager, PassContext, Pipeline};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -33,13 +33,17 @@ fn numbers(value: &Value) -> Vec<f64> {
     numbers.map(|number| number.as_f64().expect("a number")).collect()
 }
 
-/// The step of a mixture.
-fn compiled(moe: &str) -> Module {
-    let mut module = ir::text::parse(PROGRAM).expect("the text is a program");
-    let passes = format!("{moe} loss(mse) autodiff optimizer(sgd, lr=1)");
+fn run(passes: &str, module: &mut Module) {
     let pipeline: Pipeline = passes.parse().unwrap_or_else(|error| panic!("{passes}: {error}"));
-    let ran = Manager::default().run(&pipeline, &mut module, &mut PassContext::default(), |_, _, _| {});
-    ran.unwrap_or_else(|failure| panic!("{moe}: {:?}", failure.diagnostics));
+    let ran = Manager::default().run(&pipeline, module, &mut PassContext::default(), |_, _, _| {});
+    ran.unwrap_or_else(|failure| panic!("{passes}: {:?}", failure.diagnostics));
+}
+
+/// The step of a mixture, in which a bias moves at a rate.
+fn compiled(moe: &str, rate: Option<f64>) -> Module {
+    let mut module = ir::text::parse(PROGRAM).expect("the text is a program");
+    let bias = rate.map(|rate| format!("router_bias(rate={rate})")).unwrap_or_default();
+    run(&format!("{moe} loss(mse) autodiff {bias} optimizer(sgd, lr=1)"), &mut module);
     module
 }
 
@@ -59,12 +63,17 @@ fn mixtures_have_numpys_outputs_losses_and_gradients() {
     let reference: Value = serde_json::from_str(&text).expect("they are JSON");
     for run in reference["runs"].as_array().expect("a list") {
         let moe = run["moe"].as_str().expect("options");
-        let module = compiled(&format!("moe({moe}, seed={})", reference["seed"]));
+        let module = compiled(&format!("moe({moe}, seed={})", reference["seed"]), run["rate"].as_f64());
         let mut states = interp::initial_states(&module, 0, Missing::Refuse).expect("they are drawn");
         for (name, values) in reference["states"].as_object().expect("states") {
             let id = module.state(name).unwrap_or_else(|| panic!("{moe}: no state {name}"));
             let sizes = states[&id].sizes.clone();
             states.insert(id, Tensor::float(DType::F32, sizes, numbers(values)));
+        }
+        let bias = module.state("router.bias");
+        assert_eq!(bias.is_some(), run["bias"].is_array(), "{moe}: the bias");
+        if let Some(bias) = bias {
+            states.insert(bias, Tensor::float(DType::F32, vec![4], numbers(&run["bias"])));
         }
         let before = states.clone();
         let sizes = vec![2, 6, 4];
@@ -83,12 +92,85 @@ fn mixtures_have_numpys_outputs_losses_and_gradients() {
                 near(&format!("{moe}: {metric}"), &output(&name), &[expected]);
             }
         }
+        if run["load"].is_array() {
+            near(&format!("{moe}: load"), &output("load.router"), &numbers(&run["load"]));
+        }
+        if let Some(bias) = bias {
+            near(&format!("{moe}: bias"), states[&bias].floats(), &numbers(&run["bias_after"]));
+        }
         for (name, gradient) in run["gradients"].as_object().expect("gradients") {
             let id = module.state(name).expect("a state");
             let pairs = before[&id].floats().iter().zip(states[&id].floats());
             // SGD with the rate 1.
             let given: Vec<f64> = pairs.map(|(before, after)| before - after).collect();
             near(&format!("{moe}: gradient of {name}"), &given, &numbers(gradient));
+        }
+    }
+}
+
+/// A program of four samples with a mixture, split over a mesh; the experts that tokens choose and the tokens in slots are outputs.
+fn routed(moe: &str, mesh: &str) -> Module {
+    let mut module = ir::text::parse(&PROGRAM.replace("[2, 6", "[4, 6")).expect("the text is a program");
+    run(moe, &mut module);
+    let routes: Vec<ValueId> = module
+        .nodes()
+        .filter(|(_, node)| matches!(node.op, Op::TopK(_) | Op::ScatterElements(_)))
+        .map(|(_, node)| node.results[0])
+        .collect();
+    for (number, route) in routes.into_iter().enumerate() {
+        module.add_output(format!("route.{number}"), route);
+    }
+    let mesh = if mesh.is_empty() { String::new() } else { format!("spmd(mesh={mesh}) collectives") };
+    run(&format!("loss(mse) autodiff optimizer(sgd, lr=1) {mesh}"), &mut module);
+    module
+}
+
+#[test]
+fn tokens_meet_the_same_experts_and_are_dropped_alike_on_every_mesh() {
+    for moe in [
+        "moe(experts=4, capacity=0.5)",
+        "moe(switch, experts=4, capacity=0.75)",
+        "moe(gshard, experts=4, capacity=0.5)",
+        "moe(expert-choice, experts=4, capacity=1)",
+        "moe(experts=4, top=3, capacity=0.5, groups=2/2, sigmoid)",
+    ] {
+        let whole = routed(moe, "");
+        let start: BTreeMap<String, Tensor> = interp::initial_states(&whole, 0, Missing::Refuse)
+            .expect("they are drawn")
+            .into_iter()
+            .map(|(id, tensor)| {
+                let count = tensor.len();
+                let values = (0..count).map(|i| ((i * 37 + count) % 101) as f64 / 50.0 - 1.0).collect();
+                let tensor = match tensor.dtype.is_float() {
+                    true => Tensor::float(tensor.dtype, tensor.sizes, values),
+                    false => tensor,
+                };
+                (whole.states[id].name.clone(), tensor)
+            })
+            .collect();
+        let step = |module: &Module| {
+            let of_state = |(id, state): (_, &ir::State)| (id, start[&state.name].clone());
+            let mut states = module.states.iter().map(of_state).collect();
+            let numbers = |shift: usize| {
+                let values = (0..96).map(|i| ((i * 53 + shift) % 89) as f64 / 30.0 - 1.5).collect();
+                Tensor::float(DType::F32, vec![4, 6, 4], values)
+            };
+            let inputs: BTreeMap<String, Tensor> = [("x", numbers(0)), ("labels", numbers(7))]
+                .map(|(name, tensor)| (name.to_string(), tensor))
+                .into();
+            interp::step(module, Mode::Exact, &mut states, &[inputs]).expect("the program runs")
+        };
+        let expected = step(&whole);
+        let routes: Vec<&String> = expected.keys().filter(|name| name.starts_with("route.")).collect();
+        assert!(!routes.is_empty());
+        let drops = expected.get("metric.moe.dropped").is_none_or(|dropped| dropped[0].item() > 0.0);
+        assert!(drops, "{moe} drops no token");
+        for mesh in ["dp:2", "dp:4", "ep:2", "ep:4", "tp:2", "dp:2*ep:2", "ep:2*tp:2"] {
+            let given = step(&routed(moe, mesh));
+            for &route in &routes {
+                assert_eq!(given[route][0].ints(), expected[route][0].ints(), "{moe} on {mesh}: {route}");
+            }
+            near(&format!("{moe} on {mesh}: y"), given["y"][0].floats(), expected["y"][0].floats());
         }
     }
 }

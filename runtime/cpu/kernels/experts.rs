@@ -18,15 +18,21 @@ struct Groups {
 }
 
 impl Groups {
+    /// By a counting sort, which keeps the rows of an expert in their order.
     fn of(index: &[i64], span: Span, experts: usize) -> Self {
-        let mut chosen: Vec<(usize, usize)> = index
-            .iter()
-            .enumerate()
-            .filter_map(|(row, &index)| Some((element_of_part(index, span, experts)?, row)))
-            .collect();
-        chosen.sort_unstable();
-        let starts = (0..=experts).map(|end| chosen.partition_point(|&(expert, _)| expert < end)).collect();
-        Self { rows: chosen.into_iter().map(|(_, row)| row).collect(), starts }
+        let chosen: Vec<Option<usize>> =
+            index.iter().map(|&index| element_of_part(index, span, experts)).collect();
+        let mut starts = vec![0; experts + 1];
+        chosen.iter().flatten().for_each(|expert| starts[expert + 1] += 1);
+        (0..experts).for_each(|expert| starts[expert + 1] += starts[expert]);
+        let (mut next, mut rows) = (starts.clone(), vec![0; starts[experts]]);
+        for (row, expert) in chosen.into_iter().enumerate() {
+            if let Some(expert) = expert {
+                rows[next[expert]] = row;
+                next[expert] += 1;
+            }
+        }
+        Self { rows, starts }
     }
 
     /// Each expert with its rows, where there are any.

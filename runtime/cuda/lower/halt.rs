@@ -27,6 +27,7 @@ fn is_watched(program: &Program, output: &OutputSlot) -> bool {
             | StepOutput::Penalty
             | StepOutput::Objective
             | StepOutput::Metric(_)
+            | StepOutput::Load(_)
             | StepOutput::Skipped
             | StepOutput::LossScale,
         )

@@ -220,7 +220,7 @@ impl Compile {
         let exported = export::export(source, compilation, &states, folder.path())?;
         check()?;
         report::tell_lines(&summary::text(outcome, best, &exported, steps));
-        let experts = settings.experts.moe.as_ref().and_then(|moe| summary::experts(&outcome.scalars, moe));
+        let experts = settings.experts.moe.as_ref().and_then(|moe| summary::experts(outcome, moe));
         if let Some((text, warning)) = experts {
             report::tell_lines(&text);
             report::print(Severity::Warning, warning.as_slice());

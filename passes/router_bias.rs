@@ -1,0 +1,88 @@
+//! Router bias: experts that had too many tokens are chosen less from the next step on, which balances without a loss (Wang et al.,
+//! arXiv 2408.15664, algorithm 1; DeepSeek-AI, arXiv 2412.19437, section 2.1.2).
+//!
+//! Reads the outputs `load.NAME`, the choices that fell on each expert in the whole step, and gives the buffers `NAME.bias` of
+//! [`crate::moe`] a new value: `bias + rate · sign(mean load − load)`. Invariants: gradients and gates stay as they are; it runs after
+//! `autodiff`, which sums loads over the microbatches, and before `optimizer`, which keeps every state where a step is skipped.
+
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
+use crate::rewriting::settle::settle;
+use ir::ops::elementwise::{Binary, Compare};
+use ir::{
+    At, Builder, Changed, DType, Diagnostic, Level, Module, Phase, StateId, StepOutput, TypeError, ValueId,
+};
+
+/// The pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterBias {
+    /// By how much a bias moves in a step.
+    pub rate: f64,
+}
+
+/// The name of a router's buffer with a bias for each expert.
+pub fn name(router: &str) -> String {
+    format!("{router}.bias")
+}
+
+impl Transform for RouterBias {
+    const NAME: &'static str = "router_bias";
+    const NEEDED: bool = true;
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let rate = arguments.value("rate", 0.001)?;
+        match rate > 0.0 && f64::is_finite(rate) {
+            true => Ok(Self { rate }),
+            false => Err(format!("rate={rate} moves no bias; 0.001 would")),
+        }
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        arguments.push("rate", self.rate);
+    }
+
+    /// Errors: a program without an update; no router with a bias.
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let biases = biases(module);
+        if module.level != Level::Training || biases.is_empty() {
+            let error = Diagnostic::new("the pass `router_bias` finds no loads of routers with a bias");
+            return Err(error.note("run `moe(…, bias=0.001)` and `autodiff` before it"));
+        }
+        let mut b = Builder::new(module, Self::NAME);
+        for (state, load) in biases {
+            self.move_bias(&mut b, state, load)?;
+        }
+        let changed = b.finish();
+        Ok(changed.or(settle(module, Self::NAME)?))
+    }
+}
+
+/// The biases and the loads by which they move.
+fn biases(module: &Module) -> Vec<(StateId, ValueId)> {
+    let bias = |output: &ir::Output| {
+        let router = StepOutput::load_of(&output.name)?;
+        Some((module.state(&name(router))?, output.value))
+    };
+    module.outputs.iter().filter_map(bias).collect()
+}
+
+impl RouterBias {
+    fn move_bias(self, b: &mut Builder, id: StateId, load: ValueId) -> Result<(), TypeError> {
+        let state = b.module().states[id].clone();
+        b.origin(state.name.as_str()).stage(state.stage).at(At::End(Phase::Update));
+        // Whole numbers on both sides: experts · load, and the sum of all loads.
+        let experts = b.ty(load).numel().unwrap_or(1) as f64;
+        let own = b.scale(load, experts)?;
+        let all = b.sum(load, &[0])?;
+        let mut side = |less: ValueId, more: ValueId| {
+            let is_less = b.one(Compare::Less, &[less, more])?;
+            b.cast(is_less, DType::F32)
+        };
+        let (too_few, too_many) = (side(own, all)?, side(all, own)?);
+        let sign = b.one(Binary::Sub, &[too_few, too_many])?;
+        let change = b.scale(sign, self.rate)?;
+        let new = b.add(state.input, change)?;
+        b.tables().states[id].output = Some(new);
+        Ok(())
+    }
+}

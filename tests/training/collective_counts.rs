@@ -9,7 +9,7 @@ use passes::spmd::Spmd;
 use passes::{Manager, Pass, Pipeline, Transform};
 use std::collections::BTreeSet;
 use testing::layers::{Reductions, change, reductions, stored};
-use testing::models::{self, Fixture, adamw, done};
+use testing::models::{self, Fixture, adamw, done, split};
 use trainyard::compilation::Source;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::training::step;
@@ -273,9 +273,9 @@ fn a_mixture_exchanges_its_slots_twice_forward_and_twice_backward() {
     let moe: Pipeline = format!("moe(experts={EXPERTS}, top=2, capacity=1.25)").parse().expect("a pass");
     let [Pass::Moe(moe)] = &moe.passes[..] else { panic!("{moe}") };
     for (mesh, ep) in [("ep:2", 2), ("ep:4", 4), ("dp:2*ep:2", 2), ("ep:2*tp:2", 2)] {
-        let (source, plan) = models::GPT2_DYNAMO.source(4, adamw());
-        let plan = CompilationPlan { moe: Some(moe.clone()), ..plan };
-        let module = placed(&source, &plan, &format!("spmd(mesh={mesh})"));
+        let (moe, spmd) = (Some(moe.clone()), split(&format!("mesh={mesh}")));
+        let plan = CompilationPlan { optimizer: adamw(), moe, spmd, ..CompilationPlan::default() };
+        let module = models::GPT2_DYNAMO.compiled(4, plan).compilation.training;
         let samples = if mesh.starts_with("dp") { 1 } else { 4 / ep };
         // 32 tokens of a sample, each with two choices, of 128 numbers of four bytes.
         let slots = (32.0f64 * 2.0 * 1.25 / EXPERTS as f64).ceil() as u64;

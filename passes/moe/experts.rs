@@ -20,7 +20,7 @@ use std::collections::btree_map::Entry;
 enum Places {
     /// Each row `[rows, features]` has the number of its expert, `i64[rows]`.
     Rows(ValueId),
-    /// `[groups, experts, slots, features]`.
+    /// `[experts, slots, features]`.
     Slots,
 }
 
@@ -279,7 +279,7 @@ fn build(
                     Places::Rows(index) => {
                         b.one(Experts { transposed: false }, &[made[&rows], weight, index])?
                     }
-                    Places::Slots => b.one(Contract::new("geck,ekn->gecn"), &[made[&rows], weight])?,
+                    Places::Slots => b.one(Contract::new("eck,ekn->ecn"), &[made[&rows], weight])?,
                 }
             }
             None => {

@@ -128,7 +128,8 @@ pub(super) fn one_hot(
 }
 
 impl Slots {
-    /// The tokens `[groups, tokens, features]` in their slots, `[groups, experts, slots, features]`.
+    /// The tokens `[groups, tokens, features]` in their slots, `[experts, groups · slots, features]`: the rows of an expert lie together,
+    /// and are one multiplication.
     pub(super) fn dispatch(
         &self,
         b: &mut Builder,
@@ -139,8 +140,10 @@ impl Slots {
         let index = b.reshape(self.tokens, known(&[sizes.groups, moe.experts * self.of_expert, 1]))?;
         let slots = b.one(GatherNd { batch_dims: 1 }, &[x, index])?;
         let features = b.ty(x).dims[2].clone();
-        let dims = known(&[sizes.groups, moe.experts, self.of_expert]);
-        b.reshape(slots, dims.into_iter().chain([features]))
+        let dims = known(&[sizes.groups, moe.experts, self.of_expert]).into_iter().chain([features.clone()]);
+        let slots = b.reshape(slots, dims)?;
+        let slots = b.transpose(slots, &[1, 0, 2, 3])?;
+        b.reshape(slots, known(&[moe.experts, sizes.groups * self.of_expert]).into_iter().chain([features]))
     }
 
     /// The sums of the results of a token's slots, `[groups, tokens, features]`, each times its gate; zeros for a token without a slot.
@@ -152,10 +155,12 @@ impl Slots {
         sizes: Sizes,
     ) -> Result<ValueId, TypeError> {
         let Sizes { groups, tokens, .. } = sizes;
-        let (dtype, features) = (b.ty(y).dtype, b.ty(y).dims[3].clone());
+        let (dtype, features) = (b.ty(y).dtype, b.ty(y).dims[2].clone());
         let with_features =
             |sizes: &[u64]| known(sizes).into_iter().chain([features.clone()]).collect::<Vec<Dim>>();
         let places = moe.experts * self.of_expert;
+        let y = b.reshape(y, with_features(&[moe.experts, groups, self.of_expert]))?;
+        let y = b.transpose(y, &[1, 0, 2, 3])?;
         let y = b.reshape(y, with_features(&[groups, places]))?;
         match self.back {
             Back::Read { slots, gates } => {

@@ -36,6 +36,10 @@ fn matrix(tensor: usize, rows: StridedLoop, columns: StridedLoop, offset: isize)
 
 /// Multiplications smaller than this share the threads among them.
 const SMALL: usize = 1 << 20;
+/// So do those smaller than this, such as those of experts, if there are [`MANY`] for each thread: threads that divide one of them wait
+/// for each other at its end.
+const MEDIUM: usize = 1 << 24;
+const MANY: usize = 4;
 
 fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T], add: bool) {
     if let Some([left, right]) = plan.stretches() {
@@ -43,7 +47,9 @@ fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T]
     }
     let steps: usize = plan.outer.iter().map(|run| run.size).product();
     let work = plan.rows.size * plan.columns.size * plan.summed.size;
-    let block = plan.block().filter(|_| steps >= rayon::current_num_threads() && work < SMALL);
+    let threads = rayon::current_num_threads();
+    let block =
+        plan.block().filter(|_| steps >= threads && work < SMALL || steps >= MANY * threads && work < MEDIUM);
     match block.filter(|block| steps * work > SMALL / 16 && *block > 0) {
         Some(block) => out.par_chunks_mut(block).enumerate().for_each(|(step, out)| {
             let [left, right, _] = plan.outer_step(step);

@@ -38,7 +38,7 @@ fn matrix(tensor: usize, rows: StridedLoop, columns: StridedLoop, offset: isize)
 const SMALL: usize = 1 << 20;
 /// So do those smaller than this, such as those of experts, if there are [`MANY`] for each thread: threads that divide one of them wait
 /// for each other at its end.
-const MEDIUM: usize = 1 << 24;
+const MEDIUM: usize = 1 << 26;
 const MANY: usize = 4;
 
 fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T], add: bool) {

@@ -105,6 +105,10 @@ fn mixtures_that_cannot_be_are_refused() {
     "#]],
     );
     check_error(
+        "gpt2.dynamo --moe experts=4,bias=0.01 --mesh pp=2 --schedule 2bw --global-batch 8 --microbatch 2",
+        expect![[""]],
+    );
+    check_error(
         "gpt2.dynamo --moe experts=4,every=3",
         expect![[r#"
         error: every=3 is more than the 2 feed-forward blocks

@@ -181,3 +181,15 @@ fn attention_by_our_own_kernels_is_named_with_the_reason() {
     let half = read(&[SMALL, "--bf16", "--target", "h100"]);
     assert!(!half.contains("by our own kernels"), "{half}");
 }
+
+#[test]
+fn products_of_experts_are_one_launch_each_on_tensor_cores() {
+    let found = json(&["models/mixtral.dynamo.onnx", "--bf16", "--target", "h100"]);
+    let kinds = found["prediction"]["kinds"].as_array().expect("a list");
+    let launches = |kind: &str| {
+        let of_kind = kinds.iter().find(|of_kind| of_kind["kind"] == kind).expect("there are launches");
+        of_kind["launches"].as_u64().expect("a count")
+    };
+    // Two layers, in each two products forward and the two of each backward.
+    assert_eq!([launches("experts_mma"), launches("experts_grad_mma")], [2 * 4, 2 * 2]);
+}

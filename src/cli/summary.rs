@@ -176,7 +176,7 @@ mod tests {
             }
         };
         let (text, warning) =
-            experts(&outcome(1.5, None, [50.0, 40.0, 10.0, 0.0]), &moe("experts=4")).expect("it has experts");
+            experts(&outcome(1.5, None, [45.0, 40.0, 15.0, 0.0]), &moe("experts=4")).expect("it has experts");
         expect!["experts: entropy of the router 1.25 of 1.39, balance 1.50, the busiest expert has 1.50 times its share"]
             .assert_eq(&text);
         assert!(warning.is_none());

@@ -106,7 +106,10 @@ fn mixtures_that_cannot_be_are_refused() {
     );
     check_error(
         "gpt2.dynamo --moe experts=4,bias=0.01 --mesh pp=2 --schedule 2bw --global-batch 8 --microbatch 2",
-        expect![[""]],
+        expect![[r#"
+            error: --moe …,bias=X cannot be used with --schedule 2bw
+              = forward of the next step begins before the bias has moved; remove bias=X, which leaves the balance loss, or use a synchronous schedule such as 1f1b
+        "#]],
     );
     check_error(
         "gpt2.dynamo --moe experts=4,every=3",

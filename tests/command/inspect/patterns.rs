@@ -110,16 +110,22 @@ fn feed_forward_blocks_are_listed_whether_or_not_they_become_mixtures() {
         let sizes: Vec<_> = blocks.iter().map(|block| (&block["features"], &block["hidden"])).collect();
         assert_eq!(sizes, [(&json!(128), &json!(256)); 2], "{flags:?}");
     }
-    check(&["models/gpt2.dynamo.onnx", "--why", "feed-forward"], expect![[r#"
+    check(
+        &["models/gpt2.dynamo.onnx", "--why", "feed-forward"],
+        expect![[r#"
         `feed-forward` was found 2 times, and no node nearly matches
           at node "node_mul_3" (Mul, opset 20): 128 numbers, 512 hidden
           at node "node_mul_7" (Mul, opset 20): 128 numbers, 512 hidden
-    "#]]);
-    check(&["models/mlp.dynamo.onnx", "--why", "feed-forward"], expect![[r#"
+    "#]],
+    );
+    check(
+        &["models/mlp.dynamo.onnx", "--why", "feed-forward"],
+        expect![[r#"
         `feed-forward` was not found
           nearly `feed-forward` at node "node_linear_1" (Gemm, opset 20)
             but its rows are samples (f32[8, 64]), and routing compares the tokens of a sequence
           nearly `feed-forward` at node "node_linear_2" (Gemm, opset 20)
             but its rows are samples (f32[8, 128]), and routing compares the tokens of a sequence
-    "#]]);
+    "#]],
+    );
 }

@@ -89,8 +89,9 @@ fn a_rank_that_fails_ends_the_run_and_leaves_the_last_checkpoint_whole() {
         let mut run = on_ranks();
         let module = run.train_module();
         let collectives = module.nodes().filter(|(_, node)| matches!(node.op, ir::Op::Collective(_))).count();
-        // In the middle of a step between the saves after 5 and 10; evaluations issue some as well.
-        run.fault = Some(Fault { at: 11 * collectives, panics });
+        // In the middle of a step between the saves after 10 and 15, of which the first waits until the one after 5 is on the disk;
+        // evaluations issue some as well.
+        run.fault = Some(Fault { at: 16 * collectives, panics });
         assert_eq!(run.go().unwrap_err().to_string(), told);
         let latest = run.checkpoints().latest().unwrap();
         assert!(latest.damaged.is_empty());

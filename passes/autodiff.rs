@@ -12,6 +12,7 @@
 //! `grad.NAME` in the update phase, of its own type; the outputs of the forward phase stand as they were; the backward phase
 //! opens with the constant that it starts from, which [`crate::precision`] scales.
 
+mod reported;
 mod weight;
 
 pub use weight::put_off_all;
@@ -212,8 +213,8 @@ pub fn apply(module: &mut Module, options: &Autodiff, decision: &Decision) -> Re
         let name = StepOutput::Gradient(&b.module().states[state].name).to_string();
         b.tables().add_output(name, gradient);
     }
-    metrics(&mut b)?;
-    loads(&mut b)?;
+    reported::metrics(&mut b)?;
+    reported::loads(&mut b)?;
     b.tables().level = Level::Training;
     b.finish();
     remove_dead(module, Autodiff::NAME);
@@ -465,52 +466,4 @@ fn value(b: &mut Builder, sums: &[Sums]) -> Result<ValueId, TypeError> {
         });
     }
     total.ok_or_else(|| TypeError::new("a scalar has at least one class"))
-}
-
-/// Reports the scalars of the model that are not trained: the output `metric.NAME` in the update.
-fn metrics(b: &mut Builder) -> Result<(), Diagnostic> {
-    let outputs = b.module().outputs.iter();
-    let metrics: Vec<String> =
-        outputs.filter_map(|output| metric_with_sum(b.module(), &output.name)).collect();
-    for name in metrics {
-        let classes = classes(b.module(), Scalar::Metric(&name))?;
-        let sums = accumulate(b, &classes)?;
-        b.at(At::End(Phase::Update));
-        let value = value(b, &sums)?;
-        b.tables().add_output(StepOutput::Metric(&name), value);
-    }
-    Ok(())
-}
-
-/// Sums up the loads of experts over the microbatches: the output `load.NAME` becomes one of the update, in f64, which holds every count.
-fn loads(b: &mut Builder) -> Result<(), TypeError> {
-    for index in 0..b.module().outputs.len() {
-        let output = &b.module().outputs[index];
-        if StepOutput::load_of(&output.name).is_none() {
-            continue;
-        }
-        let value = output.value;
-        let stage = b.module().stage_of(value);
-        b.origin("moe").stage(stage).at(At::End(Phase::Forward));
-        let count = b.cast(value, DType::F64)?;
-        b.at(At::End(Phase::Update));
-        let sum = b.one(Accumulate, &[count])?;
-        b.tables().outputs[index].value = sum;
-    }
-    Ok(())
-}
-
-/// The scalar of the model whose first class has an output as its sum.
-fn metric_with_sum(module: &Module, output: &str) -> Option<String> {
-    let Some(StepOutput::Part { scalar: Scalar::Metric(name), class, part: ScalarPart::Sum }) =
-        StepOutput::of(output)
-    else {
-        return None;
-    };
-    let first = StepOutput::Part { scalar: Scalar::Metric(name), class: 0, part: ScalarPart::Sum };
-    match class {
-        0 => Some(name.to_owned()),
-        // A scalar may be called `NAME.1` itself.
-        class => module.step_output(first).is_none().then(|| format!("{name}.{class}")),
-    }
 }

@@ -4,10 +4,8 @@ use super::route::{Choice, Scores, Sizes, known};
 use super::slots::one_hot;
 use super::{Affinity, Moe};
 use ir::ops::elementwise::{Binary, Unary};
-use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::softmax::LogSoftmax;
 use ir::{Builder, DType, Dim, Scalar, ScalarPart, StepOutput, TypeError, ValueId};
-use smallvec::smallvec;
 
 /// The scalars of all mixtures, one each.
 #[derive(Debug, Default)]
@@ -20,8 +18,6 @@ pub(super) struct Parts {
     dropped: Vec<[ValueId; 2]>,
     /// Means over tokens of the entropy of the router's probabilities.
     entropies: Vec<ValueId>,
-    /// The number of tokens of the busiest expert, divided by the mean number of tokens of an expert.
-    busiest: Vec<ValueId>,
     /// The choices that fell on each expert, `f32[experts]`, by the name of the router.
     pub(super) loads: Vec<(String, ValueId)>,
 }
@@ -62,9 +58,6 @@ pub(super) fn of_choices(
         parts.penalties.push(b.scale(balance, moe.routing.balance * by_paper)?);
     }
     let of_all = b.sum(counts, &[0])?;
-    let most = b.one(Reduce { kind: ReduceKind::Max, dims: smallvec![0], keep: false }, &[of_all])?;
-    let even = groups as f64 * tokens as f64 * counted as f64 / experts as f64;
-    parts.busiest.push(b.scale(most, 1.0 / even)?);
     if let Some(kept) = kept {
         let taken = match choice.taken {
             Some(taken) => {
@@ -119,12 +112,7 @@ pub(super) fn add_outputs(b: &mut Builder, parts: &Parts) -> Result<(), TypeErro
     if let Some(penalty) = sum(b, &parts.penalties)? {
         b.tables().add_output(StepOutput::Penalty, penalty);
     }
-    let means = [
-        ("moe.balance", &parts.balances),
-        ("moe.entropy", &parts.entropies),
-        ("moe.busiest", &parts.busiest),
-    ];
-    for (name, values) in means {
+    for (name, values) in [("moe.balance", &parts.balances), ("moe.entropy", &parts.entropies)] {
         if let Some(sum) = sum(b, values)? {
             let weight = b.splat_like(sum, values.len() as f64)?;
             metric(b, name, sum, weight);

@@ -2,7 +2,8 @@
 
 use super::error::TrainError;
 use crate::program::{Program, Section};
-use ir::{ScalarPart, StepOutput};
+use ir::{ScalarPart, StepOutput, Tensor};
+use std::collections::BTreeMap;
 
 /// Where the numbers are that the loop reads: indices of outputs.
 #[derive(Clone)]
@@ -54,14 +55,70 @@ impl Outputs {
         })
     }
 
-    /// What every program reports of an update, as far as the rank knows it: the rate first.
+    /// What a program reports of an update, as far as the rank knows it, in the order of [`Self::updated`].
     pub(super) fn of_update(&self) -> Vec<usize> {
+        let named = self.metrics.iter().chain(&self.loads).map(|(_, output)| *output);
+        self.of_step()
+            .into_iter()
+            .chain(self.scaling.iter().flat_map(ScalingOutputs::all))
+            .chain(named)
+            .collect()
+    }
+
+    /// The rate first.
+    fn of_step(&self) -> Vec<usize> {
         [Some(self.lr), self.loss, self.grad_norm].into_iter().flatten().collect()
+    }
+
+    /// The report of an update: `values` are those of [`Self::of_update`].
+    pub(super) fn updated(&self, program: &Program, mut values: Vec<Tensor>) -> Result<Updated, TrainError> {
+        let loads = values.split_off(values.len() - self.loads.len());
+        let numbers = items(program, &self.of_update(), &values)?;
+        let (step, rest) = numbers.split_at(self.of_step().len());
+        let (scaling, metrics) = rest.split_at(self.scaling.map_or(0, |scaling| scaling.all().len()));
+        let mut step = step.iter().copied();
+        let lr = step.next().unwrap_or_default();
+        let mut reported = |output: Option<usize>| output.and_then(|_| step.next());
+        let (loss, grad_norm) = (reported(self.loss), reported(self.grad_norm));
+        let (skipped, exhausted) = match scaling {
+            &[skipped, scale, exhausted] => (skipped != 0.0, (exhausted != 0.0).then_some(scale)),
+            _ => (false, None),
+        };
+        let metrics = self.metrics.iter().zip(metrics).map(|((name, _), number)| (name.clone(), *number));
+        let loads = self.loads.iter().zip(&loads).map(|((name, _), load)| (name.clone(), load.numbers()));
+        let (metrics, loads) = (metrics.collect(), loads.collect());
+        Ok(Updated { loss, lr, grad_norm, skipped, exhausted, metrics, loads })
     }
 }
 
+/// What an update reports.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Updated {
+    /// `None`, as the norm, on a rank to which the report does not travel.
+    pub(super) loss: Option<f64>,
+    pub(super) lr: f64,
+    pub(super) grad_norm: Option<f64>,
+    /// The scaled gradients were not finite, so no state was changed but the scale.
+    pub(super) skipped: bool,
+    /// The loss scale, if the step was skipped though it is the smallest there may be.
+    pub(super) exhausted: Option<f64>,
+    /// The other scalars of the model, by name.
+    pub(super) metrics: BTreeMap<String, f64>,
+    /// The choices that fell on each expert, by the name of the router.
+    pub(super) loads: BTreeMap<String, Vec<f64>>,
+}
+
+/// The only element of each of these values, which are outputs of the program.
+pub(super) fn items(program: &Program, outputs: &[usize], values: &[Tensor]) -> Result<Vec<f64>, TrainError> {
+    let item = |(tensor, &output): (&Tensor, &usize)| match tensor.len() {
+        1 => Ok(tensor.item()),
+        _ => Err(lacks(program, "scalar", &program.outputs[output].name)),
+    };
+    values.iter().zip(outputs).map(item).collect()
+}
+
 impl ScalingOutputs {
-    pub(super) fn all(&self) -> [usize; 3] {
+    fn all(&self) -> [usize; 3] {
         [self.skipped, self.scale, self.exhausted]
     }
 }

@@ -3,7 +3,7 @@
 use super::classes::{LossClasses, LossTotal};
 use super::error::{Cause, TrainError};
 use super::finite::Began;
-use super::outputs::{Outputs, ScalingOutputs, lacks};
+use super::outputs::{Outputs, Updated, items, lacks};
 use crate::checkpoint::{InitialValues, StateBytes};
 use crate::comm::agreement::Agreement;
 use crate::data::Batch;
@@ -57,23 +57,6 @@ pub(super) struct Evaluating {
     program: ProgramId,
     rows: u64,
     numbers: Later,
-}
-
-/// What an update reports.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Updated {
-    /// `None`, as the norm, on a rank to which the report does not travel.
-    pub(super) loss: Option<f64>,
-    pub(super) lr: f64,
-    pub(super) grad_norm: Option<f64>,
-    /// The scaled gradients were not finite, so no state was changed but the scale.
-    pub(super) skipped: bool,
-    /// The loss scale, if the step was skipped though it is the smallest there may be.
-    pub(super) exhausted: Option<f64>,
-    /// The other scalars of the model, by name.
-    pub(super) metrics: BTreeMap<String, f64>,
-    /// The choices that fell on each expert, by the name of the router.
-    pub(super) loads: BTreeMap<String, Vec<f64>>,
 }
 
 /// The values that a session begins with.
@@ -370,39 +353,13 @@ impl<'d> Session<'d> {
                 self.rank.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
             }
         }
-        let mut outputs = self.outputs.of_update();
-        outputs.extend(self.outputs.scaling.iter().flat_map(ScalingOutputs::all));
-        outputs.extend(self.outputs.metrics.iter().chain(&self.outputs.loads).map(|(_, output)| output));
-        Ok(self.rank.device.read_later(self.train, outputs)?)
+        Ok(self.rank.device.read_later(self.train, self.outputs.of_update())?)
     }
 
     /// What an update came to.
     pub(super) fn updated(&mut self, begun: Later) -> Result<Updated, TrainError> {
-        let mut outputs = self.outputs.of_update();
-        let of_step = outputs.len();
-        let scales = self.outputs.scaling.map(|scaling| outputs.extend(scaling.all())).is_some();
-        let names = |outputs: &[(String, usize)]| -> Vec<String> {
-            outputs.iter().map(|(name, _)| name.clone()).collect()
-        };
-        let (metric_names, load_names) = (names(&self.outputs.metrics), names(&self.outputs.loads));
-        outputs.extend(self.outputs.metrics.iter().chain(&self.outputs.loads).map(|(_, output)| output));
-        let mut values = self.values(self.train, &outputs, begun)?;
-        let loads = values.split_off(values.len() - load_names.len());
-        let loads = loads.iter().map(Tensor::numbers);
-        let numbers = self.items(self.train, &outputs, &values)?;
-        let (step, rest) = numbers.split_at(of_step);
-        let mut step = step.iter().copied();
-        let lr = step.next().unwrap_or_default();
-        let mut reported = |output: Option<usize>| output.and_then(|_| step.next());
-        let (loss, grad_norm) = (reported(self.outputs.loss), reported(self.outputs.grad_norm));
-        let (scaling, metrics) = rest.split_at(if scales { 3 } else { 0 });
-        let (skipped, exhausted) = match scaling {
-            &[skipped, scale, exhausted] => (skipped != 0.0, (exhausted != 0.0).then_some(scale)),
-            _ => (false, None),
-        };
-        let metrics = metric_names.into_iter().zip(metrics.iter().copied()).collect();
-        let loads = load_names.into_iter().zip(loads).collect();
-        Ok(Updated { loss, lr, grad_norm, skipped, exhausted, metrics, loads })
+        let values = self.values(self.train, &self.outputs.of_update(), begun)?;
+        self.outputs.updated(self.program(), values)
     }
 
     /// Whether the program scales its loss, and skips a step whose gradients are not finite.
@@ -531,7 +488,7 @@ impl<'d> Session<'d> {
     /// As [`Self::numbers`], of any number of outputs.
     fn read(&mut self, id: ProgramId, outputs: &[usize], later: Later) -> Result<Vec<f64>, TrainError> {
         let values = self.values(id, outputs, later)?;
-        self.items(id, outputs, &values)
+        items(self.rank.device.program(id), outputs, &values)
     }
 
     /// Some outputs, which were asked for in this order.
@@ -543,16 +500,6 @@ impl<'d> Session<'d> {
             Tensor::from_bytes(&slot.ty, &bytes).ok_or_else(|| lacks(program, "tensor", &slot.name))
         };
         outputs.iter().zip(all).map(value).collect()
-    }
-
-    /// The only element of each of these values, which are outputs of the program.
-    fn items(&self, id: ProgramId, outputs: &[usize], values: &[Tensor]) -> Result<Vec<f64>, TrainError> {
-        let program = self.rank.device.program(id);
-        let item = |(tensor, &output): (&Tensor, &usize)| match tensor.len() {
-            1 => Ok(tensor.item()),
-            _ => Err(lacks(program, "scalar", &program.outputs[output].name)),
-        };
-        values.iter().zip(outputs).map(item).collect()
     }
 }
 

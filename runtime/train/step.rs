@@ -2,8 +2,8 @@
 
 use super::error::{Cause, ChangedBy, TrainError};
 use super::finite;
+use super::outputs::Updated;
 use super::run::{Outcome, TrainingRun};
-use super::session::Updated;
 use crate::data::Batch;
 use crate::device::{DeviceError, Later};
 use crate::metrics::{StepMetrics, outputs};

@@ -52,7 +52,10 @@ pub(super) fn experts(outcome: &Outcome, moe: &Moe) -> Option<(String, Option<Di
     let scalar = |name: &str| outcome.scalars.get(&format!("moe.{name}")).copied().flatten();
     let entropy = scalar("entropy")?;
     let mut text = format!("experts: entropy of the router {entropy:.2} of {:.2}", (moe.experts as f64).ln());
-    if let (Some(balance), Some(busiest)) = (scalar("balance"), scalar("busiest")) {
+    if let (Some(balance), false) = (scalar("balance"), outcome.loads.is_empty()) {
+        // The mean over routers, of the most that an expert has and the mean.
+        let busiest = |load: &Vec<f64>| largest(load) * load.len() as f64 / load.iter().sum::<f64>();
+        let busiest = outcome.loads.values().map(busiest).sum::<f64>() / outcome.loads.len() as f64;
         text += &format!(", balance {balance:.2}, the busiest expert has {busiest:.2} times its share");
     }
     if let Some(dropped) = scalar("dropped") {
@@ -67,7 +70,7 @@ fn collapsed(loads: &BTreeMap<String, Vec<f64>>, moe: &Moe) -> Option<Diagnostic
     let choices = if moe.routing.random_second { 1 } else { moe.routing.top };
     let share = |load: &[f64]| {
         let tokens = load.iter().sum::<f64>() / choices as f64;
-        load.iter().fold(0.0, |most: f64, &count| most.max(count)) / tokens
+        largest(load) / tokens
     };
     let shares = loads.iter().map(|(router, load)| (router, share(load)));
     let collapsed: Vec<(&String, f64)> =
@@ -82,6 +85,11 @@ fn collapsed(loads: &BTreeMap<String, Vec<f64>>, moe: &Moe) -> Option<Diagnostic
     Some(Diagnostic::new(message).note(
         "raise the factor of the balance loss, for example --moe …,balance=0.1; metrics.jsonl has `moe.load` of each step",
     ))
+}
+
+/// The choices of the expert that has the most.
+fn largest(load: &[f64]) -> f64 {
+    load.iter().fold(0.0, |most: f64, &count| most.max(count))
 }
 
 /// The share of the tokens of one expert from which a router is told to have collapsed.
@@ -159,13 +167,8 @@ mod tests {
             let [passes::Pass::Moe(moe)] = &pipeline.passes[..] else { panic!("not moe alone") };
             moe.clone()
         };
-        let outcome = |busiest: f64, dropped: Option<f64>, load: [f64; 4]| {
-            let numbers = [
-                ("entropy", Some(1.25)),
-                ("balance", Some(1.5)),
-                ("busiest", Some(busiest)),
-                ("dropped", dropped),
-            ];
+        let outcome = |dropped: Option<f64>, load: [f64; 4]| {
+            let numbers = [("entropy", Some(1.25)), ("balance", Some(1.5)), ("dropped", dropped)];
             let there = numbers.into_iter().filter(|(_, number)| number.is_some());
             Outcome {
                 scalars: there.map(|(name, number)| (format!("moe.{name}"), number)).collect(),
@@ -176,13 +179,12 @@ mod tests {
             }
         };
         let (text, warning) =
-            experts(&outcome(1.5, None, [45.0, 40.0, 15.0, 0.0]), &moe("experts=4")).expect("it has experts");
-        expect!["experts: entropy of the router 1.25 of 1.39, balance 1.50, the busiest expert has 1.50 times its share"]
+            experts(&outcome(None, [45.0, 40.0, 15.0, 0.0]), &moe("experts=4")).expect("it has experts");
+        expect!["experts: entropy of the router 1.25 of 1.39, balance 1.50, the busiest expert has 1.40 times its share"]
             .assert_eq(&text);
         assert!(warning.is_none());
-        let (text, warning) =
-            experts(&outcome(3.9, Some(0.5), [0.0, 98.0, 1.0, 1.0]), &moe("switch, experts=4"))
-                .expect("it has experts");
+        let (text, warning) = experts(&outcome(Some(0.5), [0.0, 98.0, 1.0, 1.0]), &moe("switch, experts=4"))
+            .expect("it has experts");
         assert!(text.ends_with(", 50.0 % of the choices found no slot"), "{text}");
         expect!["nearly all tokens meet the same experts: one of `1.router` has 98 % of them, and 1 of 2 routers have such an expert"]
             .assert_eq(&warning.expect("it has collapsed").message);

@@ -199,7 +199,6 @@ def main() -> None:
         run = {"moe": text, "loss": loss, "y": y.ravel().tolist(), "gradients": flat(gradients(options))}
         if not options.get("by_experts"):
             run["balance"] = report.balance
-            run["busiest"] = report.counts.max() * EXPERTS / report.counts.sum()
             run["load"] = report.counts.tolist()
         if "rate" in options:
             # Wang et al., arXiv 2408.15664, algorithm 1: b + u · sign(mean - c).

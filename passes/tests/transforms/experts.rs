@@ -85,7 +85,7 @@ fn mixtures_have_numpys_outputs_losses_and_gradients() {
         let output = |name: &str| outputs[name][0].floats().to_vec();
         near(&format!("{moe}: y"), &output("y"), &numbers(&run["y"]));
         near(&format!("{moe}: loss"), &output("loss"), &[run["loss"].as_f64().expect("a number")]);
-        for metric in ["balance", "busiest", "dropped"] {
+        for metric in ["balance", "dropped"] {
             let name = format!("metric.moe.{metric}");
             assert_eq!(outputs.contains_key(&name), run[metric].is_f64(), "{moe}: {metric}");
             if let Some(expected) = run[metric].as_f64() {

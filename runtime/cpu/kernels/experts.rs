@@ -77,7 +77,7 @@ fn gather<S: Float>(from: &[S], rows: &[usize], width: usize, to: &mut [S::Real]
     chunks.zip(rows).with_min_len(ROWS).for_each(|(to, &row)| widen(&from[row * width..][..width], to));
 }
 
-/// Rows of an expert that one thread multiplies. Fixed, so that a product does not depend on threads.
+/// Rows of a product that one thread makes. Fixed, so that a product does not depend on threads.
 const ROWS: usize = 256;
 
 /// `out[t] = x[t] · weights[index[t]]`
@@ -107,7 +107,8 @@ pub(super) fn run(op: &Experts, mut call: Call) {
             None => {
                 for (expert, rows) in groups.iter() {
                     let matrix = reals(&weights[expert * k * n..][..k * n], widened);
-                    multiply(&mut product[rows.start * n..rows.end * n], &gathered[rows.start * k..rows.end * k], matrix, true);
+                    let product = &mut product[rows.start * n..rows.end * n];
+                    multiply(product, &gathered[rows.start * k..rows.end * k], matrix, true);
                 }
             }
         }
@@ -152,7 +153,8 @@ pub(super) fn gradient(mut call: Call) {
             }
             None => {
                 for expert in 0..experts {
-                    make(&mut result[expert * k * n..][..k * n], made, add, |sum, add| multiply(sum, expert, 0, add, true));
+                    let result = &mut result[expert * k * n..][..k * n];
+                    make(result, made, add, |sum, add| multiply(sum, expert, 0, add, true));
                 }
             }
         }

@@ -8,6 +8,7 @@ use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::ops::conv::{Conv, ConvGradInput, ConvGradWeight};
 use ir::ops::elementwise::{Binary, Select, Unary};
+use ir::ops::experts::{Experts, ExpertsGrad};
 use ir::ops::indexing::{Gather, GatherGrad};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
@@ -165,6 +166,28 @@ fn contractions_large_and_many() {
         w.op(Contract::new("bhsd,bhtd->bsht"), &[q, k]);
         let long = w.floats(&[70_000]);
         w.op(Contract::new("a,a->"), &[long, long]);
+    });
+}
+
+/// More rows and columns than one thread multiplies at once, of experts that threads share.
+#[test]
+fn experts_of_many_rows() {
+    check(|w| {
+        let (x, index) = (w.floats(&[700, 300]), w.integers(&[700], 2));
+        let (matrices, turned) = (w.floats(&[2, 300, 24]), w.floats(&[2, 24, 300]));
+        let y = w.op(Experts { transposed: false }, &[x, matrices, index])[0];
+        w.op(Experts { transposed: true }, &[x, turned, index]);
+        w.typed(ExpertsGrad, &[index, x, y], Some(Type::of(w.dtype, &[2, 300, 24])));
+    });
+}
+
+#[test]
+fn multiplications_that_threads_share_or_divide() {
+    check(|w| {
+        let (x, matrices) = (w.floats(&[8, 64, 128]), w.floats(&[8, 128, 130]));
+        let y = w.op(Contract::new("eck,ekn->ecn"), &[x, matrices])[0];
+        w.op(Contract::new("eck,ecn->ekn"), &[x, y]);
+        w.op(Contract::new("ecn,ekn->eck"), &[y, matrices]);
     });
 }
 

@@ -50,11 +50,12 @@ impl Moe {
         b.at(At::Before(block.nodes[0])).origin(block.origin.clone());
         let ty = b.ty(input).clone();
         let all = ty.sizes().unwrap_or_default();
-        let [groups, inner @ .., features] = &all[..] else {
+        let (Some(&features), Some(groups)) = (all.last(), block.samples.size()) else {
             return Err(Diagnostic::new(format!("the tokens of a mixture have unbound dims: {ty}"))
                 .note("bind them: --microbatch and --seq, or --bind NAME=SIZE"));
         };
-        let sizes = Sizes { groups: *groups, tokens: inner.iter().product(), features: *features };
+        let tokens = all.iter().product::<u64>() / (groups * features).max(1);
+        let sizes = Sizes { groups, tokens, features };
         let x = b.reshape(input, known(&[sizes.groups, sizes.tokens, sizes.features]))?;
         let router = router_name(b, block, layer);
         let states = self.states(b, block)?;

@@ -2,7 +2,7 @@
 //! results, and a contraction back. Names play no part.
 
 use crate::reports::NearMiss;
-use ir::{Definition, Module, Node, NodeId, Op, OperandRole, Phase, Role, StateId, Type, ValueId};
+use ir::{Definition, Dim, Module, Node, NodeId, Op, OperandRole, Phase, Role, StateId, Type, ValueId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -20,11 +20,13 @@ pub(super) struct Linear {
 /// A feed-forward block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// Its tokens: `[samples, .., features]`.
+    /// Its tokens: `[samples, .., features]`, or the same as rows, `[tokens, features]`.
     pub input: ValueId,
+    /// The samples that the tokens are of.
+    pub samples: Dim,
     /// All its nodes, in program order, from the first contraction to the last or to the bias that is added to it.
     pub nodes: Vec<NodeId>,
-    /// Its result: `[samples, .., features]`.
+    /// Its result: `[samples, .., features]`, or rows.
     pub output: ValueId,
     /// The node that makes the result.
     pub last: NodeId,
@@ -81,6 +83,29 @@ pub(super) fn linear(module: &Module, node: &Node) -> Option<Linear> {
     })
 }
 
+/// The samples of a sequence's tokens. Exporters lay the tokens of all samples out as rows, in OPT before the norm: rows are followed back to
+/// the reshape of a tensor with samples.
+fn samples(module: &Module, tokens: ValueId) -> Option<Dim> {
+    let ty = module.ty(tokens);
+    if ty.ndim() >= 3 {
+        return ty.dims.first().cloned();
+    }
+    let node = module.producer(tokens)?;
+    match node.op {
+        Op::Reshape(_) => {
+            let from = module.ty(node.operands[0]);
+            // One row a sample is no sequence, such as a pooled one.
+            let joins = from.ndim() >= 3 && from.dims[0] != ty.dims[0] && from.dims.last() == ty.dims.last();
+            joins.then(|| from.dims[0].clone())
+        }
+        // Norms, functions of single elements, and multiplications keep the rows.
+        _ => {
+            let is_rows = |value: &&ValueId| module.ty(**value).dims.first() == ty.dims.first();
+            node.operands.iter().filter(is_rows).find_map(|&value| samples(module, value))
+        }
+    }
+}
+
 /// The trained state that a value is.
 fn parameter(module: &Module, value: ValueId) -> Option<StateId> {
     match module.value(value).definition {
@@ -126,12 +151,12 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
             (output, end) = (sum, node);
         }
         let ty = module.ty(input);
-        if ty.ndim() < 3 {
+        let Some(samples) = samples(module, input) else {
             return Err(Some(format!(
                 "its rows are samples ({ty}), and routing compares the tokens of a sequence"
             )));
-        }
-        let Some(width) = hidden.dims.last().and_then(ir::Dim::size) else {
+        };
+        let Some(width) = hidden.dims.last().and_then(Dim::size) else {
             return Err(Some("its sizes are not bound".into()));
         };
         let outside = |value: &&ValueId| {
@@ -146,7 +171,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         }
         let nodes = module.order().iter().copied().filter(|node| walk.nodes.contains(node)).collect();
         let origin = module.node(activation).origin.clone();
-        Ok(Block { input, nodes, output, last: end, hidden: width, origin })
+        Ok(Block { input, samples, nodes, output, last: end, hidden: width, origin })
     }
 
     /// Goes back from a value of hidden numbers.

@@ -28,6 +28,7 @@ pub mod keep;
 pub mod loss;
 pub mod manager;
 pub mod moe;
+pub mod offload;
 pub mod optimizer;
 pub mod parameters;
 pub mod pass;

@@ -4,7 +4,7 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
     absorb, autodiff, bind, buckets, canonicalize, collectives, delay, dropout, evaluation, fold, hierarchy,
-    initialize, join, keep, loss, moe, optimizer, parameters, precision, recompute, router_bias, simplify,
+    initialize, join, keep, loss, moe, offload, optimizer, parameters, precision, recompute, router_bias, simplify,
     spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
@@ -90,6 +90,7 @@ passes! {
     Buckets(buckets::Buckets)
     Hierarchy(hierarchy::Hierarchy)
     Recompute(recompute::Recompute)
+    Offload(offload::Offload)
     Evaluation(evaluation::Evaluation)
     Update(update::Update)
     Keep(keep::Keep)

@@ -31,7 +31,7 @@ use crate::profile::Profile;
 use crate::program::{Instruction, Kernel, Microbatches, Part, Program, Section, Turn};
 use crate::room;
 use crate::target::Target;
-use arena::{Arena, Constants, Memory};
+use arena::{Arena, Constants, Memories, Memory};
 use beside::{Scheduled, Schedules};
 use call::Place;
 use ir::timetable::Task;
@@ -109,9 +109,10 @@ impl Cpu {
         }
         let largest = programs.iter().max_by_key(|program| program.memory.arena);
         let bytes = largest.map_or(0, |program| program.memory.arena);
-        let arena = Arena::new(bytes).map_err(|source| {
+        let host = programs.iter().map(|program| program.memory.host.total).max().unwrap_or(0);
+        let arena = Arena::new(bytes, host).map_err(|source| {
             let program = largest.map(|program| program.name.clone()).unwrap_or_default();
-            DeviceError::Memory { bytes, program, source }
+            DeviceError::Memory { bytes: bytes + host, program, source }
         })?;
         let rank = communicator.as_ref().map_or(0, |own| own.rank());
         let load = |program: Arc<Program>| {
@@ -346,7 +347,7 @@ impl Device for Cpu {
     /// The arena and all constants.
     fn allocated(&self) -> u64 {
         let constants: u64 = self.programs.iter().map(|loaded| loaded.program.memory.constants).sum();
-        self.arena.len() + constants
+        self.arena.len() + self.arena.host_len() + constants
     }
 
     fn first_non_finite_of_turn(
@@ -452,9 +453,10 @@ pub(crate) fn run_alone(
 ) {
     let mesh = ir::Mesh::default();
     let place = Place { mesh: &mesh, rank: 0, bases };
+    let memories = Memories { device: Memory::of(arena), host: Memory::of(&mut []), constants };
     // SAFETY: the memory is the caller's alone.
     #[allow(unsafe_code)]
-    let call = unsafe { arena::borrow((Memory::of(arena), constants), instruction, add, place) };
+    let call = unsafe { arena::borrow(memories, instruction, add, place) };
     // Only collectives fail, and they are no instructions of one device.
     let _ = kernels::run(call, None);
 }

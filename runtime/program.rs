@@ -165,12 +165,27 @@ pub struct Memory {
     pub lower_bound: u64,
     /// Constants.
     pub constants: u64,
+    /// Memory of the host: states that rest there, and values of nodes that compute there.
+    pub host: TierMemory,
+    /// The file: states that rest there.
+    pub disk: TierMemory,
     /// The arena by classes, where most of it is in use.
     pub by_class: MemoryByClass,
 }
 
+/// Bytes of a memory beside that of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierMemory {
+    /// States, from the start of the memory.
+    pub states: u64,
+    /// All of it: states, and the most that anything else ever takes.
+    pub total: u64,
+    /// The largest sum of what is alive at one time.
+    pub lower_bound: u64,
+}
+
 impl Memory {
-    /// Everything that is allocated.
+    /// Everything that is allocated on the device.
     pub fn peak(&self) -> u64 {
         self.arena + self.constants
     }

@@ -47,9 +47,10 @@ pub(crate) fn check<'p>(
     place: &Place,
 ) -> Result<(), TooLarge> {
     let Some(program) = programs.clone().max_by_key(|program| program.memory.arena) else { return Ok(()) };
-    let constants = programs.map(|program| program.memory.constants).fold(0, u64::saturating_add);
+    let constants = programs.clone().map(|program| program.memory.constants).fold(0, u64::saturating_add);
     let beside = place.beside;
-    let needed = program.memory.arena.saturating_add(constants).saturating_add(beside);
+    let host = programs.map(|program| program.memory.host.total).max().unwrap_or(0);
+    let needed = [program.memory.arena, constants, host, beside].into_iter().fold(0, u64::saturating_add);
     if needed.saturating_mul(place.ranks) <= place.free {
         return Ok(());
     }
@@ -59,6 +60,7 @@ pub(crate) fn check<'p>(
         ("optimizer", optimizer),
         ("activations and gradients", program.memory.arena - weights - optimizer),
         ("constants", constants),
+        ("states and values on the host", host),
         ("libraries and input buffers", beside),
     ];
     Err(TooLarge {
@@ -86,7 +88,7 @@ pub(crate) fn check_processor<'p>(
 /// Bytes of the model's own states, and of those that training adds.
 fn states(program: &Program) -> [u64; 2] {
     let mut bytes = [0; 2];
-    for state in &program.states {
+    for state in program.states.iter().filter(|state| state.view.region.is_in_arena()) {
         let own = matches!(state.role, Role::Parameter | Role::Buffer);
         bytes[usize::from(!own)] += state.view.bytes().end - state.view.bytes().start;
     }

@@ -21,6 +21,7 @@ use passes::hierarchy::Hierarchy;
 use passes::initialize::Initialize;
 use passes::loss::Loss;
 use passes::moe::Moe;
+use passes::offload::Offload;
 use passes::optimizer::{Algorithm, Optimizer};
 use passes::parameters::{ParameterSpec, Parameters, Set};
 use passes::precision::Precision;
@@ -70,6 +71,8 @@ pub struct CompilationPlan {
     pub spmd: Spmd,
     /// The price of kept activations; without it, backward repeats nothing.
     pub recompute: Option<Recompute>,
+    /// The values that rest beside the device.
+    pub offload: Option<Offload>,
     /// The nodes of the cluster between which reductions are divided.
     pub hierarchy: Option<Hierarchy>,
     /// When updates run. No pass reads it: lowering does.
@@ -142,6 +145,7 @@ impl CompilationPlan {
             batch: Batch { global: None, data_ranks: flags.parallel.data_ranks() },
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
+            offload: flags.memory.offload(),
             update: flags.memory.update.into(),
             hierarchy: None,
         }
@@ -347,6 +351,7 @@ impl CompilationPlan {
         let schedule = self.stage.as_ref().and_then(|stage| stage.schedule).map(|choice| choice.schedule);
         let is_delayed = schedule.is_some_and(Schedule::is_asynchronous);
         let passes = passes.chain(is_delayed.then(|| Delay { states: self.delays.clone() }.into()));
+        let passes = passes.chain(self.offload.clone().map(Pass::from));
         Pipeline { passes: passes.collect() }
     }
 

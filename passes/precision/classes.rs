@@ -71,7 +71,7 @@ pub fn class(op: &Op) -> Class {
         Op::Broadcast(_) | Op::Concat(_) | Op::Pad(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => {
             Class::Follow
         }
-        Op::Collective(_) | Op::Dropout(_) | Op::Transfer(_) => Class::Follow,
+        Op::Collective(_) | Op::Copy(_) | Op::Dropout(_) | Op::Transfer(_) => Class::Follow,
         Op::Reduce(reduce) => match reduce.kind {
             ReduceKind::Sum | ReduceKind::Mean => Class::Full,
             ReduceKind::Max | ReduceKind::Min => Class::Follow,

@@ -1,4 +1,4 @@
-//! The memory of the CPU backend: one anonymous mapping that every instruction borrows its slices from.
+//! The memory of the CPU backend: an anonymous mapping for each tier, from which every instruction borrows its slices.
 //!
 //! A collective may run beside the instructions behind it, on another thread. So no reference spans the whole mapping while
 //! instructions run: each has slices of its own operands and results, and [`super::beside`] keeps those apart that run at once.
@@ -11,24 +11,47 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Zeroed memory. Pages are taken when they are first touched. Clones are the same memory.
+/// Zeroed memory of the device and of the host. Pages are taken when they are first touched. Clones are the same memory.
 #[derive(Clone)]
-pub(super) struct Arena(Arc<MmapRaw>);
+pub(super) struct Arena {
+    device: Arc<MmapRaw>,
+    host: Option<Arc<MmapRaw>>,
+}
 
 /// The constants of a program.
 pub(super) struct Constants(MmapMut);
 
 impl Arena {
-    pub(super) fn new(bytes: u64) -> std::io::Result<Self> {
-        Ok(Self(Arc::new(map(bytes)?.into())))
+    /// So many bytes for the device, and for the host.
+    pub(super) fn new(device: u64, host: u64) -> std::io::Result<Self> {
+        let shared = |bytes| Ok::<_, std::io::Error>(Arc::new(MmapRaw::from(map(bytes)?)));
+        let host = (host > 0).then(|| shared(host)).transpose()?;
+        Ok(Self { device: shared(device)?, host })
     }
 
+    /// Bytes of the device's memory.
     pub(super) fn len(&self) -> u64 {
-        self.0.len() as u64
+        self.device.len() as u64
     }
 
-    fn memory(&self) -> Memory {
-        Memory { start: self.0.as_mut_ptr(), len: self.0.len() }
+    /// Bytes of the host's memory.
+    pub(super) fn host_len(&self) -> u64 {
+        self.host.as_ref().map_or(0, |host| host.len() as u64)
+    }
+
+    fn memories<'a>(&self, constants: &'a Constants) -> Memories<'a> {
+        let [device, host] = [Region::Arena, Region::Host].map(|region| self.memory(region));
+        Memories { device, host, constants: &constants.0 }
+    }
+
+    /// The memory of a region of values that change.
+    fn memory(&self, region: Region) -> Memory {
+        match (region, &self.host) {
+            (Region::Host, Some(host)) => Memory::of_map(host),
+            // A view of the host then has no bytes, which the checks of ranges find.
+            (Region::Host, None) => Memory::of(&mut []),
+            _ => Memory::of_map(&self.device),
+        }
     }
 
     /// The bytes of a dense view. The caller makes sure that no instruction writes them meanwhile; this holds for all methods below.
@@ -36,14 +59,14 @@ impl Arena {
     pub(super) fn bytes(&self, view: &View, bases: &[u64]) -> &[u8] {
         // SAFETY: the mapping lives as long as `self`. Instructions run only in `Cpu`, which gives up its arena to nobody else while
         // one of them runs.
-        unsafe { self.memory().slice(range(view, bases)) }
+        unsafe { self.memory(view.region).slice(range(view, bases)) }
     }
 
     /// Sets a dense view.
     #[allow(unsafe_code)]
     pub(super) fn write(&mut self, view: &View, bases: &[u64], bytes: &[u8]) {
         // SAFETY: as in `bytes`.
-        unsafe { self.memory().slice_mut(range(view, bases)) }.copy_from_slice(bytes);
+        unsafe { self.memory(view.region).slice_mut(range(view, bases)) }.copy_from_slice(bytes);
     }
 
     /// The elements of a view in row-major order.
@@ -55,7 +78,10 @@ impl Arena {
 
     /// The bytes that a view spans.
     pub(super) fn span<'a>(&'a self, constants: &'a Constants, view: &View, bases: &[u64]) -> &'a [u8] {
-        if view.region.is_in_arena() { self.bytes(view, bases) } else { &constants.0[range(view, bases)] }
+        match view.region {
+            Region::Constants => &constants.0[range(view, bases)],
+            _ => self.bytes(view, bases),
+        }
     }
 
     /// What an instruction reads and writes.
@@ -71,8 +97,23 @@ impl Arena {
         place: Place<'a>,
     ) -> Call<'a> {
         let add = instruction.accumulates && !first;
-        // SAFETY: the mapping lives as long as `self`; the caller promises the rest.
-        unsafe { borrow((self.memory(), &constants.0), instruction, add, place) }
+        // SAFETY: the mappings live as long as `self`; the caller promises the rest.
+        unsafe { borrow(self.memories(constants), instruction, add, place) }
+    }
+}
+
+/// The memories that an instruction may use.
+#[derive(Clone, Copy)]
+pub(super) struct Memories<'a> {
+    pub(super) device: Memory,
+    pub(super) host: Memory,
+    pub(super) constants: &'a [u8],
+}
+
+impl Memories<'_> {
+    /// The memory of a region of values that change.
+    fn of(&self, region: Region) -> Memory {
+        if region == Region::Host { self.host } else { self.device }
     }
 }
 
@@ -87,6 +128,10 @@ impl Memory {
     /// Memory that the caller has for itself.
     pub(super) fn of(bytes: &mut [u8]) -> Self {
         Self { start: bytes.as_mut_ptr(), len: bytes.len() }
+    }
+
+    fn of_map(map: &MmapRaw) -> Self {
+        Self { start: map.as_mut_ptr(), len: map.len() }
     }
 
     /// The bytes of a range.
@@ -112,7 +157,7 @@ impl Memory {
     }
 }
 
-/// What an instruction reads and writes, of the arena and the constants. An operand that is the place of a result has no
+/// What an instruction reads and writes, of all memories. An operand that is the place of a result has no
 /// slice of its own: the result's holds it. Panics if a result overlaps anything else, which the memory plan excludes.
 ///
 /// # Safety
@@ -120,14 +165,15 @@ impl Memory {
 /// results and its scratch.
 #[allow(unsafe_code)]
 pub(super) unsafe fn borrow<'a>(
-    (memory, constants): (Memory, &'a [u8]),
+    memories: Memories<'a>,
     instruction: &'a Instruction,
     add: bool,
     place: Place<'a>,
 ) -> Call<'a> {
     let written = instruction.results.iter().chain(&instruction.scratch);
     let range = |view: &View| range(view, place.bases);
-    let written: SmallVec<[Range<usize>; 4]> = written.map(range).collect();
+    let written: SmallVec<[(Region, Range<usize>); 4]> =
+        written.map(|view| (memory_of(view), range(view))).collect();
     for (index, one) in written.iter().enumerate() {
         let is_alone = written[..index].iter().all(|other| !overlap(one, other));
         assert!(is_alone, "the memory plan keeps results apart");
@@ -138,23 +184,30 @@ pub(super) unsafe fn borrow<'a>(
             return None;
         }
         if view.region == Region::Constants {
-            return Some(&constants[range]);
+            return Some(&memories.constants[range]);
         }
-        let is_clear = written.iter().all(|other| !overlap(&range, other));
+        let place = (memory_of(view), range.clone());
+        let is_clear = written.iter().all(|other| !overlap(&place, other));
         assert!(is_clear, "the memory plan keeps operands clear of results");
         // SAFETY: this call writes no byte of the range; the caller promises that nothing else does.
-        Some(unsafe { memory.slice(range) })
+        Some(unsafe { memories.of(view.region).slice(range) })
     };
     let operands = instruction.operands.iter().enumerate().map(operand).collect();
     // SAFETY: the ranges do not overlap each other or an operand; the caller promises that nothing else touches them.
     let mut results: SmallVec<[&mut [u8]; 4]> =
-        written.iter().map(|range| unsafe { memory.slice_mut(range.clone()) }).collect();
+        written.iter().map(|(region, range)| unsafe { memories.of(*region).slice_mut(range.clone()) }).collect();
     let scratch = instruction.scratch.as_ref().and_then(|_| results.pop());
     Call { instruction, operands, scratch: scratch.unwrap_or_default(), results, add, place }
 }
 
-fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
-    one.start.max(other.start) < one.end.min(other.end)
+/// The memory of a view, by the region that is all of it: blocks lie in the arena.
+fn memory_of(view: &View) -> Region {
+    if view.region.is_in_arena() { Region::Arena } else { view.region }
+}
+
+/// Whether two ranges of memories share a byte.
+fn overlap(one: &(Region, Range<usize>), other: &(Region, Range<usize>)) -> bool {
+    one.0 == other.0 && one.1.start.max(other.1.start) < one.1.end.min(other.1.end)
 }
 
 impl Constants {

@@ -69,7 +69,7 @@ struct Touched {
 
 impl Touched {
     fn by(instruction: &Instruction) -> Self {
-        let bytes = |view: &View| view.region.is_in_arena().then(|| (view.region, view.bytes()));
+        let bytes = |view: &View| (view.region != Region::Constants).then(|| (view.region, view.bytes()));
         let written = instruction.results.iter().chain(&instruction.scratch);
         Self {
             reads: instruction.operands.iter().filter_map(bytes).collect(),

@@ -36,6 +36,7 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::Bitcast(_)
         | Op::Broadcast(_)
         | Op::Concat(_)
+        | Op::Copy(_)
         | Op::Detach(_)
         | Op::Transfer(_)
         | Op::InTraining(_)

@@ -110,7 +110,7 @@ fn run_operator(op: &Op, call: Call) {
             copy::run(call)
         }
         // A step reads the first operand, or the only one.
-        Op::Detach(_) | Op::InTraining(_) | Op::Transfer(_) => copy::run(call),
+        Op::Copy(_) | Op::Detach(_) | Op::InTraining(_) | Op::Transfer(_) => copy::run(call),
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => {}
     }

@@ -233,6 +233,7 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         | Op::Slice(_)
         | Op::Transpose(_)
         | Op::Collective(_)
+        | Op::Copy(_)
         | Op::Detach(_)
         | Op::Transfer(_)
         | Op::InTraining(_) => one(copy::copy(instruction)),

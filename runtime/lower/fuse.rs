@@ -1,6 +1,6 @@
 //! Chains: elementwise nodes that run as one instruction, so that what only they exchange never goes to memory.
 //!
-//! A node joins the chain of its reader when both are of one phase and have the same dims, and everything else that
+//! A node joins the chain of its reader when both are of one phase, compute in one memory and have the same dims, and everything else that
 //! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well. With early updates
 //! both run at one place of backward.
 
@@ -123,6 +123,7 @@ impl Fusion<'_> {
         let fits = |reader: &&NodeId| {
             let (same_slot, reader) = (self.slots[**reader] == self.slots[id], self.module.node(**reader));
             reader.phase == node.phase
+                && reader.place == node.place
                 && same_slot
                 && self.module.ty(reader.results[0]).dims == self.module.ty(result).dims
         };

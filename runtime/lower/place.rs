@@ -6,6 +6,7 @@ use super::commit::may_overwrite;
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
 use super::overlap;
 use super::stages::{self, Blocks, PartAccesses, Slots, Versions};
+use super::tiers;
 use crate::kernel_contract::Unplaced;
 use crate::layout::Layout;
 use crate::program::{
@@ -17,7 +18,7 @@ use ir::analysis::memory_plan::{self, aligned};
 use ir::analysis::{Lifetime, Lifetimes};
 use ir::text::type_text;
 use ir::timetable::Part;
-use ir::{DType, Diagnostic, Phase, Role, Type};
+use ir::{DType, Diagnostic, Phase, Role, State, Tier, Type};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -36,8 +37,9 @@ pub(super) fn program(
     let mut lifetimes = lifetimes(&drafts, &scratch, &positions, &parts);
     share_in_place(&mut drafts, &positions, &mut parts, &mut lifetimes);
     let boundaries = positions.boundaries(&drafts);
+    let tiers = tiers::of_buffers(&drafts, &scratch);
     let Addresses { of, memory, blocks, slots, versions } =
-        addresses(&drafts, &lifetimes, boundaries, &parts, options)?;
+        addresses(&drafts, (&lifetimes, &tiers), boundaries, &parts, options)?;
     let view_in = |located: &Located, part: Option<Part>| {
         let buffer = root(&drafts.buffers, located.buffer);
         let constant = matches!(drafts.buffers[buffer].kind, BufferKind::Constant(_));
@@ -47,7 +49,7 @@ pub(super) fn program(
         let region = match block {
             Some(block) => Region::Block(block),
             None if constant => Region::Constants,
-            None => Region::Arena,
+            None => Region::of_tier(tiers[buffer]),
         };
         View { region, base, dtype, layout, by_rank }
     };
@@ -325,9 +327,6 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
     Ok(pairs)
 }
 
-/// More than any machine has, and far from what a u64 cannot count.
-const MOST: u64 = 1 << 60;
-
 /// The places of all buffers.
 struct Addresses {
     /// For each buffer its block, if it lies in one, and its address.
@@ -342,7 +341,7 @@ struct Addresses {
 /// constants in a region of their own.
 fn addresses(
     drafts: &Drafts,
-    lifetimes: &[Option<Lifetime>],
+    (lifetimes, tiers): (&[Option<Lifetime>], &[Tier]),
     boundaries: Boundaries,
     parts: &PartAccesses,
     options: &LowerOptions,
@@ -351,6 +350,7 @@ fn addresses(
     let mut blocks = Blocks::default();
     let mut memory = Memory::default();
     let mut planned: Vec<BufferId> = Vec::new();
+    let mut elsewhere: Vec<BufferId> = Vec::new();
     let mut versions = Versions::of(drafts).filter(|_| options.states_of.is_none());
     if let (Some(versions), Some(stages)) = (&versions, &drafts.stages) {
         versions.addresses.iter().for_each(|(&buffer, &address)| addresses[buffer].1 = address);
@@ -364,8 +364,12 @@ fn addresses(
             BufferKind::State(index) => match options.states_of {
                 Some(other) => addresses[id].1 = shared_state(drafts, index, other)?,
                 None => {
-                    addresses[id].1 = memory.states;
-                    memory.states = memory.states.saturating_add(aligned(buffer.bytes));
+                    let states = match tiers[id] {
+                        Tier::Device => &mut memory.states,
+                        tier => &mut memory.beside(tier).states,
+                    };
+                    addresses[id].1 = *states;
+                    *states = states.saturating_add(aligned(buffer.bytes));
                 }
             },
             BufferKind::Constant(_) => {
@@ -375,7 +379,9 @@ fn addresses(
             BufferKind::Input(_) | BufferKind::Result
                 if buffer.merged.is_none() && lifetimes[id].is_some() =>
             {
-                match lifetimes[id].and_then(|lifetime| parts.between(id, lifetime)) {
+                let between = lifetimes[id].and_then(|lifetime| parts.between(id, lifetime));
+                match between {
+                    _ if tiers[id] != Tier::Device => elsewhere.push(id),
                     Some(between) => {
                         let (block, at) = blocks.add(between, buffer.bytes);
                         addresses[id] = (Some(block), at);
@@ -386,23 +392,24 @@ fn addresses(
             BufferKind::Input(_) | BufferKind::Result => {}
         }
     }
-    memory.states = options.states_of.map_or(memory.states, |other| other.memory.states);
+    if let Some(other) = options.states_of {
+        memory.states = other.memory.states;
+        (memory.host.states, memory.disk.states) = (other.memory.host.states, other.memory.disk.states);
+    }
     let buffer = |&id: &BufferId| {
         let lifetime = lifetimes[id].unwrap_or(Lifetime { first: 0, last: 0 });
         memory_plan::Buffer { bytes: drafts.buffers[id].bytes, lifetime }
     };
     let buffers: Vec<memory_plan::Buffer> = planned.iter().map(buffer).collect();
-    let placement = memory_plan::place(&buffers);
-    if memory.states.saturating_add(placement.peak) > MOST {
-        let message =
-            format!("the program needs more than {MOST} bytes; its states alone need {}", memory.states);
-        return Err(Diagnostic::new(message).note("check the sizes of the dims"));
-    }
-    memory_plan::check(&buffers, &placement.offsets).map_err(|overlap| {
-        Diagnostic::new(format!("the memory plan is broken: {overlap}")).note("this is a bug")
-    })?;
+    let placement = tiers::plan(&buffers, memory.states)?;
     for (&id, &offset) in planned.iter().zip(&placement.offsets) {
         addresses[id].1 = memory.states + offset;
+    }
+    for tier in [Tier::Host, Tier::Disk] {
+        let planned: Vec<BufferId> = elsewhere.iter().copied().filter(|&id| tiers[id] == tier).collect();
+        let own = memory.beside(tier);
+        let offsets = own.plan(&planned.iter().map(buffer).collect::<Vec<_>>())?;
+        planned.iter().zip(offsets).for_each(|(&id, offset)| addresses[id].1 = offset);
     }
     let planned_end = memory.states + aligned(placement.peak);
     let (slots, bytes) = match &drafts.stages {
@@ -428,10 +435,11 @@ fn addresses(
     Ok(Addresses { of: addresses, memory, blocks, slots, versions })
 }
 
-/// The bytes of states, by class.
+/// The bytes of states on the device, by class.
 fn of_states(drafts: &Drafts) -> MemoryByClass {
     let mut memory = MemoryByClass::default();
-    for (buffer, state) in drafts.buffers.iter().zip(drafts.module.states.values()) {
+    let on_device = |(_, state): &(&Buffer, &State)| state.tier == Tier::Device;
+    for (buffer, state) in drafts.buffers.iter().zip(drafts.module.states.values()).filter(on_device) {
         let class = match state.role {
             Role::Parameter | Role::Buffer | Role::Version => &mut memory.parameters,
             Role::Optimizer | Role::Counter | Role::Scaler | Role::Rng => &mut memory.optimizer,
@@ -453,7 +461,10 @@ fn shared_state(drafts: &Drafts, index: usize, other: &Program) -> Result<u64, D
     };
     // Programs of one module have their states in one order: mostly it is the first that is looked at.
     let mut slots = other.states.get(index).into_iter().chain(&other.states);
-    let found = slots.find(|slot| slot.name == state.name && same_parts(&slot.ty));
+    let is_it = |slot: &&StateSlot| {
+        slot.name == state.name && same_parts(&slot.ty) && slot.view.region == Region::of_tier(state.tier)
+    };
+    let found = slots.find(is_it);
     found.map(|slot| slot.view.base).ok_or_else(|| {
         let ty = type_text(mesh, &state.ty);
         let message = format!("the program `{}` has no state `{}` of type {ty}", other.name, state.name);

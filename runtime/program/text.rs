@@ -2,13 +2,14 @@
 
 use super::{
     Activation, Chain, ChainSource, Exchange, Instruction, Kernel, Memory, Message, Moved, Program, Region,
-    Section, View,
+    Section, TierMemory, View,
 };
 use ir::text::type_text;
 use ir::{Op, PartialKind, Type};
 use std::fmt;
 
-/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`; a place in a block is `f32 @ b0+64 [8]`; a part that lies elsewhere on each device is
+/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`; a place in a block is `f32 @ b0+64 [8]`; on the host `f32 @ h64 [8]`, and in
+/// a file `f32 @ d64 [8]`; a part that lies elsewhere on each device is
 /// `f32 @ 4096 [8, 128] + 1024 per place along [axis0]`.
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -17,6 +18,8 @@ impl fmt::Display for View {
             Region::Arena => {}
             Region::Constants => f.write_str("c")?,
             Region::Block(block) => write!(f, "b{block}+")?,
+            Region::Host => f.write_str("h")?,
+            Region::Disk => f.write_str("d")?,
         }
         write!(f, "{} {}", self.base, self.layout)?;
         self.by_rank
@@ -108,7 +111,7 @@ fn write_chain(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Result {
 /// The listing: what `inspect` shows and what the hash is made of.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Memory { states, arena, lower_bound, constants, by_class: _ } = self.memory;
+        let Memory { states, arena, lower_bound, constants, host, disk, by_class: _ } = self.memory;
         writeln!(f, "program {:?} microbatches {:?}", self.name, self.microbatches)?;
         // What a value is on other devices says its type; on one device its place says all.
         let alone = self.mesh.axes.is_empty();
@@ -117,6 +120,10 @@ impl fmt::Display for Program {
             writeln!(f, "mesh {}", self.mesh)?;
         }
         writeln!(f, "memory states {states} arena {arena} lower bound {lower_bound} constants {constants}")?;
+        for (name, tier) in [("host", host), ("disk", disk)].into_iter().filter(|(_, tier)| tier.total > 0) {
+            let TierMemory { states, total, lower_bound } = tier;
+            writeln!(f, "{name} states {states} total {total} lower bound {lower_bound}")?;
+        }
         for state in &self.states {
             writeln!(f, "state {:?} {:?} {}{}", state.name, state.role, state.view, whole(&state.ty))?;
         }

@@ -2,7 +2,7 @@
 
 use super::BlockId;
 use crate::layout::Layout;
-use ir::{AxisId, DType, Mesh};
+use ir::{AxisId, DType, Mesh, Tier};
 use smallvec::SmallVec;
 use std::mem;
 use std::ops::Range;
@@ -43,18 +43,31 @@ pub enum Region {
     Constants,
     /// A block of the present microbatch, which lies in the arena, in another place for each slot.
     Block(BlockId),
+    /// Memory of the host, beside that of the device.
+    Host,
+    /// A file.
+    Disk,
 }
 
 impl Region {
     /// Whether it is a part of the arena.
     pub fn is_in_arena(self) -> bool {
-        self != Self::Constants
+        matches!(self, Self::Arena | Self::Block(_))
+    }
+
+    /// The region of values that lie in a tier.
+    pub fn of_tier(tier: Tier) -> Self {
+        match tier {
+            Tier::Device => Self::Arena,
+            Tier::Host => Self::Host,
+            Tier::Disk => Self::Disk,
+        }
     }
 
     /// Where it begins in its memory, if the blocks of the present microbatch begin at `bases`.
     pub fn start(self, bases: &[u64]) -> u64 {
         match self {
-            Self::Arena | Self::Constants => 0,
+            Self::Arena | Self::Constants | Self::Host | Self::Disk => 0,
             Self::Block(block) => bases[block as usize],
         }
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use passes::offload::{Classes, Offload};
 use passes::recompute::Recompute;
 use runtime::program::UpdateTime;
 use serde::Serialize;
@@ -24,11 +25,43 @@ pub struct Memory {
     #[arg(long, value_name = "BYTES", conflicts_with = "recompute")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Budget>,
+    /// Values that rest on the host instead of the device, and come to it where they are read: optimizer (states of the optimizer, which
+    /// the host updates, and the weights that are read only as halves), parameters (all weights), gradients (once they are
+    /// complete), activations (results of forward, until backward reads them)
+    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_enum, conflicts_with = "memory")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub offload: Vec<OffloadClass>,
     /// When an update of a weight runs; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
     /// gradient that is not finite then ends the run at its last checkpoint, since the weights have changed
     #[arg(long, value_enum, default_value_t)]
     #[serde(skip_serializing_if = "UpdateChoice::is_late")]
     pub update: UpdateChoice,
+}
+
+/// A class of values that may leave the device.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OffloadClass {
+    /// States of the optimizer, and weights that are read only as halves
+    Optimizer,
+    /// Weights
+    Parameters,
+    /// Gradients that are complete
+    Gradients,
+    /// Results of forward that backward reads
+    Activations,
+}
+
+impl From<OffloadClass> for Classes {
+    fn from(class: OffloadClass) -> Self {
+        let none = Self::NONE;
+        match class {
+            OffloadClass::Optimizer => Self { optimizer: true, ..none },
+            OffloadClass::Parameters => Self { parameters: true, ..none },
+            OffloadClass::Gradients => Self { gradients: true, ..none },
+            OffloadClass::Activations => Self { activations: true, ..none },
+        }
+    }
 }
 
 /// The time of updates.
@@ -84,6 +117,12 @@ impl Memory {
             RecomputeChoice::Selective => Some(Recompute::SELECTIVE),
             RecomputeChoice::Full => Some(Recompute::FULL),
         }
+    }
+
+    /// The pass that `--offload` asks for.
+    pub fn offload(&self) -> Option<Offload> {
+        let classes = self.offload.iter().fold(Classes::NONE, |all, &class| all.with(class.into()));
+        (!self.offload.is_empty()).then(|| Offload { classes, ..Offload::default() })
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::module::{Definition, Module, Node, Phase, Value};
 use crate::ops::{Inference, Op, Operator};
-use crate::{Dim, NodeId, Sharding, Type, TypeError, ValueId};
+use crate::{Dim, NodeId, Sharding, Tier, Type, TypeError, ValueId};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -47,6 +47,7 @@ pub struct Builder<'m> {
     phase: Phase,
     stage: u32,
     copy: u32,
+    place: Tier,
     origin: Arc<str>,
     before: SecondaryMap<NodeId, Vec<NodeId>>,
     after: SecondaryMap<NodeId, Vec<NodeId>>,
@@ -68,6 +69,7 @@ impl<'m> Builder<'m> {
             phase: Phase::Forward,
             stage: 0,
             copy: 0,
+            place: Tier::Device,
             origin: Arc::from(""),
             before: SecondaryMap::new(),
             after: SecondaryMap::new(),
@@ -91,13 +93,14 @@ impl<'m> Builder<'m> {
         self.module
     }
 
-    /// Puts new nodes there. `Before` and `After` also take over that node's phase, stage, copy and origin.
+    /// Puts new nodes there. `Before` and `After` also take over that node's phase, stage, copy, place and origin.
     pub fn at(&mut self, at: At) -> &mut Self {
         self.at = at;
         match at {
             At::Before(id) | At::After(id) => {
                 let node = &self.module.nodes[id];
                 (self.phase, self.stage, self.copy) = (node.phase, node.stage, node.copy);
+                self.place = node.place;
                 self.origin = node.origin.clone();
             }
             At::Start(phase) | At::End(phase) => self.phase = phase,
@@ -126,6 +129,12 @@ impl<'m> Builder<'m> {
     /// The copy number of the next nodes.
     pub fn copy(&mut self, copy: u32) -> &mut Self {
         self.copy = copy;
+        self
+    }
+
+    /// The memory in which the next nodes compute.
+    pub fn place(&mut self, place: Tier) -> &mut Self {
+        self.place = place;
         self
     }
 
@@ -169,6 +178,7 @@ impl<'m> Builder<'m> {
             phase: self.phase,
             stage: self.stage,
             copy: self.copy,
+            place: self.place,
             origin: self.origin.clone(),
             by: self.by.clone(),
         });
@@ -210,6 +220,14 @@ impl<'m> Builder<'m> {
     pub fn set_stage(&mut self, node: NodeId, stage: u32) {
         if self.module.nodes[node].stage != stage {
             self.module.nodes[node].stage = stage;
+            self.changed = Changed::Yes;
+        }
+    }
+
+    /// Has a node compute in another memory. Whether its operands lie there is the verifier's to say.
+    pub fn set_place(&mut self, node: NodeId, place: Tier) {
+        if self.module.nodes[node].place != place {
+            self.module.nodes[node].place = place;
             self.changed = Changed::Yes;
         }
     }
@@ -302,14 +320,14 @@ impl<'m> Builder<'m> {
         let mut order = Vec::with_capacity(self.module.nodes.len());
         let mut old = old.into_iter().peekable();
         for (phase, _) in Phase::ALL {
-            self.start[phase as usize].iter().for_each(|&id| self.place(id, &mut order));
+            self.start[phase as usize].iter().for_each(|&id| self.put(id, &mut order));
             let is_due = |&id: &NodeId| self.moved.contains(id) || self.module.nodes[id].phase <= phase;
             while let Some(id) = old.next_if(is_due) {
                 if !self.moved.contains(id) {
-                    self.place(id, &mut order);
+                    self.put(id, &mut order);
                 }
             }
-            self.end[phase as usize].iter().for_each(|&id| self.place(id, &mut order));
+            self.end[phase as usize].iter().for_each(|&id| self.put(id, &mut order));
         }
         for &id in &order {
             let mut operands = std::mem::take(&mut self.module.nodes[id].operands);
@@ -335,15 +353,15 @@ impl<'m> Builder<'m> {
     }
 
     /// Emits a node with what stands before and after it.
-    fn place(&self, id: NodeId, order: &mut Vec<NodeId>) {
+    fn put(&self, id: NodeId, order: &mut Vec<NodeId>) {
         for &inner in &self.before[id] {
-            self.place(inner, order);
+            self.put(inner, order);
         }
         if !self.removed.contains(id) {
             order.push(id);
         }
         for &inner in &self.after[id] {
-            self.place(inner, order);
+            self.put(inner, order);
         }
     }
 }

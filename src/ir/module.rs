@@ -5,7 +5,7 @@
 
 use crate::state::State;
 use crate::{
-    Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, Pipeline, StateId, StepOutput, Type, ValueId,
+    Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, Pipeline, StateId, StepOutput, Tier, Type, ValueId,
 };
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use smallvec::SmallVec;
@@ -145,6 +145,9 @@ pub struct Node {
     pub stage: u32,
     /// 0: original; recomputed nodes count up. Nodes of different copies are never merged.
     pub copy: u32,
+    /// The memory in which the node computes, [`Tier::Device`] or [`Tier::Host`]: its operands and results lie there. An operator
+    /// that copies between tiers has its destination as an attribute.
+    pub place: Tier,
     /// The ONNX node (or `loss`, `optimizer`…) it came from; empty if nothing.
     pub origin: Arc<str>,
     /// The last pass that touched it.
@@ -152,6 +155,14 @@ pub struct Node {
 }
 
 impl Node {
+    /// The memory in which the results lie.
+    pub fn result_tier(&self) -> Tier {
+        match &self.op {
+            Op::Copy(copy) => copy.to,
+            _ => self.place,
+        }
+    }
+
     /// The roles of the operands, in their order. Panics if the operator does not take as many operands as the node has,
     /// which no verified program contains.
     pub fn roles(&self) -> SmallVec<[OperandRole; 8]> {
@@ -249,7 +260,7 @@ impl Module {
             ty,
             role,
             initializer,
-            tier: crate::Tier::Device,
+            tier: Tier::Device,
             view: crate::View::new(),
             stage: 0,
             input,
@@ -301,6 +312,15 @@ impl Module {
             Definition::Input(_) => Phase::Forward,
             Definition::State(_) => Phase::Prepare,
             Definition::Node(node, _) => self.nodes[node].phase,
+        }
+    }
+
+    /// The memory in which a value lies. Inputs are fed to the device, and a state lies where it rests.
+    pub fn tier_of(&self, id: ValueId) -> Tier {
+        match self.values[id].definition {
+            Definition::Input(_) => Tier::Device,
+            Definition::State(state) => self.states[state].tier,
+            Definition::Node(node, _) => self.nodes[node].result_tier(),
         }
     }
 

@@ -14,6 +14,7 @@ pub mod collective;
 pub mod constant;
 pub mod contract;
 pub mod conv;
+pub mod copy;
 pub mod det;
 pub mod detach;
 pub mod draws;

@@ -105,14 +105,27 @@ impl Initializer {
     }
 }
 
-/// The memory a state lives in between its uses.
+/// A memory of a rank: where a state rests between its uses, and where a value lies ([`crate::Module::tier_of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// The device's own memory.
     #[default]
     Device,
-    /// Pinned memory of the host.
+    /// Memory of the host; beside a GPU it is pinned.
     Host,
+    /// A file. No node computes on it: a `copy` brings its values to the host first.
+    Disk,
+}
+
+impl Tier {
+    /// Every tier with its name in text, from the nearest to the device to the farthest.
+    pub const ALL: [(Self, &'static str); 3] =
+        [(Self::Device, "device"), (Self::Host, "host"), (Self::Disk, "disk")];
+
+    /// Its name in text.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
 }
 
 /// The steps, first to last, that lead from the file's tensor to the state.

@@ -46,6 +46,13 @@
 //!     asynchronous schedule this holds for any number of steps; no forward runs ahead of the update that makes its weights, and no
 //!     update waits for the update of an earlier stage.
 //!
+//! **Tiers** (`tiers`), at every level:
+//!
+//! 23. A node computes on the device or on the host, and reads values that lie there. A `copy` alone reads a value of another tier: one
+//!     that is next to its own, since nothing moves between the device and a file without the host. Collectives and transfers
+//!     are on the device.
+//! 24. A state's new value lies where the state rests. No output lies in a file.
+//!
 //! A failure is a bug of the pass named in it. Values are named as [`crate::text::print`] prints them.
 
 pub(crate) mod lowered;
@@ -54,6 +61,7 @@ mod placed;
 mod program;
 mod stages;
 mod tables;
+mod tiers;
 mod training;
 
 use crate::module::Phase;
@@ -67,7 +75,8 @@ pub fn verify(module: &Module) -> Result<(), Vec<Diagnostic>> {
     if !faults.is_empty() {
         return Err(faults);
     }
-    let mut groups: Vec<fn(&mut Check)> = vec![tables::check, program::check, partial::check, stages::check];
+    let mut groups: Vec<fn(&mut Check)> = 
+        vec![tables::check, program::check, partial::check, stages::check, tiers::check];
     if module.level >= Level::Training {
         groups.push(training::check);
     }

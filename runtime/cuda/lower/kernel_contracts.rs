@@ -68,6 +68,7 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::Bitcast(_)
         | Op::Broadcast(_)
         | Op::Concat(_)
+        | Op::Copy(_)
         | Op::Detach(_)
         | Op::Transfer(_)
         | Op::InTraining(_)

@@ -101,6 +101,16 @@ impl<T: Attribute, const N: usize> Attribute for SmallVec<[T; N]> {
     }
 }
 
+impl Attribute for crate::Tier {
+    fn print(&self) -> String {
+        self.name().into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|(_, name)| *name == text).map(|(tier, _)| tier)
+    }
+}
+
 impl Attribute for crate::DataId {
     fn print(&self) -> String {
         format!("@{}", self.as_u32())

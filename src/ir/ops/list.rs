@@ -165,6 +165,7 @@ operators! {
         Conv(conv::Conv) "conv" { strides, dilations, pads }
         ConvGradInput(conv::ConvGradInput) "conv_grad_input" { strides, dilations, pads }
         ConvGradWeight(conv::ConvGradWeight) "conv_grad_weight" { strides, dilations, pads }
+        Copy(copy::Copy) "copy" { to }
         CrossEntropy(loss::CrossEntropy) "cross_entropy" { ignore_index, label_smoothing }
         CrossEntropyGrad(loss::CrossEntropyGrad) "cross_entropy_grad" { ignore_index, label_smoothing }
         CumulativeSum(reduce::CumulativeSum) "cumulative_sum" { dim, exclusive, reverse }

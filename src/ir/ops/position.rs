@@ -44,6 +44,7 @@ impl Op {
             | Self::Conv(_)
             | Self::ConvGradInput(_)
             | Self::ConvGradWeight(_)
+            | Self::Copy(_)
             | Self::CrossEntropy(_)
             | Self::CumulativeSum(_)
             | Self::Det(_)

@@ -3,7 +3,7 @@
 use super::EVERY_STAGE;
 use crate::module::{Definition, Node, Value};
 use crate::ops::transfer::Transfer;
-use crate::{Input, Module, NodeId, Op, Phase, StateId, ValueId};
+use crate::{Input, Module, NodeId, Op, Phase, StateId, Tier, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -142,6 +142,7 @@ impl RankPart {
             phase,
             stage,
             copy: 0,
+            place: Tier::Device,
             origin: Arc::from(""),
             by: Arc::from("stage"),
         };

@@ -6,7 +6,7 @@ use super::parser::Parser;
 use crate::module::{Definition, Node, Phase, Value};
 use crate::ops::{Inference, Op};
 use crate::verify::lowered;
-use crate::{Diagnostic, EVERY_STAGE, Type, ValueId};
+use crate::{Diagnostic, EVERY_STAGE, Tier, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -110,6 +110,7 @@ impl Parser<'_> {
             phase: Phase::Forward,
             stage: 0,
             copy: 0,
+            place: Tier::Device,
             origin: Arc::from(""),
             by: Arc::from(""),
         };
@@ -218,7 +219,13 @@ impl Parser<'_> {
         Ok(EVERY_STAGE)
     }
 
-    /// `{fwd, stage 1, copy 1, origin "…", by PASS}`
+    /// The rest of `on host`.
+    fn host(&mut self) -> Result<Tier, Diagnostic> {
+        self.expect_word("host")?;
+        Ok(Tier::Host)
+    }
+
+    /// `{fwd, stage 1, copy 1, on host, origin "…", by PASS}`
     fn provenance(&mut self, node: &mut Node) -> Result<(), Diagnostic> {
         self.expect('{')?;
         node.phase = self.one_of(&Phase::ALL)?;
@@ -231,9 +238,10 @@ impl Parser<'_> {
                 "stage" => node.stage = p.number("the number of a stage")?,
                 "every" => node.stage = p.every_stage()?,
                 "copy" => node.copy = p.number("the number of a copy")?,
+                "on" => node.place = p.host()?,
                 "origin" => node.origin = p.string("the origin, in quotes")?.into(),
                 "by" => node.by = p.name("the name of a pass")?.into(),
-                _ => return Err(token.expected("one of `stage`, `every`, `copy`, `origin`, `by`")),
+                _ => return Err(token.expected("one of `stage`, `every`, `copy`, `on`, `origin`, `by`")),
             }
             Ok(())
         })

@@ -300,7 +300,11 @@ impl Parser<'_> {
             self.expect(':')?;
             let ty = self.ty()?;
             let role = self.one_of(&Role::ALL)?;
-            let tier = if self.accept_word("host") { Tier::Host } else { Tier::Device };
+            let tier = match () {
+                () if self.accept_word("host") => Tier::Host,
+                () if self.accept_word("disk") => Tier::Disk,
+                () => Tier::Device,
+            };
             let stage = self.stage()?;
             self.expect('=')?;
             let initializer = self.initializer(&mut copies)?;

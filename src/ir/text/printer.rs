@@ -145,7 +145,10 @@ impl Printer<'_> {
 
     fn state(&self, state: &State) -> String {
         let role = name_of(&Role::ALL, &state.role);
-        let tier = if state.tier == Tier::Host { " host" } else { "" };
+        let tier = match state.tier {
+            Tier::Device => String::new(),
+            tier => format!(" {}", tier.name()),
+        };
         let stage = stage_text(state.stage).map_or(String::new(), |stage| format!(" {stage}"));
         let initializer = self.initializer(&state.initializer);
         let (name, ty) = (word(&state.name), self.ty(&state.ty));
@@ -212,6 +215,7 @@ impl Printer<'_> {
         let mut parts = vec![name_of(&Phase::ALL, &node.phase).to_string()];
         parts.extend(stage_text(node.stage));
         parts.extend((node.copy != 0).then(|| format!("copy {}", node.copy)));
+        parts.extend((node.place != Tier::Device).then(|| format!("on {}", node.place.name())));
         parts.extend((!node.origin.is_empty()).then(|| format!("origin {}", quoted(&node.origin))));
         parts.extend((!node.by.is_empty()).then(|| format!("by {}", word(&node.by))));
         parts.join(", ")

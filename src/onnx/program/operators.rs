@@ -106,6 +106,7 @@ fn of_operator(draft: &mut Draft, node: &Node) -> Results {
         | Op::BatchNormGrad(_)
         | Op::Collective(_)
         | Op::ConvGradWeight(_)
+        | Op::Copy(_)
         | Op::CrossEntropyGrad(_)
         | Op::ExpertsGrad(_)
         | Op::GatherElementsGrad(_)

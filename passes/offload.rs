@@ -1,0 +1,180 @@
+//! Offload: states, gradients and activations rest on the host or in a file, and come to the device where they are read.
+//!
+//! `decide` chooses the states, the sums of gradients and the activations that leave the device. `apply` moves the states to their
+//! tier, has the nodes that update them compute on the host, and adds a `copy` wherever a node would read a value of another
+//! memory. Lowering plans each memory by the lifetimes that follow.
+//!
+//! Invariants: values are those of the program before; only copies are added, and views of activations that backward reads. Every
+//! node of a microbatch and every collective stays on the device. A state's new value ends on the tier of the state.
+
+mod activations;
+mod copies;
+mod states;
+
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
+use crate::rewriting::dead::remove_dead;
+use ir::ops::copy::Copy;
+use ir::{At, Builder, Changed, Definition, Diagnostic, Level, Module, NodeId, Op, StateId, Tier, TypeError, ValueId};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// The pass `offload`. `offload(optimizer, parameters, keep=1048576, host=4194304)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
+    /// The classes of values that leave the device.
+    pub classes: Classes,
+    /// Bytes of states that stay on the device although their class leaves it, counted on each device.
+    pub keep: u64,
+    /// Bytes of states that rest on the host; states beyond them rest in a file. `None`: all of them fit.
+    pub host: Option<u64>,
+}
+
+/// Classes of values that may leave the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Classes {
+    /// States of the optimizer, and weights that microbatches read only through a cast to a narrower type.
+    pub optimizer: bool,
+    /// Weights: each comes to the device for its readers, in forward and again in backward.
+    pub parameters: bool,
+    /// Gradients, from their completion to the update, and their sums over microbatches.
+    pub gradients: bool,
+    /// Results of forward that backward reads.
+    pub activations: bool,
+}
+
+impl Classes {
+    /// Every class with its name in text.
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self { optimizer: true, ..Self::NONE }, "optimizer"),
+        (Self { parameters: true, ..Self::NONE }, "parameters"),
+        (Self { gradients: true, ..Self::NONE }, "gradients"),
+        (Self { activations: true, ..Self::NONE }, "activations"),
+    ];
+
+    /// No class.
+    pub const NONE: Self =
+        Self { optimizer: false, parameters: false, gradients: false, activations: false };
+
+    /// The classes of both.
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            optimizer: self.optimizer || other.optimizer,
+            parameters: self.parameters || other.parameters,
+            gradients: self.gradients || other.gradients,
+            activations: self.activations || other.activations,
+        }
+    }
+
+    /// The names of the classes.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        Self::ALL.into_iter().filter(move |(class, _)| self.with(*class) == self).map(|(_, name)| name)
+    }
+}
+
+impl Transform for Offload {
+    const NAME: &'static str = "offload";
+    const NEEDED: bool = false;
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let given = Classes::ALL.into_iter().filter(|(_, name)| arguments.flag(name));
+        let classes = given.fold(Classes::NONE, |classes, (class, _)| classes.with(class));
+        let host = arguments.take("host").map(|text| text.parse());
+        let host = host.transpose().map_err(|_| "host is not a number of bytes".to_string())?;
+        Ok(Self { classes, keep: arguments.value("keep", 0)?, host })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        self.classes.names().for_each(|name| arguments.push_flag(name, true));
+        arguments.push_unless(&0, "keep", &self.keep);
+        self.host.iter().for_each(|host| arguments.push("host", host));
+    }
+
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if module.level < Level::Training {
+            let error = Diagnostic::new("values can leave the device only in a program with an update");
+            return Err(error.note("run `offload` after `optimizer`"));
+        }
+        let decision = decide(module, self);
+        apply(module, self, &decision)
+    }
+}
+
+/// The values that leave the device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// The states, with the tier where each rests.
+    pub states: Vec<(StateId, Tier)>,
+    /// The nodes `accumulate` of the gradients.
+    pub gradients: Vec<NodeId>,
+    /// The activations.
+    pub activations: Vec<ValueId>,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let states = self.states.iter().map(|(state, tier)| format!("{state} to the {}", tier.name()));
+        let gradients = self.gradients.iter().map(|node| format!("the sum {node} to the host"));
+        let activations = self.activations.iter().map(|value| format!("{value} to the host"));
+        f.write_str(&states.chain(gradients).chain(activations).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// Chooses the values that leave the device.
+pub fn decide(module: &Module, options: &Offload) -> Decision {
+    let Classes { gradients, activations, .. } = options.classes;
+    Decision {
+        states: states::choose(module, options),
+        gradients: if gradients { sums_of_gradients(module) } else { vec![] },
+        activations: if activations { activations::choose(module) } else { vec![] },
+    }
+}
+
+/// The sums over microbatches that hold a value of a state's size: those of gradients. Sums of losses are numbers.
+fn sums_of_gradients(module: &Module) -> Vec<NodeId> {
+    let is_sum = |(id, node): (NodeId, &ir::Node)| {
+        let sums = matches!(node.op, Op::Accumulate(_)) && module.ty(node.results[0]).ndim() > 0;
+        (sums && module.phase_of(node.operands[0]).is_gradient()).then_some(id)
+    };
+    module.nodes().filter_map(is_sum).collect()
+}
+
+/// Moves the values, and adds the copies.
+pub fn apply(module: &mut Module, options: &Offload, decision: &Decision) -> Result<Changed, Diagnostic> {
+    let ill_typed = |error: TypeError| Diagnostic::new(format!("offload built an ill-typed copy: {error}"));
+    let mut b = Builder::new(module, Offload::NAME);
+    for &(state, tier) in &decision.states {
+        b.tables().states[state].tier = tier;
+    }
+    for &sum in &decision.gradients {
+        move_gradient(&mut b, sum).map_err(ill_typed)?;
+    }
+    activations::offload(&mut b, &decision.activations).map_err(ill_typed)?;
+    let changed = b.finish();
+    let fetched: BTreeSet<ValueId> = match options.classes.parameters {
+        true => decision.states.iter().map(|(state, _)| module.states[*state].input).collect(),
+        false => BTreeSet::new(),
+    };
+    let copied = copies::add(module, &fetched).map_err(ill_typed)?;
+    Ok(changed.or(copied).or(remove_dead(module, Offload::NAME)))
+}
+
+/// Copies a gradient to the host where it is complete, and sums it up there.
+fn move_gradient(b: &mut Builder, sum: NodeId) -> Result<(), TypeError> {
+    let gradient = b.module().node(sum).operands[0];
+    let Definition::Node(maker, _) = b.module().value(gradient).definition else { return Ok(()) };
+    b.at(At::After(maker)).copy(0);
+    let moved = copy_to(b, gradient, Tier::Host)?;
+    b.set_operand(sum, 0, moved);
+    b.set_place(sum, Tier::Host);
+    Ok(())
+}
+
+/// Adds a copy of a value in another memory, with its sharding.
+fn copy_to(b: &mut Builder, value: ValueId, to: Tier) -> Result<ValueId, TypeError> {
+    let sharding = b.ty(value).sharding.clone();
+    b.place(Tier::Device);
+    let copy = b.one(Copy { to }, &[value])?;
+    b.shard(copy, sharding);
+    Ok(copy)
+}

@@ -1,0 +1,139 @@
+//! The copies between memories: nodes that update states on the host compute there, and every node reads values that lie in its
+//! memory.
+
+use super::{Offload, copy_to};
+use crate::pass::Transform;
+use ir::{At, Builder, Changed, Definition, Module, Node, NodeId, Op, Phase, Tier, TypeError, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Gives every node its place, and adds the copies that are missing. A value of `fetched` comes to the device for its readers; other
+/// values that microbatches read come once a step.
+pub(super) fn add(module: &mut Module, fetched: &BTreeSet<ValueId>) -> Result<Changed, TypeError> {
+    let order = module.order().to_vec();
+    let fetched = casts_of(module, fetched);
+    let mut copies = Copies {
+        b: Builder::new(module, Offload::NAME),
+        fetched,
+        kept: BTreeMap::new(),
+        windows: BTreeMap::new(),
+        traffic: 0,
+    };
+    for id in order {
+        copies.node(id)?;
+    }
+    copies.states()?;
+    Ok(copies.b.finish())
+}
+
+/// These values, and the values that `prepare` makes of them: casts of weights, and their parts.
+fn casts_of(module: &Module, values: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
+    let mut all = values.clone();
+    for (_, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Prepare) {
+        if node.operands.iter().any(|operand| all.contains(operand)) {
+            all.extend(&node.results);
+        }
+    }
+    all
+}
+
+struct Copies<'m> {
+    b: Builder<'m>,
+    /// The values that come to the device for their readers.
+    fetched: BTreeSet<ValueId>,
+    /// Copies that serve all later readers: by the value, the tier, and whether they are of the update.
+    kept: BTreeMap<(ValueId, Tier, bool), ValueId>,
+    /// For each fetched value its newest copy, and the bytes that had been fetched when it was last read.
+    windows: BTreeMap<ValueId, (ValueId, u64)>,
+    /// Bytes that were fetched for readers so far.
+    traffic: u64,
+}
+
+impl Copies<'_> {
+    /// Places a node, and gives it copies of operands that lie elsewhere.
+    fn node(&mut self, id: NodeId) -> Result<(), TypeError> {
+        let node = self.b.module().node(id).clone();
+        if matches!(node.op, Op::Copy(_)) {
+            return Ok(());
+        }
+        let place = self.place(&node);
+        self.b.set_place(id, place);
+        for (index, &operand) in node.operands.iter().enumerate() {
+            if self.b.module().tier_of(operand) != place {
+                let copy = self.copy(operand, place, id, node.phase)?;
+                self.b.set_operand(id, index, copy);
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory in which a node computes: outside of microbatches, that of its tensors. Numbers go where tensors are.
+    fn place(&self, node: &Node) -> Tier {
+        let moves = match &node.op {
+            Op::Collective(collective) => collective.communicates(),
+            Op::Transfer(_) => true,
+            // It was placed with its operand.
+            Op::Accumulate(_) => return node.place,
+            _ => false,
+        };
+        let module = self.b.module();
+        let is_elsewhere =
+            |&value: &ValueId| module.tier_of(value) != Tier::Device && module.ty(value).ndim() > 0;
+        let on_host = !node.phase.is_microbatch() && !moves && node.operands.iter().any(is_elsewhere);
+        if on_host { Tier::Host } else { Tier::Device }
+    }
+
+    /// A value in another memory, for a reader.
+    fn copy(&mut self, value: ValueId, to: Tier, reader: NodeId, phase: Phase) -> Result<ValueId, TypeError> {
+        if phase.is_microbatch() && self.fetched.contains(&value) {
+            return self.fetch(value, reader);
+        }
+        let key = (value, to, phase == Phase::Update);
+        if let Some(&copy) = self.kept.get(&key) {
+            return Ok(copy);
+        }
+        let at = if phase.is_microbatch() { At::End(Phase::Prepare) } else { At::Before(reader) };
+        let copy = self.moved(value, to, at)?;
+        self.kept.insert(key, copy);
+        Ok(copy)
+    }
+
+    /// A weight on the device, for a reader in a microbatch. It stays for the next reader if the weights that are fetched in
+    /// between are smaller than it is.
+    fn fetch(&mut self, value: ValueId, reader: NodeId) -> Result<ValueId, TypeError> {
+        let bytes = self.b.ty(value).local_bytes(&self.b.module().mesh).unwrap_or(0);
+        let copy = match self.windows.get(&value) {
+            Some(&(copy, last)) if self.traffic - last <= bytes => copy,
+            _ => {
+                self.traffic += bytes;
+                self.moved(value, Tier::Device, At::Before(reader))?
+            }
+        };
+        self.windows.insert(value, (copy, self.traffic));
+        Ok(copy)
+    }
+
+    /// Adds the copy, by way of the host if it is between the device and a file.
+    fn moved(&mut self, value: ValueId, to: Tier, at: At) -> Result<ValueId, TypeError> {
+        self.b.at(at).copy(0);
+        if let At::End(_) = at {
+            let stage = self.b.module().stage_of(value);
+            self.b.stage(stage).origin("");
+        }
+        let from = self.b.module().tier_of(value);
+        let is_past_host = matches!((from, to), (Tier::Device, Tier::Disk) | (Tier::Disk, Tier::Device));
+        let value = if is_past_host { copy_to(&mut self.b, value, Tier::Host)? } else { value };
+        copy_to(&mut self.b, value, to)
+    }
+
+    /// Brings the new value of each state to the tier of the state.
+    fn states(&mut self) -> Result<(), TypeError> {
+        for id in self.b.module().states.keys().collect::<Vec<_>>() {
+            let (tier, output) = (self.b.module().states[id].tier, self.b.module().states[id].output);
+            let Some(value) = output.filter(|&value| self.b.module().tier_of(value) != tier) else { continue };
+            let Definition::Node(maker, _) = self.b.module().value(value).definition else { continue };
+            let copy = self.moved(value, tier, At::After(maker))?;
+            self.b.tables().states[id].output = Some(copy);
+        }
+        Ok(())
+    }
+}

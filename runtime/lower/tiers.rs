@@ -1,0 +1,75 @@
+//! The memories of a program: in which one each buffer lies, and the plan of those beside the device.
+
+use super::draft::{BufferKind, Drafts, Located};
+use super::place::root;
+use crate::program::{Kernel, Memory, TierMemory};
+use crate::target::Target;
+use ir::analysis::memory_plan;
+use ir::{Diagnostic, Module, Tier};
+
+/// More than any machine has, and far from what a u64 cannot count.
+const MOST: u64 = 1 << 60;
+
+/// Refuses a module with values on other tiers than the device, if the target has no others.
+pub(super) fn check(module: &Module, target: Target) -> Result<(), Diagnostic> {
+    let state = module.states.values().find(|state| state.tier != Tier::Device);
+    let node = module.nodes().map(|(_, node)| node).find(|node| node.result_tier() != Tier::Device);
+    if target == Target::Cpu || (state.is_none() && node.is_none()) {
+        return Ok(());
+    }
+    let error = Diagnostic::new("programs for a GPU cannot keep values on the host or in files yet");
+    let error = node.map_or(error.clone(), |node| error.at(node.origin.to_string()));
+    Err(error.note("remove --offload, or compile with --device cpu"))
+}
+
+/// The memory of each buffer: that of its state, or that in which its instruction leaves results.
+pub(super) fn of_buffers(drafts: &Drafts, scratch: &[Option<Located>]) -> Vec<Tier> {
+    let Drafts { module, buffers, instructions, .. } = drafts;
+    let mut tiers = vec![Tier::Device; buffers.len()];
+    // Buffers of states come first, in their order.
+    tiers.iter_mut().zip(module.states.values()).for_each(|(tier, state)| *tier = state.tier);
+    for (draft, scratch) in instructions.iter().zip(scratch) {
+        let tier = match &draft.kernel {
+            // Lowering's own copies change layouts.
+            Kernel::Copy => tiers[root(buffers, draft.operands[0].buffer)],
+            _ => module.node(draft.node).result_tier(),
+        };
+        for located in draft.results.iter().chain(scratch) {
+            let buffer = root(buffers, located.buffer);
+            if buffers[buffer].kind == BufferKind::Result {
+                tiers[buffer] = tier;
+            }
+        }
+    }
+    tiers
+}
+
+/// Plans buffers behind states of so many bytes.
+pub(super) fn plan(buffers: &[memory_plan::Buffer], states: u64) -> Result<memory_plan::Placement, Diagnostic> {
+    let placement = memory_plan::place(buffers);
+    if states.saturating_add(placement.peak) > MOST {
+        let message = format!("the program needs more than {MOST} bytes; its states alone need {states}");
+        return Err(Diagnostic::new(message).note("check the sizes of the dims"));
+    }
+    memory_plan::check(buffers, &placement.offsets).map_err(|overlap| {
+        Diagnostic::new(format!("the memory plan is broken: {overlap}")).note("this is a bug")
+    })?;
+    Ok(placement)
+}
+
+impl TierMemory {
+    /// Plans buffers behind the states. Returns their addresses.
+    pub(super) fn plan(&mut self, buffers: &[memory_plan::Buffer]) -> Result<Vec<u64>, Diagnostic> {
+        let placement = plan(buffers, self.states)?;
+        self.total = self.states + placement.peak;
+        self.lower_bound = self.states + placement.lower_bound;
+        Ok(placement.offsets.into_iter().map(|offset| self.states + offset).collect())
+    }
+}
+
+impl Memory {
+    /// A memory beside that of the device.
+    pub(super) fn beside(&mut self, tier: Tier) -> &mut TierMemory {
+        if tier == Tier::Disk { &mut self.disk } else { &mut self.host }
+    }
+}

@@ -1,0 +1,74 @@
+//! Where values lie. Invariants 23 and 24.
+
+use super::Check;
+use crate::{Node, NodeId, Op, Tier};
+
+/// Invariants 23 and 24.
+pub(super) fn check(c: &mut Check) {
+    for (id, node) in c.nodes() {
+        match &node.op {
+            Op::Copy(_) => copy(c, id, node),
+            _ => reads(c, id, node),
+        }
+    }
+    states(c);
+    outputs(c);
+}
+
+/// A copy moves a value to the next tier, or to the one before.
+fn copy(c: &mut Check, id: NodeId, node: &Node) {
+    let (from, to) = (c.module.tier_of(node.operands[0]), node.result_tier());
+    let fault = match (from, to) {
+        (from, to) if from == to => format!("copies a value to the {}, where it lies", to.name()),
+        (Tier::Device, Tier::Disk) | (Tier::Disk, Tier::Device) => {
+            format!("copies from the {} to the {} past the host", from.name(), to.name())
+        }
+        _ if node.place != Tier::Device => "has a place, and a copy has none".to_string(),
+        _ => return,
+    };
+    c.node_fault(id, fault);
+}
+
+/// A node reads values that lie in the memory of its place.
+fn reads(c: &mut Check, id: NodeId, node: &Node) {
+    match (node.place, &node.op) {
+        (Tier::Device, _) => {}
+        (Tier::Disk, _) => c.node_fault(id, "computes on the disk"),
+        (Tier::Host, Op::Collective(collective)) if collective.communicates() => {
+            c.node_fault(id, "communicates on the host");
+        }
+        (Tier::Host, Op::Transfer(_)) => c.node_fault(id, "travels between stages on the host"),
+        (Tier::Host, _) => {}
+    }
+    for &operand in &node.operands {
+        let tier = c.module.tier_of(operand);
+        if tier != node.place {
+            let (value, place) = (c.value(operand), node.place.name());
+            c.node_fault(
+                id,
+                format!("computes on the {place} and reads {value} on the {} without a copy", tier.name()),
+            );
+        }
+    }
+}
+
+/// A state's new value lies where the state rests.
+fn states(c: &mut Check) {
+    for state in c.module.states.values() {
+        let Some(output) = state.output else { continue };
+        let tier = c.module.tier_of(output);
+        if tier != state.tier {
+            let (rests, lies) = (state.tier.name(), tier.name());
+            c.fault(format!("state `{}` rests on the {rests}, and its new value lies on the {lies}", state.name));
+        }
+    }
+}
+
+/// An output is read by the host.
+fn outputs(c: &mut Check) {
+    for output in &c.module.outputs {
+        if c.module.tier_of(output.value) == Tier::Disk {
+            c.fault(format!("output `{}` lies on the disk", output.name));
+        }
+    }
+}

@@ -3,7 +3,7 @@
 
 use super::{Offload, copy_to};
 use crate::pass::Transform;
-use ir::{At, Builder, Changed, Definition, Module, Node, NodeId, Op, Phase, Tier, TypeError, ValueId};
+use ir::{At, Builder, Changed, Definition, EVERY_STAGE, Module, Node, NodeId, Op, Phase, Tier, TypeError, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Gives every node its place, and adds the copies that are missing. A value of `fetched` comes to the device for its readers; other
@@ -36,14 +36,22 @@ fn casts_of(module: &Module, values: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
     all
 }
 
+/// A node that reads a value.
+#[derive(Clone, Copy)]
+struct Reader {
+    id: NodeId,
+    phase: Phase,
+    stage: u32,
+}
+
 struct Copies<'m> {
     b: Builder<'m>,
     /// The values that come to the device for their readers.
     fetched: BTreeSet<ValueId>,
-    /// Copies that serve all later readers: by the value, the tier, and whether they are of the update.
-    kept: BTreeMap<(ValueId, Tier, bool), ValueId>,
-    /// For each fetched value its newest copy, and the bytes that had been fetched when it was last read.
-    windows: BTreeMap<ValueId, (ValueId, u64)>,
+    /// Copies that serve all later readers of a stage: by the value, the tier, the stage, and whether they are of the update.
+    kept: BTreeMap<(ValueId, Tier, u32, bool), ValueId>,
+    /// For each fetched value and stage its newest copy, and the bytes that had been fetched when it was last read.
+    windows: BTreeMap<(ValueId, u32), (ValueId, u64)>,
     /// Bytes that were fetched for readers so far.
     traffic: u64,
 }
@@ -59,7 +67,7 @@ impl Copies<'_> {
         self.b.set_place(id, place);
         for (index, &operand) in node.operands.iter().enumerate() {
             if self.b.module().tier_of(operand) != place {
-                let copy = self.copy(operand, place, id, node.phase)?;
+                let copy = self.copy(operand, place, Reader { id, phase: node.phase, stage: node.stage })?;
                 self.b.set_operand(id, index, copy);
             }
         }
@@ -83,41 +91,46 @@ impl Copies<'_> {
     }
 
     /// A value in another memory, for a reader.
-    fn copy(&mut self, value: ValueId, to: Tier, reader: NodeId, phase: Phase) -> Result<ValueId, TypeError> {
+    fn copy(&mut self, value: ValueId, to: Tier, reader: Reader) -> Result<ValueId, TypeError> {
+        let Reader { id, phase, stage } = reader;
+        // The reader may be a transfer, whose operand is of another stage.
+        let stage = match self.b.module().stage_of(value) {
+            EVERY_STAGE => stage,
+            own => own,
+        };
         if phase.is_microbatch() && self.fetched.contains(&value) {
-            return self.fetch(value, reader);
+            return self.fetch(value, id, stage);
         }
-        let key = (value, to, phase == Phase::Update);
+        let key = (value, to, stage, phase == Phase::Update);
         if let Some(&copy) = self.kept.get(&key) {
             return Ok(copy);
         }
-        let at = if phase.is_microbatch() { At::End(Phase::Prepare) } else { At::Before(reader) };
-        let copy = self.moved(value, to, at)?;
+        let at = if phase.is_microbatch() { At::End(Phase::Prepare) } else { At::Before(id) };
+        let copy = self.moved(value, to, at, stage)?;
         self.kept.insert(key, copy);
         Ok(copy)
     }
 
     /// A weight on the device, for a reader in a microbatch. It stays for the next reader if the weights that are fetched in
     /// between are smaller than it is.
-    fn fetch(&mut self, value: ValueId, reader: NodeId) -> Result<ValueId, TypeError> {
+    fn fetch(&mut self, value: ValueId, reader: NodeId, stage: u32) -> Result<ValueId, TypeError> {
         let bytes = self.b.ty(value).local_bytes(&self.b.module().mesh).unwrap_or(0);
-        let copy = match self.windows.get(&value) {
+        let copy = match self.windows.get(&(value, stage)) {
             Some(&(copy, last)) if self.traffic - last <= bytes => copy,
             _ => {
                 self.traffic += bytes;
-                self.moved(value, Tier::Device, At::Before(reader))?
+                self.moved(value, Tier::Device, At::Before(reader), stage)?
             }
         };
-        self.windows.insert(value, (copy, self.traffic));
+        self.windows.insert((value, stage), (copy, self.traffic));
         Ok(copy)
     }
 
     /// Adds the copy, by way of the host if it is between the device and a file.
-    fn moved(&mut self, value: ValueId, to: Tier, at: At) -> Result<ValueId, TypeError> {
-        self.b.at(at).copy(0);
+    fn moved(&mut self, value: ValueId, to: Tier, at: At, stage: u32) -> Result<ValueId, TypeError> {
+        self.b.at(at).copy(0).stage(stage);
         if let At::End(_) = at {
-            let stage = self.b.module().stage_of(value);
-            self.b.stage(stage).origin("");
+            self.b.origin("");
         }
         let from = self.b.module().tier_of(value);
         let is_past_host = matches!((from, to), (Tier::Device, Tier::Disk) | (Tier::Disk, Tier::Device));
@@ -131,7 +144,8 @@ impl Copies<'_> {
             let (tier, output) = (self.b.module().states[id].tier, self.b.module().states[id].output);
             let Some(value) = output.filter(|&value| self.b.module().tier_of(value) != tier) else { continue };
             let Definition::Node(maker, _) = self.b.module().value(value).definition else { continue };
-            let copy = self.moved(value, tier, At::After(maker))?;
+            let stage = self.b.module().node(maker).stage;
+            let copy = self.moved(value, tier, At::After(maker), stage)?;
             self.b.tables().states[id].output = Some(copy);
         }
         Ok(())

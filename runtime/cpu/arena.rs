@@ -46,10 +46,10 @@ impl Arena {
 
     /// The memory of a region of values that change.
     fn memory(&self, region: Region) -> Memory {
-        match (region, &self.host) {
-            (Region::Host, Some(host)) => Memory::of_map(host),
+        match &self.host {
+            Some(host) if region.is_on_host() => Memory::of_map(host),
             // A view of the host then has no bytes, which the checks of ranges find.
-            (Region::Host, None) => Memory::of(&mut []),
+            None if region.is_on_host() => Memory::of(&mut []),
             _ => Memory::of_map(&self.device),
         }
     }
@@ -113,7 +113,7 @@ pub(super) struct Memories<'a> {
 impl Memories<'_> {
     /// The memory of a region of values that change.
     fn of(&self, region: Region) -> Memory {
-        if region == Region::Host { self.host } else { self.device }
+        if region.is_on_host() { self.host } else { self.device }
     }
 }
 
@@ -200,9 +200,13 @@ pub(super) unsafe fn borrow<'a>(
     Call { instruction, operands, scratch: scratch.unwrap_or_default(), results, add, place }
 }
 
-/// The memory of a view, by the region that is all of it: blocks lie in the arena.
+/// The memory of a view, by the region that is all of it.
 fn memory_of(view: &View) -> Region {
-    if view.region.is_in_arena() { Region::Arena } else { view.region }
+    match view.region {
+        Region::Block(_) => Region::Arena,
+        Region::HostBlock(_) => Region::Host,
+        region => region,
+    }
 }
 
 /// Whether two ranges of memories share a byte.

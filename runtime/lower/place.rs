@@ -47,7 +47,8 @@ pub(super) fn program(
         let version = versions.as_ref().and_then(|versions| versions.place(buffer, part));
         let (block, base) = version.map_or(of[buffer], |(block, at)| (Some(block), at));
         let region = match block {
-            Some(block) => Region::Block(block),
+            Some(block) if tiers[buffer] == Tier::Device => Region::Block(block),
+            Some(block) => Region::HostBlock(block),
             None if constant => Region::Constants,
             None => Region::of_tier(tiers[buffer]),
         };
@@ -381,12 +382,12 @@ fn addresses(
             {
                 let between = lifetimes[id].and_then(|lifetime| parts.between(id, lifetime));
                 match between {
-                    _ if tiers[id] != Tier::Device => elsewhere.push(id),
                     Some(between) => {
-                        let (block, at) = blocks.add(between, buffer.bytes);
+                        let (block, at) = blocks.add(between, buffer.bytes, tiers[id]);
                         addresses[id] = (Some(block), at);
                     }
-                    None => planned.push(id),
+                    None if tiers[id] == Tier::Device => planned.push(id),
+                    None => elsewhere.push(id),
                 }
             }
             BufferKind::Input(_) | BufferKind::Result => {}
@@ -412,10 +413,16 @@ fn addresses(
         planned.iter().zip(offsets).for_each(|(&id, offset)| addresses[id].1 = offset);
     }
     let planned_end = memory.states + aligned(placement.peak);
-    let (slots, bytes) = match &drafts.stages {
-        Some(stages) => blocks.slots(stages, planned_end),
-        None => Default::default(),
-    };
+    let mut slots = Slots::default();
+    let bytes = drafts.stages.as_ref().map_or(0, |stages| {
+        let host = &mut memory.host;
+        let start = aligned(host.total);
+        let on_host = blocks.add_slots(&mut slots, stages, Tier::Host, start);
+        if on_host > 0 {
+            (host.lower_bound, host.total) = (host.lower_bound + on_host, start + on_host);
+        }
+        blocks.add_slots(&mut slots, stages, Tier::Device, planned_end)
+    });
     if let (Some(versions), Some(stages)) = (&mut versions, &drafts.stages) {
         blocks.add_versions(stages.forward(), versions);
     }

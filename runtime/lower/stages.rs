@@ -14,6 +14,7 @@ use ir::analysis::{Lifetime, live_nodes};
 use ir::timetable::{Part, StreamTask, Task};
 use ir::{
     Definition, Diagnostic, EVERY_STAGE, Initializer, Module, Node, NodeId, Phase, Pipeline, Role, StateId,
+    Tier,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -259,11 +260,11 @@ impl<'m> PartAccesses<'m> {
 pub(super) struct Blocks(Vec<Block>);
 
 impl Blocks {
-    /// A place for a buffer that these parts touch.
-    pub(super) fn add(&mut self, parts: &BTreeSet<Part>, bytes: u64) -> (BlockId, u64) {
-        let known = self.0.iter().position(|block| block.parts.iter().eq(parts));
+    /// A place in a memory for a buffer that these parts touch.
+    pub(super) fn add(&mut self, parts: &BTreeSet<Part>, bytes: u64, tier: Tier) -> (BlockId, u64) {
+        let known = self.0.iter().position(|block| block.tier == tier && block.parts.iter().eq(parts));
         let index = known.unwrap_or_else(|| {
-            self.0.push(Block { parts: parts.iter().copied().collect(), bytes: 0 });
+            self.0.push(Block { parts: parts.iter().copied().collect(), bytes: 0, tier });
             self.0.len() - 1
         });
         let block = &mut self.0[index];
@@ -275,20 +276,20 @@ impl Blocks {
     /// Adds the block of the version that forward of a part reads. It has no slots of its own.
     pub(super) fn add_versions(&mut self, part: Part, versions: &mut Versions) {
         versions.block = self.0.len() as BlockId;
-        self.0.push(Block { parts: vec![part], bytes: versions.bytes });
+        self.0.push(Block { parts: vec![part], bytes: versions.bytes, tier: Tier::Device });
     }
 
-    /// The slots of all blocks behind the address `start`, and the bytes that they take.
-    pub(super) fn slots(&self, stages: &RankStages, start: u64) -> (Slots, u64) {
+    /// Adds the slots of all blocks of a memory, behind the address `start`. Returns the bytes that they take.
+    pub(super) fn add_slots(&self, slots: &mut Slots, stages: &RankStages, tier: Tier, start: u64) -> u64 {
         let mut pools: BTreeMap<(Phase, Phase), Vec<BlockId>> = BTreeMap::new();
-        for (id, block) in (0..).zip(&self.0) {
+        for (id, block) in (0..).zip(&self.0).filter(|(_, block)| block.tier == tier) {
             let phases = block.parts.iter().map(|part| part.phase);
             let pool = (phases.clone().min(), phases.max());
             if let (Some(first), Some(last)) = pool {
                 pools.entry((first, last)).or_default().push(id);
             }
         }
-        let (mut slots, mut end) = (Slots::default(), start);
+        let mut end = start;
         if stages.pipeline.is_asynchronous() {
             // Forward of a microbatch runs before backward of the one that is `ahead` microbatches before it.
             let count = stages.prologue().len() as u64 + 1;
@@ -297,7 +298,7 @@ impl Blocks {
                 slots.in_stream.extend(ids.iter().map(|&id| (id, end, size)));
                 end += count * size;
             }
-            return (slots, end - start);
+            return end - start;
         }
         for ids in pools.values() {
             let size = ids.iter().map(|&id| self.0[id as usize].bytes).max().unwrap_or(0);
@@ -323,7 +324,7 @@ impl Blocks {
             }
             end += free_from.len() as u64 * size;
         }
-        (slots, end - start)
+        end - start
     }
 }
 

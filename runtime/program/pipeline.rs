@@ -1,7 +1,7 @@
 //! The part of a pipeline in a program: the turns of its rank, the memory that outlives a turn, and messages to other ranks.
 
 use super::InputSlot;
-use ir::Phase;
+use ir::{Phase, Tier};
 use ir::timetable::{Part, Task};
 use std::ops::Range;
 
@@ -47,6 +47,8 @@ pub struct Block {
     pub parts: Vec<Part>,
     /// Bytes.
     pub bytes: u64,
+    /// The memory that it lies in: that of the device or of the host.
+    pub tier: Tier,
 }
 
 /// The index of a block in [`RankPipeline::blocks`].
@@ -59,7 +61,7 @@ pub struct Turn {
     pub task: Task,
     /// Its instructions in the section `microbatch`.
     pub instructions: Range<usize>,
-    /// Where the blocks of the microbatch begin in the arena. A block that is not alive has no place: [`Turn::NOWHERE`].
+    /// Where the blocks of the microbatch begin in their memories. A block that is not alive has no place: [`Turn::NOWHERE`].
     pub bases: Vec<u64>,
 }
 

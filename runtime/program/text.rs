@@ -19,6 +19,7 @@ impl fmt::Display for View {
             Region::Constants => f.write_str("c")?,
             Region::Block(block) => write!(f, "b{block}+")?,
             Region::Host => f.write_str("h")?,
+            Region::HostBlock(block) => write!(f, "hb{block}+")?,
             Region::Disk => f.write_str("d")?,
         }
         write!(f, "{} {}", self.base, self.layout)?;

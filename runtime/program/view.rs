@@ -45,6 +45,8 @@ pub enum Region {
     Block(BlockId),
     /// Memory of the host, beside that of the device.
     Host,
+    /// A block of the present microbatch in memory of the host.
+    HostBlock(BlockId),
     /// A file.
     Disk,
 }
@@ -53,6 +55,11 @@ impl Region {
     /// Whether it is a part of the arena.
     pub fn is_in_arena(self) -> bool {
         matches!(self, Self::Arena | Self::Block(_))
+    }
+
+    /// Whether it is a part of the host's memory.
+    pub fn is_on_host(self) -> bool {
+        matches!(self, Self::Host | Self::HostBlock(_))
     }
 
     /// The region of values that lie in a tier.
@@ -68,7 +75,7 @@ impl Region {
     pub fn start(self, bases: &[u64]) -> u64 {
         match self {
             Self::Arena | Self::Constants | Self::Host | Self::Disk => 0,
-            Self::Block(block) => bases[block as usize],
+            Self::Block(block) | Self::HostBlock(block) => bases[block as usize],
         }
     }
 }

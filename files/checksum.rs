@@ -26,6 +26,11 @@ impl Checksum {
         sum
     }
 
+    /// The sum as a number.
+    pub fn number(&self) -> u64 {
+        self.0.finish()
+    }
+
     /// Adds the bytes that come next.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.write(bytes);

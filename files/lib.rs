@@ -5,6 +5,7 @@
 //! - [`Replacement`] writes a file whole: under a temporary name, synced, renamed, its folder synced.
 //! - [`disk`] has the single operations that checkpoints and metrics are made of.
 //! - [`FolderLock`] gives a folder to one process.
+//! - [`scratch`] has a file for bytes that memory has no room for.
 //! - [`Checksum`] is the sum that tells damaged bytes from whole ones.
 //! - [`fault`] makes operations of [`disk`] fail in tests.
 
@@ -15,6 +16,7 @@ mod lock;
 mod mapped;
 mod regular;
 mod replacement;
+pub mod scratch;
 mod spill;
 
 pub use checksum::Checksum;

@@ -28,15 +28,16 @@ use crate::comm::queue::{ExchangeQueue, Job, Started};
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
-use crate::program::{Instruction, Kernel, Microbatches, Part, Program, Section, Turn};
+use crate::program::{Instruction, Kernel, Microbatches, Part, Program, Region, Section, Turn};
 use crate::room;
 use crate::target::Target;
-use arena::{Arena, Constants, Memories, Memory};
+use arena::{Arena, Constants, Memories, Memory, Sizes};
 use beside::{Scheduled, Schedules};
 use call::Place;
 use ir::timetable::Task;
 use std::borrow::Cow;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,14 +69,26 @@ impl Cpu {
     /// # Errors
     /// No memory, no threads, a program for several devices.
     pub fn new(programs: Vec<Arc<Program>>, threads: Option<usize>) -> Result<Self, DeviceError> {
+        Self::with_file(programs, threads, None)
+    }
+
+    /// The same as [`Self::new`], with values on the disk in a file in `folder`; without one, in the system's folder of temporary files.
+    ///
+    /// # Errors
+    /// As of [`Self::new`]; a folder that takes no file of this size.
+    pub fn with_file(
+        programs: Vec<Arc<Program>>,
+        threads: Option<usize>,
+        folder: Option<&Path>,
+    ) -> Result<Self, DeviceError> {
         if let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) {
             return Err(DeviceError::devices(program, 1));
         }
         Self::has_room(&programs, 1)?;
-        Self::with(programs, threads, None)
+        Self::with(programs, threads, None, folder)
     }
 
-    /// A rank that communicates with others through `communicator`; see [`Self::new`].
+    /// A rank that communicates with others through `communicator`; see [`Self::with_file`].
     ///
     /// # Errors
     /// No memory, no threads.
@@ -83,8 +96,9 @@ impl Cpu {
         programs: Vec<Arc<Program>>,
         threads: usize,
         communicator: Arc<dyn Communicator>,
+        folder: Option<&Path>,
     ) -> Result<Self, DeviceError> {
-        Self::with(programs, Some(threads), Some(communicator))
+        Self::with(programs, Some(threads), Some(communicator), folder)
     }
 
     /// Carries exchanges out one by one, where they began. For a rank that shares all cores with others: an exchange between threads
@@ -103,23 +117,25 @@ impl Cpu {
         programs: Vec<Arc<Program>>,
         threads: Option<usize>,
         communicator: Option<Arc<dyn Communicator>>,
+        disk: Option<&Path>,
     ) -> Result<Self, DeviceError> {
         if let Some(program) = programs.iter().find(|program| program.target != Target::Cpu) {
             return Err(DeviceError::Target { program: program.name.clone() });
         }
-        let largest = programs.iter().max_by_key(|program| program.memory.arena);
-        let bytes = largest.map_or(0, |program| program.memory.arena);
-        let host = programs.iter().map(|program| program.memory.host.total).max().unwrap_or(0);
-        let arena = Arena::new(bytes, host).map_err(|source| {
-            let program = largest.map(|program| program.name.clone()).unwrap_or_default();
-            DeviceError::Memory { bytes: bytes + host, program, source }
-        })?;
+        let largest = |bytes: fn(&crate::program::Memory) -> u64| {
+            programs.iter().map(|program| bytes(&program.memory)).max().unwrap_or(0)
+        };
+        let sizes = Sizes {
+            device: largest(|memory| memory.arena),
+            host: largest(|memory| memory.host.total),
+            disk: largest(|memory| memory.disk.total),
+        };
+        let arena = Arena::new(sizes, disk)?;
         let rank = communicator.as_ref().map_or(0, |own| own.rank());
         let load = |program: Arc<Program>| {
             let program = program.on_rank(rank);
             let constants = Constants::new(&program).map_err(|source| DeviceError::Memory {
                 bytes: program.memory.constants,
-                program: program.name.clone(),
                 source,
             })?;
             let (constants, schedules) = (Arc::new(constants), Schedules::of(&program));
@@ -281,14 +297,13 @@ impl Device for Cpu {
         let program = self.loaded(program)?.program.clone();
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         DeviceError::check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
-        self.arena.write(&slot.view, &[], bytes);
-        Ok(())
+        self.arena.write_dense(&slot.view, bytes)
     }
 
     fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
         let program = &self.loaded(program)?.program;
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
-        Ok(self.arena.bytes(&slot.view, &[]).into())
+        self.arena.read_dense(&slot.view)
     }
 
     fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -394,6 +409,12 @@ impl Loaded {
         first: bool,
         communicator: Option<&dyn Communicator>,
     ) -> Result<(), DeviceError> {
+        let touched = || instruction.operands.iter().chain(&instruction.results);
+        if touched().any(|view| view.region == Region::Disk) {
+            // SAFETY: as below.
+            #[allow(unsafe_code)]
+            return unsafe { arena.copy_with_file(&self.constants, instruction, &self.bases) };
+        }
         // SAFETY: instructions run one after the other, but for exchanges, which `beside` keeps apart.
         #[allow(unsafe_code)]
         let call = unsafe { arena.borrow(&self.constants, instruction, first, self.place(communicator)) };

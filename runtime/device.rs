@@ -11,6 +11,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A program on a device, by its place in the list the device was made with.
@@ -281,15 +282,26 @@ impl fmt::Display for NonFinite {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The arena cannot be had.
-    #[error("cannot allocate {bytes} bytes for the program `{}`: {source}", visible(program))]
+    #[error("cannot allocate {bytes} bytes: {source}")]
     Memory {
         /// Bytes asked for.
         bytes: u64,
-        /// The program that takes the most.
-        program: String,
         /// What the system says.
         source: std::io::Error,
     },
+    /// A folder takes no file for values that rest on the disk.
+    #[error("cannot make a file of {bytes} bytes in {}: {source}", visible(&folder.to_string_lossy()))]
+    NoFile {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The folder.
+        folder: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The file of values that rest on the disk cannot be read or written.
+    #[error("the file of states on the disk failed: {0}")]
+    Disk(std::io::Error),
     /// A device has less memory than the programs take.
     #[error(transparent)]
     TooLarge(Box<crate::room::TooLarge>),

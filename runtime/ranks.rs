@@ -29,6 +29,7 @@ use fate::{Fate, first_error, one, panicked};
 pub use fate::{RankError, rank_at};
 pub(crate) use parts::Parts;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -69,15 +70,16 @@ pub fn on_processor(
     programs: Vec<impl Into<StagePrograms>>,
     threads: Option<usize>,
     profiles: Option<Profiles>,
+    folder: Option<&Path>,
 ) -> Result<Ranks, DeviceError> {
     let programs: Vec<StagePrograms> = programs.into_iter().map(Into::into).collect();
     if programs.iter().all(|program| program.ranks() == 1) {
         let programs = programs.iter().map(|program| program.first().clone()).collect();
-        let mut cpu = Cpu::new(programs, threads)?;
+        let mut cpu = Cpu::with_file(programs, threads, folder)?;
         profiles.into_iter().for_each(|profiles| cpu.record(profiles.of_rank(0)));
         return Ok(Ranks::alone(Box::new(cpu)));
     }
-    Ranks::of_programs(programs, threads, profiles)
+    Ranks::of_programs(programs, threads, profiles, folder)
 }
 
 impl Ranks {
@@ -87,20 +89,21 @@ impl Ranks {
     /// # Errors
     /// No memory, no threads; programs of different meshes; collectives that would not meet.
     pub fn new(programs: Vec<impl Into<StagePrograms>>, threads: Option<usize>) -> Result<Self, DeviceError> {
-        Self::of_programs(programs.into_iter().map(Into::into).collect(), threads, None)
+        Self::of_programs(programs.into_iter().map(Into::into).collect(), threads, None, None)
     }
 
     fn of_programs(
         programs: Vec<StagePrograms>,
         threads: Option<usize>,
         profiles: Option<Profiles>,
+        folder: Option<&Path>,
     ) -> Result<Self, DeviceError> {
         let ranks = programs.first().map_or(1, StagePrograms::ranks);
         if let Some(program) = programs.iter().find(|program| program.ranks() != ranks) {
             return Err(DeviceError::devices(program.first(), ranks));
         }
         let of_rank = |rank| programs.iter().map(|program| program.of_rank(rank).clone()).collect();
-        Self::with((0..ranks).map(of_rank).collect(), threads, profiles, |communicator| communicator)
+        Self::with((0..ranks).map(of_rank).collect(), threads, profiles, folder, |communicator| communicator)
     }
 
     /// Ranks of which each has programs of its own; `through` gives each rank the communicator that its device uses, from the
@@ -109,6 +112,7 @@ impl Ranks {
         programs: Vec<Vec<Arc<Program>>>,
         threads: Option<usize>,
         profiles: Option<Profiles>,
+        folder: Option<&Path>,
         through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
     ) -> Result<Self, DeviceError> {
         let own = programs.first().cloned().unwrap_or_default();
@@ -131,7 +135,7 @@ impl Ranks {
             let communicator = in_stage(through(local.recorded(rank as u64)), &programs);
             let profile =
                 profiles.as_ref().and_then(|profiles| profiles.for_programs(rank as u64, &programs));
-            let mut cpu = Cpu::of_rank(programs, threads, communicator)?;
+            let mut cpu = Cpu::of_rank(programs, threads, communicator, folder)?;
             if !is_core_free {
                 cpu.exchange_one_by_one();
             }
@@ -153,6 +157,7 @@ impl Ranks {
         profiles: Option<Profiles>,
         communicator: &Arc<dyn Communicator>,
         ranks: u64,
+        folder: Option<&Path>,
     ) -> Result<Self, DeviceError> {
         if let Some(program) = programs.iter().find(|program| program.ranks() != ranks) {
             return Err(DeviceError::devices(program.first(), ranks));
@@ -161,7 +166,8 @@ impl Ranks {
         let programs: Vec<Arc<Program>> = programs.iter().map(own).collect();
         programs.iter().try_for_each(|program| meet(program))?;
         Cpu::has_room(&programs, 1)?;
-        let mut cpu = Cpu::of_rank(programs.clone(), threads, in_stage(communicator.clone(), &programs))?;
+        let communicator_of_stage = in_stage(communicator.clone(), &programs);
+        let mut cpu = Cpu::of_rank(programs.clone(), threads, communicator_of_stage, folder)?;
         let profile = profiles.and_then(|profiles| profiles.for_programs(communicator.rank(), &programs));
         profile.into_iter().for_each(|profile| cpu.record(profile));
         Ok(Self::of_one(Box::new(cpu), Agreement::of(communicator.clone(), ranks)))

@@ -10,6 +10,7 @@ use onnx::{ImportOptions, Imported, Model};
 use passes::arguments::pattern::matches as fits;
 use passes::evaluation::Evaluation;
 use passes::moe::Moe;
+use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::reports::{
     LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport, StageReport,
@@ -237,6 +238,22 @@ impl Compilation {
         self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
         self.pipeline.passes.extend(pipeline.passes);
         (self.recomputed, self.passes_run) = (cx.recomputed, cx.passes_run);
+        Ok(())
+    }
+
+    /// Runs `offload` on the step, after the passes that have run. The evaluation is that of the new step: its states rest where the step's
+    /// do.
+    ///
+    /// # Errors
+    /// A program that the verifier refuses.
+    pub fn offload(&mut self, manager: &Manager, options: Offload) -> Result<(), Failure> {
+        let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
+        let pipeline: Pipeline = options.into();
+        self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
+        self.pipeline.passes.extend(pipeline.passes);
+        self.evaluation = self.training.clone();
+        run(manager, &Evaluation.into(), &mut self.evaluation, &mut cx, |_, _, _| {})?;
+        self.passes_run = cx.passes_run;
         Ok(())
     }
 

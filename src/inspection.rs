@@ -43,12 +43,13 @@ pub use stages::{
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
 
-use crate::budget;
 use crate::compilation::{self, Compilation, Source};
+use crate::config;
 use crate::config::memory::Budget;
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use crate::sizes;
+use crate::tiers;
 use ir::machine::{Device, Machine, Preset};
 use ir::{Diagnostic, Module, visible};
 use onnx::Model;
@@ -155,8 +156,8 @@ pub struct Question<'a> {
     pub data_ranks: u64,
     /// The machine that a step is to be predicted on.
     pub machine: Option<Machine>,
-    /// Bytes that the programs may take on each device.
-    pub budget: Option<u64>,
+    /// The memories that the programs may take.
+    pub memory: config::Memory,
     /// What shows the program between passes.
     pub manager: Manager,
 }
@@ -289,14 +290,18 @@ impl Inspection {
 
     /// Makes the program fit into the memory that was asked for.
     fn fit(&mut self, compilation: &mut Compilation, question: &Question) -> Result<(), Failure> {
-        let Some(budget) = question.budget else { return Ok(()) };
         let microbatches =
             sizes::microbatches(&compilation.training, question.global_batch, question.data_ranks)?;
         let processor = Preset::Cpu.device();
         let device = question.machine.as_ref().map_or(&processor, Machine::device);
         let (target, multiprocessors) = (Target::of(device.kind), Multiprocessors(device.multiprocessors));
-        let place = budget::Place { budget, microbatches, target, multiprocessors, device };
-        self.fit = Some(budget::fit(compilation, &question.manager, place)?.to_string());
+        let cluster = match &question.machine {
+            Some(Machine::Cluster(cluster)) => Some(cluster),
+            _ => None,
+        };
+        let node = tiers::node_of(device, cluster);
+        let place = tiers::Place { microbatches, target, multiprocessors, node: &node };
+        self.fit = tiers::fit_memory(compilation, &question.manager, &question.memory, place)?;
         Ok(())
     }
 

@@ -26,5 +26,6 @@ pub mod signals;
 pub mod sizes;
 mod stages;
 pub mod state_dict;
+pub mod tiers;
 pub mod training;
 pub mod verification;

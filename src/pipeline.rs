@@ -5,6 +5,7 @@
 //! [`CompilationPlan::reference`]: the same model through as few passes as possible.
 
 use crate::config;
+use crate::config::memory::Tiers;
 use crate::sizes;
 use ir::machine::{Cluster, Device, Link};
 use ir::{Axis, AxisRole, DType, Diagnostic, Mesh, Module};
@@ -145,7 +146,7 @@ impl CompilationPlan {
             batch: Batch { global: None, data_ranks: flags.parallel.data_ranks() },
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
-            offload: flags.memory.offload(),
+            offload: flags.memory.tiers().filter(Tiers::is_fixed).map(|tiers| Offload::of(tiers.classes)),
             update: flags.memory.update.into(),
             hierarchy: None,
         }
@@ -302,7 +303,12 @@ impl CompilationPlan {
                  synchronous schedule such as 1f1b",
             )
         });
-        clips.into_iter().chain(scales).chain(biases).collect()
+        let offload = self.offload.as_ref().map(|_| {
+            Diagnostic::new(format!("--offload cannot be used with --schedule {name}")).note(
+                "stages keep earlier versions of their weights on the device; use a synchronous schedule such as 1f1b",
+            )
+        });
+        clips.into_iter().chain(scales).chain(biases).chain(offload).collect()
     }
 
     /// From the import to the loss, and the weights before step 0.

@@ -4,6 +4,7 @@ use crate::compilation::Compilation;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::inspection::Shares;
+use crate::tiers::Peaks;
 use crate::training::{self, Programs};
 use passes::reports::RowRole;
 use runtime::program::UpdateTime;
@@ -51,6 +52,10 @@ pub struct Memory {
     pub training_arena: u64,
     /// The arena of the evaluation program, which takes the same place.
     pub evaluation_arena: u64,
+    /// Bytes on the host: states that rest there, and values of nodes that compute there.
+    pub host: u64,
+    /// Bytes in a file: states that rest there.
+    pub disk: u64,
     /// Constants of all programs.
     pub constants: u64,
     /// The most that is alive at a time in the training program: no plan is smaller.
@@ -75,6 +80,7 @@ impl RunPlan {
         let is_parameter = |role: RowRole| role == RowRole::Parameter;
         let (training, evaluation) =
             (programs.training.largest().memory, programs.evaluation.largest().memory);
+        let tiers = Peaks::of(programs);
         let is_split = module.mesh.devices() > 1;
         let step = is_split.then(|| training::step(module)).transpose()?;
         Ok(Self {
@@ -97,6 +103,8 @@ impl RunPlan {
                 states: training.states,
                 training_arena: training.arena,
                 evaluation_arena: evaluation.arena,
+                host: tiers.host,
+                disk: tiers.disk,
                 constants: programs.constants(),
                 lower_bound: training.lower_bound,
                 checkpoint_copy: training::copy_of_states(programs, settings).unwrap_or(0),

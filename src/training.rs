@@ -5,7 +5,6 @@ mod programs;
 pub use programs::{Programs, lower_step, step};
 
 use crate::compilation::Compilation;
-use crate::config::memory::Budget;
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::export::SavedStates;
 use crate::failure::Failure;
@@ -97,13 +96,14 @@ pub fn ranks(
     fits: &dyn Fn(&TooLarge) -> Option<String>,
 ) -> Result<Ranks, Failure> {
     let target = programs.training.first().target;
+    let folder = settings.memory.folder();
     let programs = programs.all();
     let ranks = match target {
         Target::Cpu => match processes.communicator() {
-            None => on_processor(programs, settings.device.threads, profiles),
+            None => on_processor(programs, settings.device.threads, profiles, folder),
             Some((communicator, ranks)) => {
                 let threads = settings.device.threads.unwrap_or_else(|| processes.cores());
-                Ranks::of_process(programs, threads, profiles, communicator, ranks)
+                Ranks::of_process(programs, threads, profiles, communicator, ranks, folder)
             }
         },
         Target::Cuda => {
@@ -291,14 +291,16 @@ pub struct Setup<'a> {
 /// Bytes of the copy of the states from which a rank writes a checkpoint beside the steps. `None` if the run saves only at its end.
 pub fn copy_of_states(programs: &Programs, settings: &Settings) -> Option<u64> {
     let saves = settings.run.save_every.is_some() || settings.run.exports_best();
-    saves.then_some(programs.training.largest().memory.states)
+    let memory = programs.training.largest().memory;
+    // A copy of states that rest in a file has no room in memory, or they would not rest there.
+    (saves && memory.disk.states == 0).then_some(memory.states + memory.host.states)
 }
 
 /// Whether there is room for such a copy beside the programs of so many ranks on this machine: within `--memory`, and in the
 /// memory that is free.
 pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ranks: u64) -> bool {
     let on_device = programs.peak();
-    let is_in_budget = settings.memory.memory.is_none_or(|Budget(budget)| on_device + copy <= budget);
+    let is_in_budget = settings.memory.device_budget().is_none_or(|budget| on_device + copy <= budget);
     let (in_memory, is_in_budget) = match programs.training.first().target {
         Target::Cpu => (on_device, is_in_budget),
         // The budget is of the device, and the copy is in the memory of the host.

@@ -5,28 +5,53 @@
 
 use super::call::{Call, Place};
 use super::kernels::copy;
+use crate::device::DeviceError;
+use crate::layout::Layout;
 use crate::program::{Instruction, Program, Region, Turn, View};
+use files::scratch::ScratchFile;
 use memmap2::{MmapMut, MmapRaw};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
-/// Zeroed memory of the device and of the host. Pages are taken when they are first touched. Clones are the same memory.
+/// Zeroed memory of the device and of the host, and a file. Pages are taken when they are first touched. Clones are the same memory.
 #[derive(Clone)]
 pub(super) struct Arena {
     device: Arc<MmapRaw>,
     host: Option<Arc<MmapRaw>>,
+    disk: Option<Arc<ScratchFile>>,
+}
+
+/// The bytes of each memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sizes {
+    pub(super) device: u64,
+    pub(super) host: u64,
+    pub(super) disk: u64,
 }
 
 /// The constants of a program.
 pub(super) struct Constants(MmapMut);
 
 impl Arena {
-    /// So many bytes for the device, and for the host.
-    pub(super) fn new(device: u64, host: u64) -> std::io::Result<Self> {
-        let shared = |bytes| Ok::<_, std::io::Error>(Arc::new(MmapRaw::from(map(bytes)?)));
+    /// Memories of these sizes. The file is in `folder`.
+    pub(super) fn new(sizes: Sizes, folder: Option<&Path>) -> Result<Self, DeviceError> {
+        let memory = |bytes| map(bytes).map_err(|source| DeviceError::Memory { bytes, source });
+        let shared = |bytes| Ok::<_, DeviceError>(Arc::new(MmapRaw::from(memory(bytes)?)));
+        let Sizes { device, host, disk } = sizes;
         let host = (host > 0).then(|| shared(host)).transpose()?;
-        Ok(Self { device: shared(device)?, host })
+        let file = |folder: &Path| {
+            let error = |source| DeviceError::NoFile { bytes: disk, folder: folder.into(), source };
+            Ok::<_, DeviceError>(Arc::new(ScratchFile::new(folder, disk).map_err(error)?))
+        };
+        let disk = match (disk, folder) {
+            (0, _) => None,
+            (_, Some(folder)) => Some(file(folder)?),
+            (_, None) => Some(file(&std::env::temp_dir())?),
+        };
+        Ok(Self { device: shared(device)?, host, disk })
     }
 
     /// Bytes of the device's memory.
@@ -37,6 +62,59 @@ impl Arena {
     /// Bytes of the host's memory.
     pub(super) fn host_len(&self) -> u64 {
         self.host.as_ref().map_or(0, |host| host.len() as u64)
+    }
+
+    /// The file. Programs with values in it have one.
+    fn disk(&self) -> &ScratchFile {
+        self.disk.as_deref().expect("a program with values in a file has one")
+    }
+
+    /// The bytes of a dense view, of memory or read from the file.
+    pub(super) fn read_dense(&self, view: &View) -> Result<Cow<'_, [u8]>, DeviceError> {
+        if view.region != Region::Disk {
+            return Ok(self.bytes(view, &[]).into());
+        }
+        let range = view.bytes();
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.disk().read(range.start, &mut bytes).map_err(DeviceError::Disk)?;
+        Ok(bytes.into())
+    }
+
+    /// Sets a dense view, of memory or of the file.
+    pub(super) fn write_dense(&mut self, view: &View, bytes: &[u8]) -> Result<(), DeviceError> {
+        match view.region {
+            Region::Disk => self.disk().write(view.bytes().start, bytes).map_err(DeviceError::Disk),
+            _ => {
+                self.write(view, &[], bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Carries out a copy from the file, or to it. Views in the file are dense.
+    ///
+    /// # Safety
+    /// As of [`borrow`].
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn copy_with_file(
+        &self,
+        constants: &Constants,
+        instruction: &Instruction,
+        bases: &[u64],
+    ) -> Result<(), DeviceError> {
+        let (from, to) = (&instruction.operands[0], &instruction.results[0]);
+        if to.region == Region::Disk {
+            let is_dense = from.layout == Layout::dense(&from.layout.sizes);
+            let bytes = match from.region {
+                Region::Disk => self.read_dense(from)?,
+                _ if is_dense => self.span(constants, from, bases).into(),
+                _ => self.read(constants, from, bases).into(),
+            };
+            return self.disk().write(to.bytes().start, &bytes).map_err(DeviceError::Disk);
+        }
+        // SAFETY: the mappings live as long as `self`; the caller promises the rest.
+        let bytes = unsafe { self.memory(to.region).slice_mut(range(to, bases)) };
+        self.disk().read(from.bytes().start, bytes).map_err(DeviceError::Disk)
     }
 
     fn memories<'a>(&self, constants: &'a Constants) -> Memories<'a> {

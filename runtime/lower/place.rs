@@ -370,7 +370,7 @@ fn addresses(
                         tier => &mut memory.beside(tier).states,
                     };
                     addresses[id].1 = *states;
-                    *states = states.saturating_add(aligned(buffer.bytes));
+                    *states = states.saturating_add(buffer.bytes.next_multiple_of(tiers::unit(tiers[id])));
                 }
             },
             BufferKind::Constant(_) => {
@@ -409,7 +409,11 @@ fn addresses(
     for tier in [Tier::Host, Tier::Disk] {
         let planned: Vec<BufferId> = elsewhere.iter().copied().filter(|&id| tiers[id] == tier).collect();
         let own = memory.beside(tier);
-        let offsets = own.plan(&planned.iter().map(buffer).collect::<Vec<_>>())?;
+        let in_units = |buffer: memory_plan::Buffer| memory_plan::Buffer {
+            bytes: buffer.bytes.next_multiple_of(tiers::unit(tier)),
+            ..buffer
+        };
+        let offsets = own.plan(&planned.iter().map(buffer).map(in_units).collect::<Vec<_>>())?;
         planned.iter().zip(offsets).for_each(|(&id, offset)| addresses[id].1 = offset);
     }
     let planned_end = memory.states + aligned(placement.peak);

@@ -5,6 +5,7 @@ use super::place::root;
 use crate::program::{Kernel, Memory, TierMemory};
 use crate::target::Target;
 use ir::analysis::memory_plan;
+use files::scratch::PAGE;
 use ir::{Diagnostic, Module, Tier};
 
 /// More than any machine has, and far from what a u64 cannot count.
@@ -55,6 +56,11 @@ pub(super) fn plan(buffers: &[memory_plan::Buffer], states: u64) -> Result<memor
         Diagnostic::new(format!("the memory plan is broken: {overlap}")).note("this is a bug")
     })?;
     Ok(placement)
+}
+
+/// The unit of places in a memory.
+pub(super) fn unit(tier: Tier) -> u64 {
+    if tier == Tier::Disk { PAGE } else { memory_plan::ALIGNMENT }
 }
 
 impl TierMemory {

@@ -42,7 +42,7 @@ fn ended(
     let mut programs = vec![vec![Arc::new(program(ranks, Microbatches::Many))]; ranks];
     programs[1] = vec![Arc::new(second)];
     let of_second = |inner: Arc<dyn Communicator>| if inner.rank() == 1 { through(inner) } else { inner };
-    let mut ranks = Ranks::with(programs, Some(2), None, of_second).unwrap();
+    let mut ranks = Ranks::with(programs, Some(2), None, None, of_second).unwrap();
     let x = vec![vec![0; 8 * 4 * 4]; 1];
     let error = ranks.step(ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
     // States may be those of different steps now: nothing can be saved.
@@ -117,7 +117,7 @@ fn ended_in_pipeline(through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communic
     let module = ir::text::parse(text).unwrap();
     let lower = |rank| vec![Arc::new(lower_rank(&module, rank, &LowerOptions::default()).unwrap())];
     let of_second = |inner: Arc<dyn Communicator>| if inner.rank() == 1 { through(inner) } else { inner };
-    let mut ranks = Ranks::with(vec![lower(0), lower(1)], Some(2), None, of_second).unwrap();
+    let mut ranks = Ranks::with(vec![lower(0), lower(1)], Some(2), None, None, of_second).unwrap();
     let x = vec![vec![0; 6 * 4 * 4]; 1];
     ranks.step(ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err().to_string()
 }
@@ -142,7 +142,7 @@ fn the_watchdog_tells_of_a_rank_that_stands_still() {
         1 => Disturbed::once(inner, 1, wait.lock().unwrap().take().unwrap()),
         _ => inner,
     };
-    let mut ranks = Ranks::with(vec![vec![one]; 4], Some(4), None, through).unwrap();
+    let mut ranks = Ranks::with(vec![vec![one]; 4], Some(4), None, None, through).unwrap();
     let give_up = move |late: &CommError, records: &[FlightRecord]| {
         let open: Vec<Option<String>> = records.iter().map(FlightRecord::open).collect();
         tell.send((late.clone(), open)).unwrap();

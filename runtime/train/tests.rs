@@ -265,14 +265,14 @@ impl Setup {
             return gpu.ranks(programs);
         }
         let Some(Fault { at, panics }) = self.fault else {
-            return on_processor(programs, Some(2), None).unwrap();
+            return on_processor(programs, Some(2), None, None).unwrap();
         };
         let all = vec![programs; module.mesh.devices() as usize];
         let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {
             1 => Disturbed::within(inner, at, panics),
             _ => inner,
         };
-        Ranks::with(all, Some(2), None, faulty).unwrap()
+        Ranks::with(all, Some(2), None, None, faulty).unwrap()
     }
 
     fn start(

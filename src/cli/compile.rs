@@ -16,9 +16,7 @@ use runtime::train::Surroundings;
 
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning};
-use crate::budget;
 use crate::compilation::{self, Compilation, Source};
-use crate::config::memory::Budget;
 use crate::config::{DataSource, Length, Settings};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
@@ -35,7 +33,7 @@ use crate::processes::{JoinError, Processes};
 use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs};
 use crate::verification::assumptions;
-use crate::{export, plan, sizes};
+use crate::{export, plan, sizes, tiers};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -77,7 +75,7 @@ pub(super) struct Ready {
     pub(super) programs: Programs,
     pub(super) plan: plan::RunPlan,
     /// With `--memory`: the search for a program that fits.
-    fit: Option<budget::Fit>,
+    fit: Option<String>,
     /// With `--train`: the data, and how many steps are asked for.
     training: Option<(Loader, u64)>,
 }
@@ -287,12 +285,10 @@ impl Compile {
         let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
         // An evaluation of another batch has the same stages.
         (passes.stage, passes.limit) = (compilation.stage.clone(), None);
-        let fit = settings.memory.memory.map(|Budget(budget)| {
-            let Chosen { target, multiprocessors, .. } = *device;
-            let place = budget::Place { budget, microbatches, target, multiprocessors, device: &machine };
-            budget::fit(&mut compilation, &manager, place)
-        });
-        let fit = fit.transpose()?;
+        let Chosen { target, multiprocessors, .. } = *device;
+        let node = tiers::node_of(&machine, settings.parallel.cluster()?.as_ref());
+        let place = tiers::Place { microbatches, target, multiprocessors, node: &node };
+        let fit = tiers::fit_memory(&mut compilation, &manager, &settings.memory, place)?;
         let mut lowering = compilation.lowering(&manager);
         let mut programs = Programs::lower_by(
             &mut lowering,
@@ -317,7 +313,7 @@ impl Compile {
         let cluster = self.settings.parallel.cluster()?.map(|cluster| cluster.node.device);
         let gpu = cluster.or_else(|| preset.map(Preset::device));
         let gpu = gpu.filter(|gpu| Target::of(gpu.kind) == Target::Cuda && target == Target::Cuda);
-        let budget = self.settings.memory.memory.map(|Budget(bytes)| bytes);
+        let budget = self.settings.memory.device_budget();
         let bytes = budget.or_else(|| gpu.map(|gpu| gpu.memory));
         let recomputes = budget.is_some();
         Ok(bytes.map(|bytes| MemoryLimit { bytes, recomputes, target, multiprocessors }))
@@ -373,6 +369,9 @@ impl Compile {
             bytes(memory.constants),
             bytes(memory.lower_bound)
         );
+        if memory.host + memory.disk > 0 {
+            tell!("beside the device: {each}{} on the host, {} on the disk", bytes(memory.host), bytes(memory.disk));
+        }
     }
 }
 

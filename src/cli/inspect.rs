@@ -233,7 +233,7 @@ impl Inspect {
         };
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
-        let budget = self.memory.memory.map(|budget| budget.0);
+        let budget = self.memory.device_budget();
         let (target, multiprocessors) = (Target::of(device.kind), Multiprocessors(device.multiprocessors));
         let limit = budget.or_else(|| machine.as_ref().map(|machine| machine.device().memory));
         let recomputes = budget.is_some();
@@ -246,7 +246,7 @@ impl Inspect {
             global_batch,
             data_ranks,
             machine,
-            budget,
+            memory: self.memory.clone(),
             manager,
         })
     }

@@ -6,15 +6,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use ir::machine::Preset;
 use ir::{DType, Diagnostic, Module};
-use passes::Transform;
-use passes::recompute::Recompute;
 use runtime::checkpoint::StateBytes;
 use runtime::target::{Multiprocessors, Target};
 
 use super::report::{self, Outcome};
-use crate::budget;
 use crate::compilation::{self, Compilation, Source};
-use crate::config::memory::Budget;
 use crate::config::value::positive;
 use crate::config::{Experts, Initial, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes};
 use crate::diagnostics::Severity;
@@ -23,6 +19,7 @@ use crate::hardware;
 use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
 use crate::sizes;
 use crate::state_dict::load_weights;
+use crate::tiers;
 use crate::verification::against::{self, file::Numbers};
 use crate::verification::bisect::{Expected, Stage, bisect};
 use crate::verification::compare::{Difference, Kind};
@@ -166,16 +163,15 @@ impl Verify {
                     stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
                 }
             })?;
-        if let Some(Budget(budget)) = self.memory.memory {
-            let microbatches = self.microbatches(&compilation.training)?;
-            let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
-            let device = &Preset::Cpu.device();
-            let place = budget::Place { budget, microbatches, target, multiprocessors, device };
-            let fit = budget::fit(&mut compilation, &self.look.manager()?, place)?;
-            report::tell_lines(&fit.to_string());
-            if self.bisect && fit.time > 0 {
-                stages.push(Stage { pass: Recompute::NAME.into(), module: compilation.training.clone() });
-            }
+        let passes = compilation.pipeline.passes.len();
+        let microbatches = self.microbatches(&compilation.training)?;
+        let node = tiers::node_of(&Preset::Cpu.device(), self.parallel.cluster()?.as_ref());
+        let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
+        let place = tiers::Place { microbatches, target, multiprocessors, node: &node };
+        let fit = tiers::fit_memory(&mut compilation, &self.look.manager()?, &self.memory, place)?;
+        fit.iter().for_each(|fit| report::tell_lines(fit));
+        if let Some(last) = compilation.pipeline.passes.get(passes..).and_then(<[_]>::last).filter(|_| self.bisect) {
+            stages.push(Stage { pass: last.name().into(), module: compilation.training.clone() });
         }
         report::print(Severity::Warning, &compilation.warnings);
         let given = self.weights(&source, &compilation)?;
@@ -317,8 +313,8 @@ impl Verify {
         let mut plan = CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device());
         plan.batch.global = self.shapes.global_batch;
         let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
-        let limit = |Budget(bytes)| MemoryLimit { bytes, recomputes: true, target, multiprocessors };
-        plan.limit = self.memory.memory.map(limit);
+        let limit = |bytes| MemoryLimit { bytes, recomputes: true, target, multiprocessors };
+        plan.limit = self.memory.device_budget().map(limit);
         let cluster = self.parallel.cluster()?;
         Ok(cluster.iter().fold(plan, CompilationPlan::on_cluster))
     }

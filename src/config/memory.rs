@@ -1,15 +1,16 @@
 //! Memory: the bytes that a device may take, the activations that are made twice so that less is kept, and the time of updates.
 
-use std::fmt;
-use std::str::FromStr;
+mod budget;
+
+use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use passes::offload::{Classes, Offload};
+use passes::offload::Classes;
 use passes::recompute::Recompute;
 use runtime::program::UpdateTime;
 use serde::Serialize;
 
-use super::value::{ValueError, serialize_as_text};
+pub use budget::{Budget, Budgets, DiskBudget};
 
 /// Flags of memory.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
@@ -20,15 +21,16 @@ pub struct Memory {
     #[arg(long, value_enum, default_value_t)]
     #[serde(skip_serializing_if = "RecomputeChoice::is_none")]
     pub recompute: RecomputeChoice,
-    /// Memory that the program may take on each device, such as 6GiB; as few activations as possible are computed again so
-    /// that it fits
-    #[arg(long, value_name = "BYTES", conflicts_with = "recompute")]
+    /// Memory that the program may take on each device, such as 6GiB; as few activations as possible are computed again so that it
+    /// fits. With host=BYTES or disk=DIR, or with --offload, values rest there instead: what is predicted to take the
+    /// least time
+    #[arg(long, value_name = "BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]", conflicts_with = "recompute")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Budget>,
+    pub memory: Option<Budgets>,
     /// Values that rest on the host instead of the device, and come to it where they are read: optimizer (states of the optimizer, which
     /// the host updates, and the weights that are read only as halves), parameters (all weights), gradients (once they are
-    /// complete), activations (results of forward, until backward reads them)
-    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_enum, conflicts_with = "memory")]
+    /// complete), activations (results of forward, until backward reads them), auto (those with which the program fits --memory)
+    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_enum)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<OffloadClass>,
     /// When an update of a weight runs; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
@@ -36,6 +38,24 @@ pub struct Memory {
     #[arg(long, value_enum, default_value_t)]
     #[serde(skip_serializing_if = "UpdateChoice::is_late")]
     pub update: UpdateChoice,
+}
+
+/// The use of memories beside the device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tiers {
+    /// Classes of values that leave the device.
+    pub classes: Classes,
+    /// Whether other classes may leave as well, if the program fits no other way.
+    pub is_open: bool,
+    /// The bytes of each memory.
+    pub budgets: Budgets,
+}
+
+impl Tiers {
+    /// Whether the classes alone say what leaves the device: no program has to fit.
+    pub fn is_fixed(&self) -> bool {
+        !self.is_open && self.budgets == Budgets::default()
+    }
 }
 
 /// A class of values that may leave the device.
@@ -50,6 +70,8 @@ pub enum OffloadClass {
     Gradients,
     /// Results of forward that backward reads
     Activations,
+    /// The classes with which the program fits --memory
+    Auto,
 }
 
 impl From<OffloadClass> for Classes {
@@ -60,6 +82,7 @@ impl From<OffloadClass> for Classes {
             OffloadClass::Parameters => Self { parameters: true, ..none },
             OffloadClass::Gradients => Self { gradients: true, ..none },
             OffloadClass::Activations => Self { activations: true, ..none },
+            OffloadClass::Auto => none,
         }
     }
 }
@@ -119,88 +142,23 @@ impl Memory {
         }
     }
 
-    /// The pass that `--offload` asks for.
-    pub fn offload(&self) -> Option<Offload> {
-        let classes = self.offload.iter().fold(Classes::NONE, |all, &class| all.with(class.into()));
-        (!self.offload.is_empty()).then(|| Offload { classes, ..Offload::default() })
+    /// The use of memories beside the device that is asked for; `None` if everything stays on the device.
+    pub fn tiers(&self) -> Option<Tiers> {
+        let budgets = self.memory.clone().unwrap_or_default();
+        let is_asked = !self.offload.is_empty() || budgets.host.is_some() || budgets.disk.is_some();
+        let chosen = self.offload.iter().filter(|&&class| class != OffloadClass::Auto);
+        let classes = chosen.fold(Classes::NONE, |all, &class| all.with(class.into()));
+        let is_open = self.offload.contains(&OffloadClass::Auto) || self.offload.is_empty();
+        is_asked.then(|| Tiers { classes, is_open, budgets })
     }
-}
 
-/// A number of bytes, above zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget(pub u64);
-
-/// The units, the largest first.
-const UNITS: [(&str, u64); 9] = [
-    ("TiB", 1 << 40),
-    ("GiB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("KiB", 1 << 10),
-    ("TB", 1_000_000_000_000),
-    ("GB", 1_000_000_000),
-    ("MB", 1_000_000),
-    ("kB", 1_000),
-    ("B", 1),
-];
-
-impl Budget {
-    /// The smallest budget of at least so many bytes that is short to write: at most 0.1 % larger.
-    pub fn rounded_up(self) -> Self {
-        let unit = UNITS.iter().map(|(_, unit)| *unit).filter(|unit| unit.is_power_of_two());
-        let unit = unit.filter(|unit| self.0 / 1000 >= *unit).max().unwrap_or(1);
-        Self(self.0.div_ceil(unit).saturating_mul(unit))
+    /// The folder of the file for values that rest on the disk.
+    pub fn folder(&self) -> Option<&Path> {
+        self.memory.as_ref()?.disk.as_ref().map(|disk| disk.folder.as_path())
     }
-}
 
-impl FromStr for Budget {
-    type Err = ValueError;
-
-    /// `6GiB`, `1.5 GB`, `800MB`.
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let split = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
-        let (number, unit) = (text[..split].trim(), &text[split..]);
-        let unit = UNITS.iter().find(|(name, _)| *name == unit);
-        let number = number.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
-        let bytes = number.zip(unit).map(|(number, (_, unit))| number * *unit as f64);
-        match bytes.filter(|bytes| (1.0..u64::MAX as f64).contains(bytes)) {
-            Some(bytes) => Ok(Self(bytes as u64)),
-            None => {
-                let units: Vec<&str> = UNITS.iter().map(|(name, _)| *name).collect();
-                let message = format!(
-                    "`{text}` is not a number of bytes, such as 6GiB; units are {}",
-                    units.join(", ")
-                );
-                Err(ValueError::new(message))
-            }
-        }
-    }
-}
-
-impl fmt::Display for Budget {
-    /// The largest unit that divides the number.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, unit) = UNITS.iter().find(|(_, unit)| self.0.is_multiple_of(*unit)).unwrap_or(&("B", 1));
-        write!(f, "{}{name}", self.0 / unit)
-    }
-}
-
-serialize_as_text!(Budget);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_budget_is_read_and_written() {
-        let read = |text: &str| text.parse::<Budget>().map(|budget| budget.0);
-        assert_eq!(read("6GiB"), Ok(6 << 30));
-        assert_eq!(read("1.5 GB"), Ok(1_500_000_000));
-        assert_eq!(Budget(6 << 30).to_string(), "6GiB");
-        assert_eq!(Budget(6001).to_string(), "6001B");
-        assert_eq!(Budget(3_930_000_001).rounded_up().to_string(), "3748MiB");
-        assert_eq!(Budget(700_001).rounded_up().to_string(), "700001B");
-        for text in ["6", "GiB", "-1GiB", "0GiB", "6gib", "nanGiB", "1e300GiB"] {
-            assert!(read(text).is_err(), "{text}");
-        }
+    /// Bytes that programs may take on each device.
+    pub fn device_budget(&self) -> Option<u64> {
+        self.memory.as_ref()?.device.map(|Budget(bytes)| bytes)
     }
 }

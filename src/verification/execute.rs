@@ -107,7 +107,7 @@ impl<'m> Machine<'m> {
             // Each of several devices is a rank with a thread of its own.
             Mode::Cpu => {
                 Self::on_ranks(module, options(Target::Cpu, microbatches, update), start, |program| {
-                    on_processor(vec![program], None, None)
+                    on_processor(vec![program], None, None, None)
                 })
             }
             Mode::Cuda => {

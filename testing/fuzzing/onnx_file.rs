@@ -105,7 +105,7 @@ fn step(compilation: &Compilation, programs: &Programs) -> Option<()> {
     let loader = Loader::new(&spec, &DataSource::Synthetic, &LoaderOptions::default()).ok()?;
     let batch = loader.global_batch(0);
     let mut states = initial_states(&compilation.training, 0, Missing::Draw, StateBytes::new()).ok()?;
-    let mut ranks = on_processor(programs.all(), Some(1), None).expect("the program fits the device");
+    let mut ranks = on_processor(programs.all(), Some(1), None, None).expect("the program fits the device");
     let state_names = programs.training.first().states.iter().map(|state| &state.name).enumerate();
     for (index, name) in state_names {
         let value = states.remove(name).unwrap_or_else(|| panic!("state `{name}` has no value"));

@@ -85,7 +85,7 @@ pub(crate) fn on_ranks(
 ) -> Vec<(StateValues, StepOutputs)> {
     let program = Arc::new(lower(module, options).unwrap_or_else(|error| panic!("{error}")));
     let made = match options.target {
-        Target::Cpu => on_processor(vec![program.clone()], Some(2), None),
+        Target::Cpu => on_processor(vec![program.clone()], Some(2), None, None),
         Target::Cuda => stand_in(vec![program.clone()], Order::default()),
     };
     let mut ranks = made.unwrap_or_else(|error| panic!("{error}"));

@@ -36,7 +36,7 @@ fn program(module: &Module) -> Arc<runtime::program::Program> {
 
 #[test]
 fn the_rank_that_made_a_nan_is_named() {
-    let mut ranks = on_processor(vec![program(&two())], Some(2), None).unwrap();
+    let mut ranks = on_processor(vec![program(&two())], Some(2), None, None).unwrap();
     ranks.write_state(ProgramId(0), 0, &f32s(&[1.0; 12])).unwrap();
     let mut x = [1.0; 12];
     for (place, value, expected) in [
@@ -160,7 +160,7 @@ fn states_go_in_and_come_out_whole_on_any_mesh() {
     for mesh in ["dp=4", "dp=2", "dp=1"] {
         let module = parse(&ir::text::print(&two()).replace("dp=2", mesh));
         let program = program(&module);
-        let mut ranks = on_processor(vec![program], None, None).unwrap();
+        let mut ranks = on_processor(vec![program], None, None, None).unwrap();
         let w: Tensor = initial(&module).into_values().next().unwrap();
         ranks.write_state(ProgramId(0), 0, &w.to_bytes()).unwrap();
         assert_eq!(ranks.read_state(ProgramId(0), 0).unwrap(), w.to_bytes());

@@ -1,0 +1,335 @@
+//! `--memory host=…,disk=…` and `--offload auto`: the memories beside the device, used as little as the run allows.
+//!
+//! A candidate is a price of kept activations and a set of classes of values that leave the device. The description of the machine
+//! says how long its repeated nodes and its copies take. The candidates are lowered in the order of this time, until one fits into
+//! all memories. Then as many states as fit stay on the device.
+
+use crate::budget;
+use crate::compilation::Compilation;
+use crate::config;
+use crate::config::memory::{Budget, Budgets, Tiers};
+use crate::failure::Failure;
+use crate::inspection::units::bytes;
+use crate::training::Programs;
+use ir::machine::{Cluster, Device, DeviceKind, Link, Node, Preset};
+use ir::{Diagnostic, Module, Op, Tier};
+use passes::Manager;
+use passes::offload::{Classes, Offload};
+use passes::recompute::{Choices, Recompute};
+use runtime::target::{Multiprocessors, Target};
+use std::fmt;
+
+/// After this number of programs, bytes that stay on the device are not sought any longer.
+const TRIES: usize = 4;
+
+/// The machine and the steps that programs are made to fit.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Microbatches of a step.
+    pub microbatches: u64,
+    /// The kind of the device.
+    pub target: Target,
+    /// The size of a GPU.
+    pub multiprocessors: Multiprocessors,
+    /// The node of the device, whose links are the costs of copies.
+    pub node: &'a Node,
+}
+
+/// A way to use the memories.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The activations that are computed again.
+    pub recompute: Option<Recompute>,
+    /// The values that leave the device.
+    pub offload: Option<Offload>,
+    /// Predicted picoseconds of a step's copies and repeated nodes, if nothing runs beside them.
+    pub picoseconds: u64,
+}
+
+/// Bytes that programs take of each memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peaks {
+    /// On the device, with constants.
+    pub device: u64,
+    /// On the host.
+    pub host: u64,
+    /// Of these the states that rest there.
+    pub host_states: u64,
+    /// In the file.
+    pub disk: u64,
+}
+
+impl Peaks {
+    /// Those of lowered programs.
+    pub fn of(programs: &Programs) -> Self {
+        let all = programs.all();
+        let memories = || all.iter().map(|program| program.largest().memory);
+        Self {
+            device: programs.peak(),
+            host: memories().map(|memory| memory.host.total).max().unwrap_or(0),
+            host_states: memories().map(|memory| memory.host.states).max().unwrap_or(0),
+            disk: memories().map(|memory| memory.disk.total).max().unwrap_or(0),
+        }
+    }
+
+    /// Whether they fit into these budgets.
+    fn fit(&self, budgets: &Budgets) -> bool {
+        let fits = |own: u64, budget: Option<Budget>| budget.is_none_or(|Budget(bytes)| own <= bytes);
+        let disk = match &budgets.disk {
+            Some(disk) => fits(self.disk, disk.bytes),
+            None => self.disk == 0,
+        };
+        fits(self.device, budgets.device) && fits(self.host, budgets.host) && disk
+    }
+}
+
+/// The result of a search.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fit {
+    /// The candidate that was taken.
+    pub candidate: Candidate,
+    /// Its bytes.
+    pub peaks: Peaks,
+    /// The number of programs that were lowered.
+    pub tries: usize,
+}
+
+impl fmt::Display for Fit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Peaks { device, host, disk, .. } = self.peaks;
+        write!(f, "memory: {} on the device", bytes(device))?;
+        for (size, place) in [(host, "on the host"), (disk, "on the disk")] {
+            if size > 0 {
+                write!(f, ", {} {place}", bytes(size))?;
+            }
+        }
+        let offload = self.candidate.offload.iter().flat_map(|offload| offload.classes.names());
+        let recompute = self.candidate.recompute.iter().map(|_| "some activations are computed again");
+        match offload.collect::<Vec<_>>().join(", ") {
+            names if names.is_empty() => f.write_str("; nothing leaves the device")?,
+            names => write!(f, "; {names} leave the device")?,
+        }
+        recompute.into_iter().try_for_each(|text| write!(f, ", {text}"))?;
+        let milliseconds = self.candidate.picoseconds as f64 / 1e9;
+        write!(f, "; at most {milliseconds:.1} ms of a step are predicted for it ({} programs tried)", self.tries)
+    }
+}
+
+/// The node of a device: that of the cluster, or the preset's of its kind.
+pub fn node_of(device: &Device, cluster: Option<&Cluster>) -> Node {
+    let preset = if device.kind == DeviceKind::Cpu { Preset::Cpu } else { Preset::H100 };
+    let node = cluster.map_or_else(|| preset.cluster(1).node, |cluster| cluster.node.clone());
+    Node { device: device.clone(), ..node }
+}
+
+/// Makes the programs of a compilation fit as `--memory` and `--offload` ask. Returns a line about the result; `None` if nothing is asked.
+///
+/// # Errors
+/// Budgets that no program fits.
+pub fn fit_memory(
+    compilation: &mut Compilation,
+    manager: &Manager,
+    flags: &config::Memory,
+    place: Place,
+) -> Result<Option<String>, Failure> {
+    if let Some(tiers) = flags.tiers().filter(|tiers| !tiers.is_fixed()) {
+        return Ok(Some(fit(compilation, manager, &tiers, place)?.to_string()));
+    }
+    let Some(budget) = flags.device_budget() else { return Ok(None) };
+    let Place { microbatches, target, multiprocessors, node } = place;
+    let place = budget::Place { budget, microbatches, target, multiprocessors, device: &node.device };
+    Ok(Some(budget::fit(compilation, manager, place)?.to_string()))
+}
+
+/// Makes the programs of a compilation fit.
+///
+/// # Errors
+/// Budgets that no candidate fits: the bytes of the smallest that was found.
+pub fn fit(
+    compilation: &mut Compilation,
+    manager: &Manager,
+    tiers: &Tiers,
+    place: Place,
+) -> Result<Fit, Failure> {
+    let silent = Manager { trial: true, ..Manager::default() };
+    let mut search = Search { compilation, manager: &silent, tiers, place, tries: 0 };
+    let found = search.run()?;
+    let Candidate { recompute, offload, .. } = found.candidate.clone();
+    if let Some(recompute) = recompute {
+        compilation.recompute(manager, recompute)?;
+    }
+    if let Some(offload) = offload {
+        compilation.offload(manager, offload)?;
+    }
+    Ok(found)
+}
+
+struct Search<'a> {
+    compilation: &'a Compilation,
+    manager: &'a Manager,
+    tiers: &'a Tiers,
+    place: Place<'a>,
+    tries: usize,
+}
+
+impl Search<'_> {
+    fn run(&mut self) -> Result<Fit, Failure> {
+        let mut smallest: Option<(Candidate, Peaks)> = None;
+        let mut failed: Vec<Candidate> = vec![];
+        for candidate in self.candidates()? {
+            if failed.iter().any(|failed| candidate.takes_as_much(failed)) {
+                continue;
+            }
+            let (candidate, peaks) = self.within_host(candidate)?;
+            if peaks.fit(&self.tiers.budgets) {
+                let (candidate, peaks) = self.keep(candidate, peaks)?;
+                return Ok(Fit { candidate, peaks, tries: self.tries });
+            }
+            if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
+                smallest = Some((candidate.clone(), peaks));
+            }
+            failed.push(candidate);
+        }
+        Err(self.too_small(smallest).into())
+    }
+
+    /// All candidates, those that take the least time first.
+    fn candidates(&self) -> Result<Vec<Candidate>, Failure> {
+        let device = &self.place.node.device;
+        let given = self.compilation.pipeline.passes.iter().any(|pass| pass.name() == "recompute");
+        let prices = [Recompute::SELECTIVE.on(device), Recompute::FULL.on(device)];
+        let prices = prices.into_iter().map(Some).filter(|_| self.tiers.budgets.device.is_some() && !given);
+        let mut all = vec![];
+        for recompute in [None].into_iter().chain(prices) {
+            let mut module = self.compilation.training.clone();
+            let mut repeated = 0;
+            if let Some(options) = &recompute {
+                let decision = Choices::of(&module, &options.rates()).decide(options);
+                repeated = decision.picoseconds().saturating_mul(self.place.microbatches);
+                passes::recompute::apply(&mut module, &decision)?;
+            }
+            for classes in self.class_sets() {
+                let offload = Offload::of(classes);
+                let copied = self.copies(&module, &offload)?;
+                let offload = (classes != Classes::NONE).then_some(offload);
+                let picoseconds = repeated.saturating_add(copied);
+                all.push(Candidate { recompute: recompute.clone(), offload, picoseconds });
+            }
+        }
+        all.sort_by_key(|candidate| candidate.picoseconds);
+        Ok(all)
+    }
+
+    /// The sets of classes that may leave the device.
+    fn class_sets(&self) -> Vec<Classes> {
+        let mut sets = vec![self.tiers.classes];
+        if self.tiers.is_open {
+            for (class, _) in Classes::ALL {
+                let with: Vec<Classes> = sets.iter().map(|set| set.with(class)).collect();
+                with.into_iter().for_each(|set| {
+                    if !sets.contains(&set) {
+                        sets.push(set);
+                    }
+                });
+            }
+        }
+        sets
+    }
+
+    /// Predicted picoseconds of the copies of a step.
+    fn copies(&self, module: &Module, options: &Offload) -> Result<u64, Failure> {
+        let mut module = module.clone();
+        let decision = passes::offload::decide(&module, options);
+        passes::offload::apply(&mut module, options, &decision)?;
+        let Node { host_link, disk, .. } = self.place.node;
+        let time = |link: &Link, bytes: u64| link.latency + bytes as f64 / link.rate();
+        let copies = module.nodes().filter(|(_, node)| matches!(node.op, Op::Copy(_)));
+        let seconds = copies.map(|(_, node)| {
+            let bytes = module.ty(node.results[0]).local_bytes(&module.mesh).unwrap_or(0);
+            let tiers = [node.result_tier(), module.tier_of(node.operands[0])];
+            let runs = if node.phase.is_microbatch() { self.place.microbatches } else { 1 };
+            time(if tiers.contains(&Tier::Disk) { disk } else { host_link }, bytes) * runs as f64
+        });
+        Ok((seconds.sum::<f64>() * 1e12) as u64)
+    }
+
+    /// Lowers a candidate, with as many states on the host as its budget has room for.
+    fn within_host(&mut self, mut candidate: Candidate) -> Result<(Candidate, Peaks), Failure> {
+        let mut peaks = self.lower(&candidate)?;
+        let Some((Budget(budget), _)) = self.tiers.budgets.host.zip(self.tiers.budgets.disk.as_ref()) else {
+            return Ok((candidate, peaks));
+        };
+        for _ in 0..TRIES {
+            let Some(offload) = candidate.offload.as_mut().filter(|_| peaks.host > budget) else { break };
+            let states = offload.host.unwrap_or(peaks.host_states).min(peaks.host_states);
+            if states == 0 {
+                break;
+            }
+            offload.host = Some(states.saturating_sub(peaks.host - budget));
+            peaks = self.lower(&candidate)?;
+        }
+        Ok((candidate, peaks))
+    }
+
+    /// Keeps as many states on the device as fit.
+    fn keep(&mut self, candidate: Candidate, peaks: Peaks) -> Result<(Candidate, Peaks), Failure> {
+        let (Some(Budget(budget)), Some(offload)) = (self.tiers.budgets.device, &candidate.offload) else {
+            return Ok((candidate, peaks));
+        };
+        let mut keep = budget - peaks.device;
+        for _ in 0..TRIES {
+            let offload = Some(Offload { keep, ..offload.clone() });
+            let (tried, peaks) = self.within_host(Candidate { offload, ..candidate.clone() })?;
+            if peaks.fit(&self.tiers.budgets) {
+                return Ok((tried, peaks));
+            }
+            keep = keep.saturating_sub(peaks.device.saturating_sub(budget).max(keep / 8));
+        }
+        Ok((candidate, peaks))
+    }
+
+    /// The bytes of a candidate's programs.
+    fn lower(&mut self, candidate: &Candidate) -> Result<Peaks, Failure> {
+        self.tries += 1;
+        let mut compilation = self.compilation.clone();
+        if let Some(recompute) = &candidate.recompute {
+            compilation.recompute(self.manager, recompute.clone())?;
+        }
+        if let Some(offload) = &candidate.offload {
+            compilation.offload(self.manager, offload.clone())?;
+        }
+        let Place { microbatches, target, multiprocessors, .. } = self.place;
+        let lowering = &mut compilation.lowering(self.manager);
+        let programs = Programs::lower_by(lowering, &compilation, microbatches, target, multiprocessors)?;
+        Ok(Peaks::of(&programs))
+    }
+
+    fn too_small(&self, smallest: Option<(Candidate, Peaks)>) -> Diagnostic {
+        let error = Diagnostic::new(format!("--memory {}: no program that was found fits", self.tiers.budgets));
+        let Some((candidate, peaks)) = smallest else { return error };
+        let accepted = |bytes: u64| Budget(bytes).rounded_up();
+        let disk = match (&self.tiers.budgets.disk, peaks.disk) {
+            (Some(disk), bytes) if bytes > 0 => format!(",disk={}:{}", disk.folder.display(), accepted(bytes)),
+            _ => String::new(),
+        };
+        let names: Vec<&str> = candidate.offload.iter().flat_map(|offload| offload.classes.names()).collect();
+        let left = if names.is_empty() { "nothing".to_string() } else { names.join(", ") };
+        error
+            .note(format!(
+                "the program with the fewest bytes on the device fits --memory device={},host={}{disk}; {left} leaves the device",
+                accepted(peaks.device),
+                accepted(peaks.host)
+            ))
+            .note("a smaller --microbatch, a mesh of more devices or --zero takes less")
+    }
+}
+
+impl Candidate {
+    /// Whether this candidate takes at least as much memory of the device as another: the other leaves the device with more, and
+    /// repeats as much or more.
+    fn takes_as_much(&self, other: &Self) -> bool {
+        let classes = |own: &Self| own.offload.as_ref().map_or(Classes::NONE, |offload| offload.classes);
+        let leaves_less = classes(self).with(classes(other)) == classes(other);
+        leaves_less && (self.recompute == other.recompute || self.recompute.is_none())
+    }
+}

@@ -20,14 +20,22 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 /// The pass `offload`. `offload(optimizer, parameters, keep=1048576, host=4194304)`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offload {
     /// The classes of values that leave the device.
     pub classes: Classes,
     /// Bytes of states that stay on the device although their class leaves it, counted on each device.
     pub keep: u64,
+    /// Values of fewer bytes on each device stay: the latency of their copies is longer than the kernels that they save.
+    pub least: u64,
     /// Bytes of states that rest on the host; states beyond them rest in a file. `None`: all of them fit.
     pub host: Option<u64>,
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self { classes: Classes::NONE, keep: 0, least: 16 << 10, host: None }
+    }
 }
 
 /// Classes of values that may leave the device.
@@ -88,12 +96,15 @@ impl Transform for Offload {
         let classes = given.fold(Classes::NONE, |classes, (class, _)| classes.with(class));
         let host = arguments.take("host").map(|text| text.parse());
         let host = host.transpose().map_err(|_| "host is not a number of bytes".to_string())?;
-        Ok(Self { classes, keep: arguments.value("keep", 0)?, host })
+        let default = Self::default();
+        let least = arguments.value("least", default.least)?;
+        Ok(Self { classes, keep: arguments.value("keep", default.keep)?, least, host })
     }
 
     fn print(&self, arguments: &mut Arguments) {
         self.classes.names().for_each(|name| arguments.push_flag(name, true));
         arguments.push_unless(&0, "keep", &self.keep);
+        arguments.push_unless(&Self::default().least, "least", &self.least);
         self.host.iter().for_each(|host| arguments.push("host", host));
     }
 
@@ -132,15 +143,16 @@ pub fn decide(module: &Module, options: &Offload) -> Decision {
     let Classes { gradients, activations, .. } = options.classes;
     Decision {
         states: states::choose(module, options),
-        gradients: if gradients { sums_of_gradients(module) } else { vec![] },
-        activations: if activations { activations::choose(module) } else { vec![] },
+        gradients: if gradients { sums_of_gradients(module, options.least) } else { vec![] },
+        activations: if activations { activations::choose(module, options.least) } else { vec![] },
     }
 }
 
-/// The sums over microbatches that hold a value of a state's size: those of gradients. Sums of losses are numbers.
-fn sums_of_gradients(module: &Module) -> Vec<NodeId> {
+/// The sums over microbatches of gradients.
+fn sums_of_gradients(module: &Module, least: u64) -> Vec<NodeId> {
     let is_sum = |(id, node): (NodeId, &ir::Node)| {
-        let sums = matches!(node.op, Op::Accumulate(_)) && module.ty(node.results[0]).ndim() > 0;
+        let bytes = module.ty(node.results[0]).local_bytes(&module.mesh);
+        let sums = matches!(node.op, Op::Accumulate(_)) && bytes.is_none_or(|bytes| bytes >= least);
         (sums && module.phase_of(node.operands[0]).is_gradient()).then_some(id)
     };
     module.nodes().filter_map(is_sum).collect()

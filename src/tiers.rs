@@ -107,7 +107,7 @@ impl fmt::Display for Fit {
         let recompute = self.candidate.recompute.iter().map(|_| "some activations are computed again");
         match offload.collect::<Vec<_>>().join(", ") {
             names if names.is_empty() => f.write_str("; nothing leaves the device")?,
-            names => write!(f, "; {names} leave the device")?,
+            names => write!(f, "; beside the device: {names}")?,
         }
         recompute.into_iter().try_for_each(|text| write!(f, ", {text}"))?;
         let milliseconds = self.candidate.picoseconds as f64 / 1e9;
@@ -313,10 +313,11 @@ impl Search<'_> {
             _ => String::new(),
         };
         let names: Vec<&str> = candidate.offload.iter().flat_map(|offload| offload.classes.names()).collect();
-        let left = if names.is_empty() { "nothing".to_string() } else { names.join(", ") };
+        let beside = if names.is_empty() { "nothing".to_string() } else { names.join(", ") };
         error
             .note(format!(
-                "the program with the fewest bytes on the device fits --memory device={},host={}{disk}; {left} leaves the device",
+                "the program with the fewest bytes on the device fits --memory device={},host={}{disk}, with {beside} \
+                 beside the device",
                 accepted(peaks.device),
                 accepted(peaks.host)
             ))
@@ -325,11 +326,11 @@ impl Search<'_> {
 }
 
 impl Candidate {
-    /// Whether this candidate takes at least as much memory of the device as another: the other leaves the device with more, and
-    /// repeats as much or more.
+    /// Whether this candidate takes at least as much memory of the device as another, which repeats the same and leaves the device with
+    /// more.
     fn takes_as_much(&self, other: &Self) -> bool {
         let classes = |own: &Self| own.offload.as_ref().map_or(Classes::NONE, |offload| offload.classes);
         let leaves_less = classes(self).with(classes(other)) == classes(other);
-        leaves_less && (self.recompute == other.recompute || self.recompute.is_none())
+        leaves_less && self.recompute == other.recompute
     }
 }

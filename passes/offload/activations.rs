@@ -5,17 +5,14 @@ use super::copy_to;
 use ir::{At, Builder, Definition, Module, Movement, NodeId, Phase, Tier, Type, TypeError, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Activations below this number of bytes stay: the latency of two copies is longer than a kernel that saves it.
-const LEAST: u64 = 16 << 10;
-
-/// The results of forward that backward reads, behind their views, in program order.
-pub(super) fn choose(module: &Module) -> Vec<ValueId> {
+/// The results of forward of at least so many bytes that backward reads, behind their views.
+pub(super) fn choose(module: &Module, least: u64) -> Vec<ValueId> {
     let mut found = BTreeSet::new();
     for (_, node) in module.nodes().filter(|(_, node)| node.phase.is_gradient()) {
         found.extend(node.operands.iter().filter_map(|&operand| behind_views(module, operand)));
     }
     let bytes = |value: &ValueId| module.ty(*value).local_bytes(&module.mesh).unwrap_or(u64::MAX);
-    found.into_iter().filter(|value| bytes(value) >= LEAST).collect()
+    found.into_iter().filter(|value| bytes(value) >= least).collect()
 }
 
 /// The result of forward that a value is, or of which it is a view made in forward.

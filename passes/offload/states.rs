@@ -2,9 +2,7 @@
 
 use super::{Classes, Offload};
 use ir::{Module, Op, Phase, Role, State, StateId, Tier, ValueId};
-
-/// States below this number of bytes stay: a copy of them takes as long as a larger one.
-const LEAST: u64 = 1024;
+use std::collections::BTreeSet;
 
 /// Chooses the states of the classes that leave. In the order of the state table, the first ones stay up to `keep` bytes, the next
 /// ones rest on the host up to `host` bytes, and the others rest in a file.
@@ -15,7 +13,7 @@ pub(super) fn choose(module: &Module, options: &Offload) -> Vec<(StateId, Tier)>
     let mut chosen = vec![];
     for (id, state) in module.states.iter().filter(leaves) {
         let bytes = state.ty.local_bytes(&module.mesh).unwrap_or(u64::MAX);
-        if bytes < LEAST {
+        if bytes < options.least {
             continue;
         }
         let take = |room: &mut u64| match room.checked_sub(bytes) {
@@ -45,7 +43,7 @@ fn leaves(state: &State, classes: Classes, narrowed: &Narrowed) -> bool {
 }
 
 /// The weights that a step reads, before its update, only through casts to a narrower type.
-struct Narrowed(std::collections::BTreeSet<ValueId>);
+struct Narrowed(BTreeSet<ValueId>);
 
 impl Narrowed {
     fn of(module: &Module) -> Self {

@@ -51,13 +51,6 @@ pub struct Classes {
     pub activations: bool,
 }
 
-impl Offload {
-    /// Everything of these classes rests on the host.
-    pub fn of(classes: Classes) -> Self {
-        Self { classes, ..Self::default() }
-    }
-}
-
 impl Classes {
     /// Every class with its name in text.
     pub const ALL: [(Self, &'static str); 4] = [

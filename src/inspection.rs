@@ -300,7 +300,8 @@ impl Inspection {
             _ => None,
         };
         let node = tiers::node_of(device, cluster);
-        let place = tiers::Place { microbatches, target, multiprocessors, node: &node };
+        let may_update_early = question.plan.may_update_early();
+        let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
         self.fit = tiers::fit_memory(compilation, &question.manager, &question.memory, place)?;
         Ok(())
     }

@@ -146,7 +146,7 @@ impl CompilationPlan {
             batch: Batch { global: None, data_ranks: flags.parallel.data_ranks() },
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
-            offload: flags.memory.tiers().filter(Tiers::is_fixed).map(|tiers| Offload::of(tiers.classes)),
+            offload: flags.memory.tiers().filter(Tiers::is_fixed).map(|tiers| tiers.offload),
             update: flags.memory.update.into(),
             hierarchy: None,
         }
@@ -253,6 +253,11 @@ impl CompilationPlan {
         }
         self.hierarchy = Some(Hierarchy::of(cluster));
         self
+    }
+
+    /// Whether updates may run before all gradients are there.
+    pub fn may_update_early(&self) -> bool {
+        self.optimizer.clip.is_none() && self.precision.compute != DType::F16 && self.stage.is_none()
     }
 
     /// Refuses early updates where an update waits for all gradients anyway, and updates that wait where the schedule lets none wait.

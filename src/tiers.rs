@@ -12,10 +12,11 @@ use crate::failure::Failure;
 use crate::inspection::units::bytes;
 use crate::training::Programs;
 use ir::machine::{Cluster, Device, DeviceKind, Link, Node, Preset};
-use ir::{Diagnostic, Module, Op, Tier};
+use ir::{Diagnostic, Module, Op, Phase, Tier};
 use passes::Manager;
 use passes::offload::{Classes, Offload};
 use passes::recompute::{Choices, Recompute};
+use runtime::program::UpdateTime;
 use runtime::target::{Multiprocessors, Target};
 use std::fmt;
 
@@ -31,6 +32,8 @@ pub struct Place<'a> {
     pub target: Target,
     /// The size of a GPU.
     pub multiprocessors: Multiprocessors,
+    /// Whether updates may run before all gradients are there.
+    pub may_update_early: bool,
     /// The node of the device, whose links are the costs of copies.
     pub node: &'a Node,
 }
@@ -42,8 +45,13 @@ pub struct Candidate {
     pub recompute: Option<Recompute>,
     /// The values that leave the device.
     pub offload: Option<Offload>,
+    /// When updates run.
+    pub update: UpdateTime,
     /// Predicted picoseconds of a step's copies and repeated nodes, if nothing runs beside them.
     pub picoseconds: u64,
+    /// Bytes of the device that no program of the candidate goes without: states that stay, values that live through the whole
+    /// step, and gradients that wait for the update.
+    pub least: u64,
 }
 
 /// Bytes that programs take of each memory.
@@ -110,6 +118,9 @@ impl fmt::Display for Fit {
             names => write!(f, "; beside the device: {names}")?,
         }
         recompute.into_iter().try_for_each(|text| write!(f, ", {text}"))?;
+        if self.candidate.update == UpdateTime::Early {
+            f.write_str(", updates are early")?;
+        }
         let milliseconds = self.candidate.picoseconds as f64 / 1e9;
         write!(f, "; at most {milliseconds:.1} ms of a step are predicted for it ({} programs tried)", self.tries)
     }
@@ -136,7 +147,7 @@ pub fn fit_memory(
         return Ok(Some(fit(compilation, manager, &tiers, place)?.to_string()));
     }
     let Some(budget) = flags.device_budget() else { return Ok(None) };
-    let Place { microbatches, target, multiprocessors, node } = place;
+    let Place { microbatches, target, multiprocessors, node, .. } = place;
     let place = budget::Place { budget, microbatches, target, multiprocessors, device: &node.device };
     Ok(Some(budget::fit(compilation, manager, place)?.to_string()))
 }
@@ -154,7 +165,8 @@ pub fn fit(
     let silent = Manager { trial: true, ..Manager::default() };
     let mut search = Search { compilation, manager: &silent, tiers, place, tries: 0 };
     let found = search.run()?;
-    let Candidate { recompute, offload, .. } = found.candidate.clone();
+    let Candidate { recompute, offload, update, .. } = found.candidate.clone();
+    compilation.update = update;
     if let Some(recompute) = recompute {
         compilation.recompute(manager, recompute)?;
     }
@@ -175,9 +187,11 @@ struct Search<'a> {
 impl Search<'_> {
     fn run(&mut self) -> Result<Fit, Failure> {
         let mut smallest: Option<(Candidate, Peaks)> = None;
-        let mut failed: Vec<Candidate> = vec![];
+        let (mut failed, mut least): (Vec<Candidate>, u64) = (vec![], u64::MAX);
         for candidate in self.candidates()? {
-            if failed.iter().any(|failed| candidate.takes_as_much(failed)) {
+            let is_hopeless = self.tiers.budgets.device.is_some_and(|Budget(bytes)| candidate.least > bytes);
+            if is_hopeless || failed.iter().any(|failed| candidate.takes_as_much(failed)) {
+                least = least.min(candidate.least);
                 continue;
             }
             let (candidate, peaks) = self.within_host(candidate)?;
@@ -190,7 +204,7 @@ impl Search<'_> {
             }
             failed.push(candidate);
         }
-        Err(self.too_small(smallest).into())
+        Err(self.too_small(smallest, least).into())
     }
 
     /// All candidates, those that take the least time first.
@@ -209,20 +223,24 @@ impl Search<'_> {
                 passes::recompute::apply(&mut module, &decision)?;
             }
             for classes in self.class_sets() {
-                let offload = Offload::of(classes);
-                let copied = self.copies(&module, &offload)?;
+                let offload = Offload { classes, ..self.tiers.offload.clone() };
+                let step = self.offloaded(&module, &offload)?;
+                let picoseconds = repeated.saturating_add(self.copies(&step));
                 let offload = (classes != Classes::NONE).then_some(offload);
-                let picoseconds = repeated.saturating_add(copied);
-                all.push(Candidate { recompute: recompute.clone(), offload, picoseconds });
+                for update in self.update_times() {
+                    let least = least_of_device(&step, update);
+                    let (recompute, offload) = (recompute.clone(), offload.clone());
+                    all.push(Candidate { recompute, offload, update, picoseconds, least });
+                }
             }
         }
-        all.sort_by_key(|candidate| candidate.picoseconds);
+        all.sort_by_key(|candidate| (candidate.update == UpdateTime::Early, candidate.picoseconds));
         Ok(all)
     }
 
     /// The sets of classes that may leave the device.
     fn class_sets(&self) -> Vec<Classes> {
-        let mut sets = vec![self.tiers.classes];
+        let mut sets = vec![self.tiers.offload.classes];
         if self.tiers.is_open {
             for (class, _) in Classes::ALL {
                 let with: Vec<Classes> = sets.iter().map(|set| set.with(class)).collect();
@@ -236,11 +254,23 @@ impl Search<'_> {
         sets
     }
 
-    /// Predicted picoseconds of the copies of a step.
-    fn copies(&self, module: &Module, options: &Offload) -> Result<u64, Failure> {
+    /// The times at which updates may run: early ones only if nothing waits for all gradients.
+    fn update_times(&self) -> Vec<UpdateTime> {
+        let given = self.compilation.update;
+        let may_be_early = given == UpdateTime::Late && self.place.may_update_early && self.place.microbatches == 1;
+        [given].into_iter().chain(may_be_early.then_some(UpdateTime::Early)).collect()
+    }
+
+    /// The step with values beside the device.
+    fn offloaded(&self, module: &Module, options: &Offload) -> Result<Module, Failure> {
         let mut module = module.clone();
         let decision = passes::offload::decide(&module, options);
         passes::offload::apply(&mut module, options, &decision)?;
+        Ok(module)
+    }
+
+    /// Predicted picoseconds of the copies of a step.
+    fn copies(&self, module: &Module) -> u64 {
         let Node { host_link, disk, .. } = self.place.node;
         let time = |link: &Link, bytes: u64| link.latency + bytes as f64 / link.rate();
         let copies = module.nodes().filter(|(_, node)| matches!(node.op, Op::Copy(_)));
@@ -250,7 +280,7 @@ impl Search<'_> {
             let runs = if node.phase.is_microbatch() { self.place.microbatches } else { 1 };
             time(if tiers.contains(&Tier::Disk) { disk } else { host_link }, bytes) * runs as f64
         });
-        Ok((seconds.sum::<f64>() * 1e12) as u64)
+        (seconds.sum::<f64>() * 1e12) as u64
     }
 
     /// Lowers a candidate, with as many states on the host as its budget has room for.
@@ -292,6 +322,7 @@ impl Search<'_> {
     fn lower(&mut self, candidate: &Candidate) -> Result<Peaks, Failure> {
         self.tries += 1;
         let mut compilation = self.compilation.clone();
+        compilation.update = candidate.update;
         if let Some(recompute) = &candidate.recompute {
             compilation.recompute(self.manager, recompute.clone())?;
         }
@@ -304,9 +335,11 @@ impl Search<'_> {
         Ok(Peaks::of(&programs))
     }
 
-    fn too_small(&self, smallest: Option<(Candidate, Peaks)>) -> Diagnostic {
+    fn too_small(&self, smallest: Option<(Candidate, Peaks)>, least: u64) -> Diagnostic {
         let error = Diagnostic::new(format!("--memory {}: no program that was found fits", self.tiers.budgets));
-        let Some((candidate, peaks)) = smallest else { return error };
+        let Some((candidate, peaks)) = smallest else {
+            return error.note(format!("states and gradients alone take {} on the device", bytes(least)));
+        };
         let accepted = |bytes: u64| Budget(bytes).rounded_up();
         let disk = match (&self.tiers.budgets.disk, peaks.disk) {
             (Some(disk), bytes) if bytes > 0 => format!(",disk={}:{}", disk.folder.display(), accepted(bytes)),
@@ -331,6 +364,18 @@ impl Candidate {
     fn takes_as_much(&self, other: &Self) -> bool {
         let classes = |own: &Self| own.offload.as_ref().map_or(Classes::NONE, |offload| offload.classes);
         let leaves_less = classes(self).with(classes(other)) == classes(other);
-        leaves_less && self.recompute == other.recompute
+        leaves_less && (&self.recompute, self.update) == (&other.recompute, other.update)
     }
+}
+
+/// Bytes of the device that no plan of a step goes without.
+fn least_of_device(module: &Module, update: UpdateTime) -> u64 {
+    let bytes = |value| module.ty(value).local_bytes(&module.mesh).unwrap_or(u64::MAX);
+    let states = module.states.values().filter(|state| state.tier == Tier::Device).map(|state| state.input);
+    let lasting = module.nodes().filter(|(_, node)| match &node.op {
+        Op::Copy(copy) => node.phase == Phase::Prepare && copy.to == Tier::Device,
+        Op::Accumulate(_) => update == UpdateTime::Late && node.place == Tier::Device,
+        _ => false,
+    });
+    states.chain(lasting.map(|(_, node)| node.results[0])).map(bytes).fold(0, u64::saturating_add)
 }

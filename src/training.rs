@@ -97,6 +97,10 @@ pub fn ranks(
 ) -> Result<Ranks, Failure> {
     let target = programs.training.first().target;
     let folder = settings.memory.folder();
+    if let Some(folder) = folder.filter(|folder| files::scratch::is_on_network(folder)) {
+        let warning = format!("--memory disk={} is on another machine", folder.display());
+        warn(Diagnostic::new(warning).note("states that rest there take as long as the network; a disk of this machine is faster"));
+    }
     let programs = programs.all();
     let ranks = match target {
         Target::Cpu => match processes.communicator() {

@@ -2,7 +2,7 @@
 //! backward.
 
 use super::copy_to;
-use ir::{At, Builder, Definition, Module, Movement, NodeId, Phase, Tier, Type, TypeError, ValueId};
+use ir::{At, Builder, Definition, EVERY_STAGE, Module, Movement, NodeId, Phase, Tier, Type, TypeError, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The results of forward of at least so many bytes that backward reads, behind their views.
@@ -12,7 +12,9 @@ pub(super) fn choose(module: &Module, least: u64) -> Vec<ValueId> {
         found.extend(node.operands.iter().filter_map(|&operand| behind_views(module, operand)));
     }
     let bytes = |value: &ValueId| module.ty(*value).local_bytes(&module.mesh).unwrap_or(u64::MAX);
-    found.into_iter().filter(|value| bytes(value) >= least).collect()
+    // A value of every stage is computed on each of them, from constants.
+    let leaves = |value: &ValueId| bytes(value) >= least && module.stage_of(*value) != EVERY_STAGE;
+    found.into_iter().filter(leaves).collect()
 }
 
 /// The result of forward that a value is, or of which it is a view made in forward.
@@ -31,7 +33,9 @@ pub(super) fn offload(b: &mut Builder, activations: &[ValueId]) -> Result<(), Ty
     let last = last_readers(b.module(), &chosen);
     let mut on_host = BTreeMap::new();
     for (&value, &reader) in &last {
-        b.at(At::After(reader)).copy(0);
+        // The reader may be a transfer, which is of another stage.
+        let stage = b.module().stage_of(value);
+        b.at(At::After(reader)).copy(0).stage(stage);
         on_host.insert(value, copy_to(b, value, Tier::Host)?);
     }
     let mut fetched = Fetched { b, chosen: &chosen, on_host, back: BTreeMap::new() };
@@ -79,10 +83,11 @@ impl Fetched<'_, '_> {
             return Ok(Some(known));
         }
         let views: Vec<_> = self.b.module().views(operand, Movement::is_layout).map(|(view, _)| view).collect();
+        let stage = self.b.module().stage_of(source);
         let mut value = match self.back.get(&source) {
             Some(&known) => known,
             None => {
-                self.b.at(At::Before(reader)).copy(0);
+                self.b.at(At::Before(reader)).copy(0).stage(stage);
                 let back = copy_to(self.b, self.on_host[&source], Tier::Device)?;
                 self.back.insert(source, back);
                 back
@@ -107,7 +112,8 @@ impl Fetched<'_, '_> {
         reader: NodeId,
     ) -> Result<ValueId, TypeError> {
         let ty: Type = self.b.ty(shown).clone();
-        self.b.at(At::Before(reader)).copy(0);
+        let stage = self.b.module().stage_of(shown);
+        self.b.at(At::Before(reader)).copy(0).stage(stage);
         let view = self.b.one_typed(op, &[of], ty.clone())?;
         self.b.shard(view, ty.sharding);
         self.back.insert(shown, view);

@@ -287,7 +287,8 @@ impl Compile {
         (passes.stage, passes.limit) = (compilation.stage.clone(), None);
         let Chosen { target, multiprocessors, .. } = *device;
         let node = tiers::node_of(&machine, settings.parallel.cluster()?.as_ref());
-        let place = tiers::Place { microbatches, target, multiprocessors, node: &node };
+        let may_update_early = passes.may_update_early();
+        let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
         let fit = tiers::fit_memory(&mut compilation, &manager, &settings.memory, place)?;
         let mut lowering = compilation.lowering(&manager);
         let mut programs = Programs::lower_by(

@@ -167,7 +167,8 @@ impl Verify {
         let microbatches = self.microbatches(&compilation.training)?;
         let node = tiers::node_of(&Preset::Cpu.device(), self.parallel.cluster()?.as_ref());
         let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
-        let place = tiers::Place { microbatches, target, multiprocessors, node: &node };
+        let may_update_early = plan.may_update_early();
+        let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
         let fit = tiers::fit_memory(&mut compilation, &self.look.manager()?, &self.memory, place)?;
         fit.iter().for_each(|fit| report::tell_lines(fit));
         if let Some(last) = compilation.pipeline.passes.get(passes..).and_then(<[_]>::last).filter(|_| self.bisect) {

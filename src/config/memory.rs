@@ -5,7 +5,7 @@ mod budget;
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use passes::offload::Classes;
+use passes::offload::{Classes, Offload};
 use passes::recompute::Recompute;
 use runtime::program::UpdateTime;
 use serde::Serialize;
@@ -33,6 +33,10 @@ pub struct Memory {
     #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_enum)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<OffloadClass>,
+    /// Bytes of the smallest value that leaves the device [default: 16KiB]
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_least: Option<Budget>,
     /// When an update of a weight runs; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
     /// gradient that is not finite then ends the run at its last checkpoint, since the weights have changed
     #[arg(long, value_enum, default_value_t)]
@@ -43,8 +47,8 @@ pub struct Memory {
 /// The use of memories beside the device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tiers {
-    /// Classes of values that leave the device.
-    pub classes: Classes,
+    /// The classes of values that leave the device.
+    pub offload: Offload,
     /// Whether other classes may leave as well, if the program fits no other way.
     pub is_open: bool,
     /// The bytes of each memory.
@@ -149,7 +153,9 @@ impl Memory {
         let chosen = self.offload.iter().filter(|&&class| class != OffloadClass::Auto);
         let classes = chosen.fold(Classes::NONE, |all, &class| all.with(class.into()));
         let is_open = self.offload.contains(&OffloadClass::Auto) || self.offload.is_empty();
-        is_asked.then(|| Tiers { classes, is_open, budgets })
+        let offload = Offload { classes, ..Offload::default() };
+        let least = self.offload_least.map_or(offload.least, |Budget(bytes)| bytes);
+        is_asked.then(|| Tiers { offload: Offload { least, ..offload }, is_open, budgets })
     }
 
     /// The folder of the file for values that rest on the disk.

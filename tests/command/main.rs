@@ -10,6 +10,7 @@ mod experts;
 mod hostile;
 mod inspect;
 mod launched;
+mod offload;
 mod opt;
 mod profile;
 mod readme;

@@ -7,6 +7,7 @@ mod expert_faults;
 mod experts;
 mod mesh;
 mod mesh_faults;
+mod offload;
 mod random;
 mod recurrent;
 mod stages;

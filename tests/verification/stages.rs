@@ -30,13 +30,13 @@ fn fault(arguments: &str) -> Option<String> {
 }
 
 #[track_caller]
-fn check(arguments: impl IntoIterator<Item = String>) {
+pub(super) fn check(arguments: impl IntoIterator<Item = String>) {
     let faults: Vec<String> = arguments.into_iter().filter_map(|arguments| fault(&arguments)).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[track_caller]
-fn check_error(arguments: &str, expected: Expect) {
+pub(super) fn check_error(arguments: &str, expected: Expect) {
     expected.assert_eq(&fault(arguments).expect("it is refused"));
 }
 

@@ -9,3 +9,4 @@ mod verify;
 mod verify_lowered;
 mod verify_placed;
 mod verify_stages;
+mod verify_tiers;

@@ -442,6 +442,15 @@ fn eval_conditions(settings: &Settings, loader: &Loader) -> EvalConditions {
     EvalConditions { files: DataFiles { train, ..DataFiles::default() }, measure }
 }
 
+/// Whether the file of values on the disk failed.
+fn is_of_disk(error: &DeviceError) -> bool {
+    match error {
+        DeviceError::NoFile { .. } | DeviceError::Disk(_) => true,
+        DeviceError::Rank { source, .. } => is_of_disk(source),
+        _ => false,
+    }
+}
+
 /// A user can mend data, disks and diverging losses; a program that does not fit the loop is a fault.
 pub(crate) fn failure(error: TrainError) -> Failure {
     match error {
@@ -449,6 +458,10 @@ pub(crate) fn failure(error: TrainError) -> Failure {
         TrainError::Device(ref device) if matches!(**device, DeviceError::Memory { .. }) => {
             let note =
                 "a smaller --microbatch needs less memory; --global-batch keeps the step's batch the same";
+            Failure::User(vec![Diagnostic::from(error).note(note)])
+        }
+        TrainError::Device(ref device) if is_of_disk(device) => {
+            let note = "--memory disk=DIR names a folder of this machine with enough room; the last checkpoint is as it was";
             Failure::User(vec![Diagnostic::from(error).note(note)])
         }
         TrainError::Device(_) => Failure::Fault(error.into()),

@@ -80,13 +80,12 @@ fn memories_that_are_not_there_are_refused() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
     let file = "--offload optimizer --offload-least 1B --memory host=300KiB";
     check_error(&place, &format!("{file},disk=nowhere"), expect![[r#"
-        error: --memory host=1KiB,disk=nowhere: no program that was found fits
-          = the program with the fewest bytes on the device fits --memory device=841792B,host=262464B,disk=nowhere:1016KiB, with optimizer beside the device
-          = a smaller --microbatch, a mesh of more devices or --zero takes less
+        error: cannot make a file of 942080 bytes in nowhere: No such file or directory (os error 2)
+          = --memory disk=DIR names a folder of this machine with enough room; the last checkpoint is as it was
     "#]]);
     check_error(&place, &format!("{file},disk=.:4KiB"), expect![[r#"
-        error: --memory host=1KiB,disk=.:4KiB: no program that was found fits
-          = the program with the fewest bytes on the device fits --memory device=841792B,host=262464B,disk=.:1016KiB, with optimizer beside the device
+        error: --memory host=300KiB,disk=.:4KiB: no program that was found fits
+          = the program with the fewest bytes on the device fits --memory device=841792B,host=307008B,disk=.:920KiB, with optimizer beside the device
           = a smaller --microbatch, a mesh of more devices or --zero takes less
     "#]]);
     check_error(&place, "--memory device=1GiB,tape=1GiB", expect![[r#"

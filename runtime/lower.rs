@@ -104,7 +104,6 @@ fn lower_in(
     order: fn(&Module, Vec<Item>) -> Early,
 ) -> Result<Program, Diagnostic> {
     check(module)?;
-    tiers::check(module, options.target)?;
     let backend = options.target.backend();
     let live = stages.as_ref().map_or_else(|| live_nodes(module), |stages| stages::live(module, stages));
     let readers = Readers::new(module, &live);

@@ -194,9 +194,8 @@ impl Search<'_> {
                 least = least.min(candidate.least);
                 continue;
             }
-            let (candidate, peaks) = self.within_host(candidate)?;
+            let (candidate, peaks) = self.settled(candidate)?;
             if peaks.fit(&self.tiers.budgets) {
-                let (candidate, peaks) = self.keep(candidate, peaks)?;
                 return Ok(Fit { candidate, peaks, tries: self.tries });
             }
             if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
@@ -283,9 +282,35 @@ impl Search<'_> {
         (seconds.sum::<f64>() * 1e12) as u64
     }
 
-    /// Lowers a candidate, with as many states on the host as its budget has room for.
-    fn within_host(&mut self, mut candidate: Candidate) -> Result<(Candidate, Peaks), Failure> {
-        let mut peaks = self.lower(&candidate)?;
+    /// A candidate with as many states on the device as fit, and then as many on the host.
+    fn settled(&mut self, candidate: Candidate) -> Result<(Candidate, Peaks), Failure> {
+        let peaks = self.lower(&candidate)?;
+        let (candidate, peaks) = self.keep(candidate, peaks)?;
+        self.within_host(candidate, peaks)
+    }
+
+    /// Keeps as many states on the device as fit.
+    fn keep(&mut self, candidate: Candidate, peaks: Peaks) -> Result<(Candidate, Peaks), Failure> {
+        let (Some(Budget(budget)), Some(offload)) = (self.tiers.budgets.device, &candidate.offload) else {
+            return Ok((candidate, peaks));
+        };
+        let mut keep = budget.saturating_sub(peaks.device);
+        for _ in 0..TRIES {
+            if keep == 0 || peaks.host_states == 0 {
+                break;
+            }
+            let tried = Candidate { offload: Some(Offload { keep, ..offload.clone() }), ..candidate.clone() };
+            let peaks = self.lower(&tried)?;
+            if peaks.device <= budget {
+                return Ok((tried, peaks));
+            }
+            keep = keep.saturating_sub((peaks.device - budget).max(keep / 8));
+        }
+        Ok((candidate, peaks))
+    }
+
+    /// Moves as many states from the host into the file as its budget asks for.
+    fn within_host(&mut self, mut candidate: Candidate, mut peaks: Peaks) -> Result<(Candidate, Peaks), Failure> {
         let Some((Budget(budget), _)) = self.tiers.budgets.host.zip(self.tiers.budgets.disk.as_ref()) else {
             return Ok((candidate, peaks));
         };
@@ -297,23 +322,6 @@ impl Search<'_> {
             }
             offload.host = Some(states.saturating_sub(peaks.host - budget));
             peaks = self.lower(&candidate)?;
-        }
-        Ok((candidate, peaks))
-    }
-
-    /// Keeps as many states on the device as fit.
-    fn keep(&mut self, candidate: Candidate, peaks: Peaks) -> Result<(Candidate, Peaks), Failure> {
-        let (Some(Budget(budget)), Some(offload)) = (self.tiers.budgets.device, &candidate.offload) else {
-            return Ok((candidate, peaks));
-        };
-        let mut keep = budget - peaks.device;
-        for _ in 0..TRIES {
-            let offload = Some(Offload { keep, ..offload.clone() });
-            let (tried, peaks) = self.within_host(Candidate { offload, ..candidate.clone() })?;
-            if peaks.fit(&self.tiers.budgets) {
-                return Ok((tried, peaks));
-            }
-            keep = keep.saturating_sub(peaks.device.saturating_sub(budget).max(keep / 8));
         }
         Ok((candidate, peaks))
     }

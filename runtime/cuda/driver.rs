@@ -26,7 +26,7 @@ impl Memories {
         match region {
             Region::Arena => self.arena,
             Region::Constants => self.constants,
-            // Lowering refuses programs for a GPU with values on other tiers.
+            // `cuda::lower` refuses programs with values there.
             Region::Host | Region::HostBlock(_) | Region::Disk => unreachable!("a program for a GPU lies on the GPU"),
             Region::Block(_) => Address(self.arena.0.wrapping_add(region.start(&self.blocks))),
         }

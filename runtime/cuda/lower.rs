@@ -74,6 +74,10 @@ impl Libraries for AbsentLibraries {}
 /// # Errors
 /// What has no kernel.
 pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Result<CudaProgram, Diagnostic> {
+    if program.memory.host.total + program.memory.disk.total > 0 {
+        let error = Diagnostic::new("a GPU cannot run a program with values on the host or in a file yet");
+        return Err(error.note("remove --offload and --memory host=…, or compile with --device cpu"));
+    }
     let mut kernels = Kernels::of(program.memory.peak());
     let (mut sections, mut tables) = ([vec![], vec![], vec![]], vec![]);
     let mut halts = true;

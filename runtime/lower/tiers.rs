@@ -3,25 +3,12 @@
 use super::draft::{BufferKind, Drafts, Located};
 use super::place::root;
 use crate::program::{Kernel, Memory, TierMemory};
-use crate::target::Target;
 use ir::analysis::memory_plan;
 use files::scratch::PAGE;
-use ir::{Diagnostic, Module, Tier};
+use ir::{Diagnostic, Tier};
 
 /// More than any machine has, and far from what a u64 cannot count.
 const MOST: u64 = 1 << 60;
-
-/// Refuses a module with values on other tiers than the device, if the target has no others.
-pub(super) fn check(module: &Module, target: Target) -> Result<(), Diagnostic> {
-    let state = module.states.values().find(|state| state.tier != Tier::Device);
-    let node = module.nodes().map(|(_, node)| node).find(|node| node.result_tier() != Tier::Device);
-    if target == Target::Cpu || (state.is_none() && node.is_none()) {
-        return Ok(());
-    }
-    let error = Diagnostic::new("programs for a GPU cannot keep values on the host or in files yet");
-    let error = node.map_or(error.clone(), |node| error.at(node.origin.to_string()));
-    Err(error.note("remove --offload, or compile with --device cpu"))
-}
 
 /// The memory of each buffer: that of its state, or that in which its instruction leaves results.
 pub(super) fn of_buffers(drafts: &Drafts, scratch: &[Option<Located>]) -> Vec<Tier> {

@@ -12,6 +12,7 @@ mod losses;
 mod memory;
 mod microbatches;
 mod parity;
+mod patrickstar;
 mod precision;
 mod published_steps;
 mod ranks;

@@ -351,6 +351,11 @@ def configs():
         "parameters": b'freeze = ["*.bias"]\ntrain-also = ["pos"]\nuntied = true\ndecay = "matrices"\ninit = "normal:std=0.02"\n',
         "parallel": b'mesh = "dp=2,tp=2"\nzero = 1\nshard = ["h.*.weight=-,tp"]\nprecision = "bf16"\ngrad-dtype = "f32"\n',
         "loss": b'loss = "cross-entropy"\nlabel-smoothing = 0.1\nignore-index = -100\nresume = false\ndropout = "off"\n',
+        "deepspeed": b'{"train_batch_size": 8, "gradient_accumulation_steps": 2, "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.95]}}, '
+        b'"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto", "total_num_steps": 100}}, "zero_optimization": {"stage": 0}}',
+        "deepspeed-fp16": b'{"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 10}, "gradient_clipping": 1, "seed": 3, '
+        b'"tensor_parallel": {"autotp_size": 2}, "activation_checkpointing": {"number_checkpoints": 1}}',
+        "patrickstar": b'{"default_chunk_size": 64, "use_cpu_embedding": true, "client": {"opts": {"with_mem_cache": false}}, "fp16": {"enabled": true, "loss_scale": 128}}',
         "wrong": b'lr = "fast"\nlearning-rate = 0.1\n[section]\nsteps = 1979-05-27\n',
     }
 

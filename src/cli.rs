@@ -26,6 +26,8 @@ pub use opt::Opt;
 pub use report::Outcome;
 pub use verify::Verify;
 
+use crate::config::CommandLine;
+use crate::config::deepspeed::Notes;
 use crate::config::file::ConfigFile;
 use crate::failure::Failure;
 use crate::hardware;
@@ -39,6 +41,9 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+    /// What the user is told of a DeepSpeed config.
+    #[arg(skip)]
+    pub notes: Option<Notes>,
 }
 
 /// The subcommands.
@@ -85,20 +90,25 @@ impl Cli {
         let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
         let mut command = Self::command();
         let mut matches = command.try_get_matches_from_mut(&arguments)?;
+        let launched = match matches.subcommand_name() {
+            Some(COMPILE) => Launched::of_process().map_err(refused)?,
+            _ => None,
+        };
+        let mut notes = None;
         if let Some((name, given)) = matches.subcommand()
             && let Some(path) = config_path(given)
         {
-            let file = ConfigFile::read(&path).map_err(ParseError::Settings)?;
             let subcommand = command.find_subcommand(name).expect("clap matched this subcommand");
-            let from_file = file.arguments_for(subcommand, given);
+            let line = CommandLine::new(subcommand, given, launched.map(|launched| launched.ranks));
+            let file = ConfigFile::read(&path, &line).map_err(ParseError::Settings)?;
+            let from_file = file.arguments_for(&line);
+            notes = file.notes(&from_file);
             // The subcommand's name is the first argument after the program's: there are no global flags.
             arguments.splice(2..2, from_file.into_iter().map(OsString::from));
             matches = command.try_get_matches_from_mut(&arguments)?;
         }
-        let mut cli = Self::from_arg_matches(&matches)?;
-        if let Command::Compile(compile) = &mut cli.command
-            && let Some(launched) = Launched::of_process().map_err(refused)?
-        {
+        let mut cli = Self { notes, ..Self::from_arg_matches(&matches)? };
+        if let (Command::Compile(compile), Some(launched)) = (&mut cli.command, launched) {
             log::keep();
             if launched.rank > 0 {
                 report::mute();
@@ -108,7 +118,19 @@ impl Cli {
         let errors = cli.command.check();
         if errors.is_empty() { Ok(cli) } else { Err(ParseError::Settings(errors)) }
     }
+
+    /// Tells the notes, and runs the subcommand.
+    ///
+    /// # Errors
+    /// Those of the subcommand.
+    pub fn run(&self) -> Result<Outcome, Failure> {
+        self.notes.iter().for_each(|notes| report::tell_lines(&notes.to_string()));
+        self.command.run()
+    }
 }
+
+/// The subcommand that a launcher may start.
+const COMPILE: &str = "compile";
 
 fn refused(error: ir::Diagnostic) -> ParseError {
     ParseError::Settings(vec![error])
@@ -132,8 +154,12 @@ impl Command {
     fn check(&self) -> Vec<ir::Diagnostic> {
         match self {
             Self::Compile(compile) => compile.settings.check(),
-            Self::Inspect(inspect) => inspect.parallel.check(),
-            Self::Verify(verify) => verify.parallel.check(),
+            Self::Inspect(inspect) => {
+                inspect.parallel.check().into_iter().chain(inspect.precision.check()).collect()
+            }
+            Self::Verify(verify) => {
+                verify.parallel.check().into_iter().chain(verify.precision.check()).collect()
+            }
             Self::Opt(_) | Self::Doctor(_) | Self::Completions(_) => vec![],
         }
     }

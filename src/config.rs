@@ -2,14 +2,17 @@
 //! `trainyard.toml`. A subcommand flattens the groups it takes; [`Settings`] is all of them.
 //!
 //! A config file is turned into arguments and parsed like a command line ([`mod@file`]), so a key has the same
-//! values, the same limits and the same errors as its flag.
+//! values, the same limits and the same errors as its flag. The keys of a DeepSpeed config become flags too ([`deepspeed`]).
 
 pub mod check;
+pub mod command_line;
 pub mod data;
+pub mod deepspeed;
 pub mod device;
 pub mod experts;
 pub mod file;
 pub mod initial;
+mod json_file;
 pub mod look;
 pub mod loss;
 pub mod machine;
@@ -22,9 +25,11 @@ pub mod precision;
 pub mod run;
 pub mod shapes;
 pub mod target;
+mod text_file;
 mod toml_file;
 pub mod value;
 
+pub use command_line::CommandLine;
 pub use data::{Data, DataSource, InputBinding, InputSource, LabelsFrom, Tokenizer};
 pub use device::{Device, DeviceChoice};
 pub use experts::Experts;

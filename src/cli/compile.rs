@@ -60,7 +60,7 @@ pub struct Compile {
     /// The model: an ONNX file
     #[arg(value_name = "MODEL.onnx")]
     pub model: PathBuf,
-    /// Read flags from a TOML file; flags on the command line override it
+    /// Read flags from a TOML file, or from DeepSpeed's JSON (FILE.json); flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// All shared flags.

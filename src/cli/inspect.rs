@@ -61,7 +61,7 @@ pub struct Inspect {
     /// The model (an ONNX file), or a folder that `compile` wrote
     #[arg(value_name = "MODEL.onnx|DIR")]
     pub subject: PathBuf,
-    /// Read flags from a TOML file; flags on the command line override it
+    /// Read flags from a TOML file, or from DeepSpeed's JSON (FILE.json); flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Output format

@@ -39,7 +39,7 @@ pub struct Opt {
     /// Interpret the program after the passes, and print its outputs
     #[arg(long)]
     pub run: bool,
-    /// Read flags from a TOML file; flags on the command line override it
+    /// Read flags from a TOML file, or from DeepSpeed's JSON (FILE.json); flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The seed that fills states without a file.

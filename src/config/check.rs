@@ -8,7 +8,13 @@ use super::Settings;
 impl Settings {
     /// Every rule between flags that the settings break; empty when they can be used.
     pub fn check(&self) -> Vec<Diagnostic> {
-        let problems = [self.flags_without_training(), self.patience(), self.batches(), self.schedule()];
+        let problems = [
+            self.flags_without_training(),
+            self.patience(),
+            self.batches(),
+            self.schedule(),
+            self.precision.check(),
+        ];
         problems.into_iter().flatten().chain(self.parallel.check()).collect()
     }
 

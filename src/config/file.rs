@@ -1,5 +1,5 @@
-//! `trainyard.toml`: flat keys, named as the flags, turned into command-line arguments. The one section is `[[group]]`,
-//! a table for each use of `--group`.
+//! Config files, turned into command-line arguments. A `trainyard.toml` has flat keys, named as the flags, and one kind of
+//! section: `[[group]]`, a table for each use of `--group`. A file that ends in `.json` is DeepSpeed's ([`deepspeed`]).
 //!
 //! Unknown keys and values of the wrong type are collected, each with its line, before anything else is done.
 
@@ -7,51 +7,72 @@ use std::any::TypeId;
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Args, Command};
+use clap::{Arg, ArgAction, Args, Command};
 use ir::Diagnostic;
+use passes::precision::Scaling;
 use toml::Spanned;
 use toml::de::DeValue;
 
 use super::Settings;
+use super::command_line::CommandLine;
+use super::deepspeed::{self, Notes};
 use super::nearest::nearest;
 use super::optimizer::{Share, group};
-use super::toml_file::TomlFile;
+use super::text_file::TextFile;
 
 /// The keys of a config file, each as the arguments it stands for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigFile {
     entries: Vec<Entry>,
+    /// The keys of a DeepSpeed config that are not honoured.
+    notes: Option<Notes>,
 }
 
 /// One key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
-    key: String,
+pub(super) struct Entry {
+    /// The name of the flag.
+    pub(super) key: String,
     /// `--key=value`, or `--key` for a switch; several for a list; none for a switch that is off.
-    arguments: Vec<String>,
+    pub(super) arguments: Vec<String>,
 }
 
 impl ConfigFile {
-    /// Reads a config file.
+    /// Reads a config file, for a command line.
     ///
     /// # Errors
-    /// A file that cannot be read or is not TOML; else every unknown key, wrong type, refused value and pair of
-    /// keys that exclude each other, with their lines.
-    pub fn read(path: &Path) -> Result<Self, Vec<Diagnostic>> {
-        let file = TomlFile::read(path, "the config file").map_err(|error| vec![error])?;
-        Self::of(&file)
+    /// A file that cannot be read, or is not TOML, or for the ending `.json` not JSON; else every unknown key, wrong type,
+    /// refused value and pair of keys that exclude each other, with their lines.
+    pub fn read(path: &Path, line: &CommandLine) -> Result<Self, Vec<Diagnostic>> {
+        let file = TextFile::read(path, "the config file").map_err(|error| vec![error])?;
+        match path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+            true => Self::of_json(&file, line),
+            false => Self::of(&file),
+        }
     }
 
-    /// Reads the text of a config file; `name` stands in the errors.
+    /// Reads the text of a `trainyard.toml`; `name` stands in the errors.
     ///
     /// # Errors
     /// As [`Self::read`].
     pub fn parse(name: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
-        Self::of(&TomlFile::new(name, text))
+        Self::of(&TextFile::new(name, text))
     }
 
-    fn of(file: &TomlFile) -> Result<Self, Vec<Diagnostic>> {
+    /// Reads the text of DeepSpeed's or PatrickStar's JSON, for a command line; `name` stands in the errors.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn parse_json(name: &str, text: &str, line: &CommandLine) -> Result<Self, Vec<Diagnostic>> {
+        Self::of_json(&TextFile::new(name, text), line)
+    }
+
+    fn of_json(file: &TextFile, line: &CommandLine) -> Result<Self, Vec<Diagnostic>> {
+        let (entries, notes) = deepspeed::translate(file, line)?;
+        Ok(Self { entries, notes: Some(notes) })
+    }
+
+    fn of(file: &TextFile) -> Result<Self, Vec<Diagnostic>> {
         let table = file.table().map_err(|error| vec![error])?;
         let flags = flags();
         let mut items: Vec<(&Spanned<_>, &Spanned<DeValue<'_>>)> = table.get_ref().iter().collect();
@@ -71,31 +92,24 @@ impl ConfigFile {
                 errors.push(Diagnostic::new(explain(&error)).at(file.name()));
             }
         }
-        if errors.is_empty() { Ok(Self { entries }) } else { Err(errors) }
+        if errors.is_empty() { Ok(Self { entries, notes: None }) } else { Err(errors) }
     }
 
-    /// The arguments for a subcommand that was called with `given`: the keys it takes, less those that the
-    /// command line gives or excludes. Other keys belong to other subcommands.
-    pub fn arguments_for(&self, command: &Command, given: &ArgMatches) -> Vec<String> {
-        let on_command_line: Vec<&Arg> = command
-            .get_arguments()
-            .filter(|arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine))
-            .collect();
-        let excludes = |a: &Arg, b: &Arg| {
-            a.get_id() == b.get_id()
-                || command.get_arg_conflicts_with(a).iter().any(|other| other.get_id() == b.get_id())
-        };
-        let applies = |entry: &&Entry| {
-            find(command, &entry.key).is_some_and(|arg| {
-                !on_command_line.iter().any(|other| excludes(arg, other) || excludes(other, arg))
-            })
-        };
-        self.entries.iter().filter(applies).flat_map(|entry| entry.arguments.iter().cloned()).collect()
+    /// The arguments for a command line: the keys that its subcommand takes, less those that it gives or excludes. Other keys
+    /// belong to other subcommands.
+    pub fn arguments_for(&self, line: &CommandLine) -> Vec<String> {
+        let entries = self.entries.iter().filter(|entry| line.leaves(&entry.key));
+        entries.flat_map(|entry| entry.arguments.iter().cloned()).collect()
+    }
+
+    /// What the user is told of a DeepSpeed config that became these arguments; `None` for a `trainyard.toml`.
+    pub fn notes(&self, arguments: &[String]) -> Option<Notes> {
+        self.notes.clone().map(|notes| notes.beside(arguments))
     }
 }
 
 /// A command whose flags are the known keys.
-fn flags() -> Command {
+pub(super) fn flags() -> Command {
     Settings::augment_args(
         Command::new("trainyard.toml")
             .disable_help_flag(true)
@@ -110,7 +124,10 @@ fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
 }
 
 /// Parses arguments as the flags of a config file.
-fn parse_arguments(flags: &Command, arguments: impl IntoIterator<Item = String>) -> Result<(), clap::Error> {
+pub(super) fn parse_arguments(
+    flags: &Command,
+    arguments: impl IntoIterator<Item = String>,
+) -> Result<(), clap::Error> {
     flags.clone().try_get_matches_from(arguments).map(|_| ())
 }
 
@@ -161,7 +178,7 @@ impl Kind {
             ArgAction::SetTrue => Self::Switch,
             ArgAction::Append => Self::List,
             _ if is_number => Self::Number,
-            _ if parsed == TypeId::of::<Share>() => Self::NumberOrText,
+            _ if parsed == TypeId::of::<Share>() || parsed == TypeId::of::<Scaling>() => Self::NumberOrText,
             _ if arg.get_num_args().is_some_and(|number| number.min_values() == 0) => Self::TextOrSwitch,
             _ => Self::Text,
         }
@@ -227,7 +244,7 @@ pub(super) fn describe(value: &DeValue<'_>) -> String {
 }
 
 /// What clap found, in one line and without its advice on command lines.
-fn explain(error: &clap::Error) -> String {
+pub(super) fn explain(error: &clap::Error) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
         Some(ContextValue::Strings(texts)) => texts.join(", "),

@@ -14,7 +14,7 @@ use ir::Diagnostic;
 use ir::machine::{Attained, Cluster, Device, DeviceKind, FlopRates, Link, Node, Preset};
 
 use self::section::Section;
-use super::toml_file::TomlFile;
+use super::text_file::TextFile;
 
 /// Reads the description of one device.
 ///
@@ -32,13 +32,13 @@ pub fn read_cluster(path: &Path) -> Result<Cluster, Vec<Diagnostic>> {
     read(&file(path)?, |preset| preset.cluster(1), fill_cluster)
 }
 
-fn file(path: &Path) -> Result<TomlFile, Vec<Diagnostic>> {
-    TomlFile::read(path, "the description of the machine").map_err(|error| vec![error])
+fn file(path: &Path) -> Result<TextFile, Vec<Diagnostic>> {
+    TextFile::read(path, "the description of the machine").map_err(|error| vec![error])
 }
 
 /// Reads a description: the machine that a preset has, with the numbers of the file in place of its own.
 fn read<T>(
-    file: &TomlFile,
+    file: &TextFile,
     start: impl FnOnce(Preset) -> T,
     fill: impl FnOnce(&mut Section, &mut T),
 ) -> Result<T, Vec<Diagnostic>> {
@@ -115,11 +115,11 @@ mod tests {
     use super::*;
 
     fn device(text: &str) -> Result<Device, String> {
-        read(&TomlFile::new("device.toml", text), |preset| preset.device(), fill_device).map_err(joined)
+        read(&TextFile::new("device.toml", text), |preset| preset.device(), fill_device).map_err(joined)
     }
 
     fn cluster(text: &str) -> Result<Cluster, String> {
-        let file = TomlFile::new("cluster.toml", text);
+        let file = TextFile::new("cluster.toml", text);
         read(&file, |preset| preset.cluster(1), fill_cluster).map_err(joined)
     }
 

@@ -79,6 +79,11 @@ pub struct MeshAxes(Vec<(String, u64)>);
 const AXES: [&str; 5] = ["dp", "tp", "pp", "ep", "cp"];
 
 impl MeshAxes {
+    /// The axes with their sizes, outermost first.
+    pub fn axes(&self) -> impl Iterator<Item = &(String, u64)> {
+        self.0.iter()
+    }
+
     /// Adds an axis of data ranks as the outermost if there is none, so that the mesh has so many ranks.
     pub fn open_to(&mut self, ranks: u64) {
         let is_data = |(name, _): &(String, u64)| Mesh::role(name) == Some(AxisRole::Data);
@@ -286,7 +291,7 @@ impl Parallel {
 
     /// The axes as they were given, those of one device too.
     fn named(&self) -> impl Iterator<Item = &(String, u64)> {
-        self.mesh.iter().flat_map(|mesh| &mesh.0)
+        self.mesh.iter().flat_map(MeshAxes::axes)
     }
 
     fn has(&self, role: AxisRole) -> bool {

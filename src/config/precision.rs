@@ -1,7 +1,10 @@
-//! Precision: the element types that a step computes in.
+//! Precision: the element types that a step computes in, and the scale of the loss in fp16.
+
+mod loss_scale;
 
 use clap::{Args, ValueEnum};
-use ir::DType;
+use ir::{DType, Diagnostic};
+use passes::precision::Scaling;
 use serde::{Serialize, Serializer};
 
 use super::value::{one_of, serialize_name};
@@ -23,6 +26,12 @@ pub struct Precision {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub fp16: bool,
+    /// Scale of the loss with fp16: a number, which stays; or dynamic[:initial=X,interval=N,hysteresis=N,min=X]: it begins at initial,
+    /// doubles after interval steps without an overflow, and is halved, not below min, from the hysteresis-th overflow on
+    /// [default: dynamic:initial=65536.0,interval=2000,hysteresis=2,min=1.0]
+    #[arg(long, value_name = "X|dynamic[:KEY=X,…]", value_parser = loss_scale::parse)]
+    #[serde(serialize_with = "loss_scale::serialize", skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<Scaling>,
     /// Element type in which gradients are summed over devices and microbatches [default: f32]
     #[arg(long, value_name = "DTYPE", value_parser = one_of(&GRADIENTS))]
     #[serde(serialize_with = "serialize_gradients", skip_serializing_if = "Option::is_none")]
@@ -59,8 +68,17 @@ impl Precision {
         passes::precision::Precision {
             compute: self.choice().dtype(),
             grad_dtype: self.grad_dtype.unwrap_or(DType::F32),
-            ..passes::precision::Precision::default()
+            scaling: self.loss_scale.unwrap_or_default(),
         }
+    }
+
+    /// The rule between these flags: only fp16 scales the loss.
+    pub fn check(&self) -> Option<Diagnostic> {
+        let scales = self.loss_scale.is_none() || self.choice() == PrecisionChoice::Fp16;
+        (!scales).then(|| {
+            let message = format!("--loss-scale does not apply to a step in {}", self.choice().name());
+            Diagnostic::new(message).note("add --fp16, or remove --loss-scale")
+        })
     }
 }
 

@@ -3,10 +3,10 @@
 use clap::{ArgMatches, CommandFactory};
 use std::sync::LazyLock;
 use trainyard::cli::{Cli, Command, ParseError};
-use trainyard::config::Settings;
 use trainyard::config::file::ConfigFile;
+use trainyard::config::{CommandLine, Settings};
 
-/// A `trainyard.toml`: the settings that it means to `compile` are checked, and are the same when they are written and
+/// A `trainyard.toml`, or DeepSpeed's JSON if it begins with a brace: the settings that it means to `compile` are checked, and are the same when they are written and
 /// read again.
 pub(super) fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -32,15 +32,21 @@ fn read(text: &str) -> Option<Settings> {
             .unwrap()
             .1
     });
-    let file = match ConfigFile::parse("trainyard.toml", text) {
+    let compile = COMMAND.find_subcommand("compile").expect("there is such a subcommand");
+    let line = CommandLine::new(compile, &NOTHING_GIVEN, None);
+    let parsed = match text.trim_start().starts_with('{') {
+        true => ConfigFile::parse_json("ds.json", text, &line),
+        false => ConfigFile::parse("trainyard.toml", text),
+    };
+    let file = match parsed {
         Ok(file) => file,
         Err(errors) => {
             assert!(!errors.is_empty(), "a file is refused without a reason");
             return None;
         }
     };
-    let compile = COMMAND.find_subcommand("compile").expect("there is such a subcommand");
-    let arguments = file.arguments_for(compile, &NOTHING_GIVEN);
+    let arguments = file.arguments_for(&line);
+    let _ = file.notes(&arguments).map(|notes| notes.to_string());
     let before = ["trainyard", "compile"].map(str::to_owned);
     let arguments = before.into_iter().chain(arguments).chain(["model.onnx".to_owned()]);
     // Each key was tried, and all of them together: the subcommand takes the same flags.

@@ -28,7 +28,7 @@ fn parse(arguments: &str) -> Result<Cli, ParseError> {
 
 fn compile(arguments: &str) -> Compile {
     match parse(&format!("compile model.onnx {arguments}")) {
-        Ok(Cli { command: Command::Compile(compile) }) => *compile,
+        Ok(Cli { command: Command::Compile(compile), .. }) => *compile,
         Ok(other) => panic!("not a compile: {other:?}"),
         Err(error) => panic!("{}", text_of(error)),
     }

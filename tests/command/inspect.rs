@@ -31,7 +31,7 @@ fn inspect(arguments: &[&str]) -> Inspect {
     let subject = testdata().join(arguments[0]).display().to_string();
     let words = ["trainyard", "inspect", &subject].into_iter().chain(arguments[1..].iter().copied());
     match Cli::parse_with_config(words) {
-        Ok(Cli { command: Command::Inspect(inspect) }) => *inspect,
+        Ok(Cli { command: Command::Inspect(inspect), .. }) => *inspect,
         other => panic!("not an inspect: {other:?}"),
     }
 }

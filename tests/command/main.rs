@@ -4,6 +4,7 @@
 mod bad_input;
 mod cli;
 mod data;
+mod deepspeed;
 mod doctor;
 mod durability;
 mod experts;

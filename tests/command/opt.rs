@@ -38,7 +38,7 @@ fn opt(path: &Path, arguments: &[&str]) -> Opt {
     let path = path.display().to_string();
     let words = ["trainyard", "opt", &path].into_iter().chain(arguments.iter().copied());
     match Cli::parse_with_config(words) {
-        Ok(Cli { command: Command::Opt(opt) }) => *opt,
+        Ok(Cli { command: Command::Opt(opt), .. }) => *opt,
         other => panic!("not an opt: {other:?}"),
     }
 }

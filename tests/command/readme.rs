@@ -1,14 +1,45 @@
-//! The README and the pages that it opens: the table of flags in `docs/flags.md` is the one that the flags' definition gives
-//! (`BLESS=1` writes it), the runs on several devices in `docs/training.md` go as the page says, and links lead to files.
+//! The README and the pages that it opens: the tables of flags in `docs/flags.md` and of DeepSpeed's keys in `docs/deepspeed.md` are
+//! those of the program (`BLESS=1` writes them), the runs on several devices in `docs/training.md` go as the page says, and links lead to files.
 
 use crate::TRAINYARD;
 use std::path::{Path, PathBuf};
 
 use testing::workplace::Workplace;
 use trainyard::cli::reference::flags_table;
+use trainyard::config::deepspeed::keys_table;
 
-const START: &str = "<!-- flags: generated, `BLESS=1 cargo test --test command readme` -->\n";
-const END: &str = "<!-- end of flags -->\n";
+/// A generated part of a page: the page, and the names that its marks have.
+struct Generated {
+    page: &'static str,
+    name: &'static str,
+}
+
+impl Generated {
+    /// The page holds this text between its marks. With `BLESS`, it is written there.
+    fn check(&self, text: &str) {
+        let (path, page) = page(self.page);
+        let start =
+            format!("<!-- {}: generated, `BLESS=1 cargo test --test command readme` -->\n", self.name);
+        let end = format!("<!-- end of {} -->\n", self.name);
+        let (before, rest) = page.split_once(&start).expect("the page marks the start of the table");
+        let (written, after) = rest.split_once(&end).expect("the page marks the end of the table");
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&path, format!("{before}{start}{text}{end}{after}"))
+                .expect("the page can be written");
+            return;
+        }
+        let only_in = |one: &str, other: &str| -> Vec<String> {
+            one.lines().filter(|line| !other.lines().any(|o| o == *line)).map(str::to_owned).collect()
+        };
+        assert!(
+            written == text,
+            "{} is out of date: BLESS=1 cargo test --test command readme\nmissing: {:#?}\ntoo much: {:#?}",
+            self.page,
+            only_in(text, written),
+            only_in(written, text)
+        );
+    }
+}
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -23,24 +54,12 @@ fn page(name: &str) -> (PathBuf, String) {
 
 #[test]
 fn the_flags_in_the_documents_are_those_of_the_program() {
-    let (path, flags) = page("docs/flags.md");
-    let (before, rest) = flags.split_once(START).expect("the page marks the start of the table");
-    let (written, after) = rest.split_once(END).expect("the page marks the end of the table");
-    let table = flags_table();
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&path, format!("{before}{START}{table}{END}{after}"))
-            .expect("the page can be written");
-        return;
-    }
-    let only_in = |one: &str, other: &str| -> Vec<String> {
-        one.lines().filter(|line| !other.lines().any(|o| o == *line)).map(str::to_owned).collect()
-    };
-    assert!(
-        written == table,
-        "docs/flags.md is out of date: BLESS=1 cargo test --test command readme\nmissing: {:#?}\ntoo much: {:#?}",
-        only_in(&table, written),
-        only_in(written, &table)
-    );
+    Generated { page: "docs/flags.md", name: "flags" }.check(&flags_table());
+}
+
+#[test]
+fn the_keys_of_deepspeed_in_the_documents_are_those_of_the_program() {
+    Generated { page: "docs/deepspeed.md", name: "keys" }.check(&keys_table());
 }
 
 /// The commands on a quarter of the samples, a hundredth of the steps, and little of the text.

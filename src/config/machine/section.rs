@@ -6,11 +6,11 @@ use toml::de::{DeTable, DeValue};
 
 use super::super::file::describe;
 use super::super::nearest::nearest;
-use super::super::toml_file::TomlFile;
+use super::super::text_file::TextFile;
 
 /// A table of a file.
 pub(super) struct Section<'a> {
-    file: &'a TomlFile,
+    file: &'a TextFile,
     /// The keys of the tables around it, each with a dot: `node.device.`.
     path: String,
     table: &'a DeTable<'a>,
@@ -24,7 +24,7 @@ pub(super) type Fault = (usize, Diagnostic);
 
 impl<'a> Section<'a> {
     /// The whole file. The faults that are found are added to `faults`.
-    pub(super) fn new(file: &'a TomlFile, table: &'a DeTable<'a>, faults: &'a mut Vec<Fault>) -> Self {
+    pub(super) fn new(file: &'a TextFile, table: &'a DeTable<'a>, faults: &'a mut Vec<Fault>) -> Self {
         Self { file, path: String::new(), table, known: vec![], faults }
     }
 

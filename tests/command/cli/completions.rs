@@ -4,7 +4,7 @@ use super::*;
 
 fn script(shell: &str) -> String {
     match parse(&format!("completions {shell}")) {
-        Ok(Cli { command: Command::Completions(completions) }) => completions.script(),
+        Ok(Cli { command: Command::Completions(completions), .. }) => completions.script(),
         Ok(other) => panic!("not completions: {other:?}"),
         Err(error) => panic!("{}", text_of(error)),
     }

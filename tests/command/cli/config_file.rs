@@ -176,7 +176,8 @@ fn settings_are_written_as_a_config_that_reads_back_equal() {
          --lr 0.1 --lr-schedule cosine:warmup=3,min=0.05,steps=17 --weight-decay 0 --decay all --clip 1 --freeze x* \
          --train-only y --train-only z --untied --loss next-token --label-smoothing 0.1",
         "--mesh dp.outer=2,dp.inner=1,tp=4 --zero 3 --sequence-parallel --shard a*=-,dp.outer*tp --shard b==tp --bf16",
-        "--precision fp16 --grad-dtype bf16 --mesh tp=1",
+        "--precision fp16 --grad-dtype bf16 --mesh tp=1 --loss-scale 1.1e-3",
+        "--fp16 --loss-scale dynamic:initial=4294967296,interval=7,hysteresis=1,min=0.1",
         "--optimizer nesterov:momentum=0.8 --lr-schedule linear:warmup=2 --dropout off",
         "--optimizer adagrad:eps=1e-5 --lr-schedule wsd:warmup=2,decay=3,min=1e-4,steps=9 --tokenizer a/tokenizer.json \
          --train t.txt --group x*:lr=0.1 --group 'onnx::y:lr=2,weight-decay=0.5'",

@@ -50,6 +50,14 @@ fn precision_is_said_once() {
     assert_eq!(compile("--fp16").settings.precision.choice(), PrecisionChoice::Fp16);
     let from_file = with_config("precision = \"bf16\"", "--fp16");
     assert_eq!(from_file.precision.choice(), PrecisionChoice::Fp16, "the command line wins");
+    assert_eq!(with_config("fp16 = true\nloss-scale = 128", ""), compile("--fp16 --loss-scale 128").settings);
+    check_error(
+        "compile m.onnx --bf16 --loss-scale 128",
+        expect![[r#"
+            error: --loss-scale does not apply to a step in bf16
+              = add --fp16, or remove --loss-scale
+        "#]],
+    );
     check_config_error(
         "bf16 = true\nfp16 = true",
         expect![[r#"

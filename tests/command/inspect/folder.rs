@@ -13,7 +13,7 @@ fn a_folder_that_compile_wrote_is_summed_up() {
     let model = testdata().join("models/mlp.dynamo.onnx").display().to_string();
     let dir_text = dir.display().to_string();
     let words = ["trainyard", "compile", &model].into_iter().chain(words).chain([dir_text.as_str()]);
-    let Ok(Cli { command: Command::Compile(compile) }) = Cli::parse_with_config(words) else {
+    let Ok(Cli { command: Command::Compile(compile), .. }) = Cli::parse_with_config(words) else {
         panic!("not a compile")
     };
     compile.run().expect("the model is trained");

@@ -1,0 +1,52 @@
+//! The tables of keys in `docs/deepspeed.md`, generated from the keys so that they cannot be out of date.
+
+use std::fmt::Write as _;
+
+use super::keys::{KEYS, Key, Meaning, NO_FLAG, TIERS};
+
+/// Returns two Markdown tables: keys with their flags, and reasons with the keys that are not honoured for them.
+pub fn keys_table() -> String {
+    let mut text = String::from("| keys | flags |\n| --- | --- |\n");
+    for (flags, keys) in grouped(flags) {
+        let _ = writeln!(text, "| {} | {flags} |", keys.join(", "));
+    }
+    text += "\n| not honoured | reason |\n| --- | --- |\n";
+    for (reason, keys) in grouped(reason) {
+        let _ = writeln!(text, "| {} | {reason} |", keys.join(", "));
+    }
+    text
+}
+
+/// The cell of flags for an honoured key, and the cell of the key.
+fn flags(key: &Key) -> Option<(String, String)> {
+    let path = format!("`{}`", key.path);
+    match key.meaning {
+        Meaning::Same(flag) => Some((format!("`--{flag}`"), path)),
+        Meaning::Part(NO_FLAG) | Meaning::Always(..) | Meaning::Dropped(_) => None,
+        Meaning::Part(flags) | Meaning::Asks(flags, _) => Some((format!("`{flags}`"), path)),
+    }
+}
+
+/// The reason for a key that is not honoured, and the cell of the key.
+fn reason(key: &Key) -> Option<(String, String)> {
+    let path = key.path;
+    match key.meaning {
+        Meaning::Part(NO_FLAG) => Some((TIERS.to_owned(), format!("`{path}`"))),
+        Meaning::Same(_) | Meaning::Part(_) => None,
+        Meaning::Asks(_, reason) => Some((reason.to_owned(), format!("the value of `{path}`"))),
+        Meaning::Always(value, reason) => Some((reason.to_owned(), format!("`{path}` but `{value}`"))),
+        Meaning::Dropped(reason) => Some((reason.to_owned(), format!("`{path}`"))),
+    }
+}
+
+/// Cells with the keys that share them, in the order of the first keys.
+fn grouped(cells: impl Fn(&Key) -> Option<(String, String)>) -> Vec<(String, Vec<String>)> {
+    let mut groups: Vec<(String, Vec<String>)> = vec![];
+    for (cell, key) in KEYS.iter().filter_map(cells) {
+        match groups.iter_mut().find(|(other, _)| *other == cell) {
+            Some((_, keys)) => keys.push(key),
+            None => groups.push((cell, vec![key])),
+        }
+    }
+    groups
+}

@@ -182,7 +182,7 @@ mod tests {
         let rank = |at_work: AtWork| {
             let rank = at_work.rank();
             let late = Disturbed::late(Arc::new(local.communicator(rank)), Duration::from_millis(20));
-            let mut cpu = Cpu::with(vec![program.clone()], Some(1), Some(late)).unwrap();
+            let mut cpu = Cpu::with(vec![program.clone()], Some(1), Some(late), None).unwrap();
             change(&mut cpu.programs[0].schedules);
             move || {
                 let x: Vec<u8> = (0..16).flat_map(|i| ((i + rank) as f32 / 16.0).to_le_bytes()).collect();

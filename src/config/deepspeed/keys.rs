@@ -120,10 +120,8 @@ const fn dropped(path: &'static str, reason: &'static str) -> Key {
     Key { path, kind: Kind::Any, meaning: Meaning::Dropped(reason) }
 }
 
-/// The reason for keys that keep tensors off the device; see `offload`.
-pub(super) const TIERS: &str = "this build has no memory tiers";
-/// In place of the flags of keys that `offload` maps, until there are some.
-pub(super) const NO_FLAG: &str = "";
+/// The reason for keys that say how tensors move between memories.
+const TIERS: &str = "the compiler decides when and how values move between memories";
 /// The reason for a warm-up that is no line.
 pub(super) const LINE: &str = "the warm-up is a line from lr/N to lr over N steps";
 const BUCKETS: &str = "the compiler groups collectives itself, in buckets of 25 MiB";
@@ -306,8 +304,8 @@ pub(super) const KEYS: &[Key] = &[
     dropped("zero_optimization.save_muon_momentum_buffer_in_memory", MUON),
     dropped("zero_allow_untested_optimizer", "ZeRO works with every optimizer"),
     // Offloading; `offload` reads the parts.
-    part("zero_optimization.offload_optimizer.device", Text, NO_FLAG),
-    part("zero_optimization.offload_optimizer.nvme_path", Text, NO_FLAG),
+    part("zero_optimization.offload_optimizer.device", Text, "--offload optimizer"),
+    part("zero_optimization.offload_optimizer.nvme_path", Text, "--memory disk=DIR"),
     dropped("zero_optimization.offload_optimizer.pin_memory", TIERS),
     dropped("zero_optimization.offload_optimizer.ratio", TIERS),
     dropped("zero_optimization.offload_optimizer.buffer_count", TIERS),
@@ -316,14 +314,14 @@ pub(super) const KEYS: &[Key] = &[
     dropped("zero_optimization.offload_optimizer.fast_init", TIERS),
     dropped("zero_optimization.offload_optimizer.super_offload", TIERS),
     dropped("zero_optimization.offload_optimizer.cpuadam_cores_perc", TIERS),
-    part("zero_optimization.offload_param.device", Text, NO_FLAG),
-    part("zero_optimization.offload_param.nvme_path", Text, NO_FLAG),
+    part("zero_optimization.offload_param.device", Text, "--offload parameters"),
+    part("zero_optimization.offload_param.nvme_path", Text, "--memory disk=DIR"),
     dropped("zero_optimization.offload_param.pin_memory", TIERS),
     dropped("zero_optimization.offload_param.buffer_count", TIERS),
     dropped("zero_optimization.offload_param.buffer_size", TIERS),
     dropped("zero_optimization.offload_param.max_in_cpu", TIERS),
-    part("zero_optimization.cpu_offload", Switch, NO_FLAG),
-    part("zero_optimization.cpu_offload_param", Switch, NO_FLAG),
+    part("zero_optimization.cpu_offload", Switch, "--offload optimizer"),
+    part("zero_optimization.cpu_offload_param", Switch, "--offload parameters"),
     dropped("zero_optimization.cpu_offload_use_pin_memory", TIERS),
     dropped("zero_optimization.zenflow", TIERS),
     dropped("zero_force_ds_cpu_optimizer", TIERS),

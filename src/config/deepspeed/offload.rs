@@ -2,7 +2,6 @@
 
 use super::Translation;
 use super::document::Document;
-use super::keys::TIERS;
 
 /// A section of `zero_optimization`, the switch that stood for it before, and the value of `--offload`.
 const OFFLOADED: [(&str, &str, &str); 2] = [
@@ -18,7 +17,7 @@ pub(super) struct Wanted {
     pub(super) value: String,
 }
 
-/// `--offload`, and `--memory disk=DIR`. A build without the flag `--offload` does not honour these keys.
+/// `--offload`, and `--memory disk=DIR`.
 pub(super) fn translate(translation: &mut Translation) {
     let document = translation.document;
     for (section, ..) in OFFLOADED {
@@ -26,13 +25,9 @@ pub(super) fn translate(translation: &mut Translation) {
             translation.notes.forget_section(section);
         }
     }
-    let has_tiers = translation.flags.get_arguments().any(|arg| arg.get_long() == Some("offload"));
     for Wanted { path, flag, value } in wanted(document) {
         let Some(leaf) = document.leaf(&path) else { continue };
-        match has_tiers {
-            true => translation.set(flag, &value, leaf),
-            false => translation.drop_leaf(leaf, TIERS),
-        }
+        translation.set(flag, &value, leaf);
     }
 }
 

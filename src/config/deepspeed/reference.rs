@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::keys::{KEYS, Key, Meaning, NO_FLAG, TIERS};
+use super::keys::{KEYS, Key, Meaning};
 
 /// Returns two Markdown tables: keys with their flags, and reasons with the keys that are not honoured for them.
 pub fn keys_table() -> String {
@@ -22,7 +22,7 @@ fn flags(key: &Key) -> Option<(String, String)> {
     let path = format!("`{}`", key.path);
     match key.meaning {
         Meaning::Same(flag) => Some((format!("`--{flag}`"), path)),
-        Meaning::Part(NO_FLAG) | Meaning::Always(..) | Meaning::Dropped(_) => None,
+        Meaning::Always(..) | Meaning::Dropped(_) => None,
         Meaning::Part(flags) | Meaning::Asks(flags, _) => Some((format!("`{flags}`"), path)),
     }
 }
@@ -31,7 +31,6 @@ fn flags(key: &Key) -> Option<(String, String)> {
 fn reason(key: &Key) -> Option<(String, String)> {
     let path = key.path;
     match key.meaning {
-        Meaning::Part(NO_FLAG) => Some((TIERS.to_owned(), format!("`{path}`"))),
         Meaning::Same(_) | Meaning::Part(_) => None,
         Meaning::Asks(_, reason) => Some((reason.to_owned(), format!("the value of `{path}`"))),
         Meaning::Always(value, reason) => Some((reason.to_owned(), format!("`{path}` but `{value}`"))),

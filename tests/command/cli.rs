@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use expect_test::{Expect, expect};
 use passes::initialize::Rule;
 use passes::optimizer::schedule::{Curve, Schedule};
-use passes::optimizer::{Algorithm, Decay};
+use passes::optimizer::{Algorithm, Decay, Moments};
 use trainyard::cli::{Cli, Command, Compile, ParseError};
 use trainyard::config::{DataSource, InitRule, InputSource, Length, PrecisionChoice, Resume, Settings};
 use trainyard::diagnostics::{Severity, render};
@@ -105,7 +105,7 @@ fn structured_values_are_read_into_types() {
     assert_eq!(settings.initial.init, Some(InitRule(Rule::Normal { std: 0.5 })));
     assert_eq!(
         settings.optimizer.optimizer,
-        Algorithm::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: false }
+        Algorithm::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: false, moments: Moments::Full }
     );
     assert_eq!(settings.optimizer.weight_decay(), 0.0);
     let schedule = Schedule { curve: Curve::Cosine, warmup: 20, min: 1e-4, steps: 600, decay: 0 };
@@ -138,9 +138,14 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             "--init normal",
             "--init normal:sdt=1",
             "--init gpt2:std=1",
-            "--optimizer lion",
+            "--optimizer rmsprop",
             "--optimizer sgd:beta1=0.9",
             "--optimizer adam:beta1=1",
+            "--optimizer adam:moments=f16",
+            "--optimizer adamw:moments=bf16,beta2=0.999",
+            "--optimizer adafactor:relative=yes",
+            "--optimizer adafactor:clip-threshold=0",
+            "--optimizer lion:eps=1",
             "--optimizer adam:beta1",
             "--optimizer adam:beta1=0.5,beta1=0.5",
             "--optimizer adam:eps=0",

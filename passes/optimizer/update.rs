@@ -140,7 +140,7 @@ fn add_8bit_states(
     rule: &Adam8bit,
     parameter: StateId,
 ) -> Result<[(StateId, ValueId); 4], TypeError> {
-    let [m, m_largest, v, v_largest] = rule.states(&b.module().states[parameter].ty.dims)?;
+    let [m, m_largest, v, v_largest] = rule.states(&b.module().states[parameter].ty)?;
     let kinds = [
         ("adam_8bit.m", m),
         ("adam_8bit.m.largest", m_largest),

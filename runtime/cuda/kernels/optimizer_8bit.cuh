@@ -45,8 +45,8 @@ template <class B, class F> struct States {
 // Rows of `ROW` elements, each cut into blocks of `SIZE`, of which the last may be shorter; `THREADS` threads for a block.
 template <bool Decoupled, i64 ROWS, i64 ROW, int SIZE, int THREADS, class Gradient, class I, class Operands, class T, class Copied>
 DEVICE void adam_8bit(double beta1, double beta2, double eps, const double* rate, const double* decay, const double* step,
-                      const Operands& operands, const T* gradient, const T* from, const States<const u8, const float>& old,
-                      T* to, const States<u8, float>& states, const Copied& copy) {
+                      const Operands& operands, const T* gradient, const T* from, const States<const u8, const T>& old,
+                      T* to, const States<u8, T>& states, const Copied& copy) {
     typedef Computed<T> C;
     constexpr int OWN = (SIZE + THREADS - 1) / THREADS;
     constexpr i64 IN_ROW = (ROW + SIZE - 1) / SIZE;
@@ -63,7 +63,7 @@ DEVICE void adam_8bit(double beta1, double beta2, double eps, const double* rate
         const i64 in_row = block % IN_ROW * SIZE;
         const i64 start = block / IN_ROW * ROW + in_row;
         const int count = ROW - in_row < SIZE ? (int)(ROW - in_row) : SIZE;
-        const float old_first = old.largest[0][block], old_second = old.largest[1][block];
+        const T old_first = old.largest[0][block], old_second = old.largest[1][block];
         C first[OWN], second[OWN];
         C largest_first = 0, largest_second = 0;
 #pragma unroll
@@ -73,8 +73,8 @@ DEVICE void adam_8bit(double beta1, double beta2, double eps, const double* rate
             const i64 i = start + element;
             Pack<T, 1> parameter = {{from[i]}};
             if (!skips) {
-                C x[3] = {(C)widen(parameter.at[0]), signed_value(first_values, old.codes[0][i]) * (C)old_first,
-                          second_values[old.codes[1][i]] * (C)old_second};
+                C x[3] = {(C)widen(parameter.at[0]), signed_value(first_values, old.codes[0][i]) * (C)widen(old_first),
+                          second_values[old.codes[1][i]] * (C)widen(old_second)};
                 const C g = (C)widen(gradient[Gradient::at((I)i)]);
                 optimizer::apply(*rule, optimizer::scaled(operands, scale, g), x);
                 parameter.at[0] = narrow<T>(x[0]);
@@ -104,8 +104,8 @@ DEVICE void adam_8bit(double beta1, double beta2, double eps, const double* rate
             states.codes[1][i] = second[own] == 0 ? (u8)0 : (u8)nearest<256>(second_values, second[own] / largest_second);
         }
         if (threadIdx.x == 0) {
-            states.largest[0][block] = skips ? old_first : (float)largest_first;
-            states.largest[1][block] = skips ? old_second : (float)largest_second;
+            states.largest[0][block] = skips ? old_first : narrow<T>(largest_first);
+            states.largest[1][block] = skips ? old_second : narrow<T>(largest_second);
         }
     }
 }

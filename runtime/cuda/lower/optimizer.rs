@@ -32,6 +32,7 @@ pub(super) fn adam_8bit(
     let rows = parameter.layout.len() as u64 / row;
     let blocks = (rows * row.div_ceil(size)) as usize;
     let threads = (size as usize).next_multiple_of(32).min(BLOCK as usize);
+    let ty = stored(parameter.dtype);
     let mut run = KernelDraft::of("adam_8bit", &OPTIMIZER_8BIT);
     let scalars: Vec<String> = operands[6..9].iter().map(|view| run.reads(view)).collect();
     let optional = optional_operands(&mut run, &operands[9..]);
@@ -39,12 +40,12 @@ pub(super) fn adam_8bit(
         [0, 2, 3, 4, 5].map(|operand| run.reads(&operands[operand]));
     let from_gradient = run.reads(gradient);
     run.line(format!(
-        "const optimizer_8bit::States<const u8, const float> old = {{{{{first}, {second}}}, {{{first_largest}, {second_largest}}}}};"
+        "const optimizer_8bit::States<const u8, const {ty}> old = {{{{{first}, {second}}}, {{{first_largest}, {second_largest}}}}};"
     ));
     let [to, first, first_largest, second, second_largest] =
         [0, 1, 2, 3, 4].map(|result| run.writes(&results[result]));
     run.line(format!(
-        "const optimizer_8bit::States<u8, float> states = {{{{{first}, {second}}}, {{{first_largest}, {second_largest}}}}};"
+        "const optimizer_8bit::States<u8, {ty}> states = {{{{{first}, {second}}}, {{{first_largest}, {second_largest}}}}};"
     ));
     let index = index_type(parameter.layout.len());
     let copy = copy_of_parameter(&mut run, &results[5..], index, 1);

@@ -268,7 +268,7 @@ fn optimizers_of_large_parameters_whose_gradients_lie_otherwise() {
         let [codes, other_codes] = [0, 1].map(|_| w.integers(&[250, 200], 256));
         let [codes, other_codes] =
             [codes, other_codes].map(|codes| w.op(Cast { to: DType::U8 }, &[codes])[0]);
-        let largest = Tensor::splat(DType::F32, vec![196], 0.5);
+        let largest = Tensor::splat(w.dtype, vec![196], 0.5);
         let largest = w.input(largest);
         let (beta1, beta2, eps) = (0.9.into(), 0.95.into(), 1e-3.into());
         let adam = Adam8bit { beta1, beta2, eps, decoupled: true, block: 256 };

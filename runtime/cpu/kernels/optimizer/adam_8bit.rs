@@ -61,7 +61,7 @@ fn tasks<'a>(
     while ranges.peek().is_some() {
         let blocks: Vec<Range<usize>> = ranges.by_ref().take(TOGETHER).collect();
         let elements = blocks.iter().map(Range::len).sum::<usize>();
-        let largest = blocks.len() * size_of::<f32>();
+        let largest = blocks.len() * width;
         let bytes = [elements * width, elements, largest, elements, largest];
         let old = std::array::from_fn(|i| old[i].as_mut().and_then(|old| old.split_off(..bytes[i])));
         let results =
@@ -80,9 +80,8 @@ impl<'a> Task<'a> {
 
     fn parts<S: Element>(self) -> impl Iterator<Item = Part<'a, S>> {
         let [parameter, first, first_largest, second, second_largest] = self.results;
-        let [first_largest, second_largest] =
-            [first_largest, second_largest].map(bytemuck::cast_slice_mut::<u8, f32>);
-        let mut parameter = bytemuck::cast_slice_mut::<u8, S>(parameter);
+        let [mut parameter, first_largest, second_largest] =
+            [parameter, first_largest, second_largest].map(bytemuck::cast_slice_mut::<u8, S>);
         let mut codes = [first, second];
         let largest = first_largest.iter_mut().zip(second_largest);
         self.blocks.into_iter().zip(largest).map(move |(block, (first_largest, second_largest))| {
@@ -107,7 +106,7 @@ struct Part<'a, S> {
     /// Of both moments.
     codes: [&'a mut [u8]; 2],
     /// Of both moments.
-    largest: [&'a mut f32; 2],
+    largest: [&'a mut S; 2],
 }
 
 /// Room for a block in the type that it is computed in.
@@ -129,12 +128,12 @@ impl<T: Real> Room<T> {
         let gradient = self.gradient.read(&gradient);
         let ([first, second], [first_codes, second_codes]) = (&mut self.moments, part.codes);
         let [first_largest, second_largest] = part.largest;
-        read(first_codes, *first_largest, Signed, first);
-        read(second_codes, *second_largest, Unsigned, second);
+        read(first_codes, first_largest.widen(), Signed, first);
+        read(second_codes, second_largest.widen(), Unsigned, second);
         self.parameter
             .update(part.parameter, |parameter| adam_block(rule, gradient, parameter, first, second));
-        *first_largest = write(first, Signed, first_codes);
-        *second_largest = write(second, Unsigned, second_codes);
+        *first_largest = S::narrow(write(first, Signed, first_codes));
+        *second_largest = S::narrow(write(second, Unsigned, second_codes));
     }
 }
 
@@ -202,17 +201,16 @@ fn below<const N: usize>(numbers: &[f64; N], x: f64) -> u8 {
 }
 
 /// The numbers of a block of codes.
-fn read<T: Real>(codes: &[u8], largest: f32, map: impl Map, numbers: &mut Vec<T>) {
+fn read<T: Real>(codes: &[u8], largest: T, map: impl Map, numbers: &mut Vec<T>) {
     numbers.clear();
-    let largest = T::of(f64::from(largest));
     numbers.extend(codes.iter().map(|&code| T::of(map.value(code)) * largest));
 }
 
 /// Writes the codes of a block, and returns its largest magnitude; NaN if one of its numbers is NaN.
-fn write<T: Real>(numbers: &[T], map: impl Map, codes: &mut [u8]) -> f32 {
+fn write<T: Real>(numbers: &[T], map: impl Map, codes: &mut [u8]) -> T {
     let largest = numbers.iter().fold(T::ZERO, |largest, x| largest.larger(x.abs()));
     for (code, &x) in codes.iter_mut().zip(numbers) {
         *code = if x == T::ZERO { 0 } else { map.code(x / largest) };
     }
-    largest.to_f64() as f32
+    largest
 }

@@ -2,7 +2,7 @@
 
 use super::writer::{FLOATS, Writer};
 use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
-use ir::{DType, Dim, Op, ValueId};
+use ir::{DType, Dim, Op, Type, ValueId};
 
 fn rules() -> [Op; 6] {
     let adam = |decoupled| Adam { beta1: 0.9.into(), beta2: 0.99.into(), eps: 1e-6.into(), decoupled };
@@ -153,12 +153,12 @@ fn update_in_8_bits(
     let (beta1, beta2, eps) = (0.9.into(), 0.99.into(), 1e-6.into());
     let rule = Adam8bit { beta1, beta2, eps, decoupled: dies, block };
     let dims: Vec<Dim> = sizes.iter().map(|&size| Dim::known(size as u64)).collect();
-    let [_, blocks, ..] = rule.states(&dims).expect("sizes");
+    let [_, blocks, ..] = rule.states(&Type::new(dtype, dims)).expect("sizes");
     let blocks: Vec<usize> = blocks.sizes().expect("sizes").iter().map(|&size| size as usize).collect();
     let mut operands = vec![w.floats(dtype, sizes), gradient];
     for _ in 0..2 {
         operands.push(w.integers(DType::U8, sizes, 0..256));
-        operands.push(w.numbers(DType::F32, &blocks, |x| x.abs() + 0.1));
+        operands.push(w.numbers(dtype, &blocks, |x| x.abs() + 0.1));
     }
     if dies {
         [0, 2, 3, 4, 5].iter().for_each(|&i| operands[i] = w.dying(operands[i]));

@@ -7,8 +7,8 @@ use crate::{DType, Dim};
 
 /// One step of [`super::Adam`] whose moments are kept in 8 bits (see [`super::quantization`]).
 ///
-/// Operands: `parameter, gradient` of one type, `m` of u8, the largest magnitude of each of its blocks in f32, `v` of u8, the
-/// same of its blocks, `lr, weight_decay, step` f64 scalars, then `scale` and `skip`. Results: the new parameter, and the four
+/// Operands: `parameter, gradient` of one type, `m` of u8, the largest magnitude of each of its blocks in the parameter's type, `v` of
+/// u8, the same of its blocks, `lr, weight_decay, step` f64 scalars, then `scale` and `skip`. Results: the new parameter, and the four
 /// states. The moments are those of Adam; the parameter moves by them before they are rounded to codes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Adam8bit {
@@ -33,13 +33,14 @@ impl Adam8bit {
         Blocks::of(dims, self.block)
     }
 
-    /// The types of the states of a parameter with these dims, in the order of the operands.
+    /// The types of the states of a parameter of this type, in the order of the operands.
     ///
     /// # Errors
     /// A dim without a size; blocks of no element.
-    pub fn states(&self, dims: &[Dim]) -> Result<[Type; 4], TypeError> {
+    pub fn states(&self, parameter: &Type) -> Result<[Type; 4], TypeError> {
+        let Type { dtype, dims, .. } = parameter;
         let codes = Type::new(DType::U8, dims.iter().cloned());
-        let largest = Type::new(DType::F32, self.blocks(dims)?.dims(dims));
+        let largest = Type::new(*dtype, self.blocks(dims)?.dims(dims));
         Ok([codes.clone(), largest.clone(), codes, largest])
     }
 }
@@ -71,7 +72,7 @@ impl Operator for Adam8bit {
         }
         let (given, others) = (&operands[2..6], [&operands[..2], &operands[6..]].concat());
         let new = parameter(&Inference { operands: &others, declared: types.declared }, 2, REQUIRED - 4)?;
-        let states = self.states(&new.dims)?;
+        let states = self.states(&new)?;
         if let Some(i) = (0..4).find(|&i| !given[i].same_shape(&states[i])) {
             let error = format!("operand {} is {}, not {}", i + 2, given[i], states[i]);
             return Err(TypeError::new(error));

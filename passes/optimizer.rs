@@ -1,19 +1,21 @@
 //! Optimizer: turns gradients into new parameters, with everything that a step decides (rate, clipping) on the device.
 //!
 //! Reads the outputs `grad.NAME` of [`crate::autodiff`]; adds the states `step`, `adam.m(NAME)`, `adam.v(NAME)`,
-//! `sgd.velocity(NAME)` or `adagrad.sum(NAME)`, the outputs `lr` and `grad_norm` (f64; the norm before clipping), and the
+//! `sgd.velocity(NAME)` and the like for each parameter NAME, the outputs `lr` and `grad_norm` (f64; the norm before clipping), and the
 //! new value of each parameter. If the loss is scaled ([`crate::precision`]), a step whose gradients are not finite leaves
 //! every state as it was. The optimizer's operators do both themselves: their operand `scale` has the product of all factors
 //! of a gradient, and `skip` says whether the states stay. Plain gradient descent has no operator; its nodes multiply and
 //! select. Invariants: everything it adds is in the update phase; a parameter without a gradient keeps its value.
 
+mod adafactor;
 mod algorithm;
 mod group;
 mod scale;
 pub mod schedule;
 mod update;
 
-pub use algorithm::{Algorithm, Hyperparameter, Range};
+pub use adafactor::Adafactor;
+pub use algorithm::{Algorithm, Choice, Hyperparameter, Moments, Range, Word};
 pub use group::{Group, settings};
 pub(crate) use scale::{Casts, Factored, Products};
 
@@ -43,7 +45,7 @@ pub struct Optimizer {
     pub lr: f64,
     /// How the learning rate changes.
     pub schedule: Schedule,
-    /// Weight decay: decoupled for AdamW, added to the gradient for the others.
+    /// Weight decay: decoupled for AdamW and Lion, added to the gradient for the others.
     pub weight_decay: f64,
     /// Which parameters decay.
     pub decay: Decay,

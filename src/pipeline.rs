@@ -23,7 +23,7 @@ use passes::initialize::Initialize;
 use passes::loss::Loss;
 use passes::moe::Moe;
 use passes::offload::Offload;
-use passes::optimizer::{Algorithm, Optimizer};
+use passes::optimizer::Optimizer;
 use passes::parameters::{ParameterSpec, Parameters, Set};
 use passes::precision::Precision;
 use passes::recompute::Recompute;
@@ -206,11 +206,6 @@ impl CompilationPlan {
         // A weight that is read only through its cast is the optimizer's, from stage 1 of ZeRO on.
         let weight = sharded(4096, if is_half { 1 } else { 3 });
         let cast = if is_half { sharded(2048, 3) } else { 0 };
-        let states = match self.optimizer.algorithm {
-            Algorithm::Sgd { momentum: 0.0, .. } => 0,
-            Algorithm::Sgd { .. } | Algorithm::Adagrad { .. } => 1,
-            Algorithm::Adam { .. } => 2,
-        };
         // Of 34 bytes for each element of a layer, 10 stand where hidden dims and heads are not divided (Korthikanti et al., Reducing
         // Activation Recomputation in Large Transformer Models, arXiv 2205.05198, section 4.2.1).
         let mib = 1 << 20;
@@ -220,7 +215,7 @@ impl CompilationPlan {
             limit,
             weight: (weight + cast) / tensor,
             gradient: sharded(1024 * self.precision.grad_dtype.bytes(), 2) / tensor,
-            optimizer: sharded(4096 * states, 1) / tensor,
+            optimizer: sharded(1024 * self.optimizer.algorithm.state_bytes(), 1) / tensor,
             activations: (whole / data).max(1),
             measured: measured.to_vec(),
         }
@@ -366,14 +361,20 @@ impl CompilationPlan {
         Pipeline { passes: passes.collect() }
     }
 
+    /// Whether the reference has the states of the compiled program, and not the tensors of the file.
+    pub fn reference_has_states(&self) -> bool {
+        self.moe.is_some() || self.optimizer.algorithm.depends_on_cuts()
+    }
+
     /// The untransformed program's step, with the parameters that the compiled one was found to have.
     ///
     /// Feed-forward blocks are found in the canonical form of a model, so with mixtures of experts the reference has that form, and the
-    /// compiled program's states. A program of the same file without mixtures is compared with the file as it is.
+    /// compiled program's states. So it has with an optimizer whose rule depends on the way in which the tensors of the file are cut into
+    /// states. A program of the same file without mixtures and with another optimizer is compared with the file as it is.
     pub fn reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
-        let mut reference = match self.moe {
-            Some(_) => self.model(),
-            None => pipeline([
+        let mut reference = match self.reference_has_states() {
+            true => self.model(),
+            false => pipeline([
                 self.bind.clone().into(),
                 self.dropout.clone().into(),
                 Fold.into(),
@@ -406,9 +407,10 @@ impl CompilationPlan {
         let given: Pass = self.given(parameters).into();
         let mut all: Vec<Pass> =
             self.forward().passes.into_iter().chain(self.training().passes).skip(done).collect();
-        // Blocks of experts are found in the canonical form.
-        all.retain(|pass| pass.is_needed() || self.moe.is_some() && matches!(pass, Pass::Canonicalize(_)));
-        if self.moe.is_some() {
+        // Blocks of experts are found in the canonical form, and states are cut in it.
+        let is_canonical = self.reference_has_states();
+        all.retain(|pass| pass.is_needed() || is_canonical && matches!(pass, Pass::Canonicalize(_)));
+        if is_canonical {
             return Pipeline { passes: all };
         }
         for pass in &mut all {

@@ -90,12 +90,12 @@ impl Subject {
             start.insert(state.name.clone(), tensor.ok_or_else(missing)?);
         }
         let mut tensors = compilation.file_tensors(|name| start.get(name))?;
-        let layout = match plan.moe {
-            Some(_) => Layout::of_states(&compilation.forward, module),
-            None => Layout::of(&compilation.parameters),
+        let layout = match plan.reference_has_states() {
+            true => Layout::of_states(&compilation.forward, module),
+            false => Layout::of(&compilation.parameters),
         };
-        if plan.moe.is_some() {
-            // States of experts are no tensors of the file.
+        if plan.reference_has_states() {
+            // States of experts are no tensors of the file, and other states are parts of one.
             tensors.extend(without_padding(&start, &layout)?);
         }
         plan.delays = layout.delays(module);

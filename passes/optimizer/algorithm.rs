@@ -1,6 +1,9 @@
 //! The rules by which a parameter moves, and how they are written in a pipeline.
 
+use super::adafactor::Adafactor;
 use crate::arguments::Arguments;
+use ir::DType;
+use ir::ops::optimizer::Adam;
 
 /// The rule by which a parameter moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +20,15 @@ pub enum Algorithm {
         /// Added to the root of the sum of squares.
         eps: f64,
     },
+    /// See [`Adafactor`].
+    Adafactor(Adafactor),
+    /// See [`ir::ops::optimizer::Lion`].
+    Lion {
+        /// Share of the momentum in the direction of a step.
+        beta1: f64,
+        /// Decay of the momentum.
+        beta2: f64,
+    },
     /// Adam, or AdamW if `decoupled`; see [`ir::ops::optimizer::Adam`].
     Adam {
         /// Decay of the first moment.
@@ -27,7 +39,123 @@ pub enum Algorithm {
         eps: f64,
         /// Whether the weight decay bypasses the moments.
         decoupled: bool,
+        /// The form in which the moments are kept.
+        moments: Moments,
     },
+}
+
+/// The form in which Adam keeps its moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moments {
+    /// In the type of the parameter: f32, also where a model is trained in half precision.
+    #[default]
+    Full,
+    /// In bf16, except those of f64 parameters.
+    Bf16,
+    /// In 8 bits, with a number for each block, except those of small parameters; see [`ir::ops::optimizer::Adam8bit`].
+    EightBit,
+}
+
+impl Moments {
+    /// Every form with its name in text.
+    pub const ALL: [(Self, &'static str); 3] =
+        [(Self::Full, "f32"), (Self::Bf16, "bf16"), (Self::EightBit, "8bit")];
+    /// The elements of a block of moments in 8 bits, as in bitsandbytes.
+    pub const BLOCK: u64 = 256;
+    /// The fewest elements of a parameter whose moments are kept in 8 bits, as in bitsandbytes.
+    pub const LEAST: u64 = 4096;
+
+    /// The largest decay of a moment that is kept so. A moment of bf16 has 8 significant bits, and is rounded to nearest: a share
+    /// of 2⁻⁸ or less that is taken from it, or less than half of that, may leave it as it was for ever.
+    pub fn largest_decay(self) -> f64 {
+        match self {
+            Self::Full | Self::EightBit => 1.0,
+            Self::Bf16 => 1.0 - 1.0 / 256.0,
+        }
+    }
+
+    /// The element type of the moments of a parameter, where they are numbers.
+    pub fn dtype(self, parameter: DType) -> DType {
+        match self {
+            Self::Bf16 if Adam::moments_may_be(DType::BF16, parameter) => DType::BF16,
+            Self::Full | Self::Bf16 | Self::EightBit => parameter,
+        }
+    }
+
+    /// Refuses a decay with which a moment that is kept so would stay as it was.
+    fn check(self, name: &str, decay: f64) -> Result<(), String> {
+        if decay <= self.largest_decay() || decay >= 1.0 {
+            return Ok(());
+        }
+        Err(format!(
+            "{name} is {decay}; moments of {} are rounded to 8 bits, and stay as they are with a {name} above {}; give a \
+             smaller {name}, such as {}, or moments=f32",
+            name_of(&Self::ALL, &self),
+            self.largest_decay(),
+            self.default_beta2()
+        ))
+    }
+
+    /// The decay of the second moment, if none is given: PyTorch's, or that of DeepSeek-V3 (arXiv 2412.19437, sections 3.3.3 and 4.2), which
+    /// was trained with moments of bf16.
+    fn default_beta2(self) -> f64 {
+        match self {
+            Self::Full | Self::EightBit => 0.999,
+            Self::Bf16 => 0.95,
+        }
+    }
+}
+
+/// A word that belongs to an algorithm, under its name in text.
+#[derive(Debug, PartialEq)]
+pub struct Word<'a> {
+    /// Its name.
+    pub name: &'static str,
+    /// The choice that the word makes.
+    pub choice: Choice<'a>,
+}
+
+/// What a word chooses.
+#[derive(Debug, PartialEq)]
+pub enum Choice<'a> {
+    /// The form of Adam's moments.
+    Moments(&'a mut Moments),
+    /// Whether a step of Adafactor is relative: `on` or `off`.
+    Switch(&'a mut bool),
+}
+
+impl Choice<'_> {
+    /// Makes the choice of this word.
+    ///
+    /// # Errors
+    /// A word that is none of the choice's.
+    pub fn set(&mut self, word: &str) -> Result<(), String> {
+        match self {
+            Self::Moments(moments) => **moments = chosen(&Moments::ALL, word)?,
+            Self::Switch(is_on) => **is_on = chosen(&SWITCH, word)?,
+        }
+        Ok(())
+    }
+
+    /// The word of the choice.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Moments(moments) => name_of(&Moments::ALL, moments),
+            Self::Switch(is_on) => name_of(&SWITCH, is_on),
+        }
+    }
+}
+
+const SWITCH: [(bool, &str); 2] = [(true, "on"), (false, "off")];
+
+fn chosen<T: Copy>(words: &[(T, &'static str)], word: &str) -> Result<T, String> {
+    let found = words.iter().find(|(_, name)| *name == word);
+    let names: Vec<&str> = words.iter().map(|(_, name)| *name).collect();
+    found.map(|(choice, _)| *choice).ok_or_else(|| format!("`{word}` is none of {}", names.join(", ")))
+}
+
+fn name_of<T: PartialEq>(words: &[(T, &'static str)], choice: &T) -> &'static str {
+    words.iter().find(|(other, _)| other == choice).map_or("", |(_, name)| name)
 }
 
 /// A number that belongs to an algorithm, under its name in text.
@@ -46,22 +174,34 @@ pub struct Hyperparameter<'a> {
 pub enum Range {
     /// At least 0 and below 1.
     Share,
+    /// Above 0.
+    Positive,
     /// A small number that keeps a divisor from 0; an optimizer of a file may have the epsilon 0.
     Epsilon,
 }
 
 impl Algorithm {
+    /// Adam with PyTorch's defaults.
+    pub const ADAM: Self =
+        Self::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: false, moments: Moments::Full };
     /// AdamW with PyTorch's defaults.
-    pub const ADAMW: Self = Self::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true };
+    pub const ADAMW: Self =
+        Self::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true, moments: Moments::Full };
     /// Adagrad with PyTorch's defaults.
     pub const ADAGRAD: Self = Self::Adagrad { eps: 1e-10 };
+    /// Adafactor with the paper's defaults.
+    pub const ADAFACTOR: Self = Self::Adafactor(Adafactor::DEFAULT);
+    /// Lion with the paper's defaults.
+    pub const LION: Self = Self::Lion { beta1: 0.9, beta2: 0.99 };
     /// Every algorithm with its name, with default hyperparameters.
-    pub const ALL: [(Self, &'static str); 6] = [
+    pub const ALL: [(Self, &'static str); 8] = [
         (Self::Sgd { momentum: 0.0, nesterov: false }, "sgd"),
         (Self::Sgd { momentum: 0.9, nesterov: false }, "momentum"),
         (Self::Sgd { momentum: 0.9, nesterov: true }, "nesterov"),
         (Self::ADAGRAD, "adagrad"),
-        (Self::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: false }, "adam"),
+        (Self::ADAFACTOR, "adafactor"),
+        (Self::LION, "lion"),
+        (Self::ADAM, "adam"),
         (Self::ADAMW, "adamw"),
     ];
 
@@ -77,14 +217,101 @@ impl Algorithm {
         match self {
             Self::Sgd { momentum, nesterov: _ } => vec![share("momentum", momentum)],
             Self::Adagrad { eps } => vec![epsilon(eps)],
-            Self::Adam { beta1, beta2, eps, decoupled: _ } => {
+            Self::Adafactor(Adafactor { relative: _, beta1, decay_rate, clip_threshold, eps1, eps2 }) => {
+                let positive = |name, value| Hyperparameter { name, value, range: Range::Positive };
+                let small = |name, value| Hyperparameter { name, value, range: Range::Epsilon };
+                vec![
+                    share("beta1", beta1),
+                    positive("decay-rate", decay_rate),
+                    positive("clip-threshold", clip_threshold),
+                    small("eps1", eps1),
+                    small("eps2", eps2),
+                ]
+            }
+            Self::Lion { beta1, beta2 } => vec![share("beta1", beta1), share("beta2", beta2)],
+            Self::Adam { beta1, beta2, eps, decoupled: _, moments: _ } => {
                 vec![share("beta1", beta1), share("beta2", beta2), epsilon(eps)]
             }
         }
     }
 
+    /// The bytes of its states for each element of an f32 parameter of two dims or more, without terms that vanish in a large one.
+    pub fn state_bytes(&self) -> u64 {
+        match self {
+            Self::Sgd { momentum: 0.0, .. } => 0,
+            Self::Sgd { .. } | Self::Adagrad { .. } | Self::Lion { .. } => 4,
+            Self::Adafactor(rule) => {
+                if rule.beta1 > 0.0 {
+                    4
+                } else {
+                    0
+                }
+            }
+            Self::Adam { moments: Moments::Full, .. } => 8,
+            Self::Adam { moments: Moments::Bf16, .. } => 4,
+            Self::Adam { moments: Moments::EightBit, .. } => 2,
+        }
+    }
+
+    /// Whether the update of an element depends on other elements of its parameter, so that a tensor of the file is updated in
+    /// another way if it is cut into several states.
+    pub fn depends_on_cuts(&self) -> bool {
+        match self {
+            Self::Sgd { .. } | Self::Adagrad { .. } | Self::Lion { .. } => false,
+            Self::Adafactor(_) => true,
+            Self::Adam { moments, .. } => *moments == Moments::EightBit,
+        }
+    }
+
+    /// The words that its text gives, to be read and set before the hyperparameters.
+    pub fn words(&mut self) -> Vec<Word<'_>> {
+        match self {
+            Self::Sgd { .. } | Self::Adagrad { .. } | Self::Lion { .. } => vec![],
+            Self::Adafactor(rule) => {
+                vec![Word { name: "relative", choice: Choice::Switch(&mut rule.relative) }]
+            }
+            Self::Adam { moments, .. } => vec![Word { name: "moments", choice: Choice::Moments(moments) }],
+        }
+    }
+
+    /// The same algorithm with the words that `word_of` gives by their names, and with the default hyperparameters of these words.
+    ///
+    /// # Errors
+    /// A word that is none of its choice's.
+    pub fn with_words(
+        mut self,
+        mut word_of: impl FnMut(&'static str) -> Option<String>,
+    ) -> Result<Self, String> {
+        for Word { name, mut choice } in self.words() {
+            if let Some(word) = word_of(name) {
+                choice.set(&word).map_err(|error| format!("{name}: {error}"))?;
+            }
+        }
+        if let Self::Adam { beta2, moments, .. } = &mut self {
+            *beta2 = moments.default_beta2();
+        }
+        Ok(self)
+    }
+
+    /// The words that are not the defaults of its name, each with the name of its choice.
+    pub fn own_words(&self) -> Vec<(&'static str, &'static str)> {
+        let (mut given, mut default) = (*self, Self::named(self.name()).unwrap_or(*self));
+        let words = given.words().into_iter().zip(default.words());
+        let own = words.filter(|(given, default)| given.choice != default.choice);
+        own.map(|(given, _)| (given.name, given.choice.word())).collect()
+    }
+
+    /// The algorithm of the same name and words with default hyperparameters.
+    fn default_of(self) -> Self {
+        let words = self.own_words();
+        let word_of =
+            |name: &str| words.iter().find(|(other, _)| *other == name).map(|(_, word)| (*word).into());
+        Self::named(self.name()).and_then(|default| default.with_words(word_of).ok()).unwrap_or(self)
+    }
+
     pub(super) fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let mut algorithm = arguments.word(&Self::ALL).unwrap_or(Self::ADAMW);
+        let algorithm = arguments.word(&Self::ALL).unwrap_or(Self::ADAMW);
+        let mut algorithm = algorithm.with_words(|name| arguments.take(name))?;
         for Hyperparameter { name, value, .. } in algorithm.hyperparameters() {
             *value = arguments.value(name, *value)?;
         }
@@ -95,7 +322,8 @@ impl Algorithm {
         arguments.push("", self.name());
         // The rule with a momentum goes by two names, so its momentum is always written.
         let always = matches!(self, Self::Sgd { .. });
-        let (mut given, mut default) = (*self, Self::named(self.name()).unwrap_or(*self));
+        let (mut given, mut default) = (*self, self.default_of());
+        self.own_words().into_iter().for_each(|(name, word)| arguments.push(name, word));
         for (given, default) in given.hyperparameters().into_iter().zip(default.hyperparameters()) {
             if always || given.value != default.value {
                 arguments.push(given.name, *given.value);
@@ -110,6 +338,8 @@ impl Algorithm {
             Self::Sgd { momentum: 0.0, .. } => "sgd",
             Self::Sgd { .. } => "momentum",
             Self::Adagrad { .. } => "adagrad",
+            Self::Adafactor(_) => "adafactor",
+            Self::Lion { .. } => "lion",
             Self::Adam { decoupled: true, .. } => "adamw",
             Self::Adam { .. } => "adam",
         }
@@ -120,6 +350,9 @@ impl Algorithm {
         if let Self::Sgd { momentum: 0.0, nesterov: true } = self {
             return Err("nesterov's rule needs a momentum above 0".to_string());
         }
+        if let Self::Adam { beta1, beta2, moments, .. } = self {
+            moments.check("beta1", *beta1).and(moments.check("beta2", *beta2))?;
+        }
         let mut given = *self;
         given.hyperparameters().into_iter().try_for_each(
             |Hyperparameter { name, value, range }| match range {
@@ -127,7 +360,8 @@ impl Algorithm {
                     Err(format!("{name} is {value}; it must be at least 0 and below 1"))
                 }
                 Range::Share => Ok(()),
-                Range::Epsilon => not_negative(name, *value),
+                Range::Positive if *value == 0.0 => Err(format!("{name} is 0; it must be above 0")),
+                Range::Positive | Range::Epsilon => not_negative(name, *value),
             },
         )
     }

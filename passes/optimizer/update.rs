@@ -1,10 +1,11 @@
 //! The update of one parameter: the nodes of its rule, and the states that the rule keeps.
 
-use super::algorithm::Algorithm;
+use super::adafactor;
+use super::algorithm::{Algorithm, Moments};
 use ir::ops::Float;
 use ir::ops::elementwise::Binary;
-use ir::ops::optimizer::{Adagrad, Adam, Sgd};
-use ir::{Builder, Initializer, Role, StateId, TypeError, ValueId};
+use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
+use ir::{Builder, Initializer, Role, StateId, Type, TypeError, ValueId};
 
 /// The scalars that an update reads: f64 but for the last two.
 pub(super) struct Scalars {
@@ -51,9 +52,32 @@ pub(super) fn build_update(
             b.tables().states[sum.0].output = Some(results[1]);
             results[0]
         }
-        Algorithm::Adam { beta1, beta2, eps, decoupled } => {
-            let (m, v) = (add_state(b, "adam.m", state), add_state(b, "adam.v", state));
+        Algorithm::Adafactor(rule) => adafactor::build(b, &rule, state, gradient, scalars)?,
+        Algorithm::Lion { beta1, beta2 } => {
+            let momentum = add_state(b, "lion.m", state);
+            let [beta1, beta2] = [beta1, beta2].map(Float::new);
+            let operands = with_optional(&[parameter, gradient, momentum.1, lr, weight_decay]);
+            let results = b.push(Lion { beta1, beta2 }, &operands)?;
+            b.tables().states[momentum.0].output = Some(results[1]);
+            results[0]
+        }
+        Algorithm::Adam { beta1, beta2, eps, decoupled, moments } => {
             let [beta1, beta2, eps] = [beta1, beta2, eps].map(Float::new);
+            let own = b.module().states[state].ty.clone();
+            if moments == Moments::EightBit && own.numel().is_some_and(|numel| numel >= Moments::LEAST) {
+                let rule = Adam8bit { beta1, beta2, eps, decoupled, block: Moments::BLOCK };
+                let states = add_8bit_states(b, &rule, state)?;
+                let values = states.map(|(_, value)| value);
+                let operands = [&[parameter, gradient][..], &values, &[lr, weight_decay, step]].concat();
+                let results = b.push(rule, &with_optional(&operands))?;
+                for ((id, _), new) in states.into_iter().zip(&results[1..]) {
+                    b.tables().states[id].output = Some(*new);
+                }
+                b.tables().states[state].output = Some(results[0]);
+                return Ok(());
+            }
+            let ty = own.with_dtype(moments.dtype(own.dtype));
+            let [m, v] = ["adam.m", "adam.v"].map(|kind| add_state_with(b, kind, state, ty.clone()));
             let operands = with_optional(&[parameter, gradient, m.1, v.1, lr, weight_decay, step]);
             let results = b.push(Adam { beta1, beta2, eps, decoupled }, &operands)?;
             b.tables().states[m.0].output = Some(results[1]);
@@ -92,9 +116,36 @@ fn build_descent(
 
 /// A state of zeros like a parameter, and its value.
 fn add_state(b: &mut Builder, kind: &str, parameter: StateId) -> (StateId, ValueId) {
+    let ty = b.module().states[parameter].ty.clone();
+    add_state_with(b, kind, parameter, ty)
+}
+
+/// A state of zeros of this type that belongs to a parameter, and its value.
+pub(super) fn add_state_with(
+    b: &mut Builder,
+    kind: &str,
+    parameter: StateId,
+    ty: Type,
+) -> (StateId, ValueId) {
     let row = &b.module().states[parameter];
-    let (name, ty, stage) = (format!("{kind}({})", row.name), row.ty.clone(), row.stage);
+    let (name, stage) = (format!("{kind}({})", row.name), row.stage);
     let id = b.tables().add_state(name, ty, Role::Optimizer, Initializer::Zeros);
     b.tables().states[id].stage = stage;
     (id, b.module().states[id].input)
+}
+
+/// The states of moments in 8 bits, in the order of the operator's operands.
+fn add_8bit_states(
+    b: &mut Builder,
+    rule: &Adam8bit,
+    parameter: StateId,
+) -> Result<[(StateId, ValueId); 4], TypeError> {
+    let [m, m_largest, v, v_largest] = rule.states(&b.module().states[parameter].ty)?;
+    let kinds = [
+        ("adam_8bit.m", m),
+        ("adam_8bit.m.largest", m_largest),
+        ("adam_8bit.v", v),
+        ("adam_8bit.v.largest", v_largest),
+    ];
+    Ok(kinds.map(|(kind, ty)| add_state_with(b, kind, parameter, ty)))
 }

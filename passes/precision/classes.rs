@@ -95,7 +95,9 @@ pub fn class(op: &Op) -> Class {
         // Half would round numbers up to 1.
         Op::RandomUniform(_) => Class::Full,
         Op::Cast(_) => Class::Convert,
-        Op::Accumulate(_) | Op::Adagrad(_) | Op::Adam(_) | Op::Sgd(_) => Class::Update,
+        Op::Accumulate(_) | Op::Adagrad(_) | Op::Adam(_) | Op::Adam8bit(_) | Op::Lion(_) | Op::Sgd(_) => {
+            Class::Update
+        }
     }
 }
 

@@ -143,7 +143,7 @@ fn nodes(module: &Module, states: &BTreeMap<StateId, u32>) -> BTreeMap<NodeId, u
         let stage = match (&node.op, last) {
             (Op::Transfer(_), _) => node.stage,
             (_, None) if is_cheap(module, node) => EVERY_STAGE,
-            (Op::Adam(_) | Op::Sgd(_) | Op::Adagrad(_), _) => node.stage,
+            (Op::Adam(_) | Op::Adam8bit(_) | Op::Sgd(_) | Op::Adagrad(_) | Op::Lion(_), _) => node.stage,
             (_, Some(last)) if is_scalar || node.stage == EVERY_STAGE => last,
             _ => node.stage,
         };

@@ -18,8 +18,9 @@ use super::value::{ValueError, below_one, not_negative, one_of, positive, serial
 #[command(next_help_heading = "Optimizer")]
 #[serde(rename_all = "kebab-case")]
 pub struct Optimizer {
-    /// Update rule: sgd, momentum or nesterov, each with [:momentum=X]; adagrad with [:eps=X]; adam or adamw, each with
-    /// [:beta1=X,beta2=X,eps=X]
+    /// Update rule: sgd, momentum or nesterov, each with [:momentum=X]; adagrad with [:eps=X]; adafactor with
+    /// [:relative=on|off,beta1=X,decay-rate=X,clip-threshold=X,eps1=X,eps2=X]; lion with [:beta1=X,beta2=X]; adam or adamw,
+    /// each with [:beta1=X,beta2=X,eps=X,moments=f32|bf16|8bit]
     #[arg(long, value_name = "NAME[:KEY=X,…]", default_value = "adamw", value_parser = algorithm::parse)]
     #[serde(serialize_with = "algorithm::serialize")]
     pub optimizer: Algorithm,

@@ -104,6 +104,11 @@ impl<'a> Spec<'a> {
         Err(ValueError::new(format!("`{}` has no setting `{key}`; it has {has}", self.name)))
     }
 
+    /// The text of `key`, if it is given.
+    pub(super) fn text(&self, key: &str) -> Option<&'a str> {
+        self.settings.iter().find(|(other, _)| *other == key).map(|(_, text)| *text)
+    }
+
     /// The value of `key`, read by `parse`, or `default` when it is not given.
     pub(super) fn take<T>(
         &self,

@@ -8,7 +8,8 @@
 use super::execute::{Execution, Tensors};
 use super::layout::{FileTensor, Layout, StatePart};
 use ir::interp::StepOutputs;
-use ir::{Scalar, ScalarPart, StepOutput, Tensor};
+use ir::tensor::Elements;
+use ir::{DType, Scalar, ScalarPart, StepOutput, Tensor};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -101,10 +102,17 @@ fn finite<S: Serializer>(error: &f64, serializer: S) -> Result<S::Ok, S::Error> 
 /// The share of the largest of a kind below which a tensor counts as zero.
 pub const FLOOR: f64 = 1e-4;
 
-/// `max|a - b| / max(max|b|, floor)`.
+/// The error of a code that is off by one. Codes are the only numbers of u8; 255 stands beside 0.
+pub const CODE: f64 = 1.0 / 255.0;
+
+/// `max|a - b| / max(max|b|, floor)`; of codes [`CODE`] for each that they are apart.
 pub fn error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
     if a.sizes != b.sizes {
         return f64::INFINITY;
+    }
+    if let (DType::U8, Elements::Int(a), Elements::Int(b)) = (a.dtype, &a.elements, &b.elements) {
+        let apart = a.iter().zip(b).map(|(a, b)| (a - b).rem_euclid(256).min((b - a).rem_euclid(256)));
+        return apart.max().unwrap_or(0) as f64 * CODE;
     }
     let (mut largest, mut apart) = (floor, 0.0f64);
     for (a, b) in a.numbers().into_iter().zip(b.numbers()) {
@@ -276,6 +284,13 @@ mod tests {
         assert_eq!(error(&tensor(&[1.0, 8.5]), &tensor(&[1.0, 8.0]), 0.0), 0.5 / 8.0);
         assert_eq!(error(&tensor(&[1e-9, 0.0]), &tensor(&[0.0, 0.0]), 1e-3), 1e-9 / 1e-3);
         assert_eq!(error(&tensor(&[0.0]), &tensor(&[0.0]), 0.0), 0.0);
+    }
+
+    #[test]
+    fn codes_are_apart_by_their_numbers_around_zero() {
+        let codes = |codes: &[i64]| Tensor::int(DType::U8, vec![codes.len()], codes.to_vec());
+        assert_eq!(error(&codes(&[255, 3]), &codes(&[1, 3]), 0.0), 2.0 * CODE);
+        assert_eq!(error(&codes(&[7, 129]), &codes(&[7, 128]), 0.0), CODE);
     }
 
     #[test]

@@ -15,9 +15,9 @@ use super::{Subject, other_states};
 use crate::compilation::Source;
 use crate::failure::Failure;
 use ir::tensor::Elements;
-use ir::{DType, Module, Phase, Tensor, random};
+use ir::{DType, Module, Phase, Role, State, Tensor, ValueId, random};
 use runtime::program::UpdateTime;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most samples. The largest of so many is rarely a quarter of another.
 const SAMPLES: u64 = 8;
@@ -68,13 +68,22 @@ impl<'a> Rounding<'a> {
         };
         loop {
             for difference in differences.iter_mut().filter(|difference| difference.error > tolerance) {
-                difference.rounding = self.largest.get(&(difference.kind, here(difference))).copied();
+                let sampled = self.largest.get(&(difference.kind, here(difference))).copied();
+                difference.rounding = sampled.or_else(|| self.kept(difference));
             }
             if self.samples == SAMPLES || !differences.iter().any(is_open) {
                 return Ok(());
             }
             self.sample()?;
         }
+    }
+
+    /// The error that rounding to the type of a state of the optimizer makes.
+    fn kept(&self, difference: &Difference) -> Option<RoundingError> {
+        let kind = difference.name.split_once('(').filter(|_| difference.kind == Kind::Optimizer)?.0;
+        let is_kind = |state: &&State| state.name.strip_prefix(kind).is_some_and(|of| of.starts_with('('));
+        let states = self.subject.compilation.training.states.values().filter(is_kind);
+        states.filter_map(|state| kept(state.ty.dtype)).max_by(|a, b| a.error.total_cmp(&b.error))
     }
 
     fn sample(&mut self) -> Result<(), Failure> {
@@ -113,13 +122,28 @@ impl<'a> Rounding<'a> {
     }
 }
 
-/// The float type with the fewest digits that a program computes with or keeps.
+/// The float type with the fewest digits that a program computes with or keeps, apart from the optimizer's states: how these are
+/// rounded says nothing of the other numbers of a step.
 pub fn coarsest(module: &Module) -> DType {
     let nodes = module.nodes().filter(|(_, node)| node.phase != Phase::Prepare);
-    let computed = nodes.flat_map(|(_, node)| &node.results).map(|&value| module.ty(value).dtype);
-    let kept = module.states.values().map(|state| state.ty.dtype);
+    let of_optimizer = module.states.values().filter(|state| state.role == Role::Optimizer);
+    let of_optimizer: BTreeSet<ValueId> = of_optimizer.filter_map(|state| state.output).collect();
+    let computed = nodes.flat_map(|(_, node)| &node.results).filter(|value| !of_optimizer.contains(value));
+    let computed = computed.map(|&value| module.ty(value).dtype);
+    let kept = module.states.values().filter(|state| state.role != Role::Optimizer);
+    let kept = kept.map(|state| state.ty.dtype);
     let floats = computed.chain(kept).filter(|dtype| dtype.is_float() && *dtype != DType::F64);
     floats.fold(DType::F32, |coarsest, dtype| if unit(dtype) > unit(coarsest) { dtype } else { coarsest })
+}
+
+/// The error that rounding a state to its own type makes, if it is kept in fewer digits than f32: of codes, one code.
+fn kept(dtype: DType) -> Option<RoundingError> {
+    let error = match dtype {
+        DType::F16 | DType::BF16 => unit(dtype),
+        DType::U8 => compare::CODE,
+        _ => return None,
+    };
+    Some(RoundingError { error, is_all: false })
 }
 
 /// The largest relative error of rounding to a float type.

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use expect_test::{Expect, expect};
 use passes::initialize::Rule;
 use passes::optimizer::schedule::{Curve, Schedule};
-use passes::optimizer::{Algorithm, Decay};
+use passes::optimizer::{Algorithm, Decay, Moments};
 use trainyard::cli::{Cli, Command, Compile, ParseError};
 use trainyard::config::{DataSource, InitRule, InputSource, Length, PrecisionChoice, Resume, Settings};
 use trainyard::diagnostics::{Severity, render};
@@ -105,7 +105,7 @@ fn structured_values_are_read_into_types() {
     assert_eq!(settings.initial.init, Some(InitRule(Rule::Normal { std: 0.5 })));
     assert_eq!(
         settings.optimizer.optimizer,
-        Algorithm::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: false }
+        Algorithm::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: false, moments: Moments::Full }
     );
     assert_eq!(settings.optimizer.weight_decay(), 0.0);
     let schedule = Schedule { curve: Curve::Cosine, warmup: 20, min: 1e-4, steps: 600, decay: 0 };
@@ -138,9 +138,14 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             "--init normal",
             "--init normal:sdt=1",
             "--init gpt2:std=1",
-            "--optimizer lion",
+            "--optimizer rmsprop",
             "--optimizer sgd:beta1=0.9",
             "--optimizer adam:beta1=1",
+            "--optimizer adam:moments=f16",
+            "--optimizer adamw:moments=bf16,beta2=0.999",
+            "--optimizer adafactor:relative=yes",
+            "--optimizer adafactor:clip-threshold=0",
+            "--optimizer lion:eps=1",
             "--optimizer adam:beta1",
             "--optimizer adam:beta1=0.5,beta1=0.5",
             "--optimizer adam:eps=0",
@@ -190,9 +195,14 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value 'normal' for '--init <RULE>': `normal` needs a standard deviation: normal:std=0.02
             error: invalid value 'normal:sdt=1' for '--init <RULE>': `normal` has no setting `sdt`; it has std
             error: invalid value 'gpt2:std=1' for '--init <RULE>': `gpt2` has no setting `std`; it has none
-            error: invalid value 'lion' for '--optimizer <NAME[:KEY=X,…]>': `lion` is not a optimizer; there are sgd, momentum, nesterov, adagrad, adam, adamw
+            error: invalid value 'rmsprop' for '--optimizer <NAME[:KEY=X,…]>': `rmsprop` is not a optimizer; there are sgd, momentum, nesterov, adagrad, adafactor, lion, adam, adamw
             error: invalid value 'sgd:beta1=0.9' for '--optimizer <NAME[:KEY=X,…]>': `sgd` has no setting `beta1`; it has momentum
             error: invalid value 'adam:beta1=1' for '--optimizer <NAME[:KEY=X,…]>': beta1: `1` is not a number from 0 to below 1
+            error: invalid value 'adam:moments=f16' for '--optimizer <NAME[:KEY=X,…]>': moments: `f16` is none of f32, bf16, 8bit
+            error: invalid value 'adamw:moments=bf16,beta2=0.999' for '--optimizer <NAME[:KEY=X,…]>': beta2 is 0.999; moments of bf16 are rounded to 8 bits, and stay as they are with a beta2 above 0.99609375; give a smaller beta2, such as 0.95, or moments=f32
+            error: invalid value 'adafactor:relative=yes' for '--optimizer <NAME[:KEY=X,…]>': relative: `yes` is none of on, off
+            error: invalid value 'adafactor:clip-threshold=0' for '--optimizer <NAME[:KEY=X,…]>': clip-threshold: `0` is not a finite number above 0
+            error: invalid value 'lion:eps=1' for '--optimizer <NAME[:KEY=X,…]>': `lion` has no setting `eps`; it has beta1, beta2
             error: invalid value 'adam:beta1' for '--optimizer <NAME[:KEY=X,…]>': `beta1` in `adam:beta1` is not of the form key=value
             error: invalid value 'adam:beta1=0.5,beta1=0.5' for '--optimizer <NAME[:KEY=X,…]>': `beta1` stands twice in `adam:beta1=0.5,beta1=0.5`
             error: invalid value 'adam:eps=0' for '--optimizer <NAME[:KEY=X,…]>': eps: `0` is not a finite number above 0

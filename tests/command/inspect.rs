@@ -353,6 +353,13 @@ fn costs_grow_with_the_batch_and_the_optimizer() {
     let (adam, momentum) = (optimizer("adamw"), optimizer("momentum"));
     let parameters = small["memory"]["parameters"].as_u64().expect("it is a number");
     assert!(adam >= 2 * parameters && momentum >= parameters && momentum < adam, "{adam} {momentum}");
+    // Without momentum, the state of gradient descent is the counter of steps.
+    assert_eq!(optimizer("sgd"), 8);
+    assert_eq!(optimizer("lion"), momentum);
+    assert_eq!(optimizer("adamw:moments=bf16"), momentum);
+    let (factored, in_8_bits) = (optimizer("adafactor"), optimizer("adamw:moments=8bit"));
+    assert!(factored > 8 && factored < parameters / 10, "{factored} of {parameters}");
+    assert!(in_8_bits < momentum && in_8_bits > parameters / 2, "{in_8_bits} of {parameters}");
 }
 
 #[test]

@@ -134,8 +134,8 @@ fn adamw_of_all_parameters_of_a_shape() {
                 const auto a11 = (bf16*)own[11];
                 const auto a12 = (const u32*)own[12];
                 if (a12[1]) return;
-                const optimizer::Tensors<const float, 3> from = {{a4, a5, a6}};
-                const optimizer::Tensors<float, 3> to = {{a8, a9, a10}};
+                const optimizer::Tensors<const float, const float, 3> from = {a4, {a5, a6}};
+                const optimizer::Tensors<float, float, 3> to = {a8, {a9, a10}};
                 optimizer::adam<true, Layout<List<128, 128>, List<384, 1>>, u32, 4, true>(0.9, 0.999, 1e-8, a0, a1, a2, optimizer::Scaled<float>{a3}, a7, from, to, optimizer::Copy<bf16, Layout<List<128, 128>, List<384, 1>>, u32, true>{a11});
                 }
             }

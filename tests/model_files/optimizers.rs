@@ -15,7 +15,7 @@ use crate::archive;
 use ir::interp::{self, Missing, Mode, StateValues};
 use ir::{Builder, DType, Initializer, Module, Role, StateId, Tensor, Type};
 use onnx::proto::{AttributeProto, ModelProto, NodeProto, TensorProto};
-use passes::optimizer::{Algorithm, Decay, Optimizer};
+use passes::optimizer::{Algorithm, Decay, Moments, Optimizer};
 use passes::{PassContext, Transform, autodiff};
 use prost::Message;
 use std::collections::BTreeMap;
@@ -70,7 +70,13 @@ impl Case {
         match self.node.op_type() {
             "Adagrad" => (Algorithm::Adagrad { eps }, &["adagrad.sum"]),
             "Adam" => {
-                let adam = Algorithm::Adam { beta1: alpha, beta2: beta, eps, decoupled: false };
+                let adam = Algorithm::Adam {
+                    beta1: alpha,
+                    beta2: beta,
+                    eps,
+                    decoupled: false,
+                    moments: Moments::Full,
+                };
                 (adam, &["adam.m", "adam.v"])
             }
             "Momentum" => {

@@ -5,6 +5,7 @@ mod canonicalize;
 mod collectives;
 mod experts;
 mod gradients;
+mod less_state;
 mod manager;
 mod meshes;
 mod optimizers;

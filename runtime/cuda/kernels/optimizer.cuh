@@ -5,8 +5,11 @@
 
 namespace optimizer {
 
-// The parameter, then the states.
-template <class T, int Count> struct Tensors { T* at[Count]; };
+// The parameter and its states, which may have another type: `Count` tensors in all.
+template <class T, class S, int Count> struct Tensors {
+    T* parameter;
+    S* states[Count - 1];
+};
 
 // The numbers of Adam's rule.
 template <class C> struct AdamRule {
@@ -66,6 +69,17 @@ template <class C> DEVICE void apply(const AdagradRule<C>& rule, C g, C (&x)[2])
     x[0] -= rule.rate * g / (sqrt(x[1]) + rule.eps);
 }
 
+// The numbers of Lion's rule; `keep` is a factor on the parameter, its decay.
+template <class C> struct LionRule { C keep, rate, beta1, beta2, rest1, rest2; };
+
+// One element: `x` has the parameter and the momentum. Neither comparison holds of NaN, which stays.
+template <class C> DEVICE void apply(const LionRule<C>& rule, C g, C (&x)[2]) {
+    const C direction = rule.beta1 * x[1] + rule.rest1 * g;
+    const C sign = direction > (C)0 ? (C)1 : direction < (C)0 ? (C)-1 : direction;
+    x[0] = rule.keep * x[0] - rule.rate * sign;
+    x[1] = rule.beta2 * x[1] + rule.rest2 * g;
+}
+
 // `N` neighbours of the gradient, which lies as it likes; `I` counts its elements. `IN_PACKS` says whether these neighbours lie
 // beside each other, at an aligned place.
 template <class Gradient, class I, int N, bool IN_PACKS, class T> DEVICE Pack<T, N> neighbours(const T* from, i64 first) {
@@ -119,45 +133,50 @@ template <class Operands, class C> DEVICE C scaled(const Operands&, C scale, C g
 template <class Operands> DEVICE bool is_skipped(const Operands&) { return false; }
 template <class T> DEVICE bool is_skipped(const Skippable<T>& operands) { return *operands.skip; }
 
-// Updates `N` neighbours of the parameter and the states.
-template <int N, class Rule, class Operands, class C, class T, int Count>
-DEVICE void apply_all(const Rule& rule, const Operands& operands, C scale, const Pack<T, N>& g, Pack<T, N> (&packs)[Count]) {
+// Updates `N` neighbours of the parameter and of `States` states.
+template <int N, class Rule, class Operands, class C, class T, class S, int States>
+DEVICE void apply_all(const Rule& rule, const Operands& operands, C scale, const Pack<T, N>& g, Pack<T, N>& parameter,
+                      Pack<S, N> (&states)[States]) {
 #pragma unroll
     for (int e = 0; e < N; e++) {
-        C x[Count];
+        C x[States + 1];
+        x[0] = widen(parameter.at[e]);
 #pragma unroll
-        for (int t = 0; t < Count; t++) x[t] = widen(packs[t].at[e]);
+        for (int t = 0; t < States; t++) x[t + 1] = (C)widen(states[t].at[e]);
         apply(rule, scaled(operands, scale, (C)widen(g.at[e])), x);
+        parameter.at[e] = narrow<T>(x[0]);
 #pragma unroll
-        for (int t = 0; t < Count; t++) packs[t].at[e] = narrow<T>(x[t]);
+        for (int t = 0; t < States; t++) states[t].at[e] = narrow<S>(x[t + 1]);
     }
 }
 
 // Updates all elements, `N` neighbours at a time, and writes the copy. The results may lie where the old numbers do. An update
 // that is skipped writes the old numbers.
-template <class Gradient, class I, int N, bool IN_PACKS, class Rule, class Operands, class T, int Count, class Copied>
-DEVICE void update(const Rule& rule, const Operands& operands, const T* gradient, const Tensors<const T, Count>& from,
-                   const Tensors<T, Count>& to, const Copied& copy) {
+template <class Gradient, class I, int N, bool IN_PACKS, class Rule, class Operands, class T, class S, int Count, class Copied>
+DEVICE void update(const Rule& rule, const Operands& operands, const T* gradient,
+                   const Tensors<const T, const S, Count>& from, const Tensors<T, S, Count>& to, const Copied& copy) {
     typedef Computed<T> C;
     const C scale = scale_of<C>(operands);
     const bool skips = is_skipped(operands);
     const i64 step = (i64)gridDim.x * blockDim.x * N;
     for (i64 i = thread_index() * N; i < Gradient::size; i += step) {
         const Pack<T, N> g = neighbours<Gradient, I, N, IN_PACKS>(gradient, i);
-        Pack<T, N> packs[Count];
+        Pack<T, N> parameter = load<N>(from.parameter + i);
+        Pack<S, N> states[Count - 1];
 #pragma unroll
-        for (int t = 0; t < Count; t++) packs[t] = load<N>(from.at[t] + i);
-        if (!skips) apply_all<N>(rule, operands, scale, g, packs);
+        for (int t = 0; t < Count - 1; t++) states[t] = load<N>(from.states[t] + i);
+        if (!skips) apply_all<N>(rule, operands, scale, g, parameter, states);
+        store(to.parameter + i, parameter);
 #pragma unroll
-        for (int t = 0; t < Count; t++) store(to.at[t] + i, packs[t]);
-        put(copy, i, packs[0]);
+        for (int t = 0; t < Count - 1; t++) store(to.states[t] + i, states[t]);
+        put(copy, i, parameter);
     }
 }
 
-template <bool Decoupled, class Gradient, class I, int N, bool IN_PACKS, class Operands, class T, class Copied>
+template <bool Decoupled, class Gradient, class I, int N, bool IN_PACKS, class Operands, class T, class S, class Copied>
 DEVICE void adam(double beta1, double beta2, double eps, const double* rate, const double* decay, const double* step,
-                 const Operands& operands, const T* gradient, const Tensors<const T, 3>& from, const Tensors<T, 3>& to,
-                 const Copied& copy) {
+                 const Operands& operands, const T* gradient, const Tensors<const T, const S, 3>& from,
+                 const Tensors<T, S, 3>& to, const Copied& copy) {
     typedef Computed<T> C;
     SHARED(AdamRule<C>, rule, 1);
     if (threadIdx.x == 0) *rule = adam_rule<Decoupled, C>(beta1, beta2, eps, *rate, *decay, *step);
@@ -167,7 +186,7 @@ DEVICE void adam(double beta1, double beta2, double eps, const double* rate, con
 
 template <bool Nesterov, class Gradient, class I, int N, bool IN_PACKS, class Operands, class T, class Copied>
 DEVICE void sgd(double momentum, const double* rate, const double* decay, const Operands& operands, const T* gradient,
-                const Tensors<const T, 2>& from, const Tensors<T, 2>& to, const Copied& copy) {
+                const Tensors<const T, const T, 2>& from, const Tensors<T, T, 2>& to, const Copied& copy) {
     typedef Computed<T> C;
     const SgdRule<Nesterov, C> rule = {(C)*rate, (C)*decay, (C)momentum};
     update<Gradient, I, N, IN_PACKS>(rule, operands, gradient, from, to, copy);
@@ -175,9 +194,17 @@ DEVICE void sgd(double momentum, const double* rate, const double* decay, const 
 
 template <class Gradient, class I, int N, bool IN_PACKS, class Operands, class T, class Copied>
 DEVICE void adagrad(double eps, const double* rate, const double* decay, const Operands& operands, const T* gradient,
-                    const Tensors<const T, 2>& from, const Tensors<T, 2>& to, const Copied& copy) {
+                    const Tensors<const T, const T, 2>& from, const Tensors<T, T, 2>& to, const Copied& copy) {
     typedef Computed<T> C;
     const AdagradRule<C> rule = {(C)*rate, (C)*decay, (C)eps};
+    update<Gradient, I, N, IN_PACKS>(rule, operands, gradient, from, to, copy);
+}
+
+template <class Gradient, class I, int N, bool IN_PACKS, class Operands, class T, class Copied>
+DEVICE void lion(double beta1, double beta2, const double* rate, const double* decay, const Operands& operands,
+                 const T* gradient, const Tensors<const T, const T, 2>& from, const Tensors<T, T, 2>& to, const Copied& copy) {
+    typedef Computed<T> C;
+    const LionRule<C> rule = {(C)(1.0 - *rate * *decay), (C)*rate, (C)beta1, (C)beta2, (C)(1.0 - beta1), (C)(1.0 - beta2)};
     update<Gradient, I, N, IN_PACKS>(rule, operands, gradient, from, to, copy);
 }
 

@@ -31,7 +31,8 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         }
         Op::Rotary(_) => Kernel::rotary().writing(Any),
         Op::Adam(_) => Kernel::optimizer(&[(0, 0), (2, 1), (3, 2)]).writing_half_copy(),
-        Op::Adagrad(_) | Op::Sgd(_) => Kernel::optimizer(&[(0, 0), (2, 1)]).writing_half_copy(),
+        Op::Adam8bit(_) => Kernel::optimizer(&[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)]).writing_half_copy(),
+        Op::Adagrad(_) | Op::Lion(_) | Op::Sgd(_) => Kernel::optimizer(&[(0, 0), (2, 1)]).writing_half_copy(),
         Op::CrossEntropy(_) => Kernel::by_rows().with_scratch(loss::scratch),
         Op::CrossEntropyGrad(_) => Kernel::by_rows().writing(Rows).in_place(&[(0, 0)]),
         Op::Dropout(_) | Op::LogSoftmax(_) | Op::Softmax(_) => Kernel::dense().in_place(&[(0, 0)]),

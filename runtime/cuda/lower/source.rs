@@ -41,6 +41,7 @@ files! {
     MMA "mma.cuh";
     NORM "norm.cuh" after ROWS;
     OPTIMIZER "optimizer.cuh";
+    OPTIMIZER_8BIT "optimizer_8bit.cuh" after OPTIMIZER;
     POOL "pool.cuh";
     RANKING "ranking.cuh";
     REDUCE "reduce.cuh" after ROWS;

@@ -7,12 +7,12 @@ use ir::ops::Float;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::ops::conv::{Conv, ConvGradInput, ConvGradWeight};
-use ir::ops::elementwise::{Binary, Select, Unary};
+use ir::ops::elementwise::{Binary, Cast, Select, Unary};
 use ir::ops::experts::{Experts, ExpertsGrad};
 use ir::ops::indexing::{Gather, GatherGrad};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-use ir::ops::optimizer::{Adagrad, Adam, Sgd};
+use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::{Concat, Pad};
@@ -265,6 +265,15 @@ fn optimizers_of_large_parameters_whose_gradients_lie_otherwise() {
         }
         w.op(Sgd { momentum: 0.9.into(), nesterov: false }, &[p, g, m, rate, decay]);
         w.op(Adagrad { eps: 1e-3.into() }, &[p, g, v, rate, decay]);
+        let [codes, other_codes] = [0, 1].map(|_| w.integers(&[250, 200], 256));
+        let [codes, other_codes] =
+            [codes, other_codes].map(|codes| w.op(Cast { to: DType::U8 }, &[codes])[0]);
+        let largest = Tensor::splat(w.dtype, vec![196], 0.5);
+        let largest = w.input(largest);
+        let (beta1, beta2, eps) = (0.9.into(), 0.95.into(), 1e-3.into());
+        let adam = Adam8bit { beta1, beta2, eps, decoupled: true, block: 256 };
+        w.op(adam, &[p, g, codes, largest, other_codes, largest, rate, decay, count]);
+        w.op(Lion { beta1: 0.9.into(), beta2: 0.99.into() }, &[p, g, m, rate, decay]);
     });
 }
 

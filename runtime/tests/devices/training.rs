@@ -3,7 +3,7 @@
 use crate::compare::{Microbatch, assert_agrees, bytes, device, states};
 use ir::interp::{self, Missing};
 use ir::ops::NodeRef;
-use ir::ops::optimizer::{Adagrad, Adam, Sgd};
+use ir::ops::optimizer::{Adagrad, Adam, Lion, Sgd};
 use ir::ops::step::Accumulate;
 use ir::{At, Builder, DType, Initializer, Module, Operator, Phase, Role, StateId, Type, ValueId, testing};
 use proptest::prelude::*;
@@ -211,11 +211,12 @@ fn states_are_written_when_nobody_reads_the_old_value_any_more() {
 #[test]
 fn an_infinite_parameter_that_does_not_decay_stays_infinite() {
     let adam = |decoupled| Adam { beta1: 0.9.into(), beta2: 0.99.into(), eps: 1e-6.into(), decoupled };
-    let rules: [ir::Op; 4] = [
+    let rules: [ir::Op; 5] = [
         adam(true).into(),
         adam(false).into(),
         Sgd { momentum: 0.9.into(), nesterov: false }.into(),
         Adagrad { eps: 1e-6.into() }.into(),
+        Lion { beta1: 0.9.into(), beta2: 0.99.into() }.into(),
     ];
     for rule in rules {
         let mut module = Module::new("masked");

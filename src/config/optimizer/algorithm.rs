@@ -8,33 +8,41 @@ use crate::config::value::{Spec, ValueError, below_one, positive, unknown_name};
 /// Reads an update rule.
 pub(super) fn parse(text: &str) -> Result<Algorithm, ValueError> {
     let spec = Spec::parse(text)?;
-    let Some(mut algorithm) = Algorithm::named(spec.name) else {
+    let Some(algorithm) = Algorithm::named(spec.name) else {
         return Err(unknown_name("optimizer", spec.name, &Algorithm::ALL.map(|(_, name)| name)));
     };
-    let hyperparameters = algorithm.hyperparameters();
-    let known: Vec<&str> = hyperparameters.iter().map(|hyperparameter| hyperparameter.name).collect();
+    let mut named = algorithm;
+    let mut known: Vec<&str> = named.words().iter().map(|word| word.name).collect();
+    known.extend(named.hyperparameters().iter().map(|hyperparameter| hyperparameter.name));
     let spec = spec.allow(&known)?;
+    let word_of = |name: &'static str| spec.text(name).map(str::to_owned);
+    let mut algorithm = algorithm.with_words(word_of).map_err(ValueError::new)?;
+    let hyperparameters = algorithm.hyperparameters();
     for Hyperparameter { name, value, range } in hyperparameters {
         *value = match range {
             Range::Share => spec.take(name, *value, below_one),
-            Range::Epsilon => spec.take(name, *value, positive),
+            Range::Positive | Range::Epsilon => spec.take(name, *value, positive),
         }?;
     }
     algorithm.check().map_err(ValueError::new)?;
     Ok(algorithm)
 }
 
-/// Writes an update rule, all its numbers shown, so that [`parse`] reads it back.
+/// Writes an update rule, with all its numbers and the words that are not its defaults, so that [`parse`] reads it back.
 pub(super) fn serialize<S: Serializer>(algorithm: &Algorithm, serializer: S) -> Result<S::Ok, S::Error> {
     let name = match algorithm {
         // With its momentum written, it is the same rule.
         Algorithm::Sgd { nesterov: false, .. } => "sgd",
-        Algorithm::Sgd { nesterov: true, .. } | Algorithm::Adagrad { .. } | Algorithm::Adam { .. } => {
-            algorithm.name()
-        }
+        Algorithm::Sgd { nesterov: true, .. }
+        | Algorithm::Adagrad { .. }
+        | Algorithm::Adafactor(_)
+        | Algorithm::Lion { .. }
+        | Algorithm::Adam { .. } => algorithm.name(),
     };
     let mut algorithm = *algorithm;
+    let words = algorithm.own_words().into_iter().map(|(name, word)| format!("{name}={word}"));
     let numbers = algorithm.hyperparameters().into_iter();
-    let numbers: Vec<String> = numbers.map(|number| format!("{}={:?}", number.name, number.value)).collect();
-    serializer.collect_str(&format!("{name}:{}", numbers.join(",")))
+    let numbers = numbers.map(|number| format!("{}={:?}", number.name, number.value));
+    let settings: Vec<String> = numbers.chain(words).collect();
+    serializer.collect_str(&format!("{name}:{}", settings.join(",")))
 }

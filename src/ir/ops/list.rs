@@ -149,6 +149,7 @@ operators! {
         Accumulate(step::Accumulate) "accumulate" {}
         Adagrad(optimizer::Adagrad) "adagrad" { eps }
         Adam(optimizer::Adam) "adam" { beta1, beta2, eps, decoupled }
+        Adam8bit(optimizer::Adam8bit) "adam_8bit" { beta1, beta2, eps, decoupled, block }
         Attention(attention::Attention) "attention" { scale, causal }
         AttentionGrad(attention::AttentionGrad) "attention_grad" { scale, causal }
         AvgPool(pool::AvgPool) "avg_pool" { windows, count_padding }
@@ -184,6 +185,7 @@ operators! {
         Iota(constant::Iota) "iota" { dim }
         LayerNorm(norm::LayerNorm) "layer_norm" { eps }
         LayerNormGrad(norm::LayerNormGrad) "layer_norm_grad" {}
+        Lion(optimizer::Lion) "lion" { beta1, beta2 }
         LogSoftmax(softmax::LogSoftmax) "log_softmax" { dim }
         MaxPool(pool::MaxPool) "max_pool" { windows }
         MaxPoolGrad(pool::MaxPoolGrad) "max_pool_grad" { windows }

@@ -52,6 +52,8 @@ pub enum OperandRole {
     Gradient,
     /// A state: an optimizer's moment, or a running statistic that an evaluation reads.
     State,
+    /// A state in codes of 8 bits.
+    Codes,
     /// The learning rate.
     LearningRate,
     /// The weight decay.

@@ -184,3 +184,20 @@ fn every_changed_flag_of_a_step_is_told() {
     expect![[r#"
         note: the run in momentum had --optimizer sgd:momentum=0.9, and it continues with --optimizer nesterov:momentum=0.5"#]].assert_eq(&notes(&ended).join("\n"));
 }
+
+#[test]
+fn a_run_goes_on_with_the_states_of_optimizers_with_less_state() {
+    let place = place();
+    for optimizer in ["lion", "adafactor:beta1=0.9", "adamw:moments=bf16", "adamw:moments=8bit"] {
+        let name = optimizer.replace([':', '=', '.'], "-");
+        let flags =
+            format!("{RUN} --microbatch 64 --lr 1e-3 --optimizer {optimizer}").replace("--lr 2e-3 ", "");
+        place.succeed(&format!("{flags} --steps 20 -o {name}-whole"));
+        place.succeed(&format!("{flags} --steps 20 --save-every 7 -o {name}"));
+        place.succeed(&format!("{flags} --steps 20 -o {name} --resume=@7 --force"));
+        assert_same(&place, &name, &format!("{name}-whole"));
+        let losses = place.metrics(&name);
+        let loss = |step: usize| losses[step]["loss"].as_f64().expect("a loss");
+        assert!(loss(19) < loss(0) - 0.02, "{optimizer}: from {} to {}", loss(0), loss(19));
+    }
+}

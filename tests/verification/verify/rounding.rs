@@ -52,6 +52,21 @@ fn biases_that_a_batch_norm_cancels_are_compared_with_rounding() {
     assert!(gradient(&report, "0.bias").error > report.tolerance, "{report}");
 }
 
+/// The tolerance of the other numbers is that of f32.
+#[test]
+fn moments_in_fewer_digits_are_compared_with_the_rounding_of_their_own_type() {
+    let model = testdata("models/gpt2.dynamo.onnx");
+    for mode in ["cpu", "typed"] {
+        let report = passing(&model, &format!("--mode {mode} --optimizer adamw:moments=bf16"));
+        let above = |difference: &&Difference| difference.error > report.tolerance;
+        let rounded: Vec<&Difference> = report.differences.iter().filter(above).collect();
+        assert_eq!(report.tolerance, 1e-5, "{report}");
+        assert!(rounded.len() > 20 && rounded.iter().all(|one| one.kind == Kind::Optimizer), "{report}");
+        assert!(rounded.iter().all(|one| one.error < 1.0 / 256.0), "{report}");
+        passing(&model, &format!("--mode {mode} --optimizer adamw:moments=8bit"));
+    }
+}
+
 #[test]
 fn half_precision_at_kinks_is_compared_with_rounding() {
     for flags in ["--bf16 --mode cpu", "--fp16 --mode cpu", "--bf16 --mode typed", "--fp16 --mode typed"] {

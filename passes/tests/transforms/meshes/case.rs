@@ -7,7 +7,7 @@ use ir::ops::collective::Change;
 use ir::{Diagnostic, Level, Module, Op, PartialKind, State, Tensor, ViewStep};
 use passes::autodiff::Autodiff;
 use passes::optimizer::schedule::{Curve, Schedule};
-use passes::optimizer::{Algorithm, Group, Optimizer};
+use passes::optimizer::{Adafactor, Algorithm, Group, Moments, Optimizer};
 use passes::simplify::Simplify;
 use passes::spmd::{AxisSize, Shard, Spmd};
 use passes::{Manager, Pass, PassContext, Pipeline};
@@ -101,9 +101,15 @@ impl Case {
 /// From a loss to a whole step.
 fn training(choices: &mut Choices) -> Vec<Pass> {
     let half = "precision(bf16)".parse::<Pipeline>().expect("a pipeline").passes;
-    let adam = Algorithm::Adam { beta1: 0.9, beta2: 0.99, eps: 1e-8, decoupled: choices.below(2) == 0 };
-    // With a smaller eps, gradients that are zero but for rounding would move parameters.
+    let moments = choices.of(&[Moments::Full, Moments::Bf16]);
+    let adam =
+        Algorithm::Adam { beta1: 0.9, beta2: 0.99, eps: 1e-8, decoupled: choices.below(2) == 0, moments };
+    // With a smaller eps, gradients that are zero but for rounding would move parameters. By the sign of Lion they would in any case, and
+    // codes of 8 bits would differ.
     let adagrad = Algorithm::Adagrad { eps: 1e-8 };
+    let relative = choices.below(2) == 0;
+    let beta1 = choices.of(&[0.0, 0.9]);
+    let adafactor = Algorithm::Adafactor(Adafactor { relative, beta1, eps1: 1e-8, ..Adafactor::DEFAULT });
     let momentum = choices.of(&[0.0, 0.9]);
     let sgd = Algorithm::Sgd { momentum, nesterov: momentum > 0.0 && choices.below(2) == 0 };
     let schedule: Schedule = choices.of(&[
@@ -112,7 +118,7 @@ fn training(choices: &mut Choices) -> Vec<Pass> {
     ]);
     let group = choices.of(&["", "*:lr=0.5,weight-decay=0.3"]).parse::<Group>().ok();
     let optimizer = Optimizer {
-        algorithm: choices.of(&[adam, sgd, adagrad]),
+        algorithm: choices.of(&[adam, sgd, adagrad, adafactor]),
         lr: 0.01,
         weight_decay: choices.of(&[0.0, 0.1]),
         clip: choices.of(&[None, Some(0.1)]),

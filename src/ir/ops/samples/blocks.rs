@@ -12,7 +12,7 @@ use crate::ops::experts::{Experts, ExpertsGrad};
 use crate::ops::indexing::{Gather, GatherGrad};
 use crate::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use crate::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-use crate::ops::optimizer::{Adagrad, Adam, Sgd};
+use crate::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
 use crate::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Window, Windows};
 use crate::ops::random::RandomUniform;
 use crate::ops::ranking::TopK;
@@ -42,6 +42,18 @@ fn elements() -> Vec<Sample> {
     let adam_operands: Vec<Operand> =
         moments.into_iter().chain([scalar(1e-2), scalar(0.1), scalar(3.0)]).collect();
     let optional = [of(DType::F32, &[], Fill::Value(0.25)), of(DType::Bool, &[], Fill::Value(0.0))];
+    let adam_8bit = Adam8bit {
+        beta1: Float::new(0.9),
+        beta2: Float::new(0.99),
+        eps: Float::new(1e-8),
+        decoupled: true,
+        block: 256,
+    };
+    let (codes, largest) =
+        (of(DType::U8, &[3, 1029], Fill::Integers(0, 256)), of(DType::F32, &[3, 5], Fill::Positive));
+    let in_8_bits = [float(&[3, 1029]), float(&[3, 1029]), codes.clone(), largest.clone(), codes, largest];
+    let in_8_bits: Vec<Operand> =
+        in_8_bits.into_iter().chain([scalar(1e-2), scalar(0.1), scalar(3.0)]).collect();
     let sgd = Sgd { momentum: Float::new(0.9), nesterov: true };
     let sum = of(DType::F32, &[1029], Fill::Positive);
     vec![
@@ -57,7 +69,12 @@ fn elements() -> Vec<Sample> {
         Sample::new(RandomUniform { id: 0, seed: 7, dim: 0 }, [numbers()]).declared(f32_type(&[7, 301])),
         Sample::new(adam.clone(), adam_operands.clone()),
         Sample::new(adam, [&adam_operands[..], &optional].concat()),
+        Sample::new(adam_8bit, in_8_bits),
         Sample::new(sgd, [float(&[1029]), float(&[1029]), float(&[1029]), scalar(1e-2), scalar(0.1)]),
+        Sample::new(
+            Lion { beta1: Float::new(0.9), beta2: Float::new(0.99) },
+            [float(&[1029]), float(&[1029]), float(&[1029]), scalar(1e-2), scalar(0.1)],
+        ),
         Sample::new(
             Adagrad { eps: Float::new(1e-10) },
             [float(&[1029]), float(&[1029]), sum, scalar(1e-2), scalar(0.1)],

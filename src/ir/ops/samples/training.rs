@@ -4,7 +4,7 @@ use super::table::{f32_type, float, of};
 use super::*;
 use crate::ops::dropout::Dropout;
 use crate::ops::loss::{CrossEntropy, CrossEntropyGrad};
-use crate::ops::optimizer::{Adagrad, Adam, Sgd};
+use crate::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
 use crate::ops::random::RandomUniform;
 
 pub(super) fn losses() -> Vec<Sample> {
@@ -66,6 +66,26 @@ pub(super) fn optimizers() -> Vec<Sample> {
     more.iter().flat_map(|more| rules().into_iter().map(|rule| with(rule, more))).collect()
 }
 
+/// Adam with moments in 8 bits: a row of whole blocks, with a short one, in one block, and of two dims.
+fn in_8_bits() -> Vec<(Op, Vec<Operand>)> {
+    let scalar = |value| of(DType::F64, &[], Fill::Value(value));
+    let rule = |decoupled, dims: &[u64], blocks: &[u64]| {
+        let [beta1, beta2, eps] = [0.9, 0.99, 1e-8].map(Float::new);
+        let adam = Adam8bit { beta1, beta2, eps, decoupled, block: 4 };
+        let codes = || of(DType::U8, dims, Fill::Integers(0, 256));
+        let largest = || of(DType::F32, blocks, Fill::Positive);
+        let states = [codes(), largest(), codes(), largest()];
+        let scalars = [scalar(1e-2), scalar(0.1), scalar(3.0)];
+        (adam.into(), [&[float(dims), float(dims)][..], &states, &scalars].concat())
+    };
+    vec![
+        rule(true, &[2, 8], &[2, 2]),
+        rule(false, &[2, 6], &[2, 2]),
+        rule(false, &[2, 4], &[2, 1]),
+        rule(true, &[8, 2], &[4]),
+    ]
+}
+
 /// The rules of optimizers, with the operands that none of them can do without.
 fn rules() -> Vec<(Op, Vec<Operand>)> {
     let scalar = |value| of(DType::F64, &[], Fill::Value(value));
@@ -76,10 +96,18 @@ fn rules() -> Vec<(Op, Vec<Operand>)> {
         let tensors = [tensor(), tensor(), tensor(), positive()];
         rules.push((adam.into(), [&tensors[..], &[scalar(1e-2), scalar(0.1), scalar(3.0)]].concat()));
     }
+    let adam =
+        Adam { beta1: Float::new(0.9), beta2: Float::new(0.99), eps: Float::new(1e-8), decoupled: true };
+    let (first, second) = (of(DType::BF16, &[2, 4], Fill::Normal), of(DType::BF16, &[2, 4], Fill::Positive));
+    let scalars = [scalar(1e-2), scalar(0.1), scalar(3.0)];
+    rules.push((adam.into(), [&[tensor(), tensor(), first, second][..], &scalars].concat()));
     for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
         let sgd = Sgd { momentum: Float::new(momentum), nesterov };
         rules.push((sgd.into(), vec![tensor(), tensor(), tensor(), scalar(1e-2), scalar(0.1)]));
     }
+    rules.extend(in_8_bits());
+    let lion = Lion { beta1: Float::new(0.9), beta2: Float::new(0.99) };
+    rules.push((lion.into(), vec![tensor(), tensor(), tensor(), scalar(1e-2), scalar(0.1)]));
     let operands = vec![tensor(), tensor(), positive(), scalar(1e-2), scalar(0.1)];
     rules.push((Adagrad { eps: Float::new(1e-10) }.into(), operands));
     rules

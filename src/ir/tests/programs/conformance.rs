@@ -268,7 +268,14 @@ fn merged_dims_in_the_wrong_order_are_caught() {
                 let merged = &declared.operands[operand][dim];
                 // The gradient's probabilities are normalised again: its logsumexp says no more than which rows are empty.
                 let redundant = sample.op.name() == "attention_grad" && declared.operands[operand].len() == 3;
-                if redundant || merged.len() < 2 || merged.iter().any(|&f| size(f) < 2 || size(f) % 2 != 0) {
+                // An update that may be skipped may read no gradient.
+                let is_unread =
+                    operand == 1 && sample.op.name() == "adam_8bit" && declared.operands.len() == 11;
+                if redundant
+                    || is_unread
+                    || merged.len() < 2
+                    || merged.iter().any(|&f| size(f) < 2 || size(f) % 2 != 0)
+                {
                     continue;
                 }
                 let mut wrong = declared.clone();

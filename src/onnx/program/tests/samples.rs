@@ -10,10 +10,11 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 27] = [
+const OF_A_STEP: [&str; 29] = [
     "accumulate",
     "adagrad",
     "adam",
+    "adam_8bit",
     "all_gather",
     "all_reduce",
     "all_slice",
@@ -30,6 +31,7 @@ const OF_A_STEP: [&str; 27] = [
     "gelu_grad",
     "gelu_tanh_grad",
     "layer_norm_grad",
+    "lion",
     "max_pool_grad",
     "reduce_scatter",
     "relu_grad",

@@ -10,7 +10,7 @@ use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::ops::indexing::Gather;
 use ir::ops::loss::CrossEntropy;
 use ir::ops::norm::{LayerNorm, RmsNorm};
-use ir::ops::optimizer::{Adagrad, Adam, Sgd};
+use ir::ops::optimizer::{Adagrad, Adam, Lion, Sgd};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::rotary::Rotary;
 use ir::ops::samples::{Fill, Operand, Sample, samples};
@@ -389,6 +389,19 @@ fn adagrad_divides_by_the_root_of_all_squares_so_far() {
     assert!((next[0].floats()[1] - (-1.0 + 0.1 * 4.0 / 5.0)).abs() < 1e-15);
 }
 
+#[test]
+fn lion_steps_by_the_sign_of_its_momentum_and_gradient() {
+    let lion = Lion { beta1: Float::new(0.5), beta2: Float::new(0.75) };
+    let vector = |x: [f64; 3]| Tensor::float(DType::F64, vec![3], x.to_vec());
+    let scalar = |x| Tensor::float(DType::F64, vec![], vec![x]);
+    let inputs = [vector([2.0, -1.0, 4.0]), vector([0.5, -3.0, 1.0]), vector([-1.0, 1.0, -1.0])];
+    let inputs = [&inputs[..], &[scalar(0.1), scalar(1.0)]].concat();
+    let results = evaluate(&inputs, |b, x| Ok(b.push(lion.clone(), x)?.to_vec()));
+    // The directions are -1, -1 and, of a sum of zero, 0; parameters decay by a tenth.
+    assert!(close(&results[0], &vector([1.9, -0.8, 3.6])));
+    assert!(close(&results[1], &vector([-0.625, 0.0, -0.5])));
+}
+
 /// A parameter, a gradient and states of an update, and its f64 scalars.
 fn operands_of(rule: &Op, gradient: [f64; 2]) -> Vec<Tensor> {
     let vector = |x: [f64; 2]| Tensor::float(DType::F64, vec![2], x.to_vec());
@@ -402,11 +415,18 @@ fn operands_of(rule: &Op, gradient: [f64; 2]) -> Vec<Tensor> {
     operands
 }
 
-fn every_rule() -> [Op; 5] {
+fn every_rule() -> [Op; 6] {
     let (beta1, beta2, eps) = (Float::new(0.9), Float::new(0.999), Float::new(1e-8));
     let adam = |decoupled| Adam { beta1, beta2, eps, decoupled };
     let sgd = |nesterov| Sgd { momentum: Float::new(0.5), nesterov };
-    [adam(false).into(), adam(true).into(), sgd(false).into(), sgd(true).into(), Adagrad { eps }.into()]
+    [
+        adam(false).into(),
+        adam(true).into(),
+        sgd(false).into(),
+        sgd(true).into(),
+        Adagrad { eps }.into(),
+        Lion { beta1, beta2 }.into(),
+    ]
 }
 
 /// The results of an update with more operands behind its own.

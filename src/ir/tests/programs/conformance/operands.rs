@@ -33,6 +33,7 @@ fn suits(role: OperandRole, dtype: DType) -> bool {
         OperandRole::Mask => dtype == DType::Bool || dtype.is_float(),
         OperandRole::Indices | OperandRole::Labels | OperandRole::Samples => dtype.is_integer(),
         OperandRole::LearningRate | OperandRole::WeightDecay | OperandRole::Step => dtype == DType::F64,
+        OperandRole::Codes => dtype == DType::U8,
         OperandRole::Weight
         | OperandRole::Scale
         | OperandRole::Bias

@@ -1,0 +1,207 @@
+//! The nodes of Adafactor (Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5), made of operators that sharding and kernels
+//! know.
+//!
+//! A state with two dims or more keeps, of the second moments of its gradient, the means over its last dim (`adafactor.r(NAME)`)
+//! and over the dim before (`adafactor.c(NAME)`), each for every index of the dims before these two. Any other state keeps all second
+//! moments (`adafactor.v(NAME)`). Step `t`, counted from 1, of a state `X` with the gradient `G`, where `ρ` is `1 - t^-decay_rate`:
+//!
+//! - `R ← ρR + (1-ρ)·mean over columns of (G² + eps1)`, `C ← ρC + (1-ρ)·mean over rows of (G² + eps1)`,
+//!   `U = G / √(R·C / mean(R))`; or `V ← ρV + (1-ρ)(G² + eps1)`, `U = G / √V`;
+//! - `α = max(eps2, RMS(X))·min(lr, 1/√t)` if the step is relative, else `lr`;
+//! - `D = α·U / max(1, RMS(U)/clip_threshold)`; with a first moment `M ← beta1·M + (1-beta1)·D`, which takes the place of `D`;
+//! - `X ← X·(1 - lr·weight_decay) - D`.
+//!
+//! With the learning rate 0.01 the relative step is the paper's. Halves are computed in f32: `eps1` is no f16 number.
+
+use super::update::{Scalars, add_state_with};
+use ir::ops::Labels;
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::reduce::{Reduce, ReduceKind};
+use ir::{Builder, DType, Dim, StateId, Type, TypeError, ValueId};
+use smallvec::SmallVec;
+
+/// Adafactor's hyperparameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adafactor {
+    /// Whether the step is relative to the root mean square of the parameter.
+    pub relative: bool,
+    /// Decay of the first moment; 0 for none, which needs no state.
+    pub beta1: f64,
+    /// The second moments decay by `1 - t^-decay_rate`.
+    pub decay_rate: f64,
+    /// The root mean square above which an update is scaled down to it.
+    pub clip_threshold: f64,
+    /// Added to the squares of the gradient.
+    pub eps1: f64,
+    /// The least root mean square of a parameter that a relative step has.
+    pub eps2: f64,
+}
+
+impl Adafactor {
+    /// The paper's hyperparameters (section 9).
+    pub const DEFAULT: Self =
+        Self { relative: true, beta1: 0.0, decay_rate: 0.8, clip_threshold: 1.0, eps1: 1e-30, eps2: 1e-3 };
+}
+
+/// Adds the nodes of one state's update, and returns its new value.
+pub(super) fn build(
+    b: &mut Builder,
+    rule: &Adafactor,
+    state: StateId,
+    gradient: ValueId,
+    scalars: &Scalars,
+) -> Result<ValueId, TypeError> {
+    let stored = b.module().states[state].input;
+    let own = b.ty(stored).dtype;
+    let dtype = if own == DType::F64 { own } else { DType::F32 };
+    let parameter = b.cast(stored, dtype)?;
+    let mut gradient = b.cast(gradient, dtype)?;
+    if let Some(scale) = scalars.scale {
+        let scale = b.cast(scale, dtype)?;
+        gradient = b.mul(gradient, scale)?;
+    }
+    let direction = build_direction(b, rule, state, gradient, scalars.step)?;
+    let length = build_length(b, rule, parameter, direction, scalars)?;
+    let length = b.cast(length, dtype)?;
+    let mut step = b.mul(direction, length)?;
+    if rule.beta1 > 0.0 {
+        let dims = b.ty(stored).dims.clone();
+        let (id, old) = add_state_with(b, "adafactor.m", state, Type::new(dtype, dims));
+        let [kept, added] = [(old, rule.beta1), (step, 1.0 - rule.beta1)].map(|(x, by)| b.scale(x, by));
+        step = b.add(kept?, added?)?;
+        b.tables().states[id].output = Some(step);
+    }
+    let kept = match scalars.decays {
+        true => {
+            let decay = b.mul(scalars.lr, scalars.weight_decay)?;
+            let one = b.scalar(DType::F64, 1.0)?;
+            let kept = b.one(Binary::Sub, &[one, decay])?;
+            let kept = b.cast(kept, dtype)?;
+            b.mul(parameter, kept)?
+        }
+        false => parameter,
+    };
+    let new = b.one(Binary::Sub, &[kept, step])?;
+    b.cast(new, own)
+}
+
+/// `U`: the gradient over the root of its second moments, which are kept.
+fn build_direction(
+    b: &mut Builder,
+    rule: &Adafactor,
+    state: StateId,
+    gradient: ValueId,
+    step: ValueId,
+) -> Result<ValueId, TypeError> {
+    let Type { dtype, dims, .. } = b.ty(gradient).clone();
+    let squares = b.mul(gradient, gradient)?;
+    let eps = b.scalar(dtype, rule.eps1)?;
+    let squares = b.add(squares, eps)?;
+    let moments = Moments::new(b, rule, state, step, dtype)?;
+    let [outer @ .., rows, columns] = &dims[..] else {
+        let moment = moments.build(b, "adafactor.v", squares)?;
+        let factor = b.one(Unary::Rsqrt, &[moment])?;
+        return b.mul(gradient, factor);
+    };
+    let last = dims.len() as u32 - 1;
+    let row_moment = build_mean(b, squares, last)?;
+    let row_moment = moments.build(b, "adafactor.r", row_moment)?;
+    let column_moment = build_mean(b, squares, last - 1)?;
+    let column_moment = moments.build(b, "adafactor.c", column_moment)?;
+    let mean = build_mean(b, row_moment, last - 1)?;
+    let with = |dims: &[Dim]| outer.iter().chain(dims).cloned().collect::<Vec<_>>();
+    let mean = b.reshape(mean, with(&[Dim::known(1)]))?;
+    let relative = b.one(Binary::Div, &[row_moment, mean])?;
+    let by_row = b.one(Unary::Rsqrt, &[relative])?;
+    let by_row = b.reshape(by_row, with(&[rows.clone(), Dim::known(1)]))?;
+    let by_column = b.one(Unary::Rsqrt, &[column_moment])?;
+    let by_column = b.reshape(by_column, with(&[Dim::known(1), columns.clone()]))?;
+    let direction = b.mul(gradient, by_row)?;
+    b.mul(direction, by_column)
+}
+
+/// The second moments of one state.
+struct Moments {
+    state: StateId,
+    /// `ρ`, of the moments' type.
+    kept: ValueId,
+    /// `1 - ρ`, of the moments' type.
+    added: ValueId,
+}
+
+impl Moments {
+    fn new(
+        b: &mut Builder,
+        rule: &Adafactor,
+        state: StateId,
+        step: ValueId,
+        dtype: DType,
+    ) -> Result<Self, TypeError> {
+        let [exponent, one] = [-rule.decay_rate, 1.0].map(|number| b.scalar(DType::F64, number));
+        let added = b.one(Binary::Pow, &[step, exponent?])?;
+        let kept = b.one(Binary::Sub, &[one?, added])?;
+        Ok(Self { state, kept: b.cast(kept, dtype)?, added: b.cast(added, dtype)? })
+    }
+
+    /// `ρ·old + (1-ρ)·new`, which is kept.
+    fn build(&self, b: &mut Builder, kind: &str, new: ValueId) -> Result<ValueId, TypeError> {
+        let ty = Type::new(b.ty(new).dtype, b.ty(new).dims.clone());
+        let (id, old) = add_state_with(b, kind, self.state, ty);
+        let kept = b.mul(old, self.kept)?;
+        let added = b.mul(new, self.added)?;
+        let moment = b.add(kept, added)?;
+        b.tables().states[id].output = Some(moment);
+        Ok(moment)
+    }
+}
+
+/// The factor on `U`, an f64 scalar: `α / max(1, RMS(U)/clip_threshold)`.
+fn build_length(
+    b: &mut Builder,
+    rule: &Adafactor,
+    parameter: ValueId,
+    direction: ValueId,
+    scalars: &Scalars,
+) -> Result<ValueId, TypeError> {
+    let rms = build_rms(b, direction)?;
+    let over = b.scale(rms, 1.0 / rule.clip_threshold)?;
+    let one = b.scalar(DType::F64, 1.0)?;
+    let divisor = b.one(Binary::Max, &[one, over])?;
+    if !rule.relative {
+        return b.one(Binary::Div, &[scalars.lr, divisor]);
+    }
+    let root = b.one(Unary::Rsqrt, &[scalars.step])?;
+    let rate = b.one(Binary::Min, &[scalars.lr, root])?;
+    let size = build_rms(b, parameter)?;
+    let least = b.scalar(DType::F64, rule.eps2)?;
+    let size = b.one(Binary::Max, &[least, size])?;
+    let length = b.mul(size, rate)?;
+    b.one(Binary::Div, &[length, divisor])
+}
+
+/// The root mean square of all elements, an f64 scalar.
+fn build_rms(b: &mut Builder, x: ValueId) -> Result<ValueId, TypeError> {
+    let labels = Labels((0..b.ty(x).ndim()).map(|i| b'a' + i as u8).collect());
+    let square = Contract { lhs: labels.clone(), rhs: labels, out: Labels::default() };
+    let squares = b.one(square, &[x, x])?;
+    let squares = b.cast(squares, DType::F64)?;
+    let count = count(&b.ty(x).dims)?;
+    let mean = b.scale(squares, 1.0 / count)?;
+    b.one(Unary::Sqrt, &[mean])
+}
+
+/// The mean over a dim, which goes.
+fn build_mean(b: &mut Builder, x: ValueId, dim: u32) -> Result<ValueId, TypeError> {
+    let count = count(&b.ty(x).dims[dim as usize..=dim as usize])?;
+    let sum = Reduce { kind: ReduceKind::Sum, dims: SmallVec::from_slice(&[dim]), keep: false };
+    let sum = b.one(sum, &[x])?;
+    b.scale(sum, 1.0 / count)
+}
+
+/// The number of elements of these dims.
+fn count(dims: &[Dim]) -> Result<f64, TypeError> {
+    let sizes = dims.iter().map(|dim| dim.size().map(|size| size as f64));
+    let product = sizes.product::<Option<f64>>();
+    product.ok_or_else(|| TypeError::new("adafactor takes means, and needs the sizes of all dims"))
+}

@@ -1,0 +1,105 @@
+//! Adam and AdamW.
+
+use super::{Gradient, Optional, for_blocks};
+use crate::cpu::call::Call;
+use crate::cpu::element::with_float;
+use crate::cpu::math::Real;
+use crate::cpu::simd::vectorized;
+use crate::cpu::storage::{Float, Scratch};
+use half::{bf16, f16};
+use ir::DType;
+use ir::ops::optimizer::Adam;
+
+pub(in crate::cpu::kernels) fn adam(op: &Adam, call: Call) {
+    let moments = call.result_view(1).dtype;
+    match (call.dtype(), moments) {
+        (DType::F32, DType::BF16) => adam_of::<f32, bf16>(op, call),
+        (DType::F16, DType::BF16) => adam_of::<f16, bf16>(op, call),
+        (dtype, _) => with_float!(dtype, S => adam_of::<S, S>(op, call)),
+    }
+}
+
+/// Adam on a parameter of one type with moments of another, both computed in one type.
+fn adam_of<S: Float, M: Float<Real = S::Real>>(op: &Adam, mut call: Call) {
+    let [rate, decay, step] = [4, 5, 6].map(|index| call.scalar::<f64>(index));
+    let Optional { scale, skips } = Optional::of::<S>(&call, 7);
+    let (betas, eps) = ([op.beta1.get(), op.beta2.get()], op.eps.get());
+    let rule = AdamRule::new(betas, eps, op.decoupled, scale, [rate, decay, step]);
+    let gradient = Gradient::<S>::of(&call);
+    for_blocks(&mut call, [0, 2, 3], skips, |start, [parameter, first, second]| {
+        let parameter = bytemuck::cast_slice_mut::<u8, S>(parameter);
+        let [first, second] = [first, second].map(bytemuck::cast_slice_mut::<u8, M>);
+        let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
+        let gradient = wide.read(&gradient);
+        let mut wide = [Scratch::new(), Scratch::new(), Scratch::new()];
+        let [wide_parameter, wide_first, wide_second] = &mut wide;
+        wide_parameter.update(parameter, |parameter| {
+            wide_first.update(first, |first| {
+                wide_second.update(second, |second| adam_block(rule, gradient, parameter, first, second));
+            });
+        });
+    });
+}
+
+/// The numbers of Adam's rule, in the type that the parameter is computed in.
+#[derive(Clone, Copy)]
+pub(super) struct AdamRule<T> {
+    /// Factor on the gradient.
+    scale: T,
+    /// Factor on the parameter: decoupled decay.
+    keep: T,
+    /// Share of the parameter in the gradient: decay that is not decoupled.
+    decay: T,
+    beta1: T,
+    beta2: T,
+    rest1: T,
+    rest2: T,
+    /// The learning rate over the first moment's correction.
+    rate: T,
+    /// The root of one over the second moment's correction.
+    root: T,
+    eps: T,
+}
+
+impl<T: Real> AdamRule<T> {
+    pub(super) fn new(
+        [beta1, beta2]: [f64; 2],
+        eps: f64,
+        decoupled: bool,
+        scale: T,
+        [rate, decay, step]: [f64; 3],
+    ) -> Self {
+        Self {
+            scale,
+            keep: T::of(if decoupled { 1.0 - rate * decay } else { 1.0 }),
+            decay: T::of(if decoupled { 0.0 } else { decay }),
+            beta1: T::of(beta1),
+            beta2: T::of(beta2),
+            rest1: T::of(1.0 - beta1),
+            rest2: T::of(1.0 - beta2),
+            rate: T::of(rate / (1.0 - beta1.powf(step))),
+            root: T::of(1.0 / (1.0 - beta2.powf(step)).sqrt()),
+            eps: T::of(eps),
+        }
+    }
+}
+
+vectorized! {
+    pub(super) fn adam_block<'a; T: Real>(
+        rule: AdamRule<T>,
+        gradient: &'a [T],
+        parameter: &'a mut [T],
+        first: &'a mut [T],
+        second: &'a mut [T],
+    ) {
+        // Without decay an infinite parameter stays as it is: zero times it would be NaN.
+        let decays = rule.decay != T::ZERO;
+        for (((p, m), v), &g) in parameter.iter_mut().zip(first).zip(second).zip(gradient) {
+            let g = rule.scale * g;
+            let g = if decays { g + rule.decay * *p } else { g };
+            *m = rule.beta1 * *m + rule.rest1 * g;
+            *v = rule.beta2 * *v + rule.rest2 * g * g;
+            *p = rule.keep * *p - rule.rate * *m / (v.sqrt() * rule.root + rule.eps);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Lion.
+
+use super::{Gradient, Optional, for_blocks};
+use crate::cpu::call::Call;
+use crate::cpu::element::with_float;
+use crate::cpu::math::Real;
+use crate::cpu::simd::vectorized;
+use crate::cpu::storage::{Float, Scratch};
+use ir::ops::optimizer::Lion;
+
+pub(in crate::cpu::kernels) fn lion(op: &Lion, mut call: Call) {
+    let [rate, decay] = [3, 4].map(|index| call.scalar::<f64>(index));
+    let [beta1, beta2] = [op.beta1.get(), op.beta2.get()];
+    with_float!(call.dtype(), S => {
+        type T = <S as Float>::Real;
+        let Optional { scale, skips } = Optional::of::<S>(&call, 5);
+        let rule = LionRule {
+            scale,
+            keep: T::of(1.0 - rate * decay),
+            rate: T::of(rate),
+            beta1: T::of(beta1),
+            beta2: T::of(beta2),
+            rest1: T::of(1.0 - beta1),
+            rest2: T::of(1.0 - beta2),
+        };
+        let gradient = Gradient::<S>::of(&call);
+        for_blocks(&mut call, [0, 2], skips, |start, results| {
+            let [parameter, momentum] = results.map(bytemuck::cast_slice_mut::<u8, S>);
+            let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
+            let gradient = wide.read(&gradient);
+            let [mut wide_parameter, mut wide_momentum] = [Scratch::new(), Scratch::new()];
+            wide_parameter.update(parameter, |parameter| {
+                wide_momentum.update(momentum, |momentum| lion_block(rule, gradient, parameter, momentum));
+            });
+        });
+    });
+}
+
+/// The numbers of Lion's rule, in the type that the parameter is computed in.
+#[derive(Clone, Copy)]
+struct LionRule<T> {
+    /// Factor on the gradient.
+    scale: T,
+    /// Factor on the parameter: its decay.
+    keep: T,
+    rate: T,
+    beta1: T,
+    beta2: T,
+    rest1: T,
+    rest2: T,
+}
+
+vectorized! {
+    fn lion_block<'a; T: Real>(
+        rule: LionRule<T>,
+        gradient: &'a [T],
+        parameter: &'a mut [T],
+        momentum: &'a mut [T],
+    ) {
+        for ((p, m), &g) in parameter.iter_mut().zip(momentum).zip(gradient) {
+            let g = rule.scale * g;
+            let direction = rule.beta1 * *m + rule.rest1 * g;
+            // Neither comparison holds of NaN, which stays.
+            let sign = if direction > T::ZERO { T::ONE } else { direction };
+            let sign = if direction < T::ZERO { -T::ONE } else { sign };
+            *p = rule.keep * *p - rule.rate * sign;
+            *m = rule.beta2 * *m + rule.rest2 * g;
+        }
+    }
+}

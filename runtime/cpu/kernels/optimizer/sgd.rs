@@ -1,0 +1,51 @@
+//! Gradient descent with momentum.
+
+use super::{Gradient, Optional, for_blocks};
+use crate::cpu::call::Call;
+use crate::cpu::element::with_float;
+use crate::cpu::math::Real;
+use crate::cpu::simd::vectorized;
+use crate::cpu::storage::{Float, Scratch};
+use ir::ops::optimizer::Sgd;
+
+pub(in crate::cpu::kernels) fn sgd(op: &Sgd, mut call: Call) {
+    let [rate, decay] = [3, 4].map(|index| call.scalar::<f64>(index));
+    with_float!(call.dtype(), S => {
+        type T = <S as Float>::Real;
+        let Optional { scale, skips } = Optional::of::<S>(&call, 5);
+        let [rate, decay, momentum] = [rate, decay, op.momentum.get()].map(T::of);
+        let gradient = Gradient::<S>::of(&call);
+        for_blocks(&mut call, [0, 2], skips, |start, results| {
+            let [parameter, velocity] = results.map(bytemuck::cast_slice_mut::<u8, S>);
+            let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
+            let gradient = wide.read(&gradient);
+            let [mut wide_parameter, mut wide_velocity] = [Scratch::new(), Scratch::new()];
+            wide_parameter.update(parameter, |parameter| {
+                wide_velocity.update(velocity, |velocity| {
+                    sgd_block(scale, rate, decay, momentum, op.nesterov, gradient, parameter, velocity);
+                });
+            });
+        });
+    });
+}
+
+vectorized! {
+    fn sgd_block<'a; T: Real>(
+        scale: T,
+        rate: T,
+        decay: T,
+        momentum: T,
+        nesterov: bool,
+        gradient: &'a [T],
+        parameter: &'a mut [T],
+        velocity: &'a mut [T],
+    ) {
+        let decays = decay != T::ZERO;
+        for ((p, u), &g) in parameter.iter_mut().zip(velocity).zip(gradient) {
+            let g = scale * g;
+            let g = if decays { g + decay * *p } else { g };
+            *u = momentum * *u + g;
+            *p = *p - rate * if nesterov { g + momentum * *u } else { *u };
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Adam and AdamW with moments in 8 bits.
+
+use super::quantization::{Blocks, signed_code, signed_value, unsigned_code, unsigned_value};
+use super::{OPTIONAL, decayed, parameter, scale, skipped};
+use crate::ops::*;
+use crate::{DType, Dim};
+
+/// One step of [`super::Adam`] whose moments are kept in 8 bits (see [`super::quantization`]).
+///
+/// Operands: `parameter, gradient` of one type, `m` of u8, the largest magnitude of each of its blocks in the parameter's type, `v` of
+/// u8, the same of its blocks, `lr, weight_decay, step` f64 scalars, then `scale` and `skip`. Results: the new parameter, and the four
+/// states. The moments are those of Adam; the parameter moves by them before they are rounded to codes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Adam8bit {
+    /// Decay of the first moment.
+    pub beta1: Float,
+    /// Decay of the second moment.
+    pub beta2: Float,
+    /// Added to the root of the second moment.
+    pub eps: Float,
+    /// Whether the weight decay bypasses the moments (AdamW).
+    pub decoupled: bool,
+    /// The elements of a block.
+    pub block: u64,
+}
+
+/// The operands before `scale`.
+const REQUIRED: usize = 9;
+
+impl Adam8bit {
+    /// The blocks of the parameter.
+    fn blocks(&self, dims: &[Dim]) -> Result<Blocks, TypeError> {
+        Blocks::of(dims, self.block)
+    }
+
+    /// The types of the states of a parameter of this type, in the order of the operands.
+    ///
+    /// # Errors
+    /// A dim without a size; blocks of no element.
+    pub fn states(&self, parameter: &Type) -> Result<[Type; 4], TypeError> {
+        let Type { dtype, dims, .. } = parameter;
+        let codes = Type::new(DType::U8, dims.iter().cloned());
+        let largest = Type::new(*dtype, self.blocks(dims)?.dims(dims));
+        Ok([codes.clone(), largest.clone(), codes, largest])
+    }
+}
+
+impl Operator for Adam8bit {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Weight,
+            OperandRole::Gradient,
+            OperandRole::Codes,
+            OperandRole::State,
+            OperandRole::Codes,
+            OperandRole::State,
+            OperandRole::LearningRate,
+            OperandRole::WeightDecay,
+            OperandRole::Step,
+            OperandRole::GradientScale,
+            OperandRole::Skip,
+        ])
+        .optional_last(OPTIONAL)
+    }
+
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let operands = types.operands;
+        if !(REQUIRED..=REQUIRED + OPTIONAL).contains(&operands.len()) {
+            let error =
+                format!("takes {REQUIRED} to {} operands, not {}", REQUIRED + OPTIONAL, operands.len());
+            return Err(TypeError::new(error));
+        }
+        let (given, others) = (&operands[2..6], [&operands[..2], &operands[6..]].concat());
+        let new = parameter(&Inference { operands: &others, declared: types.declared }, 2, REQUIRED - 4)?;
+        let states = self.states(&new)?;
+        if let Some(i) = (0..4).find(|&i| !given[i].same_shape(&states[i])) {
+            let error = format!("operand {} is {}, not {}", i + 2, given[i], states[i]);
+            return Err(TypeError::new(error));
+        }
+        Ok([vec![new], states.to_vec()].concat())
+    }
+
+    /// Blocks stay whole.
+    fn factors(&self, signature: &Signature) -> Factors {
+        let dims = &signature.operands[0].dims;
+        let blocks = self.blocks(dims).expect("infer has made the blocks");
+        let [tensor, of_blocks] = blocks.words(dims);
+        let states = [&tensor, &of_blocks, &tensor, &of_blocks].map(String::as_str).join(", ");
+        let scalars = ", .".repeat(signature.operands.len() - 6);
+        let line = format!("{tensor}, {tensor}, {states}{scalars} -> {tensor}, {states}");
+        Factors::rule(&line, signature).keeping_zeros()
+    }
+
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::Undefined("an update has no gradient"))
+    }
+
+    /// As Adam, and per moment a product to read its code, a quotient to write it, and a search for the nearest of 256 values.
+    fn cost(&self, signature: &Signature) -> Cost {
+        let scaled = u64::from(signature.operands.len() > REQUIRED);
+        Cost::per_element(signature, &signature.results[0], 15 + 2 * 10 + scaled)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        if let Some(old) = skipped(cx, REQUIRED) {
+            return old;
+        }
+        let scale = scale(cx, REQUIRED);
+        let [lr, weight_decay, step] = [6, 7, 8].map(|i| cx.operands[i].item());
+        let [beta1, beta2] = [self.beta1.get(), self.beta2.get()];
+        let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
+        let [parameter, gradient] = [0, 1].map(|i| cx.operands[i].floats());
+        let [first, second] = [2, 4].map(|i| cx.operands[i].ints());
+        let [first_largest, second_largest] = [3, 5].map(|i| cx.operands[i].floats());
+        let len = parameter.len();
+        let mut new = Vec::with_capacity(len);
+        let [mut first_codes, mut second_codes] = [0; 2].map(|_| Vec::with_capacity(len));
+        let [mut new_first_largest, mut new_second_largest] = [0; 2].map(|_| Vec::new());
+        let blocks = self.blocks(&cx.results[0].dims).expect("interp runs on bound dims");
+        for (block, elements) in blocks.ranges(len).enumerate() {
+            let (mut ms, mut vs) = (vec![], vec![]);
+            for i in elements {
+                let mut p = parameter[i];
+                let mut g = scale * gradient[i];
+                if self.decoupled {
+                    p *= 1.0 - lr * weight_decay;
+                } else {
+                    g = decayed(weight_decay, g, p);
+                }
+                let m = signed_value(first[i] as u8) * first_largest[block];
+                let v = unsigned_value(second[i] as u8) * second_largest[block];
+                let (m, v) = (beta1 * m + (1.0 - beta1) * g, beta2 * v + (1.0 - beta2) * g * g);
+                new.push(p - lr * (m / correction1) / ((v / correction2).sqrt() + self.eps.get()));
+                ms.push(m);
+                vs.push(v);
+            }
+            new_first_largest.push(quantize(&ms, signed_code, &mut first_codes));
+            new_second_largest.push(quantize(&vs, unsigned_code, &mut second_codes));
+        }
+        let float =
+            |result: usize, elements| Tensor::float(cx.results[result].dtype, cx.sizes(result), elements);
+        let codes = |result: usize, codes| Tensor::int(DType::U8, cx.sizes(result), codes);
+        vec![
+            float(0, new),
+            codes(1, first_codes),
+            float(2, new_first_largest),
+            codes(3, second_codes),
+            float(4, new_second_largest),
+        ]
+    }
+}
+
+/// Adds the codes of a block, and returns its largest magnitude; NaN if one of its numbers is NaN.
+fn quantize(numbers: &[f64], code: fn(f64) -> u8, codes: &mut Vec<i64>) -> f64 {
+    let larger = |largest: f64, x: &f64| if x.abs() > largest || x.is_nan() { x.abs() } else { largest };
+    let largest = numbers.iter().fold(0.0, larger);
+    codes.extend(numbers.iter().map(|x| if *x == 0.0 { 0 } else { i64::from(code(x / largest)) }));
+    largest
+}

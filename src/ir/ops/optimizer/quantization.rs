@@ -1,0 +1,203 @@
+//! Moments in 8 bits: blocks with a largest number each, and the codes of the elements (Dettmers et al., 8-bit Optimizers via
+//! Block-wise Quantization, arXiv 2110.02861).
+//!
+//! An element is `value(code) · largest`, where `largest` is the largest magnitude of its block. The values of codes are the
+//! paper's dynamic tree quantization, as bitsandbytes has it (`create_dynamic_map`): decades from 10⁻⁶ to 1, each with twice as
+//! many values as the one below, which divide it evenly. Here the code of zero is 0, so that states of zeros are moments of zero.
+
+use crate::{Dim, TypeError};
+
+/// The decades of a map, from `10⁻⁶..10⁻⁵` of the values to `10⁻¹..1`, each from a tenth of its power of ten up to it.
+const POWERS: [f64; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+
+/// The values of the codes of a first moment that are not negative: 0, then the values of seven decades of 1, 2, 4, … 64 values,
+/// then 1. The code of a negative number is 256 less the code of its magnitude, which is at most 127.
+pub const SIGNED: [f64; 129] = values(1);
+
+/// The values of the codes of a second moment: 0, then the values of seven decades of 2, 4, 8, … 128 values, then 1.
+pub const UNSIGNED: [f64; 256] = values(2);
+
+/// 0, then for each decade the centres of its equal parts, of which the first decade has so many, then 1.
+const fn values<const N: usize>(first: usize) -> [f64; N] {
+    let mut values = [0.0; N];
+    let (mut decade, mut parts, mut next) = (0, first, 1);
+    while decade < POWERS.len() {
+        let mut part = 0;
+        while part < parts {
+            values[next] = POWERS[decade] * (0.1 + 0.9 * (part as f64 + 0.5) / parts as f64);
+            (part, next) = (part + 1, next + 1);
+        }
+        (decade, parts) = (decade + 1, parts * 2);
+    }
+    values[next] = 1.0;
+    values
+}
+
+/// The numbers halfway between neighbours of ascending values, of which there are `N + 1`.
+pub const fn midpoints<const N: usize>(values: &[f64]) -> [f64; N] {
+    let mut midpoints = [0.0; N];
+    let mut i = 0;
+    while i < N {
+        midpoints[i] = (values[i] + values[i + 1]) / 2.0;
+        i += 1;
+    }
+    midpoints
+}
+
+/// A number from 0 to 1 as the index of the nearest value; halfway between two values, the lower.
+fn nearest(values: &[f64], x: f64) -> u8 {
+    let above = values.partition_point(|&value| value < x).clamp(1, values.len() - 1);
+    let half = (values[above - 1] + values[above]) / 2.0;
+    (if half < x { above } else { above - 1 }) as u8
+}
+
+/// The number of a first moment's code, between -1 and 1.
+pub fn signed_value(code: u8) -> f64 {
+    if code <= 128 { SIGNED[usize::from(code)] } else { -SIGNED[256 - usize::from(code)] }
+}
+
+/// The code of a first moment, given its number between -1 and 1.
+pub fn signed_code(x: f64) -> u8 {
+    if x < 0.0 { nearest(&SIGNED[..128], -x).wrapping_neg() } else { nearest(&SIGNED, x) }
+}
+
+/// The number of a second moment's code, between 0 and 1.
+pub fn unsigned_value(code: u8) -> f64 {
+    UNSIGNED[usize::from(code)]
+}
+
+/// The code of a second moment, given its number between 0 and 1.
+pub fn unsigned_code(x: f64) -> u8 {
+    nearest(&UNSIGNED, x)
+}
+
+/// The blocks of a tensor. Its last dims make rows, row-major; a row is cut into blocks of equal size, the last of which may be
+/// shorter. No block has elements of two rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// The first dim of a row: the last dim from which on a row has a whole block, or dim 0.
+    pub first: usize,
+    /// The elements of a row.
+    pub row: u64,
+    /// The elements of a block that is not short.
+    pub size: u64,
+}
+
+impl Blocks {
+    /// The blocks of so many elements of a tensor with these dims.
+    ///
+    /// # Errors
+    /// A dim without a size; blocks of no element.
+    pub fn of(dims: &[Dim], size: u64) -> Result<Self, TypeError> {
+        if size == 0 {
+            return Err(TypeError::new("blocks have no element"));
+        }
+        let mut blocks = Self { first: dims.len(), row: 1, size };
+        while blocks.row < size && blocks.first > 0 {
+            blocks.first -= 1;
+            let dim = dims[blocks.first].size();
+            let row = dim.and_then(|dim| blocks.row.checked_mul(dim));
+            blocks.row = row.ok_or_else(|| TypeError::new("blocks need the sizes of all dims"))?;
+        }
+        Ok(blocks)
+    }
+
+    /// The blocks of a row.
+    pub fn in_row(&self) -> u64 {
+        self.row.div_ceil(self.size)
+    }
+
+    /// The dims of the tensor that has a number for each block, given those of the tensor that has the blocks.
+    pub fn dims(&self, dims: &[Dim]) -> Vec<Dim> {
+        dims[..self.first].iter().cloned().chain([Dim::known(self.in_row())]).collect()
+    }
+
+    /// The elements of each block, for so many elements in all.
+    pub fn ranges(self, elements: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let (row, size) = (self.row as usize, self.size as usize);
+        let rows = (0..elements).step_by(row.max(1));
+        rows.flat_map(move |start| {
+            (start..start + row).step_by(size).map(move |from| from..(from + size).min(start + row))
+        })
+    }
+
+    /// The factors of the dims, as words of a sharding rule: of the tensor, and of the tensor that has a number for each block.
+    /// The dims of a row stay whole, unless its first dim can be divided into whole blocks.
+    pub fn words(&self, dims: &[Dim]) -> [String; 2] {
+        let outer = (0..self.first).map(|dim| format!("a{dim}")).collect::<Vec<_>>();
+        let mut inner: Vec<String> = (self.first..dims.len()).map(|dim| format!("r{dim}^")).collect();
+        let mut blocks = if self.in_row() == 1 { "1" } else { "k^" };
+        let below = dims.get(self.first).and_then(Dim::size).map_or(0, |size| self.row / size.max(1));
+        if self.in_row() > 1
+            && self.row.is_multiple_of(self.size)
+            && below > 0
+            && self.size.is_multiple_of(below)
+        {
+            inner[0] = if below == self.size { "k".into() } else { "(k r^)".into() };
+            blocks = "k";
+        }
+        let join = |words: &[String]| words.join(" ");
+        [[join(&outer), join(&inner)].join(" "), format!("{} {blocks}", join(&outer))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers of bitsandbytes 0.45: `create_dynamic_map(signed)[i]`, sorted.
+    #[test]
+    fn values_are_those_of_bitsandbytes() {
+        for (given, expected) in [
+            (SIGNED[1], 5.5e-7),
+            (SIGNED[2], 3.25e-6),
+            (SIGNED[3], 7.75e-6),
+            (SIGNED[127], 0.99296875),
+            (SIGNED[128], 1.0),
+            (UNSIGNED[1], 3.25e-7),
+            (UNSIGNED[2], 7.75e-7),
+            (UNSIGNED[254], 0.996484375),
+            (UNSIGNED[255], 1.0),
+        ] {
+            assert!((given - expected).abs() < 1e-12 * expected, "{given} {expected}");
+        }
+        assert!(SIGNED.is_sorted_by(|a, b| a < b) && UNSIGNED.is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn every_code_is_that_of_its_value() {
+        for code in 0..=255 {
+            assert_eq!(signed_code(signed_value(code)), code);
+            assert_eq!(unsigned_code(unsigned_value(code)), code);
+        }
+        assert_eq!((signed_code(-1.0), signed_code(1.0)), (129, 128));
+    }
+
+    #[test]
+    fn rows_have_a_whole_block_where_the_tensor_does() {
+        let blocks = |dims: &[u64]| {
+            let dims: Vec<Dim> = dims.iter().map(|&dim| Dim::known(dim)).collect();
+            let blocks = Blocks::of(&dims, 256).expect("sizes");
+            (
+                blocks.first,
+                blocks.row,
+                blocks.in_row(),
+                blocks.words(&dims).map(|words| words.trim().to_owned()),
+            )
+        };
+        let words = |tensor: &str, blocks: &str| [tensor.to_owned(), blocks.to_owned()];
+        assert_eq!(blocks(&[64, 768]), (1, 768, 3, words("a0 (k r^)", "a0 k")));
+        assert_eq!(blocks(&[64, 256]), (1, 256, 1, words("a0 r1^", "a0 1")));
+        assert_eq!(blocks(&[64, 700]), (1, 700, 3, words("a0 r1^", "a0 k^")));
+        assert_eq!(blocks(&[64, 64]), (0, 4096, 16, words("(k r^) r1^", "k")));
+        assert_eq!(blocks(&[64, 32, 3, 3]), (1, 288, 2, words("a0 r1^ r2^ r3^", "a0 k^")));
+        assert_eq!(blocks(&[20]), (0, 20, 1, words("r0^", "1")));
+        assert_eq!(blocks(&[]), (0, 1, 1, words("", "1")));
+    }
+
+    #[test]
+    fn blocks_end_with_their_row() {
+        let blocks = Blocks { first: 1, row: 5, size: 2 };
+        assert_eq!(blocks.ranges(10).collect::<Vec<_>>(), [0..2, 2..4, 4..5, 5..7, 7..9, 9..10]);
+    }
+}

@@ -68,7 +68,9 @@ impl ScratchFile {
             }
             let sum = self.sums.lock().unwrap_or_else(PoisonError::into_inner).get(&at).copied();
             match sum.filter(|(length, sum)| *length == to.len() && Checksum::of(to).number() != *sum) {
-                Some(_) => Err(io::Error::other(format!("the bytes from {at} on are not those that were written"))),
+                Some(_) => {
+                    Err(io::Error::other(format!("the bytes from {at} on are not those that were written")))
+                }
                 None => Ok(()),
             }
         })

@@ -15,7 +15,10 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::ops::copy::Copy;
-use ir::{At, Builder, Changed, Definition, Diagnostic, Level, Module, NodeId, Op, StateId, Tier, TypeError, ValueId};
+use ir::{
+    At, Builder, Changed, Definition, Diagnostic, Level, Module, NodeId, Op, StateId, Tier, TypeError,
+    ValueId,
+};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -61,8 +64,7 @@ impl Classes {
     ];
 
     /// No class.
-    pub const NONE: Self =
-        Self { optimizer: false, parameters: false, gradients: false, activations: false };
+    pub const NONE: Self = Self { optimizer: false, parameters: false, gradients: false, activations: false };
 
     /// The classes of both.
     pub fn with(self, other: Self) -> Self {

@@ -4,8 +4,8 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
     absorb, autodiff, bind, buckets, canonicalize, collectives, delay, dropout, evaluation, fold, hierarchy,
-    initialize, join, keep, loss, moe, offload, optimizer, parameters, precision, recompute, router_bias, simplify,
-    spmd, stage, update,
+    initialize, join, keep, loss, moe, offload, optimizer, parameters, precision, recompute, router_bias,
+    simplify, spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;

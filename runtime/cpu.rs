@@ -134,10 +134,8 @@ impl Cpu {
         let rank = communicator.as_ref().map_or(0, |own| own.rank());
         let load = |program: Arc<Program>| {
             let program = program.on_rank(rank);
-            let constants = Constants::new(&program).map_err(|source| DeviceError::Memory {
-                bytes: program.memory.constants,
-                source,
-            })?;
+            let constants = Constants::new(&program)
+                .map_err(|source| DeviceError::Memory { bytes: program.memory.constants, source })?;
             let (constants, schedules) = (Arc::new(constants), Schedules::of(&program));
             Ok(Loaded { program, constants, schedules, microbatches: 0, bases: Arc::from([]) })
         };

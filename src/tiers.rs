@@ -122,7 +122,11 @@ impl fmt::Display for Fit {
             f.write_str(", updates are early")?;
         }
         let milliseconds = self.candidate.picoseconds as f64 / 1e9;
-        write!(f, "; at most {milliseconds:.1} ms of a step are predicted for it ({} programs tried)", self.tries)
+        write!(
+            f,
+            "; at most {milliseconds:.1} ms of a step are predicted for it ({} programs tried)",
+            self.tries
+        )
     }
 }
 
@@ -256,7 +260,8 @@ impl Search<'_> {
     /// The times at which updates may run: early ones only if nothing waits for all gradients.
     fn update_times(&self) -> Vec<UpdateTime> {
         let given = self.compilation.update;
-        let may_be_early = given == UpdateTime::Late && self.place.may_update_early && self.place.microbatches == 1;
+        let may_be_early =
+            given == UpdateTime::Late && self.place.may_update_early && self.place.microbatches == 1;
         [given].into_iter().chain(may_be_early.then_some(UpdateTime::Early)).collect()
     }
 
@@ -310,7 +315,11 @@ impl Search<'_> {
     }
 
     /// Moves as many states from the host into the file as its budget asks for.
-    fn within_host(&mut self, mut candidate: Candidate, mut peaks: Peaks) -> Result<(Candidate, Peaks), Failure> {
+    fn within_host(
+        &mut self,
+        mut candidate: Candidate,
+        mut peaks: Peaks,
+    ) -> Result<(Candidate, Peaks), Failure> {
         let Some((Budget(budget), _)) = self.tiers.budgets.host.zip(self.tiers.budgets.disk.as_ref()) else {
             return Ok((candidate, peaks));
         };
@@ -344,13 +353,16 @@ impl Search<'_> {
     }
 
     fn too_small(&self, smallest: Option<(Candidate, Peaks)>, least: u64) -> Diagnostic {
-        let error = Diagnostic::new(format!("--memory {}: no program that was found fits", self.tiers.budgets));
+        let error =
+            Diagnostic::new(format!("--memory {}: no program that was found fits", self.tiers.budgets));
         let Some((candidate, peaks)) = smallest else {
             return error.note(format!("states and gradients alone take {} on the device", bytes(least)));
         };
         let accepted = |bytes: u64| Budget(bytes).rounded_up();
         let disk = match (&self.tiers.budgets.disk, peaks.disk) {
-            (Some(disk), bytes) if bytes > 0 => format!(",disk={}:{}", disk.folder.display(), accepted(bytes)),
+            (Some(disk), bytes) if bytes > 0 => {
+                format!(",disk={}:{}", disk.folder.display(), accepted(bytes))
+            }
             _ => String::new(),
         };
         let names: Vec<&str> = candidate.offload.iter().flat_map(|offload| offload.classes.names()).collect();

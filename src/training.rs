@@ -99,7 +99,10 @@ pub fn ranks(
     let folder = settings.memory.folder();
     if let Some(folder) = folder.filter(|folder| files::scratch::is_on_network(folder)) {
         let warning = format!("--memory disk={} is on another machine", folder.display());
-        warn(Diagnostic::new(warning).note("states that rest there take as long as the network; a disk of this machine is faster"));
+        warn(
+            Diagnostic::new(warning)
+                .note("states that rest there take as long as the network; a disk of this machine is faster"),
+        );
     }
     let programs = programs.all();
     let ranks = match target {

@@ -2,7 +2,9 @@
 //! backward.
 
 use super::copy_to;
-use ir::{At, Builder, Definition, EVERY_STAGE, Module, Movement, NodeId, Phase, Tier, Type, TypeError, ValueId};
+use ir::{
+    At, Builder, Definition, EVERY_STAGE, Module, Movement, NodeId, Phase, Tier, Type, TypeError, ValueId,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The results of forward of at least so many bytes that backward reads, behind their views.
@@ -82,7 +84,8 @@ impl Fetched<'_, '_> {
         if let Some(&known) = self.back.get(&operand) {
             return Ok(Some(known));
         }
-        let views: Vec<_> = self.b.module().views(operand, Movement::is_layout).map(|(view, _)| view).collect();
+        let views: Vec<_> =
+            self.b.module().views(operand, Movement::is_layout).map(|(view, _)| view).collect();
         let stage = self.b.module().stage_of(source);
         let mut value = match self.back.get(&source) {
             Some(&known) => known,

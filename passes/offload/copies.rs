@@ -3,7 +3,9 @@
 
 use super::{Offload, copy_to};
 use crate::pass::Transform;
-use ir::{At, Builder, Changed, Definition, EVERY_STAGE, Module, Node, NodeId, Op, Phase, Tier, TypeError, ValueId};
+use ir::{
+    At, Builder, Changed, Definition, EVERY_STAGE, Module, Node, NodeId, Op, Phase, Tier, TypeError, ValueId,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Gives every node its place, and adds the copies that are missing. A value of `fetched` comes to the device for its readers; other
@@ -142,7 +144,9 @@ impl Copies<'_> {
     fn states(&mut self) -> Result<(), TypeError> {
         for id in self.b.module().states.keys().collect::<Vec<_>>() {
             let (tier, output) = (self.b.module().states[id].tier, self.b.module().states[id].output);
-            let Some(value) = output.filter(|&value| self.b.module().tier_of(value) != tier) else { continue };
+            let Some(value) = output.filter(|&value| self.b.module().tier_of(value) != tier) else {
+                continue;
+            };
             let Definition::Node(maker, _) = self.b.module().value(value).definition else { continue };
             let stage = self.b.module().node(maker).stage;
             let copy = self.moved(value, tier, At::After(maker), stage)?;

@@ -272,8 +272,10 @@ pub(super) unsafe fn borrow<'a>(
     };
     let operands = instruction.operands.iter().enumerate().map(operand).collect();
     // SAFETY: the ranges do not overlap each other or an operand; the caller promises that nothing else touches them.
-    let mut results: SmallVec<[&mut [u8]; 4]> =
-        written.iter().map(|(region, range)| unsafe { memories.of(*region).slice_mut(range.clone()) }).collect();
+    let mut results: SmallVec<[&mut [u8]; 4]> = written
+        .iter()
+        .map(|(region, range)| unsafe { memories.of(*region).slice_mut(range.clone()) })
+        .collect();
     let scratch = instruction.scratch.as_ref().and_then(|_| results.pop());
     Call { instruction, operands, scratch: scratch.unwrap_or_default(), results, add, place }
 }

@@ -27,7 +27,9 @@ impl Memories {
             Region::Arena => self.arena,
             Region::Constants => self.constants,
             // `cuda::lower` refuses programs with values there.
-            Region::Host | Region::HostBlock(_) | Region::Disk => unreachable!("a program for a GPU lies on the GPU"),
+            Region::Host | Region::HostBlock(_) | Region::Disk => {
+                unreachable!("a program for a GPU lies on the GPU")
+            }
             Region::Block(_) => Address(self.arena.0.wrapping_add(region.start(&self.blocks))),
         }
     }

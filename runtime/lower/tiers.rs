@@ -3,8 +3,8 @@
 use super::draft::{BufferKind, Drafts, Located};
 use super::place::root;
 use crate::program::{Kernel, Memory, TierMemory};
-use ir::analysis::memory_plan;
 use files::scratch::PAGE;
+use ir::analysis::memory_plan;
 use ir::{Diagnostic, Tier};
 
 /// More than any machine has, and far from what a u64 cannot count.
@@ -33,7 +33,10 @@ pub(super) fn of_buffers(drafts: &Drafts, scratch: &[Option<Located>]) -> Vec<Ti
 }
 
 /// Plans buffers behind states of so many bytes.
-pub(super) fn plan(buffers: &[memory_plan::Buffer], states: u64) -> Result<memory_plan::Placement, Diagnostic> {
+pub(super) fn plan(
+    buffers: &[memory_plan::Buffer],
+    states: u64,
+) -> Result<memory_plan::Placement, Diagnostic> {
     let placement = memory_plan::place(buffers);
     if states.saturating_add(placement.peak) > MOST {
         let message = format!("the program needs more than {MOST} bytes; its states alone need {states}");

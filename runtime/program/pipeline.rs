@@ -1,8 +1,8 @@
 //! The part of a pipeline in a program: the turns of its rank, the memory that outlives a turn, and messages to other ranks.
 
 use super::InputSlot;
-use ir::{Phase, Tier};
 use ir::timetable::{Part, Task};
+use ir::{Phase, Tier};
 use std::ops::Range;
 
 /// What a pipeline rank does in the microbatches of a step.

@@ -371,7 +371,11 @@ impl Compile {
             bytes(memory.lower_bound)
         );
         if memory.host + memory.disk > 0 {
-            tell!("beside the device: {each}{} on the host, {} on the disk", bytes(memory.host), bytes(memory.disk));
+            tell!(
+                "beside the device: {each}{} on the host, {} on the disk",
+                bytes(memory.host),
+                bytes(memory.disk)
+            );
         }
     }
 }

@@ -171,7 +171,9 @@ impl Verify {
         let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
         let fit = tiers::fit_memory(&mut compilation, &self.look.manager()?, &self.memory, place)?;
         fit.iter().for_each(|fit| report::tell_lines(fit));
-        if let Some(last) = compilation.pipeline.passes.get(passes..).and_then(<[_]>::last).filter(|_| self.bisect) {
+        if let Some(last) =
+            compilation.pipeline.passes.get(passes..).and_then(<[_]>::last).filter(|_| self.bisect)
+        {
             stages.push(Stage { pass: last.name().into(), module: compilation.training.clone() });
         }
         report::print(Severity::Warning, &compilation.warnings);

@@ -75,7 +75,7 @@ pub fn verify(module: &Module) -> Result<(), Vec<Diagnostic>> {
     if !faults.is_empty() {
         return Err(faults);
     }
-    let mut groups: Vec<fn(&mut Check)> = 
+    let mut groups: Vec<fn(&mut Check)> =
         vec![tables::check, program::check, partial::check, stages::check, tiers::check];
     if module.level >= Level::Training {
         groups.push(training::check);

@@ -5,7 +5,8 @@ use expect_test::{Expect, expect};
 use testing::workplace::Workplace;
 
 const TRAIN: &str = "--train text.txt --microbatch 2";
-const GPT2: &str = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 2 --global-batch 4 --eval-every 5";
+const GPT2: &str =
+    "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 2 --global-batch 4 --eval-every 5";
 
 /// Ways to use memories beside the device, some with options that give it other values to move.
 const WAYS: [(&str, &str); 7] = [
@@ -79,24 +80,40 @@ fn check_error(place: &Workplace, flags: &str, expected: Expect) {
 fn memories_that_are_not_there_are_refused() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
     let file = "--offload optimizer --offload-least 1B --memory host=300KiB";
-    check_error(&place, &format!("{file},disk=nowhere"), expect![[r#"
+    check_error(
+        &place,
+        &format!("{file},disk=nowhere"),
+        expect![[r#"
         error: cannot make a file of 942080 bytes in nowhere: No such file or directory (os error 2)
           = --memory disk=DIR names a folder of this machine with enough room; the last checkpoint is as it was
-    "#]]);
-    check_error(&place, &format!("{file},disk=.:4KiB"), expect![[r#"
+    "#]],
+    );
+    check_error(
+        &place,
+        &format!("{file},disk=.:4KiB"),
+        expect![[r#"
         error: --memory host=300KiB,disk=.:4KiB: no program that was found fits
           = the program with the fewest bytes on the device fits --memory device=841792B,host=307008B,disk=.:920KiB, with optimizer beside the device
           = a smaller --microbatch, a mesh of more devices or --zero takes less
-    "#]]);
-    check_error(&place, "--memory device=1GiB,tape=1GiB", expect![[r#"
+    "#]],
+    );
+    check_error(
+        &place,
+        "--memory device=1GiB,tape=1GiB",
+        expect![[r#"
         error: invalid value 'device=1GiB,tape=1GiB' for '--memory <BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]>': `tape` is no memory; the memories are device, host and disk
 
         For more information, try '--help'.
-    "#]]);
-    check_error(&place, "--memory host=4,disk=.", expect![[r#"
+    "#]],
+    );
+    check_error(
+        &place,
+        "--memory host=4,disk=.",
+        expect![[r#"
         error: invalid value 'host=4,disk=.' for '--memory <BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]>': `4` is not a number of bytes, such as 6GiB; units are TiB, GiB, MiB, KiB, TB, GB, MB, kB, B
 
         For more information, try '--help'.
-    "#]]);
+    "#]],
+    );
     assert!(!place.path("run/checkpoints").exists());
 }

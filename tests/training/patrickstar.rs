@@ -49,11 +49,8 @@ impl Row {
         source.imported.module = gpt.imported();
         let mut compilation = done(source.compile(&plan, &manager, |_, _, _| {}));
         let node = Node { device, ..self.gpu.cluster(1).node };
-        let budgets = Budgets {
-            device: Some(Budget(node.device.memory)),
-            host: Some(Budget(host / gpus)),
-            disk: None,
-        };
+        let budgets =
+            Budgets { device: Some(Budget(node.device.memory)), host: Some(Budget(host / gpus)), disk: None };
         let tiers = Tiers { offload: Default::default(), is_open: true, budgets };
         let place = Place {
             microbatches: 1,
@@ -80,4 +77,6 @@ fn of_18_billion_on_eight_v100() {
     };
     let fit = row.fit();
     println!("{fit}");
+    let offload = fit.candidate.offload.expect("the states are larger than all GPUs");
+    assert!(offload.classes.optimizer && offload.keep > 0, "{offload:?}");
 }

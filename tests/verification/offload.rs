@@ -31,7 +31,9 @@ const OPTIONS: [&str; 12] = [
 
 #[test]
 fn every_class_leaves_the_device_of_every_model() {
-    let of = |model| CLASSES.map(|class| format!("{model} --offload {class} --offload-least 1B {BATCH} --tolerance 1e-9"));
+    let of = |model| {
+        CLASSES.map(|class| format!("{model} --offload {class} --offload-least 1B {BATCH} --tolerance 1e-9"))
+    };
     check(MODELS.into_iter().flat_map(of));
 }
 
@@ -68,10 +70,13 @@ fn states_rest_in_a_file_where_the_host_has_no_room() {
 
 #[test]
 fn versions_of_weights_stay_on_the_device() {
-    check_error(&format!("gpt2.dynamo --offload optimizer --mesh pp=2 --schedule 2bw {BATCH}"), expect![[r#"
+    check_error(
+        &format!("gpt2.dynamo --offload optimizer --mesh pp=2 --schedule 2bw {BATCH}"),
+        expect![[r#"
         error: --offload cannot be used with --schedule 2bw
           = stages keep earlier versions of their weights on the device; use a synchronous schedule such as 1f1b
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

@@ -41,7 +41,8 @@ impl Search<'_> {
         let ty = self.module.ty(made);
         // A norm's kernel adds to any part; a look-up's indices count along the whole.
         let whole = !node.op.depends_on_position() || ty.sharding.is_whole();
-        let alike = whole && self.module.ty(addend) == ty && (add.phase, add.place) == (node.phase, node.place);
+        let alike =
+            whole && self.module.ty(addend) == ty && (add.phase, add.place) == (node.phase, node.place);
         alike.then(|| Added { nodes: [*id, reader], addend, out: add.results[0] })
     }
 }

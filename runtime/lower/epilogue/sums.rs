@@ -24,7 +24,11 @@ impl Search<'_> {
                 // What reads the sum must come after the contraction.
                 let in_time = at < index || !items[index..at].iter().flatten().any(reads);
                 let same = self.module.ty(node.results[0]).dtype == self.module.ty(made).dtype;
-                (in_time && same && (node.phase, node.place) == (sum.phase, sum.place)).then_some((at, contraction, side))
+                (in_time && same && (node.phase, node.place) == (sum.phase, sum.place)).then_some((
+                    at,
+                    contraction,
+                    side,
+                ))
             });
             let Some((at, contraction, side)) = found else { continue };
             let mut fused = Fused::plain(self.module, contraction);

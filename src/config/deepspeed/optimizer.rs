@@ -25,16 +25,18 @@ enum Rule {
     Compressed,
     Sgd,
     Adagrad,
+    Lion,
 }
 
 /// DeepSpeed's names, whose case does not matter.
-const RULES: [(&str, Rule); 6] = [
+const RULES: [(&str, Rule); 7] = [
     ("Adam", Rule::Adam),
     ("AdamW", Rule::AdamW),
     ("OneBitAdam", Rule::Compressed),
     ("ZeroOneAdam", Rule::Compressed),
     ("SGD", Rule::Sgd),
     ("Adagrad", Rule::Adagrad),
+    ("Lion", Rule::Lion),
 ];
 
 /// The rule that the file names, if it exists here.
@@ -87,6 +89,7 @@ fn translate_rule(translation: &mut Translation, rule: Rule, leaf: &Leaf) {
         Rule::Adam if coupled => ("adam", betas(translation)),
         Rule::Adam | Rule::AdamW | Rule::Compressed => ("adamw", betas(translation)),
         Rule::Adagrad => ("adagrad", vec![]),
+        Rule::Lion => ("lion", betas(translation)),
         Rule::Sgd => match document.digits(MOMENTUM) {
             Some(momentum) if document.number(MOMENTUM) != Some(0.0) => {
                 let name = if document.is_on(NESTEROV) { "nesterov" } else { "momentum" };
@@ -95,7 +98,10 @@ fn translate_rule(translation: &mut Translation, rule: Rule, leaf: &Leaf) {
             _ => ("sgd", vec![]),
         },
     };
-    let epsilon = document.digits(EPSILON).filter(|_| rule != Rule::Sgd).map(|eps| format!("eps={eps}"));
+    let epsilon = document
+        .digits(EPSILON)
+        .filter(|_| !matches!(rule, Rule::Sgd | Rule::Lion))
+        .map(|eps| format!("eps={eps}"));
     let numbers: Vec<String> = numbers.into_iter().chain(epsilon).collect();
     let text = if numbers.is_empty() { name.to_owned() } else { format!("{name}:{}", numbers.join(",")) };
     translation.set("optimizer", &text, leaf);
@@ -112,6 +118,7 @@ fn translate_rule(translation: &mut Translation, rule: Rule, leaf: &Leaf) {
     let others: &[&str] = match rule {
         _ if is_adam => &[MOMENTUM, NESTEROV],
         Rule::Sgd => &[BETAS, EPSILON],
+        Rule::Lion => &[MOMENTUM, NESTEROV, EPSILON],
         _ => &[MOMENTUM, NESTEROV, BETAS],
     };
     for leaf in others.iter().filter_map(|path| document.leaf(path)) {

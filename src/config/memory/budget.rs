@@ -167,7 +167,9 @@ mod tests {
     #[test]
     fn budgets_of_all_memories_are_read_and_written() {
         let read = |text: &str| text.parse::<Budgets>();
-        for text in ["6GiB", "host=4GiB", "device=1GiB,host=4GiB,disk=/scratch:500GiB", "device=1GiB,disk=/a b/c"] {
+        for text in
+            ["6GiB", "host=4GiB", "device=1GiB,host=4GiB,disk=/scratch:500GiB", "device=1GiB,disk=/a b/c"]
+        {
             assert_eq!(read(text).unwrap().to_string(), text);
         }
         assert_eq!(read("device=6GiB").unwrap(), read("6GiB").unwrap());

@@ -59,7 +59,10 @@ fn states(c: &mut Check) {
         let tier = c.module.tier_of(output);
         if tier != state.tier {
             let (rests, lies) = (state.tier.name(), tier.name());
-            c.fault(format!("state `{}` rests on the {rests}, and its new value lies on the {lies}", state.name));
+            c.fault(format!(
+                "state `{}` rests on the {rests}, and its new value lies on the {lies}",
+                state.name
+            ));
         }
     }
 }

@@ -119,7 +119,8 @@ impl Sparse {
         match region {
             Region::Arena => self.arena,
             Region::Constants => self.constants,
-            Region::Block(_) => panic!("a program of one stage has no blocks"),
+            Region::Block(_) | Region::HostBlock(_) => panic!("a program of one stage has no blocks"),
+            Region::Host | Region::Disk => panic!("a program for a GPU lies on the GPU"),
         }
     }
 

@@ -52,28 +52,70 @@ fn a_step_on_three_tiers_is_accepted_and_its_text_reads_back() {
 
 #[test]
 fn a_node_reads_its_own_memory() {
-    check("add %2, %9 : f32[4] !{update, on host}", "add %2, %9 : f32[4] !{update}", expect![[r#"
+    check(
+        "add %2, %9 : f32[4] !{update, on host}",
+        "add %2, %9 : f32[4] !{update}",
+        expect![[r#"
         `%10 = add %2, %9`: computes on the device and reads %2: f32[4] on the host without a copy
         `%10 = add %2, %9`: computes on the device and reads %9: f32[4] on the host without a copy
         `%12 = add %11, %10`: computes on the host and reads %10: f32[4] on the device without a copy
-        state `u` rests on the host, and its new value lies on the device"#]]);
-    check("add %2, %9 :", "add %2, %8 :", expect!["`%10 = add %2, %8`: computes on the host and reads %8: f32[4] on the device without a copy"]);
-    check("add %11, %10", "add %3, %10", expect!["`%12 = add %3, %10`: computes on the host and reads %3: f32[4] on the disk without a copy"]);
-    check("sub %1, %14", "sub %1, %12", expect!["`%15 = sub %1, %12`: computes on the device and reads %12: f32[4] on the host without a copy"]);
+        state `u` rests on the host, and its new value lies on the device"#]],
+    );
+    check(
+        "add %2, %9 :",
+        "add %2, %8 :",
+        expect!["`%10 = add %2, %8`: computes on the host and reads %8: f32[4] on the device without a copy"],
+    );
+    check(
+        "add %11, %10",
+        "add %3, %10",
+        expect!["`%12 = add %3, %10`: computes on the host and reads %3: f32[4] on the disk without a copy"],
+    );
+    check(
+        "sub %1, %14",
+        "sub %1, %12",
+        expect![
+            "`%15 = sub %1, %12`: computes on the device and reads %12: f32[4] on the host without a copy"
+        ],
+    );
 }
 
 #[test]
 fn a_copy_moves_to_the_next_tier() {
-    check("%11 = copy %3 {to = host}", "%11 = copy %2 {to = host}", expect!["`%11 = copy %2`: copies a value to the host, where it lies"]);
-    check("%14 = copy %12 {to = device}", "%14 = copy %3 {to = device}", expect!["`%14 = copy %3`: copies from the disk to the device past the host"]);
-    check("{to = disk} : f32[4] !{update}", "{to = disk} : f32[4] !{update, on host}", expect!["`%13 = copy %12`: has a place, and a copy has none"]);
+    check(
+        "%11 = copy %3 {to = host}",
+        "%11 = copy %2 {to = host}",
+        expect!["`%11 = copy %2`: copies a value to the host, where it lies"],
+    );
+    check(
+        "%14 = copy %12 {to = device}",
+        "%14 = copy %3 {to = device}",
+        expect!["`%14 = copy %3`: copies from the disk to the device past the host"],
+    );
+    check(
+        "{to = disk} : f32[4] !{update}",
+        "{to = disk} : f32[4] !{update, on host}",
+        expect!["`%13 = copy %12`: has a place, and a copy has none"],
+    );
 }
 
 #[test]
 fn a_state_ends_where_it_rests() {
-    check("update @s = %13", "update @s = %12", expect!["state `s` rests on the disk, and its new value lies on the host"]);
-    check("update @u = %10", "update @u = %14", expect!["state `u` rests on the host, and its new value lies on the device"]);
-    check("output \"loss\" = %7", "output \"loss\" = %7\n output \"sum\" = %13", expect!["output `sum` lies on the disk"]);
+    check(
+        "update @s = %13",
+        "update @s = %12",
+        expect!["state `s` rests on the disk, and its new value lies on the host"],
+    );
+    check(
+        "update @u = %10",
+        "update @u = %14",
+        expect!["state `u` rests on the host, and its new value lies on the device"],
+    );
+    check(
+        "output \"loss\" = %7",
+        "output \"loss\" = %7\n output \"sum\" = %13",
+        expect!["output `sum` lies on the disk"],
+    );
 }
 
 #[test]

@@ -167,7 +167,12 @@ pub fn fit(
     place: Place,
 ) -> Result<Fit, Failure> {
     let silent = Manager { trial: true, ..Manager::default() };
-    let mut search = Search { compilation, manager: &silent, tiers, place, tries: 0 };
+    let mut tiers = tiers.clone();
+    if tiers.budgets.disk.is_some() && tiers.budgets.host.is_none() {
+        // The file has what the host of the machine has no room for.
+        tiers.budgets.host = Some(Budget(place.node.host_memory / place.node.devices.max(1)));
+    }
+    let mut search = Search { compilation, manager: &silent, tiers: &tiers, place, tries: 0 };
     let found = search.run()?;
     let Candidate { recompute, offload, update, .. } = found.candidate.clone();
     compilation.update = update;

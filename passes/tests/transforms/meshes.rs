@@ -77,9 +77,10 @@ fn group(number: u8, samples: &[Sample]) -> Counts {
     found.into_inner()
 }
 
-/// Samples of all operators but those that passes bring in: sums over microbatches and collectives.
+/// Samples of all operators but those that passes bring in: sums over microbatches, collectives, and copies between memories.
 fn callable() -> Vec<Sample> {
-    let is_called = |sample: &Sample| !matches!(sample.op, Op::Collective(_) | Op::Accumulate(_));
+    let is_called =
+        |sample: &Sample| !matches!(sample.op, Op::Collective(_) | Op::Accumulate(_) | Op::Copy(_));
     samples().into_iter().filter(is_called).collect()
 }
 

@@ -56,9 +56,11 @@ pub struct Verdict {
     pub problem: Option<String>,
 }
 
-/// The samples of all operators that are run by a device, also those whose last block is partial. Constants are not run.
+/// The samples of all operators that are run by a device, also those whose last block is partial. Constants are not run, and copies are between
+/// memories.
 pub fn all() -> Vec<Sample> {
-    samples().into_iter().chain(partial()).filter(|sample| !matches!(sample.op, Op::Constant(_))).collect()
+    let runs = |sample: &Sample| !matches!(sample.op, Op::Constant(_) | Op::Copy(_));
+    samples().into_iter().chain(partial()).filter(runs).collect()
 }
 
 /// Runs samples in this process, in every type that they take, in these ways. Without cuDNN, samples that need it are

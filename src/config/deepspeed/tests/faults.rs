@@ -214,8 +214,8 @@ fn rules_that_do_not_exist_here_are_refused_with_those_that_do() {
         expect![[r#"
             error: `optimizer.type`: there is no optimizer `Lamb`
               --> ds.json:2
-              = of DeepSpeed's there are Adam, AdamW, OneBitAdam, ZeroOneAdam, SGD, Adagrad
-              = or give one on the command line, which wins: --optimizer sgd, momentum, nesterov, adagrad, adam, adamw
+              = of DeepSpeed's there are Adam, AdamW, OneBitAdam, ZeroOneAdam, SGD, Adagrad, Lion
+              = or give one on the command line, which wins: --optimizer sgd, momentum, nesterov, adagrad, adafactor, lion, adam, adamw
 
             error: `scheduler.type`: there is no schedule `OneCycle`
               --> ds.json:3

@@ -120,15 +120,15 @@ fn zero_3_of_hugging_face_leaves_most_to_the_command_line() {
         ZERO_3,
         "--mesh dp=2 --lr 1e-4 --microbatch 4",
         expect![[r#"
-        ds.json stands for --optimizer=adamw --lr-schedule=linear:warmup=0 --zero=3
-        ds.json has keys that are not honoured:
-          zero_optimization.offload_optimizer.pin_memory, zero_optimization.offload_param.pin_memory, zero_optimization.offload_param.buffer_count, zero_optimization.offload_optimizer.device, zero_optimization.offload_param.device, zero_optimization.offload_param.nvme_path: this build has no memory tiers
-          zero_optimization.contiguous_gradients: the compiler gives every tensor its place in memory before the run
-          zero_optimization.sub_group_size: each parameter is updated on its own
-          zero_optimization.stage3_max_live_parameters, zero_optimization.stage3_max_reuse_distance: the compiler places the gather and the release of each parameter
-          zero_optimization.stage3_gather_16bit_weights_on_model_save: the trained model always has all weights, in f32
-        ds.json leaves to flags and their defaults (auto): fp16.enabled, optimizer.params.lr, optimizer.params.betas, optimizer.params.eps, optimizer.params.weight_decay, scheduler.params.total_num_steps, scheduler.params.warmup_max_lr, scheduler.params.warmup_num_steps, gradient_accumulation_steps, gradient_clipping, train_batch_size, train_micro_batch_size_per_gpu
-    "#]],
+            ds.json stands for --optimizer=adamw --lr-schedule=linear:warmup=0 --zero=3 --offload=optimizer --offload=parameters --memory=disk=/fast
+            ds.json has keys that are not honoured:
+              zero_optimization.offload_optimizer.pin_memory, zero_optimization.offload_param.pin_memory, zero_optimization.offload_param.buffer_count: the compiler decides when and how values move between memories
+              zero_optimization.contiguous_gradients: the compiler gives every tensor its place in memory before the run
+              zero_optimization.sub_group_size: each parameter is updated on its own
+              zero_optimization.stage3_max_live_parameters, zero_optimization.stage3_max_reuse_distance: the compiler places the gather and the release of each parameter
+              zero_optimization.stage3_gather_16bit_weights_on_model_save: the trained model always has all weights, in f32
+            ds.json leaves to flags and their defaults (auto): fp16.enabled, optimizer.params.lr, optimizer.params.betas, optimizer.params.eps, optimizer.params.weight_decay, scheduler.params.total_num_steps, scheduler.params.warmup_max_lr, scheduler.params.warmup_num_steps, gradient_accumulation_steps, gradient_clipping, train_batch_size, train_micro_batch_size_per_gpu
+        "#]],
     );
 }
 
@@ -170,15 +170,15 @@ fn bf16_with_accumulation_and_checkpoints_of_activations() {
         json,
         "",
         expect![[r#"
-        ds.json stands for --mesh=tp=2 --microbatch=4 --global-batch=32 --lr=1.5e-4 --weight-decay=0.1 --optimizer=adamw:beta1=0.9,beta2=0.95 --lr-schedule=cosine:warmup=100,min=1.4999999999999999e-5,steps=5000 --bf16 --grad-dtype=f32 --recompute=full --clip=1.0 --seed=7 --profile
-        ds.json has keys that are not honoured:
-          activation_checkpointing.partition_activations: --sequence-parallel splits kept values over tp
-          activation_checkpointing.cpu_checkpointing: this build has no memory tiers
-          activation_checkpointing.number_checkpoints: a value is kept between every two blocks of the model
-          tensorboard: metrics.jsonl has the numbers of each step
-          communication_data_type: gradients are sent in the type of data_types.grad_accum_dtype
-          zero_optimization.stage: the mesh has one data rank, which holds all states; --mesh dp=N gives more
-    "#]],
+            ds.json stands for --mesh=tp=2 --microbatch=4 --global-batch=32 --lr=1.5e-4 --weight-decay=0.1 --optimizer=adamw:beta1=0.9,beta2=0.95 --lr-schedule=cosine:warmup=100,min=1.4999999999999999e-5,steps=5000 --bf16 --grad-dtype=f32 --recompute=full --clip=1.0 --seed=7 --profile
+            ds.json has keys that are not honoured:
+              activation_checkpointing.partition_activations: --sequence-parallel splits kept values over tp
+              activation_checkpointing.cpu_checkpointing: the compiler decides when and how values move between memories
+              activation_checkpointing.number_checkpoints: a value is kept between every two blocks of the model
+              tensorboard: metrics.jsonl has the numbers of each step
+              communication_data_type: gradients are sent in the type of data_types.grad_accum_dtype
+              zero_optimization.stage: the mesh has one data rank, which holds all states; --mesh dp=N gives more
+        "#]],
     );
     // Eight processes of a launcher are four data ranks, and two ranks of tp.
     let started = translated(json, "", Some(8));
@@ -188,15 +188,15 @@ fn bf16_with_accumulation_and_checkpoints_of_activations() {
         json,
         "--mesh dp=2 --bf16 --lr 1e-2",
         expect![[r#"
-        ds.json stands for --microbatch=4 --global-batch=64 --weight-decay=0.1 --optimizer=adamw:beta1=0.9,beta2=0.95 --lr-schedule=cosine:warmup=100,min=0.001,steps=5000 --grad-dtype=f32 --zero=1 --recompute=full --clip=1.0 --seed=7 --profile
-        ds.json has keys that are not honoured:
-          activation_checkpointing.partition_activations: --sequence-parallel splits kept values over tp
-          activation_checkpointing.cpu_checkpointing: this build has no memory tiers
-          activation_checkpointing.number_checkpoints: a value is kept between every two blocks of the model
-          tensorboard: metrics.jsonl has the numbers of each step
-          tensor_parallel.autotp_size: --mesh dp=2 on the command line, which wins, has tp=1 and not 2
-          communication_data_type: gradients are sent in the type of data_types.grad_accum_dtype
-    "#]],
+            ds.json stands for --microbatch=4 --global-batch=64 --weight-decay=0.1 --optimizer=adamw:beta1=0.9,beta2=0.95 --lr-schedule=cosine:warmup=100,min=0.001,steps=5000 --grad-dtype=f32 --zero=1 --recompute=full --clip=1.0 --seed=7 --profile
+            ds.json has keys that are not honoured:
+              activation_checkpointing.partition_activations: --sequence-parallel splits kept values over tp
+              activation_checkpointing.cpu_checkpointing: the compiler decides when and how values move between memories
+              activation_checkpointing.number_checkpoints: a value is kept between every two blocks of the model
+              tensorboard: metrics.jsonl has the numbers of each step
+              tensor_parallel.autotp_size: --mesh dp=2 on the command line, which wins, has tp=1 and not 2
+              communication_data_type: gradients are sent in the type of data_types.grad_accum_dtype
+        "#]],
     );
 }
 
@@ -261,25 +261,25 @@ fn patrickstar_spreads_all_states() {
         PATRICKSTAR,
         "--mesh dp=2",
         expect![[r#"
-        ds.json stands for --lr=0.001 --weight-decay=0 --optimizer=adam:beta1=0.9,beta2=0.999,eps=1e-6 --fp16 --loss-scale=dynamic:initial=1024,interval=1000,hysteresis=1,min=1 --zero=3
-        ds.json has keys that are not honoured:
-          optimizer.params.use_hybrid_adam, use_cpu_embedding, client.opts.with_async_move: this build has no memory tiers
-          default_chunk_size, client.opts.with_mem_saving_comm: parameters are sharded one by one, and not in chunks
-          release_after_init: each rank makes the initial values of its own part alone
-          client.mem_tracer.use_async_mem_monitor, client.mem_tracer.warmup_gpu_chunk_mem_ratio, client.mem_tracer.overall_gpu_mem_ratio, client.mem_tracer.overall_cpu_mem_ratio, client.mem_tracer.margin_use_ratio: memory is planned before the run and not traced; --memory takes the bytes of a device
-    "#]],
+            ds.json stands for --lr=0.001 --weight-decay=0 --optimizer=adam:beta1=0.9,beta2=0.999,eps=1e-6 --fp16 --loss-scale=dynamic:initial=1024,interval=1000,hysteresis=1,min=1 --zero=3
+            ds.json has keys that are not honoured:
+              optimizer.params.use_hybrid_adam, use_cpu_embedding, client.opts.with_async_move: the compiler decides when and how values move between memories
+              default_chunk_size, client.opts.with_mem_saving_comm: parameters are sharded one by one, and not in chunks
+              release_after_init: each rank makes the initial values of its own part alone
+              client.mem_tracer.use_async_mem_monitor, client.mem_tracer.warmup_gpu_chunk_mem_ratio, client.mem_tracer.overall_gpu_mem_ratio, client.mem_tracer.overall_cpu_mem_ratio, client.mem_tracer.margin_use_ratio: memory is planned before the run and not traced; --memory takes the bytes of a device
+        "#]],
     );
     check(
         PATRICKSTAR,
         "--fp16",
         expect![[r#"
-        ds.json stands for --lr=0.001 --weight-decay=0 --optimizer=adam:beta1=0.9,beta2=0.999,eps=1e-6 --loss-scale=dynamic:initial=1024,interval=1000,hysteresis=1,min=1
-        ds.json has keys that are not honoured:
-          optimizer.params.use_hybrid_adam, use_cpu_embedding, client.opts.with_async_move: this build has no memory tiers
-          default_chunk_size, client.opts.with_mem_saving_comm: parameters are sharded one by one, and not in chunks
-          release_after_init: each rank makes the initial values of its own part alone
-          client.mem_tracer.use_async_mem_monitor, client.mem_tracer.warmup_gpu_chunk_mem_ratio, client.mem_tracer.overall_gpu_mem_ratio, client.mem_tracer.overall_cpu_mem_ratio, client.mem_tracer.margin_use_ratio: memory is planned before the run and not traced; --memory takes the bytes of a device
-    "#]],
+            ds.json stands for --lr=0.001 --weight-decay=0 --optimizer=adam:beta1=0.9,beta2=0.999,eps=1e-6 --loss-scale=dynamic:initial=1024,interval=1000,hysteresis=1,min=1
+            ds.json has keys that are not honoured:
+              optimizer.params.use_hybrid_adam, use_cpu_embedding, client.opts.with_async_move: the compiler decides when and how values move between memories
+              default_chunk_size, client.opts.with_mem_saving_comm: parameters are sharded one by one, and not in chunks
+              release_after_init: each rank makes the initial values of its own part alone
+              client.mem_tracer.use_async_mem_monitor, client.mem_tracer.warmup_gpu_chunk_mem_ratio, client.mem_tracer.overall_gpu_mem_ratio, client.mem_tracer.overall_cpu_mem_ratio, client.mem_tracer.margin_use_ratio: memory is planned before the run and not traced; --memory takes the bytes of a device
+        "#]],
     );
 }
 
@@ -352,9 +352,7 @@ fn a_static_scale_and_older_forms_are_read() {
         r#"{"bfloat16": {"enabled": true}, "zero_optimization": {"stage": 2, "cpu_offload": true}, "gradient_clipping": 0}"#,
         "--mesh dp=2",
         expect![[r#"
-            ds.json stands for --bf16 --zero=2
-            ds.json has keys that are not honoured:
-              zero_optimization.cpu_offload: this build has no memory tiers
+            ds.json stands for --bf16 --zero=2 --offload=optimizer
         "#]],
     );
     check(

@@ -36,6 +36,7 @@ const VALUES: &[&str] = &[
     "mean",
     "max",
     "min",
+    "host",
     "[]",
     "[0]",
     "[1, 0]",

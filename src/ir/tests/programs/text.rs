@@ -213,7 +213,7 @@ fn an_error_says_where_and_what_was_expected() {
         (
             "copy 1}",
             "cope 1}",
-            "expected one of `stage`, `every`, `copy`, `origin`, `by`, found `cope`\n  --> line 36, column 73",
+            "expected one of `stage`, `every`, `copy`, `on`, `origin`, `by`, found `cope`\n  --> line 36, column 73",
         ),
         (
             "update @step = %6\n}",

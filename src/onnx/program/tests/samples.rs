@@ -10,7 +10,7 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 29] = [
+const OF_A_STEP: [&str; 30] = [
     "accumulate",
     "adagrad",
     "adam",
@@ -23,6 +23,7 @@ const OF_A_STEP: [&str; 29] = [
     "avg_pool_grad",
     "batch_norm_grad",
     "conv_grad_weight",
+    "copy",
     "cross_entropy_grad",
     "experts_grad",
     "gather_elements_grad",

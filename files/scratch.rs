@@ -109,7 +109,7 @@ pub fn is_on_network(folder: &Path) -> bool {
     /// Magic numbers of NFS, SMB, SMB 2, CIFS, AFS, 9P and Ceph, from `linux/magic.h`.
     const NETWORK: [i64; 7] =
         [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x5346_414f, 0x0102_1997, 0x00c3_6400];
-    statfs(folder).is_ok_and(|found| NETWORK.contains(&(found.f_type as i64)))
+    statfs(folder).is_ok_and(|found| NETWORK.contains(&found.f_type))
 }
 
 /// Carries out requests, several at once if there are several. `work` gets the room of its thread.

@@ -155,7 +155,7 @@ impl Memory {
         let is_open = self.offload.contains(&OffloadClass::Auto) || self.offload.is_empty();
         let offload = Offload { classes, ..Offload::default() };
         let least = self.offload_least.map_or(offload.least, |Budget(bytes)| bytes);
-        is_asked.then(|| Tiers { offload: Offload { least, ..offload }, is_open, budgets })
+        is_asked.then_some(Tiers { offload: Offload { least, ..offload }, is_open, budgets })
     }
 
     /// The folder of the file for values that rest on the disk.

@@ -21,7 +21,7 @@ struct Row {
     heads: u64,
     gpus: u64,
     gpu: Preset,
-    /// Bytes of the host's memory, which the GPUs share alike.
+    /// Bytes of the host's memory for each GPU.
     host: u64,
     microbatch: u64,
 }
@@ -50,7 +50,7 @@ impl Row {
         let mut compilation = done(source.compile(&plan, &manager, |_, _, _| {}));
         let node = Node { device, ..self.gpu.cluster(1).node };
         let budgets =
-            Budgets { device: Some(Budget(node.device.memory)), host: Some(Budget(host / gpus)), disk: None };
+            Budgets { device: Some(Budget(node.device.memory)), host: Some(Budget(host)), disk: None };
         let tiers = Tiers { offload: Default::default(), is_open: true, budgets };
         let place = Place {
             microbatches: 1,
@@ -63,20 +63,48 @@ impl Row {
     }
 }
 
-#[test]
-#[ignore = "longer"]
-fn of_18_billion_on_eight_v100() {
-    let row = Row {
-        layers: 90,
-        hidden: 4096,
-        heads: 16,
-        gpus: 8,
-        gpu: Preset::V100,
-        host: 240_000_000_000,
-        microbatch: 4,
-    };
+/// Plans a row, whose states are larger than all of its GPUs.
+fn check(row: &Row) {
     let fit = row.fit();
     println!("{fit}");
     let offload = fit.candidate.offload.expect("the states are larger than all GPUs");
     assert!(offload.classes.optimizer && offload.keep > 0, "{offload:?}");
+}
+
+/// Eight GPUs that share a host of 240 GB.
+const ON_V100: Row = Row {
+    layers: 90,
+    hidden: 4096,
+    heads: 16,
+    gpus: 8,
+    gpu: Preset::V100,
+    host: 30_000_000_000,
+    microbatch: 4,
+};
+
+/// GPUs of which eight share a host of 1 TB.
+const ON_A100: Row = Row { gpu: Preset::A100With40, host: 125_000_000_000, ..ON_V100 };
+
+#[test]
+#[ignore = "longer"] // programs of 90 blocks
+fn of_18_billion_parameters_on_eight_v100() {
+    check(&ON_V100);
+}
+
+#[test]
+#[ignore = "longer"] // programs of 120 blocks, at night
+fn of_24_billion_parameters_on_eight_v100() {
+    check(&Row { layers: 120, ..ON_V100 });
+}
+
+#[test]
+#[ignore = "longer"] // programs of 66 blocks, at night
+fn of_68_billion_parameters_on_eight_a100() {
+    check(&Row { layers: 66, hidden: 9216, ..ON_A100 });
+}
+
+#[test]
+#[ignore = "longer"] // programs of 96 blocks, at night
+fn of_175_billion_parameters_on_32_a100() {
+    check(&Row { layers: 96, hidden: 12_288, heads: 96, gpus: 32, ..ON_A100 });
 }

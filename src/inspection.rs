@@ -51,7 +51,7 @@ use crate::pipeline::CompilationPlan;
 use crate::sizes;
 use crate::tiers;
 use ir::machine::{Device, Machine, Preset};
-use ir::{Diagnostic, Module, visible};
+use ir::{Diagnostic, Module, Op, visible};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
@@ -346,6 +346,12 @@ impl Inspection {
         let Some(machine) = question.machine.as_ref().filter(|_| training.pipeline.is_none()) else {
             return Ok(());
         };
+        let is_beside = training.nodes().any(|(_, node)| matches!(node.op, Op::Copy(_)));
+        if is_beside && Target::of(machine.device().kind) == Target::Cuda {
+            let warning = Diagnostic::new("a step with values beside a GPU is not predicted yet");
+            self.warnings.push(Told::diagnostic(&warning));
+            return Ok(());
+        }
         match PredictionFacts::of(training, microbatches, question.plan.update, machine) {
             Ok(prediction) => {
                 self.warnings

@@ -7,6 +7,7 @@ use super::shares::Shares;
 use crate::compilation::Compilation;
 use crate::failure::Failure;
 use crate::sizes;
+use crate::tiers::Peaks;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
 use ir::machine::Machine;
@@ -81,6 +82,12 @@ pub struct MemoryFacts {
     /// With early updates: all that a device would allocate with late ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_with_late_updates: Option<u64>,
+    /// On the host, if values rest or are computed there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<u64>,
+    /// In a file, if values rest there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<u64>,
 }
 
 impl StepFacts {
@@ -128,8 +135,10 @@ impl MemoryFacts {
     /// The facts of a step. Errors: a program that no device can run.
     fn of(module: &Module, compilation: &Compilation, microbatches: u64) -> Result<Self, Failure> {
         let planned = |compilation: &Compilation| {
-            Programs::lower(compilation, microbatches, Target::Cpu).map(|programs| programs.peak())
+            Programs::lower(compilation, microbatches, Target::Cpu).map(|programs| Peaks::of(&programs))
         };
+        let peaks = planned(compilation)?;
+        let there = |bytes: u64| (bytes > 0).then_some(bytes);
         let mut late = compilation.clone();
         late.update = UpdateTime::Late;
         let late = (compilation.update == UpdateTime::Early).then(|| planned(&late)).transpose()?;
@@ -143,8 +152,10 @@ impl MemoryFacts {
             buffers: bytes(&[Role::Buffer]),
             optimizer: bytes(&[Role::Optimizer, Role::Counter, Role::Scaler, Role::Rng]),
             gradients: parameters,
-            planned: planned(compilation)?,
-            planned_with_late_updates: late,
+            planned: peaks.device,
+            planned_with_late_updates: late.map(|late| late.device),
+            host: there(peaks.host),
+            disk: there(peaks.disk),
         })
     }
 }

@@ -228,8 +228,14 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
     write_cluster(f, step)
 }
 
-/// The bytes that early updates save on a device.
+/// The bytes beside the device, and those that early updates save on it.
 fn write_saving(f: &mut fmt::Formatter<'_>, memory: &MemoryFacts) -> fmt::Result {
+    let beside = [(memory.host, "on the host"), (memory.disk, "in a file")];
+    let beside = beside.into_iter().filter_map(|(size, place)| Some(format!("{} {place}", bytes(size?))));
+    let beside: Vec<String> = beside.collect();
+    if !beside.is_empty() {
+        writeln!(f, "beside the device: {}", beside.join(", "))?;
+    }
     let Some(late) = memory.planned_with_late_updates else { return Ok(()) };
     let saved = bytes(late.saturating_sub(memory.planned));
     writeln!(f, "update: early; {saved} less than the {} of late updates", bytes(late))

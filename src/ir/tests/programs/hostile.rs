@@ -90,7 +90,8 @@ fn attributes(name: &str, choices: &mut Choices) -> String {
         message.split(after).nth(1).and_then(|rest| rest.split('`').nth(1)).map(str::to_string)
     };
     // An operator says which attribute it lacks, and which value it does not read.
-    loop {
+    for tries in 0.. {
+        assert!(tries < 10_000, "the list of values has none for an attribute of `{name}`");
         let value = choices.of(VALUES).to_string();
         let Err(message) = Op::parse(name, &given) else { break };
         if let Some(missing) = quoted(&message, "needs the attribute") {

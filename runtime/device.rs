@@ -296,7 +296,7 @@ pub enum DeviceError {
         bytes: u64,
         /// The folder.
         folder: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file of values that rest on the disk cannot be read or written.

@@ -180,7 +180,7 @@ pub struct TierMemory {
     pub states: u64,
     /// All of it: states, and the most that anything else ever takes.
     pub total: u64,
-    /// The largest sum of what is alive at one time.
+    /// The most bytes that are alive at one time.
     pub lower_bound: u64,
 }
 

@@ -302,7 +302,7 @@ impl Inspection {
         let node = tiers::node_of(device, cluster);
         let may_update_early = question.plan.may_update_early();
         let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
-        self.fit = tiers::fit_memory(compilation, &question.manager, &question.memory, place)?;
+        self.fit = tiers::fit_memory(compilation, &question.manager, &question.memory, place, |_, _| {})?;
         Ok(())
     }
 
@@ -330,8 +330,9 @@ impl Inspection {
             Ok(step) => {
                 self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
-                self.predict(&compilation.training, step.microbatches, question)?;
-                self.pipeline(&compilation, question.machine.as_ref())?;
+                let machine = self.predictable(&compilation.training, question.machine.as_ref());
+                self.predict(&compilation, step.microbatches, machine)?;
+                self.pipeline(&compilation, machine)?;
                 self.step = Some(step);
             }
             Err(failure) => self.reasons.extend(told(failure)?),
@@ -340,19 +341,29 @@ impl Inspection {
         Ok(())
     }
 
-    /// Predicts a step on the machine that was asked about. An operator without a kernel there is a reason; a program that is
-    /// larger than the device's memory is warned of.
-    fn predict(&mut self, training: &Module, microbatches: u64, question: &Question) -> Result<(), Failure> {
-        let Some(machine) = question.machine.as_ref().filter(|_| training.pipeline.is_none()) else {
-            return Ok(());
-        };
+    /// The machine that was asked about, if a step can be predicted on it. A step with values beside a GPU is warned of.
+    fn predictable<'m>(&mut self, training: &Module, machine: Option<&'m Machine>) -> Option<&'m Machine> {
+        let machine = machine?;
         let is_beside = training.nodes().any(|(_, node)| matches!(node.op, Op::Copy(_)));
         if is_beside && Target::of(machine.device().kind) == Target::Cuda {
             let warning = Diagnostic::new("a step with values beside a GPU is not predicted yet");
             self.warnings.push(Told::diagnostic(&warning));
-            return Ok(());
+            return None;
         }
-        match PredictionFacts::of(training, microbatches, question.plan.update, machine) {
+        Some(machine)
+    }
+
+    /// Predicts a step on a machine. An operator without a kernel there is a reason; a program that is larger than the device's
+    /// memory is warned of.
+    fn predict(
+        &mut self,
+        compilation: &Compilation,
+        microbatches: u64,
+        machine: Option<&Machine>,
+    ) -> Result<(), Failure> {
+        let training = &compilation.training;
+        let Some(machine) = machine.filter(|_| training.pipeline.is_none()) else { return Ok(()) };
+        match PredictionFacts::of(training, microbatches, compilation.update, machine) {
             Ok(prediction) => {
                 self.warnings
                     .extend(larger(prediction.planned, machine.device()).as_ref().map(Told::diagnostic));

@@ -13,10 +13,10 @@ use crate::inspection::units::bytes;
 use crate::training::Programs;
 use ir::machine::{Cluster, Device, DeviceKind, Link, Node, Preset};
 use ir::{Diagnostic, Module, Op, Phase, Tier};
-use passes::Manager;
 use passes::offload::{Classes, Offload};
 use passes::recompute::{Choices, Recompute};
-use runtime::program::UpdateTime;
+use passes::{Manager, Transform};
+use runtime::program::{StagePrograms, UpdateTime};
 use runtime::target::{Multiprocessors, Target};
 use std::fmt;
 
@@ -71,7 +71,7 @@ impl Peaks {
     /// Those of lowered programs.
     pub fn of(programs: &Programs) -> Self {
         let all = programs.all();
-        let memories = || all.iter().map(|program| program.largest().memory);
+        let memories = || all.iter().flat_map(StagePrograms::iter).map(|program| program.memory);
         Self {
             device: programs.peak(),
             host: memories().map(|memory| memory.host.total).max().unwrap_or(0),
@@ -138,25 +138,35 @@ pub fn node_of(device: &Device, cluster: Option<&Cluster>) -> Node {
 }
 
 /// Makes the programs of a compilation fit as `--memory` and `--offload` ask. Returns a line about the result; `None` if nothing is asked.
+/// `after` sees the step after each pass.
 ///
 /// # Errors
-/// Budgets that no program fits.
+/// Budgets that no program fits; `--offload auto` without a budget.
 pub fn fit_memory(
     compilation: &mut Compilation,
     manager: &Manager,
     flags: &config::Memory,
     place: Place,
+    mut after: impl FnMut(&str, &Module),
 ) -> Result<Option<String>, Failure> {
     if let Some(tiers) = flags.tiers().filter(|tiers| !tiers.is_fixed()) {
-        return Ok(Some(fit(compilation, manager, &tiers, place)?.to_string()));
+        if tiers.budgets == Budgets::default() {
+            let error = Diagnostic::new("--offload auto has no budget to fit");
+            return Err(error.note("give one, such as --memory device=8GiB,host=64GiB").into());
+        }
+        return Ok(Some(fit(compilation, manager, &tiers, place, after)?.to_string()));
     }
     let Some(budget) = flags.device_budget() else { return Ok(None) };
     let Place { microbatches, target, multiprocessors, node, .. } = place;
     let place = budget::Place { budget, microbatches, target, multiprocessors, device: &node.device };
-    Ok(Some(budget::fit(compilation, manager, place)?.to_string()))
+    let fit = budget::fit(compilation, manager, place)?;
+    if fit.time > 0 {
+        after(Recompute::NAME, &compilation.training);
+    }
+    Ok(Some(fit.to_string()))
 }
 
-/// Makes the programs of a compilation fit.
+/// Makes the programs of a compilation fit. `after` sees the step after each pass.
 ///
 /// # Errors
 /// Budgets that no candidate fits: the bytes of the smallest that was found.
@@ -165,6 +175,7 @@ pub fn fit(
     manager: &Manager,
     tiers: &Tiers,
     place: Place,
+    mut after: impl FnMut(&str, &Module),
 ) -> Result<Fit, Failure> {
     let silent = Manager { trial: true, ..Manager::default() };
     let mut tiers = tiers.clone();
@@ -178,9 +189,11 @@ pub fn fit(
     compilation.update = update;
     if let Some(recompute) = recompute {
         compilation.recompute(manager, recompute)?;
+        after(Recompute::NAME, &compilation.training);
     }
     if let Some(offload) = offload {
         compilation.offload(manager, offload)?;
+        after(Offload::NAME, &compilation.training);
     }
     Ok(found)
 }
@@ -203,8 +216,11 @@ impl Search<'_> {
                 least = least.min(candidate.least);
                 continue;
             }
-            let (candidate, peaks) = self.settled(candidate)?;
+            let (mut candidate, peaks) = self.settled(candidate)?;
             if peaks.fit(&self.tiers.budgets) {
+                let (module, repeated) = self.repeated(candidate.recompute.as_ref())?;
+                let step = candidate.offload.as_ref().map(|offload| offloaded(&module, offload));
+                candidate.picoseconds = repeated + step.transpose()?.map_or(0, |step| self.copies(&step));
                 return Ok(Fit { candidate, peaks, tries: self.tries });
             }
             if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
@@ -223,16 +239,10 @@ impl Search<'_> {
         let prices = prices.into_iter().map(Some).filter(|_| self.tiers.budgets.device.is_some() && !given);
         let mut all = vec![];
         for recompute in [None].into_iter().chain(prices) {
-            let mut module = self.compilation.training.clone();
-            let mut repeated = 0;
-            if let Some(options) = &recompute {
-                let decision = Choices::of(&module, &options.rates()).decide(options);
-                repeated = decision.picoseconds().saturating_mul(self.place.microbatches);
-                passes::recompute::apply(&mut module, &decision)?;
-            }
+            let (module, repeated) = self.repeated(recompute.as_ref())?;
             for classes in self.class_sets() {
                 let offload = Offload { classes, ..self.tiers.offload.clone() };
-                let step = self.offloaded(&module, &offload)?;
+                let step = offloaded(&module, &offload)?;
                 let picoseconds = repeated.saturating_add(self.copies(&step));
                 let offload = (classes != Classes::NONE).then_some(offload);
                 for update in self.update_times() {
@@ -270,12 +280,13 @@ impl Search<'_> {
         [given].into_iter().chain(may_be_early.then_some(UpdateTime::Early)).collect()
     }
 
-    /// The step with values beside the device.
-    fn offloaded(&self, module: &Module, options: &Offload) -> Result<Module, Failure> {
-        let mut module = module.clone();
-        let decision = passes::offload::decide(&module, options);
-        passes::offload::apply(&mut module, options, &decision)?;
-        Ok(module)
+    /// The step with its repeated nodes, and the predicted picoseconds of these nodes.
+    fn repeated(&self, recompute: Option<&Recompute>) -> Result<(Module, u64), Failure> {
+        let mut module = self.compilation.training.clone();
+        let Some(options) = recompute else { return Ok((module, 0)) };
+        let decision = Choices::of(&module, &options.rates()).decide(options);
+        passes::recompute::apply(&mut module, &decision)?;
+        Ok((module, decision.picoseconds().saturating_mul(self.place.microbatches)))
     }
 
     /// Predicted picoseconds of the copies of a step.
@@ -391,6 +402,14 @@ impl Candidate {
         let leaves_less = classes(self).with(classes(other)) == classes(other);
         leaves_less && (&self.recompute, self.update) == (&other.recompute, other.update)
     }
+}
+
+/// The step with values beside the device.
+fn offloaded(module: &Module, options: &Offload) -> Result<Module, Failure> {
+    let mut module = module.clone();
+    let decision = passes::offload::decide(&module, options);
+    passes::offload::apply(&mut module, options, &decision)?;
+    Ok(module)
 }
 
 /// Bytes of the device that no plan of a step goes without.

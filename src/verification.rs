@@ -128,7 +128,14 @@ impl Subject {
     pub fn run(&self, tested: Tested, mode: Mode, microbatches: &[Tensors]) -> Result<Execution, Failure> {
         let module = with_tensors(tested.module.clone(), &self.tensors);
         let start = if tested.cut { &self.start } else { &self.tensors };
-        finite_step(&module, mode, microbatches, start, self.plan.update, self.plan.precision.scaling.backoff)
+        finite_step(
+            &module,
+            mode,
+            microbatches,
+            start,
+            self.compilation.update,
+            self.plan.precision.scaling.backoff,
+        )
     }
 
     /// Compares a program's step with the reference's. The new parameters and the optimizer's states are compared with

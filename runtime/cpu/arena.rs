@@ -235,7 +235,7 @@ impl Memory {
     }
 }
 
-/// What an instruction reads and writes, of all memories. An operand that is the place of a result has no
+/// Borrows the operands, the results and the scratch of an instruction from the memories. An operand that is the place of a result has no
 /// slice of its own: the result's holds it. Panics if a result overlaps anything else, which the memory plan excludes.
 ///
 /// # Safety

@@ -7,7 +7,7 @@ use files::scratch::PAGE;
 use ir::analysis::memory_plan;
 use ir::{Diagnostic, Tier};
 
-/// More than any machine has, and far from what a u64 cannot count.
+/// The most bytes of a plan: more than any machine has, and so few that sums of them fit a u64.
 const MOST: u64 = 1 << 60;
 
 /// The memory of each buffer: that of its state, or that in which its instruction leaves results.

@@ -289,7 +289,7 @@ impl Compile {
         let node = tiers::node_of(&machine, settings.parallel.cluster()?.as_ref());
         let may_update_early = passes.may_update_early();
         let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
-        let fit = tiers::fit_memory(&mut compilation, &manager, &settings.memory, place)?;
+        let fit = tiers::fit_memory(&mut compilation, &manager, &settings.memory, place, |_, _| {})?;
         let mut lowering = compilation.lowering(&manager);
         let mut programs = Programs::lower_by(
             &mut lowering,

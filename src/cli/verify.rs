@@ -163,19 +163,18 @@ impl Verify {
                     stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
                 }
             })?;
-        let passes = compilation.pipeline.passes.len();
         let microbatches = self.microbatches(&compilation.training)?;
         let node = tiers::node_of(&Preset::Cpu.device(), self.parallel.cluster()?.as_ref());
         let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
         let may_update_early = plan.may_update_early();
         let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
-        let fit = tiers::fit_memory(&mut compilation, &self.look.manager()?, &self.memory, place)?;
+        let keep = |pass: &str, module: &Module| {
+            if self.bisect {
+                stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
+            }
+        };
+        let fit = tiers::fit_memory(&mut compilation, &self.look.manager()?, &self.memory, place, keep)?;
         fit.iter().for_each(|fit| report::tell_lines(fit));
-        if let Some(last) =
-            compilation.pipeline.passes.get(passes..).and_then(<[_]>::last).filter(|_| self.bisect)
-        {
-            stages.push(Stage { pass: last.name().into(), module: compilation.training.clone() });
-        }
         report::print(Severity::Warning, &compilation.warnings);
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.seed.seed, given)?;

@@ -52,22 +52,44 @@ fn a_run_goes_on_with_its_states_elsewhere() {
     }
 }
 
-/// The plan has the bytes of each memory, within the budgets.
+/// The plan of steps of one microbatch, and the bytes that it takes of each memory.
+fn plan(place: &Workplace, flags: &str) -> (serde_json::Value, [u64; 3]) {
+    let run = GPT2.replace("--global-batch 4", "--global-batch 2");
+    place.succeed(&format!("{run} {flags} --offload-least 1KiB --steps 2 -o run --force"));
+    let plan: serde_json::Value = serde_json::from_slice(&place.read("run/plan.json")).expect("it is JSON");
+    let bytes =
+        ["peak", "host", "disk"].map(|memory| plan["memory"][memory].as_u64().expect("a number of bytes"));
+    (plan, bytes)
+}
+
 #[test]
-fn a_program_fits_its_budgets() {
+fn a_program_fits_its_budgets_and_uses_them() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
-    let plan = |flags: &str| {
-        place.succeed(&format!("{GPT2} {flags} --offload-least 1KiB --steps 2 -o run --force"));
-        let plan: serde_json::Value = serde_json::from_slice(&place.read("run/plan.json")).unwrap();
-        ["peak", "host", "disk"].map(|memory| plan["memory"][memory].as_u64().expect("bytes"))
-    };
-    let [alone, host, disk] = plan("");
+    let (_, [alone, host, disk]) = plan(&place, "");
     assert_eq!([host, disk], [0, 0]);
     let budget = alone * 6 / 10;
-    let [device, host, disk] = plan(&format!("--memory device={budget}B,host={alone}B"));
-    assert!(device <= budget && 0 < host && host <= alone && disk == 0, "{device} {host} {disk}");
-    let [device, host, disk] = plan(&format!("--memory device={budget}B,host={}B,disk=.", host * 2 / 3));
-    assert!(device <= budget && host > 0 && disk > 0, "{device} {host} {disk}");
+    let fits = |device: u64| budget * 9 / 10 < device && device <= budget;
+    let (_, [device, host, disk]) = plan(&place, &format!("--memory device={budget}B,host={alone}B"));
+    assert!(fits(device) && 0 < host && host <= alone && disk == 0, "{device} of {budget}, {host}, {disk}");
+    let less = host * 2 / 3;
+    let (_, [device, host, disk]) = plan(&place, &format!("--memory device={budget}B,host={less}B,disk=."));
+    assert!(fits(device) && 0 < host && host <= less && disk > 0, "{device} of {budget}, {host}, {disk}");
+}
+
+/// Gradients that wait for the update fit neither the device nor the host: then no update waits.
+#[test]
+fn updates_are_early_where_nothing_else_fits() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let one = "--offload optimizer,parameters";
+    let (plan_of, [device, host, _]) = plan(&place, &format!("{one} --update early"));
+    assert_eq!(plan_of["update"], "early");
+    let early = place.read("run/model.safetensors");
+    let (late, _) = plan(&place, one);
+    assert!(late["update"].is_null(), "{late}");
+    let budgets = format!("--memory device={device}B,host={host}B");
+    let (searched, _) = plan(&place, &budgets);
+    assert_eq!(searched["update"], "early", "{searched}");
+    assert!(place.read("run/model.safetensors") == early, "the weights differ");
 }
 
 fn check_error(place: &Workplace, flags: &str, expected: Expect) {

@@ -59,7 +59,7 @@ impl Row {
             may_update_early: false,
             node: &node,
         };
-        done(tiers::fit(&mut compilation, &manager, &tiers, place))
+        done(tiers::fit(&mut compilation, &manager, &tiers, place, |_, _| {}))
     }
 }
 

@@ -77,7 +77,7 @@ fn group(number: u8, samples: &[Sample]) -> Counts {
     found.into_inner()
 }
 
-/// Samples of all operators but those that passes bring in: sums over microbatches, collectives, and copies between memories.
+/// Samples of the operators of a model. Passes add sums over microbatches, collectives, and copies between memories.
 fn callable() -> Vec<Sample> {
     let is_called =
         |sample: &Sample| !matches!(sample.op, Op::Collective(_) | Op::Accumulate(_) | Op::Copy(_));

@@ -9,4 +9,5 @@ mod large;
 mod memory;
 mod operators;
 mod programs;
+mod tiers;
 mod training;

@@ -1,0 +1,76 @@
+//! Memories beside the device: the processor allocates what the plan says, and states rest where they belong.
+
+use runtime::cpu::Cpu;
+use runtime::device::{Device, ProgramId, step};
+use runtime::lower::{LowerOptions, lower};
+use runtime::program::Region;
+use std::sync::Arc;
+
+/// A step whose momentum `u` rests on the host, and whose sum `s` rests in a file.
+const STEP: &str = r#"trainyard-ir 1
+    module @m training {
+      state @w : f32[1024] parameter = zeros
+      state @u : f32[1024] optimizer host = zeros
+      state @s : f32[1024] optimizer disk = zeros
+      func @train(%0 "x" batched : f32[2, 1024], %1 = @w, %2 = @u, %3 = @s) {
+        %4 = mul %0, %1 : f32[2, 1024]
+        %5 = reduce %4 {kind = sum, dims = [0, 1], keep = false} : f32[]
+        %6 = reduce %0 {kind = sum, dims = [0], keep = false} : f32[1024] !{bwd}
+        %7 = accumulate %5 : f32[] !{update}
+        %8 = accumulate %6 : f32[1024] !{update}
+        %9 = copy %8 {to = host} : f32[1024] !{update}
+        %10 = add %2, %9 : f32[1024] !{update, on host}
+        %11 = copy %3 {to = host} : f32[1024] !{update}
+        %12 = add %11, %10 : f32[1024] !{update, on host}
+        %13 = copy %12 {to = disk} : f32[1024] !{update}
+        %14 = copy %10 {to = device} : f32[1024] !{update}
+        %15 = sub %1, %14 : f32[1024] !{update}
+      }
+      output "loss" = %7
+      update @w = %15
+      update @u = %10
+      update @s = %13
+    }"#;
+
+const BYTES: u64 = 4 * 1024;
+
+fn f32s(value: f32, count: usize) -> Vec<u8> {
+    value.to_le_bytes().repeat(count)
+}
+
+#[test]
+fn each_memory_has_the_bytes_of_its_plan() {
+    let program = lower(&ir::text::parse(STEP).unwrap(), &LowerOptions::default()).unwrap();
+    let memory = program.memory;
+    assert_eq!([memory.states, memory.host.states, memory.disk.states], [BYTES; 3]);
+    let regions: Vec<Region> = program.states.iter().map(|state| state.view.region).collect();
+    assert_eq!(regions, [Region::Arena, Region::Host, Region::Disk]);
+    // The host holds the gradient and the sum while it adds; the file holds its state alone.
+    assert!((2 * BYTES..=4 * BYTES).contains(&memory.host.total), "{memory:?}");
+    assert!(memory.host.lower_bound <= memory.host.total);
+    assert_eq!(memory.disk.total, BYTES);
+    let cpu = Cpu::new(vec![Arc::new(program)], Some(1)).unwrap();
+    assert_eq!(cpu.allocated(), memory.arena + memory.constants + memory.host.total);
+}
+
+#[test]
+fn states_outlast_steps_in_every_memory() {
+    let program = lower(&ir::text::parse(STEP).unwrap(), &LowerOptions::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut cpu = Cpu::with_file(vec![Arc::new(program)], Some(1), Some(folder.path())).unwrap();
+    let id = ProgramId(0);
+    for (state, value) in [1.0, 2.0, 3.0].into_iter().enumerate() {
+        cpu.write_state(id, state, &f32s(value, 1024)).unwrap();
+    }
+    let read = |cpu: &Cpu, state| cpu.read_state(id, state).unwrap().into_owned();
+    for state in 0..3 {
+        assert_eq!(read(&cpu, state), f32s(state as f32 + 1.0, 1024), "state {state} as it was written");
+    }
+    for _ in 0..2 {
+        step(&mut cpu, id, &[vec![f32s(0.5, 2048)]]).unwrap();
+    }
+    // The gradient is 1: u is 3 and then 4, s gains both, and w loses both.
+    for (state, value) in [-6.0, 4.0, 10.0].into_iter().enumerate() {
+        assert_eq!(read(&cpu, state), f32s(value, 1024), "state {state}");
+    }
+}

@@ -45,7 +45,7 @@ pub struct Optimizer {
     pub lr: f64,
     /// How the learning rate changes.
     pub schedule: Schedule,
-    /// Weight decay: decoupled for AdamW and Lion, added to the gradient for the others.
+    /// Weight decay: decoupled for AdamW, Lion and Adafactor; added to the gradient for the other rules.
     pub weight_decay: f64,
     /// Which parameters decay.
     pub decay: Decay,

@@ -4,8 +4,10 @@ use crate::device::{Device, DeviceError, ProgramId, step};
 use crate::lower::{LowerOptions, lower};
 use crate::program::Program;
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
+use ir::ops::OperandRole;
+use ir::ops::optimizer::quantization::distance;
 use ir::tensor::Elements;
-use ir::{DType, Diagnostic, Module, Node, Op, StateId, Tensor, ValueId};
+use ir::{DType, Diagnostic, Module, Node, StateId, Tensor, ValueId};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -82,8 +84,8 @@ pub fn difference(given: &Tensor, expected: &Tensor, tolerance: f64) -> Option<S
 
 /// Whether a value has codes of moments in 8 bits.
 fn is_codes(module: &Module, value: ValueId) -> bool {
-    let is_quantized = |node: &Node| matches!(node.op, Op::Adam8bit(_));
-    module.ty(value).dtype == DType::U8 && module.producer(value).is_some_and(is_quantized)
+    let has_codes = |node: &Node| node.roles().contains(&OperandRole::Codes);
+    module.ty(value).dtype == DType::U8 && module.producer(value).is_some_and(has_codes)
 }
 
 /// How codes of moments in 8 bits differ: by more than one, around zero. A number halfway between the values of two codes may be
@@ -92,7 +94,7 @@ fn difference_of_codes(given: &Tensor, expected: &Tensor) -> Option<String> {
     let (Elements::Int(codes), Elements::Int(expected_codes)) = (&given.elements, &expected.elements) else {
         return difference(given, expected, 0.0);
     };
-    let apart = |(given, expected): (&i64, &i64)| (given - expected + 1).rem_euclid(256) > 2;
+    let apart = |(given, expected): (&i64, &i64)| distance(*given, *expected) > 1;
     let at = codes.iter().zip(expected_codes).position(apart);
     match at {
         Some(i) => Some(format!("code {i} is {}, and it should be {}", codes[i], expected_codes[i])),

@@ -65,8 +65,8 @@ impl Moments {
     /// The fewest elements of a parameter whose moments are kept in 8 bits, as in bitsandbytes.
     pub const LEAST: u64 = 4096;
 
-    /// The largest decay of a moment that is kept so. A moment of bf16 has 8 significant bits, and is rounded to nearest: a share
-    /// of 2⁻⁸ or less that is taken from it, or less than half of that, may leave it as it was for ever.
+    /// The largest decay of a moment of this form. bf16 has 8 significant bits. Rounding to nearest undoes a change of less than half a unit,
+    /// which is at most 2⁻⁸ of the number. A decay above 1 - 2⁻⁸ may change a moment by less, so that it stays as it is for ever.
     pub fn largest_decay(self) -> f64 {
         match self {
             Self::Full | Self::EightBit => 1.0,
@@ -115,7 +115,7 @@ pub struct Word<'a> {
     pub choice: Choice<'a>,
 }
 
-/// What a word chooses.
+/// The setting that a word changes.
 #[derive(Debug, PartialEq)]
 pub enum Choice<'a> {
     /// The form of Adam's moments.

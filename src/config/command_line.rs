@@ -34,7 +34,7 @@ impl<'a> CommandLine<'a> {
     }
 
     /// Whether a key of a config file applies: the subcommand has its flag, and the command line neither gives nor excludes it.
-    pub(super) fn leaves(&self, key: &str) -> bool {
+    pub(super) fn admits(&self, key: &str) -> bool {
         let excludes = |a: &Arg, b: &Arg| {
             a.get_id() == b.get_id()
                 || self.command.get_arg_conflicts_with(a).iter().any(|other| other.get_id() == b.get_id())

@@ -54,7 +54,7 @@ pub(super) fn translate(file: &TextFile, line: &CommandLine) -> Result<(Vec<Entr
     if errors.is_empty() { Ok((entries, notes)) } else { Err(errors) }
 }
 
-/// A translation on its way.
+/// The entries, notes and errors of a translation in progress.
 struct Translation<'a> {
     document: &'a Document,
     line: &'a CommandLine<'a>,
@@ -65,12 +65,12 @@ struct Translation<'a> {
 }
 
 impl Translation<'_> {
-    /// A flag gets a value, which comes from a key.
+    /// Adds `--FLAG=VALUE` for a key.
     fn set(&mut self, flag: &str, value: &str, leaf: &Leaf) {
         self.add(flag, format!("--{flag}={value}"), leaf);
     }
 
-    /// A switch is set, because of a key.
+    /// Adds the switch `--FLAG` for a key.
     fn switch_on(&mut self, flag: &str, leaf: &Leaf) {
         self.add(flag, format!("--{flag}"), leaf);
     }
@@ -82,25 +82,31 @@ impl Translation<'_> {
         }
     }
 
-    /// The value of a key is refused.
+    /// Refuses the value of a key.
     fn refuse(&mut self, leaf: &Leaf, error: Diagnostic) {
         self.errors.push(error.at(leaf.place.clone()));
     }
 
-    /// A key is not honoured.
+    /// Notes that a key is not honoured.
     fn drop_leaf(&mut self, leaf: &Leaf, reason: impl Into<String>) {
         self.notes.drop_key(leaf.path, reason);
     }
 }
 
-/// `--recompute full`, if the file asks for checkpoints of activations.
+/// `--recompute full`, if the file asks for checkpoints of activations. Beside `--memory` there is no choice left.
 fn recompute(translation: &mut Translation) {
     let document = translation.document;
-    let asks = |leaf: &&Leaf| leaf.path.starts_with("activation_checkpointing.");
+    let asks =
+        |leaf: &&Leaf| leaf.path.starts_with("activation_checkpointing.") && !document.is_off(leaf.path);
     let interval = document.leaf("pipeline.activation_checkpoint_interval");
     let interval = interval.filter(|leaf| leaf.count().is_some_and(|layers| layers > 0));
-    if let Some(leaf) = document.leaves().find(asks).or(interval) {
-        translation.set("recompute", "full", leaf);
+    let has_budget = translation.entries.iter().any(|entry| entry.key == "memory");
+    match document.leaves().find(asks).or(interval) {
+        Some(leaf) if has_budget => {
+            translation.drop_leaf(leaf, "--memory decides which activations are computed again");
+        }
+        Some(leaf) => translation.set("recompute", "full", leaf),
+        None => {}
     }
     if let Some(leaf) = interval.filter(|leaf| leaf.count().is_some_and(|layers| layers > 1)) {
         translation.drop_leaf(leaf, "a value is kept between every two blocks of the model");

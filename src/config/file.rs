@@ -69,7 +69,11 @@ impl ConfigFile {
 
     fn of_json(file: &TextFile, line: &CommandLine) -> Result<Self, Vec<Diagnostic>> {
         let (entries, notes) = deepspeed::translate(file, line)?;
-        Ok(Self { entries, notes: Some(notes) })
+        let config = Self { entries, notes: Some(notes) };
+        match parse_arguments(&flags(), config.arguments_for(line)) {
+            Ok(()) => Ok(config),
+            Err(error) => Err(vec![Diagnostic::new(explain(&error)).at(file.name())]),
+        }
     }
 
     fn of(file: &TextFile) -> Result<Self, Vec<Diagnostic>> {
@@ -98,11 +102,11 @@ impl ConfigFile {
     /// The arguments for a command line: the keys that its subcommand takes, less those that it gives or excludes. Other keys
     /// belong to other subcommands.
     pub fn arguments_for(&self, line: &CommandLine) -> Vec<String> {
-        let entries = self.entries.iter().filter(|entry| line.leaves(&entry.key));
+        let entries = self.entries.iter().filter(|entry| line.admits(&entry.key));
         entries.flat_map(|entry| entry.arguments.iter().cloned()).collect()
     }
 
-    /// What the user is told of a DeepSpeed config that became these arguments; `None` for a `trainyard.toml`.
+    /// The notes on a DeepSpeed config that became these arguments; `None` for a `trainyard.toml`.
     pub fn notes(&self, arguments: &[String]) -> Option<Notes> {
         self.notes.clone().map(|notes| notes.beside(arguments))
     }

@@ -8,6 +8,7 @@
 use super::execute::{Execution, Tensors};
 use super::layout::{FileTensor, Layout, StatePart};
 use ir::interp::StepOutputs;
+use ir::ops::optimizer::quantization::distance;
 use ir::tensor::Elements;
 use ir::{DType, Scalar, ScalarPart, StepOutput, Tensor};
 use serde::{Serialize, Serializer};
@@ -111,7 +112,7 @@ pub fn error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
         return f64::INFINITY;
     }
     if let (DType::U8, Elements::Int(a), Elements::Int(b)) = (a.dtype, &a.elements, &b.elements) {
-        let apart = a.iter().zip(b).map(|(a, b)| (a - b).rem_euclid(256).min((b - a).rem_euclid(256)));
+        let apart = a.iter().zip(b).map(|(a, b)| distance(*a, *b));
         return apart.max().unwrap_or(0) as f64 * CODE;
     }
     let (mut largest, mut apart) = (floor, 0.0f64);

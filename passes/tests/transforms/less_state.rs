@@ -3,7 +3,9 @@
 
 use crate::optimizers::{error_of, with_optimizer_of};
 use ir::interp::{self, Missing, Mode, StateValues};
-use ir::{DType, Module, Tensor};
+use ir::{DType, Module, Role, Tensor};
+use passes::Pass;
+use passes::optimizer::{Algorithm, Moments, Optimizer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -171,5 +173,34 @@ fn the_text_of_an_optimizer_has_its_words() {
         let pipeline: passes::Pipeline = format!("optimizer({given})").parse().expect("a pipeline");
         assert_eq!(pipeline.to_string(), format!("optimizer({printed})"));
         assert_eq!(pipeline.to_string().parse::<passes::Pipeline>().expect("it reads back"), pipeline);
+    }
+}
+
+/// The estimate of memory for the stages of a pipeline has the bytes of the states that the pass adds.
+#[test]
+fn bytes_of_states_are_those_of_the_states() {
+    let text = "trainyard-ir 1
+        module @m training {
+          state @w : f32[64, 768] parameter = zeros
+          func @train(%0 \"x\" : f32[64, 768], %1 = @w) {
+            %2 = accumulate %0 : f32[64, 768] !{update}
+            %3 = splat {value = 0} : f32[] !{update}
+          }
+          output \"loss\" = %3
+          output \"grad.w\" = %2
+        }";
+    let rules = Algorithm::ALL.into_iter().map(|(rule, _)| rule);
+    let with_moments = |rule| match rule {
+        Algorithm::Adam { beta1, eps, decoupled, .. } => Moments::ALL
+            .map(|(moments, _)| Algorithm::Adam { beta1, beta2: 0.95, eps, decoupled, moments })
+            .to_vec(),
+        rule => vec![rule],
+    };
+    for algorithm in rules.flat_map(with_moments) {
+        let pass = Pass::from(Optimizer { algorithm, ..Optimizer::default() }).to_string();
+        let module = with_optimizer_of(text, &pass).unwrap_or_else(|errors| panic!("{pass}: {errors:?}"));
+        let states = module.states.values().filter(|state| state.role == Role::Optimizer);
+        let bytes: u64 = states.filter_map(|state| state.ty.bytes()).sum();
+        assert_eq!(bytes / (64 * 768), algorithm.state_bytes(), "{algorithm:?}: {bytes} bytes");
     }
 }

@@ -42,7 +42,11 @@ pub(super) fn translate(translation: &mut Translation, data_ranks: u64) {
             let parts = steps.unwrap_or(1).saturating_mul(ranks);
             match total.is_multiple_of(parts) {
                 true => translation.set("microbatch", &(total / parts).to_string(), leaf),
-                false => translation.refuse(leaf, no_share(total, steps, ranks)),
+                false => {
+                    let name =
+                        if given[0].is_some() { "--global-batch".into() } else { format!("`{TOTAL}`") };
+                    translation.refuse(leaf, no_share(&name, total, steps, ranks));
+                }
             }
         }
         (None, Some(micro), Some(steps)) => {
@@ -66,7 +70,7 @@ fn data_ranks(ranks: u128) -> String {
     if ranks == 1 { "1 data rank".to_owned() } else { format!("{ranks} data ranks") }
 }
 
-/// The error for three numbers whose product is not the batch, or two of which do not divide it.
+/// The error for a batch that is not the product of its factors, or not a multiple of it.
 fn contradiction(total: u128, micro: u128, steps: Option<u128>, ranks: u128) -> Diagnostic {
     let factors = match steps {
         Some(steps) => format!("`{MICROBATCH}` {micro} x `{ACCUMULATION}` {steps}"),
@@ -85,8 +89,8 @@ fn contradiction(total: u128, micro: u128, steps: Option<u128>, ranks: u128) -> 
 }
 
 /// The error for a batch that the ranks and the accumulation cannot share.
-fn no_share(total: u128, steps: Option<u128>, ranks: u128) -> Diagnostic {
+fn no_share(name: &str, total: u128, steps: Option<u128>, ranks: u128) -> Diagnostic {
     let steps = steps.map(|steps| format!("`{ACCUMULATION}` {steps} x ")).unwrap_or_default();
-    Diagnostic::new(format!("`{TOTAL}` {total} is not a multiple of {steps}{}", data_ranks(ranks)))
-        .note(format!("each data rank takes the same number of samples; change `{TOTAL}`, or --mesh"))
+    Diagnostic::new(format!("{name} {total} is not a multiple of {steps}{}", data_ranks(ranks)))
+        .note(format!("each data rank takes the same number of samples; change {name}, or --mesh"))
 }

@@ -246,7 +246,7 @@ fn whole(digits: &str) -> Option<u64> {
     digits.parse().ok().or_else(|| digits.parse::<f64>().ok().filter(exact).map(|number| number as u64))
 }
 
-/// Whether a value is the one that is written here.
+/// Returns whether a value equals the text `expected`.
 fn is_value(value: &Json, expected: &str) -> bool {
     match value {
         Json::Null => true,

@@ -37,7 +37,7 @@ pub(super) enum Kind {
     Any,
 }
 
-/// What a key means here.
+/// The meaning of a key for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The same as the flag of this name.
@@ -72,7 +72,7 @@ pub(super) fn names_in(section: &str) -> impl Iterator<Item = &'static str> {
 }
 
 impl Kind {
-    /// The value's description if it is none of this kind.
+    /// Describes the values of this kind, for an error.
     pub(super) fn wants(self) -> &'static str {
         match self {
             Switch => "true or false",
@@ -133,7 +133,9 @@ const MEAN: &str = "the loss is the mean over all samples of a step";
 const QUANTIZED: &str = "weights and gradients are sent as floats";
 const WHOLE: &str = "the trained model always has all weights, in f32";
 const MODULES: &str = "a compiled program has no PyTorch modules";
-const F32: &str = "weights, gradients of the update and optimizer states are f32";
+const F32: &str = "weights and gradients of the update are f32";
+/// The reason for the type of the optimizer's states.
+const MOMENTS: &str = "--optimizer adamw:moments=bf16 keeps moments in bf16";
 const BIAS: &str = "Adam corrects the bias of its moments";
 const LAMB: &str = "there is no LAMB";
 const MUON: &str = "there is no Muon";
@@ -174,7 +176,7 @@ pub(super) const KEYS: &[Key] = &[
     always("optimizer.params.dampening", "0", "the momentum has no dampening"),
     always("optimizer.params.lr_decay", "0", "--lr-schedule changes the rate"),
     always("optimizer.params.initial_accumulator_value", "0", "the sum of squares begins at 0"),
-    always("optimizer.params.fp32_optimizer_states", "true", F32),
+    always("optimizer.params.fp32_optimizer_states", "true", MOMENTS),
     dropped("optimizer.params.max_grad_norm", "DeepSpeed refuses it too; gradient_clipping clips"),
     dropped("optimizer.params.freeze_step", FULL_GRADIENTS),
     dropped("optimizer.params.cuda_aware", FULL_GRADIENTS),
@@ -245,7 +247,7 @@ pub(super) const KEYS: &[Key] = &[
     dropped("bf16.immediate_grad_update", ORDER),
     dropped("bf16.check_grad_overflow", "a run ends if a gradient in bf16 is not finite"),
     dropped("bf16.bf16_master_weights_and_grads", F32),
-    dropped("bf16.bf16_optimizer_states", F32),
+    dropped("bf16.bf16_optimizer_states", MOMENTS),
     part("bfloat16.enabled", Switch, "--bf16"),
     part("torch_autocast.enabled", Switch, "--bf16 or --fp16"),
     part("torch_autocast.dtype", Text, "--bf16 or --fp16"),
@@ -332,7 +334,7 @@ pub(super) const KEYS: &[Key] = &[
         "--recompute full",
         "--sequence-parallel splits kept values over tp",
     ),
-    asks("activation_checkpointing.cpu_checkpointing", "--recompute full", TIERS),
+    part("activation_checkpointing.cpu_checkpointing", Switch, "--recompute full --offload activations"),
     asks("activation_checkpointing.contiguous_memory_optimization", "--recompute full", MEMORY),
     asks(
         "activation_checkpointing.number_checkpoints",
@@ -440,5 +442,5 @@ pub(super) const KEYS: &[Key] = &[
     dropped("client.opts.with_mem_saving_comm", CHUNKS),
     dropped("client.opts.with_mem_cache", CHUNKS),
     dropped("client.opts.with_async_move", TIERS),
-    dropped("client.opts.with_activation_offload", TIERS),
+    part("client.opts.with_activation_offload", Switch, "--offload activations"),
 ];

@@ -4,12 +4,12 @@ use std::fmt;
 
 use ir::visible;
 
-/// What the user is told of a config.
+/// The notes on a config, for the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
     /// The name of the file.
     name: String,
-    /// The arguments that the file became, those that the command line overrules left out.
+    /// The arguments that the file became, without those that the command line overrules.
     arguments: Vec<String>,
     /// Keys that are not honoured, each with the reason, in the order in which they were found.
     dropped: Vec<(String, String)>,
@@ -28,7 +28,7 @@ impl Notes {
         self.dropped.push((path.into(), reason.into()));
     }
 
-    /// The keys below a section ask for nothing, because the section is off.
+    /// Removes the notes on the keys of a section that is off.
     pub(super) fn forget_section(&mut self, section: &str) {
         self.dropped
             .retain(|(path, _)| path.strip_prefix(section).is_none_or(|below| !below.starts_with('.')));
@@ -43,18 +43,18 @@ impl Notes {
     pub(in crate::config) fn beside(self, arguments: &[String]) -> Self {
         Self { arguments: arguments.to_vec(), ..self }
     }
+}
 
-    /// The reasons in the order in which they come up first, each with its keys.
-    fn by_reason(&self) -> Vec<(&str, Vec<&str>)> {
-        let mut groups: Vec<(&str, Vec<&str>)> = vec![];
-        for (path, reason) in &self.dropped {
-            match groups.iter_mut().find(|(other, _)| other == reason) {
-                Some((_, paths)) => paths.push(path),
-                None => groups.push((reason, vec![path])),
-            }
+/// The values of each key, in the order in which the keys come up first.
+pub(super) fn grouped<K: PartialEq, V>(pairs: impl IntoIterator<Item = (K, V)>) -> Vec<(K, Vec<V>)> {
+    let mut groups: Vec<(K, Vec<V>)> = vec![];
+    for (key, value) in pairs {
+        match groups.iter_mut().find(|(other, _)| *other == key) {
+            Some((_, values)) => values.push(value),
+            None => groups.push((key, vec![value])),
         }
-        groups
     }
+    groups
 }
 
 impl fmt::Display for Notes {
@@ -69,7 +69,7 @@ impl fmt::Display for Notes {
         if !self.dropped.is_empty() {
             writeln!(f, "{name} has keys that are not honoured:")?;
         }
-        for (reason, paths) in self.by_reason() {
+        for (reason, paths) in grouped(self.dropped.iter().map(|(path, reason)| (reason, path.as_str()))) {
             writeln!(f, "  {}: {}", visible(&paths.join(", ")), visible(reason))?;
         }
         if !self.automatic.is_empty() {

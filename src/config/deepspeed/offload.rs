@@ -1,7 +1,9 @@
 //! Tensors that a file keeps off the device, on the host or on a disk. All keys that move tensors are mapped here and nowhere else.
 
+use ir::Diagnostic;
+
 use super::Translation;
-use super::document::Document;
+use super::document::Leaf;
 
 /// A section of `zero_optimization`, the switch that stood for it before, and the value of `--offload`.
 const OFFLOADED: [(&str, &str, &str); 2] = [
@@ -9,46 +11,60 @@ const OFFLOADED: [(&str, &str, &str); 2] = [
     ("zero_optimization.offload_param", "zero_optimization.cpu_offload_param", "parameters"),
 ];
 
-/// A flag that a key stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
-    pub(super) path: String,
-    pub(super) flag: &'static str,
-    pub(super) value: String,
-}
+/// Switches that keep activations on the host: DeepSpeed's and PatrickStar's.
+const ACTIVATIONS: [&str; 2] =
+    ["activation_checkpointing.cpu_checkpointing", "client.opts.with_activation_offload"];
 
 /// `--offload`, and `--memory disk=DIR`.
 pub(super) fn translate(translation: &mut Translation) {
     let document = translation.document;
-    for (section, ..) in OFFLOADED {
-        if document.text(&format!("{section}.device")).is_none_or(|device| device == "none") {
-            translation.notes.forget_section(section);
+    let mut folder = None;
+    for (section, older, class) in OFFLOADED {
+        let device = document.leaf(&format!("{section}.device"));
+        match device.and_then(|leaf| Some((leaf, leaf.text()?))) {
+            None | Some((_, "none")) => {
+                translation.notes.forget_section(section);
+                let older = document.leaf(older).filter(|leaf| device.is_none() && document.is_on(leaf.path));
+                older.into_iter().for_each(|leaf| translation.set("offload", class, leaf));
+            }
+            Some((leaf, "cpu")) => translation.set("offload", class, leaf),
+            Some((leaf, "nvme")) => {
+                translation.set("offload", class, leaf);
+                rest_in(translation, leaf, section, &mut folder);
+            }
+            Some((leaf, other)) => {
+                let message = format!("`{}`: there is no device {other:?}", leaf.path);
+                translation.refuse(leaf, Diagnostic::new(message).note("there are none, cpu and nvme"));
+            }
         }
     }
-    for Wanted { path, flag, value } in wanted(document) {
-        let Some(leaf) = document.leaf(&path) else { continue };
-        translation.set(flag, &value, leaf);
+    let activations = ACTIVATIONS.iter().filter_map(|path| document.leaf(path));
+    if let Some(leaf) = activations.into_iter().find(|leaf| document.is_on(leaf.path)) {
+        translation.set("offload", "activations", leaf);
     }
 }
 
-/// The flags that a file asks for.
-pub(super) fn wanted(document: &Document) -> Vec<Wanted> {
-    let mut wanted = vec![];
-    let mut add = |path: &str, flag, value: &str| {
-        wanted.push(Wanted { path: path.to_owned(), flag, value: value.to_owned() });
+/// The folder of a section whose tensors rest on a disk. All sections share one file.
+fn rest_in<'a>(
+    translation: &mut Translation<'a>,
+    device: &Leaf,
+    section: &str,
+    folder: &mut Option<&'a str>,
+) {
+    let leaf = translation.document.leaf(&format!("{section}.nvme_path"));
+    let Some((leaf, path)) = leaf.and_then(|leaf| Some((leaf, leaf.text()?))) else {
+        let message = format!("`{}`: nvme needs `{section}.nvme_path`", device.path);
+        translation.refuse(device, Diagnostic::new(message).note("it names the folder of the file"));
+        return;
     };
-    for (section, older, value) in OFFLOADED {
-        let (device, disk) = (format!("{section}.device"), format!("{section}.nvme_path"));
-        match document.text(&device) {
-            Some("none") => continue,
-            Some("nvme") => {
-                add(&device, "offload", value);
-                add(&disk, "memory", &format!("disk={}", document.text(&disk).unwrap_or("/local_nvme")));
-            }
-            Some(_) => add(&device, "offload", value),
-            None if document.is_on(older) => add(older, "offload", value),
-            None => {}
+    match *folder {
+        None => {
+            translation.set("memory", &format!("disk={path}"), leaf);
+            *folder = Some(path);
         }
+        Some(first) if first != path => {
+            translation.drop_leaf(leaf, format!("all tensors on a disk rest in one file, in {first}"));
+        }
+        Some(_) => {}
     }
-    wanted
 }

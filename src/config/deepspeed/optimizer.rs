@@ -89,6 +89,10 @@ fn translate_rule(translation: &mut Translation, rule: Rule, leaf: &Leaf) {
         Rule::Adam if coupled => ("adam", betas(translation)),
         Rule::Adam | Rule::AdamW | Rule::Compressed => ("adamw", betas(translation)),
         Rule::Adagrad => ("adagrad", vec![]),
+        // DeepSpeed's Lion forgets its momentum more slowly than the paper's.
+        Rule::Lion if document.leaf(BETAS).is_none() && !document.is_automatic(BETAS) => {
+            ("lion", vec!["beta2=0.999".to_owned()])
+        }
         Rule::Lion => ("lion", betas(translation)),
         Rule::Sgd => match document.digits(MOMENTUM) {
             Some(momentum) if document.number(MOMENTUM) != Some(0.0) => {

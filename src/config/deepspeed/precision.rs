@@ -11,6 +11,7 @@ const POWER: &str = "fp16.initial_scale_power";
 const WINDOW: &str = "fp16.loss_scale_window";
 const HYSTERESIS: &str = "fp16.hysteresis";
 const LEAST: &str = "fp16.min_loss_scale";
+const AUTOCAST: &str = "torch_autocast.dtype";
 
 /// Names of types, in a file and for `--grad-dtype`.
 const TYPES: [(&str, &str); 7] = [
@@ -49,15 +50,13 @@ pub(super) fn translate(translation: &mut Translation) {
 fn compute<'a>(translation: &mut Translation<'a>) -> Option<(&'static str, &'a Leaf)> {
     let document = translation.document;
     let on = |path: &str| document.leaf(path).filter(|_| document.is_on(path));
-    let autocast = on("torch_autocast.enabled");
-    let half = ["float16", "fp16", "half", "torch.float16"];
-    let is_half = document.text("torch_autocast.dtype").is_some_and(|dtype| half.contains(&dtype));
+    let autocast = on("torch_autocast.enabled").and_then(|leaf| autocast(translation, leaf));
     let found = [
-        ("fp16", on("fp16.enabled")),
-        ("bf16", on("bf16.enabled").or(on("bfloat16.enabled"))),
-        (if is_half { "fp16" } else { "bf16" }, autocast),
+        on("fp16.enabled").map(|leaf| ("fp16", leaf)),
+        on("bf16.enabled").or(on("bfloat16.enabled")).map(|leaf| ("bf16", leaf)),
+        autocast,
     ];
-    let mut found = found.into_iter().filter_map(|(flag, leaf)| Some((flag, leaf?)));
+    let mut found = found.into_iter().flatten();
     let first = found.next()?;
     let is_given = ["bf16", "fp16", "precision"].iter().any(|flag| translation.line.gives(flag));
     if let Some((_, other)) = found.find(|(flag, _)| *flag != first.0 && !is_given) {
@@ -66,6 +65,32 @@ fn compute<'a>(translation: &mut Translation<'a>) -> Option<(&'static str, &'a L
             .refuse(other, Diagnostic::new(message).note("a step computes in one type: switch one off"));
     }
     Some(first)
+}
+
+/// The flag of the type that PyTorch's autocast computes in: bf16, unless the file names one. None for f32.
+fn autocast<'a>(translation: &mut Translation<'a>, switch: &'a Leaf) -> Option<(&'static str, &'a Leaf)> {
+    let Some(leaf) = translation.document.leaf(AUTOCAST) else { return Some(("bf16", switch)) };
+    match dtype(leaf.text().unwrap_or_default()) {
+        Some("f16") => Some(("fp16", switch)),
+        Some("bf16") => Some(("bf16", switch)),
+        Some(_) => None,
+        None => {
+            translation.refuse(leaf, no_type(leaf));
+            None
+        }
+    }
+}
+
+/// The name for `--grad-dtype` of a type of a file.
+fn dtype(name: &str) -> Option<&'static str> {
+    let name = name.strip_prefix("torch.").unwrap_or(name);
+    TYPES.into_iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, flag)| flag)
+}
+
+/// The error for a type that does not exist.
+fn no_type(leaf: &Leaf) -> Diagnostic {
+    let message = format!("`{}`: there is no type `{}`", leaf.path, leaf.text().unwrap_or_default());
+    Diagnostic::new(message).note("there are fp32, fp16 and bf16")
 }
 
 /// A scale of 0 is dynamic; DeepSpeed's defaults hold for keys that the file leaves out.
@@ -81,12 +106,6 @@ fn loss_scale(translation: &mut Translation) {
         return;
     }
     let power = document.count(POWER).unwrap_or(16);
-    // An f32 ends below 2^128.
-    if let Some(leaf) = leaf(POWER).filter(|_| power > 127) {
-        let message = format!("`{POWER}` {power}: a loss scale of 2^{power} is not finite");
-        translation.refuse(leaf, Diagnostic::new(message).note("DeepSpeed's default is 16"));
-        return;
-    }
     let initial = 2f64.powi(i32::try_from(power).unwrap_or(i32::MAX));
     let window = document.count(WINDOW).unwrap_or(if document.is_patrickstar { 2000 } else { 1000 });
     let hysteresis = document.count(HYSTERESIS).unwrap_or(2);
@@ -109,16 +128,11 @@ fn gradients(translation: &mut Translation) {
     let document = translation.document;
     let [sums, sent] = ["data_types.grad_accum_dtype", "communication_data_type"].map(|path| {
         let leaf = document.leaf(path)?;
-        let name = leaf.text()?;
-        Some((
-            leaf,
-            TYPES.into_iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, flag)| flag),
-        ))
+        Some((leaf, dtype(leaf.text()?)))
     });
     for (leaf, dtype) in [sums, sent].into_iter().flatten() {
         if dtype.is_none() {
-            let message = format!("`{}`: there is no type `{}`", leaf.path, leaf.text().unwrap_or_default());
-            translation.refuse(leaf, Diagnostic::new(message).note("there are fp32, fp16 and bf16"));
+            translation.refuse(leaf, no_type(leaf));
         }
     }
     if let Some((leaf, Some(dtype))) = sums.or(sent) {

@@ -3,15 +3,16 @@
 use std::fmt::Write as _;
 
 use super::keys::{KEYS, Key, Meaning};
+use super::notes::grouped;
 
 /// Returns two Markdown tables: keys with their flags, and reasons with the keys that are not honoured for them.
 pub fn keys_table() -> String {
     let mut text = String::from("| keys | flags |\n| --- | --- |\n");
-    for (flags, keys) in grouped(flags) {
+    for (flags, keys) in grouped(KEYS.iter().filter_map(flags)) {
         let _ = writeln!(text, "| {} | {flags} |", keys.join(", "));
     }
     text += "\n| not honoured | reason |\n| --- | --- |\n";
-    for (reason, keys) in grouped(reason) {
+    for (reason, keys) in grouped(KEYS.iter().filter_map(reason)) {
         let _ = writeln!(text, "| {} | {reason} |", keys.join(", "));
     }
     text
@@ -36,16 +37,4 @@ fn reason(key: &Key) -> Option<(String, String)> {
         Meaning::Always(value, reason) => Some((reason.to_owned(), format!("`{path}` but `{value}`"))),
         Meaning::Dropped(reason) => Some((reason.to_owned(), format!("`{path}`"))),
     }
-}
-
-/// Cells with the keys that share them, in the order of the first keys.
-fn grouped(cells: impl Fn(&Key) -> Option<(String, String)>) -> Vec<(String, Vec<String>)> {
-    let mut groups: Vec<(String, Vec<String>)> = vec![];
-    for (cell, key) in KEYS.iter().filter_map(cells) {
-        match groups.iter_mut().find(|(other, _)| *other == cell) {
-            Some((_, keys)) => keys.push(key),
-            None => groups.push((cell, vec![key])),
-        }
-    }
-    groups
 }

@@ -8,12 +8,21 @@ use crate::config::value::{Spec, ValueError, count_from, positive};
 /// The scale that follows the overflows.
 const DYNAMIC: &str = "dynamic";
 
+/// Reads a number that a program can multiply a loss by: its f32 is neither zero nor infinite.
+fn scale(text: &str) -> Result<f64, ValueError> {
+    let number = positive(text)?;
+    match (number as f32).is_normal() {
+        true => Ok(number),
+        false => Err(ValueError::new(format!("`{text}` is not a number of the type f32"))),
+    }
+}
+
 /// Reads a scale. A fixed scale has equal limits.
 pub(super) fn parse(text: &str) -> Result<Scaling, ValueError> {
     let spec = Spec::parse(text)?;
     let default = Scaling::default();
     if spec.name != DYNAMIC {
-        let scale = positive(text).map_err(|_| {
+        let scale = scale(text).map_err(|_| {
             ValueError::new(format!(
                 "`{text}` is not a scale of the loss: give a number above 0, or `{DYNAMIC}`"
             ))
@@ -21,8 +30,8 @@ pub(super) fn parse(text: &str) -> Result<Scaling, ValueError> {
         return Ok(Scaling { initial: scale, min: scale, max: scale, ..default });
     }
     let spec = spec.allow(&["initial", "interval", "hysteresis", "min"])?;
-    let initial = spec.take("initial", default.initial, positive)?;
-    let min = spec.take("min", default.min, positive)?;
+    let initial = spec.take("initial", default.initial, scale)?;
+    let min = spec.take("min", default.min, scale)?;
     if min > initial {
         return Err(ValueError::new(format!(
             "the loss scale begins at {initial:?}, which is below min={min:?}"
@@ -31,7 +40,11 @@ pub(super) fn parse(text: &str) -> Result<Scaling, ValueError> {
     let count = |key: &str, default| spec.take(key, default, |text| count_from(1, text));
     let (interval, hysteresis) =
         (count("interval", default.interval)?, count("hysteresis", default.hysteresis)?);
-    Ok(Scaling { initial, min, interval, hysteresis, max: default.max.max(initial), ..default })
+    let max = default.max.max(initial);
+    if min == max {
+        return Ok(Scaling { initial, min, max, ..default });
+    }
+    Ok(Scaling { initial, min, interval, hysteresis, max, ..default })
 }
 
 /// Writes a scale so that [`parse`] reads it back.
@@ -67,6 +80,8 @@ mod tests {
         for (text, fault) in [
             ("0", "give a number above 0, or `dynamic`"),
             ("static", "give a number above 0, or `dynamic`"),
+            ("1e300", "give a number above 0, or `dynamic`"),
+            ("dynamic:min=1e-60", "`1e-60` is not a number of the type f32"),
             ("128:min=1", "give a number above 0, or `dynamic`"),
             ("dynamic:interval=0", "interval: `0` is not a whole number from 1"),
             ("dynamic:initial=2,min=4", "begins at 2.0, which is below min=4.0"),

@@ -26,33 +26,54 @@ const GRADIENT: usize = 1;
 /// The operands that every update may have at its end, `scale` and `skip`.
 const OPTIONAL: usize = 2;
 
-/// Returns the type of the results of an update whose operands are `same` floats of one type, then f64 scalars up to
-/// `required` operands, then perhaps `scale` and `skip`.
-fn parameter(types: &Inference, same: usize, required: usize) -> Result<Type, TypeError> {
+/// The roles of the operands of an update with one state and no step.
+const ONE_STATE: [OperandRole; 7] = [
+    OperandRole::Weight,
+    OperandRole::Gradient,
+    OperandRole::State,
+    OperandRole::LearningRate,
+    OperandRole::WeightDecay,
+    OperandRole::GradientScale,
+    OperandRole::Skip,
+];
+
+/// The types of the results of an update: the parameter's, then those of its states, which `states` gives for the parameter. The operands
+/// are the parameter, its gradient and the states, then f64 scalars up to `required` operands, then perhaps `scale` and `skip`.
+fn update_types(
+    types: &Inference,
+    required: usize,
+    states: impl FnOnce(&Type) -> Result<Vec<Type>, TypeError>,
+) -> Result<Vec<Type>, TypeError> {
     let operands = types.operands;
     let most = required + OPTIONAL;
     if operands.len() < required || operands.len() > most {
         let error = format!("takes {required} to {most} operands, not {}", operands.len());
         return Err(TypeError::new(error));
     }
-    let parameter = &operands[0];
-    if !parameter.dtype.is_float() {
-        return Err(TypeError::new(format!("the parameter is {parameter}, not floats")));
+    if !operands[0].dtype.is_float() {
+        return Err(TypeError::new(format!("the parameter is {}, not floats", operands[0])));
     }
-    if let Some(i) = (0..same).find(|&i| !operands[i].same_shape(parameter)) {
-        return Err(TypeError::new(format!(
-            "operand {i} is {}, and the parameter is {parameter}",
-            operands[i]
-        )));
+    let parameter = Type::new(operands[0].dtype, operands[0].dims.clone());
+    let states = states(&parameter)?;
+    let tensors = [&parameter, &parameter].into_iter().chain(&states);
+    for (i, (given, expected)) in operands.iter().zip(tensors).enumerate() {
+        if !given.same_shape(expected) {
+            return Err(TypeError::new(format!("operand {i} is {given}, not {expected}")));
+        }
     }
-    let optional = [parameter.dtype, DType::Bool];
-    let scalars = std::iter::repeat_n(DType::F64, required - same).chain(optional);
-    for ((i, ty), dtype) in operands.iter().enumerate().skip(same).zip(scalars) {
+    let first = 2 + states.len();
+    let scalars = std::iter::repeat_n(DType::F64, required - first).chain([parameter.dtype, DType::Bool]);
+    for ((i, ty), dtype) in operands.iter().enumerate().skip(first).zip(scalars) {
         if ty.dtype != dtype || ty.ndim() != 0 {
             return Err(TypeError::new(format!("operand {i} is {ty}, not a scalar {dtype}")));
         }
     }
-    Ok(Type::new(parameter.dtype, parameter.dims.clone()))
+    Ok([vec![parameter], states].concat())
+}
+
+/// An update has no gradient.
+fn no_gradient() -> Gradients {
+    Err(GradientError::Undefined("an update has no gradient"))
 }
 
 /// The factors of an update of so many tensors: they share all factors, and the other operands are scalars.
@@ -81,6 +102,27 @@ fn skipped(cx: &Interp, required: usize) -> Option<Vec<Tensor>> {
     let skip = cx.operands.get(required + 1)?;
     let old = (0..=cx.results.len()).filter(|&operand| operand != GRADIENT);
     skip.bools()[0].then(|| old.map(|operand| cx.operands[operand].clone()).collect())
+}
+
+/// Applies a rule to each element: from the gradient times `scale`, and from the parameter and its states, to their new numbers. The
+/// parameter and its states have `N` tensors. The update has so many operands before `scale`.
+fn update<const N: usize>(
+    cx: &Interp,
+    required: usize,
+    rule: impl Fn(f64, [f64; N]) -> [f64; N],
+) -> Vec<Tensor> {
+    if let Some(old) = skipped(cx, required) {
+        return old;
+    }
+    let (scale, gradient) = (scale(cx, required), cx.operands[GRADIENT].floats());
+    let old: [&[f64]; N] = std::array::from_fn(|i| cx.operands[if i == 0 { 0 } else { i + 1 }].floats());
+    let mut new = [const { vec![] }; N];
+    for (i, g) in gradient.iter().enumerate() {
+        let numbers = rule(scale * g, old.map(|elements| elements[i]));
+        new.iter_mut().zip(numbers).for_each(|(new, number)| new.push(number));
+    }
+    let tensor = |(i, numbers): (usize, Vec<f64>)| Tensor::float(cx.results[i].dtype, cx.sizes(i), numbers);
+    new.into_iter().enumerate().map(tensor).collect()
 }
 
 /// A gradient with the parameter's share. Without decay an infinite parameter stays as it is: zero times it would be NaN.

@@ -112,9 +112,8 @@ fn values_that_a_flag_refuses_are_told_with_their_keys() {
               --> ds.json:2
               = the usual ones: "betas": [0.9, 0.999]
 
-            error: `fp16.initial_scale_power` 200: a loss scale of 2^200 is not finite
+            error: `fp16.initial_scale_power`: initial: `1606938044258990300000000000000000000000000000000000000000000` is not a number of the type f32
               --> ds.json:4
-              = DeepSpeed's default is 16
 
             error: `data_types.grad_accum_dtype`: there is no type `fp8`
               --> ds.json:5
@@ -253,6 +252,48 @@ fn unknown_keys_are_listed_with_the_nearest() {
               optimizer.params.learning_rate: unknown; the nearest known key is `amsgrad`
               zero_optimization.stage: unknown; the nearest known key is `zero_optimization`
               _comment\n: unknown; the nearest known key is `comet`
+        "#]],
+    );
+}
+
+#[test]
+fn devices_of_offloading_are_checked() {
+    let of =
+        |device: &str| format!(r#"{{"zero_optimization": {{"offload_param": {{"device": "{device}"}}}}}}"#);
+    check(
+        &of("nvme"),
+        "",
+        expect![[r#"
+        error: `zero_optimization.offload_param.device`: nvme needs `zero_optimization.offload_param.nvme_path`
+          --> ds.json:1
+          = it names the folder of the file
+    "#]],
+    );
+    check(
+        &of("gpu"),
+        "",
+        expect![[r#"
+        error: `zero_optimization.offload_param.device`: there is no device "gpu"
+          --> ds.json:1
+          = there are none, cpu and nvme
+    "#]],
+    );
+    check(
+        r#"{"torch_autocast": {"enabled": true, "dtype": "fp8"}}"#,
+        "",
+        expect![[r#"
+        error: `torch_autocast.dtype`: there is no type `fp8`
+          --> ds.json:1
+          = there are fp32, fp16 and bf16
+    "#]],
+    );
+    check(
+        r#"{"train_batch_size": 32, "gradient_accumulation_steps": 4}"#,
+        "--global-batch 30",
+        expect![[r#"
+            error: --global-batch 30 is not a multiple of `gradient_accumulation_steps` 4 x 1 data rank
+              --> ds.json:1
+              = each data rank takes the same number of samples; change --global-batch, or --mesh
         "#]],
     );
 }

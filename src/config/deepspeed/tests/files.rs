@@ -2,11 +2,7 @@
 
 use expect_test::expect;
 
-use super::super::document::Document;
-use super::super::notes::Notes;
-use super::super::offload::wanted;
 use super::{check, translated};
-use crate::config::text_file::TextFile;
 
 /// In the form of DeepSpeed's `cifar` example.
 const ZERO_2: &str = r#"{
@@ -133,12 +129,73 @@ fn zero_3_of_hugging_face_leaves_most_to_the_command_line() {
 }
 
 #[test]
-fn offloading_has_its_flags_in_one_place() {
-    let file = TextFile::new("ds.json", ZERO_3);
-    let document = Document::read(&file, &mut Notes::new("ds.json")).expect("it is well formed");
-    let wanted = wanted(&document).into_iter();
-    let flags: Vec<String> = wanted.map(|one| format!("--{} {}", one.flag, one.value)).collect();
-    assert_eq!(flags, ["--offload optimizer", "--offload parameters", "--memory disk=/fast"]);
+fn tensors_of_both_sections_rest_in_one_file() {
+    let both = |path: &str| {
+        format!(
+            r#"{{"zero_optimization": {{
+              "offload_optimizer": {{"device": "nvme", "nvme_path": "/fast"}},
+              "offload_param": {{"device": "nvme", "nvme_path": "{path}"}}
+            }}, "activation_checkpointing": {{"cpu_checkpointing": true}}}}"#
+        )
+    };
+    check(
+        &both("/fast"),
+        "--mesh dp=2",
+        expect![[r#"
+        ds.json stands for --offload=optimizer --memory=disk=/fast --offload=parameters --offload=activations
+        ds.json has keys that are not honoured:
+          activation_checkpointing.cpu_checkpointing: --memory decides which activations are computed again
+    "#]],
+    );
+    check(
+        &both("/slow"),
+        "--mesh dp=2",
+        expect![[r#"
+        ds.json stands for --offload=optimizer --memory=disk=/fast --offload=parameters --offload=activations
+        ds.json has keys that are not honoured:
+          zero_optimization.offload_param.nvme_path: all tensors on a disk rest in one file, in /fast
+          activation_checkpointing.cpu_checkpointing: --memory decides which activations are computed again
+    "#]],
+    );
+    check(
+        r#"{"client": {"opts": {"with_activation_offload": true}}}"#,
+        "",
+        expect![[r#"
+        ds.json stands for --offload=activations
+    "#]],
+    );
+}
+
+#[test]
+fn lion_has_the_decays_of_deepspeed() {
+    check(
+        r#"{"optimizer": {"type": "Lion", "params": {"lr": 1e-4}}}"#,
+        "",
+        expect![[r#"
+        ds.json stands for --lr=1e-4 --optimizer=lion:beta2=0.999 --weight-decay=0
+    "#]],
+    );
+    check(
+        r#"{"optimizer": {"type": "lion", "params": {"betas": [0.95, 0.98]}}}"#,
+        "",
+        expect![[r#"
+        ds.json stands for --optimizer=lion:beta1=0.95,beta2=0.98 --weight-decay=0
+    "#]],
+    );
+}
+
+#[test]
+fn autocast_names_its_type() {
+    for dtype in ["bfloat16", "torch.float16", "float32"] {
+        let json = format!(r#"{{"torch_autocast": {{"enabled": true, "dtype": "{dtype}"}}}}"#);
+        let flag = match dtype {
+            "bfloat16" => "stands for --bf16\n",
+            "torch.float16" => "stands for --fp16\n",
+            _ => "stands for no flag\n",
+        };
+        let notes = translated(&json, "", None);
+        assert!(notes.starts_with("ds.json ") && notes.contains(flag), "{dtype}: {notes}");
+    }
 }
 
 #[test]
@@ -170,10 +227,9 @@ fn bf16_with_accumulation_and_checkpoints_of_activations() {
         json,
         "",
         expect![[r#"
-            ds.json stands for --mesh=tp=2 --microbatch=4 --global-batch=32 --lr=1.5e-4 --weight-decay=0.1 --optimizer=adamw:beta1=0.9,beta2=0.95 --lr-schedule=cosine:warmup=100,min=1.4999999999999999e-5,steps=5000 --bf16 --grad-dtype=f32 --recompute=full --clip=1.0 --seed=7 --profile
+            ds.json stands for --mesh=tp=2 --microbatch=4 --global-batch=32 --lr=1.5e-4 --weight-decay=0.1 --optimizer=adamw:beta1=0.9,beta2=0.95 --lr-schedule=cosine:warmup=100,min=1.4999999999999999e-5,steps=5000 --bf16 --grad-dtype=f32 --offload=activations --recompute=full --clip=1.0 --seed=7 --profile
             ds.json has keys that are not honoured:
               activation_checkpointing.partition_activations: --sequence-parallel splits kept values over tp
-              activation_checkpointing.cpu_checkpointing: the compiler decides when and how values move between memories
               activation_checkpointing.number_checkpoints: a value is kept between every two blocks of the model
               tensorboard: metrics.jsonl has the numbers of each step
               communication_data_type: gradients are sent in the type of data_types.grad_accum_dtype
@@ -188,10 +244,9 @@ fn bf16_with_accumulation_and_checkpoints_of_activations() {
         json,
         "--mesh dp=2 --bf16 --lr 1e-2",
         expect![[r#"
-            ds.json stands for --microbatch=4 --global-batch=64 --weight-decay=0.1 --optimizer=adamw:beta1=0.9,beta2=0.95 --lr-schedule=cosine:warmup=100,min=0.001,steps=5000 --grad-dtype=f32 --zero=1 --recompute=full --clip=1.0 --seed=7 --profile
+            ds.json stands for --microbatch=4 --global-batch=64 --weight-decay=0.1 --optimizer=adamw:beta1=0.9,beta2=0.95 --lr-schedule=cosine:warmup=100,min=0.001,steps=5000 --grad-dtype=f32 --zero=1 --offload=activations --recompute=full --clip=1.0 --seed=7 --profile
             ds.json has keys that are not honoured:
               activation_checkpointing.partition_activations: --sequence-parallel splits kept values over tp
-              activation_checkpointing.cpu_checkpointing: the compiler decides when and how values move between memories
               activation_checkpointing.number_checkpoints: a value is kept between every two blocks of the model
               tensorboard: metrics.jsonl has the numbers of each step
               tensor_parallel.autotp_size: --mesh dp=2 on the command line, which wins, has tp=1 and not 2

@@ -1,6 +1,6 @@
 //! Adagrad.
 
-use super::{OPTIONAL, cost, decayed, factors, parameter, scale, skipped};
+use super::{ONE_STATE, OPTIONAL, cost, decayed, factors, no_gradient, update, update_types};
 use crate::ops::*;
 
 /// One step of Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011), as PyTorch defines it (no decay of the rate by itself).
@@ -15,20 +15,11 @@ pub struct Adagrad {
 
 impl Operator for Adagrad {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Weight,
-            OperandRole::Gradient,
-            OperandRole::State,
-            OperandRole::LearningRate,
-            OperandRole::WeightDecay,
-            OperandRole::GradientScale,
-            OperandRole::Skip,
-        ])
-        .optional_last(OPTIONAL)
+        Operands::new(&ONE_STATE).optional_last(OPTIONAL)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
-        Ok(vec![parameter(types, 3, 5)?; 2])
+        update_types(types, 5, |parameter| Ok(vec![parameter.clone()]))
     }
 
     /// The sum starts from zeros: without eps the step would divide zero by it.
@@ -38,7 +29,7 @@ impl Operator for Adagrad {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("an update has no gradient"))
+        no_gradient()
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -46,22 +37,11 @@ impl Operator for Adagrad {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        if let Some(old) = skipped(cx, 5) {
-            return old;
-        }
-        let scale = scale(cx, 5);
         let [lr, weight_decay] = [3, 4].map(|i| cx.operands[i].item());
-        let len = cx.operands[0].len();
-        let [mut parameters, mut sums] = [0; 2].map(|_| Vec::with_capacity(len));
-        let operands = [0, 1, 2].map(|operand| cx.operands[operand].floats());
-        for i in 0..len {
-            let [p, g, s] = operands.map(|elements| elements[i]);
-            let g = decayed(weight_decay, scale * g, p);
+        update(cx, 5, |g, [p, s]| {
+            let g = decayed(weight_decay, g, p);
             let s = s + g * g;
-            parameters.push(p - lr * g / (s.sqrt() + self.eps.get()));
-            sums.push(s);
-        }
-        let out = |elements| Tensor::float(cx.results[0].dtype, cx.sizes(0), elements);
-        vec![out(parameters), out(sums)]
+            [p - lr * g / (s.sqrt() + self.eps.get()), s]
+        })
     }
 }

@@ -1,14 +1,15 @@
 //! Adam and AdamW with moments in 8 bits.
 
+use super::adam::AdamStep;
 use super::quantization::{Blocks, signed_code, signed_value, unsigned_code, unsigned_value};
-use super::{OPTIONAL, decayed, parameter, scale, skipped};
+use super::{Adam, OPTIONAL, no_gradient, scale, skipped, update_types};
 use crate::ops::*;
 use crate::{DType, Dim};
 
 /// One step of [`super::Adam`] whose moments are kept in 8 bits (see [`super::quantization`]).
 ///
 /// Operands: `parameter, gradient` of one type, `m` of u8, the largest magnitude of each of its blocks in the parameter's type, `v` of
-/// u8, the same of its blocks, `lr, weight_decay, step` f64 scalars, then `scale` and `skip`. Results: the new parameter, and the four
+/// u8, the largest magnitude of each of its blocks, `lr, weight_decay, step` f64 scalars, then `scale` and `skip`. Results: the new parameter, and the four
 /// states. The moments are those of Adam; the parameter moves by them before they are rounded to codes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Adam8bit {
@@ -64,20 +65,7 @@ impl Operator for Adam8bit {
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
-        let operands = types.operands;
-        if !(REQUIRED..=REQUIRED + OPTIONAL).contains(&operands.len()) {
-            let error =
-                format!("takes {REQUIRED} to {} operands, not {}", REQUIRED + OPTIONAL, operands.len());
-            return Err(TypeError::new(error));
-        }
-        let (given, others) = (&operands[2..6], [&operands[..2], &operands[6..]].concat());
-        let new = parameter(&Inference { operands: &others, declared: types.declared }, 2, REQUIRED - 4)?;
-        let states = self.states(&new)?;
-        if let Some(i) = (0..4).find(|&i| !given[i].same_shape(&states[i])) {
-            let error = format!("operand {} is {}, not {}", i + 2, given[i], states[i]);
-            return Err(TypeError::new(error));
-        }
-        Ok([vec![new], states.to_vec()].concat())
+        update_types(types, REQUIRED, |parameter| Ok(self.states(parameter)?.to_vec()))
     }
 
     /// Blocks stay whole.
@@ -92,7 +80,7 @@ impl Operator for Adam8bit {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("an update has no gradient"))
+        no_gradient()
     }
 
     /// As Adam, and per moment a product to read its code, a quotient to write it, and a search for the nearest of 256 values.
@@ -106,9 +94,9 @@ impl Operator for Adam8bit {
             return old;
         }
         let scale = scale(cx, REQUIRED);
-        let [lr, weight_decay, step] = [6, 7, 8].map(|i| cx.operands[i].item());
-        let [beta1, beta2] = [self.beta1.get(), self.beta2.get()];
-        let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
+        let Self { beta1, beta2, eps, decoupled, .. } = *self;
+        let rule = Adam { beta1, beta2, eps, decoupled };
+        let step = AdamStep::of(&rule, [6, 7, 8].map(|i| cx.operands[i].item()));
         let [parameter, gradient] = [0, 1].map(|i| cx.operands[i].floats());
         let [first, second] = [2, 4].map(|i| cx.operands[i].ints());
         let [first_largest, second_largest] = [3, 5].map(|i| cx.operands[i].floats());
@@ -120,17 +108,10 @@ impl Operator for Adam8bit {
         for (block, elements) in blocks.ranges(len).enumerate() {
             let (mut ms, mut vs) = (vec![], vec![]);
             for i in elements {
-                let mut p = parameter[i];
-                let mut g = scale * gradient[i];
-                if self.decoupled {
-                    p *= 1.0 - lr * weight_decay;
-                } else {
-                    g = decayed(weight_decay, g, p);
-                }
                 let m = signed_value(first[i] as u8) * first_largest[block];
                 let v = unsigned_value(second[i] as u8) * second_largest[block];
-                let (m, v) = (beta1 * m + (1.0 - beta1) * g, beta2 * v + (1.0 - beta2) * g * g);
-                new.push(p - lr * (m / correction1) / ((v / correction2).sqrt() + self.eps.get()));
+                let [p, m, v] = step.next(scale * gradient[i], [parameter[i], m, v]);
+                new.push(p);
                 ms.push(m);
                 vs.push(v);
             }

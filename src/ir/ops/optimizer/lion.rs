@@ -1,6 +1,6 @@
 //! Lion.
 
-use super::{OPTIONAL, cost, factors, parameter, scale, skipped};
+use super::{ONE_STATE, OPTIONAL, cost, factors, no_gradient, update, update_types};
 use crate::ops::*;
 
 /// One step of Lion (Chen et al., arXiv 2302.06675, program 1), which moves each element by the learning rate or not at all.
@@ -23,20 +23,11 @@ fn sign(x: f64) -> f64 {
 
 impl Operator for Lion {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Weight,
-            OperandRole::Gradient,
-            OperandRole::State,
-            OperandRole::LearningRate,
-            OperandRole::WeightDecay,
-            OperandRole::GradientScale,
-            OperandRole::Skip,
-        ])
-        .optional_last(OPTIONAL)
+        Operands::new(&ONE_STATE).optional_last(OPTIONAL)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
-        Ok(vec![parameter(types, 3, 5)?; 2])
+        update_types(types, 5, |parameter| Ok(vec![parameter.clone()]))
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
@@ -44,7 +35,7 @@ impl Operator for Lion {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("an update has no gradient"))
+        no_gradient()
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -52,23 +43,11 @@ impl Operator for Lion {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        if let Some(old) = skipped(cx, 5) {
-            return old;
-        }
-        let scale = scale(cx, 5);
         let [lr, weight_decay] = [3, 4].map(|i| cx.operands[i].item());
         let [beta1, beta2] = [self.beta1.get(), self.beta2.get()];
-        let len = cx.operands[0].len();
-        let [mut parameters, mut momenta] = [0; 2].map(|_| Vec::with_capacity(len));
-        let operands = [0, 1, 2].map(|operand| cx.operands[operand].floats());
-        for i in 0..len {
-            let [p, g, m] = operands.map(|elements| elements[i]);
-            let g = scale * g;
+        update(cx, 5, |g, [p, m]| {
             let direction = sign(beta1 * m + (1.0 - beta1) * g);
-            parameters.push(p * (1.0 - lr * weight_decay) - lr * direction);
-            momenta.push(beta2 * m + (1.0 - beta2) * g);
-        }
-        let out = |elements| Tensor::float(cx.results[0].dtype, cx.sizes(0), elements);
-        vec![out(parameters), out(momenta)]
+            [p * (1.0 - lr * weight_decay) - lr * direction, beta2 * m + (1.0 - beta2) * g]
+        })
     }
 }

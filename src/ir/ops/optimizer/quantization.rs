@@ -17,7 +17,7 @@ pub const SIGNED: [f64; 129] = values(1);
 /// The values of the codes of a second moment: 0, then the values of seven decades of 2, 4, 8, … 128 values, then 1.
 pub const UNSIGNED: [f64; 256] = values(2);
 
-/// 0, then for each decade the centres of its equal parts, of which the first decade has so many, then 1.
+/// Returns 0, the centres of the parts of each decade, and 1. The first decade has `first` equal parts, and each next decade twice as many.
 const fn values<const N: usize>(first: usize) -> [f64; N] {
     let mut values = [0.0; N];
     let (mut decade, mut parts, mut next) = (0, first, 1);
@@ -71,6 +71,11 @@ pub fn unsigned_code(x: f64) -> u8 {
     nearest(&UNSIGNED, x)
 }
 
+/// The number of steps between two codes of a moment. Codes stand in a circle: 255 is beside 0.
+pub fn distance(a: i64, b: i64) -> i64 {
+    (a - b).rem_euclid(256).min((b - a).rem_euclid(256))
+}
+
 /// The blocks of a tensor. Its last dims make rows, row-major; a row is cut into blocks of equal size, the last of which may be
 /// shorter. No block has elements of two rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,10 +89,10 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// The blocks of so many elements of a tensor with these dims.
+    /// The blocks of `size` elements of a tensor with these dims.
     ///
     /// # Errors
-    /// A dim without a size; blocks of no element.
+    /// A dim without a size; blocks of no element; more elements than a u64 counts.
     pub fn of(dims: &[Dim], size: u64) -> Result<Self, TypeError> {
         if size == 0 {
             return Err(TypeError::new("blocks have no element"));
@@ -96,8 +101,9 @@ impl Blocks {
         while blocks.row < size && blocks.first > 0 {
             blocks.first -= 1;
             let dim = dims[blocks.first].size();
-            let row = dim.and_then(|dim| blocks.row.checked_mul(dim));
-            blocks.row = row.ok_or_else(|| TypeError::new("blocks need the sizes of all dims"))?;
+            let dim = dim.ok_or_else(|| TypeError::new("blocks need the sizes of all dims"))?;
+            let row = blocks.row.checked_mul(dim);
+            blocks.row = row.ok_or_else(|| TypeError::new("a row of blocks is too large"))?;
         }
         Ok(blocks)
     }
@@ -127,14 +133,12 @@ impl Blocks {
         let outer = (0..self.first).map(|dim| format!("a{dim}")).collect::<Vec<_>>();
         let mut inner: Vec<String> = (self.first..dims.len()).map(|dim| format!("r{dim}^")).collect();
         let mut blocks = if self.in_row() == 1 { "1" } else { "k^" };
-        let below = dims.get(self.first).and_then(Dim::size).map_or(0, |size| self.row / size.max(1));
-        if self.in_row() > 1
-            && self.row.is_multiple_of(self.size)
-            && below > 0
-            && self.size.is_multiple_of(below)
-        {
-            inner[0] = if below == self.size { "k".into() } else { "(k r^)".into() };
-            blocks = "k";
+        if self.in_row() > 1 && self.row.is_multiple_of(self.size) {
+            // The dims behind the first one have less than a block, or the row would begin with one of them.
+            let behind = self.row / dims[self.first].size().expect("`of` has read the dims of a row");
+            if self.size.is_multiple_of(behind) {
+                (inner[0], blocks) = ("(k r^)".into(), "k");
+            }
         }
         let join = |words: &[String]| words.join(" ");
         [[join(&outer), join(&inner)].join(" "), format!("{} {blocks}", join(&outer))]
@@ -162,6 +166,13 @@ mod tests {
             assert!((given - expected).abs() < 1e-12 * expected, "{given} {expected}");
         }
         assert!(SIGNED.is_sorted_by(|a, b| a < b) && UNSIGNED.is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn codes_stand_in_a_circle() {
+        for (a, b, apart) in [(0, 255, 1), (255, 0, 1), (3, 3, 0), (1, 129, 128), (10, 200, 66)] {
+            assert_eq!(distance(a, b), apart, "{a} and {b}");
+        }
     }
 
     #[test]

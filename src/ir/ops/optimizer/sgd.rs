@@ -1,6 +1,6 @@
 //! Gradient descent with momentum.
 
-use super::{OPTIONAL, cost, decayed, factors, parameter, scale, skipped};
+use super::{ONE_STATE, OPTIONAL, cost, decayed, factors, no_gradient, update, update_types};
 use crate::ops::*;
 
 /// One step of gradient descent with momentum, as PyTorch defines it (dampening 0).
@@ -18,20 +18,11 @@ pub struct Sgd {
 
 impl Operator for Sgd {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Weight,
-            OperandRole::Gradient,
-            OperandRole::State,
-            OperandRole::LearningRate,
-            OperandRole::WeightDecay,
-            OperandRole::GradientScale,
-            OperandRole::Skip,
-        ])
-        .optional_last(OPTIONAL)
+        Operands::new(&ONE_STATE).optional_last(OPTIONAL)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
-        Ok(vec![parameter(types, 3, 5)?; 2])
+        update_types(types, 5, |parameter| Ok(vec![parameter.clone()]))
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
@@ -39,7 +30,7 @@ impl Operator for Sgd {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("an update has no gradient"))
+        no_gradient()
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -47,23 +38,12 @@ impl Operator for Sgd {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        if let Some(old) = skipped(cx, 5) {
-            return old;
-        }
-        let scale = scale(cx, 5);
         let [lr, weight_decay] = [3, 4].map(|i| cx.operands[i].item());
         let momentum = self.momentum.get();
-        let len = cx.operands[0].len();
-        let [mut parameters, mut velocities] = [0; 2].map(|_| Vec::with_capacity(len));
-        let operands = [0, 1, 2].map(|operand| cx.operands[operand].floats());
-        for i in 0..len {
-            let [p, g, u] = operands.map(|elements| elements[i]);
-            let g = decayed(weight_decay, scale * g, p);
+        update(cx, 5, |g, [p, u]| {
+            let g = decayed(weight_decay, g, p);
             let u = momentum * u + g;
-            parameters.push(p - lr * if self.nesterov { g + momentum * u } else { u });
-            velocities.push(u);
-        }
-        let out = |elements| Tensor::float(cx.results[0].dtype, cx.sizes(0), elements);
-        vec![out(parameters), out(velocities)]
+            [p - lr * if self.nesterov { g + momentum * u } else { u }, u]
+        })
     }
 }

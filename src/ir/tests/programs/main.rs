@@ -5,6 +5,7 @@ mod hostile;
 mod random_programs;
 mod ranks;
 mod text;
+mod update_types;
 mod verify;
 mod verify_lowered;
 mod verify_placed;

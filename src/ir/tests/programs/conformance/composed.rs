@@ -407,7 +407,8 @@ fn operands_of(rule: &Op, gradient: [f64; 2]) -> Vec<Tensor> {
     let vector = |x: [f64; 2]| Tensor::float(DType::F64, vec![2], x.to_vec());
     let (states, scalars) = match rule {
         Op::Adam(_) => (2, &[0.1, 0.5, 3.0][..]),
-        _ => (1, &[0.1, 0.5][..]),
+        Op::Sgd(_) | Op::Adagrad(_) | Op::Lion(_) => (1, &[0.1, 0.5][..]),
+        other => panic!("`{}` has operands of its own", other.name()),
     };
     let mut operands = vec![vector([2.0, -1.0]), vector(gradient)];
     operands.extend((0..states).map(|_| vector([0.5, 0.25])));

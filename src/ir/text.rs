@@ -20,14 +20,15 @@
 //!   digit first), else a string with the escapes `\"`, `\\`, `\n`, `\r`, `\t` and `\u{…}`.
 //! - `data`: elements in brackets, or more than 64 of them as `hex "…"` (little-endian bytes); without either the
 //!   bytes are the file's. A float that is a NaN other than the usual one is written by its bits, `0x7fc00001`.
-//! - `state`: type, role, `host` if it lives there, initializer (`data @N`, `zeros`, `splat X`, `copy @STATE`,
+//! - `state`: type, role, `host` or `disk` if it rests there, initializer (`data @N`, `zeros`, `splat X`, `copy @STATE`,
 //!   `normal STD [data @N]`, `fill X data @N`), and `view [reshape [..], transpose [..], slice DIM START LENGTH,
 //!   pad DIM AFTER, cast TYPE]`.
 //! - A type is `f32[8, 4*batch] {dp, -, tp*ep} partial(sum cp)`: a braced word a dim, left out when no dim is split.
 //! - A pipeline opens the body: `pipeline 1f1b microbatches 4 stages [0, 1] { rank F0.0 … rank F1.0 … }` gives the pipeline rank
 //!   of each stage, and for each rank its tasks in order: the phase, the stage, and the microbatch.
 //! - A state and a node name their stage, `stage 1` or `every stage`; stage 0 is left out.
-//! - A node ends with `!{phase, stage N, copy N, origin "…", by PASS}`; what is 0 or empty is left out.
+//! - A node ends with `!{phase, stage N, copy N, on host, origin "…", by PASS}`; numbers of 0 and empty texts are left out, and so is the device
+//!   as the place where it computes.
 //! - `update @STATE = %V` is the state's value when the step ends.
 //!
 //! Printing numbers values densely (inputs, states, results in program order) and leaves out dead nodes and rows of
@@ -39,6 +40,7 @@ mod literal;
 mod numbering;
 mod parser;
 mod printer;
+mod types;
 
 pub use numbering::Numbering;
 pub(crate) use numbering::data_of;

@@ -31,11 +31,23 @@ fn moments_of_adam_have_one_type() {
     let adam = Adam { beta1, beta2, eps, decoupled: true };
     let check = |operands: &str, expected| check(&|types| adam.infer(types), operands, expected);
     check(&format!("f32[8]; f32[8]; bf16[8]; bf16[8]; {SCALARS}"), expect!["f32[8]; bf16[8]; bf16[8]"]);
-    check(&format!("f32[8]; f32[8]; bf16[8]; f32[8]; {SCALARS}"), expect!["operand 3 is f32[8], not bf16[8]"]);
-    check(&format!("f32[8]; f32[8]; f32[8]; bf16[8]; {SCALARS}"), expect!["operand 3 is bf16[8], not f32[8]"]);
-    check(&format!("f64[8]; f64[8]; bf16[8]; bf16[8]; {SCALARS}"), expect!["moments of a parameter of f64 cannot be bf16"]);
+    check(
+        &format!("f32[8]; f32[8]; bf16[8]; f32[8]; {SCALARS}"),
+        expect!["operand 3 is f32[8], not bf16[8]"],
+    );
+    check(
+        &format!("f32[8]; f32[8]; f32[8]; bf16[8]; {SCALARS}"),
+        expect!["operand 3 is bf16[8], not f32[8]"],
+    );
+    check(
+        &format!("f64[8]; f64[8]; bf16[8]; bf16[8]; {SCALARS}"),
+        expect!["moments of a parameter of f64 cannot be bf16"],
+    );
     check(&format!("f32[8]; f32[4]; f32[8]; f32[8]; {SCALARS}"), expect!["operand 1 is f32[4], not f32[8]"]);
-    check("f32[8]; f32[8]; f32[8]; f32[8]; f64[]; f32[]; f64[]", expect!["operand 5 is f32[], not a scalar f64"]);
+    check(
+        "f32[8]; f32[8]; f32[8]; f32[8]; f64[]; f32[]; f64[]",
+        expect!["operand 5 is f32[], not a scalar f64"],
+    );
     check("f64[8]; f64[8]", expect!["takes 7 to 9 operands, not 2"]);
 }
 
@@ -47,12 +59,28 @@ fn states_of_adam_in_8_bits_are_those_of_its_blocks() {
         check(&|types| of(block).infer(types), operands, expected);
     };
     let good = "u8[3, 8]; f32[3, 2]; u8[3, 8]; f32[3, 2]";
-    check(4, &format!("f32[3, 8]; f32[3, 8]; {good}; {SCALARS}"), expect!["f32[3, 8]; u8[3, 8]; f32[3, 2]; u8[3, 8]; f32[3, 2]"]);
+    check(
+        4,
+        &format!("f32[3, 8]; f32[3, 8]; {good}; {SCALARS}"),
+        expect!["f32[3, 8]; u8[3, 8]; f32[3, 2]; u8[3, 8]; f32[3, 2]"],
+    );
     check(0, &format!("f32[3, 8]; f32[3, 8]; {good}; {SCALARS}"), expect!["blocks have no element"]);
     let wide = "u8[3, 8]; f32[3, 3]; u8[3, 8]; f32[3, 2]";
-    check(4, &format!("f32[3, 8]; f32[3, 8]; {wide}; {SCALARS}"), expect!["operand 3 is f32[3, 3], not f32[3, 2]"]);
-    check(4, &format!("f32[3, 8]; f32[3, 8]; {good}; f64[]; f64[]; i64[]"), expect!["operand 8 is i64[], not a scalar f64"]);
-    check(4, &format!("f32[n, 2]; f32[n, 2]; {good}; {SCALARS}"), expect!["blocks need the sizes of all dims"]);
+    check(
+        4,
+        &format!("f32[3, 8]; f32[3, 8]; {wide}; {SCALARS}"),
+        expect!["operand 3 is f32[3, 3], not f32[3, 2]"],
+    );
+    check(
+        4,
+        &format!("f32[3, 8]; f32[3, 8]; {good}; f64[]; f64[]; i64[]"),
+        expect!["operand 8 is i64[], not a scalar f64"],
+    );
+    check(
+        4,
+        &format!("f32[n, 2]; f32[n, 2]; {good}; {SCALARS}"),
+        expect!["blocks need the sizes of all dims"],
+    );
     let huge = "f32[18446744073709551615, 2]";
     check(4, &format!("{huge}; {huge}; {good}; {SCALARS}"), expect!["a row of blocks is too large"]);
 }

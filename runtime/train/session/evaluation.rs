@@ -1,0 +1,110 @@
+//! Evaluation: forward of held-out samples by the weights of the step.
+
+use super::super::classes::{LossClasses, LossTotal};
+use super::super::error::TrainError;
+use super::super::outputs::lacks;
+use super::{Session, samples};
+use crate::data::Batch;
+use crate::device::{DeviceError, Later, ProgramId};
+use crate::program::{Section, Turn};
+
+/// A microbatch that is being evaluated.
+pub(in crate::train) struct Evaluating {
+    program: ProgramId,
+    rows: u64,
+    numbers: Later,
+}
+
+impl Session<'_> {
+    /// Whether there is an evaluation program.
+    pub(in crate::train) fn evaluates(&self) -> bool {
+        self.eval.is_some()
+    }
+
+    /// Begins an evaluation: weights may have changed.
+    pub(in crate::train) fn prepare_evaluation(&mut self) -> Result<(), TrainError> {
+        if let Some(eval) = self.eval {
+            self.rank.device.run(eval, Section::Prepare)?;
+        }
+        Ok(())
+    }
+
+    /// Forward of one microbatch of so many rows, given those of this rank ([`Self::evaluated_rows`]). A short one is the last
+    /// of its evaluation.
+    pub(in crate::train) fn begin_evaluation(
+        &mut self,
+        rows: u64,
+        batch: &Batch,
+    ) -> Result<Evaluating, TrainError> {
+        let Some(program) = self.evaluation_of(rows) else {
+            return Err(lacks(self.program(), "evaluation of a batch of", &rows.to_string()));
+        };
+        let short = self.short_eval.as_ref().filter(|short| short.program == program);
+        let classes = short.map_or(self.eval_classes.as_ref(), |short| short.classes.as_ref());
+        let outputs = classes.map(LossClasses::outputs).unwrap_or_default();
+        if Some(program) != self.eval {
+            self.rank.device.run(program, Section::Prepare)?;
+        }
+        let turns =
+            self.rank.device.program(program).pipeline.as_ref().map(|pipeline| pipeline.turns.clone());
+        if let Some(turns) = turns {
+            return self.evaluate_turns(program, rows, batch, &turns, outputs);
+        }
+        self.feed(program, batch, |_| true)?;
+        self.rank.device.run(program, Section::Microbatch)?;
+        Ok(Evaluating { program, rows, numbers: self.rank.device.read_later(program, outputs)? })
+    }
+
+    /// The loss of an evaluation, which in a pipeline not all ranks have computed.
+    pub(in crate::train) fn agree_on_loss(&self, own: Option<f64>) -> Result<Option<f64>, TrainError> {
+        if self.turns().is_none() {
+            return Ok(own);
+        }
+        let all = self.agreement().gather(own.map(f64::to_bits)).map_err(DeviceError::from)?;
+        Ok(all.into_iter().flatten().next().map(f64::from_bits))
+    }
+
+    /// Evaluates a microbatch in a pipeline. Each number is read after the turn that computes it.
+    fn evaluate_turns(
+        &mut self,
+        program: ProgramId,
+        rows: u64,
+        batch: &Batch,
+        turns: &[Turn],
+        outputs: Vec<usize>,
+    ) -> Result<Evaluating, TrainError> {
+        let mut numbers = vec![vec![]; outputs.len()];
+        for (index, turn) in turns.iter().enumerate() {
+            self.rank.device.begin_turn(program, index)?;
+            self.feed(program, batch, |input| turn.feeds(input))?;
+            self.rank.device.run_turn(program, index)?;
+            for (number, &output) in numbers.iter_mut().zip(&outputs) {
+                if self.rank.device.program(program).outputs[output].part == Some(turn.task.part) {
+                    *number = self.rank.device.read_output(program, output)?;
+                }
+            }
+        }
+        Ok(Evaluating { program, rows, numbers: Later::Read(numbers) })
+    }
+
+    /// The program that evaluates so many rows.
+    pub(super) fn evaluation_of(&self, rows: u64) -> Option<ProgramId> {
+        let short = self.short_eval.as_ref().map(|short| short.program);
+        let takes = |program: &ProgramId| samples(self.rank.device.program(*program)) == rows;
+        self.eval.into_iter().chain(short).find(takes)
+    }
+
+    /// The loss of an evaluated microbatch.
+    pub(in crate::train) fn evaluated(&mut self, begun: Evaluating) -> Result<LossTotal, TrainError> {
+        let Evaluating { program, rows, numbers } = begun;
+        let short = self.short_eval.clone().filter(|short| short.program == program);
+        let classes = short.as_ref().map_or(self.eval_classes.clone(), |short| short.classes.clone());
+        let Some(classes) = classes else { return Ok(LossTotal::default()) };
+        let numbers = self.read(program, &classes.outputs(), numbers)?;
+        let total = classes.total(&numbers);
+        Ok(match short {
+            Some(short) => total.of_a_part(&short.shares, rows as f64 / self.microbatch().max(1) as f64),
+            None => total,
+        })
+    }
+}

@@ -8,7 +8,7 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::analysis::held_values;
-use ir::{Builder, Changed, DType, Diagnostic, Kernels, Level, Module, Node, NodeId, Op, ValueId};
+use ir::{Builder, Changed, DType, Diagnostic, Kernels, Level, Module, Node, NodeId, Op, Tier, ValueId};
 use std::fmt;
 
 /// The pass; it has no options.
@@ -61,7 +61,8 @@ fn cast_source(module: &Module, node: &Node) -> Option<ValueId> {
 pub fn decide_reads(module: &Module, kernels: &dyn Kernels) -> Reads {
     let mut operands = Vec::new();
     for (id, node) in module.nodes() {
-        for (index, &operand) in node.operands.iter().enumerate() {
+        let on_host = node.place != Tier::Device;
+        for (index, &operand) in node.operands.iter().enumerate().filter(|_| !on_host) {
             let Some(producer) = module.producer(operand).filter(|producer| producer.phase == node.phase)
             else {
                 continue;
@@ -92,9 +93,8 @@ pub fn decide_writes(module: &Module, kernels: &dyn Kernels) -> Writes {
     let mut results = Vec::new();
     for (id, node) in module.nodes() {
         let Some(from) = cast_source(module, node) else { continue };
-        let Some(producer) = module.producer(from).filter(|producer| producer.phase == node.phase) else {
-            continue;
-        };
+        let is_near = |producer: &&Node| producer.phase == node.phase && producer.place == Tier::Device;
+        let Some(producer) = module.producer(from).filter(is_near) else { continue };
         let alone = uses[from].as_slice() == [id] && !held.contains(from);
         let index = producer.results.iter().position(|&result| result == from).unwrap_or_default();
         let (made, to) = (module.ty(from).dtype, module.ty(node.results[0]).dtype);

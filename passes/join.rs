@@ -22,7 +22,9 @@ use crate::rewriting::dead::remove_dead;
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::analysis::{Readers, live_nodes, made_by_kernel};
 use ir::ops::shape::{Concat, Slice};
-use ir::{At, Builder, Changed, Definition, Diagnostic, Kernels, Module, Node, NodeId, Op, Type, ValueId};
+use ir::{
+    At, Builder, Changed, Definition, Diagnostic, Kernels, Module, Node, NodeId, Op, Tier, Type, ValueId,
+};
 use std::collections::BTreeMap;
 
 /// The pass; it has no options.
@@ -106,9 +108,10 @@ impl<'m> Search<'m> {
         Self { module, kernels, live, readers, concats }
     }
 
-    /// What runs, in program order.
+    /// The nodes that run on the device, in program order. The kernels of the host are others.
     fn nodes(&self) -> impl Iterator<Item = (NodeId, &'m Node)> {
-        self.module.nodes().filter(|(id, _)| self.live.contains(*id))
+        let is_on_device = |node: &Node| node.place == Tier::Device;
+        self.module.nodes().filter(move |(id, node)| self.live.contains(*id) && is_on_device(node))
     }
 
     fn node(&self, id: NodeId) -> &'m Node {
@@ -132,7 +135,7 @@ impl<'m> Search<'m> {
     fn alike(&self, one: NodeId, other: NodeId, dim: usize) -> bool {
         let (this, that) = (self.node(one), self.node(other));
         let [made, makes] = [this, that].map(|node| self.module.ty(node.results[0]));
-        let when = |node: &Node| (node.phase, node.stage, node.copy);
+        let when = |node: &Node| (node.phase, node.place, node.stage, node.copy);
         let same_dims = made.dims.iter().zip(&makes.dims).enumerate().all(|(i, (a, b))| i == dim || a == b);
         this.op == that.op
             && when(this) == when(that)

@@ -7,7 +7,8 @@ use crate::contraction::ContractionPlan;
 use crate::kernel_contract::{KernelContract, Unplaced};
 use crate::program::{Exchange, Program};
 use crate::simulator::CommandList;
-use ir::{DType, Diagnostic, Kernels, Op};
+use crate::target::Target;
+use ir::{DType, Diagnostic, Kernels, Op, Tier};
 use std::sync::Arc;
 
 /// A kind of device, as lowering sees it.
@@ -51,6 +52,16 @@ pub(crate) trait Backend: Sync {
     /// # Errors
     /// An operator without a kernel.
     fn commands(&self, program: &Arc<Program>, microbatches: u64) -> Result<CommandList, Diagnostic>;
+}
+
+impl dyn Backend {
+    /// The backend whose kernels run the nodes of a place: on the host those of the processor.
+    pub(crate) fn at(&'static self, place: Tier) -> &'static dyn Backend {
+        match place {
+            Tier::Device => self,
+            Tier::Host | Tier::Disk => Target::Cpu.backend(),
+        }
+    }
 }
 
 /// The limits of a chain.

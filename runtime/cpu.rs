@@ -10,6 +10,7 @@ mod call;
 mod commands;
 mod element;
 mod gemm;
+mod host_memory;
 mod kernel_contracts;
 mod kernels;
 mod math;
@@ -21,6 +22,7 @@ mod storage;
 mod walk;
 
 pub(crate) use backend::CpuBackend;
+pub(crate) use host_memory::{HostMemory, HostProgram, HostTask};
 pub(crate) use kernels::copy::gather;
 pub(crate) use non_finite::{Kind, kind_of, worst};
 

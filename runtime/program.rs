@@ -217,6 +217,15 @@ pub struct Instruction {
     pub origin: Arc<str>,
 }
 
+impl Instruction {
+    /// Whether it computes on the host: its tensors lie there, but for constants.
+    pub fn is_on_host(&self) -> bool {
+        let mut touched = self.operands.iter().chain(&self.results).chain(&self.scratch);
+        let on_host = |view: &View| view.region.is_on_host();
+        touched.clone().any(on_host) && touched.all(|view| on_host(view) || view.region == Region::Constants)
+    }
+}
+
 /// What an instruction computes.
 #[derive(Clone, Debug)]
 pub enum Kernel {

@@ -66,6 +66,12 @@ pub enum CommandClass {
     Library,
     /// An exchange with other devices.
     Collective(Exchange),
+    /// A copy of so many bytes from the host to the device.
+    Upload(u64),
+    /// A copy of so many bytes from the device to the host.
+    Download(u64),
+    /// An instruction that the host runs.
+    OnHost,
 }
 
 impl Command {
@@ -74,7 +80,13 @@ impl Command {
         match &self.class {
             CommandClass::Collective(exchange) => Some(exchange),
             CommandClass::Kernel | CommandClass::Multiplication | CommandClass::Library => None,
+            CommandClass::Upload(_) | CommandClass::Download(_) | CommandClass::OnHost => None,
         }
+    }
+
+    /// Whether the device itself computes it.
+    fn is_computed(&self) -> bool {
+        matches!(self.class, CommandClass::Kernel | CommandClass::Multiplication | CommandClass::Library)
     }
 }
 
@@ -87,12 +99,24 @@ pub enum Queue {
     Side,
     /// The queue of exchanges with other devices.
     Exchange,
+    /// The queue of copies from the host.
+    Upload,
+    /// The queue of copies to the host.
+    Download,
+    /// The queue of instructions that the host runs.
+    Host,
 }
 
 impl Queue {
     /// Every queue, with its name.
-    pub const ALL: [(Self, &'static str); 3] =
-        [(Self::Main, "main"), (Self::Side, "side"), (Self::Exchange, "exchange")];
+    pub const ALL: [(Self, &'static str); 6] = [
+        (Self::Main, "main"),
+        (Self::Side, "side"),
+        (Self::Exchange, "exchange"),
+        (Self::Upload, "upload"),
+        (Self::Download, "download"),
+        (Self::Host, "host"),
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -156,8 +180,10 @@ pub enum Bound {
     Memory,
     /// Operations.
     Compute,
-    /// Bytes to other devices.
+    /// Bytes to other devices, and between the device and its host.
     Link,
+    /// Bytes to and from memory of the host.
+    Host,
     /// The start of a kernel, and the latency of a collective.
     Launch,
 }
@@ -169,6 +195,7 @@ impl Bound {
             Self::Memory => "memory",
             Self::Compute => "compute",
             Self::Link => "link",
+            Self::Host => "host",
             Self::Launch => "launch",
         }
     }
@@ -246,7 +273,7 @@ impl SimulatedPart {
 
 /// Seconds of a collective in which no command that computes runs.
 fn not_hidden(collective: &SimulatedCommand, commands: &[SimulatedCommand]) -> f64 {
-    let computing = commands.iter().filter(|other| other.command.exchange().is_none());
+    let computing = commands.iter().filter(|other| other.command.is_computed());
     collective.span.uncovered(computing.map(|other| other.span))
 }
 

@@ -51,7 +51,7 @@ use crate::pipeline::CompilationPlan;
 use crate::sizes;
 use crate::tiers;
 use ir::machine::{Device, Machine, Preset};
-use ir::{Diagnostic, Module, Op, visible};
+use ir::{Diagnostic, Module, Tier, visible};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
@@ -341,12 +341,12 @@ impl Inspection {
         Ok(())
     }
 
-    /// The machine that was asked about, if a step can be predicted on it. A step with values beside a GPU is warned of.
+    /// The machine that was asked about, if a step can be predicted on it. A step of a GPU with values in a file is warned of.
     fn predictable<'m>(&mut self, training: &Module, machine: Option<&'m Machine>) -> Option<&'m Machine> {
         let machine = machine?;
-        let is_beside = training.nodes().any(|(_, node)| matches!(node.op, Op::Copy(_)));
-        if is_beside && Target::of(machine.device().kind) == Target::Cuda {
-            let warning = Diagnostic::new("a step with values beside a GPU is not predicted yet");
+        let in_file = training.states.values().any(|state| state.tier == Tier::Disk);
+        if in_file && Target::of(machine.device().kind) == Target::Cuda {
+            let warning = Diagnostic::new("a step of a GPU with values in a file is not predicted yet");
             self.warnings.push(Told::diagnostic(&warning));
             return None;
         }

@@ -11,7 +11,7 @@ use crate::config::memory::{Budget, Budgets, Tiers};
 use crate::failure::Failure;
 use crate::inspection::units::bytes;
 use crate::training::Programs;
-use ir::machine::{Cluster, Device, DeviceKind, Link, Node, Preset};
+use ir::machine::{Cluster, Device, Link, Node};
 use ir::{Diagnostic, Module, Op, Phase, Tier};
 use passes::offload::{Classes, Offload};
 use passes::recompute::{Choices, Recompute};
@@ -132,9 +132,10 @@ impl fmt::Display for Fit {
 
 /// The node of a device: that of the cluster, or the preset's of its kind.
 pub fn node_of(device: &Device, cluster: Option<&Cluster>) -> Node {
-    let preset = if device.kind == DeviceKind::Cpu { Preset::Cpu } else { Preset::H100 };
-    let node = cluster.map_or_else(|| preset.cluster(1).node, |cluster| cluster.node.clone());
-    Node { device: device.clone(), ..node }
+    match cluster {
+        Some(cluster) => Node { device: device.clone(), ..cluster.node.clone() },
+        None => Node::of_device(device),
+    }
 }
 
 /// Makes the programs of a compilation fit as `--memory` and `--offload` ask. Returns a line about the result; `None` if nothing is asked.

@@ -59,6 +59,11 @@ impl Arena {
         self.device.len() as u64
     }
 
+    /// Where the host's memory begins, and its bytes, if there is any.
+    pub(super) fn host(&self) -> Option<(*mut u8, usize)> {
+        self.host.as_ref().map(|host| (host.as_mut_ptr(), host.len()))
+    }
+
     /// Bytes of the host's memory.
     pub(super) fn host_len(&self) -> u64 {
         self.host.as_ref().map_or(0, |host| host.len() as u64)
@@ -151,6 +156,13 @@ impl Arena {
     pub(super) fn read(&self, constants: &Constants, view: &View, bases: &[u64]) -> Vec<u8> {
         let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
         copy::gather(self.span(constants, view, bases), view, &mut dense);
+        dense
+    }
+
+    /// The elements of a view that is no constant, in row-major order.
+    pub(super) fn read_changing(&self, view: &View, bases: &[u64]) -> Vec<u8> {
+        let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
+        copy::gather(self.bytes(view, bases), view, &mut dense);
         dense
     }
 
@@ -295,6 +307,11 @@ fn overlap(one: &(Region, Range<usize>), other: &(Region, Range<usize>)) -> bool
 }
 
 impl Constants {
+    /// No constants.
+    pub(super) fn none() -> std::io::Result<Self> {
+        Ok(Self(map(0)?))
+    }
+
     pub(super) fn new(program: &Program) -> std::io::Result<Self> {
         let mut memory = map(program.memory.constants)?;
         for constant in &program.constants {

@@ -4,8 +4,8 @@
 mod tests;
 
 use super::program::{
-    Argument, Collective, Command as CudaCommand, CudaProgram, Event, Launch, Matrices, Multiply, Start,
-    Stream, Task,
+    Argument, Collective, Command as CudaCommand, CudaProgram, Event, Launch, Matrices, MemoryCopy, Multiply,
+    Start, Stream, Task,
 };
 use crate::program::{Activation, Instruction, Kernel, Part, Section, View};
 use crate::simulator::work::{Work, elements, largest_sizes};
@@ -43,6 +43,9 @@ fn queue(stream: Stream) -> Queue {
         Stream::Main => Queue::Main,
         Stream::Side => Queue::Side,
         Stream::Exchange => Queue::Exchange,
+        Stream::Upload => Queue::Upload,
+        Stream::Download => Queue::Download,
+        Stream::Host => Queue::Host,
     }
 }
 
@@ -83,6 +86,12 @@ impl<'a> Works<'a> {
             }
             Task::Library => (CommandClass::Library, Work::of(instruction, self.adds)),
             Task::Message(_) => (CommandClass::Kernel, Work::of(instruction, self.adds)),
+            Task::Copy(MemoryCopy { to, bytes, .. }) => {
+                let is_download = to.region.is_on_host();
+                let class = if is_download { CommandClass::Download } else { CommandClass::Upload };
+                (class(*bytes), Work::of(instruction, self.adds))
+            }
+            Task::Host => (CommandClass::OnHost, Work::of(instruction, self.adds)),
         };
         Command {
             class,
@@ -104,7 +113,9 @@ impl<'a> Works<'a> {
                 name.strip_suffix("_many").unwrap_or(name).into()
             }
             Task::Multiply(_) => "multiply".into(),
-            Task::Library | Task::Collective(_) | Task::Message(_) => instruction.name(),
+            Task::Library | Task::Collective(_) | Task::Message(_) | Task::Copy(_) | Task::Host => {
+                instruction.name()
+            }
         }
     }
 
@@ -179,9 +190,12 @@ impl<'a> Works<'a> {
 fn sizes(instruction: &Instruction, task: &Task) -> Vec<usize> {
     match task {
         Task::Multiply(multiply) => [multiply.batch].into_iter().chain(multiply.sizes).collect(),
-        Task::Launch(_) | Task::Library | Task::Collective(_) | Task::Message(_) => {
-            largest_sizes(instruction)
-        }
+        Task::Launch(_)
+        | Task::Library
+        | Task::Collective(_)
+        | Task::Message(_)
+        | Task::Copy(_)
+        | Task::Host => largest_sizes(instruction),
     }
 }
 

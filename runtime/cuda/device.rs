@@ -7,6 +7,7 @@ use super::lower::lower;
 use super::program::{CudaProgram, Event, Stream, Task};
 use super::ready::{PresentTurn, Ready};
 use crate::calls::CallClock;
+use crate::cpu::{HostMemory, HostProgram};
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
 use crate::program::{Part, Program, Section, Turn, View};
 use crate::target::Target;
@@ -20,6 +21,8 @@ pub struct Cuda<D> {
     pub(super) driver: D,
     programs: Vec<Ready>,
     arena: Address,
+    /// Memory of the host, which outlives the driver: fields are dropped in their order.
+    host: HostMemory,
     pub(super) pace: Pace,
     pub(super) known: BTreeMap<Stretch, StretchState>,
     /// The program whose casts of weights are in the arena, made from the weights that are there.
@@ -64,27 +67,37 @@ impl<D: Driver> Cuda<D> {
         let bytes = programs.iter().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();
         let arena = driver.allocate(bytes).map_err(DeviceError::driver)?;
         let halt = driver.allocate(8).map_err(DeviceError::driver)?;
-        let ready = |cuda: CudaProgram| {
+        let bytes = programs.iter().map(|cuda| cuda.program.memory.host.total).max().unwrap_or_default();
+        let host = HostMemory::new(bytes)?;
+        let lent = host.place().map(|(memory, bytes)| driver.lend(memory, bytes));
+        let lent = lent.transpose().map_err(DeviceError::driver)?;
+        let load = |driver: &mut D, cuda: CudaProgram, rank: u64, host| -> Result<Ready, DriverError> {
             let constants = driver.allocate(cuda.program.memory.constants)?;
             for constant in &cuda.program.constants {
                 driver.write(Address(constants.0 + constant.base), &constant.bytes)?;
             }
             let tables = driver.allocate(8 * cuda.tables.len() as u64)?;
             let loaded = driver.load(&cuda)?;
-            let (rank, turn) = (rank % cuda.program.mesh.devices(), PresentTurn::default());
-            let ready = Ready { cuda, loaded, constants, tables, halt, rank, microbatches: 0, turn };
+            let turn = PresentTurn::default();
+            let ready = Ready { cuda, loaded, constants, tables, halt, host, rank, microbatches: 0, turn };
             let memories = ready.memories(arena);
             let words = ready.cuda.tables.iter().map(|argument| ready.word(&memories, argument));
             let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             driver.write(tables, &bytes)?;
             Ok(ready)
         };
-        let programs = programs.into_iter().map(ready).collect::<Result<_, DriverError>>();
-        let programs = programs.map_err(DeviceError::driver)?;
+        let ready = |cuda: CudaProgram| {
+            let rank = rank % cuda.program.mesh.devices();
+            let of_host = |start| HostProgram::new(&cuda.program, rank).map(|own| (own, host.clone(), start));
+            let own = lent.map(of_host).transpose()?;
+            load(&mut driver, cuda, rank, own).map_err(DeviceError::driver)
+        };
+        let programs = programs.into_iter().map(ready).collect::<Result<_, DeviceError>>()?;
         Ok(Self {
             driver,
             programs,
             arena,
+            host,
             pace: Pace::default(),
             known: BTreeMap::new(),
             renewed: None,
@@ -201,6 +214,10 @@ impl<D: Driver> Cuda<D> {
     }
 
     fn read(&self, ready: &Ready, view: &View) -> Result<Vec<u8>, DeviceError> {
+        if view.region.is_on_host() {
+            self.finish()?;
+            return Ok(self.host.read(view, &ready.turn.blocks));
+        }
         let span = view.bytes();
         let mut bytes = vec![0; (span.end - span.start) as usize];
         let base = ready.memories(self.arena).of(view.region);
@@ -231,8 +248,13 @@ impl<D: Driver> Device for Cuda<D> {
         let states = &ready.cuda.program.states;
         let slot = states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
-        let at = Address(self.arena.0 + slot.view.bytes().start);
+        let view = slot.view.clone();
         self.renewed = None;
+        if view.region.is_on_host() {
+            self.finish()?;
+            return self.host.write_dense(&view, bytes);
+        }
+        let at = Address(self.arena.0 + view.bytes().start);
         self.driver.write(at, bytes).map_err(|error| self.refused(error))
     }
 
@@ -359,11 +381,13 @@ impl<D: Driver> Device for Cuda<D> {
         Some(self.calls.clone())
     }
 
-    /// The arena, all constants, and the tables of combined launches.
+    /// The arena, all constants, the tables of combined launches, and memory of the host.
     fn allocated(&self) -> u64 {
         let programs = || self.programs.iter().map(|ready| &ready.cuda);
         let arena = programs().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();
+        let host = self.host.place().map_or(0, |(_, bytes)| bytes as u64);
         arena
+            + host
             + programs().map(|cuda| cuda.program.memory.constants + 8 * cuda.tables.len() as u64).sum::<u64>()
     }
 

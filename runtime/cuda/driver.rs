@@ -16,7 +16,9 @@ pub struct Memories {
     pub arena: Address,
     /// The constants.
     pub constants: Address,
-    /// In a pipeline, the places in the arena of the blocks of the present microbatch.
+    /// Memory of the host.
+    pub host: Address,
+    /// In a pipeline, the places of the blocks of the present microbatch in the arena or in memory of the host.
     pub blocks: Arc<[u64]>,
 }
 
@@ -26,11 +28,11 @@ impl Memories {
         match region {
             Region::Arena => self.arena,
             Region::Constants => self.constants,
+            Region::Host => self.host,
             // `cuda::lower` refuses programs with values there.
-            Region::Host | Region::HostBlock(_) | Region::Disk => {
-                unreachable!("a program for a GPU lies on the GPU")
-            }
+            Region::Disk => unreachable!("no value of a program for a GPU lies in a file"),
             Region::Block(_) => Address(self.arena.0.wrapping_add(region.start(&self.blocks))),
+            Region::HostBlock(_) => Address(self.host.0.wrapping_add(region.start(&self.blocks))),
         }
     }
 }
@@ -72,6 +74,9 @@ pub trait Driver: Send {
 
     /// Zeroed memory, which stays for the driver's life.
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError>;
+
+    /// Lets the device copy from memory of the host and to it. The memory outlives the driver.
+    fn lend(&mut self, memory: *mut u8, bytes: usize) -> Result<Address, DriverError>;
 
     /// Makes the kernels of a program ready.
     fn load(&mut self, program: &CudaProgram) -> Result<Loaded, DriverError>;
@@ -136,6 +141,12 @@ pub trait Driver: Send {
     /// Receives a message, in its turn on the main stream. If `another` of as many bytes comes on the channel, it may arrive beside
     /// what follows.
     fn receive(&mut self, task: MessageTask, another: bool) -> Result<(), DriverError>;
+
+    /// Copies bytes between the device's memory and memory of the host that was lent, on a stream.
+    fn copy(&mut self, stream: Stream, task: CopyTask) -> Result<(), DriverError>;
+
+    /// Runs an instruction on the host when a stream has come to it.
+    fn on_host(&mut self, stream: Stream, task: HostTask) -> Result<(), DriverError>;
 
     /// A rank's thread is about to end: does what needs it.
     fn settle(&mut self) -> Result<(), DriverError>;
@@ -210,6 +221,20 @@ pub struct MessageTask {
     /// See `at`.
     pub bytes: u64,
 }
+
+/// A copy between the memories of the device and of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyTask {
+    /// Where the bytes are.
+    pub from: Address,
+    /// Where they go.
+    pub to: Address,
+    /// How many there are.
+    pub bytes: u64,
+}
+
+/// An instruction that the host runs. It may be run again and again.
+pub type HostTask = Arc<dyn Fn() + Send + Sync>;
 
 /// An instruction for a library, and where its memory is.
 #[derive(Clone, Copy, Debug)]

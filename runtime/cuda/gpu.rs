@@ -11,6 +11,7 @@ mod cudnn;
 mod exchange;
 mod graph;
 mod handles;
+mod host;
 mod kernels;
 pub mod links;
 mod matmul;
@@ -35,6 +36,7 @@ use self::cudnn::Cudnn;
 use self::exchange::Exchange;
 use self::graph::Executable;
 use self::handles::{Context, Mark, Memory, Queue};
+use self::host::Lent;
 use self::kernels::Kernels;
 use self::matmul::Multiplier;
 use self::messages::Mailboxes;
@@ -46,8 +48,8 @@ use super::cache::Cache;
 use super::cubins::Cubins;
 use super::device::Cuda;
 use super::driver::{
-    Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, MessageTask,
-    MultiplyPlaces, Room,
+    Address, CollectiveTask, CopyTask, Driver, DriverError, Fetched, Graph, HostTask, LibraryTask, Loaded,
+    MessageTask, MultiplyPlaces, Room,
 };
 use super::graphs::Pace;
 use super::libraries::Folders;
@@ -163,10 +165,15 @@ pub struct Gpu {
     staging: RefCell<Staging>,
     exchange: RefCell<Exchange>,
     graphs: Vec<Executable>,
+    /// The instructions of the host that are in graphs.
+    host_tasks: Vec<Box<HostTask>>,
+    is_capturing: bool,
     stamps: Stamps,
     memory: Vec<Memory>,
     /// By [`Stream`].
-    queues: [Queue; 3],
+    queues: [Queue; 6],
+    /// Memory of the host that was lent.
+    lent: Vec<Lent>,
     context: Context,
 }
 
@@ -204,7 +211,17 @@ impl Gpu {
             stamps: Stamps::default(),
             memory: vec![],
             // Kernels that wait for an exchange wait longer if it does not come first.
-            queues: [Queue::new(true)?, Queue::new(false)?, Queue::new(true)?],
+            queues: [
+                Queue::new(true)?,
+                Queue::new(false)?,
+                Queue::new(true)?,
+                Queue::new(true)?,
+                Queue::new(true)?,
+                Queue::new(false)?,
+            ],
+            lent: vec![],
+            host_tasks: vec![],
+            is_capturing: false,
             context,
             folders,
             options,
@@ -295,6 +312,14 @@ impl Driver for Gpu {
         Ok(at)
     }
 
+    fn lend(&mut self, memory: *mut u8, bytes: usize) -> Result<Address, DriverError> {
+        self.context.bind()?;
+        let lent = Lent::new(memory, bytes)?;
+        let at = lent.at;
+        self.lent.push(lent);
+        Ok(at)
+    }
+
     fn load(&mut self, program: &CudaProgram) -> Result<Loaded, DriverError> {
         self.context.bind()?;
         self.plan_multiplications(program)?;
@@ -340,10 +365,13 @@ impl Driver for Gpu {
 
     fn begin_capture(&mut self) -> Result<(), DriverError> {
         self.context.bind()?;
-        self.queue(Stream::Main).begin_capture()
+        self.queue(Stream::Main).begin_capture()?;
+        self.is_capturing = true;
+        Ok(())
     }
 
     fn end_capture(&mut self) -> Result<Graph, DriverError> {
+        self.is_capturing = false;
         self.context.bind()?;
         let graph = self.queue(Stream::Main).end_capture()?;
         self.graphs.push(graph);
@@ -387,6 +415,24 @@ impl Driver for Gpu {
             || DriverError(format!("`{}` of a program that was not loaded", task.instruction.name()));
         let Some(Ok(cudnn)) = &self.cudnn else { return Err(unloaded()) };
         cudnn.run(self.queue(stream), &task)
+    }
+
+    fn copy(&mut self, stream: Stream, task: CopyTask) -> Result<(), DriverError> {
+        self.context.bind()?;
+        self.queue(stream).copy(task)
+    }
+
+    fn on_host(&mut self, stream: Stream, task: HostTask) -> Result<(), DriverError> {
+        self.context.bind()?;
+        let task = Box::new(task);
+        match self.is_capturing {
+            true => {
+                self.queue(stream).run_again_and_again(&task)?;
+                self.host_tasks.push(task);
+                Ok(())
+            }
+            false => self.queue(stream).run_once(task),
+        }
     }
 
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {

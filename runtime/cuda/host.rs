@@ -14,8 +14,8 @@ mod pages;
 mod sectors;
 
 use super::driver::{
-    Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, Memories, MessageTask,
-    MultiplyPlaces, Room, Touches,
+    Address, CollectiveTask, CopyTask, Driver, DriverError, Fetched, Graph, HostTask, LibraryTask, Loaded,
+    Memories, MessageTask, MultiplyPlaces, Room, Touches,
 };
 use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
 use crate::comm::Communicator;
@@ -31,6 +31,8 @@ use pages::Memory;
 pub use sectors::{Counts, Sectors};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -79,6 +81,8 @@ pub struct Host {
 struct State {
     /// Each begins at an address of 256.
     memory: Vec<Memory>,
+    /// Memory of the host that was lent: its addresses.
+    lent: Vec<Range<u64>>,
     queues: BTreeMap<Stream, VecDeque<Queued>>,
     /// How often each event was marked: as it was given, and as far as it has come.
     given: BTreeMap<Event, u64>,
@@ -117,6 +121,8 @@ enum Queued {
     Exchange(Box<Exchange>),
     Send(MessageTask),
     Receive(MessageTask),
+    Copy(CopyTask),
+    OnHost(HostTask),
     /// A command that is held to what it says.
     Checked {
         declared: Vec<Declared>,
@@ -288,12 +294,18 @@ impl Host {
             Queued::Exchange(exchange) => exchange.run(state, self.communicator.as_deref())?,
             Queued::Send(task) => self.send_now(state, task)?,
             Queued::Receive(task) => self.receive_now(state, task)?,
+            Queued::Copy(task) => state.copy(task)?,
+            Queued::OnHost(task) => task(),
             Queued::Record(event) => *state.marked.entry(event).or_default() += 1,
             Queued::Wait(..) => {}
             Queued::Stamp(number) => drop(state.stamped.insert(number, Instant::now())),
             Queued::Feed { at, bytes } => state.bytes(at, Some(bytes.len()))?.copy_from_slice(&bytes),
             Queued::Fetch { places, number } => {
-                let parts = places.into_iter().map(|(at, count)| Ok(&*state.bytes(at, Some(count))?));
+                let part = |(at, count)| match state.lent(at, count) {
+                    Some(lent) => Ok(&*lent),
+                    None => Ok(&*state.bytes(at, Some(count))?),
+                };
+                let parts = places.into_iter().map(part);
                 let parts = parts.collect::<Result<Vec<&[u8]>, DriverError>>()?;
                 state.fetched.insert(number, parts.concat());
             }
@@ -312,6 +324,27 @@ impl State {
             return None;
         }
         queue.pop_front()
+    }
+
+    /// Copies bytes from the host, or to it.
+    fn copy(&self, CopyTask { from, to, bytes }: CopyTask) -> Result<(), DriverError> {
+        let bytes = bytes as usize;
+        match (self.lent(from, bytes), self.lent(to, bytes)) {
+            (Some(from), None) => self.bytes(to, Some(bytes))?.copy_from_slice(from),
+            (None, Some(to)) => to.copy_from_slice(self.bytes(from, Some(bytes))?),
+            _ => return Err(DriverError("a copy that is not between the host and the device".into())),
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory that was lent, if they are in it.
+    #[allow(unsafe_code)]
+    fn lent<'a>(&self, at: Address, bytes: usize) -> Option<&'a mut [u8]> {
+        let is_within = |lent: &Range<u64>| lent.start <= at.0 && at.0 + bytes as u64 <= lent.end;
+        self.lent.iter().find(|lent| is_within(lent))?;
+        let start = ptr::with_exposed_provenance_mut(at.0 as usize);
+        // SAFETY: the memory outlives the driver, and commands that touch it run one after the other.
+        Some(unsafe { std::slice::from_raw_parts_mut(start, bytes) })
     }
 
     /// The memory from an address on: so many bytes, or all there are.
@@ -346,6 +379,12 @@ impl Driver for Host {
         let address = memory.start();
         self.state.get_mut().memory.push(memory);
         Ok(address)
+    }
+
+    fn lend(&mut self, memory: *mut u8, bytes: usize) -> Result<Address, DriverError> {
+        let start = memory.expose_provenance() as u64;
+        self.state.get_mut().lent.push(start..start + bytes as u64);
+        Ok(Address(start))
     }
 
     fn load(&mut self, program: &CudaProgram) -> Result<Loaded, DriverError> {
@@ -472,6 +511,14 @@ impl Driver for Host {
     fn receive(&mut self, task: MessageTask, _another: bool) -> Result<(), DriverError> {
         self.note_message("receive", &task);
         self.push(Stream::Main, Queued::Receive(task))
+    }
+
+    fn copy(&mut self, stream: Stream, task: CopyTask) -> Result<(), DriverError> {
+        self.push(stream, Queued::Copy(task))
+    }
+
+    fn on_host(&mut self, stream: Stream, task: HostTask) -> Result<(), DriverError> {
+        self.push(stream, Queued::OnHost(task))
     }
 
     /// Others may wait for what this rank has to give.

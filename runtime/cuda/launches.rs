@@ -18,6 +18,10 @@ pub struct Launches {
     pub collectives: usize,
     /// Messages between pipeline ranks.
     pub messages: usize,
+    /// Copies from the host and to it.
+    pub copies: usize,
+    /// Instructions that run on the host.
+    pub on_host: usize,
 }
 
 impl CudaProgram {
@@ -44,13 +48,16 @@ impl Launches {
             Task::Library => one.libraries = 1,
             Task::Collective(_) => one.collectives = 1,
             Task::Message(_) => one.messages = 1,
+            Task::Copy(_) => one.copies = 1,
+            Task::Host => one.on_host = 1,
         }
         one
     }
 
     /// All of them.
     pub fn total(&self) -> usize {
-        self.kernels + self.multiplications + self.libraries + self.collectives + self.messages
+        let Self { kernels, multiplications, libraries, collectives, messages, copies, on_host } = self;
+        kernels + multiplications + libraries + collectives + messages + copies + on_host
     }
 }
 
@@ -64,6 +71,8 @@ impl Add for Launches {
             libraries: self.libraries + other.libraries,
             collectives: self.collectives + other.collectives,
             messages: self.messages + other.messages,
+            copies: self.copies + other.copies,
+            on_host: self.on_host + other.on_host,
         }
     }
 }
@@ -77,6 +86,8 @@ impl fmt::Display for Launches {
             (self.libraries, "call of cuDNN"),
             (self.collectives, "collective"),
             (self.messages, "message"),
+            (self.copies, "copy with the host"),
+            (self.on_host, "instruction on the host"),
         ];
         let present = parts.into_iter().filter(|(count, _)| *count > 0);
         let text: Vec<String> =
@@ -89,6 +100,7 @@ impl fmt::Display for Launches {
 fn plural(what: &str, count: usize) -> String {
     match (count, what.split_once(' ')) {
         (1, _) => what.into(),
+        (_, Some(("copy", rest))) => format!("copies {rest}"),
         (_, Some((first, rest))) => format!("{first}s {rest}"),
         (_, None) => format!("{what}s"),
     }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod batch_norm;
+mod beside;
 mod chain;
 mod collective;
 mod contract;
@@ -33,7 +34,9 @@ pub(super) use collective::scratch as exchange_scratch;
 pub(super) use contract::batches;
 pub use order::races;
 
-use super::program::{Collective, Command, CudaProgram, Multiply, Place, PlacedMessage, Start, Task};
+use super::program::{
+    Collective, Command, CudaProgram, MemoryCopy, Multiply, Place, PlacedMessage, Start, Task,
+};
 use crate::kernel_contract::Unplaced;
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use crate::target::Multiprocessors;
@@ -74,9 +77,9 @@ impl Libraries for AbsentLibraries {}
 /// # Errors
 /// What has no kernel.
 pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Result<CudaProgram, Diagnostic> {
-    if program.memory.host.total + program.memory.disk.total > 0 {
-        let error = Diagnostic::new("a GPU cannot run a program with values on the host or in a file yet");
-        return Err(error.note("remove --offload and --memory host=…, or compile with --device cpu"));
+    if program.memory.disk.total > 0 {
+        let error = Diagnostic::new("a GPU cannot run a program with values in a file yet");
+        return Err(error.note("remove disk= from --memory, or compile with --device cpu"));
     }
     let mut kernels = Kernels::of(program.memory.peak());
     let (mut sections, mut tables) = ([vec![], vec![], vec![]], vec![]);
@@ -88,12 +91,13 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
             if !is_message && instruction.results.iter().all(|result| result.layout.is_empty()) {
                 continue;
             }
-            let mut steps = if libraries.runs(instruction) {
-                vec![Step::Library]
-            } else {
-                steps(instruction, program.multiprocessors, libraries)
-                    .map_err(|error| error.at(instruction.origin.to_string()))?
+            let steps = match beside::step(instruction) {
+                Ok(Some(step)) => Ok(vec![step]),
+                Ok(None) if libraries.runs(instruction) => Ok(vec![Step::Library]),
+                Ok(None) => steps(instruction, program.multiprocessors, libraries),
+                Err(error) => Err(error),
             };
+            let mut steps = steps.map_err(|error| error.at(instruction.origin.to_string()))?;
             if section == Section::Update && !instruction.of_microbatch {
                 halts &= steps.iter_mut().all(|step| halt::guard(&program, instruction, step));
             }
@@ -130,6 +134,10 @@ enum Step {
     Collective(Collective),
     /// A message to another pipeline rank, or from it.
     Message(PlacedMessage),
+    /// A copy from the host, or to it.
+    Copy(MemoryCopy),
+    /// The whole of it, on the host.
+    Host,
 }
 
 /// A command whose kernel has no number yet.
@@ -175,6 +183,8 @@ impl Draft {
             Step::Library => Task::Library,
             Step::Collective(collective) => Task::Collective(Box::new(collective)),
             Step::Message(message) => Task::Message(message),
+            Step::Copy(copy) => Task::Copy(copy),
+            Step::Host => Task::Host,
         };
         let stream = super::program::Stream::Main;
         let instructions = first..last + 1;

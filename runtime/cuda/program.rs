@@ -70,11 +70,18 @@ pub enum Stream {
     Side,
     /// Exchanges with other devices.
     Exchange,
+    /// Copies from the host.
+    Upload,
+    /// Copies to the host.
+    Download,
+    /// Instructions that run on the host.
+    Host,
 }
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Self; 3] = [Self::Main, Self::Side, Self::Exchange];
+    pub const ALL: [Self; 6] =
+        [Self::Main, Self::Side, Self::Exchange, Self::Upload, Self::Download, Self::Host];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -82,6 +89,9 @@ impl Stream {
             Self::Main => "main stream",
             Self::Side => "side stream",
             Self::Exchange => "exchange stream",
+            Self::Upload => "upload stream",
+            Self::Download => "download stream",
+            Self::Host => "host",
         }
     }
 }
@@ -122,6 +132,10 @@ pub enum Task {
     Collective(Box<Collective>),
     /// Sends to another pipeline rank, or receives from it.
     Message(PlacedMessage),
+    /// Copies bytes from the host or to it.
+    Copy(MemoryCopy),
+    /// Runs the instruction on the host.
+    Host,
 }
 
 /// Bytes of a program's memory.
@@ -224,6 +238,17 @@ pub struct PlacedMessage {
     pub message: Message,
     /// Where its bytes are.
     pub at: Start,
+    /// How many there are.
+    pub bytes: u64,
+}
+
+/// A copy of bytes that follow each other, between the memories of the device and of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryCopy {
+    /// Where they are.
+    pub from: Start,
+    /// Where they go.
+    pub to: Start,
     /// How many there are.
     pub bytes: u64,
 }
@@ -420,6 +445,8 @@ impl fmt::Display for CudaProgram {
                     }) => {
                         write!(f, " message {channel} from {from} to {to}, {bytes} bytes")?;
                     }
+                    Task::Copy(MemoryCopy { bytes, .. }) => write!(f, " copy {bytes} bytes")?,
+                    Task::Host => write!(f, " on the host")?,
                 }
                 command.records.iter().try_for_each(|event| write!(f, " marks {}", event.0))?;
                 writeln!(f)?;

@@ -2,10 +2,13 @@
 
 use super::clock::Clock;
 use super::driver::{
-    Address, CollectiveTask, Driver, DriverError, LibraryTask, Loaded, Memories, MessageTask, MultiplyPlaces,
-    Touches,
+    Address, CollectiveTask, CopyTask, Driver, DriverError, HostTask, LibraryTask, Loaded, Memories,
+    MessageTask, MultiplyPlaces, Touches,
 };
-use super::program::{Argument, Command, CudaProgram, Matrices, PlacedMessage, Start, Task as CommandTask};
+use super::program::{
+    Argument, Command, CudaProgram, Matrices, MemoryCopy, PlacedMessage, Start, Task as CommandTask,
+};
+use crate::cpu::{self, HostMemory, HostProgram};
 use crate::device::DeviceError;
 use crate::program::{Block, Message, Microbatches, RankPipeline, Section, Turn};
 use ir::timetable::Task;
@@ -18,6 +21,8 @@ pub(super) struct Ready {
     pub(super) constants: Address,
     pub(super) tables: Address,
     pub(super) halt: Address,
+    /// The program as the host runs its part, and the memory of the host. `None` if nothing lies there.
+    pub(super) host: Option<(HostProgram, HostMemory, Address)>,
     /// The rank's place in the mesh, which is that of a stage.
     pub(super) rank: u64,
     /// Microbatches run in this step.
@@ -51,7 +56,8 @@ impl PresentTurn {
 impl Ready {
     /// Where its memory is.
     pub(super) fn memories(&self, arena: Address) -> Memories {
-        Memories { arena, constants: self.constants, blocks: self.turn.blocks.clone() }
+        let host = self.host.as_ref().map_or(Address(0), |(_, _, start)| *start);
+        Memories { arena, constants: self.constants, host, blocks: self.turn.blocks.clone() }
     }
 
     /// The place of the stage's first rank among the ranks of all stages.
@@ -135,9 +141,26 @@ impl Ready {
                     false => driver.receive(message, self.turn.is_repeated)?,
                 }
             }
+            CommandTask::Copy(MemoryCopy { from, to, bytes }) => {
+                let [from, to] = [from, to].map(|start| address(start.region, start.byte));
+                driver.copy(stream, CopyTask { from, to, bytes: *bytes })?;
+            }
+            CommandTask::Host => driver.on_host(stream, self.host_task(section, command))?,
         }
         clock.map_or(Ok(()), |clock| clock.after(driver, section, command))?;
         command.records.map_or(Ok(()), |event| driver.record(stream, event))
+    }
+
+    /// A command of the host.
+    fn host_task(&self, section: Section, command: &Command) -> HostTask {
+        let Some((program, memory, _)) = &self.host else {
+            unreachable!("a program with commands of the host has memory there")
+        };
+        let index = command.instructions.start;
+        let adds = self.cuda.program.section(section)[index].accumulates && self.microbatches > 1;
+        let (memory, program, blocks) = (memory.clone(), program.clone(), self.turn.blocks.clone());
+        let task = cpu::HostTask { memory, program, section, index, blocks, adds };
+        Arc::new(move || task.run())
     }
 
     /// Begins a turn of a pipeline.

@@ -155,7 +155,7 @@ fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Locate
         && accesses.last_reader[due.buffer].is_none_or(|reader| reader <= at)
         && (0..maker.operands.len())
             .filter(|&i| maker.operands[i].buffer == due.buffer)
-            .all(|i| may_overwrite(drafts.backend, maker, i, result))
+            .all(|i| may_overwrite(drafts.backend_of(maker), maker, i, result))
 }
 
 /// Whether a result may be written over an operand: the kernel allows it, and both are laid out alike.

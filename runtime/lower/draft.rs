@@ -194,9 +194,19 @@ impl<'m> Drafts<'m> {
         }
     }
 
-    /// The contract of the kernel that runs an operator with so many operands.
-    pub(super) fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
-        self.backend.kernel_contract(op, operands)
+    /// The contract of the kernel that runs a node.
+    pub(super) fn kernel_contract<'n>(&self, node: &'n Node) -> KernelContract<'n> {
+        self.backend.at(node.place).kernel_contract(&node.op, node.operands.len())
+    }
+
+    /// The contract of a kernel where a node computes, of an operator with so many operands.
+    pub(super) fn contract_at<'op>(&self, node: NodeId, op: &'op Op, operands: usize) -> KernelContract<'op> {
+        self.backend.at(self.module.node(node).place).kernel_contract(op, operands)
+    }
+
+    /// The backend whose kernel runs an instruction.
+    pub(super) fn backend_of(&self, draft: &Draft) -> &'static dyn Backend {
+        self.backend.at(self.module.node(draft.node).place)
     }
 
     /// Bound sizes of a device's part of a value.
@@ -349,7 +359,7 @@ impl<'m> Drafts<'m> {
 
     /// A node with a kernel of its own.
     fn kernel(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
-        let contract = self.kernel_contract(&node.op, node.operands.len());
+        let contract = self.kernel_contract(node);
         let operands = node.operands.iter().enumerate();
         let mut operands = operands
             .map(|(index, &value)| self.operand(value, contract.reads(index), node, id))
@@ -405,7 +415,7 @@ impl<'m> Drafts<'m> {
         let sizes = self.sizes(made[0]);
         for &id in nodes {
             let node = module.node(id);
-            debug_assert!(self.kernel_contract(&node.op, node.operands.len()).in_chains);
+            debug_assert!(self.kernel_contract(node).in_chains);
             let mut sources = SmallVec::new();
             for &value in &node.operands {
                 let step = made[..steps.len()].iter().position(|&m| m == value);

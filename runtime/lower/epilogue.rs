@@ -23,7 +23,7 @@ use crate::program::{Activation, FusedContract, Kernel, Microbatches};
 use cranelift_entity::SecondaryMap;
 use ir::analysis::Readers;
 use ir::ops::contract::Contract;
-use ir::{DType, Diagnostic, Dim, Module, NodeId, Op, ValueId};
+use ir::{DType, Diagnostic, Dim, Module, NodeId, Op, Tier, ValueId};
 
 /// A contraction with its epilogue.
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ pub(super) struct Added {
 /// Returns the items with epilogues, and with gradients that add.
 pub(super) fn items(
     module: &Module,
-    backend: &dyn Backend,
+    backend: &'static dyn Backend,
     readers: &Readers,
     microbatches: Microbatches,
     mut items: Vec<Item>,
@@ -102,7 +102,7 @@ pub(super) fn items(
 
 struct Search<'m> {
     module: &'m Module,
-    backend: &'m dyn Backend,
+    backend: &'static dyn Backend,
     readers: &'m Readers,
 }
 
@@ -186,7 +186,10 @@ fn takes_epilogues(module: &Module, limits: EpilogueLimits, contraction: NodeId)
         let last = ty.dims.last().and_then(Dim::size).unwrap_or_default();
         last.is_multiple_of(elements(limits.row_bytes, ty.dtype))
     };
-    is_matrix_product(module, contraction) && node.operands.iter().chain(&node.results).all(fits)
+    let is_on_device = node.place == Tier::Device;
+    is_on_device
+        && is_matrix_product(module, contraction)
+        && node.operands.iter().chain(&node.results).all(fits)
 }
 
 /// The elements of a type in so many bytes, at least one.

@@ -51,7 +51,7 @@ struct Chain {
 /// The live nodes as items, in an order in which everything is made before it is read. Nodes in different `slots` stay apart.
 pub(super) fn items(
     module: &Module,
-    backend: &dyn Backend,
+    backend: &'static dyn Backend,
     live: &EntitySet<NodeId>,
     readers: &Readers,
     unfused: bool,
@@ -61,7 +61,7 @@ pub(super) fn items(
     let mut fusion = Fusion { module, limits, readers, slots, chains: vec![], chain_of: SecondaryMap::new() };
     let in_chains = |id: &NodeId| {
         let node = module.node(*id);
-        backend.kernel_contract(&node.op, node.operands.len()).in_chains
+        backend.at(node.place).kernel_contract(&node.op, node.operands.len()).in_chains
     };
     let order: Vec<NodeId> = module.order().iter().copied().filter(|&id| live.contains(id)).collect();
     for &id in order.iter().rev().filter(|id| in_chains(id)) {

@@ -39,7 +39,7 @@ impl Drafts<'_> {
     ) {
         let node = self.module.node(id);
         let layouts = [&operands[0], &operands[1], &*result].map(|tensor| tensor.layout.clone());
-        let tensors = Tensors { contract, layouts, backend: self.backend };
+        let tensors = Tensors { contract, layouts, backend: self.backend.at(node.place) };
         if !result.dtype.is_float() || tensors.are_multiplied() {
             return;
         }

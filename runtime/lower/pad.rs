@@ -58,9 +58,8 @@ fn product(drafts: &Drafts, item: &Item, padded: &EntitySet<ValueId>) -> Option<
                     (is_alone(&roles.columns) || is_alone(&roles.rows)).then_some(made)
                 }
                 // The gradient of logits is written where the logits are.
-                op => {
-                    let writes_rows =
-                        drafts.kernel_contract(op, node.operands.len()).can_write(WritableStrides::Rows);
+                _ => {
+                    let writes_rows = drafts.kernel_contract(node).can_write(WritableStrides::Rows);
                     let of_logits = padded.contains(source(module, *node.operands.first()?));
                     (writes_rows && of_logits).then_some(made)
                 }
@@ -92,8 +91,8 @@ fn is_read_in_rows(drafts: &Drafts, readers: &Readers, value: ValueId) -> bool {
                 drafts.sizes(made).last() == drafts.sizes(value).last()
                     && is_read_in_rows(drafts, readers, made)
             }
-            op => {
-                let contract = drafts.kernel_contract(op, node.operands.len());
+            _ => {
+                let contract = drafts.kernel_contract(node);
                 let mut operands = node.operands.iter().enumerate().filter(|(_, operand)| **operand == value);
                 operands.all(|(index, _)| contract.reads(index) == OperandLayout::Rows)
             }

@@ -30,9 +30,9 @@ impl Drafts<'_> {
     pub(super) fn find_parts(&mut self, live: &EntitySet<NodeId>) {
         let module = self.module;
         let held = held_values(module);
-        for (_, node) in module.nodes().filter(|(id, _)| live.contains(*id)) {
+        for (id, node) in module.nodes().filter(|(id, _)| live.contains(*id)) {
             let Op::Concat(concat) = &node.op else { continue };
-            let Some(parts) = self.parts_of(node, concat, &held) else { continue };
+            let Some(parts) = self.parts_of(id, concat, &held) else { continue };
             let whole = node.results[0];
             let located = self.allocate(module.ty(whole).dtype, Layout::dense(&self.sizes(whole)));
             let values = parts.iter().map(|(value, _)| *value).collect();
@@ -45,17 +45,17 @@ impl Drafts<'_> {
 
     fn parts_of(
         &self,
-        node: &Node,
+        id: NodeId,
         concat: &Concat,
         held: &EntitySet<ValueId>,
     ) -> Option<Vec<(ValueId, PartPlace)>> {
+        let node = self.module.node(id);
         let (dim, whole) = (concat.dim as usize, node.results[0]);
         let layout = Layout::dense(&self.sizes(whole));
         let mut start = 0;
         let mut parts: Vec<(ValueId, PartPlace)> = Vec::new();
         for &operand in &node.operands {
-            let writes_anywhere =
-                |op: &Op| self.backend.kernel_contract(op, 0).can_write(WritableStrides::Any);
+            let writes_anywhere = |op: &Op| self.contract_at(id, op, 0).can_write(WritableStrides::Any);
             let (base, views) = made_by_kernel(self.module, held, operand, writes_anywhere)?;
             let length = self.sizes(operand)[dim];
             let own = layout.slice(dim, start, 1, length);

@@ -132,7 +132,9 @@ fn numbers(drafts: &Drafts, draft: &Draft, on: Multiprocessors) -> usize {
     };
     let (operands, results) = (unplaced(&draft.operands), unplaced(&draft.results));
     match &draft.kernel {
-        Kernel::Op(op) => drafts.kernel_contract(op, operands.len()).scratch(op, &operands, &results, on),
+        Kernel::Op(op) => {
+            drafts.contract_at(draft.node, op, operands.len()).scratch(op, &operands, &results, on)
+        }
         Kernel::Collective(exchange) => drafts.backend.exchange_scratch(exchange, &operands, &results),
         Kernel::Elementwise(_) | Kernel::Contract(_) => 0,
         Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) | Kernel::Message(_) => 0,
@@ -265,9 +267,10 @@ fn share_in_place(
     parts: &mut PartAccesses,
     lifetimes: &mut [Option<Lifetime>],
 ) {
-    let Drafts { buffers, instructions, backend, .. } = drafts;
+    let Drafts { module, buffers, instructions, backend, .. } = drafts;
     for (index, draft) in instructions.iter().enumerate() {
         let position = positions.of_instruction(index, draft.section);
+        let backend = backend.at(module.node(draft.node).place);
         for result in 0..draft.results.len() {
             let new = draft.results[result].buffer;
             let born_here = lifetimes[new].is_some_and(|lifetime| lifetime.first == position);
@@ -277,7 +280,7 @@ fn share_in_place(
             let fits = |&operand: &usize| {
                 let old = root(buffers, draft.operands[operand].buffer);
                 let others = || draft.operands.iter().filter(|other| root(buffers, other.buffer) == old);
-                may_overwrite(*backend, draft, operand, result)
+                may_overwrite(backend, draft, operand, result)
                     && buffers[old].kind == BufferKind::Result
                     && buffers[old].bytes == buffers[new].bytes
                     && lifetimes[old].is_some_and(|lifetime| lifetime.last == position)

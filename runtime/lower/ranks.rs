@@ -207,7 +207,7 @@ impl Drafts<'_> {
         let mut old = (0..written.operands.len()).filter(|&at| written.operands[at].buffer == state);
         let may_write = written.section == draft.section
             && !is_read_later
-            && old.all(|at| may_overwrite(self.backend, &written, at, result));
+            && old.all(|at| may_overwrite(self.backend_of(&written), &written, at, result));
         may_write.then_some(place)
     }
 }

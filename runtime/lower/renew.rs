@@ -45,7 +45,7 @@ fn updates(drafts: &Drafts) -> BTreeMap<BufferId, usize> {
     let instructions = drafts.instructions.iter().enumerate();
     let updates = instructions.filter_map(|(index, draft)| {
         let Kernel::Op(op) = &draft.kernel else { return None };
-        let writes_copy = drafts.kernel_contract(op, draft.operands.len()).writes_half_copy;
+        let writes_copy = drafts.contract_at(draft.node, op, draft.operands.len()).writes_half_copy;
         let weight = drafts.buffers[draft.results.first()?.buffer].merged?;
         let is_state = matches!(drafts.buffers[weight].kind, BufferKind::State(_));
         (writes_copy && is_state && draft.section == Section::Update).then_some((weight, index))

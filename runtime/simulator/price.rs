@@ -1,9 +1,9 @@
 //! The time of a command on a machine, resource by resource.
 
 use super::schedule::Task;
-use super::{Bound, Command};
+use super::{Bound, Command, CommandClass};
 use ir::Mesh;
-use ir::machine::{DeviceKind, Machine};
+use ir::machine::{DeviceKind, Machine, Node};
 use smallvec::{SmallVec, smallvec};
 
 /// A machine that prices the commands of a program.
@@ -26,6 +26,12 @@ pub(super) struct Price {
     inside: f64,
     /// The links to other nodes.
     network: f64,
+    /// The link from the host.
+    upload: f64,
+    /// The link to the host.
+    download: f64,
+    /// The memory of the host.
+    host: f64,
 }
 
 impl Prices<'_> {
@@ -39,7 +45,32 @@ impl Prices<'_> {
             arithmetic: work.flops as f64 / device.rate(work.unit),
             inside: 0.0,
             network: 0.0,
+            upload: 0.0,
+            download: 0.0,
+            host: 0.0,
         };
+        let node = || match machine {
+            Machine::Node(device) => Node::of_device(device),
+            Machine::Cluster(cluster) => cluster.node.clone(),
+        };
+        match command.class {
+            CommandClass::Upload(bytes) | CommandClass::Download(bytes) => {
+                let link = node().host_link;
+                let is_upload = matches!(command.class, CommandClass::Upload(_));
+                *(if is_upload { &mut price.upload } else { &mut price.download }) =
+                    bytes as f64 / link.rate();
+                (price.latency, price.arithmetic) = (link.latency, 0.0);
+                price.memory = bytes as f64 / device.memory_rate();
+            }
+            CommandClass::OnHost => {
+                (price.memory, price.arithmetic) = (0.0, 0.0);
+                price.host = work.bytes() as f64 / node().host_rate();
+            }
+            CommandClass::Kernel
+            | CommandClass::Multiplication
+            | CommandClass::Library
+            | CommandClass::Collective(_) => {}
+        }
         if let Some(exchange) = command.exchange() {
             let (link, devices) = (machine.link(mesh, &exchange.axes), mesh.size(&exchange.axes));
             let time = device.collective_time(&link, exchange.kind, exchange.group_bytes, devices);
@@ -55,10 +86,10 @@ impl Price {
     /// The command as a task. A GPU moves bytes while it computes. Within a kernel of a processor, loads and arithmetic wait
     /// for each other: their times add up.
     pub(super) fn task(&self, command: &Command) -> Task {
-        let Self { kind, latency, memory, arithmetic, inside, network } = *self;
-        let uses: SmallVec<[f64; 4]> = match kind {
+        let Self { kind, latency, memory, arithmetic, inside, network, upload, download, host } = *self;
+        let uses: SmallVec<[f64; 8]> = match kind {
             DeviceKind::Cpu => smallvec![memory + arithmetic, 0.0, inside, network],
-            DeviceKind::Gpu => smallvec![memory, arithmetic, inside, network],
+            DeviceKind::Gpu => smallvec![memory, arithmetic, inside, network, upload, download, host],
         };
         Task { queue: command.queue as usize, waits: command.waits.clone(), latency, uses }
     }
@@ -69,7 +100,8 @@ impl Price {
         let parts = [
             (Bound::Memory, self.memory),
             (Bound::Compute, self.arithmetic),
-            (Bound::Link, self.inside + self.network),
+            (Bound::Link, self.inside + self.network + self.upload + self.download),
+            (Bound::Host, self.host),
         ];
         parts.into_iter().fold((Bound::Launch, self.latency), longer).0
     }

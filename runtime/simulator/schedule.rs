@@ -16,7 +16,7 @@ pub struct Task {
     /// Seconds before it works.
     pub latency: f64,
     /// For each resource the seconds that the task alone would use all of it. Alone the task works as long as the longest.
-    pub uses: SmallVec<[f64; 4]>,
+    pub uses: SmallVec<[f64; 8]>,
 }
 
 /// The time of a task, in seconds after the first task begins.

@@ -62,9 +62,10 @@ fn fill_cluster(section: &mut Section, cluster: &mut Cluster) {
 }
 
 fn fill_node(section: &mut Section, node: &mut Node) {
-    let Node { devices, device, host_link, host_memory, disk } = node;
+    let Node { devices, device, host_link, host_memory, host_bandwidth, disk } = node;
     section.count("devices", devices);
     section.count("host-memory", host_memory);
+    section.positive("host-bandwidth", host_bandwidth);
     section.table("device", |section| fill_device(section, device));
     section.table("host-link", |section| fill_link(section, host_link));
     section.table("disk", |section| fill_link(section, disk));

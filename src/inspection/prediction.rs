@@ -128,6 +128,10 @@ pub struct SectionFacts {
     pub libraries: usize,
     /// Exchanges with other devices.
     pub collectives: usize,
+    /// Copies from the host and to it.
+    pub copies: usize,
+    /// Instructions that the host runs.
+    pub on_host: usize,
     /// Milliseconds.
     pub ms: f64,
 }
@@ -339,6 +343,8 @@ impl SectionFacts {
             multiplications: count(|class| matches!(class, CommandClass::Multiplication)),
             libraries: count(|class| matches!(class, CommandClass::Library)),
             collectives: count(|class| matches!(class, CommandClass::Collective(_))),
+            copies: count(|class| matches!(class, CommandClass::Upload(_) | CommandClass::Download(_))),
+            on_host: count(|class| matches!(class, CommandClass::OnHost)),
             ms: seconds * 1e3,
         }
     }
@@ -350,17 +356,22 @@ impl SectionFacts {
             (self.multiplications, "multiplication"),
             (self.libraries, "call of cuDNN"),
             (self.collectives, "collective"),
+            (self.copies, "copy with the host"),
+            (self.on_host, "instruction on the host"),
         ];
         let counts: Vec<String> = counts
             .iter()
             .filter(|(number, _)| *number > 0)
             .map(|(number, name)| count(*number, name))
             .collect();
-        if counts.is_empty() {
-            "nothing".into()
-        } else {
-            counts.join(", ").replace("call of cuDNNs", "calls of cuDNN")
-        }
+        let plurals = [
+            ("call of cuDNNs", "calls of cuDNN"),
+            ("copy with the hosts", "copies with the host"),
+            ("instruction on the hosts", "instructions on the host"),
+        ];
+        let joined = counts.join(", ");
+        let text = plurals.into_iter().fold(joined, |text, (wrong, right)| text.replace(wrong, right));
+        if text.is_empty() { "nothing".into() } else { text }
     }
 }
 

@@ -180,6 +180,8 @@ pub struct Node {
     pub host_link: Link,
     /// Bytes of the host's memory.
     pub host_memory: u64,
+    /// Bytes per second of the host's memory, which all devices of the node share.
+    pub host_bandwidth: f64,
     /// The link to the disk, which all devices of the node share.
     pub disk: Link,
 }
@@ -193,6 +195,19 @@ pub struct Cluster {
     pub node: Node,
     /// The link of each device to the other nodes.
     pub network: Link,
+}
+
+impl Node {
+    /// Bytes per second of the host's memory that each device's updates attain, while all devices of the node update.
+    pub fn host_rate(&self) -> f64 {
+        self.host_bandwidth * attained::PROCESSOR.memory / self.devices.max(1) as f64
+    }
+
+    /// The node of a device whose node is not described: a machine with one processor, or a DGX H100.
+    pub fn of_device(device: &Device) -> Self {
+        let preset = if device.kind == DeviceKind::Cpu { Preset::Cpu } else { Preset::H100 };
+        Self { device: device.clone(), ..preset.node() }
+    }
 }
 
 /// The devices of a mesh, with the links between them.

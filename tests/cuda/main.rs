@@ -4,6 +4,7 @@
 mod calls;
 mod join;
 mod nvrtc;
+mod offload;
 mod order;
 mod planted;
 mod programs;

@@ -1,6 +1,7 @@
 //! Faults planted in a GPU's program, each with what finds it: the check of the order, numbers that are not PyTorch's, or
 //! memory that a command touches without saying so.
 
+use passes::offload::Offload;
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::cuda::lower::{lower, races};
@@ -14,6 +15,7 @@ use testing::models::{self, adamw, done};
 use trainyard::diagnostics::{Severity, render};
 use trainyard::failure::Failure;
 use trainyard::lowering;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::against;
 use trainyard::verification::execute::Machine;
 
@@ -22,15 +24,30 @@ const STEPS: usize = 4;
 
 /// How far the first losses of a changed program are from PyTorch's, at most; infinite if it does not run.
 fn distance(order: Order, change: impl Fn(Program) -> CudaProgram) -> f64 {
-    let worst = run(Host::new(order), STEPS, change).unwrap_or(f64::INFINITY);
+    distance_of(None, order, change)
+}
+
+/// The distance of a program with values beside the device.
+pub(super) fn distance_of(
+    offload: Option<Offload>,
+    order: Order,
+    change: impl Fn(Program) -> CudaProgram,
+) -> f64 {
+    let worst = run(offload, Host::new(order), STEPS, change).unwrap_or(f64::INFINITY);
     println!("{worst:.1e} from PyTorch's losses");
     worst
 }
 
 /// How far the first losses are from PyTorch's, or why the program does not run.
-fn run(host: Host, steps: usize, change: impl Fn(Program) -> CudaProgram) -> Result<f64, String> {
+fn run(
+    offload: Option<Offload>,
+    host: Host,
+    steps: usize,
+    change: impl Fn(Program) -> CudaProgram,
+) -> Result<f64, String> {
     let fixture = &models::GPT2_DYNAMO;
-    let subject = fixture.subject(fixture.batch, adamw());
+    let plan = CompilationPlan { optimizer: adamw(), offload, ..CompilationPlan::default() };
+    let subject = fixture.compiled(fixture.batch, plan);
     let module = &subject.compilation.training;
     let numbers = numbers(fixture, &subject, "train");
     let label = done(against::label_name(module));
@@ -51,13 +68,13 @@ fn run(host: Host, steps: usize, change: impl Fn(Program) -> CudaProgram) -> Res
 }
 
 /// The bound of the losses where nothing is planted.
-const NEAR: f64 = 2e-5;
+pub(super) const NEAR: f64 = 2e-5;
 
 fn lowered(program: Program) -> CudaProgram {
     done(lower(Arc::new(program)))
 }
 
-fn all_races(cuda: &CudaProgram) -> usize {
+pub(super) fn all_races(cuda: &CudaProgram) -> usize {
     Section::ALL.iter().map(|(section, _)| races(cuda.section(*section)).len()).sum()
 }
 
@@ -170,7 +187,7 @@ fn without_barrier(file: &'static File) -> &'static File {
 
 /// What the stand-in says of a changed program's first step when it holds commands to what they say.
 fn checked(change: impl Fn(Program) -> CudaProgram) -> Result<f64, String> {
-    run(Host::new(Order::default()).checked(), 1, change)
+    run(None, Host::new(Order::default()).checked(), 1, change)
 }
 
 /// The program with another line in an elementwise kernel of floats, made from one that is there.

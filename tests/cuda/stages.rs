@@ -11,7 +11,7 @@ use trainyard::verification::Mode;
 
 /// Verifies `MODEL FLAGS` on stand-ins of GPUs.
 #[track_caller]
-fn check(arguments: &str) {
+pub(super) fn check(arguments: &str) {
     let (model, flags) = arguments.split_once(' ').expect("a model and flags");
     let flags = format!("{flags} --microbatch 2 --mode cuda");
     match verification::verify(&path(&format!("{model}.onnx")), &flags) {

@@ -1,7 +1,7 @@
 """The models of the benchmark, in PyTorch: what Trainyard's graphs are exported from, and what it is timed against.
 
-GPT-2 (Radford et al. 2019) in three of its sizes, with the tanh form of GELU and the head tied to the embedding; and a Llama
-in the size of Llama 3.2 1B: grouped queries, rotary embedding, SwiGLU, a tied head. Two things differ from what was published,
+GPT-2 (Radford et al. 2019) in three of its sizes, with the tanh form of GELU and the head tied to the embedding; GPT-2 in larger
+sizes, which rest on the host for the most part (offload.py); and a Llama in the size of Llama 3.2 1B: grouped queries, rotary embedding, SwiGLU, a tied head. Two things differ from what was published,
 for both sides: GPT-2's vocabulary is padded from 50257 to 50304, a multiple of 64, which matrix units want; and its table of
 positions has 2048 rows. There is no dropout.
 """
@@ -55,6 +55,10 @@ CONFIGS = {
     "gpt2-124m": gpt2(12, 768, 12),
     "gpt2-350m": gpt2(24, 1024, 16),
     "gpt2-1.5b": gpt2(48, 1600, 25),
+    "gpt2-2.7b": gpt2(32, 2560, 32),
+    "gpt2-6.7b": gpt2(32, 4096, 32),
+    "gpt2-10b": gpt2(48, 4096, 32),
+    "gpt2-13b": gpt2(40, 5120, 40),
     "llama-1b": Config("llama", 16, 2048, 32, 8, 8192, 128256, 2048),
     "gpt2-toy": gpt2(2, 64, 4, vocabulary=512, positions=128),
     "llama-toy": Config("llama", 2, 64, 4, 2, 128, 512, 128),

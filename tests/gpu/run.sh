@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks, losses, and the benchmark beside the machine's own PyTorch, on a machine with an NVIDIA GPU. first.sh comes before it.
 #
-#   tests/gpu/run.sh PART...    check, losses, processes, 124m, 350m, 1.5b, llama, or all; sanitizer: the second half of check alone
+#   tests/gpu/run.sh PART...    check, losses, processes, offload, 124m, 350m, 1.5b, llama, or all; sanitizer: the second half of check alone
 #
 #   --output DIR     where results go: PART.json, PART.log, traces [default: gpu-results, or a new folder in /tmp with $OUT]
 #   --sequence N     of the benchmark, may be repeated [default: 1024 and 2048]
@@ -16,7 +16,7 @@ set -uo pipefail
 
 # shellcheck source=tests/gpu/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-parts_known=(check losses processes 124m 350m 1.5b llama)
+parts_known=(check losses processes offload 124m 350m 1.5b llama)
 parts_alone=(sanitizer)
 # A part ends by itself after the first, so that it has its results; a part that hangs is ended after the second.
 part_seconds=${PART_SECONDS:-450}
@@ -54,6 +54,7 @@ run_part() {
         check | sanitizer) script=check.py ;;
         losses) script=losses.py ;;
         processes) script=processes.py ;;
+        offload) script=offload.py ;;
         *) script=benchmark.py ;;
     esac
     rm -f "$output/$part.json"

@@ -4,7 +4,7 @@
 //! itself; for those of the other streams it waits for a mark, unless an earlier wait has seen to it.
 
 use crate::cuda::program::{Command, CudaProgram, Event, Place, Stream, Task};
-use crate::program::{Kernel, Part, Program, Section};
+use crate::program::{Kernel, Part, Program, Region, Section};
 use std::collections::BTreeSet;
 
 /// Chooses the streams and sets the marks. A section begins where all streams have ended the one before.
@@ -23,6 +23,7 @@ pub(super) fn order(cuda: &mut CudaProgram) {
     cuda.events = events + Stream::ALL.len() as u32;
 }
 
+/// Copies from the host and to it have a stream for each direction, and instructions on the host theirs.
 /// Collectives run on the exchange stream, with the copies before and after them. What only looks at a result stays on the main stream,
 /// where the update is that it keeps back. A multiplication of a microbatch goes to the side stream if no instruction of the microbatch
 /// reads its result: it computes the gradient of a weight.
@@ -33,6 +34,12 @@ fn streams(program: &Program, section: Section, commands: &mut [Command]) {
     for index in 0..commands.len() {
         let (before, rest) = commands.split_at_mut(index + 1);
         let command = &mut before[index];
+        match &command.task {
+            Task::Host => command.stream = Stream::Host,
+            Task::Copy(copy) if copy.to.region.is_on_host() => command.stream = Stream::Download,
+            Task::Copy(_) => command.stream = Stream::Upload,
+            _ => {}
+        }
         if matches!(instruction(command).kernel, Kernel::Collective(_)) && !command.writes.is_empty() {
             command.stream = Stream::Exchange;
         }
@@ -58,7 +65,7 @@ fn touches(command: &Command) -> Touches<'_> {
 /// Whether two commands may not change places.
 pub(super) fn conflict([reads, writes]: Touches, [later_reads, later_writes]: Touches) -> bool {
     let meet = |these: &[Place], those: &[Place]| {
-        these.iter().any(|this| this.region.is_in_arena() && those.iter().any(|that| this.meets(that)))
+        these.iter().any(|this| this.region != Region::Constants && those.iter().any(|that| this.meets(that)))
     };
     meet(writes, later_writes) || meet(writes, later_reads) || meet(reads, later_writes)
 }

@@ -27,7 +27,7 @@ impl Search<'_> {
     fn addition(&self, item: &Item) -> Option<Added> {
         let Item::Node(id) = item else { return None };
         let node = self.module.node(*id);
-        if !self.backend.kernel_contract(&node.op, node.operands.len()).adds_operand {
+        if !self.backend.at(node.place).kernel_contract(&node.op, node.operands.len()).adds_operand {
             return None;
         }
         let made = node.results[0];

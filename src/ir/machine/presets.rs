@@ -74,23 +74,25 @@ impl Preset {
     /// A node of such devices: DGX H200, DGX H100, DGX A100 (640 GB and 320 GB), DGX-1; a machine with one processor.
     pub fn node(self) -> Node {
         let device = self.device();
-        let node = |host_link: f64, host_memory: u64, disk: f64| Node {
+        let own_bandwidth = device.memory_bandwidth;
+        let node = |host_link: f64, (host_memory, host_bandwidth): (u64, f64), disk: f64| Node {
             devices: 8,
             device,
             host_link: attained::host(host_link),
             host_memory,
+            host_bandwidth,
             disk: attained::disk(disk),
         };
         match self {
-            // 16 lanes of PCIe 5.0; eight disks with PCIe 4.0.
-            Self::H200 | Self::H100 => node(64e9, 2000 * GB, 50e9),
-            // 16 lanes of PCIe 4.0; eight or four disks with PCIe 4.0.
-            Self::A100 => node(32e9, 2000 * GB, 50e9),
-            Self::A100With40 => node(32e9, 1000 * GB, 25e9),
-            // 16 lanes of PCIe 3.0; four disks with SATA.
-            Self::V100 | Self::V100With16 => node(16e9, 512 * GB, 2e9),
+            // 16 lanes of PCIe 5.0; two processors with eight channels of DDR5-4800; eight disks with PCIe 4.0.
+            Self::H200 | Self::H100 => node(64e9, (2000 * GB, 614.4e9), 50e9),
+            // 16 lanes of PCIe 4.0; two processors with eight channels of DDR4-3200; eight or four disks with PCIe 4.0.
+            Self::A100 => node(32e9, (2000 * GB, 409.6e9), 50e9),
+            Self::A100With40 => node(32e9, (1000 * GB, 409.6e9), 25e9),
+            // 16 lanes of PCIe 3.0; two processors with four channels of DDR4-2133; four disks with SATA.
+            Self::V100 | Self::V100With16 => node(16e9, (512 * GB, 136.5e9), 2e9),
             // The memory of the host is that of the device, and a transfer is a copy; one disk with PCIe 4.0.
-            Self::Cpu => Node { devices: 1, ..node(25.6e9, 64 * GIB, 5e9) },
+            Self::Cpu => Node { devices: 1, ..node(25.6e9, (64 * GIB, own_bandwidth), 5e9) },
         }
     }
 

@@ -1,0 +1,88 @@
+//! Memory of the host that a GPU copies from and to by itself, and functions of the host in its streams.
+
+use super::handles::{Queue, refused};
+use crate::cuda::driver::{Address, CopyTask, DriverError, HostTask};
+use cudarc::driver::sys;
+use std::ffi::c_void;
+use std::process;
+
+/// Memory of the host that is lent to a GPU: the driver keeps its pages in place until this is dropped.
+pub(super) struct Lent {
+    pub(super) at: Address,
+    start: *mut u8,
+}
+
+impl Lent {
+    /// Registers memory, which the caller keeps for as long as this lives.
+    #[allow(unsafe_code)]
+    pub(super) fn new(start: *mut u8, bytes: usize) -> Result<Self, DriverError> {
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: so many bytes begin there, and the caller keeps them.
+        let registered = unsafe { sys::cuMemHostRegister_v2(start.cast::<c_void>(), bytes, flags) };
+        let failed = format!("{bytes} bytes of the host's memory cannot be kept in place for the GPU");
+        registered.result().map_err(refused(&failed))?;
+        Ok(Self { at: Address(start.expose_provenance() as u64), start })
+    }
+}
+
+impl Drop for Lent {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: it was registered once, by `new`, and copies from and to it have come to their end.
+        let _ = unsafe { sys::cuMemHostUnregister(self.start.cast::<c_void>()) };
+    }
+}
+
+impl Queue {
+    /// Copies bytes from the host or to it. With addresses that host and device share, the driver finds the direction itself.
+    #[allow(unsafe_code)]
+    pub(super) fn copy(&self, CopyTask { from, to, bytes }: CopyTask) -> Result<(), DriverError> {
+        // SAFETY: both places are a program's, which keeps its commands in order, and lent memory outlives the queue.
+        let copied = unsafe { sys::cuMemcpyAsync(to.0, from.0, bytes as usize, self.0) };
+        copied.result().map_err(refused(&format!("copying {bytes} bytes between host and GPU")))
+    }
+
+    /// Runs a task of the host once.
+    #[allow(unsafe_code)]
+    pub(super) fn run_once(&self, task: Box<HostTask>) -> Result<(), DriverError> {
+        let task = Box::into_raw(task);
+        // SAFETY: `once` takes the box back, and the driver calls it once.
+        let launched = unsafe { sys::cuLaunchHostFunc(self.0, Some(once), task.cast::<c_void>()) };
+        launched.result().map_err(|error| {
+            // SAFETY: the driver has refused the function, so it is never called.
+            drop(unsafe { Box::from_raw(task) });
+            refused("an instruction of the host")(error)
+        })
+    }
+
+    /// Captures a task of the host. The caller keeps it for as long as the graph.
+    #[allow(unsafe_code)]
+    pub(super) fn run_again_and_again(&self, task: &HostTask) -> Result<(), DriverError> {
+        let task = std::ptr::from_ref(task).cast_mut().cast::<c_void>();
+        // SAFETY: the caller keeps the task where it is, in its box.
+        let launched = unsafe { sys::cuLaunchHostFunc(self.0, Some(again), task) };
+        launched.result().map_err(refused("an instruction of the host"))
+    }
+}
+
+/// Runs a task, and gives it back.
+#[allow(unsafe_code)]
+unsafe extern "C" fn once(task: *mut c_void) {
+    // SAFETY: `run_once` gave the box away, to this call alone.
+    let task = unsafe { Box::from_raw(task.cast::<HostTask>()) };
+    run(&task);
+}
+
+/// Runs a task that stays.
+#[allow(unsafe_code)]
+unsafe extern "C" fn again(task: *mut c_void) {
+    // SAFETY: the task outlives the graph that this call belongs to.
+    run(unsafe { &*task.cast::<HostTask>() });
+}
+
+/// Runs a task on a thread of the driver, through which no panic may pass. States are half written after one, so the process ends.
+fn run(task: &HostTask) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task())).is_err() {
+        process::abort();
+    }
+}

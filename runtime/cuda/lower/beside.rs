@@ -1,0 +1,35 @@
+//! Instructions that do not compute on the GPU: those of the host, and copies from its memory and to it.
+
+use super::Step;
+use crate::cuda::program::{MemoryCopy, Start};
+use crate::program::{Instruction, Kernel, View};
+use ir::{Diagnostic, Op};
+
+/// The step of an instruction that touches memory of the host. `None` if it touches the device alone.
+///
+/// # Errors
+/// An instruction that computes with tensors of both memories, which the verifier excludes.
+pub(super) fn step(instruction: &Instruction) -> Result<Option<Step>, Diagnostic> {
+    if instruction.is_on_host() {
+        return Ok(Some(Step::Host));
+    }
+    let mut touched = instruction.operands.iter().chain(&instruction.results);
+    if !touched.any(|view| view.region.is_on_host()) {
+        return Ok(None);
+    }
+    let (Kernel::Op(Op::Copy(_)), [from], [to]) =
+        (&instruction.kernel, &instruction.operands[..], &instruction.results[..])
+    else {
+        return Err(broken(instruction, "computes with tensors of the host and of the device"));
+    };
+    let is_whole = |view: &View| view.layout.is_dense() && view.by_rank.is_empty();
+    if !is_whole(from) || !is_whole(to) {
+        return Err(broken(instruction, "copies bytes that do not follow each other"));
+    }
+    let bytes = to.layout.len() as u64 * to.dtype.bytes();
+    Ok(Some(Step::Copy(MemoryCopy { from: Start::of(from), to: Start::of(to), bytes })))
+}
+
+fn broken(instruction: &Instruction, problem: &str) -> Diagnostic {
+    Diagnostic::new(format!("`{}` {problem}", instruction.name())).note("this is a bug")
+}

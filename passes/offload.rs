@@ -5,15 +5,17 @@
 //! memory. Lowering plans each memory by the lifetimes that follow.
 //!
 //! Invariants: values are those of the program before; only copies are added, and views of activations that backward reads. Every
-//! node of a microbatch and every collective stays on the device. A state's new value ends on the tier of the state.
+//! node of a microbatch stays on the device, but for look-ups in embeddings, and so does every collective. A state's new value ends on the tier of the state.
 
 mod activations;
 mod copies;
+mod embeddings;
 mod states;
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
+use embeddings::Embeddings;
 use ir::ops::copy::Copy;
 use ir::{
     At, Builder, Changed, Definition, Diagnostic, Level, Module, NodeId, Op, StateId, Tier, TypeError,
@@ -52,19 +54,23 @@ pub struct Classes {
     pub gradients: bool,
     /// Results of forward that backward reads.
     pub activations: bool,
+    /// Weights that microbatches read by looking rows up alone, with these look-ups and the states of their optimizer.
+    pub embeddings: bool,
 }
 
 impl Classes {
     /// Every class with its name in text.
-    pub const ALL: [(Self, &'static str); 4] = [
+    pub const ALL: [(Self, &'static str); 5] = [
         (Self { optimizer: true, ..Self::NONE }, "optimizer"),
         (Self { parameters: true, ..Self::NONE }, "parameters"),
         (Self { gradients: true, ..Self::NONE }, "gradients"),
         (Self { activations: true, ..Self::NONE }, "activations"),
+        (Self { embeddings: true, ..Self::NONE }, "embeddings"),
     ];
 
     /// No class.
-    pub const NONE: Self = Self { optimizer: false, parameters: false, gradients: false, activations: false };
+    pub const NONE: Self =
+        Self { optimizer: false, parameters: false, gradients: false, activations: false, embeddings: false };
 
     /// The classes of both.
     pub fn with(self, other: Self) -> Self {
@@ -73,6 +79,7 @@ impl Classes {
             parameters: self.parameters || other.parameters,
             gradients: self.gradients || other.gradients,
             activations: self.activations || other.activations,
+            embeddings: self.embeddings || other.embeddings,
         }
     }
 
@@ -122,6 +129,8 @@ pub struct Decision {
     pub gradients: Vec<NodeId>,
     /// The activations.
     pub activations: Vec<ValueId>,
+    /// The nodes of embeddings.
+    pub embeddings: Vec<NodeId>,
 }
 
 impl fmt::Display for Decision {
@@ -129,17 +138,21 @@ impl fmt::Display for Decision {
         let states = self.states.iter().map(|(state, tier)| format!("{state} to the {}", tier.name()));
         let gradients = self.gradients.iter().map(|node| format!("the sum {node} to the host"));
         let activations = self.activations.iter().map(|value| format!("{value} to the host"));
-        f.write_str(&states.chain(gradients).chain(activations).collect::<Vec<_>>().join("\n"))
+        let embeddings = self.embeddings.iter().map(|node| format!("{node} on the host"));
+        let all = states.chain(gradients).chain(activations).chain(embeddings);
+        f.write_str(&all.collect::<Vec<_>>().join("\n"))
     }
 }
 
 /// Chooses the values that leave the device.
 pub fn decide(module: &Module, options: &Offload) -> Decision {
     let Classes { gradients, activations, .. } = options.classes;
+    let embeddings = Embeddings::of(module, options.classes, options.least);
     Decision {
-        states: states::choose(module, options),
+        states: states::choose(module, options, &embeddings),
         gradients: if gradients { sums_of_gradients(module, options.least) } else { vec![] },
         activations: if activations { activations::choose(module, options.least) } else { vec![] },
+        embeddings: embeddings.nodes,
     }
 }
 
@@ -160,6 +173,7 @@ pub fn apply(module: &mut Module, options: &Offload, decision: &Decision) -> Res
     for &(state, tier) in &decision.states {
         b.tables().states[state].tier = tier;
     }
+    decision.embeddings.iter().for_each(|&node| b.set_place(node, Tier::Host));
     for &sum in &decision.gradients {
         move_gradient(&mut b, sum).map_err(ill_typed)?;
     }
@@ -177,6 +191,10 @@ pub fn apply(module: &mut Module, options: &Offload, decision: &Decision) -> Res
 fn move_gradient(b: &mut Builder, sum: NodeId) -> Result<(), TypeError> {
     let gradient = b.module().node(sum).operands[0];
     let Definition::Node(maker, _) = b.module().value(gradient).definition else { return Ok(()) };
+    if b.module().tier_of(gradient) == Tier::Host {
+        b.set_place(sum, Tier::Host);
+        return Ok(());
+    }
     b.at(At::After(maker)).copy(0);
     let moved = copy_to(b, gradient, Tier::Host)?;
     b.set_operand(sum, 0, moved);

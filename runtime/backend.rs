@@ -43,6 +43,9 @@ pub(crate) trait Backend: Sync {
     /// whether a gather leaves a part in place that is where it belongs. Else parts are copied.
     fn takes_parts_in_place(&self) -> bool;
 
+    /// Whether copies from the host run beside kernels, so that it pays to begin them early.
+    fn copies_beside(&self) -> bool;
+
     /// Whether a buffer of so many bytes that the update accesses lives through the whole update. Instructions whose buffers
     /// share no place can run as one.
     fn keeps_in_update(&self, bytes: u64) -> bool;

@@ -261,7 +261,8 @@ impl Search<'_> {
     fn class_sets(&self) -> Vec<Classes> {
         let mut sets = vec![self.tiers.offload.classes];
         if self.tiers.is_open {
-            for (class, _) in Classes::ALL {
+            // Embeddings leave when they are asked to: few models have large ones apart from their heads.
+            for (class, _) in Classes::ALL.into_iter().filter(|(class, _)| !class.embeddings) {
                 let with: Vec<Classes> = sets.iter().map(|set| set.with(class)).collect();
                 with.into_iter().for_each(|set| {
                     if !sets.contains(&set) {

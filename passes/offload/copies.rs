@@ -83,6 +83,8 @@ impl Copies<'_> {
             Op::Transfer(_) => true,
             // It was placed with its operand.
             Op::Accumulate(_) => return node.place,
+            // A look-up in an embedding, or its gradient.
+            _ if node.place == Tier::Host => return Tier::Host,
             _ => false,
         };
         let module = self.b.module();
@@ -107,10 +109,22 @@ impl Copies<'_> {
         if let Some(&copy) = self.kept.get(&key) {
             return Ok(copy);
         }
-        let at = if phase.is_microbatch() { At::End(Phase::Prepare) } else { At::Before(id) };
+        // A value of microbatches is there behind its node alone.
+        let is_once_a_step = phase.is_microbatch() && !self.is_of_microbatch(value);
+        let at = if is_once_a_step { At::End(Phase::Prepare) } else { At::Before(id) };
         let copy = self.moved(value, to, at, stage)?;
         self.kept.insert(key, copy);
         Ok(copy)
+    }
+
+    /// Whether a value is an input, or made by a node of microbatches.
+    fn is_of_microbatch(&self, value: ValueId) -> bool {
+        let module = self.b.module();
+        match module.value(value).definition {
+            Definition::Input(_) => true,
+            Definition::Node(node, _) => module.node(node).phase.is_microbatch(),
+            Definition::State(_) => false,
+        }
     }
 
     /// A weight on the device, for a reader in a microbatch. It stays for the next reader if the weights that are fetched in

@@ -1,14 +1,17 @@
 //! The states that leave the device, and the tier where each rests.
 
+use super::embeddings::Embeddings;
 use super::{Classes, Offload};
 use ir::{Module, Op, Phase, Role, State, StateId, Tier, ValueId};
 use std::collections::BTreeSet;
 
 /// Chooses the states of the classes that leave. In the order of the state table, the first ones stay up to `keep` bytes, the next
 /// ones rest on the host up to `host` bytes, and the others rest in a file.
-pub(super) fn choose(module: &Module, options: &Offload) -> Vec<(StateId, Tier)> {
+pub(super) fn choose(module: &Module, options: &Offload, embeddings: &Embeddings) -> Vec<(StateId, Tier)> {
     let narrowed = Narrowed::of(module);
-    let leaves = |(_, state): &(StateId, &State)| leaves(state, options.classes, &narrowed);
+    let leaves = |(id, state): &(StateId, &State)| {
+        embeddings.states.contains(id) || leaves(state, options.classes, &narrowed)
+    };
     let (mut keep, mut host) = (options.keep, options.host.unwrap_or(u64::MAX));
     let mut chosen = vec![];
     for (id, state) in module.states.iter().filter(leaves) {

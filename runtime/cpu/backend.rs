@@ -52,6 +52,11 @@ impl Backend for CpuBackend {
         true
     }
 
+    /// A copy is work for the cores that compute.
+    fn copies_beside(&self) -> bool {
+        false
+    }
+
     fn keeps_in_update(&self, _: u64) -> bool {
         false
     }

@@ -57,6 +57,10 @@ impl Backend for CudaBackend {
         false
     }
 
+    fn copies_beside(&self) -> bool {
+        true
+    }
+
     fn keeps_in_update(&self, bytes: u64) -> bool {
         bytes <= KEPT_IN_UPDATE
     }

@@ -1,5 +1,5 @@
-//! Exchanges beside computation: on several devices, collectives begin early and their results are read late, so that a device
-//! computes while tensors travel.
+//! Exchanges and copies beside computation: on several devices, collectives begin early and their results are read late, and so do copies
+//! from the host. So a device computes while tensors travel.
 //!
 //! Only the order of instructions changes, and never the order of two that touch the same buffer if either writes it. So nothing
 //! depends on this order but time and memory. The devices derive from the addresses for which collectives an instruction waits.
@@ -9,6 +9,8 @@
 //!   the collectives run in the last microbatch alone.
 //! - In a microbatch, gathers of weights that are used one after the other travel together. Such a group has at most the bytes of the
 //!   largest weight. It is gathered while the groups before it, of at least as many bytes, are used.
+//! - In a microbatch, values that come from the host are fetched while those before them, of at least as many bytes, are used, on a
+//!   device whose copies run beside its kernels.
 //! - A sum over microbatches of a reduced gradient moves behind the next reduction over the same devices, so that nothing waits for
 //!   the reduction before that.
 //!
@@ -19,7 +21,8 @@ use super::draft::{BufferId, Draft, Drafts};
 use super::place::root;
 use crate::program::{Exchange, Kernel, Section};
 use ir::ops::collective::Collective;
-use ir::{Diagnostic, Phase};
+use ir::ops::copy::Copy;
+use ir::{Diagnostic, Op, Phase, Tier};
 use std::ops::Range;
 
 /// The number of later runs of adjacent collectives that begin before the memory of a collective's operands is free. It is free
@@ -36,12 +39,17 @@ const GROUP: u64 = 25 << 20;
 pub(super) fn order(drafts: &mut Drafts, renewed: usize) -> Result<(), Diagnostic> {
     let is_exchange = |draft: &Draft| exchange(draft).is_some();
     // The parts of a pipeline run in the order of its timetable.
-    if drafts.stages.is_some() || !drafts.instructions.iter().any(is_exchange) {
+    let is_beside = |draft: &Draft| drafts.backend.copies_beside() && is_fetch(draft);
+    let moves = |draft: &Draft| is_exchange(draft) || is_beside(draft);
+    if drafts.stages.is_some() || !drafts.instructions.iter().any(moves) {
         return Ok(());
     }
     let mut moves = Moves::new(drafts);
     moves.move_up(renewed);
     moves.move_gathers();
+    if moves.drafts.backend.copies_beside() {
+        moves.move_fetches();
+    }
     moves.move_sums();
     moves.check()?;
     let Moves { slots, joins, .. } = moves;
@@ -97,6 +105,11 @@ fn exchange(draft: &Draft) -> Option<&Exchange> {
         Kernel::Collective(exchange) => Some(exchange),
         _ => None,
     }
+}
+
+/// Whether an instruction copies a value to the device.
+fn is_fetch(draft: &Draft) -> bool {
+    matches!(draft.kernel, Kernel::Op(Op::Copy(Copy { to: Tier::Device })))
 }
 
 /// A place in the order: before the instruction that had this index, and there by number. An instruction that stays has the last
@@ -234,21 +247,45 @@ impl<'d, 'm> Moves<'d, 'm> {
             };
             let gathers: Vec<usize> = own.clone().filter(is_of_weight).collect();
             let groups = self.groups(&gathers);
-            let bytes: Vec<u64> = groups.iter().map(|group| self.bytes(group)).collect();
-            for (number, group) in groups.iter().enumerate() {
-                let mut passed = 0;
-                let ahead = (0..number).rev().find(|&other| {
-                    passed += bytes[other];
-                    passed >= bytes[number]
-                });
-                // Where the group stood that is as far ahead, or the first of all.
-                let first = groups[ahead.unwrap_or(0)][0];
+            let ahead = self.ahead(&groups);
+            for (group, first) in groups.iter().zip(ahead) {
                 for &index in group {
                     self.put(index, first);
                     self.joins[index] = group[0];
                 }
             }
         }
+    }
+
+    /// Moves the copies of a microbatch that come to the device up.
+    fn move_fetches(&mut self) {
+        for section in [Section::Microbatch, Section::Update] {
+            let is_own = |&index: &usize| {
+                let draft = &self.drafts.instructions[index];
+                is_fetch(draft) && (section == Section::Microbatch || draft.of_microbatch)
+            };
+            let fetches: Vec<Vec<usize>> =
+                self.section(section).filter(is_own).map(|index| vec![index]).collect();
+            let ahead = self.ahead(&fetches);
+            for (index, first) in fetches.into_iter().flatten().zip(ahead) {
+                self.put(index, self.earliest(index).max(first));
+            }
+        }
+    }
+
+    /// For each group of transfers the place where it begins: that of the group before it behind which at least as many bytes are used, or
+    /// of the first group.
+    fn ahead(&self, groups: &[Vec<usize>]) -> Vec<usize> {
+        let bytes: Vec<u64> = groups.iter().map(|group| self.bytes(group)).collect();
+        let ahead = |number: usize| {
+            let mut passed = 0;
+            let other = (0..number).rev().find(|&other| {
+                passed += bytes[other];
+                passed >= bytes[number]
+            });
+            groups[other.unwrap_or(0)][0]
+        };
+        (0..groups.len()).map(ahead).collect()
     }
 
     /// Gathers over the same devices in groups that travel together, none larger than the largest gather or [`GROUP`].

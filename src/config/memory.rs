@@ -29,7 +29,8 @@ pub struct Memory {
     pub memory: Option<Budgets>,
     /// Values that rest on the host instead of the device, and come to it where they are read: optimizer (states of the optimizer, which
     /// the host updates, and the weights that are read only as halves), parameters (all weights), gradients (once they are
-    /// complete), activations (results of forward, until backward reads them), auto (those with which the program fits --memory)
+    /// complete), activations (results of forward, until backward reads them), embeddings (weights whose rows are looked up, by the
+    /// host, and which nothing else reads), auto (those with which the program fits --memory)
     #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_enum)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<OffloadClass>,
@@ -74,6 +75,8 @@ pub enum OffloadClass {
     Gradients,
     /// Results of forward that backward reads
     Activations,
+    /// Weights whose rows are looked up, with the look-ups
+    Embeddings,
     /// The classes with which the program fits --memory
     Auto,
 }
@@ -86,6 +89,7 @@ impl From<OffloadClass> for Classes {
             OffloadClass::Parameters => Self { parameters: true, ..none },
             OffloadClass::Gradients => Self { gradients: true, ..none },
             OffloadClass::Activations => Self { activations: true, ..none },
+            OffloadClass::Embeddings => Self { embeddings: true, ..none },
             OffloadClass::Auto => none,
         }
     }

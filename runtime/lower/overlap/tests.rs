@@ -3,6 +3,7 @@
 use super::super::{LowerOptions, lower};
 use super::*;
 use crate::program::{Microbatches, Part, Program};
+use crate::target::Target;
 
 /// A program of two devices along `dp`, with these lines.
 fn lowered(lines: &str, tables: &str, microbatches: Microbatches) -> Program {
@@ -166,4 +167,36 @@ fn an_order_that_changes_a_result_is_refused() {
     moves.put(reduction, 0);
     let refusal = moves.check().unwrap_err().to_string();
     assert!(refusal.contains("runs before one that it depends on"), "{refusal}");
+}
+
+/// A model of weights of these sizes on the host, each fetched where it is used.
+fn fetched(sizes: &[u64], target: Target) -> Program {
+    let (mut states, mut parameters, mut nodes) = (String::new(), String::new(), String::new());
+    let mut last = format!("%{}", sizes.len());
+    for (index, size) in sizes.iter().enumerate() {
+        let at = 100 + 10 * index;
+        states += &format!("  state @w{index} : f32[{size}] parameter host = zeros\n");
+        parameters += &format!("%{index} = @w{index}, ");
+        nodes += &format!("    %{at} = copy %{index} {{to = device}} : f32[{size}] !{{fwd}}\n");
+        nodes +=
+            &format!("    %{} = slice %{at} {{dim = 0, start = 0, step = 1}} : f32[8] !{{fwd}}\n", at + 1);
+        nodes += &format!("    %{} = add {last}, %{} : f32[2, 8] !{{fwd}}\n", at + 2, at + 1);
+        last = format!("%{}", at + 2);
+    }
+    let inputs = format!("%{} \"x\" batched : f32[2, 8]", sizes.len());
+    let text = format!(
+        "trainyard-ir 1\nmodule @m training {{\n{states}  func @train({parameters}{inputs}) {{\n{nodes}  }}\n  output \"y\" = {last}\n}}"
+    );
+    let module = ir::text::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let options = LowerOptions { target, unfused: true, ..LowerOptions::default() };
+    lower(&module, &options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The second weight comes while the first one is used, and the large one waits until as many bytes are used as it has.
+#[test]
+fn a_value_is_fetched_while_those_before_it_are_used() {
+    let program = fetched(&[1024, 1024, 2048, 1024], Target::Cuda);
+    assert_eq!(names(&program, Part::Microbatch).join(" "), "copy copy copy add add copy add add");
+    let program = fetched(&[1024, 1024, 2048, 1024], Target::Cpu);
+    assert_eq!(names(&program, Part::Microbatch).join(" "), "copy add copy add copy add copy add");
 }

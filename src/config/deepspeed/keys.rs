@@ -430,7 +430,7 @@ pub(super) const KEYS: &[Key] = &[
     // PatrickStar.
     asks("default_chunk_size", "--zero 3", CHUNKS),
     dropped("release_after_init", "each rank makes the initial values of its own part alone"),
-    dropped("use_cpu_embedding", TIERS),
+    part("use_cpu_embedding", Switch, "--offload embeddings"),
     dropped("use_fake_dist", "ranks of --mesh are threads without a launcher"),
     dropped("client.mem_tracer.use_async_mem_monitor", TRACER),
     dropped("client.mem_tracer.warmup_gpu_chunk_mem_ratio", TRACER),

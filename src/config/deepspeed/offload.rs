@@ -42,6 +42,9 @@ pub(super) fn translate(translation: &mut Translation) {
     if let Some(leaf) = activations.into_iter().find(|leaf| document.is_on(leaf.path)) {
         translation.set("offload", "activations", leaf);
     }
+    if let Some(leaf) = document.leaf("use_cpu_embedding").filter(|leaf| document.is_on(leaf.path)) {
+        translation.set("offload", "embeddings", leaf);
+    }
 }
 
 /// The folder of a section whose tensors rest on a disk. All sections share one file.

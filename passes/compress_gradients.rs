@@ -37,7 +37,8 @@ pub struct CompressGradients {
 /// What travels in place of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
-    /// Two factors for each matrix (Vogels et al., NeurIPS 2019, algorithm 1); other tensors as they are.
+    /// Two factors for each matrix (Vogels et al., NeurIPS 2019, algorithm 1); vectors as they are. Of a tensor with more dims, the first dim
+    /// with several elements has the rows.
     PowerSgd {
         /// The columns of a factor; of a matrix with fewer rows or columns, as many as these.
         rank: u64,
@@ -256,15 +257,14 @@ impl Method {
         let sizes = ty.sizes()?;
         match self {
             Self::PowerSgd { rank, min_rate } => {
-                let [m, rest @ ..] = &sizes[..] else { return None };
+                // A vector is a factor already.
+                let wide: Vec<u64> = sizes.into_iter().filter(|&size| size > 1).collect();
+                let [m, rest @ ..] = &wide[..] else { return None };
                 let (m, n) = (*m, rest.iter().product::<u64>());
                 let r = rank.min(m).min(n);
                 let elements = r.checked_mul(m.checked_add(n)?)?;
-                let whole = m.checked_mul(n)?;
-                // A vector is a factor already.
-                let is_matrix = rest.iter().any(|&size| size > 1) && m > 1;
-                let saves = min_rate == 0.0 || whole as f64 > min_rate * elements as f64;
-                (is_matrix && saves).then_some((Shape::Factors { m, n, r }, elements * FULL.bytes()))
+                let saves = min_rate == 0.0 || m.checked_mul(n)? as f64 > min_rate * elements as f64;
+                (!rest.is_empty() && saves).then_some((Shape::Factors { m, n, r }, elements * FULL.bytes()))
             }
             Self::Bf16 => (ty.dtype.bytes() > 2).then_some((Shape::Narrow, ty.numel()?.checked_mul(2)?)),
         }

@@ -11,6 +11,7 @@ use super::reshard::Resharder;
 use super::sums::{self, Sums};
 use super::zero::Demands;
 use ir::factors::{FactorAxes, FactorId, FactorKind};
+use ir::ops::compression::Addends;
 use ir::{
     AxisId, AxisRole, Builder, Diagnostic, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Phase,
     Sharding, Type, ValueId,
@@ -219,9 +220,18 @@ impl Partition<'_, '_, '_> {
         for (i, &result) in node.results.iter().enumerate() {
             let dims = factors.results[i].iter().map(|dim| factors.merge(&self.r.mesh, dim, split)).collect();
             let mut sharding = Sharding { dims, partial: made_partial(&factors, &splits, i, &kept) };
-            if let Op::Addends(_) = node.op {
+            if let Op::Addends(Addends { count }) = node.op {
+                let axes: Vec<AxisId> = kept.iter().copied().collect();
+                let ranks = self.r.mesh.size(&axes);
+                if !count.is_multiple_of(ranks) {
+                    let error =
+                        Diagnostic::new(format!("{count} addends cannot be divided over {ranks} data ranks"));
+                    return Err(
+                        error.note(format!("run `compress_gradients(…, ranks={ranks})` before `spmd`"))
+                    );
+                }
                 sharding.partial = None;
-                sharding.dims[0] = kept.iter().copied().collect();
+                sharding.dims[0] = axes.into();
             }
             self.r.b.shard(result, sharding);
             self.settle(&node, result)?;

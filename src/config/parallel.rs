@@ -359,14 +359,18 @@ impl Parallel {
             ));
             problems.push(error.note("add a data axis: --mesh dp=2; or remove --compress-gradients"));
         }
-        let others = self.axes().into_iter().filter(|axis| !data(axis));
-        problems.extend(others.map(|(name, size)| {
+        let is_other = |(name, _): &(String, u64)| {
+            matches!(Mesh::role(name), Some(AxisRole::Expert | AxisRole::Pipeline))
+        };
+        problems.extend(self.axes().into_iter().filter(is_other).map(|(name, size)| {
             let error = Diagnostic::new(format!("{flag} cannot be used with --mesh {name}={size} yet"));
-            error.note("use dp axes alone, or remove --compress-gradients")
+            error.note("use dp and tp axes, or remove --compress-gradients")
         }));
         if self.zero > 0 {
-            let error = Diagnostic::new(format!("{flag} cannot be used with --zero {} yet", self.zero));
-            problems.push(error.note("remove --zero, or remove --compress-gradients"));
+            let error = Diagnostic::new(format!("{flag} cannot be used with --zero {}", self.zero));
+            problems.push(error.note(
+                "ZeRO gathers whole weights over the same ranks, which sends what the compression saves; remove either",
+            ));
         }
         problems
     }

@@ -23,8 +23,19 @@ fn descent(rate: f64) -> Optimizer {
 
 /// The model on so many data ranks, with its gradients compressed as the text says.
 fn subject(fixture: &Fixture, ranks: u64, method: Option<&str>, optimizer: Optimizer) -> Subject {
+    subject_on(fixture, ranks, 1, method, optimizer)
+}
+
+/// The same, with so many tensor ranks beside.
+fn subject_on(
+    fixture: &Fixture,
+    ranks: u64,
+    tensor: u64,
+    method: Option<&str>,
+    optimizer: Optimizer,
+) -> Subject {
     let compress = method.map(|text| CompressGradients { method: text.parse().expect("a method"), ranks });
-    let spmd = if ranks > 1 { split(&format!("mesh=dp:{ranks}")) } else { Default::default() };
+    let spmd = if ranks > 1 { split(&format!("mesh=dp:{ranks}*tp:{tensor}")) } else { Default::default() };
     fixture.compiled(SAMPLES, CompilationPlan { optimizer, spmd, compress, ..CompilationPlan::default() })
 }
 
@@ -155,7 +166,7 @@ fn by_hand(plain: &Subject, compressed: &Subject, with_errors: bool) -> Tensors 
             let gradient = &gradient[0];
             let mut update = gradient.numbers().to_vec();
             if let Some(start) = compressed.start.get(&format!("powersgd.q({name})")) {
-                let rows = gradient.sizes[0];
+                let rows = *gradient.sizes.iter().find(|&&size| size > 1).expect("a matrix");
                 let columns = update.len() / rows;
                 let own = Matrix { rows, columns, at: update };
                 let seen_transposed = rows > columns;
@@ -199,16 +210,18 @@ fn several_steps_are_those_of_the_paper_with_the_errors_made_up_for() {
 
 #[test]
 fn any_number_of_ranks_computes_the_same_gradients() {
-    let of = |ranks| subject(&models::LLAMA_DYNAMO, ranks, Some("powersgd:rank=2"), descent(RATE));
-    let one = of(1);
+    let of = |ranks, tensor| {
+        subject_on(&models::LLAMA_DYNAMO, ranks, tensor, Some("powersgd:rank=2"), descent(RATE))
+    };
+    let one = of(1, 1);
     let expected = steps(&one, Mode::Exact, STEPS);
     let names = parameters(&one.compilation.training);
-    for ranks in [2, 4] {
-        let split = of(ranks);
+    for (ranks, tensor) in [(2, 1), (4, 1), (2, 2)] {
+        let split = of(ranks, tensor);
         let got = steps(&split, Mode::Exact, STEPS);
         let error = largest_error(&names, &got, &expected);
-        println!("{ranks} ranks: {error:e}");
-        assert!(error < 1e-9, "{ranks} ranks: {error:e}");
+        println!("dp={ranks}, tp={tensor}: {error:e}");
+        assert!(error < 1e-9, "dp={ranks}, tp={tensor}: {error:e}");
         // The errors lie on the ranks that made them, and have the same sum.
         let errors = got[0].states.iter().filter(|(name, _)| name.starts_with("error("));
         let mut count = 0;
@@ -257,7 +270,8 @@ fn ranks_reduce_the_bytes_of_two_factors_for_each_matrix() {
                     continue;
                 }
                 let sizes = state.ty.sizes().expect("bound");
-                let elements = match sizes[..] {
+                let wide: Vec<u64> = sizes.iter().copied().filter(|&size| size > 1).collect();
+                let elements = match wide[..] {
                     [m, n] if m * n > rank * (m + n) => {
                         compressed_tensors += 1;
                         rank * (m + n)

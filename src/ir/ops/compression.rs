@@ -46,7 +46,10 @@ impl Operator for Addends {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let (x, sizes) = (cx.operands[0], cx.sizes(0));
+        let (x, mut sizes) = (cx.operands[0], cx.sizes(0));
+        if cx.parts.is_none() {
+            sizes[0] = self.count as usize;
+        }
         let mut elements = x.floats().to_vec();
         elements.resize(sizes.iter().product(), 0.0);
         vec![Tensor::float(cx.results[0].dtype, sizes, elements)]

@@ -265,8 +265,12 @@ fn addends_lie_where_they_were_computed() {
         "`%3 = addends %2`: operand 0 is a partial max, which has no addends"
     );
     assert_eq!(
-        verdict(&addends("%0", "{dp, tp, -} partial(sum dp)")),
-        "`%3 = addends %0`: result 0 is declared partial, and addends are whole"
+        verdict(&addends("%0", "{dp, -, -} partial(sum tp)")),
+        "`%3 = addends %0`: dim 0 of operand 0 and dim 1 of result 0 are split in different ways"
+    );
+    assert_eq!(
+        verdict(&addends("%1", "partial(sum dp)")),
+        "`%3 = addends %1`: result 0 is declared partial, and addends are whole"
     );
 }
 

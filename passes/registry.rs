@@ -3,9 +3,9 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
-    absorb, autodiff, bind, buckets, canonicalize, collectives, delay, dropout, evaluation, fold, hierarchy,
-    initialize, join, keep, loss, moe, offload, optimizer, parameters, precision, recompute, router_bias,
-    simplify, spmd, stage, update,
+    absorb, autodiff, bind, buckets, canonicalize, collectives, compress_gradients, delay, dropout,
+    evaluation, fold, hierarchy, initialize, join, keep, loss, moe, offload, optimizer, parameters,
+    precision, recompute, router_bias, simplify, spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
@@ -83,6 +83,7 @@ passes! {
     Autodiff(autodiff::Autodiff)
     Precision(precision::Precision)
     RouterBias(router_bias::RouterBias)
+    CompressGradients(compress_gradients::CompressGradients)
     Optimizer(optimizer::Optimizer)
     Simplify(simplify::Simplify)
     Spmd(spmd::Spmd)

@@ -20,6 +20,21 @@ pub struct LossReport {
     pub doubt: Option<Diagnostic>,
 }
 
+/// The gradients that data ranks reduce in another form, and the bytes of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompressionReport {
+    /// The method for the user.
+    pub method: String,
+    /// The gradients that are compressed.
+    pub compressed: usize,
+    /// All gradients.
+    pub tensors: usize,
+    /// Bytes of all gradients, each of which a reduction of a step would take.
+    pub before: u64,
+    /// Bytes that the reductions of a step take.
+    pub after: u64,
+}
+
 /// A place where a pattern was nearly found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NearMiss {

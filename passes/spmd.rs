@@ -95,6 +95,7 @@ impl Spmd {
         strategy::data(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Data));
         experts::seed(&rules, &mut layouts, &experts)?;
         strategy::data(&rules, &mut layouts, &experts);
+        strategy::addends(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Data));
         strategy::asked(&rules, &mut layouts, &fixed);
         let tensor = mesh::of_role(mesh, AxisRole::Tensor);
         strategy::tensor(&rules, &mut layouts, &tensor);

@@ -13,7 +13,8 @@ use passes::moe::Moe;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::reports::{
-    LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport, StageReport,
+    CompressionReport, LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport,
+    StageReport,
 };
 use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing, Transform};
@@ -66,6 +67,8 @@ pub struct Compilation {
     pub loss: Option<LossReport>,
     /// The blocks of the forward phase, and the parts that backward repeats; `None` if nothing was asked to be repeated.
     pub recomputed: Option<RecomputeReport>,
+    /// The gradients that data ranks reduce in another form; `None` if they are reduced as they are.
+    pub compressed: Option<CompressionReport>,
     /// The pass that cut the program, with the schedule and the cut that were chosen.
     pub stage: Option<Stage>,
     /// The choice of the schedule and the cut; `None` of a program without stages.
@@ -211,6 +214,7 @@ impl Forward {
             shardings: cx.shardings,
             loss: cx.loss,
             recomputed: cx.recomputed,
+            compressed: cx.compressed,
             warnings: cx.warnings,
             stage: plan.stage,
             stages,

@@ -15,6 +15,7 @@ use passes::bind::Bind;
 use passes::buckets::Buckets;
 use passes::canonicalize::Canonicalize;
 use passes::collectives::Collectives;
+use passes::compress_gradients::CompressGradients;
 use passes::delay::Delay;
 use passes::dropout::Dropout;
 use passes::fold::Fold;
@@ -59,6 +60,8 @@ pub struct CompilationPlan {
     pub optimizer: Optimizer,
     /// The element types.
     pub precision: Precision,
+    /// The form in which data ranks reduce gradients, if it is another.
+    pub compress: Option<CompressGradients>,
     /// The stages of a pipeline. The number of microbatches is known when the loss is there: [`CompilationPlan::for_batch`].
     pub stage: Option<Stage>,
     /// The memory that stages are made to fit into.
@@ -140,6 +143,7 @@ impl CompilationPlan {
             autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
+            compress: flags.parallel.compression(),
             stage: flags.parallel.stage(),
             limit: None,
             delays: vec![],
@@ -349,7 +353,8 @@ impl CompilationPlan {
                 .chain(self.hierarchy.clone().map(Pass::from))
                 .collect()
         };
-        let update = self.router_bias().into_iter().chain([self.optimizer.clone().into(), Simplify.into()]);
+        let update = self.router_bias().into_iter().chain(self.compress.map(Pass::from));
+        let update = update.chain([self.optimizer.clone().into(), Simplify.into()]);
         let stage = self.stage.clone().map(Pass::from);
         let passes = stage.into_iter().chain([self.autodiff.clone().into()]);
         let passes = passes.chain(precision).chain(update).chain(devices);
@@ -363,14 +368,14 @@ impl CompilationPlan {
 
     /// Whether the reference has the states of the compiled program, and not the tensors of the file.
     pub fn reference_has_states(&self) -> bool {
-        self.moe.is_some() || self.optimizer.algorithm.depends_on_cuts()
+        self.moe.is_some() || self.optimizer.algorithm.depends_on_cuts() || self.compress.is_some()
     }
 
     /// The untransformed program's step, with the parameters that the compiled one was found to have.
     ///
     /// Feed-forward blocks are found in the canonical form of a model, so with mixtures of experts the reference has that form, and the
     /// compiled program's states. So it has with an optimizer whose rule depends on the way in which the tensors of the file are cut into
-    /// states. A program of the same file without mixtures and with another optimizer is compared with the file as it is.
+    /// states, and with compressed gradients, whose factors do. A program of the same file without mixtures and with another optimizer is compared with the file as it is.
     pub fn reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
         let mut reference = match self.reference_has_states() {
             true => self.model(),
@@ -383,6 +388,7 @@ impl CompilationPlan {
         };
         reference.passes.extend::<[Pass; 2]>([self.loss.clone().into(), Autodiff::default().into()]);
         reference.passes.extend(self.router_bias());
+        reference.passes.extend(self.compress.map(Pass::from));
         reference.passes.push(Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into());
         if !self.delays.is_empty() {
             reference.passes.push(Delay { states: self.delays.clone() }.into());

@@ -97,6 +97,11 @@ impl Subject {
         if plan.reference_has_states() {
             // States of experts are no tensors of the file, and other states are parts of one.
             tensors.extend(without_padding(&start, &layout)?);
+            let kept = module.states.values().filter(|state| state.role == Role::Compression);
+            tensors.extend(
+                kept.filter_map(|state| start.get_key_value(&state.name))
+                    .map(|(k, v)| (k.clone(), v.clone())),
+            );
         }
         plan.delays = layout.delays(module);
         let read = |name: &str| {
@@ -164,10 +169,13 @@ fn without_padding(states: &Tensors, layout: &Layout) -> Result<Tensors, Diagnos
     Ok(tensors)
 }
 
-/// The states that are neither trained nor the optimizer's: running statistics, counts of samples and steps.
+/// The states that are neither trained nor the optimizer's, nor errors whose addends lie on other devices: running statistics, counts of samples and steps.
 fn other_states(module: &Module, states: &Tensors) -> Tensors {
     let is_other = |state: &&State| {
-        !matches!(state.role, Role::Parameter | Role::Optimizer | Role::Scaler | Role::Version)
+        !matches!(
+            state.role,
+            Role::Parameter | Role::Optimizer | Role::Scaler | Role::Version | Role::Compression
+        )
     };
     let others = module.states.values().filter(is_other);
     others.filter_map(|state| Some((state.name.clone(), states.get(&state.name)?.clone()))).collect()

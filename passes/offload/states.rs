@@ -41,7 +41,7 @@ fn leaves(state: &State, classes: Classes, narrowed: &Narrowed) -> bool {
         Role::Parameter => classes.parameters || classes.optimizer && narrowed.has(state.input),
         // Frozen weights; statistics of batch norm change in every microbatch.
         Role::Buffer => classes.parameters && state.output.is_none(),
-        Role::Scaler | Role::Rng | Role::Counter | Role::Version => false,
+        Role::Scaler | Role::Rng | Role::Counter | Role::Version | Role::Compression => false,
     }
 }
 

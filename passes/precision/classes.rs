@@ -98,6 +98,7 @@ pub fn class(op: &Op) -> Class {
         Op::Accumulate(_) | Op::Adagrad(_) | Op::Adam(_) | Op::Adam8bit(_) | Op::Lion(_) | Op::Sgd(_) => {
             Class::Update
         }
+        Op::Addends(_) | Op::Orthogonalize(_) => Class::Update,
     }
 }
 

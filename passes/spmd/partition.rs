@@ -11,9 +11,10 @@ use super::reshard::Resharder;
 use super::sums::{self, Sums};
 use super::zero::Demands;
 use ir::factors::{FactorAxes, FactorId, FactorKind};
+use ir::ops::compression::Addends;
 use ir::{
-    AxisId, Builder, Diagnostic, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Phase, Sharding,
-    Type, ValueId,
+    AxisId, AxisRole, Builder, Diagnostic, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Phase,
+    Sharding, Type, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -109,7 +110,7 @@ fn passing(module: &Module) -> Passing {
         };
         let only_added_up = node.results.iter().all(is_added_up);
         let passes = match node.op {
-            Op::Accumulate(_) => true,
+            Op::Accumulate(_) | Op::Addends(_) => true,
             _ if node.phase == Phase::Update || !is_linear(module, node) => false,
             Op::Cast(_) => bytes(&node.results) <= largest || only_added_up,
             _ => bytes(&node.results) <= largest,
@@ -218,8 +219,21 @@ impl Partition<'_, '_, '_> {
         }
         for (i, &result) in node.results.iter().enumerate() {
             let dims = factors.results[i].iter().map(|dim| factors.merge(&self.r.mesh, dim, split)).collect();
-            let partial = made_partial(&factors, &splits, i, &kept);
-            self.r.b.shard(result, Sharding { dims, partial });
+            let mut sharding = Sharding { dims, partial: made_partial(&factors, &splits, i, &kept) };
+            if let Op::Addends(Addends { count }) = node.op {
+                let axes: Vec<AxisId> = kept.iter().copied().collect();
+                let ranks = self.r.mesh.size(&axes);
+                if !count.is_multiple_of(ranks) {
+                    let error =
+                        Diagnostic::new(format!("{count} addends cannot be divided over {ranks} data ranks"));
+                    return Err(
+                        error.note(format!("run `compress_gradients(…, ranks={ranks})` before `spmd`"))
+                    );
+                }
+                sharding.partial = None;
+                sharding.dims[0] = axes.into();
+            }
+            self.r.b.shard(result, sharding);
             self.settle(&node, result)?;
         }
         Ok(())
@@ -234,6 +248,9 @@ impl Partition<'_, '_, '_> {
             all.clone().filter_map(partial).flat_map(|(_, axes)| axes.iter().copied()).collect();
         if !self.passing.contains(&id) {
             return BTreeSet::new();
+        }
+        if let Op::Addends(_) = node.op {
+            return axes.into_iter().filter(|&axis| self.r.mesh.axes[axis].role == AxisRole::Data).collect();
         }
         let keeps = |&axis: &AxisId| {
             let of: Vec<u32> = all.clone().filter(|&i| over(i, axis)).collect();

@@ -36,6 +36,25 @@ pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE, states: true, nodes: None }, Some(&seeds));
 }
 
+/// Seeds the addends of partial sums over the data axes, where they are computed, and passes them on in the update.
+pub(super) fn addends(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
+    let module = rules.module;
+    let made = module.nodes().filter(|(_, node)| matches!(node.op, Op::Addends(_)));
+    let seeds: Vec<ValueId> = made.map(|(_, node)| node.results[0]).collect();
+    for &value in &seeds {
+        for &axis in axes {
+            let reason = "addends of a gradient stay on the device that computed them".into();
+            layouts.split(value, module.ty(value).ndim(), 0, axis, Cause::Seed(reason));
+        }
+    }
+    propagate(
+        rules,
+        layouts,
+        &Scope { axes, phases: &[Phase::Update], states: true, nodes: None },
+        Some(&seeds),
+    );
+}
+
 /// Passes on what the user asked for.
 pub(super) fn asked(rules: &Rules, layouts: &mut Layouts, values: &[ValueId]) {
     let axes: Vec<AxisId> = rules.mesh.axes.keys().collect();

@@ -32,7 +32,11 @@ pub(super) fn plan(rules: &Rules, layouts: &mut Layouts, stage: u8) -> Demands {
     let axes = mesh::zero_axes(rules.mesh);
     let mut demands = Demands { gathers_at_use: stage >= 3, ..Demands::default() };
     let sums = module.nodes().filter(|(_, node)| matches!(node.op, Op::Accumulate(_)));
-    for (_, node) in sums {
+    let is_divided = |value: ValueId| {
+        let readers = rules.readers(value);
+        !readers.is_empty() && readers.iter().all(|&reader| matches!(module.node(reader).op, Op::Addends(_)))
+    };
+    for (_, node) in sums.filter(|(_, node)| !is_divided(node.results[0])) {
         demands.values.insert(node.results[0], layouts.of(node.results[0]).clone());
     }
     if stage > 0 && !axes.is_empty() {

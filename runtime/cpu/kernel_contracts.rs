@@ -45,7 +45,8 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::Reshape(_)
         | Op::Slice(_)
         | Op::Transpose(_) => Kernel::strided(),
-        Op::AvgPool(_)
+        Op::Addends(_)
+        | Op::AvgPool(_)
         | Op::AvgPoolGrad(_)
         | Op::BatchNorm(_)
         | Op::BatchNormGrad(_)
@@ -64,6 +65,7 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::MaxPool(_)
         | Op::MaxPoolGrad(_)
         | Op::MaxPoolIndices(_)
+        | Op::Orthogonalize(_)
         | Op::RandomUniform(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)

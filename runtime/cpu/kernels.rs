@@ -3,6 +3,7 @@
 pub(super) mod attention;
 mod attention_grad;
 mod batch_norm;
+mod compression;
 mod contract;
 mod conv;
 pub(super) mod copy;
@@ -57,6 +58,7 @@ fn run_operator(op: &Op, call: Call) {
         Op::Adagrad(adagrad) => optimizer::adagrad(adagrad, call),
         Op::Adam(adam) => optimizer::adam(adam, call),
         Op::Adam8bit(adam) => optimizer::adam_8bit(adam, call),
+        Op::Addends(_) => compression::addends(call),
         Op::Attention(attention) => attention::run(attention, call),
         Op::AttentionGrad(attention) => attention_grad::run(attention, call),
         Op::AvgPool(pool) => pool::avg_pool(pool, call),
@@ -90,6 +92,7 @@ fn run_operator(op: &Op, call: Call) {
         Op::MaxPool(pool) => pool::max_pool(pool, call),
         Op::MaxPoolGrad(pool) => pool::max_pool_grad(pool, call),
         Op::MaxPoolIndices(pool) => pool::max_pool_indices(pool, call),
+        Op::Orthogonalize(_) => compression::orthogonalize(call),
         Op::Pad(pad) => shape::pad(pad, call),
         Op::RandomUniform(random) => dropout::uniform(random, call),
         Op::Reduce(reduce) => reduce::run(reduce, call),

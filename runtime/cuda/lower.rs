@@ -6,6 +6,7 @@ mod batch_norm;
 mod beside;
 mod chain;
 mod collective;
+mod compression;
 mod contract;
 mod copy;
 mod det;
@@ -263,6 +264,7 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         Op::Adagrad(op) => optimizer::adagrad(op, instruction, on),
         Op::Adam(op) => optimizer::adam(op, instruction, on),
         Op::Adam8bit(op) => optimizer::adam_8bit(op, instruction, on),
+        Op::Addends(_) => compression::addends(instruction),
         Op::Attention(op) => attention::attention(op, instruction),
         Op::AttentionGrad(op) => attention::attention_grad(op, instruction),
         Op::AvgPool(op) => pool::avg_pool(op, instruction),
@@ -291,6 +293,7 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         Op::MaxPool(op) => pool::max_pool(op, instruction),
         Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
         Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
+        Op::Orthogonalize(_) => compression::orthogonalize(instruction),
         Op::Pad(op) => shape::pad(op, instruction),
         Op::RandomUniform(op) => dropout::uniform(op, instruction),
         Op::RmsNorm(op) => norm::rms_norm(op, instruction, on),

@@ -456,7 +456,9 @@ fn of_states(drafts: &Drafts) -> MemoryByClass {
     for (buffer, state) in drafts.buffers.iter().zip(drafts.module.states.values()).filter(on_device) {
         let class = match state.role {
             Role::Parameter | Role::Buffer | Role::Version => &mut memory.parameters,
-            Role::Optimizer | Role::Counter | Role::Scaler | Role::Rng => &mut memory.optimizer,
+            Role::Optimizer | Role::Counter | Role::Scaler | Role::Rng | Role::Compression => {
+                &mut memory.optimizer
+            }
         };
         *class += aligned(buffer.bytes);
     }

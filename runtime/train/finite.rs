@@ -65,6 +65,7 @@ impl fmt::Display for NotFiniteState {
             Role::Buffer => "buffer",
             Role::Version => "earlier version of a parameter",
             Role::Optimizer => "optimizer's state",
+            Role::Compression => "state of the compression of gradients",
             Role::Scaler | Role::Rng | Role::Counter => "state",
         };
         write!(f, "the {role} `{}` {}", self.name, self.value)

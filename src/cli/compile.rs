@@ -9,6 +9,7 @@ use clap::Args;
 use files::FolderLock;
 use ir::Diagnostic;
 use ir::machine::Preset;
+use passes::reports::CompressionReport;
 use runtime::checkpoint::DataFiles;
 use runtime::data::Loader;
 use runtime::target::Target;
@@ -52,6 +53,15 @@ Examples:
 
   Read flags from a file, and override one of them:
     trainyard compile gpt2.onnx --config trainyard.toml --lr 1e-3";
+
+/// `PowerSGD of rank 4 compresses 9 of 26 tensors; a step reduces 1.2 MB in place of 8.3 MB`.
+fn reductions(report: &CompressionReport) -> String {
+    let CompressionReport { method, compressed, tensors, before, after } = report;
+    let (before, after) = (bytes(*before), bytes(*after));
+    format!(
+        "{method} compresses {compressed} of {tensors} tensors; a step reduces {after} in place of {before}"
+    )
+}
 
 /// Arguments of `compile`.
 #[derive(Args, Clone, Debug)]
@@ -162,6 +172,8 @@ impl Compile {
         tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
         let recomputed = ready.compilation.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
+        let compressed = ready.compilation.compressed.as_ref();
+        compressed.iter().for_each(|report| tell!("gradients: {}", reductions(report)));
         ready.fit.iter().for_each(|fit| tell!("{fit}"));
         ready.compilation.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 use ir::machine::Cluster;
 use ir::{AxisRole, Diagnostic, Mesh};
+use passes::compress_gradients::{CompressGradients, Method};
 use passes::spmd::{AxisSize, Shard, Spmd};
 use passes::stage::Stage;
 use passes::stage::schedule::ScheduleChoice;
@@ -48,6 +49,11 @@ pub struct Parallel {
     #[arg(long, value_name = "PATTERN=DIMS", value_parser = shard)]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "serialize_shards")]
     pub shard: Vec<Shard>,
+    /// Reduce gradients over dp in another form, and make up for the errors in later steps: powersgd with [:rank=N,min-rate=X], two factors of
+    /// N columns in place of each matrix that has more than X times their elements; or bf16 [default: powersgd has rank=4,min-rate=1]
+    #[arg(long, value_name = "METHOD[:KEY=X,…]", value_parser = compression)]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_compression")]
+    pub compress_gradients: Option<Method>,
     /// The cluster, as FILE.toml describes it: the mesh is laid on its links, outermost axes between nodes, and reductions over several
     /// nodes are divided where that is faster. inspect predicts a step on it
     #[arg(long, value_name = "FILE.toml")]
@@ -186,6 +192,14 @@ fn serialize_schedule<S: Serializer>(
     }
 }
 
+fn compression(text: &str) -> Result<Method, ValueError> {
+    text.parse().map_err(ValueError::new)
+}
+
+fn serialize_compression<S: Serializer>(method: &Option<Method>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&method.map(|method| method.to_string()).unwrap_or_default())
+}
+
 /// Writes shardings so that [`shard`] reads them back.
 fn serialize_shards<S: Serializer>(shards: &[Shard], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(shards.iter().map(Shard::to_string))
@@ -250,6 +264,11 @@ impl Parallel {
             sequence_parallel: self.sequence_parallel,
             shard: self.rules(),
         }
+    }
+
+    /// The pass that compresses gradients, if they are.
+    pub fn compression(&self) -> Option<CompressGradients> {
+        self.compress_gradients.map(|method| CompressGradients { method, ranks: self.data_ranks() })
     }
 
     /// The cluster of `--cluster`, if the mesh has one.
@@ -321,8 +340,38 @@ impl Parallel {
                     .note("add a tensor axis: --mesh tp=2; or remove --sequence-parallel"),
             );
         }
+        problems.extend(self.compression_problems());
         problems.extend(self.pipeline());
         problems.extend(self.shard.iter().filter_map(|rule| self.unknown_axis(rule)));
+        problems
+    }
+
+    /// Rules of the compression of gradients.
+    fn compression_problems(&self) -> Vec<Diagnostic> {
+        let Some(method) = self.compress_gradients else { return vec![] };
+        let flag = format!("--compress-gradients {method}");
+        let mut problems = vec![];
+        let data = |(name, size): &(String, u64)| Mesh::role(name) == Some(AxisRole::Data) && *size > 1;
+        if !self.named().any(data) {
+            let error = Diagnostic::new(format!(
+                "{flag} compresses what data ranks reduce, and {} no data axis of more than one device",
+                self.mesh_has()
+            ));
+            problems.push(error.note("add a data axis: --mesh dp=2; or remove --compress-gradients"));
+        }
+        let is_other = |(name, _): &(String, u64)| {
+            matches!(Mesh::role(name), Some(AxisRole::Expert | AxisRole::Pipeline))
+        };
+        problems.extend(self.axes().into_iter().filter(is_other).map(|(name, size)| {
+            let error = Diagnostic::new(format!("{flag} cannot be used with --mesh {name}={size} yet"));
+            error.note("use dp and tp axes, or remove --compress-gradients")
+        }));
+        if self.zero > 0 {
+            let error = Diagnostic::new(format!("{flag} cannot be used with --zero {}", self.zero));
+            problems.push(error.note(
+                "ZeRO gathers whole weights over the same ranks, which sends what the compression saves; remove either",
+            ));
+        }
         problems
     }
 

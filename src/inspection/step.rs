@@ -150,7 +150,7 @@ impl MemoryFacts {
         Ok(Self {
             parameters,
             buffers: bytes(&[Role::Buffer]),
-            optimizer: bytes(&[Role::Optimizer, Role::Counter, Role::Scaler, Role::Rng]),
+            optimizer: bytes(&[Role::Optimizer, Role::Counter, Role::Scaler, Role::Rng, Role::Compression]),
             gradients: parameters,
             planned: peaks.device,
             planned_with_late_updates: late.map(|late| late.device),

@@ -119,6 +119,7 @@ impl Inspection {
             Role::Version => {
                 "the state is an earlier version of a parameter, which a stage of an asynchronous pipeline reads"
             }
+            Role::Compression => "the compression of gradients keeps this state from step to step",
             Role::Scaler => "the state is the loss scale, which keeps fp16 gradients within their range",
             _ => "a pass added this state",
         };

@@ -11,6 +11,7 @@ mod position;
 pub mod attention;
 pub mod batch_norm;
 pub mod collective;
+pub mod compression;
 pub mod constant;
 pub mod contract;
 pub mod conv;

@@ -43,11 +43,13 @@ pub enum Role {
     Counter,
     /// An earlier version of a trained state, which a stage of an asynchronous pipeline reads. It begins as a copy of that state.
     Version,
+    /// Kept by the compression of gradients: errors that later steps make up for, and the factors that the next step starts from.
+    Compression,
 }
 
 impl Role {
     /// Every role with its name in text.
-    pub const ALL: [(Self, &'static str); 7] = [
+    pub const ALL: [(Self, &'static str); 8] = [
         (Self::Parameter, "parameter"),
         (Self::Buffer, "buffer"),
         (Self::Optimizer, "optimizer"),
@@ -55,6 +57,7 @@ impl Role {
         (Self::Rng, "rng"),
         (Self::Counter, "counter"),
         (Self::Version, "version"),
+        (Self::Compression, "compression"),
     ];
 }
 

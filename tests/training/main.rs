@@ -3,6 +3,7 @@
 
 mod bytes_per_rank;
 mod collective_counts;
+mod compressed;
 mod delays;
 mod faults;
 mod half;

@@ -1,6 +1,8 @@
 //! The contracts of a GPU's kernels, operator by operator.
 
-use super::{attention, batch_norm, contract, det, experts, loss, norm, pool, reduce, scatter, shape};
+use super::{
+    attention, batch_norm, compression, contract, det, experts, loss, norm, pool, reduce, scatter, shape,
+};
 use crate::convolution;
 use crate::kernel_contract::{KernelContract, WritableStrides};
 use ir::Op;
@@ -59,6 +61,7 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         Op::BatchNormGrad(_) | Op::BatchStatistics(_) => Kernel::dense().with_scratch(batch_norm::scratch),
         Op::CumulativeSum(_) => Kernel::dense().with_scratch(shape::scratch),
         Op::Det(_) => Kernel::dense().with_scratch(det::scratch),
+        Op::Orthogonalize(_) => Kernel::dense().with_scratch(compression::scratch),
         Op::MaxPoolGrad(_) => Kernel::dense().with_scratch(pool::scratch),
         Op::Experts(_) => Kernel::dense().with_scratch(experts::scratch),
         Op::ExpertsGrad(_) => Kernel::dense().accumulating().with_scratch(experts::scratch_of_gradient),
@@ -76,7 +79,8 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::Reshape(_)
         | Op::Slice(_)
         | Op::Transpose(_) => Kernel::strided(),
-        Op::AvgPool(_)
+        Op::Addends(_)
+        | Op::AvgPool(_)
         | Op::AvgPoolGrad(_)
         | Op::BatchNorm(_)
         | Op::Collective(_)

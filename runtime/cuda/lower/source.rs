@@ -28,6 +28,7 @@ files! {
     ATTENTION_MMA "attention_mma.cuh" after ATTENTION MMA;
     ATTENTION_MMA_GRAD "attention_mma_grad.cuh" after ATTENTION MMA ATTENTION_MMA;
     BATCH_NORM "batch_norm.cuh";
+    COMPRESSION "compression.cuh";
     CONTRACT "contract.cuh";
     COPY "copy.cuh";
     DET "det.cuh";

@@ -3,6 +3,7 @@
 mod attention;
 mod batch_norm;
 mod check;
+mod compression;
 mod contract;
 mod copy;
 mod det;

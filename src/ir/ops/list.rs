@@ -150,6 +150,7 @@ operators! {
         Adagrad(optimizer::Adagrad) "adagrad" { eps }
         Adam(optimizer::Adam) "adam" { beta1, beta2, eps, decoupled }
         Adam8bit(optimizer::Adam8bit) "adam_8bit" { beta1, beta2, eps, decoupled, block }
+        Addends(compression::Addends) "addends" { count }
         Attention(attention::Attention) "attention" { scale, causal }
         AttentionGrad(attention::AttentionGrad) "attention_grad" { scale, causal }
         AvgPool(pool::AvgPool) "avg_pool" { windows, count_padding }
@@ -190,6 +191,7 @@ operators! {
         MaxPool(pool::MaxPool) "max_pool" { windows }
         MaxPoolGrad(pool::MaxPoolGrad) "max_pool_grad" { windows }
         MaxPoolIndices(pool::MaxPoolIndices) "max_pool_indices" { windows }
+        Orthogonalize(compression::Orthogonalize) "orthogonalize" {}
         Pad(shape::Pad) "pad" { dim, before, value }
         RandomUniform(random::RandomUniform) "random_uniform" { id, seed, dim }
         Reduce(reduce::Reduce) "reduce" { kind, dims, keep }

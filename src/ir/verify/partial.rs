@@ -25,7 +25,7 @@ pub(super) fn check(c: &mut Check) {
 fn uses(c: &mut Check, id: NodeId, node: &Node) {
     let module = c.module;
     let axes = passed(module, node);
-    if axes.is_empty() || matches!(node.op, Op::Collective(_)) {
+    if axes.is_empty() || matches!(node.op, Op::Collective(_) | Op::Addends(_)) {
         return;
     }
     let factors = node.op.factors(&module.signature(node));

@@ -45,6 +45,12 @@ fn agreement(c: &mut Check, id: NodeId, node: &Node) {
         }
         return;
     }
+    if let Op::Addends(_) = node.op {
+        if let Err(message) = addends(c, node) {
+            c.node_fault(id, message);
+        }
+        return;
+    }
     let signature = c.module.signature(node);
     let factors = node.op.factors(&signature);
     let mut splits = Splits::new();
@@ -100,6 +106,36 @@ fn collective_changes(c: &Check, collective: Collective, node: &Node) -> Result<
         }
     }
     Ok(())
+}
+
+/// The addends of a partial sum lie where they were computed: the axes of the sum split the new dim, and nothing else changes.
+fn addends(c: &Check, node: &Node) -> Result<(), String> {
+    let mesh = &c.module.mesh;
+    let (from, to) = (c.module.ty(node.operands[0]), c.module.ty(node.results[0]));
+    let (kind, summed) = over(mesh, from).unwrap_or((PartialKind::Sum, BTreeSet::new()));
+    let wide = |axes: &[AxisId]| -> Vec<AxisId> {
+        axes.iter().copied().filter(|&axis| mesh.axes[axis].size > 1).collect()
+    };
+    let split = wide(to.sharding.axes(0));
+    if kind != PartialKind::Sum {
+        return Err(format!("operand 0 is a {}, which has no addends", word(kind)));
+    }
+    if !split.iter().eq(&summed) {
+        return Err(format!(
+            "operand 0 is partial over {} and dim 0 of result 0 is split over {}: each device has the addends that it computed",
+            names(mesh, &summed),
+            names(mesh, &split)
+        ));
+    }
+    let moved =
+        (0..from.ndim()).find(|&dim| wide(from.sharding.axes(dim)) != wide(to.sharding.axes(dim + 1)));
+    match moved {
+        Some(dim) => {
+            Err(format!("dim {dim} of operand 0 and dim {} of result 0 are split in different ways", dim + 1))
+        }
+        None if over(mesh, to).is_some() => Err("result 0 is declared partial, and addends are whole".into()),
+        None => Ok(()),
+    }
 }
 
 /// Spreads the axes of a dim over its factors, and compares with what other dims said of them.

@@ -5,6 +5,7 @@ use super::table::{f32_type, float, of};
 use super::*;
 use crate::ops::attention::{Attention, AttentionGrad};
 use crate::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics};
+use crate::ops::compression::Addends;
 use crate::ops::contract::Contract;
 use crate::ops::dropout::Dropout;
 use crate::ops::elementwise::{Binary, Unary};
@@ -60,6 +61,7 @@ fn elements() -> Vec<Sample> {
         Sample::new(Unary::Neg, [float(&[2404])]),
         Sample::new(Binary::Add, [float(&[3, 343]), float(&[343])]),
         Sample::new(Accumulate, [float(&[1029])]),
+        Sample::new(Addends { count: 2 }, [float(&[602])]),
         Sample::new(Transpose { permutation: SmallVec::from_slice(&[1, 0]) }, [float(&[33, 47])]),
         Sample::new(Reshape, [float(&[3, 343])]).declared(f32_type(&[343, 3])),
         Sample::new(Pad { dim: 1, before: 2, value: Float::new(1.0) }, [float(&[3, 301])])

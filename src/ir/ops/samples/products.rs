@@ -3,6 +3,7 @@
 use super::table::{f32_type, float, of};
 use super::*;
 use crate::ops::attention::{Attention, AttentionGrad};
+use crate::ops::compression::{Addends, Orthogonalize};
 use crate::ops::contract::Contract;
 use crate::ops::conv::{Conv, ConvGradInput, ConvGradWeight};
 use crate::ops::det::Det;
@@ -88,6 +89,22 @@ pub(super) fn experts() -> Vec<Sample> {
 pub(super) fn determinants() -> Vec<Sample> {
     let of = |dims: &[u64]| Sample::new(Det, [float(dims)]);
     vec![of(&[2, 4, 3, 3]), of(&[6, 1, 1]), of(&[2, 5, 5])]
+}
+
+pub(super) fn compressions() -> Vec<Sample> {
+    let addends = |count, dims: &[u64]| Sample::new(Addends { count }, [float(dims)]).undifferentiable();
+    let basis = |operand: Operand| Sample::new(Orthogonalize, [operand]).undifferentiable();
+    vec![
+        addends(1, &[4, 6]),
+        addends(3, &[2, 4, 2]),
+        basis(float(&[6, 4])),
+        basis(float(&[2, 4, 4])),
+        // More rows than a block has threads.
+        basis(float(&[2, 300, 3])),
+        // Columns that depend on others.
+        basis(of(DType::F32, &[2, 10, 3], Fill::Value(2.0))),
+        basis(of(DType::F32, &[8, 2], Fill::Value(0.0))),
+    ]
 }
 
 pub(super) fn attention() -> Vec<Sample> {

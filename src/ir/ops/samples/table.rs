@@ -20,6 +20,7 @@ pub fn samples() -> Vec<Sample> {
         shapes::indexing(),
         shapes::scatters(),
         products::determinants(),
+        products::compressions(),
         products::experts(),
         training::losses(),
         training::dropout(),

@@ -242,6 +242,39 @@ fn an_axis_does_one_thing_in_a_node() {
 }
 
 #[test]
+fn addends_lie_where_they_were_computed() {
+    let parameters = r#"%0 "x" : f32[4, 6] {tp, -} partial(sum dp), %1 "y" : f32[4, 6], %2 "z" : f32[4, 6] partial(max dp)"#;
+    let addends = |operand: &str, ty: &str| {
+        placed(parameters, &format!("%3 = addends {operand} {{count = 2}} : f32[2, 4, 6] {ty}"), "")
+    };
+    assert_eq!(verdict(&addends("%0", "{dp, tp, -}")), "ok");
+    assert_eq!(verdict(&addends("%1", "")), "ok");
+    let over = |summed: &str, split: &str| {
+        format!(
+            "operand 0 is partial over {summed} and dim 0 of result 0 is split over {split}: each device has the addends that it computed"
+        )
+    };
+    assert_eq!(verdict(&addends("%0", "{-, tp, -}")), format!("`%3 = addends %0`: {}", over("`dp`", "")));
+    assert_eq!(verdict(&addends("%1", "{dp, -, -}")), format!("`%3 = addends %1`: {}", over("", "`dp`")));
+    assert_eq!(
+        verdict(&addends("%0", "{dp, -, -}")),
+        "`%3 = addends %0`: dim 0 of operand 0 and dim 1 of result 0 are split in different ways"
+    );
+    assert_eq!(
+        verdict(&addends("%2", "{dp, -, -}")),
+        "`%3 = addends %2`: operand 0 is a partial max, which has no addends"
+    );
+    assert_eq!(
+        verdict(&addends("%0", "{dp, -, -} partial(sum tp)")),
+        "`%3 = addends %0`: dim 0 of operand 0 and dim 1 of result 0 are split in different ways"
+    );
+    assert_eq!(
+        verdict(&addends("%1", "partial(sum dp)")),
+        "`%3 = addends %1`: result 0 is declared partial, and addends are whole"
+    );
+}
+
+#[test]
 fn a_state_keeps_its_sharding() {
     let text = r#"module @m placed mesh [tp=2] {
         state @w : f32[4] {tp} parameter = zeros

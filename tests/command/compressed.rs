@@ -1,0 +1,60 @@
+//! `--compress-gradients`: runs that stop and go on, the line about bytes, and the answers to flags that do not go with it.
+
+use crate::TRAINYARD;
+use testing::workplace::Workplace;
+
+const GPT2: &str =
+    "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 2 --global-batch 8 --compress-gradients";
+
+/// What the user reads of a command that fails.
+fn refused(place: &Workplace, arguments: &str) -> String {
+    let ended = place.run(arguments);
+    assert_ne!(ended.status.code(), Some(0), "trainyard {arguments}");
+    ended.stderr
+}
+
+#[test]
+fn a_run_goes_on_with_the_errors_that_it_had() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    for (number, method) in ["powersgd:rank=2", "bf16"].into_iter().enumerate() {
+        let (whole, parted) = (format!("whole{number}"), format!("parted{number}"));
+        let run = format!("{GPT2} {method} --mesh dp=2");
+        place.succeed(&format!("{run} --steps 8 --save-every 4 -o {whole}"));
+        place.succeed(&format!("{run} --steps 4 --save-every 4 -o {parted}"));
+        place.succeed(&format!("{run} --steps 8 --save-every 4 -o {parted} --resume"));
+        assert!(place.states(&whole, 8) == place.states(&parted, 8), "{method}");
+        assert!(place.read(&format!("{whole}/model.onnx")) == place.read(&format!("{parted}/model.onnx")));
+        // Errors belong to the ranks that made them.
+        let error =
+            refused(&place, &format!("{GPT2} {method} --mesh dp=4 --steps 12 -o other --resume={parted}"));
+        let says = "is f32[4, 128, 64] compression in this program and f32[2, 128, 64] compression in the checkpoint";
+        assert!(error.contains(says), "{error}");
+        assert!(error.contains("load only the weights, with --weights"), "{error}");
+    }
+}
+
+#[test]
+fn a_run_says_what_its_ranks_reduce() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let told = place.succeed(&format!("{GPT2} powersgd:rank=2 --mesh dp=2 --steps 1 -o run")).stderr;
+    let line = "gradients: PowerSGD of rank 2 compresses 14 of 36 tensors; a step reduces ";
+    assert!(told.contains(line), "{told}");
+    let config = String::from_utf8(place.read("run/config.toml")).expect("it is text");
+    assert!(config.contains("compress-gradients = \"powersgd:rank=2\"\n"), "{config}");
+}
+
+#[test]
+fn what_does_not_go_with_compressed_gradients_is_refused_with_a_remedy() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    for (flags, says, remedy) in [
+        ("", "without --mesh there is no data axis of more than one device", "--mesh dp=2"),
+        ("--mesh tp=2", "the mesh tp=2 has no data axis of more than one device", "--mesh dp=2"),
+        ("--mesh dp=2,pp=2", "cannot be used with --mesh pp=2 yet", "use dp and tp axes"),
+        ("--mesh dp=2,ep=2", "cannot be used with --mesh ep=2 yet", "use dp and tp axes"),
+        ("--mesh dp=2 --zero 1", "cannot be used with --zero 1", "remove either"),
+        ("--mesh dp=2 --fp16", "--compress-gradients cannot be used with fp16", "--bf16"),
+    ] {
+        let error = refused(&place, &format!("{GPT2} powersgd {flags} --steps 1 -o run"));
+        assert!(error.contains(says) && error.contains(remedy), "{flags}: {error}");
+    }
+}

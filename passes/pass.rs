@@ -1,7 +1,7 @@
 //! The trait of passes, and the context that passes share while they run.
 
 use crate::arguments::Arguments;
-use crate::reports::{LossReport, NearMiss, ParameterReport, RecomputeReport, ShardingReport};
+use crate::reports::{CompressReport, LossReport, NearMiss, ParameterReport, RecomputeReport, ShardingReport};
 use ir::{Changed, Diagnostic, Kernels, Module};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,6 +48,8 @@ pub struct PassContext {
     pub loss: Option<LossReport>,
     /// The blocks of the forward phase, and the parts of them that backward repeats; filled by `recompute`.
     pub recomputed: Option<RecomputeReport>,
+    /// The forms of activations that wait for backward; filled by `compress`.
+    pub compressed: Option<CompressReport>,
     /// The number of passes that have run, over all parts of a pipeline; counted by the manager.
     pub passes_run: usize,
 }

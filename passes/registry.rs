@@ -3,7 +3,7 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
-    absorb, autodiff, bind, buckets, canonicalize, collectives, delay, dropout, evaluation, fold, hierarchy,
+    absorb, autodiff, bind, buckets, canonicalize, collectives, compress, delay, dropout, evaluation, fold, hierarchy,
     initialize, join, keep, loss, moe, offload, optimizer, parameters, precision, recompute, router_bias,
     simplify, spmd, stage, update,
 };
@@ -90,6 +90,7 @@ passes! {
     Buckets(buckets::Buckets)
     Hierarchy(hierarchy::Hierarchy)
     Recompute(recompute::Recompute)
+    Compress(compress::Compress)
     Offload(offload::Offload)
     Evaluation(evaluation::Evaluation)
     Update(update::Update)

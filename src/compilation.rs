@@ -13,7 +13,7 @@ use passes::moe::Moe;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::reports::{
-    LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport, StageReport,
+    CompressReport, LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport, StageReport,
 };
 use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing, Transform};
@@ -66,6 +66,8 @@ pub struct Compilation {
     pub loss: Option<LossReport>,
     /// The blocks of the forward phase, and the parts that backward repeats; `None` if nothing was asked to be repeated.
     pub recomputed: Option<RecomputeReport>,
+    /// The forms of activations that wait for backward; `None` if nothing was asked to be compressed.
+    pub compressed: Option<CompressReport>,
     /// The pass that cut the program, with the schedule and the cut that were chosen.
     pub stage: Option<Stage>,
     /// The choice of the schedule and the cut; `None` of a program without stages.
@@ -211,6 +213,7 @@ impl Forward {
             shardings: cx.shardings,
             loss: cx.loss,
             recomputed: cx.recomputed,
+            compressed: cx.compressed,
             warnings: cx.warnings,
             stage: plan.stage,
             stages,

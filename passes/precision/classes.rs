@@ -92,6 +92,7 @@ pub fn class(op: &Op) -> Class {
         Op::LayerNorm(_) | Op::RmsNorm(_) => Class::Norm,
         Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => Class::NormGrad,
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Class::Source,
+        Op::PackBits(_) | Op::UnpackBits(_) => Class::Source,
         // Half would round numbers up to 1.
         Op::RandomUniform(_) => Class::Full,
         Op::Cast(_) => Class::Convert,

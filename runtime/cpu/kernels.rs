@@ -16,6 +16,7 @@ mod loss;
 mod message;
 mod norm;
 mod optimizer;
+mod packing;
 mod pool;
 mod ranking;
 mod reduce;
@@ -90,6 +91,8 @@ fn run_operator(op: &Op, call: Call) {
         Op::MaxPool(pool) => pool::max_pool(pool, call),
         Op::MaxPoolGrad(pool) => pool::max_pool_grad(pool, call),
         Op::MaxPoolIndices(pool) => pool::max_pool_indices(pool, call),
+        Op::PackBits(_) => packing::pack(call),
+        Op::UnpackBits(_) => packing::unpack(call),
         Op::Pad(pad) => shape::pad(pad, call),
         Op::RandomUniform(random) => dropout::uniform(random, call),
         Op::Reduce(reduce) => reduce::run(reduce, call),

@@ -18,6 +18,7 @@ mod merge;
 mod multiprocessors;
 mod norm;
 mod optimizer;
+mod packing;
 mod order;
 mod pool;
 mod ranking;
@@ -281,6 +282,7 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         Op::MaxPool(op) => pool::max_pool(op, instruction),
         Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
         Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
+        Op::PackBits(_) => packing::pack(instruction),
         Op::Pad(op) => shape::pad(op, instruction),
         Op::RandomUniform(op) => dropout::uniform(op, instruction),
         Op::RmsNorm(op) => norm::rms_norm(op, instruction, on),
@@ -292,5 +294,6 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         Op::Softmax(op) => softmax::softmax(op, instruction, on),
         Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction, on),
         Op::TopK(op) => ranking::top_k(op, instruction),
+        Op::UnpackBits(_) => packing::unpack(instruction),
     }
 }

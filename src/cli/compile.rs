@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::staleness;
 use crate::inspection::units::bytes;
-use crate::inspection::{RecomputeFacts, ScheduleFacts};
+use crate::inspection::{CompressFacts, RecomputeFacts, ScheduleFacts};
 use crate::launcher::Launched;
 use crate::log;
 use crate::lowering::Lowering;
@@ -162,6 +162,8 @@ impl Compile {
         tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
         let recomputed = ready.compilation.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
+        let compressed = ready.compilation.compressed.as_ref();
+        compressed.iter().for_each(|report| tell!("{}", CompressFacts::of(report)));
         ready.fit.iter().for_each(|fit| tell!("{fit}"));
         ready.compilation.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {

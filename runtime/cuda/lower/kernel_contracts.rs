@@ -88,8 +88,10 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::Iota(_)
         | Op::MaxPool(_)
         | Op::MaxPoolIndices(_)
+        | Op::PackBits(_)
         | Op::RandomUniform(_)
         | Op::Splat(_)
-        | Op::TopK(_) => Kernel::dense(),
+        | Op::TopK(_)
+        | Op::UnpackBits(_) => Kernel::dense(),
     }
 }

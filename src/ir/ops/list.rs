@@ -190,6 +190,7 @@ operators! {
         MaxPool(pool::MaxPool) "max_pool" { windows }
         MaxPoolGrad(pool::MaxPoolGrad) "max_pool_grad" { windows }
         MaxPoolIndices(pool::MaxPoolIndices) "max_pool_indices" { windows }
+        PackBits(packing::PackBits) "pack_bits" {}
         Pad(shape::Pad) "pad" { dim, before, value }
         RandomUniform(random::RandomUniform) "random_uniform" { id, seed, dim }
         Reduce(reduce::Reduce) "reduce" { kind, dims, keep }
@@ -208,6 +209,7 @@ operators! {
         TopK(ranking::TopK) "top_k" { dim, count, largest }
         Transfer(transfer::Transfer) "transfer" {}
         Transpose(shape::Transpose) "transpose" { permutation }
+        UnpackBits(packing::UnpackBits) "unpack_bits" {}
     }
     kinds {
         Unary(elementwise::Unary)

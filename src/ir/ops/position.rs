@@ -62,6 +62,7 @@ impl Op {
             | Self::MaxPool(_)
             | Self::MaxPoolGrad(_)
             | Self::MaxPoolIndices(_)
+            | Self::PackBits(_)
             | Self::Pad(_)
             | Self::Reduce(_)
             | Self::Reshape(_)
@@ -77,7 +78,8 @@ impl Op {
             | Self::Splat(_)
             | Self::Transfer(_)
             | Self::Transpose(_)
-            | Self::Unary(_) => false,
+            | Self::Unary(_)
+            | Self::UnpackBits(_) => false,
         }
     }
 }

@@ -116,10 +116,12 @@ fn of_operator(draft: &mut Draft, node: &Node) -> Results {
         | Op::LayerNormGrad(_)
         | Op::Lion(_)
         | Op::MaxPoolGrad(_)
+        | Op::PackBits(_)
         | Op::RmsNormGrad(_)
         | Op::Sgd(_)
         | Op::SoftmaxGrad(_)
-        | Op::Transfer(_) => own::write(draft, node),
+        | Op::Transfer(_)
+        | Op::UnpackBits(_) => own::write(draft, node),
     }
 }
 

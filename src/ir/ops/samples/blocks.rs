@@ -12,6 +12,7 @@ use crate::ops::experts::{Experts, ExpertsGrad};
 use crate::ops::indexing::{Gather, GatherGrad};
 use crate::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use crate::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
+use crate::ops::packing::{PackBits, UnpackBits};
 use crate::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
 use crate::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Window, Windows};
 use crate::ops::random::RandomUniform;
@@ -67,6 +68,9 @@ fn elements() -> Vec<Sample> {
         Sample::new(Concat { dim: 1 }, [float(&[3, 201]), float(&[3, 140]), float(&[3, 2])]),
         Sample::new(dropout, [float(&[7, 301]), numbers()]),
         Sample::new(RandomUniform { id: 0, seed: 7, dim: 0 }, [numbers()]).declared(f32_type(&[7, 301])),
+        Sample::new(PackBits, [of(DType::Bool, &[3, 843], Fill::Normal)]),
+        Sample::new(UnpackBits, [of(DType::U8, &[3, 106], Fill::Integers(0, 256))])
+            .declared(Type::of(DType::Bool, &[3, 843])),
         Sample::new(adam.clone(), adam_operands.clone()),
         Sample::new(adam, [&adam_operands[..], &optional].concat()),
         Sample::new(adam_8bit, in_8_bits),

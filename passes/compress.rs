@@ -1,0 +1,175 @@
+//! Compress: activations wait for backward in fewer bytes (Jain et al., Gist: Efficient Data Encoding for Deep Neural Network Training,
+//! ISCA 2018).
+//!
+//! Lossless forms: `masks` keeps one bit for each element of a mask, and for each element of which backward reads nothing but a
+//! comparison, such as the operand of a ReLU. The lossy form `dtype` keeps f32 activations in a narrower type. Dropout needs no form:
+//! backward draws its numbers again.
+//!
+//! Invariants: without `dtype`, all values are those of the program before, bit for bit. Nodes of forward read what they read before,
+//! only nodes of backward read what comes back. Numbers beside a result that are kept for backward, such as the logarithms of a softmax's
+//! sums, are never rounded.
+
+mod masks;
+mod narrow;
+
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
+use crate::reports::{CompressReport, KeptReport};
+use crate::rewriting::dead::remove_dead;
+use crate::rewriting::kept;
+use ir::{Builder, Changed, DType, Diagnostic, Level, Module, Op, TypeError, ValueId};
+use masks::{Bits, Test};
+use narrow::Narrow;
+use std::fmt;
+
+/// The pass `compress`. `compress(masks, dtype=bf16, least=16384)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compress {
+    /// Whether masks, and activations of which backward reads nothing but a comparison, are kept as bits.
+    pub masks: bool,
+    /// The type in which f32 activations are kept: bf16 or f16. `None`: f32.
+    pub dtype: Option<DType>,
+    /// Activations of fewer bytes on each device stay as they are.
+    pub least: u64,
+}
+
+impl Default for Compress {
+    fn default() -> Self {
+        Self { masks: false, dtype: None, least: 16 << 10 }
+    }
+}
+
+impl Transform for Compress {
+    const NAME: &'static str = "compress";
+    const NEEDED: bool = false;
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let default = Self::default();
+        let masks = arguments.flag("masks");
+        let dtype = match arguments.take("dtype").as_deref() {
+            None => None,
+            Some("bf16") => Some(DType::BF16),
+            Some("f16") => Some(DType::F16),
+            Some(other) => return Err(format!("`{other}` is not a value of `dtype`, which is bf16 or f16")),
+        };
+        Ok(Self { masks, dtype, least: arguments.value("least", default.least)? })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        arguments.push_flag("masks", self.masks);
+        self.dtype.iter().for_each(|dtype| arguments.push("dtype", dtype));
+        arguments.push_unless(&Self::default().least, "least", &self.least);
+    }
+
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if module.level < Level::Training {
+            let error = Diagnostic::new("activations wait for backward only in a program that has one");
+            return Err(error.note("run `compress` after `optimizer`"));
+        }
+        let before = KeptReport::of(module, &activations(module));
+        let lossless = decide(module, self);
+        let mut changed = apply(module, &lossless)?;
+        let rounded = self.dtype.map(|dtype| decide_rounded(module, dtype, self.least));
+        if let Some(rounded) = &rounded {
+            changed = changed.or(apply_rounded(module, rounded)?);
+        }
+        let after = KeptReport::of(module, &activations(module));
+        cx.compressed = Some(CompressReport {
+            before,
+            after,
+            masks: lossless.bits() as u64,
+            outputs: lossless.outputs() as u64,
+            rounded: rounded.map(|rounded| (rounded.dtype, rounded.values.len() as u64)),
+        });
+        Ok(changed)
+    }
+}
+
+/// The activations that wait for backward and take memory of a step.
+fn activations(module: &Module) -> Vec<ValueId> {
+    let is_constant = |value: &ValueId| {
+        let maker = module.producer(*value).map(|node| &node.op);
+        matches!(maker, Some(Op::Constant(_) | Op::Iota(_) | Op::Splat(_)))
+    };
+    kept::activations(module).into_iter().filter(|value| !is_constant(value)).collect()
+}
+
+/// The activations that are kept in another form without loss.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Nodes of backward that read nothing but a comparison of activations.
+    tests: Vec<Test>,
+    /// Bools that are kept as bits.
+    masks: Vec<ValueId>,
+}
+
+impl Decision {
+    /// The number of activations that are kept as bits.
+    fn bits(&self) -> usize {
+        self.masks.len() + self.tests.iter().filter(|test| test.output.is_none()).count()
+    }
+
+    /// The number of tests that read another activation, which is kept anyway.
+    fn outputs(&self) -> usize {
+        self.tests.iter().filter(|test| test.output.is_some()).count()
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tests = self.tests.iter().map(|test| match test.output {
+            Some(output) => format!("{} reads {output}", test.node),
+            None => format!("the comparison of {} in bits", test.node),
+        });
+        let masks = self.masks.iter().map(|mask| format!("{mask} in bits"));
+        f.write_str(&tests.chain(masks).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// Chooses the activations that are kept in another form without loss.
+pub fn decide(module: &Module, options: &Compress) -> Decision {
+    if !options.masks {
+        return Decision::default();
+    }
+    Decision {
+        tests: masks::tests(module, options.least),
+        masks: masks::bools(module, &activations(module), options.least),
+    }
+}
+
+/// Keeps activations in their lossless forms.
+pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
+    let mut b = Builder::new(module, Compress::NAME);
+    let compared = masks::compare_in_forward(&mut b, &decision.tests).map_err(ill_typed)?;
+    let changed = b.finish();
+    let mut b = Builder::new(module, Compress::NAME);
+    let masks: Vec<ValueId> = decision.masks.iter().copied().chain(compared).collect();
+    kept::keep(&mut b, &masks, &Bits).map_err(ill_typed)?;
+    let packed = b.finish();
+    Ok(changed.or(packed).or(remove_dead(module, Compress::NAME)))
+}
+
+/// The activations that are kept in a narrower type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rounded {
+    /// The type.
+    pub dtype: DType,
+    /// The activations.
+    pub values: Vec<ValueId>,
+}
+
+/// Chooses the activations that are kept in a narrower type.
+pub fn decide_rounded(module: &Module, dtype: DType, least: u64) -> Rounded {
+    Rounded { dtype, values: narrow::choose(module, &activations(module), least) }
+}
+
+/// Keeps activations in a narrower type.
+pub fn apply_rounded(module: &mut Module, rounded: &Rounded) -> Result<Changed, Diagnostic> {
+    let mut b = Builder::new(module, Compress::NAME);
+    kept::keep(&mut b, &rounded.values, &Narrow { to: rounded.dtype }).map_err(ill_typed)?;
+    Ok(b.finish())
+}
+
+fn ill_typed(error: TypeError) -> Diagnostic {
+    Diagnostic::new(format!("compress built an ill-typed node: {error}"))
+}

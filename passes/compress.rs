@@ -2,7 +2,8 @@
 //! ISCA 2018).
 //!
 //! Lossless forms: `masks` keeps one bit for each element of a mask, and for each element of which backward reads nothing but a
-//! comparison, such as the operand of a ReLU. The lossy form `dtype` keeps f32 activations in a narrower type. Dropout needs no form:
+//! comparison, such as the operand of a ReLU. `indices` keeps the place of the largest element of each window in place of the operand of a
+//! max pooling. The lossy form `dtype` keeps f32 activations in a narrower type. Dropout needs no form:
 //! backward draws its numbers again.
 //!
 //! Invariants: without `dtype`, all values are those of the program before, bit for bit. Nodes of forward read what they read before,
@@ -11,22 +12,28 @@
 
 mod masks;
 mod narrow;
+mod pools;
+#[cfg(test)]
+mod tests;
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::reports::{CompressReport, KeptReport};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::kept;
-use ir::{Builder, Changed, DType, Diagnostic, Level, Module, Op, TypeError, ValueId};
+use ir::{Builder, Changed, DType, Diagnostic, Level, Module, Node, NodeId, Op, TypeError, ValueId};
 use masks::{Bits, Test};
 use narrow::Narrow;
+use std::collections::BTreeSet;
 use std::fmt;
 
-/// The pass `compress`. `compress(masks, dtype=bf16, least=16384)`.
+/// The pass `compress`. `compress(masks, indices, dtype=bf16, least=1024)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compress {
     /// Whether masks, and activations of which backward reads nothing but a comparison, are kept as bits.
     pub masks: bool,
+    /// Whether the places of largest elements are kept in place of the operands of max pooling.
+    pub indices: bool,
     /// The type in which f32 activations are kept: bf16 or f16. `None`: f32.
     pub dtype: Option<DType>,
     /// Activations of fewer bytes on each device stay as they are.
@@ -35,7 +42,7 @@ pub struct Compress {
 
 impl Default for Compress {
     fn default() -> Self {
-        Self { masks: false, dtype: None, least: 16 << 10 }
+        Self { masks: false, indices: false, dtype: None, least: 16 << 10 }
     }
 }
 
@@ -45,18 +52,19 @@ impl Transform for Compress {
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let default = Self::default();
-        let masks = arguments.flag("masks");
+        let [masks, indices] = ["masks", "indices"].map(|form| arguments.flag(form));
         let dtype = match arguments.take("dtype").as_deref() {
             None => None,
             Some("bf16") => Some(DType::BF16),
             Some("f16") => Some(DType::F16),
             Some(other) => return Err(format!("`{other}` is not a value of `dtype`, which is bf16 or f16")),
         };
-        Ok(Self { masks, dtype, least: arguments.value("least", default.least)? })
+        Ok(Self { masks, indices, dtype, least: arguments.value("least", default.least)? })
     }
 
     fn print(&self, arguments: &mut Arguments) {
         arguments.push_flag("masks", self.masks);
+        arguments.push_flag("indices", self.indices);
         self.dtype.iter().for_each(|dtype| arguments.push("dtype", dtype));
         arguments.push_unless(&Self::default().least, "least", &self.least);
     }
@@ -79,6 +87,7 @@ impl Transform for Compress {
             after,
             masks: lossless.bits() as u64,
             outputs: lossless.outputs() as u64,
+            indices: lossless.searches.len() as u64,
             rounded: rounded.map(|rounded| (rounded.dtype, rounded.values.len() as u64)),
         });
         Ok(changed)
@@ -97,6 +106,8 @@ fn activations(module: &Module) -> Vec<ValueId> {
 /// The activations that are kept in another form without loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
+    /// Gradients of max pooling, which look for the largest elements again.
+    searches: Vec<NodeId>,
     /// Nodes of backward that read nothing but a comparison of activations.
     tests: Vec<Test>,
     /// Bools that are kept as bits.
@@ -122,24 +133,76 @@ impl fmt::Display for Decision {
             None => format!("the comparison of {} in bits", test.node),
         });
         let masks = self.masks.iter().map(|mask| format!("{mask} in bits"));
-        f.write_str(&tests.chain(masks).collect::<Vec<_>>().join("\n"))
+        let searches =
+            self.searches.iter().map(|node| format!("{node} reads places of the largest elements"));
+        f.write_str(&searches.chain(tests).chain(masks).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// Nodes of backward that may read another form, and the activations that all other nodes of backward read.
+struct Candidates {
+    searches: Vec<NodeId>,
+    tests: Vec<NodeId>,
+    kept: BTreeSet<ValueId>,
+}
+
+impl Candidates {
+    fn of(module: &Module, options: &Compress) -> Self {
+        let nodes = |is_asked: bool, is_one: fn(&Module, &Node) -> bool| {
+            let all = module.nodes().filter(move |(_, node)| is_asked && is_one(module, node));
+            all.map(|(id, _)| id).collect()
+        };
+        let (searches, tests) =
+            (nodes(options.indices, pools::is_search), nodes(options.masks, masks::is_test));
+        let mut candidates = Self { searches, tests, kept: BTreeSet::new() };
+        // An activation that another node reads is kept in any case. Then it frees nothing if a candidate reads another form.
+        loop {
+            candidates.kept = candidates.read_by_others(module);
+            let is_freed =
+                |id: &NodeId| pools::is_freed(module, module.node(*id), &candidates, options.least);
+            let searches: Vec<_> = candidates.searches.iter().copied().filter(is_freed).collect();
+            let is_freed =
+                |id: &NodeId| masks::is_freed(module, module.node(*id), &candidates, options.least);
+            let tests: Vec<_> = candidates.tests.iter().copied().filter(is_freed).collect();
+            if (searches.len(), tests.len()) == (candidates.searches.len(), candidates.tests.len()) {
+                return candidates;
+            }
+            (candidates.searches, candidates.tests) = (searches, tests);
+        }
+    }
+
+    /// The activations that nodes of backward read in any case.
+    fn read_by_others(&self, module: &Module) -> BTreeSet<ValueId> {
+        let candidates: BTreeSet<NodeId> = self.searches.iter().chain(&self.tests).copied().collect();
+        let mut read = BTreeSet::new();
+        for (id, node) in module.nodes().filter(|(_, node)| node.phase.is_gradient()) {
+            let spared = match node.op {
+                _ if !candidates.contains(&id) => 0,
+                Op::MaxPoolGrad(_) => 1,
+                _ => masks::tested(node).len(),
+            };
+            let operands = node.operands[spared..].iter();
+            read.extend(operands.filter_map(|&operand| kept::behind_views(module, operand)));
+        }
+        read
     }
 }
 
 /// Chooses the activations that are kept in another form without loss.
 pub fn decide(module: &Module, options: &Compress) -> Decision {
-    if !options.masks {
-        return Decision::default();
-    }
-    Decision {
-        tests: masks::tests(module, options.least),
-        masks: masks::bools(module, &activations(module), options.least),
-    }
+    let Candidates { searches, tests, kept } = Candidates::of(module, options);
+    let tests = tests.into_iter().map(|node| masks::test(module, node, &kept)).collect();
+    let masks = match options.masks {
+        true => masks::bools(module, &activations(module), options.least),
+        false => vec![],
+    };
+    Decision { searches, tests, masks }
 }
 
 /// Keeps activations in their lossless forms.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
     let mut b = Builder::new(module, Compress::NAME);
+    pools::find_in_forward(&mut b, &decision.searches).map_err(ill_typed)?;
     let compared = masks::compare_in_forward(&mut b, &decision.tests).map_err(ill_typed)?;
     let changed = b.finish();
     let mut b = Builder::new(module, Compress::NAME);

@@ -1,7 +1,9 @@
 //! The trait of passes, and the context that passes share while they run.
 
 use crate::arguments::Arguments;
-use crate::reports::{CompressReport, LossReport, NearMiss, ParameterReport, RecomputeReport, ShardingReport};
+use crate::reports::{
+    CompressReport, LossReport, NearMiss, ParameterReport, RecomputeReport, ShardingReport,
+};
 use ir::{Changed, Diagnostic, Kernels, Module};
 use std::collections::{BTreeMap, BTreeSet};
 

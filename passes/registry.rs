@@ -3,9 +3,9 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
-    absorb, autodiff, bind, buckets, canonicalize, collectives, compress, delay, dropout, evaluation, fold, hierarchy,
-    initialize, join, keep, loss, moe, offload, optimizer, parameters, precision, recompute, router_bias,
-    simplify, spmd, stage, update,
+    absorb, autodiff, bind, buckets, canonicalize, collectives, compress, delay, dropout, evaluation, fold,
+    hierarchy, initialize, join, keep, loss, moe, offload, optimizer, parameters, precision, recompute,
+    router_bias, simplify, spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;

@@ -13,7 +13,8 @@ use passes::moe::Moe;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::reports::{
-    CompressReport, LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport, StageReport,
+    CompressReport, LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport,
+    StageReport,
 };
 use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing, Transform};

@@ -1,5 +1,6 @@
 //! Masks in bits, and the activations of which backward reads nothing but a comparison.
 
+use super::Candidates;
 use crate::rewriting::kept::{Form, behind_views, local_bytes};
 use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::ops::packing::{BITS, PackBits, UnpackBits};
@@ -20,25 +21,21 @@ pub(super) struct Test {
     pub(super) output: Option<ValueId>,
 }
 
-/// The nodes that need not read activations of at least so many bytes, which nobody else in backward reads.
-pub(super) fn tests(module: &Module, least: u64) -> Vec<Test> {
-    let mut candidates: Vec<NodeId> =
-        module.nodes().filter(|(_, node)| is_test(module, node)).map(|(id, _)| id).collect();
-    // An activation that another node reads is kept in any case. Then its tests read it too.
-    loop {
-        let kept = read_by_others(module, &candidates);
-        let before = candidates.len();
-        candidates.retain(|&id| {
-            let node = module.node(id);
-            let mut freed = tested(node).iter().filter_map(|&operand| behind_views(module, operand));
-            let is_freed = freed.any(|source| !kept.contains(&source) && local_bytes(module, source) >= least);
-            is_freed && (kept_output(module, node, &kept).is_some() || is_packed(module, node))
-        });
-        if candidates.len() == before {
-            let test = |node| Test { node, output: kept_output(module, module.node(node), &kept) };
-            return candidates.into_iter().map(test).collect();
-        }
-    }
+/// Whether a test frees activations of at least so many bytes, which nobody else reads, and its bits take fewer.
+pub(super) fn is_freed(module: &Module, node: &Node, candidates: &Candidates, least: u64) -> bool {
+    let sources = tested(node).iter().filter_map(|&operand| behind_views(module, operand));
+    let freed: BTreeSet<ValueId> = sources.filter(|source| !candidates.kept.contains(source)).collect();
+    let freed = freed.into_iter().map(|source| local_bytes(module, source)).fold(0, u64::saturating_add);
+    let result = node.results[0];
+    let bits = local_bytes(module, result) / module.ty(result).dtype.bytes() / BITS;
+    let is_smaller =
+        kept_output(module, node, &candidates.kept).is_some() || (bits < freed && is_packed(module, node));
+    freed >= least.max(1) && is_smaller
+}
+
+/// The test of a node, among activations that are kept anyway.
+pub(super) fn test(module: &Module, node: NodeId, kept: &BTreeSet<ValueId>) -> Test {
+    Test { node, output: kept_output(module, module.node(node), kept) }
 }
 
 /// The bools of at least so many bytes.
@@ -51,7 +48,7 @@ pub(super) fn bools(module: &Module, activations: &[ValueId], least: u64) -> Vec
 }
 
 /// The operands of a test that it only compares.
-fn tested(node: &Node) -> &[ValueId] {
+pub(super) fn tested(node: &Node) -> &[ValueId] {
     match node.op {
         Op::Binary(Binary::ReluGrad) => &node.operands[..1],
         Op::Compare(_) => &node.operands,
@@ -60,7 +57,7 @@ fn tested(node: &Node) -> &[ValueId] {
 }
 
 /// Whether a node of backward is a test whose comparison forward could make.
-fn is_test(module: &Module, node: &Node) -> bool {
+pub(super) fn is_test(module: &Module, node: &Node) -> bool {
     let is_known = |&operand: &ValueId| {
         module.phase_of(operand) <= Phase::Forward || module.splat_number(operand).is_some()
     };
@@ -77,24 +74,13 @@ fn is_packed(module: &Module, node: &Node) -> bool {
     is_whole && rows(ty, &module.mesh).is_some()
 }
 
-/// The activations that nodes of backward read, apart from these tests' comparisons.
-fn read_by_others(module: &Module, tests: &[NodeId]) -> BTreeSet<ValueId> {
-    let tests: BTreeSet<NodeId> = tests.iter().copied().collect();
-    let mut read = BTreeSet::new();
-    for (id, node) in module.nodes().filter(|(_, node)| node.phase.is_gradient()) {
-        let only_tested = if tests.contains(&id) { tested(node).len() } else { 0 };
-        read.extend(node.operands[only_tested..].iter().filter_map(|&operand| behind_views(module, operand)));
-    }
-    read
-}
-
 /// The result of a ReLU whose gradient a node computes, if it is among the kept activations.
 fn kept_output(module: &Module, node: &Node, kept: &BTreeSet<ValueId>) -> Option<ValueId> {
     let Op::Binary(Binary::ReluGrad) = node.op else { return None };
     let x = node.operands[0];
     let is_relu = |relu: &Node| matches!(relu.op, Op::Unary(Unary::Relu)) && relu.operands[0] == x;
     let is_kept = |output: ValueId| {
-        let is_alike = module.ty(output) == module.ty(x);
+        let is_alike = module.ty(output) == module.ty(x) && module.stage_of(output) == node.stage;
         is_alike && behind_views(module, output).is_some_and(|source| kept.contains(&source))
     };
     let relus = module.nodes().filter(|(_, relu)| relu.phase == Phase::Forward && is_relu(relu));

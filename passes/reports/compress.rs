@@ -13,6 +13,8 @@ pub struct CompressReport {
     pub masks: u64,
     /// The number of ReLUs whose gradient reads the result, which is kept anyway, in place of the operand.
     pub outputs: u64,
+    /// The number of max poolings of which backward reads the places of the largest elements.
+    pub indices: u64,
     /// The narrower type, and the number of activations that are kept in it.
     pub rounded: Option<(DType, u64)>,
 }

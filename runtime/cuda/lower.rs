@@ -18,8 +18,8 @@ mod merge;
 mod multiprocessors;
 mod norm;
 mod optimizer;
-mod packing;
 mod order;
+mod packing;
 mod pool;
 mod ranking;
 mod reduce;
@@ -281,7 +281,9 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         Op::LogSoftmax(op) => softmax::log_softmax(op, instruction, on),
         Op::MaxPool(op) => pool::max_pool(op, instruction),
         Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
+        Op::MaxPoolGradAt(op) => pool::max_pool_grad_at(op, instruction),
         Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
+        Op::MaxPoolOffsets(op) => pool::max_pool_offsets(op, instruction),
         Op::PackBits(_) => packing::pack(instruction),
         Op::Pad(op) => shape::pad(op, instruction),
         Op::RandomUniform(op) => dropout::uniform(op, instruction),

@@ -40,8 +40,8 @@ pub struct Memory {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_least: Option<Budget>,
     /// Forms in which activations take fewer bytes until backward reads them: masks (a bit for each element of a mask, and of activations
-    /// that backward only compares, such as those of a ReLU; the results have the same bits as without), bf16 or f16 (the other f32
-    /// activations, rounded)
+    /// that backward only compares, such as those of a ReLU), indices (the place of the largest element of each window of a max pooling);
+    /// these two change no bit of the results; bf16 or f16 (the other f32 activations, rounded)
     #[arg(long, value_name = "FORM,…", value_delimiter = ',', value_enum)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub compress_activations: Vec<ActivationForm>,
@@ -109,6 +109,8 @@ impl From<OffloadClass> for Classes {
 pub enum ActivationForm {
     /// Masks in bits, and the comparisons of activations that backward only compares
     Masks,
+    /// Places of largest elements instead of the operands of max pooling
+    Indices,
     /// f32 activations in bf16, whose relative error is at most 2^-8
     Bf16,
     /// f32 activations in f16, whose relative error is at most 2^-11 between 6.1e-5 and 65504
@@ -185,7 +187,8 @@ impl Memory {
         let types = [(ActivationForm::Bf16, DType::BF16), (ActivationForm::F16, DType::F16)];
         let dtype = types.into_iter().find(|(form, _)| has(*form)).map(|(_, dtype)| dtype);
         let least = self.compress_least.map_or(Compress::default().least, |Budget(bytes)| bytes);
-        let compress = Compress { masks: has(ActivationForm::Masks), dtype, least };
+        let (masks, indices) = (has(ActivationForm::Masks), has(ActivationForm::Indices));
+        let compress = Compress { masks, indices, dtype, least };
         (!self.compress_activations.is_empty()).then_some(compress)
     }
 

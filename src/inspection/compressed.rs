@@ -17,6 +17,8 @@ pub struct CompressFacts {
     pub masks: u64,
     /// The number of ReLUs whose gradient reads the result in place of the operand.
     pub outputs: u64,
+    /// The number of max poolings of which the places of the largest elements are kept.
+    pub indices: u64,
     /// The type in which other activations are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
@@ -36,10 +38,12 @@ impl CompressFacts {
             kept: report.after.bytes,
             masks: report.masks,
             outputs: report.outputs,
+            indices: report.indices,
             dtype: dtype.map(|dtype| dtype.to_string()),
             rounded: report.rounded.map_or(0, |(_, count)| count),
             // Half of the distance of neighbours, of 8 and 11 significant bits.
-            relative_error: dtype.map(|dtype| if dtype == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-11) }),
+            relative_error: dtype
+                .map(|dtype| if dtype == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-11) }),
         }
     }
 }
@@ -51,8 +55,16 @@ impl fmt::Display for CompressFacts {
         if self.outputs > 0 {
             write!(f, ", {} read from the results of their ReLUs", self.outputs)?;
         }
+        if self.indices > 0 {
+            write!(f, ", {} as places in windows", self.indices)?;
+        }
         if let (Some(dtype), Some(error)) = (&self.dtype, self.relative_error) {
-            write!(f, ", {} as {dtype} (relative error of an element at most 2^{})", self.rounded, error.log2())?;
+            write!(
+                f,
+                ", {} as {dtype} (relative error of an element at most 2^{})",
+                self.rounded,
+                error.log2()
+            )?;
         }
         Ok(())
     }

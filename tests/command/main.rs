@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod cli;
+mod compress;
 mod data;
 mod deepspeed;
 mod doctor;

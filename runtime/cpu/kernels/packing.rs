@@ -12,7 +12,11 @@ const ROWS: usize = 64;
 /// The bools and the bytes of a task, and the bools of a row in it. Rows of whole bytes are one row.
 fn task(sizes: &[usize]) -> [usize; 3] {
     let bools = sizes.last().copied().unwrap_or(1);
-    if bools.is_multiple_of(8) { [8 * RUN, RUN, 8 * RUN] } else { [ROWS * bools, ROWS * bools.div_ceil(8), bools] }
+    if bools.is_multiple_of(8) {
+        [8 * RUN, RUN, 8 * RUN]
+    } else {
+        [ROWS * bools, ROWS * bools.div_ceil(8), bools]
+    }
 }
 
 pub(super) fn pack(mut call: Call) {

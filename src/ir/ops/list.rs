@@ -189,7 +189,9 @@ operators! {
         LogSoftmax(softmax::LogSoftmax) "log_softmax" { dim }
         MaxPool(pool::MaxPool) "max_pool" { windows }
         MaxPoolGrad(pool::MaxPoolGrad) "max_pool_grad" { windows }
+        MaxPoolGradAt(pool::MaxPoolGradAt) "max_pool_grad_at" { windows }
         MaxPoolIndices(pool::MaxPoolIndices) "max_pool_indices" { windows }
+        MaxPoolOffsets(pool::MaxPoolOffsets) "max_pool_offsets" { windows }
         PackBits(packing::PackBits) "pack_bits" {}
         Pad(shape::Pad) "pad" { dim, before, value }
         RandomUniform(random::RandomUniform) "random_uniform" { id, seed, dim }

@@ -18,8 +18,11 @@ pub struct UnpackBits;
 /// The dims of the bytes that hold bools of these dims.
 fn packed(bools: &Dims) -> Result<Dims, TypeError> {
     let mut dims = bools.clone();
-    let last = dims.last_mut().ok_or_else(|| TypeError::new("packs the elements of a last dim; a scalar has none"))?;
-    let size = last.size().ok_or_else(|| TypeError::new(format!("the last dim must be bound, not {last}")))?;
+    let last = dims
+        .last_mut()
+        .ok_or_else(|| TypeError::new("packs the elements of a last dim; a scalar has none"))?;
+    let size =
+        last.size().ok_or_else(|| TypeError::new(format!("the last dim must be bound, not {last}")))?;
     *last = Dim::known(size.div_ceil(BITS));
     Ok(dims)
 }
@@ -132,7 +135,8 @@ mod tests {
             factors.operands[0][1].iter().map(|&id| factors.factors[id as usize].clone()).collect::<Vec<_>>()
         };
         use crate::factors::FactorKind::{Free, Whole};
-        let described = |size| factors(size).iter().map(|f| (f.size.size().unwrap(), f.kind)).collect::<Vec<_>>();
+        let described =
+            |size| factors(size).iter().map(|f| (f.size.size().unwrap(), f.kind)).collect::<Vec<_>>();
         assert_eq!(described(48), [(6, Free), (8, Whole)]);
         assert_eq!(described(12), [(12, Whole)]);
     }

@@ -116,6 +116,8 @@ fn of_operator(draft: &mut Draft, node: &Node) -> Results {
         | Op::LayerNormGrad(_)
         | Op::Lion(_)
         | Op::MaxPoolGrad(_)
+        | Op::MaxPoolGradAt(_)
+        | Op::MaxPoolOffsets(_)
         | Op::PackBits(_)
         | Op::RmsNormGrad(_)
         | Op::Sgd(_)

@@ -12,9 +12,11 @@ use crate::ops::experts::{Experts, ExpertsGrad};
 use crate::ops::indexing::{Gather, GatherGrad};
 use crate::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use crate::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-use crate::ops::packing::{PackBits, UnpackBits};
 use crate::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
-use crate::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Window, Windows};
+use crate::ops::packing::{PackBits, UnpackBits};
+use crate::ops::pool::{
+    AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolOffsets, Window, Windows,
+};
 use crate::ops::random::RandomUniform;
 use crate::ops::ranking::TopK;
 use crate::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
@@ -180,10 +182,14 @@ fn windows() -> Vec<Sample> {
     let largest = Sample::new(MaxPool { windows: windows.clone() }, [x()]);
     let ty = largest.result_types().expect("samples are well-typed").remove(0);
     let dy = || Operand { ty: ty.clone(), fill: Fill::Normal };
+    let offsets = Operand { ty: Type::new(DType::U8, ty.dims.clone()), fill: Fill::Integers(0, 3) };
     let mean = AvgPool { windows: windows.clone(), count_padding: true };
     let mean_gradient = AvgPoolGrad { windows: windows.clone(), count_padding: true };
     vec![
         largest,
+        Sample::new(MaxPoolOffsets { windows: windows.clone() }, [x()]),
+        Sample::new(MaxPoolGradAt { windows: windows.clone() }, [offsets, dy()])
+            .declared(f32_type(&[1, 5, 403])),
         Sample::new(MaxPoolGrad { windows }, [x(), dy()]),
         Sample::new(mean, [x()]),
         Sample::new(mean_gradient, [dy()]).declared(f32_type(&[1, 5, 403])),

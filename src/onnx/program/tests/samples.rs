@@ -10,7 +10,7 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 32] = [
+const OF_A_STEP: [&str; 34] = [
     "accumulate",
     "adagrad",
     "adam",
@@ -34,6 +34,8 @@ const OF_A_STEP: [&str; 32] = [
     "layer_norm_grad",
     "lion",
     "max_pool_grad",
+    "max_pool_grad_at",
+    "max_pool_offsets",
     "pack_bits",
     "reduce_scatter",
     "relu_grad",

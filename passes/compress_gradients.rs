@@ -15,7 +15,7 @@ mod sixteen;
 use crate::arguments::Arguments;
 use crate::optimizer::Factored;
 use crate::pass::{PassContext, Transform};
-use crate::reports::CompressionReport;
+use crate::reports::CompressedGradientsReport;
 use crate::rewriting::dead::remove_dead;
 use ir::ops::compression::Addends;
 use ir::{
@@ -141,7 +141,7 @@ impl Transform for CompressGradients {
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         let decision = decide(module, self)?;
-        cx.compressed = Some(decision.report());
+        cx.compressed_gradients = Some(decision.report());
         apply(module, self, &decision)
     }
 }
@@ -180,10 +180,10 @@ enum Shape {
 }
 
 impl Decision {
-    fn report(&self) -> CompressionReport {
+    fn report(&self) -> CompressedGradientsReport {
         let sum =
             |bytes: fn(&Compressed) -> u64| self.gradients.iter().map(bytes).sum::<u64>() + self.others.1;
-        CompressionReport {
+        CompressedGradientsReport {
             method: self.name.clone(),
             compressed: self.gradients.len(),
             tensors: self.gradients.len() + self.others.0,

@@ -2,7 +2,8 @@
 
 use crate::arguments::Arguments;
 use crate::reports::{
-    CompressionReport, LossReport, NearMiss, ParameterReport, RecomputeReport, ShardingReport,
+    CompressedActivationsReport, CompressedGradientsReport, LossReport, NearMiss, ParameterReport,
+    RecomputeReport, ShardingReport,
 };
 use ir::{Changed, Diagnostic, Kernels, Module};
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +52,9 @@ pub struct PassContext {
     /// The blocks of the forward phase, and the parts of them that backward repeats; filled by `recompute`.
     pub recomputed: Option<RecomputeReport>,
     /// The gradients that data ranks reduce in another form; filled by `compress_gradients`.
-    pub compressed: Option<CompressionReport>,
+    pub compressed_gradients: Option<CompressedGradientsReport>,
+    /// The forms of activations that wait for backward; filled by `compress`.
+    pub compressed_activations: Option<CompressedActivationsReport>,
     /// The number of passes that have run, over all parts of a pipeline; counted by the manager.
     pub passes_run: usize,
 }

@@ -3,7 +3,7 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
-    absorb, autodiff, bind, buckets, canonicalize, collectives, compress_gradients, delay, dropout,
+    absorb, autodiff, bind, buckets, canonicalize, collectives, compress, compress_gradients, delay, dropout,
     evaluation, fold, hierarchy, initialize, join, keep, loss, moe, offload, optimizer, parameters,
     precision, recompute, router_bias, simplify, spmd, stage, update,
 };
@@ -91,6 +91,7 @@ passes! {
     Buckets(buckets::Buckets)
     Hierarchy(hierarchy::Hierarchy)
     Recompute(recompute::Recompute)
+    Compress(compress::Compress)
     Offload(offload::Offload)
     Evaluation(evaluation::Evaluation)
     Update(update::Update)

@@ -1,9 +1,11 @@
 //! The reports of passes, as plain data: [`crate::PassContext`] holds them, and a pass fills in its own.
 
+mod compress;
 mod parameters;
 mod recompute;
 mod stages;
 
+pub use compress::{CompressedActivationsReport, KeptReport};
 pub use parameters::{ParameterReport, RowRole, StateView, Tie};
 pub use recompute::{BlockReport, Fate, RecomputeReport, ValueReport};
 pub use stages::{CandidateReport, StageReport};
@@ -22,7 +24,7 @@ pub struct LossReport {
 
 /// The gradients that data ranks reduce in another form, and the bytes of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CompressionReport {
+pub struct CompressedGradientsReport {
     /// The method for the user.
     pub method: String,
     /// The gradients that are compressed.

@@ -13,8 +13,8 @@ use passes::moe::Moe;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::reports::{
-    CompressionReport, LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport,
-    StageReport,
+    CompressedActivationsReport, CompressedGradientsReport, LossReport, NearMiss, ParameterReport,
+    RecomputeReport, RowRole, ShardingReport, StageReport,
 };
 use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing, Transform};
@@ -68,7 +68,9 @@ pub struct Compilation {
     /// The blocks of the forward phase, and the parts that backward repeats; `None` if nothing was asked to be repeated.
     pub recomputed: Option<RecomputeReport>,
     /// The gradients that data ranks reduce in another form; `None` if they are reduced as they are.
-    pub compressed: Option<CompressionReport>,
+    pub compressed_gradients: Option<CompressedGradientsReport>,
+    /// The forms of activations that wait for backward; `None` if nothing was asked to be compressed.
+    pub compressed_activations: Option<CompressedActivationsReport>,
     /// The pass that cut the program, with the schedule and the cut that were chosen.
     pub stage: Option<Stage>,
     /// The choice of the schedule and the cut; `None` of a program without stages.
@@ -214,7 +216,8 @@ impl Forward {
             shardings: cx.shardings,
             loss: cx.loss,
             recomputed: cx.recomputed,
-            compressed: cx.compressed,
+            compressed_gradients: cx.compressed_gradients,
+            compressed_activations: cx.compressed_activations,
             warnings: cx.warnings,
             stage: plan.stage,
             stages,

@@ -5,6 +5,7 @@
 mod after;
 mod cluster;
 mod collectives;
+mod compressed;
 mod dot;
 mod facts;
 mod feed_forward;
@@ -24,6 +25,7 @@ mod why;
 pub use after::program_after;
 pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts, SentFacts};
 pub use collectives::{CollectiveFacts, Communication};
+pub use compressed::CompressFacts;
 pub use dot::dot;
 pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
 pub use feed_forward::{FeedForwardBlock, FeedForwardFacts};
@@ -104,6 +106,9 @@ pub struct Inspection {
     /// The blocks of the forward phase, and the parts that backward computes again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recomputed: Option<RecomputeFacts>,
+    /// The forms in which activations wait for backward.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compressed: Option<CompressFacts>,
     /// The search for a program that fits into `--memory`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fit: Option<String>,
@@ -184,6 +189,7 @@ impl Inspection {
             schedule: None,
             pipeline: None,
             recomputed: None,
+            compressed: None,
             fit: None,
             prediction: None,
             shardings: vec![],
@@ -322,6 +328,7 @@ impl Inspection {
         self.groups = GroupFacts::of(&question.plan.optimizer.groups, &compilation.parameters);
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         self.recomputed = compilation.recomputed.as_ref().map(RecomputeFacts::of);
+        self.compressed = compilation.compressed_activations.as_ref().map(CompressFacts::of);
         let processor = Preset::Cpu.device();
         let device = question.machine.as_ref().map_or(&processor, Machine::device);
         let stages = compilation.stages.as_ref();

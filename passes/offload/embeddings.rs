@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 
 /// The tables, and the nodes that leave the device with them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Embeddings {
+pub(super) struct Embeddings {
     /// The tables and the states of their optimizers.
-    pub states: BTreeSet<StateId>,
+    pub(super) states: BTreeSet<StateId>,
     /// The look-ups, the gradients of these, and the sums of the gradients.
-    pub nodes: Vec<NodeId>,
+    pub(super) nodes: Vec<NodeId>,
 }
 
 impl Embeddings {

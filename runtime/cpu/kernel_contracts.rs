@@ -64,14 +64,18 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::LayerNormGrad(_)
         | Op::MaxPool(_)
         | Op::MaxPoolGrad(_)
+        | Op::MaxPoolGradAt(_)
         | Op::MaxPoolIndices(_)
         | Op::Orthogonalize(_)
+        | Op::MaxPoolOffsets(_)
+        | Op::PackBits(_)
         | Op::RandomUniform(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
         | Op::ScatterElements(_)
         | Op::ScatterNd(_)
         | Op::Splat(_)
-        | Op::TopK(_) => Kernel::dense(),
+        | Op::TopK(_)
+        | Op::UnpackBits(_) => Kernel::dense(),
     }
 }

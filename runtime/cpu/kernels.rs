@@ -17,6 +17,7 @@ mod loss;
 mod message;
 mod norm;
 mod optimizer;
+mod packing;
 mod pool;
 mod ranking;
 mod reduce;
@@ -91,8 +92,12 @@ fn run_operator(op: &Op, call: Call) {
         Op::LogSoftmax(softmax) => softmax::log_softmax(softmax.dim, call),
         Op::MaxPool(pool) => pool::max_pool(pool, call),
         Op::MaxPoolGrad(pool) => pool::max_pool_grad(pool, call),
+        Op::MaxPoolGradAt(pool) => pool::max_pool_grad_at(pool, call),
         Op::MaxPoolIndices(pool) => pool::max_pool_indices(pool, call),
         Op::Orthogonalize(_) => compression::orthogonalize(call),
+        Op::MaxPoolOffsets(pool) => pool::max_pool_offsets(pool, call),
+        Op::PackBits(_) => packing::pack(call),
+        Op::UnpackBits(_) => packing::unpack(call),
         Op::Pad(pad) => shape::pad(pad, call),
         Op::RandomUniform(random) => dropout::uniform(random, call),
         Op::Reduce(reduce) => reduce::run(reduce, call),

@@ -21,6 +21,7 @@ mod multiprocessors;
 mod norm;
 mod optimizer;
 mod order;
+mod packing;
 mod pool;
 mod ranking;
 mod reduce;
@@ -292,8 +293,11 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         Op::LogSoftmax(op) => softmax::log_softmax(op, instruction, on),
         Op::MaxPool(op) => pool::max_pool(op, instruction),
         Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
+        Op::MaxPoolGradAt(op) => pool::max_pool_grad_at(op, instruction),
         Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
         Op::Orthogonalize(_) => compression::orthogonalize(instruction),
+        Op::MaxPoolOffsets(op) => pool::max_pool_offsets(op, instruction),
+        Op::PackBits(_) => packing::pack(instruction),
         Op::Pad(op) => shape::pad(op, instruction),
         Op::RandomUniform(op) => dropout::uniform(op, instruction),
         Op::RmsNorm(op) => norm::rms_norm(op, instruction, on),
@@ -305,5 +309,6 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         Op::Softmax(op) => softmax::softmax(op, instruction, on),
         Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction, on),
         Op::TopK(op) => ranking::top_k(op, instruction),
+        Op::UnpackBits(_) => packing::unpack(instruction),
     }
 }

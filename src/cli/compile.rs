@@ -9,7 +9,7 @@ use clap::Args;
 use files::FolderLock;
 use ir::Diagnostic;
 use ir::machine::Preset;
-use passes::reports::CompressionReport;
+use passes::reports::CompressedGradientsReport;
 use runtime::checkpoint::DataFiles;
 use runtime::data::Loader;
 use runtime::target::Target;
@@ -24,7 +24,7 @@ use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::staleness;
 use crate::inspection::units::bytes;
-use crate::inspection::{RecomputeFacts, ScheduleFacts};
+use crate::inspection::{CompressFacts, RecomputeFacts, ScheduleFacts};
 use crate::launcher::Launched;
 use crate::log;
 use crate::lowering::Lowering;
@@ -55,8 +55,8 @@ Examples:
     trainyard compile gpt2.onnx --config trainyard.toml --lr 1e-3";
 
 /// `PowerSGD of rank 4 compresses 9 of 26 tensors; a step reduces 1.2 MB in place of 8.3 MB`.
-fn reductions(report: &CompressionReport) -> String {
-    let CompressionReport { method, compressed, tensors, before, after } = report;
+fn reductions(report: &CompressedGradientsReport) -> String {
+    let CompressedGradientsReport { method, compressed, tensors, before, after } = report;
     let (before, after) = (bytes(*before), bytes(*after));
     format!(
         "{method} compresses {compressed} of {tensors} tensors; a step reduces {after} in place of {before}"
@@ -172,8 +172,10 @@ impl Compile {
         tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
         let recomputed = ready.compilation.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
-        let compressed = ready.compilation.compressed.as_ref();
-        compressed.iter().for_each(|report| tell!("gradients: {}", reductions(report)));
+        let gradients = ready.compilation.compressed_gradients.as_ref();
+        gradients.iter().for_each(|report| tell!("gradients: {}", reductions(report)));
+        let activations = ready.compilation.compressed_activations.as_ref();
+        activations.iter().for_each(|report| tell!("{}", CompressFacts::of(report)));
         ready.fit.iter().for_each(|fit| tell!("{fit}"));
         ready.compilation.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {

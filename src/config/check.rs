@@ -14,6 +14,7 @@ impl Settings {
             self.batches(),
             self.schedule(),
             self.precision.check(),
+            self.memory.check(),
         ];
         problems.into_iter().flatten().chain(self.parallel.check()).collect()
     }

@@ -5,6 +5,8 @@ mod budget;
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
+use ir::{DType, Diagnostic};
+use passes::compress::Compress;
 use passes::offload::{Classes, Offload};
 use passes::recompute::Recompute;
 use runtime::program::UpdateTime;
@@ -38,6 +40,16 @@ pub struct Memory {
     #[arg(long, value_name = "BYTES")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_least: Option<Budget>,
+    /// Forms in which activations take fewer bytes until backward reads them: masks (a bit for each element of a mask, and of activations
+    /// that backward only compares, such as those of a ReLU), indices (the place of the largest element of each window of a max pooling);
+    /// these two change no bit of the results; bf16 or f16 (the other f32 activations, rounded)
+    #[arg(long, value_name = "FORM,…", value_delimiter = ',', value_enum)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub compress_activations: Vec<ActivationForm>,
+    /// Bytes of the smallest activation that is compressed [default: 16KiB]
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compress_least: Option<Budget>,
     /// When an update of a weight runs; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
     /// gradient that is not finite then ends the run at its last checkpoint, since the weights have changed
     #[arg(long, value_enum, default_value_t)]
@@ -95,6 +107,20 @@ impl From<OffloadClass> for Classes {
     }
 }
 
+/// A form in which activations wait for backward.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ActivationForm {
+    /// Masks in bits, and the comparisons of activations that backward only compares
+    Masks,
+    /// Places of largest elements instead of the operands of max pooling
+    Indices,
+    /// f32 activations in bf16, whose relative error is at most 2^-8
+    Bf16,
+    /// f32 activations in f16, whose relative error is at most 2^-11 between 6.1e-5 and 65504
+    F16,
+}
+
 /// The time of updates.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -148,6 +174,26 @@ impl Memory {
             RecomputeChoice::Selective => Some(Recompute::SELECTIVE),
             RecomputeChoice::Full => Some(Recompute::FULL),
         }
+    }
+
+    /// Activations have one type while they wait for backward.
+    pub(super) fn check(&self) -> Option<Diagnostic> {
+        let has = |form| self.compress_activations.contains(&form);
+        (has(ActivationForm::Bf16) && has(ActivationForm::F16)).then(|| {
+            Diagnostic::new("--compress-activations bf16,f16: an activation is kept in one type")
+                .note("bf16 has the range of f32, f16 has 3 more bits")
+        })
+    }
+
+    /// The pass that `--compress-activations` asks for.
+    pub fn compression(&self) -> Option<Compress> {
+        let has = |form| self.compress_activations.contains(&form);
+        let types = [(ActivationForm::Bf16, DType::BF16), (ActivationForm::F16, DType::F16)];
+        let dtype = types.into_iter().find(|(form, _)| has(*form)).map(|(_, dtype)| dtype);
+        let least = self.compress_least.map_or(Compress::default().least, |Budget(bytes)| bytes);
+        let (masks, indices) = (has(ActivationForm::Masks), has(ActivationForm::Indices));
+        let compress = Compress { masks, indices, dtype, least };
+        (!self.compress_activations.is_empty()).then_some(compress)
     }
 
     /// The use of memories beside the device that is asked for; `None` if everything stays on the device.

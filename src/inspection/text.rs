@@ -45,6 +45,9 @@ impl fmt::Display for Inspection {
         if let Some(recomputed) = &self.recomputed {
             write!(f, "\n{recomputed}")?;
         }
+        if let Some(compressed) = &self.compressed {
+            writeln!(f, "\n{compressed}")?;
+        }
         if let Some(fit) = &self.fit {
             writeln!(f, "{fit}")?;
         }

@@ -28,6 +28,7 @@ pub mod movement;
 pub mod norm;
 pub mod operands;
 pub mod optimizer;
+pub mod packing;
 pub mod pool;
 pub mod random;
 pub mod ranking;

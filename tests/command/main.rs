@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod cli;
+mod compress;
 mod compressed;
 mod data;
 mod deepspeed;

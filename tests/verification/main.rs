@@ -2,6 +2,7 @@
 //! untransformed graph, and planted faults are found.
 
 mod batch_norm;
+mod compress;
 mod dropout;
 mod expert_faults;
 mod experts;

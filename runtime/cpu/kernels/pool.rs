@@ -8,7 +8,10 @@ use crate::cpu::call::Call;
 use crate::cpu::element::with_float;
 use crate::cpu::math::Real;
 use crate::cpu::storage::{Float, Scratch, narrow};
-use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Windows, covered};
+use ir::ops::pool::{
+    AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, Window,
+    Windows, covered, element_at, offset_of,
+};
 use rayon::prelude::*;
 
 /// What the windows cover of a plane.
@@ -160,6 +163,67 @@ pub(super) fn max_pool_indices(pool: &MaxPoolIndices, mut call: Call) {
             }
         });
     });
+}
+
+pub(super) fn max_pool_offsets(pool: &MaxPoolOffsets, mut call: Call) {
+    let plane = Plane::new(&pool.windows, sizes(&call, 0), &call.result_view(0).layout.sizes);
+    let places = Places::new(&pool.windows, sizes(&call, 0), &call.result_view(0).layout.sizes);
+    with_float!(call.operand_view(0).dtype, S => {
+        let (x, offsets) = (call.dense::<S>(0), call.take_result::<u8>());
+        let planes = x.par_chunks_exact(plane.len).zip(offsets.par_chunks_exact_mut(plane.pooled));
+        planes.with_min_len(plane.least()).for_each(|(x, offsets)| {
+            let found = plane.rows.iter().flat_map(|rows| first_largest(&plane, x, rows));
+            for (position, (found, offset)) in found.zip(offsets).enumerate() {
+                *offset = found.map_or(0, |(at, _)| places.offset(position, at) as u8);
+            }
+        });
+    });
+}
+
+pub(super) fn max_pool_grad_at(pool: &MaxPoolGradAt, mut call: Call) {
+    let plane = Plane::new(&pool.windows, &call.result_view(0).layout.sizes, sizes(&call, 1));
+    let places = Places::new(&pool.windows, &call.result_view(0).layout.sizes, sizes(&call, 1));
+    with_float!(call.operand_view(1).dtype, S => {
+        let (offsets, dy) = (call.dense::<u8>(0), call.dense::<S>(1));
+        at_offsets(&plane, &places, offsets, dy, call.take_result::<S>());
+    });
+}
+
+/// Adds the gradient of each pooled element to the element at its offset.
+fn at_offsets<S: Float>(plane: &Plane, places: &Places, offsets: &[u8], dy: &[S], dx: &mut [S]) {
+    let pooled = offsets.par_chunks_exact(plane.pooled).zip(dy.par_chunks_exact(plane.pooled));
+    let planes = dx.par_chunks_exact_mut(plane.len).zip(pooled).with_min_len(plane.least());
+    planes.for_each_init(Scratch::new, |scratch, (dx, (offsets, dy))| {
+        scratch.write(dx, |dx| {
+            dx.fill(S::Real::ZERO);
+            for (position, (&offset, dy)) in offsets.iter().zip(dy).enumerate() {
+                let at = places.element(position, usize::from(offset));
+                at.into_iter().for_each(|at| dx[at] = dx[at] + dy.widen());
+            }
+        });
+    });
+}
+
+/// The windows with the sizes of a plane and of its positions.
+struct Places<'a> {
+    windows: &'a [Window],
+    plane: &'a [usize],
+    positions: &'a [usize],
+}
+
+impl<'a> Places<'a> {
+    fn new(windows: &'a Windows, x: &'a [usize], pooled: &'a [usize]) -> Self {
+        let [plane, positions] = [x, pooled].map(|sizes| &sizes[sizes.len() - windows.len()..]);
+        Self { windows, plane, positions }
+    }
+
+    fn offset(&self, position: usize, element: usize) -> u64 {
+        offset_of(self.windows, self.plane, self.positions, position, element)
+    }
+
+    fn element(&self, position: usize, offset: usize) -> Option<usize> {
+        element_at(self.windows, self.plane, self.positions, position, offset)
+    }
 }
 
 pub(super) fn avg_pool_grad(pool: &AvgPoolGrad, mut call: Call) {

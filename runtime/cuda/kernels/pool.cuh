@@ -23,6 +23,10 @@ template <i64 Size, i64 Stride, i64 Dilation, i64 Before, i64 Length, i64 Positi
         const I apart = end - at * (I)Stride;
         return at < (I)Positions && apart >= 0 && apart % (I)Dilation == 0 ? at : (I)-1;
     }
+    // The number of an element among those that a position covers.
+    template <class I> DEVICE I offset(I position, I element) {
+        return (element + (I)Before - position * (I)Stride) / (I)Dilation;
+    }
     // How many elements a position covers.
     template <class I> DEVICE I covered(I position) {
         const I start = position * (I)Stride - (I)Before;
@@ -38,6 +42,7 @@ template <class... Windows> struct Plane {
     static constexpr i64 size = 1, length = 1, positions = 1, reach = 1;
     template <class I> DEVICE I element(I, I, I before) { return before; }
     template <class I> DEVICE I position(I, I, I before) { return before; }
+    template <class I> DEVICE I offset(I, I) { return 0; }
     template <class I> DEVICE I covered(I) { return 1; }
 };
 template <class Window, class... Windows> struct Plane<Window, Windows...> {
@@ -55,6 +60,11 @@ template <class Window, class... Windows> struct Plane<Window, Windows...> {
         if (at < 0) return -1;
         return Inner::position((I)(element % (I)Inner::length), (I)(number % (I)Inner::reach),
                                (I)(before * (I)Window::positions + at));
+    }
+    template <class I> DEVICE I offset(I position, I element) {
+        const I own = Window::offset(position / (I)Inner::positions, element / (I)Inner::length);
+        return own * (I)Inner::size
+               + Inner::offset((I)(position % (I)Inner::positions), (I)(element % (I)Inner::length));
     }
     template <class I> DEVICE I covered(I position) {
         return Window::covered(position / (I)Inner::positions) * Inner::covered((I)(position % (I)Inner::positions));
@@ -133,6 +143,16 @@ DEVICE void max_pool_indices(const T* x, To* places) {
     if (writes<Lanes, count>()) places[own] = (To)found.at;
 }
 
+// Places in the window instead of the plane; 0 if there is none.
+template <class Plane, i64 Planes, int Lanes, class I, class T>
+DEVICE void max_pool_offsets(const T* x, u8* offsets) {
+    constexpr i64 count = Planes * Plane::positions;
+    const I own = own_result<Lanes, count, I>(), plane = own / (I)Plane::positions;
+    const I position = own % (I)Plane::positions;
+    const auto found = largest<Plane, Lanes>(x + (i64)plane * Plane::length, position);
+    if (writes<Lanes, count>()) offsets[own] = (u8)(found.at < 0 ? (I)0 : Plane::offset(position, found.at));
+}
+
 template <class Plane, i64 Planes, int Lanes, bool CountPadding, class I, class T>
 DEVICE void avg_pool(const T* x, T* y) {
     typedef Computed<T> C;
@@ -165,6 +185,20 @@ DEVICE void max_pool_grad(const I* places, const T* dy, T* dx) {
     for_covering<Plane>(element, [&](I position) {
         const i64 at = (i64)plane * Plane::positions + position;
         if (places[at] == element) sum += widen(dy[at]);
+    });
+    dx[own] = narrow<T>(sum);
+}
+
+template <class Plane, i64 Planes, class I, class T>
+DEVICE void max_pool_grad_at(const u8* offsets, const T* dy, T* dx) {
+    typedef Computed<T> C;
+    const i64 own = thread_index();
+    if (own >= Planes * Plane::length) return;
+    const I plane = (I)own / (I)Plane::length, element = (I)own % (I)Plane::length;
+    C sum = (C)0;
+    for_covering<Plane>(element, [&](I position) {
+        const i64 at = (i64)plane * Plane::positions + position;
+        if ((I)offsets[at] == Plane::offset(position, element)) sum += widen(dy[at]);
     });
     dx[own] = narrow<T>(sum);
 }

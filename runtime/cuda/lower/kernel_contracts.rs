@@ -91,9 +91,13 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::GatherNd(_)
         | Op::Iota(_)
         | Op::MaxPool(_)
+        | Op::MaxPoolGradAt(_)
         | Op::MaxPoolIndices(_)
+        | Op::MaxPoolOffsets(_)
+        | Op::PackBits(_)
         | Op::RandomUniform(_)
         | Op::Splat(_)
-        | Op::TopK(_) => Kernel::dense(),
+        | Op::TopK(_)
+        | Op::UnpackBits(_) => Kernel::dense(),
     }
 }

@@ -3,7 +3,10 @@
 use super::source::{KernelDraft, POOL, address, stored};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::program::{Instruction, View};
-use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Window, Windows};
+use ir::ops::pool::{
+    AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, Window,
+    Windows,
+};
 use ir::{Diagnostic, Op};
 
 pub(super) fn avg_pool(op: &AvgPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
@@ -60,6 +63,29 @@ pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Resu
     gather.line(format!("pool::max_pool_grad<{plane}, {planes}>({places}, {source}, {target});"));
     let find = slides.largest("max_pool_indices", x, index, scratch);
     Ok(vec![find, Step::Kernel(gather.threads(dx.layout.len()))])
+}
+
+pub(super) fn max_pool_offsets(
+    op: &MaxPoolOffsets,
+    instruction: &Instruction,
+) -> Result<Vec<Step>, Diagnostic> {
+    let (x, offsets) = (&instruction.operands[0], &instruction.results[0]);
+    let slides = Slides::of(&op.windows, &x.layout.sizes, &offsets.layout.sizes);
+    Ok(vec![slides.largest("max_pool_offsets", x, "u8", offsets)])
+}
+
+/// What each element gets, by the offsets that forward has found.
+pub(super) fn max_pool_grad_at(
+    op: &MaxPoolGradAt,
+    instruction: &Instruction,
+) -> Result<Vec<Step>, Diagnostic> {
+    let [offsets, dy] = [0, 1].map(|operand| &instruction.operands[operand]);
+    let dx = &instruction.results[0];
+    let Slides { plane, planes, index, .. } = Slides::of(&op.windows, &dx.layout.sizes, &dy.layout.sizes);
+    let mut run = KernelDraft::of("max_pool_grad_at", &POOL);
+    let (offsets, source, target) = (run.reads(offsets), run.reads(dy), run.writes(dx));
+    run.line(format!("pool::max_pool_grad_at<{plane}, {planes}, {index}>({offsets}, {source}, {target});"));
+    Ok(vec![Step::Kernel(run.threads(dx.layout.len()))])
 }
 
 /// The f32 numbers of scratch that the kernels take: the place of each window's largest element.

@@ -43,6 +43,7 @@ files! {
     NORM "norm.cuh" after ROWS;
     OPTIMIZER "optimizer.cuh";
     OPTIMIZER_8BIT "optimizer_8bit.cuh" after OPTIMIZER;
+    PACKING "packing.cuh";
     POOL "pool.cuh";
     RANKING "ranking.cuh";
     REDUCE "reduce.cuh" after ROWS;

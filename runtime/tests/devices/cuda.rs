@@ -17,6 +17,7 @@ mod indexing;
 mod loss;
 mod norm;
 mod optimizer;
+mod packing;
 mod pad;
 mod partial;
 mod pool;

@@ -190,7 +190,10 @@ operators! {
         LogSoftmax(softmax::LogSoftmax) "log_softmax" { dim }
         MaxPool(pool::MaxPool) "max_pool" { windows }
         MaxPoolGrad(pool::MaxPoolGrad) "max_pool_grad" { windows }
+        MaxPoolGradAt(pool::MaxPoolGradAt) "max_pool_grad_at" { windows }
         MaxPoolIndices(pool::MaxPoolIndices) "max_pool_indices" { windows }
+        MaxPoolOffsets(pool::MaxPoolOffsets) "max_pool_offsets" { windows }
+        PackBits(packing::PackBits) "pack_bits" {}
         Orthogonalize(compression::Orthogonalize) "orthogonalize" {}
         Pad(shape::Pad) "pad" { dim, before, value }
         RandomUniform(random::RandomUniform) "random_uniform" { id, seed, dim }
@@ -210,6 +213,7 @@ operators! {
         TopK(ranking::TopK) "top_k" { dim, count, largest }
         Transfer(transfer::Transfer) "transfer" {}
         Transpose(shape::Transpose) "transpose" { permutation }
+        UnpackBits(packing::UnpackBits) "unpack_bits" {}
     }
     kinds {
         Unary(elementwise::Unary)

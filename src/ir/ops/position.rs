@@ -62,8 +62,11 @@ impl Op {
             | Self::Logical(_)
             | Self::MaxPool(_)
             | Self::MaxPoolGrad(_)
+            | Self::MaxPoolGradAt(_)
             | Self::MaxPoolIndices(_)
             | Self::Orthogonalize(_)
+            | Self::MaxPoolOffsets(_)
+            | Self::PackBits(_)
             | Self::Pad(_)
             | Self::Reduce(_)
             | Self::Reshape(_)
@@ -79,7 +82,8 @@ impl Op {
             | Self::Splat(_)
             | Self::Transfer(_)
             | Self::Transpose(_)
-            | Self::Unary(_) => false,
+            | Self::Unary(_)
+            | Self::UnpackBits(_) => false,
         }
     }
 }

@@ -118,10 +118,14 @@ fn of_operator(draft: &mut Draft, node: &Node) -> Results {
         | Op::Lion(_)
         | Op::MaxPoolGrad(_)
         | Op::Orthogonalize(_)
+        | Op::MaxPoolGradAt(_)
+        | Op::MaxPoolOffsets(_)
+        | Op::PackBits(_)
         | Op::RmsNormGrad(_)
         | Op::Sgd(_)
         | Op::SoftmaxGrad(_)
-        | Op::Transfer(_) => own::write(draft, node),
+        | Op::Transfer(_)
+        | Op::UnpackBits(_) => own::write(draft, node),
     }
 }
 

@@ -37,6 +37,7 @@ const BUDGETS: [(&str, u32); 26] = [
     ("loss.cuh", HALF),
     ("optimizer.cuh", HALF),
     ("optimizer_8bit.cuh", HALF),
+    ("packing.cuh", HALF),
     ("pool.cuh", HALF),
     ("ranking.cuh", HALF),
     ("reduce.cuh", HALF),

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 const TOLERANCE: f64 = 1e-9;
 
 /// What may come after `spmd`.
-const AFTER: [&str; 9] = [
+const AFTER: [&str; 11] = [
     "",
     "",
     "",
@@ -26,6 +26,8 @@ const AFTER: [&str; 9] = [
     "recompute(price=1125899906842624)",
     "collectives buckets recompute",
     "offload(optimizer, parameters, gradients, activations, least=0)",
+    "compress(masks, indices, least=0)",
+    "collectives buckets recompute compress(masks, indices, least=0) offload(activations, least=0)",
     "collectives buckets recompute offload(optimizer, parameters, activations, least=0, keep=64, host=256)",
 ];
 

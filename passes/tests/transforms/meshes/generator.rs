@@ -386,6 +386,7 @@ impl Generator<'_, '_> {
 fn jumps(op: &Op) -> bool {
     match op {
         Op::Compare(_) | Op::Logical(_) | Op::Bitcast(_) | Op::MaxPoolIndices(_) => true,
+        Op::MaxPoolOffsets(_) => true,
         Op::Cast(cast) => !cast.to.is_float(),
         Op::Unary(unary) => {
             matches!(unary, Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::IsNan)

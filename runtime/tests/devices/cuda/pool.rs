@@ -1,7 +1,10 @@
 //! Pooling: windows that overlap, that leave gaps, that reach into padding, by threads and by warps.
 
 use super::writer::{FLOATS, Writer};
-use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Window, Windows};
+use ir::ops::pool::{
+    AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, Window,
+    Windows,
+};
 use ir::{DType, Type, ValueId};
 
 fn window(size: u64, stride: u64, dilation: u64, before: u64, after: u64) -> Window {
@@ -21,6 +24,8 @@ fn pools(w: &mut Writer, dtype: DType, x: ValueId, sizes: &[usize], windows: &[W
     w.op(MaxPool { windows: windows.clone() }, &[x]);
     w.op(MaxPoolIndices { windows: windows.clone() }, &[x]);
     w.op(MaxPoolGrad { windows: windows.clone() }, &[x, dy]);
+    let offsets = w.op(MaxPoolOffsets { windows: windows.clone() }, &[x])[0];
+    w.typed(MaxPoolGradAt { windows: windows.clone() }, &[offsets, dy], std::slice::from_ref(&ty));
     for count_padding in [false, true] {
         w.op(AvgPool { windows: windows.clone(), count_padding }, &[x]);
         let gradient = AvgPoolGrad { windows: windows.clone(), count_padding };

@@ -14,7 +14,10 @@ use crate::ops::indexing::{Gather, GatherGrad};
 use crate::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use crate::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use crate::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
-use crate::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Window, Windows};
+use crate::ops::packing::{PackBits, UnpackBits};
+use crate::ops::pool::{
+    AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolOffsets, Window, Windows,
+};
 use crate::ops::random::RandomUniform;
 use crate::ops::ranking::TopK;
 use crate::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
@@ -69,6 +72,9 @@ fn elements() -> Vec<Sample> {
         Sample::new(Concat { dim: 1 }, [float(&[3, 201]), float(&[3, 140]), float(&[3, 2])]),
         Sample::new(dropout, [float(&[7, 301]), numbers()]),
         Sample::new(RandomUniform { id: 0, seed: 7, dim: 0 }, [numbers()]).declared(f32_type(&[7, 301])),
+        Sample::new(PackBits, [of(DType::Bool, &[3, 843], Fill::Normal)]),
+        Sample::new(UnpackBits, [of(DType::U8, &[3, 106], Fill::Integers(0, 256))])
+            .declared(Type::of(DType::Bool, &[3, 843])),
         Sample::new(adam.clone(), adam_operands.clone()),
         Sample::new(adam, [&adam_operands[..], &optional].concat()),
         Sample::new(adam_8bit, in_8_bits),
@@ -178,10 +184,14 @@ fn windows() -> Vec<Sample> {
     let largest = Sample::new(MaxPool { windows: windows.clone() }, [x()]);
     let ty = largest.result_types().expect("samples are well-typed").remove(0);
     let dy = || Operand { ty: ty.clone(), fill: Fill::Normal };
+    let offsets = Operand { ty: Type::new(DType::U8, ty.dims.clone()), fill: Fill::Integers(0, 3) };
     let mean = AvgPool { windows: windows.clone(), count_padding: true };
     let mean_gradient = AvgPoolGrad { windows: windows.clone(), count_padding: true };
     vec![
         largest,
+        Sample::new(MaxPoolOffsets { windows: windows.clone() }, [x()]),
+        Sample::new(MaxPoolGradAt { windows: windows.clone() }, [offsets, dy()])
+            .declared(f32_type(&[1, 5, 403])),
         Sample::new(MaxPoolGrad { windows }, [x(), dy()]),
         Sample::new(mean, [x()]),
         Sample::new(mean_gradient, [dy()]).declared(f32_type(&[1, 5, 403])),

@@ -4,6 +4,7 @@ use super::table::{float, of};
 use super::*;
 use crate::ops::elementwise::{Binary, Bitcast, Bitwise, Cast, Compare, Logical, Select, Unary};
 use crate::ops::list::Kinds;
+use crate::ops::packing::{PackBits, UnpackBits};
 use crate::ops::step::Accumulate;
 
 pub(super) fn elementwise() -> Vec<Sample> {
@@ -61,6 +62,19 @@ pub(super) fn bits() -> Vec<Sample> {
         samples.push(pair(DType::U8, Fill::Integers(0, 256), Fill::Integers(0, 12)));
         let [x, y] = [&[4u64, 1][..], &[2, 1, 6]].map(|dims| of(DType::I64, dims, Fill::Normal));
         samples.push(Sample::new(op, [x, y]));
+    }
+    samples
+}
+
+/// Rows of whole bytes, rows that end within a byte, and rows of less than one.
+pub(super) fn packing() -> Vec<Sample> {
+    let mut samples = vec![];
+    for dims in [&[4u64, 48][..], &[2, 12], &[6], &[2, 2, 1]] {
+        samples.push(Sample::new(PackBits, [of(DType::Bool, dims, Fill::Normal)]));
+        let mut bytes = dims.to_vec();
+        bytes.iter_mut().last().into_iter().for_each(|size| *size = size.div_ceil(8));
+        let bytes = of(DType::U8, &bytes, Fill::Integers(0, 256));
+        samples.push(Sample::new(UnpackBits, [bytes]).declared(Type::of(DType::Bool, dims)));
     }
     samples
 }

@@ -7,7 +7,10 @@ use crate::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics, InTraini
 use crate::ops::copy::Copy;
 use crate::ops::detach::Detach;
 use crate::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-use crate::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Window, Windows};
+use crate::ops::pool::{
+    AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, Window,
+    Windows,
+};
 use crate::ops::ranking::TopK;
 use crate::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
 use crate::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
@@ -134,6 +137,15 @@ fn pool(sizes: &[u64], windows: &[Window]) -> Vec<Sample> {
         let grad = MaxPoolGrad { windows: windows.clone() };
         samples.push(Sample::new(grad, [of(DType::F32, sizes, fill), dy.clone()]).undifferentiable());
     }
+    for fill in [Fill::Normal, Fill::Integers(-1, 2)] {
+        samples.push(Sample::new(MaxPoolOffsets { windows: windows.clone() }, [of(DType::F32, sizes, fill)]));
+    }
+    // One offset beyond the window.
+    let size: u64 = windows.iter().map(|window| window.size).product();
+    let fill = Fill::Integers(0, size as i64 + 1);
+    let offsets = Operand { ty: Type::new(DType::U8, dy.ty.dims.clone()), fill };
+    let grad = Sample::new(MaxPoolGradAt { windows: windows.clone() }, [offsets, dy.clone()]);
+    samples.push(grad.declared(f32_type(sizes)).undifferentiable());
     for count_padding in [false, true] {
         samples.push(Sample::new(AvgPool { windows: windows.clone(), count_padding }, [float(sizes)]));
         let grad = AvgPoolGrad { windows: windows.clone(), count_padding };

@@ -11,6 +11,7 @@ pub fn samples() -> Vec<Sample> {
         shapes::shapes(),
         products::contractions(),
         products::convolutions(),
+        elementwise::packing(),
         reductions::reductions(),
         reductions::rankings(),
         reductions::softmaxes(),

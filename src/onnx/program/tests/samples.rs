@@ -10,7 +10,7 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 30] = [
+const OF_A_STEP: [&str; 34] = [
     "accumulate",
     "adagrad",
     "adam",
@@ -34,6 +34,9 @@ const OF_A_STEP: [&str; 30] = [
     "layer_norm_grad",
     "lion",
     "max_pool_grad",
+    "max_pool_grad_at",
+    "max_pool_offsets",
+    "pack_bits",
     "reduce_scatter",
     "relu_grad",
     "rms_norm_grad",
@@ -41,6 +44,7 @@ const OF_A_STEP: [&str; 30] = [
     "silu_grad",
     "softmax_grad",
     "transfer",
+    "unpack_bits",
 ];
 
 fn written(module: &Module) -> Result<Model, Diagnostic> {

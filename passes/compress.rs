@@ -1,0 +1,238 @@
+//! Compress: activations wait for backward in fewer bytes (Jain et al., Gist: Efficient Data Encoding for Deep Neural Network Training,
+//! ISCA 2018).
+//!
+//! Lossless forms: `masks` keeps one bit for each element of a mask, and for each element of which backward reads nothing but a
+//! comparison, such as the operand of a ReLU. `indices` keeps the place of the largest element of each window in place of the operand of a
+//! max pooling. The lossy form `dtype` keeps f32 activations in a narrower type. Dropout needs no form:
+//! backward draws its numbers again.
+//!
+//! Invariants: without `dtype`, all values are those of the program before, bit for bit. Nodes of forward read what they read before,
+//! only nodes of backward read what comes back. Numbers beside a result that are kept for backward, such as the logarithms of a softmax's
+//! sums, are never rounded.
+
+mod masks;
+mod narrow;
+mod pools;
+#[cfg(test)]
+mod tests;
+
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
+use crate::reports::{CompressedActivationsReport, KeptReport};
+use crate::rewriting::dead::remove_dead;
+use crate::rewriting::kept;
+use ir::{Builder, Changed, DType, Diagnostic, Level, Module, Node, NodeId, Op, TypeError, ValueId};
+use masks::{Bits, Test};
+use narrow::Narrow;
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// The pass `compress`. `compress(masks, indices, dtype=bf16, least=1024)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compress {
+    /// Whether masks, and activations of which backward reads nothing but a comparison, are kept as bits.
+    pub masks: bool,
+    /// Whether the places of largest elements are kept in place of the operands of max pooling.
+    pub indices: bool,
+    /// The type in which f32 activations are kept: bf16 or f16. `None`: f32.
+    pub dtype: Option<DType>,
+    /// Activations of fewer bytes on each device stay as they are.
+    pub least: u64,
+}
+
+impl Default for Compress {
+    fn default() -> Self {
+        Self { masks: false, indices: false, dtype: None, least: 16 << 10 }
+    }
+}
+
+impl Transform for Compress {
+    const NAME: &'static str = "compress";
+    const NEEDED: bool = false;
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let default = Self::default();
+        let [masks, indices] = ["masks", "indices"].map(|form| arguments.flag(form));
+        let dtype = match arguments.take("dtype").as_deref() {
+            None => None,
+            Some("bf16") => Some(DType::BF16),
+            Some("f16") => Some(DType::F16),
+            Some(other) => return Err(format!("`{other}` is not a value of `dtype`, which is bf16 or f16")),
+        };
+        Ok(Self { masks, indices, dtype, least: arguments.value("least", default.least)? })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        arguments.push_flag("masks", self.masks);
+        arguments.push_flag("indices", self.indices);
+        self.dtype.iter().for_each(|dtype| arguments.push("dtype", dtype));
+        arguments.push_unless(&Self::default().least, "least", &self.least);
+    }
+
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if module.level < Level::Training {
+            let error = Diagnostic::new("activations wait for backward only in a program that has one");
+            return Err(error.note("run `compress` after `optimizer`"));
+        }
+        let before = KeptReport::of(module, &activations(module));
+        let lossless = decide(module, self);
+        let mut changed = apply(module, &lossless)?;
+        let rounded = self.dtype.map(|dtype| decide_rounded(module, dtype, self.least));
+        if let Some(rounded) = &rounded {
+            changed = changed.or(apply_rounded(module, rounded)?);
+        }
+        let after = KeptReport::of(module, &activations(module));
+        cx.compressed_activations = Some(CompressedActivationsReport {
+            before,
+            after,
+            masks: lossless.bits() as u64,
+            outputs: lossless.outputs() as u64,
+            indices: lossless.searches.len() as u64,
+            rounded: rounded.map(|rounded| (rounded.dtype, rounded.values.len() as u64)),
+        });
+        Ok(changed)
+    }
+}
+
+/// The activations that wait for backward and take memory of a step.
+fn activations(module: &Module) -> Vec<ValueId> {
+    let is_constant = |value: &ValueId| {
+        let maker = module.producer(*value).map(|node| &node.op);
+        matches!(maker, Some(Op::Constant(_) | Op::Iota(_) | Op::Splat(_)))
+    };
+    kept::activations(module).into_iter().filter(|value| !is_constant(value)).collect()
+}
+
+/// The activations that are kept in another form without loss.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Gradients of max pooling, which look for the largest elements again.
+    searches: Vec<NodeId>,
+    /// Nodes of backward that read nothing but a comparison of activations.
+    tests: Vec<Test>,
+    /// Bools that are kept as bits.
+    masks: Vec<ValueId>,
+}
+
+impl Decision {
+    /// The number of activations that are kept as bits.
+    fn bits(&self) -> usize {
+        self.masks.len() + self.tests.iter().filter(|test| test.output.is_none()).count()
+    }
+
+    /// The number of tests that read another activation, which is kept anyway.
+    fn outputs(&self) -> usize {
+        self.tests.iter().filter(|test| test.output.is_some()).count()
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tests = self.tests.iter().map(|test| match test.output {
+            Some(output) => format!("{} reads {output}", test.node),
+            None => format!("the comparison of {} in bits", test.node),
+        });
+        let masks = self.masks.iter().map(|mask| format!("{mask} in bits"));
+        let searches =
+            self.searches.iter().map(|node| format!("{node} reads places of the largest elements"));
+        f.write_str(&searches.chain(tests).chain(masks).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// Nodes of backward that may read another form, and the activations that all other nodes of backward read.
+struct Candidates {
+    searches: Vec<NodeId>,
+    tests: Vec<NodeId>,
+    kept: BTreeSet<ValueId>,
+}
+
+impl Candidates {
+    fn of(module: &Module, options: &Compress) -> Self {
+        let nodes = |is_asked: bool, is_one: fn(&Module, &Node) -> bool| {
+            let all = module.nodes().filter(move |(_, node)| is_asked && is_one(module, node));
+            all.map(|(id, _)| id).collect()
+        };
+        let (searches, tests) =
+            (nodes(options.indices, pools::is_search), nodes(options.masks, masks::is_test));
+        let mut candidates = Self { searches, tests, kept: BTreeSet::new() };
+        // An activation that another node reads is kept in any case. Then it frees nothing if a candidate reads another form.
+        loop {
+            candidates.kept = candidates.read_by_others(module);
+            let is_freed =
+                |id: &NodeId| pools::is_freed(module, module.node(*id), &candidates, options.least);
+            let searches: Vec<_> = candidates.searches.iter().copied().filter(is_freed).collect();
+            let is_freed =
+                |id: &NodeId| masks::is_freed(module, module.node(*id), &candidates, options.least);
+            let tests: Vec<_> = candidates.tests.iter().copied().filter(is_freed).collect();
+            if (searches.len(), tests.len()) == (candidates.searches.len(), candidates.tests.len()) {
+                return candidates;
+            }
+            (candidates.searches, candidates.tests) = (searches, tests);
+        }
+    }
+
+    /// The activations that nodes of backward read in any case.
+    fn read_by_others(&self, module: &Module) -> BTreeSet<ValueId> {
+        let candidates: BTreeSet<NodeId> = self.searches.iter().chain(&self.tests).copied().collect();
+        let mut read = BTreeSet::new();
+        for (id, node) in module.nodes().filter(|(_, node)| node.phase.is_gradient()) {
+            let spared = match node.op {
+                _ if !candidates.contains(&id) => 0,
+                Op::MaxPoolGrad(_) => 1,
+                _ => masks::tested(node).len(),
+            };
+            let operands = node.operands[spared..].iter();
+            read.extend(operands.filter_map(|&operand| kept::behind_views(module, operand)));
+        }
+        read
+    }
+}
+
+/// Chooses the activations that are kept in another form without loss.
+pub fn decide(module: &Module, options: &Compress) -> Decision {
+    let Candidates { searches, tests, kept } = Candidates::of(module, options);
+    let tests = tests.into_iter().map(|node| masks::test(module, node, &kept)).collect();
+    let masks = match options.masks {
+        true => masks::bools(module, &activations(module), options.least),
+        false => vec![],
+    };
+    Decision { searches, tests, masks }
+}
+
+/// Keeps activations in their lossless forms.
+pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
+    let mut b = Builder::new(module, Compress::NAME);
+    pools::find_in_forward(&mut b, &decision.searches).map_err(ill_typed)?;
+    let compared = masks::compare_in_forward(&mut b, &decision.tests).map_err(ill_typed)?;
+    let changed = b.finish();
+    let mut b = Builder::new(module, Compress::NAME);
+    let masks: Vec<ValueId> = decision.masks.iter().copied().chain(compared).collect();
+    kept::keep(&mut b, &masks, &Bits).map_err(ill_typed)?;
+    let packed = b.finish();
+    Ok(changed.or(packed).or(remove_dead(module, Compress::NAME)))
+}
+
+/// The activations that are kept in a narrower type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rounded {
+    /// The type.
+    pub dtype: DType,
+    /// The activations.
+    pub values: Vec<ValueId>,
+}
+
+/// Chooses the activations that are kept in a narrower type.
+pub fn decide_rounded(module: &Module, dtype: DType, least: u64) -> Rounded {
+    Rounded { dtype, values: narrow::choose(module, &activations(module), least) }
+}
+
+/// Keeps activations in a narrower type.
+pub fn apply_rounded(module: &mut Module, rounded: &Rounded) -> Result<Changed, Diagnostic> {
+    let mut b = Builder::new(module, Compress::NAME);
+    kept::keep(&mut b, &rounded.values, &Narrow { to: rounded.dtype }).map_err(ill_typed)?;
+    Ok(b.finish())
+}
+
+fn ill_typed(error: TypeError) -> Diagnostic {
+    Diagnostic::new(format!("compress built an ill-typed node: {error}"))
+}

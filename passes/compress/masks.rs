@@ -1,0 +1,211 @@
+//! Masks in bits, and the activations of which backward reads nothing but a comparison.
+
+use super::Candidates;
+use crate::rewriting::kept::{Form, behind_views, local_bytes};
+use ir::ops::elementwise::{Binary, Compare, Select, Unary};
+use ir::ops::packing::{BITS, PackBits, UnpackBits};
+use ir::{
+    At, Builder, DType, Definition, Dim, Mesh, Module, Node, NodeId, Op, Phase, Sharding, Type, TypeError,
+    ValueId,
+};
+use std::collections::BTreeSet;
+
+/// A node of backward that reads nothing of activations but a comparison: the gradient of a ReLU, which compares with 0, or a
+/// comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Test {
+    /// The node.
+    pub(super) node: NodeId,
+    /// The ReLU's result, if backward reads it anyway: it is positive where the operand is. `None`: forward compares, and a bit for each
+    /// element is kept.
+    pub(super) output: Option<ValueId>,
+}
+
+/// Whether a test frees activations of at least so many bytes, which nobody else reads, and its bits take fewer.
+pub(super) fn is_freed(module: &Module, node: &Node, candidates: &Candidates, least: u64) -> bool {
+    let sources = tested(node).iter().filter_map(|&operand| behind_views(module, operand));
+    let freed: BTreeSet<ValueId> = sources.filter(|source| !candidates.kept.contains(source)).collect();
+    let freed = freed.into_iter().map(|source| local_bytes(module, source)).fold(0, u64::saturating_add);
+    let result = node.results[0];
+    let bits = local_bytes(module, result) / module.ty(result).dtype.bytes() / BITS;
+    let is_smaller =
+        kept_output(module, node, &candidates.kept).is_some() || (bits < freed && is_packed(module, node));
+    freed >= least.max(1) && is_smaller
+}
+
+/// The test of a node, among activations that are kept anyway.
+pub(super) fn test(module: &Module, node: NodeId, kept: &BTreeSet<ValueId>) -> Test {
+    Test { node, output: kept_output(module, module.node(node), kept) }
+}
+
+/// The bools of at least so many bytes.
+pub(super) fn bools(module: &Module, activations: &[ValueId], least: u64) -> Vec<ValueId> {
+    let is_mask = |value: &ValueId| {
+        let ty = module.ty(*value);
+        ty.dtype == DType::Bool && local_bytes(module, *value) >= least && rows(ty, &module.mesh).is_some()
+    };
+    activations.iter().copied().filter(is_mask).collect()
+}
+
+/// The operands of a test that it only compares.
+pub(super) fn tested(node: &Node) -> &[ValueId] {
+    match node.op {
+        Op::Binary(Binary::ReluGrad) => &node.operands[..1],
+        Op::Compare(_) => &node.operands,
+        _ => &[],
+    }
+}
+
+/// Whether a node of backward is a test whose comparison forward could make.
+pub(super) fn is_test(module: &Module, node: &Node) -> bool {
+    let is_known = |&operand: &ValueId| {
+        module.phase_of(operand) <= Phase::Forward || module.splat_number(operand).is_some()
+    };
+    node.phase.is_gradient() && !tested(node).is_empty() && tested(node).iter().all(is_known)
+}
+
+/// Whether the bits of a test's comparison can be kept. A partial gradient would need partial zeros beside it.
+fn is_packed(module: &Module, node: &Node) -> bool {
+    let is_whole = module.ty(node.results[0]).sharding.partial.is_none();
+    let ty = match node.op {
+        Op::Compare(_) => module.ty(node.results[0]),
+        _ => module.ty(node.operands[0]),
+    };
+    is_whole && rows(ty, &module.mesh).is_some()
+}
+
+/// The result of a ReLU whose gradient a node computes, if it is among the kept activations.
+fn kept_output(module: &Module, node: &Node, kept: &BTreeSet<ValueId>) -> Option<ValueId> {
+    let Op::Binary(Binary::ReluGrad) = node.op else { return None };
+    let x = node.operands[0];
+    let is_relu = |relu: &Node| matches!(relu.op, Op::Unary(Unary::Relu)) && relu.operands[0] == x;
+    let is_kept = |output: ValueId| {
+        let is_alike = module.ty(output) == module.ty(x) && module.stage_of(output) == node.stage;
+        is_alike && behind_views(module, output).is_some_and(|source| kept.contains(&source))
+    };
+    let relus = module.nodes().filter(|(_, relu)| relu.phase == Phase::Forward && is_relu(relu));
+    relus.map(|(_, relu)| relu.results[0]).find(|&output| is_kept(output))
+}
+
+/// Has tests read other activations, or the bools that forward compares. Returns these bools, which are to be packed.
+pub(super) fn compare_in_forward(b: &mut Builder, tests: &[Test]) -> Result<Vec<ValueId>, TypeError> {
+    let mut compared = Vec::new();
+    for Test { node: id, output } in tests {
+        if let Some(output) = output {
+            b.set_operand(*id, 0, *output);
+            continue;
+        }
+        let node = b.module().node(*id).clone();
+        let (compare, operands) = match node.op {
+            Op::Compare(compare) => (compare, node.operands.to_vec()),
+            _ => (Compare::Greater, vec![node.operands[0]]),
+        };
+        let Some(maker) = last_maker(b.module(), &operands) else { continue };
+        b.at(At::After(maker)).copy(0);
+        let mut known = Vec::new();
+        for &operand in &operands {
+            known.push(in_forward(b, operand)?);
+        }
+        if known.len() == 1 {
+            known.push(b.splat_like(operands[0], 0.0)?);
+        }
+        let bools = b.one(compare, &known)?;
+        let sharding = match node.op {
+            Op::Compare(_) => b.ty(node.results[0]).sharding.clone(),
+            _ => b.ty(operands[0]).sharding.clone(),
+        };
+        b.shard(bools, sharding);
+        let result = match node.op {
+            Op::Compare(_) => bools,
+            _ => chosen(b, *id, bools, node.operands[1])?,
+        };
+        b.replace(node.results[0], result);
+        b.remove(*id);
+        compared.push(bools);
+    }
+    Ok(compared)
+}
+
+/// A gradient where a mask is true, and 0 elsewhere, in place of a node of backward.
+fn chosen(b: &mut Builder, node: NodeId, mask: ValueId, gradient: ValueId) -> Result<ValueId, TypeError> {
+    let sharding = b.ty(b.module().node(node).results[0]).sharding.clone();
+    b.at(At::Before(node));
+    let zero = b.splat_like(gradient, 0.0)?;
+    let chosen = b.one(Select, &[mask, gradient, zero])?;
+    b.shard(chosen, sharding);
+    Ok(chosen)
+}
+
+/// The last node in the program order that makes an activation among these values.
+fn last_maker(module: &Module, values: &[ValueId]) -> Option<NodeId> {
+    let makes = |value: &ValueId| match module.value(*value).definition {
+        Definition::Node(id, _) if module.phase_of(*value) == Phase::Forward => Some(id),
+        _ => None,
+    };
+    let makers: BTreeSet<NodeId> = values.iter().filter_map(makes).collect();
+    module.nodes().rev().map(|(id, _)| id).find(|id| makers.contains(id))
+}
+
+/// A value that forward can read: the value itself, or an equal splat.
+fn in_forward(b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
+    if b.module().phase_of(value) <= Phase::Forward {
+        return Ok(value);
+    }
+    let (ty, number) = (b.ty(value).clone(), b.module().splat_number(value).unwrap_or_default());
+    let splat = b.splat(Type::new(ty.dtype, ty.dims), number)?;
+    b.shard(splat, ty.sharding);
+    Ok(splat)
+}
+
+/// The type in whose rows bools are packed: the last dims, as many as a device has one behind the other, are one. `None` if
+/// each element would take a byte.
+fn rows(ty: &Type, mesh: &Mesh) -> Option<Type> {
+    let (sizes, local) = (ty.sizes()?, ty.local(mesh)?);
+    let split = (0..sizes.len()).rev().find(|&dim| !ty.sharding.axes(dim).is_empty());
+    let is_whole_bytes = |&dim: &usize| local[dim..].iter().product::<u64>().is_multiple_of(BITS);
+    // A split dim becomes one with the dims behind it if the parts are whole bytes.
+    let first = match split {
+        None => 0,
+        Some(dim) => Some(dim).filter(is_whole_bytes).unwrap_or(dim + 1),
+    };
+    if first >= sizes.len() || local[first..].iter().product::<u64>() < 2 {
+        return None;
+    }
+    let row = Dim::known(sizes[first..].iter().product());
+    let mut rows = Type::new(ty.dtype, ty.dims[..first].iter().cloned().chain([row]));
+    if split.is_some() {
+        let dims = (0..=first).map(|dim| ty.sharding.axes(dim).iter().copied().collect());
+        rows.sharding = Sharding { dims: dims.collect(), partial: None };
+    }
+    Some(rows)
+}
+
+/// A bool in a bit.
+pub(super) struct Bits;
+
+impl Form for Bits {
+    fn put(&self, b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
+        let rows = self.rows(b, value)?;
+        let flat = b.reshape(value, rows.dims)?;
+        b.shard(flat, rows.sharding.clone());
+        let bytes = b.one(PackBits, &[flat])?;
+        b.shard(bytes, rows.sharding);
+        Ok(bytes)
+    }
+
+    fn take(&self, b: &mut Builder, kept: ValueId, value: ValueId) -> Result<ValueId, TypeError> {
+        let (rows, ty) = (self.rows(b, value)?, b.ty(value).clone());
+        let flat = b.one_typed(UnpackBits, &[kept], Type::new(rows.dtype, rows.dims))?;
+        b.shard(flat, rows.sharding);
+        let bools = b.reshape(flat, ty.dims)?;
+        b.shard(bools, ty.sharding);
+        Ok(bools)
+    }
+}
+
+impl Bits {
+    fn rows(&self, b: &Builder, value: ValueId) -> Result<Type, TypeError> {
+        let ty = b.ty(value);
+        rows(ty, &b.module().mesh).ok_or_else(|| TypeError::new(format!("{ty} has no rows of bits")))
+    }
+}

@@ -1,0 +1,25 @@
+//! Bools in the bits of bytes, and back.
+
+use super::Step;
+use super::source::{KernelDraft, PACKING};
+use crate::program::{Instruction, View};
+use ir::Diagnostic;
+
+pub(super) fn pack(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let (bools, bytes) = (&instruction.operands[0], &instruction.results[0]);
+    Ok(vec![step("pack", instruction, bools, bytes)])
+}
+
+pub(super) fn unpack(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let (bytes, bools) = (&instruction.operands[0], &instruction.results[0]);
+    Ok(vec![step("unpack", instruction, bools, bytes)])
+}
+
+/// A thread for each byte.
+fn step(name: &str, instruction: &Instruction, bools: &View, bytes: &View) -> Step {
+    let mut run = KernelDraft::of(&format!("{name}_bits"), &PACKING);
+    let (source, target) = (run.reads(&instruction.operands[0]), run.writes(&instruction.results[0]));
+    let (count, row) = (bytes.layout.len(), bools.layout.sizes.last().copied().unwrap_or(1));
+    run.line(format!("packing::{name}<{count}, {row}>({source}, {target});"));
+    Step::Kernel(run.threads(count))
+}

@@ -1,0 +1,43 @@
+//! Compressed activations: a model computes what it does with activations as they are, with all other options, and on the CPU backend.
+
+use crate::stages::check;
+
+/// ReLUs before products and before sums, max pooling, and masks of attention.
+const MODELS: [&str; 4] = ["mlp.dynamo", "resnet.legacy-trainmode", "gpt2.dynamo", "bert.dynamo"];
+
+const LOSSLESS: &str = "--compress-activations masks,indices --compress-least 1B";
+const ROUNDED: &str = "--compress-activations masks,indices,bf16 --compress-least 1B";
+
+/// With the model that has convolutions.
+const OPTIONS: [&str; 9] = [
+    "--mesh dp=2 --zero 1 --microbatch 2 --global-batch 8",
+    "--mesh tp=2",
+    "--mesh dp=2,tp=2 --zero 3 --bf16 --microbatch 2",
+    "--mesh pp=2 --schedule 1f1b --microbatch 2 --global-batch 8",
+    "--mesh pp=2 --schedule zb-v --microbatch 2 --global-batch 8",
+    "--recompute selective",
+    "--recompute full --fp16",
+    "--offload activations --offload-least 1B",
+    "--memory device=16MiB,host=16MiB",
+];
+
+#[test]
+fn lossless_forms_change_no_number() {
+    check(MODELS.map(|model| format!("{model} {LOSSLESS} --tolerance 1e-9")));
+    check(MODELS.map(|model| format!("{model} {LOSSLESS} --mode cpu")));
+}
+
+#[test]
+fn every_option_composes_with_lossless_forms() {
+    check(OPTIONS.map(|options| format!("resnet.legacy-trainmode {LOSSLESS} {options} --tolerance 1e-9")));
+    check(
+        ["--mesh dp=2 --microbatch 2", "--mesh tp=2"]
+            .map(|options| format!("resnet.legacy-trainmode {LOSSLESS} {options} --mode cpu")),
+    );
+}
+
+#[test]
+fn rounded_activations_give_gradients_within_the_rounding_of_their_type() {
+    check(MODELS.map(|model| format!("{model} {ROUNDED} --mode cpu")));
+    check(["mlp.dynamo".to_string() + " --compress-activations f16 --compress-least 1B --mode cpu"]);
+}

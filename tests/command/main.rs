@@ -12,6 +12,7 @@ mod hostile;
 mod inspect;
 mod launched;
 mod offload;
+mod memory_plan;
 mod opt;
 mod profile;
 mod readme;

@@ -4,6 +4,7 @@
 mod pipeline;
 mod stages;
 mod text;
+mod values;
 mod view;
 
 use crate::lower::MemoryByClass;
@@ -17,6 +18,7 @@ pub use pipeline::{Block, BlockId, Message, RankPipeline, Turn};
 use smallvec::SmallVec;
 pub use stages::StagePrograms;
 use std::sync::Arc;
+pub use values::{InstructionValues, Values};
 pub use view::{RankStep, RankSteps, Region, View};
 
 /// What a device runs. Made by [`crate::lower::lower`].
@@ -50,6 +52,8 @@ pub struct Program {
     pub target: Target,
     /// The size of the GPU that it is for, by which its scratch is sized.
     pub multiprocessors: Multiprocessors,
+    /// The values that lie in its places.
+    pub values: Values,
     /// How much memory it takes.
     pub memory: Memory,
     /// FNV-1a of the program's text and constants: equal for equal programs, on every machine.

@@ -1,5 +1,7 @@
 //! `plan.json`: what a compilation came to, for other programs to read.
 
+mod listing;
+
 use crate::compilation::Compilation;
 use crate::config::Settings;
 use crate::failure::Failure;
@@ -9,6 +11,8 @@ use crate::training::{self, Programs};
 use passes::reports::RowRole;
 use runtime::program::UpdateTime;
 use serde::Serialize;
+
+pub use listing::MemoryPlan;
 
 /// The plan of a run.
 #[derive(Clone, Debug, Serialize)]

@@ -26,7 +26,11 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option
         }
     }
     for (due, from) in copies {
+        // The new value is told apart from the old one, whose place it takes.
+        let value = drafts.buffer(BufferKind::Result, 0);
+        drafts.buffers[value].merged = Some(due.buffer);
         let to = Located::whole(due.buffer, from.dtype, Layout::dense(&from.layout.sizes));
+        let to = Located { value, ..to };
         drafts.copy_to(from, to, section, due.node, due.origin);
         if due.of_microbatch {
             drafts.last_to_microbatch();

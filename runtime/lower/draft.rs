@@ -50,6 +50,8 @@ pub(super) enum BufferKind {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Located {
     pub(super) buffer: BufferId,
+    /// The buffer that the value has for itself, although another buffer's place was taken for it.
+    pub(super) value: BufferId,
     pub(super) dtype: DType,
     pub(super) layout: Layout,
     pub(super) by_rank: RankSteps,
@@ -58,7 +60,7 @@ pub(super) struct Located {
 impl Located {
     /// Elements that lie alike on all devices.
     pub(super) fn whole(buffer: BufferId, dtype: DType, layout: Layout) -> Self {
-        Self { buffer, dtype, layout, by_rank: RankSteps::new() }
+        Self { buffer, value: buffer, dtype, layout, by_rank: RankSteps::new() }
     }
 }
 

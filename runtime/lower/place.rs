@@ -7,6 +7,7 @@ use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
 use super::overlap;
 use super::stages::{self, Blocks, PartAccesses, Slots, Versions};
 use super::tiers;
+use super::values;
 use crate::kernel_contract::Unplaced;
 use crate::layout::Layout;
 use crate::program::{
@@ -34,7 +35,8 @@ pub(super) fn program(
     let positions = Positions::of(&drafts.instructions);
     let position = |index: usize| positions.of_instruction(index, drafts.instructions[index].section);
     let mut parts = PartAccesses::of(&drafts, &scratch, position);
-    let mut lifetimes = lifetimes(&drafts, &scratch, &positions, &parts);
+    let last_beside = overlap::last_beside(&drafts);
+    let mut lifetimes = lifetimes(&drafts, &scratch, &last_beside, &positions, &parts);
     share_in_place(&mut drafts, &positions, &mut parts, &mut lifetimes);
     let boundaries = positions.boundaries(&drafts);
     let tiers = tiers::of_buffers(&drafts, &scratch);
@@ -109,6 +111,7 @@ pub(super) fn program(
         update: drafts.update,
         target: options.target,
         multiprocessors: options.multiprocessors,
+        values: values::of(&drafts, &scratch, &last_beside),
         memory,
         hash: 0,
     };
@@ -206,6 +209,7 @@ impl Positions {
 fn lifetimes(
     drafts: &Drafts,
     scratch: &[Option<Located>],
+    last_beside: &[usize],
     positions: &Positions,
     parts: &PartAccesses,
 ) -> Vec<Option<Lifetime>> {
@@ -226,7 +230,6 @@ fn lifetimes(
         }
     }
     let mut used = vec![false; drafts.buffers.len()];
-    let last_beside = overlap::last_beside(drafts);
     for (index, (draft, scratch)) in drafts.instructions.iter().zip(scratch).enumerate() {
         for located in draft.operands.iter().chain(&draft.results).chain(scratch) {
             let buffer = root(located.buffer);

@@ -197,7 +197,11 @@ impl Drafts<'_> {
         let makes = |at: &usize| self.instructions[*at].results.contains(part);
         let mut makers = users[part.buffer].iter().copied().filter(makes);
         let maker = makers.next().filter(|_| makers.next().is_none())?;
-        let place = self.own_part(Located { buffer: state, ..whole.clone() }, dim, &exchange.axes);
+        let place = self.own_part(
+            Located { buffer: state, value: part.buffer, ..whole.clone() },
+            dim,
+            &exchange.axes,
+        );
         let mut written = self.instructions[maker].clone();
         let result = written.results.iter().position(|made| made == part)?;
         written.results[result] = place.clone();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use files::FolderLock;
+use files::{FolderLock, Replacement};
 use ir::Diagnostic;
 use ir::machine::Preset;
 use passes::reports::CompressedGradientsReport;
@@ -348,7 +348,16 @@ impl Compile {
             ("plan.json", &plan),
             ("config.toml", config.as_bytes()),
         ])?;
-        Ok(())
+        self.write_memory_plan(ready)
+    }
+
+    fn write_memory_plan(&self, ready: &Ready) -> Result<(), Failure> {
+        let Some(path) = &self.settings.out.memory_plan else { return Ok(()) };
+        let budgets = self.settings.memory.memory.as_ref();
+        let plan = plan::MemoryPlan::of(&ready.programs, ready.plan.microbatches, budgets)?;
+        let text = serde_json::to_vec(&plan).context("the memory plan cannot be converted to JSON")?;
+        Replacement::write(path, &text)
+            .map_err(|error| Diagnostic::new(format!("cannot write {}: {error}", path.display())).into())
     }
 
     fn tell(&self, processes: &Processes, plan: &plan::RunPlan, target: Target) {

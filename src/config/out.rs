@@ -14,6 +14,9 @@ pub struct Out {
     /// Replace another run in the output folder
     #[arg(long)]
     pub force: bool,
+    /// Write the memory plan to FILE as JSON: every instruction with the memories, the bytes and the values that it reads and writes
+    #[arg(long, value_name = "FILE")]
+    pub memory_plan: Option<PathBuf>,
 }
 
 impl Out {

@@ -14,6 +14,7 @@ mod hostile;
 mod inspect;
 mod launched;
 mod offload;
+mod memory_plan;
 mod opt;
 mod profile;
 mod readme;

@@ -1,0 +1,97 @@
+//! `--memory-plan`: the places and values of every instruction. `tests/python/replay_plan.py` replays such plans.
+
+use crate::TRAINYARD;
+use expect_test::expect;
+use serde_json::Value;
+use testing::workplace::Workplace;
+
+const GPT2: &str = "compile testdata/gpt2-bytes.onnx --microbatch 8 -o run --force --memory-plan places.json";
+
+/// The plan of GPT-2 with these flags, and `plan.json`.
+fn plans(flags: &str) -> (Value, Value) {
+    let place = Workplace::new(TRAINYARD);
+    place.succeed(&format!("{GPT2} {flags}"));
+    let read = |name: &str| serde_json::from_slice(&place.read(name)).expect("it is JSON");
+    (read("places.json"), read("run/plan.json"))
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn array(value: &Value) -> &Vec<Value> {
+    value.as_array().unwrap_or_else(|| panic!("{value} is no list"))
+}
+
+/// The only program of the step.
+fn step(plan: &Value) -> &Value {
+    assert_eq!(plan["programs"][0]["name"], "training");
+    &plan["programs"][0]["ranks"][0]
+}
+
+/// All places that the instructions of a step access.
+fn places(step: &Value) -> Vec<&Value> {
+    let sections = ["prepare", "microbatch", "update"].into_iter();
+    let instructions = sections.flat_map(|section| array(&step[section]));
+    instructions
+        .flat_map(|own| array(&own["reads"]).iter().chain(array(&own["writes"])).chain(own.get("scratch")))
+        .collect()
+}
+
+#[test]
+fn places_of_all_memories_are_listed_within_their_totals() {
+    let (plan, summary) = plans("--memory device=10MiB,host=12MiB,disk=.:1GiB");
+    let step = step(&plan);
+    let total = |memory: &str| number(&step["memories"][memory]);
+    assert_eq!(total("device"), number(&summary["memory"]["training_arena"]));
+    assert_eq!(total("host"), number(&summary["memory"]["host"]));
+    assert_eq!(total("disk"), number(&summary["memory"]["disk"]));
+    assert_eq!(plan["budgets"], serde_json::json!({"device": 10 << 20, "disk": 1 << 30, "host": 12 << 20}));
+    for memory in ["device", "host", "disk"] {
+        let own = places(step).into_iter().filter(|place| place["memory"] == memory);
+        let ends: Vec<u64> = own.map(|place| number(&place["offset"]) + number(&place["bytes"])).collect();
+        // The largest end is that of a state or of the buffer at the peak.
+        let largest = ends.iter().max().copied().unwrap_or(0);
+        assert!(largest <= total(memory) && largest > total(memory) / 2, "{memory}: {largest}");
+    }
+}
+
+/// A result in the place of an operand is another value, and the new value of a weight is not the old one.
+#[test]
+fn values_that_share_a_place_have_their_own_numbers() {
+    let (plan, _) = plans("");
+    let step = step(&plan);
+    let mut pairs = 0;
+    for own in array(&step["microbatch"]).iter().chain(array(&step["update"])) {
+        for pair in own.get("in_place").map_or(&vec![], array) {
+            let [read, written] = ["reads", "writes"].map(|kind| array(&own[kind]));
+            let (read, written) = (&read[number(&pair[0]) as usize], &written[number(&pair[1]) as usize]);
+            assert_eq!([&read["memory"], &read["offset"]], [&written["memory"], &written["offset"]]);
+            assert_ne!(read["value"], written["value"], "{own}");
+            pairs += 1;
+        }
+    }
+    assert!(pairs > 20, "{pairs}");
+    let states = array(&step["states"]);
+    let renewed: Vec<&Value> = array(&step["renewals"]).iter().map(|renewal| &renewal[1]).collect();
+    assert!(states.iter().filter(|state| renewed.contains(&&state["value"])).count() * 10 > states.len() * 9);
+}
+
+#[test]
+fn plans_that_cannot_be_listed_or_written_are_refused() {
+    let place = Workplace::new(TRAINYARD);
+    let refused = |command: &str| {
+        let ended = place.run(command);
+        assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+        ended.errors()
+    };
+    expect![[r#"
+        error: --memory-plan lists steps that follow each other, and the steps of an asynchronous schedule overlap
+          = use a synchronous schedule such as 1f1b, or remove --memory-plan
+    "#]]
+    .assert_eq(&refused(&format!("{GPT2} --mesh pp=2 --schedule pipedream")));
+    expect![[r#"
+        error: cannot write nowhere/places.json: No such file or directory (os error 2)
+    "#]]
+    .assert_eq(&refused(&GPT2.replace("places.json", "nowhere/places.json")));
+}

@@ -62,7 +62,7 @@ pub struct CompilationPlan {
     /// The element types.
     pub precision: Precision,
     /// The form in which data ranks reduce gradients, if it is another.
-    pub compress: Option<CompressGradients>,
+    pub compress_gradients: Option<CompressGradients>,
     /// The stages of a pipeline. The number of microbatches is known when the loss is there: [`CompilationPlan::for_batch`].
     pub stage: Option<Stage>,
     /// The memory that stages are made to fit into.
@@ -146,7 +146,7 @@ impl CompilationPlan {
             autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
-            compress: flags.parallel.compression(),
+            compress_gradients: flags.parallel.compression(),
             stage: flags.parallel.stage(),
             limit: None,
             delays: vec![],
@@ -357,7 +357,7 @@ impl CompilationPlan {
                 .chain(self.hierarchy.clone().map(Pass::from))
                 .collect()
         };
-        let update = self.router_bias().into_iter().chain(self.compress.map(Pass::from));
+        let update = self.router_bias().into_iter().chain(self.compress_gradients.map(Pass::from));
         let update = update.chain([self.optimizer.clone().into(), Simplify.into()]);
         let stage = self.stage.clone().map(Pass::from);
         let passes = stage.into_iter().chain([self.autodiff.clone().into()]);
@@ -373,7 +373,7 @@ impl CompilationPlan {
 
     /// Whether the reference has the states of the compiled program, and not the tensors of the file.
     pub fn reference_has_states(&self) -> bool {
-        self.moe.is_some() || self.optimizer.algorithm.depends_on_cuts() || self.compress.is_some()
+        self.moe.is_some() || self.optimizer.algorithm.depends_on_cuts() || self.compress_gradients.is_some()
     }
 
     /// The untransformed program's step, with the parameters that the compiled one was found to have.
@@ -393,7 +393,7 @@ impl CompilationPlan {
         };
         reference.passes.extend::<[Pass; 2]>([self.loss.clone().into(), Autodiff::default().into()]);
         reference.passes.extend(self.router_bias());
-        reference.passes.extend(self.compress.map(Pass::from));
+        reference.passes.extend(self.compress_gradients.map(Pass::from));
         reference.passes.push(Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into());
         if !self.delays.is_empty() {
             reference.passes.push(Delay { states: self.delays.clone() }.into());

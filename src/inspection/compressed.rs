@@ -51,12 +51,15 @@ impl CompressFacts {
 impl fmt::Display for CompressFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kept, before) = (bytes(self.kept), bytes(self.kept_before));
-        write!(f, "activations kept for backward: {kept} instead of {before}; {} as bits", self.masks)?;
-        if self.outputs > 0 {
-            write!(f, ", {} read from the results of their ReLUs", self.outputs)?;
-        }
-        if self.indices > 0 {
-            write!(f, ", {} as places in windows", self.indices)?;
+        let forms = [
+            (self.masks, "as bits"),
+            (self.outputs, "read from the results of their ReLUs"),
+            (self.indices, "as places in windows"),
+        ];
+        let forms = forms.into_iter().filter(|(count, _)| *count > 0);
+        write!(f, "activations kept for backward: {kept} instead of {before}")?;
+        for (count, form) in forms {
+            write!(f, ", {count} {form}")?;
         }
         if let (Some(dtype), Some(error)) = (&self.dtype, self.relative_error) {
             write!(

@@ -1,4 +1,5 @@
-//! `--compress-activations`: runs whose activations wait for backward in a lossless form have the bits of runs whose activations wait as they are.
+//! `--compress-activations`: runs whose activations wait for backward in a lossless form have the bits of runs whose activations wait
+//! as they are.
 
 use crate::TRAINYARD;
 use expect_test::{Expect, expect};
@@ -16,7 +17,7 @@ const RUNS: [(&str, &str); 8] = [
     (RESNET, "--global-batch 8 --bf16"),
     (RESNET, "--recompute selective"),
     (RESNET, "--mesh dp=2 --zero 2"),
-    (RESNET, "--mesh pp=2 --global-batch 8 --schedule zb-v"),
+    (RESNET, "--mesh pp=2 --global-batch 8 --schedule zb-h1"),
     (RESNET, "--offload activations --offload-least 1B"),
 ];
 
@@ -68,6 +69,20 @@ fn check_error(flags: &str, expected: Expect) {
 
 #[test]
 fn forms_that_are_none_are_refused() {
-    check_error("--compress-activations bf16,f16", expect![[r#""#]]);
-    check_error("--compress-activations sparse", expect![[r#""#]]);
+    check_error(
+        "--compress-activations bf16,f16",
+        expect![[r#"
+        error: --compress-activations bf16,f16: an activation is kept in one type
+          = bf16 has the range of f32, f16 has 3 more bits
+    "#]],
+    );
+    check_error(
+        "--compress-activations sparse",
+        expect![[r#"
+        error: invalid value 'sparse' for '--compress-activations <FORM,…>'
+          [possible values: masks, indices, bf16, f16]
+
+        For more information, try '--help'.
+    "#]],
+    );
 }

@@ -18,7 +18,7 @@ const OPTIONS: [&str; 9] = [
     "--recompute selective",
     "--recompute full --fp16",
     "--offload activations --offload-least 1B",
-    "--memory device=16MiB,host=16MiB",
+    "--memory device=3200KiB,host=16MiB --offload-least 1B",
 ];
 
 #[test]

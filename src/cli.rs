@@ -1,5 +1,6 @@
 //! The command line: `trainyard` and its subcommands, one file each; config files; what a user is told; exit codes.
 
+mod advice;
 pub mod compile;
 pub mod completions;
 pub mod doctor;
@@ -88,6 +89,7 @@ impl Cli {
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<Self, ParseError> {
         let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+        let given = arguments.clone();
         let mut command = Self::command();
         let mut matches = command.try_get_matches_from_mut(&arguments)?;
         let launched = match matches.subcommand_name() {
@@ -108,12 +110,16 @@ impl Cli {
             matches = command.try_get_matches_from_mut(&arguments)?;
         }
         let mut cli = Self { notes, ..Self::from_arg_matches(&matches)? };
-        if let (Command::Compile(compile), Some(launched)) = (&mut cli.command, launched) {
-            log::keep();
-            if launched.rank > 0 {
-                report::mute();
+        match (&mut cli.command, launched) {
+            (Command::Compile(compile), Some(launched)) => {
+                log::keep();
+                if launched.rank > 0 {
+                    report::mute();
+                }
+                compile.settings.adapt_to(&launched).map_err(refused)?;
             }
-            compile.settings.adapt_to(&launched).map_err(refused)?;
+            (Command::Compile(compile), None) => compile.arguments = given,
+            _ => {}
         }
         let errors = cli.command.check();
         if errors.is_empty() { Ok(cli) } else { Err(ParseError::Settings(errors)) }

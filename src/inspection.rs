@@ -33,6 +33,7 @@ pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
 pub use measured::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts, PredictedIdle};
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
+pub(crate) use prediction::milliseconds;
 pub use prediction::{
     CommandFacts, ExchangeFacts, KindFacts, MemoryClassFacts, PredictionFacts, SectionFacts,
 };

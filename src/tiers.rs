@@ -293,16 +293,8 @@ impl Search<'_> {
 
     /// Predicted picoseconds of the copies of a step.
     fn copies(&self, module: &Module) -> u64 {
-        let Node { host_link, disk, .. } = self.place.node;
-        let time = |link: &Link, bytes: u64| link.latency + bytes as f64 / link.rate();
-        let copies = module.nodes().filter(|(_, node)| matches!(node.op, Op::Copy(_)));
-        let seconds = copies.map(|(_, node)| {
-            let bytes = module.ty(node.results[0]).local_bytes(&module.mesh).unwrap_or(0);
-            let tiers = [node.result_tier(), module.tier_of(node.operands[0])];
-            let runs = if node.phase.is_microbatch() { self.place.microbatches } else { 1 };
-            time(if tiers.contains(&Tier::Disk) { disk } else { host_link }, bytes) * runs as f64
-        });
-        (seconds.sum::<f64>() * 1e12) as u64
+        let [host, disk] = seconds_of_copies(module, self.place.microbatches, self.place.node);
+        ((host + disk) * 1e12) as u64
     }
 
     /// A candidate with as many states on the device as fit, and then as many on the host.
@@ -412,6 +404,20 @@ fn offloaded(module: &Module, options: &Offload) -> Result<Module, Failure> {
     let decision = passes::offload::decide(&module, options);
     passes::offload::apply(&mut module, options, &decision)?;
     Ok(module)
+}
+
+/// Predicted seconds of a step's copies over the link to the host, and to and from the file.
+pub fn seconds_of_copies(module: &Module, microbatches: u64, node: &Node) -> [f64; 2] {
+    let time = |link: &Link, bytes: u64| link.latency + bytes as f64 / link.rate();
+    let mut seconds = [0.0; 2];
+    for (_, copy) in module.nodes().filter(|(_, copy)| matches!(copy.op, Op::Copy(_))) {
+        let bytes = module.ty(copy.results[0]).local_bytes(&module.mesh).unwrap_or(0);
+        let is_in_file = [copy.result_tier(), module.tier_of(copy.operands[0])].contains(&Tier::Disk);
+        let runs = if copy.phase.is_microbatch() { microbatches } else { 1 };
+        let link = if is_in_file { &node.disk } else { &node.host_link };
+        seconds[usize::from(is_in_file)] += time(link, bytes) * runs as f64;
+    }
+    seconds
 }
 
 /// Bytes of the device that no plan of a step goes without.

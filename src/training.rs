@@ -93,7 +93,7 @@ pub fn ranks(
     processes: &Processes,
     profiles: Option<Profiles>,
     warn: &dyn Fn(Diagnostic),
-    fits: &dyn Fn(&TooLarge) -> Option<String>,
+    fits: &dyn Fn(&TooLarge) -> Vec<String>,
 ) -> Result<Ranks, Failure> {
     let target = programs.training.first().target;
     let folder = settings.memory.folder();
@@ -140,7 +140,7 @@ pub(crate) fn too_large(error: &DeviceError) -> Option<&TooLarge> {
     }
 }
 
-fn diagnosed(large: &TooLarge, target: Target, fitting: Option<String>) -> Diagnostic {
+fn diagnosed(large: &TooLarge, target: Target, fitting: Vec<String>) -> Diagnostic {
     let other = match target {
         Target::Cpu => "the step does not fit with any halved microbatch either; --bf16 needs less memory",
         Target::Cuda => {
@@ -148,7 +148,8 @@ fn diagnosed(large: &TooLarge, target: Target, fitting: Option<String>) -> Diagn
              needs less memory per GPU"
         }
     };
-    Diagnostic::new(large.to_string()).note(large.told()).note(fitting.unwrap_or_else(|| other.into()))
+    let error = Diagnostic::new(large.to_string()).note(large.told());
+    if fitting.is_empty() { error.note(other) } else { fitting.into_iter().fold(error, Diagnostic::note) }
 }
 
 /// Where a run begins.

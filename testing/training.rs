@@ -52,8 +52,8 @@ pub fn train(
         let weights = training::weights(&compilation, &source.imported, settings, drop)?;
         training::start(&compilation, settings, &Processes::alone(), &loader, weights)?
     };
-    let ranks =
-        training::ranks(&programs, settings, &Processes::alone(), None, &|_| {}, &|_| None)?.exchange(device);
+    let ranks = training::ranks(&programs, settings, &Processes::alone(), None, &|_| {}, &|_| vec![])?
+        .exchange(device);
     folder.write(&[])?;
     let setup = Setup {
         compilation: &compilation,

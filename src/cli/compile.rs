@@ -2,6 +2,7 @@
 
 mod run;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -76,6 +77,9 @@ pub struct Compile {
     /// All shared flags.
     #[command(flatten)]
     pub settings: Settings,
+    /// The whole command line, from which commands that fit are made; empty for the ranks of a launcher.
+    #[arg(skip)]
+    pub arguments: Vec<OsString>,
 }
 
 /// A model that is ready to be trained.
@@ -303,7 +307,8 @@ impl Compile {
         let node = tiers::node_of(&machine, settings.parallel.cluster()?.as_ref());
         let may_update_early = passes.may_update_early();
         let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
-        let fit = tiers::fit_memory(&mut compilation, &manager, &settings.memory, place, |_, _| {})?;
+        let fit = tiers::fit_memory(&mut compilation, &manager, &settings.memory, place, |_, _| {})
+            .map_err(|failure| self.advised(failure, device))?;
         let mut lowering = compilation.lowering(&manager);
         let mut programs = Programs::lower_by(
             &mut lowering,

@@ -3,7 +3,8 @@
 mod text;
 mod timeline;
 
-pub(super) use text::{milliseconds, price};
+pub(crate) use text::milliseconds;
+pub(super) use text::price;
 
 use super::units::count;
 use crate::failure::Failure;

@@ -1,6 +1,7 @@
 //! The program as a user meets it: its flags and config files, whole runs of the binary and what they leave behind, and the
 //! answer to every mistake.
 
+mod advice;
 mod bad_input;
 mod cli;
 mod compress;
@@ -13,8 +14,8 @@ mod experts;
 mod hostile;
 mod inspect;
 mod launched;
-mod offload;
 mod memory_plan;
+mod offload;
 mod opt;
 mod profile;
 mod readme;

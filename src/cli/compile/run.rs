@@ -1,6 +1,7 @@
 //! The run of a compiled model: the ranks begin in one output folder and one place, train, and the result is exported.
 
 use super::{Compile, Place, Ready};
+use crate::cli::advice::Room;
 use crate::cli::profile::{self, RunProfile};
 use crate::cli::report::{self, Outcome, tell};
 use crate::cli::resuming::{self, Beginning};
@@ -101,7 +102,12 @@ impl Compile {
             Beginning::Anew | Beginning::Again => None,
         };
         let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
-        let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
+        let fits = |large: &TooLarge| {
+            let room = Room::of_device(large.of_programs, on.target);
+            let (advice, has_commands) = self.advice(room, &ready.plan, on);
+            let halved = || self.fitting(&ready.plan, on, large).into_iter().collect();
+            if has_commands { advice } else { halved() }
+        };
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {
             let mut ranks = training::ranks(programs, settings, processes, profiles.cloned(), &warn, &fits)?;

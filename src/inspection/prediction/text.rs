@@ -156,7 +156,7 @@ impl CommandFacts {
 }
 
 /// `1.25 s`, `12.5 ms`, `3.2 µs`
-pub(in crate::inspection) fn milliseconds(ms: f64) -> String {
+pub(crate) fn milliseconds(ms: f64) -> String {
     match ms {
         _ if ms >= 1000.0 => format!("{:.2} s", ms / 1e3),
         _ if ms >= 1.0 => format!("{ms:.2} ms"),

@@ -1,0 +1,116 @@
+//! The advice where a program does not fit: each command that is printed fits.
+
+use crate::TRAINYARD;
+use testing::workplace::Workplace;
+
+const GPT2: &str =
+    "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 8 --steps 1 -o run --force";
+
+/// A row of the advice.
+#[derive(Debug)]
+struct Row {
+    /// The predicted milliseconds of a step.
+    milliseconds: f64,
+    /// All of the line.
+    says: String,
+    /// The arguments behind the program's name.
+    command: String,
+}
+
+/// The rows of the advice for a command that does not fit.
+fn advice(place: &Workplace, command: &str) -> Vec<Row> {
+    let ended = place.run(command);
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+    let mut lines = ended.stderr.lines().skip_while(|line| !line.contains("these commands fit")).skip(1);
+    let mut rows = vec![];
+    while let (Some(says), Some(command)) = (lines.next(), lines.next()) {
+        let (time, _) = says.trim_start_matches("  = ").split_once(", ").expect("a row begins with its time");
+        let (number, unit) = time.split_once(' ').expect("a time has a unit");
+        let scale = [("s", 1e3), ("ms", 1.0), ("µs", 1e-3)].into_iter().find(|(name, _)| *name == unit);
+        let milliseconds = number.parse::<f64>().expect("a number") * scale.expect("a unit of time").1;
+        let command = command.strip_prefix("  =   trainyard ").expect("a row has a command").to_owned();
+        rows.push(Row { milliseconds, says: says.to_owned(), command });
+    }
+    assert!(rows.len() <= 10 && rows.is_sorted_by_key(|row| row.milliseconds), "{rows:?}\n{}", ended.stderr);
+    rows
+}
+
+/// Runs the command of each row, which fits into so many bytes.
+fn check_rows(place: &Workplace, rows: &[Row], budget: u64) {
+    for row in rows {
+        place.succeed(&row.command);
+        let plan: serde_json::Value = serde_json::from_slice(&place.read("run/plan.json")).expect("JSON");
+        let peak = plan["memory"]["peak"].as_u64().expect("a number of bytes");
+        assert!(peak <= budget, "{row:?} takes {peak}");
+        assert_eq!(plan["memory"]["host"].as_u64() > Some(0), row.says.contains("on the host"), "{row:?}");
+    }
+}
+
+/// Whether a row has this flag in its command, and the line does or does not say that losses change.
+fn has(rows: &[Row], flag: &str, changes: bool) -> bool {
+    let own = |row: &&Row| row.command.contains(flag) && row.says.contains("the losses change") == changes;
+    rows.iter().any(|row| own(&row))
+}
+
+/// The smallest budget that recomputation alone fits into.
+fn smallest(place: &Workplace, flags: &str) -> u64 {
+    let stderr = place.run(&format!("{GPT2} {flags} --memory 1KiB")).stderr;
+    let (_, text) = stderr.split_once("the smallest budget that fits is --memory ").expect("it is named");
+    let number: String = text.chars().take_while(char::is_ascii_digit).collect();
+    let unit = if text[number.len()..].starts_with("KiB") { 1 << 10 } else { 1 };
+    number.parse::<u64>().expect("a number") * unit
+}
+
+#[test]
+fn each_command_of_the_advice_fits() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let budget = smallest(&place, "") * 95 / 100;
+    let rows = advice(&place, &format!("{GPT2} --memory device={budget}B"));
+    check_rows(&place, &rows, budget);
+    assert!(has(&rows, "--offload auto", false), "{rows:?}");
+    assert!(has(&rows, "--microbatch 1 --global-batch 8", false), "{rows:?}");
+    assert!(has(&rows, "--optimizer adamw:moments=8bit", true), "{rows:?}");
+}
+
+#[test]
+fn states_are_divided_over_data_ranks_where_there_are_some() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let budget = smallest(&place, "--mesh dp=2") * 95 / 100;
+    let rows = advice(&place, &format!("{GPT2} --mesh dp=2 --memory {budget}B"));
+    check_rows(&place, &rows, budget);
+    assert!(has(&rows, "--zero 3", false), "{rows:?}");
+}
+
+/// No single change fits, so the rows have several.
+#[test]
+fn changes_are_combined_where_one_does_not_do() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let budget = smallest(&place, "") * 15 / 100;
+    let rows = advice(&place, &format!("{GPT2} --memory {budget}B"));
+    check_rows(&place, &rows, budget);
+    assert!(has(&rows, "--offload auto --microbatch 1 --global-batch 8", false), "{rows:?}");
+    // A change that is not needed is not made.
+    assert!(!has(&rows, "--offload auto --microbatch 1 --global-batch 8 --", true), "{rows:?}");
+}
+
+/// A flag that the user has given is replaced, also where a config file gives it.
+#[test]
+fn flags_of_a_config_file_are_kept() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    place.write("own.toml", b"microbatch = 8\nclip = 0.5\n");
+    let command = GPT2.replace("--microbatch 8", "--config own.toml");
+    let budget = smallest(&place, "--clip 0.5") * 95 / 100;
+    let rows = advice(&place, &format!("{command} --memory={budget}B"));
+    check_rows(&place, &rows, budget);
+    assert!(has(&rows, "--microbatch 1 --global-batch 8", false), "{rows:?}");
+    assert!(!has(&rows, "--update early", false), "clipping waits for all gradients: {rows:?}");
+    assert!(rows.iter().all(|row| row.command.contains("--config own.toml")), "{rows:?}");
+}
+
+#[test]
+fn a_budget_that_nothing_fits_has_no_command() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let ended = place.run(&format!("{GPT2} --memory 1KiB"));
+    assert_eq!(ended.status.code(), Some(2));
+    assert!(ended.stderr.contains("= no other flags that were tried make it fit"), "{}", ended.stderr);
+}

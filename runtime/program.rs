@@ -1,19 +1,20 @@
 //! The lowered program: a flat list of instructions over one arena, every offset fixed. One program serves all ranks of
 //! a mesh: each runs it on its own parts of the tensors.
 
+mod memory;
 mod pipeline;
 mod stages;
 mod text;
 mod values;
 mod view;
 
-use crate::lower::MemoryByClass;
 use crate::target::{Multiprocessors, Target};
 use bytes::Bytes;
 use ir::ops::collective::Collective;
 use ir::ops::contract::Contract;
 use ir::timetable;
 use ir::{AxisId, DType, Mesh, NodeId, Op, PartialKind, Phase, Role, Signature, Type};
+pub use memory::{Memory, TierMemory};
 pub use pipeline::{Block, BlockId, Message, RankPipeline, Turn};
 use smallvec::SmallVec;
 pub use stages::StagePrograms;
@@ -156,43 +157,6 @@ pub enum UpdateTime {
     Late,
     /// As soon as its gradient is complete, in a step of one microbatch.
     Early,
-}
-
-/// What a program takes, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// States, from the start of the arena.
-    pub states: u64,
-    /// The arena: states, and the most that anything else ever takes.
-    pub arena: u64,
-    /// The largest sum of what is alive at one time: no plan is smaller than this.
-    pub lower_bound: u64,
-    /// Constants.
-    pub constants: u64,
-    /// Memory of the host: states that rest there, and values of nodes that compute there.
-    pub host: TierMemory,
-    /// The file: states that rest there.
-    pub disk: TierMemory,
-    /// The arena by classes, where most of it is in use.
-    pub by_class: MemoryByClass,
-}
-
-/// Bytes of a memory beside that of the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TierMemory {
-    /// States, from the start of the memory.
-    pub states: u64,
-    /// All of it: states, and the most that anything else ever takes.
-    pub total: u64,
-    /// The most bytes that are alive at one time.
-    pub lower_bound: u64,
-}
-
-impl Memory {
-    /// Everything that is allocated on the device.
-    pub fn peak(&self) -> u64 {
-        self.arena + self.constants
-    }
 }
 
 /// One kernel on fixed places.

@@ -425,14 +425,12 @@ impl Driver for Gpu {
     fn on_host(&mut self, stream: Stream, task: HostTask) -> Result<(), DriverError> {
         self.context.bind()?;
         let task = Box::new(task);
-        match self.is_capturing {
-            true => {
-                self.queue(stream).run_again_and_again(&task)?;
-                self.host_tasks.push(task);
-                Ok(())
-            }
-            false => self.queue(stream).run_once(task),
+        if !self.is_capturing {
+            return self.queue(stream).run_once(task);
         }
+        self.queue(stream).run_again_and_again(&task)?;
+        self.host_tasks.push(task);
+        Ok(())
     }
 
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {

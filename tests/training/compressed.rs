@@ -36,7 +36,10 @@ fn subject_on(
 ) -> Subject {
     let compress = method.map(|text| CompressGradients { method: text.parse().expect("a method"), ranks });
     let spmd = if ranks > 1 { split(&format!("mesh=dp:{ranks}*tp:{tensor}")) } else { Default::default() };
-    fixture.compiled(SAMPLES, CompilationPlan { optimizer, spmd, compress_gradients: compress, ..CompilationPlan::default() })
+    fixture.compiled(
+        SAMPLES,
+        CompilationPlan { optimizer, spmd, compress_gradients: compress, ..CompilationPlan::default() },
+    )
 }
 
 /// Some steps of a program from its first weights.

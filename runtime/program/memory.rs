@@ -1,0 +1,40 @@
+//! The bytes of the memories that a program takes.
+
+use crate::lower::MemoryByClass;
+
+/// What a program takes, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// States, from the start of the arena.
+    pub states: u64,
+    /// The arena: states, and the most that anything else ever takes.
+    pub arena: u64,
+    /// The largest sum of what is alive at one time: no plan is smaller than this.
+    pub lower_bound: u64,
+    /// Constants.
+    pub constants: u64,
+    /// Memory of the host: states that rest there, and values of nodes that compute there.
+    pub host: TierMemory,
+    /// The file: states that rest there.
+    pub disk: TierMemory,
+    /// The arena by classes, where most of it is in use.
+    pub by_class: MemoryByClass,
+}
+
+/// Bytes of a memory beside that of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierMemory {
+    /// States, from the start of the memory.
+    pub states: u64,
+    /// All of it: states, and the most that anything else ever takes.
+    pub total: u64,
+    /// The most bytes that are alive at one time.
+    pub lower_bound: u64,
+}
+
+impl Memory {
+    /// Everything that is allocated on the device.
+    pub fn peak(&self) -> u64 {
+        self.arena + self.constants
+    }
+}

@@ -17,7 +17,7 @@ pub(super) fn unpack(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
 
 /// A thread for each byte.
 fn step(name: &str, instruction: &Instruction, bools: &View, bytes: &View) -> Step {
-    let mut run = KernelDraft::of(&format!("{name}_bits"), &PACKING);
+    let mut run = KernelDraft::of(format!("{name}_bits"), &PACKING);
     let (source, target) = (run.reads(&instruction.operands[0]), run.writes(&instruction.results[0]));
     let (count, row) = (bytes.layout.len(), bools.layout.sizes.last().copied().unwrap_or(1));
     run.line(format!("packing::{name}<{count}, {row}>({source}, {target});"));

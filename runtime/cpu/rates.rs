@@ -112,6 +112,14 @@ pub fn measure(sizes: &Sizes, threads: Option<usize>) -> Result<Rates, DeviceErr
     })
 }
 
+/// Measures the bytes per second to and from memory, as [`measure`] does.
+///
+/// # Errors
+/// As [`measure`].
+pub fn memory(sizes: &Sizes, threads: Option<usize>) -> Result<f64, DeviceError> {
+    Bench { runs: sizes.runs, threads }.streaming(sizes.streamed)
+}
+
 /// Operators that are run and timed.
 struct Bench {
     runs: usize,

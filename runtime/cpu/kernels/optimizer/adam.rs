@@ -82,6 +82,16 @@ impl<T: Real> AdamRule<T> {
             eps: T::of(eps),
         }
     }
+
+    /// Updates an element. The new moments are stored last: a load behind a store to another array would read them back from memory.
+    #[inline(always)]
+    fn update(&self, gradient: T, parameter: &mut T, first: &mut T, second: &mut T) {
+        let new_first = self.beta1 * *first + self.rest1 * gradient;
+        let new_second = self.beta2 * *second + self.rest2 * gradient * gradient;
+        *parameter =
+            self.keep * *parameter - self.rate * new_first / (new_second.sqrt() * self.root + self.eps);
+        (*first, *second) = (new_first, new_second);
+    }
 }
 
 vectorized! {
@@ -92,14 +102,12 @@ vectorized! {
         first: &'a mut [T],
         second: &'a mut [T],
     ) {
-        // Without decay an infinite parameter stays as it is: zero times it would be NaN.
-        let decays = rule.decay != T::ZERO;
-        for (((p, m), v), &g) in parameter.iter_mut().zip(first).zip(second).zip(gradient) {
-            let g = rule.scale * g;
-            let g = if decays { g + rule.decay * *p } else { g };
-            *m = rule.beta1 * *m + rule.rest1 * g;
-            *v = rule.beta2 * *v + rule.rest2 * g * g;
-            *p = rule.keep * *p - rule.rate * *m / (v.sqrt() * rule.root + rule.eps);
+        // Without decay an infinite parameter stays as it is: zero times it would be NaN. A loop for each case has no branch inside.
+        let elements = parameter.iter_mut().zip(first).zip(second).zip(gradient);
+        if rule.decay == T::ZERO {
+            elements.for_each(|(((p, m), v), &g)| rule.update(rule.scale * g, p, m, v));
+        } else {
+            elements.for_each(|(((p, m), v), &g)| rule.update(rule.scale * g + rule.decay * *p, p, m, v));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Compression of gradients: data ranks reduce factors of low rank, or 16-bit numbers, in place of whole gradients.
 //!
-//! Reads the outputs `grad.NAME` of [`crate::autodiff`] and gives each compressed one a new value, which the optimizer then reads. A
-//! gradient `G = Σᵢ Gᵢ` is a sum over the data ranks `i`; the operator `addends` keeps the addends apart, as a tensor `[ranks, ..]` that
+//! Reads the outputs `grad.NAME` of [`crate::autodiff`] and gives each compressed one a new value, which the optimizer then reads.
+//! A gradient `G = Σᵢ Gᵢ` is a sum over the data ranks `i`; the operator `addends` keeps the addends apart, as a tensor `[ranks, ..]` that
 //! is split over the data axes. Every rank keeps the error of its own addend, `error(NAME)`, and adds it to the next one. Everything
 //! here is linear in the addends and summed over the ranks, so the program computes the same gradients on any number of ranks, one
 //! included: `verify` compares it with the same pass on one device.
@@ -37,8 +37,8 @@ pub struct CompressGradients {
 /// What travels in place of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
-    /// Two factors for each matrix (Vogels et al., NeurIPS 2019, algorithm 1); vectors as they are. Of a tensor with more dims, the first dim
-    /// with several elements has the rows.
+    /// Two factors for each matrix (Vogels et al., NeurIPS 2019, algorithm 1); vectors as they are. Of a tensor with more dims, the
+    /// first dim with several elements has the rows.
     PowerSgd {
         /// The columns of a factor; of a matrix with fewer rows or columns, as many as these.
         rank: u64,

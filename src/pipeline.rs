@@ -380,7 +380,8 @@ impl CompilationPlan {
     ///
     /// Feed-forward blocks are found in the canonical form of a model, so with mixtures of experts the reference has that form, and the
     /// compiled program's states. So it has with an optimizer whose rule depends on the way in which the tensors of the file are cut into
-    /// states, and with compressed gradients, whose factors do. A program of the same file without mixtures and with another optimizer is compared with the file as it is.
+    /// states, and with compressed gradients, whose factors do. A program of the same file with none of these is compared with the file as
+    /// it is.
     pub fn reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
         let mut reference = match self.reference_has_states() {
             true => self.model(),
@@ -405,9 +406,10 @@ impl CompilationPlan {
     pub fn rounded_reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
         let mut reference = self.reference(parameters);
         if self.precision != Precision::default() {
-            let is_optimizer = |pass: &Pass| matches!(pass, Pass::Optimizer(_));
-            let optimizer = reference.passes.iter().position(is_optimizer).unwrap_or(0);
-            reference.passes.insert(optimizer, self.precision.clone().into());
+            let reads_gradients =
+                |pass: &Pass| matches!(pass, Pass::Optimizer(_) | Pass::CompressGradients(_));
+            let first = reference.passes.iter().position(reads_gradients).unwrap_or(0);
+            reference.passes.insert(first, self.precision.clone().into());
         }
         reference
     }

@@ -1,3 +1,5 @@
+//! The options of a method, as text.
+
 use super::Method;
 
 #[test]

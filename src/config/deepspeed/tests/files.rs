@@ -316,9 +316,9 @@ fn patrickstar_spreads_all_states() {
         PATRICKSTAR,
         "--mesh dp=2",
         expect![[r#"
-            ds.json stands for --lr=0.001 --weight-decay=0 --optimizer=adam:beta1=0.9,beta2=0.999,eps=1e-6 --fp16 --loss-scale=dynamic:initial=1024,interval=1000,hysteresis=1,min=1 --zero=3
+            ds.json stands for --lr=0.001 --weight-decay=0 --optimizer=adam:beta1=0.9,beta2=0.999,eps=1e-6 --fp16 --loss-scale=dynamic:initial=1024,interval=1000,hysteresis=1,min=1 --zero=3 --offload=embeddings
             ds.json has keys that are not honoured:
-              optimizer.params.use_hybrid_adam, use_cpu_embedding, client.opts.with_async_move: the compiler decides when and how values move between memories
+              optimizer.params.use_hybrid_adam, client.opts.with_async_move: the compiler decides when and how values move between memories
               default_chunk_size, client.opts.with_mem_saving_comm: parameters are sharded one by one, and not in chunks
               release_after_init: each rank makes the initial values of its own part alone
               client.mem_tracer.use_async_mem_monitor, client.mem_tracer.warmup_gpu_chunk_mem_ratio, client.mem_tracer.overall_gpu_mem_ratio, client.mem_tracer.overall_cpu_mem_ratio, client.mem_tracer.margin_use_ratio: memory is planned before the run and not traced; --memory takes the bytes of a device
@@ -328,9 +328,9 @@ fn patrickstar_spreads_all_states() {
         PATRICKSTAR,
         "--fp16",
         expect![[r#"
-            ds.json stands for --lr=0.001 --weight-decay=0 --optimizer=adam:beta1=0.9,beta2=0.999,eps=1e-6 --loss-scale=dynamic:initial=1024,interval=1000,hysteresis=1,min=1
+            ds.json stands for --lr=0.001 --weight-decay=0 --optimizer=adam:beta1=0.9,beta2=0.999,eps=1e-6 --loss-scale=dynamic:initial=1024,interval=1000,hysteresis=1,min=1 --offload=embeddings
             ds.json has keys that are not honoured:
-              optimizer.params.use_hybrid_adam, use_cpu_embedding, client.opts.with_async_move: the compiler decides when and how values move between memories
+              optimizer.params.use_hybrid_adam, client.opts.with_async_move: the compiler decides when and how values move between memories
               default_chunk_size, client.opts.with_mem_saving_comm: parameters are sharded one by one, and not in chunks
               release_after_init: each rank makes the initial values of its own part alone
               client.mem_tracer.use_async_mem_monitor, client.mem_tracer.warmup_gpu_chunk_mem_ratio, client.mem_tracer.overall_gpu_mem_ratio, client.mem_tracer.overall_cpu_mem_ratio, client.mem_tracer.margin_use_ratio: memory is planned before the run and not traced; --memory takes the bytes of a device

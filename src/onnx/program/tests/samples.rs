@@ -10,11 +10,12 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 34] = [
+const OF_A_STEP: [&str; 36] = [
     "accumulate",
     "adagrad",
     "adam",
     "adam_8bit",
+    "addends",
     "all_gather",
     "all_reduce",
     "all_slice",
@@ -36,6 +37,7 @@ const OF_A_STEP: [&str; 34] = [
     "max_pool_grad",
     "max_pool_grad_at",
     "max_pool_offsets",
+    "orthogonalize",
     "pack_bits",
     "reduce_scatter",
     "relu_grad",

@@ -12,7 +12,9 @@
 //! The optimizer gets `Ĝ = P Q'ᵀ = P Pᵀ M`, and the next step starts from `Q'` (warm start). The paper's gradients are means over `N`
 //! ranks and its errors `Eᵢ' = Mᵢ − Ĝ`. A gradient is a sum here, so a rank's share of `Ĝ` is `P Qᵢᵀ`, and
 //!
-//!     Eᵢ' = Mᵢ − P Qᵢᵀ = (I − P Pᵀ) Mᵢ,    Σᵢ Eᵢ' = M − Ĝ
+//! ```text
+//! Eᵢ' = Mᵢ − P Qᵢᵀ = (I − P Pᵀ) Mᵢ,    Σᵢ Eᵢ' = M − Ĝ
+//! ```
 //!
 //! With `r = m`, `P` is a square orthogonal matrix and `Ĝ = M`, whatever the rank of `M` is. This is why the smaller factor is the
 //! orthogonal one.

@@ -36,7 +36,7 @@ use self::cudnn::Cudnn;
 use self::exchange::Exchange;
 use self::graph::Executable;
 use self::handles::{Context, Mark, Memory, Queue};
-use self::host::Lent;
+use self::host::{CapturedTask, Lent};
 use self::kernels::Kernels;
 use self::matmul::Multiplier;
 use self::messages::Mailboxes;
@@ -166,7 +166,7 @@ pub struct Gpu {
     exchange: RefCell<Exchange>,
     graphs: Vec<Executable>,
     /// The instructions of the host that are in graphs.
-    host_tasks: Vec<Box<HostTask>>,
+    host_tasks: Vec<CapturedTask>,
     is_capturing: bool,
     stamps: Stamps,
     memory: Vec<Memory>,
@@ -424,11 +424,11 @@ impl Driver for Gpu {
 
     fn on_host(&mut self, stream: Stream, task: HostTask) -> Result<(), DriverError> {
         self.context.bind()?;
-        let task = Box::new(task);
         if !self.is_capturing {
             return self.queue(stream).run_once(task);
         }
-        self.queue(stream).run_again_and_again(&task)?;
+        let task = CapturedTask::new(task);
+        self.queue(stream).capture(&task)?;
         self.host_tasks.push(task);
         Ok(())
     }

@@ -33,6 +33,15 @@ impl Drop for Lent {
     }
 }
 
+/// A task of the host that a graph runs again and again: it stays in its place.
+pub(super) struct CapturedTask(Box<HostTask>);
+
+impl CapturedTask {
+    pub(super) fn new(task: HostTask) -> Self {
+        Self(Box::new(task))
+    }
+}
+
 impl Queue {
     /// Copies bytes from the host or to it. With addresses that host and device share, the driver finds the direction itself.
     #[allow(unsafe_code)]
@@ -44,8 +53,8 @@ impl Queue {
 
     /// Runs a task of the host once.
     #[allow(unsafe_code)]
-    pub(super) fn run_once(&self, task: Box<HostTask>) -> Result<(), DriverError> {
-        let task = Box::into_raw(task);
+    pub(super) fn run_once(&self, task: HostTask) -> Result<(), DriverError> {
+        let task = Box::into_raw(Box::new(task));
         // SAFETY: `once` takes the box back, and the driver calls it once.
         let launched = unsafe { sys::cuLaunchHostFunc(self.0, Some(once), task.cast::<c_void>()) };
         launched.result().map_err(|error| {
@@ -57,9 +66,9 @@ impl Queue {
 
     /// Captures a task of the host. The caller keeps it for as long as the graph.
     #[allow(unsafe_code)]
-    pub(super) fn run_again_and_again(&self, task: &HostTask) -> Result<(), DriverError> {
-        let task = std::ptr::from_ref(task).cast_mut().cast::<c_void>();
-        // SAFETY: the caller keeps the task where it is, in its box.
+    pub(super) fn capture(&self, CapturedTask(task): &CapturedTask) -> Result<(), DriverError> {
+        let task = std::ptr::from_ref::<HostTask>(task).cast_mut().cast::<c_void>();
+        // SAFETY: the task stays where it is, in its box, for as long as the caller keeps it.
         let launched = unsafe { sys::cuLaunchHostFunc(self.0, Some(again), task) };
         launched.result().map_err(refused("an instruction of the host"))
     }

@@ -22,7 +22,8 @@ struct OnHost;
 
 impl Form for OnHost {
     fn put(&self, b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
-        copy_to(b, value, Tier::Host)
+        // Rows of an embedding are there already.
+        if b.module().tier_of(value) == Tier::Host { Ok(value) } else { copy_to(b, value, Tier::Host) }
     }
 
     fn take(&self, b: &mut Builder, kept: ValueId, _: ValueId) -> Result<ValueId, TypeError> {

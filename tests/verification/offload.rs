@@ -7,10 +7,10 @@ use expect_test::expect;
 /// Tied embeddings, no tied weights, running statistics, experts.
 const MODELS: [&str; 4] = ["gpt2.dynamo", "llama.dynamo", "resnet.legacy-trainmode", "mixtral.dynamo"];
 
-const CLASSES: [&str; 4] = ["optimizer", "parameters", "gradients", "activations"];
+const CLASSES: [&str; 5] = ["optimizer", "parameters", "gradients", "activations", "embeddings"];
 
 /// Everything, however small, in steps of several microbatches.
-const ALL: &str = "--offload optimizer,parameters,gradients,activations --offload-least 1B";
+const ALL: &str = "--offload optimizer,parameters,gradients,activations,embeddings --offload-least 1B";
 const BATCH: &str = "--microbatch 2 --global-batch 8";
 
 /// In pairs with the classes.
@@ -46,6 +46,15 @@ fn every_option_composes_with_every_class() {
         format!("llama.dynamo {options} --offload {class} --offload-least 1B {BATCH} --tolerance 1e-9")
     };
     check(OPTIONS.into_iter().enumerate().map(of));
+}
+
+/// Look-ups in a table that is split, rounded, or looked up again; and the gradients of these.
+#[test]
+fn every_option_composes_with_embeddings_on_the_host() {
+    let of = |options| {
+        format!("llama.dynamo {options} --offload embeddings --offload-least 1B {BATCH} --mode cpu")
+    };
+    check(OPTIONS.map(of));
 }
 
 #[test]

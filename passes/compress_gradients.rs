@@ -241,6 +241,11 @@ pub fn decide(module: &Module, options: &CompressGradients) -> Result<Decision, 
             None => decision.others = (decision.others.0 + 1, decision.others.1 + bytes),
         }
     }
+    if decision.gradients.is_empty() {
+        let error = Diagnostic::new(format!("{} compresses no gradient of this program", decision.name));
+        let note = "PowerSGD leaves vectors, and matrices whose factors have more elements; with --grad-dtype no gradient is a sum in f32";
+        return Err(error.note(note));
+    }
     Ok(decision)
 }
 

@@ -4,8 +4,8 @@
 //! tier, has the nodes that update them compute on the host, and adds a `copy` wherever a node would read a value of another
 //! memory. Lowering plans each memory by the lifetimes that follow.
 //!
-//! Invariants: values are those of the program before; only copies are added, and views of activations that backward reads. Every
-//! node of a microbatch stays on the device, but for look-ups in embeddings, and so does every collective. A state's new value ends on the tier of the state.
+//! Invariants: values are those of the program before; only copies are added, and views of activations that backward reads. Nodes of a
+//! microbatch compute on the device, except look-ups in embeddings and their gradients. Collectives run on the device. A state's new value ends on the tier of the state.
 
 mod activations;
 mod copies;

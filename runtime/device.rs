@@ -4,6 +4,7 @@ use crate::calls::CallClock;
 use crate::comm::CommError;
 use crate::program::{Microbatches, OutputSlot, Program, Section};
 use crate::ranks::rank_at;
+use crate::room::TooLarge;
 use ir::timetable::Task;
 use ir::{Phase, visible};
 use serde::{Deserialize, Serialize};
@@ -302,9 +303,23 @@ pub enum DeviceError {
     /// The file of values that rest on the disk cannot be read or written.
     #[error("the file of states on the disk failed: {0}")]
     Disk(std::io::Error),
+    /// The host has less memory than the values of all GPUs take there.
+    #[error(
+        "values on the host take {} for each of {ranks} ranks, and this machine has {} free; --memory host=BYTES says what they may take",
+        TooLarge::size(*bytes),
+        TooLarge::size(*free)
+    )]
+    NoRoomOnHost {
+        /// Bytes that each rank takes.
+        bytes: u64,
+        /// Ranks of this process.
+        ranks: u64,
+        /// Bytes that the system can give.
+        free: u64,
+    },
     /// A device has less memory than the programs take.
     #[error(transparent)]
-    TooLarge(Box<crate::room::TooLarge>),
+    TooLarge(Box<TooLarge>),
     /// The threads cannot be started.
     #[error("cannot start {threads} threads: {message}")]
     Threads {

@@ -1,5 +1,6 @@
 //! Whether programs fit on a device: told from their plans, before a kernel is compiled or a byte of them put there.
 
+use crate::device::DeviceError;
 use crate::memory;
 use crate::program::{Program, Section};
 use ir::Role;
@@ -39,6 +40,8 @@ pub(crate) struct Place {
     pub(crate) beside: u64,
     /// Ranks that share the device.
     pub(crate) ranks: u64,
+    /// Whether the device's memory is that of the host, so that values on the host take it too.
+    pub(crate) is_host: bool,
 }
 
 /// Refuses programs that share an arena and for which a place has no room.
@@ -49,7 +52,7 @@ pub(crate) fn check<'p>(
     let Some(program) = programs.clone().max_by_key(|program| program.memory.arena) else { return Ok(()) };
     let constants = programs.clone().map(|program| program.memory.constants).fold(0, u64::saturating_add);
     let beside = place.beside;
-    let host = programs.map(|program| program.memory.host.total).max().unwrap_or(0);
+    let host = if place.is_host { on_host(programs) } else { 0 };
     let needed = [program.memory.arena, constants, host, beside].into_iter().fold(0, u64::saturating_add);
     if needed.saturating_mul(place.ranks) <= place.free {
         return Ok(());
@@ -80,9 +83,31 @@ pub(crate) fn check_processor<'p>(
     ranks: u64,
 ) -> Result<(), TooLarge> {
     match memory::available() {
-        Some(free) => check(programs, &Place { device: "this machine".into(), free, beside: 0, ranks }),
+        Some(free) => {
+            let device = "this machine".into();
+            check(programs, &Place { device, free, beside: 0, ranks, is_host: true })
+        }
         None => Ok(()),
     }
+}
+
+/// Refuses programs of GPUs whose values on the host do not fit this machine's memory, once for each of these ranks.
+pub(crate) fn check_host<'p>(
+    programs: impl Iterator<Item = &'p Program> + Clone,
+    ranks: u64,
+) -> Result<(), DeviceError> {
+    let bytes = on_host(programs);
+    match memory::available() {
+        Some(free) if bytes.saturating_mul(ranks) > free => {
+            Err(DeviceError::NoRoomOnHost { bytes, ranks, free })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes on the host of programs that share their memory.
+fn on_host<'p>(programs: impl Iterator<Item = &'p Program>) -> u64 {
+    programs.map(|program| program.memory.host.total).max().unwrap_or(0)
 }
 
 /// Bytes of the model's own states, and of those that training adds.
@@ -99,7 +124,7 @@ fn states(program: &Program) -> [u64; 2] {
 fn made(program: &Program) -> Vec<(String, u64)> {
     let mut by_place: BTreeMap<u64, (u64, String)> = BTreeMap::new();
     for instruction in program.section(Section::Microbatch) {
-        for view in &instruction.results {
+        for view in instruction.results.iter().filter(|view| view.region.is_in_arena()) {
             let (base, bytes) = (view.base, view.bytes().end - view.bytes().start);
             let known = by_place.entry(base).or_default();
             if bytes > known.0 {

@@ -102,7 +102,7 @@ impl Copies<'_> {
             EVERY_STAGE => stage,
             own => own,
         };
-        if phase.is_microbatch() && self.fetched.contains(&value) {
+        if to == Tier::Device && phase.is_microbatch() && self.fetched.contains(&value) {
             return self.fetch(value, id, stage);
         }
         let key = (value, to, stage, phase == Phase::Update);

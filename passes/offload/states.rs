@@ -26,10 +26,12 @@ pub(super) fn choose(module: &Module, options: &Offload, embeddings: &Embeddings
             }
             None => false,
         };
-        if take(&mut keep) {
-            continue;
+        // The nodes of an embedding are on the host, whatever room there is.
+        if embeddings.states.contains(&id) {
+            chosen.push((id, Tier::Host));
+        } else if !take(&mut keep) {
+            chosen.push((id, if take(&mut host) { Tier::Host } else { Tier::Disk }));
         }
-        chosen.push((id, if take(&mut host) { Tier::Host } else { Tier::Disk }));
     }
     chosen
 }

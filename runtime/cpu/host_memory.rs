@@ -42,7 +42,7 @@ impl HostMemory {
         Arena::new(Sizes { device: 0, host: bytes, disk: 0 }, None).map(Self)
     }
 
-    /// Where it begins, and its bytes. `None` if it has none.
+    /// Returns the first address and the length; `None` for no bytes.
     pub(crate) fn place(&self) -> Option<(*mut u8, usize)> {
         self.0.host()
     }

@@ -58,17 +58,20 @@ impl<D: Driver> Cuda<D> {
     ///
     /// # Errors
     /// A program for another kind of device; what the driver refuses.
-    pub fn of_rank(mut driver: D, programs: Vec<CudaProgram>, rank: u64) -> Result<Self, DeviceError> {
+    pub fn of_rank(driver: D, programs: Vec<CudaProgram>, rank: u64) -> Result<Self, DeviceError> {
         if let Some(cuda) = programs.iter().find(|cuda| cuda.program.target != Target::Cuda) {
             return Err(DeviceError::Target { program: cuda.program.name.clone() });
         }
+        crate::room::check_host(programs.iter().map(|cuda| &*cuda.program), 1)?;
+        let bytes = programs.iter().map(|cuda| cuda.program.memory.host.total).max().unwrap_or_default();
+        let host = HostMemory::new(bytes)?;
+        // Of these two the driver is dropped first, also where an error ends this.
+        let mut driver = driver;
         let room = driver.room(&programs).map_err(DeviceError::driver)?;
         super::room::check(&programs, &room).map_err(|error| DeviceError::TooLarge(Box::new(error)))?;
         let bytes = programs.iter().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();
         let arena = driver.allocate(bytes).map_err(DeviceError::driver)?;
         let halt = driver.allocate(8).map_err(DeviceError::driver)?;
-        let bytes = programs.iter().map(|cuda| cuda.program.memory.host.total).max().unwrap_or_default();
-        let host = HostMemory::new(bytes)?;
         let lent = host.place().map(|(memory, bytes)| driver.lend(memory, bytes));
         let lent = lent.transpose().map_err(DeviceError::driver)?;
         let load = |driver: &mut D, cuda: CudaProgram, rank: u64, host| -> Result<Ready, DriverError> {

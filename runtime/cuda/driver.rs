@@ -227,9 +227,9 @@ pub struct MessageTask {
 pub struct CopyTask {
     /// Where the bytes are.
     pub from: Address,
-    /// Where they go.
+    /// The destination.
     pub to: Address,
-    /// How many there are.
+    /// The number of bytes.
     pub bytes: u64,
 }
 

@@ -493,8 +493,10 @@ impl Driver for Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         // What is given back must not be in use, and is given back in its context.
-        if let (Err(error), Some(seat)) = (self.finish(), &self.seat) {
-            seat.end(&error.0);
+        if let Err(error) = self.finish() {
+            self.seat.iter().for_each(|seat| seat.end(&error.0));
+            // A task of the host may still run, on memory that it shares.
+            std::mem::forget(std::mem::take(&mut self.host_tasks));
         }
         // NCCL waits for the graphs that its exchanges are in.
         self.graphs.clear();

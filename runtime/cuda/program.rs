@@ -245,11 +245,11 @@ pub struct PlacedMessage {
 /// A copy of bytes that follow each other, between the memories of the device and of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryCopy {
-    /// Where they are.
+    /// The source.
     pub from: Start,
-    /// Where they go.
+    /// The destination.
     pub to: Start,
-    /// How many there are.
+    /// The number of bytes.
     pub bytes: u64,
 }
 

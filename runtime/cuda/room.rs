@@ -29,6 +29,6 @@ fn mailboxes(cuda: &CudaProgram) -> u64 {
 /// Refuses programs for which there is no room.
 pub(super) fn check(programs: &[CudaProgram], room: &Room) -> Result<(), TooLarge> {
     let beside = beside(programs).saturating_add(room.reserve);
-    let place = Place { device: room.device.clone(), free: room.free, beside, ranks: 1 };
+    let place = Place { device: room.device.clone(), free: room.free, beside, ranks: 1, is_host: false };
     room::check(programs.iter().map(|cuda| &*cuda.program), &place)
 }

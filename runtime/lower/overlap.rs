@@ -1,5 +1,5 @@
-//! Exchanges and copies beside computation: on several devices, collectives begin early and their results are read late, and so do copies
-//! from the host. So a device computes while tensors travel.
+//! Exchanges and copies beside computation: on several devices, collectives begin early and their results are read late. Copies from the
+//! host begin early too. So a device computes while tensors travel.
 //!
 //! Only the order of instructions changes, and never the order of two that touch the same buffer if either writes it. So nothing
 //! depends on this order but time and memory. The devices derive from the addresses for which collectives an instruction waits.
@@ -273,8 +273,8 @@ impl<'d, 'm> Moves<'d, 'm> {
         }
     }
 
-    /// For each group of transfers the place where it begins: that of the group before it behind which at least as many bytes are used, or
-    /// of the first group.
+    /// Returns for each group of transfers the index before which it begins: that of the nearest earlier group such that the groups from there on
+    /// have at least as many bytes, else that of the first group.
     fn ahead(&self, groups: &[Vec<usize>]) -> Vec<usize> {
         let bytes: Vec<u64> = groups.iter().map(|group| self.bytes(group)).collect();
         let ahead = |number: usize| {

@@ -64,7 +64,7 @@ impl Prices<'_> {
             }
             CommandClass::OnHost => {
                 (price.memory, price.arithmetic) = (0.0, 0.0);
-                price.host = work.bytes() as f64 / node().host_rate();
+                price.host = work.bytes() as f64 / node().host_rate(mesh.devices());
             }
             CommandClass::Kernel
             | CommandClass::Multiplication

@@ -10,8 +10,8 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use command::{edited, pasted};
-use ir::Diagnostic;
 use ir::machine::Machine;
+use ir::{Diagnostic, Node, Op};
 use passes::optimizer::{Algorithm, Moments};
 use runtime::simulator::SimulatedStep;
 use runtime::target::Target;
@@ -210,7 +210,7 @@ impl Compile {
     }
 
     /// Compiles the command with a change. `None` if the command is refused, or does not fit.
-    fn row(&self, change: Change, room: Room, device: &Chosen) -> Option<Row> {
+    fn row(&self, mut change: Change, room: Room, device: &Chosen) -> Option<Row> {
         let mut flags = change.flags.clone();
         if self.settings.memory.device_budget().is_none() {
             flags.push(("memory", Some(format!("device={}", rounded_down(room.device)))));
@@ -221,6 +221,11 @@ impl Compile {
             return None;
         };
         let ready = compile.trial().compile(device, compile.settings.shapes.global_batch).ok()?;
+        // The statistics of a batch norm, and some losses, are those of a microbatch.
+        let of_microbatch = |node: &Node| matches!(node.op, Op::BatchStatistics(_));
+        let depends_on_microbatch = ready.compilation.training.nodes().any(|(_, node)| of_microbatch(node))
+            || ready.compilation.doubt(ready.plan.microbatches).is_some();
+        change.changes_numbers |= change.sets("microbatch") && depends_on_microbatch;
         let peaks = Peaks::of(&ready.programs);
         let taken = peaks.device + if room.is_shared_with_host { peaks.host } else { 0 };
         let seconds = self.seconds(&ready, device)?;

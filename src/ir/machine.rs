@@ -198,9 +198,10 @@ pub struct Cluster {
 }
 
 impl Node {
-    /// Bytes per second of the host's memory that each device's updates attain, while all devices of the node update.
-    pub fn host_rate(&self) -> f64 {
-        self.host_bandwidth * attained::PROCESSOR.memory / self.devices.max(1) as f64
+    /// Bytes per second of the host's memory that each device's updates attain, while so many devices of a program update.
+    pub fn host_rate(&self, devices: u64) -> f64 {
+        let at_once = devices.min(self.devices).max(1);
+        self.host_bandwidth * attained::PROCESSOR.memory / at_once as f64
     }
 
     /// The node of a device whose node is not described: a machine with one processor, or a DGX H100.

@@ -10,10 +10,12 @@ use runtime::cuda::host::Order;
 use runtime::cuda::launches::Launches;
 use runtime::cuda::lower::lower;
 use runtime::cuda::program::{Command, CudaProgram, Place, Stream, Task};
-use runtime::program::{Program, Section};
+use runtime::lower::{LowerOptions, Target};
+use runtime::program::{Instruction, Part, Program, Section};
 use std::sync::Arc;
 use testing::models::losses::{check_losses, optimizers};
-use testing::models::{self, done, split};
+use testing::models::{self, adamw, done, split};
+use trainyard::lowering;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 
@@ -164,4 +166,23 @@ fn stages_and_guarded_updates_have_values_on_the_host() {
     check(&format!("gpt2.dynamo {classes} --mesh pp=2 --global-batch 8"));
     check(&format!("llama.dynamo {classes} --clip 0.01 --recompute full --global-batch 4"));
     check(&format!("mlp.dynamo {classes} --fp16 --global-batch 4"));
+}
+
+/// A loop looks at the gradient's norm before the states change, so the update can be run up to each of its outputs.
+#[test]
+fn the_update_may_stop_behind_each_output() {
+    let precision = Precision { compute: DType::F16, ..Precision::default() };
+    let plan =
+        CompilationPlan { optimizer: adamw(), offload: all(), precision, ..CompilationPlan::default() };
+    let subject = models::GPT2_DYNAMO.compiled(models::GPT2_DYNAMO.batch, plan);
+    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let cuda = lowered(done(lowering::lower(&subject.compilation.training, &options)));
+    let update = cuda.program.section(Section::Update);
+    for output in cuda.program.outputs.iter().filter(|output| output.section == Section::Update) {
+        let place = Place::of(&output.view);
+        let makes = |own: &Instruction| own.results.iter().any(|result| Place::of(result).meets(&place));
+        // Some outputs are constants.
+        let Some(made) = update.iter().rposition(makes) else { continue };
+        assert!(cuda.of_instructions(Part::Update, &(0..made + 1)).is_some(), "{}", output.name);
+    }
 }

@@ -19,7 +19,9 @@ impl Lent {
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
         // SAFETY: so many bytes begin there, and the caller keeps them.
         let registered = unsafe { sys::cuMemHostRegister_v2(start.cast::<c_void>(), bytes, flags) };
-        let failed = format!("{bytes} bytes of the host's memory cannot be kept in place for the GPU");
+        let failed = format!(
+            "{bytes} bytes of the host's memory cannot be kept in place for the GPU (a smaller --memory host=BYTES, or a higher limit of locked memory, may help)"
+        );
         registered.result().map_err(refused(&failed))?;
         Ok(Self { at: Address(start.expose_provenance() as u64), start })
     }

@@ -14,6 +14,7 @@ use crate::device::{Device, DeviceError};
 use crate::profile::Profile;
 use crate::program::{Program, StagePrograms};
 use crate::ranks::Ranks;
+use crate::room;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -90,6 +91,8 @@ fn open(
     options: Options,
 ) -> Result<(Vec<Cuda<Gpu>>, Vec<Vec<CudaProgram>>), DeviceError> {
     let (mut gpus, mut lowered) = (vec![], vec![]);
+    let all = stages.iter().flatten().map(|program| &**program);
+    room::check_host(all, devices * stages.len() as u64)?;
     for (programs, first) in stages.iter().zip((0..).step_by(devices as usize)) {
         let (own, programs) = open_stage(first..first + devices, programs, options)?;
         gpus.extend(own);

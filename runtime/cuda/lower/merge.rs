@@ -7,8 +7,8 @@
 use super::order::conflict;
 use super::source::KernelDraft;
 use super::{Draft, Step};
-use crate::cuda::program::Argument;
-use crate::program::{Program, Section};
+use crate::cuda::program::{Argument, Place};
+use crate::program::{Instruction, Program, Section};
 
 /// The same with fewer launches.
 pub(super) fn merged(
@@ -38,16 +38,13 @@ pub(super) fn merged(
 fn ends(program: &Program, section: Section) -> Vec<usize> {
     let outputs = program.outputs.iter().filter(|output| output.section == section);
     let instructions = program.section(section);
-    let end = |bytes: std::ops::Range<u64>| {
-        let made = instructions.iter().rposition(|instruction| {
-            instruction.results.iter().any(|result| {
-                let own = result.bytes();
-                own.start < bytes.end && bytes.start < own.end
-            })
-        });
-        made.map(|index| index + 1)
+    let end = |place: Place| {
+        let makes = |instruction: &Instruction| {
+            instruction.results.iter().any(|result| Place::of(result).meets(&place))
+        };
+        instructions.iter().rposition(makes).map(|index| index + 1)
     };
-    let mut ends: Vec<usize> = outputs.filter_map(|output| end(output.view.bytes())).collect();
+    let mut ends: Vec<usize> = outputs.filter_map(|output| end(Place::of(&output.view))).collect();
     ends.extend((section == Section::Prepare).then_some(program.renewed));
     let messages = instructions.iter().enumerate().filter(|(_, instruction)| instruction.message().is_some());
     ends.extend(messages.flat_map(|(index, _)| [index, index + 1]));

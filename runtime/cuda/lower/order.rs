@@ -23,7 +23,7 @@ pub(super) fn order(cuda: &mut CudaProgram) {
     cuda.events = events + Stream::ALL.len() as u32;
 }
 
-/// Copies from the host and to it have a stream for each direction, and instructions on the host theirs.
+/// Copies from the host and to it have a stream for each direction, and instructions on the host have a stream of their own.
 /// Collectives run on the exchange stream, with the copies before and after them. What only looks at a result stays on the main stream,
 /// where the update is that it keeps back. A multiplication of a microbatch goes to the side stream if no instruction of the microbatch
 /// reads its result: it computes the gradient of a weight.

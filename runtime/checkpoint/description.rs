@@ -170,7 +170,6 @@ impl StateRow {
     }
 
     fn of(state: &State) -> Self {
-        let role = Role::ALL.into_iter().find(|(role, _)| *role == state.role);
         // The mesh may not show: a run goes on on another, with other padding.
         let sizes: Option<Vec<u64>> = state.ty.sizes();
         let (padding, dims) = ir::view::padding(&state.view, sizes.as_deref().unwrap_or_default());
@@ -180,7 +179,7 @@ impl StateRow {
             dtype: state.ty.dtype.to_string(),
             // Programs that are lowered have no unbound dims; a symbol would never equal a number.
             dims: if sizes.is_some() { dims } else { unbound() },
-            role: role.map(|(_, name)| name.to_owned()).unwrap_or_default(),
+            role: state.role.name().to_owned(),
             view: ir::text::view_text(&state.view[..state.view.len() - padding.len()]),
         }
     }

@@ -11,7 +11,7 @@ use super::tensor_writer::Checksums;
 use super::{DESCRIPTION, STATES, StateBytes, padding, shards};
 use crate::ranks::Parts;
 use bytes::Bytes;
-use ir::{Module, State};
+use ir::{Module, Role, State};
 use serde::Deserialize;
 use std::fs;
 use std::io::Read as _;
@@ -70,12 +70,16 @@ impl Checkpoint {
         }
     }
 
-    /// Refuses a program of another state table.
+    /// Refuses a program of another state table. Compression of gradients may begin or end here: its states are worth no more than the step
+    /// that they save, so they may be missing on either side.
     ///
     /// # Errors
     /// The differences of the tables.
     pub fn check_table(&self, module: &Module) -> Result<(), CheckpointError> {
-        let differences = Differences::between(&StateRow::table(module), &self.description.states);
+        let mut differences = Differences::between(&StateRow::table(module), &self.description.states);
+        let is_needed = |row: &StateRow| row.role != Role::Compression.name();
+        differences.missing.retain(is_needed);
+        differences.unexpected.retain(is_needed);
         if differences.is_empty() {
             return Ok(());
         }
@@ -92,7 +96,8 @@ impl Checkpoint {
         self.check_table(module)?;
         let mut values = StateBytes::new();
         for state in module.states.values() {
-            values.extend(self.value_of(state)?.map(|value| (state.name.clone(), value)));
+            let value = self.value_of(state)?.or_else(|| begun(state, state.ty.bytes()));
+            values.extend(value.map(|value| (state.name.clone(), value)));
         }
         Ok(values)
     }
@@ -128,9 +133,11 @@ impl Checkpoint {
             let parts = Parts::of(&state.name, &state.ty, &module.mesh).map_err(|_| unsized_state())?;
             let (start, sizes) = parts.within_sizes(place, &row.dims);
             let read = self.states.read_block(&state.name, &start, &sizes);
-            if let Some(inner) = read.map_err(|error| self.with_whole(error))? {
-                values.insert(state.name.clone(), parts.padded(&inner, &sizes).into());
-            }
+            let value = match read.map_err(|error| self.with_whole(error))? {
+                Some(inner) => Some(parts.padded(&inner, &sizes).into()),
+                None => begun(state, state.ty.local_bytes(&module.mesh)),
+            };
+            values.extend(value.map(|value| (state.name.clone(), value)));
         }
         Ok(values)
     }
@@ -194,6 +201,13 @@ impl Checkpoint {
         let (then, now) = (Box::new(self.description.data.clone()), Box::new(now));
         CheckpointError::OtherData { path: self.path.clone(), then, now }
     }
+}
+
+/// Zeros for a state of so many bytes with which compression of gradients begins: no error was made yet, and the first factors are found
+/// without a start.
+fn begun(state: &State, bytes: Option<u64>) -> Option<Bytes> {
+    let bytes = bytes.filter(|_| state.role == Role::Compression)?;
+    Some(vec![0; bytes as usize].into())
 }
 
 /// The contents of `checkpoint.json`.

@@ -59,6 +59,11 @@ impl Role {
         (Self::Version, "version"),
         (Self::Compression, "compression"),
     ];
+
+    /// Its name in text.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
 }
 
 /// The value of a state before step 0.

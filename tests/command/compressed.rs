@@ -33,6 +33,18 @@ fn a_run_goes_on_with_the_errors_that_it_had() {
     }
 }
 
+/// Whole gradients in the first steps, as PyTorch's hook has them, and again in the last ones.
+#[test]
+fn a_run_goes_on_with_compression_and_without() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let whole = GPT2.replace(" --compress-gradients", "");
+    place.succeed(&format!("{whole} --mesh dp=2 --steps 2 --save-every 2 -o run"));
+    place.succeed(&format!("{GPT2} powersgd:rank=2 --mesh dp=2 --steps 4 --save-every 2 -o run --resume"));
+    place.succeed(&format!("{whole} --mesh dp=2 --steps 6 --save-every 2 -o run --resume"));
+    let has_errors = |step| place.states("run", step).windows(6).any(|bytes| bytes == b"error(");
+    assert_eq!([2, 4, 6].map(has_errors), [false, true, false]);
+}
+
 #[test]
 fn a_run_says_what_its_ranks_reduce() {
     let place = Workplace::with_text(TRAINYARD, 20_000);

@@ -23,7 +23,7 @@ use crate::rewriting::settle::settle;
 use ir::machine::{Device, Link};
 use ir::{
     Builder, Changed, DType, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId, Pipeline,
-    StateId, ValueId,
+    State, StateId, ValueId,
 };
 pub use memory::{AS_ESTIMATED, StageMemory};
 use schedule::{Plan, ScheduleChoice};
@@ -267,6 +267,7 @@ pub fn apply(module: &mut Module, options: &Stage, decision: Decision) -> Result
         b.set_stage(id, nodes.get(&id).copied().unwrap_or(EVERY_STAGE));
     }
     share_weights(&mut b, &of_weights, last)?;
+    renew_together(&mut b);
     b.finish();
     own_states(module);
     settle(module, Stage::NAME)?;
@@ -328,6 +329,25 @@ fn share_weights(b: &mut Builder, of_weights: &BTreeSet<NodeId>, last: u32) -> R
         }
     }
     Ok(())
+}
+
+/// Moves nodes that read a state which forward renews to the stage that renews it, if nothing before that stage reads their results. Else the
+/// state would travel back from this stage to an earlier one, between two microbatches.
+fn renew_together(b: &mut Builder) {
+    let uses = b.module().uses();
+    let renewed = |state: &State| Some((state.input, b.module().stage_of(state.output?)));
+    let renewed: Vec<(ValueId, u32)> = b.module().states.values().filter_map(renewed).collect();
+    for (input, stage) in renewed.into_iter().filter(|(_, stage)| *stage != EVERY_STAGE) {
+        for &reader in &uses[input] {
+            let module = b.module();
+            let is_late = |&later: &NodeId| module.node(later).stage >= stage;
+            let is_read_late = |value: &ValueId| uses[*value].iter().all(is_late);
+            let node = module.node(reader);
+            if node.stage < stage && node.results.iter().all(is_read_late) {
+                b.set_stage(reader, stage);
+            }
+        }
+    }
 }
 
 /// Gives each state to the stage that makes its new value, or to the first that reads it.

@@ -31,8 +31,12 @@ fn lossless_forms_change_no_number() {
 fn every_option_composes_with_lossless_forms() {
     check(OPTIONS.map(|options| format!("resnet.legacy-trainmode {LOSSLESS} {options} --tolerance 1e-9")));
     check(
-        ["--mesh dp=2 --microbatch 2", "--mesh tp=2"]
-            .map(|options| format!("resnet.legacy-trainmode {LOSSLESS} {options} --mode cpu")),
+        [
+            "--mesh dp=2 --microbatch 2",
+            "--mesh tp=2",
+            "--mesh pp=2 --schedule zb-v --microbatch 4 --global-batch 8",
+        ]
+        .map(|options| format!("resnet.legacy-trainmode {LOSSLESS} {options} --mode cpu")),
     );
 }
 

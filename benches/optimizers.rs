@@ -98,7 +98,7 @@ fn device(rule: &Rule, threads: usize) -> Result<Cpu, Box<dyn Error>> {
     let mut module = step();
     let optimizer = Optimizer { algorithm: rule.algorithm, weight_decay: 0.01, ..Optimizer::default() };
     optimizer.run(&mut module, &mut PassContext::default())?;
-    // What a run reports is no part of the update.
+    // The outputs of a run are no part of the update.
     module.outputs.clear();
     let options = LowerOptions { microbatches: Microbatches::One, ..LowerOptions::default() };
     let mut cpu = Cpu::new(vec![Arc::new(lower(&module, &options)?)], Some(threads))?;

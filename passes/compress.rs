@@ -6,9 +6,9 @@
 //! max pooling. The lossy form `dtype` keeps f32 activations in a narrower type. Dropout needs no form:
 //! backward draws its numbers again.
 //!
-//! Invariants: without `dtype`, all values are those of the program before, bit for bit. Nodes of forward read what they read before,
-//! only nodes of backward read what comes back. Numbers beside a result that are kept for backward, such as the logarithms of a softmax's
-//! sums, are never rounded.
+//! Invariants: without `dtype`, all values have the bits that they had before. Nodes of forward keep their operands; nodes of backward alone
+//! read the activations that changed back. Statistics that backward reads, such as the logarithms of a softmax's sums, are never
+//! rounded.
 
 mod masks;
 mod narrow;
@@ -24,7 +24,7 @@ use crate::rewriting::kept;
 use ir::{Builder, Changed, DType, Diagnostic, Level, Module, Node, NodeId, Op, TypeError, ValueId};
 use masks::{Bits, Test};
 use narrow::Narrow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The pass `compress`. `compress(masks, indices, dtype=bf16, least=1024)`.
@@ -144,6 +144,8 @@ struct Candidates {
     searches: Vec<NodeId>,
     tests: Vec<NodeId>,
     kept: BTreeSet<ValueId>,
+    /// The results of the ReLUs of forward, by their operands.
+    relus: BTreeMap<ValueId, Vec<ValueId>>,
 }
 
 impl Candidates {
@@ -154,7 +156,7 @@ impl Candidates {
         };
         let (searches, tests) =
             (nodes(options.indices, pools::is_search), nodes(options.masks, masks::is_test));
-        let mut candidates = Self { searches, tests, kept: BTreeSet::new() };
+        let mut candidates = Self { searches, tests, kept: BTreeSet::new(), relus: masks::relus(module) };
         // An activation that another node reads is kept in any case. Then it frees nothing if a candidate reads another form.
         loop {
             candidates.kept = candidates.read_by_others(module);
@@ -190,13 +192,13 @@ impl Candidates {
 
 /// Chooses the activations that are kept in another form without loss.
 pub fn decide(module: &Module, options: &Compress) -> Decision {
-    let Candidates { searches, tests, kept } = Candidates::of(module, options);
-    let tests = tests.into_iter().map(|node| masks::test(module, node, &kept)).collect();
+    let candidates = Candidates::of(module, options);
+    let tests = candidates.tests.iter().map(|&node| masks::test(module, node, &candidates)).collect();
     let masks = match options.masks {
         true => masks::bools(module, &activations(module), options.least),
         false => vec![],
     };
-    Decision { searches, tests, masks }
+    Decision { searches: candidates.searches, tests, masks }
 }
 
 /// Keeps activations in their lossless forms.

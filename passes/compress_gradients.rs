@@ -6,7 +6,7 @@
 //! here is linear in the addends and summed over the ranks, so the program computes the same gradients on any number of ranks, one
 //! included: `verify` compares it with the same pass on one device.
 //!
-//! Invariants: it runs after `autodiff` and before `optimizer`; what it adds is in the update phase, so microbatches are summed first;
+//! Invariants: it runs after `autodiff` and before `optimizer`; its nodes are in the update phase, so microbatches are summed first;
 //! the sum of the errors of all ranks is the part of the sum of all gradients that no update has seen yet.
 
 mod powersgd;
@@ -165,12 +165,12 @@ struct Compressed {
     parameter: StateId,
     /// What data ranks would reduce.
     bytes: u64,
-    /// What they reduce instead.
+    /// The bytes that data ranks reduce in its place.
     reduced: u64,
     shape: Shape,
 }
 
-/// What the factors of a gradient are.
+/// The form in which a gradient travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     /// `[m, r]` and `[n, r]`.

@@ -442,27 +442,6 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What this machine reaches on a product of two matrices of 1024 x 1024 f32 numbers with `threads` threads, or one for
-/// each core, in GFLOP/s: the best of several.
-pub fn peak_gflops(threads: Option<usize>) -> f64 {
-    let threads = threads.unwrap_or_else(cores);
-    const SIZE: usize = 1024;
-    let how = gemm::Multiply { factor: 1.0, add: false, parallel: true };
-    let (lhs, rhs) = (vec![0.5f32; SIZE * SIZE], vec![0.25f32; SIZE * SIZE]);
-    let mut out = vec![0.0f32; SIZE * SIZE];
-    let matrix = gemm::Matrix::with_rows(SIZE);
-    let mut once = || {
-        let start = Instant::now();
-        gemm::gemm([SIZE; 3], (&mut out, matrix), (&lhs, matrix), (&rhs, matrix), how);
-        2.0 * (SIZE as f64).powi(3) / start.elapsed().as_secs_f64() / 1e9
-    };
-    let mut best = || (0..10).map(|_| once()).fold(0.0, f64::max);
-    match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
-        Ok(pool) => pool.install(best),
-        Err(_) => best(),
-    }
-}
-
 /// Runs one instruction on memory that is elsewhere: the arena and the constants that it has its places in, and in a pipeline the
 /// places of the blocks in the arena.
 pub(crate) fn run_alone(

@@ -8,7 +8,7 @@ use ir::{
     At, Builder, DType, Definition, Dim, Mesh, Module, Node, NodeId, Op, Phase, Sharding, Type, TypeError,
     ValueId,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A node of backward that reads nothing of activations but a comparison: the gradient of a ReLU, which compares with 0, or a
 /// comparison.
@@ -29,13 +29,23 @@ pub(super) fn is_freed(module: &Module, node: &Node, candidates: &Candidates, le
     let result = node.results[0];
     let bits = local_bytes(module, result) / module.ty(result).dtype.bytes() / BITS;
     let is_smaller =
-        kept_output(module, node, &candidates.kept).is_some() || (bits < freed && is_packed(module, node));
+        kept_output(module, node, candidates).is_some() || (bits < freed && is_packed(module, node));
     freed >= least.max(1) && is_smaller
 }
 
 /// The test of a node, among activations that are kept anyway.
-pub(super) fn test(module: &Module, node: NodeId, kept: &BTreeSet<ValueId>) -> Test {
-    Test { node, output: kept_output(module, module.node(node), kept) }
+pub(super) fn test(module: &Module, node: NodeId, candidates: &Candidates) -> Test {
+    Test { node, output: kept_output(module, module.node(node), candidates) }
+}
+
+/// The results of the ReLUs of forward, by their operands.
+pub(super) fn relus(module: &Module) -> BTreeMap<ValueId, Vec<ValueId>> {
+    let mut results: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
+    let is_relu = |node: &Node| node.phase == Phase::Forward && matches!(node.op, Op::Unary(Unary::Relu));
+    for (_, node) in module.nodes().filter(|(_, node)| is_relu(node)) {
+        results.entry(node.operands[0]).or_default().push(node.results[0]);
+    }
+    results
 }
 
 /// The bools of at least so many bytes.
@@ -75,16 +85,14 @@ fn is_packed(module: &Module, node: &Node) -> bool {
 }
 
 /// The result of a ReLU whose gradient a node computes, if it is among the kept activations.
-fn kept_output(module: &Module, node: &Node, kept: &BTreeSet<ValueId>) -> Option<ValueId> {
+fn kept_output(module: &Module, node: &Node, candidates: &Candidates) -> Option<ValueId> {
     let Op::Binary(Binary::ReluGrad) = node.op else { return None };
     let x = node.operands[0];
-    let is_relu = |relu: &Node| matches!(relu.op, Op::Unary(Unary::Relu)) && relu.operands[0] == x;
-    let is_kept = |output: ValueId| {
+    let is_kept = |&&output: &&ValueId| {
         let is_alike = module.ty(output) == module.ty(x) && module.stage_of(output) == node.stage;
-        is_alike && behind_views(module, output).is_some_and(|source| kept.contains(&source))
+        is_alike && behind_views(module, output).is_some_and(|source| candidates.kept.contains(&source))
     };
-    let relus = module.nodes().filter(|(_, relu)| relu.phase == Phase::Forward && is_relu(relu));
-    relus.map(|(_, relu)| relu.results[0]).find(|&output| is_kept(output))
+    candidates.relus.get(&x)?.iter().find(is_kept).copied()
 }
 
 /// Has tests read other activations, or the bools that forward compares. Returns these bools, which are to be packed.

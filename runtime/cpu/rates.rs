@@ -1,6 +1,6 @@
 //! The rates of this machine's processor: how fast its kernels stream, multiply, attend and start.
 
-use super::Cpu;
+use super::{Cpu, cores, gemm};
 use crate::device::{Device, DeviceError, ProgramId};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Section};
@@ -12,7 +12,28 @@ use ir::ops::elementwise::Unary;
 use ir::{Builder, DType, Module, Op, Operator, Tensor, Type, random};
 use smallvec::smallvec;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// The GFLOP/s of this machine, with `threads` threads or one for each core: the best of several products of two matrices of 1024 x 1024
+/// f32 numbers.
+pub fn peak_gflops(threads: Option<usize>) -> f64 {
+    let threads = threads.unwrap_or_else(cores);
+    const SIZE: usize = 1024;
+    let how = gemm::Multiply { factor: 1.0, add: false, parallel: true };
+    let (lhs, rhs) = (vec![0.5f32; SIZE * SIZE], vec![0.25f32; SIZE * SIZE]);
+    let mut out = vec![0.0f32; SIZE * SIZE];
+    let matrix = gemm::Matrix::with_rows(SIZE);
+    let mut once = || {
+        let start = Instant::now();
+        gemm::gemm([SIZE; 3], (&mut out, matrix), (&lhs, matrix), (&rhs, matrix), how);
+        2.0 * (SIZE as f64).powi(3) / start.elapsed().as_secs_f64() / 1e9
+    };
+    let mut best = || (0..10).map(|_| once()).fold(0.0, f64::max);
+    match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
+        Ok(pool) => pool.install(best),
+        Err(_) => best(),
+    }
+}
 
 /// The sizes of the operators that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

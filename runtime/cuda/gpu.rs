@@ -36,7 +36,7 @@ use self::cudnn::Cudnn;
 use self::exchange::Exchange;
 use self::graph::Executable;
 use self::handles::{Context, Mark, Memory, Queue};
-use self::host::{CapturedTask, Lent};
+use self::host::{HostTasks, Lent};
 use self::kernels::Kernels;
 use self::matmul::Multiplier;
 use self::messages::Mailboxes;
@@ -165,9 +165,7 @@ pub struct Gpu {
     staging: RefCell<Staging>,
     exchange: RefCell<Exchange>,
     graphs: Vec<Executable>,
-    /// The instructions of the host that are in graphs.
-    host_tasks: Vec<CapturedTask>,
-    is_capturing: bool,
+    host_tasks: HostTasks,
     stamps: Stamps,
     memory: Vec<Memory>,
     /// By [`Stream`].
@@ -220,8 +218,7 @@ impl Gpu {
                 Queue::new(false)?,
             ],
             lent: vec![],
-            host_tasks: vec![],
-            is_capturing: false,
+            host_tasks: HostTasks::default(),
             context,
             folders,
             options,
@@ -366,12 +363,12 @@ impl Driver for Gpu {
     fn begin_capture(&mut self) -> Result<(), DriverError> {
         self.context.bind()?;
         self.queue(Stream::Main).begin_capture()?;
-        self.is_capturing = true;
+        self.host_tasks.begin_capture();
         Ok(())
     }
 
     fn end_capture(&mut self) -> Result<Graph, DriverError> {
-        self.is_capturing = false;
+        self.host_tasks.end_capture();
         self.context.bind()?;
         let graph = self.queue(Stream::Main).end_capture()?;
         self.graphs.push(graph);
@@ -424,13 +421,7 @@ impl Driver for Gpu {
 
     fn on_host(&mut self, stream: Stream, task: HostTask) -> Result<(), DriverError> {
         self.context.bind()?;
-        if !self.is_capturing {
-            return self.queue(stream).run_once(task);
-        }
-        let task = CapturedTask::new(task);
-        self.queue(stream).capture(&task)?;
-        self.host_tasks.push(task);
-        Ok(())
+        self.host_tasks.give(&self.queues[stream as usize], task)
     }
 
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {
@@ -495,8 +486,7 @@ impl Drop for Gpu {
         // What is given back must not be in use, and is given back in its context.
         if let Err(error) = self.finish() {
             self.seat.iter().for_each(|seat| seat.end(&error.0));
-            // A task of the host may still run, on memory that it shares.
-            std::mem::forget(std::mem::take(&mut self.host_tasks));
+            self.host_tasks.leave();
         }
         // NCCL waits for the graphs that its exchanges are in.
         self.graphs.clear();

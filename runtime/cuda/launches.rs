@@ -81,27 +81,18 @@ impl Add for Launches {
 impl fmt::Display for Launches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
-            (self.kernels, "kernel"),
-            (self.multiplications, "multiplication"),
-            (self.libraries, "call of cuDNN"),
-            (self.collectives, "collective"),
-            (self.messages, "message"),
-            (self.copies, "copy with the host"),
-            (self.on_host, "instruction on the host"),
+            (self.kernels, ["kernel", "kernels"]),
+            (self.multiplications, ["multiplication", "multiplications"]),
+            (self.libraries, ["call of cuDNN", "calls of cuDNN"]),
+            (self.collectives, ["collective", "collectives"]),
+            (self.messages, ["message", "messages"]),
+            (self.copies, ["copy with the host", "copies with the host"]),
+            (self.on_host, ["instruction on the host", "instructions on the host"]),
         ];
         let present = parts.into_iter().filter(|(count, _)| *count > 0);
         let text: Vec<String> =
-            present.map(|(count, what)| format!("{count} {}", plural(what, count))).collect();
+            present.map(|(count, names)| format!("{count} {}", names[usize::from(count > 1)])).collect();
         f.write_str(if text.is_empty() { "nothing" } else { "" })?;
         f.write_str(&text.join(", "))
-    }
-}
-
-fn plural(what: &str, count: usize) -> String {
-    match (count, what.split_once(' ')) {
-        (1, _) => what.into(),
-        (_, Some(("copy", rest))) => format!("copies {rest}"),
-        (_, Some((first, rest))) => format!("{first}s {rest}"),
-        (_, None) => format!("{what}s"),
     }
 }

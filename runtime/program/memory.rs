@@ -2,14 +2,14 @@
 
 use crate::lower::MemoryByClass;
 
-/// What a program takes, in bytes.
+/// The bytes that a program takes of each memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// States, from the start of the arena.
     pub states: u64,
     /// The arena: states, and the most that anything else ever takes.
     pub arena: u64,
-    /// The largest sum of what is alive at one time: no plan is smaller than this.
+    /// The largest sum of values that are alive at one time: no plan is smaller than this.
     pub lower_bound: u64,
     /// Constants.
     pub constants: u64,

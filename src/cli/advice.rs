@@ -157,7 +157,7 @@ impl Compile {
         trial
     }
 
-    /// The changes that may help, those that leave the numbers as they are first.
+    /// The changes that may help. Changes that leave the numbers as they are come first.
     fn changes(&self, batch: Unfit) -> Vec<Change> {
         let settings = &self.settings;
         let flag = |name: &'static str, value: &str| vec![(name, Some(value.to_owned()))];

@@ -111,8 +111,8 @@ pub(super) fn write(
 ) -> Result<(), Failure> {
     let RunProfile { timeline, shares, pipeline } = profile;
     folder.write(&[("timeline.json", timeline.to_string().as_bytes())])?;
-    let peak =
-        (ready.programs.training.first().target == Target::Cpu).then(|| runtime::cpu::peak_gflops(threads));
+    let peak = (ready.programs.training.first().target == Target::Cpu)
+        .then(|| runtime::cpu::rates::peak_gflops(threads));
     report::tell_lines(&table(shares, peak, pipeline.is_some()));
     if let Some(pipeline) = pipeline {
         folder.write(&[(PROFILE, report::json(pipeline)?.as_bytes())])?;

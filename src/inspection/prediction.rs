@@ -6,7 +6,7 @@ mod timeline;
 pub(crate) use text::milliseconds;
 pub(super) use text::price;
 
-use super::units::count;
+use super::units::grouped;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::training;
@@ -353,25 +353,17 @@ impl SectionFacts {
     /// `12 kernels, 8 multiplications`
     fn commands(&self) -> String {
         let counts = [
-            (self.kernels, "kernel"),
-            (self.multiplications, "multiplication"),
-            (self.libraries, "call of cuDNN"),
-            (self.collectives, "collective"),
-            (self.copies, "copy with the host"),
-            (self.on_host, "instruction on the host"),
+            (self.kernels, ["kernel", "kernels"]),
+            (self.multiplications, ["multiplication", "multiplications"]),
+            (self.libraries, ["call of cuDNN", "calls of cuDNN"]),
+            (self.collectives, ["collective", "collectives"]),
+            (self.copies, ["copy with the host", "copies with the host"]),
+            (self.on_host, ["instruction on the host", "instructions on the host"]),
         ];
-        let counts: Vec<String> = counts
-            .iter()
-            .filter(|(number, _)| *number > 0)
-            .map(|(number, name)| count(*number, name))
-            .collect();
-        let plurals = [
-            ("call of cuDNNs", "calls of cuDNN"),
-            ("copy with the hosts", "copies with the host"),
-            ("instruction on the hosts", "instructions on the host"),
-        ];
-        let joined = counts.join(", ");
-        let text = plurals.into_iter().fold(joined, |text, (wrong, right)| text.replace(wrong, right));
+        let present = counts.into_iter().filter(|(number, _)| *number > 0);
+        let text = present
+            .map(|(number, names)| format!("{} {}", grouped(number as u64), names[usize::from(number > 1)]));
+        let text = text.collect::<Vec<_>>().join(", ");
         if text.is_empty() { "nothing".into() } else { text }
     }
 }

@@ -151,17 +151,8 @@ fn first_largest<S: Float>(plane: &Plane, x: &[S], rows: &[usize]) -> Vec<Option
 pub(super) fn max_pool_indices(pool: &MaxPoolIndices, mut call: Call) {
     let plane = Plane::new(&pool.windows, sizes(&call, 0), &call.result_view(0).layout.sizes);
     with_float!(call.operand_view(0).dtype, S => {
-        let (x, places) = (call.dense::<S>(0), call.take_result::<i64>());
-        let planes = x.par_chunks_exact(plane.len).zip(places.par_chunks_exact_mut(plane.pooled));
-        planes.with_min_len(plane.least()).for_each(|(x, places)| {
-            let rows = plane.rows.iter().zip(places.chunks_exact_mut(plane.columns.len()));
-            for (rows, places) in rows {
-                let found = first_largest(&plane, x, rows).into_iter();
-                places.iter_mut().zip(found).for_each(|(place, found)| {
-                    *place = found.map_or(-1, |(at, _)| at as i64);
-                });
-            }
-        });
+        let (x, indices) = (call.dense::<S>(0), call.take_result::<i64>());
+        write_places(&plane, x, indices, |_, found| found.map_or(-1, |at| at as i64));
     });
 }
 
@@ -170,13 +161,25 @@ pub(super) fn max_pool_offsets(pool: &MaxPoolOffsets, mut call: Call) {
     let places = Places::new(&pool.windows, sizes(&call, 0), &call.result_view(0).layout.sizes);
     with_float!(call.operand_view(0).dtype, S => {
         let (x, offsets) = (call.dense::<S>(0), call.take_result::<u8>());
-        let planes = x.par_chunks_exact(plane.len).zip(offsets.par_chunks_exact_mut(plane.pooled));
-        planes.with_min_len(plane.least()).for_each(|(x, offsets)| {
-            let found = plane.rows.iter().flat_map(|rows| first_largest(&plane, x, rows));
-            for (position, (found, offset)) in found.zip(offsets).enumerate() {
-                *offset = found.map_or(0, |(at, _)| places.offset(position, at) as u8);
-            }
+        write_places(&plane, x, offsets, |position, found| {
+            found.map_or(0, |at| places.offset(position, at) as u8)
         });
+    });
+}
+
+/// Writes the place of the largest element at each position, in the form that `place` gives it.
+fn write_places<S: Float, P: Send>(
+    plane: &Plane,
+    x: &[S],
+    out: &mut [P],
+    place: impl Fn(usize, Option<usize>) -> P + Sync,
+) {
+    let planes = x.par_chunks_exact(plane.len).zip(out.par_chunks_exact_mut(plane.pooled));
+    planes.with_min_len(plane.least()).for_each(|(x, out)| {
+        let found = plane.rows.iter().flat_map(|rows| first_largest(plane, x, rows));
+        for (position, (found, out)) in found.zip(out).enumerate() {
+            *out = place(position, found.map(|(at, _)| at));
+        }
     });
 }
 

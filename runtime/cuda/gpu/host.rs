@@ -4,7 +4,8 @@ use super::handles::{Queue, refused};
 use crate::cuda::driver::{Address, CopyTask, DriverError, HostTask};
 use cudarc::driver::sys;
 use std::ffi::c_void;
-use std::process;
+use std::pin::Pin;
+use std::{mem, process, ptr};
 
 /// Memory of the host that is lent to a GPU: the driver keeps its pages in place until this is dropped.
 pub(super) struct Lent {
@@ -35,12 +36,38 @@ impl Drop for Lent {
     }
 }
 
-/// A task of the host that a graph runs again and again: it stays in its place.
-pub(super) struct CapturedTask(Box<HostTask>);
+/// The tasks of the host that are in graphs, each in its place in memory.
+#[derive(Default)]
+pub(super) struct HostTasks {
+    captured: Vec<Pin<Box<HostTask>>>,
+    is_capturing: bool,
+}
 
-impl CapturedTask {
-    pub(super) fn new(task: HostTask) -> Self {
-        Self(Box::new(task))
+impl HostTasks {
+    /// Tasks are captured from now on.
+    pub(super) fn begin_capture(&mut self) {
+        self.is_capturing = true;
+    }
+
+    /// Tasks run from now on.
+    pub(super) fn end_capture(&mut self) {
+        self.is_capturing = false;
+    }
+
+    /// Gives a queue a task.
+    pub(super) fn give(&mut self, queue: &Queue, task: HostTask) -> Result<(), DriverError> {
+        if !self.is_capturing {
+            return queue.run_once(task);
+        }
+        let task = Box::pin(task);
+        queue.capture(&task)?;
+        self.captured.push(task);
+        Ok(())
+    }
+
+    /// Leaves the tasks and the memory that they share for the rest of the process: after a failure one of them may still run.
+    pub(super) fn leave(&mut self) {
+        mem::forget(mem::take(&mut self.captured));
     }
 }
 
@@ -55,7 +82,7 @@ impl Queue {
 
     /// Runs a task of the host once.
     #[allow(unsafe_code)]
-    pub(super) fn run_once(&self, task: HostTask) -> Result<(), DriverError> {
+    fn run_once(&self, task: HostTask) -> Result<(), DriverError> {
         let task = Box::into_raw(Box::new(task));
         // SAFETY: `once` takes the box back, and the driver calls it once.
         let launched = unsafe { sys::cuLaunchHostFunc(self.0, Some(once), task.cast::<c_void>()) };
@@ -68,9 +95,9 @@ impl Queue {
 
     /// Captures a task of the host. The caller keeps it for as long as the graph.
     #[allow(unsafe_code)]
-    pub(super) fn capture(&self, CapturedTask(task): &CapturedTask) -> Result<(), DriverError> {
-        let task = std::ptr::from_ref::<HostTask>(task).cast_mut().cast::<c_void>();
-        // SAFETY: the task stays where it is, in its box, for as long as the caller keeps it.
+    fn capture(&self, task: &Pin<Box<HostTask>>) -> Result<(), DriverError> {
+        let task = ptr::from_ref::<HostTask>(task).cast_mut().cast::<c_void>();
+        // SAFETY: the task is pinned for as long as the caller keeps it.
         let launched = unsafe { sys::cuLaunchHostFunc(self.0, Some(again), task) };
         launched.result().map_err(refused("an instruction of the host"))
     }

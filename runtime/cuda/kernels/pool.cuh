@@ -23,7 +23,7 @@ template <i64 Size, i64 Stride, i64 Dilation, i64 Before, i64 Length, i64 Positi
         const I apart = end - at * (I)Stride;
         return at < (I)Positions && apart >= 0 && apart % (I)Dilation == 0 ? at : (I)-1;
     }
-    // The number of an element among those that a position covers.
+    // The place of an element in the window at a position.
     template <class I> DEVICE I offset(I position, I element) {
         return (element + (I)Before - position * (I)Stride) / (I)Dilation;
     }
@@ -128,29 +128,30 @@ template <int Lanes, i64 Count> DEVICE bool writes() {
     return thread_index() / Lanes < Count && threadIdx.x % Lanes == 0;
 }
 
-template <class Plane, i64 Planes, int Lanes, class I, class T> DEVICE void max_pool(const T* x, T* y) {
+// Calls with each result's number, its position and the largest element there.
+template <class Plane, i64 Planes, int Lanes, class I, class T, class Use> DEVICE void with_largest(const T* x, Use use) {
     constexpr i64 count = Planes * Plane::positions;
     const I own = own_result<Lanes, count, I>(), plane = own / (I)Plane::positions;
-    const auto found = largest<Plane, Lanes>(x + (i64)plane * Plane::length, (I)(own % (I)Plane::positions));
-    if (writes<Lanes, count>()) y[own] = narrow<T>(found.x);
+    const I position = own % (I)Plane::positions;
+    const auto found = largest<Plane, Lanes>(x + (i64)plane * Plane::length, position);
+    if (writes<Lanes, count>()) use(own, position, found);
+}
+
+template <class Plane, i64 Planes, int Lanes, class I, class T> DEVICE void max_pool(const T* x, T* y) {
+    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I, const auto& found) { y[own] = narrow<T>(found.x); });
 }
 
 template <class Plane, i64 Planes, int Lanes, class I, class T, class To>
 DEVICE void max_pool_indices(const T* x, To* places) {
-    constexpr i64 count = Planes * Plane::positions;
-    const I own = own_result<Lanes, count, I>(), plane = own / (I)Plane::positions;
-    const auto found = largest<Plane, Lanes>(x + (i64)plane * Plane::length, (I)(own % (I)Plane::positions));
-    if (writes<Lanes, count>()) places[own] = (To)found.at;
+    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I, const auto& found) { places[own] = (To)found.at; });
 }
 
 // Places in the window instead of the plane; 0 if there is none.
 template <class Plane, i64 Planes, int Lanes, class I, class T>
 DEVICE void max_pool_offsets(const T* x, u8* offsets) {
-    constexpr i64 count = Planes * Plane::positions;
-    const I own = own_result<Lanes, count, I>(), plane = own / (I)Plane::positions;
-    const I position = own % (I)Plane::positions;
-    const auto found = largest<Plane, Lanes>(x + (i64)plane * Plane::length, position);
-    if (writes<Lanes, count>()) offsets[own] = (u8)(found.at < 0 ? (I)0 : Plane::offset(position, found.at));
+    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I position, const auto& found) {
+        offsets[own] = (u8)(found.at < 0 ? (I)0 : Plane::offset(position, found.at));
+    });
 }
 
 template <class Plane, i64 Planes, int Lanes, bool CountPadding, class I, class T>
@@ -175,8 +176,9 @@ template <class Plane, class I, class Use> DEVICE void for_covering(I element, U
     }
 }
 
-template <class Plane, i64 Planes, class I, class T>
-DEVICE void max_pool_grad(const I* places, const T* dy, T* dx) {
+// Adds up, for the thread's element, the gradients of the positions that have it as their largest.
+template <class Plane, i64 Planes, class I, class T, class IsLargest>
+DEVICE void gather_gradients(const T* dy, T* dx, IsLargest is_largest) {
     typedef Computed<T> C;
     const i64 own = thread_index();
     if (own >= Planes * Plane::length) return;
@@ -184,23 +186,21 @@ DEVICE void max_pool_grad(const I* places, const T* dy, T* dx) {
     C sum = (C)0;
     for_covering<Plane>(element, [&](I position) {
         const i64 at = (i64)plane * Plane::positions + position;
-        if (places[at] == element) sum += widen(dy[at]);
+        if (is_largest(at, position, element)) sum += widen(dy[at]);
     });
     dx[own] = narrow<T>(sum);
 }
 
 template <class Plane, i64 Planes, class I, class T>
+DEVICE void max_pool_grad(const I* places, const T* dy, T* dx) {
+    gather_gradients<Plane, Planes, I>(dy, dx, [&](i64 at, I, I element) { return places[at] == element; });
+}
+
+template <class Plane, i64 Planes, class I, class T>
 DEVICE void max_pool_grad_at(const u8* offsets, const T* dy, T* dx) {
-    typedef Computed<T> C;
-    const i64 own = thread_index();
-    if (own >= Planes * Plane::length) return;
-    const I plane = (I)own / (I)Plane::length, element = (I)own % (I)Plane::length;
-    C sum = (C)0;
-    for_covering<Plane>(element, [&](I position) {
-        const i64 at = (i64)plane * Plane::positions + position;
-        if ((I)offsets[at] == Plane::offset(position, element)) sum += widen(dy[at]);
+    gather_gradients<Plane, Planes, I>(dy, dx, [&](i64 at, I position, I element) {
+        return (I)offsets[at] == Plane::offset(position, element);
     });
-    dx[own] = narrow<T>(sum);
 }
 
 template <class Plane, i64 Planes, bool CountPadding, class I, class T> DEVICE void avg_pool_grad(const T* dy, T* dx) {

@@ -74,7 +74,7 @@ pub(super) fn max_pool_offsets(
     Ok(vec![slides.largest("max_pool_offsets", x, "u8", offsets)])
 }
 
-/// What each element gets, by the offsets that forward has found.
+/// The gradient of each element, by the offsets that forward has found.
 pub(super) fn max_pool_grad_at(
     op: &MaxPoolGradAt,
     instruction: &Instruction,

@@ -10,7 +10,7 @@ const REPLACED: [(&str, &[(&str, bool)]); 3] = [
     ("offload", &[("offload", true)]),
 ];
 
-/// The arguments with these flags in place of those that they replace. A flag without an entry in [`REPLACED`] has a value.
+/// The arguments with these flags. Each flag replaces the flags that [`REPLACED`] lists for it. A flag without an entry there has a value.
 pub(super) fn edited(arguments: &[OsString], flags: &[Flag]) -> Vec<OsString> {
     let mut kept = arguments.to_vec();
     for (name, _) in flags {

@@ -176,6 +176,12 @@ fn words(windows: &Windows, name: &str) -> String {
     std::iter::once("*".to_string()).chain(words).collect()
 }
 
+/// The rule of factors between the tensor that windows slide over and the tensor of their positions.
+fn factors(windows: &Windows, signature: &Signature, rule: impl Fn(&str, &str) -> String) -> Factors {
+    let [slid, positions] = ["d", "o"].map(|name| words(windows, name));
+    Factors::rule(&rule(&slid, &positions), signature)
+}
+
 /// The cost with an operation for every element of every window.
 fn cost(windows: &Windows, signature: &Signature, positions: &Type) -> Cost {
     let covered = windows.iter().fold(1, |covered: u64, window| covered.saturating_mul(window.size));
@@ -288,8 +294,7 @@ impl Operator for MaxPoolGrad {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let [x, y] = ["d", "o"].map(|name| words(&self.windows, name));
-        Factors::rule(&format!("{x}, {y} -> {x}"), signature).linear_in(&[1])
+        factors(&self.windows, signature, |x, y| format!("{x}, {y} -> {x}")).linear_in(&[1])
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
@@ -325,8 +330,7 @@ impl Operator for MaxPoolIndices {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let [x, y] = ["d", "o"].map(|name| words(&self.windows, name));
-        Factors::rule(&format!("{x} -> {y}"), signature)
+        factors(&self.windows, signature, |x, y| format!("{x} -> {y}"))
     }
 
     /// None: integers.
@@ -357,8 +361,7 @@ impl Operator for AvgPool {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let [x, y] = ["d", "o"].map(|name| words(&self.windows, name));
-        Factors::rule(&format!("{x} -> {y}"), signature).linear_in(&[0])
+        factors(&self.windows, signature, |x, y| format!("{x} -> {y}")).linear_in(&[0])
     }
 
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
@@ -393,8 +396,7 @@ impl Operator for AvgPoolGrad {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let [x, y] = ["d", "o"].map(|name| words(&self.windows, name));
-        Factors::rule(&format!("{y} -> {x}"), signature).linear_in(&[0])
+        factors(&self.windows, signature, |x, y| format!("{y} -> {x}")).linear_in(&[0])
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {

@@ -81,8 +81,7 @@ impl Operator for MaxPoolOffsets {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let [x, y] = ["d", "o"].map(|name| words(&self.windows, name));
-        Factors::rule(&format!("{x} -> {y}"), signature)
+        factors(&self.windows, signature, |x, y| format!("{x} -> {y}"))
     }
 
     /// None: integers.
@@ -125,8 +124,7 @@ impl Operator for MaxPoolGradAt {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let [x, y] = ["d", "o"].map(|name| words(&self.windows, name));
-        Factors::rule(&format!("{y}, {y} -> {x}"), signature).linear_in(&[1])
+        factors(&self.windows, signature, |x, y| format!("{y}, {y} -> {x}")).linear_in(&[1])
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {

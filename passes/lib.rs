@@ -17,7 +17,7 @@ pub mod bind;
 pub mod buckets;
 pub mod canonicalize;
 pub mod collectives;
-pub mod compress;
+pub mod compress_activations;
 pub mod compress_gradients;
 pub mod delay;
 pub mod dropout;

@@ -53,7 +53,7 @@ pub struct PassContext {
     pub recomputed: Option<RecomputeReport>,
     /// The gradients that data ranks reduce in another form; filled by `compress_gradients`.
     pub compressed_gradients: Option<CompressedGradientsReport>,
-    /// The forms of activations that wait for backward; filled by `compress`.
+    /// The forms of activations that wait for backward; filled by `compress_activations`.
     pub compressed_activations: Option<CompressedActivationsReport>,
     /// The number of passes that have run, over all parts of a pipeline; counted by the manager.
     pub passes_run: usize,

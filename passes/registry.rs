@@ -3,9 +3,9 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
-    absorb, autodiff, bind, buckets, canonicalize, collectives, compress, compress_gradients, delay, dropout,
-    evaluation, fold, hierarchy, initialize, join, keep, loss, moe, offload, optimizer, parameters,
-    precision, recompute, router_bias, simplify, spmd, stage, update,
+    absorb, autodiff, bind, buckets, canonicalize, collectives, compress_activations, compress_gradients,
+    delay, dropout, evaluation, fold, hierarchy, initialize, join, keep, loss, moe, offload, optimizer,
+    parameters, precision, recompute, router_bias, simplify, spmd, stage, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
@@ -91,7 +91,7 @@ passes! {
     Buckets(buckets::Buckets)
     Hierarchy(hierarchy::Hierarchy)
     Recompute(recompute::Recompute)
-    Compress(compress::Compress)
+    CompressActivations(compress_activations::CompressActivations)
     Offload(offload::Offload)
     Evaluation(evaluation::Evaluation)
     Update(update::Update)

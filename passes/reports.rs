@@ -1,11 +1,11 @@
 //! The reports of passes, as plain data: [`crate::PassContext`] holds them, and a pass fills in its own.
 
-mod compress;
+mod compressed_activations;
 mod parameters;
 mod recompute;
 mod stages;
 
-pub use compress::{CompressedActivationsReport, KeptReport};
+pub use compressed_activations::{CompressedActivationsReport, KeptReport};
 pub use parameters::{ParameterReport, RowRole, StateView, Tie};
 pub use recompute::{BlockReport, Fate, RecomputeReport, ValueReport};
 pub use stages::{CandidateReport, StageReport};

@@ -5,7 +5,8 @@
 mod after;
 mod cluster;
 mod collectives;
-mod compressed;
+mod compressed_activations;
+mod compressed_gradients;
 mod dot;
 mod facts;
 mod feed_forward;
@@ -25,7 +26,8 @@ mod why;
 pub use after::program_after;
 pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts, SentFacts};
 pub use collectives::{CollectiveFacts, Communication};
-pub use compressed::CompressFacts;
+pub use compressed_activations::CompressedActivationFacts;
+pub use compressed_gradients::CompressedGradientFacts;
 pub use dot::dot;
 pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
 pub use feed_forward::{FeedForwardBlock, FeedForwardFacts};
@@ -109,7 +111,10 @@ pub struct Inspection {
     pub recomputed: Option<RecomputeFacts>,
     /// The forms in which activations wait for backward.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub compressed: Option<CompressFacts>,
+    pub compressed_activations: Option<CompressedActivationFacts>,
+    /// The gradients that data ranks reduce in another form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compressed_gradients: Option<CompressedGradientFacts>,
     /// The search for a program that fits into `--memory`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fit: Option<String>,
@@ -190,7 +195,8 @@ impl Inspection {
             schedule: None,
             pipeline: None,
             recomputed: None,
-            compressed: None,
+            compressed_activations: None,
+            compressed_gradients: None,
             fit: None,
             prediction: None,
             shardings: vec![],
@@ -329,7 +335,10 @@ impl Inspection {
         self.groups = GroupFacts::of(&question.plan.optimizer.groups, &compilation.parameters);
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         self.recomputed = compilation.recomputed.as_ref().map(RecomputeFacts::of);
-        self.compressed = compilation.compressed_activations.as_ref().map(CompressFacts::of);
+        let activations = compilation.compressed_activations.as_ref();
+        self.compressed_activations = activations.map(CompressedActivationFacts::of);
+        self.compressed_gradients =
+            compilation.compressed_gradients.as_ref().map(CompressedGradientFacts::of);
         let processor = Preset::Cpu.device();
         let device = question.machine.as_ref().map_or(&processor, Machine::device);
         let stages = compilation.stages.as_ref();

@@ -15,7 +15,7 @@ use passes::bind::Bind;
 use passes::buckets::Buckets;
 use passes::canonicalize::Canonicalize;
 use passes::collectives::Collectives;
-use passes::compress::Compress;
+use passes::compress_activations::CompressActivations;
 use passes::compress_gradients::CompressGradients;
 use passes::delay::Delay;
 use passes::dropout::Dropout;
@@ -77,7 +77,7 @@ pub struct CompilationPlan {
     /// The price of kept activations; without it, backward repeats nothing.
     pub recompute: Option<Recompute>,
     /// The forms in which activations wait for backward.
-    pub compress: Option<Compress>,
+    pub compress_activations: Option<CompressActivations>,
     /// The values that rest beside the device.
     pub offload: Option<Offload>,
     /// The nodes of the cluster between which reductions are divided.
@@ -146,14 +146,14 @@ impl CompilationPlan {
             autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
-            compress_gradients: flags.parallel.compression(),
+            compress_gradients: flags.parallel.compressed_gradients(),
             stage: flags.parallel.stage(),
             limit: None,
             delays: vec![],
             batch: Batch { global: None, data_ranks: flags.parallel.data_ranks() },
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
-            compress: flags.memory.compression(),
+            compress_activations: flags.memory.compressed_activations(),
             offload: flags.memory.tiers().filter(Tiers::is_fixed).map(|tiers| tiers.offload),
             update: flags.memory.update.into(),
             hierarchy: None,
@@ -366,7 +366,7 @@ impl CompilationPlan {
         let schedule = self.stage.as_ref().and_then(|stage| stage.schedule).map(|choice| choice.schedule);
         let is_delayed = schedule.is_some_and(Schedule::is_asynchronous);
         let passes = passes.chain(is_delayed.then(|| Delay { states: self.delays.clone() }.into()));
-        let passes = passes.chain(self.compress.clone().map(Pass::from));
+        let passes = passes.chain(self.compress_activations.clone().map(Pass::from));
         let passes = passes.chain(self.offload.clone().map(Pass::from));
         Pipeline { passes: passes.collect() }
     }

@@ -10,7 +10,6 @@ use clap::Args;
 use files::{FolderLock, Replacement};
 use ir::Diagnostic;
 use ir::machine::Preset;
-use passes::reports::CompressedGradientsReport;
 use runtime::checkpoint::DataFiles;
 use runtime::data::Loader;
 use runtime::target::Target;
@@ -25,7 +24,7 @@ use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::staleness;
 use crate::inspection::units::bytes;
-use crate::inspection::{CompressFacts, RecomputeFacts, ScheduleFacts};
+use crate::inspection::{CompressedActivationFacts, CompressedGradientFacts, RecomputeFacts, ScheduleFacts};
 use crate::launcher::Launched;
 use crate::log;
 use crate::lowering::Lowering;
@@ -54,15 +53,6 @@ Examples:
 
   Read flags from a file, and override one of them:
     trainyard compile gpt2.onnx --config trainyard.toml --lr 1e-3";
-
-/// `PowerSGD of rank 4 compresses 9 of 26 tensors; a step reduces 1.2 MB in place of 8.3 MB`.
-fn reductions(report: &CompressedGradientsReport) -> String {
-    let CompressedGradientsReport { method, compressed, tensors, before, after } = report;
-    let (before, after) = (bytes(*before), bytes(*after));
-    format!(
-        "{method} compresses {compressed} of {tensors} tensors; a step reduces {after} in place of {before}"
-    )
-}
 
 /// Arguments of `compile`.
 #[derive(Args, Clone, Debug)]
@@ -177,9 +167,9 @@ impl Compile {
         let recomputed = ready.compilation.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
         let gradients = ready.compilation.compressed_gradients.as_ref();
-        gradients.iter().for_each(|report| tell!("gradients: {}", reductions(report)));
+        gradients.iter().for_each(|report| tell!("{}", CompressedGradientFacts::of(report)));
         let activations = ready.compilation.compressed_activations.as_ref();
-        activations.iter().for_each(|report| tell!("{}", CompressFacts::of(report)));
+        activations.iter().for_each(|report| tell!("{}", CompressedActivationFacts::of(report)));
         ready.fit.iter().for_each(|fit| tell!("{fit}"));
         ready.compilation.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use clap::{Args, ValueEnum};
 use ir::{DType, Diagnostic};
-use passes::compress::Compress;
+use passes::compress_activations::CompressActivations;
 use passes::offload::{Classes, Offload};
 use passes::recompute::Recompute;
 use runtime::program::UpdateTime;
@@ -47,7 +47,7 @@ pub struct Memory {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub compress_activations: Vec<ActivationForm>,
     /// Bytes of the smallest activation that is compressed [default: 16KiB]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", requires = "compress_activations")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compress_least: Option<Budget>,
     /// When an update of a weight runs; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
@@ -177,7 +177,7 @@ impl Memory {
     }
 
     /// Activations have one type while they wait for backward.
-    pub(super) fn check(&self) -> Option<Diagnostic> {
+    pub fn check(&self) -> Option<Diagnostic> {
         let has = |form| self.compress_activations.contains(&form);
         (has(ActivationForm::Bf16) && has(ActivationForm::F16)).then(|| {
             Diagnostic::new("--compress-activations bf16,f16: an activation is kept in one type")
@@ -186,13 +186,13 @@ impl Memory {
     }
 
     /// The pass that `--compress-activations` asks for.
-    pub fn compression(&self) -> Option<Compress> {
+    pub fn compressed_activations(&self) -> Option<CompressActivations> {
         let has = |form| self.compress_activations.contains(&form);
         let types = [(ActivationForm::Bf16, DType::BF16), (ActivationForm::F16, DType::F16)];
         let dtype = types.into_iter().find(|(form, _)| has(*form)).map(|(_, dtype)| dtype);
-        let least = self.compress_least.map_or(Compress::default().least, |Budget(bytes)| bytes);
+        let least = self.compress_least.map_or(CompressActivations::default().least, |Budget(bytes)| bytes);
         let (masks, indices) = (has(ActivationForm::Masks), has(ActivationForm::Indices));
-        let compress = Compress { masks, indices, dtype, least };
+        let compress = CompressActivations { masks, indices, dtype, least };
         (!self.compress_activations.is_empty()).then_some(compress)
     }
 

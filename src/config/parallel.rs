@@ -267,7 +267,7 @@ impl Parallel {
     }
 
     /// The pass that compresses gradients, if they are.
-    pub fn compression(&self) -> Option<CompressGradients> {
+    pub fn compressed_gradients(&self) -> Option<CompressGradients> {
         self.compress_gradients.map(|method| CompressGradients { method, ranks: self.data_ranks() })
     }
 

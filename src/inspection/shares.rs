@@ -50,7 +50,7 @@ impl Shares {
         for state in module.states.values() {
             let share = match state.role {
                 Role::Parameter if read.contains(&state.input) => &mut shares.parameters,
-                Role::Parameter | Role::Optimizer | Role::Compression => &mut shares.optimizer,
+                Role::Parameter | Role::Optimizer => &mut shares.optimizer,
                 _ => continue,
             };
             share.add(module, &state.ty);

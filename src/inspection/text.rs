@@ -45,8 +45,11 @@ impl fmt::Display for Inspection {
         if let Some(recomputed) = &self.recomputed {
             write!(f, "\n{recomputed}")?;
         }
-        if let Some(compressed) = &self.compressed {
-            writeln!(f, "\n{compressed}")?;
+        if let Some(activations) = &self.compressed_activations {
+            writeln!(f, "\n{activations}")?;
+        }
+        if let Some(gradients) = &self.compressed_gradients {
+            writeln!(f, "\n{gradients}")?;
         }
         if let Some(fit) = &self.fit {
             writeln!(f, "{fit}")?;

@@ -375,7 +375,7 @@ fn the_program_after_a_pass_is_text_that_parses() {
         &["models/mlp.dynamo.onnx", "--after", "canonicalise"],
         expect![[r#"
             error: --after canonicalise: there is no such pass
-              = there are bind, dropout, fold, canonicalize, parameters, moe, loss, initialize, stage, delay, autodiff, precision, router_bias, compress_gradients, optimizer, simplify, spmd, collectives, buckets, hierarchy, recompute, compress, offload, evaluation, update, keep, absorb, join; the nearest is `canonicalize`
+              = there are bind, dropout, fold, canonicalize, parameters, moe, loss, initialize, stage, delay, autodiff, precision, router_bias, compress_gradients, optimizer, simplify, spmd, collectives, buckets, hierarchy, recompute, compress_activations, offload, evaluation, update, keep, absorb, join; the nearest is `canonicalize`
         "#]],
     );
     check(

@@ -4,8 +4,8 @@
 mod advice;
 mod bad_input;
 mod cli;
-mod compress;
-mod compressed;
+mod compressed_activations;
+mod compressed_gradients;
 mod data;
 mod deepspeed;
 mod doctor;

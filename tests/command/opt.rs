@@ -157,7 +157,7 @@ fn without_passes_to_run_it_says_how_to_give_them() {
         &format!("// run: simplify tidy\n{program}"),
         &[],
         expect![[r#"
-            error: pass `tidy`: there is no such pass; the passes are bind, dropout, fold, canonicalize, parameters, moe, loss, initialize, stage, delay, autodiff, precision, router_bias, compress_gradients, optimizer, simplify, spmd, collectives, buckets, hierarchy, recompute, compress, offload, evaluation, update, keep, absorb, join
+            error: pass `tidy`: there is no such pass; the passes are bind, dropout, fold, canonicalize, parameters, moe, loss, initialize, stage, delay, autodiff, precision, router_bias, compress_gradients, optimizer, simplify, spmd, collectives, buckets, hierarchy, recompute, compress_activations, offload, evaluation, update, keep, absorb, join
               --> program.ir:1
         "#]],
     );
@@ -223,7 +223,7 @@ fn what_a_pass_refuses_is_told() {
         &["--pipeline", "simplify", "--print-after", "simplfy"],
         expect![[r#"
             error: --print-after simplfy: there is no such pass
-              = there are bind, dropout, fold, canonicalize, parameters, moe, loss, initialize, stage, delay, autodiff, precision, router_bias, compress_gradients, optimizer, simplify, spmd, collectives, buckets, hierarchy, recompute, compress, offload, evaluation, update, keep, absorb, join; the nearest is `simplify`
+              = there are bind, dropout, fold, canonicalize, parameters, moe, loss, initialize, stage, delay, autodiff, precision, router_bias, compress_gradients, optimizer, simplify, spmd, collectives, buckets, hierarchy, recompute, compress_activations, offload, evaluation, update, keep, absorb, join; the nearest is `simplify`
         "#]],
     );
 }

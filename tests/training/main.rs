@@ -3,7 +3,7 @@
 
 mod bytes_per_rank;
 mod collective_counts;
-mod compressed;
+mod compressed_gradients;
 mod delays;
 mod faults;
 mod half;

@@ -2,7 +2,7 @@
 //! untransformed graph, and planted faults are found.
 
 mod batch_norm;
-mod compress;
+mod compressed_activations;
 mod dropout;
 mod expert_faults;
 mod experts;

@@ -26,8 +26,8 @@ const AFTER: [&str; 11] = [
     "recompute(price=1125899906842624)",
     "collectives buckets recompute",
     "offload(optimizer, parameters, gradients, activations, least=0)",
-    "compress(masks, indices, least=0)",
-    "collectives buckets recompute compress(masks, indices, least=0) offload(activations, least=0)",
+    "compress_activations(masks, indices, least=0)",
+    "collectives buckets recompute compress_activations(masks, indices, least=0) offload(activations, least=0)",
     "collectives buckets recompute offload(optimizer, parameters, activations, least=0, keep=64, host=256)",
 ];
 

@@ -8,7 +8,7 @@ use std::fmt;
 
 /// The activations that wait for backward, and the forms that they got.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CompressFacts {
+pub struct CompressedActivationFacts {
     /// Bytes on each device of a microbatch's activations that backward reads, as they are.
     pub kept_before: u64,
     /// The same in their forms.
@@ -29,7 +29,7 @@ pub struct CompressFacts {
     pub relative_error: Option<f64>,
 }
 
-impl CompressFacts {
+impl CompressedActivationFacts {
     /// The facts of a report.
     pub fn of(report: &CompressedActivationsReport) -> Self {
         let dtype = report.rounded.map(|(dtype, _)| dtype);
@@ -48,7 +48,7 @@ impl CompressFacts {
     }
 }
 
-impl fmt::Display for CompressFacts {
+impl fmt::Display for CompressedActivationFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kept, before) = (bytes(self.kept), bytes(self.kept_before));
         let forms = [

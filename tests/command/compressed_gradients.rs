@@ -51,6 +51,11 @@ fn a_run_says_what_its_ranks_reduce() {
     let told = place.succeed(&format!("{GPT2} powersgd:rank=2 --mesh dp=2 --steps 1 -o run")).stderr;
     let line = "gradients: PowerSGD of rank 2 compresses 14 of 36 tensors; a step reduces ";
     assert!(told.contains(line), "{told}");
+    let inspect = GPT2.replacen("compile", "inspect", 1).replace("--train text.txt ", "");
+    let shown =
+        place.command(&format!("{inspect} powersgd:rank=2 --mesh dp=2")).output().expect("it runs").stdout;
+    let shown = String::from_utf8(shown).expect("it is text");
+    assert!(shown.contains(line) && !shown.contains("ZeRO saves"), "{shown}");
     let config = String::from_utf8(place.read("run/config.toml")).expect("it is text");
     assert!(config.contains("compress-gradients = \"powersgd:rank=2\"\n"), "{config}");
 }

@@ -5,7 +5,8 @@ use ir::interp::{self, Missing, Mode};
 use ir::{Tensor, text};
 use std::collections::BTreeMap;
 
-const POOL: &str = include_str!("../../testdata/filetests/compress/a_pooling_is_remembered_by_places.ir");
+const POOL: &str =
+    include_str!("../../testdata/filetests/compress_activations/a_pooling_is_remembered_by_places.ir");
 
 /// The program of a filetest.
 fn program(file: &str) -> Module {
@@ -15,7 +16,7 @@ fn program(file: &str) -> Module {
 }
 
 fn compressed(module: &mut Module, options: &str) -> CompressedActivationsReport {
-    let pipeline: crate::Pipeline = format!("compress({options})").parse().expect("a pipeline");
+    let pipeline: crate::Pipeline = format!("compress_activations({options})").parse().expect("a pipeline");
     let mut cx = PassContext::default();
     let ran = crate::Manager::default().run(&pipeline, module, &mut cx, |_, _, _| {});
     ran.unwrap_or_else(|error| panic!("{error}"));

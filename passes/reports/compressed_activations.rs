@@ -1,4 +1,4 @@
-//! The report of the pass `compress`.
+//! The report of the pass `compress_activations`.
 
 use ir::{DType, Module, ValueId};
 

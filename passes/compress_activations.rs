@@ -1,4 +1,4 @@
-//! Compress: activations wait for backward in fewer bytes (Jain et al., Gist: Efficient Data Encoding for Deep Neural Network Training,
+//! Compress activations: they wait for backward in fewer bytes (Jain et al., Gist: Efficient Data Encoding for Deep Neural Network Training,
 //! ISCA 2018).
 //!
 //! Lossless forms: `masks` keeps one bit for each element of a mask, and for each element of which backward reads nothing but a
@@ -27,9 +27,9 @@ use narrow::Narrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The pass `compress`. `compress(masks, indices, dtype=bf16, least=1024)`.
+/// The pass `compress_activations`. `compress_activations(masks, indices, dtype=bf16, least=1024)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Compress {
+pub struct CompressActivations {
     /// Whether masks, and activations of which backward reads nothing but a comparison, are kept as bits.
     pub masks: bool,
     /// Whether the places of largest elements are kept in place of the operands of max pooling.
@@ -40,14 +40,14 @@ pub struct Compress {
     pub least: u64,
 }
 
-impl Default for Compress {
+impl Default for CompressActivations {
     fn default() -> Self {
         Self { masks: false, indices: false, dtype: None, least: 16 << 10 }
     }
 }
 
-impl Transform for Compress {
-    const NAME: &'static str = "compress";
+impl Transform for CompressActivations {
+    const NAME: &'static str = "compress_activations";
     const NEEDED: bool = false;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
@@ -72,7 +72,7 @@ impl Transform for Compress {
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         if module.level < Level::Training {
             let error = Diagnostic::new("activations wait for backward only in a program that has one");
-            return Err(error.note("run `compress` after `optimizer`"));
+            return Err(error.note("run `compress_activations` after `optimizer`"));
         }
         let before = KeptReport::of(module, &activations(module));
         let lossless = decide(module, self);
@@ -149,7 +149,7 @@ struct Candidates {
 }
 
 impl Candidates {
-    fn of(module: &Module, options: &Compress) -> Self {
+    fn of(module: &Module, options: &CompressActivations) -> Self {
         let nodes = |is_asked: bool, is_one: fn(&Module, &Node) -> bool| {
             let all = module.nodes().filter(move |(_, node)| is_asked && is_one(module, node));
             all.map(|(id, _)| id).collect()
@@ -191,7 +191,7 @@ impl Candidates {
 }
 
 /// Chooses the activations that are kept in another form without loss.
-pub fn decide(module: &Module, options: &Compress) -> Decision {
+pub fn decide(module: &Module, options: &CompressActivations) -> Decision {
     let candidates = Candidates::of(module, options);
     let tests = candidates.tests.iter().map(|&node| masks::test(module, node, &candidates)).collect();
     let masks = match options.masks {
@@ -203,15 +203,15 @@ pub fn decide(module: &Module, options: &Compress) -> Decision {
 
 /// Keeps activations in their lossless forms.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
-    let mut b = Builder::new(module, Compress::NAME);
+    let mut b = Builder::new(module, CompressActivations::NAME);
     pools::find_in_forward(&mut b, &decision.searches).map_err(ill_typed)?;
     let compared = masks::compare_in_forward(&mut b, &decision.tests).map_err(ill_typed)?;
     let changed = b.finish();
-    let mut b = Builder::new(module, Compress::NAME);
+    let mut b = Builder::new(module, CompressActivations::NAME);
     let masks: Vec<ValueId> = decision.masks.iter().copied().chain(compared).collect();
     kept::keep(&mut b, &masks, &Bits).map_err(ill_typed)?;
     let packed = b.finish();
-    Ok(changed.or(packed).or(remove_dead(module, Compress::NAME)))
+    Ok(changed.or(packed).or(remove_dead(module, CompressActivations::NAME)))
 }
 
 /// The activations that are kept in a narrower type.
@@ -230,11 +230,11 @@ pub fn decide_rounded(module: &Module, dtype: DType, least: u64) -> Rounded {
 
 /// Keeps activations in a narrower type.
 pub fn apply_rounded(module: &mut Module, rounded: &Rounded) -> Result<Changed, Diagnostic> {
-    let mut b = Builder::new(module, Compress::NAME);
+    let mut b = Builder::new(module, CompressActivations::NAME);
     kept::keep(&mut b, &rounded.values, &Narrow { to: rounded.dtype }).map_err(ill_typed)?;
     Ok(b.finish())
 }
 
 fn ill_typed(error: TypeError) -> Diagnostic {
-    Diagnostic::new(format!("compress built an ill-typed node: {error}"))
+    Diagnostic::new(format!("compress_activations built an ill-typed node: {error}"))
 }

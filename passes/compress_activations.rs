@@ -40,6 +40,11 @@ pub struct CompressActivations {
     pub least: u64,
 }
 
+impl CompressActivations {
+    /// All forms without loss.
+    pub const LOSSLESS: Self = Self { masks: true, indices: true, dtype: None, least: 16 << 10 };
+}
+
 impl Default for CompressActivations {
     fn default() -> Self {
         Self { masks: false, indices: false, dtype: None, least: 16 << 10 }
@@ -103,6 +108,11 @@ fn activations(module: &Module) -> Vec<ValueId> {
     kept::activations(module).into_iter().filter(|value| !is_constant(value)).collect()
 }
 
+/// Bytes on each device of a microbatch's activations that wait for backward.
+pub fn kept_bytes(module: &Module) -> u64 {
+    KeptReport::of(module, &activations(module)).bytes
+}
+
 /// The activations that are kept in another form without loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
@@ -115,6 +125,11 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Whether every activation stays as it is.
+    pub fn is_empty(&self) -> bool {
+        self.searches.is_empty() && self.tests.is_empty() && self.masks.is_empty()
+    }
+
     /// The number of activations that are kept as bits.
     fn bits(&self) -> usize {
         self.masks.len() + self.tests.iter().filter(|test| test.output.is_none()).count()

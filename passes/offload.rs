@@ -24,13 +24,16 @@ use ir::{
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// The pass `offload`. `offload(optimizer, parameters, keep=1048576, host=4194304)`.
+/// The pass `offload`. `offload(optimizer, activations, keep=1048576, stay=65536, host=4194304)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offload {
     /// The classes of values that leave the device.
     pub classes: Classes,
-    /// Bytes of states that stay on the device although their class leaves it, counted on each device.
+    /// Bytes of states that stay on each device although their class leaves it: weights stay together with the states of their optimizer.
     pub keep: u64,
+    /// Bytes of activations that stay on each device although their class leaves it: those that forward makes last, which backward
+    /// reads first.
+    pub stay: u64,
     /// Values of fewer bytes on each device stay: the latency of their copies is longer than the kernels that they save.
     pub least: u64,
     /// Bytes of states that rest on the host; states beyond them rest in a file. `None`: all of them fit.
@@ -39,7 +42,7 @@ pub struct Offload {
 
 impl Default for Offload {
     fn default() -> Self {
-        Self { classes: Classes::NONE, keep: 0, least: 16 << 10, host: None }
+        Self { classes: Classes::NONE, keep: 0, stay: 0, least: 16 << 10, host: None }
     }
 }
 
@@ -99,13 +102,15 @@ impl Transform for Offload {
         let host = arguments.take("host").map(|text| text.parse());
         let host = host.transpose().map_err(|_| "host is not a number of bytes".to_string())?;
         let default = Self::default();
-        let least = arguments.value("least", default.least)?;
-        Ok(Self { classes, keep: arguments.value("keep", default.keep)?, least, host })
+        let [keep, stay, least] = [("keep", default.keep), ("stay", default.stay), ("least", default.least)]
+            .map(|(name, default)| arguments.value(name, default));
+        Ok(Self { classes, keep: keep?, stay: stay?, least: least?, host })
     }
 
     fn print(&self, arguments: &mut Arguments) {
         self.classes.names().for_each(|name| arguments.push_flag(name, true));
         arguments.push_unless(&0, "keep", &self.keep);
+        arguments.push_unless(&0, "stay", &self.stay);
         arguments.push_unless(&Self::default().least, "least", &self.least);
         self.host.iter().for_each(|host| arguments.push("host", host));
     }
@@ -151,7 +156,7 @@ pub fn decide(module: &Module, options: &Offload) -> Decision {
     Decision {
         states: states::choose(module, options, &embeddings),
         gradients: if gradients { sums_of_gradients(module, options.least) } else { vec![] },
-        activations: if activations { activations::choose(module, options.least) } else { vec![] },
+        activations: if activations { activations::choose(module, options) } else { vec![] },
         embeddings: embeddings.nodes,
     }
 }

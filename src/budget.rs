@@ -17,8 +17,9 @@ use ir::analysis::liveness;
 use ir::analysis::memory_plan::{Buffer, busiest};
 use ir::machine::Device;
 use ir::{Diagnostic, Module, ValueId};
-use passes::Manager;
+use passes::compress_activations::{self, CompressActivations};
 use passes::recompute::{Choices, Decision, DeviceRates, Recompute, apply};
+use passes::{Manager, Transform};
 use runtime::target::{Multiprocessors, Target};
 use std::fmt;
 
@@ -42,20 +43,30 @@ pub struct Fit {
     pub time: u64,
     /// Picoseconds that no choice of nodes undercuts that keeps as few bytes: the Lagrangian bound.
     pub least_time: u64,
+    /// Whether activations are compressed without loss.
+    pub compressed: bool,
     /// The number of programs that were lowered.
     pub tries: usize,
 }
 
+impl Fit {
+    /// A program that fits, with all activations kept.
+    fn as_it_is(budget: u64, peak: u64) -> Self {
+        Self { budget, unconstrained: peak, peak, time: 0, least_time: 0, compressed: false, tries: 1 }
+    }
+}
+
 impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { budget, unconstrained, peak, time, least_time, tries } = self;
+        let Self { budget, unconstrained, peak, time, least_time, compressed, tries } = self;
         let [budget, unconstrained, peak] = [budget, unconstrained, peak].map(|&number| bytes(number));
+        let forms = if *compressed { "activations are compressed without loss, and " } else { "" };
         if *time == 0 {
-            return write!(f, "memory: {peak} of {budget}; nothing is computed again");
+            return write!(f, "memory: {peak} of {budget}; {forms}nothing is computed again");
         }
         write!(
             f,
-            "memory: {peak} of {budget}, {unconstrained} if all activations are kept; {:.3} ms of a microbatch are computed \
+            "memory: {peak} of {budget}, {unconstrained} if all activations are kept; {forms}{:.3} ms of a microbatch are computed \
              again, at least {:.3} ms ({tries} programs tried)",
             *time as f64 / 1e9,
             *least_time as f64 / 1e9
@@ -78,29 +89,77 @@ pub struct Place<'a> {
     pub device: &'a Device,
 }
 
-/// Recomputes as little as possible so that the programs of a compilation fit into the budget.
+/// Makes the programs of a compilation fit into the budget. If they do not fit as they are, activations are compressed without loss, where
+/// they have such forms; then as few of them as possible are computed again. `after` sees the step after each pass.
 ///
 /// # Errors
 /// A budget that no program fits: the smallest budget that is accepted, and the largest value at the peak of its program.
-pub fn fit(compilation: &mut Compilation, manager: &Manager, place: Place) -> Result<Fit, Failure> {
+pub fn fit(
+    compilation: &mut Compilation,
+    manager: &Manager,
+    place: Place,
+    mut after: impl FnMut(&str, &Module),
+) -> Result<Fit, Failure> {
     let Place { budget, microbatches, target, multiprocessors, device } = place;
     let silent = Manager { trial: true, ..Manager::default() };
     let lowering = &mut compilation.lowering(&silent);
     // The evaluation has no backward phase, so its bytes are the same for every choice.
     let all = Programs::lower_by(lowering, compilation, microbatches, target, multiprocessors)?;
     let (unconstrained, update) = (all.peak(), compilation.update);
+    if unconstrained <= budget {
+        return Ok(Fit::as_it_is(budget, unconstrained));
+    }
     let mut peak = |step: Module| {
         let training = lower_step(lowering, step, microbatches, update, target, multiprocessors)?;
         let (training, evaluation) = (training.largest().memory, all.evaluation.largest().memory);
         let arena = training.arena.max(evaluation.arena);
         Ok(arena + training.constants + evaluation.constants)
     };
-    match cheapest(&compilation.training, budget, unconstrained, device, &mut peak)? {
-        (fit, Some(options)) => {
-            compilation.recompute(manager, options)?;
-            Ok(fit)
+    let module = &compilation.training;
+    let is_compressed = compilation.pipeline.passes.iter().any(|pass| pass.name() == CompressActivations::NAME);
+    let forms = CompressActivations::LOSSLESS;
+    let found = match is_compressed || compress_activations::decide(module, &forms).is_empty() {
+        true => None,
+        false => in_fewer_bytes(module, budget, device, &forms, &mut peak)?,
+    };
+    let (mut fit, options, is_compressed) = match found {
+        Some((fit, options)) => (fit, options, true),
+        None => {
+            let (fit, options) = cheapest(module, budget, unconstrained, device, &mut peak)?;
+            (fit, options, false)
         }
-        (fit, None) => Ok(fit),
+    };
+    (fit.unconstrained, fit.compressed) = (unconstrained, is_compressed);
+    if let Some(options) = options {
+        compilation.recompute(manager, options)?;
+        after(Recompute::NAME, &compilation.training);
+    }
+    if is_compressed {
+        compilation.compress_activations(manager, forms)?;
+        after(CompressActivations::NAME, &compilation.training);
+    }
+    Ok(fit)
+}
+
+/// [`cheapest`] for programs whose activations are compressed. `None` if none fits.
+fn in_fewer_bytes(
+    module: &Module,
+    budget: u64,
+    device: &Device,
+    forms: &CompressActivations,
+    peak: &mut dyn FnMut(Module) -> Result<u64, Failure>,
+) -> Result<Option<(Fit, Option<Recompute>)>, Failure> {
+    let mut compressed = |mut step: Module| {
+        let decision = compress_activations::decide(&step, forms);
+        compress_activations::apply(&mut step, &decision)?;
+        peak(step)
+    };
+    let all_kept = compressed(module.clone())?;
+    match cheapest(module, budget, all_kept, device, &mut compressed) {
+        Ok(found) => Ok(Some(found)),
+        // The error is that of the programs that are not compressed, which may be smaller at their peak.
+        Err(Failure::User(_)) => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 
@@ -116,7 +175,7 @@ pub fn cheapest(
     device: &Device,
     peak: &mut dyn FnMut(Module) -> Result<u64, Failure>,
 ) -> Result<(Fit, Option<Recompute>), Failure> {
-    let fits_as_it_is = Fit { budget, unconstrained, peak: unconstrained, time: 0, least_time: 0, tries: 1 };
+    let fits_as_it_is = Fit::as_it_is(budget, unconstrained);
     if unconstrained <= budget {
         return Ok((fits_as_it_is, None));
     }
@@ -145,7 +204,7 @@ fn lagrangian_bound(prices: &[(Recompute, Decision)], kept: u64) -> u64 {
 }
 
 /// The options that lead from the first decision to the last, and change one block after the other.
-fn one_by_one(prices: &[(Recompute, Decision)]) -> Vec<Recompute> {
+pub(crate) fn one_by_one(prices: &[(Recompute, Decision)]) -> Vec<Recompute> {
     let mut all = vec![prices[0].0.clone()];
     for pair in prices.windows(2) {
         let [(from, before), (to, after)] = pair else { continue };

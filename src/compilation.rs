@@ -10,6 +10,7 @@ use onnx::{ImportOptions, Imported, Model};
 use passes::arguments::pattern::matches as fits;
 use passes::evaluation::Evaluation;
 use passes::moe::Moe;
+use passes::compress_activations::CompressActivations;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::reports::{
@@ -245,6 +246,23 @@ impl Compilation {
         self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
         self.pipeline.passes.extend(pipeline.passes);
         (self.recomputed, self.passes_run) = (cx.recomputed, cx.passes_run);
+        Ok(())
+    }
+
+    /// Runs `compress_activations` on the step, after the passes that have run. The evaluation stays.
+    ///
+    /// # Errors
+    /// A program that the verifier refuses.
+    pub fn compress_activations(
+        &mut self,
+        manager: &Manager,
+        options: CompressActivations,
+    ) -> Result<(), Failure> {
+        let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
+        let pipeline: Pipeline = options.into();
+        self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
+        self.pipeline.passes.extend(pipeline.passes);
+        (self.compressed_activations, self.passes_run) = (cx.compressed_activations, cx.passes_run);
         Ok(())
     }
 

@@ -290,6 +290,8 @@ pub struct Setup<'a> {
     pub folder: &'a Folder,
     /// Steps in total.
     pub steps: u64,
+    /// The step with which this call ends: the last one, or one with which another program goes on.
+    pub until: u64,
     /// The files that the run reads, and its folder.
     pub surroundings: Surroundings,
     /// Whether checkpoints are written beside the steps.
@@ -321,7 +323,7 @@ pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ra
 /// The log of a process has a line for a step at most so often.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// Trains until the last step, or until `stop` is set: every rank runs the loop on its part. The devices are given back before
+/// Trains until the last step of the call, or until `stop` is set: every rank runs the loop on its part. The devices are given back before
 /// this returns: the steps after it take the states from the checkpoint, and no more memory than the run did. The surroundings
 /// are those of rank 0; `None` where it is another process.
 pub fn train(
@@ -330,12 +332,12 @@ pub fn train(
     start: Start,
     stop: &AtomicBool,
 ) -> Result<(Outcome, Option<Surroundings>), Failure> {
-    let Setup { compilation, programs, loader, settings, folder, steps, surroundings, saves_beside } = setup;
+    let Setup { compilation, programs, loader, settings, folder, steps, until, surroundings, saves_beside } = setup;
     let Start { step, states, data, history, from, .. } = start;
     let evaluates = loader.eval_samples() > 0;
     let schedule = Schedule {
         start: step,
-        steps,
+        steps: until,
         eval_every: settings.data.eval_every,
         save_every: settings.run.save_every,
         save_best: settings.run.exports_best(),

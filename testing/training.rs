@@ -62,6 +62,7 @@ pub fn train(
         settings,
         folder: &folder,
         steps: STEPS,
+        until: STEPS,
         surroundings: Surroundings::default(),
         saves_beside: true,
     };

@@ -1,14 +1,28 @@
 //! Activations on the host: each leaves the device after its last reader in forward, and comes back before its first reader in
 //! backward.
 
-use super::copy_to;
+use super::{Offload, copy_to};
 use crate::rewriting::kept::{self, Form};
 use ir::{Builder, Module, Tier, TypeError, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The results of forward of at least so many bytes that backward reads, behind their views.
-pub(super) fn choose(module: &Module, least: u64) -> Vec<ValueId> {
-    let leaves = |value: &ValueId| kept::local_bytes(module, *value) >= least;
-    kept::activations(module).into_iter().filter(leaves).collect()
+/// The results of forward that leave: those of at least `least` bytes that backward reads, behind their views. Of each stage the last ones
+/// stay, up to `stay` bytes: backward reads them first, so their copies would have the least time.
+pub(super) fn choose(module: &Module, options: &Offload) -> Vec<ValueId> {
+    let bytes = |value: ValueId| kept::local_bytes(module, value);
+    let large = kept::activations(module).into_iter().filter(|&value| bytes(value) >= options.least);
+    let mut leaving: BTreeSet<ValueId> = large.collect();
+    let mut rooms: BTreeMap<u32, u64> = BTreeMap::new();
+    for &id in module.order().iter().rev() {
+        for value in module.node(id).results.iter().filter(|_| options.stay > 0) {
+            let room = rooms.entry(module.stage_of(*value)).or_insert(options.stay);
+            if leaving.contains(value) && bytes(*value) <= *room {
+                *room -= bytes(*value);
+                leaving.remove(value);
+            }
+        }
+    }
+    leaving.into_iter().collect()
 }
 
 /// Adds the copies of these activations. Backward reads what came back, or the same views of it.

@@ -2,38 +2,80 @@
 
 use super::embeddings::Embeddings;
 use super::{Classes, Offload};
-use ir::{Module, Op, Phase, Role, State, StateId, Tier, ValueId};
+use ir::{Definition, Module, Op, Phase, Role, State, StateId, Tier, ValueId};
 use std::collections::BTreeSet;
 
-/// Chooses the states of the classes that leave. In the order of the state table, the first ones stay up to `keep` bytes, the next
-/// ones rest on the host up to `host` bytes, and the others rest in a file.
+/// Chooses the states of the classes that leave. In the order of the state table, the first weights stay with the states of their
+/// optimizer, up to `keep` bytes; the next states rest on the host up to `host` bytes, and the others rest in a file.
 pub(super) fn choose(module: &Module, options: &Offload, embeddings: &Embeddings) -> Vec<(StateId, Tier)> {
     let narrowed = Narrowed::of(module);
-    let leaves = |(id, state): &(StateId, &State)| {
-        embeddings.states.contains(id) || leaves(state, options.classes, &narrowed)
+    let bytes = |id: StateId| module.states[id].ty.local_bytes(&module.mesh).unwrap_or(u64::MAX);
+    let leaves = |&id: &StateId| {
+        let is_asked =
+            embeddings.states.contains(&id) || leaves(&module.states[id], options.classes, &narrowed);
+        is_asked && bytes(id) >= options.least
     };
     let (mut keep, mut host) = (options.keep, options.host.unwrap_or(u64::MAX));
+    let take = |room: &mut u64, bytes: u64| {
+        let rest = room.checked_sub(bytes);
+        rest.into_iter().for_each(|rest| *room = rest);
+        rest.is_some()
+    };
     let mut chosen = vec![];
-    for (id, state) in module.states.iter().filter(leaves) {
-        let bytes = state.ty.local_bytes(&module.mesh).unwrap_or(u64::MAX);
-        if bytes < options.least {
-            continue;
-        }
-        let take = |room: &mut u64| match room.checked_sub(bytes) {
-            Some(rest) => {
-                *room = rest;
-                true
-            }
-            None => false,
-        };
+    for group in updated_together(module) {
         // The nodes of an embedding are on the host, whatever room there is.
-        if embeddings.states.contains(&id) {
-            chosen.push((id, Tier::Host));
-        } else if !take(&mut keep) {
-            chosen.push((id, if take(&mut host) { Tier::Host } else { Tier::Disk }));
+        let group = group.into_iter().filter(leaves);
+        let (looked_up, others): (Vec<_>, Vec<_>) = group.partition(|id| embeddings.states.contains(id));
+        chosen.extend(looked_up.into_iter().map(|id| (id, Tier::Host)));
+        let size = others.iter().map(|&id| bytes(id)).fold(0, u64::saturating_add);
+        if !take(&mut keep, size) {
+            let mut tier = |id| if take(&mut host, bytes(id)) { Tier::Host } else { Tier::Disk };
+            chosen.extend(others.into_iter().map(|id| (id, tier(id))));
         }
     }
     chosen
+}
+
+/// The states, each weight with those that its update reads. Where one of them is on the host, the update computes there, and the gradient
+/// goes there too.
+fn updated_together(module: &Module) -> Vec<Vec<StateId>> {
+    let weights = module.states.iter().filter(|(_, state)| state.role == Role::Parameter);
+    let mut groups: Vec<Vec<StateId>> = weights.map(|(id, _)| vec![id]).collect();
+    let mut known: BTreeSet<StateId> = groups.iter().flatten().copied().collect();
+    for group in &mut groups {
+        let mut read = read_by_update(module, group[0]);
+        read.retain(|&id| known.insert(id));
+        group.extend(read);
+    }
+    groups.extend(module.states.keys().filter(|id| !known.contains(id)).map(|id| vec![id]));
+    groups
+}
+
+/// The states with tensors that the new value of a state depends on within the update.
+fn read_by_update(module: &Module, state: StateId) -> Vec<StateId> {
+    let mut pending: Vec<ValueId> = module.states[state].output.into_iter().collect();
+    let mut seen: BTreeSet<ValueId> = BTreeSet::new();
+    let mut found = vec![];
+    while let Some(value) = pending.pop() {
+        // Numbers, such as the norm of all gradients, join all updates.
+        if module.ty(value).ndim() == 0 || !seen.insert(value) {
+            continue;
+        }
+        match module.value(value).definition {
+            Definition::State(id) => found.push(id),
+            Definition::Node(id, result) if module.node(id).phase == Phase::Update => {
+                let node = module.node(id);
+                // A collective of several tensors makes each result of one of them.
+                match node.op {
+                    Op::Collective(_) => pending.push(node.operands[result as usize]),
+                    _ => pending.extend(&node.operands),
+                }
+            }
+            Definition::Node(..) | Definition::Input(_) => {}
+        }
+    }
+    found.sort_unstable();
+    found
 }
 
 /// Whether a state is of a class that leaves.

@@ -1,5 +1,6 @@
 //! `trainyard compile`: from a model to a program, and with `--train` to a trained model (`run`).
 
+mod parts;
 mod run;
 
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ use runtime::train::Surroundings;
 
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning};
+use parts::Ended;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::{DataSource, Length, Settings};
 use crate::diagnostics::{Severity, render};
@@ -80,8 +82,17 @@ pub(super) struct Ready {
     pub(super) plan: plan::RunPlan,
     /// With `--memory`: the search for a program that fits.
     fit: Option<String>,
-    /// With `--train`: the data, and how many steps are asked for.
-    training: Option<(Loader, u64)>,
+    /// With `--train`.
+    training: Option<Training>,
+}
+
+/// The training that a command asks for.
+struct Training {
+    loader: Loader,
+    /// Steps in total.
+    steps: u64,
+    /// The step with which this part of the run ends.
+    until: u64,
 }
 
 /// The output folder of a command, with the run that was found in it.
@@ -123,12 +134,25 @@ impl Compile {
     }
 
     fn run_as(&self, processes: &Processes) -> Result<Outcome, Failure> {
-        let (place, device, ready) = processes.agree(self.prepare(processes))?;
+        run::forget_stops();
+        match processes.agree(self.parts())? {
+            None => self.run_part(processes, None).map(Ended::outcome),
+            Some(parts) => parts.run(processes),
+        }
+    }
+
+    /// Runs up to the step `until`, or to the end.
+    fn run_part(&self, processes: &Processes, until: Option<u64>) -> Result<Ended, Failure> {
+        let (place, device, ready) = processes.agree(self.prepare(processes, until))?;
         self.run_prepared(processes, place, &device, &ready)
     }
 
     /// Compiles, and looks at the output folder, which rank 0 takes if it is there.
-    fn prepare(&self, processes: &Processes) -> Result<(Place, Chosen, Ready), Failure> {
+    fn prepare(
+        &self,
+        processes: &Processes,
+        until: Option<u64>,
+    ) -> Result<(Place, Chosen, Ready), Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
@@ -140,7 +164,10 @@ impl Compile {
             processes.launched().is_some(),
         )?;
         let global_batch = settings.shapes.global_batch.or_else(|| resuming::global_batch(&beginning));
-        let ready = self.compile(&device, global_batch)?;
+        let mut ready = self.compile(&device, global_batch)?;
+        if let (Some(until), Some(training)) = (until, &mut ready.training) {
+            training.end_after(until)?;
+        }
         Ok((Place { folder, beginning, lock }, device, ready))
     }
 
@@ -150,7 +177,7 @@ impl Compile {
         mut place: Place,
         device: &Chosen,
         ready: &Ready,
-    ) -> Result<Outcome, Failure> {
+    ) -> Result<Ended, Failure> {
         report::print(Severity::Warning, &ready.compilation.warnings);
         let doubt = ready.compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
@@ -182,9 +209,9 @@ impl Compile {
                     place.folder.clear()?;
                     self.write_plan(&place.folder, ready)
                 })?;
-                Ok(Outcome::Done)
+                Ok(Ended::As(Outcome::Done))
             }
-            Some((loader, steps)) => self.train(processes, place, ready, device, loader, *steps),
+            Some(training) => self.train(processes, place, ready, device, training),
         }
     }
 
@@ -286,9 +313,9 @@ impl Compile {
                 Length::Steps(steps) => steps,
                 Length::Epochs(epochs) => epochs.saturating_mul(loader.steps_per_epoch()),
             };
-            (loader, steps)
+            Training { loader, steps, until: steps }
         });
-        passes.optimizer = settings.optimizer.pass(training.as_ref().map_or(0, |(_, steps)| *steps));
+        passes.optimizer = settings.optimizer.pass(training.as_ref().map_or(0, |training| training.steps));
         passes.autodiff.whole = forward.has_classes() && microbatches == 1;
         let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
         // An evaluation of another batch has the same stages.
@@ -307,7 +334,7 @@ impl Compile {
             device.target,
             device.multiprocessors,
         )?;
-        if let Some((loader, _)) = &mut training {
+        if let Some(Training { loader, .. }) = &mut training {
             let (path, sizes, plan) = (&self.model, &bindings, &passes);
             let compiled = Compiled { path, source: &source, sizes, plan, compilation: &compilation };
             evaluate_all(loader, compiled, &mut lowering, &mut programs, data_ranks)?;

@@ -7,7 +7,7 @@ use crate::output::Folder;
 use crate::training::{METRICS, checkpoints};
 use clap::{Args, Command};
 use ir::Diagnostic;
-use runtime::checkpoint::StateRow;
+use runtime::checkpoint::{Checkpoint, StateRow};
 use runtime::metrics::read_metrics;
 use std::fs;
 use std::io;
@@ -64,16 +64,24 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     Ok(Beginning::Checkpoint { place, in_place })
 }
 
-/// The global batch of the checkpoint at which a run begins: it stays, though the number of data ranks may be another. A checkpoint that
-/// cannot be read is told of later.
+/// The global batch of the checkpoint at which a run begins: it stays, though the number of data ranks may be another.
 pub(super) fn global_batch(beginning: &Beginning) -> Option<u64> {
+    Some(checkpoint(beginning)?.description.position.global_batch)
+}
+
+/// The steps that were done where a run begins.
+pub(super) fn steps_done(beginning: &Beginning) -> u64 {
+    checkpoint(beginning).map_or(0, |checkpoint| checkpoint.description.position.step)
+}
+
+/// The checkpoint at which a run begins. One that cannot be read is told of later.
+fn checkpoint(beginning: &Beginning) -> Option<Checkpoint> {
     let Beginning::Checkpoint { place, .. } = beginning else { return None };
     let checkpoints = checkpoints(&place.folder);
-    let checkpoint = match place.step {
+    match place.step {
         Some(step) => checkpoints.at(step).ok(),
         None => checkpoints.latest().ok().and_then(|latest| latest.checkpoint),
-    };
-    Some(checkpoint?.description.position.global_batch)
+    }
 }
 
 /// The steps of the checkpoints in a place, which has the one that was asked for.

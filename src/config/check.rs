@@ -34,6 +34,7 @@ impl Settings {
             ("--keep", run.keep.is_some()),
             ("--export", run.export.is_some()),
             ("--patience", run.patience.is_some()),
+            ("--compress-gradients-after", run.compress_gradients_after.is_some()),
             ("--resume", run.resume.is_some()),
         ]
         .into_iter()

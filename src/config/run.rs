@@ -34,6 +34,10 @@ pub struct RunFlags {
     /// End the run after N evaluations (--eval-every) in a row without a new lowest eval loss
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub patience: Option<u64>,
+    /// Reduce whole gradients up to step N, and then those of --compress-gradients; a checkpoint of step N is saved
+    #[arg(long, value_name = "N", value_parser = positive_count, requires = "compress_gradients")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compress_gradients_after: Option<u64>,
     /// Resume from the last checkpoint in DIR, or from the checkpoint of step N [default for DIR: the output folder; if the
     /// same command started a run there and it has no checkpoint yet, the run starts at step 0]
     #[arg(long, value_name = "DIR[@N]", num_args = 0..=1, require_equals = true, default_missing_value = "")]

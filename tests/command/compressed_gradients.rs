@@ -45,6 +45,37 @@ fn a_run_goes_on_with_compression_and_without() {
     assert_eq!([2, 4, 6].map(has_errors), [false, true, false]);
 }
 
+/// The same in one command: two programs, of which the second goes on from the checkpoint of the first.
+#[test]
+fn one_command_compresses_after_a_step() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let whole = GPT2.replace(" --compress-gradients", "");
+    let flags = "--mesh dp=2 --save-every 2 --lr-schedule cosine:warmup=1,steps=6";
+    place.succeed(&format!("{whole} {flags} --steps 3 -o parted"));
+    place.succeed(&format!("{GPT2} powersgd:rank=2 {flags} --steps 6 -o parted --resume"));
+    let late = format!("{GPT2} powersgd:rank=2 {flags} --compress-gradients-after 3");
+    let told = place.succeed(&format!("{late} --steps 6 -o one")).stderr;
+    assert!(told.contains("gradients are compressed after step 3"), "{told}");
+    assert!(place.states("one", 6) == place.states("parted", 6));
+    assert!(place.read("one/model.onnx") == place.read("parted/model.onnx"));
+    let losses = |run: &str| -> Vec<String> {
+        place.metrics(run).iter().map(|line| line["loss"].to_string()).collect()
+    };
+    assert_eq!(losses("one"), losses("parted"));
+    // A run that is continued takes the part that its step belongs to.
+    for (step, told_again) in [(2, true), (3, false), (4, false)] {
+        let other = format!("from{step}");
+        let told = place.succeed(&format!("{late} --steps 6 -o {other} --resume=one@{step}")).stderr;
+        assert_eq!(told.contains("gradients are compressed after step 3"), told_again, "{step}: {told}");
+        assert!(place.states(&other, 6) == place.states("one", 6), "{step}");
+    }
+    let error = refused(&place, &format!("{late} --steps 3 -o never"));
+    assert!(error.contains("compresses no gradient: the run ends with step 3"), "{error}");
+    let error = refused(&place, &format!("{whole} {flags} --compress-gradients-after 3 --steps 6 -o never"));
+    assert!(error.contains("--compress-gradients <METHOD"), "{error}");
+    assert!(!place.path("never").exists());
+}
+
 #[test]
 fn a_run_says_what_its_ranks_reduce() {
     let place = Workplace::with_text(TRAINYARD, 20_000);

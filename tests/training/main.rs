@@ -20,6 +20,7 @@ mod ranks;
 mod recompute;
 mod sharding;
 mod skipped_steps;
+mod tiers;
 mod update;
 
 /// The binary.

@@ -123,12 +123,16 @@ fn named_budget(failure: &Failure) -> u64 {
 
 /// Makes GPT-2 fit a budget; the bytes of its program, and its copies.
 fn fit(budget: u64) -> Result<(Fit, u64, usize), Failure> {
+    fit_model(&models::GPT2_DYNAMO, SAMPLES, budget)
+}
+
+fn fit_model(fixture: &Fixture, samples: u64, budget: u64) -> Result<(Fit, u64, usize), Failure> {
     let plan = CompilationPlan { optimizer: adamw(), ..CompilationPlan::default() };
-    let mut subject = models::GPT2_DYNAMO.compiled(SAMPLES, plan);
+    let mut subject = fixture.compiled(samples, plan);
     let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
     let device = &Preset::Cpu.device();
     let place = Place { budget, microbatches: 1, target, multiprocessors, device };
-    let fit = budget::fit(&mut subject.compilation, &Manager::default(), place);
+    let fit = budget::fit(&mut subject.compilation, &Manager::default(), place, |_, _| {});
     fit.map(|fit| (fit, peak(&subject), copies(&subject.compilation.training)))
 }
 
@@ -144,6 +148,18 @@ fn every_budget_between_the_smallest_and_the_largest_program_is_kept() {
         assert_eq!(copies > 0, share < 4, "{fit:?}");
         assert!(fit.least_time <= fit.time, "{fit:?}");
     }
+}
+
+/// Masks of ReLUs take a bit for each element, which costs less than computing anything again.
+#[test]
+fn masks_are_kept_as_bits_before_anything_is_computed_again() {
+    let model = &models::RESNET_TRAINMODE;
+    let all = done(fit_model(model, 32, u64::MAX)).1;
+    let (fit, peak, copies) = done(fit_model(model, 32, all - 1));
+    assert!(fit.compressed && fit.time == 0 && copies == 0 && peak < all, "{fit}: {peak} bytes");
+    assert!(fit.to_string().contains("activations are compressed without loss, and nothing is"), "{fit}");
+    let (less, smaller, copies) = done(fit_model(model, 32, peak - 1));
+    assert!(less.compressed && less.time > 0 && copies > 0 && smaller < peak, "{less}: {smaller} bytes");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The run of a compiled model: the ranks begin in one output folder and one place, train, and the result is exported.
 
-use super::{Compile, Place, Ready};
+use super::parts::Ended;
+use super::{Compile, Place, Ready, Training};
 use crate::cli::advice::Room;
 use crate::cli::profile::{self, RunProfile};
 use crate::cli::report::{self, Outcome, tell};
@@ -34,9 +35,10 @@ impl Compile {
         mut output: Place,
         ready: &Ready,
         on: &Chosen,
-        loader: &Loader,
-        steps: u64,
-    ) -> Result<Outcome, Failure> {
+        training: &Training,
+    ) -> Result<Ended, Failure> {
+        let Training { loader, steps, until } = training;
+        let (steps, until) = (*steps, *until);
         let Ready { compilation, programs, .. } = ready;
         let settings = &self.settings;
         let profiles = settings.run.profile.then(Profiles::default);
@@ -64,8 +66,11 @@ impl Compile {
         let Place { folder, lock, .. } = output;
         let (folder, surroundings) = (&folder, self.surroundings(lock));
         let setup =
-            Setup { compilation, programs, loader, settings, folder, steps, surroundings, saves_beside };
+            Setup { compilation, programs, loader, settings, folder, steps, until, surroundings, saves_beside };
         let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
+        if until < steps && !outcome.stopped && !outcome.ended_early {
+            return Ok(Ended::AtStep);
+        }
         let profile = profiles.map(|profiles| profile::gather(processes, &profiles, ready)).transpose()?;
         if let Some(surroundings) = surroundings {
             self.finish(ready, folder, &outcome, &surroundings, steps)?;
@@ -73,7 +78,7 @@ impl Compile {
                 |profile: &RunProfile| profile::write(profile, ready, settings.device.threads, folder);
             profile.as_ref().map_or(Ok(()), write)?;
         }
-        Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
+        Ok(Ended::As(if outcome.stopped { Outcome::Stopped } else { Outcome::Done }))
     }
 
     /// The ranks of this process on their devices, and the place where the run begins.
@@ -238,13 +243,19 @@ impl Compile {
     }
 }
 
+/// Whether the run was asked to stop.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Forgets that an earlier run of this process was asked to stop.
+pub(super) fn forget_stops() {
+    STOP.store(false, Ordering::Relaxed);
+}
+
 /// A flag that Ctrl-C and SIGTERM set. A process that then waits for others tells where.
 fn stop_on_signals(waiting: Option<Waiting>) -> Result<&'static AtomicBool, Failure> {
     // The handler is the process's, and stays.
-    static STOP: AtomicBool = AtomicBool::new(false);
     static HANDLED: Mutex<bool> = Mutex::new(false);
     let mut handled = HANDLED.lock().unwrap_or_else(PoisonError::into_inner);
-    STOP.store(false, Ordering::Relaxed);
     if !*handled {
         let handler = move || {
             if !STOP.swap(true, Ordering::Relaxed) && !waiting.as_ref().is_some_and(Waiting::tell) {

@@ -1,0 +1,83 @@
+//! `--compress-gradients-after`: a run of two programs. The first one reduces whole gradients, and the second one goes on from its
+//! checkpoint with compressed ones.
+
+use super::{Compile, Training};
+use crate::cli::report::{Outcome, tell};
+use crate::cli::resuming;
+use crate::config::{Resume, Settings};
+use crate::failure::Failure;
+use crate::output::Folder;
+use crate::processes::Processes;
+use ir::Diagnostic;
+
+/// How a part of a run ended.
+pub(super) enum Ended {
+    /// The run ended.
+    As(Outcome),
+    /// It saved the step where the next part begins.
+    AtStep,
+}
+
+impl Ended {
+    /// How a command ended whose last part this is.
+    pub(super) fn outcome(self) -> Outcome {
+        match self {
+            Self::As(outcome) => outcome,
+            Self::AtStep => Outcome::Done,
+        }
+    }
+}
+
+/// The commands of a run whose gradients are compressed from a step on.
+pub(super) struct Parts {
+    whole: Compile,
+    compressed: Compile,
+    after: u64,
+}
+
+impl Compile {
+    /// The parts of the run; `None` if it has one program. Errors: an output folder that cannot be used.
+    pub(super) fn parts(&self) -> Result<Option<Parts>, Failure> {
+        let Some(after) = self.settings.run.compress_gradients_after else { return Ok(None) };
+        let beginning = self.check_folder(&Folder::new(&self.settings.out.folder(&self.model)))?;
+        if resuming::steps_done(&beginning) >= after {
+            return Ok(None);
+        }
+        let with = |settings: Settings| Self { settings, ..self.clone() };
+        let (mut whole, mut compressed) = (self.settings.clone(), self.settings.clone());
+        whole.parallel.compress_gradients = None;
+        whole.run.compress_gradients_after = None;
+        whole.run.profile = false;
+        compressed.run.resume = Some(Resume::Output);
+        compressed.out.force = false;
+        Ok(Some(Parts { whole: with(whole), compressed: with(compressed), after }))
+    }
+}
+
+impl Parts {
+    /// Runs one part after the other.
+    pub(super) fn run(&self, processes: &Processes) -> Result<Outcome, Failure> {
+        match self.whole.run_part(processes, Some(self.after))? {
+            Ended::As(outcome) => Ok(outcome),
+            Ended::AtStep => {
+                tell!("gradients are compressed after step {}", self.after);
+                self.compressed.run_part(processes, None).map(Ended::outcome)
+            }
+        }
+    }
+}
+
+impl Training {
+    /// Ends after a step in which the run has not yet ended.
+    pub(super) fn end_after(&mut self, step: u64) -> Result<(), Diagnostic> {
+        if step >= self.steps {
+            let message = format!(
+                "--compress-gradients-after {step} compresses no gradient: the run ends with step {}",
+                self.steps
+            );
+            return Err(Diagnostic::new(message).note("give an earlier step, or more --steps"));
+        }
+        self.until = step;
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! The costs of a candidate: predicted times, and the bytes of the device that no plan goes without.
+
+use crate::failure::Failure;
+use ir::machine::{Device, Link, Node};
+use ir::{Module, Op, Phase, Tier};
+use passes::compress_activations::{self, CompressActivations};
+use passes::offload::Offload;
+use passes::recompute::Recompute;
+use runtime::program::UpdateTime;
+
+/// The step with values beside the device.
+pub(super) fn offloaded(module: &Module, options: &Offload) -> Result<Module, Failure> {
+    let mut module = module.clone();
+    let decision = passes::offload::decide(&module, options);
+    passes::offload::apply(&mut module, options, &decision)?;
+    Ok(module)
+}
+
+/// Predicted seconds of a step's copies over the link to the host, and to and from the file.
+pub fn seconds_of_copies(module: &Module, microbatches: u64, node: &Node) -> [f64; 2] {
+    let time = |link: &Link, bytes: u64| link.latency + bytes as f64 / link.rate();
+    let mut seconds = [0.0; 2];
+    for (_, copy) in module.nodes().filter(|(_, copy)| matches!(copy.op, Op::Copy(_))) {
+        let bytes = module.ty(copy.results[0]).local_bytes(&module.mesh).unwrap_or(0);
+        let is_in_file = [copy.result_tier(), module.tier_of(copy.operands[0])].contains(&Tier::Disk);
+        let runs = if copy.phase.is_microbatch() { microbatches } else { 1 };
+        let link = if is_in_file { &node.disk } else { &node.host_link };
+        seconds[usize::from(is_in_file)] += time(link, bytes) * runs as f64;
+    }
+    seconds
+}
+
+/// Bytes of the device that no plan of a step goes without.
+pub(super) fn least_of_device(module: &Module, update: UpdateTime) -> u64 {
+    let bytes = |value| module.ty(value).local_bytes(&module.mesh).unwrap_or(u64::MAX);
+    let states = module.states.values().filter(|state| state.tier == Tier::Device).map(|state| state.input);
+    let lasting = module.nodes().filter(|(_, node)| match &node.op {
+        Op::Copy(copy) => node.phase == Phase::Prepare && copy.to == Tier::Device,
+        Op::Accumulate(_) => update == UpdateTime::Late && node.place == Tier::Device,
+        _ => false,
+    });
+    states.chain(lasting.map(|(_, node)| node.results[0])).map(bytes).fold(0, u64::saturating_add)
+}
+
+/// The price of a kept byte at which an activation is copied to the host and back rather than kept: what takes longer than that is not
+/// computed again.
+pub(super) fn price_of_copies(node: &Node) -> Recompute {
+    let picoseconds_of_kib = 2.0 * 1024.0 / node.host_link.rate() * 1e12;
+    Recompute { price: picoseconds_of_kib as u64, ..Recompute::FULL.on(&node.device) }
+}
+
+/// The step with activations in fewer bytes, and the predicted picoseconds of a microbatch's packing: the bytes that are saved are read once
+/// in forward and written once in backward. `None` if no activation has such a form.
+pub(super) fn compressed(
+    module: &Module,
+    options: &CompressActivations,
+    device: &Device,
+) -> Result<Option<(Module, u64)>, Failure> {
+    let decision = compress_activations::decide(module, options);
+    if decision.is_empty() {
+        return Ok(None);
+    }
+    let mut smaller = module.clone();
+    compress_activations::apply(&mut smaller, &decision)?;
+    let [before, after] = [module, &smaller].map(compress_activations::kept_bytes);
+    let seconds = 2.0 * before.saturating_sub(after) as f64 / device.memory_rate();
+    Ok(Some((smaller, (seconds * 1e12) as u64)))
+}

@@ -1,0 +1,339 @@
+//! The search for a candidate that fits: in the order of the predicted time, and then value by value.
+
+use super::{Candidate, Fit, Peaks, Place, costs};
+use crate::budget;
+use crate::compilation::Compilation;
+use crate::config::memory::{Budget, Budgets, Tiers};
+use crate::failure::Failure;
+use crate::inspection::units::bytes;
+use crate::training::Programs;
+use ir::{Diagnostic, Module};
+use passes::compress_activations::CompressActivations;
+use passes::offload::{Classes, Offload};
+use passes::recompute::{Choices, Recompute};
+use passes::{Manager, Transform};
+use runtime::program::UpdateTime;
+
+/// After this number of programs, a choice of values is not made better any longer.
+const TRIES: usize = 4;
+
+/// One part in so many of a budget may be left without another try.
+const NEAR: u64 = 64;
+
+/// The search for a candidate that fits.
+pub(super) struct Search<'a> {
+    compilation: &'a Compilation,
+    manager: &'a Manager,
+    tiers: &'a Tiers,
+    place: Place<'a>,
+    tries: usize,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(
+        compilation: &'a Compilation,
+        manager: &'a Manager,
+        tiers: &'a Tiers,
+        place: Place<'a>,
+    ) -> Self {
+        Self { compilation, manager, tiers, place, tries: 0 }
+    }
+
+    /// The first candidate that fits. Errors: none does.
+    pub(super) fn run(&mut self) -> Result<Fit, Failure> {
+        let mut smallest: Option<(Candidate, Peaks)> = None;
+        let (mut failed, mut least): (Vec<Candidate>, u64) = (vec![], u64::MAX);
+        for candidate in self.candidates()? {
+            let is_hopeless = self.tiers.budgets.device.is_some_and(|Budget(bytes)| candidate.least > bytes);
+            if is_hopeless || failed.iter().any(|failed| candidate.takes_as_much(failed)) {
+                least = least.min(candidate.least);
+                continue;
+            }
+            let (mut candidate, peaks) = self.settled(candidate)?;
+            if peaks.fit(&self.tiers.budgets) {
+                candidate.picoseconds = self.picoseconds(&candidate)?;
+                return Ok(Fit { candidate, peaks, tries: self.tries });
+            }
+            if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
+                smallest = Some((candidate.clone(), peaks));
+            }
+            failed.push(candidate);
+        }
+        Err(self.too_small(smallest, least).into())
+    }
+
+    /// All candidates, those that take the least time first.
+    fn candidates(&self) -> Result<Vec<Candidate>, Failure> {
+        let copies = costs::price_of_copies(self.place.node);
+        let mut all = vec![];
+        for recompute in [None].into_iter().chain(self.prices().into_iter().map(Some)) {
+            let is_price_of_copies = recompute.as_ref() == Some(&copies);
+            let (repeated, time_again) = self.repeated(recompute.as_ref())?;
+            let (forms, device) = (self.forms(), &self.place.node.device);
+            let compressed = forms.as_ref().map(|forms| costs::compressed(&repeated, forms, device));
+            let compressed = compressed.transpose()?.flatten();
+            let compressed = compressed.as_ref().map(|(module, time)| (module, *time, forms));
+            for (module, time, compress) in [(&repeated, 0, None)].into_iter().chain(compressed) {
+                let time = time_again.saturating_add(time.saturating_mul(self.place.microbatches));
+                for classes in self.class_sets() {
+                    if is_price_of_copies && !classes.activations {
+                        continue;
+                    }
+                    let offload = Offload { classes, ..self.tiers.offload.clone() };
+                    let step = costs::offloaded(module, &offload)?;
+                    let picoseconds = time.saturating_add(self.copies(&step));
+                    let offload = (classes != Classes::NONE).then_some(offload);
+                    for update in self.update_times() {
+                        let least = costs::least_of_device(&step, update);
+                        let (recompute, compress) = (recompute.clone(), compress.clone());
+                        let offload = offload.clone();
+                        all.push(Candidate { recompute, compress, offload, update, picoseconds, least });
+                    }
+                }
+            }
+        }
+        all.sort_by_key(|candidate| (candidate.update == UpdateTime::Early, candidate.picoseconds));
+        Ok(all)
+    }
+
+    /// The prices of kept bytes that are tried first, in ascending order; none if the flags say what is computed again.
+    fn prices(&self) -> Vec<Recompute> {
+        let Place { node, .. } = self.place;
+        if self.tiers.budgets.device.is_none() || self.has_pass(Recompute::NAME) {
+            return vec![];
+        }
+        let mut prices = vec![Recompute::SELECTIVE.on(&node.device), costs::price_of_copies(node)];
+        prices.sort_by_key(|options| options.price);
+        prices.dedup();
+        prices.push(Recompute::FULL.on(&node.device));
+        prices
+    }
+
+    /// The forms in which activations may be kept without loss; `None` if the flags say how they are kept.
+    fn forms(&self) -> Option<CompressActivations> {
+        let is_open = self.tiers.budgets.device.is_some() && !self.has_pass(CompressActivations::NAME);
+        is_open.then_some(CompressActivations::LOSSLESS)
+    }
+
+    fn has_pass(&self, name: &str) -> bool {
+        self.compilation.pipeline.passes.iter().any(|pass| pass.name() == name)
+    }
+
+    /// The sets of classes that may leave the device.
+    fn class_sets(&self) -> Vec<Classes> {
+        let mut sets = vec![self.tiers.offload.classes];
+        if self.tiers.is_open {
+            // Embeddings leave when they are asked to: few models have large ones apart from their heads.
+            for (class, _) in Classes::ALL.into_iter().filter(|(class, _)| !class.embeddings) {
+                let with: Vec<Classes> = sets.iter().map(|set| set.with(class)).collect();
+                with.into_iter().for_each(|set| {
+                    if !sets.contains(&set) {
+                        sets.push(set);
+                    }
+                });
+            }
+        }
+        sets
+    }
+
+    /// The times at which updates may run: early ones only if nothing waits for all gradients.
+    fn update_times(&self) -> Vec<UpdateTime> {
+        let given = self.compilation.update;
+        let may_be_early =
+            given == UpdateTime::Late && self.place.may_update_early && self.place.microbatches == 1;
+        [given].into_iter().chain(may_be_early.then_some(UpdateTime::Early)).collect()
+    }
+
+    /// The step with its repeated nodes, and the predicted picoseconds of these nodes.
+    fn repeated(&self, recompute: Option<&Recompute>) -> Result<(Module, u64), Failure> {
+        let mut module = self.compilation.training.clone();
+        let Some(options) = recompute else { return Ok((module, 0)) };
+        let decision = Choices::of(&module, &options.rates()).decide(options);
+        passes::recompute::apply(&mut module, &decision)?;
+        Ok((module, decision.picoseconds().saturating_mul(self.place.microbatches)))
+    }
+
+    /// Predicted picoseconds of the copies of a step.
+    fn copies(&self, module: &Module) -> u64 {
+        let [host, disk] = costs::seconds_of_copies(module, self.place.microbatches, self.place.node);
+        ((host + disk) * 1e12) as u64
+    }
+
+    /// The predicted picoseconds of a candidate's copies, repeated nodes and packing.
+    fn picoseconds(&self, candidate: &Candidate) -> Result<u64, Failure> {
+        let (mut module, mut time) = self.repeated(candidate.recompute.as_ref())?;
+        if let Some(forms) = &candidate.compress
+            && let Some((smaller, packing)) = costs::compressed(&module, forms, &self.place.node.device)?
+        {
+            module = smaller;
+            time = time.saturating_add(packing.saturating_mul(self.place.microbatches));
+        }
+        let step = candidate.offload.as_ref().map(|offload| costs::offloaded(&module, offload)).transpose()?;
+        Ok(time.saturating_add(step.map_or(0, |step| self.copies(&step))))
+    }
+
+    /// A candidate that repeats and moves no more than it must: first as few activations as fit are computed again, then as many of them stay
+    /// on the device, and then as many states. What the host has no room for goes into the file.
+    fn settled(&mut self, candidate: Candidate) -> Result<(Candidate, Peaks), Failure> {
+        let peaks = self.lower(&candidate)?;
+        let (candidate, peaks) = self.less_repeated(candidate, peaks)?;
+        let (candidate, peaks) = self.with_most(candidate, peaks, |offload, bytes| {
+            offload.stay = bytes;
+            offload.classes.activations
+        })?;
+        let (candidate, peaks) = self.with_most(candidate, peaks, |offload, bytes| {
+            offload.keep = bytes;
+            peaks.host_states > 0
+        })?;
+        self.within_host(candidate, peaks)
+    }
+
+    /// Whether a program fits, if the file takes what the host has no room for.
+    fn fits_with_file(&self, peaks: &Peaks) -> bool {
+        let Budgets { device, host, disk } = &self.tiers.budgets;
+        let fits = |own: u64, budget: &Option<Budget>| budget.is_none_or(|Budget(bytes)| own <= bytes);
+        fits(peaks.device, device) && (disk.is_some() || fits(peaks.host, host))
+    }
+
+    /// A candidate that repeats as little as fits: block by block, between its price and the next lower one, which does not fit.
+    fn less_repeated(
+        &mut self,
+        candidate: Candidate,
+        peaks: Peaks,
+    ) -> Result<(Candidate, Peaks), Failure> {
+        let Some(highest) = candidate.recompute.clone().filter(|_| self.fits_with_file(&peaks)) else {
+            return Ok((candidate, peaks));
+        };
+        let lower = self.prices().into_iter().rfind(|options| options.price < highest.price);
+        let lowest = lower.unwrap_or(Recompute { price: 0, ..highest.clone() });
+        let choices = Choices::of(&self.compilation.training, &highest.rates());
+        let options = budget::one_by_one(&choices.prices(&lowest, &highest));
+        let (mut below, mut above, mut found) = (0, options.len() - 1, (candidate, peaks));
+        for _ in 0..TRIES {
+            if above <= below + 1 {
+                break;
+            }
+            let middle = below + (above - below) / 2;
+            let tried = Candidate { recompute: Some(options[middle].clone()), ..found.0.clone() };
+            let peaks = self.lower(&tried)?;
+            if self.fits_with_file(&peaks) {
+                (above, found) = (middle, (tried, peaks));
+            } else {
+                below = middle;
+            }
+        }
+        Ok(found)
+    }
+
+    /// A candidate with as many bytes on the device as fit. `stay` lets so many bytes stay; `false` if none leave that could.
+    fn with_most(
+        &mut self,
+        candidate: Candidate,
+        peaks: Peaks,
+        stay: impl Fn(&mut Offload, u64) -> bool,
+    ) -> Result<(Candidate, Peaks), Failure> {
+        let Some(Budget(budget)) = self.tiers.budgets.device else { return Ok((candidate, peaks)) };
+        let (mut most, mut more) = (0, budget.saturating_sub(peaks.device));
+        let mut found = (candidate, peaks);
+        for _ in 0..TRIES {
+            let mut tried = found.0.clone();
+            if more == 0 || !tried.offload.as_mut().is_some_and(|offload| stay(offload, most + more)) {
+                break;
+            }
+            let peaks = self.lower(&tried)?;
+            match peaks.device.checked_sub(budget).filter(|&excess| excess > 0) {
+                Some(excess) => more = more.saturating_sub(excess.max(more / 8)),
+                // What stays may be gone at the fullest position of the step.
+                None => {
+                    let is_all = peaks.host == found.1.host;
+                    most += more;
+                    more = budget - peaks.device;
+                    found = (tried, peaks);
+                    if is_all || more < budget / NEAR {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Moves as many states from the host into the file as its budget asks for.
+    fn within_host(
+        &mut self,
+        mut candidate: Candidate,
+        mut peaks: Peaks,
+    ) -> Result<(Candidate, Peaks), Failure> {
+        let Some((Budget(budget), _)) = self.tiers.budgets.host.zip(self.tiers.budgets.disk.as_ref()) else {
+            return Ok((candidate, peaks));
+        };
+        for _ in 0..TRIES {
+            let Some(offload) = candidate.offload.as_mut().filter(|_| peaks.host > budget) else { break };
+            let states = offload.host.unwrap_or(peaks.host_states).min(peaks.host_states);
+            if states == 0 {
+                break;
+            }
+            offload.host = Some(states.saturating_sub(peaks.host - budget));
+            peaks = self.lower(&candidate)?;
+        }
+        Ok((candidate, peaks))
+    }
+
+    /// The bytes of a candidate's programs.
+    fn lower(&mut self, candidate: &Candidate) -> Result<Peaks, Failure> {
+        self.tries += 1;
+        let mut compilation = self.compilation.clone();
+        compilation.update = candidate.update;
+        if let Some(recompute) = &candidate.recompute {
+            compilation.recompute(self.manager, recompute.clone())?;
+        }
+        if let Some(compress) = &candidate.compress {
+            compilation.compress_activations(self.manager, compress.clone())?;
+        }
+        if let Some(offload) = &candidate.offload {
+            compilation.offload(self.manager, offload.clone())?;
+        }
+        let Place { microbatches, target, multiprocessors, .. } = self.place;
+        let lowering = &mut compilation.lowering(self.manager);
+        let programs = Programs::lower_by(lowering, &compilation, microbatches, target, multiprocessors)?;
+        Ok(Peaks::of(&programs))
+    }
+
+    fn too_small(&self, smallest: Option<(Candidate, Peaks)>, least: u64) -> Diagnostic {
+        let error =
+            Diagnostic::new(format!("--memory {}: no program that was found fits", self.tiers.budgets));
+        let Some((candidate, peaks)) = smallest else {
+            return error.note(format!("states and gradients alone take {} on the device", bytes(least)));
+        };
+        let accepted = |bytes: u64| Budget(bytes).rounded_up();
+        let disk = match (&self.tiers.budgets.disk, peaks.disk) {
+            (Some(disk), bytes) if bytes > 0 => {
+                format!(",disk={}:{}", disk.folder.display(), accepted(bytes))
+            }
+            _ => String::new(),
+        };
+        let names: Vec<&str> = candidate.offload.iter().flat_map(|offload| offload.classes.names()).collect();
+        let beside = if names.is_empty() { "nothing".to_string() } else { names.join(", ") };
+        error
+            .note(format!(
+                "the program with the fewest bytes on the device fits --memory device={},host={}{disk}, with {beside} \
+                 beside the device",
+                accepted(peaks.device),
+                accepted(peaks.host)
+            ))
+            .note("a smaller --microbatch, a mesh of more devices or --zero takes less")
+    }
+}
+
+impl Candidate {
+    /// Whether this candidate takes at least as much memory of the device as another, which repeats the same and leaves the device with
+    /// more.
+    fn takes_as_much(&self, other: &Self) -> bool {
+        let classes = |own: &Self| own.offload.as_ref().map_or(Classes::NONE, |offload| offload.classes);
+        let leaves_less = classes(self).with(classes(other)) == classes(other);
+        let compresses_less = self.compress.is_none() || self.compress == other.compress;
+        leaves_less
+            && compresses_less
+            && (&self.recompute, self.update) == (&other.recompute, other.update)
+    }
+}

@@ -116,7 +116,8 @@ pub fn fit(
         Ok(arena + training.constants + evaluation.constants)
     };
     let module = &compilation.training;
-    let is_compressed = compilation.pipeline.passes.iter().any(|pass| pass.name() == CompressActivations::NAME);
+    let is_compressed =
+        compilation.pipeline.passes.iter().any(|pass| pass.name() == CompressActivations::NAME);
     let forms = CompressActivations::LOSSLESS;
     let found = match is_compressed || compress_activations::decide(module, &forms).is_empty() {
         true => None,

@@ -8,9 +8,9 @@ use anyhow::anyhow;
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::arguments::pattern::matches as fits;
+use passes::compress_activations::CompressActivations;
 use passes::evaluation::Evaluation;
 use passes::moe::Moe;
-use passes::compress_activations::CompressActivations;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::reports::{

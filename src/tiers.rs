@@ -2,7 +2,7 @@
 //!
 //! An activation may be kept, kept in few bits, computed again, or copied to the host. A candidate is a price of kept bytes, which decides on
 //! each activation, and a set of classes of values that leave the device. The description of the machine says how long its repeated
-//! nodes, its packing and its copies take (`costs`). The candidates are lowered in the order of this time, until one fits into all memories.
+//! nodes, its packing, its copies and its work on the host take (`costs`). The candidates are lowered in the order of this time, until one fits into all memories.
 //! Then as few activations as possible are computed again, and as many activations and states as fit stay on the device (`search`).
 
 mod costs;
@@ -53,7 +53,7 @@ pub struct Candidate {
     pub offload: Option<Offload>,
     /// When updates run.
     pub update: UpdateTime,
-    /// Predicted picoseconds of a step's copies, repeated nodes and packing, if nothing runs beside them.
+    /// Predicted picoseconds of a step's copies, work on the host, repeated nodes and packing, if nothing runs beside them.
     pub picoseconds: u64,
     /// Bytes of the device that no program of the candidate goes without: states that stay, values that live through the whole
     /// step, and gradients that wait for the update.

@@ -332,7 +332,8 @@ pub fn train(
     start: Start,
     stop: &AtomicBool,
 ) -> Result<(Outcome, Option<Surroundings>), Failure> {
-    let Setup { compilation, programs, loader, settings, folder, steps, until, surroundings, saves_beside } = setup;
+    let Setup { compilation, programs, loader, settings, folder, steps, until, surroundings, saves_beside } =
+        setup;
     let Start { step, states, data, history, from, .. } = start;
     let evaluates = loader.eval_samples() > 0;
     let schedule = Schedule {

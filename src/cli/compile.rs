@@ -18,7 +18,6 @@ use runtime::train::Surroundings;
 
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning};
-use parts::Ended;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::{DataSource, Length, Settings};
 use crate::diagnostics::{Severity, render};
@@ -37,6 +36,7 @@ use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs};
 use crate::verification::assumptions;
 use crate::{export, plan, sizes, tiers};
+use parts::Ended;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -148,11 +148,7 @@ impl Compile {
     }
 
     /// Compiles, and looks at the output folder, which rank 0 takes if it is there.
-    fn prepare(
-        &self,
-        processes: &Processes,
-        until: Option<u64>,
-    ) -> Result<(Place, Chosen, Ready), Failure> {
+    fn prepare(&self, processes: &Processes, until: Option<u64>) -> Result<(Place, Chosen, Ready), Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;

@@ -30,6 +30,19 @@ pub fn seconds_of_copies(module: &Module, microbatches: u64, node: &Node) -> [f6
     seconds
 }
 
+/// Predicted seconds by which the nodes of a step take longer on the host than on the device: the bytes that they read and write in the
+/// memory of either. Look-ups in embeddings are left out, since they read a part of their operand.
+pub(super) fn seconds_on_host(module: &Module, node: &Node) -> f64 {
+    let on_host = module.nodes().filter(|(_, node)| {
+        node.place == Tier::Host && !node.phase.is_microbatch() && !matches!(node.op, Op::Copy(_))
+    });
+    let values = on_host.flat_map(|(_, node)| node.operands.iter().chain(&node.results));
+    let bytes =
+        values.filter_map(|&value| module.ty(value).local_bytes(&module.mesh)).fold(0, u64::saturating_add);
+    let longer = 1.0 / node.host_rate(module.mesh.devices()) - 1.0 / node.device.memory_rate();
+    bytes as f64 * longer.max(0.0)
+}
+
 /// Bytes of the device that no plan of a step goes without.
 pub(super) fn least_of_device(module: &Module, update: UpdateTime) -> u64 {
     let bytes = |value| module.ty(value).local_bytes(&module.mesh).unwrap_or(u64::MAX);

@@ -81,7 +81,7 @@ impl<'a> Search<'a> {
                     }
                     let offload = Offload { classes, ..self.tiers.offload.clone() };
                     let step = costs::offloaded(module, &offload)?;
-                    let picoseconds = time.saturating_add(self.copies(&step));
+                    let picoseconds = time.saturating_add(self.beside(&step));
                     let offload = (classes != Classes::NONE).then_some(offload);
                     for update in self.update_times() {
                         let least = costs::least_of_device(&step, update);
@@ -153,13 +153,14 @@ impl<'a> Search<'a> {
         Ok((module, decision.picoseconds().saturating_mul(self.place.microbatches)))
     }
 
-    /// Predicted picoseconds of the copies of a step.
-    fn copies(&self, module: &Module) -> u64 {
-        let [host, disk] = costs::seconds_of_copies(module, self.place.microbatches, self.place.node);
-        ((host + disk) * 1e12) as u64
+    /// Predicted picoseconds of the copies of a step, and of its work on the host.
+    fn beside(&self, module: &Module) -> u64 {
+        let Place { microbatches, node, .. } = self.place;
+        let [link, disk] = costs::seconds_of_copies(module, microbatches, node);
+        ((link + disk + costs::seconds_on_host(module, node)) * 1e12) as u64
     }
 
-    /// The predicted picoseconds of a candidate's copies, repeated nodes and packing.
+    /// The predicted picoseconds of a candidate's copies, work on the host, repeated nodes and packing.
     fn picoseconds(&self, candidate: &Candidate) -> Result<u64, Failure> {
         let (mut module, mut time) = self.repeated(candidate.recompute.as_ref())?;
         if let Some(forms) = &candidate.compress
@@ -168,8 +169,9 @@ impl<'a> Search<'a> {
             module = smaller;
             time = time.saturating_add(packing.saturating_mul(self.place.microbatches));
         }
-        let step = candidate.offload.as_ref().map(|offload| costs::offloaded(&module, offload)).transpose()?;
-        Ok(time.saturating_add(step.map_or(0, |step| self.copies(&step))))
+        let step =
+            candidate.offload.as_ref().map(|offload| costs::offloaded(&module, offload)).transpose()?;
+        Ok(time.saturating_add(step.map_or(0, |step| self.beside(&step))))
     }
 
     /// A candidate that repeats and moves no more than it must: first as few activations as fit are computed again, then as many of them stay
@@ -181,11 +183,20 @@ impl<'a> Search<'a> {
             offload.stay = bytes;
             offload.classes.activations
         })?;
+        if self.tiers.budgets.disk.is_some() && !self.is_settled_by_file(&candidate, peaks)? {
+            return Ok((candidate, peaks));
+        }
         let (candidate, peaks) = self.with_most(candidate, peaks, |offload, bytes| {
             offload.keep = bytes;
             peaks.host_states > 0
         })?;
         self.within_host(candidate, peaks)
+    }
+
+    /// Whether a candidate fits once states have moved from the host into the file.
+    fn is_settled_by_file(&mut self, candidate: &Candidate, peaks: Peaks) -> Result<bool, Failure> {
+        let (_, peaks) = self.within_host(candidate.clone(), peaks)?;
+        Ok(peaks.fit(&self.tiers.budgets))
     }
 
     /// Whether a program fits, if the file takes what the host has no room for.
@@ -196,11 +207,7 @@ impl<'a> Search<'a> {
     }
 
     /// A candidate that repeats as little as fits: block by block, between its price and the next lower one, which does not fit.
-    fn less_repeated(
-        &mut self,
-        candidate: Candidate,
-        peaks: Peaks,
-    ) -> Result<(Candidate, Peaks), Failure> {
+    fn less_repeated(&mut self, candidate: Candidate, peaks: Peaks) -> Result<(Candidate, Peaks), Failure> {
         let Some(highest) = candidate.recompute.clone().filter(|_| self.fits_with_file(&peaks)) else {
             return Ok((candidate, peaks));
         };
@@ -332,8 +339,6 @@ impl Candidate {
         let classes = |own: &Self| own.offload.as_ref().map_or(Classes::NONE, |offload| offload.classes);
         let leaves_less = classes(self).with(classes(other)) == classes(other);
         let compresses_less = self.compress.is_none() || self.compress == other.compress;
-        leaves_less
-            && compresses_less
-            && (&self.recompute, self.update) == (&other.recompute, other.update)
+        leaves_less && compresses_less && (&self.recompute, self.update) == (&other.recompute, other.update)
     }
 }

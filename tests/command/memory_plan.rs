@@ -40,13 +40,13 @@ fn places(step: &Value) -> Vec<&Value> {
 
 #[test]
 fn places_of_all_memories_are_listed_within_their_totals() {
-    let (plan, summary) = plans("--memory device=10MiB,host=12MiB,disk=.:1GiB");
+    let (plan, summary) = plans("--memory device=10MiB,host=6MiB,disk=.:1GiB");
     let step = step(&plan);
     let total = |memory: &str| number(&step["memories"][memory]);
     assert_eq!(total("device"), number(&summary["memory"]["training_arena"]));
     assert_eq!(total("host"), number(&summary["memory"]["host"]));
     assert_eq!(total("disk"), number(&summary["memory"]["disk"]));
-    assert_eq!(plan["budgets"], serde_json::json!({"device": 10 << 20, "disk": 1 << 30, "host": 12 << 20}));
+    assert_eq!(plan["budgets"], serde_json::json!({"device": 10 << 20, "disk": 1 << 30, "host": 6 << 20}));
     for memory in ["device", "host", "disk"] {
         let own = places(step).into_iter().filter(|place| place["memory"] == memory);
         let ends: Vec<u64> = own.map(|place| number(&place["offset"]) + number(&place["bytes"])).collect();

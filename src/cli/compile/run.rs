@@ -65,8 +65,17 @@ impl Compile {
         let saves_beside = self.saves_beside(processes, programs, ranks.count() as u64)?;
         let Place { folder, lock, .. } = output;
         let (folder, surroundings) = (&folder, self.surroundings(lock));
-        let setup =
-            Setup { compilation, programs, loader, settings, folder, steps, until, surroundings, saves_beside };
+        let setup = Setup {
+            compilation,
+            programs,
+            loader,
+            settings,
+            folder,
+            steps,
+            until,
+            surroundings,
+            saves_beside,
+        };
         let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
         if until < steps && !outcome.stopped && !outcome.ended_early {
             return Ok(Ended::AtStep);

@@ -16,6 +16,7 @@ use ir::{
 };
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 /// The pass; it has no options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,13 +64,13 @@ pub(crate) fn sharpen(module: &mut Module) -> Result<Changed, TypeError> {
 /// The values that become constants, with what they are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// In program order.
-    pub folded: Vec<(ValueId, Tensor)>,
+    /// In program order. Values that are computed alike share one tensor.
+    pub folded: Vec<(ValueId, Arc<Tensor>)>,
 }
 
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |(value, tensor): &(ValueId, Tensor)| format!("{value} = {}", tensor.ty());
+        let line = |(value, tensor): &(ValueId, Arc<Tensor>)| format!("{value} = {}", tensor.ty());
         f.write_str(&self.folded.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 }
@@ -85,7 +86,7 @@ pub fn decide(module: &Module) -> Decision {
     }
     wanted.extend(module.roots().filter_map(|value| computed(module, value)));
     wanted.retain(|&value| constants.known(value) == Constness::Constant);
-    let values = wanted.into_iter().filter_map(|value| Some((value, constants.value(value)?.clone())));
+    let values = wanted.into_iter().filter_map(|value| Some((value, constants.shared(value)?.clone())));
     Decision { folded: values.collect() }
 }
 
@@ -124,5 +125,36 @@ fn literal(
             let data = literals.row(b.tables(), "folded", tensor);
             b.one_typed(Constant { data }, &[], tensor.ty())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_are_computed_alike_share_a_tensor() {
+        let module = ir::text::parse(
+            "trainyard-ir 1
+module @masks imported {
+  func @forward(%0 \"x\" batched : i64[4]) {
+    %1 = iota {dim = 0} : i64[4]
+    %2 = mul %1, %1 : i64[4]
+    %3 = iota {dim = 0} : i64[4]
+    %4 = mul %3, %3 : i64[4]
+    %5 = add %3, %4 : i64[4]
+    %6 = add %0, %2 : i64[4]
+    %7 = add %6, %4 : i64[4]
+    %8 = add %7, %5 : i64[4]
+  }
+  output \"y\" = %8
+}
+",
+        )
+        .expect("a module");
+        let folded = decide(&module).folded;
+        let numbers: Vec<_> = folded.iter().map(|(_, tensor)| tensor.numbers().to_vec()).collect();
+        assert_eq!(numbers, [[0.0, 1.0, 4.0, 9.0], [0.0, 1.0, 4.0, 9.0], [0.0, 2.0, 6.0, 12.0]]);
+        assert!(Arc::ptr_eq(&folded[0].1, &folded[1].1) && !Arc::ptr_eq(&folded[0].1, &folded[2].1));
     }
 }

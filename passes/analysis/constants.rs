@@ -4,6 +4,7 @@ use cranelift_entity::SecondaryMap;
 use ir::ops::Interp;
 use ir::{Blob, Claim, Data, DataId, Module, Node, NodeId, Op, Operator, Tensor, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The part of a value that is known before the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,17 +36,24 @@ pub(crate) struct Constants<'m> {
     known: Vec<Constness>,
     /// The place of each node in program order.
     position: SecondaryMap<NodeId, u32>,
-    values: BTreeMap<ValueId, Tensor>,
+    values: BTreeMap<ValueId, Arc<Tensor>>,
     /// Floats computed in their types, where those are others.
     typed: BTreeMap<ValueId, Tensor>,
+    /// The node of each computation that has run: layers compute their masks alike.
+    run: BTreeMap<Computation, &'m Node>,
+    /// For each value that an earlier node has computed, the result of that node.
+    first: BTreeMap<ValueId, ValueId>,
 }
+
+/// An operator, its operands and the types of its results.
+type Computation = (Op, Vec<ValueId>, Vec<Type>);
 
 impl<'m> Constants<'m> {
     /// Looks at every node once.
     pub(crate) fn new(module: &'m Module) -> Self {
         let known = vec![Constness::Nothing; module.value_count()];
-        let (values, typed) = (BTreeMap::new(), BTreeMap::new());
-        let mut constants = Self { module, known, position: SecondaryMap::new(), values, typed };
+        let (values, typed, run, first) = Default::default();
+        let mut constants = Self { module, known, position: SecondaryMap::new(), values, typed, run, first };
         for (position, (id, node)) in module.nodes().enumerate() {
             constants.position[id] = position as u32;
             for &result in &node.results {
@@ -80,13 +88,23 @@ impl<'m> Constants<'m> {
 
     /// The value, if all of it is known and all bytes are here.
     pub(crate) fn value(&mut self, value: ValueId) -> Option<&Tensor> {
+        Some(self.shared(value)?)
+    }
+
+    /// The same, to be kept.
+    pub(crate) fn shared(&mut self, value: ValueId) -> Option<&Arc<Tensor>> {
         if self.known(value) == Constness::Nothing {
             return None;
         }
         for node in self.missing(value) {
             self.run(node)?;
         }
-        self.values.get(&value)
+        self.values.get(&self.first(value))
+    }
+
+    /// The first value that was computed as this one is.
+    fn first(&self, value: ValueId) -> ValueId {
+        self.first.get(&value).copied().unwrap_or(value)
     }
 
     /// The nodes that must run before a value is there, in program order.
@@ -94,7 +112,7 @@ impl<'m> Constants<'m> {
         let module = self.module;
         let (mut wanted, mut stack) = (BTreeSet::new(), vec![value]);
         while let Some(value) = stack.pop() {
-            if !self.values.contains_key(&value)
+            if !self.values.contains_key(&self.first(value))
                 && let ir::Definition::Node(id, _) = module.value(value).definition
                 && wanted.insert(id)
             {
@@ -106,37 +124,43 @@ impl<'m> Constants<'m> {
         in_order.into_iter().map(|id| module.node(id)).collect()
     }
 
-    fn run(&mut self, node: &Node) -> Option<()> {
+    fn run(&mut self, node: &'m Node) -> Option<()> {
         if let Op::Constant(constant) = &node.op {
             let data = &self.module.data[constant.data];
             Tensor::from_bytes(&data.ty, data.bytes()?)?;
         }
+        let operands: Vec<ValueId> = node.operands.iter().map(|&value| self.first(value)).collect();
+        let results: Vec<Type> = node.results.iter().map(|&value| self.module.ty(value).clone()).collect();
+        let computation = (node.op.clone(), operands.clone(), results.clone());
+        if let Some(earlier) = self.run.get(&computation) {
+            self.first.extend(node.results.iter().copied().zip(earlier.results.iter().copied()));
+            return Some(());
+        }
         let exact: Vec<&Tensor> =
-            node.operands.iter().map(|value| self.values.get(value)).collect::<Option<_>>()?;
-        let typed: Vec<&Tensor> = node
-            .operands
+            operands.iter().map(|value| Some(&**self.values.get(value)?)).collect::<Option<_>>()?;
+        let typed: Vec<&Tensor> = operands
             .iter()
             .zip(&exact)
             .map(|(value, exact)| self.typed.get(value).unwrap_or(exact))
             .collect();
-        let results: Vec<Type> = node.results.iter().map(|&value| self.module.ty(value).clone()).collect();
         let run = |operands: &[&Tensor]| {
             node.op.interp(&Interp { operands, results: &results, data: &self.module.data, parts: None })
         };
-        let differ = node.operands.iter().any(|value| self.typed.contains_key(value));
+        let differ = operands.iter().any(|value| self.typed.contains_key(value));
         let mut typed = differ.then(|| run(&typed).into_iter());
         for (&value, exact) in node.results.iter().zip(run(&exact)) {
             let typed = typed.as_mut().and_then(Iterator::next);
             if !exact.dtype.is_float() {
-                self.values.insert(value, typed.unwrap_or(exact));
+                self.values.insert(value, typed.unwrap_or(exact).into());
                 continue;
             }
             let typed = typed.unwrap_or_else(|| exact.clone()).rounded();
             if typed != exact {
                 self.typed.insert(value, typed);
             }
-            self.values.insert(value, exact);
+            self.values.insert(value, exact.into());
         }
+        self.run.insert(computation, node);
         Some(())
     }
 }

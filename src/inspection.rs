@@ -53,6 +53,7 @@ use crate::config;
 use crate::config::memory::Budget;
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
+use crate::plan::MemoryPlan;
 use crate::sizes;
 use crate::tiers;
 use ir::machine::{Device, Machine, Preset};
@@ -129,6 +130,9 @@ pub struct Inspection {
     /// The program as far as the passes got.
     #[serde(skip)]
     module: Option<Module>,
+    /// The memory plan, if it is asked for.
+    #[serde(skip)]
+    pub memory_plan: Option<MemoryPlan>,
 }
 
 /// How far a model gets.
@@ -171,6 +175,8 @@ pub struct Question<'a> {
     pub memory: config::Memory,
     /// What shows the program between passes.
     pub manager: Manager,
+    /// Whether the memory plan is asked for.
+    pub lists_memory: bool,
 }
 
 impl Inspection {
@@ -202,6 +208,7 @@ impl Inspection {
             shardings: vec![],
             passes: vec![],
             module: None,
+            memory_plan: None,
         };
         match Source::import(question.path, model.clone(), &question.bindings) {
             Ok(source) => found.compile(&source, question)?,
@@ -350,6 +357,13 @@ impl Inspection {
                 let machine = self.predictable(&compilation.training, question.machine.as_ref());
                 self.predict(&compilation, step.microbatches, machine)?;
                 self.pipeline(&compilation, machine)?;
+                if question.lists_memory {
+                    let budgets = question.memory.memory.as_ref();
+                    match MemoryPlan::for_device(&compilation, step.microbatches, device, budgets) {
+                        Ok(plan) => self.memory_plan = Some(plan),
+                        Err(failure) => self.reasons.extend(told(failure)?),
+                    }
+                }
                 self.step = Some(step);
             }
             Err(failure) => self.reasons.extend(told(failure)?),

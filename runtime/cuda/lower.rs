@@ -37,14 +37,15 @@ pub(super) use contract::batches;
 pub use order::races;
 
 use super::program::{
-    Collective, Command, CudaProgram, MemoryCopy, Multiply, Place, PlacedMessage, Start, Task,
+    Collective, Command, CudaProgram, MemoryCopy, Multiply, Place, PlacedMessage, Start, Task, Waves,
 };
 use crate::kernel_contract::Unplaced;
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use crate::target::Multiprocessors;
 use ir::{Diagnostic, Op};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use source::{KernelDraft, Kernels};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Writes a program for a GPU: one for all ranks of its mesh. What differs between them are arguments.
@@ -109,7 +110,7 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
         }
         let drafts = merge::merged(&program, section, drafts, &mut tables);
         let command = |draft: Draft| {
-            let origin = &program.section(section)[draft.first].origin;
+            let origin = &program.section(section)[draft.instructions().start].origin;
             draft.command(&mut kernels).map_err(|error| error.at(origin.to_string()))
         };
         sections[section as usize] = drafts.into_iter().map(command).collect::<Result<_, _>>()?;
@@ -147,9 +148,7 @@ struct Draft {
     step: Step,
     reads: SmallVec<[Place; 6]>,
     writes: SmallVec<[Place; 3]>,
-    /// The first and the last of the section's instructions that it is of.
-    first: usize,
-    last: usize,
+    waves: Waves,
 }
 
 impl Draft {
@@ -170,7 +169,15 @@ impl Draft {
         {
             (reads, writes) = places(multiply);
         }
-        Self { step, reads, writes, first: index, last: index }
+        Self { step, reads, writes, waves: smallvec![smallvec![index]] }
+    }
+
+    /// From the first to the last of the section's instructions that it is of.
+    fn instructions(&self) -> Range<usize> {
+        let all = || self.waves.iter().flatten().copied();
+        let [first, last] =
+            [all().min(), all().max()].map(|index| index.expect("a command is of an instruction"));
+        first..last + 1
     }
 
     fn touches(&self) -> order::Touches<'_> {
@@ -178,7 +185,8 @@ impl Draft {
     }
 
     fn command(self, kernels: &mut Kernels) -> Result<Command, Diagnostic> {
-        let Self { step, reads, writes, first, last } = self;
+        let instructions = self.instructions();
+        let Self { step, reads, writes, waves } = self;
         let task = match step {
             Step::Kernel(run) => Task::Launch(kernels.launch(run)?),
             Step::Multiply(multiply) => Task::Multiply(Box::new(multiply)),
@@ -189,8 +197,8 @@ impl Draft {
             Step::Host => Task::Host,
         };
         let stream = super::program::Stream::Main;
-        let instructions = first..last + 1;
-        Ok(Command { stream, waits: SmallVec::new(), records: None, task, reads, writes, instructions })
+        let waits = SmallVec::new();
+        Ok(Command { stream, waits, records: None, task, reads, writes, instructions, waves })
     }
 }
 

@@ -117,7 +117,12 @@ pub struct Command {
     pub writes: SmallVec<[Place; 3]>,
     /// From the first to the last of the section's instructions that it is of.
     pub instructions: Range<usize>,
+    /// These instructions.
+    pub waves: Waves,
 }
+
+/// The instructions of a command, by their places in the section: those of a wave run at once, and waves run one after the other.
+pub type Waves = SmallVec<[SmallVec<[usize; 1]>; 1]>;
 
 /// What a command does.
 #[derive(Clone, Debug)]

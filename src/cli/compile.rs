@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use files::{FolderLock, Replacement};
+use files::FolderLock;
 use ir::Diagnostic;
 use ir::machine::Preset;
 use runtime::checkpoint::DataFiles;
@@ -373,9 +373,7 @@ impl Compile {
         let Some(path) = &self.settings.out.memory_plan else { return Ok(()) };
         let budgets = self.settings.memory.memory.as_ref();
         let plan = plan::MemoryPlan::of(&ready.programs, ready.plan.microbatches, budgets)?;
-        let text = serde_json::to_vec(&plan).context("the memory plan cannot be converted to JSON")?;
-        Replacement::write(path, &text)
-            .map_err(|error| Diagnostic::new(format!("cannot write {}: {error}", path.display())).into())
+        plan.write(path)
     }
 
     fn tell(&self, processes: &Processes, plan: &plan::RunPlan, target: Target) {

@@ -18,6 +18,7 @@ use crate::inspection::{
     FolderFacts, Inspection, MeasuredPipeline, PipelineFacts, PredictionFacts, Question, dot, program_after,
 };
 use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
+use crate::plan::MemoryPlan;
 use crate::sizes;
 use runtime::target::{Multiprocessors, Target};
 
@@ -75,6 +76,10 @@ pub struct Inspect {
     /// (TB/s read and written), multiply, convolve and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
     #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml", conflicts_with = "cluster")]
     pub target: Option<TargetDevice>,
+    /// Write the memory plan for --target, or for the processor, to FILE as JSON: every instruction with the memories, the bytes and the
+    /// values that it reads and writes, and the order of a GPU's commands
+    #[arg(long, value_name = "FILE", conflicts_with = "after")]
+    pub memory_plan: Option<PathBuf>,
     /// Explain the role and the sharding of the tensor NAME, why the pattern NAME was not found, or whether backward computes the
     /// results of the node NAME again; may be repeated
     #[arg(long, value_name = "NAME")]
@@ -137,6 +142,8 @@ pub struct Output {
     pub text: String,
     /// The program as a model, with --format onnx.
     pub model: Option<Box<ModelProto>>,
+    /// The memory plan, with --memory-plan.
+    pub memory_plan: Option<Box<MemoryPlan>>,
     /// Why the model cannot be imported or trained, all of it; empty if it can.
     pub reasons: Vec<Diagnostic>,
 }
@@ -149,6 +156,9 @@ impl Inspect {
     pub fn run(&self) -> Result<Outcome, Failure> {
         let output = self.output()?;
         self.write(&output)?;
+        if let (Some(path), Some(plan)) = (&self.memory_plan, &output.memory_plan) {
+            plan.write(path)?;
+        }
         if output.reasons.is_empty() { Ok(Outcome::Done) } else { Err(output.reasons.into()) }
     }
 
@@ -176,7 +186,8 @@ impl Inspect {
             };
             return Ok(Output::of_text(text));
         }
-        let found = Inspection::of(model, &question)?;
+        let mut found = Inspection::of(model, &question)?;
+        let memory_plan = found.memory_plan.take().map(Box::new);
         let text = match (self.why.is_empty(), self.format) {
             (true, Format::Text) => found.to_string(),
             (true, Format::Json) => report::json(&found)?,
@@ -189,7 +200,7 @@ impl Inspect {
                 let output =
                     found.module().map(|program| Output::of_program(program, &header)).transpose()?;
                 let reasons = found.diagnostics();
-                return Ok(Output { reasons, ..output.unwrap_or_default() });
+                return Ok(Output { reasons, memory_plan, ..output.unwrap_or_default() });
             }
             (false, format) => {
                 let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
@@ -204,7 +215,7 @@ impl Inspect {
                 }
             }
         };
-        Ok(Output { reasons: found.diagnostics(), ..Output::of_text(text) })
+        Ok(Output { reasons: found.diagnostics(), memory_plan, ..Output::of_text(text) })
     }
 
     fn question(&self, model: &onnx::Model) -> Result<Question<'_>, Failure> {
@@ -248,6 +259,7 @@ impl Inspect {
             machine,
             memory: self.memory.clone(),
             manager,
+            lists_memory: self.memory_plan.is_some(),
         })
     }
 
@@ -288,7 +300,11 @@ impl Inspect {
     }
 
     fn folder(&self) -> Result<Output, Failure> {
-        let given = [("--after", self.after.is_some()), ("--why", !self.why.is_empty())];
+        let given = [
+            ("--after", self.after.is_some()),
+            ("--why", !self.why.is_empty()),
+            ("--memory-plan", self.memory_plan.is_some()),
+        ];
         let flag = given.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag));
         if let Some(flag) = flag {
             let error =

@@ -14,7 +14,8 @@ pub struct Out {
     /// Replace another run in the output folder
     #[arg(long)]
     pub force: bool,
-    /// Write the memory plan to FILE as JSON: every instruction with the memories, the bytes and the values that it reads and writes
+    /// Write the memory plan to FILE as JSON: every instruction with the memories, the bytes and the values that it reads and writes, and
+    /// the order of a GPU's commands
     #[arg(long, value_name = "FILE")]
     pub memory_plan: Option<PathBuf>,
 }

@@ -1,16 +1,27 @@
-//! `--memory-plan FILE`: every instruction with the places and the values that it reads and writes, as JSON. `tests/python/replay_plan.py`
-//! replays steps with it, and knows nothing of the planner.
+//! `--memory-plan FILE`: every instruction with the places and the values that it reads and writes, and the commands of a GPU with their
+//! order, as JSON. `tests/python/replay_plan.py` replays steps with it, and knows nothing of the planner.
 
+mod commands;
+
+use crate::compilation::Compilation;
 use crate::config::memory::{Budget, Budgets};
+use crate::failure::Failure;
 use crate::training::Programs;
+use anyhow::Context;
+use commands::CommandPlans;
+use files::Replacement;
+use ir::machine::Device;
 use ir::timetable::Part;
 use ir::{Diagnostic, Mesh, Phase};
 use runtime::program::{
     BlockId, Instruction, InstructionValues, Kernel, Program, RankPipeline, Region, Section, Turn,
     UpdateTime, View,
 };
+use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
 
 /// The memory plan of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -54,6 +65,9 @@ struct RankPlan {
     prepare: Vec<InstructionPlan>,
     microbatch: Vec<InstructionPlan>,
     update: Vec<InstructionPlan>,
+    /// The commands of a GPU. Without them, instructions run one after the other, but for collectives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commands: Option<CommandPlans>,
     /// The parts of the microbatches of a pipeline rank, in order.
     #[serde(skip_serializing_if = "Option::is_none")]
     turns: Option<Vec<TurnPlan>>,
@@ -111,7 +125,9 @@ struct InstructionPlan {
 /// The place of a value.
 #[derive(Clone, Debug, Serialize)]
 struct Place {
-    value: u32,
+    /// The number of the value. `None` of a place that is a part of a value's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<u32>,
     memory: &'static str,
     /// The block of the present microbatch that `offset` counts from.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,10 +156,25 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl MemoryPlan {
+    /// The plan of a compilation for a device that need not be here.
+    ///
+    /// # Errors
+    /// As of [`Self::of`]; an operator without a kernel for the device.
+    pub fn for_device(
+        compilation: &Compilation,
+        microbatches: u64,
+        device: &Device,
+        budgets: Option<&Budgets>,
+    ) -> Result<Self, Failure> {
+        let (target, multiprocessors) = (Target::of(device.kind), Multiprocessors(device.multiprocessors));
+        let programs = Programs::lower_for(compilation, microbatches, target, multiprocessors)?;
+        Ok(Self::of(&programs, microbatches, budgets)?)
+    }
+
     /// The plan of lowered programs within these budgets.
     ///
     /// # Errors
-    /// An asynchronous pipeline, whose steps overlap.
+    /// An asynchronous pipeline, whose steps overlap; for a GPU an operator without a kernel, and values in a file.
     pub fn of(programs: &Programs, microbatches: u64, budgets: Option<&Budgets>) -> Result<Self, Diagnostic> {
         let first = programs.training.first();
         if first.pipeline.as_ref().is_some_and(|pipeline| pipeline.is_asynchronous) {
@@ -154,25 +185,35 @@ impl MemoryPlan {
         }
         let names = ["training", "evaluation", "short evaluation"];
         let plans = names.into_iter().zip(programs.all()).map(|(name, program)| {
-            let ranks = program.iter().map(|program| RankPlan::of(program)).collect();
-            ProgramPlan { name, ranks }
+            let ranks = program.iter().map(RankPlan::of).collect::<Result<_, _>>()?;
+            Ok(ProgramPlan { name, ranks })
         });
         let disk = budgets.and_then(|budgets| budgets.disk.as_ref()?.bytes);
         let budget = |of: fn(&Budgets) -> Option<Budget>| budgets.and_then(of);
         let limits = [("device", budget(|all| all.device)), ("host", budget(|all| all.host)), ("disk", disk)];
         Ok(Self {
-            format: 1,
+            format: 2,
             model: first.name.clone(),
             microbatches,
             early: first.update == UpdateTime::Early,
             budgets: limits.into_iter().filter_map(|(name, limit)| Some((name, limit?.0))).collect(),
-            programs: plans.collect(),
+            programs: plans.collect::<Result<_, Diagnostic>>()?,
         })
+    }
+
+    /// Writes the plan to a file, as JSON.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), Failure> {
+        let text = serde_json::to_vec(self).context("the memory plan cannot be converted to JSON")?;
+        Replacement::write(path, &text)
+            .map_err(|error| Diagnostic::new(format!("cannot write {}: {error}", path.display())).into())
     }
 }
 
 impl RankPlan {
-    fn of(program: &Program) -> Self {
+    fn of(program: &Arc<Program>) -> Result<Self, Diagnostic> {
         let mesh = &program.mesh;
         let (memory, values) = (program.memory, &program.values);
         let part = |part: Part| part.to_string();
@@ -198,7 +239,7 @@ impl RankPlan {
             part: output.part.map(part),
         });
         let constants = program.constants.iter().zip(&values.constants).map(|(constant, &value)| Place {
-            value,
+            value: Some(value),
             memory: "constants",
             block: None,
             offset: constant.base,
@@ -216,7 +257,7 @@ impl RankPlan {
             ("host", memory.host.total),
             ("disk", memory.disk.total),
         ];
-        Self {
+        Ok(Self {
             devices: mesh.devices(),
             memories: memories.into(),
             states: states.collect(),
@@ -228,8 +269,9 @@ impl RankPlan {
             prepare,
             microbatch,
             update,
+            commands: CommandPlans::of(program)?,
             turns: program.pipeline.as_ref().map(TurnPlan::all),
-        }
+        })
     }
 }
 
@@ -271,14 +313,7 @@ impl InstructionPlan {
 
 impl Place {
     fn of(view: &View, value: u32, mesh: &Mesh) -> Self {
-        let (memory, block) = match view.region {
-            Region::Arena => ("device", None),
-            Region::Constants => ("constants", None),
-            Region::Block(block) => ("device", Some(block)),
-            Region::Host => ("host", None),
-            Region::HostBlock(block) => ("host", Some(block)),
-            Region::Disk => ("disk", None),
-        };
+        let (memory, block) = Self::memory_of(view.region);
         let (span, width) = (view.bytes(), view.dtype.bytes());
         let shift = |rank: u64| {
             let elements: isize =
@@ -287,13 +322,25 @@ impl Place {
         };
         let is_shifted = !view.by_rank.is_empty();
         Self {
-            value,
+            value: Some(value),
             memory,
             block,
             offset: span.start,
             bytes: span.end - span.start,
             runs: Runs::of(view),
             shift: (0..mesh.devices()).filter(|_| is_shifted).map(shift).collect(),
+        }
+    }
+
+    /// The name of a memory, and the block in it.
+    fn memory_of(region: Region) -> (&'static str, Option<BlockId>) {
+        match region {
+            Region::Arena => ("device", None),
+            Region::Constants => ("constants", None),
+            Region::Block(block) => ("device", Some(block)),
+            Region::Host => ("host", None),
+            Region::HostBlock(block) => ("host", Some(block)),
+            Region::Disk => ("disk", None),
         }
     }
 }

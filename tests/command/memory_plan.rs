@@ -3,6 +3,7 @@
 use crate::TRAINYARD;
 use expect_test::expect;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use testing::workplace::Workplace;
 
 const GPT2: &str = "compile testdata/gpt2-bytes.onnx --microbatch 8 -o run --force --memory-plan places.json";
@@ -77,6 +78,51 @@ fn values_that_share_a_place_have_their_own_numbers() {
     assert!(states.iter().filter(|state| renewed.contains(&&state["value"])).count() * 10 > states.len() * 9);
 }
 
+/// The commands of a step for a V100 that is not here: each is listed with the commands of other streams that it waits for, and every
+/// instruction has one.
+#[test]
+fn the_commands_of_a_gpu_are_listed_with_their_order() {
+    let place = Workplace::new(TRAINYARD);
+    let flags = "--microbatch 8 --offload optimizer,parameters,gradients,activations";
+    place.succeed(&format!(
+        "inspect testdata/gpt2-bytes.onnx {flags} --target v100 --memory-plan places.json"
+    ));
+    let plan: Value = serde_json::from_slice(&place.read("places.json")).expect("it is JSON");
+    let step = step(&plan);
+    let (mut streams, mut waits) = (BTreeSet::new(), 0);
+    for part in ["prepare", "microbatch", "update"] {
+        let commands = array(&step["commands"][part]);
+        let mut run = BTreeSet::new();
+        for (number, command) in commands.iter().enumerate() {
+            let stream = command["stream"].as_str().expect("a stream has a name");
+            streams.insert(stream.to_owned());
+            for wait in command.get("waits").map_or(&vec![], array) {
+                let other = &commands[number_below(wait, number)];
+                assert_ne!(other["stream"], command["stream"], "{part} {number}: {command}");
+                waits += 1;
+            }
+            run.extend(array(&command["instructions"]).iter().flat_map(array).map(self::number));
+        }
+        let all: BTreeSet<u64> = (0..array(&step[part]).len() as u64).collect();
+        assert_eq!(run, all, "{part}");
+    }
+    let expected = ["download stream", "host", "main stream", "upload stream"];
+    assert_eq!(streams.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    assert!(waits > 100, "{waits}");
+    let folder = place.run("inspect testdata --memory-plan places.json");
+    expect![[r#"
+        error: --memory-plan needs a model, and testdata is a folder
+          = give the model that was compiled into this folder
+    "#]]
+    .assert_eq(&folder.errors());
+}
+
+fn number_below(value: &Value, limit: usize) -> usize {
+    let number = number(value) as usize;
+    assert!(number < limit, "{number} and {limit}");
+    number
+}
+
 #[test]
 fn plans_that_cannot_be_listed_or_written_are_refused() {
     let place = Workplace::new(TRAINYARD);
@@ -94,4 +140,11 @@ fn plans_that_cannot_be_listed_or_written_are_refused() {
         error: cannot write nowhere/places.json: No such file or directory (os error 2)
     "#]]
     .assert_eq(&refused(&GPT2.replace("places.json", "nowhere/places.json")));
+    let gpt2 = "inspect testdata/gpt2-bytes.onnx --microbatch 8 --memory-plan places.json";
+    let memory = "--memory device=10MiB,host=4MiB,disk=.";
+    expect![[r#"
+        error: a GPU cannot run a program with values in a file yet
+          = remove disk= from --memory, or compile with --device cpu
+    "#]]
+    .assert_eq(&refused(&format!("{gpt2} --target v100 {memory}")));
 }

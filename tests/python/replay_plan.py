@@ -13,6 +13,11 @@ import json
 import sys
 from pathlib import Path
 
+from gpu_order import Beside, Race
+
+# The version of the files that this program reads.
+FORMAT = 2
+
 # Microbatches that are replayed of a step with more: the first, one in between and the last differ.
 MICROBATCHES = 3
 
@@ -32,15 +37,25 @@ def union(intervals, added):
     return result
 
 
-def without(intervals, start, end):
-    """The intervals, sorted and apart, without the bytes from `start` to `end`."""
-    result = []
-    for low, high in intervals:
-        if low < start:
-            result.append((low, min(high, start)))
-        if high > end:
-            result.append((max(low, end), high))
-    return [(low, high) for low, high in result if low < high]
+def remove(intervals, start, end):
+    """Removes the bytes from `start` to `end` from intervals that are sorted and apart."""
+    first = max(bisect.bisect_right(intervals, (start, start)) - 1, 0)
+    last = bisect.bisect_left(intervals, (end,))
+    parts = []
+    for low, high in intervals[first:last]:
+        parts += [(low, min(high, start)), (max(low, end), high)]
+    intervals[first:last] = [(low, high) for low, high in parts if low < high]
+
+
+def sharing(places):
+    """The pairs of places that share a byte of their memory. A place is a memory, a first and a last byte, and what the caller likes."""
+    running = []
+    for place in sorted(places, key=lambda place: place[:3]):
+        running = [other for other in running if other[0] == place[0] and other[2] > place[1]]
+        for other in running:
+            yield other, place
+        if place[1] < place[2]:
+            running.append(place)
 
 
 def first_missing(intervals, wanted):
@@ -82,7 +97,7 @@ class Memory:
             if high > end:
                 kept.append((end, high, other))
             if other is not content:
-                other.written = without(other.written, start, end)
+                remove(other.written, start, end)
                 other.lost.append((max(low, start), min(high, end), writer))
             last += 1
         kept.append((start, end, content))
@@ -269,7 +284,7 @@ class Replay:
             self.renew_states()
             self.report("microbatch", None)
             if self.microbatch + 1 < microbatches:
-                self.execute("update", rest)
+                self.execute("update", rest, "rest_of_microbatch")
                 self.renew_states()
 
     def run_turns(self):
@@ -288,7 +303,7 @@ class Replay:
     def checked(self, what, action):
         try:
             return action()
-        except Fault as fault:
+        except (Fault, Race) as fault:
             raise Fault(f"{self.where}, {what}: {fault}") from None
 
     def feed(self, part):
@@ -318,13 +333,17 @@ class Replay:
             content.key = (old,)
             self.live[(old,)] = content
 
-    def execute(self, section, indices):
+    def execute(self, section, indices, part=None):
         flying = []
+        commands = self.program.get("commands")
+        beside = commands and Beside(commands[part or section], indices, self.span, self.overlap)
         for index in indices:
             own = self.program[section][index]
             what = f"{section} {index} ({own['kernel']}{', ' + own['origin'] if own.get('origin') else ''})"
             flying = [(until, other) for until, other in flying if until >= index]
             self.checked(what, lambda: self.instruction(own, what, flying))
+            if beside:
+                self.checked(what, lambda: beside.instruction(index, own, what))
             if own.get("until", index) > index:
                 flying.append((own["until"], own))
 
@@ -336,24 +355,28 @@ class Replay:
         for place in reads:
             self.read(place, self.key(place))
         pairs = {tuple(pair) for pair in own.get("in_place", [])}
-        for number, result in enumerate(writes):
-            for operand, place in enumerate(reads):
-                if (operand, number) not in pairs and self.overlap(place, result):
-                    raise Fault(f"result {number} lies over operand {operand}")
-            for other in [*writes[number + 1 :], *scratch]:
-                if self.overlap(result, other):
-                    raise Fault(f"result {number} lies over another result or the scratch")
+        self.check_within(own, pairs)
         for operand, number in pairs:
             if "until" not in own and self.runs(reads[operand]) != self.runs(writes[number]):
                 raise Fault(f"operand {operand} and result {number} are in place, and do not have the same bytes")
         for place in scratch:
-            if any(self.overlap(place, operand) for operand in reads):
-                raise Fault("the scratch lies over an operand")
             self.write(place, ("scratch", place["value"], 0), what)
         for place in writes:
             if own.get("accumulates") and self.microbatch > 0:
                 self.read(place, self.key(place))
             self.write(place, self.key(place), what)
+
+    def check_within(self, own, pairs):
+        """Checks that the results and the scratch of an instruction lie apart from each other and from its operands, but for pairs in place."""
+        kinds = [("operand", own["reads"]), ("result", own["writes"]), ("scratch", [own["scratch"]] if "scratch" in own else [])]
+        places = [(place["memory"], *self.span(place), kind, number, place) for kind, all in kinds for number, place in enumerate(all)]
+        for one, other in sharing(places):
+            # By their kinds: an operand comes first.
+            (*_, kind, number, place), (*_, other_kind, other_number, other_place) = sorted([one, other], key=lambda place: place[3:5])
+            if kind == other_kind == "operand" or (kind == "operand" and (number, other_number) in pairs and other_kind == "result"):
+                continue
+            if self.overlap(place, other_place):
+                raise Fault(f"{kind} {number} and {other_kind} {other_number} lie over each other")
 
     def check_beside(self, own, written, flying):
         """Checks an instruction against the collectives that may still be carried out."""
@@ -374,8 +397,8 @@ def devices_that_differ(program):
 
 def replay(plan):
     """Replays three steps with evaluations between them, on every rank. Returns the number of instructions of a plan."""
-    if plan["format"] != 1:
-        sys.exit(f"the format is {plan['format']}, and this script knows 1")
+    if plan["format"] != FORMAT:
+        sys.exit(f"the format is {plan['format']}, and this script knows {FORMAT}")
     microbatches = min(plan["microbatches"], MICROBATCHES)
     evaluations = [program["name"] for program in plan["programs"] if program["name"] != "training"]
     training = next(program for program in plan["programs"] if program["name"] == "training")

@@ -1,11 +1,13 @@
 //! Plans of models that are larger than all GPUs together: the rows of PatrickStar (Fang et al., arXiv 2108.05818), whose states rest
 //! on the host.
 
-use ir::machine::{Device, Machine, Node, Preset};
+use ir::machine::{Machine, Node, Preset};
 use passes::precision::Precision;
 use passes::{Manager, Pass, Pipeline};
 use runtime::target::{Multiprocessors, Target};
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
 use testing::models::gpt::Gpt;
 use testing::models::{adamw, done};
 use testing::testdata;
@@ -14,6 +16,7 @@ use trainyard::config::memory::{Budget, Budgets, Tiers};
 use trainyard::failure::Failure;
 use trainyard::inspection::PredictionFacts;
 use trainyard::pipeline::{Batch, CompilationPlan};
+use trainyard::plan::MemoryPlan;
 use trainyard::tiers::{self, Fit, Place};
 
 /// A model and the node that it is planned for.
@@ -38,13 +41,24 @@ impl Row {
         Gpt { batch, sequence: SEQUENCE, hidden, heads, layers, vocabulary: 50_304, dropout: false }
     }
 
+    /// The node that the model is planned for.
+    fn node(&self) -> Node {
+        Node { device: self.gpu.device(), ..self.gpu.cluster(1).node }
+    }
+
+    /// The memories of a GPU.
+    fn budgets(&self) -> Budgets {
+        let device = self.gpu.device().memory;
+        Budgets { device: Some(Budget(device)), host: Some(Budget(self.host)), disk: None }
+    }
+
     /// The plan of a step of one microbatch for each GPU, in fp16, with states and weights divided over all GPUs.
     fn fit(&self) -> Result<(Fit, Compilation), Failure> {
-        let Self { gpus, host, .. } = *self;
+        let gpus = self.gpus;
         let (gpt, batch) = (self.gpt(), gpus * self.microbatch);
         let mesh: Pipeline = format!("spmd(mesh=dp:{gpus}, zero=3)").parse().expect("a pipeline");
         let [Pass::Spmd(spmd)] = &mesh.passes[..] else { panic!("not spmd alone: {mesh}") };
-        let device: Device = self.gpu.device();
+        let node = self.node();
         let plan = CompilationPlan {
             optimizer: adamw(),
             precision: Precision { compute: ir::DType::F16, ..Precision::default() },
@@ -52,16 +66,13 @@ impl Row {
             batch: Batch { global: Some(batch), data_ranks: gpus },
             ..CompilationPlan::default()
         };
-        let plan = plan.priced_on(&device);
+        let plan = plan.priced_on(&node.device);
         let manager = Manager { trial: true, ..Manager::default() };
         let mut source = done(Source::load(&testdata("bench/bench-mlp-loss.onnx"), &BTreeMap::new()));
         // The passes read nothing else of an ONNX file.
         source.imported.module = gpt.imported();
         let mut compilation = done(source.compile(&plan, &manager, |_, _, _| {}));
-        let node = Node { device, ..self.gpu.cluster(1).node };
-        let budgets =
-            Budgets { device: Some(Budget(node.device.memory)), host: Some(Budget(host)), disk: None };
-        let tiers = Tiers { offload: Default::default(), is_open: true, budgets };
+        let tiers = Tiers { offload: Default::default(), is_open: true, budgets: self.budgets() };
         let place = Place {
             microbatches: 1,
             target: Target::Cuda,
@@ -86,12 +97,27 @@ impl Row {
     }
 }
 
+/// Replays the places of a compilation in all memories, by a program that shares no code with the planner.
+fn replay(row: &Row, compilation: &Compilation) {
+    let plan = MemoryPlan::for_device(compilation, 1, &row.gpu.device(), Some(&row.budgets()));
+    let plan = done(plan);
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let file = folder.path().join("plan.json");
+    done(plan.write(&file));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/replay_plan.py");
+    let output = Command::new("python3").arg(script).arg(file).output().expect("Python 3 is there");
+    let [told, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success() && told.contains("no fault"), "{told}{errors}");
+    print!("{told}");
+}
+
 /// Plans a row, whose states are larger than all of its GPUs.
 fn check(row: &Row) {
-    let (fit, _) = done(row.fit());
+    let (fit, compilation) = done(row.fit());
     println!("{fit}");
     let offload = fit.candidate.offload.expect("the states are larger than all GPUs");
     assert!(offload.classes.optimizer && offload.keep > 0, "{offload:?}");
+    replay(row, &compilation);
 }
 
 /// Eight GPUs that share a host of 240 GB.

@@ -57,7 +57,8 @@ fn watch(output: &OutputSlot, index: usize) -> Draft {
     let halt = run.parameter("u32*", Argument::Halt);
     run.line(format!("watch({value}, {halt});"));
     let reads = smallvec![Place::of(&output.view)];
-    Draft { step: Step::Kernel(run.threads(1)), reads, writes: SmallVec::new(), first: index, last: index }
+    let waves = smallvec![smallvec![index]];
+    Draft { step: Step::Kernel(run.threads(1)), reads, writes: SmallVec::new(), waves }
 }
 
 /// Keeps a step from changing states on a device that has halted. Whether that can be done.

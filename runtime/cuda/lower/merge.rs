@@ -21,8 +21,9 @@ pub(super) fn merged(
         return drafts;
     }
     let ends = ends(program, section);
-    let of_microbatch = |draft: &Draft| program.section(section)[draft.first].of_microbatch;
-    let part = |draft: &Draft| (of_microbatch(draft), ends.partition_point(|&end| end <= draft.last));
+    let of_microbatch = |draft: &Draft| program.section(section)[draft.instructions().start].of_microbatch;
+    let part =
+        |draft: &Draft| (of_microbatch(draft), ends.partition_point(|&end| end < draft.instructions().end));
     let mut result: Vec<Draft> = Vec::new();
     let mut drafts = drafts.into_iter().peekable();
     while let Some(first) = drafts.peek() {
@@ -98,8 +99,8 @@ impl Draft {
             (Step::Kernel(run), Step::Kernel(after)) if run.continues(&after) => {
                 self.reads.append(&mut next.reads);
                 self.writes.append(&mut next.writes);
-                let (first, last) = (self.first.min(next.first), self.last.max(next.last));
-                vec![Self { step: Step::Kernel(run.then(after)), first, last, ..self }]
+                self.waves.append(&mut next.waves);
+                vec![Self { step: Step::Kernel(run.then(after)), ..self }]
             }
             (step, after) => vec![Self { step, ..self }, Self { step: after, ..next }],
         }
@@ -116,7 +117,8 @@ fn one(group: Vec<Draft>, table: &mut Vec<Argument>) -> Draft {
     for draft in drafts {
         first.reads.extend(draft.reads);
         first.writes.extend(draft.writes);
-        first.last = draft.last;
+        // Launches that are alike are combined before launches that follow each other are, so each has one wave.
+        first.waves[0].extend(draft.waves.into_iter().flatten());
         match (&mut first.step, draft.step) {
             (Step::Kernel(_), Step::Kernel(run)) => others.push(run),
             (Step::Collective(first), Step::Collective(other)) => first.tensors.extend(other.tensors),

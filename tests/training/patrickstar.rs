@@ -2,6 +2,7 @@
 //! on the host.
 
 use ir::machine::{Machine, Node, Preset};
+use ir::{Module, Op};
 use passes::precision::Precision;
 use passes::{Manager, Pass, Pipeline};
 use runtime::target::{Multiprocessors, Target};
@@ -117,7 +118,18 @@ fn check(row: &Row) {
     println!("{fit}");
     let offload = fit.candidate.offload.expect("the states are larger than all GPUs");
     assert!(offload.classes.optimizer && offload.keep > 0, "{offload:?}");
+    let (copies, share) = latencies(&compilation.training, &row.node());
+    println!("{copies} copies a step, {:.2} % of their time are latencies", 100.0 * share);
+    // More tensors in one copy would save no more than that.
+    assert!(copies > 1000 && share < 0.02, "{copies} copies, {share}");
     replay(row, &compilation);
+}
+
+/// The copies of a step of one microbatch, and the share of the latencies in their time.
+fn latencies(module: &Module, node: &Node) -> (usize, f64) {
+    let copies = module.nodes().filter(|(_, node)| matches!(node.op, Op::Copy(_))).count();
+    let [seconds, _] = tiers::seconds_of_copies(module, 1, node);
+    (copies, copies as f64 * node.host_link.latency / seconds)
 }
 
 /// Eight GPUs that share a host of 240 GB.

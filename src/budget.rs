@@ -124,18 +124,20 @@ pub fn fit(
         false => in_fewer_bytes(module, budget, device, &forms, &mut peak)?,
     };
     let (mut fit, options, is_compressed) = match found {
-        Some((fit, options)) => (fit, options, true),
+        Some((fit, options)) => (Fit { tries: fit.tries + 1, ..fit }, options, true),
         None => {
             let (fit, options) = cheapest(module, budget, unconstrained, device, &mut peak)?;
             (fit, options, false)
         }
     };
-    (fit.unconstrained, fit.compressed) = (unconstrained, is_compressed);
+    fit.unconstrained = unconstrained;
     if let Some(options) = options {
         compilation.recompute(manager, options)?;
         after(Recompute::NAME, &compilation.training);
     }
-    if is_compressed {
+    // Those that have such forms may all be computed again.
+    if is_compressed && !compress_activations::decide(&compilation.training, &forms).is_empty() {
+        fit.compressed = true;
         compilation.compress_activations(manager, forms)?;
         after(CompressActivations::NAME, &compilation.training);
     }

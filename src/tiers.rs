@@ -119,7 +119,9 @@ impl fmt::Display for Fit {
         }
         let beside = self.candidate.offload.iter().flat_map(|offload| {
             offload.classes.names().map(move |name| match name {
-                "activations" if offload.stay > 0 => format!("{name} but {} of them", bytes(offload.stay)),
+                "activations" if offload.stay > 0 => {
+                    format!("{name}, of which up to {} stay", bytes(offload.stay))
+                }
                 _ => name.to_string(),
             })
         });

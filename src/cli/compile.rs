@@ -72,6 +72,9 @@ pub struct Compile {
     /// The whole command line, from which commands that fit are made; empty for the ranks of a launcher.
     #[arg(skip)]
     pub arguments: Vec<OsString>,
+    /// Whether gradients are whole though the flags compress them: before `--compress-gradients-after`.
+    #[arg(skip)]
+    pub whole_gradients: bool,
 }
 
 /// A model that is ready to be trained.
@@ -135,7 +138,7 @@ impl Compile {
 
     fn run_as(&self, processes: &Processes) -> Result<Outcome, Failure> {
         run::forget_stops();
-        match processes.agree(self.parts())? {
+        match processes.agree(self.parts(processes))? {
             None => self.run_part(processes, None).map(Ended::outcome),
             Some(parts) => parts.run(processes),
         }
@@ -153,18 +156,19 @@ impl Compile {
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
         let settings = &self.settings;
-        let device = hardware::choose(
-            settings.device.device,
-            &settings.parallel,
-            settings.data.train.is_some(),
-            processes.launched().is_some(),
-        )?;
+        let device = self.device(processes)?;
         let global_batch = settings.shapes.global_batch.or_else(|| resuming::global_batch(&beginning));
         let mut ready = self.compile(&device, global_batch)?;
         if let (Some(until), Some(training)) = (until, &mut ready.training) {
             training.end_after(until)?;
         }
         Ok((Place { folder, beginning, lock }, device, ready))
+    }
+
+    /// The device of this process.
+    fn device(&self, processes: &Processes) -> Result<Chosen, Diagnostic> {
+        let Settings { device, parallel, data, .. } = &self.settings;
+        hardware::choose(device.device, parallel, data.train.is_some(), processes.launched().is_some())
     }
 
     fn run_prepared(
@@ -296,6 +300,7 @@ impl Compile {
         let passes = CompilationPlan::new(left, settings.flags(), 0).priced_on(&machine);
         let mut passes = settings.parallel.cluster()?.iter().fold(passes, CompilationPlan::on_cluster);
         passes.initialize = settings.initial.pass();
+        passes.compress_gradients = passes.compress_gradients.filter(|_| !self.whole_gradients);
         passes.batch.global = global_batch;
         passes.limit = self.limit_of_stages(device)?;
         let mut manager = settings.look.manager()?;

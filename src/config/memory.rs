@@ -23,9 +23,9 @@ pub struct Memory {
     #[arg(long, value_enum, default_value_t)]
     #[serde(skip_serializing_if = "RecomputeChoice::is_none")]
     pub recompute: RecomputeChoice,
-    /// Memory that the program may take on each device, such as 6GiB; as few activations as possible are computed again so that it
-    /// fits. With host=BYTES or disk=DIR, or with --offload, values rest there instead: what is predicted to take the
-    /// least time
+    /// Memory that the program may take on each device, such as 6GiB; so that it fits, activations are compressed without loss, and as few
+    /// as possible are computed again. With host=BYTES or disk=DIR, or with --offload, values may rest there instead: what is predicted to
+    /// take the least time
     #[arg(long, value_name = "BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]", conflicts_with = "recompute")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Budgets>,

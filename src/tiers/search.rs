@@ -20,6 +20,9 @@ const TRIES: usize = 4;
 /// One part in so many of a budget may be left without another try.
 const NEAR: u64 = 64;
 
+/// A candidate and the bytes of its programs.
+type Found = (Candidate, Peaks);
+
 /// The search for a candidate that fits.
 pub(super) struct Search<'a> {
     compilation: &'a Compilation,
@@ -49,9 +52,9 @@ impl<'a> Search<'a> {
                 least = least.min(candidate.least);
                 continue;
             }
-            let (mut candidate, peaks) = self.settled(candidate)?;
+            let (candidate, peaks) = self.settled(candidate)?;
             if peaks.fit(&self.tiers.budgets) {
-                candidate.picoseconds = self.picoseconds(&candidate)?;
+                let candidate = self.priced(candidate)?;
                 return Ok(Fit { candidate, peaks, tries: self.tries });
             }
             if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
@@ -64,10 +67,8 @@ impl<'a> Search<'a> {
 
     /// All candidates, those that take the least time first.
     fn candidates(&self) -> Result<Vec<Candidate>, Failure> {
-        let copies = costs::price_of_copies(self.place.node);
         let mut all = vec![];
-        for recompute in [None].into_iter().chain(self.prices().into_iter().map(Some)) {
-            let is_price_of_copies = recompute.as_ref() == Some(&copies);
+        for recompute in [None].into_iter().chain(self.prices(true).into_iter().map(Some)) {
             let (repeated, time_again) = self.repeated(recompute.as_ref())?;
             let (forms, device) = (self.forms(), &self.place.node.device);
             let compressed = forms.as_ref().map(|forms| costs::compressed(&repeated, forms, device));
@@ -76,7 +77,7 @@ impl<'a> Search<'a> {
             for (module, time, compress) in [(&repeated, 0, None)].into_iter().chain(compressed) {
                 let time = time_again.saturating_add(time.saturating_mul(self.place.microbatches));
                 for classes in self.class_sets() {
-                    if is_price_of_copies && !classes.activations {
+                    if recompute.as_ref().is_some_and(|one| !self.prices(classes.activations).contains(one)) {
                         continue;
                     }
                     let offload = Offload { classes, ..self.tiers.offload.clone() };
@@ -96,13 +97,15 @@ impl<'a> Search<'a> {
         Ok(all)
     }
 
-    /// The prices of kept bytes that are tried first, in ascending order; none if the flags say what is computed again.
-    fn prices(&self) -> Vec<Recompute> {
+    /// The prices of kept bytes that are tried first, in ascending order; none if the flags say what is computed again. The price of copies
+    /// is for activations that may leave.
+    fn prices(&self, may_leave: bool) -> Vec<Recompute> {
         let Place { node, .. } = self.place;
         if self.tiers.budgets.device.is_none() || self.has_pass(Recompute::NAME) {
             return vec![];
         }
-        let mut prices = vec![Recompute::SELECTIVE.on(&node.device), costs::price_of_copies(node)];
+        let mut prices = vec![Recompute::SELECTIVE.on(&node.device)];
+        prices.extend(may_leave.then(|| costs::price_of_copies(node)));
         prices.sort_by_key(|options| options.price);
         prices.dedup();
         prices.push(Recompute::FULL.on(&node.device));
@@ -160,58 +163,70 @@ impl<'a> Search<'a> {
         ((link + disk + costs::seconds_on_host(module, node)) * 1e12) as u64
     }
 
-    /// The predicted picoseconds of a candidate's copies, work on the host, repeated nodes and packing.
-    fn picoseconds(&self, candidate: &Candidate) -> Result<u64, Failure> {
+    /// A candidate with the predicted picoseconds of what was settled, and without forms that no kept activation has.
+    fn priced(&self, mut candidate: Candidate) -> Result<Candidate, Failure> {
         let (mut module, mut time) = self.repeated(candidate.recompute.as_ref())?;
-        if let Some(forms) = &candidate.compress
-            && let Some((smaller, packing)) = costs::compressed(&module, forms, &self.place.node.device)?
-        {
-            module = smaller;
-            time = time.saturating_add(packing.saturating_mul(self.place.microbatches));
+        let device = &self.place.node.device;
+        let compressed = candidate.compress.as_ref().map(|forms| costs::compressed(&module, forms, device));
+        match compressed.transpose()?.flatten() {
+            Some((smaller, packing)) => {
+                module = smaller;
+                time = time.saturating_add(packing.saturating_mul(self.place.microbatches));
+            }
+            None => candidate.compress = None,
         }
         let step =
             candidate.offload.as_ref().map(|offload| costs::offloaded(&module, offload)).transpose()?;
-        Ok(time.saturating_add(step.map_or(0, |step| self.beside(&step))))
+        candidate.picoseconds = time.saturating_add(step.map_or(0, |step| self.beside(&step)));
+        Ok(candidate)
     }
 
     /// A candidate that repeats and moves no more than it must: first as few activations as fit are computed again, then as many of them stay
-    /// on the device, and then as many states. What the host has no room for goes into the file.
-    fn settled(&mut self, candidate: Candidate) -> Result<(Candidate, Peaks), Failure> {
+    /// on the device, and then as many states. What the host has no room for goes into the file. If activations take room that states need, the
+    /// states come first.
+    fn settled(&mut self, candidate: Candidate) -> Result<Found, Failure> {
         let peaks = self.lower(&candidate)?;
-        let (candidate, peaks) = self.less_repeated(candidate, peaks)?;
-        let (candidate, peaks) = self.with_most(candidate, peaks, |offload, bytes| {
+        if self.tiers.budgets.device.is_some_and(|Budget(bytes)| peaks.device > bytes) {
+            return Ok((candidate, peaks));
+        }
+        let first = (candidate, peaks);
+        let less = self.less_repeated(first.clone())?;
+        let stayed = self.with_most(less, |offload, _, bytes| {
             offload.stay = bytes;
             offload.classes.activations
         })?;
-        if self.tiers.budgets.disk.is_some() && !self.is_settled_by_file(&candidate, peaks)? {
-            return Ok((candidate, peaks));
+        let is_changed = stayed.0 != first.0;
+        let settled = self.with_states(stayed)?;
+        if settled.1.fit(&self.tiers.budgets) || !is_changed {
+            return Ok(settled);
         }
-        let (candidate, peaks) = self.with_most(candidate, peaks, |offload, bytes| {
+        self.with_states(first)
+    }
+
+    /// A candidate with as many states on the device as fit, and then as many on the host.
+    fn with_states(&mut self, found: Found) -> Result<Found, Failure> {
+        let (candidate, peaks) = self.with_most(found, |offload, peaks, bytes| {
             offload.keep = bytes;
             peaks.host_states > 0
         })?;
         self.within_host(candidate, peaks)
     }
 
-    /// Whether a candidate fits once states have moved from the host into the file.
-    fn is_settled_by_file(&mut self, candidate: &Candidate, peaks: Peaks) -> Result<bool, Failure> {
-        let (_, peaks) = self.within_host(candidate.clone(), peaks)?;
-        Ok(peaks.fit(&self.tiers.budgets))
-    }
-
-    /// Whether a program fits, if the file takes what the host has no room for.
+    /// Whether a program fits, if all states of the host move into the file.
     fn fits_with_file(&self, peaks: &Peaks) -> bool {
         let Budgets { device, host, disk } = &self.tiers.budgets;
         let fits = |own: u64, budget: &Option<Budget>| budget.is_none_or(|Budget(bytes)| own <= bytes);
-        fits(peaks.device, device) && (disk.is_some() || fits(peaks.host, host))
+        let to_file = if disk.is_some() { peaks.host_states } else { 0 };
+        fits(peaks.device, device) && fits(peaks.host.saturating_sub(to_file), host)
     }
 
     /// A candidate that repeats as little as fits: block by block, between its price and the next lower one, which does not fit.
-    fn less_repeated(&mut self, candidate: Candidate, peaks: Peaks) -> Result<(Candidate, Peaks), Failure> {
+    fn less_repeated(&mut self, (candidate, peaks): Found) -> Result<Found, Failure> {
         let Some(highest) = candidate.recompute.clone().filter(|_| self.fits_with_file(&peaks)) else {
             return Ok((candidate, peaks));
         };
-        let lower = self.prices().into_iter().rfind(|options| options.price < highest.price);
+        let may_leave = candidate.offload.as_ref().is_some_and(|offload| offload.classes.activations);
+        let lower = self.prices(may_leave).into_iter().rfind(|options| options.price < highest.price);
         let lowest = lower.unwrap_or(Recompute { price: 0, ..highest.clone() });
         let choices = Choices::of(&self.compilation.training, &highest.rates());
         let options = budget::one_by_one(&choices.prices(&lowest, &highest));
@@ -235,28 +250,27 @@ impl<'a> Search<'a> {
     /// A candidate with as many bytes on the device as fit. `stay` lets so many bytes stay; `false` if none leave that could.
     fn with_most(
         &mut self,
-        candidate: Candidate,
-        peaks: Peaks,
-        stay: impl Fn(&mut Offload, u64) -> bool,
-    ) -> Result<(Candidate, Peaks), Failure> {
-        let Some(Budget(budget)) = self.tiers.budgets.device else { return Ok((candidate, peaks)) };
-        let (mut most, mut more) = (0, budget.saturating_sub(peaks.device));
-        let mut found = (candidate, peaks);
+        mut found: Found,
+        stay: impl Fn(&mut Offload, &Peaks, u64) -> bool,
+    ) -> Result<Found, Failure> {
+        let Some(Budget(budget)) = self.tiers.budgets.device else { return Ok(found) };
+        let (mut most, mut more) = (0, budget.saturating_sub(found.1.device));
         for _ in 0..TRIES {
-            let mut tried = found.0.clone();
-            if more == 0 || !tried.offload.as_mut().is_some_and(|offload| stay(offload, most + more)) {
+            let (mut tried, known) = found.clone();
+            if more == 0 || !tried.offload.as_mut().is_some_and(|offload| stay(offload, &known, most + more))
+            {
                 break;
             }
             let peaks = self.lower(&tried)?;
             match peaks.device.checked_sub(budget).filter(|&excess| excess > 0) {
                 Some(excess) => more = more.saturating_sub(excess.max(more / 8)),
-                // What stays may be gone at the fullest position of the step.
+                // No more leave, or those that do are gone at the fullest position of the host.
+                None if peaks.host >= known.host => break,
                 None => {
-                    let is_all = peaks.host == found.1.host;
                     most += more;
                     more = budget - peaks.device;
                     found = (tried, peaks);
-                    if is_all || more < budget / NEAR {
+                    if more < budget / NEAR {
                         break;
                     }
                 }
@@ -266,11 +280,7 @@ impl<'a> Search<'a> {
     }
 
     /// Moves as many states from the host into the file as its budget asks for.
-    fn within_host(
-        &mut self,
-        mut candidate: Candidate,
-        mut peaks: Peaks,
-    ) -> Result<(Candidate, Peaks), Failure> {
+    fn within_host(&mut self, mut candidate: Candidate, mut peaks: Peaks) -> Result<Found, Failure> {
         let Some((Budget(budget), _)) = self.tiers.budgets.host.zip(self.tiers.budgets.disk.as_ref()) else {
             return Ok((candidate, peaks));
         };

@@ -1,6 +1,7 @@
 //! `--compress-gradients`: runs that stop and go on, the line about bytes, and the answers to flags that do not go with it.
 
 use crate::TRAINYARD;
+use testing::running::Running;
 use testing::workplace::Workplace;
 
 const GPT2: &str =
@@ -69,6 +70,18 @@ fn one_command_compresses_after_a_step() {
         assert_eq!(told.contains("gradients are compressed after step 3"), told_again, "{step}: {told}");
         assert!(place.states(&other, 6) == place.states("one", 6), "{step}");
     }
+    // A command that is killed in its first part, without a checkpoint, begins again.
+    let long = late.replace("--save-every 2", "").replace("after 3", "after 1000");
+    let mut running = Running::start(place.command(&format!("{long} --steps 2000 -o killed --resume")));
+    running.wait_for_lines(&place.path("killed/metrics.jsonl"), 3);
+    running.kill();
+    std::fs::remove_file(place.path("killed/.lock")).expect("the killed run had the folder");
+    let told = place.succeed(&format!("{late} --steps 6 -o killed --resume")).stderr;
+    assert!(told.contains("no checkpoint yet: it starts at step 0"), "{told}");
+    assert!(place.states("killed", 6) == place.states("one", 6));
+    // The second program is compiled before the first step.
+    let error = refused(&place, &format!("{late} --fp16 --steps 6 -o never"));
+    assert!(error.contains("--compress-gradients cannot be used with fp16"), "{error}");
     let error = refused(&place, &format!("{late} --steps 3 -o never"));
     assert!(error.contains("compresses no gradient: the run ends with step 3"), "{error}");
     let error = refused(&place, &format!("{whole} {flags} --compress-gradients-after 3 --steps 6 -o never"));

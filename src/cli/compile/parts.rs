@@ -1,10 +1,10 @@
 //! `--compress-gradients-after`: a run of two programs. The first one reduces whole gradients, and the second one goes on from its
 //! checkpoint with compressed ones.
 
-use super::{Compile, Training};
+use super::{Compile, Training, run};
 use crate::cli::report::{Outcome, tell};
 use crate::cli::resuming;
-use crate::config::{Resume, Settings};
+use crate::config::Resume;
 use crate::failure::Failure;
 use crate::output::Folder;
 use crate::processes::Processes;
@@ -36,21 +36,27 @@ pub(super) struct Parts {
 }
 
 impl Compile {
-    /// The parts of the run; `None` if it has one program. Errors: an output folder that cannot be used.
-    pub(super) fn parts(&self) -> Result<Option<Parts>, Failure> {
-        let Some(after) = self.settings.run.compress_gradients_after else { return Ok(None) };
-        let beginning = self.check_folder(&Folder::new(&self.settings.out.folder(&self.model)))?;
+    /// The parts of the run; `None` if it has one program. The compressed program is compiled once before the first part, so that its errors
+    /// come before the steps.
+    ///
+    /// # Errors
+    /// An output folder that cannot be used; those of the compressed program.
+    pub(super) fn parts(&self, processes: &Processes) -> Result<Option<Parts>, Failure> {
+        let settings = &self.settings;
+        let Some(after) = settings.run.compress_gradients_after else { return Ok(None) };
+        let beginning = self.check_folder(&Folder::new(&settings.out.folder(&self.model)))?;
         if resuming::steps_done(&beginning) >= after {
             return Ok(None);
         }
-        let with = |settings: Settings| Self { settings, ..self.clone() };
-        let (mut whole, mut compressed) = (self.settings.clone(), self.settings.clone());
-        whole.parallel.compress_gradients = None;
-        whole.run.compress_gradients_after = None;
-        whole.run.profile = false;
-        compressed.run.resume = Some(Resume::Output);
-        compressed.out.force = false;
-        Ok(Some(Parts { whole: with(whole), compressed: with(compressed), after }))
+        let mut compressed = self.clone();
+        compressed.settings.run.resume = Some(Resume::Output);
+        compressed.settings.out.force = false;
+        let global_batch = settings.shapes.global_batch.or_else(|| resuming::global_batch(&beginning));
+        let ready = compressed.compile(&self.device(processes)?, global_batch)?;
+        ready.training.map_or(Ok(()), |mut training| training.end_after(after))?;
+        let mut whole = Self { whole_gradients: true, ..self.clone() };
+        whole.settings.run.profile = false;
+        Ok(Some(Parts { whole, compressed, after }))
     }
 }
 
@@ -59,9 +65,13 @@ impl Parts {
     pub(super) fn run(&self, processes: &Processes) -> Result<Outcome, Failure> {
         match self.whole.run_part(processes, Some(self.after))? {
             Ended::As(outcome) => Ok(outcome),
-            Ended::AtStep => {
+            Ended::AtStep if processes.all(!run::is_stopped())? => {
                 tell!("gradients are compressed after step {}", self.after);
                 self.compressed.run_part(processes, None).map(Ended::outcome)
+            }
+            Ended::AtStep => {
+                tell!("stopped after step {}; --resume goes on with compressed gradients", self.after);
+                Ok(Outcome::Stopped)
             }
         }
     }

@@ -260,6 +260,11 @@ pub(super) fn forget_stops() {
     STOP.store(false, Ordering::Relaxed);
 }
 
+/// Whether the run was asked to stop.
+pub(super) fn is_stopped() -> bool {
+    STOP.load(Ordering::Relaxed)
+}
+
 /// A flag that Ctrl-C and SIGTERM set. A process that then waits for others tells where.
 fn stop_on_signals(waiting: Option<Waiting>) -> Result<&'static AtomicBool, Failure> {
     // The handler is the process's, and stays.

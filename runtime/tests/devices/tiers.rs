@@ -1,9 +1,14 @@
-//! Memories beside the device: the processor allocates what the plan says, and states rest where they belong.
+//! Memories beside the device: the processor allocates what the plan says, and states rest where they belong, there and on the
+//! stand-in of a GPU.
 
 use runtime::cpu::Cpu;
-use runtime::device::{Device, ProgramId, step};
-use runtime::lower::{LowerOptions, lower};
-use runtime::program::Region;
+use runtime::cuda;
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order};
+use runtime::device::{Device, DeviceError, ProgramId, step};
+use runtime::lower::{LowerOptions, Target, lower};
+use runtime::program::{Program, Region};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A step whose momentum `u` rests on the host, and whose sum `s` rests in a file.
@@ -53,24 +58,68 @@ fn each_memory_has_the_bytes_of_its_plan() {
     assert_eq!(cpu.allocated(), memory.arena + memory.constants + memory.host.total);
 }
 
-#[test]
-fn states_outlast_steps_in_every_memory() {
-    let program = lower(&ir::text::parse(STEP).unwrap(), &LowerOptions::default()).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let mut cpu = Cpu::with_file(vec![Arc::new(program)], Some(1), Some(folder.path())).unwrap();
+fn program(target: Target) -> Arc<Program> {
+    let options = LowerOptions { target, ..LowerOptions::default() };
+    Arc::new(lower(&ir::text::parse(STEP).unwrap(), &options).unwrap())
+}
+
+/// The stand-in of a GPU, with its file in a folder.
+fn stand_in(folder: &Path) -> Result<Cuda<Host>, DeviceError> {
+    let programs = vec![cuda::lower::lower(program(Target::Cuda)).unwrap()];
+    Cuda::alone(Host::new(Order::default()), programs, Some(folder))
+}
+
+/// Two steps on a device.
+fn check(device: &mut dyn Device) {
     let id = ProgramId(0);
     for (state, value) in [1.0, 2.0, 3.0].into_iter().enumerate() {
-        cpu.write_state(id, state, &f32s(value, 1024)).unwrap();
+        device.write_state(id, state, &f32s(value, 1024)).unwrap();
     }
-    let read = |cpu: &Cpu, state| cpu.read_state(id, state).unwrap().into_owned();
+    let read = |device: &dyn Device, state| device.read_state(id, state).unwrap().into_owned();
     for state in 0..3 {
-        assert_eq!(read(&cpu, state), f32s(state as f32 + 1.0, 1024), "state {state} as it was written");
+        assert_eq!(read(device, state), f32s(state as f32 + 1.0, 1024), "state {state} as it was written");
     }
     for _ in 0..2 {
-        step(&mut cpu, id, &[vec![f32s(0.5, 2048)]]).unwrap();
+        step(device, id, &[vec![f32s(0.5, 2048)]]).unwrap();
     }
     // The gradient is 1: u is 3 and then 4, s gains both, and w loses both.
     for (state, value) in [-6.0, 4.0, 10.0].into_iter().enumerate() {
-        assert_eq!(read(&cpu, state), f32s(value, 1024), "state {state}");
+        assert_eq!(read(device, state), f32s(value, 1024), "state {state}");
     }
+}
+
+#[test]
+fn states_outlast_steps_in_every_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    check(&mut Cpu::with_file(vec![program(Target::Cpu)], Some(1), Some(folder.path())).unwrap());
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn states_outlast_steps_in_every_memory_of_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    check(&mut stand_in(folder.path()).unwrap());
+}
+
+#[test]
+fn a_folder_that_is_not_there_takes_no_file() {
+    let folder = tempfile::tempdir().unwrap().path().join("nowhere");
+    let [on_processor, on_gpu] = [
+        Cpu::with_file(vec![program(Target::Cpu)], Some(1), Some(&folder)).map(drop),
+        stand_in(&folder).map(drop),
+    ];
+    for made in [on_processor, on_gpu] {
+        let error = made.unwrap_err().to_string();
+        assert!(error.starts_with("cannot make a file of 4096 bytes in "), "{error}");
+    }
+}
+
+/// The host has each value between the device and the file.
+#[test]
+fn a_gpu_copies_nothing_between_its_memory_and_a_file() {
+    let straight = STEP.replace("copy %12 {to = disk}", "copy %8 {to = disk}");
+    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let program = lower(&ir::text::parse(&straight).unwrap(), &options).unwrap();
+    let error = cuda::lower::lower(Arc::new(program)).unwrap_err().to_string();
+    assert!(error.contains("a GPU has no copies between a file and its own memory"), "{error}");
 }

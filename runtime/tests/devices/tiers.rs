@@ -11,7 +11,7 @@ use runtime::program::{Program, Region};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A step whose momentum `u` rests on the host, and whose sum `s` rests in a file.
+/// A step whose momentum `u` rests on the host, and whose sum `s`, which is an output too, rests in a file.
 const STEP: &str = r#"trainyard-ir 1
     module @m training {
       state @w : f32[1024] parameter = zeros
@@ -32,6 +32,7 @@ const STEP: &str = r#"trainyard-ir 1
         %15 = sub %1, %14 : f32[1024] !{update}
       }
       output "loss" = %7
+      output "sum" = %13
       update @w = %15
       update @u = %10
       update @s = %13
@@ -79,10 +80,13 @@ fn check(device: &mut dyn Device) {
     for state in 0..3 {
         assert_eq!(read(device, state), f32s(state as f32 + 1.0, 1024), "state {state} as it was written");
     }
-    for _ in 0..2 {
-        step(device, id, &[vec![f32s(0.5, 2048)]]).unwrap();
-    }
     // The gradient is 1: u is 3 and then 4, s gains both, and w loses both.
+    for sum in [6.0, 10.0] {
+        let outputs = step(device, id, &[vec![f32s(0.5, 2048)]]).unwrap();
+        assert_eq!(outputs["sum"], [f32s(sum, 1024)]);
+    }
+    let later = device.read_later(id, vec![1, 0]).unwrap();
+    assert_eq!(device.collect(later).unwrap()[0], f32s(10.0, 1024));
     for (state, value) in [-6.0, 4.0, 10.0].into_iter().enumerate() {
         assert_eq!(read(device, state), f32s(value, 1024), "state {state}");
     }

@@ -87,6 +87,7 @@ fn a_file_that_loses_its_bytes_ends_the_run_and_the_last_checkpoint_goes_on() {
     );
     let error = run.go().unwrap_err();
     assert_eq!(cause_of(&error).map(io::Error::kind), Some(io::ErrorKind::UnexpectedEof), "{error}");
+    assert_eq!(run.metrics().len(), 12);
     check_going_on(run, &whole);
 }
 
@@ -110,26 +111,34 @@ fn a_disk_that_fails_beside_a_gpu_ends_the_run_and_the_last_checkpoint_goes_on()
     }
 }
 
-/// The update of step 0 makes weights so large that the loss of step 1 is infinite.
-fn check_cause(gpu: Option<Gpu>) {
+/// The cause of a loss of step 1 that is not finite, where the first steps have this rate.
+fn cause(gpu: Option<Gpu>, rate: &'static str) -> Cause {
     let mut run = in_file(gpu);
-    run.edits = vec![("value = 0.05}", "value = 1e30}")];
+    run.edits = vec![("value = 0.05}", rate)];
     (run.schedule.save_every, run.schedule.eval_every) = (None, None);
-    let error = run.go().unwrap_err();
-    let TrainError::NotFinite { step: 1, cause: Some(Cause::Instruction(found)), .. } = &error else {
-        panic!("{error}")
-    };
+    match run.go().unwrap_err() {
+        TrainError::NotFinite { step: 1, cause: Some(cause), .. } => cause,
+        error => panic!("{error}"),
+    }
+}
+
+fn check_causes(gpu: Option<Gpu>) {
+    // The weights are so large that the logits are infinite.
+    let Cause::Instruction(found) = cause(gpu, "value = 1e30}") else { panic!("no instruction is told") };
     let first = found.infinity.as_ref().expect("the logits are infinite");
     assert!(first.origin.contains("\"/head\""), "{found:?}");
+    // The weights in the file are infinite; the copies from it are not at fault.
+    let Cause::State(state) = cause(gpu, "value = 1e39}") else { panic!("no state is told") };
+    assert_eq!(state, "embedding.weight");
 }
 
 #[test]
 fn a_number_that_is_not_finite_is_found_behind_a_file() {
-    check_cause(None);
+    check_causes(None);
 }
 
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_number_that_is_not_finite_is_found_behind_a_file_and_a_gpu() {
-    check_cause(Some(SOUND));
+    check_causes(Some(SOUND));
 }

@@ -7,7 +7,7 @@ use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::device::{Device, DeviceError, ProgramId, step};
 use runtime::lower::{LowerOptions, Target, lower};
-use runtime::program::{Program, Region};
+use runtime::program::{Program, Region, Section};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -59,14 +59,19 @@ fn each_memory_has_the_bytes_of_its_plan() {
     assert_eq!(cpu.allocated(), memory.arena + memory.constants + memory.host.total);
 }
 
-fn program(target: Target) -> Arc<Program> {
+fn program(text: &str, target: Target) -> Arc<Program> {
     let options = LowerOptions { target, ..LowerOptions::default() };
-    Arc::new(lower(&ir::text::parse(STEP).unwrap(), &options).unwrap())
+    Arc::new(lower(&ir::text::parse(text).unwrap(), &options).unwrap())
+}
+
+/// A processor, with its file in a folder.
+fn processor(text: &str, folder: &Path) -> Result<Cpu, DeviceError> {
+    Cpu::with_file(vec![program(text, Target::Cpu)], Some(1), Some(folder))
 }
 
 /// The stand-in of a GPU, with its file in a folder.
-fn stand_in(folder: &Path) -> Result<Cuda<Host>, DeviceError> {
-    let programs = vec![cuda::lower::lower(program(Target::Cuda)).unwrap()];
+fn stand_in(text: &str, folder: &Path) -> Result<Cuda<Host>, DeviceError> {
+    let programs = vec![cuda::lower::lower(program(text, Target::Cuda)).unwrap()];
     Cuda::alone(Host::new(Order::default()), programs, Some(folder))
 }
 
@@ -95,24 +100,20 @@ fn check(device: &mut dyn Device) {
 #[test]
 fn states_outlast_steps_in_every_memory() {
     let folder = tempfile::tempdir().unwrap();
-    check(&mut Cpu::with_file(vec![program(Target::Cpu)], Some(1), Some(folder.path())).unwrap());
+    check(&mut processor(STEP, folder.path()).unwrap());
 }
 
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn states_outlast_steps_in_every_memory_of_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
-    check(&mut stand_in(folder.path()).unwrap());
+    check(&mut stand_in(STEP, folder.path()).unwrap());
 }
 
 #[test]
 fn a_folder_that_is_not_there_takes_no_file() {
     let folder = tempfile::tempdir().unwrap().path().join("nowhere");
-    let [on_processor, on_gpu] = [
-        Cpu::with_file(vec![program(Target::Cpu)], Some(1), Some(&folder)).map(drop),
-        stand_in(&folder).map(drop),
-    ];
-    for made in [on_processor, on_gpu] {
+    for made in [processor(STEP, &folder).map(drop), stand_in(STEP, &folder).map(drop)] {
         let error = made.unwrap_err().to_string();
         assert!(error.starts_with("cannot make a file of 4096 bytes in "), "{error}");
     }
@@ -122,8 +123,47 @@ fn a_folder_that_is_not_there_takes_no_file() {
 #[test]
 fn a_gpu_copies_nothing_between_its_memory_and_a_file() {
     let straight = STEP.replace("copy %12 {to = disk}", "copy %8 {to = disk}");
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    let program = lower(&ir::text::parse(&straight).unwrap(), &options).unwrap();
-    let error = cuda::lower::lower(Arc::new(program)).unwrap_err().to_string();
+    let error = cuda::lower::lower(program(&straight, Target::Cuda)).unwrap_err().to_string();
     assert!(error.contains("a GPU has no copies between a file and its own memory"), "{error}");
+}
+
+/// A weight `t`, whose place in the file is far beyond the end of the device's memory.
+const FETCHED: &str = r#"trainyard-ir 1
+    module @m training {
+      state @large : f32[65536] parameter disk = zeros
+      state @t : f32[1024] parameter disk = zeros
+      func @train(%0 "x" batched : f32[2, 1024], %1 = @large, %2 = @t) {
+        %3 = copy %2 {to = host} : f32[1024]
+        %4 = copy %3 {to = device} : f32[1024]
+        %5 = add %0, %4 : f32[2, 1024]
+        %6 = log %5 : f32[2, 1024]
+        %7 = reduce %6 {kind = sum, dims = [0, 1], keep = false} : f32[]
+        %8 = accumulate %7 : f32[] !{update}
+      }
+      output "loss" = %8
+    }"#;
+
+/// The logarithm of -1 is told, and neither the copy of an infinity from the file nor its sum.
+fn check_cause(device: &mut dyn Device) {
+    let id = ProgramId(0);
+    let state = [f32s(f32::INFINITY, 1), f32s(0.0, 1023)].concat();
+    device.write_state(id, 1, &state).unwrap();
+    device.run(id, Section::Prepare).unwrap();
+    device.write_input(id, 0, &f32s(-1.0, 2048)).unwrap();
+    let found = device.first_non_finite(id).unwrap().expect("a logarithm is NaN");
+    // A GPU's kernel has the sum in it.
+    assert!(["log", "add+log"].contains(&&*found.operator) && found.infinity.is_none(), "{found:?}");
+}
+
+#[test]
+fn a_number_that_is_not_finite_is_found_behind_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    check_cause(&mut processor(FETCHED, folder.path()).unwrap());
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_number_that_is_not_finite_is_found_behind_a_file_and_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    check_cause(&mut stand_in(FETCHED, folder.path()).unwrap());
 }

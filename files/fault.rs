@@ -42,6 +42,8 @@ impl Fault {
 /// The change on disk that an operation makes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
+    /// Bytes of a file without a name, which nobody finds again after the process.
+    Unnamed,
     Create(&'a Path),
     Write(&'a Path),
     Sync(&'a Path),
@@ -138,6 +140,12 @@ pub(crate) fn write(
     }
 }
 
+/// Reads a file without a name, unless a test has the disk fail. A full disk can be read.
+pub(crate) fn read<T>(act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let Some(fault) = before(Change::Unnamed)? else { return act() };
+    after(fault, act)
+}
+
 /// Counts an operation, and notes its change in case a loss of power undoes it. Returns `None` outside of a test, otherwise the
 /// fault of this operation. A fault that comes before the operation is the error.
 fn before(change: Change<'_>) -> io::Result<Option<Option<Fault>>> {
@@ -176,6 +184,7 @@ impl FaultPlan {
     /// Notes the change of the next operation. A sync makes the noted changes of its file or folder last.
     fn keep(&mut self, change: Change<'_>) -> io::Result<()> {
         let unsynced = match change {
+            Change::Unnamed => return Ok(()),
             Change::Create(path) => Unsynced::Created(path.to_owned()),
             Change::Write(path) => Unsynced::Written(path.to_owned(), fs::metadata(path)?.len()),
             Change::Rename(from, to) => {

@@ -1,6 +1,7 @@
 //! A file for bytes that memory has no room for, while a run lasts.
 
 use crate::Checksum;
+use crate::fault::{self, Change};
 use rustix::fs::{FallocateFlags, fallocate, statfs};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -62,7 +63,7 @@ impl ScratchFile {
         let requests = to.chunks_mut(REQUEST).zip((at..).step_by(REQUEST));
         in_parallel(requests, |(to, at), room| {
             let read = if self.is_direct { &mut *room.of(to.len()) } else { &mut *to };
-            self.file.read_exact_at(read, at)?;
+            fault::read(|| self.file.read_exact_at(read, at))?;
             if self.is_direct {
                 to.copy_from_slice(&room.of(to.len())[..to.len()]);
             }
@@ -85,12 +86,13 @@ impl ScratchFile {
         in_parallel(requests, |(from, at), room| {
             let sum = (from.len(), Checksum::of(from).number());
             self.sums.lock().unwrap_or_else(PoisonError::into_inner).insert(at, sum);
+            let write = |bytes: &[u8]| fault::change(Change::Unnamed, || self.file.write_all_at(bytes, at));
             if !self.is_direct {
-                return self.file.write_all_at(from, at);
+                return write(from);
             }
             let padded = room.of(from.len());
             padded[..from.len()].copy_from_slice(from);
-            self.file.write_all_at(padded, at)
+            write(padded)
         })
     }
 }
@@ -157,6 +159,7 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fault::{Fault, inject};
 
     fn bytes(length: usize, seed: u8) -> Vec<u8> {
         (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
@@ -187,6 +190,19 @@ mod tests {
         file.file.write_all_at(room.of(1), 0).unwrap();
         let error = file.read(0, &mut [0; 100]).unwrap_err().to_string();
         assert_eq!(error, "the bytes from 0 on are not those that were written");
+    }
+
+    #[test]
+    fn a_full_disk_takes_no_bytes_and_gives_those_that_it_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = ScratchFile::new(folder.path(), PAGE).unwrap();
+        file.write(0, &bytes(100, 3)).unwrap();
+        let mut read = [0; 100];
+        inject(0, Fault::Full, || file.read(0, &mut read)).unwrap();
+        assert!(read[..] == bytes(100, 3));
+        let error = inject(0, Fault::Full, || file.write(0, &read)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        inject(0, Fault::Failed, || file.read(0, &mut read)).unwrap_err();
     }
 
     #[test]

@@ -356,7 +356,7 @@ impl Device for Cpu {
         let loaded = self.loaded(program)?;
         let outputs = &loaded.program.outputs;
         let slot = outputs.get(output).ok_or(DeviceError::Unknown { what: "output", index: output })?;
-        Ok(self.arena.read(&loaded.constants, &slot.view, &loaded.bases))
+        self.arena.read(&loaded.constants, &slot.view, &loaded.bases)
     }
 
     /// The arena and all constants.
@@ -413,7 +413,8 @@ impl Loaded {
         if touched().any(|view| view.region == Region::Disk) {
             // SAFETY: as below.
             #[allow(unsafe_code)]
-            return unsafe { arena.copy_with_file(&self.constants, instruction, &self.bases) };
+            let copied = unsafe { arena.copy_with_file(&self.constants, instruction, &self.bases) };
+            return copied.map_err(DeviceError::Disk);
         }
         // SAFETY: instructions run one after the other, but for exchanges, which `beside` keeps apart.
         #[allow(unsafe_code)]

@@ -72,6 +72,8 @@ pub enum CommandClass {
     Download(u64),
     /// An instruction that the host runs.
     OnHost,
+    /// A copy of so many bytes between the host and a file.
+    Disk(u64),
 }
 
 impl Command {
@@ -80,7 +82,8 @@ impl Command {
         match &self.class {
             CommandClass::Collective(exchange) => Some(exchange),
             CommandClass::Kernel | CommandClass::Multiplication | CommandClass::Library => None,
-            CommandClass::Upload(_) | CommandClass::Download(_) | CommandClass::OnHost => None,
+            CommandClass::Upload(_) | CommandClass::Download(_) => None,
+            CommandClass::OnHost | CommandClass::Disk(_) => None,
         }
     }
 
@@ -105,17 +108,20 @@ pub enum Queue {
     Download,
     /// The queue of instructions that the host runs.
     Host,
+    /// The queue of copies between the host and a file.
+    Disk,
 }
 
 impl Queue {
     /// Every queue, with its name.
-    pub const ALL: [(Self, &'static str); 6] = [
+    pub const ALL: [(Self, &'static str); 7] = [
         (Self::Main, "main"),
         (Self::Side, "side"),
         (Self::Exchange, "exchange"),
         (Self::Upload, "upload"),
         (Self::Download, "download"),
         (Self::Host, "host"),
+        (Self::Disk, "disk"),
     ];
 
     /// Its name.
@@ -184,6 +190,8 @@ pub enum Bound {
     Link,
     /// Bytes to and from memory of the host.
     Host,
+    /// Bytes to and from a file.
+    Disk,
     /// The start of a kernel, and the latency of a collective.
     Launch,
 }
@@ -196,6 +204,7 @@ impl Bound {
             Self::Compute => "compute",
             Self::Link => "link",
             Self::Host => "host",
+            Self::Disk => "disk",
             Self::Launch => "launch",
         }
     }

@@ -57,7 +57,7 @@ use crate::plan::MemoryPlan;
 use crate::sizes;
 use crate::tiers;
 use ir::machine::{Device, Machine, Preset};
-use ir::{Diagnostic, Module, Tier, visible};
+use ir::{Diagnostic, Module, visible};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
@@ -354,7 +354,7 @@ impl Inspection {
             Ok(step) => {
                 self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
-                let machine = self.predictable(&compilation.training, question.machine.as_ref());
+                let machine = question.machine.as_ref();
                 self.predict(&compilation, step.microbatches, machine)?;
                 self.pipeline(&compilation, machine)?;
                 if question.lists_memory {
@@ -370,18 +370,6 @@ impl Inspection {
         }
         self.module = Some(compilation.training);
         Ok(())
-    }
-
-    /// The machine that was asked about, if a step can be predicted on it. A step of a GPU with values in a file is warned of.
-    fn predictable<'m>(&mut self, training: &Module, machine: Option<&'m Machine>) -> Option<&'m Machine> {
-        let machine = machine?;
-        let in_file = training.states.values().any(|state| state.tier == Tier::Disk);
-        if in_file && Target::of(machine.device().kind) == Target::Cuda {
-            let warning = Diagnostic::new("a step of a GPU with values in a file is not predicted yet");
-            self.warnings.push(Told::diagnostic(&warning));
-            return None;
-        }
-        Some(machine)
     }
 
     /// Predicts a step on a machine. An operator without a kernel there is a reason; a program that is larger than the device's

@@ -117,10 +117,11 @@ pub fn ranks(
             let profile = profiles.map(|profiles| profiles.of_rank(0));
             let (options, warn) = (Options::of_process(), |trouble: &str| warn(Diagnostic::new(trouble)));
             match processes.launched() {
-                None => gpus(programs, options, profile, &warn),
+                None => gpus(programs, options, folder, profile, &warn),
                 Some(launched) => {
                     let agreement = processes.agreement();
-                    gpu_of_process(&programs, options, profile, &warn, agreement, launched.local_rank)
+                    let rank = launched.local_rank;
+                    gpu_of_process(&programs, options, folder, profile, &warn, agreement, rank)
                 }
             }
         }

@@ -12,6 +12,7 @@ use files::scratch::ScratchFile;
 use memmap2::{MmapMut, MmapRaw};
 use smallvec::SmallVec;
 use std::borrow::Cow;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -79,10 +80,15 @@ impl Arena {
         if view.region != Region::Disk {
             return Ok(self.bytes(view, &[]).into());
         }
+        self.read_file(view).map(Cow::from).map_err(DeviceError::Disk)
+    }
+
+    /// The bytes of a view of the file, which is dense.
+    fn read_file(&self, view: &View) -> io::Result<Vec<u8>> {
         let range = view.bytes();
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        self.disk().read(range.start, &mut bytes).map_err(DeviceError::Disk)?;
-        Ok(bytes.into())
+        self.disk().read(range.start, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// Sets a dense view, of memory or of the file.
@@ -98,6 +104,9 @@ impl Arena {
 
     /// Carries out a copy from the file, or to it. Views in the file are dense.
     ///
+    /// # Errors
+    /// Those of the disk.
+    ///
     /// # Safety
     /// As of [`borrow`].
     #[allow(unsafe_code)]
@@ -106,20 +115,20 @@ impl Arena {
         constants: &Constants,
         instruction: &Instruction,
         bases: &[u64],
-    ) -> Result<(), DeviceError> {
+    ) -> io::Result<()> {
         let (from, to) = (&instruction.operands[0], &instruction.results[0]);
         if to.region == Region::Disk {
             let is_dense = from.layout == Layout::dense(&from.layout.sizes);
-            let bytes = match from.region {
-                Region::Disk => self.read_dense(from)?,
+            let bytes: Cow<'_, [u8]> = match from.region {
+                Region::Disk => self.read_file(from)?.into(),
                 _ if is_dense => self.span(constants, from, bases).into(),
-                _ => self.read(constants, from, bases).into(),
+                _ => dense(self.span(constants, from, bases), from).into(),
             };
-            return self.disk().write(to.bytes().start, &bytes).map_err(DeviceError::Disk);
+            return self.disk().write(to.bytes().start, &bytes);
         }
         // SAFETY: the mappings live as long as `self`; the caller promises the rest.
         let bytes = unsafe { self.memory(to.region).slice_mut(range(to, bases)) };
-        self.disk().read(from.bytes().start, bytes).map_err(DeviceError::Disk)
+        self.disk().read(from.bytes().start, bytes)
     }
 
     fn memories<'a>(&self, constants: &'a Constants) -> Memories<'a> {
@@ -152,21 +161,28 @@ impl Arena {
         unsafe { self.memory(view.region).slice_mut(range(view, bases)) }.copy_from_slice(bytes);
     }
 
-    /// The elements of a view in row-major order.
-    pub(super) fn read(&self, constants: &Constants, view: &View, bases: &[u64]) -> Vec<u8> {
-        let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
-        copy::gather(self.span(constants, view, bases), view, &mut dense);
-        dense
+    /// The elements of a view in row-major order, of memory or read from the file.
+    pub(super) fn read(
+        &self,
+        constants: &Constants,
+        view: &View,
+        bases: &[u64],
+    ) -> Result<Vec<u8>, DeviceError> {
+        match view.region {
+            Region::Constants => Ok(dense(&constants.0[range(view, bases)], view)),
+            _ => self.read_changing(view, bases),
+        }
     }
 
-    /// The elements of a view that is no constant, in row-major order.
-    pub(super) fn read_changing(&self, view: &View, bases: &[u64]) -> Vec<u8> {
-        let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
-        copy::gather(self.bytes(view, bases), view, &mut dense);
-        dense
+    /// The elements of a view that is no constant, in row-major order, of memory or read from the file.
+    pub(super) fn read_changing(&self, view: &View, bases: &[u64]) -> Result<Vec<u8>, DeviceError> {
+        match view.region {
+            Region::Disk => self.read_file(view).map_err(DeviceError::Disk),
+            _ => Ok(dense(self.bytes(view, bases), view)),
+        }
     }
 
-    /// The bytes that a view spans.
+    /// The bytes that a view of memory spans.
     pub(super) fn span<'a>(&'a self, constants: &'a Constants, view: &View, bases: &[u64]) -> &'a [u8] {
         match view.region {
             Region::Constants => &constants.0[range(view, bases)],
@@ -308,11 +324,11 @@ fn overlap(one: &(Region, Range<usize>), other: &(Region, Range<usize>)) -> bool
 
 impl Constants {
     /// No constants.
-    pub(super) fn none() -> std::io::Result<Self> {
+    pub(super) fn none() -> io::Result<Self> {
         Ok(Self(map(0)?))
     }
 
-    pub(super) fn new(program: &Program) -> std::io::Result<Self> {
+    pub(super) fn new(program: &Program) -> io::Result<Self> {
         let mut memory = map(program.memory.constants)?;
         for constant in &program.constants {
             memory[constant.base as usize..][..constant.bytes.len()].copy_from_slice(&constant.bytes);
@@ -321,13 +337,20 @@ impl Constants {
     }
 }
 
-fn map(bytes: u64) -> std::io::Result<MmapMut> {
-    let bytes = usize::try_from(bytes).map_err(std::io::Error::other)?;
+fn map(bytes: u64) -> io::Result<MmapMut> {
+    let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
     let memory = MmapMut::map_anon(bytes.max(1))?;
     // Tensors are read and written as a whole, from end to end. A kernel without huge pages refuses, and nothing is lost.
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
     Ok(memory)
+}
+
+/// The elements of a view in row-major order, given all bytes that it spans.
+fn dense(bytes: &[u8], view: &View) -> Vec<u8> {
+    let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
+    copy::gather(bytes, view, &mut dense);
+    dense
 }
 
 /// The bytes that a view spans. `bases` says where the blocks begin.

@@ -1,7 +1,7 @@
 //! The instructions of a program on the processor as the simulator sees them: each is one command, in order.
 
 use super::beside::{Scheduled, Schedules};
-use crate::program::{self, Instruction, Kernel, Part, Program, View};
+use crate::program::{self, Instruction, Kernel, Part, Program, Region, View};
 use crate::simulator::work::{Work, bytes, largest_sizes};
 use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
 use ir::{Mesh, Op};
@@ -63,12 +63,21 @@ fn class(instruction: &Instruction, mesh: &Mesh) -> CommandClass {
     match &instruction.kernel {
         Kernel::Contract(_) | Kernel::Op(Op::Contract(_)) => CommandClass::Multiplication,
         Kernel::Collective(kernel) => CommandClass::Collective(exchange(kernel, instruction, mesh)),
+        Kernel::Op(Op::Copy(_)) if is_with_file(instruction) => {
+            CommandClass::Disk(bytes(&instruction.results[0]))
+        }
         Kernel::Op(_) | Kernel::Elementwise(_) | Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => {
             CommandClass::Kernel
         }
         // Messages between threads are copies.
         Kernel::Message(_) => CommandClass::Kernel,
     }
+}
+
+/// Whether an instruction reads a file, or writes it.
+fn is_with_file(instruction: &Instruction) -> bool {
+    let mut touched = instruction.operands.iter().chain(&instruction.results);
+    touched.any(|view| view.region == Region::Disk)
 }
 
 fn exchange(kernel: &program::Exchange, instruction: &Instruction, mesh: &Mesh) -> Exchange {

@@ -1,16 +1,25 @@
-//! Memory of the host beside that of a GPU. Instructions that compute there are run by the processor's kernels, on the threads of
-//! rayon's global pool, which the ranks of a process share.
+//! Memories beside that of a GPU: the host's, and a file. Instructions that compute on the host are run by the processor's kernels, on
+//! the threads of rayon's global pool, which the ranks of a process share. Copies between the host and the file are done there too.
+//!
+//! They run while the GPU works, and nobody waits for one of them alone. So a request that the disk refuses is kept: no instruction
+//! runs on the host after it, and [`HostMemory::check`] has the cause for whoever waits for the GPU.
 
 use super::arena::{Arena, Constants, Sizes};
 use super::call::Place;
 use super::kernels;
 use crate::device::DeviceError;
 use crate::program::{Instruction, Program, Region, Section, View};
-use std::sync::Arc;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
-/// Memory of the host, which programs of a GPU share. Clones are the same memory.
+/// Memory of the host and a file, which programs of a GPU share. Clones are the same.
 #[derive(Clone)]
-pub(crate) struct HostMemory(Arena);
+pub(crate) struct HostMemory {
+    arena: Arena,
+    /// The first refusal of the disk in an instruction.
+    failure: Arc<OnceLock<io::Error>>,
+}
 
 /// A program with the constants that its instructions on the host read.
 #[derive(Clone)]
@@ -34,27 +43,56 @@ pub(crate) struct HostTask {
 }
 
 impl HostMemory {
-    /// Zeroed memory of so many bytes.
+    /// Zeroed memory and a file for these programs. The file is in `folder`; without one, in the system's folder of temporary files.
     ///
     /// # Errors
-    /// The system does not grant them.
-    pub(crate) fn new(bytes: u64) -> Result<Self, DeviceError> {
-        Arena::new(Sizes { device: 0, host: bytes, disk: 0 }, None).map(Self)
+    /// The system does not grant the memory; the folder takes no file of this size.
+    pub(crate) fn new<'p>(
+        programs: impl Iterator<Item = &'p Program> + Clone,
+        folder: Option<&Path>,
+    ) -> Result<Self, DeviceError> {
+        let largest = |bytes: fn(&Program) -> u64| programs.clone().map(bytes).max().unwrap_or(0);
+        let (host, disk) =
+            (largest(|program| program.memory.host.total), largest(|program| program.memory.disk.total));
+        let arena = Arena::new(Sizes { device: 0, host, disk }, folder)?;
+        Ok(Self { arena, failure: Arc::default() })
     }
 
-    /// Returns the first address and the length; `None` for no bytes.
+    /// Returns the first address and the length of the host's memory; `None` for no bytes.
     pub(crate) fn place(&self) -> Option<(*mut u8, usize)> {
-        self.0.host()
+        self.arena.host()
     }
 
     /// Sets a dense view. No instruction uses it meanwhile.
+    ///
+    /// # Errors
+    /// Those of the disk.
     pub(crate) fn write_dense(&mut self, view: &View, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.0.write_dense(view, bytes)
+        self.arena.write_dense(view, bytes)
     }
 
     /// The elements of a view in row-major order. No instruction writes them meanwhile.
-    pub(crate) fn read(&self, view: &View, blocks: &[u64]) -> Vec<u8> {
-        self.0.read_changing(view, blocks)
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(crate) fn read(&self, view: &View, blocks: &[u64]) -> Result<Vec<u8>, DeviceError> {
+        self.arena.read_changing(view, blocks)
+    }
+
+    /// Whether the instructions that have run so far did what they were to do.
+    ///
+    /// # Errors
+    /// The first refusal of the disk. All that was computed after it is worthless.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        self.failure.get().map_or(Ok(()), |cause| Err(DeviceError::Disk(again(cause))))
+    }
+}
+
+/// The same error.
+fn again(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
     }
 }
 
@@ -80,14 +118,27 @@ impl HostProgram {
 }
 
 impl HostTask {
-    /// Runs it. No other command writes its operands or touches its results meanwhile.
+    /// Runs it, unless an earlier request to the disk was refused. No other command writes its operands or touches its results
+    /// meanwhile.
     pub(crate) fn run(&self) {
         let Self { memory, program: HostProgram { program, constants, rank }, blocks, adds, .. } = self;
+        if memory.failure.get().is_some() {
+            return;
+        }
         let instruction = &program.section(self.section)[self.index];
+        let mut touched = instruction.operands.iter().chain(&instruction.results);
+        if touched.any(|view| view.region == Region::Disk) {
+            // SAFETY: as below.
+            #[allow(unsafe_code)]
+            let copied = unsafe { memory.arena.copy_with_file(constants, instruction, blocks) };
+            // Of several refusals the first is kept.
+            copied.err().into_iter().for_each(|cause| drop(memory.failure.set(cause)));
+            return;
+        }
         let place = Place { mesh: &program.mesh, rank: *rank, bases: blocks };
-        // SAFETY: `cuda::lower` orders the commands of all streams that touch the same memory, that of the host too.
+        // SAFETY: `cuda::lower` orders the commands of all streams that touch the same memory, that of the host and of the file too.
         #[allow(unsafe_code)]
-        let call = unsafe { memory.0.borrow(constants, instruction, !adds, place) };
+        let call = unsafe { memory.arena.borrow(constants, instruction, !adds, place) };
         // Only collectives fail, and none runs on the host.
         let _ = kernels::run(call, None);
     }

@@ -71,9 +71,11 @@ fn made_by(
     communicator: Option<&dyn Communicator>,
 ) -> Result<Vec<NonFinite>, DeviceError> {
     let worst_of = |arena: &Arena, views: &[View]| {
-        worst(views.iter().map(|view| kind_of(view, &arena.read(&loaded.constants, view, &loaded.bases))))
+        let kind = |view: &View| Ok(kind_of(view, &arena.read(&loaded.constants, view, &loaded.bases)?));
+        let kinds = views.iter().map(kind).collect::<Result<Vec<_>, DeviceError>>()?;
+        Ok::<_, DeviceError>(worst(kinds.into_iter()))
     };
-    let before = worst_of(arena, &instruction.operands);
+    let before = worst_of(arena, &instruction.operands)?;
     let mut made = match &instruction.kernel {
         Kernel::Elementwise(chain) if chain.steps.len() > 1 => {
             steps_of(chain, instruction, loaded, arena, communicator)?
@@ -81,7 +83,7 @@ fn made_by(
         _ => vec![],
     };
     loaded.issue(arena, instruction, true, communicator)?;
-    made.push((instruction.name(), instruction.origin.clone(), worst_of(arena, &instruction.results)));
+    made.push((instruction.name(), instruction.origin.clone(), worst_of(arena, &instruction.results)?));
     let fresh = |kind: Kind| before.is_none_or(|(before, _)| kind > before);
     let found = |(operator, origin, after): Made| {
         let (_, value) = after.filter(|(kind, _)| fresh(*kind))?;

@@ -8,7 +8,7 @@ use super::program::{
     Start, Stream, Task,
 };
 use crate::program::{Activation, Instruction, Kernel, Part, Section, View};
-use crate::simulator::work::{Work, elements, largest_sizes};
+use crate::simulator::work::{Work, bytes, elements, largest_sizes};
 use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
 use ir::machine::Unit;
 use ir::ops::elementwise::{Binary, Unary};
@@ -46,6 +46,7 @@ fn queue(stream: Stream) -> Queue {
         Stream::Upload => Queue::Upload,
         Stream::Download => Queue::Download,
         Stream::Host => Queue::Host,
+        Stream::Disk => Queue::Disk,
     }
 }
 
@@ -92,6 +93,10 @@ impl<'a> Works<'a> {
                 (class(*bytes), Work::of(instruction, self.adds))
             }
             Task::Host => (CommandClass::OnHost, Work::of(instruction, self.adds)),
+            Task::Disk => {
+                let bytes = bytes(&instruction.results[0]);
+                (CommandClass::Disk(bytes), Work::of(instruction, self.adds))
+            }
         };
         Command {
             class,
@@ -113,9 +118,12 @@ impl<'a> Works<'a> {
                 name.strip_suffix("_many").unwrap_or(name).into()
             }
             Task::Multiply(_) => "multiply".into(),
-            Task::Library | Task::Collective(_) | Task::Message(_) | Task::Copy(_) | Task::Host => {
-                instruction.name()
-            }
+            Task::Library
+            | Task::Collective(_)
+            | Task::Message(_)
+            | Task::Copy(_)
+            | Task::Host
+            | Task::Disk => instruction.name(),
         }
     }
 
@@ -195,7 +203,8 @@ fn sizes(instruction: &Instruction, task: &Task) -> Vec<usize> {
         | Task::Collective(_)
         | Task::Message(_)
         | Task::Copy(_)
-        | Task::Host => largest_sizes(instruction),
+        | Task::Host
+        | Task::Disk => largest_sizes(instruction),
     }
 }
 

@@ -9,11 +9,12 @@ use super::ready::{PresentTurn, Ready};
 use crate::calls::CallClock;
 use crate::cpu::{HostMemory, HostProgram};
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
-use crate::program::{Part, Program, Section, Turn, View};
+use crate::program::{Part, Program, Region, Section, Turn, View};
 use crate::target::Target;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A GPU, or its stand-in, with programs that share one arena.
@@ -21,8 +22,8 @@ pub struct Cuda<D> {
     pub(super) driver: D,
     programs: Vec<Ready>,
     arena: Address,
-    /// Memory of the host, which outlives the driver: fields are dropped in their order.
-    host: HostMemory,
+    /// Memory of the host and a file, which outlive the driver: fields are dropped in their order.
+    pub(super) host: HostMemory,
     pub(super) pace: Pace,
     pub(super) known: BTreeMap<Stretch, StretchState>,
     /// The program whose casts of weights are in the arena, made from the weights that are there.
@@ -48,23 +49,35 @@ impl<D: Driver> Cuda<D> {
     /// # Errors
     /// A program for another kind of device, or for several; what the driver refuses.
     pub fn with(driver: D, programs: Vec<CudaProgram>) -> Result<Self, DeviceError> {
+        Self::alone(driver, programs, None)
+    }
+
+    /// As [`Self::with`], with values on the disk in a file in `folder`; without one, in the system's folder of temporary files.
+    ///
+    /// # Errors
+    /// As of [`Self::with`]; a folder that takes no file of this size.
+    pub fn alone(driver: D, programs: Vec<CudaProgram>, folder: Option<&Path>) -> Result<Self, DeviceError> {
         if let Some(cuda) = programs.iter().find(|cuda| cuda.program.mesh.devices() != 1) {
             return Err(DeviceError::devices(&cuda.program, 1));
         }
-        Self::of_rank(driver, programs, 0)
+        Self::of_rank(driver, programs, 0, folder)
     }
 
-    /// One of several ranks, whose driver exchanges with those of the others; see [`Self::with`].
+    /// One of several ranks, whose driver exchanges with those of the others; see [`Self::alone`].
     ///
     /// # Errors
-    /// A program for another kind of device; what the driver refuses.
-    pub fn of_rank(driver: D, programs: Vec<CudaProgram>, rank: u64) -> Result<Self, DeviceError> {
+    /// A program for another kind of device; what the driver refuses; a folder that takes no file of this size.
+    pub fn of_rank(
+        driver: D,
+        programs: Vec<CudaProgram>,
+        rank: u64,
+        folder: Option<&Path>,
+    ) -> Result<Self, DeviceError> {
         if let Some(cuda) = programs.iter().find(|cuda| cuda.program.target != Target::Cuda) {
             return Err(DeviceError::Target { program: cuda.program.name.clone() });
         }
         crate::room::check_host(programs.iter().map(|cuda| &*cuda.program), 1)?;
-        let bytes = programs.iter().map(|cuda| cuda.program.memory.host.total).max().unwrap_or_default();
-        let host = HostMemory::new(bytes)?;
+        let host = HostMemory::new(programs.iter().map(|cuda| &*cuda.program), folder)?;
         // Of these two the driver is dropped first, also where an error ends this.
         let mut driver = driver;
         let room = driver.room(&programs).map_err(DeviceError::driver)?;
@@ -139,7 +152,8 @@ impl<D: Driver> Cuda<D> {
     /// # Errors
     /// What went wrong in it.
     pub fn finish(&self) -> Result<(), DeviceError> {
-        self.driver.finish().map_err(|error| self.refused(error))
+        self.driver.finish().map_err(|error| self.refused(error))?;
+        self.host.check()
     }
 
     /// What a program was made from.
@@ -217,15 +231,16 @@ impl<D: Driver> Cuda<D> {
     }
 
     fn read(&self, ready: &Ready, view: &View) -> Result<Vec<u8>, DeviceError> {
-        if view.region.is_on_host() {
+        if view.region.is_beside_device() {
             self.finish()?;
-            return Ok(self.host.read(view, &ready.turn.blocks));
+            return self.host.read(view, &ready.turn.blocks);
         }
         let span = view.bytes();
         let mut bytes = vec![0; (span.end - span.start) as usize];
         let base = ready.memories(self.arena).of(view.region);
         let read = self.driver.read(Address(base.0 + span.start), &mut bytes);
         read.map_err(|error| self.refused(error))?;
+        self.host.check()?;
         Ok(dense(view, bytes))
     }
 }
@@ -253,7 +268,7 @@ impl<D: Driver> Device for Cuda<D> {
         DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
         let view = slot.view.clone();
         self.renewed = None;
-        if view.region.is_on_host() {
+        if view.region.is_beside_device() {
             self.finish()?;
             return self.host.write_dense(&view, bytes);
         }
@@ -340,13 +355,19 @@ impl<D: Driver> Device for Cuda<D> {
 
     fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
         let _call = self.calls.begin();
-        let memories = self.ready(program)?.memories(self.arena);
+        let ready = self.ready(program)?;
+        let views = self.outputs(program, &outputs)?;
+        if views.iter().any(|view| view.region == Region::Disk) {
+            let read = views.into_iter().map(|view| self.read(ready, view));
+            return Ok(Later::Read(read.collect::<Result<_, _>>()?));
+        }
+        let memories = ready.memories(self.arena);
         let place = |view: &&View| {
             let span = view.bytes();
             let at = Address(memories.of(view.region).0 + span.start);
             (at, (span.end - span.start) as usize)
         };
-        let places: Vec<_> = self.outputs(program, &outputs)?.iter().map(place).collect();
+        let places: Vec<_> = views.iter().map(place).collect();
         let Fetched(number) = self.driver.fetch(&places).map_err(|error| self.refused(error))?;
         Ok(Later::Coming { program, outputs, number })
     }
@@ -358,6 +379,7 @@ impl<D: Driver> Device for Cuda<D> {
             Later::Coming { program, outputs, number } => (program, outputs, number),
         };
         let bytes = self.driver.collect(Fetched(number)).map_err(|error| self.refused(error))?;
+        self.host.check()?;
         let mut rest = &bytes[..];
         let mut take = |view: &View| {
             let span = view.bytes();
@@ -396,7 +418,8 @@ impl<D: Driver> Device for Cuda<D> {
 
     fn settle(&mut self) -> Result<(), DeviceError> {
         let _call = self.calls.begin();
-        self.driver.settle().map_err(|error| self.refused(error))
+        self.driver.settle().map_err(|error| self.refused(error))?;
+        self.host.check()
     }
 
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {

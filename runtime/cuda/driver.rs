@@ -29,8 +29,8 @@ impl Memories {
             Region::Arena => self.arena,
             Region::Constants => self.constants,
             Region::Host => self.host,
-            // `cuda::lower` refuses programs with values there.
-            Region::Disk => unreachable!("no value of a program for a GPU lies in a file"),
+            // Only the host's copies touch a file, and they take no addresses.
+            Region::Disk => unreachable!("a file has no address"),
             Region::Block(_) => Address(self.arena.0.wrapping_add(region.start(&self.blocks))),
             Region::HostBlock(_) => Address(self.host.0.wrapping_add(region.start(&self.blocks))),
         }

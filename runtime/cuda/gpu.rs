@@ -2,7 +2,7 @@
 //!
 //! Only here is the driver called through cudarc. Its library is opened before: without it cudarc would panic.
 //!
-//! Everything that a step gives to the device goes to the two queues, in the order of the calls, and nothing of it waits
+//! Everything that a step gives to the device goes to its queues, in the order of the calls, and nothing of it waits
 //! on the host, so that it can be captured as a CUDA graph.
 
 mod blas;
@@ -18,6 +18,7 @@ mod matmul;
 mod messages;
 mod nccl;
 mod notes;
+mod options;
 mod planning;
 mod process;
 mod ranks;
@@ -28,6 +29,7 @@ mod stamps;
 
 pub use cudnn::AttentionBy;
 pub use matmul::Single;
+pub use options::{Options, without_epilogues};
 pub use process::gpu_of_process;
 pub use ranks::{enough, gpus};
 
@@ -51,7 +53,6 @@ use super::driver::{
     Address, CollectiveTask, CopyTask, Driver, DriverError, Fetched, Graph, HostTask, LibraryTask, Loaded,
     MessageTask, MultiplyPlaces, Room,
 };
-use super::graphs::Pace;
 use super::libraries::Folders;
 use super::nvrtc::Nvrtc;
 use super::probe::{self, DeviceFacts};
@@ -61,78 +62,28 @@ use crate::device::{Device, DeviceError};
 use crate::profile::Profile;
 use crate::program::Program;
 use std::cell::RefCell;
-use std::env;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How a GPU is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// How f32 is multiplied.
-    pub single: Single,
-    /// How commands reach it.
-    pub pace: Pace,
-    /// Who computes attention.
-    pub attention: AttentionBy,
-}
-
-/// The environment variable that makes a GPU slow, and its errors exact: each command is waited for.
-const SYNCHRONOUS: &str = "TRAINYARD_SYNC";
-
-/// The environment variable that keeps a GPU from capturing graphs.
-const GRAPHS: &str = "TRAINYARD_GRAPHS";
-
-/// The environment variable that says who computes attention.
-const ATTENTION: &str = "TRAINYARD_ATTENTION";
-
-/// The environment variable that keeps multiplications from having epilogues, to tell a wrong one from a wrong kernel.
-const EPILOGUES: &str = "TRAINYARD_EPILOGUES";
-
-/// Whether `TRAINYARD_EPILOGUES=0` asks for multiplications without epilogues.
-pub fn without_epilogues() -> bool {
-    env::var_os(EPILOGUES).is_some_and(|value| value == "0")
-}
-
-impl Options {
-    /// The usual ones, but that `TRAINYARD_SYNC=1` asks for [`Pace::Synchronous`], `TRAINYARD_GRAPHS=0` for
-    /// [`Pace::Commands`], `TRAINYARD_ATTENTION=own` for [`AttentionBy::Own`].
-    pub fn of_process() -> Self {
-        let is_set = env::var_os(SYNCHRONOUS).is_some_and(|value| !value.is_empty() && value != "0");
-        let captures = env::var_os(GRAPHS).is_none_or(|value| value != "0");
-        let pace = match (is_set, captures) {
-            (true, _) => Pace::Synchronous,
-            (false, false) => Pace::Commands,
-            (false, true) => Pace::default(),
-        };
-        let own = env::var_os(ATTENTION).is_some_and(|value| value == "own");
-        let attention = if own { AttentionBy::Own } else { AttentionBy::default() };
-        Self { pace, attention, ..Self::default() }
-    }
-
-    /// Those of all ranks where one is watched, whose commands are in no graph then: an exchange has to be in a graph on
-    /// every rank or on none.
-    fn without_graphs(self) -> Self {
-        let pace = if self.pace == Pace::Graphs { Pace::Commands } else { self.pace };
-        Self { pace, ..self }
-    }
-}
-
-/// Programs on the GPU of this number. A profile gets the times of the first program's commands, which then are no graph.
-/// `warn` is told why kernels on disk could not be used, and which work a library did not take.
+/// Programs on the GPU of this number, with values on the disk in a file in `folder`. A profile gets the times of the first program's
+/// commands, which then are no graph. `warn` is told why kernels on disk could not be used, and which work a library did not take.
 ///
 /// # Errors
-/// Why nothing can run on it: there is no driver, no GPU, no compiler; what has no kernel; what the GPU refuses.
+/// Why nothing can run on it: there is no driver, no GPU, no compiler; what has no kernel; what the GPU refuses; a folder that takes no
+/// file.
 pub fn gpu(
     programs: Vec<Arc<Program>>,
     ordinal: usize,
     options: Options,
+    folder: Option<&Path>,
     profile: Option<Profile>,
     warn: &dyn Fn(&str),
 ) -> Result<Box<dyn Device + Send>, DeviceError> {
     let mut driver = Gpu::open(ordinal, options).map_err(DeviceError::driver)?;
     let programs = programs.into_iter().map(|program| driver.lower(program).map_err(DeviceError::kernel));
     let programs = programs.collect::<Result<_, _>>()?;
-    let mut cuda = Cuda::with(driver, programs)?.at(options.pace);
+    let mut cuda = Cuda::alone(driver, programs, folder)?.at(options.pace);
     profile.into_iter().for_each(|profile| cuda.record(profile));
     cuda.driver.warnings().iter().for_each(|warning| warn(warning));
     Ok(Box::new(cuda))
@@ -169,7 +120,7 @@ pub struct Gpu {
     stamps: Stamps,
     memory: Vec<Memory>,
     /// By [`Stream`].
-    queues: [Queue; 6],
+    queues: [Queue; 7],
     /// Memory of the host that was lent.
     lent: Vec<Lent>,
     context: Context,
@@ -215,6 +166,7 @@ impl Gpu {
                 Queue::new(true)?,
                 Queue::new(true)?,
                 Queue::new(true)?,
+                Queue::new(false)?,
                 Queue::new(false)?,
             ],
             lent: vec![],

@@ -65,6 +65,7 @@ impl<D: Driver> Cuda<D> {
         part: Part,
         instructions: Range<usize>,
     ) -> Result<(), DeviceError> {
+        self.host.check()?;
         let mut start = instructions.start;
         for message in self.messages(id, part, &instructions) {
             if start < message {
@@ -265,7 +266,7 @@ mod tests {
                     let rank = at_work.rank();
                     let program = Arc::new(lower_rank(module, rank as u32, options).unwrap());
                     let programs = vec![cuda::lower::lower(program).unwrap()];
-                    let mut device = Cuda::of_rank(host, programs, rank).unwrap().at(pace);
+                    let mut device = Cuda::of_rank(host, programs, rank, None).unwrap().at(pace);
                     for _ in 0..3 {
                         step(&mut device, ProgramId(0), microbatches).unwrap();
                     }

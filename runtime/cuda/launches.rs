@@ -22,6 +22,8 @@ pub struct Launches {
     pub copies: usize,
     /// Instructions that run on the host.
     pub on_host: usize,
+    /// Copies between the host and a file.
+    pub with_file: usize,
 }
 
 impl CudaProgram {
@@ -50,14 +52,16 @@ impl Launches {
             Task::Message(_) => one.messages = 1,
             Task::Copy(_) => one.copies = 1,
             Task::Host => one.on_host = 1,
+            Task::Disk => one.with_file = 1,
         }
         one
     }
 
     /// All of them.
     pub fn total(&self) -> usize {
-        let Self { kernels, multiplications, libraries, collectives, messages, copies, on_host } = self;
-        kernels + multiplications + libraries + collectives + messages + copies + on_host
+        let Self { kernels, multiplications, libraries, collectives, messages, copies, on_host, with_file } =
+            self;
+        kernels + multiplications + libraries + collectives + messages + copies + on_host + with_file
     }
 }
 
@@ -73,6 +77,7 @@ impl Add for Launches {
             messages: self.messages + other.messages,
             copies: self.copies + other.copies,
             on_host: self.on_host + other.on_host,
+            with_file: self.with_file + other.with_file,
         }
     }
 }
@@ -88,6 +93,7 @@ impl fmt::Display for Launches {
             (self.messages, ["message", "messages"]),
             (self.copies, ["copy with the host", "copies with the host"]),
             (self.on_host, ["instruction on the host", "instructions on the host"]),
+            (self.with_file, ["copy with a file", "copies with a file"]),
         ];
         let present = parts.into_iter().filter(|(count, _)| *count > 0);
         let text: Vec<String> =

@@ -80,10 +80,6 @@ impl Libraries for AbsentLibraries {}
 /// # Errors
 /// What has no kernel.
 pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Result<CudaProgram, Diagnostic> {
-    if program.memory.disk.total > 0 {
-        let error = Diagnostic::new("a GPU cannot run a program with values in a file yet");
-        return Err(error.note("remove disk= from --memory, or compile with --device cpu"));
-    }
     let mut kernels = Kernels::of(program.memory.peak());
     let (mut sections, mut tables) = ([vec![], vec![], vec![]], vec![]);
     let mut halts = true;
@@ -141,6 +137,8 @@ enum Step {
     Copy(MemoryCopy),
     /// The whole of it, on the host.
     Host,
+    /// A copy between the host and a file.
+    Disk,
 }
 
 /// A command whose kernel has no number yet.
@@ -195,6 +193,7 @@ impl Draft {
             Step::Message(message) => Task::Message(message),
             Step::Copy(copy) => Task::Copy(copy),
             Step::Host => Task::Host,
+            Step::Disk => Task::Disk,
         };
         let stream = super::program::Stream::Main;
         let waits = SmallVec::new();

@@ -76,12 +76,14 @@ pub enum Stream {
     Download,
     /// Instructions that run on the host.
     Host,
+    /// Copies between the host and a file, which the host carries out.
+    Disk,
 }
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Self; 6] =
-        [Self::Main, Self::Side, Self::Exchange, Self::Upload, Self::Download, Self::Host];
+    pub const ALL: [Self; 7] =
+        [Self::Main, Self::Side, Self::Exchange, Self::Upload, Self::Download, Self::Host, Self::Disk];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -92,6 +94,7 @@ impl Stream {
             Self::Upload => "upload stream",
             Self::Download => "download stream",
             Self::Host => "host",
+            Self::Disk => "disk",
         }
     }
 }
@@ -141,6 +144,8 @@ pub enum Task {
     Copy(MemoryCopy),
     /// Runs the instruction on the host.
     Host,
+    /// Copies a value from a file to the host, or from the host to a file, on the host.
+    Disk,
 }
 
 /// Bytes of a program's memory.
@@ -452,6 +457,7 @@ impl fmt::Display for CudaProgram {
                     }
                     Task::Copy(MemoryCopy { bytes, .. }) => write!(f, " copy {bytes} bytes")?,
                     Task::Host => write!(f, " on the host")?,
+                    Task::Disk => write!(f, " copy with a file")?,
                 }
                 command.records.iter().try_for_each(|event| write!(f, " marks {}", event.0))?;
                 writeln!(f)?;

@@ -66,7 +66,7 @@ pub fn stand_in_of_process(
     let devices = programs.first().map_or(1, |program| program.mesh.devices());
     sequence::agree(&agreement, &Sequence::of(&lowered).map_err(DeviceError::driver)?, devices)?;
     let host = Host::ranks(order, vec![communicator.clone()]).swap_remove(0).noting(notes);
-    let device = Cuda::of_rank(host, lowered, rank)?;
+    let device = Cuda::of_rank(host, lowered, rank, None)?;
     Ok(Ranks::of_one(Box::new(device), agreement))
 }
 
@@ -90,8 +90,9 @@ pub(crate) fn on_stand_ins(
         .map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?;
     let local = Local::new(count);
     let communicators = (0..count).map(|rank| through(local.recorded(rank))).collect();
-    let rank =
-        |((rank, host), lowered)| Ok(Box::new(Cuda::of_rank(host, lowered, rank)?) as Box<dyn Device + Send>);
+    let rank = |((rank, host), lowered)| {
+        Ok(Box::new(Cuda::of_rank(host, lowered, rank, None)?) as Box<dyn Device + Send>)
+    };
     let devices = (0..count).zip(Host::ranks(order, communicators)).zip(lowered).map(rank);
     Ok(Ranks::of(devices.collect::<Result<_, DeviceError>>()?, local, Box::new(|_| {})))
 }

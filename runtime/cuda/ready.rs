@@ -145,13 +145,15 @@ impl Ready {
                 let [from, to] = [from, to].map(|start| address(start.region, start.byte));
                 driver.copy(stream, CopyTask { from, to, bytes: *bytes })?;
             }
-            CommandTask::Host => driver.on_host(stream, self.host_task(section, command))?,
+            CommandTask::Host | CommandTask::Disk => {
+                driver.on_host(stream, self.host_task(section, command))?;
+            }
         }
         clock.map_or(Ok(()), |clock| clock.after(driver, section, command))?;
         command.records.map_or(Ok(()), |event| driver.record(stream, event))
     }
 
-    /// A command of the host.
+    /// A command of the host: an instruction there, or a copy between it and a file.
     fn host_task(&self, section: Section, command: &Command) -> HostTask {
         let Some((program, memory, _)) = &self.host else {
             unreachable!("a program with commands of the host has memory there")

@@ -62,6 +62,11 @@ impl Region {
         matches!(self, Self::Host | Self::HostBlock(_))
     }
 
+    /// Whether it is beside the memory of the device: on the host, or in a file.
+    pub fn is_beside_device(self) -> bool {
+        self.is_on_host() || self == Self::Disk
+    }
+
     /// The region of values that lie in a tier.
     pub fn of_tier(tier: Tier) -> Self {
         match tier {

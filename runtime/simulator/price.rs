@@ -32,6 +32,8 @@ pub(super) struct Price {
     download: f64,
     /// The memory of the host.
     host: f64,
+    /// The disk of the node.
+    disk: f64,
 }
 
 impl Prices<'_> {
@@ -48,6 +50,7 @@ impl Prices<'_> {
             upload: 0.0,
             download: 0.0,
             host: 0.0,
+            disk: 0.0,
         };
         let node = || match machine {
             Machine::Node(device) => Node::of_device(device),
@@ -65,6 +68,15 @@ impl Prices<'_> {
             CommandClass::OnHost => {
                 (price.memory, price.arithmetic) = (0.0, 0.0);
                 price.host = work.bytes() as f64 / node().host_rate(mesh.devices());
+            }
+            CommandClass::Disk(bytes) => {
+                let node = node();
+                price.disk = bytes as f64 / node.disk_rate(mesh.devices());
+                (price.latency, price.arithmetic) = (node.disk.latency, 0.0);
+                // A processor's own memory is that of the host.
+                if device.kind == DeviceKind::Gpu {
+                    (price.memory, price.host) = (0.0, work.bytes() as f64 / node.host_rate(mesh.devices()));
+                }
             }
             CommandClass::Kernel
             | CommandClass::Multiplication
@@ -86,10 +98,10 @@ impl Price {
     /// The command as a task. A GPU moves bytes while it computes. Within a kernel of a processor, loads and arithmetic wait
     /// for each other: their times add up.
     pub(super) fn task(&self, command: &Command) -> Task {
-        let Self { kind, latency, memory, arithmetic, inside, network, upload, download, host } = *self;
+        let Self { kind, latency, memory, arithmetic, inside, network, upload, download, host, disk } = *self;
         let uses: SmallVec<[f64; 8]> = match kind {
-            DeviceKind::Cpu => smallvec![memory + arithmetic, 0.0, inside, network],
-            DeviceKind::Gpu => smallvec![memory, arithmetic, inside, network, upload, download, host],
+            DeviceKind::Cpu => smallvec![memory + arithmetic, 0.0, inside, network, disk],
+            DeviceKind::Gpu => smallvec![memory, arithmetic, inside, network, upload, download, host, disk],
         };
         Task { queue: command.queue as usize, waits: command.waits.clone(), latency, uses }
     }
@@ -102,6 +114,7 @@ impl Price {
             (Bound::Compute, self.arithmetic),
             (Bound::Link, self.inside + self.network + self.upload + self.download),
             (Bound::Host, self.host),
+            (Bound::Disk, self.disk),
         ];
         parts.into_iter().fold((Bound::Launch, self.latency), longer).0
     }

@@ -5,6 +5,7 @@ mod best;
 mod evaluation;
 mod faults;
 mod going_on;
+mod in_file;
 mod on_gpu;
 mod on_ranks;
 mod scaling;
@@ -26,7 +27,7 @@ use crate::progress::Progress;
 use crate::ranks::testing::Disturbed;
 use crate::ranks::{Ranks, on_processor};
 use ir::interp::Missing;
-use ir::{DType, Diagnostic, Module};
+use ir::{DType, Diagnostic, Module, Tier};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -80,6 +81,7 @@ struct Fault {
 #[derive(Clone)]
 enum OnLine {
     Nothing,
+    Do(&'static str, Arc<dyn Fn() + Send + Sync>),
     Stop(&'static str),
     Kill(&'static str),
 }
@@ -237,11 +239,12 @@ impl Setup {
         Ok(outcomes?.remove(0))
     }
 
-    /// The training program and the evaluation program. On several devices, the evaluation program is the training program
-    /// without its updates.
+    /// The training program and the evaluation program. On several devices, and with states beside the device, the evaluation program
+    /// is the training program without its updates.
     fn programs(&self, module: &Module) -> Vec<Arc<Program>> {
         let mut forward = self.module(include_str!("tests/bigram.forward.ir"), &[]);
-        if module.mesh.devices() > 1 {
+        let is_beside = module.states.values().any(|state| state.tier != Tier::Device);
+        if module.mesh.devices() > 1 || is_beside {
             forward = module.clone();
             forward.states.values_mut().for_each(|state| state.output = None);
         }
@@ -265,7 +268,7 @@ impl Setup {
             return gpu.ranks(programs);
         }
         let Some(Fault { at, panics }) = self.fault else {
-            return on_processor(programs, Some(2), None, None).unwrap();
+            return on_processor(programs, Some(2), None, Some(self.folder.path())).unwrap();
         };
         let all = vec![programs; module.mesh.devices() as usize];
         let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {
@@ -310,6 +313,7 @@ impl Write for Screen {
         self.seen.push_str(&String::from_utf8_lossy(bytes));
         match &self.on_line {
             OnLine::Stop(line) if self.seen.contains(line) => self.stop.store(true, Ordering::Relaxed),
+            OnLine::Do(line, act) if self.seen.contains(line) => act(),
             OnLine::Kill(line) if self.seen.contains(line) => panic!("killed, as the test asks for"),
             _ => {}
         }

@@ -133,6 +133,8 @@ pub struct SectionFacts {
     pub copies: usize,
     /// Instructions that the host runs.
     pub on_host: usize,
+    /// Copies between the host and a file.
+    pub with_file: usize,
     /// Milliseconds.
     pub ms: f64,
 }
@@ -177,7 +179,7 @@ pub struct CommandFacts {
     pub sent: u64,
     /// Operations.
     pub flops: u64,
-    /// The longest part of its time: `memory`, `compute`, `link` or `launch`.
+    /// The longest part of its time: `memory`, `compute`, `link`, `host`, `disk` or `launch`.
     pub bound: &'static str,
     /// Microseconds after the section's beginning when it begins.
     pub begin_us: f64,
@@ -346,6 +348,7 @@ impl SectionFacts {
             collectives: count(|class| matches!(class, CommandClass::Collective(_))),
             copies: count(|class| matches!(class, CommandClass::Upload(_) | CommandClass::Download(_))),
             on_host: count(|class| matches!(class, CommandClass::OnHost)),
+            with_file: count(|class| matches!(class, CommandClass::Disk(_))),
             ms: seconds * 1e3,
         }
     }
@@ -359,6 +362,7 @@ impl SectionFacts {
             (self.collectives, ["collective", "collectives"]),
             (self.copies, ["copy with the host", "copies with the host"]),
             (self.on_host, ["instruction on the host", "instructions on the host"]),
+            (self.with_file, ["copy with a file", "copies with a file"]),
         ];
         let present = counts.into_iter().filter(|(number, _)| *number > 0);
         let text = present

@@ -200,8 +200,17 @@ pub struct Cluster {
 impl Node {
     /// Bytes per second of the host's memory that each device's updates attain, while so many devices of a program update.
     pub fn host_rate(&self, devices: u64) -> f64 {
-        let at_once = devices.min(self.devices).max(1);
-        self.host_bandwidth * attained::PROCESSOR.memory / at_once as f64
+        self.host_bandwidth * attained::PROCESSOR.memory / self.at_once(devices)
+    }
+
+    /// Bytes per second of the disk that the host attains for each device, while it reads or writes for so many devices of a program.
+    pub fn disk_rate(&self, devices: u64) -> f64 {
+        self.disk.rate() / self.at_once(devices)
+    }
+
+    /// The devices of a node among so many devices of a program.
+    fn at_once(&self, devices: u64) -> f64 {
+        devices.min(self.devices).max(1) as f64
     }
 
     /// The node of a device whose node is not described: a machine with one processor, or a DGX H100.

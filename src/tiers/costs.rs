@@ -1,7 +1,7 @@
 //! The costs of a candidate: predicted times, and the bytes of the device that no plan goes without.
 
 use crate::failure::Failure;
-use ir::machine::{Device, Link, Node};
+use ir::machine::{Device, Node};
 use ir::{Module, Op, Phase, Tier};
 use passes::compress_activations::{self, CompressActivations};
 use passes::offload::Offload;
@@ -18,14 +18,17 @@ pub(super) fn offloaded(module: &Module, options: &Offload) -> Result<Module, Fa
 
 /// Predicted seconds of a step's copies over the link to the host, and to and from the file.
 pub fn seconds_of_copies(module: &Module, microbatches: u64, node: &Node) -> [f64; 2] {
-    let time = |link: &Link, bytes: u64| link.latency + bytes as f64 / link.rate();
+    let disk_rate = node.disk_rate(module.mesh.devices());
     let mut seconds = [0.0; 2];
     for (_, copy) in module.nodes().filter(|(_, copy)| matches!(copy.op, Op::Copy(_))) {
         let bytes = module.ty(copy.results[0]).local_bytes(&module.mesh).unwrap_or(0);
         let is_in_file = [copy.result_tier(), module.tier_of(copy.operands[0])].contains(&Tier::Disk);
         let runs = if copy.phase.is_microbatch() { microbatches } else { 1 };
-        let link = if is_in_file { &node.disk } else { &node.host_link };
-        seconds[usize::from(is_in_file)] += time(link, bytes) * runs as f64;
+        let (link, rate) = match is_in_file {
+            true => (&node.disk, disk_rate),
+            false => (&node.host_link, node.host_link.rate()),
+        };
+        seconds[usize::from(is_in_file)] += (link.latency + bytes as f64 / rate) * runs as f64;
     }
     seconds
 }

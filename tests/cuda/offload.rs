@@ -1,22 +1,23 @@
-//! Values in memory of the host, beside a GPU: the stand-in's losses are PyTorch's in every order of the streams, and a copy or an
-//! update that comes too early shows.
+//! Values in memory of the host and in a file, beside a GPU: the stand-in's losses are PyTorch's in every order of the streams, and a
+//! copy or an update that comes too early shows.
 
 use crate::planted::{NEAR, all_races, distance_of};
 use crate::stages::check;
-use ir::DType;
+use ir::{DType, Tier};
 use passes::offload::{Classes, Offload};
 use passes::precision::Precision;
 use runtime::cuda::host::Order;
 use runtime::cuda::launches::Launches;
-use runtime::cuda::lower::lower;
+use runtime::cuda::lower::{lower, races};
 use runtime::cuda::program::{Command, CudaProgram, Place, Stream, Task};
 use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Instruction, Part, Program, Section};
+use runtime::program::{Instruction, Part, Program, Region, Section};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use testing::models::losses::{check_losses, optimizers};
 use testing::models::{self, adamw, done, split};
 use trainyard::lowering;
-use trainyard::pipeline::CompilationPlan;
+use trainyard::pipeline::{Batch, CompilationPlan};
 use trainyard::verification::Mode;
 
 /// Every value of these classes rests on the host, however small it is.
@@ -27,6 +28,14 @@ fn offload(classes: Classes) -> Option<Offload> {
 fn all() -> Option<Offload> {
     offload(Classes::ALL.into_iter().map(|(class, _)| class).fold(Classes::NONE, Classes::with))
 }
+
+/// The same, with room on the host for so many bytes of states. The others rest in a file.
+fn in_file(host: u64) -> Option<Offload> {
+    all().map(|offload| Offload { host: Some(host), ..offload })
+}
+
+/// Room on the host for some of the states: a third of them.
+const SOME: u64 = 400 << 10;
 
 fn lowered(program: Program) -> CudaProgram {
     done(lower(Arc::new(program)))
@@ -71,6 +80,96 @@ fn the_streams_of_the_host_may_run_first_or_last() {
         };
         assert!(distance_of(all(), first(stream), ordered) <= NEAR, "{stream:?} first");
     }
+}
+
+/// The same kernels run on the same numbers, so the losses are those of a program whose values rest on the host.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn states_rest_in_a_file_whichever_stream_runs_first() {
+    let on_host = distance_of(all(), Order::default(), lowered);
+    assert!(on_host <= NEAR);
+    let in_file_with = |host, order| {
+        let counted = |program: Program| {
+            let states = program.memory.disk.states;
+            assert_eq!(program.memory.host.states > 0, host > 0);
+            let cuda = lowered(program);
+            assert_eq!(all_races(&cuda), 0);
+            let copies = Section::ALL.map(|(section, _)| cuda.launches(section).with_file);
+            assert!(states > 0 && copies[Section::Microbatch as usize] > 0, "{copies:?}");
+            assert!(copies[Section::Update as usize] > 0, "{copies:?}");
+            cuda
+        };
+        distance_of(in_file(host), order, counted)
+    };
+    for stream in Stream::ALL {
+        assert_eq!(in_file_with(0, first(stream)), on_host, "{stream:?} first");
+    }
+    assert_eq!(in_file_with(SOME, Order::default()), on_host);
+}
+
+/// The device fetches a weight that the host has not read from the file yet.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_read_of_a_file_that_comes_too_late_shows() {
+    let forget = |program| {
+        let mut cuda = lowered(program);
+        let read: Vec<_> = commands(&mut cuda)
+            .filter(|command| matches!(command.task, Task::Disk))
+            .filter_map(|command| command.records)
+            .collect();
+        assert!(!read.is_empty());
+        let fetches = commands(&mut cuda).filter(|command| command.stream == Stream::Upload);
+        fetches.for_each(|command| command.waits.retain(|event| !read.contains(event)));
+        assert!(all_races(&cuda) > 0);
+        cuda
+    };
+    assert!(distance_of(in_file(0), first(Stream::Upload), forget) > NEAR);
+}
+
+/// The file gets a state that the host has not computed yet.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_write_of_a_file_that_comes_too_early_shows() {
+    let forget = |program| {
+        let mut cuda = lowered(program);
+        let writes = commands(&mut cuda).filter(|command| command.writes.iter().any(is_in_file));
+        writes.for_each(|command| command.waits.clear());
+        assert!(all_races(&cuda) > 0);
+        cuda
+    };
+    assert!(distance_of(in_file(0), first(Stream::Disk), forget) > NEAR);
+}
+
+fn is_in_file(place: &Place) -> bool {
+    place.region == Region::Disk
+}
+
+/// A state in a file gets the value of one on the host, which adds the old value: nothing but their place in the file ties the copies.
+const SWAP: &str = r#"trainyard-ir 1
+    module @m training {
+      state @s : f32[1024] optimizer disk = zeros
+      state @t : f32[1024] optimizer host = zeros
+      func @train(%0 = @s, %1 = @t) {
+        %2 = copy %0 {to = host} : f32[1024] !{update}
+        %3 = copy %1 {to = disk} : f32[1024] !{update}
+        %4 = add %2, %1 : f32[1024] !{update, on host}
+      }
+      update @s = %3
+      update @t = %4
+    }"#;
+
+/// One stream keeps the copies in order. If each direction had a stream of its own, the place in the file would.
+#[test]
+fn a_state_is_read_from_its_file_before_it_is_written_there() {
+    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let module = ir::text::parse(SWAP).expect("it parses");
+    let mut cuda = lowered(runtime::lower::lower(&module, &options).expect("it lowers"));
+    let update = Section::Update as usize;
+    assert_eq!(all_races(&cuda), 0);
+    let disk = |command: &Command| command.stream == Stream::Disk;
+    assert_eq!(cuda.sections[update].iter().map(disk).collect::<Vec<_>>(), [true, true, false]);
+    cuda.sections[update][0].stream = Stream::Side;
+    assert!(races(&cuda.sections[update]).contains(&(0, 1)));
 }
 
 /// The main stream reads a weight before it has come.
@@ -120,7 +219,7 @@ fn an_update_before_its_gradient_shows() {
     assert!(distance_of(all(), first(Stream::Host), forget) > NEAR);
 }
 
-/// Commands touch the host by copies and by instructions there alone, and those of the device lie on it.
+/// Commands touch the host by copies and by instructions there alone, and a file by copies with the host. Those of the device lie on it.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn kernels_touch_the_device_alone() {
@@ -128,8 +227,11 @@ fn kernels_touch_the_device_alone() {
         let mut cuda = lowered(program);
         for command in commands(&mut cuda) {
             let on_host = |place: &Place| place.region.is_on_host();
-            let touched = command.reads.iter().chain(&command.writes).filter(|place| on_host(place)).count();
+            let all = || command.reads.iter().chain(&command.writes);
+            let touched = all().filter(|place| on_host(place)).count();
+            assert_eq!(all().any(is_in_file), matches!(command.task, Task::Disk), "{command:?}");
             match command.task {
+                Task::Disk => assert_eq!((all().count(), touched), (2, 1), "{command:?}"),
                 Task::Copy(_) => assert_eq!(touched, 1, "{command:?}"),
                 Task::Host => assert!(touched > 0 && command.writes.iter().all(on_host), "{command:?}"),
                 _ => assert_eq!(touched, 0, "{command:?}"),
@@ -137,7 +239,28 @@ fn kernels_touch_the_device_alone() {
         }
         cuda
     };
-    assert!(distance_of(all(), Order::default(), placed) <= NEAR);
+    assert!(distance_of(in_file(SOME), Order::default(), placed) <= NEAR);
+}
+
+/// All 20 losses of two microbatches, and of two devices that share states: each has a file of its own.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn states_of_each_rank_rest_in_a_file_of_its_own() {
+    let model = &models::GPT2_DYNAMO;
+    let (_, optimizer, bounds) = optimizers(&model.bounds, Mode::Cuda).into_iter().next().expect("two");
+    let check = |plan: CompilationPlan, rows| {
+        let plan = CompilationPlan { optimizer: optimizer.clone(), ..plan };
+        let subject = model.compiled(rows, plan);
+        let states = subject.compilation.training.states.values();
+        let tiers: BTreeSet<Tier> = states.map(|state| state.tier).collect();
+        assert_eq!(tiers.len(), 3, "{tiers:?}");
+        check_losses(model, &subject, Mode::Cuda, "losses_adamw_f32", bounds);
+    };
+    let batch = Batch { global: Some(model.batch), data_ranks: 1 };
+    let microbatches = CompilationPlan { offload: in_file(SOME), batch, ..CompilationPlan::default() };
+    check(microbatches, model.batch / 2);
+    let spmd = split("mesh=dp:2, zero=3");
+    check(CompilationPlan { offload: in_file(SOME / 2), spmd, ..CompilationPlan::default() }, model.batch);
 }
 
 /// Ranks that share weights and states, and bf16, whose casts of weights the host has no part in: all 20 losses, captured as graphs.
@@ -166,6 +289,22 @@ fn stages_and_guarded_updates_have_values_on_the_host() {
     check(&format!("gpt2.dynamo {classes} --mesh pp=2 --global-batch 8"));
     check(&format!("llama.dynamo {classes} --clip 0.01 --recompute full --global-batch 4"));
     check(&format!("mlp.dynamo {classes} --fp16 --global-batch 4"));
+}
+
+/// With the flags of the command line: several microbatches on a mesh, stages and half precision, whose states rest in files as far as
+/// the host has no room.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn states_in_files_compose_with_meshes_microbatches_and_stages() {
+    let folder = std::env::temp_dir();
+    let classes = "--offload optimizer,parameters,gradients,activations --offload-least 1B --global-batch 8";
+    for (model, flags, host) in [
+        ("gpt2.dynamo", "--mesh dp=2 --zero 3", "2400KiB"),
+        ("gpt2.dynamo", "--mesh pp=2 --clip 0.01", "4000KiB"),
+        ("llama.dynamo", "--bf16", "4000KiB"),
+    ] {
+        check(&format!("{model} {classes} {flags} --memory host={host},disk={}", folder.display()));
+    }
 }
 
 /// A loop looks at the gradient's norm before the states change, so the update can be run up to each of its outputs.

@@ -4,7 +4,7 @@ use super::commands;
 use crate::cuda::lower::lower as lower_for_cuda;
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Part};
-use crate::simulator::{Bound, Queue, SimulatedCommand, SimulatedStep};
+use crate::simulator::{Bound, CommandClass, Queue, SimulatedCommand, SimulatedStep};
 use crate::target::Target;
 use ir::machine::{Machine, Preset, Unit};
 use ir::ops::attention::{Attention, AttentionGrad};
@@ -163,4 +163,47 @@ fn a_product_that_nothing_reads_runs_aside_and_waits_for_its_operand() {
     let waits = &commands[product].command.waits;
     assert_eq!(waits.len(), 1, "{queues:?}");
     assert!(commands[product].span.begin >= commands[waits[0]].span.end);
+}
+
+/// A state of 16 MiB in a file, which the host reads, changes and writes; its twin rests on the host.
+const IN_FILE: &str = r#"trainyard-ir 1
+    module @m training {
+      state @s : f32[4194304] optimizer disk = zeros
+      state @t : f32[4194304] optimizer host = zeros
+      func @train(%0 = @s, %1 = @t) {
+        %2 = copy %0 {to = host} : f32[4194304] !{update}
+        %3 = add %2, %1 : f32[4194304] !{update, on host}
+        %4 = copy %3 {to = disk} : f32[4194304] !{update}
+        %5 = add %1, %1 : f32[4194304] !{update, on host}
+      }
+      update @s = %4
+      update @t = %5
+    }"#;
+
+#[test]
+fn copies_with_a_file_take_as_long_as_the_disk_beside_updates_of_other_states() {
+    let module = ir::text::parse(IN_FILE).unwrap();
+    let step = |preset: Preset| {
+        let target = Target::of(preset.device().kind);
+        let program = lower(&module, &LowerOptions { target, ..LowerOptions::default() }).unwrap();
+        let list = Target::commands(&Arc::new(program), 1).unwrap();
+        let mut step = SimulatedStep::of(&list, &Machine::Node(preset.device()));
+        std::mem::take(&mut step.parts[Part::Update as usize].commands)
+    };
+    // 16 MiB at 0.84 of 50 GB/s and of 5 GB/s, and 100 µs.
+    for (preset, seconds) in [(Preset::H200, 499.5e-6), (Preset::Cpu, 4094.6e-6)] {
+        let commands = step(preset);
+        let with_file: Vec<&SimulatedCommand> =
+            commands.iter().filter(|one| one.command.kind == "copy").collect();
+        assert_eq!(with_file.len(), 2);
+        for one in with_file {
+            assert_eq!((one.bound, &one.command.class), (Bound::Disk, &CommandClass::Disk(4 * 4_194_304)));
+            assert!((one.alone - seconds).abs() < 1e-7, "{preset:?}: {}", one.alone);
+        }
+    }
+    let commands = step(Preset::H200);
+    let queues: Vec<Queue> = commands.iter().map(|one| one.command.queue).collect();
+    assert_eq!(queues, [Queue::Disk, Queue::Host, Queue::Disk, Queue::Host]);
+    // The second update waits for nothing but the first, which reads what it changes.
+    assert_eq!(commands[3].span.begin, commands[1].span.end);
 }

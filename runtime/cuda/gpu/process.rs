@@ -21,17 +21,19 @@ use crate::program::{Program, StagePrograms};
 use crate::ranks::Ranks;
 use ir::Mesh;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
-/// This process as a rank, on a GPU of its machine: on the GPU with the number `local_rank`, or on the only one. A profile gets the times
-/// of the first program, on rank 0.
+/// This process as a rank, on a GPU of its machine: on the GPU with the number `local_rank`, or on the only one. Values on the disk are in
+/// a file in `folder`. A profile gets the times of the first program, on rank 0.
 ///
 /// # Errors
 /// Programs of another number of ranks; NCCL is not there, or does not start; ranks that would make different calls of NCCL;
-/// a reason for which a GPU of any rank cannot be used, with the rank if it is another one.
+/// a folder that takes no file; a reason for which a GPU of any rank cannot be used, with the rank if it is another one.
 pub fn gpu_of_process(
     programs: &[StagePrograms],
     options: Options,
+    folder: Option<&Path>,
     profile: Option<Profile>,
     warn: &dyn Fn(&str),
     agreement: &Agreement,
@@ -44,7 +46,7 @@ pub fn gpu_of_process(
     };
     let options = if profile.is_some() { options.without_graphs() } else { options };
     let driver = agreed(agreement, open(local_rank, options))?;
-    let (mut device, lowered) = alike(driver, &programs, options, agreement, mesh.devices())?;
+    let (mut device, lowered) = alike(driver, &programs, (options, folder), agreement, mesh.devices())?;
     let calls = agreed(agreement, Sequence::of(&lowered).map_err(DeviceError::driver))?;
     sequence::agree(agreement, &calls, mesh.devices())?;
     let (ordinal, folders) = (device.driver.ordinal, Folders::of_process());
@@ -91,11 +93,11 @@ fn open(local_rank: Option<u64>, options: Options) -> Result<Gpu, DeviceError> {
 fn alike(
     driver: Gpu,
     programs: &[Arc<Program>],
-    options: Options,
+    (options, folder): (Options, Option<&Path>),
     agreement: &Agreement,
     devices: u64,
 ) -> Result<(Cuda<Gpu>, Vec<CudaProgram>), DeviceError> {
-    let load = |driver: Gpu| load(driver, programs, options, agreement.rank());
+    let load = |driver: Gpu| load(driver, programs, (options, folder), agreement.rank());
     let first = agreement.rank() / devices * devices;
     if agreement.rank() == first {
         let loaded = agreed(agreement, load(driver))?;
@@ -117,12 +119,12 @@ fn follow(mut driver: Gpu, sent: &[u8]) -> Result<Gpu, DriverError> {
 fn load(
     mut driver: Gpu,
     programs: &[Arc<Program>],
-    options: Options,
+    (options, folder): (Options, Option<&Path>),
     rank: u64,
 ) -> Result<(Cuda<Gpu>, Vec<CudaProgram>), DeviceError> {
     let lowered = programs.iter().map(|program| driver.lower(program.clone()).map_err(DeviceError::kernel));
     let lowered = lowered.collect::<Result<Vec<_>, _>>()?;
-    let device = Cuda::of_rank(driver, lowered.clone(), rank)?;
+    let device = Cuda::of_rank(driver, lowered.clone(), rank, folder)?;
     Ok((device.at(options.pace), lowered))
 }
 

@@ -17,22 +17,25 @@ use crate::ranks::Ranks;
 use crate::room;
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-/// Programs of one mesh on the first GPUs of this machine: on one, or, where there are several ranks, on one for each. A profile gets the times of the first program, on the first rank.
+/// Programs of one mesh on the first GPUs of this machine: on one, or, where there are several ranks, on one for each. Values on the disk
+/// are in a file for each rank in `folder`. A profile gets the times of the first program, on the first rank.
 ///
 /// # Errors
-/// Fewer GPUs than ranks; NCCL is not there, or does not start; what one GPU may refuse, with the rank.
+/// Fewer GPUs than ranks; NCCL is not there, or does not start; what one GPU may refuse, with the rank; a folder that takes no file.
 pub fn gpus(
     programs: Vec<StagePrograms>,
     options: Options,
+    folder: Option<&Path>,
     profile: Option<Profile>,
     warn: &dyn Fn(&str),
 ) -> Result<Ranks, DeviceError> {
     let Some(program) = programs.iter().find(|program| program.ranks() != 1) else {
         let programs = programs.iter().map(|program| program.first().clone()).collect();
-        return gpu(programs, 0, options, profile, warn).map(Ranks::alone);
+        return gpu(programs, 0, options, folder, profile, warn).map(Ranks::alone);
     };
     let (mesh, ranks, devices) = (described(program), program.ranks(), program.first().mesh.devices());
     let stages = of_stages(&programs)?;
@@ -42,7 +45,7 @@ pub fn gpus(
     let driver = probe::find_driver(&folders).map_err(|error| told(&error))?;
     enough(&format!("the mesh {mesh}"), ranks, &driver.devices).map_err(DeviceError::driver)?;
     let options = if profile.is_some() { options.without_graphs() } else { options };
-    let (mut gpus, lowered) = open(devices, &stages, options)?;
+    let (mut gpus, lowered) = open(devices, &stages, options, folder)?;
     // All have the same kernels, from the same folder.
     let warnings: BTreeSet<String> = gpus.iter_mut().flat_map(|device| device.driver.warnings()).collect();
     warnings.iter().for_each(|warning| warn(warning));
@@ -89,12 +92,13 @@ fn open(
     devices: u64,
     stages: &[Vec<Arc<Program>>],
     options: Options,
+    folder: Option<&Path>,
 ) -> Result<(Vec<Cuda<Gpu>>, Vec<Vec<CudaProgram>>), DeviceError> {
     let (mut gpus, mut lowered) = (vec![], vec![]);
     let all = stages.iter().flatten().map(|program| &**program);
     room::check_host(all, devices * stages.len() as u64)?;
     for (programs, first) in stages.iter().zip((0..).step_by(devices as usize)) {
-        let (own, programs) = open_stage(first..first + devices, programs, options)?;
+        let (own, programs) = open_stage(first..first + devices, programs, options, folder)?;
         gpus.extend(own);
         lowered.push(programs);
     }
@@ -107,6 +111,7 @@ fn open_stage(
     ranks: Range<u64>,
     programs: &[Arc<Program>],
     options: Options,
+    folder: Option<&Path>,
 ) -> Result<(Vec<Cuda<Gpu>>, Vec<CudaProgram>), DeviceError> {
     let of_rank = |rank| move |source| DeviceError::Rank { rank, task: None, source: Box::new(source) };
     let open =
@@ -115,7 +120,7 @@ fn open_stage(
     let lowered = programs.iter().map(|program| first.lower(program.clone()).map_err(DeviceError::kernel));
     let lowered = lowered.collect::<Result<Vec<CudaProgram>, _>>()?;
     let with = |driver: Gpu, rank: u64| {
-        let made = Cuda::of_rank(driver, lowered.clone(), rank);
+        let made = Cuda::of_rank(driver, lowered.clone(), rank, folder);
         made.map(|device| device.at(options.pace)).map_err(of_rank(rank))
     };
     let (open, with) = (&open, &with);
@@ -210,8 +215,10 @@ mod tests {
         let module = ir::text::parse(text).unwrap();
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
         let program = Arc::new(lower(&module, &options).unwrap());
-        let error =
-            gpus(vec![program.into()], Options::default(), None, &|_| {}).map(drop).unwrap_err().to_string();
+        let error = gpus(vec![program.into()], Options::default(), None, None, &|_| {})
+            .map(drop)
+            .unwrap_err()
+            .to_string();
         let parts = ["libcuda", "NVIDIA", "no GPU", "needs 1024 GPUs"];
         assert!(parts.iter().any(|part| error.contains(part)), "{error}");
     }

@@ -34,7 +34,9 @@ impl Split {
                 let Message { from, to, channel } = placed.message;
                 Some(Self::Channel { from, to, channel })
             }
-            Task::Launch(_) | Task::Multiply(_) | Task::Library | Task::Copy(_) | Task::Host => None,
+            Task::Launch(_) | Task::Multiply(_) | Task::Library | Task::Copy(_) | Task::Host | Task::Disk => {
+                None
+            }
         };
         cuda.sections.iter().flatten().filter_map(|command| split(&command.task)).collect()
     }

@@ -1,6 +1,7 @@
 //! What can be told of a GPU without one, and, with one, that it keeps what it is given.
 
 use super::*;
+use crate::cuda::Pace;
 
 fn facts(name: &str) -> DeviceFacts {
     DeviceFacts { name: name.into(), capability: (9, 0), memory: 1 << 30, multiprocessors: 132 }
@@ -22,11 +23,12 @@ fn memory_that_is_not_there_is_counted() {
 /// With a GPU or without: an answer, and no panic.
 #[test]
 fn every_machine_has_an_answer() {
-    match gpu(vec![], 0, Options::default(), None, &|_| {}) {
+    match gpu(vec![], 0, Options::default(), None, None, &|_| {}) {
         Ok(_) => {}
         Err(error) => assert!(!error.to_string().is_empty()),
     }
-    let error = gpu(vec![], 1 << 20, Options::default(), None, &|_| {}).map(drop).unwrap_err().to_string();
+    let error =
+        gpu(vec![], 1 << 20, Options::default(), None, None, &|_| {}).map(drop).unwrap_err().to_string();
     assert!(["libcuda", "NVIDIA", "no GPU"].iter().any(|part| error.contains(part)), "{error}");
 }
 

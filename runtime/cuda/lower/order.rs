@@ -23,7 +23,8 @@ pub(super) fn order(cuda: &mut CudaProgram) {
     cuda.events = events + Stream::ALL.len() as u32;
 }
 
-/// Copies from the host and to it have a stream for each direction, and instructions on the host have a stream of their own.
+/// Copies from the host and to it have a stream for each direction. Instructions on the host have a stream of their own, and so have
+/// copies between it and a file, which take longer.
 /// Collectives run on the exchange stream, with the copies before and after them. What only looks at a result stays on the main stream,
 /// where the update is that it keeps back. A multiplication of a microbatch goes to the side stream if no instruction of the microbatch
 /// reads its result: it computes the gradient of a weight.
@@ -36,6 +37,7 @@ fn streams(program: &Program, section: Section, commands: &mut [Command]) {
         let command = &mut before[index];
         match &command.task {
             Task::Host => command.stream = Stream::Host,
+            Task::Disk => command.stream = Stream::Disk,
             Task::Copy(copy) if copy.to.region.is_on_host() => command.stream = Stream::Download,
             Task::Copy(_) => command.stream = Stream::Upload,
             _ => {}

@@ -36,7 +36,12 @@ impl Sequence {
                                 "{name}, channel {channel}: u8 x {bytes} from stage rank {from} to {to}"
                             ));
                         }
-                        Task::Launch(_) | Task::Multiply(_) | Task::Library | Task::Copy(_) | Task::Host => {}
+                        Task::Launch(_)
+                        | Task::Multiply(_)
+                        | Task::Library
+                        | Task::Copy(_)
+                        | Task::Host
+                        | Task::Disk => {}
                     }
                 }
             }

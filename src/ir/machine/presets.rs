@@ -246,6 +246,14 @@ mod tests {
     }
 
     #[test]
+    fn the_devices_of_a_node_share_its_disk() {
+        let node = Preset::H100.node();
+        let shares = [1, 4, 8, 16].map(|devices| (node.disk.rate() / node.disk_rate(devices)).round());
+        // A program on 16 devices is on two nodes.
+        assert_eq!(shares, [1.0, 4.0, 8.0, 8.0]);
+    }
+
+    #[test]
     fn attained_rates_are_those_that_were_measured() {
         let h100 = Preset::H100.device();
         assert!((h100.rate(Unit::Matrices(DType::BF16)) - 794.5e12).abs() < 1e12);

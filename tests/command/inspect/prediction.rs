@@ -41,6 +41,27 @@ fn every_command_of_a_step_is_told_once() {
     assert_eq!((&prediction["samples"], &prediction["tokens"]), (&(2 * 32 * 3).into(), &true.into()));
 }
 
+/// The copies with a file have a stream of their own, and the step takes longer by them.
+#[test]
+fn a_step_of_a_gpu_with_values_in_a_file_is_predicted() {
+    let folder = std::env::temp_dir();
+    let file = format!("host=1200KiB,disk={}", folder.display());
+    let predicted = |memory: &str| {
+        let flags = ["--offload", "optimizer,parameters", "--offload-least", "1B", "--memory", memory];
+        let found = json(&[&[SMALL, "--target", "h200"][..], &flags].concat());
+        let prediction = found["prediction"].clone();
+        let copies = numbers(&prediction["sections"], "with_file").iter().sum::<f64>();
+        let streams = prediction["commands"].as_array().expect("they are a list").iter();
+        let on_disk = streams.filter(|command| command["stream"] == "disk").count();
+        assert_eq!(copies as usize, on_disk);
+        (on_disk, prediction["step_ms"].as_f64().expect("it is a number"))
+    };
+    let [(none, on_host), (some, in_file)] = [predicted("host=1GiB"), predicted(&file)];
+    assert_eq!(none, 0);
+    // Each request waits 100 µs for its disk.
+    assert!(some > 0 && in_file - on_host > 0.05 * some as f64, "{some} copies, {on_host} and {in_file} ms");
+}
+
 /// 72·B·L·s·h²·(1 + s/(12h) + v/(12Lh)) operations (arXiv 2205.05198, with half of the scores for causal attention).
 #[test]
 fn a_models_operations_are_those_of_the_published_formula() {

@@ -25,7 +25,7 @@ use crate::hardware::Chosen;
 use crate::inspection::milliseconds;
 use crate::inspection::units::bytes;
 use crate::plan::RunPlan;
-use crate::tiers::{self, Peaks};
+use crate::tiers::Peaks;
 
 /// The commands that are shown.
 const ROWS: usize = 10;
@@ -235,13 +235,9 @@ impl Compile {
     /// The predicted time of a step.
     fn seconds(&self, ready: &Ready, device: &Chosen) -> Option<f64> {
         let cluster = self.settings.parallel.cluster().ok()?;
-        let node = tiers::node_of(&device.device(), cluster.as_ref());
         let machine = cluster.map_or_else(|| Machine::Node(device.device()), Machine::Cluster);
-        let microbatches = ready.plan.microbatches;
-        let list = Target::commands(ready.programs.training.first(), microbatches).ok()?;
-        // The simulator prices a copy by the memory of the device, which a processor shares with its host.
-        let [_, in_file] = tiers::seconds_of_copies(&ready.compilation.training, microbatches, &node);
-        Some(SimulatedStep::of(&list, &machine).seconds() + in_file)
+        let list = Target::commands(ready.programs.training.first(), ready.plan.microbatches).ok()?;
+        Some(SimulatedStep::of(&list, &machine).seconds())
     }
 }
 

@@ -44,7 +44,7 @@ impl CommandPlans {
     /// The commands of a program. `None` if it is for the processor, which runs one instruction after the other.
     ///
     /// # Errors
-    /// An operator without a kernel for GPUs, and values in a file.
+    /// An operator without a kernel for GPUs.
     pub(super) fn of(program: &Arc<Program>) -> Result<Option<Self>, Diagnostic> {
         if program.target != Target::Cuda {
             return Ok(None);

@@ -116,58 +116,28 @@ pub fn fit(
         Ok(arena + training.constants + evaluation.constants)
     };
     let module = &compilation.training;
-    let is_compressed =
-        compilation.pipeline.passes.iter().any(|pass| pass.name() == CompressActivations::NAME);
-    let forms = CompressActivations::LOSSLESS;
-    let found = match is_compressed || compress_activations::decide(module, &forms).is_empty() {
-        true => None,
-        false => in_fewer_bytes(module, budget, device, &forms, &mut peak)?,
-    };
-    let (mut fit, options, is_compressed) = match found {
-        Some((fit, options)) => (Fit { tries: fit.tries + 1, ..fit }, options, true),
-        None => {
-            let (fit, options) = cheapest(module, budget, unconstrained, device, &mut peak)?;
-            (fit, options, false)
-        }
-    };
-    fit.unconstrained = unconstrained;
+    let has_pass = compilation.pipeline.passes.iter().any(|pass| pass.name() == CompressActivations::NAME);
+    let forms = (!has_pass).then_some(CompressActivations::LOSSLESS);
+    let forms = forms.filter(|forms| !compress_activations::decide(module, forms).is_empty());
+    let (mut fit, options) = cheapest(module, budget, unconstrained, device, forms.as_ref(), &mut peak)?;
     if let Some(options) = options {
         compilation.recompute(manager, options)?;
         after(Recompute::NAME, &compilation.training);
     }
-    // Those that have such forms may all be computed again.
-    if is_compressed && !compress_activations::decide(&compilation.training, &forms).is_empty() {
-        fit.compressed = true;
-        compilation.compress_activations(manager, forms)?;
-        after(CompressActivations::NAME, &compilation.training);
+    if let Some(forms) = forms.filter(|_| fit.compressed) {
+        // Activations with such forms may all be computed again.
+        fit.compressed = !compress_activations::decide(&compilation.training, &forms).is_empty();
+        if fit.compressed {
+            compilation.compress_activations(manager, forms)?;
+            after(CompressActivations::NAME, &compilation.training);
+        }
     }
     Ok(fit)
 }
 
-/// [`cheapest`] for programs whose activations are compressed. `None` if none fits.
-fn in_fewer_bytes(
-    module: &Module,
-    budget: u64,
-    device: &Device,
-    forms: &CompressActivations,
-    peak: &mut dyn FnMut(Module) -> Result<u64, Failure>,
-) -> Result<Option<(Fit, Option<Recompute>)>, Failure> {
-    let mut compressed = |mut step: Module| {
-        let decision = compress_activations::decide(&step, forms);
-        compress_activations::apply(&mut step, &decision)?;
-        peak(step)
-    };
-    let all_kept = compressed(module.clone())?;
-    match cheapest(module, budget, all_kept, device, &mut compressed) {
-        Ok(found) => Ok(Some(found)),
-        // The error is that of the programs that are not compressed, which may be smaller at their peak.
-        Err(Failure::User(_)) => Ok(None),
-        Err(failure) => Err(failure),
-    }
-}
-
-/// Finds the options of `recompute` whose program takes at most `budget` bytes and repeats the least. `None` if the program fits as
-/// it is, in `unconstrained` bytes. `peak` lowers a program and returns its bytes.
+/// Finds the options of `recompute` whose program takes at most `budget` bytes and repeats the least. `None` if nothing has to be repeated:
+/// the program fits as it is, in `unconstrained` bytes, or with activations compressed. `forms` are those in which they may be; programs that are not
+/// compressed are tried after these. `peak` lowers a program and returns its bytes.
 ///
 /// # Errors
 /// As [`fit`]; those of `peak`.
@@ -176,6 +146,7 @@ pub fn cheapest(
     budget: u64,
     unconstrained: u64,
     device: &Device,
+    forms: Option<&CompressActivations>,
     peak: &mut dyn FnMut(Module) -> Result<u64, Failure>,
 ) -> Result<(Fit, Option<Recompute>), Failure> {
     let fits_as_it_is = Fit::as_it_is(budget, unconstrained);
@@ -187,12 +158,29 @@ pub fn cheapest(
     let lowest = Recompute { price: 0, ..highest.clone() };
     let prices = choices.prices(&lowest, &highest);
     let nothing = Tried { options: lowest.clone(), decision: choices.decide(&lowest), peak: unconstrained };
-    let mut search = Search { module, choices: &choices, budget, tried: vec![nothing], peak };
-    let found = search.run(&prices)?;
-    let (time, peak) = (found.decision.picoseconds(), found.peak);
-    let least_time = lagrangian_bound(&prices, found.decision.kept());
-    let tries = search.tried.len();
-    Ok((Fit { peak, time, least_time, tries, ..fits_as_it_is }, Some(found.options)))
+    let (mut refused, mut tries): (Vec<(u64, Diagnostic)>, usize) = (vec![], 0);
+    for forms in forms.map(Some).into_iter().chain([None]) {
+        let mut search = Search { module, choices: &choices, budget, forms, tried: vec![], peak };
+        let nothing = match forms {
+            Some(_) => search.attempt(&lowest)?,
+            None => {
+                search.tried.push(nothing.clone());
+                nothing.clone()
+            }
+        };
+        let found = if nothing.peak <= budget { Some(nothing) } else { search.run(&prices)? };
+        tries += search.tried.len();
+        let Some(found) = found else {
+            refused.push(search.too_small());
+            continue;
+        };
+        let (time, peak, compressed) = (found.decision.picoseconds(), found.peak, forms.is_some());
+        let least_time = lagrangian_bound(&prices, found.decision.kept());
+        let fit = Fit { peak, time, least_time, compressed, tries, ..fits_as_it_is };
+        return Ok((fit, (time > 0).then_some(found.options)));
+    }
+    let smallest = refused.into_iter().min_by_key(|(bytes, _)| *bytes);
+    Err(smallest.expect("programs that are not compressed are tried").1.into())
 }
 
 /// The Lagrangian bound: for any price, no choice that keeps `kept` bytes takes less than the cheapest choice's time and the
@@ -239,6 +227,8 @@ struct Search<'a> {
     module: &'a Module,
     choices: &'a Choices<'a>,
     budget: u64,
+    /// The forms in which activations are compressed.
+    forms: Option<&'a CompressActivations>,
     /// Every program that was lowered. The first repeats nothing.
     tried: Vec<Tried>,
     peak: &'a mut dyn FnMut(Module) -> Result<u64, Failure>,
@@ -249,20 +239,19 @@ impl Search<'_> {
     ///
     /// The program of the highest price is not always the smallest: a block that is repeated as a whole needs its memory at once.
     ///
-    /// # Errors
-    /// A budget that no price fits.
-    fn run(&mut self, prices: &[(Recompute, Decision)]) -> Result<Tried, Failure> {
+    /// `None` if no price fits.
+    fn run(&mut self, prices: &[(Recompute, Decision)]) -> Result<Option<Tried>, Failure> {
         if let Some(found) = self.first_that_fits(&one_by_one(prices), None)? {
-            return Ok(found);
+            return Ok(Some(found));
         }
         for end in (1..prices.len()).rev() {
             let tried = self.attempt(&prices[end].0)?;
             if tried.peak <= self.budget {
                 let first = self.first_that_fits(&one_by_one(&prices[..=end]), Some(tried.clone()))?;
-                return Ok(first.unwrap_or(tried));
+                return Ok(Some(first.unwrap_or(tried)));
             }
         }
-        Err(self.too_small().into())
+        Ok(None)
     }
 
     /// Finds the first options that fit. The programs of `options` get smaller and smaller, and that of the first does not fit.
@@ -317,15 +306,26 @@ impl Search<'_> {
         if let Some(known) = self.tried.iter().find(|tried| tried.decision == decision) {
             return Ok(Tried { options: options.clone(), ..known.clone() });
         }
-        let mut module = self.module.clone();
-        apply(&mut module, &decision)?;
-        let tried = Tried { options: options.clone(), decision, peak: (self.peak)(module)? };
+        let program = self.program(&decision)?;
+        let peak = (self.peak)(program)?;
+        let tried = Tried { options: options.clone(), decision, peak };
         self.tried.push(tried.clone());
         Ok(tried)
     }
 
-    /// The error of a budget that no program fits.
-    fn too_small(&self) -> Diagnostic {
+    /// The program of a decision, with activations in their forms.
+    fn program(&self, decision: &Decision) -> Result<Module, Diagnostic> {
+        let mut module = self.module.clone();
+        apply(&mut module, decision)?;
+        if let Some(forms) = self.forms {
+            let compressed = compress_activations::decide(&module, forms);
+            compress_activations::apply(&mut module, &compressed)?;
+        }
+        Ok(module)
+    }
+
+    /// The bytes of the smallest program that was tried, and the error of a budget that no program fits.
+    fn too_small(&self) -> (u64, Diagnostic) {
         // Every search that finds no other program tries those with one price for all blocks.
         let uniform = self.tried.iter().filter(|tried| tried.options.first.is_none());
         let smallest = uniform.min_by_key(|tried| tried.peak).expect("the first program repeats nothing");
@@ -336,10 +336,10 @@ impl Search<'_> {
             bytes(smallest.peak)
         ));
         let error = error.note(format!("the smallest budget that fits is --memory {accepted}"));
-        let mut module = self.module.clone();
-        let applied = apply(&mut module, &smallest.decision);
-        let error = match applied.ok().and_then(|_| largest_at_peak(&module)) {
-            Some((value, size)) => {
+        let program = self.program(&smallest.decision).ok();
+        let largest = program.as_ref().and_then(|module| Some((module, largest_at_peak(module)?)));
+        let error = match largest {
+            Some((module, (value, size))) => {
                 let node = module.producer(value).map(|node| (node.op.name(), node.origin.to_string()));
                 let (name, origin) = node.unwrap_or(("input", String::new()));
                 let text =
@@ -349,7 +349,8 @@ impl Search<'_> {
             }
             None => error,
         };
-        error.note("a smaller --microbatch, a mesh of more devices or --zero takes less")
+        let error = error.note("a smaller --microbatch, a mesh of more devices or --zero takes less");
+        (smallest.peak, error)
     }
 }
 

@@ -160,6 +160,10 @@ fn masks_are_kept_as_bits_before_anything_is_computed_again() {
     assert!(fit.to_string().contains("activations are compressed without loss, and nothing is"), "{fit}");
     let (less, smaller, copies) = done(fit_model(model, 32, peak - 1));
     assert!(less.compressed && less.time > 0 && copies > 0 && smaller < peak, "{less}: {smaller} bytes");
+    // The budget that the error names is that of the smallest program of all.
+    let smallest = named_budget(&fit_model(model, 32, 1).expect_err("a program takes more than a byte"));
+    let named = done(fit_model(model, 32, smallest)).1;
+    assert!(smallest < peak && named <= smallest, "{smallest} named, {named}, {smaller} and {peak} bytes");
 }
 
 #[test]

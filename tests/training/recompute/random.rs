@@ -82,7 +82,7 @@ impl Case {
     /// Searches for a program of at most so many bytes.
     fn fit(&self, budget: u64, unconstrained: u64) -> Result<Option<Recompute>, Failure> {
         let peak = &mut |step: Module| self.peak(step);
-        let found = cheapest(&self.step, budget, unconstrained, &Preset::Cpu.device(), peak);
+        let found = cheapest(&self.step, budget, unconstrained, &Preset::Cpu.device(), None, peak);
         found.map(|(fit, options)| {
             assert!(fit.peak <= budget && fit.least_time <= fit.time, "seed {}: {fit:?}", self.seed);
             options

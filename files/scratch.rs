@@ -126,7 +126,7 @@ fn in_parallel<T: Send>(
     }
     let requests = Mutex::new([first].into_iter().chain(requests));
     let next = || requests.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let thread = || {
+    let worker = || {
         let mut room = Room::default();
         while let Some(request) = next() {
             work(request, &mut room)?;
@@ -134,10 +134,13 @@ fn in_parallel<T: Send>(
         Ok(())
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..IN_FLIGHT).map(|_| scope.spawn(thread)).collect();
+        // Where the system gives no more threads, fewer requests are in flight.
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, worker).ok();
+        let threads: Vec<_> = (1..IN_FLIGHT).filter_map(spawn).collect();
+        let own = worker();
         let ended = threads.into_iter().map(|thread| thread.join());
         let ended = ended.map(|result| result.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))));
-        ended.collect::<Vec<_>>().into_iter().collect()
+        ended.chain([own]).collect::<Vec<_>>().into_iter().collect()
     })
 }
 

@@ -149,8 +149,8 @@ impl Arena {
     /// The bytes of a dense view. The caller makes sure that no instruction writes them meanwhile; this holds for all methods below.
     #[allow(unsafe_code)]
     pub(super) fn bytes(&self, view: &View, bases: &[u64]) -> &[u8] {
-        // SAFETY: the mapping lives as long as `self`. Instructions run only in `Cpu`, which gives up its arena to nobody else while
-        // one of them runs.
+        // SAFETY: the mapping lives as long as `self`. Instructions run in `Cpu`, which gives up its arena to nobody else while one of them
+        // runs, and in `HostTask`, whose caller orders the commands that touch the same bytes (`cuda::lower`).
         unsafe { self.memory(view.region).slice(range(view, bases)) }
     }
 

@@ -1,8 +1,8 @@
 //! Memories beside that of a GPU: the host's, and a file. Instructions that compute on the host are run by the processor's kernels, on
 //! the threads of rayon's global pool, which the ranks of a process share. Copies between the host and the file are done there too.
 //!
-//! They run while the GPU works, and nobody waits for one of them alone. So a request that the disk refuses is kept: no instruction
-//! runs on the host after it, and [`HostMemory::check`] has the cause for whoever waits for the GPU.
+//! They run while the GPU works, and nobody waits for one of them alone. So the error of a refused request to the disk is kept: no
+//! instruction runs on the host after it, and [`HostMemory::check`] returns it to whoever waits for the GPU.
 
 use super::arena::{Arena, Constants, Sizes};
 use super::call::Place;
@@ -13,7 +13,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-/// Memory of the host and a file, which programs of a GPU share. Clones are the same.
+/// Memory of the host and a file, which programs of a GPU share. Clones share both.
 #[derive(Clone)]
 pub(crate) struct HostMemory {
     arena: Arena,
@@ -79,10 +79,10 @@ impl HostMemory {
         self.arena.read_changing(view, blocks)
     }
 
-    /// Whether the instructions that have run so far did what they were to do.
+    /// Returns the first error of the disk in an instruction, if there was one.
     ///
     /// # Errors
-    /// The first refusal of the disk. All that was computed after it is worthless.
+    /// That error. All that was computed after it is worthless.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         self.failure.get().map_or(Ok(()), |cause| Err(DeviceError::Disk(again(cause))))
     }
@@ -131,15 +131,17 @@ impl HostTask {
             // SAFETY: as below.
             #[allow(unsafe_code)]
             let copied = unsafe { memory.arena.copy_with_file(constants, instruction, blocks) };
-            // Of several refusals the first is kept.
-            copied.err().into_iter().for_each(|cause| drop(memory.failure.set(cause)));
+            if let Err(cause) = copied {
+                // Of several errors the first is kept.
+                let _ = memory.failure.set(cause);
+            }
             return;
         }
         let place = Place { mesh: &program.mesh, rank: *rank, bases: blocks };
         // SAFETY: `cuda::lower` orders the commands of all streams that touch the same memory, that of the host and of the file too.
         #[allow(unsafe_code)]
         let call = unsafe { memory.arena.borrow(constants, instruction, !adds, place) };
-        // Only collectives fail, and none runs on the host.
-        let _ = kernels::run(call, None);
+        let done = kernels::run(call, None);
+        debug_assert!(done.is_ok(), "only collectives fail, and none runs on the host");
     }
 }

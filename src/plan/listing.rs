@@ -174,7 +174,7 @@ impl MemoryPlan {
     /// The plan of lowered programs within these budgets.
     ///
     /// # Errors
-    /// An asynchronous pipeline, whose steps overlap; for a GPU an operator without a kernel, and values in a file.
+    /// An asynchronous pipeline, whose steps overlap; for a GPU an operator without a kernel.
     pub fn of(programs: &Programs, microbatches: u64, budgets: Option<&Budgets>) -> Result<Self, Diagnostic> {
         let first = programs.training.first();
         if first.pipeline.as_ref().is_some_and(|pipeline| pipeline.is_asynchronous) {

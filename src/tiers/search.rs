@@ -60,7 +60,10 @@ impl<'a> Search<'a> {
             if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
                 smallest = Some((candidate.clone(), peaks));
             }
-            failed.push(candidate);
+            // Whether it fits the host says nothing of candidates that leave less there.
+            if self.tiers.budgets.device.is_some_and(|Budget(bytes)| peaks.device > bytes) {
+                failed.push(candidate);
+            }
         }
         Err(self.too_small(smallest, least).into())
     }

@@ -1,5 +1,5 @@
-//! Values in memory of the host and in a file, beside a GPU: the stand-in's losses are PyTorch's in every order of the streams, and a
-//! copy or an update that comes too early shows.
+//! Values in memory of the host and in a file, beside a GPU: the stand-in's losses are PyTorch's whichever stream is served first, and
+//! a copy or an update that comes too early shows.
 
 use crate::planted::{NEAR, all_races, distance_of};
 use crate::stages::check;

@@ -273,8 +273,8 @@ def finds(plan):
 
 
 def plant(plan, times):
-    """Plants faults of each kind, and returns the descriptions of those that were not found."""
-    missed, planted = [], 0
+    """Plants faults of each kind. Returns the number of each kind, and the descriptions of the faults that were not found."""
+    missed, planted = [], Counter()
     for kind in FAULTS:
         for seed in range(times):
             broken = copy.deepcopy(plan)
@@ -283,7 +283,7 @@ def plant(plan, times):
             described = kind(broken, rng.choice(training["ranks"]), rng)
             if described is None:
                 break
-            planted += 1
+            planted[kind.__name__] += 1
             if not finds(broken):
                 missed.append(f"{kind.__name__}, seed {seed}: {described}")
     return planted, missed
@@ -327,6 +327,7 @@ GPU_CASES = {
 
 def check_cases(trainyard, times):
     failed = False
+    of_kind = Counter()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         on_processor = ["compile", "-o", f"{folder}/run", "--force"]
@@ -347,10 +348,15 @@ def check_cases(trainyard, times):
             planted, missed = plant(plan, times)
             ranks = plan["programs"][0]["ranks"]
             sizes = [f"{max(rank['memories'][memory] for rank in ranks)} on the {memory}" for memory in ["device", "host", "disk"]]
-            print(f"{name}: {count} instructions, bytes {', '.join(sizes)}; {planted} planted faults, {len(missed)} not found")
+            print(f"{name}: {count} instructions, bytes {', '.join(sizes)}; {planted.total()} planted faults, {len(missed)} not found")
             for fault in missed:
                 print(f"  not found: {fault}")
-            failed |= bool(missed) or planted == 0
+            failed |= bool(missed) or planted.total() == 0
+            of_kind += planted
+    for kind in FAULTS:
+        if of_kind[kind.__name__] == 0:
+            print(f"no plan has a place for a fault of the kind {kind.__name__}")
+            failed = True
     sys.exit(failed)
 
 

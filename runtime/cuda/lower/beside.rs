@@ -26,7 +26,7 @@ pub(super) fn step(instruction: &Instruction) -> Result<Option<Step>, Diagnostic
     };
     if [from, to].iter().any(|view| view.region == Region::Disk) {
         let is_with_host = from.region.is_on_host() || to.region.is_on_host();
-        let error = Diagnostic::new("a GPU has no copies between a file and its own memory");
+        let error = Diagnostic::new("a GPU copies values between a file and the host alone");
         let error = error.note("copy the value to the host first, as the pass `offload` does");
         return if is_with_host { Ok(Some(Step::Disk)) } else { Err(error) };
     }

@@ -69,7 +69,7 @@ impl CommandPlan {
                 command.waits.iter().filter_map(|event| recorded.get(event).copied()).collect();
             waits.sort_unstable();
             recorded.extend(command.records.map(|event| (event, number)));
-            // Kernels that share an instruction touch all of its places, as lowering orders them.
+            // Lowering orders a kernel of a shared instruction as if it touched all places of the instruction.
             let is_part = matches!(&command.task, Task::Multiply(multiply) if multiply.epilogue.is_addition())
                 || command.writes.is_empty();
             let has_own = is_part && command.waves.iter().flatten().any(|index| shared.contains(index));

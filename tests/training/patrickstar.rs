@@ -132,20 +132,6 @@ fn latencies(module: &Module, node: &Node) -> (usize, f64) {
     (copies, copies as f64 * node.host_link.latency / seconds)
 }
 
-/// Prints the largest model of a width whose plan fits, to four layers. `layers` fit.
-fn largest(row: &Row, layers: u64) {
-    let with = |layers| Row { layers, ..*row };
-    let (mut fits, mut exceeds) = (layers, 2 * layers);
-    assert!(with(exceeds).fit().is_err(), "{exceeds} layers fit");
-    while exceeds - fits > 4 {
-        let between = (fits + exceeds) / 2;
-        *(if with(between).fit().is_ok() { &mut fits } else { &mut exceeds }) = between;
-    }
-    let billions = with(fits).gpt().parameters() as f64 / 1e9;
-    println!("{fits} layers of {} features fit, {billions:.1} billion parameters", row.hidden);
-    check(&with(fits));
-}
-
 /// Eight GPUs that share a host of 240 GB.
 const ON_V100: Row = Row {
     layers: 90,
@@ -159,12 +145,6 @@ const ON_V100: Row = Row {
 
 /// GPUs of which eight share a host of 1 TB.
 const ON_A100: Row = Row { gpu: Preset::A100With40, host: 125_000_000_000, ..ON_V100 };
-
-#[test]
-#[ignore = "longer"] // several plans of more than 120 blocks, at night
-fn the_largest_that_eight_v100_hold() {
-    largest(&ON_V100, 120);
-}
 
 #[test]
 #[ignore = "longer"] // programs of 90 blocks

@@ -1,13 +1,17 @@
 //! Adam and AdamW with moments in 8 bits.
 
+mod codes;
+
 use super::adam::{AdamRule, adam_block};
 use super::{Gradient, Optional};
 use crate::cpu::call::Call;
 use crate::cpu::element::{Element, with_float};
 use crate::cpu::math::Real;
+use crate::cpu::simd::vectorized;
 use crate::cpu::storage::{Float, Scratch};
+use codes::{Map, Share, Signed, Unsigned};
 use ir::ops::optimizer::Adam8bit;
-use ir::ops::optimizer::quantization::{Blocks, SIGNED, UNSIGNED, midpoints};
+use ir::ops::optimizer::quantization::Blocks;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -114,103 +118,132 @@ struct Room<T> {
     gradient: Scratch<T>,
     parameter: Scratch<T>,
     moments: [Vec<T>; 2],
+    /// The magnitudes of a moment, divided by the largest of them.
+    shares: Vec<T>,
 }
 
 impl<T: Real> Default for Room<T> {
     fn default() -> Self {
-        Self { gradient: Scratch::new(), parameter: Scratch::new(), moments: [vec![], vec![]] }
+        Self {
+            gradient: Scratch::new(),
+            parameter: Scratch::new(),
+            moments: [vec![], vec![]],
+            shares: vec![],
+        }
     }
 }
 
-impl<T: Real> Room<T> {
+impl<T: Share> Room<T> {
     fn update<S: Float<Real = T>>(&mut self, rule: AdamRule<T>, gradient: &Gradient<S>, part: Part<S>) {
         let gradient = gradient.block(part.start, part.parameter.len());
         let gradient = self.gradient.read(&gradient);
         let ([first, second], [first_codes, second_codes]) = (&mut self.moments, part.codes);
         let [first_largest, second_largest] = part.largest;
+        first.resize(gradient.len(), T::ZERO);
+        second.resize(gradient.len(), T::ZERO);
+        self.shares.resize(gradient.len(), T::ZERO);
         read(first_codes, first_largest.widen(), Signed, first);
         read(second_codes, second_largest.widen(), Unsigned, second);
         self.parameter
             .update(part.parameter, |parameter| adam_block(rule, gradient, parameter, first, second));
-        *first_largest = S::narrow(write(first, Signed, first_codes));
-        *second_largest = S::narrow(write(second, Unsigned, second_codes));
+        *first_largest = S::narrow(write(first, Signed, &mut self.shares, first_codes));
+        *second_largest = S::narrow(write(second, Unsigned, &mut self.shares, second_codes));
     }
 }
 
-/// The numbers of codes.
-trait Map: Copy {
-    fn value(self, code: u8) -> f64;
-    /// The code of the nearest number: it is found by the count of numbers halfway between two values that are below.
-    fn code<T: Real>(self, x: T) -> u8;
-}
-
-#[derive(Clone, Copy)]
-struct Signed;
-
-#[derive(Clone, Copy)]
-struct Unsigned;
-
-impl Map for Signed {
-    #[inline(always)]
-    fn value(self, code: u8) -> f64 {
-        const VALUES: [f64; 256] = {
-            let mut values = [0.0; 256];
-            let mut code = 0;
-            while code < 256 {
-                values[code] = if code <= 128 { SIGNED[code] } else { -SIGNED[256 - code] };
-                code += 1;
-            }
-            values
-        };
-        VALUES[usize::from(code)]
-    }
-
-    #[inline(always)]
-    fn code<T: Real>(self, x: T) -> u8 {
-        const MIDPOINTS: [f64; 128] = midpoints(&SIGNED);
-        // No negative number has the magnitude 1.
-        let count = below(&MIDPOINTS, x.abs().to_f64());
-        if x < T::ZERO { count.min(127).wrapping_neg() } else { count }
-    }
-}
-
-impl Map for Unsigned {
-    #[inline(always)]
-    fn value(self, code: u8) -> f64 {
-        UNSIGNED[usize::from(code)]
-    }
-
-    #[inline(always)]
-    fn code<T: Real>(self, x: T) -> u8 {
-        const MIDPOINTS: [f64; 255] = midpoints(&UNSIGNED);
-        below(&MIDPOINTS, x.to_f64())
-    }
-}
-
-/// How many of ascending numbers are below `x`, by halving.
-#[inline(always)]
-fn below<const N: usize>(numbers: &[f64; N], x: f64) -> u8 {
-    let (mut count, mut step) = (0, 128);
-    while step > 0 {
-        if count + step <= N && numbers[count + step - 1] < x {
-            count += step;
+vectorized! {
+    /// The numbers of a block of codes.
+    fn read<'a, 'b; T: Share, M: Map>(codes: &'a [u8], largest: T, map: M, numbers: &'b mut [T]) {
+        let tables = map.tables::<T>();
+        for (number, &code) in numbers.iter_mut().zip(codes) {
+            *number = tables.value(code) * largest;
         }
-        step /= 2;
     }
-    count as u8
 }
 
-/// The numbers of a block of codes.
-fn read<T: Real>(codes: &[u8], largest: T, map: impl Map, numbers: &mut Vec<T>) {
-    numbers.clear();
-    numbers.extend(codes.iter().map(|&code| T::of(map.value(code)) * largest));
+vectorized! {
+    /// Writes the codes of a block, and returns its largest magnitude; NaN if one of its numbers is NaN. `shares` is room for as many
+    /// numbers.
+    fn write<'a, 'b; T: Share, M: Map>(numbers: &'a [T], map: M, shares: &'b mut [T], codes: &'b mut [u8]) -> T {
+        let largest = largest(numbers);
+        if !(T::ZERO < largest && largest < -T::NEG_INFINITY) {
+            // Shares of such a number are 0 or NaN.
+            codes.fill(0);
+            return largest;
+        }
+        // One loop would not be vectorized, since tables are read in it.
+        for (share, &x) in shares.iter_mut().zip(numbers) {
+            *share = (x / largest).abs().larger(T::LEAST);
+        }
+        let tables = map.tables::<T>();
+        for (code, &share) in codes.iter_mut().zip(&*shares) {
+            *code = tables.code(share);
+        }
+        for (code, &x) in codes.iter_mut().zip(numbers) {
+            *code = map.with_sign(*code, x < T::ZERO);
+        }
+        largest
+    }
 }
 
-/// Writes the codes of a block, and returns its largest magnitude; NaN if one of its numbers is NaN.
-fn write<T: Real>(numbers: &[T], map: impl Map, codes: &mut [u8]) -> T {
-    let largest = numbers.iter().fold(T::ZERO, |largest, x| largest.larger(x.abs()));
-    for (code, &x) in codes.iter_mut().zip(numbers) {
-        *code = if x == T::ZERO { 0 } else { map.code(x / largest) };
+/// Magnitudes that are compared beside each other.
+const LANES: usize = 32;
+
+/// The largest magnitude; NaN if there is one.
+#[inline(always)]
+fn largest<T: Real>(numbers: &[T]) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let chunks = numbers.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = lane.larger(x.abs());
+        }
     }
-    largest
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = lane.larger(x.abs());
+    }
+    lanes.into_iter().fold(T::ZERO, T::larger)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::ops::optimizer::quantization::{signed_code, unsigned_code};
+
+    /// The codes of a block, and its largest magnitude.
+    fn written<T: Share>(numbers: &[T], map: impl Map) -> (Vec<u8>, T) {
+        let (mut shares, mut codes) = (vec![T::ONE; numbers.len()], vec![7; numbers.len()]);
+        let largest = write(numbers, map, &mut shares, &mut codes);
+        (codes, largest)
+    }
+
+    /// Blocks of all lengths around those that are computed at once, with zeros among their numbers.
+    #[test]
+    fn a_block_has_the_codes_of_its_shares_in_the_largest_number() {
+        for len in (1..70).chain([255, 256, 257]) {
+            let number = |i: u64| (ir::random::normal(3, len, i) * 10f64.powi(-(i as i32 % 9))) as f32;
+            let numbers: Vec<f32> = (0..len).map(|i| if i % 11 == 5 { 0.0 } else { number(i) }).collect();
+            let largest = numbers.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+            let share = |x: &f32| f64::from(x / largest);
+            let expected: Vec<u8> = numbers.iter().map(|x| signed_code(share(x))).collect();
+            assert_eq!(written(&numbers, Signed), (expected, largest), "{len}");
+            let squares: Vec<f32> = numbers.iter().map(|x| x.abs()).collect();
+            let expected: Vec<u8> = squares.iter().map(|x| unsigned_code(share(x))).collect();
+            assert_eq!(written(&squares, Unsigned), (expected, largest), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_block_without_a_finite_largest_number_has_codes_of_zero() {
+        for largest in [0.0, f64::INFINITY, f64::NAN] {
+            for at in [0, 31, 32, 39] {
+                let mut numbers = vec![0.0; 40];
+                numbers[7] = if largest == 0.0 { -0.0 } else { -3.0 };
+                numbers[at] = largest;
+                let (codes, found) = written(&numbers, Signed);
+                assert_eq!((codes, found.to_bits()), (vec![0; 40], largest.to_bits()), "{largest} at {at}");
+            }
+        }
+    }
 }

@@ -31,8 +31,8 @@ pub struct Offload {
     pub classes: Classes,
     /// Bytes of states that stay on each device although their class leaves it: weights stay together with the states of their optimizer.
     pub keep: u64,
-    /// Bytes of activations that stay on each device although their class leaves it: those that forward makes last, which backward
-    /// reads first.
+    /// Bytes of activations that stay on each device although their class leaves it. Those that forward makes last stay, because backward
+    /// reads them first.
     pub stay: u64,
     /// Values of fewer bytes on each device stay: the latency of their copies is longer than the kernels that they save.
     pub least: u64,

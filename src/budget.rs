@@ -116,8 +116,8 @@ pub fn fit(
         Ok(arena + training.constants + evaluation.constants)
     };
     let module = &compilation.training;
-    let has_pass = compilation.pipeline.passes.iter().any(|pass| pass.name() == CompressActivations::NAME);
-    let forms = (!has_pass).then_some(CompressActivations::LOSSLESS);
+    let is_given = compilation.has_pass(CompressActivations::NAME);
+    let forms = (!is_given).then_some(CompressActivations::LOSSLESS);
     let forms = forms.filter(|forms| !compress_activations::decide(module, forms).is_empty());
     let (mut fit, options) = cheapest(module, budget, unconstrained, device, forms.as_ref(), &mut peak)?;
     if let Some(options) = options {

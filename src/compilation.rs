@@ -236,16 +236,17 @@ impl Compilation {
         Lowering::new(manager, self.passes_run)
     }
 
+    /// Whether a pass of this name has run.
+    pub fn has_pass(&self, name: &str) -> bool {
+        self.pipeline.passes.iter().any(|pass| pass.name() == name)
+    }
+
     /// Runs `recompute` on the step, after the passes that have run. The evaluation stays: it has no backward phase.
     ///
     /// # Errors
     /// A program that the verifier refuses.
     pub fn recompute(&mut self, manager: &Manager, options: Recompute) -> Result<(), Failure> {
-        let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
-        let pipeline: Pipeline = options.into();
-        self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
-        self.pipeline.passes.extend(pipeline.passes);
-        (self.recomputed, self.passes_run) = (cx.recomputed, cx.passes_run);
+        self.recomputed = self.run_on_step(manager, options.into())?.recomputed;
         Ok(())
     }
 
@@ -258,11 +259,7 @@ impl Compilation {
         manager: &Manager,
         options: CompressActivations,
     ) -> Result<(), Failure> {
-        let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
-        let pipeline: Pipeline = options.into();
-        self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
-        self.pipeline.passes.extend(pipeline.passes);
-        (self.compressed_activations, self.passes_run) = (cx.compressed_activations, cx.passes_run);
+        self.compressed_activations = self.run_on_step(manager, options.into())?.compressed_activations;
         Ok(())
     }
 
@@ -272,14 +269,20 @@ impl Compilation {
     /// # Errors
     /// A program that the verifier refuses.
     pub fn offload(&mut self, manager: &Manager, options: Offload) -> Result<(), Failure> {
-        let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
-        let pipeline: Pipeline = options.into();
-        self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
-        self.pipeline.passes.extend(pipeline.passes);
+        let mut cx = self.run_on_step(manager, options.into())?;
         self.evaluation = self.training.clone();
         run(manager, &Evaluation.into(), &mut self.evaluation, &mut cx, |_, _, _| {})?;
         self.passes_run = cx.passes_run;
         Ok(())
+    }
+
+    /// Runs a pipeline on the step. Returns what its passes reported.
+    fn run_on_step(&mut self, manager: &Manager, pipeline: Pipeline) -> Result<PassContext, Failure> {
+        let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
+        self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
+        self.pipeline.passes.extend(pipeline.passes);
+        self.passes_run = cx.passes_run;
+        Ok(cx)
     }
 
     /// The warning for steps of several microbatches, where their losses may not make that of the whole batch.

@@ -36,8 +36,8 @@ pub(super) fn choose(module: &Module, options: &Offload, embeddings: &Embeddings
     chosen
 }
 
-/// The states, each weight with those that its update reads. Where one of them is on the host, the update computes there, and the gradient
-/// goes there too.
+/// The states in groups: a weight, and the states that its update reads. If one state of a group is on the host, the update computes there, and
+/// the gradient goes there too.
 fn updated_together(module: &Module) -> Vec<Vec<StateId>> {
     let weights = module.states.iter().filter(|(_, state)| state.role == Role::Parameter);
     let mut groups: Vec<Vec<StateId>> = weights.map(|(id, _)| vec![id]).collect();

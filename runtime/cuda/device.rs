@@ -66,7 +66,7 @@ impl<D: Driver> Cuda<D> {
     /// One of several ranks, whose driver exchanges with those of the others; see [`Self::alone`].
     ///
     /// # Errors
-    /// A program for another kind of device; what the driver refuses; a folder that takes no file of this size.
+    /// A program for another kind of device; an error of the driver; a folder that takes no file of this size.
     pub fn of_rank(
         driver: D,
         programs: Vec<CudaProgram>,

@@ -70,8 +70,7 @@ use std::time::Instant;
 /// commands, which then are no graph. `warn` is told why kernels on disk could not be used, and which work a library did not take.
 ///
 /// # Errors
-/// Why nothing can run on it: there is no driver, no GPU, no compiler; what has no kernel; what the GPU refuses; a folder that takes no
-/// file.
+/// There is no driver, no GPU or no compiler; an operator has no kernel; the GPU refuses a program or its memory; the folder takes no file.
 pub fn gpu(
     programs: Vec<Arc<Program>>,
     ordinal: usize,

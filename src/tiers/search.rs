@@ -72,31 +72,43 @@ impl<'a> Search<'a> {
     fn candidates(&self) -> Result<Vec<Candidate>, Failure> {
         let mut all = vec![];
         for recompute in [None].into_iter().chain(self.prices(true).into_iter().map(Some)) {
-            let (repeated, time_again) = self.repeated(recompute.as_ref())?;
-            let (forms, device) = (self.forms(), &self.place.node.device);
-            let compressed = forms.as_ref().map(|forms| costs::compressed(&repeated, forms, device));
-            let compressed = compressed.transpose()?.flatten();
-            let compressed = compressed.as_ref().map(|(module, time)| (module, *time, forms));
-            for (module, time, compress) in [(&repeated, 0, None)].into_iter().chain(compressed) {
-                let time = time_again.saturating_add(time.saturating_mul(self.place.microbatches));
-                for classes in self.class_sets() {
-                    if recompute.as_ref().is_some_and(|one| !self.prices(classes.activations).contains(one)) {
-                        continue;
-                    }
-                    let offload = Offload { classes, ..self.tiers.offload.clone() };
-                    let step = costs::offloaded(module, &offload)?;
-                    let picoseconds = time.saturating_add(self.beside(&step));
-                    let offload = (classes != Classes::NONE).then_some(offload);
-                    for update in self.update_times() {
-                        let least = costs::least_of_device(&step, update);
-                        let (recompute, compress) = (recompute.clone(), compress.clone());
-                        let offload = offload.clone();
-                        all.push(Candidate { recompute, compress, offload, update, picoseconds, least });
-                    }
-                }
+            let (repeated, time) = self.repeated(recompute.as_ref())?;
+            let forms = self.forms();
+            if let Some((smaller, packing)) = self.compressed(&repeated, forms.as_ref())? {
+                let time = time.saturating_add(packing);
+                all.extend(self.candidates_of(&smaller, time, (recompute.as_ref(), forms.as_ref()))?);
             }
+            all.extend(self.candidates_of(&repeated, time, (recompute.as_ref(), None))?);
         }
         all.sort_by_key(|candidate| (candidate.update == UpdateTime::Early, candidate.picoseconds));
+        Ok(all)
+    }
+
+    /// The candidates with a step whose nodes are repeated and whose activations are compressed in some way, which takes so many
+    /// picoseconds.
+    fn candidates_of(
+        &self,
+        module: &Module,
+        time: u64,
+        (recompute, compress): (Option<&Recompute>, Option<&CompressActivations>),
+    ) -> Result<Vec<Candidate>, Failure> {
+        let is_tried = |classes: &Classes| {
+            recompute.is_none_or(|options| self.prices(classes.activations).contains(options))
+        };
+        let mut all = vec![];
+        for classes in self.class_sets().into_iter().filter(is_tried) {
+            let offload = Offload { classes, ..self.tiers.offload.clone() };
+            let step = costs::offloaded(module, &offload)?;
+            let candidate = |update| Candidate {
+                recompute: recompute.cloned(),
+                compress: compress.cloned(),
+                offload: (classes != Classes::NONE).then(|| offload.clone()),
+                update,
+                picoseconds: time.saturating_add(self.beside(&step)),
+                least: costs::least_of_device(&step, update),
+            };
+            all.extend(self.update_times().into_iter().map(candidate));
+        }
         Ok(all)
     }
 
@@ -104,7 +116,7 @@ impl<'a> Search<'a> {
     /// is for activations that may leave.
     fn prices(&self, may_leave: bool) -> Vec<Recompute> {
         let Place { node, .. } = self.place;
-        if self.tiers.budgets.device.is_none() || self.has_pass(Recompute::NAME) {
+        if self.tiers.budgets.device.is_none() || self.compilation.has_pass(Recompute::NAME) {
             return vec![];
         }
         let mut prices = vec![Recompute::SELECTIVE.on(&node.device)];
@@ -117,12 +129,9 @@ impl<'a> Search<'a> {
 
     /// The forms in which activations may be kept without loss; `None` if the flags say how they are kept.
     fn forms(&self) -> Option<CompressActivations> {
-        let is_open = self.tiers.budgets.device.is_some() && !self.has_pass(CompressActivations::NAME);
+        let is_open =
+            self.tiers.budgets.device.is_some() && !self.compilation.has_pass(CompressActivations::NAME);
         is_open.then_some(CompressActivations::LOSSLESS)
-    }
-
-    fn has_pass(&self, name: &str) -> bool {
-        self.compilation.pipeline.passes.iter().any(|pass| pass.name() == name)
     }
 
     /// The sets of classes that may leave the device.
@@ -166,16 +175,22 @@ impl<'a> Search<'a> {
         ((link + disk + costs::seconds_on_host(module, node)) * 1e12) as u64
     }
 
+    /// The step with activations in fewer bytes, and the predicted picoseconds of their packing. `None` if no activation has such a form.
+    fn compressed(
+        &self,
+        module: &Module,
+        forms: Option<&CompressActivations>,
+    ) -> Result<Option<(Module, u64)>, Failure> {
+        let Some(forms) = forms else { return Ok(None) };
+        let compressed = costs::compressed(module, forms, &self.place.node.device)?;
+        Ok(compressed.map(|(module, time)| (module, time.saturating_mul(self.place.microbatches))))
+    }
+
     /// A candidate with the predicted picoseconds of what was settled, and without forms that no kept activation has.
     fn priced(&self, mut candidate: Candidate) -> Result<Candidate, Failure> {
         let (mut module, mut time) = self.repeated(candidate.recompute.as_ref())?;
-        let device = &self.place.node.device;
-        let compressed = candidate.compress.as_ref().map(|forms| costs::compressed(&module, forms, device));
-        match compressed.transpose()?.flatten() {
-            Some((smaller, packing)) => {
-                module = smaller;
-                time = time.saturating_add(packing.saturating_mul(self.place.microbatches));
-            }
+        match self.compressed(&module, candidate.compress.as_ref())? {
+            Some((smaller, packing)) => (module, time) = (smaller, time.saturating_add(packing)),
             None => candidate.compress = None,
         }
         let step =

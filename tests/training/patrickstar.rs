@@ -132,6 +132,18 @@ fn latencies(module: &Module, node: &Node) -> (usize, f64) {
     (copies, copies as f64 * node.host_link.latency / seconds)
 }
 
+/// Prints the largest model of a row's width whose plan fits, to twelve layers. The row itself fits.
+fn largest(row: &Row) {
+    let with = |layers| Row { layers, ..*row };
+    let mut layers = row.layers;
+    while with(layers + 12).fit().is_ok() {
+        layers += 12;
+    }
+    let billions = with(layers).gpt().parameters() as f64 / 1e9;
+    println!("{layers} layers of {} features fit, {billions:.1} billion parameters", row.hidden);
+    check(&with(layers));
+}
+
 /// Eight GPUs that share a host of 240 GB.
 const ON_V100: Row = Row {
     layers: 90,
@@ -145,6 +157,12 @@ const ON_V100: Row = Row {
 
 /// GPUs of which eight share a host of 1 TB.
 const ON_A100: Row = Row { gpu: Preset::A100With40, host: 125_000_000_000, ..ON_V100 };
+
+#[test]
+#[ignore = "longer"] // plans of more than 120 blocks, at night
+fn the_largest_that_eight_v100_hold() {
+    largest(&Row { layers: 120, ..ON_V100 });
+}
 
 #[test]
 #[ignore = "longer"] // programs of 90 blocks

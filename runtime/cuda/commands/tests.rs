@@ -204,6 +204,6 @@ fn copies_with_a_file_take_as_long_as_the_disk_beside_updates_of_other_states() 
     let commands = step(Preset::H200);
     let queues: Vec<Queue> = commands.iter().map(|one| one.command.queue).collect();
     assert_eq!(queues, [Queue::Disk, Queue::Host, Queue::Disk, Queue::Host]);
-    // The second update waits for nothing but the first, which reads what it changes.
+    // The second update waits for the first one alone, because the first one reads a value that the second one changes.
     assert_eq!(commands[3].span.begin, commands[1].span.end);
 }

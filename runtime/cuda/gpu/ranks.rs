@@ -25,7 +25,8 @@ use std::thread;
 /// are in a file for each rank in `folder`. A profile gets the times of the first program, on the first rank.
 ///
 /// # Errors
-/// Fewer GPUs than ranks; NCCL is not there, or does not start; what one GPU may refuse, with the rank; a folder that takes no file.
+/// There are fewer GPUs than ranks; NCCL is not there, or does not start; a GPU refuses as of [`super::gpu`], with its rank; the folder takes no
+/// file.
 pub fn gpus(
     programs: Vec<StagePrograms>,
     options: Options,

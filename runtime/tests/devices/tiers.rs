@@ -1,5 +1,5 @@
-//! Memories beside the device: the processor allocates what the plan says, and states rest where they belong, there and on the
-//! stand-in of a GPU.
+//! Memories beside the device: the processor allocates the bytes of the plan, and each state rests on its tier, on the processor and on the
+//! stand-in for a GPU.
 
 use runtime::cpu::Cpu;
 use runtime::cuda;

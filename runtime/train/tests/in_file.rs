@@ -58,7 +58,7 @@ fn check_going_on(mut run: Setup, whole: &Setup) {
     let saved = latest.checkpoint.expect("half of the run is over").description.step();
     assert!((5..20).contains(&saved) && (saved..20).contains(&(run.metrics().len() as u64)), "{saved}");
     assert!(run.checkpoint(saved) == whole.checkpoint(saved));
-    // No loss was computed with what the file does not have.
+    // No loss was computed with bytes that the file has lost.
     assert!(numbers(&whole.metrics()).starts_with(&numbers(&run.metrics())));
     (run.resume, run.on_line) = (true, OnLine::Nothing);
     assert_eq!(run.go().unwrap().steps, 20);

@@ -23,7 +23,7 @@ pub(super) struct CommandPlans {
     update: Vec<CommandPlan>,
 }
 
-/// A command. It begins when the commands before it on its stream have ended, and those that it waits for.
+/// A command. It begins when two kinds of commands have ended: the earlier ones on its stream, and the ones in `waits`.
 #[derive(Clone, Debug, Serialize)]
 struct CommandPlan {
     stream: &'static str,

@@ -218,7 +218,7 @@ mod tests {
         (codes, largest)
     }
 
-    /// Blocks of all lengths around those that are computed at once, with zeros among their numbers.
+    /// Blocks of 1 to 69 numbers and of about 256, with zeros among them: whole vectors, and all lengths of a rest.
     #[test]
     fn a_block_has_the_codes_of_its_shares_in_the_largest_number() {
         for len in (1..70).chain([255, 256, 257]) {

@@ -88,7 +88,7 @@ pub(super) trait Share: Real {
     const SIGNED: &'static Tables<Self>;
     const UNSIGNED: &'static Tables<Self>;
 
-    /// The bits before those that numbers of a cell do not share. The last of them are the number of the cell.
+    /// The leading bits, which all numbers of a cell share. The last ones of them are the number of the cell.
     fn cell(self) -> usize;
 }
 

@@ -85,7 +85,7 @@ pub(super) fn sum<A: Copy, T: Real, const N: usize>(slices: [&[A]; N], f: impl F
     partial[0]
 }
 
-/// The largest element, or `-∞`; NaN if there is one.
+/// The largest element, or `-∞`. It may pass over a NaN, which makes the sum of a softmax NaN all the same.
 #[inline(always)]
 pub(super) fn max<T: Real>(x: &[T]) -> T {
     let mut partial = [T::NEG_INFINITY; LANES];

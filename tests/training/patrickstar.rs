@@ -132,16 +132,20 @@ fn latencies(module: &Module, node: &Node) -> (usize, f64) {
     (copies, copies as f64 * node.host_link.latency / seconds)
 }
 
-/// Prints the largest model of a row's width whose plan fits, to twelve layers. The row itself fits.
+/// Prints the largest model of a row's width whose plan fits, to twelve layers, and replays its plan. The row itself fits.
 fn largest(row: &Row) {
     let with = |layers| Row { layers, ..*row };
-    let mut layers = row.layers;
-    while with(layers + 12).fit().is_ok() {
-        layers += 12;
+    let (mut layers, (mut fit, mut compilation)) = (row.layers, done(row.fit()));
+    loop {
+        match with(layers + 12).fit() {
+            Ok(larger) => (layers, (fit, compilation)) = (layers + 12, larger),
+            Err(Failure::User(_)) => break,
+            Err(failure) => panic!("{failure:?}"),
+        }
     }
     let billions = with(layers).gpt().parameters() as f64 / 1e9;
-    println!("{layers} layers of {} features fit, {billions:.1} billion parameters", row.hidden);
-    check(&with(layers));
+    println!("{layers} layers of {} features fit, {billions:.1} billion parameters: {fit}", row.hidden);
+    replay(&with(layers), &compilation);
 }
 
 /// Eight GPUs that share a host of 240 GB.

@@ -12,13 +12,14 @@ mod guarded;
 mod lent;
 mod multiply;
 mod pages;
+mod ptx;
 mod sectors;
 
 use super::driver::{
     Address, CollectiveTask, CopyTask, Driver, DriverError, Fetched, Graph, HostTask, LibraryTask, Loaded,
     Memories, MessageTask, MultiplyPlaces, Room, Touches,
 };
-use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
+use super::program::{CudaProgram, Event, Kernel, Launch, Multiply, Stream};
 use crate::comm::Communicator;
 use crate::cpu;
 use crate::program::Instruction;
@@ -29,6 +30,7 @@ use exchange::Exchange;
 pub use exchange::Notes;
 use guarded::{Guards, Words};
 use pages::Memory;
+pub use ptx::{Ptx, Row, Table};
 pub use sectors::{Counts, Sectors};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -71,6 +73,8 @@ pub struct Host {
     corners: u32,
     /// Whether commands are held to what they say they read and write; and what the next one says.
     is_checked: bool,
+    /// Runs the launches that are checked by their PTX, too.
+    ptx: Option<Ptx>,
     /// Whether it refuses captures.
     refuses_captures: bool,
     declared: Vec<Declared>,
@@ -103,10 +107,10 @@ struct State {
 #[derive(Clone)]
 enum Queued {
     Launch {
-        kernel: compile::Function,
+        function: compile::Function,
+        kernel: Arc<Kernel>,
         sizes: [u32; 4],
         words: Words,
-        name: String,
     },
     Multiply {
         multiply: Box<Multiply>,
@@ -161,6 +165,7 @@ impl Host {
             inside: BTreeSet::new(),
             corners: 0,
             is_checked: false,
+            ptx: None,
             refuses_captures: false,
             declared: vec![],
             state: RefCell::default(),
@@ -186,6 +191,11 @@ impl Host {
     /// One that holds each command, the first time that it runs, to what it says it reads and writes.
     pub fn checked(self) -> Self {
         Self { is_checked: true, ..self }
+    }
+
+    /// One that is checked, and runs each launch by its PTX the first time.
+    pub fn checked_by_ptx(self, ptx: Ptx) -> Self {
+        Self { is_checked: true, ptx: Some(ptx), ..self }
     }
 
     /// One that runs so many blocks at each end of a grid, and no block between them: for tensors whose memory is never
@@ -258,11 +268,12 @@ impl Host {
 
     fn run(&self, state: &mut State, queued: Queued) -> Result<(), DriverError> {
         match queued {
-            Queued::Launch { kernel, sizes: [x, y, z, threads], words, name } => {
+            Queued::Launch { function, kernel, sizes: [x, y, z, threads], words } => {
+                let name = &kernel.name;
                 let sizes = [x, y, z, threads, self.corners];
                 let failed = || DriverError(format!("{name}: its memory failed, as it was asked to"));
                 state.left = state.left.map(|left| left.checked_sub(1).ok_or_else(failed)).transpose()?;
-                kernel.run(&sizes, &words.values, self.order.threads).map_err(|stop| match stop {
+                function.run(&sizes, &words.values, self.order.threads).map_err(|stop| match stop {
                     Stop::Text(text) => DriverError(format!("{name}: {text}")),
                     Stop::Fault(fault) => DriverError(format!("{name} {}", state.described(fault))),
                 })?;
@@ -446,14 +457,14 @@ impl Driver for Host {
         arguments: &[u64],
     ) -> Result<(), DriverError> {
         let compiled = &self.compiled[loaded.0];
-        let name = compiled.name(launch.kernel).to_owned();
-        launch.refusal().map_or(Ok(()), |refusal| Err(DriverError(format!("{name}: {refusal}"))))?;
+        let kernel = compiled.kernel(launch.kernel).clone();
+        launch.refusal().map_or(Ok(()), |refusal| Err(DriverError(format!("{}: {refusal}", kernel.name))))?;
         let [x, y, z] = launch.grid;
         let queued = Queued::Launch {
-            kernel: compiled.function(launch.kernel),
+            function: compiled.function(launch.kernel),
+            kernel,
             sizes: [x, y, z, launch.block],
             words: Words::of(launch, arguments, &self.tables[loaded.0]),
-            name,
         };
         self.push(stream, queued)
     }

@@ -6,7 +6,7 @@ mod library;
 
 use super::libraries::{self, Folders, Library, NotOpened, Opened};
 use super::program::Kernel;
-use library::{Compilation, Functions};
+use library::{Compilation, Functions, Status};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -139,6 +139,27 @@ impl Nvrtc {
     /// # Errors
     /// What the compiler refuses.
     pub fn compile(&self, kernel: &Kernel, architecture: &str) -> Result<Cubin, NvrtcError> {
+        self.compiled(kernel, architecture, |program| {
+            let log = program.log()?;
+            Ok(Cubin { bytes: program.cubin()?, resources: Resources::of(&log), log })
+        })
+    }
+
+    /// Compiles a kernel to PTX, the text that the assembler reads, for a virtual architecture: `compute_90a`.
+    ///
+    /// # Errors
+    /// What the compiler refuses.
+    pub fn ptx(&self, kernel: &Kernel, architecture: &str) -> Result<String, NvrtcError> {
+        self.compiled(kernel, architecture, |program| program.ptx())
+    }
+
+    /// Takes something from the compilation of a kernel.
+    fn compiled<T>(
+        &self,
+        kernel: &Kernel,
+        architecture: &str,
+        take: impl FnOnce(&Compilation) -> Result<T, Status>,
+    ) -> Result<T, NvrtcError> {
         let refused = |reason: &str, log: String| NvrtcError::Kernel {
             kernel: kernel.name.clone(),
             architecture: architecture.to_owned(),
@@ -147,10 +168,10 @@ impl Nvrtc {
         };
         let told = |error| refused(self.functions.text(error), String::new());
         let program = Compilation::new(&self.functions, &source(kernel)).map_err(told)?;
-        let result = program.run(&options(architecture));
-        let log = program.log().map_err(told)?;
-        result.map_err(|error| refused(self.functions.text(error), log.clone()))?;
-        Ok(Cubin { bytes: program.cubin().map_err(told)?, resources: Resources::of(&log), log })
+        if let Err(error) = program.run(&options(architecture)) {
+            return Err(refused(self.functions.text(error), program.log().map_err(told)?));
+        }
+        take(&program).map_err(told)
     }
 }
 

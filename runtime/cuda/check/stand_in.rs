@@ -5,13 +5,13 @@ use crate::cuda::device::Cuda;
 use crate::cuda::driver::{Driver, DriverError};
 use crate::cuda::gpu::Options;
 use crate::cuda::graphs::Pace;
-use crate::cuda::host::{Host, Order};
+use crate::cuda::host::{Host, Order, Ptx};
 use crate::cuda::program::{CudaProgram, Kernel};
 use crate::device::DeviceError;
 use std::time::{Duration, Instant};
 
 /// The stand-in, which changes the kernels that it is given.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StandIn {
     /// The order of threads and streams.
     pub order: Order,
@@ -19,12 +19,14 @@ pub struct StandIn {
     pub change: fn(&mut Kernel),
     /// How commands reach the device.
     pub pace: Pace,
+    /// Runs each launch by its PTX, too.
+    pub ptx: Option<Ptx>,
 }
 
 impl StandIn {
     /// With kernels as they are.
     pub fn sound(order: Order) -> Self {
-        Self { order, change: |_| (), pace: Pace::default() }
+        Self { order, change: |_| (), pace: Pace::default(), ptx: None }
     }
 
     /// With the pace that the environment asks for; see [`Options::of_process`].
@@ -38,7 +40,12 @@ impl Subject for StandIn {
 
     fn with(&self, mut program: CudaProgram) -> Result<Cuda<Host>, DeviceError> {
         program.kernels.iter_mut().for_each(self.change);
-        Ok(Cuda::with(Host::new(self.order).checked(), vec![program])?.at(self.pace))
+        let host = Host::new(self.order);
+        let host = match &self.ptx {
+            Some(ptx) => host.checked_by_ptx(ptx.clone()),
+            None => host.checked(),
+        };
+        Ok(Cuda::with(host, vec![program])?.at(self.pace))
     }
 
     fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError> {

@@ -36,9 +36,9 @@ impl Queued {
     fn loads(&self) -> Option<(String, u64)> {
         let mut hasher = DefaultHasher::new();
         let name = match self {
-            Self::Launch { name, .. } => {
-                name.hash(&mut hasher);
-                name.clone()
+            Self::Launch { kernel, .. } => {
+                kernel.name.hash(&mut hasher);
+                kernel.name.clone()
             }
             Self::Multiply { multiply, places, add } => {
                 format!("{multiply:?} {places:?} {add}").hash(&mut hasher);

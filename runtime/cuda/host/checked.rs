@@ -11,6 +11,7 @@
 
 use super::guarded::{Guards, Side};
 use super::pages::Memory;
+use super::ptx::{Ptx, Snapshot};
 use super::{Host, Queued, State};
 use crate::cuda::driver::{Address, DriverError, Touches};
 use crate::cuda::program::Place;
@@ -81,8 +82,8 @@ impl Queued {
     /// What it is, for people; and all that it is given.
     pub(super) fn described(&self) -> (String, String) {
         match self {
-            Self::Launch { sizes, words, name, .. } => {
-                (name.clone(), format!("{sizes:?} {:?}", words.values))
+            Self::Launch { sizes, words, kernel, .. } => {
+                (kernel.name.clone(), format!("{sizes:?} {:?}", words.values))
             }
             Self::Multiply { multiply, places, add } => {
                 let [m, k, n] = multiply.sizes;
@@ -130,13 +131,17 @@ impl Host {
         }
         for side in [Side::Behind, Side::Before] {
             state.guards.place(side);
-            let commands = command.between(state)?;
+            let moved = command.between(state)?;
             for (held, mapped) in held.iter_mut().zip(&state.guards.mapped) {
                 held.fill(mapped.all(), mapped.start());
             }
-            self.run(state, commands)?;
+            let before = self.ptx.is_some().then(|| state.snapshot(declared));
+            self.run(state, moved.clone())?;
             for (held, mapped) in held.iter_mut().zip(&state.guards.mapped) {
                 held.look(mapped.all(), mapped.start())?;
+            }
+            if let (Some(ptx), Some(before)) = (&self.ptx, before) {
+                state.check_by_ptx(ptx, &moved, &before)?;
             }
         }
         state.guards = Guards::default();
@@ -193,6 +198,24 @@ impl From<Stray> for Error {
 }
 
 impl State {
+    /// The memory that a launch between guards may touch: its operands, its tables, and memory of the device that commands do not
+    /// declare, as the word that halts the device.
+    fn snapshot(&self, declared: &[Declared]) -> Snapshot {
+        let is_declared =
+            |memory: &&Memory| declared.iter().any(|declared| declared.memory == memory.start());
+        let others = self.memory.iter().filter(|memory| !is_declared(memory));
+        Snapshot::of(&self.guards, others.map(|memory| (memory.start().0, memory.all().to_vec())))
+    }
+
+    /// Runs a launch by its PTX, too. Other commands have none.
+    fn check_by_ptx(&self, ptx: &Ptx, command: &Queued, before: &Snapshot) -> Result<(), DriverError> {
+        let Queued::Launch { kernel, sizes, words, .. } = command else { return Ok(()) };
+        let place = |(address, count)| Ok(&*self.bytes(Address(address), Some(count))?);
+        let after = before.places().map(place).collect::<Result<Vec<&[u8]>, DriverError>>()?;
+        let checked = ptx.check(kernel, *sizes, &words.values, before, &after);
+        checked.map_err(|problem| DriverError(format!("{}, by its PTX: {problem}", kernel.name)))
+    }
+
     /// The memory that begins at an address.
     fn whole<'a>(&self, at: Address) -> Result<&'a mut [u8], DriverError> {
         let memory = self.memory.iter().find(|memory| memory.start() == at);

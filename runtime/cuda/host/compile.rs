@@ -18,7 +18,7 @@ const HOST: &str = include_str!("host.h");
 /// The kernels of a program, loaded.
 pub(super) struct Compiled {
     functions: Vec<Entry>,
-    names: Vec<String>,
+    kernels: Vec<Arc<Kernel>>,
     /// The sectors of the last launch.
     sectors: SectorsOf,
     /// The counts of sectors that a launch adds to, if they are counted.
@@ -105,14 +105,15 @@ impl Function {
 
 impl Compiled {
     pub(super) fn function(&self, kernel: usize) -> Function {
-        let counted = self.counts.clone().map(|counts| (counts, self.names[kernel].clone()));
+        let counted = self.counts.clone().map(|counts| (counts, self.kernels[kernel].name.clone()));
         let Self { abandon, sectors, .. } = *self;
         let (entry, library) = (self.functions[kernel], self.library.clone());
         Function { entry, abandon, sectors, counted, library }
     }
 
-    pub(super) fn name(&self, kernel: usize) -> &str {
-        &self.names[kernel]
+    /// The kernel of this number, as it was given.
+    pub(super) fn kernel(&self, kernel: usize) -> &Arc<Kernel> {
+        &self.kernels[kernel]
     }
 }
 
@@ -176,7 +177,7 @@ fn compile(kernels: &[Kernel], source: &str, counts: Option<Counts>) -> Result<C
     // SAFETY: as above.
     let sectors = unsafe { library.get::<SectorsOf>(b"host_sectors") };
     let sectors = *sectors.map_err(|error| failed("host_sectors", &error))?;
-    let names = kernels.iter().map(|kernel| kernel.name.clone()).collect();
+    let kernels = kernels.iter().cloned().map(Arc::new).collect();
     let library = Arc::new(Mutex::new(library));
-    Ok(Compiled { functions, names, sectors, counts, abandon, library })
+    Ok(Compiled { functions, kernels, sectors, counts, abandon, library })
 }

@@ -123,11 +123,16 @@ impl Guards {
         }
     }
 
-    /// The operands, where they are now.
+    /// The operands and the tables of arguments, where they are now.
     pub(super) fn memories<'a>(&self) -> impl Iterator<Item = (Address, &'a mut [u8])> {
-        self.mapped.iter().map(|mapped| {
+        let operands = self.mapped.iter().map(|mapped| {
             let own = mapped.start..mapped.start + mapped.len();
-            (Address((mapped.pages.start() + mapped.start) as u64), &mut mapped.all()[own])
+            (&mapped.pages, own)
+        });
+        let tables = self.tables.iter().map(|table| (&table.pages, table.start..table.pages.len()));
+        operands.chain(tables).map(|(pages, own)| {
+            let address = Address((pages.start() + own.start) as u64);
+            (address, &mut pages.all()[own])
         })
     }
 

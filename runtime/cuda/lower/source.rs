@@ -55,7 +55,7 @@ files! {
 }
 
 /// The type of stored elements. Bools are bytes.
-pub(super) fn stored(dtype: DType) -> &'static str {
+pub(crate) fn stored(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
         DType::F32 => "float",

@@ -22,6 +22,7 @@ mod pad;
 mod partial;
 mod pool;
 mod programs;
+mod ptx;
 mod ranking;
 mod reduce;
 mod renew;

@@ -1,0 +1,148 @@
+//! Compares the memory that a launch leaves by its PTX with the memory that it leaves on the stand-in.
+
+use crate::cuda::lower::source::stored;
+use ir::DType;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// The largest error of a number, relative to its size and the root mean square of the numbers that were written. In f16 and bf16 it
+/// is the distance of two neighbours; in f32 and f64 it leaves room for sums in another order and for approximations.
+pub(super) fn bound(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 1e-3,
+        DType::BF16 => 8e-3,
+        DType::F32 => 2e-5,
+        DType::F64 => 1e-12,
+        _ => 0.0,
+    }
+}
+
+/// The type of the elements that a type of CUDA C++ points to: `const bf16*`. None if it is no pointer.
+pub(super) fn pointed_to(text: &str) -> Option<DType> {
+    let element = text.trim().strip_prefix("const ").unwrap_or(text.trim()).trim().strip_suffix('*')?;
+    let known =
+        [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I16, DType::I8];
+    let unsigned = [DType::U64, DType::U32, DType::U16, DType::U8];
+    known.into_iter().chain(unsigned).find(|dtype| stored(*dtype) == element.trim())
+}
+
+/// The bytes of an operand, before a launch and after it, in both ways.
+pub(super) struct Outcome<'a> {
+    pub(super) before: &'a [u8],
+    pub(super) stand_in: &'a [u8],
+    pub(super) ptx: &'a [u8],
+}
+
+/// Numbers that differ.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Difference {
+    pub(super) dtype: DType,
+    /// The number of the element of the largest error.
+    pub(super) element: usize,
+    pub(super) error: f64,
+    pub(super) values: [f64; 2],
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dtype, element, error, values: [stand_in, ptx] } = self;
+        write!(
+            f,
+            "element {element} in {dtype} is {ptx:?} by the PTX and {stand_in:?} on the stand-in, an error of {error:.1e} (bound {:.0e})",
+            bound(*dtype)
+        )
+    }
+}
+
+impl Outcome<'_> {
+    /// The largest error of the elements, which begin `start` bytes behind the first.
+    pub(super) fn difference(&self, dtype: DType, start: usize) -> Difference {
+        // An f64 does not hold all integers of 64 bits: their halves are compared.
+        let dtype = if matches!(dtype, DType::I64 | DType::U64) { DType::U32 } else { dtype };
+        let size = dtype.bytes() as usize;
+        let elements = |bytes: &[u8]| -> Vec<f64> {
+            bytes[(start % size).min(bytes.len())..]
+                .chunks_exact(size)
+                .map(|bytes| number(dtype, bytes))
+                .collect()
+        };
+        let [before, stand_in, ptx] = [self.before, self.stand_in, self.ptx].map(elements);
+        let written = stand_in.iter().zip(&before).filter(|(new, old)| new != old && new.is_finite());
+        let (count, squares) =
+            written.fold((0, 0.0), |(count, sum), (new, _)| (count + 1, sum + (new * new).min(1e300)));
+        let mean = (squares / f64::from(count.max(1))).sqrt();
+        let error = |(wanted, found): (&f64, &f64)| match () {
+            () if wanted == found || wanted.is_nan() && found.is_nan() => 0.0,
+            () if !wanted.is_finite() || !found.is_finite() || bound(dtype) == 0.0 => f64::INFINITY,
+            () => (wanted - found).abs() / (wanted.abs() + mean),
+        };
+        let errors = stand_in.iter().zip(&ptx).map(error);
+        let (element, error) =
+            errors.enumerate().fold((0, 0.0), |most, other| if other.1 > most.1 { other } else { most });
+        let values = [&stand_in, &ptx].map(|all| all.get(element).copied().unwrap_or(0.0));
+        Difference { dtype, element, error, values }
+    }
+}
+
+/// An element as an f64, which holds every integer of 32 bits.
+fn number(dtype: DType, bytes: &[u8]) -> f64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    let word = u64::from_le_bytes(word);
+    match dtype {
+        DType::F64 => f64::from_bits(word),
+        DType::F32 => f32::from_bits(word as u32).into(),
+        DType::F16 => half::f16::from_bits(word as u16).into(),
+        DType::BF16 => half::bf16::from_bits(word as u16).into(),
+        _ => word as f64,
+    }
+}
+
+/// The launches of a family of kernels that wrote elements of a type.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    /// The kernels.
+    pub kernels: BTreeSet<String>,
+    /// Launches, each in all orders.
+    pub launches: usize,
+    /// The largest error of all; see [`bound`].
+    pub error: f64,
+}
+
+/// The families of kernels that were run by their PTX, by the types of the elements that they wrote.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table(pub BTreeMap<String, BTreeMap<&'static str, Row>>);
+
+impl Table {
+    pub(super) fn add(&mut self, kernel: &str, dtype: DType, error: f64) {
+        let row = self.0.entry(family(kernel).to_owned()).or_default().entry(dtype.name()).or_default();
+        row.kernels.insert(kernel.to_owned());
+        row.launches += 1;
+        row.error = row.error.max(error);
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "| family | type | kernels | launches | largest error |\n| --- | --- | --- | --- | --- |"
+        )?;
+        for (family, rows) in &self.0 {
+            for (dtype, Row { kernels, launches, error }) in rows {
+                writeln!(f, "| `{family}` | {dtype} | {} | {launches} | {error:.0e} |", kernels.len())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The name of a kernel without the hash of its text.
+pub(super) fn family(kernel: &str) -> &str {
+    match kernel.rsplit_once('_') {
+        Some((family, hash)) if hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            family
+        }
+        _ => kernel,
+    }
+}

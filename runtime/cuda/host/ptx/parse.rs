@@ -1,0 +1,699 @@
+//! Reads the text of a kernel in PTX. A word that is not known is refused with its line, so that no instruction is misread.
+//!
+//! The grammar is that of the PTX ISA 9.0, as far as NVRTC uses it. A file has variables, functions and the kernel:
+//!
+//! ```text
+//! .global .align 4 .b8 table[8] = {1, 0, 0, 0, 2, 0, 0, 0};
+//! .visible .entry scale(.param .u64 scale_param_0) .maxntid 256
+//! {
+//!     .reg .b32 %r<2>;
+//!     ld.param.b64 %rd1, [scale_param_0];
+//! $L__BB0_1:
+//!     @%p1 bra $L__BB0_1;
+//!     ret;
+//! }
+//! ```
+
+use super::arithmetic::{Modifiers, evaluate, insert_field};
+use super::instruction::{
+    Code, Guard, Instruction, Operand, Operation, Place, Register, Shuffle, Space, Special, Vote,
+};
+use super::memory::{LOCAL_WINDOW, MODULE_WINDOW, SHARED_WINDOW};
+use super::types::Type;
+use std::collections::BTreeMap;
+
+/// The instructions of a kernel.
+///
+/// # Errors
+/// Words that are not modelled, with their line.
+pub(super) fn parse(text: &str, kernel: &str) -> Result<Code, String> {
+    let text = without_comments(text);
+    let mut parser = Parser { kernel, ..Parser::default() };
+    let items = items(&text);
+    // The kernel's parameters are the first slots.
+    let (functions, variables): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| item.body.is_some());
+    for item in variables {
+        let first =
+            [".global", ".const", ".shared"].into_iter().filter_map(|space| item.head.find(space)).min();
+        if let Some(first) = first {
+            parser.variable(&item.head[first..]).map_err(|error| format!("line {}: {error}", item.line))?;
+        }
+    }
+    let is_kernel = |item: &Item| item.head.contains(".entry");
+    for item in functions
+        .iter()
+        .filter(|item| is_kernel(item))
+        .chain(functions.iter().filter(|item| !is_kernel(item)))
+    {
+        parser.function(item)?;
+    }
+    parser.finish()
+}
+
+/// The text with spaces in place of comments; lines keep their numbers.
+fn without_comments(text: &str) -> String {
+    let lines = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// A part of a file: what stands before the first brace or semicolon, and the text in braces of a function.
+struct Item<'a> {
+    head: &'a str,
+    body: Option<&'a str>,
+    /// The line of the body, or of the head.
+    line: usize,
+}
+
+/// The variables and functions of a file.
+fn items(text: &str) -> Vec<Item<'_>> {
+    let mut items = Vec::new();
+    let mut start = 0;
+    while let Some(end) = text[start..].find([';', '{']).map(|place| start + place) {
+        let line = 1 + text[..end].matches('\n').count();
+        let is_function = text.as_bytes()[end] == b'{'
+            && [".entry", ".func"].iter().any(|word| text[start..end].contains(word));
+        let (item, next) = if is_function {
+            let close = matching_brace(text, end);
+            (Item { head: &text[start..end], body: Some(&text[end + 1..close]), line }, close + 1)
+        } else {
+            let close = text[end..].find(';').map_or(text.len(), |place| end + place);
+            (Item { head: &text[start..close], body: None, line }, close + 1)
+        };
+        items.push(item);
+        start = next.min(text.len());
+    }
+    items
+}
+
+/// The place of the brace that closes the one at a place; the end of the text if there is none.
+fn matching_brace(text: &str, open: usize) -> usize {
+    let mut depth = 0;
+    for (place, byte) in text.bytes().enumerate().skip(open) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' if depth == 1 => return place,
+            b'}' => depth -= 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// The parts of a list that stand between commas outside of all brackets.
+fn list(text: &str) -> Vec<&str> {
+    let (mut parts, mut depth, mut start) = (Vec::new(), 0, 0);
+    for (place, byte) in text.bytes().enumerate() {
+        match byte {
+            b'{' | b'[' | b'(' => depth += 1,
+            b'}' | b']' | b')' => depth -= 1,
+            b',' if depth == 0 => {
+                parts.push(text[start..place].trim());
+                start = place + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(text[start..].trim());
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// A function that is called: its first instruction, and the slots of its parameters and of its results.
+struct Function {
+    start: usize,
+    parameters: Vec<usize>,
+    results: Vec<usize>,
+}
+
+#[derive(Default)]
+struct Parser<'a> {
+    kernel: &'a str,
+    instructions: Vec<Instruction>,
+    functions: BTreeMap<String, Function>,
+    /// Registers, labels and parameters by function and name.
+    registers: BTreeMap<String, usize>,
+    labels: BTreeMap<String, usize>,
+    slots: BTreeMap<String, usize>,
+    /// Branches and calls, by their places among the instructions, and the names that they go to.
+    branches: Vec<(usize, String)>,
+    calls: Vec<(usize, CallNames)>,
+    /// Variables by name.
+    variables: BTreeMap<String, u64>,
+    shared: usize,
+    local: usize,
+    initialised: Vec<(u64, Vec<u8>)>,
+    /// The name of the function that is read, and the line.
+    scope: String,
+    line: usize,
+}
+
+/// A call before all functions are known.
+struct CallNames {
+    function: String,
+    parameters: Vec<usize>,
+    results: Vec<usize>,
+}
+
+impl Parser<'_> {
+    fn function(&mut self, item: &Item) -> Result<(), String> {
+        let body = item.body.unwrap_or_default();
+        // `.func (.param .b64 result) name (.param .b64 first)`: the kernel has no results.
+        let mut lists = Vec::new();
+        let mut name = "";
+        let mut rest = item.head;
+        while let Some((before, after)) = rest.split_once('(') {
+            let (inside, after) = after.split_once(')').ok_or("a list of parameters does not end")?;
+            name = before.split_whitespace().last().filter(|word| !word.starts_with('.')).unwrap_or(name);
+            lists.push((before.trim().ends_with(name) && !name.is_empty(), inside));
+            rest = after;
+        }
+        if lists.is_empty() {
+            name = item.head.split_whitespace().rfind(|word| !word.starts_with('.')).unwrap_or_default();
+        }
+        self.scope = name.to_owned();
+        let mut function = Function { start: self.instructions.len(), parameters: vec![], results: vec![] };
+        for (are_parameters, inside) in lists {
+            let names = list(inside)
+                .into_iter()
+                .map(|parameter| parameter.split_whitespace().last().unwrap_or_default());
+            let slots: Vec<usize> = names.map(|name| self.slot(name)).collect();
+            if are_parameters { &mut function.parameters } else { &mut function.results }.extend(slots);
+        }
+        self.functions.insert(name.to_owned(), function);
+        self.body(body, item.line)
+    }
+
+    /// The statements of a body. Braces within it separate them as semicolons do.
+    fn body(&mut self, body: &str, line: usize) -> Result<(), String> {
+        let mut start = 0;
+        while start < body.len() {
+            let rest = &body[start..];
+            let skipped = rest.len() - rest.trim_start().len();
+            self.line = line + body[..start + skipped].matches('\n').count();
+            let rest = rest.trim_start();
+            start += skipped;
+            if rest.starts_with(['{', '}', ';']) {
+                start += 1;
+                continue;
+            }
+            if let Some(label) = label(rest) {
+                self.labels.insert(format!("{}::{label}", self.scope), self.instructions.len());
+                start += label.len() + 1;
+                continue;
+            }
+            let end = rest.find(';').unwrap_or(rest.len());
+            let statement = rest[..end].split_whitespace().collect::<Vec<_>>().join(" ");
+            if !statement.is_empty() {
+                self.statement(&statement)
+                    .map_err(|error| format!("line {}: {error}: `{statement}`", self.line))?;
+            }
+            start += end + 1;
+        }
+        Ok(())
+    }
+
+    fn statement(&mut self, statement: &str) -> Result<(), String> {
+        let first = statement.split_whitespace().next().unwrap_or_default();
+        match first {
+            ".reg" | ".pragma" | ".loc" => return Ok(()),
+            ".shared" | ".local" => return self.variable(statement),
+            ".param" => {
+                let name = statement.split_whitespace().last().unwrap_or_default();
+                self.slot(name.split('[').next().unwrap_or(name));
+                return Ok(());
+            }
+            _ if first.starts_with('.') => return Err("a directive that is not modelled".into()),
+            _ => {}
+        }
+        let (guard, instruction) = match statement.strip_prefix('@') {
+            None => (None, statement),
+            Some(guarded) => {
+                let (predicate, instruction) = guarded.split_once(' ').ok_or("no instruction")?;
+                let (name, is_negated) = match predicate.strip_prefix('!') {
+                    Some(name) => (name, true),
+                    None => (predicate, false),
+                };
+                (Some(Guard { predicate: self.register(name)?, is_negated }), instruction)
+            }
+        };
+        let (opcode, operands) = instruction.split_once(' ').unwrap_or((instruction, ""));
+        let mut words = opcode.split('.');
+        let name = words.next().unwrap_or_default();
+        let mut modifiers = Modifiers(words.collect());
+        let operands = if name == "call" { vec![operands] } else { list(operands) };
+        let operation = self.operation(name, &mut modifiers, &operands)?;
+        if !modifiers.0.is_empty() {
+            return Err(format!("`{}` of `{opcode}` is not modelled", modifiers.0.join(".")));
+        }
+        if guard.is_some() && matches!(operation, Operation::Barrier) {
+            return Err("a barrier under a predicate is not modelled".into());
+        }
+        self.instructions.push(Instruction { operation, guard, line: self.line, text: statement.to_owned() });
+        Ok(())
+    }
+
+    fn operation(
+        &mut self,
+        name: &str,
+        modifiers: &mut Modifiers,
+        operands: &[&str],
+    ) -> Result<Operation, String> {
+        let operand =
+            |index: usize| operands.get(index).copied().ok_or(format!("`{name}` has no operand {index}"));
+        let unmodelled =
+            |modifiers: &Modifiers| format!("`{name}.{}` is not modelled", modifiers.0.join("."));
+        let space = modifiers.take_one(&["global", "const", "shared", "local", "param"]);
+        let in_memory = match space {
+            Some("global" | "const") => Space::Global,
+            Some("shared") => Space::Shared,
+            Some("local") => Space::Local,
+            _ => Space::Generic,
+        };
+        Ok(match name {
+            "ld" | "st" if space == Some("param") => {
+                let whole = modifiers.clone();
+                let ty = modifiers.take_type().ok_or_else(|| unmodelled(&whole))?;
+                let (at, number) =
+                    if name == "ld" { (operand(1)?, operand(0)?) } else { (operand(0)?, operand(1)?) };
+                let number = number.trim_matches(['{', '}']);
+                let inside = at.trim_matches(['[', ']']);
+                let (slot, byte) = inside.split_once('+').unwrap_or((inside, "0"));
+                let slot = self.slot(slot.trim());
+                let byte = byte.trim().parse().map_err(|_| format!("the address `{at}` is not modelled"))?;
+                match name {
+                    "ld" => Operation::LoadParameter { ty, to: self.register(number)?, slot, byte },
+                    _ if byte == 0 => Operation::StoreParameter { slot, of: self.operand(number)? },
+                    _ => return Err(format!("the address `{at}` is not modelled")),
+                }
+            }
+            "ld" | "st" => {
+                let whole = modifiers.clone();
+                // They say how a cache keeps the line, or that no other thread writes there.
+                modifiers.drop(&["nc", "volatile", "weak"]);
+                let count = match modifiers.take_one(&["v2", "v4"]) {
+                    Some("v2") => 2,
+                    Some(_) => 4,
+                    None => 1,
+                };
+                let ty = modifiers.take_type().ok_or_else(|| unmodelled(&whole))?;
+                let (at, numbers) =
+                    if name == "ld" { (operand(1)?, operand(0)?) } else { (operand(0)?, operand(1)?) };
+                let place = self.place(at)?;
+                let numbers = list(numbers.trim_matches(['{', '}']));
+                if numbers.len() != count {
+                    return Err(format!("{count} numbers are expected"));
+                }
+                match name {
+                    "ld" => {
+                        Operation::Load { space: in_memory, ty, to: self.results(&numbers)?, from: place }
+                    }
+                    _ => {
+                        let of = numbers
+                            .into_iter()
+                            .map(|number| self.operand(number))
+                            .collect::<Result<_, _>>()?;
+                        Operation::Store { space: in_memory, ty, to: place, of }
+                    }
+                }
+            }
+            "atom" | "red" => {
+                let whole = modifiers.clone();
+                let returns = name == "atom";
+                let evaluate = self.replacement(modifiers).ok_or_else(|| unmodelled(&whole))?;
+                let ty = modifiers.take_type().ok_or_else(|| unmodelled(&whole))?;
+                let first = usize::from(returns);
+                let to = if returns { self.result(operand(0)?)? } else { None };
+                let at = self.place(operand(first)?)?;
+                let second = operands.get(first + 2).copied().unwrap_or("0");
+                let of = [self.operand(operand(first + 1)?)?, self.operand(second)?];
+                Operation::Atomic { space: in_memory, ty, to, at, of, evaluate }
+            }
+            "cvta" => {
+                let is_narrowed = modifiers.take("to");
+                modifiers.take_type();
+                let window = match in_memory {
+                    Space::Shared => SHARED_WINDOW,
+                    Space::Local => LOCAL_WINDOW,
+                    _ => 0,
+                };
+                let evaluate =
+                    Box::new(
+                        move |[x, ..]: [u64; 3]| {
+                            if is_narrowed { x.wrapping_sub(window) } else { x.wrapping_add(window) }
+                        },
+                    );
+                Operation::Compute {
+                    to: self.register(operand(0)?)?,
+                    of: self.three(&operands[1..])?,
+                    evaluate,
+                }
+            }
+            "mov" if operands.iter().any(|operand| operand.starts_with('{')) => {
+                let ty = modifiers.take_type().ok_or("no type")?;
+                let [to, of] = [operand(0)?, operand(1)?];
+                let parts = list(if to.starts_with('{') { to } else { of }.trim_matches(['{', '}']));
+                let bits = ty.bits() / parts.len() as u32;
+                if to.starts_with('{') {
+                    Operation::Split { to: self.results(&parts)?, of: self.operand(of)?, bits }
+                } else {
+                    let parts = parts.into_iter().map(|part| self.operand(part)).collect::<Result<_, _>>()?;
+                    Operation::Join { to: self.register(to)?, parts, bits }
+                }
+            }
+            "bra" => {
+                modifiers.take("uni");
+                self.branches.push((self.instructions.len(), format!("{}::{}", self.scope, operand(0)?)));
+                Operation::Branch(0)
+            }
+            "call" => {
+                modifiers.take("uni");
+                self.call(operand(0)?)?
+            }
+            "ret" | "exit" => {
+                modifiers.take("uni");
+                Operation::Return
+            }
+            "trap" => Operation::Trap,
+            "bar" if modifiers.0 == ["warp", "sync"] => {
+                modifiers.0.clear();
+                Operation::WarpBarrier { mask: self.operand(operand(0)?)? }
+            }
+            "bar" if modifiers.0 == ["sync"] && operands == ["0"] => {
+                modifiers.0.clear();
+                Operation::Barrier
+            }
+            "shfl" => {
+                let kind = match modifiers.take_one(&["up", "down", "bfly", "idx"]) {
+                    Some("up") => Shuffle::Up,
+                    Some("down") => Shuffle::Down,
+                    Some("bfly") => Shuffle::Butterfly,
+                    Some(_) => Shuffle::Index,
+                    None => return Err(unmodelled(modifiers)),
+                };
+                modifiers.take("sync");
+                modifiers.take("b32");
+                let (to, is_within) = match operand(0)?.split_once('|') {
+                    Some((to, is_within)) => (to, Some(self.register(is_within)?)),
+                    None => (operand(0)?, None),
+                };
+                let to = self.register(to)?;
+                let [of, by, clamp, mask] =
+                    [1, 2, 3, 4].map(|index| operand(index).and_then(|text| self.operand(text)));
+                Operation::Shuffle { kind, to, is_within, of: of?, by: by?, clamp: clamp?, mask: mask? }
+            }
+            "vote" => {
+                modifiers.take("sync");
+                let kind = match modifiers.take_one(&["all", "any", "ballot"]) {
+                    Some("all") => Vote::All,
+                    Some("any") => Vote::Any,
+                    Some(_) => Vote::Ballot,
+                    None => return Err(unmodelled(modifiers)),
+                };
+                modifiers.take_type();
+                let to = self.register(operand(0)?)?;
+                Operation::Vote { kind, to, of: self.operand(operand(1)?)?, mask: self.operand(operand(2)?)? }
+            }
+            "ldmatrix" => {
+                let is_transposed = modifiers.take("trans");
+                let expected = ["sync", "aligned", "m8n8", "x4", "b16"];
+                if !expected.iter().all(|word| modifiers.take(word)) {
+                    return Err(unmodelled(modifiers));
+                }
+                let to = self.registers(operand(0)?)?;
+                Operation::LoadMatrices { to, from: self.place(operand(1)?)?, is_transposed }
+            }
+            "mma" => {
+                let ty = match modifiers.0[..] {
+                    ["sync", "aligned", "m16n8k16", "row", "col", "f32", "bf16", "bf16", "f32"] => Type::BF16,
+                    ["sync", "aligned", "m16n8k16", "row", "col", "f32", "f16", "f16", "f32"] => Type::F16,
+                    _ => return Err(unmodelled(modifiers)),
+                };
+                modifiers.0.clear();
+                let to = self.registers(operand(0)?)?;
+                let [lhs, addend] = [self.operands(operand(1)?)?, self.operands(operand(3)?)?];
+                Operation::MultiplyMatrices { ty, to, lhs, rhs: self.operands(operand(2)?)?, addend }
+            }
+            "cp" => {
+                let words = std::mem::take(&mut modifiers.0);
+                match words[..] {
+                    // `take_one` took `global` or `shared`.
+                    ["async", "cg", "shared"] if operand(2)? == "16" => {
+                        let bytes = operands.get(3).copied().unwrap_or("16");
+                        let [to, from] = [self.place(operand(0)?)?, self.place(operand(1)?)?];
+                        Operation::CopyLater { to, from, bytes: self.operand(bytes)? }
+                    }
+                    ["async", "commit_group"] => Operation::CloseCopies,
+                    ["async", "wait_group"] => {
+                        let but = operand(0)?.parse().map_err(|_| "the number of groups is no number")?;
+                        Operation::WaitForCopies { but }
+                    }
+                    ["async", "wait_all"] => Operation::WaitForAllCopies,
+                    _ => return Err(unmodelled(&Modifiers(words))),
+                }
+            }
+            "bfi" => {
+                let whole = modifiers.clone();
+                let ty = modifiers.take_type().ok_or_else(|| unmodelled(&whole))?;
+                let of = self.three(&[operand(1)?, operand(2)?, operand(3)?])?;
+                let Operand::Number(count) = self.operand(operand(4)?)? else {
+                    return Err("a number of bits that is no constant is not modelled".into());
+                };
+                let evaluate = Box::new(move |[value, base, first]: [u64; 3]| {
+                    insert_field(ty, [value, base, first & 255 | count << 32])
+                });
+                Operation::Compute { to: self.register(operand(0)?)?, of, evaluate }
+            }
+            _ => {
+                let whole = modifiers.clone();
+                let evaluate = evaluate(name, modifiers).ok_or_else(|| unmodelled(&whole))?;
+                if operands.len() > 4 {
+                    return Err(format!("`{name}` has too many operands"));
+                }
+                let of = self.three(operands.get(1..).unwrap_or_default())?;
+                Operation::Compute { to: self.register(operand(0)?)?, of, evaluate }
+            }
+        })
+    }
+
+    /// The function that makes the new number of an atomic instruction of the old one and of up to two operands.
+    fn replacement(&self, modifiers: &mut Modifiers) -> Option<super::arithmetic::Evaluate> {
+        // They say which threads see the new number, and in which order: barriers alone order accesses here.
+        modifiers.drop(&["relaxed", "gpu", "cta", "sys"]);
+        let kind = modifiers.take_one(&["add", "exch", "cas", "and", "or", "xor", "min", "max"])?;
+        let ty = modifiers.clone().take_type()?;
+        let bits = ty.bits();
+        match kind {
+            "exch" => Some(Box::new(|[_, new, _]| new)),
+            "cas" => Some(Box::new(move |[old, expected, new]| {
+                let is_equal = (old ^ expected) << (64 - bits) == 0;
+                if is_equal { new } else { old }
+            })),
+            _ => evaluate(kind, &mut modifiers.clone()),
+        }
+    }
+
+    /// `(results), function, (parameters)` of a call.
+    fn call(&mut self, text: &str) -> Result<Operation, String> {
+        let parts = list(text);
+        let name = parts.iter().position(|part| !part.starts_with('(')).ok_or("no function is called")?;
+        let mut slots = |part: Option<&&str>| -> Vec<usize> {
+            let inside = part.map_or("", |part| part.trim_matches(['(', ')']));
+            list(inside).into_iter().map(|name| self.slot(name)).collect()
+        };
+        let results = slots(if name > 0 { parts.first() } else { None });
+        let parameters = slots(parts.get(name + 1));
+        let names = CallNames { function: parts[name].to_owned(), parameters, results };
+        self.calls.push((self.instructions.len(), names));
+        Ok(Operation::Call { start: 0, copied: vec![], returned: vec![] })
+    }
+
+    /// The slot of a parameter.
+    fn slot(&mut self, name: &str) -> usize {
+        let next = self.slots.len();
+        *self.slots.entry(format!("{}::{name}", self.scope)).or_insert(next)
+    }
+
+    fn register(&mut self, name: &str) -> Result<Register, String> {
+        if !name.starts_with('%')
+            || special(name).is_some()
+            || !name[1..].bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        {
+            return Err(format!("`{name}` is no register"));
+        }
+        let next = self.registers.len();
+        Ok(Register(*self.registers.entry(format!("{}::{name}", self.scope)).or_insert(next)))
+    }
+
+    /// The register of a result; none for `_`.
+    fn result(&mut self, name: &str) -> Result<Option<Register>, String> {
+        if name == "_" { Ok(None) } else { self.register(name).map(Some) }
+    }
+
+    fn results(&mut self, names: &[&str]) -> Result<Vec<Option<Register>>, String> {
+        names.iter().map(|name| self.result(name)).collect()
+    }
+
+    /// `{%r1, %r2, …}`, of a known number.
+    fn registers<const N: usize>(&mut self, text: &str) -> Result<[Register; N], String> {
+        let names = list(text.trim_matches(['{', '}']));
+        let all = names.into_iter().map(|name| self.register(name)).collect::<Result<Vec<_>, _>>()?;
+        all.try_into().map_err(|_| format!("{N} registers are expected"))
+    }
+
+    fn operands<const N: usize>(&mut self, text: &str) -> Result<[Operand; N], String> {
+        let names = list(text.trim_matches(['{', '}']));
+        let all = names.into_iter().map(|name| self.operand(name)).collect::<Result<Vec<_>, _>>()?;
+        all.try_into().map_err(|_| format!("{N} operands are expected"))
+    }
+
+    /// Up to three operands; zeros take the place of those that are missing.
+    fn three(&mut self, texts: &[&str]) -> Result<[Operand; 3], String> {
+        let mut all = [Operand::Number(0); 3];
+        for (operand, text) in all.iter_mut().zip(texts) {
+            *operand = self.operand(text)?;
+        }
+        Ok(all)
+    }
+
+    fn operand(&mut self, text: &str) -> Result<Operand, String> {
+        if let Some(special) = special(text) {
+            return Ok(special);
+        }
+        if text.starts_with('%') {
+            return self.register(text).map(Operand::Register);
+        }
+        let variable = self.variables.get(text).copied();
+        variable
+            .or_else(|| number(text))
+            .map(Operand::Number)
+            .ok_or_else(|| format!("the operand `{text}` is not modelled"))
+    }
+
+    /// `[%rd1+16]`.
+    fn place(&mut self, text: &str) -> Result<Place, String> {
+        let inside = text
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'))
+            .ok_or_else(|| format!("`{text}` is no address"))?;
+        let (base, distance) = inside.split_once('+').unwrap_or((inside, "0"));
+        let distance = number(distance.trim()).ok_or_else(|| format!("`{text}` is no address"))?;
+        Ok(Place { base: self.operand(base.trim())?, distance: distance as i64 })
+    }
+
+    /// `.shared .align 4 .b8 name[128]`, or a variable of the module with its first value.
+    fn variable(&mut self, text: &str) -> Result<(), String> {
+        let (declared, values) = match text.split_once('=') {
+            Some((declared, values)) => (declared.trim(), list(values.trim().trim_matches(['{', '}']))),
+            None => (text.trim(), vec![]),
+        };
+        let words: Vec<&str> = declared.split_whitespace().collect();
+        let after =
+            |word: &str| words.iter().position(|other| *other == word).and_then(|place| words.get(place + 1));
+        let alignment: usize = after(".align").and_then(|number| number.parse().ok()).unwrap_or(1);
+        let ty = words
+            .iter()
+            .filter_map(|word| Type::of(word.strip_prefix('.')?))
+            .next_back()
+            .ok_or("a variable has no type")?;
+        let (name, count) = match words.last().and_then(|name| name.split_once('[')) {
+            Some((name, count)) => {
+                (name, count.trim_end_matches(']').parse().map_err(|_| "a variable has no size")?)
+            }
+            None => (words.last().copied().unwrap_or_default(), 1_usize),
+        };
+        let bytes = count * ty.bytes();
+        let address = match words[0] {
+            ".shared" => placed(&mut self.shared, alignment, bytes),
+            ".local" => placed(&mut self.local, alignment, bytes),
+            _ => {
+                let before: usize =
+                    self.initialised.iter().map(|(_, bytes)| bytes.len().next_multiple_of(256) + 256).sum();
+                let address = MODULE_WINDOW + before as u64;
+                let values: Vec<u64> = values
+                    .iter()
+                    .map(|value| number(value).ok_or(format!("`{value}` is no number")))
+                    .collect::<Result<_, _>>()?;
+                let mut first: Vec<u8> =
+                    values.iter().flat_map(|value| value.to_le_bytes()[..ty.bytes()].to_vec()).collect();
+                first.resize(bytes, 0);
+                self.initialised.push((address, first));
+                address
+            }
+        };
+        self.variables.insert(name.to_owned(), address);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Code, String> {
+        for (place, label) in std::mem::take(&mut self.branches) {
+            let to = self.labels.get(&label).ok_or_else(|| format!("there is no label {label}"))?;
+            self.instructions[place].operation = Operation::Branch(*to);
+        }
+        for (place, names) in std::mem::take(&mut self.calls) {
+            let function = self.functions.get(&names.function);
+            let function = function.ok_or_else(|| format!("there is no function {}", names.function))?;
+            let pairs = |from: &[usize], to: &[usize]| {
+                from.iter().copied().zip(to.iter().copied()).map(|(from, to)| [from, to]).collect()
+            };
+            self.instructions[place].operation = Operation::Call {
+                start: function.start,
+                copied: pairs(&names.parameters, &function.parameters),
+                returned: pairs(&function.results, &names.results),
+            };
+        }
+        let kernel =
+            self.functions.get(self.kernel).ok_or_else(|| format!("there is no kernel {}", self.kernel))?;
+        Ok(Code {
+            start: kernel.start,
+            parameters: kernel.parameters.len(),
+            registers: self.registers.len(),
+            slots: self.slots.len(),
+            shared: self.shared,
+            local: self.local,
+            variables: self.initialised,
+            instructions: self.instructions,
+        })
+    }
+}
+
+/// Adds a variable to a memory, and returns its address there.
+fn placed(memory: &mut usize, alignment: usize, bytes: usize) -> u64 {
+    let start = memory.next_multiple_of(alignment);
+    *memory = start + bytes;
+    start as u64
+}
+
+/// The label that a text begins with.
+fn label(text: &str) -> Option<&str> {
+    let end = text.find(|c: char| !c.is_ascii_alphanumeric() && !"_$%".contains(c))?;
+    (end > 0 && text.as_bytes()[end] == b':' && !text[end..].starts_with("::")).then(|| &text[..end])
+}
+
+/// An integer, or the bits of a floating-point number: `0f3F800000`, `0d3FF0000000000000`.
+fn number(text: &str) -> Option<u64> {
+    let lower = text.to_ascii_lowercase();
+    if let Some(digits) = ["0f", "0d", "0x"].iter().find_map(|prefix| lower.strip_prefix(prefix)) {
+        return u64::from_str_radix(digits.trim_end_matches('u'), 16).ok();
+    }
+    let digits = lower.trim_end_matches('u');
+    digits.parse().ok().or_else(|| digits.parse::<i64>().ok().map(|negative| negative as u64))
+}
+
+/// A register that the processor sets. Blocks lie along x.
+fn special(text: &str) -> Option<Operand> {
+    let dim = |name: &str| ["x", "y", "z"].iter().position(|dim| *dim == name);
+    Some(match text.split_once('.') {
+        Some(("%tid", "x")) => Operand::Special(Special::Thread),
+        Some(("%tid", "y" | "z")) => Operand::Number(0),
+        Some(("%ntid", "x")) => Operand::Special(Special::Threads),
+        Some(("%ntid", "y" | "z")) => Operand::Number(1),
+        Some(("%ctaid", name)) => Operand::Special(Special::Block(dim(name)?)),
+        Some(("%nctaid", name)) => Operand::Special(Special::Blocks(dim(name)?)),
+        _ => match text {
+            "%laneid" => Operand::Special(Special::Lane),
+            "%warpid" => Operand::Special(Special::Warp),
+            "WARP_SZ" => Operand::Number(32),
+            _ => return None,
+        },
+    })
+}

@@ -30,7 +30,7 @@ use exchange::Exchange;
 pub use exchange::Notes;
 use guarded::{Guards, Words};
 use pages::Memory;
-pub use ptx::{Ptx, Row, Table};
+pub use ptx::{LeftOut, Ptx, Row, Table, family};
 pub use sectors::{Counts, Sectors};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -8,6 +8,7 @@ mod offload;
 mod order;
 mod planted;
 mod programs;
+mod ptx;
 mod random;
 mod ranks;
 mod rewritten;

@@ -11,7 +11,7 @@
 
 use super::guarded::{Guards, Side};
 use super::pages::Memory;
-use super::ptx::{Ptx, Snapshot};
+use super::ptx::{CheckedLaunch, Ptx, Schedule, Snapshot};
 use super::{Host, Queued, State};
 use crate::cuda::driver::{Address, DriverError, Touches};
 use crate::cuda::program::Place;
@@ -141,7 +141,7 @@ impl Host {
                 held.look(mapped.all(), mapped.start())?;
             }
             if let (Some(ptx), Some(before)) = (&self.ptx, before) {
-                state.check_by_ptx(ptx, &moved, &before)?;
+                state.check_by_ptx(ptx, &moved, &before, side)?;
             }
         }
         state.guards = Guards::default();
@@ -208,11 +208,23 @@ impl State {
     }
 
     /// Runs a launch by its PTX, too. Other commands have none.
-    fn check_by_ptx(&self, ptx: &Ptx, command: &Queued, before: &Snapshot) -> Result<(), DriverError> {
+    fn check_by_ptx(
+        &self,
+        ptx: &Ptx,
+        command: &Queued,
+        before: &Snapshot,
+        side: Side,
+    ) -> Result<(), DriverError> {
         let Queued::Launch { kernel, sizes, words, .. } = command else { return Ok(()) };
         let place = |(address, count)| Ok(&*self.bytes(Address(address), Some(count))?);
         let after = before.places().map(place).collect::<Result<Vec<&[u8]>, DriverError>>()?;
-        let checked = ptx.check(kernel, *sizes, &words.values, before, &after);
+        let launch = CheckedLaunch { kernel, sizes: *sizes, words: &words.values, before, after };
+        // Each launch runs in all orders, in two of them at each side.
+        let schedules = match side {
+            Side::Behind => [Schedule::Forward, Schedule::Random(1)],
+            Side::Before => [Schedule::Backward, Schedule::Turns],
+        };
+        let checked = ptx.check(&launch, &schedules);
         checked.map_err(|problem| DriverError(format!("{}, by its PTX: {problem}", kernel.name)))
     }
 

@@ -10,21 +10,27 @@
 
 mod agreement;
 mod arithmetic;
+mod decode;
+mod execute;
 mod instruction;
 mod machine;
 mod memory;
 mod parse;
+#[cfg(test)]
+mod tests;
 mod types;
+mod warp;
 
 use super::guarded::Guards;
 use crate::cuda::libraries::Folders;
 use crate::cuda::nvrtc::{Nvrtc, NvrtcError};
 use crate::cuda::program::Kernel;
-use agreement::{Difference, Outcome, bound, pointed_to};
-pub use agreement::{Row, Table};
+use agreement::{Difference, Outcome, pointed_to};
+pub use agreement::{Row, Table, family};
 use instruction::Code;
 use ir::DType;
-use machine::{Launch, Schedule};
+pub(super) use machine::Schedule;
+use machine::{Launch, Run, Stop};
 use memory::Region;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,9 +39,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// The architecture that kernels are compiled for.
 const ARCHITECTURE: &str = "compute_90a";
 
-/// The orders in which each launch runs.
-const SCHEDULES: [Schedule; 4] =
-    [Schedule::Forward, Schedule::Backward, Schedule::Turns, Schedule::Random(1)];
+/// Steps of a block: the longest of the tests takes a tenth of them.
+const MOST_STEPS: u64 = 50_000_000;
 
 /// The interpreter, with the kernels that were compiled and the results of their launches. Copies share both.
 #[derive(Clone)]
@@ -43,11 +48,23 @@ pub struct Ptx(Arc<Shared>);
 
 struct Shared {
     nvrtc: Nvrtc,
-    /// A change of the text of a kernel: a planted fault, or nothing.
-    change: fn(String) -> String,
     /// By the source.
     codes: Mutex<BTreeMap<String, Arc<Code>>>,
     table: Mutex<Table>,
+    /// The waits that were left out in turn, by kernel and number; none if no faults are planted.
+    waits: Option<Mutex<BTreeMap<(String, usize), LeftOut>>>,
+}
+
+/// The effect of a wait that is left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LeftOut {
+    /// No launch came to the wait.
+    #[default]
+    NeverReached,
+    /// The results are right, and no fault is found.
+    Unnoticed,
+    /// A fault is found, or a result is wrong.
+    Noticed,
 }
 
 impl fmt::Debug for Ptx {
@@ -56,27 +73,46 @@ impl fmt::Debug for Ptx {
     }
 }
 
+/// A launch on the stand-in: the kernel, its blocks along x, y and z with their threads, and its arguments.
+pub(super) struct CheckedLaunch<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) sizes: [u32; 4],
+    pub(super) words: &'a [u64],
+    /// The memory before it and after it.
+    pub(super) before: &'a Snapshot,
+    pub(super) after: Vec<&'a [u8]>,
+}
+
 impl Ptx {
     /// With the NVRTC that this process finds.
     ///
     /// # Errors
     /// There is none.
     pub fn open() -> Result<Self, NvrtcError> {
-        Self::changing(|text| text)
+        Self::with(None)
     }
 
-    /// With a fault in the text of each kernel.
+    /// One that plants faults: it runs each launch again without each of its waits.
     ///
     /// # Errors
     /// There is no NVRTC.
-    pub fn changing(change: fn(String) -> String) -> Result<Self, NvrtcError> {
+    pub fn leaving_out_waits() -> Result<Self, NvrtcError> {
+        Self::with(Some(Mutex::default()))
+    }
+
+    fn with(waits: Option<Mutex<BTreeMap<(String, usize), LeftOut>>>) -> Result<Self, NvrtcError> {
         let nvrtc = Nvrtc::open(&Folders::of_process())?;
-        Ok(Self(Arc::new(Shared { nvrtc, change, codes: Mutex::default(), table: Mutex::default() })))
+        Ok(Self(Arc::new(Shared { nvrtc, codes: Mutex::default(), table: Mutex::default(), waits })))
     }
 
     /// The families of kernels whose launches agreed so far.
     pub fn table(&self) -> Table {
         locked(&self.0.table).clone()
+    }
+
+    /// The waits that were left out so far, by kernel and number.
+    pub fn waits(&self) -> BTreeMap<(String, usize), LeftOut> {
+        self.0.waits.as_ref().map_or_else(BTreeMap::new, |waits| locked(waits).clone())
     }
 
     /// The instructions of a kernel.
@@ -86,67 +122,107 @@ impl Ptx {
             return Ok(code.clone());
         }
         let text = self.0.nvrtc.ptx(kernel, ARCHITECTURE).map_err(|error| error.to_string())?;
-        let code = Arc::new(parse::parse(&(self.0.change)(text), &kernel.name)?);
+        let code = Arc::new(parse::parse(&text, &kernel.name)?);
         locked(&self.0.codes).insert(source, code.clone());
         Ok(code)
     }
 
-    /// Runs a launch on the operands that it had on the stand-in, in several orders, and compares the memory.
+    /// Runs a launch on the operands that it had on the stand-in, in these orders, and compares the memory.
     ///
     /// # Errors
     /// A fault of a thread; a result that differs.
-    pub(super) fn check(
-        &self,
-        kernel: &Kernel,
-        sizes: [u32; 4],
-        words: &[u64],
-        memory: &Snapshot,
-        after: &[&[u8]],
-    ) -> Result<(), String> {
-        let code = self.code(kernel)?;
-        let [x, y, z, threads] = sizes;
-        let launch = Launch { grid: [x, y, z], threads, parameters: words };
-        let pointers = memory.pointers(kernel, words);
-        for schedule in SCHEDULES {
-            let regions =
-                memory.0.iter().map(|(address, bytes)| Region::new(*address, bytes.clone())).collect();
-            let regions = machine::run(&code, &launch, regions, schedule)
-                .map_err(|stop| format!("{schedule:?}: {stop}"))?;
-            for (((address, before), stand_in), region) in memory.0.iter().zip(after).zip(&regions) {
-                let outcome = Outcome { before, stand_in, ptx: &region.bytes };
-                self.compare(kernel, &outcome, *address, &pointers)
-                    .map_err(|difference| format!("{schedule:?}: {difference}"))?;
+    pub(super) fn check(&self, launch: &CheckedLaunch, schedules: &[Schedule]) -> Result<(), String> {
+        let code = self.code(launch.kernel)?;
+        for &schedule in schedules {
+            let (differences, _) =
+                launch.run(&code, schedule, None).map_err(|stop| format!("{schedule:?}: {stop}"))?;
+            if let Some(difference) = differences.iter().find(|difference| difference.is_beyond_bound()) {
+                return Err(format!("{schedule:?}: {difference}"));
             }
+            let mut table = locked(&self.0.table);
+            differences.iter().for_each(|difference| table.add(&launch.kernel.name, difference));
+        }
+        if let Some(waits) = &self.0.waits {
+            self.leave_out_waits(launch, &code, schedules, waits);
         }
         Ok(())
     }
 
-    /// Compares an operand, in the type of a pointer into it.
-    fn compare(
+    /// Leaves out each wait that no launch has noticed so far.
+    fn leave_out_waits(
         &self,
-        kernel: &Kernel,
-        outcome: &Outcome,
-        address: u64,
-        pointers: &[(u64, DType)],
-    ) -> Result<(), Difference> {
-        if outcome.before == outcome.stand_in && outcome.before == outcome.ptx {
-            return Ok(());
+        launch: &CheckedLaunch,
+        code: &Code,
+        schedules: &[Schedule],
+        waits: &Mutex<BTreeMap<(String, usize), LeftOut>>,
+    ) {
+        for (number, place) in code.waits().into_iter().enumerate() {
+            let key = (launch.kernel.name.clone(), number);
+            let mut most = locked(waits).get(&key).copied().unwrap_or_default();
+            for &schedule in schedules {
+                if most == LeftOut::Noticed {
+                    break;
+                }
+                most = most.max(match launch.run(code, schedule, Some(place)) {
+                    Ok((_, false)) => LeftOut::NeverReached,
+                    Ok((differences, true)) if !differences.iter().any(Difference::is_beyond_bound) => {
+                        LeftOut::Unnoticed
+                    }
+                    _ => LeftOut::Noticed,
+                });
+            }
+            locked(waits).insert(key, most);
         }
-        let own = |(pointer, dtype): &(u64, DType)| {
-            let offset =
-                pointer.checked_sub(address).filter(|offset| *offset < outcome.before.len() as u64)?;
-            Some(outcome.difference(*dtype, offset as usize))
+    }
+}
+
+impl CheckedLaunch<'_> {
+    /// Runs the launch by its PTX: the largest difference of each operand that was written, and whether a thread came to the
+    /// instruction that is left out.
+    fn run(
+        &self,
+        code: &Code,
+        schedule: Schedule,
+        left_out: Option<usize>,
+    ) -> Result<(Vec<Difference>, bool), Stop> {
+        let [x, y, z, threads] = self.sizes;
+        let launch = Launch { grid: [x, y, z], threads, parameters: self.words, most_steps: MOST_STEPS };
+        let Snapshot(before) = self.before;
+        let regions = before.iter().map(|(address, bytes)| Region::new(*address, bytes.clone())).collect();
+        let Run { regions, came_there } = machine::run(code, &launch, regions, schedule, left_out)?;
+        let pointers = self.pointers();
+        let outcomes = before.iter().zip(&self.after).zip(&regions);
+        let difference = |(((address, before), stand_in), region): ((&(u64, Vec<u8>), &&[u8]), &Region)| {
+            Outcome { before, stand_in, ptx: &region.bytes }.least_difference(*address, &pointers)
         };
-        let over = |difference: &Difference| {
-            if difference.error == 0.0 { 0.0 } else { difference.error / bound(difference.dtype) }
+        Ok((outcomes.filter_map(difference).collect(), came_there))
+    }
+
+    /// The addresses that the kernel is given, with the types of their elements. A launch that is several in one has them in a table:
+    /// `const auto a0 = (const float*)own[0];`.
+    fn pointers(&self) -> Vec<(u64, DType)> {
+        let Kernel { name, text, .. } = self.kernel;
+        let parameters = text.split_once(&format!("{name}(")).and_then(|(_, rest)| rest.split_once(')'));
+        let of_parameter = |parameter: &str| pointed_to(parameter.rsplit_once(' ')?.0);
+        let types = parameters.map_or("", |(list, _)| list).split(", ").map(of_parameter);
+        let mut pointers: Vec<(u64, DType)> =
+            self.words.iter().zip(types).filter_map(|(word, dtype)| Some((*word, dtype?))).collect();
+        let of_entry = |line: &str| {
+            pointed_to(line.trim().strip_prefix("const auto ")?.split_once("= (")?.1.split_once(")own[")?.0)
         };
-        let found = pointers.iter().filter_map(own).min_by(|one, other| over(one).total_cmp(&over(other)));
-        let found = found.unwrap_or_else(|| outcome.difference(DType::U8, 0));
-        if over(&found) > 1.0 {
-            return Err(found);
+        let entries = text.lines().filter(|line| line.contains(")own[")).map(of_entry);
+        let entries: Vec<Option<DType>> = entries.collect();
+        let Snapshot(memory) = self.before;
+        let table = memory.iter().find(|(address, _)| self.words.first() == Some(address));
+        if let Some((_, table)) = table.filter(|_| !entries.is_empty()) {
+            let words = table
+                .chunks_exact(8)
+                .map(|bytes| u64::from_le_bytes(std::array::from_fn(|byte| bytes[byte])));
+            pointers.extend(
+                words.zip(entries.iter().cycle()).filter_map(|(word, dtype)| Some((word, (*dtype)?))),
+            );
         }
-        locked(&self.0.table).add(&kernel.name, found.dtype, found.error);
-        Ok(())
+        pointers
     }
 }
 
@@ -163,33 +239,6 @@ impl Snapshot {
     /// The address and the bytes of each of its parts.
     pub(super) fn places(&self) -> impl Iterator<Item = (u64, usize)> {
         self.0.iter().map(|(address, bytes)| (*address, bytes.len()))
-    }
-
-    /// The addresses that a kernel is given, with the types of their elements. A launch that is several in one has them in a table:
-    /// `const auto a0 = (const float*)own[0];`.
-    fn pointers(&self, kernel: &Kernel, words: &[u64]) -> Vec<(u64, DType)> {
-        let parameters =
-            kernel.text.split_once(&format!("{}(", kernel.name)).and_then(|(_, rest)| rest.split_once(')'));
-        let of_parameter = |parameter: &str| pointed_to(parameter.rsplit_once(' ')?.0);
-        let types: Vec<Option<DType>> =
-            parameters.map_or(vec![], |(list, _)| list.split(", ").map(of_parameter).collect());
-        let mut pointers: Vec<(u64, DType)> =
-            words.iter().zip(types).filter_map(|(word, dtype)| Some((*word, dtype?))).collect();
-        let of_entry = |line: &str| {
-            pointed_to(line.trim().strip_prefix("const auto ")?.split_once("= (")?.1.split_once(")own[")?.0)
-        };
-        let entries = kernel.text.lines().filter(|line| line.contains(")own["));
-        let entries: Vec<Option<DType>> = entries.map(of_entry).collect();
-        let table = self.0.iter().find(|(address, _)| words.first() == Some(address));
-        if let (Some((_, table)), false) = (table, entries.is_empty()) {
-            let words = table
-                .chunks_exact(8)
-                .map(|bytes| u64::from_le_bytes(std::array::from_fn(|byte| bytes[byte])));
-            pointers.extend(
-                words.zip(entries.into_iter().cycle()).filter_map(|(word, dtype)| Some((word, dtype?))),
-            );
-        }
-        pointers
     }
 }
 

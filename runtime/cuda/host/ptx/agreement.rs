@@ -2,12 +2,13 @@
 
 use crate::cuda::lower::source::stored;
 use ir::DType;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The largest error of a number, relative to its size and the root mean square of the numbers that were written. In f16 and bf16 it
 /// is the distance of two neighbours; in f32 and f64 it leaves room for sums in another order and for approximations.
-pub(super) fn bound(dtype: DType) -> f64 {
+fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 1e-3,
         DType::BF16 => 8e-3,
@@ -54,9 +55,34 @@ impl fmt::Display for Difference {
     }
 }
 
+impl Difference {
+    /// Whether the numbers do not agree.
+    pub(super) fn is_beyond_bound(&self) -> bool {
+        self.error > bound(self.dtype)
+    }
+}
+
 impl Outcome<'_> {
-    /// The largest error of the elements, which begin `start` bytes behind the first.
-    pub(super) fn difference(&self, dtype: DType, start: usize) -> Difference {
+    /// The largest error in the type of a pointer into the operand, which begins at an address; if pointers of several types point
+    /// into it, the one that fits best. None if nothing was written.
+    pub(super) fn least_difference(&self, address: u64, pointers: &[(u64, DType)]) -> Option<Difference> {
+        if self.before == self.stand_in && self.before == self.ptx {
+            return None;
+        }
+        let own = |(pointer, dtype): &(u64, DType)| {
+            let offset = pointer.checked_sub(address).filter(|offset| *offset < self.before.len() as u64)?;
+            Some(self.difference(*dtype, offset as usize))
+        };
+        let order = |difference: &Difference| (difference.is_beyond_bound(), difference.error);
+        let least = pointers
+            .iter()
+            .filter_map(own)
+            .min_by(|one, other| order(one).partial_cmp(&order(other)).unwrap_or(Ordering::Equal));
+        Some(least.unwrap_or_else(|| self.difference(DType::U8, 0)))
+    }
+
+    /// The largest error of the elements, which begin `start` bytes behind the first byte.
+    fn difference(&self, dtype: DType, start: usize) -> Difference {
         // An f64 does not hold all integers of 64 bits: their halves are compared.
         let dtype = if matches!(dtype, DType::I64 | DType::U64) { DType::U32 } else { dtype };
         let size = dtype.bytes() as usize;
@@ -98,14 +124,14 @@ fn number(dtype: DType, bytes: &[u8]) -> f64 {
     }
 }
 
-/// The launches of a family of kernels that wrote elements of a type.
+/// The runs of a family of kernels that wrote elements of a type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     /// The kernels.
     pub kernels: BTreeSet<String>,
-    /// Launches, each in all orders.
-    pub launches: usize,
-    /// The largest error of all; see [`bound`].
+    /// Runs: a launch runs in several orders and at several places in memory.
+    pub runs: usize,
+    /// The largest error, relative to the number and the root mean square of those that were written.
     pub error: f64,
 }
 
@@ -114,31 +140,38 @@ pub struct Row {
 pub struct Table(pub BTreeMap<String, BTreeMap<&'static str, Row>>);
 
 impl Table {
-    pub(super) fn add(&mut self, kernel: &str, dtype: DType, error: f64) {
-        let row = self.0.entry(family(kernel).to_owned()).or_default().entry(dtype.name()).or_default();
+    pub(super) fn add(&mut self, kernel: &str, difference: &Difference) {
+        let row =
+            self.0.entry(family(kernel).to_owned()).or_default().entry(difference.dtype.name()).or_default();
         row.kernels.insert(kernel.to_owned());
-        row.launches += 1;
-        row.error = row.error.max(error);
+        row.runs += 1;
+        row.error = row.error.max(difference.error);
     }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "| family | type | kernels | launches | largest error |\n| --- | --- | --- | --- | --- |"
-        )?;
+        writeln!(f, "| family | kernels | runs | largest errors |\n| --- | --- | --- | --- |")?;
         for (family, rows) in &self.0 {
-            for (dtype, Row { kernels, launches, error }) in rows {
-                writeln!(f, "| `{family}` | {dtype} | {} | {launches} | {error:.0e} |", kernels.len())?;
-            }
+            let kernels: BTreeSet<&String> = rows.values().flat_map(|row| &row.kernels).collect();
+            let runs: usize = rows.values().map(|row| row.runs).sum();
+            let errors = rows.iter().map(|(dtype, Row { error, .. })| match error {
+                0.0 => format!("{dtype} 0"),
+                _ => format!("{dtype} {error:.0e}"),
+            });
+            writeln!(
+                f,
+                "| `{family}` | {} | {runs} | {} |",
+                kernels.len(),
+                errors.collect::<Vec<_>>().join(", ")
+            )?;
         }
         Ok(())
     }
 }
 
 /// The name of a kernel without the hash of its text.
-pub(super) fn family(kernel: &str) -> &str {
+pub fn family(kernel: &str) -> &str {
     match kernel.rsplit_once('_') {
         Some((family, hash)) if hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
             family

@@ -116,7 +116,6 @@ fn integer(name: &str, ty: Type, modifiers: &mut Modifiers) -> Option<Evaluate> 
             let value = ty.integer(x) >> (first & 255).min(127);
             ty.register(value & field(count))
         })),
-        "bfi" => None,
         _ => None,
     }
 }
@@ -126,10 +125,9 @@ fn field(count: u64) -> i128 {
     (1 << (count & 255).min(64)) - 1
 }
 
-/// `bfi d, field, base, first, count`: the only instruction of four operands. It takes the last two as one register, `first` below
-/// `count`.
-pub(super) fn insert_field(ty: Type, [value, base, place]: [u64; 3]) -> u64 {
-    let (first, count) = (place & 255, place >> 32);
+/// `bfi`: a number with a field of another one in place of its bits from `first` on.
+pub(super) fn insert_field(ty: Type, value: u64, base: u64, [first, count]: [u64; 2]) -> u64 {
+    let first = first & 255;
     let mask = if first >= u64::from(ty.bits()) { 0 } else { field(count) << first };
     let value = i128::from(value) << first.min(63);
     ty.register(ty.integer(base) & !mask | value & mask)
@@ -433,7 +431,7 @@ mod tests {
         assert_eq!(result("clz.b32", [1, 0, 0]), 31);
         assert_eq!(result("div.s32", [0xffff_fff9, 2, 0]) as u32 as i32, -3);
         assert_eq!(result("bfe.u32", [0xabcd, 4, 8]), 0xbc);
-        assert_eq!(insert_field(Type::U32, [0xf, 0xabcd_0000, 8 | 4 << 32]), 0xabcd_0f00);
+        assert_eq!(insert_field(Type::U32, 0xf, 0xabcd_0000, [8, 4]), 0xabcd_0f00);
     }
 
     #[test]

@@ -23,6 +23,21 @@ pub(super) struct Code {
     pub(super) variables: Vec<(u64, Vec<u8>)>,
 }
 
+impl Code {
+    /// The places of the waits: for the block, for the warp, and for copies.
+    pub(super) fn waits(&self) -> Vec<usize> {
+        let is_wait = |instruction: &Instruction| {
+            use Operation::{Barrier, WaitForAllCopies, WaitForCopies, WarpBarrier};
+            matches!(
+                instruction.operation,
+                Barrier | WarpBarrier { .. } | WaitForCopies { .. } | WaitForAllCopies
+            )
+        };
+        let all = self.instructions.iter().enumerate();
+        all.filter(|(_, instruction)| is_wait(instruction)).map(|(place, _)| place).collect()
+    }
+}
+
 /// An instruction, and the condition under which a thread executes it.
 pub(super) struct Instruction {
     pub(super) operation: Operation,

@@ -14,11 +14,10 @@
 //! }
 //! ```
 
-use super::arithmetic::{Modifiers, evaluate, insert_field};
-use super::instruction::{
-    Code, Guard, Instruction, Operand, Operation, Place, Register, Shuffle, Space, Special, Vote,
-};
-use super::memory::{LOCAL_WINDOW, MODULE_WINDOW, SHARED_WINDOW};
+use super::arithmetic::Modifiers;
+use super::decode::Words;
+use super::instruction::{Code, Guard, Instruction, Operand, Operation, Place, Register, Special};
+use super::memory::MODULE_WINDOW;
 use super::types::Type;
 use std::collections::BTreeMap;
 
@@ -100,7 +99,7 @@ fn matching_brace(text: &str, open: usize) -> usize {
 }
 
 /// The parts of a list that stand between commas outside of all brackets.
-fn list(text: &str) -> Vec<&str> {
+pub(super) fn list(text: &str) -> Vec<&str> {
     let (mut parts, mut depth, mut start) = (Vec::new(), 0, 0);
     for (place, byte) in text.bytes().enumerate() {
         match byte {
@@ -126,7 +125,7 @@ struct Function {
 }
 
 #[derive(Default)]
-struct Parser<'a> {
+pub(super) struct Parser<'a> {
     kernel: &'a str,
     instructions: Vec<Instruction>,
     functions: BTreeMap<String, Function>,
@@ -148,10 +147,10 @@ struct Parser<'a> {
 }
 
 /// A call before all functions are known.
-struct CallNames {
-    function: String,
-    parameters: Vec<usize>,
-    results: Vec<usize>,
+pub(super) struct CallNames {
+    pub(super) function: String,
+    pub(super) parameters: Vec<usize>,
+    pub(super) results: Vec<usize>,
 }
 
 impl Parser<'_> {
@@ -237,13 +236,12 @@ impl Parser<'_> {
             }
         };
         let (opcode, operands) = instruction.split_once(' ').unwrap_or((instruction, ""));
-        let mut words = opcode.split('.');
-        let name = words.next().unwrap_or_default();
-        let mut modifiers = Modifiers(words.collect());
-        let operands = if name == "call" { vec![operands] } else { list(operands) };
-        let operation = self.operation(name, &mut modifiers, &operands)?;
-        if !modifiers.0.is_empty() {
-            return Err(format!("`{}` of `{opcode}` is not modelled", modifiers.0.join(".")));
+        let mut parts = opcode.split('.');
+        let name = parts.next().unwrap_or_default();
+        let mut words = Words { name, modifiers: Modifiers(parts.collect()), operands: list(operands) };
+        let operation = self.operation(&mut words)?;
+        if !words.modifiers.0.is_empty() {
+            return Err(words.unmodelled());
         }
         if guard.is_some() && matches!(operation, Operation::Barrier) {
             return Err("a barrier under a predicate is not modelled".into());
@@ -252,268 +250,24 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn operation(
-        &mut self,
-        name: &str,
-        modifiers: &mut Modifiers,
-        operands: &[&str],
-    ) -> Result<Operation, String> {
-        let operand =
-            |index: usize| operands.get(index).copied().ok_or(format!("`{name}` has no operand {index}"));
-        let unmodelled =
-            |modifiers: &Modifiers| format!("`{name}.{}` is not modelled", modifiers.0.join("."));
-        let space = modifiers.take_one(&["global", "const", "shared", "local", "param"]);
-        let in_memory = match space {
-            Some("global" | "const") => Space::Global,
-            Some("shared") => Space::Shared,
-            Some("local") => Space::Local,
-            _ => Space::Generic,
-        };
-        Ok(match name {
-            "ld" | "st" if space == Some("param") => {
-                let whole = modifiers.clone();
-                let ty = modifiers.take_type().ok_or_else(|| unmodelled(&whole))?;
-                let (at, number) =
-                    if name == "ld" { (operand(1)?, operand(0)?) } else { (operand(0)?, operand(1)?) };
-                let number = number.trim_matches(['{', '}']);
-                let inside = at.trim_matches(['[', ']']);
-                let (slot, byte) = inside.split_once('+').unwrap_or((inside, "0"));
-                let slot = self.slot(slot.trim());
-                let byte = byte.trim().parse().map_err(|_| format!("the address `{at}` is not modelled"))?;
-                match name {
-                    "ld" => Operation::LoadParameter { ty, to: self.register(number)?, slot, byte },
-                    _ if byte == 0 => Operation::StoreParameter { slot, of: self.operand(number)? },
-                    _ => return Err(format!("the address `{at}` is not modelled")),
-                }
-            }
-            "ld" | "st" => {
-                let whole = modifiers.clone();
-                // They say how a cache keeps the line, or that no other thread writes there.
-                modifiers.drop(&["nc", "volatile", "weak"]);
-                let count = match modifiers.take_one(&["v2", "v4"]) {
-                    Some("v2") => 2,
-                    Some(_) => 4,
-                    None => 1,
-                };
-                let ty = modifiers.take_type().ok_or_else(|| unmodelled(&whole))?;
-                let (at, numbers) =
-                    if name == "ld" { (operand(1)?, operand(0)?) } else { (operand(0)?, operand(1)?) };
-                let place = self.place(at)?;
-                let numbers = list(numbers.trim_matches(['{', '}']));
-                if numbers.len() != count {
-                    return Err(format!("{count} numbers are expected"));
-                }
-                match name {
-                    "ld" => {
-                        Operation::Load { space: in_memory, ty, to: self.results(&numbers)?, from: place }
-                    }
-                    _ => {
-                        let of = numbers
-                            .into_iter()
-                            .map(|number| self.operand(number))
-                            .collect::<Result<_, _>>()?;
-                        Operation::Store { space: in_memory, ty, to: place, of }
-                    }
-                }
-            }
-            "atom" | "red" => {
-                let whole = modifiers.clone();
-                let returns = name == "atom";
-                let evaluate = self.replacement(modifiers).ok_or_else(|| unmodelled(&whole))?;
-                let ty = modifiers.take_type().ok_or_else(|| unmodelled(&whole))?;
-                let first = usize::from(returns);
-                let to = if returns { self.result(operand(0)?)? } else { None };
-                let at = self.place(operand(first)?)?;
-                let second = operands.get(first + 2).copied().unwrap_or("0");
-                let of = [self.operand(operand(first + 1)?)?, self.operand(second)?];
-                Operation::Atomic { space: in_memory, ty, to, at, of, evaluate }
-            }
-            "cvta" => {
-                let is_narrowed = modifiers.take("to");
-                modifiers.take_type();
-                let window = match in_memory {
-                    Space::Shared => SHARED_WINDOW,
-                    Space::Local => LOCAL_WINDOW,
-                    _ => 0,
-                };
-                let evaluate =
-                    Box::new(
-                        move |[x, ..]: [u64; 3]| {
-                            if is_narrowed { x.wrapping_sub(window) } else { x.wrapping_add(window) }
-                        },
-                    );
-                Operation::Compute {
-                    to: self.register(operand(0)?)?,
-                    of: self.three(&operands[1..])?,
-                    evaluate,
-                }
-            }
-            "mov" if operands.iter().any(|operand| operand.starts_with('{')) => {
-                let ty = modifiers.take_type().ok_or("no type")?;
-                let [to, of] = [operand(0)?, operand(1)?];
-                let parts = list(if to.starts_with('{') { to } else { of }.trim_matches(['{', '}']));
-                let bits = ty.bits() / parts.len() as u32;
-                if to.starts_with('{') {
-                    Operation::Split { to: self.results(&parts)?, of: self.operand(of)?, bits }
-                } else {
-                    let parts = parts.into_iter().map(|part| self.operand(part)).collect::<Result<_, _>>()?;
-                    Operation::Join { to: self.register(to)?, parts, bits }
-                }
-            }
-            "bra" => {
-                modifiers.take("uni");
-                self.branches.push((self.instructions.len(), format!("{}::{}", self.scope, operand(0)?)));
-                Operation::Branch(0)
-            }
-            "call" => {
-                modifiers.take("uni");
-                self.call(operand(0)?)?
-            }
-            "ret" | "exit" => {
-                modifiers.take("uni");
-                Operation::Return
-            }
-            "trap" => Operation::Trap,
-            "bar" if modifiers.0 == ["warp", "sync"] => {
-                modifiers.0.clear();
-                Operation::WarpBarrier { mask: self.operand(operand(0)?)? }
-            }
-            "bar" if modifiers.0 == ["sync"] && operands == ["0"] => {
-                modifiers.0.clear();
-                Operation::Barrier
-            }
-            "shfl" => {
-                let kind = match modifiers.take_one(&["up", "down", "bfly", "idx"]) {
-                    Some("up") => Shuffle::Up,
-                    Some("down") => Shuffle::Down,
-                    Some("bfly") => Shuffle::Butterfly,
-                    Some(_) => Shuffle::Index,
-                    None => return Err(unmodelled(modifiers)),
-                };
-                modifiers.take("sync");
-                modifiers.take("b32");
-                let (to, is_within) = match operand(0)?.split_once('|') {
-                    Some((to, is_within)) => (to, Some(self.register(is_within)?)),
-                    None => (operand(0)?, None),
-                };
-                let to = self.register(to)?;
-                let [of, by, clamp, mask] =
-                    [1, 2, 3, 4].map(|index| operand(index).and_then(|text| self.operand(text)));
-                Operation::Shuffle { kind, to, is_within, of: of?, by: by?, clamp: clamp?, mask: mask? }
-            }
-            "vote" => {
-                modifiers.take("sync");
-                let kind = match modifiers.take_one(&["all", "any", "ballot"]) {
-                    Some("all") => Vote::All,
-                    Some("any") => Vote::Any,
-                    Some(_) => Vote::Ballot,
-                    None => return Err(unmodelled(modifiers)),
-                };
-                modifiers.take_type();
-                let to = self.register(operand(0)?)?;
-                Operation::Vote { kind, to, of: self.operand(operand(1)?)?, mask: self.operand(operand(2)?)? }
-            }
-            "ldmatrix" => {
-                let is_transposed = modifiers.take("trans");
-                let expected = ["sync", "aligned", "m8n8", "x4", "b16"];
-                if !expected.iter().all(|word| modifiers.take(word)) {
-                    return Err(unmodelled(modifiers));
-                }
-                let to = self.registers(operand(0)?)?;
-                Operation::LoadMatrices { to, from: self.place(operand(1)?)?, is_transposed }
-            }
-            "mma" => {
-                let ty = match modifiers.0[..] {
-                    ["sync", "aligned", "m16n8k16", "row", "col", "f32", "bf16", "bf16", "f32"] => Type::BF16,
-                    ["sync", "aligned", "m16n8k16", "row", "col", "f32", "f16", "f16", "f32"] => Type::F16,
-                    _ => return Err(unmodelled(modifiers)),
-                };
-                modifiers.0.clear();
-                let to = self.registers(operand(0)?)?;
-                let [lhs, addend] = [self.operands(operand(1)?)?, self.operands(operand(3)?)?];
-                Operation::MultiplyMatrices { ty, to, lhs, rhs: self.operands(operand(2)?)?, addend }
-            }
-            "cp" => {
-                let words = std::mem::take(&mut modifiers.0);
-                match words[..] {
-                    // `take_one` took `global` or `shared`.
-                    ["async", "cg", "shared"] if operand(2)? == "16" => {
-                        let bytes = operands.get(3).copied().unwrap_or("16");
-                        let [to, from] = [self.place(operand(0)?)?, self.place(operand(1)?)?];
-                        Operation::CopyLater { to, from, bytes: self.operand(bytes)? }
-                    }
-                    ["async", "commit_group"] => Operation::CloseCopies,
-                    ["async", "wait_group"] => {
-                        let but = operand(0)?.parse().map_err(|_| "the number of groups is no number")?;
-                        Operation::WaitForCopies { but }
-                    }
-                    ["async", "wait_all"] => Operation::WaitForAllCopies,
-                    _ => return Err(unmodelled(&Modifiers(words))),
-                }
-            }
-            "bfi" => {
-                let whole = modifiers.clone();
-                let ty = modifiers.take_type().ok_or_else(|| unmodelled(&whole))?;
-                let of = self.three(&[operand(1)?, operand(2)?, operand(3)?])?;
-                let Operand::Number(count) = self.operand(operand(4)?)? else {
-                    return Err("a number of bits that is no constant is not modelled".into());
-                };
-                let evaluate = Box::new(move |[value, base, first]: [u64; 3]| {
-                    insert_field(ty, [value, base, first & 255 | count << 32])
-                });
-                Operation::Compute { to: self.register(operand(0)?)?, of, evaluate }
-            }
-            _ => {
-                let whole = modifiers.clone();
-                let evaluate = evaluate(name, modifiers).ok_or_else(|| unmodelled(&whole))?;
-                if operands.len() > 4 {
-                    return Err(format!("`{name}` has too many operands"));
-                }
-                let of = self.three(operands.get(1..).unwrap_or_default())?;
-                Operation::Compute { to: self.register(operand(0)?)?, of, evaluate }
-            }
-        })
+    /// A branch to a label, whose place is not known yet.
+    pub(super) fn branch(&mut self, label: &str) -> Operation {
+        self.branches.push((self.instructions.len(), format!("{}::{label}", self.scope)));
+        Operation::Branch(0)
     }
 
-    /// The function that makes the new number of an atomic instruction of the old one and of up to two operands.
-    fn replacement(&self, modifiers: &mut Modifiers) -> Option<super::arithmetic::Evaluate> {
-        // They say which threads see the new number, and in which order: barriers alone order accesses here.
-        modifiers.drop(&["relaxed", "gpu", "cta", "sys"]);
-        let kind = modifiers.take_one(&["add", "exch", "cas", "and", "or", "xor", "min", "max"])?;
-        let ty = modifiers.clone().take_type()?;
-        let bits = ty.bits();
-        match kind {
-            "exch" => Some(Box::new(|[_, new, _]| new)),
-            "cas" => Some(Box::new(move |[old, expected, new]| {
-                let is_equal = (old ^ expected) << (64 - bits) == 0;
-                if is_equal { new } else { old }
-            })),
-            _ => evaluate(kind, &mut modifiers.clone()),
-        }
-    }
-
-    /// `(results), function, (parameters)` of a call.
-    fn call(&mut self, text: &str) -> Result<Operation, String> {
-        let parts = list(text);
-        let name = parts.iter().position(|part| !part.starts_with('(')).ok_or("no function is called")?;
-        let mut slots = |part: Option<&&str>| -> Vec<usize> {
-            let inside = part.map_or("", |part| part.trim_matches(['(', ')']));
-            list(inside).into_iter().map(|name| self.slot(name)).collect()
-        };
-        let results = slots(if name > 0 { parts.first() } else { None });
-        let parameters = slots(parts.get(name + 1));
-        let names = CallNames { function: parts[name].to_owned(), parameters, results };
-        self.calls.push((self.instructions.len(), names));
-        Ok(Operation::Call { start: 0, copied: vec![], returned: vec![] })
+    /// Notes the names of a call, which is the next instruction.
+    pub(super) fn later(&mut self, call: CallNames) {
+        self.calls.push((self.instructions.len(), call));
     }
 
     /// The slot of a parameter.
-    fn slot(&mut self, name: &str) -> usize {
+    pub(super) fn slot(&mut self, name: &str) -> usize {
         let next = self.slots.len();
         *self.slots.entry(format!("{}::{name}", self.scope)).or_insert(next)
     }
 
-    fn register(&mut self, name: &str) -> Result<Register, String> {
+    pub(super) fn register(&mut self, name: &str) -> Result<Register, String> {
         if !name.starts_with('%')
             || special(name).is_some()
             || !name[1..].bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
@@ -525,29 +279,30 @@ impl Parser<'_> {
     }
 
     /// The register of a result; none for `_`.
-    fn result(&mut self, name: &str) -> Result<Option<Register>, String> {
+    pub(super) fn result(&mut self, name: &str) -> Result<Option<Register>, String> {
         if name == "_" { Ok(None) } else { self.register(name).map(Some) }
     }
 
-    fn results(&mut self, names: &[&str]) -> Result<Vec<Option<Register>>, String> {
+    pub(super) fn results(&mut self, names: &[&str]) -> Result<Vec<Option<Register>>, String> {
         names.iter().map(|name| self.result(name)).collect()
     }
 
-    /// `{%r1, %r2, …}`, of a known number.
-    fn registers<const N: usize>(&mut self, text: &str) -> Result<[Register; N], String> {
-        let names = list(text.trim_matches(['{', '}']));
+    /// `%r1, %r2, …`, of a known number.
+    pub(super) fn registers<const N: usize>(&mut self, text: &str) -> Result<[Register; N], String> {
+        let names = list(text);
         let all = names.into_iter().map(|name| self.register(name)).collect::<Result<Vec<_>, _>>()?;
         all.try_into().map_err(|_| format!("{N} registers are expected"))
     }
 
-    fn operands<const N: usize>(&mut self, text: &str) -> Result<[Operand; N], String> {
-        let names = list(text.trim_matches(['{', '}']));
+    /// The operands, of a known number.
+    pub(super) fn all<const N: usize>(&mut self, names: &[&str]) -> Result<[Operand; N], String> {
+        let names = names.iter();
         let all = names.into_iter().map(|name| self.operand(name)).collect::<Result<Vec<_>, _>>()?;
         all.try_into().map_err(|_| format!("{N} operands are expected"))
     }
 
     /// Up to three operands; zeros take the place of those that are missing.
-    fn three(&mut self, texts: &[&str]) -> Result<[Operand; 3], String> {
+    pub(super) fn three(&mut self, texts: &[&str]) -> Result<[Operand; 3], String> {
         let mut all = [Operand::Number(0); 3];
         for (operand, text) in all.iter_mut().zip(texts) {
             *operand = self.operand(text)?;
@@ -555,7 +310,7 @@ impl Parser<'_> {
         Ok(all)
     }
 
-    fn operand(&mut self, text: &str) -> Result<Operand, String> {
+    pub(super) fn operand(&mut self, text: &str) -> Result<Operand, String> {
         if let Some(special) = special(text) {
             return Ok(special);
         }
@@ -570,7 +325,7 @@ impl Parser<'_> {
     }
 
     /// `[%rd1+16]`.
-    fn place(&mut self, text: &str) -> Result<Place, String> {
+    pub(super) fn place(&mut self, text: &str) -> Result<Place, String> {
         let inside = text
             .strip_prefix('[')
             .and_then(|rest| rest.strip_suffix(']'))

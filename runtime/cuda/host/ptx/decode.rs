@@ -1,0 +1,307 @@
+//! Instructions by their names: the words and operands of each, and its operation.
+
+use super::arithmetic::{Evaluate, Modifiers, evaluate, insert_field};
+use super::instruction::{Operand, Operation, Shuffle, Space, Vote};
+use super::memory::{LOCAL_WINDOW, SHARED_WINDOW};
+use super::parse::{CallNames, Parser, list};
+use super::types::Type;
+
+/// An instruction that is read: `ld.global.v2.b32 {%r1, %r2}, [%rd1+8]`. Whoever understands a modifier takes it.
+pub(super) struct Words<'a> {
+    /// `ld`
+    pub(super) name: &'a str,
+    /// `global`, `v2`, `b32`
+    pub(super) modifiers: Modifiers<'a>,
+    /// `{%r1, %r2}`, `[%rd1+8]`
+    pub(super) operands: Vec<&'a str>,
+}
+
+impl<'a> Words<'a> {
+    fn operand(&self, index: usize) -> Result<&'a str, String> {
+        self.operands.get(index).copied().ok_or_else(|| format!("`{}` has no operand {index}", self.name))
+    }
+
+    /// The error of words that are left.
+    pub(super) fn unmodelled(&self) -> String {
+        format!("`{}.{}` is not modelled", self.name, self.modifiers.0.join("."))
+    }
+
+    /// Takes the type.
+    fn take_type(&mut self) -> Result<Type, String> {
+        self.modifiers.take_type().ok_or_else(|| self.unmodelled())
+    }
+
+    /// Takes one of these words, which has to be there.
+    fn take_one(&mut self, words: &[&'static str]) -> Result<&'static str, String> {
+        self.modifiers.take_one(words).ok_or_else(|| self.unmodelled())
+    }
+
+    /// Takes all words, which have to be these.
+    fn take_all(&mut self, words: &str) -> Result<(), String> {
+        if self.modifiers.0.join(".") != words {
+            return Err(self.unmodelled());
+        }
+        self.modifiers.0.clear();
+        Ok(())
+    }
+
+    /// The operand in memory and the other one, of a load or a store.
+    fn place_and_number(&self) -> Result<[&'a str; 2], String> {
+        let [first, second] = [self.operand(0)?, self.operand(1)?];
+        Ok(if self.name == "ld" { [second, first] } else { [first, second] })
+    }
+}
+
+/// The text inside of braces, brackets or parentheses.
+fn inside(text: &str) -> &str {
+    text.trim_matches(['{', '}', '[', ']', '(', ')'])
+}
+
+impl Parser<'_> {
+    /// The operation of an instruction.
+    pub(super) fn operation(&mut self, words: &mut Words) -> Result<Operation, String> {
+        match words.name {
+            "ld" | "st" if words.modifiers.take("param") => self.parameter(words),
+            "ld" | "st" => self.load_or_store(words),
+            "atom" | "red" => self.atomic(words),
+            "cvta" => self.converted_address(words),
+            "mov" if words.operands.iter().any(|operand| operand.starts_with('{')) => self.packed(words),
+            "bra" | "call" | "ret" | "exit" | "trap" => self.control(words),
+            "bar" | "shfl" | "vote" => self.of_warp(words),
+            "ldmatrix" | "mma" => self.of_matrices(words),
+            "cp" => self.copy(words),
+            "bfi" => self.inserted_field(words),
+            _ => self.computed(words),
+        }
+    }
+
+    fn parameter(&mut self, words: &mut Words) -> Result<Operation, String> {
+        let ty = words.take_type()?;
+        let [at, number] = words.place_and_number()?.map(inside);
+        let (name, byte) = at.split_once('+').unwrap_or((at, "0"));
+        let slot = self.slot(name.trim());
+        let byte = byte.trim().parse().map_err(|_| format!("the address `{at}` is not modelled"))?;
+        match words.name {
+            "ld" => Ok(Operation::LoadParameter { ty, to: self.register(number)?, slot, byte }),
+            _ if byte == 0 => Ok(Operation::StoreParameter { slot, of: self.operand(number)? }),
+            _ => Err(format!("the address `{at}` is not modelled")),
+        }
+    }
+
+    /// Takes the memory that an instruction names.
+    fn space(words: &mut Words) -> Space {
+        match words.modifiers.take_one(&["global", "const", "shared", "local"]) {
+            Some("global" | "const") => Space::Global,
+            Some("shared") => Space::Shared,
+            Some(_) => Space::Local,
+            None => Space::Generic,
+        }
+    }
+
+    fn load_or_store(&mut self, words: &mut Words) -> Result<Operation, String> {
+        let space = Self::space(words);
+        // They say how a cache keeps the line.
+        words.modifiers.drop(&["nc", "volatile", "weak"]);
+        let count = match words.modifiers.take_one(&["v2", "v4"]) {
+            Some("v2") => 2,
+            Some(_) => 4,
+            None => 1,
+        };
+        let ty = words.take_type()?;
+        let [at, numbers] = words.place_and_number()?;
+        let (place, numbers) = (self.place(at)?, list(inside(numbers)));
+        if numbers.len() != count {
+            return Err(format!("{count} numbers are expected"));
+        }
+        if words.name == "ld" {
+            return Ok(Operation::Load { space, ty, to: self.results(&numbers)?, from: place });
+        }
+        let of = numbers.into_iter().map(|number| self.operand(number)).collect::<Result<_, _>>()?;
+        Ok(Operation::Store { space, ty, to: place, of })
+    }
+
+    /// `atom` returns the old number, `red` does not.
+    fn atomic(&mut self, words: &mut Words) -> Result<Operation, String> {
+        let space = Self::space(words);
+        // They say which threads see the new number, and in which order: barriers alone order accesses here.
+        words.modifiers.drop(&["relaxed", "gpu", "cta", "sys"]);
+        let kind = words.take_one(&["add", "exch", "cas", "and", "or", "xor", "min", "max"])?;
+        let of_type = words.modifiers.clone();
+        let ty = words.take_type()?;
+        let unused = 64 - ty.bits();
+        let evaluate: Evaluate = match kind {
+            "exch" => Box::new(|[_, new, _]| new),
+            "cas" => {
+                Box::new(move |[old, expected, new]| if (old ^ expected) << unused == 0 { new } else { old })
+            }
+            _ => evaluate(kind, &mut of_type.clone()).ok_or_else(|| words.unmodelled())?,
+        };
+        let first = usize::from(words.name == "atom");
+        let to = if first == 1 { self.result(words.operand(0)?)? } else { None };
+        let at = self.place(words.operand(first)?)?;
+        let second = words.operands.get(first + 2).copied().unwrap_or("0");
+        let of = [self.operand(words.operand(first + 1)?)?, self.operand(second)?];
+        Ok(Operation::Atomic { space, ty, to, at, of, evaluate })
+    }
+
+    /// Between an address of a memory and a generic one.
+    fn converted_address(&mut self, words: &mut Words) -> Result<Operation, String> {
+        let is_narrowed = words.modifiers.take("to");
+        let window = match Self::space(words) {
+            Space::Shared => SHARED_WINDOW,
+            Space::Local => LOCAL_WINDOW,
+            Space::Global | Space::Generic => 0,
+        };
+        words.take_type()?;
+        let evaluate = Box::new(
+            move |[x, ..]: [u64; 3]| {
+                if is_narrowed { x.wrapping_sub(window) } else { x.wrapping_add(window) }
+            },
+        );
+        let of = self.three(&[words.operand(1)?])?;
+        Ok(Operation::Compute { to: self.register(words.operand(0)?)?, of, evaluate })
+    }
+
+    /// `mov.b32 %r1, {%rs1, %rs2}`, and the other way.
+    fn packed(&mut self, words: &mut Words) -> Result<Operation, String> {
+        let ty = words.take_type()?;
+        let [to, of] = [words.operand(0)?, words.operand(1)?];
+        let splits = to.starts_with('{');
+        let parts = list(inside(if splits { to } else { of }));
+        let bits = ty.bits() / parts.len().max(1) as u32;
+        if splits {
+            return Ok(Operation::Split { to: self.results(&parts)?, of: self.operand(of)?, bits });
+        }
+        let parts = parts.into_iter().map(|part| self.operand(part)).collect::<Result<_, _>>()?;
+        Ok(Operation::Join { to: self.register(to)?, parts, bits })
+    }
+
+    fn control(&mut self, words: &mut Words) -> Result<Operation, String> {
+        words.modifiers.take("uni");
+        match words.name {
+            "bra" => {
+                let label = words.operand(0)?;
+                Ok(self.branch(label))
+            }
+            "call" => self.call(&words.operands),
+            "trap" => Ok(Operation::Trap),
+            _ => Ok(Operation::Return),
+        }
+    }
+
+    /// `(results), function, (parameters)`.
+    fn call(&mut self, parts: &[&str]) -> Result<Operation, String> {
+        let name = parts.iter().position(|part| !part.starts_with('(')).ok_or("no function is called")?;
+        let mut slots = |part: Option<&&str>| -> Vec<usize> {
+            list(part.map_or("", |part| inside(part))).into_iter().map(|name| self.slot(name)).collect()
+        };
+        let results = slots(if name > 0 { parts.first() } else { None });
+        let parameters = slots(parts.get(name + 1));
+        self.later(CallNames { function: parts[name].to_owned(), parameters, results });
+        Ok(Operation::Call { start: 0, copied: vec![], returned: vec![] })
+    }
+
+    fn of_warp(&mut self, words: &mut Words) -> Result<Operation, String> {
+        if words.name == "bar" {
+            if words.modifiers.0 == ["warp", "sync"] {
+                words.take_all("warp.sync")?;
+                return Ok(Operation::WarpBarrier { mask: self.operand(words.operand(0)?)? });
+            }
+            words.take_all("sync")?;
+            let is_first = words.operands == ["0"];
+            return if is_first {
+                Ok(Operation::Barrier)
+            } else {
+                Err("a barrier but the first is not modelled".into())
+            };
+        }
+        words.take_one(&["sync"])?;
+        let (to, is_within) = words
+            .operand(0)?
+            .split_once('|')
+            .map_or((words.operand(0)?, None), |(to, within)| (to, Some(within)));
+        let to = self.register(to)?;
+        if words.name == "vote" {
+            let kind = match words.take_one(&["all", "any", "ballot"])? {
+                "all" => Vote::All,
+                "any" => Vote::Any,
+                _ => Vote::Ballot,
+            };
+            words.take_type()?;
+            let [of, mask] = [self.operand(words.operand(1)?)?, self.operand(words.operand(2)?)?];
+            return Ok(Operation::Vote { kind, to, of, mask });
+        }
+        let kind = match words.take_one(&["up", "down", "bfly", "idx"])? {
+            "up" => Shuffle::Up,
+            "down" => Shuffle::Down,
+            "bfly" => Shuffle::Butterfly,
+            _ => Shuffle::Index,
+        };
+        words.take_all("b32")?;
+        let is_within = is_within.map(|name| self.register(name)).transpose()?;
+        let [of, by, clamp, mask] = self.all(words.operands.get(1..).unwrap_or_default())?;
+        Ok(Operation::Shuffle { kind, to, is_within, of, by, clamp, mask })
+    }
+
+    fn of_matrices(&mut self, words: &mut Words) -> Result<Operation, String> {
+        let to = self.registers(inside(words.operand(0)?))?;
+        if words.name == "ldmatrix" {
+            let is_transposed = words.modifiers.take("trans");
+            let from = self.place(words.operand(1)?)?;
+            Self::space(words);
+            words.take_all("sync.aligned.m8n8.x4.b16")?;
+            return Ok(Operation::LoadMatrices { to, from, is_transposed });
+        }
+        let ty = if words.modifiers.0.contains(&"bf16") { Type::BF16 } else { Type::F16 };
+        let half = if ty == Type::BF16 { "bf16" } else { "f16" };
+        words.take_all(&format!("sync.aligned.m16n8k16.row.col.f32.{half}.{half}.f32"))?;
+        let [lhs, addend] =
+            [self.all(&list(inside(words.operand(1)?)))?, self.all(&list(inside(words.operand(3)?)))?];
+        let rhs = self.all(&list(inside(words.operand(2)?)))?;
+        Ok(Operation::MultiplyMatrices { ty, to, lhs, rhs, addend })
+    }
+
+    /// Asynchronous copies to shared memory, and waits for them.
+    fn copy(&mut self, words: &mut Words) -> Result<Operation, String> {
+        match words.modifiers.0.get(1).copied() {
+            Some("commit_group") => words.take_all("async.commit_group").map(|()| Operation::CloseCopies),
+            Some("wait_all") => words.take_all("async.wait_all").map(|()| Operation::WaitForAllCopies),
+            Some("wait_group") => {
+                words.take_all("async.wait_group")?;
+                let but = words.operand(0)?.parse().map_err(|_| "the number of groups is no number")?;
+                Ok(Operation::WaitForCopies { but })
+            }
+            _ => {
+                words.take_all("async.cg.shared.global")?;
+                if words.operand(2)? != "16" {
+                    return Err("a copy of another size than 16 bytes is not modelled".into());
+                }
+                let bytes = words.operands.get(3).copied().unwrap_or("16");
+                let [to, from] = [self.place(words.operand(0)?)?, self.place(words.operand(1)?)?];
+                Ok(Operation::CopyLater { to, from, bytes: self.operand(bytes)? })
+            }
+        }
+    }
+
+    /// `bfi`, the only instruction of four operands: its number of bits has to be a constant.
+    fn inserted_field(&mut self, words: &mut Words) -> Result<Operation, String> {
+        let ty = words.take_type()?;
+        let Operand::Number(count) = self.operand(words.operand(4)?)? else {
+            return Err("a number of bits that is no constant is not modelled".into());
+        };
+        let evaluate =
+            Box::new(move |[value, base, first]: [u64; 3]| insert_field(ty, value, base, [first, count]));
+        let of = self.three(&[words.operand(1)?, words.operand(2)?, words.operand(3)?])?;
+        Ok(Operation::Compute { to: self.register(words.operand(0)?)?, of, evaluate })
+    }
+
+    fn computed(&mut self, words: &mut Words) -> Result<Operation, String> {
+        let unmodelled = words.unmodelled();
+        let evaluate = evaluate(words.name, &mut words.modifiers).ok_or(unmodelled)?;
+        let of = words.operands.get(1..).unwrap_or_default();
+        if of.len() > 3 {
+            return Err(format!("`{}` has too many operands", words.name));
+        }
+        Ok(Operation::Compute { to: self.register(words.operand(0)?)?, of: self.three(of)?, evaluate })
+    }
+}

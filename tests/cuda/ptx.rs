@@ -1,0 +1,57 @@
+//! The launches of a step of each model by their PTX, beside the stand-in.
+//!
+//! `TRAINYARD_CUDA_LIBS=FOLDER cargo test --test cuda ptx -- --ignored`
+
+use ir::DType;
+use passes::precision::Precision;
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order, Ptx};
+use runtime::cuda::lower::lower;
+use runtime::lower::Target;
+use runtime::program::Program;
+use runtime::ranks::Ranks;
+use std::sync::Arc;
+use testing::models::{self, Fixture, adamw, done};
+use trainyard::pipeline::CompilationPlan;
+use trainyard::verification::execute::Machine;
+use trainyard::verification::inputs;
+
+const MODELS: [&Fixture; 7] = [
+    &models::MLP_DYNAMO,
+    &models::GPT2_DYNAMO,
+    &models::LLAMA_DYNAMO,
+    &models::BERT_DYNAMO,
+    &models::RESNET_TRAINMODE,
+    &models::MIXTRAL_DYNAMO,
+    &models::T5_DYNAMIC,
+];
+
+/// A training step, each of whose launches runs by its PTX, too.
+fn check(fixture: &Fixture, compute: DType, ptx: &Ptx) {
+    let precision = Precision { compute, ..Precision::default() };
+    let plan = CompilationPlan { optimizer: adamw(), precision, ..CompilationPlan::default() };
+    let subject = fixture.compiled(fixture.batch, plan);
+    let module = &subject.compilation.training;
+    let microbatches = done(inputs::draw(module, 5, 1));
+    let host = Host::new(Order::default()).checked_by_ptx(ptx.clone());
+    let make = |program: Arc<Program>| {
+        let cuda = done(lower(program));
+        Cuda::with(host, vec![cuda]).map(|cuda| Ranks::alone(Box::new(cuda)))
+    };
+    let mut machine = done(Machine::on(module, Target::Cuda, microbatches.len(), &subject.start, make));
+    let loss = done(machine.step(&microbatches)).loss().expect("a step has a loss");
+    println!("{} in {compute}: {loss}", fixture.file);
+}
+
+/// At night.
+#[test]
+#[ignore = "needs NVRTC and a C++ compiler"]
+fn the_launches_of_every_model_agree_with_their_ptx() {
+    let ptx = Ptx::open().unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"));
+    for fixture in MODELS {
+        for compute in [DType::F32, DType::BF16, DType::F16] {
+            check(fixture, compute, &ptx);
+        }
+    }
+    println!("{}", ptx.table());
+}

@@ -191,11 +191,12 @@ impl CheckedLaunch<'_> {
         let regions = before.iter().map(|(address, bytes)| Region::new(*address, bytes.clone())).collect();
         let Run { regions, came_there } = machine::run(code, &launch, regions, schedule, left_out)?;
         let pointers = self.pointers();
-        let outcomes = before.iter().zip(&self.after).zip(&regions);
-        let difference = |(((address, before), stand_in), region): ((&(u64, Vec<u8>), &&[u8]), &Region)| {
-            Outcome { before, stand_in, ptx: &region.bytes }.least_difference(*address, &pointers)
-        };
-        Ok((outcomes.filter_map(difference).collect(), came_there))
+        let mut differences = Vec::new();
+        for (((address, before), stand_in), region) in before.iter().zip(&self.after).zip(&regions) {
+            let outcome = Outcome { before, stand_in, ptx: &region.bytes };
+            differences.extend(outcome.least_difference(*address, &pointers));
+        }
+        Ok((differences, came_there))
     }
 
     /// The addresses that the kernel is given, with the types of their elements. A launch that is several in one has them in a table:

@@ -220,7 +220,7 @@ impl Machine<'_> {
             Operation::CopyLater { to, from, bytes } => {
                 let [to, from] = [*to, *from].map(|place| self.address(warp, lane, place));
                 let bytes = self.get(warp, lane, *bytes) as usize;
-                if from % COPIED as u64 != 0 {
+                if !from.is_multiple_of(COPIED as u64) {
                     return Err(Problem::Misaligned(from).into());
                 }
                 if bytes > 0 && !self.memory.contains(from, COPIED) {

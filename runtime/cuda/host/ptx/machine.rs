@@ -205,7 +205,7 @@ impl Machine<'_> {
                 Schedule::Turns => (turn, 1),
                 Schedule::Random(_) => {
                     let warp = self.random() as usize % warps;
-                    let runs_long = self.random() % 4 == 0;
+                    let runs_long = self.random().is_multiple_of(4);
                     (warp, 1 + self.random() % if runs_long { 200 } else { 5 })
                 }
             };
@@ -305,7 +305,7 @@ impl Machine<'_> {
         let chosen = ready[self.random() as usize % ready.len()];
         let next = self.threads[LANES * warp + chosen.trailing_zeros() as usize].next;
         let is_together = self.code.instructions[next].operation.is_together();
-        if is_together || self.random() % 3 != 0 {
+        if is_together || !self.random().is_multiple_of(3) {
             return Ok(Ready::Lanes(chosen));
         }
         let part = chosen & (self.random() as Mask | (self.random() as Mask) << 31);

@@ -238,7 +238,7 @@ impl Memory {
         writes: bool,
         by: Accessor,
     ) -> Result<&mut [u8], Problem> {
-        if address % count as u64 != 0 {
+        if !address.is_multiple_of(count as u64) {
             return Err(Problem::Misaligned(address));
         }
         let (space, address) = match (space, address >> 56) {

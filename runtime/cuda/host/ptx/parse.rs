@@ -19,7 +19,7 @@ use super::decode::Words;
 use super::instruction::{Code, Guard, Instruction, Operand, Operation, Place, Register, Special};
 use super::memory::MODULE_WINDOW;
 use super::types::Type;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The instructions of a kernel.
 ///
@@ -129,6 +129,8 @@ pub(super) struct Parser<'a> {
     kernel: &'a str,
     instructions: Vec<Instruction>,
     functions: BTreeMap<String, Function>,
+    /// The declared names of registers, without their numbers.
+    declared: BTreeSet<String>,
     /// Registers, labels and parameters by function and name.
     registers: BTreeMap<String, usize>,
     labels: BTreeMap<String, usize>,
@@ -214,7 +216,14 @@ impl Parser<'_> {
     fn statement(&mut self, statement: &str) -> Result<(), String> {
         let first = statement.split_whitespace().next().unwrap_or_default();
         match first {
-            ".reg" | ".pragma" | ".loc" => return Ok(()),
+            ".pragma" | ".loc" => return Ok(()),
+            ".reg" => {
+                // `.reg .b32 %r<9>;` declares `%r0` to `%r8`.
+                let names = statement.splitn(3, ' ').nth(2).unwrap_or_default();
+                let declared = list(names).into_iter().map(|name| name.split('<').next().unwrap_or(name));
+                self.declared.extend(declared.map(|name| format!("{}::{name}", self.scope)));
+                return Ok(());
+            }
             ".shared" | ".local" => return self.variable(statement),
             ".param" => {
                 let name = statement.split_whitespace().last().unwrap_or_default();
@@ -268,14 +277,13 @@ impl Parser<'_> {
     }
 
     pub(super) fn register(&mut self, name: &str) -> Result<Register, String> {
-        if !name.starts_with('%')
-            || special(name).is_some()
-            || !name[1..].bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        {
-            return Err(format!("`{name}` is no register"));
+        let known = format!("{}::{name}", self.scope);
+        let without_number = known.trim_end_matches(|c: char| c.is_ascii_digit());
+        if !self.declared.contains(&known) && !self.declared.contains(without_number) {
+            return Err(format!("`{name}` is not modelled, or no register"));
         }
         let next = self.registers.len();
-        Ok(Register(*self.registers.entry(format!("{}::{name}", self.scope)).or_insert(next)))
+        Ok(Register(*self.registers.entry(known).or_insert(next)))
     }
 
     /// The register of a result; none for `_`.

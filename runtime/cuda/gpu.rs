@@ -421,8 +421,8 @@ impl Driver for Gpu {
     }
 
     fn has_failed(&self) -> bool {
-        // Any call tells of a kernel that went wrong, and from then on every call does.
-        self.context.bind().and_then(|()| self.context.memory()).is_err()
+        // A question about memory may be answered without a look at the kernels; a query of a stream looks at what it was given.
+        self.context.bind().and_then(|()| self.queues.iter().try_for_each(Queue::check)).is_err()
     }
 
     fn finish(&self) -> Result<(), DriverError> {

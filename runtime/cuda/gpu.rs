@@ -51,7 +51,7 @@ use super::cubins::Cubins;
 use super::device::Cuda;
 use super::driver::{
     Address, CollectiveTask, CopyTask, Driver, DriverError, Fetched, Graph, HostTask, LibraryTask, Loaded,
-    MessageTask, MultiplyPlaces, Room,
+    MessageTask, MultiplyPlaces, Room, Workspace, check_library,
 };
 use super::libraries::Folders;
 use super::nvrtc::Nvrtc;
@@ -119,7 +119,7 @@ pub struct Gpu {
     stamps: Stamps,
     memory: Vec<Memory>,
     /// By [`Stream`].
-    queues: [Queue; 7],
+    queues: [Queue; Stream::ALL.len()],
     /// Memory of the host that was lent.
     lent: Vec<Lent>,
     context: Context,
@@ -351,10 +351,10 @@ impl Driver for Gpu {
         add: bool,
     ) -> Result<(), DriverError> {
         self.context.bind()?;
-        let queue = &self.queues[stream as usize];
+        let (queue, workspace) = (&self.queues[stream as usize], Workspace::of(stream)?);
         let unloaded = || DriverError("a multiplication of a program that was not loaded".into());
         let multiplier = self.multiplier.as_mut().ok_or_else(unloaded)?;
-        multiplier.run(queue, stream as usize, &Call::of(multiply, &places, add)?)
+        multiplier.run(queue, workspace, &Call::of(multiply, &places, add)?)
     }
 
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
@@ -362,6 +362,7 @@ impl Driver for Gpu {
         let unloaded =
             || DriverError(format!("`{}` of a program that was not loaded", task.instruction.name()));
         let Some(Ok(cudnn)) = &self.cudnn else { return Err(unloaded()) };
+        check_library(stream, &task)?;
         cudnn.run(self.queue(stream), &task)
     }
 

@@ -16,7 +16,7 @@ mod sectors;
 
 use super::driver::{
     Address, CollectiveTask, CopyTask, Driver, DriverError, Fetched, Graph, HostTask, LibraryTask, Loaded,
-    Memories, MessageTask, MultiplyPlaces, Room, Touches,
+    Memories, MessageTask, MultiplyPlaces, Room, Touches, Workspace, check_library,
 };
 use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
 use crate::comm::Communicator;
@@ -421,7 +421,8 @@ impl Driver for Host {
     fn replay(&mut self, Graph(graph): Graph) -> Result<(), DriverError> {
         self.outside()?;
         let inside = self.inside.clone();
-        for (stream, queued) in self.graphs[graph].clone() {
+        let unknown = || DriverError("a CUDA graph that was not captured".into());
+        for (stream, queued) in self.graphs.get(graph).ok_or_else(unknown)?.clone() {
             match queued {
                 Queued::Record(event) => self.record(stream, event)?,
                 Queued::Wait(event, _) => self.wait(stream, event)?,
@@ -445,7 +446,8 @@ impl Driver for Host {
         launch: &Launch,
         arguments: &[u64],
     ) -> Result<(), DriverError> {
-        let compiled = &self.compiled[loaded.0];
+        let unloaded = || DriverError("a kernel that was not loaded".into());
+        let compiled = self.compiled.get(loaded.0).ok_or_else(unloaded)?;
         let name = compiled.name(launch.kernel).to_owned();
         launch.refusal().map_or(Ok(()), |refusal| Err(DriverError(format!("{name}: {refusal}"))))?;
         let [x, y, z] = launch.grid;
@@ -465,10 +467,12 @@ impl Driver for Host {
         places: MultiplyPlaces,
         add: bool,
     ) -> Result<(), DriverError> {
+        Workspace::of(stream)?;
         self.push(stream, Queued::Multiply { multiply: Box::new(multiply.clone()), places, add })
     }
 
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
+        check_library(stream, &task)?;
         let LibraryTask { instruction, memories, add } = task;
         let (instruction, memories) = (Box::new(instruction.clone()), memories.clone());
         self.push(stream, Queued::Library { instruction, memories, add })
@@ -543,3 +547,6 @@ impl Driver for Host {
         self.drain()
     }
 }
+
+#[cfg(test)]
+mod tests;

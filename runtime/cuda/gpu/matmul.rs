@@ -18,6 +18,7 @@ use crate::cuda::driver::{DriverError, Workspace};
 use crate::cuda::libraries::Folders;
 use crate::cuda::program::Multiply;
 use cudarc::cublaslt::sys;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub(super) struct Multiplier {
     given: Choices,
     /// The memory of each workspace, by [`Workspace`].
     workspaces: [Memory; Workspace::ALL.len()],
+    /// When the last run of a trial ended.
+    last_trial: Cell<Option<Instant>>,
     single: Single,
     handle: Handle,
     functions: Arc<Functions>,
@@ -72,7 +75,7 @@ impl Multiplier {
         let handle = Handle::new(&functions)?;
         let workspaces = [Memory::new(WORKSPACE)?, Memory::new(WORKSPACE)?];
         let (plans, given) = (HashMap::new(), Choices::new());
-        Ok(Self { plans, given, workspaces, single, handle, functions })
+        Ok(Self { plans, given, workspaces, last_trial: Cell::new(None), single, handle, functions })
     }
 
     /// Takes over the choices of another GPU of the same kind.

@@ -120,10 +120,15 @@ impl Trial for OnDevice<'_> {
             after.record(queue).and_then(|()| after.reached()).map_err(Failure::Device)?;
             seconds += after.seconds_after(before).map_err(Failure::Device)?;
         }
+        self.multiplier.last_trial.set(Some(Instant::now()));
         Ok(seconds)
     }
 
     fn elapsed(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    fn idle(&self) -> Option<Duration> {
+        self.multiplier.last_trial.get().map(|last| last.elapsed())
     }
 }

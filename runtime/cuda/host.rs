@@ -1,13 +1,15 @@
 //! A stand-in for a GPU and its driver, on the processor: memory is the host's, kernels are compiled by a C++ compiler
 //! (`host.h`) and run thread by thread, multiplications are done in f32, and the CPU backend does the work of libraries.
 //! It is for tests, and slow. Streams are kept apart as on a device: commands are queued and run when their results are asked
-//! for, in an order that only the streams and their marks restrict. So a missing wait shows.
+//! for, in an order that only the streams and their marks restrict. So a missing wait shows. Functions of the host run on one thread
+//! beside (`functions`).
 
 mod capture;
 mod checked;
 mod compile;
 mod exchange;
 mod fault;
+mod functions;
 mod guarded;
 mod lent;
 mod multiply;
@@ -27,6 +29,7 @@ use checked::Declared;
 use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
 pub use exchange::Notes;
+use functions::HostThread;
 use guarded::{Guards, Words};
 use pages::Memory;
 pub use sectors::{Counts, Sectors};
@@ -74,6 +77,7 @@ pub struct Host {
     /// Whether it refuses captures.
     refuses_captures: bool,
     declared: Vec<Declared>,
+    functions: HostThread,
     state: RefCell<State>,
 }
 
@@ -163,6 +167,7 @@ impl Host {
             is_checked: false,
             refuses_captures: false,
             declared: vec![],
+            functions: HostThread::default(),
             state: RefCell::default(),
         }
     }
@@ -295,7 +300,7 @@ impl Host {
             Queued::Send(task) => self.send_now(state, task)?,
             Queued::Receive(task) => self.receive_now(state, task)?,
             Queued::Copy(task) => state.copy(task)?,
-            Queued::OnHost(task) => task(),
+            Queued::OnHost(task) => self.functions.run(task)?,
             Queued::Record(event) => *state.marked.entry(event).or_default() += 1,
             Queued::Wait(..) => {}
             Queued::Stamp(number) => drop(state.stamped.insert(number, Instant::now())),

@@ -138,7 +138,7 @@ impl Gpu {
         let folders = Folders::of_process();
         let told = |error: &dyn std::fmt::Display| DriverError(error.to_string());
         let driver = probe::find_driver(&folders).map_err(|error| told(&error))?;
-        let facts = driver.devices.get(ordinal).cloned().ok_or_else(|| absent(ordinal, &driver.devices))?;
+        let facts = facts_of(ordinal, &driver.devices)?.clone();
         let nvrtc = Nvrtc::open(&folders).map_err(|error| told(&error))?;
         let architecture = nvrtc.architecture(facts.capability).map_err(|error| told(&error))?;
         let number = i32::try_from(ordinal).map_err(|error| told(&error))?;
@@ -217,6 +217,12 @@ impl Gpu {
         let trouble = self.kernels.trouble().map(str::to_owned);
         trouble.into_iter().chain(self.notes.take()).collect()
     }
+}
+
+/// The GPU of a number, if kernels run on it.
+fn facts_of(ordinal: usize, devices: &[DeviceFacts]) -> Result<&DeviceFacts, DriverError> {
+    let facts = devices.get(ordinal).ok_or_else(|| absent(ordinal, devices))?;
+    facts.refusal(ordinal).map_or(Ok(facts), |refusal| Err(DriverError(refusal)))
 }
 
 fn absent(ordinal: usize, devices: &[DeviceFacts]) -> DriverError {

@@ -1,9 +1,14 @@
-//! The command on a machine whose driver is made up: what the driver finds when it starts. The tests need a C compiler.
+//! The command on a machine whose driver is made up: what the driver finds when it starts, and a GPU that is too old. The tests need
+//! a C compiler.
 
 use crate::TRAINYARD;
 use std::path::Path;
 use std::process::{Command, Output};
 use tempfile::TempDir;
+
+/// The refusal of the driver's only GPU.
+const TOO_OLD: &str =
+    "GPU 0 (Tesla T4) is too old: its compute capability is 7.5, and kernels need 8.0 or newer";
 
 /// A folder with the driver `driver/turing.c`.
 fn driver() -> TempDir {
@@ -40,4 +45,29 @@ fn the_driver_starts_with_the_most_queues_unless_the_user_asks_for_a_number() {
         let told = text(&ended.stderr);
         assert!(told.contains(&format!("the driver has {started} queues\n")), "{told}");
     }
+}
+
+#[test]
+#[ignore = "needs a C compiler"]
+fn a_gpu_that_is_too_old_is_refused_by_each_command_in_one_sentence() {
+    let driver = driver();
+    let listed = text(&run(driver.path(), "doctor", None).stdout);
+    assert!(listed.contains("Tesla T4, compute capability 7.5, 40 multiprocessors, 16.0 GiB"), "{listed}");
+    assert!(listed.contains("too old: its compute capability is 7.5, and kernels need 8.0"), "{listed}");
+    let out = driver.path().join("run");
+    let train = format!(
+        "compile testdata/models/mlp.dynamo.onnx --train synthetic --steps 1 -o {} --device",
+        out.display()
+    );
+    for (arguments, flag) in [("doctor --check", "--check"), (&format!("{train} cuda"), "--device cuda")] {
+        let ended = run(driver.path(), arguments, None);
+        let told = text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(2), "{arguments}: {told}");
+        let lines: Vec<&str> = told.lines().filter(|line| line.contains("too old")).collect();
+        assert_eq!(lines, [format!("error: {flag}: {TOO_OLD}")], "{told}");
+    }
+    let ended = run(driver.path(), &format!("{train} auto"), None);
+    let told = text(&ended.stdout) + &text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{told}");
+    assert!(told.contains(&format!("cpu; {TOO_OLD}")), "{told}");
 }

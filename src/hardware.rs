@@ -7,7 +7,7 @@ use ir::interp::MOST_RANKS;
 use ir::machine::{Device, Preset};
 use runtime::cuda::gpu::enough;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library};
-use runtime::cuda::probe::{Driver, Probe, probe};
+use runtime::cuda::probe::{DeviceFacts, Driver, Probe, probe};
 use runtime::target::{Multiprocessors, Target};
 
 /// A device that can be used.
@@ -30,14 +30,13 @@ impl Chosen {
     }
 }
 
-/// GPUs that have a preset, by the names that their driver has for them.
-const PRESETS: [(&str, Preset); 6] = [
+/// GPUs that have a preset, by the names that their driver has for them. The presets of a V100 have none: it is described for
+/// predictions alone, since kernels do not run on it.
+const PRESETS: [(&str, Preset); 4] = [
     ("NVIDIA H200", Preset::H200),
     ("NVIDIA H100 80GB HBM3", Preset::H100),
     ("NVIDIA A100-SXM4-80GB", Preset::A100),
     ("NVIDIA A100-SXM4-40GB", Preset::A100With40),
-    ("Tesla V100-SXM2-32GB", Preset::V100),
-    ("Tesla V100-SXM2-16GB", Preset::V100With16),
 ];
 
 /// The preset of a GPU, by the name that its driver has for it.
@@ -70,15 +69,18 @@ pub fn choose(
         DeviceChoice::Auto => processor(unasked(&probe(&folders))),
         DeviceChoice::Cuda => {
             let probe = probe(&folders);
+            let here = if is_one_rank { 1 } else { parallel.ranks() };
+            // Before libraries are asked for, which would be of no use.
+            if let Ok(driver) = &probe.driver {
+                new_enough("--device cuda", &driver.devices, here, is_one_rank)?;
+            }
             let driver = usable("--device cuda", &probe, &folders)?;
             if let (Some(mesh), 2..) = (&parallel.mesh, parallel.ranks()) {
-                let here = if is_one_rank { 1 } else { parallel.ranks() };
                 for_ranks(&format!("--mesh {mesh}"), here, driver, &probe, &folders)?;
             }
-            let ranks = if is_one_rank { 1 } else { parallel.ranks() };
-            let multiprocessors = multiprocessors(driver, ranks);
+            let multiprocessors = multiprocessors(driver, here);
             let (described, preset) =
-                (names(driver, ranks), driver.devices.first().and_then(|gpu| preset(&gpu.name)));
+                (names(driver, here), driver.devices.first().and_then(|gpu| preset(&gpu.name)));
             Ok(Chosen { target: Target::Cuda, multiprocessors, described, preset })
         }
     }
@@ -155,14 +157,33 @@ fn for_ranks(
     Ok(())
 }
 
+/// Refuses the first GPUs, one for each of so many ranks, if one of them is too old for kernels. A process that is one rank of
+/// several takes the GPU of its own place, which is checked when it is opened: it is refused here if all GPUs are too old.
+fn new_enough(flag: &str, devices: &[DeviceFacts], ranks: u64, is_one_rank: bool) -> Result<(), Diagnostic> {
+    let any_is_sound = devices.iter().any(|facts| facts.check().is_ok());
+    if is_one_rank && any_is_sound {
+        return Ok(());
+    }
+    let mut first = devices.iter().take(ranks as usize).enumerate();
+    let Some(old) = first.find_map(|(gpu, facts)| facts.refusal(gpu)) else { return Ok(()) };
+    let error = Diagnostic::new(format!("{flag}: {old}"));
+    let error = match any_is_sound {
+        true => error.note("CUDA_VISIBLE_DEVICES=N,N chooses GPUs of this machine by their numbers"),
+        false => error,
+    };
+    Err(error.note("--device cpu trains on the processor; `trainyard doctor` lists the GPUs of this machine"))
+}
+
 /// The name of the processor, as `--device` has it.
 const CPU: &str = "cpu";
 
-/// The processor, and a GPU that is there. Why there is none is told to those who ask for it.
+/// The processor, and a GPU that is there, or the reason why it cannot be used. Why there is none is told to those who ask for it.
 fn unasked(probe: &Probe) -> String {
-    match &probe.driver {
-        Ok(driver) => format!("{CPU}; --device cuda trains on the {}", driver.devices[0].name),
-        Err(_) => CPU.into(),
+    let first = probe.driver.as_ref().ok().and_then(|driver| driver.devices.first());
+    let Some(facts) = first else { return CPU.into() };
+    match facts.refusal(0) {
+        Some(refusal) => format!("{CPU}; {refusal}"),
+        None => format!("{CPU}; --device cuda trains on the {}", facts.name),
     }
 }
 
@@ -201,7 +222,7 @@ fn looked(error: Diagnostic, folders: &Folders) -> Diagnostic {
 mod tests {
     use super::*;
     use runtime::cuda::libraries::{NotOpened, Opened};
-    use runtime::cuda::probe::{DeviceFacts, NEEDED, Unavailable};
+    use runtime::cuda::probe::{NEEDED, Unavailable};
 
     fn machine(with_compiler: bool) -> Probe {
         let opened = |library: Library| Opened { library, path: library.file().into(), version: None };
@@ -258,6 +279,28 @@ mod tests {
         let driver = machine.driver.as_mut().unwrap();
         driver.devices[1].multiprocessors = 108;
         assert_eq!([1, 2].map(|ranks| multiprocessors(driver, ranks).0), [132, 108]);
+    }
+
+    #[test]
+    fn a_gpu_that_is_too_old_is_refused_and_the_processor_is_chosen_with_the_reason() {
+        let mut machine = machine(true);
+        let devices = &mut machine.driver.as_mut().unwrap().devices;
+        let sound = devices[0].clone();
+        devices[0] = DeviceFacts { name: "Tesla T4".into(), capability: (7, 5), ..sound.clone() };
+        let old = "GPU 0 (Tesla T4) is too old: its compute capability is 7.5, and kernels need 8.0 or newer";
+        let of = |devices: &[DeviceFacts], ranks, is_one_rank| {
+            new_enough("--device cuda", devices, ranks, is_one_rank).map_err(|error| error.to_string())
+        };
+        let alone = of(devices, 1, false).unwrap_err();
+        assert_eq!(alone.lines().next(), Some(&*format!("--device cuda: {old}")));
+        assert!(alone.contains("--device cpu") && !alone.contains("CUDA_VISIBLE_DEVICES"), "{alone}");
+        assert!(of(devices, 1, true).is_err());
+        devices.push(sound.clone());
+        assert!(of(devices, 2, false).unwrap_err().contains("CUDA_VISIBLE_DEVICES"));
+        assert_eq!(of(devices, 1, true), Ok(()), "the rank may have the other GPU");
+        assert_eq!(of(&[sound.clone(), devices[0].clone()], 1, false), Ok(()), "the old GPU is not taken");
+        assert!(of(&[sound, devices[0].clone()], 2, false).unwrap_err().contains("GPU 1 (Tesla T4)"));
+        assert_eq!(unasked(&machine), format!("cpu; {old}"));
     }
 
     #[test]

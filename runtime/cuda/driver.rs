@@ -119,7 +119,7 @@ pub trait Driver: Send {
         arguments: &[u64],
     ) -> Result<(), DriverError>;
 
-    /// Multiplies matrices on a stream; `add` to what is there.
+    /// Multiplies matrices on a stream that has a [`Workspace`]; `add` to what is there.
     fn multiply(
         &mut self,
         stream: Stream,
@@ -128,7 +128,7 @@ pub trait Driver: Send {
         add: bool,
     ) -> Result<(), DriverError>;
 
-    /// Runs an instruction by a library, on a stream.
+    /// Runs an instruction by a library, on the main stream ([`check_library`]).
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError>;
 
     /// Exchanges with other ranks, on a stream. All ranks of a group give the same to each other in the same order.
@@ -168,6 +168,49 @@ pub trait Driver: Send {
 
     /// Waits until everything is done.
     fn finish(&self) -> Result<(), DriverError>;
+}
+
+/// A workspace of cuBLASLt. Multiplications of one stream use it one after the other, so each stream that multiplies has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workspace {
+    /// The main stream's.
+    Main,
+    /// The side stream's.
+    Side,
+}
+
+impl Workspace {
+    /// Every workspace.
+    pub const ALL: [Self; 2] = [Self::Main, Self::Side];
+
+    /// The workspace of a stream.
+    ///
+    /// # Errors
+    /// The stream has none.
+    pub fn of(stream: Stream) -> Result<Self, DriverError> {
+        match stream {
+            Stream::Main => Ok(Self::Main),
+            Stream::Side => Ok(Self::Side),
+            Stream::Exchange | Stream::Upload | Stream::Download | Stream::Host | Stream::Disk => {
+                let stream = stream.name();
+                Err(DriverError(format!(
+                    "a multiplication on the {stream}: only the main stream and the side stream have a workspace of cuBLASLt"
+                )))
+            }
+        }
+    }
+}
+
+/// Refuses an instruction for cuDNN on another stream than the main one, for which the only workspace of cuDNN is.
+///
+/// # Errors
+/// The stream.
+pub fn check_library(stream: Stream, task: &LibraryTask) -> Result<(), DriverError> {
+    if stream == Stream::Main {
+        return Ok(());
+    }
+    let (name, stream) = (task.instruction.name(), stream.name());
+    Err(DriverError(format!("`{name}` on the {stream}: only the main stream has a workspace of cuDNN")))
 }
 
 /// What a command reads and writes, and where that memory is.

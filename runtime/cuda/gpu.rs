@@ -51,7 +51,7 @@ use super::cubins::Cubins;
 use super::device::Cuda;
 use super::driver::{
     Address, CollectiveTask, CopyTask, Driver, DriverError, Fetched, Graph, HostTask, LibraryTask, Loaded,
-    MessageTask, MultiplyPlaces, Room,
+    MessageTask, MultiplyPlaces, Room, Workspace, check_library,
 };
 use super::libraries::Folders;
 use super::nvrtc::Nvrtc;
@@ -119,7 +119,7 @@ pub struct Gpu {
     stamps: Stamps,
     memory: Vec<Memory>,
     /// By [`Stream`].
-    queues: [Queue; 7],
+    queues: [Queue; Stream::ALL.len()],
     /// Memory of the host that was lent.
     lent: Vec<Lent>,
     context: Context,
@@ -138,7 +138,7 @@ impl Gpu {
         let folders = Folders::of_process();
         let told = |error: &dyn std::fmt::Display| DriverError(error.to_string());
         let driver = probe::find_driver(&folders).map_err(|error| told(&error))?;
-        let facts = driver.devices.get(ordinal).cloned().ok_or_else(|| absent(ordinal, &driver.devices))?;
+        let facts = facts_of(ordinal, &driver.devices)?.clone();
         let nvrtc = Nvrtc::open(&folders).map_err(|error| told(&error))?;
         let architecture = nvrtc.architecture(facts.capability).map_err(|error| told(&error))?;
         let number = i32::try_from(ordinal).map_err(|error| told(&error))?;
@@ -217,6 +217,12 @@ impl Gpu {
         let trouble = self.kernels.trouble().map(str::to_owned);
         trouble.into_iter().chain(self.notes.take()).collect()
     }
+}
+
+/// The GPU of a number, if kernels run on it.
+fn facts_of(ordinal: usize, devices: &[DeviceFacts]) -> Result<&DeviceFacts, DriverError> {
+    let facts = devices.get(ordinal).ok_or_else(|| absent(ordinal, devices))?;
+    facts.refusal(ordinal).map_or(Ok(facts), |refusal| Err(DriverError(refusal)))
 }
 
 fn absent(ordinal: usize, devices: &[DeviceFacts]) -> DriverError {
@@ -351,10 +357,10 @@ impl Driver for Gpu {
         add: bool,
     ) -> Result<(), DriverError> {
         self.context.bind()?;
-        let queue = &self.queues[stream as usize];
+        let (queue, workspace) = (&self.queues[stream as usize], Workspace::of(stream)?);
         let unloaded = || DriverError("a multiplication of a program that was not loaded".into());
         let multiplier = self.multiplier.as_mut().ok_or_else(unloaded)?;
-        multiplier.run(queue, stream as usize, &Call::of(multiply, &places, add)?)
+        multiplier.run(queue, workspace, &Call::of(multiply, &places, add)?)
     }
 
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
@@ -362,6 +368,7 @@ impl Driver for Gpu {
         let unloaded =
             || DriverError(format!("`{}` of a program that was not loaded", task.instruction.name()));
         let Some(Ok(cudnn)) = &self.cudnn else { return Err(unloaded()) };
+        check_library(stream, &task)?;
         cudnn.run(self.queue(stream), &task)
     }
 
@@ -421,8 +428,8 @@ impl Driver for Gpu {
     }
 
     fn has_failed(&self) -> bool {
-        // Any call tells of a kernel that went wrong, and from then on every call does.
-        self.context.bind().and_then(|()| self.context.memory()).is_err()
+        // A question about memory may be answered without a look at the kernels; a query of a stream looks at what it was given.
+        self.context.bind().and_then(|()| self.queues.iter().try_for_each(Queue::check)).is_err()
     }
 
     fn finish(&self) -> Result<(), DriverError> {

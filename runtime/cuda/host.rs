@@ -1,13 +1,15 @@
 //! A stand-in for a GPU and its driver, on the processor: memory is the host's, kernels are compiled by a C++ compiler
 //! (`host.h`) and run thread by thread, multiplications are done in f32, and the CPU backend does the work of libraries.
 //! It is for tests, and slow. Streams are kept apart as on a device: commands are queued and run when their results are asked
-//! for, in an order that only the streams and their marks restrict. So a missing wait shows.
+//! for, in an order that only the streams and their marks restrict. So a missing wait shows. Functions of the host run on one thread
+//! beside (`functions`).
 
 mod capture;
 mod checked;
 mod compile;
 mod exchange;
 mod fault;
+mod functions;
 mod guarded;
 mod lent;
 mod multiply;
@@ -17,7 +19,7 @@ mod sectors;
 
 use super::driver::{
     Address, CollectiveTask, CopyTask, Driver, DriverError, Fetched, Graph, HostTask, LibraryTask, Loaded,
-    Memories, MessageTask, MultiplyPlaces, Room, Touches,
+    Memories, MessageTask, MultiplyPlaces, Room, Touches, Workspace, check_library,
 };
 use super::program::{CudaProgram, Event, Kernel, Launch, Multiply, Stream};
 use crate::comm::Communicator;
@@ -28,6 +30,7 @@ use checked::Declared;
 use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
 pub use exchange::Notes;
+use functions::HostThread;
 use guarded::{Guards, Words};
 use pages::Memory;
 pub use ptx::{LeftOut, Ptx, Row, Table, family};
@@ -78,6 +81,7 @@ pub struct Host {
     /// Whether it refuses captures.
     refuses_captures: bool,
     declared: Vec<Declared>,
+    functions: HostThread,
     state: RefCell<State>,
 }
 
@@ -168,6 +172,7 @@ impl Host {
             ptx: None,
             refuses_captures: false,
             declared: vec![],
+            functions: HostThread::default(),
             state: RefCell::default(),
         }
     }
@@ -306,7 +311,7 @@ impl Host {
             Queued::Send(task) => self.send_now(state, task)?,
             Queued::Receive(task) => self.receive_now(state, task)?,
             Queued::Copy(task) => state.copy(task)?,
-            Queued::OnHost(task) => task(),
+            Queued::OnHost(task) => self.functions.run(task)?,
             Queued::Record(event) => *state.marked.entry(event).or_default() += 1,
             Queued::Wait(..) => {}
             Queued::Stamp(number) => drop(state.stamped.insert(number, Instant::now())),
@@ -432,7 +437,8 @@ impl Driver for Host {
     fn replay(&mut self, Graph(graph): Graph) -> Result<(), DriverError> {
         self.outside()?;
         let inside = self.inside.clone();
-        for (stream, queued) in self.graphs[graph].clone() {
+        let unknown = || DriverError("a CUDA graph that was not captured".into());
+        for (stream, queued) in self.graphs.get(graph).ok_or_else(unknown)?.clone() {
             match queued {
                 Queued::Record(event) => self.record(stream, event)?,
                 Queued::Wait(event, _) => self.wait(stream, event)?,
@@ -456,7 +462,8 @@ impl Driver for Host {
         launch: &Launch,
         arguments: &[u64],
     ) -> Result<(), DriverError> {
-        let compiled = &self.compiled[loaded.0];
+        let unloaded = || DriverError("a kernel that was not loaded".into());
+        let compiled = self.compiled.get(loaded.0).ok_or_else(unloaded)?;
         let kernel = compiled.kernel(launch.kernel).clone();
         launch.refusal().map_or(Ok(()), |refusal| Err(DriverError(format!("{}: {refusal}", kernel.name))))?;
         let [x, y, z] = launch.grid;
@@ -476,10 +483,12 @@ impl Driver for Host {
         places: MultiplyPlaces,
         add: bool,
     ) -> Result<(), DriverError> {
+        Workspace::of(stream)?;
         self.push(stream, Queued::Multiply { multiply: Box::new(multiply.clone()), places, add })
     }
 
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
+        check_library(stream, &task)?;
         let LibraryTask { instruction, memories, add } = task;
         let (instruction, memories) = (Box::new(instruction.clone()), memories.clone());
         self.push(stream, Queued::Library { instruction, memories, add })
@@ -554,3 +563,6 @@ impl Driver for Host {
         self.drain()
     }
 }
+
+#[cfg(test)]
+mod tests;

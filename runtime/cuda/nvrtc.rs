@@ -5,6 +5,7 @@
 mod library;
 
 use super::libraries::{self, Folders, Library, NotOpened, Opened};
+use super::probe::OLDEST;
 use super::program::Kernel;
 use library::{Compilation, Functions, Status};
 use std::collections::BTreeMap;
@@ -189,8 +190,12 @@ pub fn source(kernel: &Kernel) -> String {
     text
 }
 
-/// The newest architecture that the device runs: its own, with what only it has; else an older one of its generation.
+/// The newest architecture that the device runs: its own, with what only it has; else an older one of its generation. None for
+/// a device that is older than our kernels, even if NVRTC compiles for it.
 fn architecture(known: &[u32], (major, minor): (i32, i32)) -> Option<String> {
+    if (major, minor) < OLDEST {
+        return None;
+    }
     let number = u32::try_from(major.checked_mul(10)?.checked_add(minor)?).ok()?;
     if known.contains(&number) {
         let own = if number >= 90 { "a" } else { "" };
@@ -253,7 +258,8 @@ mod tests {
         assert_eq!(of((10, 3)).as_deref(), Some("sm_103a"));
         assert_eq!(of((8, 7)).as_deref(), Some("sm_86"));
         assert_eq!(of((12, 1)).as_deref(), Some("sm_120"));
-        assert_eq!([of((7, 0)), of((11, 0)), of((-1, 0)), of((i32::MAX, 0))], [const { None }; 4]);
+        let refused = [(7, 0), (7, 5), (11, 0), (-1, 0), (i32::MAX, 0)];
+        assert_eq!(refused.map(of), [const { None }; 5]);
     }
 
     #[test]

@@ -7,6 +7,9 @@ use std::fmt;
 /// The version of CUDA that the bindings are of.
 pub const NEEDED: Version = Version(13_000);
 
+/// The lowest compute capability that kernels run on: they copy asynchronously to shared memory, and multiply bf16 on tensor cores.
+pub const OLDEST: (i32, i32) = (8, 0);
+
 /// What is there.
 #[derive(Clone, Debug)]
 pub struct Probe {
@@ -38,6 +41,26 @@ pub struct DeviceFacts {
     pub memory: u64,
     /// Multiprocessors.
     pub multiprocessors: i32,
+}
+
+/// Why kernels do not run on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("too old: its compute capability is {}.{}, and kernels need {}.{} or newer", .0.0, .0.1, OLDEST.0, OLDEST.1)]
+pub struct TooOld(pub (i32, i32));
+
+impl DeviceFacts {
+    /// Refuses a GPU that kernels do not run on.
+    ///
+    /// # Errors
+    /// The compute capability of an old GPU.
+    pub fn check(&self) -> Result<(), TooOld> {
+        if self.capability < OLDEST { Err(TooOld(self.capability)) } else { Ok(()) }
+    }
+
+    /// A sentence that refuses the GPU, which has this number, if it is too old.
+    pub fn refusal(&self, gpu: usize) -> Option<String> {
+        self.check().err().map(|old| format!("GPU {gpu} ({}) is {old}", self.name))
+    }
 }
 
 /// Why nothing can run on a GPU here.
@@ -164,6 +187,24 @@ mod tests {
             [open, closed, "nothing"].map(release_of),
             [Some("580.95.05".into()), Some("580.65.06".into()), None]
         );
+    }
+
+    #[test]
+    fn a_gpu_below_compute_capability_8_0_is_too_old() {
+        let with = |capability| DeviceFacts {
+            name: "a GPU".into(),
+            capability,
+            memory: 1 << 30,
+            multiprocessors: 40,
+        };
+        for new_enough in [(8, 0), (8, 9), (9, 0), (12, 1)] {
+            assert_eq!(with(new_enough).check(), Ok(()));
+        }
+        for too_old in [(3, 5), (7, 0), (7, 5)] {
+            assert_eq!(with(too_old).check(), Err(TooOld(too_old)));
+        }
+        let told = "too old: its compute capability is 7.5, and kernels need 8.0 or newer";
+        assert_eq!(TooOld((7, 5)).to_string(), told);
     }
 
     /// On a machine with a GPU as on one without: an answer, and no panic.

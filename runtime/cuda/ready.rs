@@ -146,7 +146,7 @@ impl Ready {
                 driver.copy(stream, CopyTask { from, to, bytes: *bytes })?;
             }
             CommandTask::Host | CommandTask::Disk => {
-                driver.on_host(stream, self.host_task(section, command))?;
+                driver.on_host(stream, self.host_task(section, command)?)?;
             }
         }
         clock.map_or(Ok(()), |clock| clock.after(driver, section, command))?;
@@ -154,15 +154,14 @@ impl Ready {
     }
 
     /// A command of the host: an instruction there, or a copy between it and a file.
-    fn host_task(&self, section: Section, command: &Command) -> HostTask {
-        let Some((program, memory, _)) = &self.host else {
-            unreachable!("a program with commands of the host has memory there")
-        };
+    fn host_task(&self, section: Section, command: &Command) -> Result<HostTask, DriverError> {
+        let without = || DriverError("an instruction of the host in a program without memory there".into());
+        let (program, memory, _) = self.host.as_ref().ok_or_else(without)?;
         let index = command.instructions.start;
         let adds = self.cuda.program.section(section)[index].accumulates && self.microbatches > 1;
         let (memory, program, blocks) = (memory.clone(), program.clone(), self.turn.blocks.clone());
         let task = cpu::HostTask { memory, program, section, index, blocks, adds };
-        Arc::new(move || task.run())
+        Ok(Arc::new(move || task.run()))
     }
 
     /// Begins a turn of a pipeline.

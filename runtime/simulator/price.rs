@@ -103,7 +103,11 @@ impl Price {
             DeviceKind::Cpu => smallvec![memory + arithmetic, 0.0, inside, network, disk],
             DeviceKind::Gpu => smallvec![memory, arithmetic, inside, network, upload, download, host, disk],
         };
-        Task { queue: command.queue as usize, waits: command.waits.clone(), latency, uses }
+        // On a processor these instructions are in its only queue.
+        let is_on_host_thread =
+            kind == DeviceKind::Gpu && matches!(command.class, CommandClass::OnHost | CommandClass::Disk(_));
+        let (queue, waits) = (command.queue as usize, command.waits.clone());
+        Task { queue, waits, is_on_host_thread, latency, uses }
     }
 
     /// The longest part of the time.

@@ -1,10 +1,12 @@
 //! Tasks on queues that share resources: when each of them begins and ends.
 //!
-//! A task begins when the task before it on its queue and all tasks that it waits for have ended. First it takes its latency, in
-//! which it uses no resource. Then it works at the speed that its resources leave to it: tasks that run at once share a
+//! A task begins when the task before it on its queue and all tasks that it waits for have ended. A task of the host's thread also
+//! waits for its turn there: the thread runs the tasks of all queues one after the other, in the order in which they could begin.
+//! First a task takes its latency, in which it uses no resource. Then it works at the speed that its resources leave to it: tasks that run at once share a
 //! resource max-min fairly (Bertsekas and Gallager, Data Networks, section 6.5.2), as far as they need it.
 
 use smallvec::SmallVec;
+use std::collections::VecDeque;
 
 /// A task.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,6 +15,8 @@ pub struct Task {
     pub queue: usize,
     /// The tasks that it waits for, by their numbers; each is smaller than its own number.
     pub waits: SmallVec<[usize; 2]>,
+    /// Whether the only thread of the host that runs functions in queues runs it.
+    pub is_on_host_thread: bool,
     /// Seconds before it works.
     pub latency: f64,
     /// For each resource the seconds that the task alone would use all of it. Alone the task works as long as the longest.
@@ -97,7 +101,7 @@ pub fn run(tasks: &[Task]) -> Vec<Span> {
             let ends = one.latency <= 0.0 && one.work <= 0.0;
             if ends {
                 spans[one.task].end = now;
-                queues.end(one.task, tasks[one.task].queue);
+                queues.end(one.task, &tasks[one.task]);
             }
             !ends
         });
@@ -157,6 +161,9 @@ struct Queues {
     queues: Vec<(Vec<usize>, usize)>,
     is_busy: Vec<bool>,
     has_ended: Vec<bool>,
+    /// The tasks that wait for the host's thread, in the order in which they could begin; each blocks its queue.
+    line: VecDeque<usize>,
+    is_thread_busy: bool,
 }
 
 impl Queues {
@@ -170,25 +177,43 @@ impl Queues {
             );
             queues[task.queue].0.push(number);
         }
-        Self { is_busy: vec![false; count], has_ended: vec![false; tasks.len()], queues }
+        let (is_busy, has_ended) = (vec![false; count], vec![false; tasks.len()]);
+        Self { queues, is_busy, has_ended, line: VecDeque::new(), is_thread_busy: false }
     }
 
     /// Takes the tasks that can begin.
     fn ready(&mut self, tasks: &[Task]) -> Vec<usize> {
-        let mut ready = Vec::new();
+        let (mut ready, mut own) = (Vec::new(), Vec::new());
         for ((queue, begun), is_busy) in self.queues.iter_mut().zip(&mut self.is_busy) {
             let Some(&next) = queue.get(*begun).filter(|_| !*is_busy) else { continue };
-            if tasks[next].waits.iter().all(|&earlier| self.has_ended[earlier]) {
-                (*begun, *is_busy) = (*begun + 1, true);
+            if !tasks[next].waits.iter().all(|&earlier| self.has_ended[earlier]) {
+                continue;
+            }
+            (*begun, *is_busy) = (*begun + 1, true);
+            if tasks[next].is_on_host_thread {
+                own.push(next);
+            } else {
                 ready.push(next);
             }
+        }
+        // Tasks that could begin at the same moment keep their order in the list.
+        own.sort_unstable();
+        self.line.extend(own);
+        if !self.is_thread_busy
+            && let Some(next) = self.line.pop_front()
+        {
+            self.is_thread_busy = true;
+            ready.push(next);
         }
         ready
     }
 
-    fn end(&mut self, task: usize, queue: usize) {
-        self.has_ended[task] = true;
-        self.is_busy[queue] = false;
+    fn end(&mut self, number: usize, task: &Task) {
+        self.has_ended[number] = true;
+        self.is_busy[task.queue] = false;
+        if task.is_on_host_thread {
+            self.is_thread_busy = false;
+        }
     }
 }
 
@@ -199,7 +224,11 @@ mod tests {
     use smallvec::smallvec;
 
     fn task(queue: usize, waits: &[usize], latency: f64, uses: &[f64]) -> Task {
-        Task { queue, waits: waits.into(), latency, uses: uses.into() }
+        Task { queue, waits: waits.into(), is_on_host_thread: false, latency, uses: uses.into() }
+    }
+
+    fn on_host_thread(task: Task) -> Task {
+        Task { is_on_host_thread: true, ..task }
     }
 
     /// Begins and ends, which are exact in these schedules.
@@ -259,7 +288,27 @@ mod tests {
         assert_eq!(schedule(&tasks), [[0.0, 4.0], [0.0, 3.0]]);
     }
 
-    /// Random tasks on three queues, with up to two waits each.
+    /// A kernel runs beside them.
+    #[test]
+    fn functions_of_the_host_run_one_after_the_other_in_the_order_in_which_they_could_begin() {
+        let tasks = [
+            task(0, &[], 0.0, &[3.0]),
+            on_host_thread(task(1, &[], 1.0, &[0.0, 4.0])),
+            on_host_thread(task(2, &[0], 0.0, &[0.0, 0.0, 2.0])),
+            task(3, &[2], 0.0, &[1.0]),
+        ];
+        assert_eq!(schedule(&tasks), [[0.0, 3.0], [0.0, 5.0], [5.0, 7.0], [7.0, 8.0]]);
+        // The second function of the list could begin before the first one.
+        let tasks = [
+            task(0, &[], 0.0, &[3.0]),
+            on_host_thread(task(1, &[0], 0.0, &[0.0, 1.0])),
+            on_host_thread(task(2, &[], 0.0, &[0.0, 4.0])),
+            on_host_thread(task(2, &[], 0.0, &[0.0, 4.0])),
+        ];
+        assert_eq!(schedule(&tasks), [[0.0, 3.0], [4.0, 5.0], [0.0, 4.0], [5.0, 9.0]]);
+    }
+
+    /// Random tasks on three queues, with up to two waits each; some are functions of the host.
     fn random_tasks(seed: u64) -> Vec<Task> {
         let mut choices = Choices::new(seed);
         let count = 1 + choices.below(30);
@@ -269,6 +318,7 @@ mod tests {
             let mut seconds = || choices.of(&[0.0, 0.0, 1e-6, 0.3, 1.0, 2.5]);
             Task {
                 waits,
+                is_on_host_thread: number % 5 < 2,
                 latency: seconds(),
                 uses: smallvec![seconds(), seconds(), seconds()],
                 queue: number * 7 % 3,
@@ -299,6 +349,11 @@ mod tests {
                 before
                     .for_each(|other| assert!(spans[other].end <= span.begin, "seed {seed}, task {number}"));
             }
+            let functions = (0..tasks.len()).filter(|&number| tasks[number].is_on_host_thread);
+            let mut functions: Vec<Span> = functions.map(|number| spans[number]).collect();
+            functions.sort_by(|a, b| a.begin.total_cmp(&b.begin).then(a.end.total_cmp(&b.end)));
+            let meets = functions.windows(2).any(|pair| pair[1].begin < pair[0].end);
+            assert!(!meets, "seed {seed}: two functions of the host at once");
         }
     }
 

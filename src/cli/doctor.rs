@@ -13,7 +13,7 @@ use runtime::cuda::check::part::{CheckPart, Place};
 use runtime::cuda::check::process::Processes;
 use runtime::cuda::gpu::{copies, links};
 use runtime::cuda::libraries::{Folders, Library};
-use runtime::cuda::probe::{self, Probe, probe};
+use runtime::cuda::probe::{self, DeviceFacts, Probe, probe};
 use serde::Serialize;
 
 use self::check::Check;
@@ -49,13 +49,13 @@ pub struct Doctor {
     /// Compare every operator on the GPUs with the interpreter, and measure the speed of copies and of computation
     #[arg(long)]
     pub check: bool,
-    /// Check only GPU N; may be repeated [default: all GPUs]
+    /// Check only GPU N; may be repeated [default: all GPUs that kernels run on]
     #[arg(long, value_name = "N", requires = "check")]
     pub gpu: Vec<usize>,
     /// Write the result as JSON
     #[arg(long)]
     pub json: bool,
-    /// Measure GPU 0, or the processor if there is no GPU, and write its description to FILE.toml, for `inspect --target`
+    /// Measure GPU 0, or the processor if kernels run on no GPU, and write its description to FILE.toml, for `inspect --target`
     #[arg(long, value_name = "FILE.toml")]
     pub write: Option<PathBuf>,
     /// Run a part of the check in this process: `--check` starts a process for each
@@ -101,8 +101,10 @@ impl Doctor {
     }
 
     fn checks(&self, folders: &Folders, probe: &Probe) -> Result<Vec<Check>, Diagnostic> {
+        let found = probe.driver.as_ref().map_or(&[][..], |driver| &driver.devices);
+        // Before libraries are asked for, which would be of no use to an old GPU. Why there is no GPU is told by `usable`.
+        let gpus = if found.is_empty() { vec![] } else { chosen(&self.gpu, found)? };
         let driver = hardware::usable("--check", probe, folders)?;
-        let gpus = chosen(&self.gpu, driver.devices.len())?;
         let cudnn =
             probe.libraries.iter().any(|(library, opened)| *library == Library::Cudnn && opened.is_ok());
         let check = |gpu: usize| {
@@ -130,15 +132,23 @@ impl Doctor {
     }
 }
 
-/// The GPUs to check, of so many: those that are asked for, each once, or all.
-fn chosen(asked: &[usize], count: usize) -> Result<Vec<usize>, Diagnostic> {
-    if let Some(absent) = asked.iter().find(|&&gpu| gpu >= count) {
-        let last = count.saturating_sub(1);
+/// The numbers of the GPUs to check: those that are asked for, each once, or all that kernels run on.
+fn chosen(asked: &[usize], gpus: &[DeviceFacts]) -> Result<Vec<usize>, Diagnostic> {
+    if let Some(absent) = asked.iter().find(|&&gpu| gpu >= gpus.len()) {
+        let last = gpus.len().saturating_sub(1);
         return Err(
             Diagnostic::new(format!("there is no GPU {absent}")).note(format!("there are 0 to {last}"))
         );
     }
-    Ok((0..count).filter(|gpu| asked.is_empty() || asked.contains(gpu)).collect())
+    let wanted: Vec<usize> = (0..gpus.len()).filter(|gpu| asked.is_empty() || asked.contains(gpu)).collect();
+    let refusal = wanted.iter().find_map(|&gpu| gpus[gpu].refusal(gpu));
+    let sound: Vec<usize> = wanted.into_iter().filter(|&gpu| gpus[gpu].check().is_ok()).collect();
+    match refusal {
+        Some(refusal) if sound.is_empty() || !asked.is_empty() => {
+            Err(Diagnostic::new(format!("--check: {refusal}")))
+        }
+        _ => Ok(sound),
+    }
 }
 
 /// Of this machine.

@@ -9,6 +9,7 @@ mod compressed_gradients;
 mod data;
 mod deepspeed;
 mod doctor;
+mod driver;
 mod durability;
 mod experts;
 mod hostile;

@@ -18,6 +18,19 @@ pub(super) fn refused(what: &str) -> impl Fn(result::DriverError) -> DriverError
     }
 }
 
+/// The fault of the device that a query of a stream tells. Work that goes on is none, and neither is a stream that captures: the
+/// device computes on.
+fn fault(answer: sys::CUresult) -> Option<result::DriverError> {
+    use sys::CUresult as Answer;
+    match answer {
+        Answer::CUDA_SUCCESS | Answer::CUDA_ERROR_NOT_READY => None,
+        Answer::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | Answer::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+        | Answer::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => None,
+        fault => Some(result::DriverError(fault)),
+    }
+}
+
 /// A device's primary context, which other libraries of the process share.
 pub(super) struct Context {
     device: sys::CUdevice,
@@ -82,12 +95,8 @@ impl Queue {
     #[allow(unsafe_code)]
     pub(super) fn check(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
-        match unsafe { sys::cuStreamQuery(self.0) }.result() {
-            Err(error) if error.0 != sys::CUresult::CUDA_ERROR_NOT_READY => {
-                Err(refused("an earlier command of the GPU")(error))
-            }
-            _ => Ok(()),
-        }
+        let answer = unsafe { sys::cuStreamQuery(self.0) };
+        fault(answer).map_or(Ok(()), |error| Err(refused("an earlier command of the GPU")(error)))
     }
 
     /// Lets what comes from now on wait for a mark; one that was never made is passed.
@@ -265,3 +274,31 @@ impl Drop for Module {
 /// A kernel on the device.
 #[derive(Clone, Copy)]
 pub(super) struct Function(pub(super) sys::CUfunction);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sys::CUresult as Answer;
+
+    /// A kernel that wrote beside its memory, one that was ended, a GPU that fell off the bus, a kernel that trapped.
+    #[test]
+    fn a_query_of_a_stream_tells_of_a_fault_but_not_of_work_that_goes_on() {
+        for answer in [
+            Answer::CUDA_ERROR_ILLEGAL_ADDRESS,
+            Answer::CUDA_ERROR_MISALIGNED_ADDRESS,
+            Answer::CUDA_ERROR_LAUNCH_FAILED,
+            Answer::CUDA_ERROR_LAUNCH_TIMEOUT,
+            Answer::CUDA_ERROR_ECC_UNCORRECTABLE,
+            Answer::CUDA_ERROR_ASSERT,
+            Answer::CUDA_ERROR_UNKNOWN,
+        ] {
+            assert_eq!(fault(answer).map(|error| error.0), Some(answer));
+        }
+        let goes_on = [
+            Answer::CUDA_SUCCESS,
+            Answer::CUDA_ERROR_NOT_READY,
+            Answer::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        ];
+        assert!(goes_on.into_iter().all(|answer| fault(answer).is_none()));
+    }
+}

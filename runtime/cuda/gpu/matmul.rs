@@ -14,10 +14,11 @@ use self::functions::{Algorithm, Functions};
 use self::trial::OnDevice;
 use super::blas::{Call, Problem};
 use super::handles::{Mark, Memory, Queue};
-use crate::cuda::driver::DriverError;
+use crate::cuda::driver::{DriverError, Workspace};
 use crate::cuda::libraries::Folders;
 use crate::cuda::program::Multiply;
 use cudarc::cublaslt::sys;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use std::time::Instant;
 /// Scratch for each stream: what NVIDIA recommends for Hopper and later; less elsewhere would do.
 const WORKSPACE: u64 = 32 << 20;
 /// That of all streams.
-pub(super) const WORKSPACES: u64 = 2 * WORKSPACE;
+pub(super) const WORKSPACES: u64 = Workspace::ALL.len() as u64 * WORKSPACE;
 
 /// The algorithms that were chosen for problems. Other GPUs of the same kind take them over.
 pub(super) type Choices = HashMap<Problem, Vec<Algorithm>>;
@@ -36,8 +37,10 @@ pub(super) struct Multiplier {
     plans: HashMap<Problem, MatmulPlan>,
     /// The choices that another GPU has made.
     given: Choices,
-    /// The workspace of each stream.
-    workspaces: [Memory; 2],
+    /// The memory of each workspace, by [`Workspace`].
+    workspaces: [Memory; Workspace::ALL.len()],
+    /// When the last run of a trial ended.
+    last_trial: Cell<Option<Instant>>,
     single: Single,
     handle: Handle,
     functions: Arc<Functions>,
@@ -72,7 +75,7 @@ impl Multiplier {
         let handle = Handle::new(&functions)?;
         let workspaces = [Memory::new(WORKSPACE)?, Memory::new(WORKSPACE)?];
         let (plans, given) = (HashMap::new(), Choices::new());
-        Ok(Self { plans, given, workspaces, single, handle, functions })
+        Ok(Self { plans, given, workspaces, last_trial: Cell::new(None), single, handle, functions })
     }
 
     /// Takes over the choices of another GPU of the same kind.
@@ -130,7 +133,7 @@ impl Multiplier {
             return Ok(());
         }
         let prepared = Prepared::new(&self.functions, &calls[0], self.single)?;
-        let algorithms = match self.given.get(&problem) {
+        let algorithms = match self.given.get(&problem).filter(|given| !given.is_empty()) {
             Some(algorithms) => algorithms.clone(),
             None => {
                 let mut trial = OnDevice { multiplier: self, prepared: &prepared, calls, timer, began };
@@ -142,13 +145,18 @@ impl Multiplier {
     }
 
     /// Multiplies, on a queue, with the workspace of its stream. An algorithm that is refused is given up for the next.
-    pub(super) fn run(&mut self, queue: &Queue, stream: usize, call: &Call) -> Result<(), DriverError> {
+    pub(super) fn run(
+        &mut self,
+        queue: &Queue,
+        workspace: Workspace,
+        call: &Call,
+    ) -> Result<(), DriverError> {
         // A multiplication of a program that was loaded is planned.
         self.choose(std::slice::from_ref(call), None, Instant::now())?;
         loop {
             let plan = &self.plans[&call.problem];
-            let Some(algorithm) = plan.algorithms.first() else { unreachable!("a plan has an algorithm") };
-            let done = self.launch(&plan.prepared, queue, stream, call, algorithm);
+            let Some(algorithm) = plan.algorithms.first() else { return Err(without(&call.problem)) };
+            let done = self.launch(&plan.prepared, queue, workspace, call, algorithm);
             let Err(error) = done else { return Ok(()) };
             match self.plans.get_mut(&call.problem) {
                 Some(plan) if plan.algorithms.len() > 1 => drop(plan.algorithms.remove(0)),
@@ -163,7 +171,7 @@ impl Multiplier {
         &self,
         prepared: &Prepared,
         queue: &Queue,
-        stream: usize,
+        workspace: Workspace,
         call: &Call,
         algorithm: &Algorithm,
     ) -> Result<(), DriverError> {
@@ -172,7 +180,7 @@ impl Multiplier {
         let [of_first, of_second, of_added, of_out] = prepared.matrices.each_ref().map(|layout| layout.raw);
         let scale = Scale::of(call.problem.types[0]);
         let (one, zero) = scale.numbers();
-        let workspace = self.workspaces[stream].at.0 as *mut c_void;
+        let workspace = self.workspaces[workspace as usize].at.0 as *mut c_void;
         // SAFETY: the descriptions are alive, and the algorithm was chosen for them. The addresses are a program's, which
         // keeps what lies there apart, or a scratch's; the workspace is the stream's own. `one` and `zero` are read before
         // it returns.
@@ -198,6 +206,11 @@ impl Multiplier {
         };
         self.functions.check("multiplying", status)
     }
+}
+
+/// The refusal of a multiplication whose plan has no algorithm.
+fn without(problem: &Problem) -> DriverError {
+    described(DriverError("no algorithm was chosen".into()), problem)
 }
 
 fn described(error: DriverError, problem: &Problem) -> DriverError {

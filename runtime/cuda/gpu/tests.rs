@@ -9,8 +9,18 @@ fn facts(name: &str) -> DeviceFacts {
 
 #[test]
 fn a_gpu_that_is_not_there_is_named_with_those_that_are() {
-    let error = absent(3, &[facts("NVIDIA H200"), facts("NVIDIA A100")]).to_string();
+    let error = facts_of(3, &[facts("NVIDIA H200"), facts("NVIDIA A100")]).unwrap_err().to_string();
     assert_eq!(error, "there is no GPU 3; there are 0 (NVIDIA H200), 1 (NVIDIA A100)");
+}
+
+/// NVRTC compiles for a T4 too, so nothing but this check keeps kernels from it.
+#[test]
+fn a_gpu_that_is_too_old_is_refused_before_a_kernel_is_compiled() {
+    let devices = [facts("NVIDIA A100"), DeviceFacts { capability: (7, 5), ..facts("Tesla T4") }];
+    assert_eq!(facts_of(0, &devices).map(|facts| &*facts.name), Ok("NVIDIA A100"));
+    let error = facts_of(1, &devices).unwrap_err().to_string();
+    let told = "GPU 1 (Tesla T4) is too old: its compute capability is 7.5, and kernels need 8.0 or newer";
+    assert_eq!(error, told);
 }
 
 #[test]

@@ -17,12 +17,12 @@ use crate::config::machine::device_text;
 use crate::failure::Failure;
 use crate::hardware;
 
-/// Measures the first GPU, or the processor where there is no GPU, and writes its description.
+/// Measures the first GPU, or the processor where there is no GPU or one that is too old for kernels, and writes its description.
 ///
 /// # Errors
 /// A rate that cannot be measured; a file that cannot be written.
 pub(super) fn write(path: &Path, probe: &Probe) -> Result<(), Failure> {
-    let (device, preset) = match probe.driver.as_ref().ok().and_then(|driver| driver.devices.first()) {
+    let (device, preset) = match first_gpu(probe) {
         Some(facts) => gpu(facts)?,
         None => (processor()?, Preset::Cpu),
     };
@@ -33,6 +33,14 @@ pub(super) fn write(path: &Path, probe: &Probe) -> Result<(), Failure> {
     })?;
     tell!("wrote the description of the {} to {}", device.name, path.display());
     Ok(())
+}
+
+/// The first GPU, if kernels run on it.
+fn first_gpu(probe: &Probe) -> Option<&DeviceFacts> {
+    let facts = probe.driver.as_ref().ok()?.devices.first()?;
+    let refusal = facts.refusal(0);
+    refusal.iter().for_each(|refusal| tell!("{refusal}"));
+    refusal.is_none().then_some(facts)
 }
 
 /// The processor, with all threads.

@@ -61,7 +61,7 @@ pub(super) struct Gpu {
     /// What nothing else takes; none where the GPU refuses to say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
-    /// Why the GPU refuses.
+    /// Why the GPU refuses, or why kernels do not run on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -189,23 +189,21 @@ impl Gpu {
             multiprocessors: facts.multiprocessors,
             total_bytes: facts.memory,
             free_bytes: memory.as_ref().ok().map(|(free, _)| *free),
-            error: memory.err(),
+            error: facts.check().map_err(|old| old.to_string()).and(memory).err(),
         }
     }
 
     fn text(&self) -> String {
-        let free = match (&self.free_bytes, &self.error) {
-            (Some(free), _) => format!("{} free", units::bytes(*free)),
-            (None, error) => error.clone().unwrap_or_default(),
-        };
         let facts = format!(
-            "{}, compute capability {}, {} multiprocessors, {}, {free}",
+            "{}, compute capability {}, {} multiprocessors, {}",
             self.name,
             self.compute_capability,
             self.multiprocessors,
             units::bytes(self.total_bytes),
         );
-        line(&format!("  GPU {}", self.gpu), &facts)
+        let free = self.free_bytes.map(|free| format!("{} free", units::bytes(free)));
+        let parts: Vec<String> = [Some(facts), free, self.error.clone()].into_iter().flatten().collect();
+        line(&format!("  GPU {}", self.gpu), &parts.join(", "))
     }
 }
 

@@ -18,15 +18,21 @@ fn missing(library: Library) -> NotOpened {
     NotOpened::Missing { library, looked: vec![] }
 }
 
+fn device(name: &str) -> DeviceFacts {
+    DeviceFacts { name: name.into(), capability: (9, 0), memory: 150_754_820_096, multiprocessors: 132 }
+}
+
+/// A GPU that kernels do not run on.
+fn old_device() -> DeviceFacts {
+    DeviceFacts { name: "Tesla T4".into(), capability: (7, 5), memory: 16 << 30, multiprocessors: 40 }
+}
+
 /// Two GPUs, of which one does not say how much is free; all libraries but one.
 fn machine() -> Facts {
-    let device = |name: &str| DeviceFacts {
-        name: name.into(),
-        capability: (9, 0),
-        memory: 150_754_820_096,
-        multiprocessors: 132,
-    };
-    let devices = vec![device("NVIDIA H200"), device("NVIDIA H200")];
+    machine_of(vec![device("NVIDIA H200"), device("NVIDIA H200")])
+}
+
+fn machine_of(devices: Vec<DeviceFacts>) -> Facts {
     let driver = Driver { opened: opened(Library::Driver, "", None), version: NEEDED, devices };
     let folders = Folders { given: vec![], installed: vec!["/env/nvidia/cu13/lib".into()] };
     let nvrtc = opened(Library::Nvrtc, "/env/nvidia/cu13/lib/", Some("13.0"));
@@ -63,6 +69,31 @@ fn a_machine_with_gpus_is_described() {
         programs run on the processor; --device cuda runs them on a GPU
     "#]]
     .assert_eq(&written(false, machine(), None));
+}
+
+#[test]
+fn a_gpu_that_is_too_old_is_listed_with_the_reason() {
+    let facts = machine_of(vec![old_device(), device("NVIDIA H200")]);
+    let text = facts.text();
+    let line = text.lines().find(|line| line.contains("Tesla T4")).unwrap();
+    assert!(
+        line.ends_with("139 GiB free, too old: its compute capability is 7.5, and kernels need 8.0 or newer"),
+        "{line}"
+    );
+    assert_eq!(facts.gpus[0].free_bytes, Some(149_000_000_000));
+    assert!(facts.gpus[0].error.as_ref().unwrap().starts_with("too old"));
+}
+
+/// It is left out where nobody asks for it, and refused where somebody does or where there is no other.
+#[test]
+fn a_gpu_that_is_too_old_is_not_checked() {
+    let gpus = [old_device(), device("NVIDIA H200")];
+    assert_eq!(chosen(&[], &gpus).unwrap(), [1]);
+    assert_eq!(chosen(&[1], &gpus).unwrap(), [1]);
+    let refusal =
+        "--check: GPU 0 (Tesla T4) is too old: its compute capability is 7.5, and kernels need 8.0 or newer";
+    assert_eq!(chosen(&[0, 1], &gpus).unwrap_err().to_string(), refusal);
+    assert_eq!(chosen(&[], &gpus[..1]).unwrap_err().to_string(), refusal);
 }
 
 /// The keys are documented in docs/GPU.md: others may be added, these stay.
@@ -250,9 +281,10 @@ fn a_check_has_a_line_for_what_fails_and_a_summary() {
 
 #[test]
 fn the_gpus_asked_for_are_checked_and_others_refused() {
-    assert_eq!(chosen(&[], 3).unwrap(), [0, 1, 2]);
-    assert_eq!(chosen(&[2, 0, 2], 3).unwrap(), [0, 2]);
-    assert_eq!(chosen(&[3], 3).unwrap_err().to_string(), "there is no GPU 3\n  = there are 0 to 2");
+    let gpus = [device("NVIDIA H200"), device("NVIDIA H200"), device("NVIDIA H200")];
+    assert_eq!(chosen(&[], &gpus).unwrap(), [0, 1, 2]);
+    assert_eq!(chosen(&[2, 0, 2], &gpus).unwrap(), [0, 2]);
+    assert_eq!(chosen(&[3], &gpus).unwrap_err().to_string(), "there is no GPU 3\n  = there are 0 to 2");
 }
 
 #[test]

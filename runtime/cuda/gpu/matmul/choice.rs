@@ -1,7 +1,8 @@
 //! Chooses the algorithm of a multiplication among those that cuBLASLt proposes. Nothing here needs a device.
 //!
 //! The choice shall change speed alone. So an algorithm takes the first proposal's place only if it divides sums in the same
-//! way and is measurably faster.
+//! way and is measurably faster. A device that was idle runs at a lower clock, and slows down again when it is hot. So the runs
+//! begin after a warm-up, the algorithms take turns, and the median of an algorithm's runs counts.
 
 use crate::cuda::driver::DriverError;
 use std::time::Duration;
@@ -12,8 +13,14 @@ pub(super) const PROPOSALS: usize = 8;
 /// The time that the multiplications of one program may be timed for. After that the first proposal is taken.
 pub(super) const BUDGET: Duration = Duration::from_secs(2);
 
-/// Timed runs of an algorithm, after one that is not timed. The fastest counts.
+/// Timed runs of an algorithm, after one that is not timed. An odd number, so that one of them is the median.
 const RUNS: usize = 3;
+
+/// After so long without a trial the device is taken to have lowered its clock. A guess, to be measured.
+const COLD: Duration = Duration::from_millis(500);
+
+/// The time for which a cold device runs algorithms that are not timed. A guess, to be measured.
+const WARM_UP: Duration = Duration::from_millis(100);
 
 /// How much faster than the first proposal another one has to be, as a share of the time: less may be noise.
 const MARGIN: f64 = 0.03;
@@ -53,6 +60,9 @@ pub(super) trait Trial {
 
     /// Returns the time since the planning of the program began.
     fn elapsed(&self) -> Duration;
+
+    /// Returns the time since the last run of any trial on this device; none if there was no run.
+    fn idle(&self) -> Option<Duration>;
 }
 
 /// Returns the algorithms for a multiplication: the chosen one first, then those to be tried if it is refused.
@@ -75,45 +85,91 @@ pub(super) fn choose<T: Trial>(trial: &mut T) -> Result<Vec<T::Algorithm>, Drive
     if accepted.is_empty() {
         accepted = doubtful;
     }
+    let is_cold = trial.idle().is_none_or(|idle| idle >= COLD);
     // The first algorithm that runs decides the summation.
     let mut expected: Option<Option<Summation>> = None;
-    let (mut timed, mut untimed) = (Vec::new(), Vec::new());
+    let mut timings = Timings::new();
+    let mut untimed = Vec::new();
     for (algorithm, summation) in accepted {
         let differs = expected.is_some_and(|expected| expected != summation);
         if differs || !trial.can_run() || trial.elapsed() >= BUDGET {
             untimed.push(algorithm);
             continue;
         }
-        match time(trial, algorithm) {
-            Ok(seconds) => {
+        // The first run loads the kernel.
+        match trial.run(algorithm) {
+            Ok(_) => {
                 expected = Some(summation);
-                timed.push((algorithm, seconds));
+                timings.push((algorithm, Vec::new()));
             }
             Err(Failure::Refused(error)) => refusal = error,
             Err(Failure::Device(error)) => return Err(error),
         }
     }
-    let mut chosen = fastest_first(timed);
+    let refused = compare(trial, &mut timings, is_cold)?;
+    let mut chosen = fastest_first(&timings);
     chosen.extend(untimed);
-    if chosen.is_empty() { Err(refusal) } else { Ok(chosen) }
+    if chosen.is_empty() { Err(refused.unwrap_or(refusal)) } else { Ok(chosen) }
 }
 
-/// Returns the seconds of an algorithm's fastest run.
-fn time<T: Trial>(trial: &mut T, algorithm: T::Algorithm) -> Result<f64, Failure> {
-    // The first run loads the kernel.
-    trial.run(algorithm)?;
-    let mut fastest = f64::INFINITY;
-    for _ in 0..RUNS {
-        fastest = fastest.min(trial.run(algorithm)?);
+/// Algorithms with the seconds of their timed runs.
+type Timings<A> = Vec<(A, Vec<f64>)>;
+
+/// Times the algorithms in turns, after a warm-up if the device is cold. Returns the last refusal: an algorithm that is refused
+/// is left out. When the budget ends, the runs stop.
+///
+/// # Errors
+/// The device failed.
+fn compare<T: Trial>(
+    trial: &mut T,
+    timings: &mut Timings<T::Algorithm>,
+    is_cold: bool,
+) -> Result<Option<DriverError>, DriverError> {
+    let mut refusal = None;
+    let begin = trial.elapsed();
+    let mut warms_up = is_cold;
+    // There is nothing to compare one algorithm with.
+    while timings.len() > 1 {
+        warms_up = warms_up && trial.elapsed() < begin + WARM_UP;
+        let is_done = timings.iter().all(|(_, runs)| runs.len() == RUNS);
+        if is_done || trial.elapsed() >= BUDGET {
+            break;
+        }
+        let mut run = |(algorithm, runs): &mut (T::Algorithm, Vec<f64>)| match trial.run(*algorithm) {
+            Ok(seconds) => {
+                if !warms_up {
+                    runs.push(seconds);
+                }
+                Ok(true)
+            }
+            Err(Failure::Refused(error)) => {
+                refusal = Some(error);
+                Ok(false)
+            }
+            Err(Failure::Device(error)) => Err(error),
+        };
+        let kept = timings.iter_mut().map(&mut run).collect::<Result<Vec<bool>, _>>()?;
+        let mut kept = kept.into_iter();
+        timings.retain(|_| kept.next() == Some(true));
     }
-    Ok(fastest)
+    Ok(refusal)
 }
 
-/// Puts the fastest algorithm first, unless the first is as fast within the margin. The others keep their order.
-fn fastest_first<A: Copy>(timed: Vec<(A, f64)>) -> Vec<A> {
-    let fastest = (0..timed.len()).min_by(|&a, &b| timed[a].1.total_cmp(&timed[b].1));
-    let mut algorithms: Vec<A> = timed.iter().map(|(algorithm, _)| *algorithm).collect();
-    if let Some(index) = fastest.filter(|&index| timed[index].1 < (1.0 - MARGIN) * timed[0].1) {
+/// Returns the median of an algorithm's runs; none if there are too few.
+fn median(runs: &[f64]) -> Option<f64> {
+    let mut sorted = runs.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    (sorted.len() == RUNS).then(|| sorted[RUNS / 2])
+}
+
+/// Puts the algorithm with the lowest median first, unless the first is as fast within the margin, or there are too few runs. The
+/// others keep their order.
+fn fastest_first<A: Copy>(timings: &Timings<A>) -> Vec<A> {
+    let mut algorithms: Vec<A> = timings.iter().map(|(algorithm, _)| *algorithm).collect();
+    let medians: Option<Vec<f64>> = timings.iter().map(|(_, runs)| median(runs)).collect();
+    let Some(medians) = medians else { return algorithms };
+    let fastest = (0..medians.len()).min_by(|&a, &b| medians[a].total_cmp(&medians[b]));
+    if let Some(index) = fastest.filter(|&index| medians[index] < (1.0 - MARGIN) * medians[0]) {
         let algorithm = algorithms.remove(index);
         algorithms.insert(0, algorithm);
     }
@@ -125,12 +181,14 @@ mod tests {
     use super::*;
 
     /// A made-up cuBLASLt with a clock that runs during runs alone.
-    #[derive(Default)]
     struct Fake {
         proposals: Vec<Proposal>,
         /// Whether there is no memory.
         no_memory: bool,
         elapsed: f64,
+        idle: Option<Duration>,
+        /// How many times as long as on a warm device a run takes that begins after so many seconds and runs.
+        slowness: Box<dyn Fn(f64, usize) -> f64>,
         /// The algorithms that were run, in order.
         runs: Vec<usize>,
     }
@@ -143,6 +201,8 @@ mod tests {
         FailsTheCheck,
         /// cuBLASLt's check refuses it, but it runs in so many seconds.
         InDespiteTheCheck(f64),
+        /// In a thousandth of a second, until so many runs of any algorithm were made. Then it is refused.
+        RefusedFrom(usize),
         Refused,
         BreaksTheDevice,
     }
@@ -156,7 +216,18 @@ mod tests {
     impl Fake {
         fn of(runs: &[Runs]) -> Self {
             let proposals = runs.iter().map(|&runs| Proposal { runs, parts: 1 }).collect();
-            Self { proposals, ..Self::default() }
+            let (idle, slowness) = (Some(Duration::ZERO), Box::new(|_, _| 1.0));
+            Self { proposals, no_memory: false, elapsed: 0.0, idle, slowness, runs: vec![] }
+        }
+
+        /// The same with another speed of its runs.
+        fn slowed(self, slowness: impl Fn(f64, usize) -> f64 + 'static) -> Self {
+            Self { slowness: Box::new(slowness), ..self }
+        }
+
+        /// The same after so long without a trial.
+        fn after(self, idle: Option<Duration>) -> Self {
+            Self { idle, ..self }
         }
 
         fn choose(&mut self) -> Result<Vec<usize>, String> {
@@ -191,10 +262,17 @@ mod tests {
             self.runs.push(algorithm);
             match self.proposals[algorithm].runs {
                 Runs::In(seconds) | Runs::InDespiteTheCheck(seconds) => {
+                    let seconds = seconds * (self.slowness)(self.elapsed, self.runs.len() - 1);
                     self.elapsed += seconds;
                     Ok(seconds)
                 }
-                Runs::Refused | Runs::FailsTheCheck => Err(Failure::Refused(error(algorithm, "is refused"))),
+                Runs::RefusedFrom(run) if self.runs.len() <= run => {
+                    self.elapsed += 1e-3;
+                    Ok(1e-3)
+                }
+                Runs::RefusedFrom(_) | Runs::Refused | Runs::FailsTheCheck => {
+                    Err(Failure::Refused(error(algorithm, "is refused")))
+                }
                 Runs::BreaksTheDevice => Err(Failure::Device(error(algorithm, "broke the device"))),
             }
         }
@@ -202,15 +280,70 @@ mod tests {
         fn elapsed(&self) -> Duration {
             Duration::from_secs_f64(self.elapsed)
         }
+
+        fn idle(&self) -> Option<Duration> {
+            self.idle
+        }
     }
 
-    use Runs::{BreaksTheDevice, FailsTheCheck, In, InDespiteTheCheck, Refused};
+    use Runs::{BreaksTheDevice, FailsTheCheck, In, InDespiteTheCheck, Refused, RefusedFrom};
 
     #[test]
     fn the_fastest_is_first_and_the_others_follow_in_their_order() {
         let mut fake = Fake::of(&[In(3e-3), In(2e-3), In(1e-3), In(4e-3)]);
         assert_eq!(fake.choose(), Ok(vec![2, 0, 1, 3]));
-        assert_eq!(fake.runs.len(), 4 * (1 + RUNS));
+        assert_eq!(fake.runs, [0, 1, 2, 3].repeat(1 + RUNS), "they take turns");
+    }
+
+    /// The clock rises while the algorithms take their turns, so each looks faster than the one before it.
+    #[test]
+    fn runs_on_a_cold_clock_do_not_decide() {
+        let rising = |elapsed: f64, _| 1.0 + 2.0 * (1.0 - elapsed / 0.1).max(0.0);
+        let cold = || Fake::of(&[In(10e-3), In(10.2e-3)]).slowed(rising);
+        for idle in [None, Some(COLD)] {
+            let mut fake = cold().after(idle);
+            assert_eq!(fake.choose(), Ok(vec![0, 1]), "idle for {idle:?}");
+            assert!(fake.elapsed > WARM_UP.as_secs_f64());
+        }
+        assert_eq!(cold().choose(), Ok(vec![1, 0]), "without a warm-up the cold clock decides");
+    }
+
+    #[test]
+    fn a_device_that_ran_a_trial_just_now_needs_no_warm_up_and_neither_does_a_single_algorithm() {
+        let mut fake = Fake::of(&[In(1e-3), In(1e-3)]);
+        fake.choose().unwrap();
+        assert_eq!(fake.runs.len(), 2 * (1 + RUNS));
+        let mut fake = Fake::of(&[In(1e-3)]).after(None);
+        assert_eq!(fake.choose(), Ok(vec![0]));
+        assert_eq!(fake.runs, [0], "there is nothing to compare it with");
+    }
+
+    /// A run of the best algorithm that takes ten times as long, and one of another algorithm that takes a tenth of its time.
+    #[test]
+    fn a_single_run_does_not_decide() {
+        for outlier in 0..2 * (1 + RUNS) {
+            for factor in [10.0, 0.1] {
+                let mut fake = Fake::of(&[In(1e-3), In(1.1e-3)])
+                    .slowed(move |_, run| if run == outlier { factor } else { 1.0 });
+                assert_eq!(fake.choose(), Ok(vec![0, 1]), "run {outlier} takes {factor} times as long");
+            }
+        }
+    }
+
+    /// Each run takes 1 % longer than the one before it. One algorithm after the other, the last would lose 8 %.
+    #[test]
+    fn a_device_that_slows_down_does_so_for_all_algorithms() {
+        let mut fake = Fake::of(&[In(1e-3), In(1e-3), In(0.9e-3)]).slowed(|_, run| 1.01_f64.powi(run as i32));
+        assert_eq!(fake.choose(), Ok(vec![2, 0, 1]));
+    }
+
+    #[test]
+    fn an_algorithm_that_is_refused_after_its_first_run_is_left_out() {
+        let mut fake = Fake::of(&[In(1e-3), RefusedFrom(4), In(2e-3)]);
+        assert_eq!(fake.choose(), Ok(vec![0, 2]));
+        assert_eq!(fake.runs, [0, 1, 2, 0, 1, 2, 0, 2, 0, 2]);
+        let mut fake = Fake::of(&[RefusedFrom(2), RefusedFrom(2)]);
+        assert_eq!(fake.choose(), Err("1 is refused".into()));
     }
 
     #[test]
@@ -272,12 +405,15 @@ mod tests {
 
     #[test]
     fn when_the_budget_has_ended_the_first_proposal_is_taken() {
-        // Four runs of the first take 1.6 s, four of the second as much.
-        let mut fake = Fake::of(&[In(0.4), In(0.41), In(0.1), In(0.1)]);
-        assert_eq!(fake.choose(), Ok(vec![0, 1, 2, 3]));
+        // A turn of both takes 1.1 s: the second turn ends beyond the budget.
+        let mut fake = Fake::of(&[In(0.8), In(0.3)]);
+        assert_eq!(fake.choose(), Ok(vec![0, 1]), "two runs of each are too few");
+        assert_eq!(fake.runs, [0, 1, 0, 1]);
+        assert_eq!(fake.choose(), Ok(vec![0, 1]), "the next multiplication of the program");
+        assert_eq!(fake.runs.len(), 4);
+        // The budget ends in the first turn.
+        let mut fake = Fake::of(&[In(1.2), In(1.1), In(0.1)]);
+        assert_eq!(fake.choose(), Ok(vec![0, 1, 2]));
         assert!(!fake.runs.contains(&2), "the budget has ended");
-        let runs = fake.runs.len();
-        assert_eq!(fake.choose(), Ok(vec![0, 1, 2, 3]), "the next multiplication of the program");
-        assert_eq!(fake.runs.len(), runs);
     }
 }

@@ -3,7 +3,7 @@
 use super::choice::{Failure, PROPOSALS, Summation, Trial};
 use super::functions::{Algorithm, Functions, Proposal};
 use super::{Multiplier, Prepared, WORKSPACE, preference};
-use crate::cuda::driver::DriverError;
+use crate::cuda::driver::{DriverError, Workspace};
 use crate::cuda::gpu::blas::Call;
 use crate::cuda::gpu::handles::{Mark, Queue};
 use cudarc::cublaslt::sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
@@ -114,14 +114,21 @@ impl Trial for OnDevice<'_> {
         let mut seconds = 0.0;
         for call in self.calls {
             before.record(queue).map_err(Failure::Device)?;
-            self.multiplier.launch(self.prepared, queue, 0, call, &algorithm).map_err(Failure::Refused)?;
+            self.multiplier
+                .launch(self.prepared, queue, Workspace::Main, call, &algorithm)
+                .map_err(Failure::Refused)?;
             after.record(queue).and_then(|()| after.reached()).map_err(Failure::Device)?;
             seconds += after.seconds_after(before).map_err(Failure::Device)?;
         }
+        self.multiplier.last_trial.set(Some(Instant::now()));
         Ok(seconds)
     }
 
     fn elapsed(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    fn idle(&self) -> Option<Duration> {
+        self.multiplier.last_trial.get().map(|last| last.elapsed())
     }
 }

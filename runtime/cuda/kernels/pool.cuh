@@ -128,28 +128,29 @@ template <int Lanes, i64 Count> DEVICE bool writes() {
     return thread_index() / Lanes < Count && threadIdx.x % Lanes == 0;
 }
 
-// Calls with each result's number, its position and the largest element there.
+// Calls with each result's number, its position and the largest element there. NVRTC 12.8 and 13.0 refuse a lambda with
+// a parameter of type `auto` in device code, so the callers write the type out.
 template <class Plane, i64 Planes, int Lanes, class I, class T, class Use> DEVICE void with_largest(const T* x, Use use) {
     constexpr i64 count = Planes * Plane::positions;
     const I own = own_result<Lanes, count, I>(), plane = own / (I)Plane::positions;
     const I position = own % (I)Plane::positions;
-    const auto found = largest<Plane, Lanes>(x + (i64)plane * Plane::length, position);
+    const Found<Computed<T>, I> found = largest<Plane, Lanes>(x + (i64)plane * Plane::length, position);
     if (writes<Lanes, count>()) use(own, position, found);
 }
 
 template <class Plane, i64 Planes, int Lanes, class I, class T> DEVICE void max_pool(const T* x, T* y) {
-    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I, const auto& found) { y[own] = narrow<T>(found.x); });
+    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I, Found<Computed<T>, I> found) { y[own] = narrow<T>(found.x); });
 }
 
 template <class Plane, i64 Planes, int Lanes, class I, class T, class To>
 DEVICE void max_pool_indices(const T* x, To* places) {
-    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I, const auto& found) { places[own] = (To)found.at; });
+    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I, Found<Computed<T>, I> found) { places[own] = (To)found.at; });
 }
 
 // Places in the window instead of the plane; 0 if there is none.
 template <class Plane, i64 Planes, int Lanes, class I, class T>
 DEVICE void max_pool_offsets(const T* x, u8* offsets) {
-    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I position, const auto& found) {
+    with_largest<Plane, Planes, Lanes, I>(x, [&](I own, I position, Found<Computed<T>, I> found) {
         offsets[own] = (u8)(found.at < 0 ? (I)0 : Plane::offset(position, found.at));
     });
 }

@@ -29,6 +29,8 @@ pub struct Nvrtc {
 pub struct Cubin {
     /// What a driver loads.
     pub bytes: Vec<u8>,
+    /// The PTX that the assembler was given.
+    pub ptx: String,
     /// What it takes of a multiprocessor.
     pub resources: Resources,
     /// What the compiler says.
@@ -150,7 +152,12 @@ impl Nvrtc {
         let result = program.run(&options(architecture));
         let log = program.log().map_err(told)?;
         result.map_err(|error| refused(self.functions.text(error), log.clone()))?;
-        Ok(Cubin { bytes: program.cubin().map_err(told)?, resources: Resources::of(&log), log })
+        Ok(Cubin {
+            bytes: program.cubin().map_err(told)?,
+            ptx: program.ptx().map_err(told)?,
+            resources: Resources::of(&log),
+            log,
+        })
     }
 }
 

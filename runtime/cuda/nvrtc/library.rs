@@ -24,6 +24,7 @@ pub(super) struct Functions {
     destroy: unsafe extern "C" fn(*mut Program) -> Status,
     log: (GetSize, GetBytes),
     cubin: (GetSize, GetBytes),
+    ptx: (GetSize, GetBytes),
     text: unsafe extern "C" fn(Status) -> *const c_char,
     count_architectures: unsafe extern "C" fn(*mut c_int) -> Status,
     architectures: unsafe extern "C" fn(*mut c_int) -> Status,
@@ -43,6 +44,7 @@ impl Functions {
             destroy: get(handle, "nvrtcDestroyProgram")?,
             log: (get(handle, "nvrtcGetProgramLogSize")?, get(handle, "nvrtcGetProgramLog")?),
             cubin: (get(handle, "nvrtcGetCUBINSize")?, get(handle, "nvrtcGetCUBIN")?),
+            ptx: (get(handle, "nvrtcGetPTXSize")?, get(handle, "nvrtcGetPTX")?),
             text: get(handle, "nvrtcGetErrorString")?,
             count_architectures: get(handle, "nvrtcGetNumSupportedArchs")?,
             architectures: get(handle, "nvrtcGetSupportedArchs")?,
@@ -126,10 +128,19 @@ impl<'a> Compilation<'a> {
         Ok(bytes)
     }
 
+    fn characters(&self, functions: (GetSize, GetBytes)) -> Result<String, Status> {
+        let bytes = self.bytes(functions)?;
+        Ok(String::from_utf8_lossy(&bytes).trim_end_matches(['\0', '\n']).to_owned())
+    }
+
     /// What the compiler says.
     pub(super) fn log(&self) -> Result<String, Status> {
-        let bytes = self.bytes(self.functions.log)?;
-        Ok(String::from_utf8_lossy(&bytes).trim_end_matches(['\0', '\n']).to_owned())
+        self.characters(self.functions.log)
+    }
+
+    /// The PTX that it was compiled to.
+    pub(super) fn ptx(&self) -> Result<String, Status> {
+        self.characters(self.functions.ptx)
     }
 
     /// What it was compiled to.

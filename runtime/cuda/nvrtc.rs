@@ -30,6 +30,8 @@ pub struct Nvrtc {
 pub struct Cubin {
     /// What a driver loads.
     pub bytes: Vec<u8>,
+    /// The PTX that the assembler was given.
+    pub ptx: String,
     /// What it takes of a multiprocessor.
     pub resources: Resources,
     /// What the compiler says.
@@ -142,7 +144,7 @@ impl Nvrtc {
     pub fn compile(&self, kernel: &Kernel, architecture: &str) -> Result<Cubin, NvrtcError> {
         self.compiled(kernel, architecture, |program| {
             let log = program.log()?;
-            Ok(Cubin { bytes: program.cubin()?, resources: Resources::of(&log), log })
+            Ok(Cubin { bytes: program.cubin()?, ptx: program.ptx()?, resources: Resources::of(&log), log })
         })
     }
 

@@ -412,17 +412,28 @@ template <class T, class Of> auto of_warp(const T& own, Of of, AT_LINE) {
     return made;
 }
 
-// Keeps a pack's access to global memory. Accesses to shared memory and to the thread's own stack touch no sectors.
-ONE_COPY void touch(const void* pack, size_t bytes) {
-    const uintptr_t address = (uintptr_t)pack;
-    const auto within = [=](const char* start, size_t size) { return address - (uintptr_t)start < size; };
-    if (within(current->stack, STACK)) return;
+// Whether an address lies in the block's shared memory or on the thread's own stack, so not in global memory.
+inline bool is_of_block(const void* address) {
+    const auto within = [=](const char* start, size_t size) { return (uintptr_t)address - (uintptr_t)start < size; };
+    if (within(current->stack, STACK)) return true;
     for (const auto& memory : block->shared_memory)
-        if (within(memory.data(), memory.size())) return;
+        if (within(memory.data(), memory.size())) return true;
+    return false;
+}
+
+// Keeps a pack's access to global memory. Other accesses touch no sectors.
+ONE_COPY void touch(const void* pack, size_t bytes) {
+    if (is_of_block(pack)) return;
+    const uintptr_t address = (uintptr_t)pack;
     const uint64_t calls = hash_of_calls();
     auto& [waits, turn] = current->turns[calls];
     if (waits != current->waited) waits = current->waited, turn = 0;
     block->accesses[current->number / 32].push_back({calls, waits, turn++, address, bytes});
+}
+
+// Checks that a pack is stored in global memory: a device's instruction takes no other address.
+inline void check_global(const void* to) {
+    if (is_of_block(to)) fault = "a pack is stored as in global memory, and its place is in shared memory";
 }
 
 // Copies as much, or zeros, when the thread waits for its copies. Both addresses are multiples of the size.
@@ -481,7 +492,7 @@ extern "C" __attribute__((visibility("default"))) void host_abandon() {
 }  // namespace host
 
 #ifdef COUNT_SECTORS
-#define TOUCH(address, bytes) host::touch(address, bytes)
+#define TOUCH(access, address, bytes) host::touch(address, bytes)
 #endif
 
 #define threadIdx (host::current->index)

@@ -2,7 +2,8 @@
 //! threads touch bytes far apart moves many bytes that nobody asked for.
 //!
 //! Packs are counted (`load` and `store` of `prelude.cuh`, and asynchronous copies), on global memory alone. Plain accesses
-//! through a pointer are not. All bytes of a pack are one access, however many instructions a device takes for it.
+//! through a pointer are not. All bytes of a pack are one access: that a device takes one instruction for 16
+//! bytes of them, or for all of a smaller pack, is for `tests/cuda/nvrtc/packs.rs` to show.
 
 use super::Host;
 use super::compile::Libraries;

@@ -136,11 +136,11 @@ template <class C, int Size, int PACK> struct Tile {
     // The thread's part of a tile as a panel whose terms are the tile's rows, or its columns.
     DEVICE void rows_as_terms(C* panel, const C (&x)[4][4]) {
         #pragma unroll
-        for (int i = 0; i < 4; i++) store(panel + place(row() + i, column()), Four{x[i][0], x[i][1], x[i][2], x[i][3]});
+        for (int i = 0; i < 4; i++) store_shared(panel + place(row() + i, column()), Four{x[i][0], x[i][1], x[i][2], x[i][3]});
     }
     DEVICE void columns_as_terms(C* panel, const C (&x)[4][4]) {
         #pragma unroll
-        for (int j = 0; j < 4; j++) store(panel + place(column() + j, row()), Four{x[0][j], x[1][j], x[2][j], x[3][j]});
+        for (int j = 0; j < 4; j++) store_shared(panel + place(column() + j, row()), Four{x[0][j], x[1][j], x[2][j], x[3][j]});
     }
 
     // What the threads of a row have, combined.

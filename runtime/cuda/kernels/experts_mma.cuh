@@ -133,7 +133,7 @@ template <class T, class Of> DEVICE void write_sums(const WarpSums& sums, T* mem
         #pragma unroll
         for (int j = 0; j < 8; j++) {
             const Pack<float, 2> pair = {{sums[i][j % 4][j / 4 * 2], sums[i][j % 4][j / 4 * 2 + 1]}};
-            store(own + (lane / 4 + j / 4 * 8) * STEP + j % 4 * 8 + lane % 4 * 2, pair);
+            store_shared(own + (lane / 4 + j / 4 * 8) * STEP + j % 4 * 8 + lane % 4 * 2, pair);
         }
         __syncwarp();
         #pragma unroll

@@ -81,17 +81,54 @@ template <class T> DEVICE T smaller(T x, T y) { return x < y || x != x ? x : y; 
 // Neighbours that are read and written together; those that take 16 bytes or a power of two less, at once.
 template <class T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack { T at[N]; };
 
-// The stand-in counts the sectors of memory that packs touch, if a test asks for it.
+// Stands where a pack is read (`LOAD`) or written (`STORE`). The stand-in counts the sectors of memory that packs touch, if
+// a test asks for it; another test counts the packs in a kernel's PTX.
 #ifndef TOUCH
-#define TOUCH(address, bytes)
+#define TOUCH(access, address, bytes)
+#endif
+
+#ifdef ON_HOST
+template <class P> DEVICE void store_whole(P* to, const P& pack) {
+    host::check_global(to);
+    *to = pack;
+}
+#else
+// Writes a pack to global memory, 16 bytes or all of a smaller pack by one instruction. An assignment copies the members
+// one by one, and the compiler often leaves it so: eight stores of 2 bytes.
+template <class P> DEVICE void store_whole(P* to, const P& pack) {
+    constexpr int BYTES = sizeof(P), WORDS = (BYTES + 3) / 4;
+    u32 words[WORDS];
+    memcpy(words, &pack, BYTES);
+    const u64 address = __cvta_generic_to_global(to);
+    if constexpr (BYTES % 16 == 0) {
+        #pragma unroll
+        for (int i = 0; i < WORDS; i += 4)
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                         :
+                         : "l"(address + 4 * i), "r"(words[i]), "r"(words[i + 1]), "r"(words[i + 2]), "r"(words[i + 3])
+                         : "memory");
+    } else if constexpr (BYTES == 8) {
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(address), "r"(words[0]), "r"(words[1]) : "memory");
+    } else if constexpr (BYTES == 4) {
+        asm volatile("st.global.b32 [%0], %1;" : : "l"(address), "r"(words[0]) : "memory");
+    } else {
+        *to = pack;
+    }
+}
 #endif
 
 template <int N, class T> DEVICE Pack<T, N> load(const T* from) {
-    TOUCH(from, sizeof(Pack<T, N>));
+    TOUCH(LOAD, from, sizeof(Pack<T, N>));
     return *(const Pack<T, N>*)from;
 }
+// Writes a pack to global memory.
 template <int N, class T> DEVICE void store(T* to, const Pack<T, N>& pack) {
-    TOUCH(to, sizeof(Pack<T, N>));
+    TOUCH(STORE, to, sizeof(Pack<T, N>));
+    store_whole((Pack<T, N>*)to, pack);
+}
+// Writes a pack to shared memory.
+template <int N, class T> DEVICE void store_shared(T* to, const Pack<T, N>& pack) {
+    TOUCH(STORE, to, sizeof(Pack<T, N>));
     *(Pack<T, N>*)to = pack;
 }
 
@@ -132,16 +169,20 @@ struct Layout<List<Size, Next, Sizes...>, List<Stride, NextStride, Strides...>> 
 // The thread's index among all of the grid, counted along x.
 DEVICE i64 thread_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// How numbers combine. `nothing` changes nothing where it is combined with numbers of which `some` is one.
+// How numbers combine. `nothing` changes nothing where it is combined with numbers of which `some` is one, which it reads
+// if `NEEDS_SOME`.
 struct Sum {
+    static constexpr bool NEEDS_SOME = false;
     template <class T> DEVICE T of(T x, T y) { return x + y; }
     template <class T> DEVICE T nothing(T) { return (T)0; }
 };
 struct Largest {
+    static constexpr bool NEEDS_SOME = true;
     template <class T> DEVICE T of(T x, T y) { return larger(x, y); }
     template <class T> DEVICE T nothing(T some) { return some; }
 };
 struct Smallest {
+    static constexpr bool NEEDS_SOME = true;
     template <class T> DEVICE T of(T x, T y) { return smaller(x, y); }
     template <class T> DEVICE T nothing(T some) { return some; }
 };

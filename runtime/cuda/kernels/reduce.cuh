@@ -33,7 +33,7 @@ DEVICE void run(const T* start, i64 own, i64 step, C (&total)[N]) {
     static_assert(Gone::template apart<aligned_to<T, N>>, "the packs that go are not aligned");
     const i64 first = Own::first(), end = Own::end();
     Pack<T, N> some = {};
-    if (Gone::size > 0) some = load<N>(start + place<Gone>(first));
+    if (Gone::size > 0 && Combine::NEEDS_SOME) some = load<N>(start + place<Gone>(first));
     for (int e = 0; e < N; e++) total[e] = Combine::nothing((C)widen(some.at[e]));
     for (i64 i = first + own; i < end;) {
         C part[N];

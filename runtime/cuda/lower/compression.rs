@@ -31,7 +31,8 @@ pub(super) fn orthogonalize(instruction: &Instruction) -> Result<Vec<Step>, Diag
     run.line(format!(
         "compression::orthogonalize<{m}, {r}, {attempts}>({source}, {scratch}, {target}, {epsilon:e});"
     ));
-    Ok(vec![Step::Kernel(run.blocks(x.layout.len() / (m * r).max(1), THREADS))])
+    // Without this bound the assembler keeps to 32 registers a thread, and spills.
+    Ok(vec![Step::Kernel(run.blocks(x.layout.len() / (m * r).max(1), THREADS).together(2))])
 }
 
 /// The f32 numbers of scratch that the kernel takes: the columns in f64.

@@ -38,20 +38,29 @@ fn push(module: &mut Module, op: impl Into<Op>, operands: &[ValueId]) -> Vec<Val
     results.to_vec()
 }
 
-fn kernels(module: &Module) -> Vec<Kernel> {
+fn kernels_of(module: &Module) -> Vec<Kernel> {
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
     let program = lower(module, &options).unwrap_or_else(|error| panic!("{error}"));
     runtime::cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}")).kernels
 }
 
+const WIDTHS: [[u64; 2]; 6] = [[32, 32], [64, 64], [80, 80], [96, 96], [128, 128], [64, 128]];
+
+const MASKS: [(Option<DType>, bool); 4] =
+    [(None, true), (None, false), (Some(DType::Bool), false), (Some(DType::F32), true)];
+
+/// The kernels for every width and mask.
+pub(super) fn kernels() -> Vec<Kernel> {
+    let modules = WIDTHS.iter().flat_map(|widths| MASKS.map(|(mask, causal)| module(*widths, mask, causal)));
+    modules.flat_map(|module| kernels_of(&module)).collect()
+}
+
 #[test]
 #[ignore = "needs NVRTC"]
 fn attention_of_every_width_and_mask_spills_nothing() {
-    let widths = [[32, 32], [64, 64], [80, 80], [96, 96], [128, 128], [64, 128]];
-    let masks = [(None, true), (None, false), (Some(DType::Bool), false), (Some(DType::F32), true)];
-    let modules = widths.iter().flat_map(|widths| masks.map(|(mask, causal)| module(*widths, mask, causal)));
-    let kernels: Vec<Kernel> = modules.flat_map(|module| kernels(&module)).collect();
-    assert_eq!(kernels.iter().filter(|kernel| kernel.name.contains("_mma_")).count(), 3 * 4 * widths.len());
+    let kernels = kernels();
+    let matrices = kernels.iter().filter(|kernel| kernel.name.contains("_mma_")).count();
+    assert_eq!(matrices, 3 * MASKS.len() * WIDTHS.len());
     let faults = faults(&nvrtc(), &kernels, &ARCHITECTURES);
     assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
 }

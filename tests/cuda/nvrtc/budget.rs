@@ -8,12 +8,10 @@
 //! threads than registers do, but not fewer than the file's share.
 
 use super::occupancy::{Table, resident};
+use super::units::{CompilationUnit, for_each_unit};
 use runtime::cuda::limits::REGISTERS;
 use runtime::cuda::nvrtc::{Nvrtc, Resources};
 use runtime::cuda::program::Kernel;
-use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::thread;
 
 /// Half of the threads find a place: what passes memory on.
 const HALF: u32 = 64;
@@ -55,34 +53,9 @@ const BUDGETS: [(&str, u32); 27] = [
     ("attention_mma_grad.cuh", ALL),
 ];
 
-/// Kernels that are compiled together: what stands before them is read once.
-const TOGETHER: usize = 12;
-
-/// The kernels of a file, compiled for an architecture together.
-struct CompilationUnit<'a> {
-    kernels: &'a [&'a Kernel],
-    architecture: &'a str,
-}
-
 /// What is wrong with kernels for these architectures. Prints the most registers of each file.
-pub(super) fn faults(nvrtc: &Nvrtc, kernels: &[Kernel], architectures: &[&str]) -> Vec<String> {
-    let mut by_files: BTreeMap<Vec<&str>, Vec<&Kernel>> = BTreeMap::new();
-    for kernel in kernels {
-        by_files.entry(kernel.files.iter().map(|file| file.name).collect()).or_default().push(kernel);
-    }
-    let parts = by_files.values().flat_map(|kernels| kernels.chunks(TOGETHER));
-    let parts = parts.flat_map(|kernels| {
-        architectures.iter().map(move |&architecture| CompilationUnit { kernels, architecture })
-    });
-    let parts = Mutex::new(parts);
-    let next = || parts.lock().expect("no thread panics with it").next();
-    let take = || std::iter::from_fn(next).flat_map(|part| part.compiled(nvrtc)).collect::<Vec<_>>();
-    let compiled = thread::scope(|scope| {
-        let other = scope.spawn(take);
-        let mut compiled = take();
-        compiled.extend(other.join().expect("it does not panic"));
-        compiled
-    });
+pub(super) fn faults<'a>(nvrtc: &Nvrtc, kernels: &'a [Kernel], architectures: &[&'a str]) -> Vec<String> {
+    let compiled = for_each_unit(kernels, architectures, |unit| resources(nvrtc, unit));
     let mut table = Table::default();
     let mut faults = Vec::new();
     for (kernel, architecture, resources) in compiled {
@@ -98,35 +71,27 @@ pub(super) fn faults(nvrtc: &Nvrtc, kernels: &[Kernel], architectures: &[&str]) 
     faults
 }
 
-impl<'a> CompilationUnit<'a> {
-    /// What each kernel takes, or why it does not compile.
-    fn compiled(&self, nvrtc: &Nvrtc) -> Vec<(&'a Kernel, &'a str, Result<Resources, String>)> {
-        let Ok(together) = nvrtc.compile(&joined(self.kernels), self.architecture) else {
-            // Which of them it is.
-            let alone = |kernel: &&'a Kernel| {
-                let compiled = nvrtc.compile(kernel, self.architecture);
-                let resources = compiled.map(|cubin| cubin.resources).map_err(|error| error.to_string());
-                (*kernel, self.architecture, resources)
-            };
-            return self.kernels.iter().map(alone).collect();
-        };
-        let all = Resources::of_each(&together.log);
-        let of = |kernel: &&'a Kernel| {
-            let missing = || format!("the assembler says nothing of {}", kernel.name);
-            (*kernel, self.architecture, all.get(&kernel.name).copied().ok_or_else(missing))
-        };
-        self.kernels.iter().map(of).collect()
-    }
-}
-
-/// Kernels of a file as one.
-fn joined(kernels: &[&Kernel]) -> Kernel {
-    let texts = kernels.iter().map(|kernel| format!("#line 1 \"{}\"\n{}", kernel.name, kernel.text));
-    Kernel { text: texts.collect(), ..kernels[0].clone() }
+/// What each kernel of a unit takes, or why it does not compile.
+fn resources<'a>(
+    nvrtc: &Nvrtc,
+    unit: &CompilationUnit<'a>,
+) -> Vec<(&'a Kernel, &'a str, Result<Resources, String>)> {
+    let all = match unit.compile(nvrtc) {
+        Ok(cubin) => Resources::of_each(&cubin.log),
+        Err(error) if unit.kernels.len() == 1 => {
+            return vec![(unit.kernels[0], unit.architecture, Err(error.to_string()))];
+        }
+        Err(_) => return unit.of_each().iter().flat_map(|unit| resources(nvrtc, unit)).collect(),
+    };
+    let of = |kernel: &&'a Kernel| {
+        let missing = || format!("the assembler says nothing of {}", kernel.name);
+        (*kernel, unit.architecture, all.get(&kernel.name).copied().ok_or_else(missing))
+    };
+    unit.kernels.iter().map(of).collect()
 }
 
 /// The file that a kernel is an instance of.
-fn own_file(kernel: &Kernel) -> &'static str {
+pub(super) fn own_file(kernel: &Kernel) -> &'static str {
     kernel.files.last().map_or("", |file| file.name)
 }
 

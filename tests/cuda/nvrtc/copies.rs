@@ -29,9 +29,8 @@ fn kernels_of(dtype: DType, sizes: [u64; 3], permutation: [u32; 3]) -> Vec<Kerne
     runtime::cuda::lower::lower(Arc::new(program.expect("it lowers"))).expect("it has kernels").kernels
 }
 
-#[test]
-#[ignore = "needs NVRTC"]
-fn every_copy_compiles_within_its_budget() {
+/// Every way, of elements of each size, as a copy and as a sum.
+pub(super) fn kernels() -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for dtype in [DType::F64, DType::F32, DType::BF16, DType::I8] {
         for (sizes, permutation) in CASES {
@@ -47,7 +46,13 @@ fn every_copy_compiles_within_its_budget() {
         let name = kernel.name.replace("copy", "sum");
         Some(Kernel { text: text.replace(&kernel.name, &name), name, ..kernel.clone() })
     });
-    let all: Vec<Kernel> = kernels.iter().cloned().chain(sums.collect::<Vec<_>>()).collect();
+    kernels.iter().cloned().chain(sums).collect()
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn every_copy_compiles_within_its_budget() {
+    let all = kernels();
     let tiles = all.iter().filter(|kernel| kernel.text.contains("copying::transpose<")).count();
     assert_eq!((all.len(), tiles), (30, 12));
     let faults = faults(&nvrtc(), &all, &ARCHITECTURES);

@@ -188,6 +188,19 @@ fn copies_that_no_thread_waits_for_are_found() {
     assert_fails(cuda(""), &["chain_", "thread 0 ends without a wait for its copies"]);
 }
 
+/// A device stores a pack by an instruction that takes an address in global memory only.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_pack_that_is_stored_in_shared_memory_as_in_global_memory_is_found() {
+    let body = |store: &str| {
+        format!(
+            "SHARED(float, held, 1024);\n{store}(held + 4 * threadIdx.x, load<4>(a0));\na1[0] = held[4 * threadIdx.x];"
+        )
+    };
+    run(with_body(&body("store_shared")), 0).expect("it is stored in shared memory");
+    assert_fails(with_body(&body("store")), &["chain_", "its place is in shared memory"]);
+}
+
 /// Blocks that add to one number after another are right as long as one ends before the next begins.
 #[test]
 #[ignore = "needs a C++ compiler"]

@@ -1,0 +1,179 @@
+//! The kernels that the tests compile, and a sample of them that has every family.
+//!
+//! A family is all kernels that agree in their name before the hash and in the functions and templates of `kernels/` that
+//! their text calls. The sample has each name, each file and each function in each of f32, f16 and bf16 in which the listed
+//! kernels have it. Every run compiles the sample; the night compiles all listed kernels.
+
+use super::budget::{faults, own_file};
+use super::operators::{self, ARCHITECTURES, nvrtc};
+use super::{attention, copies, steps};
+use crate::programs;
+use runtime::cuda::program::{File, Kernel};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+/// The kernels of operators, of small models and of large ones, each once.
+pub(super) static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
+    let mut kernels = operators::kernels();
+    kernels.extend(attention::kernels());
+    kernels.extend(copies::kernels());
+    kernels.extend(steps::of_models());
+    kernels.extend(steps::of_ranks());
+    kernels.extend(programs::kernels());
+    each_once(kernels)
+});
+
+/// Kernels that every run compiles: a few that have all features, and of the large models, whose packs are wide, a kernel of
+/// each name.
+pub(super) static SAMPLE: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
+    let large: Vec<Kernel> = programs::kernels().collect();
+    let names = |kernel: &Kernel| in_types(kernel, [stem(kernel).to_owned()].into());
+    each_once([sample_of(&ALL, features), sample_of(&large, names)].concat())
+});
+
+/// Kernels in the order of their names.
+fn each_once(kernels: Vec<Kernel>) -> Vec<Kernel> {
+    let by_name: BTreeMap<String, Kernel> =
+        kernels.into_iter().map(|kernel| (kernel.name.clone(), kernel)).collect();
+    by_name.into_values().collect()
+}
+
+/// A property that the sample has if a listed kernel has it: a file, the name of kernels before the hash, or a function that
+/// kernels call; in a type of elements.
+type Feature = (String, &'static str);
+
+/// The types whose kernels differ: a kernel on halves computes in f32, and reads f32 beside them.
+const HALVES: [&str; 2] = ["f16", "bf16"];
+
+/// The types of the elements that a kernel is given.
+fn element_types(kernel: &Kernel) -> Vec<&'static str> {
+    let is_given = |ty: &&str| {
+        let pointer = format!("{ty}*");
+        kernel.text.match_indices(&pointer).any(|(at, _)| !kernel.text[..at].ends_with(is_of_word))
+    };
+    let halves: Vec<&str> = HALVES.into_iter().filter(is_given).collect();
+    match halves.is_empty() {
+        false => halves,
+        true => vec![if is_given(&"float") { "f32" } else { "other" }],
+    }
+}
+
+fn is_of_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// What a kernel's text calls: each word, with its namespace, before a bracket or the arguments of a template.
+fn calls(kernel: &Kernel) -> BTreeSet<String> {
+    let body = kernel.text.split_once('{').map_or("", |(_, body)| body);
+    let called = body.match_indices(['(', '<']).filter_map(|(at, _)| {
+        let before = &body[..at];
+        let name = before.rsplit(|c: char| !is_of_word(c) && c != ':').next()?;
+        name.starts_with(|c: char| c.is_ascii_alphabetic()).then(|| name.to_owned())
+    });
+    called.collect()
+}
+
+/// A kernel's name before the hash of its text.
+pub(super) fn stem(kernel: &Kernel) -> &str {
+    kernel.name.rsplit_once('_').map_or(&kernel.name, |(stem, _)| stem)
+}
+
+/// The features of a kernel.
+fn features(kernel: &Kernel) -> BTreeSet<Feature> {
+    let mut names = calls(kernel);
+    names.insert(own_file(kernel).to_owned());
+    names.insert(stem(kernel).to_owned());
+    in_types(kernel, names)
+}
+
+/// Names, each in the types of the kernel's elements.
+fn in_types(kernel: &Kernel, names: BTreeSet<String>) -> BTreeSet<Feature> {
+    let types = element_types(kernel);
+    names.into_iter().flat_map(|name| types.iter().map(move |&ty| (name.clone(), ty))).collect()
+}
+
+/// Few of these kernels that have all of their features: each time the kernel that adds the most, the shortest of these.
+fn sample_of(kernels: &[Kernel], features: impl Fn(&Kernel) -> BTreeSet<Feature>) -> Vec<Kernel> {
+    let mut left: Vec<(&Kernel, BTreeSet<Feature>)> =
+        kernels.iter().map(|kernel| (kernel, features(kernel))).collect();
+    let mut sample = Vec::new();
+    loop {
+        let order = |(one, own): &&(&Kernel, BTreeSet<Feature>),
+                     (other, others): &&(&Kernel, BTreeSet<Feature>)| {
+            let length = |kernel: &Kernel| kernel.text.len();
+            own.len().cmp(&others.len()).then(length(other).cmp(&length(one))).then(other.name.cmp(&one.name))
+        };
+        let Some((kernel, new)) = left.iter().max_by(order).cloned() else { break };
+        sample.push(kernel.clone());
+        for (_, features) in &mut left {
+            features.retain(|feature| !new.contains(feature));
+        }
+        left.retain(|(_, features)| !features.is_empty());
+    }
+    sample
+}
+
+/// The features of these kernels that the sample has not, each with a kernel that has it.
+fn missing(sample: &[Kernel], kernels: &[Kernel]) -> Vec<String> {
+    let known: BTreeSet<Feature> = sample.iter().flat_map(features).collect();
+    let mut missing = BTreeMap::new();
+    for kernel in kernels {
+        for feature in features(kernel).difference(&known) {
+            missing.entry(feature.clone()).or_insert(&kernel.name);
+        }
+    }
+    let text = |((name, ty), kernel): (&Feature, &&String)| {
+        format!("the sample has no kernel with `{name}` of {ty}, as {kernel} has")
+    };
+    missing.iter().map(text).collect()
+}
+
+/// In every run, with the pinned NVRTC and with the oldest that is supported.
+#[test]
+#[ignore = "needs NVRTC"]
+fn a_sample_of_every_family_compiles_within_its_budget() {
+    let nvrtc = nvrtc();
+    println!("NVRTC {}: {} kernels", nvrtc.version(), SAMPLE.len());
+    let faults = faults(&nvrtc, &SAMPLE, &ARCHITECTURES);
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
+}
+
+#[test]
+#[ignore = "lists the kernels of every model"]
+fn every_family_has_a_kernel_in_the_sample() {
+    println!("{} of {} kernels are the sample", SAMPLE.len(), ALL.len());
+    assert!(ALL.len() > 2000, "{} kernels", ALL.len());
+    assert_eq!(missing(&SAMPLE, &ALL), [""; 0]);
+}
+
+/// A kernel as lowering writes it, of a file that has no name in common with others.
+fn written(name: &str, parameters: &str, body: &str) -> Kernel {
+    static FILE: File = File { name: "test.cuh", after: &[], text: "" };
+    let text = format!("KERNEL(256) {name}({parameters}) {{\n    {body}\n}}\n");
+    Kernel { name: name.into(), files: vec![&FILE], text }
+}
+
+#[test]
+fn a_family_that_the_sample_lacks_is_named() {
+    let single = written("pool_01", "const float* a0, float* a1", "pool::max<List<2, 2>>(a0, a1);");
+    let half = written("pool_02", "const bf16* a0, float* a1", "pool::max<List<2, 2>>(a0, a1);");
+    let other = written("pool_03", "const float* a0, float* a1", "pool::least<List<2, 2>>(a0, a1);");
+    let all = [single.clone(), half.clone(), other.clone()];
+    assert_eq!(missing(&all, &all), [""; 0]);
+    let of_half = missing(&[single.clone(), other], &all);
+    assert!(of_half.contains(&"the sample has no kernel with `pool::max` of bf16, as pool_02 has".into()));
+    let of_other = missing(&[single, half], &all);
+    assert_eq!(of_other, ["the sample has no kernel with `pool::least` of f32, as pool_03 has"]);
+}
+
+#[test]
+fn a_sample_has_every_family_once() {
+    let kernel = |number: u32| {
+        let [name, ty] = [format!("pool_{number:02}"), ["float", "f16", "bf16"][number as usize % 3].into()];
+        written(&name, &format!("const {ty}* a0"), &format!("pool::max<{number}>(a0);"))
+    };
+    let all: Vec<Kernel> = (0..30).map(kernel).collect();
+    let sample = sample_of(&all, features);
+    assert_eq!(missing(&sample, &all), [""; 0]);
+    assert_eq!(sample.len(), 3, "a kernel of each type");
+}

@@ -1,0 +1,215 @@
+//! Each pack that a kernel loads or stores is one access of the machine code, which nvdisasm shows.
+//!
+//! A kernel claims its packs itself: `load` and `store` of `kernels/prelude.cuh` have a macro, which is defined here as a
+//! comment of inline assembler. Wherever a call of them is inlined or unrolled, the comment stands in the PTX. The accesses of
+//! the PTX and of the machine code are counted by their width. Two accesses may become a wider one; a narrower one is a pack
+//! that was split.
+
+use super::MOST_USED;
+use super::accesses::{Access, Kind, by_kernel, claimed, entry, in_machine_code, in_ptx, section};
+use super::budget::own_file;
+use super::families::{ALL, SAMPLE};
+use super::operators::nvrtc;
+use super::units::{CompilationUnit, for_each_unit};
+use runtime::cuda::libraries::FOLDERS;
+use runtime::cuda::nvrtc::Nvrtc;
+use runtime::cuda::program::{File, Kernel};
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Stands before the other files of a kernel.
+static CLAIM: File = File {
+    name: "claim.cuh",
+    after: &[],
+    text: "#define TOUCH(access, address, bytes) asm volatile(\"// \" #access \" %0\" : : \"n\"((int)(bytes)))\n",
+};
+
+/// The widths of accesses, in bytes, that packs may need. An access of 2 bytes cannot be split where it matters.
+const WIDTHS: [u32; 3] = [16, 8, 4];
+
+/// NVIDIA's disassembler, which lies beside the folder of NVRTC in an environment of Python, or on the path.
+fn nvdisasm() -> PathBuf {
+    let folders = env::var_os(FOLDERS);
+    let folders = folders.iter().flat_map(env::split_paths);
+    let beside = folders.map(|folder| folder.join("../bin/nvdisasm")).find(|file| file.exists());
+    beside.unwrap_or_else(|| "nvdisasm".into())
+}
+
+/// The machine code of a cubin, as text.
+fn disassembled(nvdisasm: &Path, cubin: &[u8]) -> String {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    fs::write(file.path(), cubin).expect("it is written");
+    let output = Command::new(nvdisasm).arg("--print-code").arg("--no-dataflow").arg(file.path()).output();
+    let output = output.unwrap_or_else(|error| {
+        panic!("this test needs {} (testdata/requirements-nvrtc.txt): {error}", nvdisasm.display())
+    });
+    assert!(output.status.success(), "nvdisasm: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("nvdisasm writes text")
+}
+
+/// The bytes of accesses of this kind that are at least so wide.
+fn bytes(accesses: &[Access<'_>], kind: Kind, width: u32) -> u32 {
+    let wide = accesses.iter().filter(|access| access.kind == kind && access.bytes >= width);
+    wide.map(|access| access.bytes).sum()
+}
+
+/// The bytes that loads narrower than a width read in runs of neighbours that are at least as wide: offsets from one base.
+fn bytes_of_runs(accesses: &[Access<'_>], width: u32) -> u32 {
+    let mut by_base: BTreeMap<&str, BTreeSet<(i64, u32)>> = BTreeMap::new();
+    for access in accesses.iter().filter(|access| access.kind == Kind::Load && access.bytes < width) {
+        by_base.entry(access.base).or_default().insert((access.offset, access.bytes));
+    }
+    let mut all = 0;
+    for places in by_base.into_values() {
+        let mut end = i64::MIN;
+        let mut run = 0;
+        for (offset, bytes) in places.into_iter().chain([(i64::MAX, 0)]) {
+            if offset != end {
+                all += if run >= width { run } else { 0 };
+                run = 0;
+            }
+            run += bytes;
+            end = offset.saturating_add(i64::from(bytes));
+        }
+    }
+    all
+}
+
+/// The packs that are split, as a text; none if each is one access.
+///
+/// No compiler leaves a store out, so each pack of a store must be there. A compiler leaves a load out, or narrows it, where
+/// its elements are not used: packs are split if runs of narrower loads read as many bytes as are missing.
+fn split(claims: &[Access<'_>], found: &[Access<'_>], place: &str) -> Option<String> {
+    let kinds = [Kind::Load, Kind::Store].into_iter().flat_map(|kind| WIDTHS.map(|width| (kind, width)));
+    let mut lost = kinds.filter_map(|(kind, width)| {
+        let [claimed, at_once] = [claims, found].map(|accesses| bytes(accesses, kind, width));
+        let missing = claimed.saturating_sub(at_once);
+        let (verb, is_split) = match kind {
+            Kind::Load => ("loads", missing > 0 && bytes_of_runs(found, width) >= missing),
+            Kind::Store => ("stores", missing > 0),
+        };
+        is_split.then(|| {
+            format!("{verb} {claimed} bytes in packs of {width} or more, and {at_once} of them at once in its {place}")
+        })
+    });
+    lost.next()
+}
+
+/// The kernels of a unit whose packs are split, and those that do not compile.
+fn faults_of(unit: &CompilationUnit<'_>, nvrtc: &Nvrtc, nvdisasm: &Path) -> Vec<String> {
+    let cubin = match unit.compile_after(&CLAIM, nvrtc) {
+        Ok(cubin) => cubin,
+        Err(error) if unit.kernels.len() == 1 => return vec![error.to_string()],
+        Err(_) => return unit.of_each().iter().flat_map(|unit| faults_of(unit, nvrtc, nvdisasm)).collect(),
+    };
+    let code = disassembled(nvdisasm, &cubin.bytes);
+    let claims = by_kernel(&cubin.ptx, entry, claimed);
+    let in_ptx = by_kernel(&cubin.ptx, entry, in_ptx);
+    let in_code = by_kernel(&code, section, in_machine_code);
+    let fault = |kernel: &&Kernel| {
+        let name = kernel.name.as_str();
+        let [claims, in_ptx, in_code] =
+            [&claims, &in_ptx, &in_code].map(|all| all.get(name).map_or(&[][..], |own| &own[..]));
+        if in_code.is_empty() {
+            return Some(format!("{name} for {} has no accesses of memory", unit.architecture));
+        }
+        let split = split(claims, in_ptx, "PTX").or_else(|| split(claims, in_code, "machine code"))?;
+        Some(format!("{name} for {} {split}\n{}", unit.architecture, kernel.text))
+    };
+    unit.kernels.iter().filter_map(fault).collect()
+}
+
+/// The kernels whose packs are split on these architectures.
+fn faults(kernels: &[Kernel], architectures: &[&str]) -> Vec<String> {
+    let (nvrtc, nvdisasm) = (nvrtc(), nvdisasm());
+    for_each_unit(kernels, architectures, |unit| faults_of(unit, &nvrtc, &nvdisasm))
+}
+
+/// Of a sample in every run, and of every kernel at night.
+fn check(kernels: &[Kernel]) {
+    let faults = faults(kernels, &MOST_USED);
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvdisasm"]
+fn every_pack_of_the_sample_is_one_access() {
+    check(&SAMPLE);
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvdisasm"]
+fn every_pack_of_every_listed_kernel_is_one_access() {
+    check(&ALL);
+}
+
+/// A kernel with another text of the prelude.
+fn with_prelude(kernel: &Kernel, old: &str, new: &str) -> Kernel {
+    let change = |&file: &&'static File| -> &'static File {
+        if file.name != "prelude.cuh" {
+            return file;
+        }
+        assert!(file.text.contains(old), "no `{old}` in prelude.cuh");
+        let text = Box::leak(file.text.replace(old, new).into_boxed_str());
+        Box::leak(Box::new(File { text, ..*file }))
+    };
+    Kernel { files: kernel.files.iter().map(change).collect(), ..kernel.clone() }
+}
+
+/// The struct of a pack is assigned member by member: kernels of each of these families write runs of 2 bytes.
+#[test]
+#[ignore = "needs NVRTC and nvdisasm"]
+fn packs_that_are_stored_as_structs_are_found() {
+    let files = ["loss.cuh", "softmax.cuh", "norm.cuh", "attention_mma.cuh", "attention_mma_grad.cuh"];
+    let kernels: Vec<Kernel> =
+        SAMPLE.iter().filter(|kernel| files.contains(&own_file(kernel))).cloned().collect();
+    let planted = |kernel: &Kernel| {
+        with_prelude(kernel, "store_whole((Pack<T, N>*)to, pack);", "*(Pack<T, N>*)to = pack;")
+    };
+    let planted: Vec<Kernel> = kernels.iter().map(planted).collect();
+    let faults = faults(&planted, &MOST_USED);
+    let named = |file: &&str| {
+        let own = kernels.iter().filter(|kernel| own_file(kernel) == *file);
+        own.clone().any(|kernel| {
+            let of = |architecture| format!("{} for {architecture} stores ", kernel.name);
+            MOST_USED
+                .iter()
+                .all(|architecture| faults.iter().any(|fault| fault.starts_with(&of(architecture))))
+        })
+    };
+    let silent: Vec<&str> = files.into_iter().filter(|file| !named(file)).collect();
+    assert_eq!(silent, [""; 0], "no kernel of these files is named");
+}
+
+fn loads(accesses: &[(u32, &'static str, i64)]) -> Vec<Access<'static>> {
+    let load = |&(bytes, base, offset)| Access { kind: Kind::Load, bytes, base, offset };
+    accesses.iter().map(load).collect()
+}
+
+#[test]
+fn loads_in_a_run_are_a_split_pack_and_unused_elements_are_not() {
+    let claims = loads(&[(16, "", 0), (16, "", 0)]);
+    let whole = loads(&[(16, "R2", 0), (16, "R2", 16), (4, "R4", 0)]);
+    assert_eq!(split(&claims, &whole, "PTX"), None);
+    let merged = loads(&[(32, "R2", 0)]);
+    assert_eq!(split(&claims, &merged, "PTX"), None);
+    let one_is_split = loads(&[(16, "R2", 0), (8, "R2", 24), (4, "R2", 16), (4, "R2", 20)]);
+    let fault = split(&claims, &one_is_split, "PTX").expect("the second pack is three loads");
+    assert_eq!(fault, "loads 32 bytes in packs of 16 or more, and 16 of them at once in its PTX");
+    // The last four bytes of a pack are not used, and other loads are nowhere near.
+    let narrowed = loads(&[(16, "R2", 0), (8, "R2", 16), (4, "R2", 24), (4, "R4", 28), (4, "R2", 64)]);
+    assert_eq!(split(&claims, &narrowed, "PTX"), None);
+}
+
+#[test]
+fn a_store_that_is_missing_is_a_split_pack() {
+    let store = |bytes, offset| Access { kind: Kind::Store, bytes, base: "R2", offset };
+    let claims = [store(8, 0), store(4, 0)];
+    assert_eq!(split(&claims, &[store(8, 0), store(4, 32)], "PTX"), None);
+    let fault = split(&claims, &[store(8, 0), store(2, 32), store(2, 34)], "PTX");
+    let text = "stores 12 bytes in packs of 4 or more, and 8 of them at once in its PTX";
+    assert_eq!(fault.as_deref(), Some(text));
+}

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 /// The kernels of operators, of small models and of large ones, each once.
-pub(super) static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
+pub(crate) static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let mut kernels = operators::kernels();
     kernels.extend(attention::kernels());
     kernels.extend(copies::kernels());
@@ -74,7 +74,7 @@ fn calls(kernel: &Kernel) -> BTreeSet<String> {
 }
 
 /// A kernel's name before the hash of its text.
-pub(super) fn stem(kernel: &Kernel) -> &str {
+pub(crate) fn stem(kernel: &Kernel) -> &str {
     kernel.name.rsplit_once('_').map_or(&kernel.name, |(stem, _)| stem)
 }
 

@@ -28,7 +28,7 @@ fn kernels_of(sample: &Sample) -> Vec<Kernel> {
 }
 
 /// The kernels of all samples, in single and half precision, each once.
-pub(super) fn kernels() -> Vec<Kernel> {
+pub(crate) fn kernels() -> Vec<Kernel> {
     let mut all = BTreeMap::new();
     for sample in samples().iter().filter(|sample| !matches!(sample.op, Op::Constant(_))) {
         let halves = [DType::F16, DType::BF16].into_iter().filter_map(|half| sample.in_type(half));

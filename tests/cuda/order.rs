@@ -106,5 +106,5 @@ fn without_a_side_stream_all_products_run_on_the_main_stream_and_losses_are_the_
     let (none, without) = losses_by(&|program| done(lower_with(program, &mut WithoutSideStream)));
     assert!(aside > 0 && none == 0, "{aside} commands on the side stream, and {none} without it");
     assert_eq!(with, without);
-    assert!((with[0] - losses(fixture, "adamw")[0]).abs() < 1e-5, "{with:?}");
+    assert!((with[0] - losses(fixture, "losses_adamw_f32")[0]).abs() < 1e-5, "{with:?}");
 }

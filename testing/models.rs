@@ -6,8 +6,8 @@ pub mod configurations;
 pub mod gpt;
 pub mod half;
 pub mod losses;
+pub mod parameters;
 
-use crate::testdata;
 use passes::bind::{BATCH, Bind};
 use passes::optimizer::{Algorithm, Decay, Optimizer};
 use passes::registry::Pass;
@@ -237,9 +237,9 @@ pub fn split(options: &str) -> Spmd {
     }
 }
 
-/// A file of `testdata/models`.
+/// A file of `testdata/models`; of numbers that are stored in two files, the file in which they are put together.
 pub fn path(name: &str) -> PathBuf {
-    testdata(&format!("models/{name}"))
+    parameters::whole(name)
 }
 
 /// The result, or a panic with what the user would read.

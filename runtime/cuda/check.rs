@@ -7,6 +7,7 @@
 mod batch;
 pub mod part;
 pub mod process;
+pub mod products;
 pub mod rates;
 pub mod samples;
 pub mod search;

@@ -56,7 +56,7 @@ pub fn lower(program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
     lower_with(program, &mut AbsentLibraries)
 }
 
-/// Answers which work the libraries of a device take.
+/// Answers which work the libraries of a device take, and whether the device has a side stream.
 pub trait Libraries {
     /// Returns whether cuDNN is to run an instruction for which there are kernels.
     fn runs(&mut self, _instruction: &Instruction) -> bool {
@@ -65,6 +65,11 @@ pub trait Libraries {
 
     /// Returns whether cuBLASLt takes a multiplication with its epilogue. If not, kernels do the work of the epilogue.
     fn takes(&mut self, _multiply: &Multiply) -> bool {
+        true
+    }
+
+    /// Returns whether the gradients of weights have a stream of their own.
+    fn has_side_stream(&self) -> bool {
         true
     }
 }
@@ -117,7 +122,7 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
     let rest_of_microbatch = update.iter().filter(in_all).cloned().collect();
     let kernels = kernels.finish();
     let mut cuda = CudaProgram { program, kernels, sections, rest_of_microbatch, events: 0, tables, halts };
-    order::order(&mut cuda);
+    order::order(&mut cuda, libraries.has_side_stream());
     Ok(cuda)
 }
 

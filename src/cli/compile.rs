@@ -1,5 +1,6 @@
 //! `trainyard compile`: from a model to a program, and with `--train` to a trained model (`run`).
 
+mod kernels;
 mod parts;
 mod run;
 
@@ -36,6 +37,7 @@ use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs};
 use crate::verification::assumptions;
 use crate::{export, plan, sizes, tiers};
+use kernels::KernelTarget;
 use parts::Ended;
 
 const EXAMPLES: &str = "\
@@ -54,7 +56,10 @@ Examples:
     trainyard compile gpt2.onnx --train corpus.txt --mesh dp=2,tp=2 --zero 1
 
   Read flags from a file, and override one of them:
-    trainyard compile gpt2.onnx --config trainyard.toml --lr 1e-3";
+    trainyard compile gpt2.onnx --config trainyard.toml --lr 1e-3
+
+  Compile the kernels of a run for an H100 on a machine without one, into ./warm/cubins:
+    TRAINYARD_CACHE=warm trainyard compile gpt2.onnx --train corpus.txt --bf16 --kernels-for h100";
 
 /// Arguments of `compile`.
 #[derive(Args, Clone, Debug)]
@@ -66,6 +71,10 @@ pub struct Compile {
     /// Read flags from a TOML file, or from DeepSpeed's JSON (FILE.json); flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Compile the kernels of this run for a GPU that need not be here, into the folder of compiled kernels, and do not train: h200,
+    /// h100, a100 or a100-40; needs NVRTC
+    #[arg(long, value_name = "GPU")]
+    pub kernels_for: Option<KernelTarget>,
     /// All shared flags.
     #[command(flatten)]
     pub settings: Settings,
@@ -110,6 +119,9 @@ impl Compile {
     /// Compiles, writes the output folder, and trains if there is data: as the only process, or as one that a launcher
     /// started.
     pub fn run(&self) -> Result<Outcome, Failure> {
+        if let Some(gpu) = self.kernels_for {
+            return self.compile_kernels(gpu);
+        }
         let flight = self.settings.out.folder(&self.model).join(FLIGHT);
         let joined = Processes::join(
             Launched::of_process()?,

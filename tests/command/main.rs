@@ -14,6 +14,7 @@ mod durability;
 mod experts;
 mod hostile;
 mod inspect;
+mod kernels_for;
 mod launched;
 mod memory_plan;
 mod offload;

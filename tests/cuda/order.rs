@@ -2,13 +2,19 @@
 
 use passes::buckets::Buckets;
 use passes::{Manager, PassContext, Pipeline};
-use runtime::cuda::lower::{lower, races};
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order};
+use runtime::cuda::lower::{Libraries, lower, lower_with, races};
 use runtime::cuda::program::{CudaProgram, Stream};
 use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Part, UpdateTime};
+use runtime::program::{Part, Program, UpdateTime};
+use runtime::ranks::Ranks;
 use std::sync::Arc;
+use testing::models::losses::{losses, numbers};
 use testing::models::{self, adamw, done, split};
 use trainyard::lowering;
+use trainyard::verification::against;
+use trainyard::verification::execute::Machine;
 
 /// A GPT-2 whose gradients travel in several buckets, on a mesh given as the options of the pass `spmd`.
 fn gpt2(spmd: &str, update: UpdateTime) -> CudaProgram {
@@ -58,4 +64,47 @@ fn commands_race_without_the_waits_of_exchanges_or_the_waits_for_them() {
             assert!(!races(&commands).is_empty(), "{spmd}");
         }
     }
+}
+
+/// A device with `TRAINYARD_SIDE_STREAM=0`.
+struct WithoutSideStream;
+
+impl Libraries for WithoutSideStream {
+    fn has_side_stream(&self) -> bool {
+        false
+    }
+}
+
+fn on_side_stream(cuda: &CudaProgram) -> usize {
+    let commands = Part::ALL.iter().flat_map(|(part, _)| cuda.part(*part));
+    commands.filter(|command| command.stream == Stream::Side).count()
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn without_a_side_stream_all_products_run_on_the_main_stream_and_losses_are_the_same() {
+    let fixture = &models::MLP_DYNAMO;
+    let subject = fixture.subject(fixture.batch, adamw());
+    let module = &subject.compilation.training;
+    let numbers = numbers(fixture, &subject, "train");
+    let inputs = done(against::microbatches(module, &numbers, done(against::label_name(module)).as_deref()));
+    let losses_by = |lowered: &dyn Fn(Arc<Program>) -> CudaProgram| -> (usize, Vec<f64>) {
+        let mut aside = 0;
+        let mut machine = done(Machine::on(module, Target::Cuda, inputs.len(), &subject.start, |program| {
+            let cuda = lowered(program);
+            aside = on_side_stream(&cuda);
+            for (part, name) in Part::ALL {
+                assert_eq!(races(cuda.part(part)), [], "{name}");
+            }
+            let host = Host::new(Order { first: Some(Stream::Side), ..Order::default() });
+            Ok(Ranks::alone(Box::new(Cuda::with(host.checked(), vec![cuda])?)))
+        }));
+        let losses = (0..4).map(|_| done(machine.step(&inputs)).loss().expect("a step has a loss")).collect();
+        (aside, losses)
+    };
+    let (aside, with) = losses_by(&|program| done(lower(program)));
+    let (none, without) = losses_by(&|program| done(lower_with(program, &mut WithoutSideStream)));
+    assert!(aside > 0 && none == 0, "{aside} commands on the side stream, and {none} without it");
+    assert_eq!(with, without);
+    assert!((with[0] - losses(fixture, "losses_adamw_f32")[0]).abs() < 1e-5, "{with:?}");
 }

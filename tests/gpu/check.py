@@ -1,13 +1,14 @@
 """Part check: every kernel on the GPU against the interpreter, the GPU's rates, and compute-sanitizer over short runs; part
-sanitizer: compute-sanitizer alone."""
+sanitizer: compute-sanitizer alone, first racecheck over our kernels."""
 
 import itertools
 import json
-import shutil
+import re
 import subprocess
 import sys
 
 from part import ROOT, Failed, Options, OutOfTime, Report, parse, run, table
+from tools import find
 from trainyard import need_device, remove, train
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -17,6 +18,11 @@ PRECISIONS = ("fp32", "bf16")
 STEPS = 2
 # No run is begun with less time left, in seconds: a tool makes a run many times slower.
 LEAST_SECONDS = 30
+# Samples of operators in a run of racecheck over our kernels, and the share of the part's time for all of these runs.
+SAMPLES_TOGETHER = 16
+SHARE_OF_KERNELS = 0.5
+# With this status compute-sanitizer ends if it found something; others are those of the program.
+FOUND = 99
 
 
 def doctor(options: Options, report: Report) -> None:
@@ -61,12 +67,59 @@ def tell(checked: dict, report: Report) -> None:
     print("\n" + table(report.rows))
 
 
+def batches(options: Options) -> list[str]:
+    """The samples of all operators as parts of `doctor --part`, some of each part of the list first: bf16 runs on tensor cores."""
+    command = [str(options.trainyard), "doctor", "--part", "stand-in/bf16/inputs/999999"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stderr
+    found = re.search(r"there are (\d+) samples", said)
+    if found is None:
+        raise Failed(f"{' '.join(command)}: {said.strip()}")
+    count = int(found.group(1))
+    runs = -(-count // SAMPLES_TOGETHER)
+    return [f"{dtype}/inputs/" + ",".join(map(str, range(first, count, runs))) for dtype in ("bf16", "f32") for first in range(runs)]
+
+
+def check_races(options: Options, report: Report, sanitizer: str) -> None:
+    """Racecheck over the samples of operators: each launches our kernels alone, so that a race is in the kernel that is named."""
+    end = options.seconds_left() * (1 - SHARE_OF_KERNELS)
+    passed, left_out = 0, 0
+    for batch in batches(options):
+        seconds = options.seconds_left() - end
+        if seconds < LEAST_SECONDS:
+            left_out += 1
+            continue
+        command = [sanitizer, "--tool", "racecheck", "--error-exitcode", str(FOUND), str(options.trainyard), "doctor"]
+        command += ["--part", f"gpu:0/{batch}"]
+        log = options.output / f"{options.part}-racecheck-{batch.replace('/', '-').split(',')[0]}.log"
+        try:
+            with log.open("w") as told:
+                status = subprocess.run(command, stdout=told, stderr=subprocess.STDOUT, timeout=seconds, cwd=ROOT).returncode
+        except subprocess.TimeoutExpired:
+            left_out += 1
+            continue
+        if status:
+            said = [line for line in log.read_text().splitlines() if line.startswith("=========") or '"error"' in line]
+            text = f"exit status {status}: {' '.join(said[:4])[:500]}"
+            if status == FOUND:
+                report.check(f"compute-sanitizer, racecheck: {batch}", False, text)
+            else:
+                # `doctor --check` judges results.
+                report.note(f"racecheck finds nothing in {batch}, which ends with {text}")
+            continue
+        passed += 1
+        log.unlink()
+    late = f"; for {left_out} more there was no time" if left_out else ""
+    report.note(f"racecheck finds nothing in {passed} runs of up to {SAMPLES_TOGETHER} samples{late}")
+
+
 def sanitize(options: Options, report: Report) -> None:
-    """Short runs under compute-sanitizer, where it is installed."""
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    """Our kernels and short runs under compute-sanitizer, where it is installed."""
+    sanitizer = find("compute-sanitizer")
     if sanitizer is None and not options.rehearse:
         report.note("compute-sanitizer is not installed: its checks are left out")
         return
+    if sanitizer is not None and not options.rehearse:
+        check_races(options, report, sanitizer)
     for tool, (name, model), precision in itertools.product(TOOLS, MODELS, PRECISIONS):
         prefix = (sanitizer, "--tool", tool, "--error-exitcode", "1") if not options.rehearse else ()
         folder = options.output / f"{options.part}-{tool}-{name}-{precision}"

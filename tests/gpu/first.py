@@ -5,9 +5,13 @@
     first.py losses BOUND METRICS REFERENCE          a run's losses, all within a relative bound of the processor's
     first.py equal METRICS OTHER...                  losses of runs that must be equal to the last bit
     first.py steps COUNT METRICS PLAN MEMORY         the time of a step, the planned memory and the memory in use
+    first.py beside METRICS BASE                     the time of a step beside that of another run with the same losses
+    first.py products LINES NAME                     rates of products as NAME.txt and NAME.json
+    first.py longest CSV FILE                        the names of the ten kernels that took longest, as a regular expression for ncu
     first.py libraries                               the `lib` folders of NVIDIA's Python packages, as in PATH
 """
 
+import csv
 import json
 import math
 import re
@@ -29,6 +33,8 @@ NEEDED = ("libnvrtc", "libcublasLt", "libcudnn")
 TIMED_OUT = (124, 137)
 SIGNALS = 128
 LONGEST = 200
+# The largest relative difference of losses in bf16 between two ways to compute a step.
+SAME_LOSSES = 1e-2
 
 
 def found(text: str) -> None:
@@ -116,12 +122,70 @@ def steps(count: str, metrics: str, plan: str, memory: str) -> None:
     lines = [json.loads(line) for line in Path(metrics).read_text().split("\n")[:-1]]
     if len(lines) != int(count) or not all(math.isfinite(line["loss"]) for line in lines):
         refuse(f"{len(lines)} steps of {count}: losses {[line['loss'] for line in lines]}")
-    took = statistics.median(line["step_ms"] for line in lines[len(lines) // 2 :])
+    took = step_ms(lines)
     planned = json.loads(Path(plan).read_text())["memory"]["peak"] / (1 << 20)
     used = [int(line) for line in Path(memory).read_text().split() if line.isdigit()] if Path(memory).exists() else []
     most = f"{max(used)} MiB in use" if used else "nvidia-smi says nothing of memory"
     loss = f"losses {lines[0]['loss']:.4f} to {lines[-1]['loss']:.4f}"
     found(f"{took:.2f} ms a step, {loss}, {planned:.0f} MiB planned, {most}")
+
+
+def step_ms(lines: list[dict]) -> float:
+    """The median time of the last half of the steps."""
+    return statistics.median(line["step_ms"] for line in lines[len(lines) // 2 :])
+
+
+def beside(metrics: str, base: str) -> None:
+    """A run with another setting: its time, and that its losses are those of the run without."""
+    here, name = losses(metrics), Path(base).name.split(".")[0]
+    if not here or not all(map(math.isfinite, here)):
+        refuse(f"losses {here}")
+    took, *usual = (
+        step_ms([json.loads(line) for line in Path(path).read_text().split("\n")[:-1]])
+        for path in (metrics, base)
+        if Path(path).exists()
+    )
+    if not usual:
+        found(f"{took:.2f} ms a step; {name} is not there to compare")
+        return
+    there, text = losses(base), f"{took:.2f} ms a step, {took / usual[0]:.3f} times {name}"
+    apart = max((abs(a - b) / abs(b) for a, b in zip(here, there)), default=math.inf)
+    if len(here) != len(there) or not apart <= SAME_LOSSES:
+        refuse(f"{text}; the losses are {apart:.1e} apart, more than {SAME_LOSSES}")
+    found(f"{text}; the losses are {apart:.1e} apart")
+
+
+def products(lines: str, name: str) -> None:
+    """The rates that `doctor --part gpu:0/products/...` wrote, a line each."""
+    said = [json.loads(line) for line in Path(lines).read_text().splitlines() if line.startswith("{")]
+    rates = [rate for line in said for rate in line.get("rates", [None, []])[1]]
+    Path(f"{name}.json").write_text(json.dumps(rates, indent=1) + "\n")
+    rows = [f"{rate['name']:36} {rate.get('value') or math.nan:8.1f} {rate['unit']}  {rate['sizes']}" for rate in rates]
+    Path(f"{name}.txt").write_text("\n".join(rows) + "\n")
+    missing = [f"{rate['name']}: {rate['error']}" for rate in rates if "error" in rate]
+    if not rates or missing:
+        refuse("; ".join(missing) or "no rate was measured")
+    values = [rate["value"] for rate in rates]
+    found(f"{len(rates)} products, {min(values):.0f} to {max(values):.0f} {rates[0]['unit']}: {Path(name).name}.txt")
+
+
+def longest(table: str, names: str) -> None:
+    """From ncu's table of all launches the kernels with the most time. The first half of the launches is left out: it has the trials
+    of algorithms."""
+    text = Path(table).read_text(errors="replace").splitlines()
+    start = next((i for i, line in enumerate(text) if line.startswith('"ID"')), None)
+    rows = list(csv.DictReader(text[start:])) if start is not None else []
+    # The line after the names has the units.
+    rows = [row for row in rows if (row.get("ID") or "").isdigit()]
+    times: dict[str, float] = {}
+    for row in rows[len(rows) // 2 :]:
+        name, time = row["Kernel Name"].split("(")[0].split("<")[0].split("::")[-1].split()[-1], float(row["gpu__time_duration.sum"].replace(",", ""))
+        times[name] = times.get(name, 0.0) + time
+    if not times:
+        refuse("ncu timed no kernel")
+    most = sorted(times, key=times.get, reverse=True)[:10]
+    Path(names).write_text(f"^({'|'.join(map(re.escape, most))})$")
+    found(f"{len(rows)} launches; of the last half {sum(times[name] for name in most) / sum(times.values()):.0%} are {', '.join(most)}")
 
 
 def libraries() -> None:
@@ -135,4 +199,6 @@ if __name__ == "__main__":
     if command == "error":
         error(int(arguments[0]), *arguments[1:])
     else:
-        {"doctor": doctor, "losses": compare, "equal": equal, "steps": steps, "libraries": libraries}[command](*arguments)
+        commands = {"doctor": doctor, "losses": compare, "equal": equal, "steps": steps, "libraries": libraries}
+        commands |= {"beside": beside, "products": products, "longest": longest}
+        commands[command](*arguments)

@@ -5,11 +5,13 @@
 #   tests/gpu/first.sh [1]    what works at all, in 9 minutes: the steps at the end of this file
 #   tests/gpu/first.sh 2      losses, then compute-sanitizer, in 9.5 minutes: parts of run.sh
 #   tests/gpu/first.sh 3      the benchmark of GPT-2 124M and 350M, in 9.5 minutes: parts of run.sh
+#   tests/gpu/first.sh --list prints the name and the command of each step, for pack.sh
 #
 # A step that fails is repeated with TRAINYARD_SYNC=1 and the libraries' logs; after a fault of the GPU or of the program,
 # compute-sanitizer runs it as well, where it is installed. What is learnt from a failure holds for all later steps: where
 # the driver lies, where the libraries lie, and that CUDA graphs are refused. After each step all results are packed into one
-# archive under 16 MiB: $OUT/first.tar.gz, or gpu-results.tar.gz without $OUT. Its summary.txt has a line a step.
+# archive under 16 MiB: $OUT/first.tar.gz, or gpu-results.tar.gz without $OUT. Its summary.txt has a line a step. A step whose
+# tool is not installed is absent, which is no failure.
 #
 # FIRST_SECONDS is the time for everything [default: 540]; late steps are cut short or not run. Of it, DIAGNOSIS_SECONDS
 # [default: 150] may go to repeats and compute-sanitizer. The exit status is 1 if a step failed or was not run. TRAINYARD,
@@ -20,16 +22,21 @@ set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 case ${1:-1} in
-    1) ;;
+    1 | --list) ;;
     2) PART_SECONDS=${PART_SECONDS:-265} exec "$here/run.sh" losses sanitizer ;;
     3) PART_SECONDS=${PART_SECONDS:-265} exec "$here/run.sh" --sequence 1024 124m 350m ;;
     *) usage ;;
 esac
 
 find_programs
-set_environment
-choose_output first ""
-devices=${DEVICES:-$root/bin/devices}
+prints=
+if [[ ${1:-1} == --list ]]; then
+    prints=1 output=OUTPUT
+else
+    set_environment
+    choose_output first ""
+fi
+devices=${DEVICES:-$programs/bin/devices}
 driver_folder=${DRIVER_FOLDER:-/usr/local/nvidia/lib64}
 
 seconds=${FIRST_SECONDS:-540}
@@ -55,7 +62,7 @@ declare -A verdicts took notes
 # Prints a line for each step.
 summary() {
     local name
-    printf 'first.sh, commit %s, %d of %d s\n' "$(cat "$root/COMMIT" 2>/dev/null || echo unknown)" "$SECONDS" "$seconds"
+    printf 'first.sh, commit %s, %d of %d s\n' "$(cat "$programs/COMMIT" 2>/dev/null || echo unknown)" "$SECONDS" "$seconds"
     for name in "${names[@]}"; do
         printf '%-24s %-7s %4s s  %s\n' "$name" "${verdicts[$name]}" "${took[$name]}" "${notes[$name]}"
     done
@@ -171,7 +178,7 @@ diagnose() {
 sanitize() {
     local name=$1 sanitizer limit began=$SECONDS
     shift
-    sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
+    sanitizer=$("$python" "$here/tools.py" compute-sanitizer)
     if [[ -z $sanitizer ]]; then
         again+="; compute-sanitizer is not installed"
         return
@@ -195,6 +202,7 @@ sanitize() {
 step() {
     local name=$1 limit began=$SECONDS note="" faulty="" learnt="" again=""
     if [[ -n $listing ]]; then
+        [[ -n $prints ]] && echo "$name" "${@:4}"
         names+=("$name")
         verdicts[$name]="not run" took[$name]=- notes[$name]=
         return
@@ -217,6 +225,19 @@ step() {
     took[$name]=$((SECONDS - began))
     printf '%-24s %-7s %4s s  %s\n' "$name" "${verdicts[$name]}" "${took[$name]}" "${notes[$name]}"
     refresh
+}
+
+# A step that needs a tool, by the tool's name and the arguments of `step`, with TOOL in place of the tool's path.
+tool_step() {
+    local tool=$1 path name=$2
+    shift
+    path=$("$python" "$here/tools.py" "$tool")
+    if [[ -z $path && -z $listing ]]; then
+        verdicts[$name]=absent notes[$name]="$tool is not installed"
+        printf '%-24s %-7s %4s s  %s\n' "$name" absent - "${notes[$name]}"
+        return
+    fi
+    step "${@//TOOL/$path}"
 }
 
 # The command line that trains a model of testdata, in `command`.
@@ -251,6 +272,21 @@ check_losses() {
 
 check_steps() {
     "$python" "$here/first.py" steps 30 "$output/$1".{metrics.jsonl,plan.json} "$output/memory.csv"
+}
+
+# The time of a step beside that of gpt2-124m, whose losses it has too.
+check_beside() {
+    "$python" "$here/first.py" beside "$output/$1.metrics.jsonl" "$output/gpt2-124m.metrics.jsonl"
+}
+
+# The rates as a page, products.txt, and as JSON, products.json.
+check_products() {
+    "$python" "$here/first.py" products "$output/$1.out" "$output/products"
+}
+
+# The ten kernels that took longest, in longest.txt: a regular expression of their names for ncu.
+check_longest() {
+    "$python" "$here/first.py" longest "$output/$1.out" "$output/longest.txt"
 }
 
 # The test binary also exits with 0 where none of its tests was chosen: at least one must have passed.
@@ -292,7 +328,7 @@ steps() {
     local command
     step nvidia-smi 10 check_nothing nvidia-smi
     step doctor 15 check_doctor "$trainyard" doctor --json
-    step doctor-again 15 check_doctor "$trainyard" doctor --json
+    step doctor-check 150 check_nothing "$trainyard" doctor --check --json
     tests devices-memory 30 cuda::gpu::memory cuda::gpu::more_memory
     tests devices-multiply 60 cuda::gpu --skip memory --skip by_cudnn --skip kernels_agree
     train models/mlp.dynamo --device cuda --steps 8
@@ -303,13 +339,25 @@ steps() {
     tests devices-cudnn 60 by_cudnn
     train bench/gpt2-124m --device cuda --steps 30 --bf16 --microbatch 16 --seq 1024 --init gpt2
     step gpt2-124m 40 check_steps "${command[@]}"
+    # Three times that decide designs.
+    step without-epilogues 20 check_beside env TRAINYARD_EPILOGUES=0 "${command[@]}"
+    step own-attention 20 check_beside env TRAINYARD_ATTENTION=own "${command[@]}"
+    step without-side-stream 20 check_beside env TRAINYARD_SIDE_STREAM=0 "${command[@]}"
     step gpt2-124m-profile 40 check_steps "${command[@]}" --profile
-    step doctor-check 150 check_nothing "$trainyard" doctor --check --json
+    step products 75 check_products "$trainyard" doctor --part gpu:0/products/0-59
+    # ncu times every kernel of four steps, and then looks closely at the first launch of the ten longest. It is given no graphs.
+    train bench/gpt2-124m --device cuda --steps 4 --bf16 --microbatch 16 --seq 1024 --init gpt2
+    tool_step ncu ncu-times 40 check_longest env TRAINYARD_GRAPHS=0 TOOL --csv --page raw --target-processes all \
+        --metrics gpu__time_duration.sum "${command[@]}"
+    tool_step ncu ncu-longest 60 check_nothing env TRAINYARD_GRAPHS=0 TOOL --set full --target-processes all \
+        --kernel-id "::regex:$(cat "$output/longest.txt" 2>/dev/null || echo '.*'):1" --launch-count 10 --export "$output/longest" \
+        "${command[@]}"
 }
 
 listing=1
 steps
 listing=
+[[ -n $prints ]] && exit 0
 trap 'exit 1' TERM INT
 trap finish EXIT
 refresh
@@ -326,5 +374,5 @@ printf '\n'
 summary
 printf 'results in %s and %s\n' "$output" "$archive"
 for name in "${names[@]}"; do
-    [[ ${verdicts[$name]} == passed ]] || exit 1
+    [[ ${verdicts[$name]} == passed || ${verdicts[$name]} == absent ]] || exit 1
 done

@@ -11,11 +11,15 @@ usage() {
     exit 2
 }
 
+# The programs of pack.sh: unpacked beside these files, or in `target` of the repository.
+programs=$root
+[[ -d $root/bin ]] || programs=$root/target/gpu
+
 # Sets `trainyard` to the binary and checks Python; ends where one of them is missing.
 find_programs() {
     trainyard=${TRAINYARD:-}
     if [[ -z $trainyard ]]; then
-        trainyard=$root/bin/trainyard
+        trainyard=$programs/bin/trainyard
         [[ -x $trainyard ]] || trainyard=$root/target/release/trainyard
     fi
     if [[ ! -x $trainyard ]]; then
@@ -36,6 +40,10 @@ set_environment() {
     # GPUs are numbered as nvidia-smi numbers them.
     export CUDA_DEVICE_ORDER=PCI_BUS_ID
     local caches=${TMPDIR:-/tmp}/trainyard-gpu-caches
+    # pack.sh has compiled kernels, which a driver takes if NVRTC is of the same version here. They are copied: others are added.
+    if [[ -z ${TRAINYARD_CACHE:-} && ! -e $caches/trainyard && -d $programs/cache ]]; then
+        mkdir -p "$caches" && cp -r "$programs/cache" "$caches/trainyard"
+    fi
     export TRAINYARD_CACHE=${TRAINYARD_CACHE:-$caches/trainyard}
     export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$caches/inductor}
     export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$caches/triton}

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Packs what first.sh and run.sh need into one archive: the scripts, the models and data of their steps and parts, the stripped
-# binary, and the stripped test binary of runtime/tests/devices.
+# Packs what a machine with a GPU needs, and says which commands to run there.
 #
-#   tests/gpu/pack.sh [ARCHIVE]     [default: target/gpu.tar.gz]
+#   tests/gpu/pack.sh [FOLDER]     [default: target]
 #
-# TRAINYARD names the binary [default: target/release/trainyard], DEVICES the test binary [default: what cargo builds of it with
-# --release, which takes minutes the first time]. Unpacked, all of it must stay under 60 MiB. There:
+# FOLDER/gpu.tar.xz has the stripped binary, the stripped test binary of runtime/tests/devices, and compiled kernels for an H100
+# or H200. It is for a machine that gets this tree as well: the files that git tracks, and those that it does not ignore. Both
+# together may have LIMIT_MIB [default: 56], and this script fails above that.
+# FOLDER/gpu-files.tar.gz has the scripts, models and data of first.sh and run.sh, for a machine without the tree.
 #
-#   tar xf gpu.tar.gz && gpu/tests/gpu/first.sh && gpu/tests/gpu/run.sh all
+# TRAINYARD names the binary [default: target/release/trainyard], DEVICES the test binary [default: the one that cargo builds with
+# --release, which takes minutes the first time]. Kernels are compiled if NVRTC is here: testdata/requirements-nvrtc.txt.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-archive=${1:-target/gpu.tar.gz}
+folder=${1:-target}
 trainyard=${TRAINYARD:-target/release/trainyard}
-limit=$((60 << 20))
+limit_mib=${LIMIT_MIB:-56}
 
 if [[ ! -x $trainyard ]]; then
     echo "$trainyard is not there: cargo build --release" >&2
@@ -40,45 +42,64 @@ if (($(fixtures | wc -l) != ${#there[@]})); then
     exit 1
 fi
 
+# The files of first.sh and run.sh.
 files() {
     printf '%s\n' tests/gpu/*.py tests/gpu/*.sh docs/GPU.md testdata/gpt2-bytes.onnx testdata/kjv.txt
     printf '%s\n' testdata/bench/gpt2-*.onnx testdata/bench/llama-*.onnx
     # Of the models of first.sh the only one that losses.py has in another form.
     printf '%s\n' testdata/models/t5.dynamo.onnx
     fixtures | while read -r file model; do
-        printf '%s\n' "testdata/models/$file.onnx" "testdata/models/$model.train.json"
+        printf '%s\n' "testdata/models/$file.onnx" "testdata/models/$model".train.{json,npz}
     done
 }
 
-# Copies the batches that losses.py trains on, without the weights and gradients beside them, which are 16 MiB.
-batches() {
-    fixtures | while read -r _ model; do
-        printf '%s\n' "testdata/models/$model.train.npz"
-    done | xargs python3 -c '
-import sys, zipfile
-for path in sys.argv[2:]:
-    with zipfile.ZipFile(path) as all, zipfile.ZipFile(f"{sys.argv[1]}/{path}", "w", zipfile.ZIP_DEFLATED) as kept:
-        for name in all.namelist():
-            if name.startswith(("input.", "labels.")):
-                kept.writestr(name, all.read(name))
-' "$work/gpu"
+# `BYTES FILE` a line: the files that travel with the tree. A file that was deleted and not committed does not.
+travelling() {
+    git ls-files --cached --others --exclude-standard -z | sort --zero-terminated --unique \
+        | xargs --null stat --format '%s %n' 2>/dev/null || true
 }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/gpu/bin" "$(dirname "$archive")"
-files | tar --create --files-from - | tar --extract --directory "$work/gpu"
-batches
+mkdir -p "$work/gpu/bin" "$folder"
 strip -o "$work/gpu/bin/trainyard" "$trainyard"
 strip -o "$work/gpu/bin/devices" "$devices"
 git describe --always --dirty --abbrev=12 > "$work/gpu/COMMIT"
 
-bytes=$(find "$work/gpu" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum }')
-tar --create --gzip --file "$archive" --directory "$work" gpu
-awk -v unpacked="$bytes" -v packed="$(stat -c %s "$archive")" -v file="$archive" \
-    'BEGIN { printf "%s: %.1f MiB; unpacked %.1f MiB of 60\n", file, packed / 2^20, unpacked / 2^20 }'
-if ((bytes > limit)); then
-    echo "that is over 60 MiB; the largest files:" >&2
-    find "$work/gpu" -type f -printf '%s %P\n' | sort -rn | head >&2
+# The kernels of the models that first.sh trains, compiled for an H100 or H200: their commands, with another device. If those of a
+# model do not compile, the others still travel.
+kernels() {
+    local line folder=$work/gpu/cache
+    TRAINYARD=$trainyard DEVICES=$devices tests/gpu/first.sh --list | grep ' compile .* --device cuda ' \
+        | sed 's/.* compile //; s/ --device cuda / /; s/ --profile//; s/--steps [0-9]* \?//' | sort --unique | while read -r line; do
+        # shellcheck disable=SC2086
+        TRAINYARD_CACHE=$folder "$trainyard" compile ${line/FOLDER/$work/run} --steps 8 --kernels-for h100 \
+            || echo "no kernels of $line are in the archive" >&2
+    done
+    if [[ ! -d $folder ]]; then
+        echo "the archive has no compiled kernels: testdata/requirements-nvrtc.txt has NVRTC" >&2
+    fi
+}
+kernels
+
+# The dictionary holds both binaries; two threads would divide it, and 6 % more is packed. Presets beyond this one save 2 %.
+tar --create --directory "$work" gpu | xz --x86 --lzma2=preset=6,dict=64MiB > "$folder/gpu.tar.xz"
+files | sort --unique | tar --create --gzip --transform 's,^,gpu/,' --files-from - --file "$folder/gpu-files.tar.gz"
+
+archive=$(stat --format %s "$folder/gpu.tar.xz")
+tree=$(travelling | awk '{ sum += $1 } END { print sum }')
+awk -v tree="$tree" -v archive="$archive" -v limit="$limit_mib" \
+    'BEGIN { printf "tree %.1f MiB, archive %.1f MiB: %.1f of %d MiB\n", tree / 2^20, archive / 2^20, (tree + archive) / 2^20, limit }'
+if ((tree + archive > limit_mib << 20)); then
+    echo "that is too much for the machine; the largest files:" >&2
+    { travelling; echo "$archive $folder/gpu.tar.xz"; } | sort --numeric-sort --reverse | sed --quiet 1,10p >&2
     exit 1
 fi
+
+cat <<END
+
+On the machine, in this tree with $folder/gpu.tar.xz:
+    tar xf $folder/gpu.tar.xz -C target && tests/gpu/first.sh && tests/gpu/run.sh all
+Without the tree, beside gpu.tar.xz and gpu-files.tar.gz:
+    tar xf gpu.tar.xz && tar xf gpu-files.tar.gz && gpu/tests/gpu/first.sh && gpu/tests/gpu/run.sh all
+END

@@ -169,9 +169,10 @@ def answer(command: list[str]) -> str | None:
 
 def commit() -> str | None:
     """The commit of the files: as pack.sh wrote it down, or as git says."""
-    packed = ROOT / "COMMIT"
-    if packed.exists():
-        return packed.read_text().strip()
+    # The files of pack.sh lie beside these, or in `target` of the repository.
+    for packed in (ROOT / "COMMIT", ROOT / "target/gpu/COMMIT"):
+        if packed.exists():
+            return packed.read_text().strip()
     return answer(["git", "describe", "--always", "--dirty", "--abbrev=12"])
 
 

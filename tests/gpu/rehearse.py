@@ -8,6 +8,8 @@ Whatever fails, hangs or crashes: the later steps run, the failed step is repeat
 whole and has the summary, and the time for everything is kept.
 """
 
+import contextlib
+import io
 import itertools
 import os
 import signal
@@ -20,8 +22,15 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import check
+from part import Options, Report
+
 HERE = Path(__file__).resolve().parent
-PROGRAMS = ("trainyard", "devices", "nvidia-smi", "compute-sanitizer")
+PROGRAMS = ("trainyard", "devices", "nvidia-smi", "compute-sanitizer", "ncu")
+# Steps in the order in which they tell most.
+FIRST_STEPS = ["nvidia-smi", "doctor", "doctor-check"]
+# Steps that are absent on a machine without the tool.
+OF_NCU = ["ncu-times", "ncu-longest"]
 KINDS = ("fail", "hang", "crash")
 # Runs that hang do so one after another: each gets only every so many steps.
 HANGING_RUNS = 6
@@ -35,8 +44,14 @@ MIB = 1 << 20
 class Run:
     """A run of first.sh with faults planted, and what it left in its archive."""
 
-    def __init__(self, faults: dict[str, str], term_after: float | None = None, **environment: str):
-        self.faults = faults
+    def __init__(
+        self,
+        faults: dict[str, str],
+        term_after: float | None = None,
+        programs: tuple[str, ...] = PROGRAMS,
+        **environment: str,
+    ):
+        self.faults, self.programs = faults, programs
         with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
             self.run(Path(folder), term_after, environment)
 
@@ -46,7 +61,7 @@ class Run:
         for made in (out, programs, driver, wheels / "nvidia/cu13/lib"):
             made.mkdir(parents=True)
         (driver / "libcuda.so.1").touch()
-        for program in PROGRAMS:
+        for program in self.programs:
             (programs / program).symlink_to(HERE / "standin.sh")
         kept = {key: value for key, value in os.environ.items() if not key.startswith("TRAINYARD")}
         settings = {
@@ -128,7 +143,7 @@ def a_driver_and_a_capture(steps: list[str]) -> None:
     run.check(steps)
     rows = run.rows()
     says(rows["doctor"][1], "libcuda.so.1 was not found", "SYNC=1: passed", "from here on LD_LIBRARY_PATH=")
-    assert "driver=/" not in run.files["doctor.log"] and "driver=/" in run.files["doctor-again.log"]
+    assert "driver=/" not in run.files["doctor.log"] and "driver=/" in run.files["doctor-check.log"]
     says(rows["mlp-commands"][1], "differ from", "in mlp-sync.metrics.jsonl")
     says(rows["mlp-graphs"][1], "capture failed", "SYNC=1: passed", "from here on TRAINYARD_GRAPHS=0")
     assert "graphs=0" in run.files["gpt2-fp32.log"] and "graphs= " in run.files["mlp-sync.log"]
@@ -151,6 +166,60 @@ def libraries_and_faults(steps: list[str]) -> None:
     says(rows["t5-fp32"][1], "killed: it hung for 3 s")
 
 
+def results_are_read(steps: list[str]) -> None:
+    """Pages of rates and names of kernels are written; wrong tables and losses fail."""
+    run = Run({})
+    says(run.rows()["products"][1], "2 products, 400 to 612 TFLOP/s")
+    says(run.files["products.txt"], "toy_forward", "toy_backward", "612.5 TFLOP/s  [3] and [2]")
+    assert "kernel_1|" not in run.files["longest.txt"] and "trial" not in run.files["longest.txt"]
+    says(run.files["longest.txt"], "^(kernel_11|kernel_10|", "|kernel_2)$")
+    says(run.rows()["own-attention"][1], "1.000 times gpt2-124m; the losses are 0.0e+00 apart")
+    run = Run({"products": "wrong", "ncu-times": "wrong", "own-attention": "wrong"})
+    run.check(steps)
+    rows = run.rows()
+    says(rows["products"][1], "toy_backward: out of memory")
+    says(rows["ncu-times"][1], "ncu timed no kernel")
+    says(rows["own-attention"][1], "more than 0.01")
+
+
+# A sanitizer that finds a race among the samples with number 1, and a program that fails on those with number 2.
+SANITIZER = """#!/bin/sh
+case "$*" in
+    *--part*bf16*/1,*) echo "========= Error: Race reported, planted"; exit 99 ;;
+    *--part*f32*/2,*) echo '"error"'; exit 3 ;;
+esac
+"""
+
+
+def a_race_is_named_by_its_samples() -> None:
+    """The part `sanitizer` of run.sh runs racecheck over all samples, and tells a race from a program that fails."""
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
+        folder = Path(name)
+        programs = {"trainyard": '#!/bin/sh\necho "there is no sample 999999: there are 40 samples" >&2\nexit 2\n', "sanitizer": SANITIZER}
+        for program, text in programs.items():
+            (folder / program).write_text(text)
+            (folder / program).chmod(0o755)
+        options = Options("sanitizer", folder / "trainyard", folder, time.monotonic() + 300, rehearse=False)
+        runs = [batch.split("/")[-1].split(",") for batch in check.batches(options) if batch.startswith("bf16/inputs/")]
+        assert sorted(int(sample) for run in runs for sample in run) == list(range(40)), runs
+        report = Report(options)
+        check.check_races(options, report, str(folder / "sanitizer"))
+        [failed] = report.checks
+        says(failed["name"], "racecheck: bf16/inputs/1,4,")
+        says(failed["found"], "Race reported, planted")
+        says(" ".join(report.notes), "f32/inputs/2,5,", "exit status 3", "finds nothing in 4 runs")
+        assert not failed["passed"], failed
+
+
+def tools_may_be_absent(steps: list[str]) -> None:
+    """Without ncu its steps are absent, and nothing fails."""
+    run = Run({}, programs=tuple(program for program in PROGRAMS if program != "ncu"))
+    rows = run.rows()
+    assert run.status == 0 and list(rows) == steps, run.said
+    for step, (verdict, note) in rows.items():
+        assert (verdict, note) == ("absent", "ncu is not installed") if step in OF_NCU else verdict == "passed", (step, verdict)
+
+
 def the_time_is_kept(steps: list[str]) -> None:
     """Where everything hangs, late steps are named as not run."""
     seconds = 20
@@ -171,8 +240,11 @@ def an_end_from_outside_leaves_the_archive(steps: list[str]) -> None:
 
 def main() -> int:
     """Runs the rehearsals side by side; whether all did what they must."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        a_race_is_named_by_its_samples()
     clean = Run({})
     steps = list(clean.rows())
+    assert steps[: len(FIRST_STEPS)] == FIRST_STEPS, steps
     clean.check(steps)
     plans: list[tuple[Callable[..., None], tuple]] = []
     if "--all" in sys.argv:
@@ -181,14 +253,15 @@ def main() -> int:
     hanging = [(every_step_has_a_kind_of_fault, (steps, "hang", steps[i::HANGING_RUNS])) for i in range(HANGING_RUNS)]
     plans += hanging
     plans += [(every_step_has_a_kind_of_fault, (steps, kind, steps)) for kind in ("fail", "crash")]
-    checks = (a_driver_and_a_capture, libraries_and_faults, the_time_is_kept, an_end_from_outside_leaves_the_archive)
-    plans += [(check, (steps,)) for check in checks]
+    checks = (a_driver_and_a_capture, libraries_and_faults, results_are_read, tools_may_be_absent)
+    checks += (the_time_is_kept, an_end_from_outside_leaves_the_archive)
+    plans += [(rehearsal, (steps,)) for rehearsal in checks]
     failures = 0
     with ThreadPoolExecutor(max_workers=6) as pool:
-        for (check, arguments), done in [(plan, pool.submit(plan[0], *plan[1])) for plan in plans]:
+        for (rehearsal, arguments), done in [(plan, pool.submit(plan[0], *plan[1])) for plan in plans]:
             error = done.exception()
             failures += error is not None
-            label = " ".join(map(str, (check.__name__, *arguments[1:])))
+            label = " ".join(map(str, (rehearsal.__name__, *arguments[1:])))
             print(f"{'FAILED' if error else 'ok    '} {label}{f': {error!r}' if error else ''}", flush=True)
     print(f"{len(steps)} steps, {len(plans)} runs, {failures} of them not as they must be")
     return 1 if failures else 0

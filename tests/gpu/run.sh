@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks, losses, and the benchmark beside the machine's own PyTorch, on a machine with an NVIDIA GPU. first.sh comes before it.
 #
-#   tests/gpu/run.sh PART...    check, losses, processes, offload, 124m, 350m, 1.5b, llama, or all; sanitizer: the second half of check alone
+#   tests/gpu/run.sh PART...    check, losses, processes, offload, 124m, 350m, 1.5b, llama, or all; sanitizer: compute-sanitizer alone,
+#                            first over our kernels, then over models
 #
 #   --output DIR     where results go: PART.json, PART.log, traces [default: gpu-results, or a new folder in /tmp with $OUT]
 #   --sequence N     of the benchmark, may be repeated [default: 1024 and 2048]

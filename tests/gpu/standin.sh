@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Stands in for trainyard, the devices test binary, nvidia-smi and compute-sanitizer where rehearse.py rehearses first.sh on a
-# machine without a GPU. It is called by one of these names.
+# Stands in for trainyard, the devices test binary, nvidia-smi, compute-sanitizer and ncu where rehearse.py rehearses first.sh on
+# a machine without a GPU. It is called by one of these names.
 #
 # FAULTS plants a fault in each step of a list `STEP=FAULT ...`; first.sh says in STEP which step it runs. A repeat has the
 # fault of its step, but for those faults that end with what first.sh does about them.
@@ -36,6 +36,27 @@ doctor() {
     printf '"libraries": [{"file": "libnvrtc.so.13", %s}]}\n' "$libraries"
 }
 
+# Rates of two products, a line of JSON each; the second is missing if it could not be measured.
+products() {
+    local second='"value": 612.5'
+    [[ $fault == wrong ]] && second='"error": "out of memory"'
+    printf '{"rates": [0, [{"name": "toy_forward", "sizes": "[2] and [3]", "unit": "TFLOP/s", "value": 400.25}]]}\n'
+    printf '{"rates": [1, [{"name": "toy_backward", "sizes": "[3] and [2]", "unit": "TFLOP/s", %s}]]}\n"done"\n' "$second"
+}
+
+# ncu's table of launches: eleven kernels, of which the first is the shortest; before them a trial, and lines of the program.
+launches() {
+    local i
+    printf '==PROF== Connected to process 1\n"ID","Kernel Name","gpu__time_duration.sum"\n"","","ns"\n'
+    [[ $fault == wrong ]] && return
+    for i in {1..11}; do
+        printf '"%d","trial(int)","9,000,000"\n' $((i - 1))
+    done
+    for i in {1..11}; do
+        printf '"%d","void space::kernel_%d<float>(float *, int)","%d,000"\n' $((i + 10)) "$i" "$i"
+    done
+}
+
 name=$(basename "$0")
 if [[ $name == nvidia-smi && $* == *--loop-ms* ]]; then
     echo 1234
@@ -65,7 +86,8 @@ case $fault in
         ;;
 esac
 case "$name ${1:-}" in
-    "trainyard doctor") doctor ;;
+    "trainyard doctor") if [[ $2 == --part ]]; then products; else doctor; fi ;;
+    ncu*) if [[ $1 == --csv ]]; then launches; fi ;;
     "trainyard compile")
         while (($#)); do
             case $1 in

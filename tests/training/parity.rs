@@ -3,8 +3,10 @@
 
 use ir::Tensor;
 use passes::{Pass, Pipeline};
+use serde_json::json;
 use std::collections::BTreeSet;
 use testing::models::losses::{check_losses, losses, numbers, optimizers};
+use testing::models::parameters::parameter;
 use testing::models::{self, Fixture, adamw, done, momentum, split};
 use trainyard::pipeline::{Batch, CompilationPlan};
 use trainyard::verification::Mode;
@@ -410,4 +412,20 @@ fn check_outputs(fixture: &Fixture, subject: &Subject) {
         );
         println!("{}: error of the logits {:.1e} in mode {}", fixture.file, logits.error, mode.name());
     }
+}
+
+/// The parameters of some models stand in their exports alone.
+#[test]
+fn a_parameter_that_stands_in_an_export_is_refused_if_it_is_not_pytorchs() {
+    let bytes = |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() };
+    let rows = bytes(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let columns = [&b"onnx"[..], &bytes(&[1.0, 4.0, 2.0, 5.0, 3.0, 6.0])].concat();
+    let place = |offset: u64, transposed: bool| json!({"offset": offset, "shape": [2, 3], "transposed": transposed, "crc32": 423224612});
+    assert_eq!(parameter(&columns, &place(4, true)).as_ref(), Ok(&rows));
+    assert_eq!(parameter(&rows, &place(0, false)).as_ref(), Ok(&rows));
+    for (export, place) in [(&columns, place(4, false)), (&columns, place(0, true)), (&rows, place(0, true))]
+    {
+        assert!(parameter(export, &place).unwrap_err().contains("other bytes"));
+    }
+    assert!(parameter(&rows, &place(4, false)).unwrap_err().contains("ends before it"));
 }

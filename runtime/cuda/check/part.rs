@@ -1,7 +1,7 @@
 //! Parts of a check that a process runs by itself: their text on a command line, and the lines that the process writes.
 
 use super::batch::{Batch, parse_ranges, ranges};
-use super::rates::{Rate, Sizes, count, measure_one};
+use super::rates::{Rate, Sizes, count, measure_one, measure_product, products};
 use super::samples::{Verdict, all, run};
 use super::{OfNumber, StandIn, Subject};
 use crate::cuda::gpu::Options;
@@ -26,9 +26,11 @@ pub enum Work {
     Samples(Batch),
     /// Rates, by the numbers of their tasks.
     Rates(Vec<usize>),
+    /// Rates of the products in the benchmark's models, by their numbers. `--check` leaves them out.
+    Products(Vec<usize>),
 }
 
-/// A part of a check: `gpu:0/f16/inputs/0-3,7`, `gpu:0/rates/0-5`.
+/// A part of a check: `gpu:0/f16/inputs/0-3,7`, `gpu:0/rates/0-5`, `gpu:0/products/0-59`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckPart {
     /// The device.
@@ -45,6 +47,9 @@ const GPU: &str = "gpu:";
 
 /// How the text of rates begins.
 const RATES: &str = "rates/";
+
+/// How the text of products begins.
+const PRODUCTS: &str = "products/";
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,6 +78,7 @@ impl fmt::Display for CheckPart {
         match &self.work {
             Work::Samples(batch) => write!(f, "{}/{batch}", self.place),
             Work::Rates(tasks) => write!(f, "{}/{RATES}{}", self.place, ranges(tasks)),
+            Work::Products(numbers) => write!(f, "{}/{PRODUCTS}{}", self.place, ranges(numbers)),
         }
     }
 }
@@ -82,9 +88,10 @@ impl FromStr for CheckPart {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (place, work) = text.split_once('/').ok_or_else(|| format!("`{text}` has no `/`"))?;
-        let work = match work.strip_prefix(RATES) {
-            Some(tasks) => Work::Rates(parse_ranges(tasks)?),
-            None => Work::Samples(work.parse()?),
+        let work = match (work.strip_prefix(RATES), work.strip_prefix(PRODUCTS)) {
+            (Some(tasks), _) => Work::Rates(parse_ranges(tasks)?),
+            (_, Some(numbers)) => Work::Products(parse_ranges(numbers)?),
+            (None, None) => Work::Samples(work.parse()?),
         };
         Ok(Self { place: place.parse()?, work })
     }
@@ -125,6 +132,7 @@ fn run_on(subject: &impl Subject, sizes: &Sizes, work: &Work, out: &mut dyn Writ
     let (indices, count) = match work {
         Work::Samples(batch) => (&batch.samples, samples.len()),
         Work::Rates(tasks) => (tasks, count(sizes)),
+        Work::Products(numbers) => (numbers, products(sizes)),
     };
     if let Some(absent) = indices.iter().find(|&&index| index >= count) {
         let message = format!("there is no sample {absent}: there are {count} samples");
@@ -137,6 +145,13 @@ fn run_on(subject: &impl Subject, sizes: &Sizes, work: &Work, out: &mut dyn Writ
                 let rates = measure_one(subject, task, sizes);
                 passed &= rates.iter().all(is_good);
                 write(out, &Line::Rates(task, rates))?;
+            }
+        }
+        Work::Products(numbers) => {
+            for &number in numbers {
+                let rate = measure_product(subject, number, sizes);
+                passed &= is_good(&rate);
+                write(out, &Line::Rates(number, vec![rate]))?;
             }
         }
         Work::Samples(batch) => {
@@ -167,7 +182,9 @@ mod tests {
 
     #[test]
     fn a_part_is_read_as_it_is_written() {
-        for text in ["gpu:0/f16/inputs/0-3,7", "stand-in/bf16/negations/5", "gpu:12/rates/0-5"] {
+        for text in
+            ["gpu:0/f16/inputs/0-3,7", "stand-in/bf16/negations/5", "gpu:12/rates/0-5", "gpu:0/products/0-59"]
+        {
             assert_eq!(text.parse::<CheckPart>().unwrap().to_string(), text);
         }
         for text in ["", "gpu:0", "gpu:/rates/0", "cpu/rates/0", "gpu:0/rates", "gpu:0/f16/inputs"] {
@@ -177,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_part_with_an_unknown_sample_is_refused() {
-        for text in ["stand-in/f32/inputs/99999", "stand-in/rates/99999"] {
+        for text in ["stand-in/f32/inputs/99999", "stand-in/rates/99999", "stand-in/products/99999"] {
             let error = text.parse::<CheckPart>().unwrap().run(&mut Vec::new()).unwrap_err();
             assert!(error.to_string().starts_with("there is no sample 99999"), "{error}");
         }

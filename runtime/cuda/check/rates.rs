@@ -1,5 +1,6 @@
 //! How fast a device copies, multiplies and attends: medians, after warming up.
 
+use super::products::{Layer, Pass};
 use super::{Copies, Direction, Subject};
 use crate::cuda::device::Cuda;
 use crate::cuda::driver::Driver;
@@ -27,6 +28,8 @@ pub struct Sizes {
     pub attention: [u64; 3],
     /// Widths of a head.
     pub widths: Vec<u64>,
+    /// Layers whose products are measured by themselves.
+    pub layers: Vec<Layer>,
     /// The least time that is taken at once.
     pub at_once: Duration,
     /// How often it is taken.
@@ -41,6 +44,7 @@ impl Default for Sizes {
             matmul: 8192,
             attention: [4, 16, 4096],
             widths: vec![64, 128],
+            layers: Layer::of_benchmark(),
             at_once: Duration::from_millis(50),
             repeats: 9,
         }
@@ -51,7 +55,9 @@ impl Sizes {
     /// Sizes that the stand-in measures in a second.
     pub fn small() -> Self {
         let at_once = Duration::from_micros(1);
-        Self { copy: 1 << 16, matmul: 32, attention: [1, 2, 32], widths: vec![64], at_once, repeats: 3 }
+        let layers = vec![Layer { name: "toy".into(), tokens: 32, input: 16, output: 24 }];
+        let (attention, widths) = ([1, 2, 32], vec![64]);
+        Self { copy: 1 << 16, matmul: 32, attention, widths, layers, at_once, repeats: 3 }
     }
 }
 
@@ -109,6 +115,25 @@ pub fn measure_one(subject: &impl Subject, task: usize, sizes: &Sizes) -> Vec<Ra
             attention(width, sizes, times.as_ref()).into()
         }
     }
+}
+
+/// How many products of layers there are, which [`measure_product`] takes by their number.
+pub fn products(sizes: &Sizes) -> usize {
+    sizes.layers.len() * Pass::ALL.len()
+}
+
+/// Measures the product of a number below [`products`], in less time than the tasks: there are many.
+pub fn measure_product(subject: &impl Subject, number: usize, sizes: &Sizes) -> Rate {
+    let layer = &sizes.layers[number / Pass::ALL.len()];
+    let (pass, name) = Pass::ALL[number % Pass::ALL.len()];
+    let (contract, [lhs, rhs]) = layer.product(pass);
+    let types = [("lhs", Type::of(DType::BF16, &lhs)), ("rhs", Type::of(DType::BF16, &rhs))];
+    let shorter = Sizes { at_once: sizes.at_once / 2, repeats: sizes.repeats.min(5), ..sizes.clone() };
+    let described = format!("{contract} of {lhs:?} and {rhs:?}");
+    let runs = Runs::new(subject, Contract::new(&contract).into(), &types);
+    let seconds = runs.and_then(|mut runs| runs.seconds(&shorter));
+    let rate = seconds.map(|seconds| layer.flops() / seconds / 1e12);
+    Rate::of(format!("{}_{name}", layer.name), described, "TFLOP/s", rate)
 }
 
 /// The rates of a task that could not be measured, for this reason.
@@ -262,7 +287,11 @@ fn numbers(ty: &Type, seed: u64) -> Vec<u8> {
     let normal = (0..PERIOD as u64).map(|i| random::normal(1, seed, i)).collect();
     let period = Tensor::float(ty.dtype, vec![PERIOD], normal).to_bytes();
     let bytes = ty.bytes().expect("its dims are bound") as usize;
-    period.iter().copied().cycle().take(bytes).collect()
+    let mut numbers = Vec::with_capacity(bytes);
+    while numbers.len() < bytes {
+        numbers.extend_from_slice(&period[..period.len().min(bytes - numbers.len())]);
+    }
+    numbers
 }
 
 /// In seconds.

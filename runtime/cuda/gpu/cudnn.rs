@@ -94,6 +94,10 @@ impl Libraries for Gpu {
     fn takes(&mut self, multiply: &Multiply) -> bool {
         self.takes_epilogue(multiply)
     }
+
+    fn has_side_stream(&self) -> bool {
+        !self.options.without_side_stream
+    }
 }
 
 impl Cudnn {

@@ -7,8 +7,9 @@ use crate::cuda::program::{Command, CudaProgram, Event, Place, Stream, Task};
 use crate::program::{Kernel, Part, Program, Region, Section};
 use std::collections::BTreeSet;
 
-/// Chooses the streams and sets the marks. A section begins where all streams have ended the one before.
-pub(super) fn order(cuda: &mut CudaProgram) {
+/// Chooses the streams and sets the marks. A section begins where all streams have ended the one before. Without a side stream, its
+/// commands run on the main stream.
+pub(super) fn order(cuda: &mut CudaProgram, has_side_stream: bool) {
     let mut events = 0;
     let program = cuda.program.clone();
     for (part, _) in Part::ALL {
@@ -17,6 +18,10 @@ pub(super) fn order(cuda: &mut CudaProgram) {
             _ => &mut cuda.sections[part.section() as usize],
         };
         streams(&program, part.section(), commands);
+        if !has_side_stream {
+            let aside = commands.iter_mut().filter(|command| command.stream == Stream::Side);
+            aside.for_each(|command| command.stream = Stream::Main);
+        }
         events = marks(commands, events);
     }
     // One a stream, for where sections meet.

@@ -2,7 +2,7 @@
 
 use ir::ops::samples::Sample;
 use runtime::cuda::check::StandIn;
-use runtime::cuda::check::rates::{Sizes, measure};
+use runtime::cuda::check::rates::{Rate, Sizes, measure, measure_product, products};
 use runtime::cuda::check::samples::{SampleVariant, all, check};
 use runtime::cuda::check::search::Report;
 use runtime::cuda::host::Order;
@@ -84,4 +84,22 @@ fn rates_are_measured_and_what_cannot_be_is_said() {
         assert!(measured || rate.name == "copy_within_device", "{rate:?}");
     }
     assert_eq!(rates[2].error.as_deref(), Some("one memory is enough"));
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn rates_of_products_name_the_layer_the_pass_and_the_operands() {
+    let (subject, sizes) = (StandIn::sound(Order::default()), Sizes::small());
+    let rates: Vec<Rate> =
+        (0..products(&sizes)).map(|number| measure_product(&subject, number, &sizes)).collect();
+    let described: Vec<String> = rates.iter().map(|rate| format!("{} {}", rate.name, rate.sizes)).collect();
+    assert_eq!(
+        described,
+        [
+            "toy_forward ti,oi->to of [32, 16] and [24, 16]",
+            "toy_input_gradient to,oi->ti of [32, 24] and [24, 16]",
+            "toy_weight_gradient to,ti->oi of [32, 24] and [32, 16]"
+        ]
+    );
+    assert!(rates.iter().all(|rate| rate.value.is_some_and(|value| value > 0.0)), "{rates:?}");
 }

@@ -191,9 +191,11 @@ impl CheckedLaunch<'_> {
         let regions = before.iter().map(|(address, bytes)| Region::new(*address, bytes.clone())).collect();
         let Run { regions, came_there } = machine::run(code, &launch, regions, schedule, left_out)?;
         let pointers = self.pointers();
+        let is_of_single =
+            pointers.iter().any(|(_, dtype)| matches!(dtype, DType::F32 | DType::F16 | DType::BF16));
         let mut differences = Vec::new();
         for (((address, before), stand_in), region) in before.iter().zip(&self.after).zip(&regions) {
-            let outcome = Outcome { before, stand_in, ptx: &region.bytes };
+            let outcome = Outcome { before, stand_in, ptx: &region.bytes, is_of_single };
             differences.extend(outcome.least_difference(*address, &pointers));
         }
         Ok((differences, came_there))

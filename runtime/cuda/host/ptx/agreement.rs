@@ -7,9 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The largest error of a number, relative to its size and the root mean square of the numbers that were written. In f16 and bf16 it
-/// is the distance of two neighbours; in f32 and f64 it leaves room for sums in another order and for approximations.
-fn bound(dtype: DType) -> f64 {
+/// is the distance of two neighbours; in f32 and f64 it leaves room for sums in another order and for approximations. A kernel that is given
+/// numbers in f32 or less computes in f32, also if it stores f64.
+fn bound(dtype: DType, is_of_single: bool) -> f64 {
     match dtype {
+        DType::F64 if is_of_single => bound(DType::F32, false),
         DType::F16 => 1e-3,
         DType::BF16 => 8e-3,
         DType::F32 => 2e-5,
@@ -18,13 +20,17 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// The type of the elements that a type of CUDA C++ points to: `const bf16*`. None if it is no pointer.
+/// The type of the elements that a type of CUDA C++ points to: `const bf16*`. A structure has elements of one type:
+/// `attention::Row<float>*`. None if it is no pointer.
 pub(super) fn pointed_to(text: &str) -> Option<DType> {
-    let element = text.trim().strip_prefix("const ").unwrap_or(text.trim()).trim().strip_suffix('*')?;
-    let known =
-        [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I16, DType::I8];
-    let unsigned = [DType::U64, DType::U32, DType::U16, DType::U8];
-    known.into_iter().chain(unsigned).find(|dtype| stored(*dtype) == element.trim())
+    let element = text.trim().trim_start_matches("const ").strip_suffix('*')?.trim_end();
+    let element = match element.split_once('<') {
+        Some((_, of_structure)) => of_structure.trim_end_matches('>'),
+        // Two numbers in f32 (`kernels/attention.cuh`).
+        None if element == "attention::Pair" => "float",
+        None => element,
+    };
+    DType::ALL.into_iter().find(|dtype| *dtype != DType::Bool && stored(*dtype) == element)
 }
 
 /// The bytes of an operand, before a launch and after it, in both ways.
@@ -32,6 +38,8 @@ pub(super) struct Outcome<'a> {
     pub(super) before: &'a [u8],
     pub(super) stand_in: &'a [u8],
     pub(super) ptx: &'a [u8],
+    /// Whether the kernel is given numbers in f32, f16 or bf16.
+    pub(super) is_of_single: bool,
 }
 
 /// Numbers that differ.
@@ -41,16 +49,17 @@ pub(super) struct Difference {
     /// The number of the element of the largest error.
     pub(super) element: usize,
     pub(super) error: f64,
+    /// The largest error that an element may have.
+    pub(super) bound: f64,
     pub(super) values: [f64; 2],
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dtype, element, error, values: [stand_in, ptx] } = self;
+        let Self { dtype, element, error, bound, values: [stand_in, ptx] } = self;
         write!(
             f,
-            "element {element} in {dtype} is {ptx:?} by the PTX and {stand_in:?} on the stand-in, an error of {error:.1e} (bound {:.0e})",
-            bound(*dtype)
+            "element {element} in {dtype} is {ptx:?} by the PTX and {stand_in:?} on the stand-in, an error of {error:.1e} (bound {bound:.0e})"
         )
     }
 }
@@ -58,7 +67,7 @@ impl fmt::Display for Difference {
 impl Difference {
     /// Whether the numbers do not agree.
     pub(super) fn is_beyond_bound(&self) -> bool {
-        self.error > bound(self.dtype)
+        self.error > self.bound
     }
 }
 
@@ -85,6 +94,7 @@ impl Outcome<'_> {
     fn difference(&self, dtype: DType, start: usize) -> Difference {
         // An f64 does not hold all integers of 64 bits: their halves are compared.
         let dtype = if matches!(dtype, DType::I64 | DType::U64) { DType::U32 } else { dtype };
+        let bound = bound(dtype, self.is_of_single);
         let size = dtype.bytes() as usize;
         let elements = |bytes: &[u8]| -> Vec<f64> {
             bytes[(start % size).min(bytes.len())..]
@@ -99,14 +109,14 @@ impl Outcome<'_> {
         let mean = (squares / f64::from(count.max(1))).sqrt();
         let error = |(wanted, found): (&f64, &f64)| match () {
             () if wanted == found || wanted.is_nan() && found.is_nan() => 0.0,
-            () if !wanted.is_finite() || !found.is_finite() || bound(dtype) == 0.0 => f64::INFINITY,
+            () if !wanted.is_finite() || !found.is_finite() || bound == 0.0 => f64::INFINITY,
             () => (wanted - found).abs() / (wanted.abs() + mean),
         };
         let errors = stand_in.iter().zip(&ptx).map(error);
         let (element, error) =
             errors.enumerate().fold((0, 0.0), |most, other| if other.1 > most.1 { other } else { most });
         let values = [&stand_in, &ptx].map(|all| all.get(element).copied().unwrap_or(0.0));
-        Difference { dtype, element, error, values }
+        Difference { dtype, element, error, bound, values }
     }
 }
 
@@ -177,5 +187,52 @@ pub fn family(kernel: &str) -> &str {
             family
         }
         _ => kernel,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(numbers: &[f32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    /// The difference of two results in f32, of memory that was zeros.
+    fn difference(stand_in: &[f32], ptx: &[f32], pointers: &[(u64, DType)]) -> Option<Difference> {
+        let [before, stand_in, ptx] = [bytes(&vec![0.0; ptx.len()]), bytes(stand_in), bytes(ptx)];
+        let outcome = Outcome { before: &before, stand_in: &stand_in, ptx: &ptx, is_of_single: true };
+        outcome.least_difference(64, pointers)
+    }
+
+    #[test]
+    fn errors_are_relative_to_what_was_written() {
+        let pointers = [(64, DType::F32)];
+        assert_eq!(difference(&[0.0; 2], &[0.0; 2], &pointers), None);
+        let equal = difference(&[1.0, f32::NAN], &[1.0, f32::NAN], &pointers).expect("it was written");
+        assert!(!equal.is_beyond_bound() && equal.error == 0.0);
+        let near = difference(&[1.0, 1000.0], &[1.0 + 1e-3, 1000.0], &pointers).expect("it was written");
+        assert!(!near.is_beyond_bound() && near.error > 1e-6, "{near}");
+        for wrong in [[1.1, 1000.0], [f32::NAN, 1000.0], [1.0, f32::INFINITY], [1.0, 0.0]] {
+            let wrong = difference(&[1.0, 1000.0], &wrong, &pointers).expect("it was written");
+            assert!(wrong.is_beyond_bound(), "{wrong}");
+        }
+    }
+
+    /// Bytes that no pointer has a type for have to be equal.
+    #[test]
+    fn bytes_without_a_type_are_equal() {
+        let near = difference(&[1.0], &[1f32.next_up()], &[(0, DType::F32)]).expect("it was written");
+        assert!(near.is_beyond_bound() && near.dtype == DType::U8);
+    }
+
+    #[test]
+    fn types_of_pointers_are_read() {
+        let types =
+            ["const float*", "bf16*", "attention::Row<double>*", "attention::Pair*", "i64", "const u64*"]
+                .map(pointed_to);
+        use DType::{BF16, F32, F64, U64};
+        assert_eq!(types, [Some(F32), Some(BF16), Some(F64), Some(F32), None, Some(U64)]);
+        assert_eq!([family("adam_many_0123456789abcdef"), family("other")], ["adam_many", "other"]);
     }
 }

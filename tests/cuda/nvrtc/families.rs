@@ -146,6 +146,33 @@ fn every_family_has_a_kernel_in_the_sample() {
     assert_eq!(missing(&SAMPLE, &ALL), [""; 0]);
 }
 
+/// A kernel one of whose files has another text in place of a part.
+pub(super) fn with_text(kernel: &Kernel, name: &str, [old, new]: [&str; 2]) -> Kernel {
+    let change = |&file: &&'static File| -> &'static File {
+        if file.name != name {
+            return file;
+        }
+        assert!(file.text.contains(old), "no `{old}` in {name}");
+        let text = Box::leak(file.text.replace(old, new).into_boxed_str());
+        Box::leak(Box::new(File { text, ..*file }))
+    };
+    Kernel { files: kernel.files.iter().map(change).collect(), ..kernel.clone() }
+}
+
+/// NVRTC 13.0 takes no lambda with a parameter of type `auto` in device code.
+#[test]
+#[ignore = "needs NVRTC"]
+fn a_generic_lambda_in_max_pooling_is_found() {
+    let lambdas = ["Found<Computed<T>, I> found)", "const auto& found)"];
+    for family in ["max_pool", "max_pool_indices", "max_pool_offsets"] {
+        let kernel = SAMPLE.iter().find(|kernel| stem(kernel) == family);
+        let kernel = kernel.unwrap_or_else(|| panic!("no {family} in the sample"));
+        let faults = faults(&nvrtc(), &[with_text(kernel, "pool.cuh", lambdas)], &["sm_90a"]);
+        let [fault] = &faults[..] else { panic!("{family}: {faults:#?}") };
+        assert!(fault.contains(&format!("the kernel `{}` does not compile", kernel.name)), "{fault}");
+    }
+}
+
 /// A kernel as lowering writes it, of a file that has no name in common with others.
 fn written(name: &str, parameters: &str, body: &str) -> Kernel {
     static FILE: File = File { name: "test.cuh", after: &[], text: "" };

@@ -8,7 +8,7 @@
 use super::MOST_USED;
 use super::accesses::{Access, Kind, by_kernel, claimed, entry, in_machine_code, in_ptx, section};
 use super::budget::own_file;
-use super::families::{ALL, SAMPLE};
+use super::families::{ALL, SAMPLE, with_text};
 use super::operators::nvrtc;
 use super::units::{CompilationUnit, for_each_unit};
 use runtime::cuda::libraries::FOLDERS;
@@ -146,19 +146,6 @@ fn every_pack_of_every_listed_kernel_is_one_access() {
     check(&ALL);
 }
 
-/// A kernel with another text of the prelude.
-fn with_prelude(kernel: &Kernel, old: &str, new: &str) -> Kernel {
-    let change = |&file: &&'static File| -> &'static File {
-        if file.name != "prelude.cuh" {
-            return file;
-        }
-        assert!(file.text.contains(old), "no `{old}` in prelude.cuh");
-        let text = Box::leak(file.text.replace(old, new).into_boxed_str());
-        Box::leak(Box::new(File { text, ..*file }))
-    };
-    Kernel { files: kernel.files.iter().map(change).collect(), ..kernel.clone() }
-}
-
 /// The struct of a pack is assigned member by member: kernels of each of these families write runs of 2 bytes.
 #[test]
 #[ignore = "needs NVRTC and nvdisasm"]
@@ -167,7 +154,7 @@ fn packs_that_are_stored_as_structs_are_found() {
     let kernels: Vec<Kernel> =
         SAMPLE.iter().filter(|kernel| files.contains(&own_file(kernel))).cloned().collect();
     let planted = |kernel: &Kernel| {
-        with_prelude(kernel, "store_whole((Pack<T, N>*)to, pack);", "*(Pack<T, N>*)to = pack;")
+        with_text(kernel, "prelude.cuh", ["store_whole((Pack<T, N>*)to, pack);", "*(Pack<T, N>*)to = pack;"])
     };
     let planted: Vec<Kernel> = kernels.iter().map(planted).collect();
     let faults = faults(&planted, &MOST_USED);

@@ -4,6 +4,7 @@
 //! `TRAINYARD_CUDA_LIBS=FOLDER cargo test -p runtime --test devices -- --ignored cuda::ptx`
 
 use super::check_on;
+use ir::DType;
 use ir::ops::samples::{Sample, Through};
 use runtime::cuda::check::StandIn;
 use runtime::cuda::check::samples::{self, SampleVariant};
@@ -22,13 +23,16 @@ fn open() -> Ptx {
     Ptx::open().unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"))
 }
 
-/// The families of the kernels of a sample.
+/// The families of the kernels of a sample, in all types that it takes: some kernels are for half precision alone.
 fn families(sample: &Sample) -> BTreeSet<String> {
-    let (module, _) = sample.program(Through::Inputs);
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));
-    let cuda = lower_for_cuda(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"));
-    cuda.kernels.into_iter().map(|kernel| family(&kernel.name).to_owned()).collect()
+    let halves = [DType::F16, DType::BF16].into_iter().filter_map(|half| sample.in_type(half));
+    let kernels = halves.chain([sample.clone()]).flat_map(|sample| {
+        let (module, _) = sample.program(Through::Inputs);
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));
+        lower_for_cuda(Arc::new(program)).unwrap_or_else(|error| panic!("{error}")).kernels
+    });
+    kernels.map(|kernel| family(&kernel.name).to_owned()).collect()
 }
 
 /// The first sample of each family of kernels, and the other samples.

@@ -19,6 +19,8 @@ pub struct Cache {
     /// None where nothing is kept.
     folder: Option<PathBuf>,
     trouble: OnceLock<String>,
+    /// The first kernel that could not be kept.
+    unkept: OnceLock<String>,
 }
 
 /// What a compiled kernel is found by: a hash of everything it depends on.
@@ -46,12 +48,12 @@ const HEADER: usize = 8 + 16 + 8 + 8;
 impl Cache {
     /// The cache of this process: [`FOLDER`]; else `trainyard` in the user's folder for caches.
     pub fn of_process() -> Self {
-        Self { folder: folder(|name| env::var_os(name)), trouble: OnceLock::new() }
+        Self { folder: folder(|name| env::var_os(name)), trouble: OnceLock::new(), unkept: OnceLock::new() }
     }
 
     /// A cache in a folder, which is made when it is needed.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: Some(folder.into()), trouble: OnceLock::new() }
+        Self { folder: Some(folder.into()), trouble: OnceLock::new(), unkept: OnceLock::new() }
     }
 
     /// What is kept for the key; else what is made, which is kept if that can be done.
@@ -59,7 +61,12 @@ impl Cache {
     /// # Errors
     /// Those of `make` alone.
     pub fn get_or<E>(&self, key: Key, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
-        let Some(folder) = &self.folder else { return make() };
+        let Some(folder) = &self.folder else {
+            self.unkept.get_or_init(|| {
+                format!("compiled kernels are not kept: neither {FOLDER} nor HOME names a folder")
+            });
+            return make();
+        };
         let path = folder.join(format!("{:032x}.cubin", key.0));
         match fs::read(&path) {
             Ok(file) => match unpacked(key, &file) {
@@ -71,7 +78,9 @@ impl Cache {
         }
         let bytes = make()?;
         if let Err(error) = write(folder, &path, &packed(key, &bytes)) {
-            self.note(folder, &format!("compiled kernels are not kept: {error}"));
+            let problem = format!("compiled kernels are not kept: {error}");
+            self.note(folder, &problem);
+            self.unkept.get_or_init(|| format!("the kernel cache {}: {problem}", folder.display()));
         }
         Ok(bytes)
     }
@@ -79,6 +88,11 @@ impl Cache {
     /// The first thing that went wrong: worth a warning, no more.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.get().map(String::as_str)
+    }
+
+    /// The first kernel that could not be kept, for those who need it kept.
+    pub fn unkept(&self) -> Option<&str> {
+        self.unkept.get().map(String::as_str)
     }
 
     fn note(&self, path: &Path, what: &str) {

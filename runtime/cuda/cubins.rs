@@ -61,4 +61,9 @@ impl Cubins {
     pub fn trouble(&self) -> Option<&str> {
         self.cache.trouble()
     }
+
+    /// The first cubin that could not be kept.
+    pub fn unkept(&self) -> Option<&str> {
+        self.cache.unkept()
+    }
 }

@@ -16,6 +16,13 @@ fn kernels_are_compiled_for_known_gpus_alone() {
 }
 
 #[test]
+fn kernels_for_a_gpu_are_not_compiled_for_the_processor() {
+    let place = Workplace::new(TRAINYARD);
+    let told = place.run("compile testdata/models/mlp.dynamo.onnx --kernels-for h100 --device cpu");
+    assert!(told.status.code() == Some(2) && told.stderr.contains("leave --device out"), "{}", told.stderr);
+}
+
+#[test]
 fn without_nvrtc_kernels_are_not_compiled_and_the_error_names_its_package() {
     let place = Workplace::new(TRAINYARD);
     let mut command = place.command("compile testdata/models/mlp.dynamo.onnx --kernels-for h100");
@@ -24,7 +31,8 @@ fn without_nvrtc_kernels_are_not_compiled_and_the_error_names_its_package() {
     let told = String::from_utf8_lossy(&output.stderr);
     // A machine with CUDA has NVRTC in a folder of the system.
     let is_refused = told.contains("--kernels-for: ") && told.contains("NVRTC compiles the kernels");
-    assert!(output.status.success() || is_refused, "{told}");
+    let is_compiled = output.status.success() && told.contains("kernels for sm_90a");
+    assert!(is_compiled || is_refused, "{told}");
     assert!(!place.path("mlp.dynamo.trainyard").exists(), "nothing is trained");
 }
 

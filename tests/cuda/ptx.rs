@@ -49,10 +49,13 @@ fn check(fixture: &Fixture, compute: DType, ptx: &Ptx) {
     println!("{} in {compute}: {loss}", fixture.file);
 }
 
-/// Families that no sample of an operator has: launches that are several in one, and kernels that lowering makes for models. Their
-/// launches run by their PTX at night, in the models.
+/// Families that no sample of an operator has, and that a step of a model runs by its PTX at night: launches that are several in one.
 const OF_MODELS: [&str; 7] =
     ["adam_many", "chain_many", "dot_many", "dot_total_many", "sum", "unpack", "watch"];
+
+/// Families that no PTX test runs. They pack what ranks of a mesh exchange (`sum`, `unpack`), and look for a number that is not finite
+/// in a step of half precision (`watch`); their kernels run on the stand-in alone.
+const NOT_RUN: [&str; 3] = ["sum", "unpack", "watch"];
 
 /// A family that is new in a model needs a sample, or a line in this list.
 #[test]
@@ -68,7 +71,8 @@ fn every_family_of_kernels_is_in_a_sample_or_listed() {
     let samples = samples::all().into_iter().flat_map(in_types);
     let of_samples = stems(&samples.flat_map(|sample| kernels_of(&sample)).collect::<Vec<_>>());
     let others: Vec<String> = stems(&families::ALL).difference(&of_samples).cloned().collect();
-    assert_eq!(others, OF_MODELS);
+    let listed: BTreeSet<&str> = OF_MODELS.into_iter().chain(NOT_RUN).collect();
+    assert_eq!(others, listed.into_iter().collect::<Vec<_>>());
 }
 
 /// At night.
@@ -83,7 +87,6 @@ fn the_launches_of_every_model_agree_with_their_ptx() {
     }
     let table = ptx.table();
     println!("{table}");
-    // Kernels of ranks run on a mesh, and those of large models are too large.
-    let ran = OF_MODELS.iter().filter(|family| table.0.contains_key(**family)).count();
-    assert!(2 * ran >= OF_MODELS.len(), "{ran} of {} families", OF_MODELS.len());
+    let silent: Vec<&str> = OF_MODELS.into_iter().filter(|family| !table.0.contains_key(*family)).collect();
+    assert_eq!(silent, [""; 0], "no model ran a launch of these");
 }

@@ -52,6 +52,7 @@ fn a_damaged_file_is_replaced_with_one_warning() {
         let cache = Cache::at(folder.path());
         assert_eq!(get(&cache, KEY, b"a cubin of some length"), (b"a cubin of some length".to_vec(), true));
         assert!(cache.trouble().unwrap().contains("was damaged"));
+        assert_eq!(cache.unkept(), None, "it is written again");
         assert_eq!(fs::read(&file).unwrap(), whole);
         assert!(!get(&cache, KEY, b"").1);
     }
@@ -68,6 +69,7 @@ fn a_folder_that_cannot_be_written_does_no_harm() {
             assert_eq!(get(&cache, KEY, b"cubin"), (b"cubin".to_vec(), true));
         }
         assert!(cache.trouble().is_some());
+        assert!(cache.unkept().unwrap().contains("are not kept"));
     }
 }
 

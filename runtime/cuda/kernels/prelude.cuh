@@ -81,7 +81,7 @@ template <class T> DEVICE T smaller(T x, T y) { return x < y || x != x ? x : y; 
 // Neighbours that are read and written together; those that take 16 bytes or a power of two less, at once.
 template <class T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack { T at[N]; };
 
-// Stands where a pack is read (`LOAD`) or written (`STORE`). The stand-in counts the sectors of memory that packs touch, if
+// Stands where a pack is read (`LOAD`) or written (`STORE`, `STORE_SHARED`). The stand-in counts the sectors of memory that packs touch, if
 // a test asks for it; another test counts the packs in a kernel's PTX.
 #ifndef TOUCH
 #define TOUCH(access, address, bytes)
@@ -128,7 +128,7 @@ template <int N, class T> DEVICE void store(T* to, const Pack<T, N>& pack) {
 }
 // Writes a pack to shared memory.
 template <int N, class T> DEVICE void store_shared(T* to, const Pack<T, N>& pack) {
-    TOUCH(STORE, to, sizeof(Pack<T, N>));
+    TOUCH(STORE_SHARED, to, sizeof(Pack<T, N>));
     *(Pack<T, N>*)to = pack;
 }
 

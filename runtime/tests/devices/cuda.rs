@@ -40,15 +40,30 @@ use ir::ops::samples::{Sample, Through};
 use runtime::cuda::check::samples::{self, SampleVariant};
 use runtime::cuda::check::{StandIn, Subject};
 use runtime::cuda::device::Cuda;
-use runtime::cuda::host::{Host, Order};
+use runtime::cuda::host::{Host, Order, Ptx};
 use runtime::device::Device;
 use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::Program;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+/// The interpreter of PTX for all tests, if `TRAINYARD_PTX` is set: at night each launch of the stand-in runs by its PTX, too.
+static PTX: LazyLock<Option<Ptx>> = LazyLock::new(|| {
+    let open = || Ptx::open().unwrap_or_else(|error| panic!("TRAINYARD_PTX needs NVRTC: {error}"));
+    std::env::var_os("TRAINYARD_PTX").map(|_| open())
+});
 
 pub(crate) fn host(program: Program, order: Order) -> Box<dyn Device> {
-    let host = Host::new(order).checked();
+    by_ptx(program, order, PTX.as_ref())
+}
+
+/// A stand-in that holds commands to what they declare, and launches to their PTX.
+fn by_ptx(program: Program, order: Order, ptx: Option<&Ptx>) -> Box<dyn Device> {
+    let host = Host::new(order);
+    let host = match ptx {
+        Some(ptx) => host.checked_by_ptx(ptx.clone()),
+        None => host.checked(),
+    };
     Box::new(Cuda::new(host, vec![Arc::new(program)]).unwrap_or_else(|error| panic!("{error}")))
 }
 

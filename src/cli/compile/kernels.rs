@@ -2,6 +2,7 @@
 
 use super::Compile;
 use crate::cli::report::{Outcome, tell};
+use crate::config::DeviceChoice;
 use crate::failure::Failure;
 use crate::hardware::Chosen;
 use ir::Diagnostic;
@@ -60,6 +61,9 @@ impl Compile {
     /// A model or flags that cannot be compiled; NVRTC is missing or refuses a kernel; kernels that cannot be kept.
     pub(super) fn compile_kernels(&self, gpu: KernelTarget) -> Result<Outcome, Failure> {
         let refused = |error: &dyn std::fmt::Display| Diagnostic::new(format!("--kernels-for: {error}"));
+        if self.settings.device.device == DeviceChoice::Cpu {
+            return Err(refused(&"kernels are compiled for a GPU, and --device cpu asks for the processor; leave --device out").into());
+        }
         let nvrtc = Nvrtc::open(&Folders::of_process()).map_err(|error| refused(&error))?;
         let architecture = nvrtc.architecture(gpu.capability()).map_err(|error| refused(&error))?;
         let version = nvrtc.version().to_owned();
@@ -70,7 +74,7 @@ impl Compile {
         let kernels: Vec<&Kernel> = programs.iter().flat_map(|program| &program.kernels).collect();
         let cubins = Cubins::new(nvrtc, Cache::of_process(), architecture.clone());
         cubins.of_all(&kernels).map_err(|error| refused(&error))?;
-        if let Some(trouble) = cubins.trouble() {
+        if let Some(trouble) = cubins.unkept() {
             let error = refused(&trouble);
             return Err(error
                 .note(format!("{FOLDER}=FOLDER names another folder for compiled kernels"))

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Load,
+    /// To global memory, or to memory that follows from the address.
     Store,
+    SharedStore,
 }
 
 /// A load or a store of memory.
@@ -48,6 +50,7 @@ pub(super) fn claimed(line: &str) -> Option<Access<'_>> {
     let kind = match kind {
         "LOAD" => Kind::Load,
         "STORE" => Kind::Store,
+        "STORE_SHARED" => Kind::SharedStore,
         _ => return None,
     };
     Some(Access { kind, bytes: bytes.parse().ok()?, base: "", offset: 0 })
@@ -56,12 +59,14 @@ pub(super) fn claimed(line: &str) -> Option<Access<'_>> {
 /// The access of a line of PTX: `@%p1 st.global.v4.b32 [%rd1+16], …`.
 pub(super) fn in_ptx(line: &str) -> Option<Access<'_>> {
     let mut parts = line.split_whitespace().find(|word| !word.starts_with('@'))?.split('.');
-    let kind = match parts.next()? {
+    let name = parts.next()?;
+    let parts: Vec<&str> = parts.collect();
+    let kind = match name {
         "ld" => Kind::Load,
+        "st" if parts.contains(&"shared") => Kind::SharedStore,
         "st" => Kind::Store,
         _ => return None,
     };
-    let parts: Vec<&str> = parts.collect();
     if parts.contains(&"param") {
         return None;
     }
@@ -82,7 +87,8 @@ pub(super) fn in_machine_code(line: &str) -> Option<Access<'_>> {
     let mut parts = words.find(|word| !word.starts_with('@'))?.split('.');
     let kind = match parts.next()? {
         "LD" | "LDG" | "LDS" => Kind::Load,
-        "ST" | "STG" | "STS" => Kind::Store,
+        "ST" | "STG" => Kind::Store,
+        "STS" => Kind::SharedStore,
         _ => return None,
     };
     let width = |part: &str| match part {
@@ -120,6 +126,7 @@ mod tests {
     #[test]
     fn a_comment_claims_a_pack() {
         assert_eq!(claimed("// STORE 16"), access(Kind::Store, 16, "", 0));
+        assert_eq!(claimed("// STORE_SHARED 8"), access(Kind::SharedStore, 8, "", 0));
         assert_eq!(claimed("// begin inline asm"), None);
         assert_eq!(claimed("//"), None);
     }
@@ -131,6 +138,7 @@ mod tests {
         let of_halves = in_ptx("@%p1 ld.global.nc.v2.u16 \t{%rs1, %rs2}, [%rd1+4];");
         assert_eq!(of_halves, access(Kind::Load, 4, "%rd1", 4));
         assert_eq!(in_ptx("ld.shared.f64 \t%fd1, [%r1];"), access(Kind::Load, 8, "%r1", 0));
+        assert_eq!(in_ptx("st.shared.v2.b32 [%r1+8], {%r2, %r3};"), access(Kind::SharedStore, 8, "%r1", 8));
         assert_eq!(in_ptx("ld.param.u64 \t%rd1, [k_param_0];"), None);
         assert_eq!(in_ptx("add.s32 %r1, %r2, 4;"), None);
     }

@@ -23,7 +23,7 @@ const QUARTER: u32 = 128;
 const ALL: u32 = 255;
 
 /// The most registers of a thread, by file; docs/GPU.md has them too.
-const BUDGETS: [(&str, u32); 27] = [
+pub(super) const BUDGETS: [(&str, u32); 27] = [
     ("batch_norm.cuh", HALF),
     ("compression.cuh", HALF),
     ("contract.cuh", HALF),

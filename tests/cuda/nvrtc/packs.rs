@@ -83,13 +83,16 @@ fn bytes_of_runs(accesses: &[Access<'_>], width: u32) -> u32 {
 /// No compiler leaves a store out, so each pack of a store must be there. A compiler leaves a load out, or narrows it, where
 /// its elements are not used: packs are split if runs of narrower loads read as many bytes as are missing.
 fn split(claims: &[Access<'_>], found: &[Access<'_>], place: &str) -> Option<String> {
-    let kinds = [Kind::Load, Kind::Store].into_iter().flat_map(|kind| WIDTHS.map(|width| (kind, width)));
+    let kinds = [Kind::Load, Kind::Store, Kind::SharedStore]
+        .into_iter()
+        .flat_map(|kind| WIDTHS.map(|width| (kind, width)));
     let mut lost = kinds.filter_map(|(kind, width)| {
         let [claimed, at_once] = [claims, found].map(|accesses| bytes(accesses, kind, width));
         let missing = claimed.saturating_sub(at_once);
         let (verb, is_split) = match kind {
             Kind::Load => ("loads", missing > 0 && bytes_of_runs(found, width) >= missing),
             Kind::Store => ("stores", missing > 0),
+            Kind::SharedStore => ("stores to shared memory", missing > 0),
         };
         is_split.then(|| {
             format!("{verb} {claimed} bytes in packs of {width} or more, and {at_once} of them at once in its {place}")

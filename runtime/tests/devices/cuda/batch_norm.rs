@@ -16,9 +16,8 @@ fn norms(w: &mut Writer, dtype: DType, x: ValueId, sizes: &[usize]) {
     w.op(BatchNormGrad { eps }, &[x, mean, variance, scale, dy]);
 }
 
-#[test]
-#[ignore = "needs a C++ compiler"]
-fn channels_of_any_shape_are_normalized() {
+/// Channels of any shape.
+pub(super) fn of_shapes(dtype: DType) -> Writer {
     let cases = [
         // In packs: several slices, one slice.
         &[40, 3, 16, 40][..],
@@ -34,13 +33,19 @@ fn channels_of_any_shape_are_normalized() {
         // Enough channels for long slices.
         &[3, 600, 16],
     ];
+    let mut w = Writer::default();
+    for sizes in cases {
+        let x = w.numbers(dtype, sizes, |x| x + 1.5);
+        norms(&mut w, dtype, x, sizes);
+    }
+    w
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn channels_of_any_shape_are_normalized() {
     for (order, dtype) in FLOATS.into_iter().enumerate() {
-        let mut w = Writer::default();
-        for sizes in cases {
-            let x = w.numbers(dtype, sizes, |x| x + 1.5);
-            norms(&mut w, dtype, x, sizes);
-        }
-        w.check(order as u32);
+        of_shapes(dtype).check(order as u32);
     }
 }
 

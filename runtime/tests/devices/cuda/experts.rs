@@ -66,20 +66,24 @@ fn many_rows_are_summed_for_one_expert() {
 }
 
 /// Problems that fill no tile, and those that take several tiles and stages in every direction.
-#[test]
-#[ignore = "needs a C++ compiler"]
-fn tensor_cores_multiply_experts_of_halves() {
-    let cases = [
+pub(super) fn on_tensor_cores(half: DType) -> Writer {
+    let mut w = Writer::default();
+    for (sizes, of_index) in [
         ((7, 3, 8, 16), DType::I32),
         ((300, 2, 40, 136), DType::I64),
         ((100, 40, 16, 8), DType::I16),
         ((90, 1, 264, 72), DType::I64),
-    ];
+    ] {
+        write(&mut w, half, sizes, of_index);
+    }
+    w
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn tensor_cores_multiply_experts_of_halves() {
     for (dtype, orders) in [(DType::F16, [0, 1]), (DType::BF16, [2, 3])] {
-        let mut w = Writer::default();
-        for (sizes, of_index) in cases {
-            write(&mut w, dtype, sizes, of_index);
-        }
+        let w = on_tensor_cores(dtype);
         assert_eq!(kernels(&w), ["experts_grad_mma", "experts_mma"]);
         orders.into_iter().for_each(|order| w.check(order));
     }

@@ -1,7 +1,7 @@
 //! A module of many operators: compiling is what takes long.
 
 use super::host;
-use crate::compare::{Microbatch, assert_agrees_on, unit};
+use crate::compare::{Make, Microbatch, assert_agrees_on, unit};
 use ir::interp::Mode;
 use ir::ops::elementwise::Unary;
 use ir::{Builder, DType, Module, Op, Tensor, Type, ValueId, random};
@@ -138,9 +138,13 @@ impl Writer {
 
     /// Runs it with threads in this order, and holds it against the interpreter.
     pub(super) fn check(&self, threads: u32) {
-        let make = |program| host(program, Order { threads, first: None });
+        self.check_on(&|program| host(program, Order { threads, first: None }));
+    }
+
+    /// Runs it on a device that is made, and holds it against the interpreter.
+    pub(super) fn check_on(&self, make: Make) {
         assert_agrees_on(
-            &make,
+            make,
             Mode::Typed,
             &self.module,
             &self.options(),

@@ -10,6 +10,7 @@
 
 mod agreement;
 mod arithmetic;
+mod conversion;
 mod decode;
 mod execute;
 mod instruction;
@@ -30,7 +31,7 @@ pub use agreement::{Row, Table, family};
 use instruction::Code;
 use ir::DType;
 pub(super) use machine::Schedule;
-use machine::{Launch, Run, Stop};
+use machine::{Finished, Launch, Stop};
 use memory::Region;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,7 +40,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// The architecture that kernels are compiled for.
 const ARCHITECTURE: &str = "compute_90a";
 
-/// Steps of a block: the longest of the tests takes a tenth of them.
+/// The limit of steps of a block.
 const MOST_STEPS: u64 = 50_000_000;
 
 /// The interpreter, with the kernels that were compiled and the results of their launches. Copies share both.
@@ -84,18 +85,18 @@ pub(super) struct CheckedLaunch<'a> {
 }
 
 impl Ptx {
-    /// With the NVRTC that this process finds.
+    /// Opens NVRTC.
     ///
     /// # Errors
-    /// There is none.
+    /// NVRTC is not found.
     pub fn open() -> Result<Self, NvrtcError> {
         Self::with(None)
     }
 
-    /// One that plants faults: it runs each launch again without each of its waits.
+    /// Opens an interpreter that plants faults: it runs each launch again without each of its waits.
     ///
     /// # Errors
-    /// There is no NVRTC.
+    /// NVRTC is not found.
     pub fn leaving_out_waits() -> Result<Self, NvrtcError> {
         Self::with(Some(Mutex::default()))
     }
@@ -189,7 +190,8 @@ impl CheckedLaunch<'_> {
         let launch = Launch { grid: [x, y, z], threads, parameters: self.words, most_steps: MOST_STEPS };
         let Snapshot(before) = self.before;
         let regions = before.iter().map(|(address, bytes)| Region::new(*address, bytes.clone())).collect();
-        let Run { regions, came_there } = machine::run(code, &launch, regions, schedule, left_out)?;
+        let Finished { regions, reached_left_out } =
+            machine::run(code, &launch, regions, schedule, left_out)?;
         let pointers = self.pointers();
         let is_of_single =
             pointers.iter().any(|(_, dtype)| matches!(dtype, DType::F32 | DType::F16 | DType::BF16));
@@ -198,7 +200,7 @@ impl CheckedLaunch<'_> {
             let outcome = Outcome { before, stand_in, ptx: &region.bytes, is_of_single };
             differences.extend(outcome.least_difference(*address, &pointers));
         }
-        Ok((differences, came_there))
+        Ok((differences, reached_left_out))
     }
 
     /// The addresses that the kernel is given, with the types of their elements. A launch that is several in one has them in a table:
@@ -221,9 +223,10 @@ impl CheckedLaunch<'_> {
             let words = table
                 .chunks_exact(8)
                 .map(|bytes| u64::from_le_bytes(std::array::from_fn(|byte| bytes[byte])));
-            pointers.extend(
-                words.zip(entries.iter().cycle()).filter_map(|(word, dtype)| Some((word, (*dtype)?))),
-            );
+            // The table of the program goes on behind the arguments of this launch.
+            let own = words.take(self.sizes[2] as usize * entries.len());
+            pointers
+                .extend(own.zip(entries.iter().cycle()).filter_map(|(word, dtype)| Some((word, (*dtype)?))));
         }
         pointers
     }

@@ -78,20 +78,22 @@ impl Outcome<'_> {
         if self.before == self.stand_in && self.before == self.ptx {
             return None;
         }
-        let own = |(pointer, dtype): &(u64, DType)| {
-            let offset = pointer.checked_sub(address).filter(|offset| *offset < self.before.len() as u64)?;
-            Some(self.difference(*dtype, offset as usize))
-        };
+        let offset =
+            |pointer: u64| pointer.checked_sub(address).filter(|offset| *offset < self.before.len() as u64);
+        let own: Vec<(u64, DType)> =
+            pointers.iter().filter_map(|(pointer, dtype)| Some((offset(*pointer)?, *dtype))).collect();
+        // The bits of an integer are a tiny number in a floating-point type, and two of them differ by next to nothing.
+        let is_ambiguous = own.iter().any(|(_, dtype)| *dtype != own[0].1);
+        let differences =
+            own.iter().map(|(offset, dtype)| self.difference(*dtype, *offset as usize, is_ambiguous));
         let order = |difference: &Difference| (difference.is_beyond_bound(), difference.error);
-        let least = pointers
-            .iter()
-            .filter_map(own)
-            .min_by(|one, other| order(one).partial_cmp(&order(other)).unwrap_or(Ordering::Equal));
-        Some(least.unwrap_or_else(|| self.difference(DType::U8, 0)))
+        let least =
+            differences.min_by(|one, other| order(one).partial_cmp(&order(other)).unwrap_or(Ordering::Equal));
+        Some(least.unwrap_or_else(|| self.difference(DType::U8, 0, false)))
     }
 
-    /// The largest error of the elements, which begin `start` bytes behind the first byte.
-    fn difference(&self, dtype: DType, start: usize) -> Difference {
+    /// The largest error of the elements, which begin `start` bytes behind the first byte. Tiny numbers may have to be equal.
+    fn difference(&self, dtype: DType, start: usize, tiny_are_equal: bool) -> Difference {
         // An f64 does not hold all integers of 64 bits: their halves are compared.
         let dtype = if matches!(dtype, DType::I64 | DType::U64) { DType::U32 } else { dtype };
         let bound = bound(dtype, self.is_of_single);
@@ -103,13 +105,12 @@ impl Outcome<'_> {
                 .collect()
         };
         let [before, stand_in, ptx] = [self.before, self.stand_in, self.ptx].map(elements);
-        let written = stand_in.iter().zip(&before).filter(|(new, old)| new != old && new.is_finite());
-        let (count, squares) =
-            written.fold((0, 0.0), |(count, sum), (new, _)| (count + 1, sum + (new * new).min(1e300)));
-        let mean = (squares / f64::from(count.max(1))).sqrt();
+        let written = stand_in.iter().zip(&before).filter(|(new, old)| new != old);
+        let mean = typical_size(written.map(|(new, _)| new.abs()));
         let error = |(wanted, found): (&f64, &f64)| match () {
             () if wanted == found || wanted.is_nan() && found.is_nan() => 0.0,
             () if !wanted.is_finite() || !found.is_finite() || bound == 0.0 => f64::INFINITY,
+            () if tiny_are_equal && wanted.abs() < f64::from(f32::MIN_POSITIVE) => f64::INFINITY,
             () => (wanted - found).abs() / (wanted.abs() + mean),
         };
         let errors = stand_in.iter().zip(&ptx).map(error);
@@ -118,6 +119,16 @@ impl Outcome<'_> {
         let values = [&stand_in, &ptx].map(|all| all.get(element).copied().unwrap_or(0.0));
         Difference { dtype, element, error, bound, values }
     }
+}
+
+/// The root mean square of the finite numbers that are not zero, without those above a thousand times their median: a masked score
+/// (the least f32) must not hide the errors of the others.
+fn typical_size(sizes: impl Iterator<Item = f64>) -> f64 {
+    let mut sizes: Vec<f64> = sizes.filter(|size| size.is_finite() && *size != 0.0).collect();
+    sizes.sort_by(f64::total_cmp);
+    let most = sizes.get(sizes.len() / 2).map_or(0.0, |median| 1e3 * median);
+    sizes.retain(|size| *size <= most);
+    (sizes.iter().map(|size| size * size).sum::<f64>() / sizes.len().max(1) as f64).sqrt()
 }
 
 /// An element as an f64, which holds every integer of 32 bits.
@@ -134,13 +145,13 @@ fn number(dtype: DType, bytes: &[u8]) -> f64 {
     }
 }
 
-/// The runs of a family of kernels that wrote elements of a type.
+/// The results of a family of kernels in elements of a type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     /// The kernels.
     pub kernels: BTreeSet<String>,
-    /// Runs: a launch runs in several orders and at several places in memory.
-    pub runs: usize,
+    /// Results that were compared: of each launch, in each order, each operand that it wrote.
+    pub results: usize,
     /// The largest error, relative to the number and the root mean square of those that were written.
     pub error: f64,
 }
@@ -154,24 +165,24 @@ impl Table {
         let row =
             self.0.entry(family(kernel).to_owned()).or_default().entry(difference.dtype.name()).or_default();
         row.kernels.insert(kernel.to_owned());
-        row.runs += 1;
+        row.results += 1;
         row.error = row.error.max(difference.error);
     }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| family | kernels | runs | largest errors |\n| --- | --- | --- | --- |")?;
+        writeln!(f, "| family | kernels | results | largest errors |\n| --- | --- | --- | --- |")?;
         for (family, rows) in &self.0 {
             let kernels: BTreeSet<&String> = rows.values().flat_map(|row| &row.kernels).collect();
-            let runs: usize = rows.values().map(|row| row.runs).sum();
+            let results: usize = rows.values().map(|row| row.results).sum();
             let errors = rows.iter().map(|(dtype, Row { error, .. })| match error {
                 0.0 => format!("{dtype} 0"),
                 _ => format!("{dtype} {error:.0e}"),
             });
             writeln!(
                 f,
-                "| `{family}` | {} | {runs} | {} |",
+                "| `{family}` | {} | {results} | {} |",
                 kernels.len(),
                 errors.collect::<Vec<_>>().join(", ")
             )?;
@@ -217,6 +228,22 @@ mod tests {
             let wrong = difference(&[1.0, 1000.0], &wrong, &pointers).expect("it was written");
             assert!(wrong.is_beyond_bound(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_number_that_is_much_larger_hides_no_error() {
+        let masked = [1.0, 2.0, 3.0, f32::MIN];
+        let near = difference(&masked, &[1.0 + 1e-6, 2.0, 3.0, f32::MIN], &[(64, DType::F32)]);
+        assert!(!near.expect("it was written").is_beyond_bound());
+        let wrong = difference(&masked, &[1.001, 2.0, 3.0, f32::MIN], &[(64, DType::F32)]);
+        assert!(wrong.expect("it was written").is_beyond_bound());
+    }
+
+    #[test]
+    fn integers_are_not_taken_for_tiny_numbers() {
+        let [count, other] = [1_000_000, 1_000_001].map(f32::from_bits);
+        let wrong = difference(&[count], &[other], &[(64, DType::F32), (64, DType::I32)]);
+        assert!(wrong.expect("it was written").is_beyond_bound());
     }
 
     /// Bytes that no pointer has a type for have to be equal.

@@ -4,6 +4,7 @@
 //! it models; one that is left over is refused by the caller. The meaning of each instruction is that of the PTX ISA, version 9.0,
 //! chapter 9.7. Approximations (`ex2.approx`) are rounded from f64 here, and differ on a device by a few units in the last place.
 
+use super::conversion::conversion;
 use super::types::{Real, Type};
 use std::cmp::Ordering;
 
@@ -35,6 +36,19 @@ impl<'a> Modifiers<'a> {
     pub(super) fn take_type(&mut self) -> Option<Type> {
         let place = self.0.iter().position(|word| Type::of(word).is_some())?;
         Type::of(self.0.remove(place))
+    }
+}
+
+/// The number of operands that an instruction makes its result of.
+pub(super) fn operands(name: &str, modifiers: &Modifiers) -> usize {
+    let has = |words: &[&str]| words.iter().any(|word| modifiers.0.contains(word));
+    match name {
+        "cvt" => 1 + usize::from(has(&["f16x2", "bf16x2"])),
+        "setp" => 2 + usize::from(has(&["and", "or", "xor"])),
+        "mov" | "neg" | "abs" | "not" | "sqrt" | "rcp" | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh"
+        | "popc" | "clz" | "testp" => 1,
+        "fma" | "mad" | "selp" | "prmt" | "shf" | "bfe" | "dp2a" => 3,
+        _ => 2,
     }
 }
 
@@ -100,6 +114,7 @@ fn integer(name: &str, ty: Type, modifiers: &mut Modifiers) -> Option<Evaluate> 
                 ty.register((product as i128).wrapping_add(ty.integer(z)))
             })),
             // The result and the addend are twice as wide as the factors.
+            _ if bits > 32 => None,
             _ => Some(Box::new(move |[x, y, z]| {
                 let all = u64::MAX >> (64 - (2 * bits).min(64));
                 (ty.integer(x) * ty.integer(y)).wrapping_add(i128::from(z)) as u64 & all
@@ -214,7 +229,7 @@ fn extreme(wanted: Ordering, propagates_nan: bool, x: f64, y: f64) -> f64 {
 /// The sum of two f64 as an f32, rounded down (`rm`), up (`rp`) or towards zero (`rz`).
 ///
 /// The sum in f64 and its error (Knuth's TwoSum) tell on which side of the nearest f32 the exact sum lies.
-fn directed_sum(rounding: &str, x: f64, y: f64) -> f32 {
+pub(super) fn directed_sum(rounding: &str, x: f64, y: f64) -> f32 {
     let sum = x + y;
     let part = sum - x;
     let error = (x - (sum - part)) + (y - part);
@@ -232,7 +247,6 @@ fn directed_sum(rounding: &str, x: f64, y: f64) -> f32 {
 /// `setp`: a comparison, which may be combined with a predicate, the third operand.
 fn comparison(modifiers: &mut Modifiers) -> Option<Evaluate> {
     let ty = modifiers.take_type()?;
-    modifiers.take("ftz");
     let combined = modifiers.take_one(&["and", "or", "xor"]);
     let [word] = modifiers.0[..] else { return None };
     modifiers.0.clear();
@@ -325,77 +339,6 @@ fn funnel_shift(modifiers: &mut Modifiers) -> Option<Evaluate> {
             if is_left { (both << distance) >> 32 } else { both >> distance & 0xffff_ffff }
         })
     })
-}
-
-/// `cvt`: a number as another type, which stands first.
-fn conversion(modifiers: &mut Modifiers) -> Option<Evaluate> {
-    let [to, from] = [modifiers.take_type()?, modifiers.take_type()?];
-    let [flushes, saturates] = ["ftz", "sat"].map(|modifier| modifiers.take(modifier));
-    let whole = modifiers.take_one(&["rni", "rzi", "rmi", "rpi"]);
-    let rounding = modifiers.take_one(&["rn", "rz", "rm", "rp"]);
-    if let Some(half) = match to {
-        Type::F16Pair => Some(Type::F16),
-        Type::BF16Pair => Some(Type::BF16),
-        _ => None,
-    } {
-        let is_modelled = from == Type::F32 && rounding == Some("rn") && whole.is_none() && !saturates;
-        return is_modelled.then(|| -> Evaluate {
-            Box::new(move |[high, low, _]| {
-                let [high, low] = [high, low].map(|x| half.rounded(from.real(x).unwrap_or(0.0)).unwrap_or(0));
-                high << 16 | low
-            })
-        });
-    }
-    if !to.is_integer() && to.rounded(0.0).is_none() || !from.is_integer() && from.real(0).is_none() {
-        return None;
-    }
-    // A conversion to a narrower type rounds to the nearest, but for f64 to f32, which may round towards zero.
-    let to_zero = rounding == Some("rz") && (from, to) == (Type::F64, Type::F32);
-    let narrows_twice = (from, to) == (Type::F64, Type::BF16);
-    if !matches!(rounding, None | Some("rn")) && !to_zero || narrows_twice {
-        return None;
-    }
-    let given = move |register: u64| {
-        let x = from.real(register)?;
-        let is_small = flushes && from == Type::F32 && x.abs() < f32::LEAST_NORMAL;
-        Some(if is_small { 0f64.copysign(x) } else { x })
-    };
-    let whole_number = move |x: f64| match whole {
-        Some("rni") => x.round_ties_even(),
-        Some("rmi") => x.floor(),
-        Some("rpi") => x.ceil(),
-        _ => x.trunc(),
-    };
-    let [least, largest] = if to.is_integer() { to.limits() } else { [0, 0] };
-    Some(match (from.is_integer(), to.is_integer()) {
-        (true, true) => Box::new(move |[x, ..]| {
-            let x = from.integer(x);
-            to.register(if saturates { x.clamp(least, largest) } else { x })
-        }),
-        (true, false) => Box::new(move |[x, ..]| of_integer(to, from.integer(x))),
-        (false, true) => Box::new(move |[x, ..]| {
-            let x = given(x).unwrap_or(0.0);
-            // Of NaN an integer of 64 bits has the highest bit alone, a narrower one none.
-            let of_nan = if to.bits() == 64 { 1 << 63 } else { 0 };
-            to.register(if x.is_nan() { of_nan } else { (whole_number(x) as i128).clamp(least, largest) })
-        }),
-        (false, false) => Box::new(move |[x, ..]| {
-            let x = given(x).unwrap_or(0.0);
-            let x = if whole.is_some() { whole_number(x) } else { x };
-            let clamped = if x.is_nan() { 0.0 } else { x.clamp(0.0, 1.0) };
-            let x = if saturates { clamped } else { x };
-            if to_zero { directed_sum("rz", x, 0.0).to_bits().into() } else { to.rounded(x).unwrap_or(0) }
-        }),
-    })
-}
-
-/// The nearest number of a type. An integer of 64 bits becomes an f32 at once: over f64 it would be rounded twice.
-fn of_integer(to: Type, integer: i128) -> u64 {
-    match to {
-        Type::F32 => (integer as f32).to_bits().into(),
-        Type::F64 => (integer as f64).to_bits(),
-        _ => to.rounded(integer as f64).unwrap_or(0),
-    }
 }
 
 #[cfg(test)]

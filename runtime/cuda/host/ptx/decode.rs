@@ -1,7 +1,7 @@
 //! Instructions by their names: the words and operands of each, and its operation.
 
-use super::arithmetic::{Evaluate, Modifiers, evaluate, insert_field};
-use super::instruction::{Operand, Operation, Shuffle, Space, Vote};
+use super::arithmetic::{Modifiers, evaluate, insert_field, operands};
+use super::instruction::{Operand, Operation, Shuffle, Space};
 use super::memory::{LOCAL_WINDOW, SHARED_WINDOW};
 use super::parse::{CallNames, Parser, list};
 use super::types::Type;
@@ -63,11 +63,10 @@ impl Parser<'_> {
         match words.name {
             "ld" | "st" if words.modifiers.take("param") => self.parameter(words),
             "ld" | "st" => self.load_or_store(words),
-            "atom" | "red" => self.atomic(words),
             "cvta" => self.converted_address(words),
             "mov" if words.operands.iter().any(|operand| operand.starts_with('{')) => self.packed(words),
-            "bra" | "call" | "ret" | "exit" | "trap" => self.control(words),
-            "bar" | "shfl" | "vote" => self.of_warp(words),
+            "bra" | "call" | "ret" | "trap" => self.control(words),
+            "bar" | "shfl" => self.of_warp(words),
             "ldmatrix" | "mma" => self.of_matrices(words),
             "cp" => self.copy(words),
             "bfi" => self.inserted_field(words),
@@ -79,7 +78,7 @@ impl Parser<'_> {
         let ty = words.take_type()?;
         let [at, number] = words.place_and_number()?.map(inside);
         let (name, byte) = at.split_once('+').unwrap_or((at, "0"));
-        let slot = self.slot(name.trim());
+        let slot = self.known_slot(name.trim())?;
         let byte = byte.trim().parse().map_err(|_| format!("the address `{at}` is not modelled"))?;
         match words.name {
             "ld" => Ok(Operation::LoadParameter { ty, to: self.register(number)?, slot, byte }),
@@ -100,8 +99,8 @@ impl Parser<'_> {
 
     fn load_or_store(&mut self, words: &mut Words) -> Result<Operation, String> {
         let space = Self::space(words);
-        // They say how a cache keeps the line.
-        words.modifiers.drop(&["nc", "volatile", "weak"]);
+        // `nc`: no thread of the launch writes there. `weak`: other threads see a store after a wait.
+        words.modifiers.drop(&["nc", "weak"]);
         let count = match words.modifiers.take_one(&["v2", "v4"]) {
             Some("v2") => 2,
             Some(_) => 4,
@@ -118,30 +117,6 @@ impl Parser<'_> {
         }
         let of = numbers.into_iter().map(|number| self.operand(number)).collect::<Result<_, _>>()?;
         Ok(Operation::Store { space, ty, to: place, of })
-    }
-
-    /// `atom` returns the old number, `red` does not.
-    fn atomic(&mut self, words: &mut Words) -> Result<Operation, String> {
-        let space = Self::space(words);
-        // They say which threads see the new number, and in which order: barriers alone order accesses here.
-        words.modifiers.drop(&["relaxed", "gpu", "cta", "sys"]);
-        let kind = words.take_one(&["add", "exch", "cas", "and", "or", "xor", "min", "max"])?;
-        let of_type = words.modifiers.clone();
-        let ty = words.take_type()?;
-        let unused = 64 - ty.bits();
-        let evaluate: Evaluate = match kind {
-            "exch" => Box::new(|[_, new, _]| new),
-            "cas" => {
-                Box::new(move |[old, expected, new]| if (old ^ expected) << unused == 0 { new } else { old })
-            }
-            _ => evaluate(kind, &mut of_type.clone()).ok_or_else(|| words.unmodelled())?,
-        };
-        let first = usize::from(words.name == "atom");
-        let to = if first == 1 { self.result(words.operand(0)?)? } else { None };
-        let at = self.place(words.operand(first)?)?;
-        let second = words.operands.get(first + 2).copied().unwrap_or("0");
-        let of = [self.operand(words.operand(first + 1)?)?, self.operand(second)?];
-        Ok(Operation::Atomic { space, ty, to, at, of, evaluate })
     }
 
     /// Between an address of a memory and a generic one.
@@ -168,7 +143,10 @@ impl Parser<'_> {
         let [to, of] = [words.operand(0)?, words.operand(1)?];
         let splits = to.starts_with('{');
         let parts = list(inside(if splits { to } else { of }));
-        let bits = ty.bits() / parts.len().max(1) as u32;
+        if !matches!(parts.len(), 2 | 4) {
+            return Err(format!("{} parts are not modelled", parts.len()));
+        }
+        let bits = ty.bits() / parts.len() as u32;
         if splits {
             return Ok(Operation::Split { to: self.results(&parts)?, of: self.operand(of)?, bits });
         }
@@ -192,11 +170,11 @@ impl Parser<'_> {
     /// `(results), function, (parameters)`.
     fn call(&mut self, parts: &[&str]) -> Result<Operation, String> {
         let name = parts.iter().position(|part| !part.starts_with('(')).ok_or("no function is called")?;
-        let mut slots = |part: Option<&&str>| -> Vec<usize> {
-            list(part.map_or("", |part| inside(part))).into_iter().map(|name| self.slot(name)).collect()
+        let slots = |part: Option<&&str>| -> Result<Vec<usize>, String> {
+            list(part.map_or("", |part| inside(part))).into_iter().map(|name| self.known_slot(name)).collect()
         };
-        let results = slots(if name > 0 { parts.first() } else { None });
-        let parameters = slots(parts.get(name + 1));
+        let results = slots(if name > 0 { parts.first() } else { None })?;
+        let parameters = slots(parts.get(name + 1))?;
         self.later(CallNames { function: parts[name].to_owned(), parameters, results });
         Ok(Operation::Call { start: 0, copied: vec![], returned: vec![] })
     }
@@ -221,19 +199,7 @@ impl Parser<'_> {
             .split_once('|')
             .map_or((words.operand(0)?, None), |(to, within)| (to, Some(within)));
         let to = self.register(to)?;
-        if words.name == "vote" {
-            let kind = match words.take_one(&["all", "any", "ballot"])? {
-                "all" => Vote::All,
-                "any" => Vote::Any,
-                _ => Vote::Ballot,
-            };
-            words.take_type()?;
-            let [of, mask] = [self.operand(words.operand(1)?)?, self.operand(words.operand(2)?)?];
-            return Ok(Operation::Vote { kind, to, of, mask });
-        }
-        let kind = match words.take_one(&["up", "down", "bfly", "idx"])? {
-            "up" => Shuffle::Up,
-            "down" => Shuffle::Down,
+        let kind = match words.take_one(&["bfly", "idx"])? {
             "bfly" => Shuffle::Butterfly,
             _ => Shuffle::Index,
         };
@@ -296,11 +262,11 @@ impl Parser<'_> {
     }
 
     fn computed(&mut self, words: &mut Words) -> Result<Operation, String> {
-        let unmodelled = words.unmodelled();
+        let (unmodelled, count) = (words.unmodelled(), operands(words.name, &words.modifiers));
         let evaluate = evaluate(words.name, &mut words.modifiers).ok_or(unmodelled)?;
         let of = words.operands.get(1..).unwrap_or_default();
-        if of.len() > 3 {
-            return Err(format!("`{}` has too many operands", words.name));
+        if of.len() != count {
+            return Err(format!("`{}` is not modelled with {} operands", words.name, of.len()));
         }
         Ok(Operation::Compute { to: self.register(words.operand(0)?)?, of: self.three(of)?, evaluate })
     }

@@ -1,6 +1,6 @@
 //! Executes instructions: those of the lanes of a warp one after the other, and those that lanes execute together in [`super::warp`].
 
-use super::instruction::{Operand, Operation, Place, Register, Space, Special, Vote};
+use super::instruction::{Operand, Operation, Place, Register, Space, Special};
 use super::machine::{LANES, Machine, Mask, lanes};
 use super::memory::{Accessor, Problem};
 use super::types::Type;
@@ -10,8 +10,10 @@ use std::fmt;
 #[derive(Clone, Copy)]
 pub(super) struct Copy {
     to: u64,
-    from: u64,
-    bytes: usize,
+    /// None if zeros are copied.
+    from: Option<u64>,
+    /// The source when the copy began.
+    bytes: [u8; COPIED],
 }
 
 /// Bytes of the target of a copy, and of a row of a matrix.
@@ -43,10 +45,10 @@ impl Machine<'_> {
         self.get(warp, lane, base).wrapping_add_signed(distance)
     }
 
-    pub(super) fn accessor(&self, warp: usize, lane: usize, is_atomic: bool) -> Accessor {
+    pub(super) fn accessor(&self, warp: usize, lane: usize) -> Accessor {
         let thread = (LANES * warp + lane) as u32;
         let (block_epoch, warp_epoch) = (self.block_epoch, self.warp_epochs[warp]);
-        Accessor { block: self.block, thread, block_epoch, warp_epoch, is_atomic }
+        Accessor { block: self.block, thread, block_epoch, warp_epoch }
     }
 
     /// The bytes that a lane accesses.
@@ -56,9 +58,8 @@ impl Machine<'_> {
         lane: usize,
         at: (Space, u64, usize),
         writes: bool,
-        is_atomic: bool,
     ) -> Result<&mut [u8], Problem> {
-        let by = self.accessor(warp, lane, is_atomic);
+        let by = self.accessor(warp, lane);
         let (space, address, count) = at;
         self.memory.access(space, address, count, writes, by)
     }
@@ -75,18 +76,6 @@ impl Machine<'_> {
         match operation {
             Operation::Shuffle { kind, to, is_within, of, by, clamp, .. } => {
                 return self.shuffle(warp, mask, (*kind, *to, *is_within), [*of, *by, *clamp]);
-            }
-            Operation::Vote { kind, to, of, .. } => {
-                let holds = lanes(mask)
-                    .filter(|lane| self.get(warp, *lane, *of) & 1 == 1)
-                    .fold(0, |all, lane| all | 1 << lane);
-                let result = match kind {
-                    Vote::All => u64::from(holds == mask),
-                    Vote::Any => u64::from(holds != 0),
-                    Vote::Ballot => u64::from(holds),
-                };
-                lanes(mask).for_each(|lane| self.set(warp, lane, *to, result));
-                return Ok(());
             }
             Operation::WarpBarrier { mask: wanted } => {
                 let wanted = self.get(warp, mask.trailing_zeros() as usize, *wanted) as Mask;
@@ -149,7 +138,7 @@ impl Machine<'_> {
             Operation::Load { space, ty, to, from } => {
                 let bytes = ty.bytes();
                 let address = self.address(warp, lane, *from);
-                let loaded = self.access(warp, lane, (*space, address, bytes * to.len()), false, false)?;
+                let loaded = self.access(warp, lane, (*space, address, bytes * to.len()), false)?;
                 let mut words = [0; 4];
                 for (word, bytes) in words.iter_mut().zip(loaded.chunks_exact(bytes)) {
                     *word = word_of(*ty, bytes);
@@ -165,20 +154,9 @@ impl Machine<'_> {
                 let address = self.address(warp, lane, *to);
                 let mut words = [0; 4];
                 words.iter_mut().zip(of).for_each(|(word, of)| *word = self.get(warp, lane, *of));
-                let target = self.access(warp, lane, (*space, address, bytes * of.len()), true, false)?;
+                let target = self.access(warp, lane, (*space, address, bytes * of.len()), true)?;
                 for (target, word) in target.chunks_exact_mut(bytes).zip(words) {
                     target.copy_from_slice(&word.to_le_bytes()[..bytes]);
-                }
-            }
-            Operation::Atomic { space, ty, to, at, of, evaluate } => {
-                let bytes = ty.bytes();
-                let address = self.address(warp, lane, *at);
-                let [first, second] = of.map(|operand| self.get(warp, lane, operand));
-                let target = self.access(warp, lane, (*space, address, bytes), true, true)?;
-                let old = word_of(*ty, target);
-                target.copy_from_slice(&evaluate([old, first, second]).to_le_bytes()[..bytes]);
-                if let Some(to) = to {
-                    self.set(warp, lane, *to, old);
                 }
             }
             Operation::LoadParameter { ty, to, slot, byte } => {
@@ -219,15 +197,14 @@ impl Machine<'_> {
             Operation::Trap => return Err("a trap".into()),
             Operation::CopyLater { to, from, bytes } => {
                 let [to, from] = [*to, *from].map(|place| self.address(warp, lane, place));
-                let bytes = self.get(warp, lane, *bytes) as usize;
-                if !from.is_multiple_of(COPIED as u64) {
-                    return Err(Problem::Misaligned(from).into());
-                }
-                if bytes > 0 && !self.memory.contains(from, COPIED) {
-                    return Err(Problem::Outside(Space::Global, from).into());
-                }
-                let by = self.accessor(warp, lane, false);
-                self.memory.expect_copy(to, COPIED, by)?;
+                let from = match self.get(warp, lane, *bytes) as usize {
+                    0 => None,
+                    COPIED => Some(from),
+                    _ => return Err("a copy of a part of its 16 bytes is not modelled".into()),
+                };
+                let bytes = self.source(warp, lane, from)?;
+                let by = self.accessor(warp, lane);
+                self.memory.begin_copy(to, COPIED, by)?;
                 self.threads[thread].open.push(Copy { to, from, bytes });
             }
             Operation::CloseCopies => {
@@ -245,23 +222,27 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Makes a thread's copies but those of its last groups.
+    /// The bytes that a copy is of.
+    fn source(&mut self, warp: usize, lane: usize, from: Option<u64>) -> Result<[u8; COPIED], Problem> {
+        let mut bytes = [0; COPIED];
+        if let Some(from) = from {
+            bytes.copy_from_slice(self.access(warp, lane, (Space::Global, from, COPIED), false)?);
+        }
+        Ok(bytes)
+    }
+
+    /// Lets a thread's copies arrive but those of its last groups.
     fn make_copies(&mut self, warp: usize, lane: usize, but: usize) -> Result<(), LaneProblem> {
         let groups = &mut self.threads[LANES * warp + lane].groups;
         let arrived = groups.len().saturating_sub(but);
         let copies: Vec<Copy> = groups.drain(..arrived).flatten().collect();
         for Copy { to, from, bytes } in copies {
-            let mut copied = [0; COPIED];
-            if bytes > 0 {
-                copied[..bytes].copy_from_slice(self.access(
-                    warp,
-                    lane,
-                    (Space::Global, from, bytes),
-                    false,
-                    false,
-                )?);
+            // A device reads the source at any time until now.
+            if self.source(warp, lane, from)? != bytes {
+                return Err(Problem::Changed(from.unwrap_or_default()).into());
             }
-            self.access(warp, lane, (Space::Shared, to, COPIED), true, false)?.copy_from_slice(&copied);
+            let by = self.accessor(warp, lane);
+            self.memory.end_copy(to, &bytes, by)?;
         }
         Ok(())
     }

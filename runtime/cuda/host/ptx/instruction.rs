@@ -99,18 +99,8 @@ pub(super) enum Space {
 /// The source of a shuffled value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shuffle {
-    Up,
-    Down,
     Butterfly,
     Index,
-}
-
-/// The result of a vote.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Vote {
-    All,
-    Any,
-    Ballot,
 }
 
 /// The effect of an instruction.
@@ -144,15 +134,6 @@ pub(super) enum Operation {
         ty: Type,
         to: Place,
         of: Vec<Operand>,
-    },
-    /// Replaces a number in memory by one that is made of it and two others, at once.
-    Atomic {
-        space: Space,
-        ty: Type,
-        to: Option<Register>,
-        at: Place,
-        of: [Operand; 2],
-        evaluate: Evaluate,
     },
     /// Reads a parameter of a function, from a byte on.
     LoadParameter {
@@ -188,12 +169,6 @@ pub(super) enum Operation {
         of: Operand,
         by: Operand,
         clamp: Operand,
-        mask: Operand,
-    },
-    Vote {
-        kind: Vote,
-        to: Register,
-        of: Operand,
         mask: Operand,
     },
     /// Loads four matrices of 8 x 8 numbers of 16 bits, one row a lane.
@@ -233,7 +208,6 @@ impl Operation {
             self,
             Self::WarpBarrier { .. }
                 | Self::Shuffle { .. }
-                | Self::Vote { .. }
                 | Self::LoadMatrices { .. }
                 | Self::MultiplyMatrices { .. }
         )

@@ -31,7 +31,8 @@ impl Schedule {
         match self {
             Self::Forward => u64::MAX,
             Self::Turns => 0,
-            _ => 0xdead_beef_dead_beef,
+            Self::Backward => 0xdead_beef_dead_beef,
+            Self::Random(_) => 0x5555_5555_5555_5555,
         }
     }
 }
@@ -45,7 +46,7 @@ pub(super) struct Launch<'a> {
     pub(super) most_steps: u64,
 }
 
-/// The end of a launch that did not come to its end.
+/// The error of a launch.
 pub(super) type Stop = String;
 
 pub(super) const LANES: usize = 32;
@@ -82,7 +83,7 @@ pub(super) struct Machine<'a> {
     pub(super) warp_epochs: Vec<u32>,
     steps: u64,
     left_out: Option<usize>,
-    came_there: bool,
+    reached_left_out: bool,
 }
 
 /// Lanes of a warp, a bit each.
@@ -92,11 +93,11 @@ pub(super) fn lanes(mask: Mask) -> impl Iterator<Item = usize> {
     (0..LANES).filter(move |lane| mask >> lane & 1 == 1)
 }
 
-/// The end of a launch.
-pub(super) struct Run {
+/// The memory after a launch.
+pub(super) struct Finished {
     pub(super) regions: Vec<Region>,
     /// Whether a thread came to the instruction that is left out.
-    pub(super) came_there: bool,
+    pub(super) reached_left_out: bool,
 }
 
 /// Runs a launch, and returns its memory. The instruction at the place `left_out` has no effect: a planted fault.
@@ -109,7 +110,7 @@ pub(super) fn run(
     regions: Vec<Region>,
     schedule: Schedule,
     left_out: Option<usize>,
-) -> Result<Run, Stop> {
+) -> Result<Finished, Stop> {
     if launch.parameters.len() != code.parameters {
         return Err(format!(
             "the kernel has {} parameters, and {} are given",
@@ -133,7 +134,7 @@ pub(super) fn run(
         warp_epochs: vec![],
         steps: 0,
         left_out,
-        came_there: false,
+        reached_left_out: false,
     };
     let [x, y, z] = launch.grid;
     let blocks = x * y * z;
@@ -142,7 +143,7 @@ pub(super) fn run(
     }
     let mut regions = machine.memory.regions;
     regions.truncate(count);
-    Ok(Run { regions, came_there: machine.came_there })
+    Ok(Finished { regions, reached_left_out: machine.reached_left_out })
 }
 
 /// The lanes of a warp that can go on, or the reason why there are none.
@@ -183,7 +184,7 @@ impl Machine<'_> {
         self.warp_epochs = vec![0; self.warps()];
         self.block_epoch = 0;
         self.steps = 0;
-        self.memory.begin_block(self.code.shared, self.code.local, count);
+        self.memory.begin_block(self.code.shared, self.code.local, count, self.schedule.unset() as u8);
         loop {
             let went_on = self.run_warps()?;
             if self.threads.iter().all(|thread| thread.has_ended) {
@@ -287,6 +288,11 @@ impl Machine<'_> {
                         self.fault("an instruction of the warp waits for lanes that have ended", thread)
                     );
                 }
+                let is_other =
+                    |lane: usize| self.wanted(warp, lane, operation) & self.all_lanes(warp) != wanted;
+                if lanes(mask).any(is_other) {
+                    return Err(self.fault("lanes execute an instruction with different masks", thread));
+                }
                 if mask & !wanted != 0 {
                     return Err(self.fault("a lane executes an instruction whose mask leaves it out", thread));
                 }
@@ -315,9 +321,9 @@ impl Machine<'_> {
     /// The lanes that an instruction of the warp names.
     fn wanted(&self, warp: usize, lane: usize, operation: &Operation) -> Mask {
         match operation {
-            Operation::WarpBarrier { mask }
-            | Operation::Shuffle { mask, .. }
-            | Operation::Vote { mask, .. } => self.get(warp, lane, *mask) as Mask,
+            Operation::WarpBarrier { mask } | Operation::Shuffle { mask, .. } => {
+                self.get(warp, lane, *mask) as Mask
+            }
             _ => Mask::MAX,
         }
     }
@@ -329,7 +335,7 @@ impl Machine<'_> {
         let first = LANES * warp + group.trailing_zeros() as usize;
         let place = self.threads[first].next;
         if self.left_out == Some(place) {
-            self.came_there = true;
+            self.reached_left_out = true;
             lanes(group).for_each(|lane| self.threads[LANES * warp + lane].next = place + 1);
             return Ok(());
         }
@@ -343,7 +349,7 @@ impl Machine<'_> {
                 |lane: &usize| (self.get(warp, *lane, Operand::Register(predicate)) & 1 == 1) != is_negated;
             mask = lanes(group).filter(holds).fold(0, |mask, lane| mask | 1 << lane);
         }
-        if operation.is_together() && mask != group {
+        if operation.is_together() && mask != 0 && mask != group {
             return Err(self.fault("only a part of the lanes executes an instruction of the warp", first));
         }
         let mut at_fault = first;

@@ -3,7 +3,7 @@
 //! Two accesses of a byte race if one of them writes, they are of different threads, and no wait of both threads lies between them.
 //! A wait for the block orders the threads of a block; a wait for the warp orders those of a warp. Nothing orders blocks. So an
 //! access carries the number of waits that its block and its warp have come through, its epochs: accesses of equal epochs are not
-//! ordered. Atomic accesses do not race with each other.
+//! ordered.
 
 use super::instruction::Space;
 use std::fmt;
@@ -22,7 +22,6 @@ pub(super) struct Accessor {
     /// The waits that the block and the warp have come through.
     pub(super) block_epoch: u32,
     pub(super) warp_epoch: u32,
-    pub(super) is_atomic: bool,
 }
 
 impl Accessor {
@@ -34,9 +33,7 @@ impl Accessor {
     fn follows(self, earlier: Self) -> bool {
         let same_block = earlier.block == self.block;
         let same_warp = earlier.warp() == self.warp() && earlier.warp_epoch != self.warp_epoch;
-        self.is_atomic && earlier.is_atomic
-            || same_block
-                && (earlier.thread == self.thread || earlier.block_epoch != self.block_epoch || same_warp)
+        same_block && (earlier.thread == self.thread || earlier.block_epoch != self.block_epoch || same_warp)
     }
 }
 
@@ -104,6 +101,8 @@ struct Shadow {
     readers: Readers,
     /// Whether a thread has written it; only shared memory needs to know.
     is_written: bool,
+    /// Whether a copy into it is under way.
+    is_under_way: bool,
 }
 
 /// Bytes with consecutive addresses.
@@ -136,7 +135,7 @@ impl Region {
                 if !shadow.readers.are_before(by) {
                     return Err(Problem::Race { writes, other: None });
                 }
-                *shadow = Shadow { writer: Some(by), readers: Readers::None, is_written: true };
+                *shadow = Shadow { writer: Some(by), is_written: true, ..Shadow::default() };
             } else {
                 shadow.readers = shadow.readers.with(by);
             }
@@ -155,8 +154,12 @@ pub(super) enum Problem {
         writes: bool,
         other: Option<Accessor>,
     },
-    /// Shared memory that no thread of the block has written, or into which a copy is under way.
+    /// Shared memory that no thread of the block has written.
     Unwritten(u64),
+    /// Shared memory into which a copy is under way.
+    UnderWay(u64),
+    /// The source of a copy was written while the copy was under way.
+    Changed(u64),
 }
 
 impl fmt::Display for Problem {
@@ -184,13 +187,7 @@ impl fmt::Display for Problem {
                 write!(f, "a race: another thread read there, and no wait lies before the write")
             }
             Self::Race { other, .. } => {
-                let Accessor { block, thread, .. } = other.unwrap_or(Accessor {
-                    block: 0,
-                    thread: 0,
-                    block_epoch: 0,
-                    warp_epoch: 0,
-                    is_atomic: false,
-                });
+                let (block, thread) = other.map_or((0, 0), |by| (by.block, by.thread));
                 write!(
                     f,
                     "a race: thread {thread} of block {block} wrote there, and no wait lies before the read"
@@ -198,6 +195,12 @@ impl fmt::Display for Problem {
             }
             Self::Unwritten(address) => {
                 write!(f, "byte {address} of shared memory is read, and no thread has written it")
+            }
+            Self::UnderWay(address) => {
+                write!(f, "byte {address} of shared memory is accessed while a copy into it is under way")
+            }
+            Self::Changed(address) => {
+                write!(f, "the 16 bytes at {address:#x} change while a copy of them is under way")
             }
         }
     }
@@ -220,10 +223,10 @@ impl Memory {
         Self { regions, last: 0, shared: Region::new(0, vec![]), local: vec![] }
     }
 
-    /// Begins a block: memory that its threads share and their variables are filled with ones.
-    pub(super) fn begin_block(&mut self, shared: usize, local: usize, threads: usize) {
+    /// Begins a block. The variables of its threads are filled with a byte, and the memory that they share with ones.
+    pub(super) fn begin_block(&mut self, shared: usize, local: usize, threads: usize, unset: u8) {
         self.shared = Region::new(0, vec![0xff; shared]);
-        self.local = vec![vec![0xff; local]; threads];
+        self.local = vec![vec![unset; local]; threads];
     }
 
     /// The bytes at an address that a thread accesses.
@@ -250,6 +253,9 @@ impl Memory {
         match space {
             Space::Shared => {
                 let place = self.shared.place(address, count).ok_or(outside)?;
+                if self.shared.shadows[place..place + count].iter().any(|shadow| shadow.is_under_way) {
+                    return Err(Problem::UnderWay(address));
+                }
                 if !writes
                     && self.shared.shadows[place..place + count].iter().any(|shadow| !shadow.is_written)
                 {
@@ -277,17 +283,22 @@ impl Memory {
         }
     }
 
-    /// Begins a copy into shared memory: what is there is lost, and nothing may read it until the copy has arrived.
-    pub(super) fn expect_copy(&mut self, address: u64, count: usize, by: Accessor) -> Result<(), Problem> {
+    /// Begins a copy into shared memory: the bytes there are lost, and nothing may access them until the copy has arrived.
+    pub(super) fn begin_copy(&mut self, address: u64, count: usize, by: Accessor) -> Result<(), Problem> {
         self.access(Space::Shared, address, count, true, by)?.fill(0xee);
         let place = address as usize;
-        self.shared.shadows[place..place + count].iter_mut().for_each(|shadow| shadow.is_written = false);
+        self.shared.shadows[place..place + count].iter_mut().for_each(|shadow| shadow.is_under_way = true);
         Ok(())
     }
 
-    /// Whether some bytes lie in the launch's operands.
-    pub(super) fn contains(&self, address: u64, count: usize) -> bool {
-        self.regions.iter().any(|region| region.place(address, count).is_some())
+    /// Lets a copy arrive.
+    pub(super) fn end_copy(&mut self, address: u64, bytes: &[u8], by: Accessor) -> Result<(), Problem> {
+        let place = address as usize;
+        self.shared.shadows[place..place + bytes.len()]
+            .iter_mut()
+            .for_each(|shadow| shadow.is_under_way = false);
+        self.access(Space::Shared, address, bytes.len(), true, by)?.copy_from_slice(bytes);
+        Ok(())
     }
 }
 
@@ -296,7 +307,7 @@ mod tests {
     use super::*;
 
     fn thread(thread: u32, block_epoch: u32, warp_epoch: u32) -> Accessor {
-        Accessor { block: 0, thread, block_epoch, warp_epoch, is_atomic: false }
+        Accessor { block: 0, thread, block_epoch, warp_epoch }
     }
 
     /// Whether the last of these accesses of a byte races; none before it does.
@@ -325,20 +336,17 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_never_ordered_and_atomic_accesses_do_not_race() {
+    fn blocks_are_never_ordered() {
         let other = |by: Accessor| Accessor { block: 1, block_epoch: 7, ..by };
         assert!(races(&[(true, thread(0, 0, 0)), (true, other(thread(0, 0, 0)))]));
         assert!(races(&[(false, thread(0, 0, 0)), (true, other(thread(0, 0, 0)))]));
         assert!(!races(&[(false, thread(0, 0, 0)), (false, other(thread(0, 0, 0)))]));
-        let atomic = |by: Accessor| Accessor { is_atomic: true, ..by };
-        assert!(!races(&[(true, atomic(thread(0, 0, 0))), (true, atomic(other(thread(0, 0, 0))))]));
-        assert!(races(&[(true, atomic(thread(0, 0, 0))), (false, other(thread(0, 0, 0)))]));
     }
 
     #[test]
     fn addresses_are_held_to_memory_and_alignment() {
         let mut memory = Memory::new(vec![Region::new(64, vec![0; 8])]);
-        memory.begin_block(16, 8, 2);
+        memory.begin_block(16, 8, 2, 0);
         let by = thread(1, 0, 0);
         let mut access =
             |space, address, count, writes| memory.access(space, address, count, writes, by).map(drop);

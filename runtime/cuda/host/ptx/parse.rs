@@ -29,7 +29,6 @@ pub(super) fn parse(text: &str, kernel: &str) -> Result<Code, String> {
     let text = without_comments(text);
     let mut parser = Parser { kernel, ..Parser::default() };
     let items = items(&text);
-    // The kernel's parameters are the first slots.
     let (functions, variables): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| item.body.is_some());
     for item in variables {
         let first =
@@ -38,6 +37,7 @@ pub(super) fn parse(text: &str, kernel: &str) -> Result<Code, String> {
             parser.variable(&item.head[first..]).map_err(|error| format!("line {}: {error}", item.line))?;
         }
     }
+    // The kernel comes first: its parameters are the first slots.
     let is_kernel = |item: &Item| item.head.contains(".entry");
     for item in functions
         .iter()
@@ -174,14 +174,23 @@ impl Parser<'_> {
         self.scope = name.to_owned();
         let mut function = Function { start: self.instructions.len(), parameters: vec![], results: vec![] };
         for (are_parameters, inside) in lists {
-            let names = list(inside)
+            let slots = list(inside)
                 .into_iter()
-                .map(|parameter| parameter.split_whitespace().last().unwrap_or_default());
-            let slots: Vec<usize> = names.map(|name| self.slot(name)).collect();
+                .map(|parameter| self.slot(parameter))
+                .collect::<Result<Vec<_>, _>>()?;
             if are_parameters { &mut function.parameters } else { &mut function.results }.extend(slots);
         }
         self.functions.insert(name.to_owned(), function);
-        self.body(body, item.line)
+        self.body(body, item.line)?;
+        // A function that comes to its end returns.
+        let text = "}".to_owned();
+        self.instructions.push(Instruction {
+            operation: Operation::Return,
+            guard: None,
+            line: self.line,
+            text,
+        });
+        Ok(())
     }
 
     /// The statements of a body. Braces within it separate them as semicolons do.
@@ -225,11 +234,7 @@ impl Parser<'_> {
                 return Ok(());
             }
             ".shared" | ".local" => return self.variable(statement),
-            ".param" => {
-                let name = statement.split_whitespace().last().unwrap_or_default();
-                self.slot(name.split('[').next().unwrap_or(name));
-                return Ok(());
-            }
+            ".param" => return self.slot(statement).map(drop),
             _ if first.starts_with('.') => return Err("a directive that is not modelled".into()),
             _ => {}
         }
@@ -270,10 +275,21 @@ impl Parser<'_> {
         self.calls.push((self.instructions.len(), call));
     }
 
-    /// The slot of a parameter.
-    pub(super) fn slot(&mut self, name: &str) -> usize {
+    /// The slot of a parameter that was declared.
+    pub(super) fn known_slot(&self, name: &str) -> Result<usize, String> {
+        let slot = self.slots.get(&format!("{}::{name}", self.scope));
+        slot.copied().ok_or_else(|| format!("there is no parameter `{name}`"))
+    }
+
+    /// The slot of a parameter that is declared: `.param .b64 first`, or `.param .align 4 .b8 first[8]`. It has 8 bytes.
+    fn slot(&mut self, declared: &str) -> Result<usize, String> {
+        let name = declared.split_whitespace().last().unwrap_or_default();
+        let (name, count) = name.split_once('[').unwrap_or((name, "1"));
+        if !count.trim_end_matches(']').parse().is_ok_and(|count: usize| count <= 8) {
+            return Err(format!("a parameter of more than 8 bytes is not modelled: `{declared}`"));
+        }
         let next = self.slots.len();
-        *self.slots.entry(format!("{}::{name}", self.scope)).or_insert(next)
+        Ok(*self.slots.entry(format!("{}::{name}", self.scope)).or_insert(next))
     }
 
     pub(super) fn register(&mut self, name: &str) -> Result<Register, String> {
@@ -352,7 +368,8 @@ impl Parser<'_> {
         let words: Vec<&str> = declared.split_whitespace().collect();
         let after =
             |word: &str| words.iter().position(|other| *other == word).and_then(|place| words.get(place + 1));
-        let alignment: usize = after(".align").and_then(|number| number.parse().ok()).unwrap_or(1);
+        let alignment = after(".align").and_then(|number| number.parse().ok());
+        let alignment = alignment.filter(|alignment: &usize| alignment.is_power_of_two()).unwrap_or(1);
         let ty = words
             .iter()
             .filter_map(|word| Type::of(word.strip_prefix('.')?))
@@ -364,7 +381,10 @@ impl Parser<'_> {
             }
             None => (words.last().copied().unwrap_or_default(), 1_usize),
         };
-        let bytes = count * ty.bytes();
+        let bytes = count
+            .checked_mul(ty.bytes())
+            .filter(|bytes| *bytes < 1 << 30)
+            .ok_or("a variable is too large")?;
         let address = match words[0] {
             ".shared" => placed(&mut self.shared, alignment, bytes),
             ".local" => placed(&mut self.local, alignment, bytes),
@@ -395,6 +415,13 @@ impl Parser<'_> {
         for (place, names) in std::mem::take(&mut self.calls) {
             let function = self.functions.get(&names.function);
             let function = function.ok_or_else(|| format!("there is no function {}", names.function))?;
+            let counts = [(&names.parameters, &function.parameters), (&names.results, &function.results)];
+            if counts.into_iter().any(|(given, own)| given.len() != own.len()) {
+                return Err(format!(
+                    "a call gives {} another number of parameters than it has",
+                    names.function
+                ));
+            }
             let pairs = |from: &[usize], to: &[usize]| {
                 from.iter().copied().zip(to.iter().copied()).map(|(from, to)| [from, to]).collect()
             };

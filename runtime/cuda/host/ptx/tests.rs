@@ -14,18 +14,18 @@ const SCHEDULES: [Schedule; 4] =
 fn kernel(before: &str, body: &str) -> String {
     format!(
         ".version 9.0\n.target sm_90a\n.address_size 64\n{before}\n.visible .entry test(\n.param .u64 .ptr .align 1 test_param_0\n)\n\
-         .maxntid 64\n{{\n.reg .pred %p<4>;\n.reg .b32 %r<9>;\n.reg .b64 %rd<9>;\n.shared .align 16 .b8 held[512];\n\
+         .maxntid 64\n{{\n.reg .pred %p<4>;\n.reg .b16 %rs<4>;\n.reg .b32 %r<9>;\n.reg .b64 %rd<9>;\n.shared .align 16 .b8 held[512];\n\
          ld.param.b64 %rd8, [test_param_0];\ncvta.to.global.u64 %rd1, %rd8;\nmov.u32 %r1, %tid.x;\n{body}\nret;\n}}\n"
     )
 }
 
-/// The numbers that a kernel makes of zeros, one for each of 64 threads, in every order.
+/// The numbers that a kernel leaves, one for each of 64 threads, in every order. Before it, byte `i` of its operand is `i`.
 fn run_with(before: &str, body: &str) -> Result<Vec<u32>, String> {
     let code = parse(&kernel(before, body), "test")?;
     let launch = Launch { grid: [1; 3], threads: 64, parameters: &[AT], most_steps: 10_000 };
     let mut results = Vec::new();
     for schedule in SCHEDULES {
-        let regions = vec![Region::new(AT, vec![0; 256])];
+        let regions = vec![Region::new(AT, (0..=255).collect())];
         let run = machine::run(&code, &launch, regions, schedule, None)?;
         let words = run.regions[0].bytes.chunks_exact(4);
         results
@@ -39,7 +39,7 @@ fn run(body: &str) -> Result<Vec<u32>, String> {
     run_with("", body)
 }
 
-/// Whether a kernel fails with this in its error.
+/// Asserts that a kernel fails with this in its error.
 fn assert_fails(body: &str, part: &str) {
     let error = run(body).expect_err("it is wrong");
     assert!(error.contains(part), "`{part}` is not in `{error}`");
@@ -79,11 +79,14 @@ fn a_wait_for_the_block_orders_its_threads() {
     assert_fails(&format!("{SHARE}\n{later}\n{STORE}"), "a race: ");
 }
 
-/// Threads of another warp read the number before.
+/// Threads of the first warp read the numbers that those of the second overwrite. In some orders the write comes first, and the
+/// numbers of the barrier before are read.
 #[test]
 fn a_write_that_does_not_wait_for_readers_is_a_race() {
-    let body = format!("{SHARE}\nbar.sync 0;\nld.shared.b32 %r2, [%r5];\nst.shared.b32 [%r4], 7;\n{STORE}");
-    assert_fails(&body, "a race");
+    let body = format!(
+        "{SHARE}\nbar.sync 0;\nsetp.lt.u32 %p1, %r1, 32;\n@%p1 ld.shared.b32 %r2, [%r5];\n@!%p1 st.shared.b32 [%r4], 7;\n{STORE}"
+    );
+    assert_fails(&body, "another thread read there, and no wait lies before the write");
 }
 
 #[test]
@@ -100,13 +103,16 @@ fn lanes_that_have_ended_shuffle_nothing() {
     assert_fails(body, "waits for lanes that have ended");
     let body = "setp.lt.u32 %p1, %r1, 8;\n@%p1 bra $L__BB0_2;\nshfl.sync.bfly.b32 %r2, %r1, 1, 31, 15;\n$L__BB0_2:\nmov.b32 %r3, 1;";
     assert_fails(body, "whose mask leaves it out");
+    let body =
+        "setp.lt.u32 %p1, %r1, 8;\nselp.b32 %r3, 255, -1, %p1;\nshfl.sync.bfly.b32 %r2, %r1, 1, 31, %r3;";
+    assert_fails(body, "lanes execute an instruction with different masks");
 }
 
 #[test]
 fn addresses_outside_and_between_numbers_are_found() {
     assert_fails(
         &format!("add.s64 %rd1, %rd1, 4;\n{STORE}"),
-        "lies outside of the launch's operands (thread 63 of block 0, line 20",
+        "lies outside of the launch's operands (thread 63 of block 0, line 21",
     );
     assert_fails(&format!("add.s64 %rd1, %rd1, 2;\n{STORE}"), "is not a multiple of the access's bytes");
     assert_fails(
@@ -115,16 +121,48 @@ fn addresses_outside_and_between_numbers_are_found() {
     );
 }
 
-/// The thread of each number copies 16 bytes to its own place of shared memory.
+/// Thread 0 copies 16 bytes of the operand, from byte 16 on, to shared memory, and stores the first number of them.
+fn copying(bytes: u32, before_load: &str) -> String {
+    let copy = "cp.async.cg.shared.global [%r4], [%rd1+16]";
+    format!(
+        "mov.u32 %r4, held;\nsetp.ne.u32 %p1, %r1, 0;\n@%p1 bra $L__BB0_2;\n{copy}, 16, {bytes};\ncp.async.commit_group;\n\
+         {before_load}\nld.shared.b32 %r2, [%r4];\nst.global.b32 [%rd1], %r2;\n$L__BB0_2:"
+    )
+}
+
 #[test]
 fn copies_arrive_where_their_thread_waits() {
-    let copy = "and.b32 %r2, %r1, 15;\nmul.wide.u32 %rd2, %r2, 16;\nadd.s64 %rd3, %rd1, %rd2;\nshl.b32 %r3, %r1, 3;\nand.b32 %r3, %r3, 496;\n\
-                mov.u32 %r4, held;\nadd.s32 %r4, %r4, %r3;\nsetp.ne.u32 %p1, %r1, 0;\n@%p1 bra $L__BB0_2;\ncp.async.cg.shared.global [%r4], [%rd3], 16;\ncp.async.commit_group;\n";
-    let wait = "cp.async.wait_group 0;\n";
-    let load = "ld.shared.b32 %r2, [%r4];\n$L__BB0_2:\nmov.b32 %r3, 1;";
-    assert!(run(&format!("{copy}{wait}{load}")).is_ok());
-    assert_fails(&format!("{copy}{load}"), "no thread has written it");
-    assert_fails(&format!("{copy}$L__BB0_2:\nmov.b32 %r3, 1;"), "the thread ends with copies under way");
+    for wait in ["cp.async.wait_group 0;", "cp.async.wait_all;"] {
+        assert_eq!(run(&copying(16, wait)).expect("it is right")[0], 0x1312_1110);
+        assert_eq!(run(&copying(0, wait)).expect("it is right")[0], 0, "zeros are copied");
+    }
+    for wait in ["", "cp.async.wait_group 1;"] {
+        assert_fails(&copying(16, wait), "is accessed while a copy into it is under way");
+    }
+    assert_fails(&copying(8, "cp.async.wait_all;"), "a copy of a part of its 16 bytes is not modelled");
+    let again = "cp.async.cg.shared.global [%r4], [%rd1+32], 16;\ncp.async.wait_all;";
+    assert_fails(&copying(16, again), "is accessed while a copy into it is under way");
+    let changed = "st.global.b32 [%rd1+16], 5;\ncp.async.wait_all;";
+    assert_fails(&copying(16, changed), "change while a copy of them is under way");
+    let never = "mov.u32 %r4, held;\ncp.async.cg.shared.global [%r4], [%rd1], 16;";
+    assert_fails(
+        &format!("setp.ne.u32 %p1, %r1, 0;\n@%p1 bra $L__BB0_2;\n{never}\n$L__BB0_2:"),
+        "the thread ends with copies under way",
+    );
+}
+
+/// In segments of 8 lanes, lane 3 of each gives its number to all.
+#[test]
+fn shuffles_keep_to_their_segment() {
+    let numbers = run(&format!("shfl.sync.idx.b32 %r2, %r1, 3, 6175, -1;\n{STORE}")).expect("it is right");
+    assert_eq!((numbers[0], numbers[7], numbers[8], numbers[63]), (3, 3, 11, 59));
+}
+
+#[test]
+fn halves_are_joined_and_split() {
+    let body = "cvt.u16.u32 %rs1, %r1;\nmov.b32 %r2, {%rs1, 7};\nmov.b32 {_, %rs2}, %r2;\ncvt.u32.u16 %r3, %rs2;\nadd.s32 %r2, %r2, %r3;";
+    let numbers = run(&format!("{body}\n{STORE}")).expect("it is right");
+    assert_eq!(numbers[5], 5 + (7 << 16) + 7);
 }
 
 #[test]
@@ -147,8 +185,12 @@ fn variables_of_the_module_are_read() {
 
 #[test]
 fn a_word_that_is_not_modelled_is_refused_with_its_line() {
-    assert_fails("lop3.b32 %r2, %r1, %r1, %r1, 128;", "line 17: `lop3.b32` is not modelled: `lop3.b32 %r2");
+    assert_fails("lop3.b32 %r2, %r1, %r1, %r1, 128;", "line 18: `lop3.b32` is not modelled: `lop3.b32 %r2");
     assert_fails("ld.global.L2::128B.b32 %r2, [%rd1];", "is not modelled");
+    assert_fails("ld.volatile.global.b32 %r2, [%rd1];", "is not modelled");
+    assert_fails("max.s32 %r2, %r1, %r1, %r1;", "`max` is not modelled with 3 operands");
+    assert_fails("atom.global.add.u32 %r2, [%rd1], 1;", "is not modelled");
+    assert_fails("ld.param.b32 %r2, [test_param_1];", "there is no parameter `test_param_1`");
     assert_fails("bar.sync 1;", "a barrier but the first is not modelled");
     assert_fails("mov.u32 %r2, %clock;", "`%clock`");
 }

@@ -108,8 +108,9 @@ impl Type {
     /// The register of a floating-point number, rounded to the nearest, ties to even.
     pub(super) fn rounded(self, real: f64) -> Option<u64> {
         Some(match self {
-            Self::F16 => f16::from_f64(real).to_bits().into(),
-            Self::BF16 => bf16::from_f64(real).to_bits().into(),
+            // Over f32: `half` drops the lower half of an f64. All that becomes a half here is an f32, or a small integer.
+            Self::F16 => f16::from_f32(real as f32).to_bits().into(),
+            Self::BF16 => bf16::from_f32(real as f32).to_bits().into(),
             Self::F32 => (real as f32).to_bits().into(),
             Self::F64 => real.to_bits(),
             _ => return None,
@@ -198,6 +199,7 @@ mod tests {
     #[test]
     fn reals_are_rounded_to_even() {
         assert_eq!(Type::BF16.rounded(1.0 + 2f64.powi(-8)), Some(0x3f80));
+        assert_eq!(Type::BF16.rounded(1.0 + 2f64.powi(-8) + 2f64.powi(-23)), Some(0x3f81));
         assert_eq!(Type::F16.rounded(65520.0), Some(0x7c00));
         assert_eq!(Type::F16.real(1), Some(2f64.powi(-24)));
     }

@@ -22,8 +22,6 @@ impl Machine<'_> {
             let (segment, clamp) = (clamp >> 8 & 31, clamp & 31);
             let [first, last] = [lane & segment, lane & segment | clamp & !segment];
             let (source, within) = match kind {
-                Shuffle::Up => (lane.wrapping_sub(by), lane >= by && lane - by >= last),
-                Shuffle::Down => (lane + by, lane + by <= last),
                 Shuffle::Butterfly => (lane ^ by, lane ^ by <= last),
                 Shuffle::Index => (first | by & !segment, first | by & !segment <= last),
             };
@@ -58,7 +56,7 @@ impl Machine<'_> {
             *at_fault = LANES * warp + lane;
             let address = self.address(warp, lane, from);
             let row = self
-                .access(warp, lane, (Space::Shared, address, COPIED), false, false)
+                .access(warp, lane, (Space::Shared, address, COPIED), false)
                 .map_err(|problem| problem.to_string())?;
             for (number, bytes) in matrices[lane / 8][lane % 8].iter_mut().zip(row.chunks_exact(2)) {
                 *number = u16::from_le_bytes([bytes[0], bytes[1]]);

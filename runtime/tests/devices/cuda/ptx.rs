@@ -89,22 +89,26 @@ fn assert_ran(ptx: &Ptx, samples: &[Sample]) {
 #[test]
 #[ignore = "needs NVRTC and a C++ compiler"]
 fn kernels_read_transposed_operands_in_any_order_of_threads() {
+    let ptx = open();
     check_on(
-        &stand_in(&open(), 1),
+        &stand_in(&ptx, 1),
         &samples::all(),
         SampleVariant { through: Through::Transposes, unfused: false },
     );
+    assert!(ptx.table().0.len() > 60, "{}", ptx.table());
 }
 
 /// At night.
 #[test]
 #[ignore = "needs NVRTC and a C++ compiler"]
 fn kernels_stand_beside_operands_that_are_read_later() {
+    let ptx = open();
     check_on(
-        &stand_in(&open(), 3),
+        &stand_in(&ptx, 3),
         &samples::all(),
         SampleVariant { through: Through::Negations, unfused: false },
     );
+    assert!(ptx.table().0.len() > 60, "{}", ptx.table());
 }
 
 /// The kernels of a family that have so many waits, and the number of a wait in their text.

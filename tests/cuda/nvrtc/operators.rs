@@ -20,7 +20,7 @@ pub(super) fn nvrtc() -> Nvrtc {
 }
 
 /// The kernels of a sample; none if one is still to be written.
-fn kernels_of(sample: &Sample) -> Vec<Kernel> {
+pub(crate) fn kernels_of(sample: &Sample) -> Vec<Kernel> {
     let (module, _) = sample.program(Through::Inputs);
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
     let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));

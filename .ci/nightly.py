@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/nightly.md"
 # Lines of a log that say why a part failed. The first kind that a log has is shown.
 REASONS = [
-    r"panicked at|^error|Traceback \(most recent call last\)",
+    r"panicked at|^not known to fail",
+    r"^error|Traceback \(most recent call last\)",
     r"FAILED|[Ff]ailed|differs?\b|\b[A-Z]\w*Error\b",
     r".",
 ]
@@ -122,6 +123,7 @@ def test() -> None:
     assert cell(found[:1] + found[3:4]) == "FAILED: `exit status 101`<br>`left: 1 \\| 2`"
     assert reason("one\ntwo FAILED\nthree\n", 1) == ["exit status 1", "two FAILED", "three"]
     assert reason("error: early\nlate\n", 124) == ["exit status 124: time limit", "error: early", "late"]
+    assert reason("Traceback (most recent call last)\nnot known to fail:\nx\n", 1)[1:] == ["not known to fail:", "x"]
     assert reason("", 1) == ["exit status 1"]
     script = (ROOT / ".ci/run").read_text()
     parts = re.search(r"^parts_of_the_night=\((.*)\)$", script, re.MULTILINE)[1].split()

@@ -71,6 +71,9 @@ fn end_job(world: &ferrompi::Communicator, code: i32) -> ! {
     world.abort(code)
 }
 
+/// Requests of messages that were sent by themselves, by receiver, tag and length.
+type Posted = BTreeMap<(u64, i32, usize), Vec<PersistentRequest<u8>>>;
+
 /// The messages of a rank.
 struct Link {
     /// All processes of the job. MPICH ends them all only by this communicator.
@@ -79,9 +82,8 @@ struct Link {
     messages: ferrompi::Communicator,
     timeout: Duration,
     give_up: GiveUp,
-    /// Messages that were sent by themselves, by receiver, tag and length. MPI reads the memory of one until it is sent; then another
-    /// message takes it.
-    posted: Mutex<BTreeMap<(u64, i32, usize), Vec<PersistentRequest<u8>>>>,
+    /// MPI reads the memory of a message until it is sent; then another message takes the request with its memory.
+    posted: Mutex<Posted>,
 }
 
 /// The bytes of a message at most: MPI 3 counts them in 32 bits.
@@ -105,7 +107,8 @@ impl Messages for Link {
         let done = ferrompi::scope(|scope| {
             let open = self.open(scope, sent, received);
             // An error that left this scope would wait for the other requests, and their ranks may never come.
-            Ok(open.and_then(|open| self.wait(open)).unwrap_or_else(|error| self.end(&error)))
+            open.and_then(|open| self.wait(open)).unwrap_or_else(|error| self.end(&error));
+            Ok(())
         });
         done.map_err(|error| self.refused(error))
     }
@@ -131,7 +134,8 @@ impl Messages for Link {
                 };
                 open.push(Open { rank: from, room, request });
             }
-            Ok(self.wait(open).unwrap_or_else(|error| self.end(&error)))
+            self.wait(open).unwrap_or_else(|error| self.end(&error));
+            Ok(())
         });
         done.map(|()| length).map_err(|error| self.refused(error))
     }

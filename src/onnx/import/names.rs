@@ -24,6 +24,7 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
     let renamed: BTreeMap<&str, &Tensor> = renamed.map(|tensor| (tensor.name.as_str(), tensor)).collect();
     let listed: BTreeSet<&str> = record.tensors.values().map(|recorded| &recorded.name[..]).collect();
     let stored: BTreeSet<&str> = graph.tensors.iter().map(|tensor| &tensor.name[..]).collect();
+    let mut vectors: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for node in &graph.nodes {
         for (i, input) in
             node.inputs.iter().enumerate().filter(|(_, name)| renamed.contains_key(name.as_str()))
@@ -32,11 +33,18 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
             let Some(leaf) = leaf(node, i, renamed[input.as_str()]) else { continue };
             let path = format!("{path}.{leaf}");
             let is_another = listed.contains(&path[..]) || stored.contains(&path[..]);
+            if matches!(node.op_type.as_str(), "Mul" | "Add") {
+                vectors.entry(path.clone()).or_default().insert(input);
+            }
             let names = aliases.entry(input.clone()).or_default();
             if !names.contains(&path) && !is_another {
                 names.push(path);
             }
         }
+    }
+    // A module has one parameter of a name. Several vectors that could be this parameter are other parameters, or computed.
+    for tensors in vectors.values().filter(|tensors| tensors.len() > 1) {
+        tensors.iter().for_each(|tensor| drop(aliases.remove(*tensor)));
     }
     aliases.retain(|_, names| !names.is_empty());
     aliases

@@ -285,6 +285,22 @@ fn a_renamed_vector_is_guessed_to_be_of_its_module_and_a_table_is_not() {
     assert_eq!(guesses, [("onnx::Add_2", "norm.bias"), ("onnx::Mul_1", "norm.weight")]);
 }
 
+/// RWKV multiplies by `mix` and by `1 - mix` for keys, values and receptances: the exporter computes the second.
+#[test]
+fn several_renamed_vectors_of_one_module_are_not_guessed_to_be_one_parameter() {
+    let named = |name: &str, node: NodeProto| NodeProto { name: Some(name.into()), ..node };
+    let nodes = vec![
+        named("/m/Mul", node("Mul", &["x", "onnx::Mul_1"], &["a"])),
+        named("/m/Mul_1", node("Mul", &["a", "onnx::Mul_2"], &["b"])),
+        named("/m/Add", node("Add", &["b", "onnx::Add_3"], &["y"])),
+    ];
+    let tensor = |name: &str, first: f32| floats(name, &[4], first, 2.0);
+    let tensors = vec![tensor("onnx::Mul_1", 1.0), tensor("onnx::Mul_2", 3.0), tensor("onnx::Add_3", 5.0)];
+    let model = loaded(&exported(nodes, tensors, &[]));
+    let aliases = crate::import::names::aliases(&model.graph, &model.record);
+    assert_eq!(aliases.into_iter().collect::<Vec<_>>(), [("onnx::Add_3".into(), vec!["m.bias".into()])]);
+}
+
 #[test]
 fn a_folded_weight_of_the_legacy_exporter_counts_as_named() {
     let nodes =

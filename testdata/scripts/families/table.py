@@ -40,7 +40,10 @@ def sweep(arguments, families, chosen):
     print(f"\n{count} files of {len(chosen)} families in {seconds:.0f} s, {len(failed)} failures")
     print("\n".join(failed))
     known = failing(arguments.known) if arguments.known else set()
-    return 1 if any(name not in known and failures(name, result) for name, result in ordered.items()) else 0
+    new = [line for name, result in ordered.items() if name not in known for line in failures(name, result)]
+    if known and new:
+        print("\nnot known to fail:", *new, sep="\n")
+    return 1 if new else 0
 
 
 def failing(document):

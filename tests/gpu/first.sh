@@ -40,6 +40,7 @@ fi
 devices=${DEVICES:-$programs/bin/devices}
 driver_folder=${DRIVER_FOLDER:-/usr/local/nvidia/lib64}
 
+commit=$("$python" -c 'import sys; sys.path.insert(0, sys.argv[1]); import part; print(part.commit() or "unknown")' "$here")
 seconds=${FIRST_SECONDS:-540}
 diagnosis_left=${DIAGNOSIS_SECONDS:-150}
 # Limits of steps are divided by this number where the script is rehearsed.
@@ -61,7 +62,7 @@ declare -A verdicts took notes
 # Prints a line for each step.
 summary() {
     local name
-    printf 'first.sh, commit %s, %d of %d s\n' "$(cat "$programs/COMMIT" 2>/dev/null || echo unknown)" "$SECONDS" "$seconds"
+    printf 'first.sh, commit %s, %d of %d s\n' "$commit" "$SECONDS" "$seconds"
     for name in "${names[@]}"; do
         printf '%-24s %-7s %4s s  %s\n' "$name" "${verdicts[$name]}" "${took[$name]}" "${notes[$name]}"
     done

@@ -1,5 +1,5 @@
 """Part check: every kernel on the GPU against the interpreter, the GPU's rates, and compute-sanitizer over short runs; part
-sanitizer: compute-sanitizer alone, first racecheck over our kernels."""
+sanitizer: compute-sanitizer alone, first racecheck over our kernels, up to 16 samples of operators in one program."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ import sys
 
 from part import ROOT, Failed, Options, OutOfTime, Report, parse, run, table
 from tools import find
-from trainyard import need_device, remove, train
+from trainyard import finish, need_device, remove, train
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 # Small runs that have most kernels: all of a GPT-2's and a Llama's, in f32 by CUDA cores and in bf16 by tensor cores.
@@ -18,9 +18,13 @@ PRECISIONS = ("fp32", "bf16")
 STEPS = 2
 # No run is begun with less time left, in seconds: a tool makes a run many times slower.
 LEAST_SECONDS = 30
-# Samples of operators in a run of racecheck over our kernels, and the share of the part's time for all of these runs.
+# Samples of operators in a run of racecheck over our kernels, the most seconds of a run, and the share of the part's time for
+# all of these runs.
 SAMPLES_TOGETHER = 16
+MOST_SECONDS = 60
 SHARE_OF_KERNELS = 0.5
+# The largest number of a sample that `doctor --part` reads. There are fewer samples, so the answer says how many.
+ABSENT_SAMPLE = 99_999
 # With this status compute-sanitizer ends if it found something; others are those of the program.
 FOUND = 99
 
@@ -32,25 +36,22 @@ def doctor(options: Options, report: Report) -> None:
         command.insert(2, "--check")
     limit = max(1, options.seconds_left())
     name = " ".join(["trainyard", *command[1:]])
-    log = options.output / "check-doctor.log"
+    log, path = options.output / "check-doctor.log", options.output / "check-doctor.json"
     try:
-        with log.open("w") as told:
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=told, text=True, timeout=limit, cwd=ROOT)
+        status = finish(command, log, limit, results=path)
     except subprocess.TimeoutExpired:
         raise OutOfTime(f"out of time: {name}; {log.name} has what was found until then") from None
     lines = log.read_text().splitlines()
     said = "\n".join(line for line in lines if line.startswith("error") or "wrong: " in line)[-2000:]
-    path = options.output / "check-doctor.json"
-    path.write_text(done.stdout)
     try:
-        found = json.loads(done.stdout)
+        found = json.loads(path.read_text())
     except json.JSONDecodeError:
-        report.check(name, False, f"exit status {done.returncode}: {said}")
+        report.check(name, False, f"exit status {status}: {said}")
         return
     report.notes.append(f"{path.name} has what the machine is, and all that was checked")
     for checked in found.get("checks", []):
         tell(checked, report)
-    report.check(name, done.returncode == 0, f"exit status {done.returncode} {said}")
+    report.check(name, status == 0, f"exit status {status} {said}")
 
 
 def tell(checked: dict, report: Report) -> None:
@@ -69,7 +70,7 @@ def tell(checked: dict, report: Report) -> None:
 
 def batches(options: Options) -> list[str]:
     """The samples of all operators as parts of `doctor --part`, some of each part of the list first: bf16 runs on tensor cores."""
-    command = [str(options.trainyard), "doctor", "--part", "stand-in/bf16/inputs/999999"]
+    command = [str(options.trainyard), "doctor", "--part", f"stand-in/bf16/inputs/{ABSENT_SAMPLE}"]
     said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stderr
     found = re.search(r"there are (\d+) samples", said)
     if found is None:
@@ -80,7 +81,8 @@ def batches(options: Options) -> list[str]:
 
 
 def check_races(options: Options, report: Report, sanitizer: str) -> None:
-    """Racecheck over the samples of operators: each launches our kernels alone, so that a race is in the kernel that is named."""
+    """Racecheck over the samples of operators, those in bf16 first. They launch our kernels and no library's, and a race is in one of
+    the samples that are named."""
     end = options.seconds_left() * (1 - SHARE_OF_KERNELS)
     passed, left_out = 0, 0
     for batch in batches(options):
@@ -92,8 +94,7 @@ def check_races(options: Options, report: Report, sanitizer: str) -> None:
         command += ["--part", f"gpu:0/{batch}"]
         log = options.output / f"{options.part}-racecheck-{batch.replace('/', '-').split(',')[0]}.log"
         try:
-            with log.open("w") as told:
-                status = subprocess.run(command, stdout=told, stderr=subprocess.STDOUT, timeout=seconds, cwd=ROOT).returncode
+            status = finish(command, log, min(MOST_SECONDS, seconds))
         except subprocess.TimeoutExpired:
             left_out += 1
             continue

@@ -33,8 +33,9 @@ NEEDED = ("libnvrtc", "libcublasLt", "libcudnn")
 TIMED_OUT = (124, 137)
 SIGNALS = 128
 LONGEST = 200
-# The largest relative difference of losses in bf16 between two ways to compute a step.
+# The largest relative difference of losses in bf16 between two ways to compute a step, and the fewest losses to compare.
 SAME_LOSSES = 1e-2
+LEAST_STEPS = 8
 
 
 def found(text: str) -> None:
@@ -136,10 +137,10 @@ def step_ms(lines: list[dict]) -> float:
 
 
 def beside(metrics: str, base: str) -> None:
-    """A run with another setting: its time, and that its losses are those of the run without."""
+    """A run with another setting: its time, and that its losses are those of the run without, in the steps that both have."""
     here, name = losses(metrics), Path(base).name.split(".")[0]
-    if not here or not all(map(math.isfinite, here)):
-        refuse(f"losses {here}")
+    if len(here) < LEAST_STEPS or not all(map(math.isfinite, here)):
+        refuse(f"{len(here)} steps, fewer than {LEAST_STEPS}, or without a finite loss: losses {here}"[:LONGEST])
     took, *usual = (
         step_ms([json.loads(line) for line in Path(path).read_text().split("\n")[:-1]])
         for path in (metrics, base)
@@ -149,24 +150,40 @@ def beside(metrics: str, base: str) -> None:
         found(f"{took:.2f} ms a step; {name} is not there to compare")
         return
     there, text = losses(base), f"{took:.2f} ms a step, {took / usual[0]:.3f} times {name}"
-    apart = max((abs(a - b) / abs(b) for a, b in zip(here, there)), default=math.inf)
-    if len(here) != len(there) or not apart <= SAME_LOSSES:
+    if len(there) < LEAST_STEPS:
+        refuse(f"{text}, which has {len(there)} steps, fewer than {LEAST_STEPS}")
+    apart = max(abs(a - b) / abs(b) for a, b in zip(here, there))
+    if not apart <= SAME_LOSSES:
         refuse(f"{text}; the losses are {apart:.1e} apart, more than {SAME_LOSSES}")
     found(f"{text}; the losses are {apart:.1e} apart")
 
 
 def products(lines: str, name: str) -> None:
     """The rates that `doctor --part gpu:0/products/...` wrote, a line each."""
-    said = [json.loads(line) for line in Path(lines).read_text().splitlines() if line.startswith("{")]
+    # A last line may be half written.
+    said = [json.loads(line) for line in Path(lines).read_text().split("\n")[:-1] if line.startswith("{")]
     rates = [rate for line in said for rate in line.get("rates", [None, []])[1]]
     Path(f"{name}.json").write_text(json.dumps(rates, indent=1) + "\n")
     rows = [f"{rate['name']:36} {rate.get('value') or math.nan:8.1f} {rate['unit']}  {rate['sizes']}" for rate in rates]
     Path(f"{name}.txt").write_text("\n".join(rows) + "\n")
     missing = [f"{rate['name']}: {rate['error']}" for rate in rates if "error" in rate]
-    if not rates or missing:
-        refuse("; ".join(missing) or "no rate was measured")
-    values = [rate["value"] for rate in rates]
-    found(f"{len(rates)} products, {min(values):.0f} to {max(values):.0f} {rates[0]['unit']}: {Path(name).name}.txt")
+    values = [rate["value"] for rate in rates if "error" not in rate]
+    if not values:
+        refuse("; ".join(["no rate was measured", *missing])[:LONGEST])
+    text = f"{len(values)} products, {min(values):.0f} to {max(values):.0f} {rates[0]['unit']}: {Path(name).name}.txt"
+    if missing:
+        refuse("; ".join([text, *missing])[:LONGEST])
+    found(text)
+
+
+def base_name(kernel: str) -> str:
+    """The name of a kernel as ncu matches it, without its type, namespaces and arguments."""
+    name, last = kernel, None
+    while name != last:
+        # Arguments of templates, lists of parameters and `(anonymous namespace)`, the innermost first.
+        name, last = re.sub(r"<[^<>()]*>|\([^<>()]*\)", " ", name), name
+    words = re.findall(r"\w+", name) or re.findall(r"\w+", kernel)
+    return words[-1] if words else kernel
 
 
 def longest(table: str, names: str) -> None:
@@ -179,7 +196,7 @@ def longest(table: str, names: str) -> None:
     rows = [row for row in rows if (row.get("ID") or "").isdigit()]
     times: dict[str, float] = {}
     for row in rows[len(rows) // 2 :]:
-        name, time = row["Kernel Name"].split("(")[0].split("<")[0].split("::")[-1].split()[-1], float(row["gpu__time_duration.sum"].replace(",", ""))
+        name, time = base_name(row["Kernel Name"]), float(row["gpu__time_duration.sum"].replace(",", ""))
         times[name] = times.get(name, 0.0) + time
     if not times:
         refuse("ncu timed no kernel")

@@ -7,7 +7,8 @@
 #   tests/gpu/first.sh 3      the benchmark of GPT-2 124M and 350M, in 9.5 minutes: parts of run.sh
 #   tests/gpu/first.sh --list prints the name and the command of each step, for pack.sh
 #
-# A step that fails is repeated with TRAINYARD_SYNC=1 and the libraries' logs; after a fault of the GPU or of the program,
+# A step that fails is repeated with TRAINYARD_SYNC=1 and the libraries' logs, if the repeat has as much time as the step took, and
+# if the step is not of the kind that measures products or needs ncu; after a fault of the GPU or of the program,
 # compute-sanitizer runs it as well, where it is installed. What is learnt from a failure holds for all later steps: where
 # the driver lies, where the libraries lie, and that CUDA graphs are refused. After each step all results are packed into one
 # archive under 16 MiB: $OUT/first.tar.gz, or gpu-results.tar.gz without $OUT. Its summary.txt has a line a step. A step whose
@@ -39,6 +40,7 @@ fi
 devices=${DEVICES:-$programs/bin/devices}
 driver_folder=${DRIVER_FOLDER:-/usr/local/nvidia/lib64}
 
+commit=$("$python" -c 'import sys; sys.path.insert(0, sys.argv[1]); import part; print(part.commit() or "unknown")' "$here")
 seconds=${FIRST_SECONDS:-540}
 diagnosis_left=${DIAGNOSIS_SECONDS:-150}
 # Limits of steps are divided by this number where the script is rehearsed.
@@ -52,8 +54,6 @@ repeat_seconds=$((60 / divisor))
 fault='CUDA_ERROR_(ILLEGAL|MISALIGNED|LAUNCH_FAILED|LAUNCH_TIMEOUT|HARDWARE|INVALID_PC|INVALID_ADDRESS_SPACE|ASSERT)'
 fault+='|illegal memory access|misaligned address|unspecified launch failure|device-side assert'
 
-# Folders of runs: weights and checkpoints, which are no results.
-scratch=$(mktemp -d "${TMPDIR:-/tmp}/trainyard-first-XXXXXX")
 running=
 sampler=
 names=()
@@ -62,7 +62,7 @@ declare -A verdicts took notes
 # Prints a line for each step.
 summary() {
     local name
-    printf 'first.sh, commit %s, %d of %d s\n' "$(cat "$programs/COMMIT" 2>/dev/null || echo unknown)" "$SECONDS" "$seconds"
+    printf 'first.sh, commit %s, %d of %d s\n' "$commit" "$SECONDS" "$seconds"
     for name in "${names[@]}"; do
         printf '%-24s %-7s %4s s  %s\n' "$name" "${verdicts[$name]}" "${took[$name]}" "${notes[$name]}"
     done
@@ -123,6 +123,11 @@ attempt() {
     fi
     if ((status)); then
         note=$("$python" "$here/first.py" error "$status" "$limit" "$output/$name.log" "$output/$name.out")
+        # Rates and times that were measured before the failure count.
+        if [[ $check == check_products || ($check == check_beside && -e $output/$name.metrics.jsonl) ]]; then
+            note+="; $("$check" "$name" 2>&1)"
+            note=${note%%$'\n'*}
+        fi
         return 1
     fi
     note=$("$check" "$name" 2>&1)
@@ -151,15 +156,21 @@ learn() {
     fi
 }
 
-# Repeats a failed command with everything that may say why it failed. Sets `again` to what came of it.
+# Repeats a failed command, which took so many seconds, with everything that may say why it failed. Sets `again` to the result.
 diagnose() {
-    local name=$1 limit check=$3 error=$note began=$SECONDS
-    limit=$(allowed "$2")
-    shift 3
+    local spent=$1 name=$2 limit check=$4 error=$note began=$SECONDS
+    if [[ $name == products || $name == ncu-* ]]; then
+        again="; not repeated"
+        return
+    fi
+    limit=$(allowed "$3")
+    shift 4
     ((limit > repeat_seconds)) && limit=$repeat_seconds
     ((limit > diagnosis_left)) && limit=$diagnosis_left
     again="; not repeated: no time left"
     ((limit < least)) && return
+    again="; not repeated: it took $spent s, and the repeat would have $limit s"
+    ((limit < spent)) && return
     if attempt "$name.again" "$limit" "$check" env TRAINYARD_SYNC=1 \
         CUBLASLT_LOG_LEVEL=5 CUBLASLT_LOG_FILE="$output/$name.cublaslt.log" \
         CUDNN_LOGLEVEL_DBG=3 CUDNN_LOGDEST_DBG="$output/$name.cudnn.log" "$@"; then
@@ -217,9 +228,11 @@ step() {
     if attempt "$name" "$limit" "${@:3}"; then
         verdicts[$name]=passed notes[$name]=$note
     else
-        local error=$note
+        local error=$note spent=$((SECONDS - began))
+        # Ending a step that hangs takes seconds too.
+        ((spent > limit)) && spent=$limit
         learn "$name"
-        diagnose "$@"
+        diagnose "$spent" "$@"
         verdicts[$name]=FAILED notes[$name]=$error$again$learnt
     fi
     took[$name]=$((SECONDS - began))
@@ -281,7 +294,7 @@ check_beside() {
 
 # The rates as a page, products.txt, and as JSON, products.json.
 check_products() {
-    "$python" "$here/first.py" products "$output/$1.out" "$output/products"
+    "$python" "$here/first.py" products "$output/$1.out" "$output/$1"
 }
 
 # The ten kernels that took longest, in longest.txt: a regular expression of their names for ncu.
@@ -339,18 +352,21 @@ steps() {
     tests devices-cudnn 60 by_cudnn
     train bench/gpt2-124m --device cuda --steps 30 --bf16 --microbatch 16 --seq 1024 --init gpt2
     step gpt2-124m 40 check_steps "${command[@]}"
-    # Three times that decide designs.
+    # Three times that decide designs, of fewer steps, so that each fits into its limit.
+    train bench/gpt2-124m --device cuda --steps 12 --bf16 --microbatch 16 --seq 1024 --init gpt2
     step without-epilogues 20 check_beside env TRAINYARD_EPILOGUES=0 "${command[@]}"
     step own-attention 20 check_beside env TRAINYARD_ATTENTION=own "${command[@]}"
     step without-side-stream 20 check_beside env TRAINYARD_SIDE_STREAM=0 "${command[@]}"
+    train bench/gpt2-124m --device cuda --steps 30 --bf16 --microbatch 16 --seq 1024 --init gpt2
     step gpt2-124m-profile 40 check_steps "${command[@]}" --profile
     step products 75 check_products "$trainyard" doctor --part gpu:0/products/0-59
-    # ncu times every kernel of four steps, and then looks closely at the first launch of the ten longest. It is given no graphs.
-    train bench/gpt2-124m --device cuda --steps 4 --bf16 --microbatch 16 --seq 1024 --init gpt2
-    tool_step ncu ncu-times 40 check_longest env TRAINYARD_GRAPHS=0 TOOL --csv --page raw --target-processes all \
-        --metrics gpu__time_duration.sum "${command[@]}"
+    # ncu times every kernel of two steps, and then looks closely at the first launch of the ten longest. It is given no graphs.
+    # Clocks are those of a run, and the times have caches as a run has them.
+    train bench/gpt2-124m --device cuda --steps 2 --bf16 --microbatch 16 --seq 1024 --init gpt2
+    tool_step ncu ncu-times 40 check_longest env TRAINYARD_GRAPHS=0 TOOL --csv --page raw --print-units base --target-processes all \
+        --clock-control none --cache-control none --metrics gpu__time_duration.sum "${command[@]}"
     tool_step ncu ncu-longest 60 check_nothing env TRAINYARD_GRAPHS=0 TOOL --set full --target-processes all \
-        --kernel-id "::regex:$(cat "$output/longest.txt" 2>/dev/null || echo '.*'):1" --launch-count 10 --export "$output/longest" \
+        --clock-control none --kernel-id "::regex:$(cat "$output/longest.txt" 2>/dev/null || echo '.*'):1" --launch-count 10 --export "$output/longest" \
         "${command[@]}"
 }
 
@@ -358,6 +374,8 @@ listing=1
 steps
 listing=
 [[ -n $prints ]] && exit 0
+# Folders of runs: weights and checkpoints, which are no results.
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/trainyard-first-XXXXXX")
 trap 'exit 1' TERM INT
 trap finish EXIT
 refresh

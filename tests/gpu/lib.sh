@@ -20,7 +20,8 @@ find_programs() {
     trainyard=${TRAINYARD:-}
     if [[ -z $trainyard ]]; then
         trainyard=$programs/bin/trainyard
-        [[ -x $trainyard ]] || trainyard=$root/target/release/trainyard
+        # In the tree the newer binary counts: cargo's, if it was built after the archive was unpacked.
+        [[ -x $trainyard && ! $root/target/release/trainyard -nt $trainyard ]] || trainyard=$root/target/release/trainyard
     fi
     if [[ ! -x $trainyard ]]; then
         echo "$trainyard is not there: TRAINYARD=PATH says where the binary is" >&2

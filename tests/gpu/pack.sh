@@ -17,6 +17,14 @@ folder=${1:-target}
 trainyard=${TRAINYARD:-target/release/trainyard}
 limit_mib=${LIMIT_MIB:-56}
 
+if ! command -v xz > /dev/null; then
+    echo "xz is not there, which packs the archive: install xz-utils" >&2
+    exit 1
+fi
+if ! git rev-parse --is-inside-work-tree > /dev/null 2>&1; then
+    echo "$PWD is not in a git repository, which says which files travel" >&2
+    exit 1
+fi
 if [[ ! -x $trainyard ]]; then
     echo "$trainyard is not there: cargo build --release" >&2
     exit 1
@@ -53,28 +61,35 @@ files() {
     done
 }
 
-# `BYTES FILE` a line: the files that travel with the tree. A file that was deleted and not committed does not.
-travelling() {
-    git ls-files --cached --others --exclude-standard -z | sort --zero-terminated --unique \
-        | xargs --null stat --format '%s %n' 2>/dev/null || true
-}
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+# `BYTES FILE` a line: the files that travel with the tree. A file that was deleted and not committed does not.
+travelling() {
+    sort --zero-terminated --unique "$work/files" | xargs --null stat --format '%s %n' 2>/dev/null || true
+}
+git ls-files --cached --others --exclude-standard -z > "$work/files"
+if [[ -z $(travelling) ]]; then
+    echo "git names no file of the tree in $PWD, so its size is unknown" >&2
+    exit 1
+fi
+
 mkdir -p "$work/gpu/bin" "$folder"
 strip -o "$work/gpu/bin/trainyard" "$trainyard"
 strip -o "$work/gpu/bin/devices" "$devices"
 git describe --always --dirty --abbrev=12 > "$work/gpu/COMMIT"
 
-# The kernels of the models that first.sh trains, compiled for an H100 or H200: their commands, with another device. If those of a
-# model do not compile, the others still travel.
+# The kernels of the models that first.sh trains, compiled for an H100 or H200: their commands, with another device and with the
+# variables that choose kernels. If those of a model do not compile, the others still travel.
 kernels() {
     local line folder=$work/gpu/cache
     TRAINYARD=$trainyard DEVICES=$devices tests/gpu/first.sh --list | grep ' compile .* --device cuda ' \
-        | sed 's/.* compile //; s/ --device cuda / /; s/ --profile//; s/--steps [0-9]* \?//' | sort --unique | while read -r line; do
-        # shellcheck disable=SC2086
-        TRAINYARD_CACHE=$folder "$trainyard" compile ${line/FOLDER/$work/run} --steps 8 --kernels-for h100 \
-            || echo "no kernels of $line are in the archive" >&2
+        | sed --regexp-extended 's/.*(TRAINYARD_(EPILOGUES|ATTENTION)=[^ ]+ ).* compile /\1/; s/.* compile //
+            s/ --device cuda / /; s/ --profile//; s/--steps [0-9]* ?//' | sort --unique | while read -r line; do
+        # Before the path of the model, which begins with a slash, there may be a variable.
+        # shellcheck disable=SC2046,SC2086
+        env TRAINYARD_CACHE="$folder" ${line%%/*} "$trainyard" compile $(sed "s,^[^/]*,,; s,FOLDER,$work/run," <<< "$line") \
+            --steps 8 --kernels-for h100 || echo "no kernels of $line are in the archive" >&2
     done
     if [[ ! -d $folder ]]; then
         echo "the archive has no compiled kernels: testdata/requirements-nvrtc.txt has NVRTC" >&2
@@ -99,7 +114,7 @@ fi
 cat <<END
 
 On the machine, in this tree with $folder/gpu.tar.xz:
-    tar xf $folder/gpu.tar.xz -C target && tests/gpu/first.sh && tests/gpu/run.sh all
+    python3 -m tarfile -e $folder/gpu.tar.xz target && tests/gpu/first.sh && tests/gpu/run.sh all
 Without the tree, beside gpu.tar.xz and gpu-files.tar.gz:
-    tar xf gpu.tar.xz && tar xf gpu-files.tar.gz && gpu/tests/gpu/first.sh && gpu/tests/gpu/run.sh all
+    python3 -m tarfile -e gpu.tar.xz && tar xf gpu-files.tar.gz && gpu/tests/gpu/first.sh && gpu/tests/gpu/run.sh all
 END

@@ -168,12 +168,12 @@ def answer(command: list[str]) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of the files: as pack.sh wrote it down, or as git says."""
-    # The files of pack.sh lie beside these, or in `target` of the repository.
-    for packed in (ROOT / "COMMIT", ROOT / "target/gpu/COMMIT"):
-        if packed.exists():
-            return packed.read_text().strip()
-    return answer(["git", "describe", "--always", "--dirty", "--abbrev=12"])
+    """The commit of the files: as pack.sh wrote it down beside them, as git says, or as pack.sh wrote it down in `target`."""
+    beside, in_target = ROOT / "COMMIT", ROOT / "target/gpu/COMMIT"
+    if not beside.exists() and (ROOT / ".git").exists():
+        if said := answer(["git", "describe", "--always", "--dirty", "--abbrev=12"]):
+            return said
+    return next((packed.read_text().strip() for packed in (beside, in_target) if packed.exists()), None)
 
 
 def machine() -> dict:

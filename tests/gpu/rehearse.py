@@ -31,6 +31,8 @@ PROGRAMS = ("trainyard", "devices", "nvidia-smi", "compute-sanitizer", "ncu")
 FIRST_STEPS = ["nvidia-smi", "doctor", "doctor-check"]
 # Steps that are absent on a machine without the tool.
 OF_NCU = ["ncu-times", "ncu-longest"]
+# Steps that are not repeated.
+ONCE = ["products", *OF_NCU]
 KINDS = ("fail", "hang", "crash")
 # Runs that hang do so one after another: each gets only every so many steps.
 HANGING_RUNS = 6
@@ -114,7 +116,10 @@ class Run:
         for step, (verdict, note) in rows.items():
             fault = self.faults.get(step)
             assert verdict == ("FAILED" if fault else "passed"), f"{step}: {verdict}, {note}"
-            if fault:
+            if step in ONCE:
+                assert not fault or note.endswith("; not repeated"), f"{step}: {note}"
+                assert f"{step}.again.log" not in self.files, f"{step}: {note}"
+            elif fault:
                 assert "again with TRAINYARD_SYNC=1" in note, f"{step}: {note}"
                 again = self.files[f"{step}.again.log"]
                 assert "sync=1" in again and "logs=53" in again, f"{step}: {again[:200]}"
@@ -134,7 +139,7 @@ def every_step_has_a_kind_of_fault(steps: list[str], kind: str, planted: list[st
     for step in planted:
         note = run.rows()[step][1]
         says(note, expected)
-        assert ("compute-sanitizer: ========= Invalid write, planted" in note) == (kind == "crash"), note
+        assert ("compute-sanitizer: ========= Invalid write, planted" in note) == (kind == "crash" and step not in ONCE), note
 
 
 def a_driver_and_a_capture(steps: list[str]) -> None:
@@ -177,14 +182,37 @@ def results_are_read(steps: list[str]) -> None:
     run = Run({"products": "wrong", "ncu-times": "wrong", "own-attention": "wrong"})
     run.check(steps)
     rows = run.rows()
-    says(rows["products"][1], "toy_backward: out of memory")
+    says(rows["products"][1], "exit status 3", "1 products, 400 to 400 TFLOP/s: products.txt; toy_backward: out of memory")
+    says(run.files["products.txt"], "toy_forward", "400.2 TFLOP/s", "toy_backward", "nan")
     says(rows["ncu-times"][1], "ncu timed no kernel")
     says(rows["own-attention"][1], "more than 0.01")
 
 
-# A sanitizer that finds a race among the samples with number 1, and a program that fails on those with number 2.
+def a_time_is_read_from_a_run_that_hangs(steps: list[str]) -> None:
+    """Eight steps are enough for a time beside another run, also if the run does not end by itself."""
+    run = Run({"own-attention": "after-8", "without-epilogues": "after-7"})
+    run.check(steps)
+    rows = run.rows()
+    says(rows["own-attention"][1], "hung: ended after 3 s", "; 1.00 ms a step, 1.000 times gpt2-124m; the losses are 0.0e+00 apart")
+    says(rows["without-epilogues"][1], "hung: ended after 3 s", "; 7 steps, fewer than 8")
+    run = Run({"gpt2-124m": "after-7"})
+    says(run.rows()["own-attention"][1], "1.000 times gpt2-124m, which has 7 steps, fewer than 8")
+
+
+def a_repeat_has_as_much_time_as_the_step(steps: list[str]) -> None:
+    """A step that took longer than its repeat may take is not repeated."""
+    run = Run({"doctor-check": "hang", "doctor": "hang"}, LIMIT_DIVISOR="20")
+    rows = run.rows()
+    says(rows["doctor-check"][1], "hung: ended after 7 s", "; not repeated: it took 7 s, and the repeat would have 3 s")
+    says(rows["doctor"][1], "hung: ended after 3 s", "; again with TRAINYARD_SYNC=1")
+    assert "doctor-check.again.log" not in run.files and list(rows) == steps, rows
+
+
+# A sanitizer that finds a race among the samples with number 1, a program that fails on those with number 2, and a child of the
+# sanitizer that hangs.
 SANITIZER = """#!/bin/sh
 case "$*" in
+    *--part*bf16*/0,*) sleep 1000 & echo $! > "$(dirname "$0")/child"; wait ;;
     *--part*bf16*/1,*) echo "========= Error: Race reported, planted"; exit 99 ;;
     *--part*f32*/2,*) echo '"error"'; exit 3 ;;
 esac
@@ -195,7 +223,7 @@ def a_race_is_named_by_its_samples() -> None:
     """The part `sanitizer` of run.sh runs racecheck over all samples, and tells a race from a program that fails."""
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
         folder = Path(name)
-        programs = {"trainyard": '#!/bin/sh\necho "there is no sample 999999: there are 40 samples" >&2\nexit 2\n', "sanitizer": SANITIZER}
+        programs = {"trainyard": '#!/bin/sh\necho "there is no sample 99999: there are 40 samples" >&2\nexit 2\n', "sanitizer": SANITIZER}
         for program, text in programs.items():
             (folder / program).write_text(text)
             (folder / program).chmod(0o755)
@@ -203,12 +231,20 @@ def a_race_is_named_by_its_samples() -> None:
         runs = [batch.split("/")[-1].split(",") for batch in check.batches(options) if batch.startswith("bf16/inputs/")]
         assert sorted(int(sample) for run in runs for sample in run) == list(range(40)), runs
         report = Report(options)
+        check.MOST_SECONDS = 2
         check.check_races(options, report, str(folder / "sanitizer"))
         [failed] = report.checks
         says(failed["name"], "racecheck: bf16/inputs/1,4,")
         says(failed["found"], "Race reported, planted")
-        says(" ".join(report.notes), "f32/inputs/2,5,", "exit status 3", "finds nothing in 4 runs")
+        says(" ".join(report.notes), "f32/inputs/2,5,", "exit status 3", "finds nothing in 3 runs", "for 1 more there was no time")
         assert not failed["passed"], failed
+        child = Path("/proc") / (folder / "child").read_text().strip() / "stat"
+        assert not child.exists() or child.read_text().split()[2] == "Z", "the child of a sanitizer without time goes on"
+    # The binary of the archive says how many samples there are.
+    packed = HERE.parents[1] / "bin/trainyard"
+    if packed.exists():
+        runs = check.batches(Options("sanitizer", packed, HERE, time.monotonic() + 300, rehearse=False))
+        assert len(runs) > 20, runs
 
 
 def tools_may_be_absent(steps: list[str]) -> None:
@@ -254,6 +290,7 @@ def main() -> int:
     plans += hanging
     plans += [(every_step_has_a_kind_of_fault, (steps, kind, steps)) for kind in ("fail", "crash")]
     checks = (a_driver_and_a_capture, libraries_and_faults, results_are_read, tools_may_be_absent)
+    checks += (a_time_is_read_from_a_run_that_hangs, a_repeat_has_as_much_time_as_the_step)
     checks += (the_time_is_kept, an_end_from_outside_leaves_the_archive)
     plans += [(rehearsal, (steps,)) for rehearsal in checks]
     failures = 0

@@ -9,8 +9,8 @@
 #   --rehearse       on the processor with toys, to see that the scripts themselves work
 #
 # It needs the repository (or what pack.sh made of it), the stripped binary, and Python 3.11 or later with PyTorch and NumPy; no
-# Rust and no network. TRAINYARD names the binary [default: bin/trainyard, or target/release/trainyard], PYTHON the Python
-# [default: python3]. Each part ends by itself after PART_SECONDS [default: 450] and is ended 25 seconds later; one that fails
+# Rust and no network. TRAINYARD names the binary [default: bin/trainyard; in the tree the newer of target/gpu/bin/trainyard and
+# target/release/trainyard], PYTHON the Python [default: python3]. Each part ends by itself after PART_SECONDS [default: 450] and is ended 25 seconds later; one that fails
 # does not stop the others. After each part all results are packed into one archive under 16 MiB: $OUT/run.tar.gz, or
 # DIR.tar.gz without $OUT. The exit status is 1 if a part failed.
 set -uo pipefail

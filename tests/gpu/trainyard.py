@@ -48,10 +48,12 @@ def train(
     return read_metrics(folder)
 
 
-def finish(arguments: list[str], log: Path, seconds: float) -> int:
-    """Runs a program to its end; its exit status. What it has started ends with it, also when the time is up."""
-    with open(log, "wb") as out:
-        process = subprocess.Popen(arguments, stdout=out, stderr=out, cwd=ROOT, start_new_session=True)
+def finish(arguments: list[str], log: Path, seconds: float, results: Path | None = None) -> int:
+    """Runs a program to its end; its exit status. Its standard output goes to `results`, or to the log too. The programs that it
+    has started end with it, also when the time is up."""
+    with open(log, "wb") as told, open(results or os.devnull, "wb") as out:
+        streams = {"stdout": out if results else told, "stderr": told}
+        process = subprocess.Popen(arguments, **streams, cwd=ROOT, start_new_session=True)
     try:
         return process.wait(seconds)
     except BaseException:

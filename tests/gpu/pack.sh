@@ -79,12 +79,13 @@ strip -o "$work/gpu/bin/trainyard" "$trainyard"
 strip -o "$work/gpu/bin/devices" "$devices"
 git describe --always --dirty --abbrev=12 > "$work/gpu/COMMIT"
 
-# The kernels of the models that first.sh trains, compiled for an H100 or H200: their commands, with another device and with the
-# variables that choose kernels. If those of a model do not compile, the others still travel.
+# The kernels of the models that first.sh trains, compiled for an H100 or H200: their commands, with another device. Without
+# epilogues there are other kernels; those of attention are compiled even if cuDNN takes their place. If those of a model do not
+# compile, the others still travel.
 kernels() {
     local line folder=$work/gpu/cache
     TRAINYARD=$trainyard DEVICES=$devices tests/gpu/first.sh --list | grep ' compile .* --device cuda ' \
-        | sed --regexp-extended 's/.*(TRAINYARD_(EPILOGUES|ATTENTION)=[^ ]+ ).* compile /\1/; s/.* compile //
+        | sed --regexp-extended 's/.*(TRAINYARD_EPILOGUES=0 ).* compile /\1/; s/.* compile //
             s/ --device cuda / /; s/ --profile//; s/--steps [0-9]* ?//' | sort --unique | while read -r line; do
         # Before the path of the model, which begins with a slash, there may be a variable.
         # shellcheck disable=SC2046,SC2086

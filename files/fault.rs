@@ -95,6 +95,30 @@ pub fn count<T>(work: impl FnOnce() -> T) -> (T, u64) {
     run(None, work)
 }
 
+/// The fault that a thread injects, on its way to another thread that works for it.
+#[derive(Default)]
+pub struct LentFault(Option<FaultPlan>);
+
+/// Takes the fault of this thread, for a thread that works for it until [`LentFault::give_back`].
+pub fn lend() -> LentFault {
+    LentFault(PLAN.take())
+}
+
+impl LentFault {
+    /// Runs `work` with the fault, on the thread that works for the other one.
+    #[must_use]
+    pub fn during(self, work: impl FnOnce()) -> Self {
+        PLAN.set(self.0);
+        work();
+        lend()
+    }
+
+    /// Gives the fault back to the thread that lent it.
+    pub fn give_back(self) {
+        PLAN.set(self.0);
+    }
+}
+
 fn run<T>(at: Option<(u64, Fault)>, work: impl FnOnce() -> T) -> (T, u64) {
     /// A test that fails must not leave its plan to the next on this thread.
     struct Clear;
@@ -274,6 +298,26 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::io::Write;
+
+    #[test]
+    fn a_thread_that_works_for_another_has_its_fault() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| disk::create_new(&folder.path().join(name)).map(drop);
+        let error = inject(1, Fault::Failed, || {
+            write("first").unwrap();
+            let lent = lend();
+            write("not counted").unwrap();
+            let mut error = None;
+            let lent = std::thread::scope(|scope| {
+                let work = || lent.during(|| error = write("second").err());
+                scope.spawn(work).join().unwrap()
+            });
+            lent.give_back();
+            write("third").unwrap();
+            error
+        });
+        assert_eq!(error.unwrap().to_string(), "input/output error (a test)");
+    }
 
     #[test]
     fn a_loss_of_power_takes_back_what_was_not_synced_and_nothing_else() {

@@ -3,6 +3,7 @@
 //! commands, would keep a GPU for ever, and is an error here.
 
 use crate::cuda::driver::{DriverError, HostTask};
+use files::fault::{self, LentFault};
 use std::cell::OnceCell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -11,8 +12,8 @@ use std::time::Duration;
 /// Many times longer than any function takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A function, and where its end is told.
-type Given = (HostTask, Sender<()>);
+/// A function with the fault that a test injects into its operations on files, and where its end is told.
+type Given = (HostTask, LentFault, Sender<LentFault>);
 
 /// The thread that runs functions, which starts with the first one.
 pub(super) struct HostThread {
@@ -34,14 +35,16 @@ impl HostThread {
     pub(super) fn run(&self, task: HostTask) -> Result<(), DriverError> {
         let (end, ended) = channel();
         let panicked = || DriverError("a function of the host panicked".into());
-        self.given.get_or_init(start).send((task, end)).map_err(|_| panicked())?;
-        ended.recv_timeout(self.patience).map_err(|error| match error {
+        self.given.get_or_init(start).send((task, fault::lend(), end)).map_err(|_| panicked())?;
+        let fault = ended.recv_timeout(self.patience).map_err(|error| match error {
             RecvTimeoutError::Disconnected => panicked(),
             RecvTimeoutError::Timeout => DriverError(format!(
                 "a function of the host still runs after {} s; it may wait for another function",
                 self.patience.as_secs_f64()
             )),
-        })
+        })?;
+        fault.give_back();
+        Ok(())
     }
 }
 
@@ -49,10 +52,10 @@ impl HostThread {
 fn start() -> Sender<Given> {
     let (give, given): (_, Receiver<Given>) = channel();
     thread::spawn(move || {
-        for (task, end) in given {
-            task();
+        for (task, fault, end) in given {
+            let fault = fault.during(|| task());
             // The stand-in may have lost its patience.
-            let _ = end.send(());
+            let _ = end.send(fault);
         }
     });
     give

@@ -111,11 +111,11 @@ fn kernels_stand_beside_operands_that_are_read_later() {
     assert!(ptx.table().0.len() > 60, "{}", ptx.table());
 }
 
-/// The kernels of a family that have so many waits, and the number of a wait in their text.
-type Wait = (String, usize, usize);
+/// The family of kernels, the number of their waits, and the number of a wait in their text.
+type Wait<Text> = (Text, usize, usize);
 
 /// Waits that no launch of the test needs, by family, number of waits and number of the wait, with the reason.
-const UNNEEDED: [(&str, &[(&str, usize, usize)]); 7] = [
+const UNNEEDED: [(&str, &[Wait<&str>]); 7] = [
     (
         "the first wait of a reduction over the block keeps it from the numbers of a reduction before, and there is none in \
          the same shared memory",
@@ -174,7 +174,7 @@ fn waits_that_are_left_out_of_any_kernel_are_noticed() {
     }
     let of_kernels = ptx.waits();
     let count = |kernel: &str| of_kernels.keys().filter(|(other, _)| other == kernel).count();
-    let mut waits: BTreeMap<Wait, LeftOut> = BTreeMap::new();
+    let mut waits: BTreeMap<Wait<String>, LeftOut> = BTreeMap::new();
     for ((kernel, number), left_out) in &of_kernels {
         let most = waits.entry((family(kernel).to_owned(), count(kernel), *number)).or_default();
         *most = (*most).max(*left_out);
@@ -182,9 +182,8 @@ fn waits_that_are_left_out_of_any_kernel_are_noticed() {
     let noticed = waits.values().filter(|left_out| **left_out == LeftOut::Noticed).count();
     println!("{noticed} of {} waits are noticed if they are left out", waits.len());
     let others = waits.iter().filter(|(_, left_out)| **left_out != LeftOut::Noticed);
-    let others: Vec<(&str, usize, usize)> =
+    let others: Vec<Wait<&str>> =
         others.map(|((family, count, number), _)| (family.as_str(), *count, *number)).collect();
-    let unneeded: BTreeSet<(&str, usize, usize)> =
-        UNNEEDED.iter().flat_map(|(_, waits)| *waits).copied().collect();
+    let unneeded: BTreeSet<Wait<&str>> = UNNEEDED.iter().flat_map(|(_, waits)| *waits).copied().collect();
     assert_eq!(others, unneeded.into_iter().collect::<Vec<_>>());
 }

@@ -48,7 +48,7 @@ impl HostThread {
     }
 }
 
-/// Starts a thread that runs what it is given, until nobody can give it more.
+/// Starts a thread that runs functions until the last sender of functions is dropped.
 fn start() -> Sender<Given> {
     let (give, given): (_, Receiver<Given>) = channel();
     thread::spawn(move || {

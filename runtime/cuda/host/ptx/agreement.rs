@@ -152,7 +152,7 @@ pub struct Row {
     pub kernels: BTreeSet<String>,
     /// Results that were compared: of each launch, in each order, each operand that it wrote.
     pub results: usize,
-    /// The largest error, relative to the number and the root mean square of those that were written.
+    /// The largest error, relative to the number and the typical size of the numbers that were written.
     pub error: f64,
 }
 

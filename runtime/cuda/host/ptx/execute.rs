@@ -1,4 +1,4 @@
-//! Executes instructions: those of the lanes of a warp one after the other, and those that lanes execute together in [`super::warp`].
+//! Executes instructions, lane by lane. [`super::warp`] has the instructions that the lanes of a warp execute together.
 
 use super::instruction::{Operand, Operation, Place, Register, Space, Special};
 use super::machine::{LANES, Machine, Mask, lanes};

@@ -94,7 +94,7 @@ impl Readers {
     }
 }
 
-/// What is known of a byte.
+/// The last write of a byte, and its readers since.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shadow {
     writer: Option<Accessor>,
@@ -144,7 +144,7 @@ impl Region {
     }
 }
 
-/// What is wrong with an access.
+/// The fault of an access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     Outside(Space, u64),

@@ -11,7 +11,7 @@ pub(crate) mod families;
 mod occupancy;
 pub(crate) mod operators;
 mod packs;
-mod steps;
+pub(crate) mod steps;
 mod units;
 
 use crate::programs;

@@ -4,6 +4,7 @@
 
 use crate::nvrtc::families::{self, stem};
 use crate::nvrtc::operators::kernels_of;
+use crate::nvrtc::steps::{MODELS, TYPES};
 use ir::DType;
 use ir::ops::samples::Sample;
 use passes::precision::Precision;
@@ -21,16 +22,6 @@ use testing::models::{self, Fixture, adamw, done};
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::execute::Machine;
 use trainyard::verification::inputs;
-
-const MODELS: [&Fixture; 7] = [
-    &models::MLP_DYNAMO,
-    &models::GPT2_DYNAMO,
-    &models::LLAMA_DYNAMO,
-    &models::BERT_DYNAMO,
-    &models::RESNET_TRAINMODE,
-    &models::MIXTRAL_DYNAMO,
-    &models::T5_DYNAMIC,
-];
 
 /// A training step, each of whose launches runs by its PTX, too.
 fn check(fixture: &Fixture, compute: DType, ptx: &Ptx) {
@@ -80,8 +71,8 @@ fn every_family_of_kernels_is_in_a_sample_or_listed() {
 #[ignore = "needs NVRTC and a C++ compiler"]
 fn the_launches_of_every_model_agree_with_their_ptx() {
     let ptx = Ptx::open().unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"));
-    for fixture in MODELS {
-        for compute in [DType::F32, DType::BF16, DType::F16] {
+    for fixture in MODELS.into_iter().chain([&models::T5_DYNAMIC]) {
+        for compute in TYPES {
             check(fixture, compute, &ptx);
         }
     }

@@ -12,7 +12,8 @@ use testing::models::{self, Fixture, adamw, done, split};
 use trainyard::lowering;
 use trainyard::pipeline::CompilationPlan;
 
-const MODELS: [&Fixture; 6] = [
+/// The small models.
+pub(crate) const MODELS: [&Fixture; 6] = [
     &models::MLP_DYNAMO,
     &models::GPT2_DYNAMO,
     &models::LLAMA_DYNAMO,
@@ -23,7 +24,7 @@ const MODELS: [&Fixture; 6] = [
 
 const BENCHES: [Bench; 2] = [bench::MLP, bench::GPT2];
 
-const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+pub(crate) const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// The program of a step, computed in a type, with other options of a plan.
 fn training(fixture: &Fixture, compute: DType, plan: CompilationPlan) -> Module {

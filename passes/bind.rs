@@ -72,6 +72,7 @@ impl Transform for Bind {
         let rescaled = match decide(module, wanted) {
             Ok(Some(decision)) => {
                 decision.warnings.iter().for_each(|warning| cx.warn(warning.clone()));
+                cx.repeated = trace::repeated(module, &decision);
                 rebuild::rescale(module, &decision)?;
                 local::run(module, Self::NAME)?;
                 remove_dead(module, Self::NAME);

@@ -167,7 +167,7 @@ fn readers(module: &Module) -> BTreeMap<DataId, Vec<ValueId>> {
 
 /// Classifies every row, cuts parameters into states and names them.
 pub fn decide(module: &Module, cx: &PassContext, options: &Parameters) -> Result<Decision, Diagnostic> {
-    let mut search = evidence::Search::new(module);
+    let mut search = evidence::Search::new(module, &cx.repeated);
     let uses = module.uses();
     let mut names = names::Names::new(module);
     let mut rows = Vec::new();
@@ -208,6 +208,9 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Changed {
 fn is_doubtful(module: &Module, row: &Row) -> bool {
     let data = &module.data[row.data];
     let is_proven = matches!(row.finding.evidence, Evidence::Constant(_));
+    if row.finding.is_compared {
+        return false;
+    }
     match data.claim {
         Some(Claim::Named) => claims::named_constant(module, data).is_none(),
         Some(Claim::Computed) => !is_proven,

@@ -35,6 +35,8 @@ pub struct PassContext {
     pub authors: BTreeMap<String, String>,
     /// Rows of the data table that hold vectors, although they have more dims: they decay as biases do.
     pub vectors: BTreeSet<String>,
+    /// Rows of the data table that the exporter wrote once for each sample of its batch; filled by `bind`.
+    pub repeated: BTreeSet<String>,
     /// Facts about the kernels of the target, where a program is made ready for one.
     pub kernels: Option<&'static dyn Kernels>,
     /// Warnings for the user.

@@ -6,7 +6,7 @@ use crate::pipeline::CompilationPlan;
 use crate::stages::{Attempt, fit};
 use anyhow::anyhow;
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
-use onnx::{ImportOptions, Imported, Model};
+use onnx::{ImportOptions, Imported, Model, StateDict};
 use passes::arguments::pattern::matches as fits;
 use passes::compress_activations::CompressActivations;
 use passes::evaluation::Evaluation;
@@ -39,6 +39,7 @@ pub struct Forward {
     pub module: Module,
     /// The model with mixtures of experts, before it has a loss.
     mixture: Option<Module>,
+    state_dict: StateDict,
     cx: PassContext,
     timings: Vec<Timing>,
     pipeline: Pipeline,
@@ -58,6 +59,8 @@ pub struct Compilation {
     pub mixture: Option<Module>,
     /// The role of each float tensor of the file.
     pub parameters: Vec<ParameterReport>,
+    /// The tensors of the author's module, made of tensors of the file.
+    pub state_dict: StateDict,
     /// The file's names and records of its tensors; later passes read them too.
     pub tensors: TensorFacts,
     /// Where a pattern was nearly found, and what is in the way.
@@ -161,7 +164,8 @@ impl Source {
             }
             after(i + 1, name, module);
         })?;
-        Ok(Forward { module, mixture, cx, timings, pipeline })
+        let state_dict = self.imported.state_dict.clone();
+        Ok(Forward { module, mixture, state_dict, cx, timings, pipeline })
     }
 
     /// Runs a pipeline from the import on, and gives the program it leaves.
@@ -191,7 +195,7 @@ impl Forward {
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {
         plan.check_update()?;
-        let Self { module: forward, mixture, cx, mut timings, pipeline } = self;
+        let Self { module: forward, mixture, state_dict, cx, mut timings, pipeline } = self;
         let done = pipeline.passes.len();
         let attempt = |plan: CompilationPlan, stages| {
             let mut made = Attempt { plan, stages, module: forward.clone(), cx: cx.clone(), timings: vec![] };
@@ -211,6 +215,7 @@ impl Forward {
             training: module,
             forward,
             mixture,
+            state_dict,
             tensors: TensorFacts { aliases: cx.aliases, vectors: cx.vectors },
             parameters: cx.parameters,
             near_misses: cx.near_misses,

@@ -4,8 +4,8 @@ use crate::analysis::constants::{Constants, Constness};
 use ir::factors::{FactorId, FactorKind};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{
-    Definition, Diagnostic, Dim, Factors, Module, Node, NodeId, Op, OperandRole, Operator, PartialKind,
-    Tensor, Type, ValueId,
+    Blob, Definition, Diagnostic, Dim, Factors, Module, Movement, Node, NodeId, Op, OperandRole, Operator,
+    PartialKind, Tensor, Type, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -115,6 +115,21 @@ fn shrinks_a_weight(module: &Module, decision: &Decision) -> bool {
         .carries
         .keys()
         .any(|&value| module.producer(value).is_some_and(|node| matches!(node.op, Op::Constant(_))))
+}
+
+/// The tensors of the file that hold the same once for each sample. With a batch of one nothing tells them.
+pub(super) fn repeated(module: &Module, decision: &Decision) -> BTreeSet<String> {
+    let read = decision.constants.keys().map(|&(node, operand)| module.node(node).operands[operand]);
+    let values = read.chain(decision.carries.keys().copied()).filter(|_| decision.from > 1);
+    let names = values.filter_map(|value| {
+        let Op::Constant(constant) = &module.producer(module.viewed(value, Movement::is_view))?.op else {
+            return None;
+        };
+        let data = &module.data[constant.data];
+        let is_stretched = module.ty(value).numel() > data.ty.numel();
+        (matches!(data.blob, Blob::File(_)) && !is_stretched).then(|| data.name.clone())
+    });
+    names.collect()
 }
 
 /// The size of dim 0 of all batched inputs. An error: they differ.

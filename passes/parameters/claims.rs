@@ -30,6 +30,7 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
         }
         Some(Claim::Named) => match (named_constant(module, row), found.evidence) {
             (Some(why), _) => constant(why),
+            (None, _) if found.is_compared => constant(&format!("no gradient comes to it; {use_of}")),
             (None, _) if is_sinusoidal(row) => constant("a table of sines and cosines"),
             // A layer that starts as the identity has such a weight.
             (None, Evidence::Parameter(_)) if is_binary(row) => Evidence::Named(format!(

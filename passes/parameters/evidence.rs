@@ -46,6 +46,8 @@ pub struct Finding {
     /// Nodes of the file that use it as a norm's scale or bias or as a bias: of these a model has one each, so more were
     /// merged.
     pub vector_uses: usize,
+    /// Whether only comparisons and the like read it, so that no gradient comes to it.
+    pub is_compared: bool,
 }
 
 impl Finding {
@@ -104,11 +106,13 @@ pub(super) struct Search<'m> {
     module: &'m Module,
     uses: cranelift_entity::SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
     paths: Paths,
+    /// Tensors that the file holds once for each sample.
+    repeated: &'m BTreeSet<String>,
 }
 
 impl<'m> Search<'m> {
-    pub(super) fn new(module: &'m Module) -> Self {
-        Self { module, uses: module.uses(), paths: Paths::new(module) }
+    pub(super) fn new(module: &'m Module, repeated: &'m BTreeSet<String>) -> Self {
+        Self { module, uses: module.uses(), paths: Paths::new(module), repeated }
     }
 
     fn varies(&self, value: ValueId) -> bool {
@@ -118,7 +122,9 @@ impl<'m> Search<'m> {
     /// Weighs the uses of `values`, all of which are the tensor `data`.
     pub(super) fn finding(&mut self, data: DataId, values: &[ValueId]) -> Finding {
         let data = Tensor::of(&self.module.data[data]);
-        let mut finding = Finding { evidence: Evidence::None("no node reads it".into()), vector_uses: 0 };
+        let is_compared = !values.iter().any(|&value| self.paths.reaches_a_result(value));
+        let mut finding =
+            Finding { evidence: Evidence::None("no node reads it".into()), vector_uses: 0, is_compared };
         let mut vector_uses: BTreeMap<usize, BTreeSet<(&str, Option<usize>)>> = BTreeMap::new();
         let uses = self.final_uses(values);
         for (i, found) in uses.iter().enumerate() {
@@ -212,7 +218,7 @@ impl<'m> Search<'m> {
                 Evidence::Constant(format!("normalises an input{place}"))
             }
             (Op::Binary(Binary::Add), _) => self.added(data, found, other(), &place),
-            (Op::Binary(Binary::Mul), _) => self.multiplied(found, other(), &place),
+            (Op::Binary(Binary::Mul), _) => self.multiplied(data, found, other(), &place),
             (Op::Concat(_), _) if !data.is_zero() => Evidence::Ambiguous(format!(
                 "concatenated with activations, as a folded class token is{place}"
             )),
@@ -233,6 +239,9 @@ impl<'m> Search<'m> {
         }
         let large = large_dims(self.module, found.value);
         match large[..] {
+            _ if self.is_repeated(data) => {
+                Evidence::Ambiguous(format!("added to activations, once for each sample{place}"))
+            }
             [] if !self.paths.is_contraction(other) && !self.is_convolution(other) => {
                 Evidence::None(format!("a single number{place}"))
             }
@@ -247,7 +256,7 @@ impl<'m> Search<'m> {
     }
 
     /// `x · tensor`: the scale of a norm that was not recognised, a table, or what weighs the terms of a loss.
-    fn multiplied(&self, found: &Use, other: ValueId, place: &str) -> Evidence {
+    fn multiplied(&self, data: &Tensor, found: &Use, other: ValueId, place: &str) -> Evidence {
         let large = large_dims(self.module, found.value);
         let ndim = self.module.ty(found.node.results[0]).ndim();
         let factor = self.viewed(other);
@@ -260,6 +269,8 @@ impl<'m> Search<'m> {
             Evidence::None(format!("multiplies an input{place}"))
         } else if matches!(factor, Definition::Node(id, _) if is_log_softmax(id)) {
             Evidence::Constant(format!("weights of classes in a loss{place}"))
+        } else if self.is_repeated(data) {
+            Evidence::None(format!("multiplies activations, once for each sample{place}"))
         } else if large[..] == [0] {
             Evidence::Parameter(format!("scale of the last dim{place}"))
         } else if large.len() == 1 && ndim >= 3 && large[0] + 2 == ndim {
@@ -267,6 +278,12 @@ impl<'m> Search<'m> {
         } else {
             Evidence::None(format!("a table that multiplies activations{place}"))
         }
+    }
+
+    /// Whether the file holds the tensor once for each sample. Then the dims that are left of it with a batch of one do not tell
+    /// its role.
+    fn is_repeated(&self, tensor: &Tensor) -> bool {
+        self.repeated.contains(&tensor.data.name)
     }
 
     /// Whether a use is the mean or the deviation in `(input - mean) / deviation`.

@@ -14,6 +14,8 @@ pub(super) struct Paths {
     softmaxes: SecondaryMap<ValueId, Readers>,
     /// Readers once views, concatenations and multiplications are passed: whether they are sines and cosines.
     angles: SecondaryMap<ValueId, Readers>,
+    /// Whether a result of the program depends on a value through floats alone.
+    reaches: SecondaryMap<ValueId, bool>,
 }
 
 /// Where a value comes from.
@@ -40,7 +42,7 @@ struct Readers {
 }
 
 impl Paths {
-    /// Looks at every node three times.
+    /// Looks at every node four times.
     pub(super) fn new(module: &Module) -> Self {
         let through = |op: &Op, more: Binary| matches!(op, Op::Binary(binary) if *binary == more);
         Self {
@@ -51,7 +53,13 @@ impl Paths {
                 |op| through(op, Binary::Mul),
                 |op| matches!(op, Op::Unary(Unary::Sin | Unary::Cos)),
             ),
+            reaches: reaches(module),
         }
+    }
+
+    /// Whether a result of the program depends on a value through floats alone: else a gradient never comes to it.
+    pub(super) fn reaches_a_result(&self, value: ValueId) -> bool {
+        self.reaches[value]
     }
 
     /// Whether a value depends on an input of the program.
@@ -159,6 +167,19 @@ fn readers(
         }
     }
     readers
+}
+
+/// For each value whether a chain of floats leads from it to a result of the program. A comparison ends the chain.
+fn reaches(module: &Module) -> SecondaryMap<ValueId, bool> {
+    let mut reaches: SecondaryMap<ValueId, bool> = SecondaryMap::new();
+    module.roots().for_each(|root| reaches[root] = true);
+    let is_float = |value: ValueId| module.ty(value).dtype.is_float();
+    for (_, node) in module.nodes().rev() {
+        if node.results.iter().any(|&result| reaches[result] && is_float(result)) {
+            node.operands.iter().for_each(|&operand| reaches[operand] = true);
+        }
+    }
+    reaches
 }
 
 /// The dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the

@@ -89,6 +89,7 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
     let sites = sites::find(graph, &signature);
     let packed = packed::find(graph, &signature);
     let mut record = Record { is_listed: true, packed: packed.tensors, ..Record::default() };
+    record.made = packed.initial_states;
     record.keys = signature.keys.iter().map(|key| key.to_string()).collect();
     record.symbols = signature.symbols().map(|(symbol, name)| (symbol.to_owned(), name.to_owned())).collect();
     separate::apply(graph, &sites, &signature, &mut record);

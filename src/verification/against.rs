@@ -2,6 +2,7 @@
 
 pub mod file;
 pub mod matching;
+mod packed;
 pub mod untrained;
 
 use super::Mode;
@@ -18,6 +19,7 @@ use file::Numbers;
 use ir::tensor::Elements;
 use ir::{DType, Diagnostic, Module, StepOutput, Tensor};
 use matching::{By, Found, Ours, Theirs};
+use packed::Trained;
 use passes::reports::ParameterReport;
 use std::collections::BTreeMap;
 pub use untrained::Untrained;
@@ -29,6 +31,8 @@ pub struct Outcome {
     pub differences: Vec<Difference>,
     /// Tensors found on both sides.
     pub matched: Vec<Match>,
+    /// The tensor of the model's file that holds each of the author's tensors which is a part of one.
+    pub packed: BTreeMap<String, String>,
     /// Keys that belong to nothing.
     pub unmatched_there: Vec<String>,
     /// Parameters and outputs that no key belongs to.
@@ -50,7 +54,8 @@ impl Outcome {
     pub fn name_here(&self, difference: &Difference) -> String {
         let matched = self.matched.iter().find(|found| found.there == difference.name);
         let is_tensor = matches!(difference.kind, Kind::Gradient | Kind::Parameter);
-        matched.filter(|_| is_tensor).map_or(&difference.name, |found| &found.here).clone()
+        let here = matched.filter(|_| is_tensor).map_or(&difference.name, |found| &found.here);
+        self.packed.get(here).unwrap_or(here).clone()
     }
 }
 
@@ -74,6 +79,7 @@ pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, 
     let mut outcome = Outcome {
         differences: Vec::new(),
         matched: Vec::new(),
+        packed: packed::holders(&subject.compilation.state_dict),
         unmatched_there: numbers.unknown.clone(),
         unmatched_here: Vec::new(),
         untrained: Vec::new(),
@@ -195,7 +201,8 @@ fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
 
 fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Numbers) -> Result<(), Diagnostic> {
     let reported = outcome.execution.last_outputs(|name| StepOutput::gradient_of(name).is_some());
-    let (ours, gradients) = ours(subject, &reported)?;
+    let (ours, gradients): (Vec<Ours>, Vec<Option<Tensor>>) =
+        packed::unpack(ours(subject, &reported)?, &subject.compilation.state_dict).into_iter().unzip();
     let theirs = theirs(numbers);
     let found = matching::find(&ours, &theirs);
     let largest = compare::largest(numbers.gradients.values());
@@ -257,8 +264,8 @@ fn theirs(numbers: &Numbers) -> Vec<Theirs<'_>> {
 
 /// The trained tensors of the model with all their names, and the gradient of each. One that the file repeats for every
 /// sample is taken once.
-fn ours(subject: &Subject, reported: &Tensors) -> Result<(Vec<Ours>, Vec<Option<Tensor>>), Diagnostic> {
-    let (mut ours, mut gradients) = (Vec::new(), Vec::new());
+fn ours(subject: &Subject, reported: &Tensors) -> Result<Vec<Trained>, Diagnostic> {
+    let mut ours = Vec::new();
     for tensor in &subject.layout.tensors {
         let is_it = |report: &&ParameterReport| {
             report.data == tensor.name || report.tied.as_ref().is_some_and(|tie| tie.data == tensor.name)
@@ -278,8 +285,7 @@ fn ours(subject: &Subject, reported: &Tensors) -> Result<(Vec<Ours>, Vec<Option<
             }
         };
         let missing = || Diagnostic::new(format!("`{}` has no value", tensor.name));
-        ours.push(Ours { names, value: value.ok_or_else(missing)? });
-        gradients.push(gradient);
+        ours.push((Ours { names, value: value.ok_or_else(missing)? }, gradient));
     }
-    Ok((ours, gradients))
+    Ok(ours)
 }

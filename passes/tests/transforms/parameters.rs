@@ -2,6 +2,7 @@
 
 use ir::interp::{self, Missing, Mode};
 use ir::{Blob, DType, Module, Tensor, random, view};
+use passes::bind::Bind;
 use passes::canonicalize::Canonicalize;
 use passes::parameters::{Parameters, Set, specs};
 use passes::reports::{ParameterReport, RowRole};
@@ -276,5 +277,63 @@ fn a_named_tensor_is_trained_unless_its_elements_prove_it_a_table_or_a_mask() {
             ],
         };
         assert_eq!(warnings, expected);
+    }
+}
+
+/// A threshold that only a comparison reads beside one that is also subtracted.
+const THRESHOLDS: &str = "trainyard-ir 1
+module @thresholds imported {
+  data @0 \"compared\" : f32[] named
+  data @1 \"subtracted\" : f32[] named
+  func @forward(%0 \"x\" batched : f32[2, 4]) {
+    %1 = constant {data = @0} : f32[] !{fwd}
+    %2 = constant {data = @1} : f32[] !{fwd}
+    %3 = add %1, %1 : f32[] !{fwd}
+    %4 = greater %0, %3 : bool[2, 4] !{fwd}
+    %5 = greater %0, %2 : bool[2, 4] !{fwd}
+    %6 = sub %0, %2 : f32[2, 4] !{fwd}
+    %7 = select %5, %6, %0 : f32[2, 4] !{fwd}
+    %8 = select %4, %7, %6 : f32[2, 4] !{fwd}
+  }
+  output \"y\" = %8
+}";
+
+#[test]
+fn a_number_that_only_a_comparison_reads_is_no_parameter_whatever_its_name() {
+    let mut cx = PassContext::default();
+    let reports = run(&mut module(THRESHOLDS, normal), &mut cx, Parameters::default());
+    let compared = &reports["compared"];
+    assert_eq!(compared.role, RowRole::Constant, "{}", compared.reason);
+    assert!(compared.reason.starts_with("no gradient comes to it"), "{}", compared.reason);
+    assert_eq!(reports["subtracted"].role, RowRole::Parameter);
+    assert_eq!(cx.warnings.len(), 1, "only the trained number is warned of: {:?}", cx.warnings);
+}
+
+/// The first step of a recurrent cell whose state the exporter wrote for each of two samples.
+const FIRST_STATE: &str = "trainyard-ir 1
+module @cell imported {
+  data @0 \"state\" : f32[2, 4]
+  data @1 \"weight\" : f32[4, 4]
+  func @forward(%0 \"x\" batched : f32[2, 4]) {
+    %1 = constant {data = @0} : f32[2, 4] !{fwd}
+    %2 = constant {data = @1} : f32[4, 4] !{fwd}
+    %3 = contract %0, %2 {lhs = bi, rhs = oi, out = bo} : f32[2, 4] !{fwd}
+    %4 = sigmoid %3 : f32[2, 4] !{fwd}
+    %5 = mul %4, %1 : f32[2, 4] !{fwd}
+    %6 = add %5, %0 : f32[2, 4] !{fwd}
+  }
+  output \"y\" = %6
+}";
+
+#[test]
+fn the_role_of_a_tensor_does_not_depend_on_the_batch() {
+    for batch in [1, 2, 4] {
+        let numbers = |name: &str, i| if name == "state" { normal(name, i % 4) } else { normal(name, i) };
+        let (mut module, mut cx) = (module(FIRST_STATE, numbers), PassContext::default());
+        let bind = Bind { sizes: [("batch".to_owned(), batch)].into() };
+        Pass::from(bind).run(&mut module, &mut cx).expect("the batch is bound");
+        let reports = run(&mut module, &mut cx, Parameters::default());
+        assert_eq!(reports["state"].role, RowRole::Constant, "batch {batch}: {}", reports["state"].reason);
+        assert_eq!(reports["weight"].role, RowRole::Parameter, "batch {batch}");
     }
 }

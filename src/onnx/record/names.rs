@@ -23,11 +23,6 @@ pub(super) fn is_created(name: &str) -> bool {
     matches!(operator, "zeros" | "ones" | "full" | "empty" | "eye" | "arange" | "linspace" | "scalar_tensor")
 }
 
-/// Whether a tensor of a recurrent module is a bias: `lstm.bias_hh_l0`.
-pub(super) fn is_bias(name: &str) -> bool {
-    name.rsplit('.').next().is_some_and(|leaf| leaf.starts_with("bias"))
-}
-
 /// Whether the legacy exporter gave the name to the transposed weight of a layer, or to a tensor that an exponential is taken of.
 pub(super) fn is_folded_weight(name: &str) -> bool {
     ["onnx::MatMul_", "onnx::Gemm_", "onnx::Exp_"].iter().any(|prefix| name.starts_with(prefix))

@@ -1,11 +1,13 @@
 //! Packed weights: a recurrent layer of ONNX keeps several parameters of the module in one tensor.
+//!
+//! The exporter computes the three tensors of a layer from the author's, and folds each of them by its own size: one may be an
+//! initializer and another the result of slices. Each is looked at by itself.
 
-use super::names::is_bias;
 use super::signature::Signature;
-use super::traced::{self, TracedCall};
+use super::traced::{self, Argument, TracedCall};
 use super::{is_float, metadata};
-use crate::proto::{GraphProto, TensorProto};
-use std::collections::BTreeSet;
+use crate::proto::{GraphProto, NodeProto, TensorProto};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The packed tensors of a graph.
 #[derive(Debug, Default)]
@@ -14,26 +16,114 @@ pub(super) struct Packed<'s> {
     pub(super) tensors: BTreeSet<String>,
     /// The parameters that they hold.
     pub(super) parameters: BTreeSet<&'s str>,
+    /// Initializers that hold the state before the first step, which the author's code made and no parameter.
+    pub(super) initial_states: BTreeSet<String>,
 }
 
-/// Finds the recurrent nodes whose weights are initializers. A node whose weights are computed reads the parameters one by one.
+/// The inputs that have the state before the first step.
+const INITIAL_STATES: [usize; 2] = [5, 6];
+
+/// Finds the recurrent nodes that read initializers which the exporter made of parameters. Tensors that are computed read the
+/// parameters one by one.
 pub(super) fn find<'s>(graph: &GraphProto, signature: &Signature<'s>) -> Packed<'s> {
-    let floats = graph.initializer.iter().filter(|tensor| is_float(tensor)).map(TensorProto::name);
-    let floats: BTreeSet<&str> = floats.collect();
+    let sources = Sources::new(graph);
+    let is_listed = |name: &&str| signature.tensors().any(|listed| listed.name == *name);
     let mut packed = Packed::default();
+    // The nodes of one call are its layers, in order.
+    let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
     for node in graph.node.iter().filter(|node| matches!(node.op_type(), "LSTM" | "GRU" | "RNN")) {
-        let Some(call) = metadata(node, traced::KEY).and_then(TracedCall::parse) else { continue };
-        // The weights, the recurrent weights and the biases of all gates.
-        let inputs: Vec<&String> =
-            node.input.iter().skip(1).take(3).filter(|name| !name.is_empty()).collect();
-        if inputs.len() < 2 || !inputs.iter().all(|name| floats.contains(&name[..])) {
-            continue;
+        let Some(text) = metadata(node, traced::KEY) else { continue };
+        let Some(call) = TracedCall::parse(text) else { continue };
+        let index = layers.entry(text).or_default();
+        let weights = weights_of_layer(&call, *index);
+        *index += 1;
+        for (input, symbols) in (1..).zip(weights) {
+            let made = sources.behind(node, input);
+            let made: Vec<&str> = made.into_iter().filter(|name| !is_listed(name)).collect();
+            if !made.is_empty() {
+                let listed = symbols.into_iter().filter_map(|symbol| signature.find(symbol));
+                packed.parameters.extend(listed.map(|listed| listed.name));
+                packed.tensors.extend(made.into_iter().map(str::to_owned));
+            }
         }
-        let has_biases = inputs.len() == 3;
-        let listed = call.weights().into_iter().filter_map(|symbol| signature.find(symbol));
-        let names = listed.map(|listed| listed.name).filter(|name| has_biases || !is_bias(name));
-        packed.parameters.extend(names);
-        packed.tensors.extend(inputs.into_iter().cloned());
+        let from_code = starts_from_code(&call, signature);
+        let states = INITIAL_STATES.iter().flat_map(|&input| sources.behind(node, input));
+        let made = states.filter(|name| !is_listed(name) && (from_code || sources.is_initial(name)));
+        packed.initial_states.extend(made.map(str::to_owned));
     }
     packed
+}
+
+/// The weights of one layer of a call: those of input 1, 2 and 3 of its node.
+fn weights_of_layer<'t>(call: &TracedCall<'t>, index: usize) -> [Vec<&'t str>; 3] {
+    let weights = call.weights();
+    let layers = call.integer(4).and_then(|layers| usize::try_from(layers).ok());
+    let each = layers.and_then(|layers| weights.len().checked_div(layers)).filter(|&each| each > 0);
+    let of_layer = weights.chunks(each.unwrap_or(weights.len().max(1))).nth(index).unwrap_or_default();
+    let mut inputs: [Vec<&str>; 3] = Default::default();
+    let kinds = if call.word(3) == Some("True") { 4 } else { 2 };
+    for (place, &symbol) in of_layer.iter().enumerate() {
+        // `weight_ih`, `weight_hh`, and the two biases, which share an input.
+        inputs[(place % kinds).min(2)].push(symbol);
+    }
+    inputs
+}
+
+/// Whether the code of the module makes the first state, so that it is computed from no parameter: `gru(x, zeros, …)`.
+fn starts_from_code(call: &TracedCall, signature: &Signature) -> bool {
+    let is_made = |argument: &Argument| match argument {
+        Argument::Value(symbol) => signature.find(symbol).is_none() && super::names::is_created(symbol),
+        Argument::List(_) | Argument::Word(_) => false,
+    };
+    match call.arguments.get(1) {
+        Some(Argument::List(states)) => !states.is_empty() && states.iter().all(is_made),
+        Some(state) => is_made(state),
+        None => false,
+    }
+}
+
+/// The float initializers of a graph, and the nodes by their results.
+struct Sources<'g> {
+    floats: BTreeMap<&'g str, &'g TensorProto>,
+    producers: BTreeMap<&'g str, &'g NodeProto>,
+}
+
+impl<'g> Sources<'g> {
+    fn new(graph: &'g GraphProto) -> Self {
+        let floats = graph.initializer.iter().filter(|tensor| is_float(tensor));
+        let floats = floats.map(|tensor| (tensor.name(), tensor));
+        let results =
+            graph.node.iter().flat_map(|node| node.output.iter().map(move |name| (&name[..], node)));
+        Self { floats: floats.collect(), producers: results.collect() }
+    }
+
+    /// Whether an initializer holds the elements that states and modules begin with.
+    fn is_initial(&self, name: &str) -> bool {
+        self.floats.get(name).is_some_and(|tensor| super::identity::is_initial(tensor))
+    }
+
+    /// The initializers that an input of a node is made of by operators that only move elements.
+    fn behind(&self, node: &'g NodeProto, input: usize) -> Vec<&'g str> {
+        let mut found = Vec::new();
+        let mut stack: Vec<&str> = node.input.get(input).map(String::as_str).into_iter().collect();
+        let mut seen = BTreeSet::new();
+        while let Some(name) = stack.pop() {
+            if !seen.insert(name) {
+                continue;
+            }
+            if self.floats.contains_key(name) {
+                found.push(name);
+                continue;
+            }
+            let Some(producer) = self.producers.get(name) else { continue };
+            match producer.op_type() {
+                "Concat" => stack.extend(producer.input.iter().map(String::as_str)),
+                "Unsqueeze" | "Squeeze" | "Reshape" | "Transpose" | "Slice" | "Identity" | "Expand" => {
+                    stack.extend(producer.input.first().map(String::as_str));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
 }

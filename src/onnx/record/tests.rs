@@ -144,6 +144,46 @@ fn packed_weights_of_a_recurrent_layer_are_parameters_that_the_file_holds() {
     assert_eq!(layer(&["x", "w", "r"]).record.lost, ["g.bias_ih_l0", "g.bias_hh_l0"]);
 }
 
+/// A bidirectional layer as the exporter's optimizer leaves it: the weights of the input are computed, since they are large, and the
+/// other tensors are folded.
+#[test]
+fn each_tensor_of_a_recurrent_layer_is_looked_at_by_itself() {
+    let call = "%x, %zeros, [%p_ih, %p_hh, %p_b_ih, %p_b_hh], True, 1, 0.0, False, False, True";
+    let made = |start: &str| {
+        let nodes = vec![
+            traced(node("Concat", &["g.weight_ih_l0", "g.weight_ih_l0"], &["joined"]), "gru", call),
+            traced(node("Identity", &["joined"], &["w"]), "gru", call),
+            traced(
+                node("GRU", &["x", "w", "val_1", "val_2", "", "val_3"], &["y"]),
+                "gru",
+                &call.replace("%zeros", start),
+            ),
+        ];
+        let listed = [
+            ("p_ih", "PARAMETER", "g.weight_ih_l0"),
+            ("p_hh", "PARAMETER", "g.weight_hh_l0"),
+            ("p_b_ih", "PARAMETER", "g.bias_ih_l0"),
+            ("p_b_hh", "PARAMETER", "g.bias_hh_l0"),
+            ("p_unused", "PARAMETER", "unused"),
+        ];
+        let tensors = vec![
+            floats("g.weight_ih_l0", &[3, 2], 1.0, 2.0),
+            floats("val_1", &[1, 6, 2], 1.0, 2.0),
+            floats("val_2", &[1, 12], 1.0, 2.0),
+            floats("val_3", &[1, 1, 2], 0.5, 0.25),
+        ];
+        loaded(&exported(nodes, tensors, &listed))
+    };
+    let model = made("%zeros");
+    assert_eq!(model.record.lost, ["unused"]);
+    for name in ["g.weight_ih_l0", "val_1", "val_2"] {
+        assert_eq!(claim(&model, name), Some(Claim::Parameter), "{name}");
+    }
+    assert_eq!(claim(&model, "val_3"), Some(Claim::Unlisted), "the author's code made the first state");
+    // A first state that may have been made of a parameter which is not in the file.
+    assert_eq!(claim(&made("%expand"), "val_3"), None);
+}
+
 #[test]
 fn a_batch_norm_in_a_convolution_claims_none_of_its_tensors() {
     let conv = node("Conv", &["x", "c.weight", "c.bias"], &["y"]);

@@ -1,7 +1,7 @@
 //! The passes: everything that changes a program between its import and its lowering.
 //!
 //! [`pass`] has their trait and the context that they share, [`arguments`] their options as text, [`reports`] what they
-//! found, as data; `analysis` and [`rewriting`] hold the parts that several passes use. Every other module is one pass,
+//! found, as data; `analysis` and [`rewriting`] hold the parts that several passes use, and [`causality`] answers a question of the driver. Every other module is one pass,
 //! and imports none of the three that use all passes: [`registry`] lists them, one line each; [`pipeline`] is a list of them;
 //! [`manager`] runs them, verifies after each and shows what they did. A pass decides first (pure, the decision prints)
 //! and then applies what it decided.
@@ -16,6 +16,7 @@ pub mod autodiff;
 pub mod bind;
 pub mod buckets;
 pub mod canonicalize;
+pub mod causality;
 pub mod collectives;
 pub mod compress_activations;
 pub mod compress_gradients;

@@ -4,10 +4,11 @@ use crate::compilation;
 use crate::failure::Failure;
 use ir::ops::elementwise::Compare;
 use ir::{
-    Definition, Diagnostic, Module, Movement, NodeId, Op, OperandRole, Role, ScalarPart, State, StepOutput,
-    ValueId,
+    Definition, Diagnostic, Module, Movement, Node, NodeId, Op, OperandRole, Role, ScalarPart, State,
+    StepOutput, ValueId,
 };
 use passes::bind::where_samples_meet;
+use passes::causality::is_causal;
 use passes::evaluation::{self, Evaluation};
 use passes::keep::Keep;
 use passes::{Manager, PassContext, Pipeline};
@@ -42,6 +43,30 @@ pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Failure> 
     let training = made_by(Keep { outputs: evaluation::outputs(module) }.into())?;
     let evaluation = made_by(Evaluation.into())?;
     Ok(Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) })
+}
+
+/// The cross-entropy that the compiler added: nothing in the file shifts its labels.
+fn added_cross_entropy(module: &Module) -> Option<&Node> {
+    let is_added = |node: &&Node| matches!(node.op, Op::CrossEntropy(_)) && &*node.by == passes::loss::NAME;
+    module.nodes().map(|(_, node)| node).find(is_added)
+}
+
+/// Whether the file computes its loss, and so decides which label belongs to which output.
+pub fn has_own_loss(module: &Module) -> bool {
+    added_cross_entropy(module).is_none()
+}
+
+/// Whether a program is trained to predict the next element of an input: the compiler added the loss, and the logits at position t
+/// depend on no later position of the input.
+pub fn predicts_next(module: &Module, input: &str) -> bool {
+    let (Some(loss), Some(input)) = (added_cross_entropy(module), module.input(input)) else { return false };
+    let (logits, labels) = (loss[OperandRole::Data], loss[OperandRole::Labels]);
+    // Labels that are read transposed have their positions first, as the logits of recurrent models do.
+    let position = match module.value(labels).definition {
+        Definition::Input(_) => 1,
+        Definition::State(_) | Definition::Node(..) => 0,
+    };
+    module.ty(logits).ndim() == 3 && is_causal(module, input.value, logits, position)
 }
 
 /// Why the loss of a program, or a state, depends on samples whose labels are ignored, as a sentence; `None` if it does not.

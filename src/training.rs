@@ -39,8 +39,56 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Opens the data of a run. Errors: everything about it that would make a step fail.
-pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Result<Loader, Failure> {
+/// Opens the data of a run. Labels that stand in the data are shifted if they equal the input at the same place, and the
+/// program predicts the next token; a run that continues keeps the convention `of_run`. Errors: everything about the data that
+/// would make a step fail.
+pub fn open_data(
+    module: &Module,
+    settings: &Settings,
+    microbatches: u64,
+    of_run: Option<LabelsOfRun>,
+) -> Result<Loader, Failure> {
+    let asked = settings.data.labels_from.map(|from| match from {
+        LabelsFrom::Shift => data::LabelsFrom::Shift,
+        LabelsFrom::Given => data::LabelsFrom::Given,
+    });
+    let kept = of_run.and_then(|labels| labels.0);
+    let mut loader = open_with(module, settings, microbatches, asked.or(kept))?;
+    if asked.is_some() {
+        return Ok(loader);
+    }
+    let Some(input) = loader.repeated_input().map(str::to_owned) else { return Ok(loader) };
+    let same = format!("all labels that count equal `{input}` at the same place");
+    match (feed::predicts_next(module, &input), of_run) {
+        (true, None) => {
+            loader = open_with(module, settings, microbatches, Some(data::LabelsFrom::Shift))?;
+            loader.note(format!(
+                "{same}, so the loader shifts them: each output is trained to predict the next token; to train on \
+                 the labels as they are: --labels-from given"
+            ));
+        }
+        (true, Some(_)) => loader.note(format!(
+            "{same}, and this run began to train on them as they are; to train on the next token, begin a new run"
+        )),
+        (false, _) if feed::has_own_loss(module) => {}
+        (false, _) => loader.note(format!(
+            "{same}, and the loader does not shift them, since the outputs depend on later positions; if each output \
+             should predict the next token: --labels-from shift"
+        )),
+    }
+    Ok(loader)
+}
+
+/// The convention of the labels in a run that continues; `None` inside if its checkpoint does not name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LabelsOfRun(pub Option<data::LabelsFrom>);
+
+fn open_with(
+    module: &Module,
+    settings: &Settings,
+    microbatches: u64,
+    labels_from: Option<data::LabelsFrom>,
+) -> Result<Loader, Failure> {
     let train = settings.data.train.as_ref().map(source).context("the data is opened only to train")?;
     let options = LoaderOptions {
         seed: settings.seed.seed,
@@ -51,10 +99,7 @@ pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Res
             Some(Tokenizer::Bytes) => Tokenization::Bytes,
             Some(Tokenizer::File(path)) => Tokenization::File(path.clone()),
         },
-        labels_from: settings.data.labels_from.map(|from| match from {
-            LabelsFrom::Shift => data::LabelsFrom::Shift,
-            LabelsFrom::Given => data::LabelsFrom::Given,
-        }),
+        labels_from,
         inputs: inputs(settings),
         ..LoaderOptions::default()
     };

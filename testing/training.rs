@@ -41,7 +41,7 @@ pub fn train(
     plan(&mut passes);
     let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
     let programs = Programs::lower(&compilation, 1, runtime::target::Target::Cpu)?;
-    let loader = training::open_data(&compilation.forward, settings, 1)?;
+    let loader = training::open_data(&compilation.forward, settings, 1, None)?;
     let folder = Folder::new(&place.path("run"));
     let start = if settings.run.resume.is_some() {
         let here = ResumePlace { folder: folder.path().to_owned(), step: None };

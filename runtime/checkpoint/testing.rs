@@ -37,7 +37,15 @@ pub(super) fn data() -> DataFingerprint {
 
 pub(super) fn description(step: u64) -> Description {
     let (epoch, batch_in_epoch) = (step / 12, step % 12);
-    let position = DataPosition { step, epoch, batch_in_epoch, samples: 100, global_batch: 8, seed: 7 };
+    let position = DataPosition {
+        step,
+        epoch,
+        batch_in_epoch,
+        samples: 100,
+        global_batch: 8,
+        seed: 7,
+        labels_from: None,
+    };
     Description::new(&module(), position, data())
 }
 

@@ -12,8 +12,9 @@ use super::column::Content;
 use super::dataset::{Dataset, Wanted};
 use super::decide::{self, Decision, Offer};
 use super::error::DataError;
+use super::labels;
 use super::order::{Permutation, mix};
-use super::spec::{DataSource, LoaderOptions, ModelSpec, Source, Tokenization, Unfillable};
+use super::spec::{DataSource, LabelsFrom, LoaderOptions, ModelSpec, Source, Tokenization, Unfillable};
 use super::tokenizer::TextTokenizer;
 use super::tokens::Text;
 
@@ -49,6 +50,10 @@ pub struct DataPosition {
     pub global_batch: u64,
     /// What decides the order.
     pub seed: u64,
+    /// The convention of labels that stand in the data as integers for each position. `None` of other labels, and in
+    /// checkpoints of versions that took such labels as they were unless they were told to shift them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels_from: Option<LabelsFrom>,
 }
 
 /// A batch of held-out data, which is read row by row.
@@ -204,6 +209,22 @@ impl Loader {
         &self.notes
     }
 
+    /// Adds a note.
+    pub fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    /// The convention of the labels, if they stand in the data as integers for each position of a sample.
+    pub fn labels_from(&self) -> Option<LabelsFrom> {
+        labels::convention(&self.train)
+    }
+
+    /// The input that all counted labels equal at the same place, in training and in evaluation, as labels in Hugging Face's
+    /// convention do. `None` if the labels are shifted already.
+    pub fn repeated_input(&self) -> Option<&str> {
+        labels::repeated_input(&self.train, self.eval.as_ref())
+    }
+
     /// The global batch of step `step`, counted from 0 over all epochs.
     pub fn global_batch(&self, step: u64) -> Batch {
         self.rows(step, 0..self.global_batch)
@@ -249,6 +270,7 @@ impl Loader {
             samples: self.train.samples,
             global_batch: self.global_batch,
             seed: self.seed,
+            labels_from: self.labels_from(),
         }
     }
 

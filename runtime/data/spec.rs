@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use ir::DType;
+use serde::{Deserialize, Serialize};
 
 /// One input of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +123,8 @@ impl Source {
 }
 
 /// Where labels come from (`--labels-from`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum LabelsFrom {
     /// The next token: labels are the tokens (or the file's labels) moved one to the left.
     Shift,

@@ -17,6 +17,7 @@ use runtime::simulator::SimulatedStep;
 use runtime::target::Target;
 
 use super::compile::{Compile, Ready};
+use super::resuming::Continued;
 use super::{Cli, Command};
 use crate::config::memory::Budget;
 use crate::config::{PrecisionChoice, UpdateChoice};
@@ -134,7 +135,7 @@ impl Compile {
         }
         let mut unlimited = self.trial();
         (unlimited.settings.memory.memory, unlimited.settings.memory.offload) = (None, vec![]);
-        Some(unlimited.compile(device, self.settings.shapes.global_batch).ok()?.plan)
+        Some(unlimited.compile(device, Continued::anew(self.settings.shapes.global_batch)).ok()?.plan)
     }
 
     /// Bytes of the device that no program of a change goes without: those of its states.
@@ -220,7 +221,8 @@ impl Compile {
         else {
             return None;
         };
-        let ready = compile.trial().compile(device, compile.settings.shapes.global_batch).ok()?;
+        let ready =
+            compile.trial().compile(device, Continued::anew(compile.settings.shapes.global_batch)).ok()?;
         // The statistics of a batch norm, and some losses, are those of a microbatch.
         let of_microbatch = |node: &Node| matches!(node.op, Op::BatchStatistics(_));
         let depends_on_microbatch = ready.compilation.training.nodes().any(|(_, node)| of_microbatch(node))
@@ -383,7 +385,8 @@ mod tests {
         };
         let (multiprocessors, described) = (Multiprocessors::default(), String::new());
         let device = Chosen { target: Target::Cpu, multiprocessors, described, preset: Some(Preset::Cpu) };
-        let ready = compile.compile(&device, None).unwrap_or_else(|error| panic!("{error:?}"));
+        let ready =
+            compile.compile(&device, Continued::default()).unwrap_or_else(|error| panic!("{error:?}"));
         let bytes = ready.programs.peak() / 2;
         let advice = |target: Target| compile.advice(Room::of_device(bytes, target), &ready.plan, &device).0;
         let offloaded = |notes: &[String]| notes.iter().any(|note| note.contains("--offload auto"));

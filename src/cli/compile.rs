@@ -18,9 +18,9 @@ use runtime::target::Target;
 use runtime::train::Surroundings;
 
 use super::report::{self, Outcome, tell};
-use super::resuming::{self, Beginning};
+use super::resuming::{self, Beginning, Continued};
 use crate::compilation::{self, Compilation, Source};
-use crate::config::{DataSource, Length, Settings};
+use crate::config::{DataSource, LabelsFrom, Length, Settings};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
@@ -169,8 +169,7 @@ impl Compile {
         let beginning = self.check_folder(&folder)?;
         let settings = &self.settings;
         let device = self.device(processes)?;
-        let global_batch = settings.shapes.global_batch.or_else(|| resuming::global_batch(&beginning));
-        let mut ready = self.compile(&device, global_batch)?;
+        let mut ready = self.compile(&device, Continued::of(&beginning, settings))?;
         if let (Some(until), Some(training)) = (until, &mut ready.training) {
             training.end_after(until)?;
         }
@@ -298,8 +297,9 @@ impl Compile {
         }
     }
 
-    pub(super) fn compile(&self, device: &Chosen, global_batch: Option<u64>) -> Result<Ready, Failure> {
+    pub(super) fn compile(&self, device: &Chosen, continued: Continued) -> Result<Ready, Failure> {
         let settings = &self.settings;
+        let global_batch = continued.global_batch;
         let data_ranks = settings.parallel.data_ranks();
         let model =
             compilation::open_asking(&self.model, settings.optimizer.untied, &settings.optimizer.train_also)?;
@@ -319,7 +319,7 @@ impl Compile {
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;
         let microbatches = sizes::microbatches(&forward.module, global_batch, data_ranks)?;
-        let open = |_| training::open_data(&forward.module, settings, microbatches);
+        let open = |_| training::open_data(&forward.module, settings, microbatches, continued.labels);
         let loader = settings.data.train.as_ref().map(open).transpose()?;
         let mut training = loader.map(|loader| {
             let steps = match settings.run.length() {
@@ -377,13 +377,21 @@ impl Compile {
     fn write_plan(&self, folder: &Folder, ready: &Ready) -> Result<(), Failure> {
         let program = ir::text::print(&ready.compilation.training);
         let plan = serde_json::to_vec_pretty(&ready.plan).context("the plan cannot be converted to JSON")?;
-        let config = self.settings.to_toml().context("the settings do not print")?;
+        let config = self.settings_of(ready).to_toml().context("the settings do not print")?;
         folder.write(&[
             ("program.ir", program.as_bytes()),
             ("plan.json", &plan),
             ("config.toml", config.as_bytes()),
         ])?;
         self.write_memory_plan(ready)
+    }
+
+    /// The settings, with the convention of labels that the loader chose.
+    pub(super) fn settings_of(&self, ready: &Ready) -> Settings {
+        let mut settings = self.settings.clone();
+        let chosen = ready.training.as_ref().and_then(|training| training.loader.labels_from());
+        settings.data.labels_from = settings.data.labels_from.or(chosen.map(LabelsFrom::from));
+        settings
     }
 
     fn write_memory_plan(&self, ready: &Ready) -> Result<(), Failure> {

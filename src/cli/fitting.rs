@@ -1,6 +1,7 @@
 //! What would fit on a device that a run is too large for.
 
 use super::compile::Compile;
+use super::resuming::Continued;
 use crate::hardware::Chosen;
 use crate::plan::RunPlan;
 use runtime::room::TooLarge;
@@ -17,7 +18,7 @@ impl Compile {
         while microbatch.is_multiple_of(2) {
             microbatch /= 2;
             smaller.settings.shapes.microbatch = Some(microbatch);
-            let peak = smaller.compile(device, Some(global)).ok()?.programs.peak();
+            let peak = smaller.compile(device, Continued::anew(Some(global))).ok()?.programs.peak();
             if peak <= too_large.of_programs {
                 let size = TooLarge::size(peak);
                 return Some(format!("--microbatch {microbatch} --global-batch {global} takes {size}"));
@@ -46,7 +47,8 @@ mod tests {
             described: String::new(),
             preset: None,
         };
-        let ready = compile.compile(&device, None).unwrap_or_else(|error| panic!("{error:?}"));
+        let ready =
+            compile.compile(&device, Continued::default()).unwrap_or_else(|error| panic!("{error:?}"));
         let with = |of_programs| {
             let too_large = TooLarge {
                 program: "gpt2".into(),

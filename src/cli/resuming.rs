@@ -4,7 +4,7 @@ use crate::compilation::Compilation;
 use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, RunFlags, Settings};
 use crate::export;
 use crate::output::Folder;
-use crate::training::{METRICS, checkpoints};
+use crate::training::{LabelsOfRun, METRICS, checkpoints};
 use clap::{Args, Command};
 use ir::Diagnostic;
 use runtime::checkpoint::{Checkpoint, StateRow};
@@ -64,9 +64,29 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     Ok(Beginning::Checkpoint { place, in_place })
 }
 
-/// The global batch of the checkpoint at which a run begins: it stays, though the number of data ranks may be another.
-pub(super) fn global_batch(beginning: &Beginning) -> Option<u64> {
-    Some(checkpoint(beginning)?.description.position.global_batch)
+/// The facts of the checkpoint at which a run begins that stay in the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Continued {
+    /// Samples of a step, though the number of data ranks may be another.
+    pub(super) global_batch: Option<u64>,
+    /// The convention of the labels, though the evaluation data may be others.
+    pub(super) labels: Option<LabelsOfRun>,
+}
+
+impl Continued {
+    /// The facts of a run that begins there with these settings.
+    pub(super) fn of(beginning: &Beginning, settings: &Settings) -> Self {
+        let position = checkpoint(beginning).map(|checkpoint| checkpoint.description.position);
+        Self {
+            global_batch: settings.shapes.global_batch.or(position.map(|position| position.global_batch)),
+            labels: position.map(|position| LabelsOfRun(position.labels_from)),
+        }
+    }
+
+    /// A new run with this global batch.
+    pub(super) fn anew(global_batch: Option<u64>) -> Self {
+        Self { global_batch, labels: None }
+    }
 }
 
 /// The steps that were done where a run begins.
@@ -117,6 +137,11 @@ fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
     })?;
     let free = keys(&[RunFlags::augment_args, Device::augment_args]);
     let now = table(settings);
+    let mut then = then;
+    if settings.data.labels_from.is_none() {
+        // The run chose the convention itself, and chooses it again.
+        then.remove(LABELS_FROM);
+    }
     let known = keys(&[Settings::augment_args]);
     let differ = known.iter().filter(|key| !free.contains(key) && then.get(*key) != now.get(*key));
     let notes: Vec<String> = differ
@@ -195,6 +220,9 @@ fn changed_end(from: &Path, then: &Table, now: &Table) -> Option<String> {
         length(now)
     ))
 }
+
+/// The flag of the convention of labels.
+const LABELS_FROM: &str = "labels-from";
 
 /// The settings as a config file has them.
 fn table(settings: &Settings) -> Table {

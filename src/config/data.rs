@@ -33,8 +33,9 @@ pub struct Data {
     /// Tokens per sample of a token stream [default: the model's sequence length]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub seq: Option<u64>,
-    /// Source of the labels: the tokens shifted by one, or labels in the data [default: shifted tokens for a token stream,
-    /// otherwise labels in the data]
+    /// Convention of the labels: `shift` moves the tokens, or the labels in the data, by one (Hugging Face's convention); `given` takes
+    /// labels as they are [default: shift for a token stream, and for labels in the data that all equal the tokens at the same
+    /// place, if the model predicts the next token; otherwise given]
     #[arg(long, value_enum)]
     pub labels_from: Option<LabelsFrom>,
     /// Fill the model's input NAME, or its labels, from SOURCE: a key of the data, columns of a .csv (names, or numbers from
@@ -120,10 +121,20 @@ impl fmt::Display for Tokenizer {
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LabelsFrom {
-    /// The next token of the stream: the loader shifts the tokens
+    /// The next token: the loader shifts the tokens of a stream, or labels that stand in the data beside their own tokens
+    /// (Hugging Face's convention)
     Shift,
-    /// Labels stored in the data; nothing is shifted
+    /// The label of each output, as it stands in the data; nothing is shifted
     Given,
+}
+
+impl From<runtime::data::LabelsFrom> for LabelsFrom {
+    fn from(from: runtime::data::LabelsFrom) -> Self {
+        match from {
+            runtime::data::LabelsFrom::Shift => Self::Shift,
+            runtime::data::LabelsFrom::Given => Self::Given,
+        }
+    }
 }
 
 /// `NAME=SOURCE`: what fills one input of the model.

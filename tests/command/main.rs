@@ -15,6 +15,7 @@ mod experts;
 mod hostile;
 mod inspect;
 mod kernels_for;
+mod labels;
 mod launched;
 mod memory_plan;
 mod offload;

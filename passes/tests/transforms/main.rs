@@ -2,6 +2,7 @@
 
 mod batch;
 mod canonicalize;
+mod causality;
 mod collectives;
 mod experts;
 mod gradients;

@@ -2,6 +2,7 @@
 
 use super::Compile;
 use crate::cli::report::{Outcome, tell};
+use crate::cli::resuming::Continued;
 use crate::config::DeviceChoice;
 use crate::failure::Failure;
 use crate::hardware::Chosen;
@@ -67,7 +68,7 @@ impl Compile {
         let nvrtc = Nvrtc::open(&Folders::of_process()).map_err(|error| refused(&error))?;
         let architecture = nvrtc.architecture(gpu.capability()).map_err(|error| refused(&error))?;
         let version = nvrtc.version().to_owned();
-        let ready = self.compile(&gpu.chosen(), self.settings.shapes.global_batch)?;
+        let ready = self.compile(&gpu.chosen(), Continued::anew(self.settings.shapes.global_batch))?;
         let stages = ready.programs.all();
         let programs = stages.iter().flat_map(|stages| stages.iter()).map(|program| lower(program.clone()));
         let programs = programs.collect::<Result<Vec<CudaProgram>, _>>()?;

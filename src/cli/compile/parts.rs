@@ -3,7 +3,7 @@
 
 use super::{Compile, Training, run};
 use crate::cli::report::{Outcome, tell};
-use crate::cli::resuming;
+use crate::cli::resuming::{self, Continued};
 use crate::config::Resume;
 use crate::failure::Failure;
 use crate::output::Folder;
@@ -51,8 +51,8 @@ impl Compile {
         let mut compressed = self.clone();
         compressed.settings.run.resume = Some(Resume::Output);
         compressed.settings.out.force = false;
-        let global_batch = settings.shapes.global_batch.or_else(|| resuming::global_batch(&beginning));
-        let ready = compressed.compile(&self.device(processes)?, global_batch)?;
+        let continued = Continued::of(&beginning, settings);
+        let ready = compressed.compile(&self.device(processes)?, continued)?;
         ready.training.map_or(Ok(()), |mut training| training.end_after(after))?;
         let mut whole = Self { whole_gradients: true, ..self.clone() };
         whole.settings.run.profile = false;

@@ -142,7 +142,7 @@ impl Compile {
             Some(place) => {
                 let ranks = ranks()?;
                 let start = training::go_on(compilation, settings, processes, loader, place, report)?;
-                let mut notes = resuming::changed_flags(&place.folder, settings);
+                let mut notes = resuming::changed_flags(&place.folder, &self.settings_of(ready));
                 notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
                 notes.iter().for_each(|note| tell!("note: {note}"));
                 (ranks, start)

@@ -26,6 +26,7 @@ use ir::{
     At, Builder, Changed, Diagnostic, Inference, Module, Movement, Node, NodeId, Op, Phase, Signature, Type,
     ValueId,
 };
+use near::is_fused;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -211,6 +212,10 @@ fn exits(module: &Module, region: &[NodeId]) -> BTreeSet<ValueId> {
     outside.chain(module.roots()).filter(|value| made.contains(value)).collect()
 }
 
+/// Added to the price of a softmax that a fused operator makes unnecessary. With few tokens the transposes around that operator
+/// take longer than the products and the softmax; but the form of a program must not depend on its batch or its sequence.
+const REPLACED: u64 = 1 << 40;
+
 /// Picoseconds on a device of 10 TFLOP/s and 1 TB/s, plus a little for being there at all. Views of what is stored
 /// are free: they become views of a state. What is not a kernel costs the least.
 fn price(graph: &Graph, stored: &BTreeSet<Id>, node: &ENode) -> u64 {
@@ -231,7 +236,8 @@ fn price(graph: &Graph, stored: &BTreeSet<Id>, node: &ENode) -> u64 {
         results: graph[class].data.types.clone(),
     };
     let Cost { flops, read, written } = op.cost(&signature);
-    PRESENCE + (flops / 10).max(read.saturating_add(written))
+    let replaced = if matches!(op, Op::Softmax(_)) && is_fused(graph, class) { REPLACED } else { 0 };
+    replaced + PRESENCE + (flops / 10).max(read.saturating_add(written))
 }
 
 /// The classes that are a constant seen through views. Walked from the constants up: classes have many nodes, and the

@@ -14,6 +14,19 @@ use std::sync::Arc;
 pub(super) struct Seen {
     found: BTreeSet<(Id, &'static str)>,
     missed: BTreeMap<(Id, &'static str), String>,
+    /// Softmaxes that a fused operator makes unnecessary.
+    fused: BTreeSet<Id>,
+}
+
+/// Notes that a fused operator has the softmaxes of a class in it.
+pub(super) fn fuses(g: &Graph, softmaxes: Id) {
+    g.analysis.seen.borrow_mut().fused.insert(softmaxes);
+}
+
+/// Whether a fused operator has the softmaxes of a class in it.
+pub(super) fn is_fused(g: &Graph, softmaxes: Id) -> bool {
+    let seen = g.analysis.seen.borrow();
+    seen.fused.iter().any(|&class| g.find(class) == g.find(softmaxes))
 }
 
 /// Whether nothing is unmet where a rule has found the shape of a pattern at `n`; what is unmet is kept for the user.
@@ -70,8 +83,14 @@ pub(super) fn report(
     let seen = g.analysis.seen.borrow();
     let found: BTreeSet<(Id, &str)> =
         seen.found.iter().map(|&(class, pattern)| (g.find(class), pattern)).collect();
-    let missed =
-        seen.missed.iter().filter(|((class, pattern), _)| !found.contains(&(g.find(*class), *pattern)));
+    // A class that is a view of a found one is the same in another spelling.
+    let is_found = |class: Id, pattern: &'static str| {
+        let views =
+            g[class].nodes.iter().filter(|node| node.op().is_some_and(|op| op.movement().is_layout()));
+        let sources = views.filter_map(|view| view.args.first().copied());
+        std::iter::once(class).chain(sources).any(|class| found.contains(&(g.find(class), pattern)))
+    };
+    let missed = seen.missed.iter().filter(|((class, pattern), _)| !is_found(g.find(*class), pattern));
     let near = missed.map(|(&(class, pattern), reason)| (g.find(class), pattern, reason));
     let near = near.filter(|(class, ..)| stood.contains(class)).map(|(class, pattern, reason)| NearMiss {
         pattern,

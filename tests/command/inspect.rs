@@ -159,7 +159,7 @@ fn every_model_is_described_or_all_reasons_are_told() {
         models/summed-loss.dynamo.onnx: trainable, 4 parameters, 259 elements
             {}
         models/t5.dynamo-dyn.onnx: unbound, 26 parameters, 7168 elements
-            {"rms_norm":7}
+            {"attention":3,"rms_norm":7}
         models/t5.dynamo.onnx: trainable, 26 parameters, 10336 elements
             {"attention":3,"cross_entropy":1,"rms_norm":7}
         models/weighted-loss.dynamo.onnx: trainable, 4 parameters, 378 elements

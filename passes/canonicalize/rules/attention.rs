@@ -7,7 +7,7 @@
 use super::Row;
 use super::algebra::factor;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
-use crate::canonicalize::near::{holds, unless};
+use crate::canonicalize::near::{fuses, holds, unless};
 use crate::canonicalize::stored::{self, Pattern};
 use crate::canonicalize::term::{Term, find, result, term, typed};
 use egg::Id;
@@ -15,7 +15,7 @@ use ir::ops::Float;
 use ir::ops::Labels;
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::Binary::{Add, Mul};
+use ir::ops::elementwise::Binary::{Add, Mul, Sub};
 use ir::ops::elementwise::Unary::IsNan;
 use ir::ops::shape::{Reshape, Transpose};
 use ir::{Dim, Op, Type};
@@ -57,7 +57,13 @@ fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let four = g.ty(probabilities).ndim() == 4 && matches!(g.ty(value).ndim(), 3 | 4);
     // One head that has no dim is left to contractions, which any mesh splits: attention is split by its heads.
     let several = !four || g.ty(value).ndim() == 4 || !g.ty(probabilities).dims[1].is_one();
-    for (class, guarded) in softmaxes(g, probabilities) {
+    let found = softmaxes(g, probabilities);
+    if found.is_empty()
+        && let viewed @ Some(_) = viewed_softmax(g, probabilities)
+    {
+        holds(g, n, PATTERN, [viewed]);
+    }
+    for Probabilities { softmax, scores: class, guarded } in found {
         let all_scores = all_scores(g, class);
         if let unfit @ Some(_) = unfit_mask(g, class).filter(|_| all_scores.is_empty()) {
             holds(g, n, PATTERN, [unfit]);
@@ -81,8 +87,12 @@ fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
                     "its queries, keys and values do not have the dims of attention".into()
                 }),
             ];
-            let found = holds(g, n, PATTERN, unmet);
-            out.extend(attention.filter(|_| found));
+            if holds(g, n, PATTERN, unmet)
+                && let Some(attention) = attention
+            {
+                fuses(g, softmax);
+                out.push(attention);
+            }
         }
     }
 }
@@ -105,17 +115,41 @@ fn unfit_mask(g: &Graph, class: Id) -> Option<String> {
     unfit
 }
 
-/// The operands of a softmax over the last dim in a class; and whether rows of NaN become zeros after it.
-fn softmaxes(g: &Graph, class: Id) -> Vec<(Id, bool)> {
+/// What stands between a softmax of scores and a contraction that reads it through one view.
+fn viewed_softmax(g: &Graph, class: Id) -> Option<String> {
+    g[class].nodes.iter().filter(|node| node.op().is_some_and(|op| op.movement().is_layout())).find_map(
+        |view| {
+            let source = *view.args.first()?;
+            let mut scores = softmaxes(g, source).into_iter();
+            scores.any(|found| !all_scores(g, found.scores).is_empty()).then(|| {
+                let (from, to) = (g.ty(source), g.ty(class));
+                format!(
+                    "its probabilities {from} are read as {to}, and its values are not read in the same way"
+                )
+            })
+        },
+    )
+}
+
+/// A softmax over the last dim.
+struct Probabilities {
+    softmax: Id,
+    scores: Id,
+    /// Whether rows of NaN become zeros after it.
+    guarded: bool,
+}
+
+/// The softmaxes that a class is, perhaps with a guard.
+fn softmaxes(g: &Graph, class: Id) -> Vec<Probabilities> {
     let mut found = Vec::new();
     let Some(last) = (g.ty(class).ndim() as u32).checked_sub(1) else { return found };
     find!(@arg g, class, ([Op::Softmax(softmax)] scores) => {
-        if softmax.dim == last { found.push((scores, false)) }
+        if softmax.dim == last { found.push(Probabilities { softmax: class, scores, guarded: false }) }
     });
     find!(@arg g, class, ([Op::Select(_)] ([Op::Unary(IsNan)] tested) zero kept) => {
         if g.same(tested, kept) && g.choice(zero) == Some(0.0) {
             find!(@arg g, kept, ([Op::Softmax(softmax)] scores) => {
-                if softmax.dim == last { found.push((scores, true)) }
+                if softmax.dim == last { found.push(Probabilities { softmax: kept, scores, guarded: true }) }
             });
         }
     });
@@ -265,7 +299,7 @@ fn may_hide_a_row(g: &Graph, mask: Id) -> bool {
 }
 
 /// Whether a class has finite elements alone: it chooses between finite numbers, or is looked up in a table of weights
-/// or multiplied by a matrix, as biases that are trained are, or is a product of weights and integers, as a bias by
+/// or multiplied by a matrix, as biases that are trained are, or is made of weights and integers, as a bias by
 /// distance is. `tried` has the classes that were looked at.
 fn is_finite(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
     let finite = |number: Option<f64>| number.is_some_and(f64::is_finite);
@@ -279,7 +313,9 @@ fn is_finite(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
                 Some(Op::Gather(_)) => stored::is_finite(g, node.args[0]),
                 Some(Op::Constant(_)) => stored::is_finite(g, class),
                 Some(Op::Cast(_)) => !g.ty(node.args[0]).dtype.is_float(),
-                Some(Op::Binary(Mul)) => node.args.iter().all(|&factor| is_finite(g, factor, tried)),
+                Some(Op::Binary(Mul | Add | Sub)) => {
+                    node.args.iter().all(|&factor| is_finite(g, factor, tried))
+                }
                 Some(op) if op.movement().is_layout() => is_finite(g, node.args[0], tried),
                 _ => false,
             })

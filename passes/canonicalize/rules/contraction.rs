@@ -84,8 +84,8 @@ fn sources(g: &Graph, x: Id) -> Vec<Id> {
     sources
 }
 
-/// The contraction of what was merged. A label of one side alone takes its dims apart; one of both sides does where both
-/// merged the same dims, and else stays merged.
+/// The contraction of what was merged. A label of one side alone takes its dims apart. One of both sides is taken apart where both
+/// sides have a border: `[1, 4]` and `[1, 2, 2]` become `[1, 4]`.
 fn flattened(g: &Graph, contract: &Contract, x: (Id, Id), y: (Id, Id)) -> Option<Term> {
     let runs = |(merged, inner): (Id, Id)| -> Option<Vec<Vec<Dim>>> {
         let runs = merges(&g.ty(inner).dims, &g.ty(merged).dims)?;
@@ -98,8 +98,8 @@ fn flattened(g: &Graph, contract: &Contract, x: (Id, Id), y: (Id, Id)) -> Option
             Some((&parts[at], &g.ty(operand.0).dims[at]))
         });
         let (first, whole) = found.next()?;
-        let agree = found.all(|(other, _)| other == first);
-        Some(if agree { first.clone() } else { vec![whole.clone()] })
+        let Some((other, _)) = found.next() else { return Some(first.clone()) };
+        Some(common_parts(first, other).unwrap_or_else(|| vec![whole.clone()]))
     };
     let mut next = b'A';
     let mut expansion: BTreeMap<u8, (Vec<u8>, Vec<Dim>)> = BTreeMap::new();
@@ -126,4 +126,46 @@ fn flattened(g: &Graph, contract: &Contract, x: (Id, Id), y: (Id, Id)) -> Option
     let types = [g.ty(x.0).clone(), g.ty(y.0).clone()];
     let ty = contract.infer(&Inference { operands: &types, declared: &[] }).ok()?.pop()?;
     Some(typed(Reshape, [term(canonical(&wide), operands)], ty))
+}
+
+/// The parts that two ways to take the same dim apart have in common: each part is a product of dims on both sides, and none can be
+/// divided further. `None` for dims whose sizes are not known where the sides differ.
+fn common_parts(one: &[Dim], other: &[Dim]) -> Option<Vec<Dim>> {
+    let (mut parts, mut one, mut other) = (Vec::new(), one.iter(), other.iter());
+    while let (Some(left), Some(right)) = (one.next(), other.next()) {
+        let (mut left, mut right) = (left.clone(), right.clone());
+        while left != right {
+            if left.size()? < right.size()? {
+                left = left.product(one.next()?)?;
+            } else {
+                right = right.product(other.next()?)?;
+            }
+        }
+        parts.push(left);
+    }
+    // Dims of size one that are left over join the last part.
+    one.chain(other).all(Dim::is_one).then_some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_common_parts_of_two_factorings_are_as_small_as_both_allow() {
+        for (one, other, parts) in [
+            (&[1, 4][..], &[1, 2, 2][..], Some(&[1, 4][..])),
+            (&[2, 4], &[2, 2, 2], Some(&[2, 4])),
+            (&[2, 2, 2], &[8], Some(&[8])),
+            (&[2, 3], &[3, 2], Some(&[6])),
+            (&[4, 1], &[4], Some(&[4])),
+            (&[1, 4], &[4], Some(&[4])),
+            (&[2, 6, 2], &[4, 3, 2], Some(&[12, 2])),
+            (&[1, 1, 4], &[1, 4], Some(&[1, 4])),
+            (&[2, 3], &[2, 2], None),
+        ] {
+            let dims = |sizes: &[u64]| sizes.iter().map(|&size| Dim::known(size)).collect::<Vec<_>>();
+            assert_eq!(common_parts(&dims(one), &dims(other)), parts.map(dims), "{one:?} {other:?}");
+        }
+    }
 }

@@ -66,6 +66,7 @@ mod shape_tests;
 mod spectrum;
 mod subgraph;
 mod unpool;
+mod vectors;
 mod weighted_loss;
 
 use crate::record::{self, Detached};
@@ -96,7 +97,7 @@ pub struct Imported {
     pub authors: BTreeMap<String, String>,
     /// The tensors of the author's module, made of tensors of the file.
     pub state_dict: StateDict,
-    /// Tensors of the file that hold vectors, one beside the other: biases and peepholes of recurrent layers.
+    /// Tensors of the file that hold vectors, although they have more dims.
     pub vectors: BTreeSet<String>,
     /// What the user may not expect of the file.
     pub warnings: Vec<Diagnostic>,
@@ -152,7 +153,8 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     let recorded = model.record.warnings(graph, &aliases);
     let warnings = warnings.chain(detached.warnings(graph)).chain(recorded).collect();
     let authors = model.record.tensors.iter().map(|(name, recorded)| (name.clone(), recorded.name.clone()));
-    let (authors, vectors) = (authors.collect(), recurrent::vectors(graph));
+    let vectors = vectors::find(graph, &model.record, model.producer.starts_with("pytorch"));
+    let authors = authors.collect();
     Ok(Imported { module, aliases, authors, state_dict, vectors, warnings, untrainable: quantized })
 }
 

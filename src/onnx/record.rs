@@ -154,6 +154,11 @@ pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
     }
 }
 
+/// Whether the author gave a tensor its name.
+pub(crate) fn has_author_name(tensor: &Tensor) -> bool {
+    is_author_name(&tensor.name)
+}
+
 /// The claim about a tensor that is not on a complete list. A name such as `sub_1` is that of a result of the trace, which the
 /// exporter computed in advance.
 fn unlisted(tensor: &Tensor) -> Claim {

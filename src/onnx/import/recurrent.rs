@@ -8,12 +8,10 @@ use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
 use super::gate::Gate;
 use super::recurrent_cell::{Cell, Kind, State};
-use crate::Graph;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Compare};
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
-use std::collections::BTreeSet;
 
 /// The recurrent layers of a file are unrolled into so many steps in all, and no more.
 const MOST_STEPS: u64 = 16_384;
@@ -42,14 +40,6 @@ struct DirectionOutputs {
     /// The hidden state after each step, in the order of time.
     steps: Vec<ValueId>,
     last: State,
-}
-
-/// The tensors that layers of a graph read as biases, `[directions, 2·gates·hidden]`, or as peepholes: matrices only in
-/// that those of several directions stand one below the other.
-pub(super) fn vectors(graph: &Graph) -> BTreeSet<String> {
-    let layers = graph.nodes.iter().filter(|node| matches!(node.op_type.as_str(), "GRU" | "LSTM" | "RNN"));
-    let read = layers.flat_map(|node| [node.inputs.get(3), node.inputs.get(7)]).flatten();
-    read.filter(|name| !name.is_empty()).cloned().collect()
 }
 
 /// RNN, GRU and LSTM at every opset.

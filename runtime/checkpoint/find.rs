@@ -66,6 +66,11 @@ pub(super) fn newest_verified(folder: &Path, except: &Path) -> Option<PathBuf> {
     others.find(|path| Checkpoint::open(path).is_ok_and(|checkpoint| checkpoint.is_verified()))
 }
 
+/// The step in the name `step-N` of a folder.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix("step-")?.parse().ok()
+}
+
 /// The folders `step-N`, by N.
 pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let read = |source| CheckpointError::Read { path: folder.to_owned(), source };
@@ -76,8 +81,7 @@ pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointEr
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry.map_err(read)?;
-        let step =
-            entry.file_name().to_str().and_then(|name| name.strip_prefix("step-")?.parse::<u64>().ok());
+        let step = entry.file_name().to_str().and_then(step_of);
         found.extend(step.map(|step| (step, entry.path())));
     }
     found.sort();
@@ -119,6 +123,25 @@ mod tests {
         assert_eq!(found.checkpoint.unwrap().description.step(), 1);
         assert_eq!(found.damaged.len(), 3);
         assert!(found.damaged[0].to_string().contains("was it truncated?"), "{}", found.damaged[0]);
+    }
+
+    #[test]
+    fn a_copy_in_the_place_of_another_checkpoint_is_passed_over() {
+        let (_folder, checkpoints) = saved(&[10, 55]);
+        fs::remove_dir_all(checkpoints.path(55)).unwrap();
+        fs::create_dir(checkpoints.path(55)).unwrap();
+        for name in [DESCRIPTION, STATES] {
+            fs::copy(checkpoints.path(10).join(name), checkpoints.path(55).join(name)).unwrap();
+        }
+        let error = checkpoints.at(55).unwrap_err().to_string();
+        assert!(
+            error.ends_with(
+                "step-55` is damaged: it holds the checkpoint of step 10, as `checkpoint.json` says"
+            ),
+            "{error}"
+        );
+        let found = checkpoints.latest().unwrap();
+        assert_eq!((found.checkpoint.unwrap().description.step(), found.damaged.len()), (10, 1));
     }
 
     /// A link that leads to itself stands for a file that may not be read, since a test may run as root.

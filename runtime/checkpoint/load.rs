@@ -3,7 +3,7 @@
 use super::compare::Differences;
 use super::description::{Description, Document, FORMAT, NOT_SUMMED, StateRow, checksum_digits, is_summed};
 use super::error::CheckpointError;
-use super::find::newest_verified;
+use super::find::{newest_verified, step_of};
 use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
 use super::pending::PendingFingerprint;
 use super::tensor_file::TensorFile;
@@ -27,6 +27,21 @@ pub struct Checkpoint {
     states: TensorFile,
 }
 
+/// Refuses the checkpoint of another step than the name of its folder says: a copy in the place of another one.
+fn check_name(path: &Path, description: &Description) -> Result<(), CheckpointError> {
+    let named = path.file_name().and_then(|name| step_of(name.to_str()?));
+    match named.filter(|&step| step != description.step()) {
+        None => Ok(()),
+        Some(_) => Err(CheckpointError::Malformed {
+            path: path.to_owned(),
+            reason: format!(
+                "it holds the checkpoint of step {}, as `{DESCRIPTION}` says",
+                description.step()
+            ),
+        }),
+    }
+}
+
 /// No honest description is longer: a row of the table takes a few hundred bytes.
 const LONGEST_DESCRIPTION: u64 = 256 << 20;
 
@@ -35,11 +50,16 @@ impl Checkpoint {
     /// values; those are read, and compared with their checksums, by [`Self::load`].
     ///
     /// # Errors
-    /// Files that are missing or damaged or of another version of the format.
+    /// Files that are missing or damaged or of another version of the format; the checkpoint of another step than the folder's
+    /// name says.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let (description, checksums) = match read_description(&path.join(DESCRIPTION))? {
-            Read::OneFile(description, checksums) => (*description, checksums),
+            Read::OneFile(description, checksums) => {
+                check_name(path, &description)?;
+                (*description, checksums)
+            }
             Read::Shards(document) => {
+                check_name(path, &document.description)?;
                 let states = shards::open(path, &document)?;
                 return Ok(Self { path: path.to_owned(), description: document.description, states });
             }

@@ -2,13 +2,17 @@
 //!
 //! A text is cut into pieces that are tokenised side by side, at places where the common tokenizers cut it themselves: after
 //! a line's end that a word follows, else before a word. So memory stays bounded by the tokens, and the tokens depend on
-//! the text alone, not on the number of threads.
+//! the text alone, not on the number of threads. Some steps change the beginning or the end of a text, such as a space before
+//! the first word. A tokenizer that may have such a step sees each piece with some text around it, of which the tokens are left out.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rayon::prelude::*;
+use serde::Deserialize;
+use serde_json::Value;
 use tokenizers::{ModelWrapper, PaddingParams, TokenizerImpl};
 
 use super::bounded::{self, BoundedNormalizer, BoundedPreTokenizer, Unused};
@@ -19,6 +23,9 @@ use super::quiet::quietly;
 /// Bytes of a piece, at least; where no good cut comes within [`LONGEST`] it is cut at any character.
 const PIECE: usize = 1 << 18;
 const LONGEST: usize = 4 * PIECE;
+
+/// Bytes of text before and after a piece whose tokens may depend on what surrounds them.
+const SURROUNDINGS: usize = 1 << 10;
 
 /// Bytes of the largest `tokenizer.json`; the largest that models come with have 40 MB.
 const LARGEST_FILE: usize = 256 << 20;
@@ -41,6 +48,8 @@ pub(super) struct TextTokenizer {
     tokenizer: Tokenizer,
     /// One more than the largest id that it gives.
     vocabulary: u64,
+    /// Whether a step may treat the beginning or the end of a text in another way than its middle.
+    sees_ends: bool,
 }
 
 impl TextTokenizer {
@@ -70,7 +79,9 @@ impl TextTokenizer {
         tokenizer.with_padding(None::<PaddingParams>);
         let largest = tokenizer.get_vocab(true).into_values().max();
         let largest = largest.ok_or_else(|| malformed("it has no tokens".to_owned()))?;
-        Ok(Self { path: path.to_owned(), tokenizer, vocabulary: u64::from(largest) + 1 })
+        let steps: Steps = serde_json::from_slice(&contents).map_err(|error| malformed(error.to_string()))?;
+        let sees_ends = !(leaves_ends(&steps.normalizer) && leaves_ends(&steps.pre_tokenizer));
+        Ok(Self { path: path.to_owned(), tokenizer, vocabulary: u64::from(largest) + 1, sees_ends })
     }
 
     /// Refuses a tokenizer with more tokens than a model's vocabulary has.
@@ -95,24 +106,43 @@ impl TextTokenizer {
             ))
         })?;
         let width = if self.vocabulary <= 1 << 16 { 2 } else { 4 };
-        let encode = |piece: &str| {
-            let encoding = self.tokenizer.encode_fast(piece, false).map_err(|error| error.to_string())?;
-            let ids = encoding.get_ids();
+        let encode = |piece: &Range<usize>| {
+            let ids = self.ids(text, piece)?;
             if ids.len() / TOKENS_PER_BYTE > piece.len() {
                 return Err(format!("it gives {} tokens for a text of {} bytes", ids.len(), piece.len()));
             }
             Ok(ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(width)).collect::<Vec<u8>>())
         };
         // Each piece by itself: what is said of a panic belongs to the thread that it is on.
-        let encode = |piece: &str| guarded(|| encode(piece));
+        let encode = |piece: Range<usize>| guarded(|| encode(&piece));
         let pieces = pieces(text);
-        let pace = pieces.first().map_or(Ok(()), |piece| self.check_pace(piece, LONGEST_TRIAL));
+        let pace =
+            pieces.first().map_or(Ok(()), |piece| self.check_pace(&text[piece.clone()], LONGEST_TRIAL));
         let pieces = pace.and_then(|()| pieces.into_par_iter().map(encode).collect::<Result<Vec<_>, _>>());
         let pieces = pieces.map_err(|reason| {
             let reason = format!("it cannot tokenize `{}`: {reason}", path.display());
             DataError::Tokenizer { path: self.path.clone(), reason }
         })?;
         Ok((pieces.concat().into(), width))
+    }
+
+    /// The tokens of a piece of a text, as they are among the tokens of the whole text.
+    fn ids(&self, text: &str, piece: &Range<usize>) -> Result<Vec<u32>, String> {
+        let told = |error: tokenizers::Error| error.to_string();
+        if !self.sees_ends && is_clean(text, piece.start) && is_clean(text, piece.end) {
+            let encoding = self.tokenizer.encode_fast(&text[piece.clone()], false).map_err(told)?;
+            return Ok(encoding.get_ids().to_vec());
+        }
+        let before = piece.start.saturating_sub(SURROUNDINGS);
+        let before = (before..piece.start).find(|&at| text.is_char_boundary(at)).unwrap_or(piece.start);
+        let after = (piece.end + SURROUNDINGS).min(text.len());
+        let after = (after..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
+        let encoding = self.tokenizer.encode(&text[before..after], false).map_err(told)?;
+        // A token belongs to the piece in which it begins. A space that a step adds before a text lies at its beginning.
+        let last = piece.end == text.len();
+        let is_in = |&start: &usize| before + start >= piece.start && (last || before + start < piece.end);
+        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
+        Ok(tokens.filter(|(_, (start, _))| is_in(start)).map(|(&id, _)| id).collect())
     }
 
     /// Refuses a tokenizer that would take hours for a text, as one may whose time grows with the cube of a word's length, or
@@ -155,16 +185,77 @@ fn guarded<T>(compute: impl FnOnce() -> Result<T, String>) -> Result<T, String> 
     }
 }
 
-/// The text in pieces, none of them empty.
-fn pieces(text: &str) -> Vec<&str> {
-    let (mut pieces, mut rest) = (Vec::new(), text);
-    while rest.len() > PIECE {
-        let (piece, after) = rest.split_at(cut(rest, PIECE, LONGEST));
-        pieces.push(piece);
-        rest = after;
+/// The steps of a `tokenizer.json` before its model.
+#[derive(Deserialize)]
+struct Steps {
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+}
+
+/// Steps that treat every place of a text alike, whatever their options are.
+const LEAVE_ENDS: [&str; 15] = [
+    "Lowercase",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Nmt",
+    "StripAccents",
+    "ByteLevel",
+    "BertNormalizer",
+    "BertPreTokenizer",
+    "Whitespace",
+    "WhitespaceSplit",
+    "Digits",
+    "Punctuation",
+    "UnicodeScripts",
+];
+
+/// Whether a step, or each step of a sequence, treats the beginning and the end of a text as it does the middle.
+fn leaves_ends(step: &Value) -> bool {
+    let all = |key: &str| step[key].as_array().map(|steps| steps.iter().all(leaves_ends));
+    // A pattern may have anchors; a string has none.
+    let finds_text = || step["pattern"]["String"].is_string();
+    match step["type"].as_str() {
+        None => step.is_null(),
+        Some("Sequence") => all("normalizers").or_else(|| all("pretokenizers")).unwrap_or(false),
+        Some("Replace") => finds_text(),
+        Some("Split") => finds_text() || step["pattern"]["Regex"].as_str().is_some_and(has_no_anchor),
+        Some(name) => LEAVE_ENDS.contains(&name) && step["add_prefix_space"] != Value::Bool(true),
     }
-    if !rest.is_empty() {
-        pieces.push(rest);
+}
+
+/// Whether a regular expression names no end of a text: in `[^…]` the sign has another meaning.
+fn has_no_anchor(pattern: &str) -> bool {
+    let outside = pattern.replace("[^", "[").replace("\\$", "").replace("\\^", "");
+    !["^", "$", "\\A", "\\z", "\\Z", "\\G"].iter().any(|anchor| outside.contains(anchor))
+}
+
+/// Whether a text is cut there after a line's end or before a space, as [`cut`] looks for, or ends.
+fn is_clean(text: &str, at: usize) -> bool {
+    let mut before = text[..at].chars().rev();
+    let mut after = text[at..].chars();
+    let around = match (before.next(), after.next()) {
+        (None, _) | (_, None) => return true,
+        (Some('\n'), next) => (before.next(), next),
+        (last, Some(' ')) => (last, after.next()),
+        _ => return false,
+    };
+    matches!(around, (Some(last), Some(next)) if !last.is_whitespace() && next.is_alphanumeric())
+}
+
+/// The places of the pieces of a text, none of which is empty.
+fn pieces(text: &str) -> Vec<Range<usize>> {
+    let (mut pieces, mut start) = (Vec::new(), 0);
+    while text.len() - start > PIECE {
+        let end = start + cut(&text[start..], PIECE, LONGEST);
+        pieces.push(start..end);
+        start = end;
+    }
+    if start < text.len() {
+        pieces.push(start..text.len());
     }
     pieces
 }
@@ -254,11 +345,54 @@ pub(super) mod tests {
         let tokenizer = open(&byte_level("null")).unwrap();
         let line = "the thing\nis  then there\n\n  they're 12 the\nthe äth. ";
         let text = line.repeat(3 * PIECE / line.len());
-        assert!(pieces(&text).len() > 2);
-        assert_eq!(pieces(&text).concat(), text);
+        assert!(pieces(&text).len() > 2 && !tokenizer.sees_ends);
+        assert_eq!(pieces(&text).into_iter().map(|piece| &text[piece]).collect::<String>(), text);
         let whole = tokenizer.tokenizer.encode(text.as_str(), false).unwrap();
         let whole: Vec<u16> = whole.get_ids().iter().map(|&id| id as u16).collect();
         assert!(ids(&tokenizer, &text) == whole);
+    }
+
+    #[test]
+    fn steps_at_the_ends_of_a_text_do_not_begin_anew_within_it() {
+        let replace = r#"{"type": "Replace", "pattern": {"String": " "}, "content": "ä"}"#;
+        let prepend = format!(
+            r#"{{"type": "Sequence", "normalizers": [{{"type": "Prepend", "prepend": "ä"}}, {replace}]}}"#
+        );
+        let byte_level =
+            r#"{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}"#;
+        let metaspace = |scheme: &str| {
+            format!(
+                r#"{{"type": "Sequence", "pretokenizers": [{{"type": "Metaspace", "replacement": "_", "prepend_scheme": "{scheme}",
+                "split": true}}, {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}}]}}"#
+            )
+        };
+        let strip = r#"{"type": "Strip", "strip_left": true, "strip_right": true}"#;
+        let anchored = r#"{"type": "Replace", "pattern": {"Regex": "^t"}, "content": "xx"}"#;
+        let steps = [
+            (prepend.as_str(), String::new()),
+            ("null", byte_level.to_owned()),
+            ("null", metaspace("first")),
+            ("null", metaspace("always")),
+            (strip, String::new()),
+            (anchored, String::new()),
+        ];
+        // Pieces end in line ends, in spaces, and within a word that is longer than a piece.
+        let lines = "the thing\nis  then there\n\n  they're 12 the\nthe äth. ";
+        let words = "then there the other ";
+        let texts = [
+            lines.repeat(2 * PIECE / lines.len()),
+            format!("  {}\n ", words.repeat(2 * PIECE / words.len())),
+            format!("the {}", "th-e".repeat(LONGEST / 3)),
+        ];
+        for (normalizer, pre_tokenizer) in steps {
+            let tokenizer = open(&with_steps(normalizer, &pre_tokenizer)).unwrap();
+            for text in &texts {
+                let whole = tokenizer.tokenizer.encode(text.as_str(), false).unwrap();
+                let whole: Vec<u16> = whole.get_ids().iter().map(|&id| id as u16).collect();
+                assert!(pieces(text).len() > 1);
+                assert!(ids(&tokenizer, text) == whole, "{normalizer} {pre_tokenizer} {:?}", &text[..20]);
+            }
+        }
     }
 
     #[test]

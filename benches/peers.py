@@ -209,6 +209,7 @@ def trainyard_steps(binary, name, folder, threads, steps, extra=()):
         if ended.returncode != 0:
             sys.exit(ended.stderr)
         lines = [json.loads(line) for line in Path(f"{made}/run/metrics.jsonl").read_text().splitlines()]
+        lines = [line for line in lines if "counting" not in line]
         return {"ms": [line["step_ms"] for line in lines[WARM_STEPS:]], "loss": lines[-1]["loss"]}
 
 

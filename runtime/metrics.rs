@@ -1,5 +1,8 @@
 //! `metrics.jsonl`: one JSON object a step, appended and flushed, so that a run that is killed has all its finished steps. A
 //! checkpoint is made after the lines of its steps are on the disk.
+//!
+//! Steps are counted from 1, as in the log and in the names of checkpoints: step N ends with N steps done. The first line of the file
+//! says so ([`FirstLine`]), and has the evaluation before the first step. Versions that counted from 0 wrote no such line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// What one step did. Numbers that are not finite are written as `null` (JSON has no NaN) and read back as NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The step's number, from 0.
+    /// The step's number, from 1: so many steps are done after it.
     pub step: u64,
     /// Mean loss over the global batch, nats.
     #[serde(deserialize_with = "number_or_null")]
@@ -46,9 +49,25 @@ pub struct StepMetrics {
     pub outputs: BTreeMap<String, Option<f64>>,
 }
 
+/// The first line of the file: no step of this run is done before it.
+#[derive(Debug, Serialize, Deserialize)]
+struct FirstLine {
+    /// Steps that were done before the file begins.
+    step: u64,
+    /// How steps are counted.
+    counting: String,
+    /// Mean loss over the held-out data before the first step.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
+    eval_loss: Option<f64>,
+}
+
+/// The counting of steps in words.
+const COUNTING: &str = "step N is the N-th step, after which N steps are done";
+
 /// The keys of a line that are not the model's.
-const OWN_KEYS: [&str; 10] = [
+const OWN_KEYS: [&str; 11] = [
     "moe.load",
+    "counting",
     "step",
     "loss",
     "lr",
@@ -83,6 +102,13 @@ pub struct MetricsError {
     source: io::Error,
 }
 
+impl MetricsError {
+    /// Whether the disk is at fault, perhaps for a time.
+    pub(crate) fn is_passing(&self) -> bool {
+        disk::is_passing(&self.source)
+    }
+}
+
 /// Appends steps to `metrics.jsonl`.
 #[derive(Debug)]
 pub struct MetricsWriter {
@@ -111,12 +137,32 @@ impl MetricsWriter {
         Ok(Self { path: path.to_owned(), file })
     }
 
+    /// Writes the first line, unless the file has it: `step` steps are done, with this eval loss if it was evaluated.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn begin(&mut self, step: u64, eval_loss: Option<f64>) -> Result<(), MetricsError> {
+        let contents = fs::read(&self.path).map_err(|source| MetricsError {
+            action: "read",
+            path: self.path.clone(),
+            source,
+        })?;
+        if counts_from_1(&contents) {
+            return Ok(());
+        }
+        self.write_line(&FirstLine { step, counting: COUNTING.to_owned(), eval_loss })
+    }
+
     /// Appends one line, in one write.
     ///
     /// # Errors
     /// When it cannot be written, as on a full disk.
     pub fn write(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
-        let line = serde_json::to_string(metrics).map_err(io::Error::from);
+        self.write_line(metrics)
+    }
+
+    fn write_line(&mut self, line: &impl Serialize) -> Result<(), MetricsError> {
+        let line = serde_json::to_string(line).map_err(io::Error::from);
         let written = line
             .and_then(|line| self.file.write_all((line + "\n").as_bytes()))
             .and_then(|()| self.file.flush());
@@ -142,13 +188,43 @@ pub fn read_metrics(path: &Path) -> Result<Vec<StepMetrics>, MetricsError> {
     Ok(lines(&contents).map(|(_, metrics)| metrics).collect())
 }
 
+/// The lines of steps, counted from 1.
 fn lines(contents: &[u8]) -> impl Iterator<Item = (&[u8], StepMetrics)> {
-    contents.split(|&byte| byte == b'\n').filter_map(|line| Some((line, serde_json::from_slice(line).ok()?)))
+    let first = u64::from(!counts_from_1(contents));
+    all_lines(contents).filter_map(move |line| {
+        let metrics: StepMetrics = serde_json::from_slice(line).ok()?;
+        Some((line, StepMetrics { step: metrics.step.saturating_add(first), ..metrics }))
+    })
 }
 
-/// Cuts `path` back to what a checkpoint after `steps` steps has behind it: the lines of steps `0..steps`, byte for byte.
-/// Half-written lines go as well. A file that is not there stays so. The new file is renamed into place, so that a crash
-/// leaves the old or the new one. Returns the number of steps that have no line, though they were done.
+fn all_lines(contents: &[u8]) -> impl Iterator<Item = &[u8]> {
+    contents.split(|&byte| byte == b'\n')
+}
+
+/// The line that says how steps are counted, if there is one: before it are half-written lines at most.
+fn first_line(contents: &[u8]) -> Option<&[u8]> {
+    let is_step = |line: &&[u8]| serde_json::from_slice::<StepMetrics>(line).is_ok();
+    let mut lines = all_lines(contents).take_while(|line| !is_step(line));
+    lines.find(|line| serde_json::from_slice::<FirstLine>(line).is_ok())
+}
+
+fn counts_from_1(contents: &[u8]) -> bool {
+    first_line(contents).is_some()
+}
+
+/// A line of a step by this counting. A line of an older version counts one less.
+fn recounted(line: &[u8], metrics: &StepMetrics) -> Vec<u8> {
+    let before = format!("{{\"step\":{},", metrics.step.saturating_sub(1));
+    match line.strip_prefix(before.as_bytes()) {
+        Some(rest) => [format!("{{\"step\":{},", metrics.step).as_bytes(), rest].concat(),
+        None => serde_json::to_vec(metrics).unwrap_or_default(),
+    }
+}
+
+/// Cuts `path` back to what a checkpoint after `steps` steps has behind it: the lines of the steps `1..=steps`, byte for byte.
+/// The lines of an older version are counted anew. Half-written lines go as well. A file that is not there stays so. The new file is
+/// renamed into place, so that a crash leaves the old or the new one. Returns the number of steps that have no line, though they
+/// were done.
 ///
 /// # Errors
 /// When the file cannot be read or replaced.
@@ -157,13 +233,19 @@ pub fn truncate_to_step(path: &Path, steps: u64) -> Result<u64, MetricsError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(steps),
         read => read.map_err(|source| MetricsError { action: "read", path: path.to_owned(), source })?,
     };
-    let there: BTreeSet<u64> =
-        lines(&contents).map(|(_, metrics)| metrics.step).filter(|&step| step < steps).collect();
+    let done = || lines(&contents).filter(|(_, metrics)| (1..=steps).contains(&metrics.step));
+    let there: BTreeSet<u64> = done().map(|(_, metrics)| metrics.step).collect();
     let missing = steps - there.len() as u64;
-    let kept: Vec<u8> = lines(&contents)
-        .filter(|(_, metrics)| metrics.step < steps)
-        .flat_map(|(line, _)| line.iter().copied().chain([b'\n']))
-        .collect();
+    let (first, is_older) = match first_line(&contents) {
+        Some(line) => (line.to_vec(), false),
+        None => {
+            let line = FirstLine { step: 0, counting: COUNTING.to_owned(), eval_loss: None };
+            (serde_json::to_vec(&line).unwrap_or_default(), true)
+        }
+    };
+    let kept = done().map(|(line, metrics)| if is_older { recounted(line, &metrics) } else { line.to_vec() });
+    let kept: Vec<u8> =
+        [first].into_iter().chain(kept).flat_map(|line| line.into_iter().chain([b'\n'])).collect();
     if kept != contents {
         let cut_back = |source| MetricsError { action: "cut back", path: path.to_owned(), source };
         Replacement::write(path, &kept).map_err(cut_back)?;
@@ -196,7 +278,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut writer = MetricsWriter::append(&path).unwrap();
-        writer.write(&step(0)).unwrap();
+        writer.begin(0, Some(4.5)).unwrap();
+        writer.begin(0, None).unwrap();
+        writer.write(&step(1)).unwrap();
         let bad = StepMetrics {
             loss: f64::NAN,
             grad_norm: f64::INFINITY,
@@ -204,16 +288,17 @@ mod tests {
             skipped: true,
             tokens_per_s: None,
             samples_per_s: Some(320.0),
-            ..step(1)
+            ..step(2)
         };
         writer.write(&bad).unwrap();
         let text = fs::read_to_string(&path).unwrap();
-        let expected = r#"{"step":0,"loss":2.5,"lr":0.0003,"grad_norm":1.0,"tokens_per_s":10000.0,"step_ms":20.5,"skipped":false}
-{"step":1,"loss":null,"lr":0.0003,"grad_norm":null,"samples_per_s":320.0,"step_ms":20.5,"skipped":true,"eval_loss":1.5}
+        let expected = r#"{"step":0,"counting":"step N is the N-th step, after which N steps are done","eval_loss":4.5}
+{"step":1,"loss":2.5,"lr":0.0003,"grad_norm":1.0,"tokens_per_s":10000.0,"step_ms":20.5,"skipped":false}
+{"step":2,"loss":null,"lr":0.0003,"grad_norm":null,"samples_per_s":320.0,"step_ms":20.5,"skipped":true,"eval_loss":1.5}
 "#;
         assert_eq!(text, expected);
         let read = read_metrics(&path).unwrap();
-        assert_eq!(read[0], step(0));
+        assert_eq!((&read[0], read.len()), (&step(1), 2));
         assert!(read[1].loss.is_nan() && read[1].eval_loss == Some(1.5));
     }
 
@@ -233,7 +318,9 @@ mod tests {
         assert_eq!(truncate_to_step(&path, 3).unwrap(), 3);
         assert!(!path.exists());
         let mut writer = MetricsWriter::append(&path).unwrap();
-        for number in 0..5 {
+        writer.begin(0, None).unwrap();
+        let first = fs::read(&path).unwrap().len();
+        for number in 1..=5 {
             writer.write(&step(number)).unwrap();
         }
         let whole = fs::read(&path).unwrap();
@@ -241,7 +328,34 @@ mod tests {
         assert_eq!(truncate_to_step(&path, 10).unwrap(), 6);
         assert_eq!(read_metrics(&path).unwrap().len(), 4);
         assert_eq!(truncate_to_step(&path, 3).unwrap(), 0);
-        assert_eq!(fs::read(&path).unwrap(), whole[..whole.len() / 5 * 3]);
+        assert_eq!(fs::read(&path).unwrap(), whole[..first + (whole.len() - first) / 5 * 3]);
+    }
+
+    #[test]
+    fn a_run_of_an_older_version_goes_on_with_each_of_its_steps_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::append(&path).unwrap();
+        for number in 0..4 {
+            writer.write(&StepMetrics { loss: number as f64, ..step(number) }).unwrap();
+        }
+        let steps = || -> Vec<(u64, f64)> {
+            read_metrics(&path).unwrap().into_iter().map(|step| (step.step, step.loss)).collect()
+        };
+        assert_eq!(steps(), [(1, 0.0), (2, 1.0), (3, 2.0), (4, 3.0)]);
+        for _ in 0..2 {
+            assert_eq!(truncate_to_step(&path, 3).unwrap(), 0);
+            let mut writer = MetricsWriter::append(&path).unwrap();
+            writer.begin(3, None).unwrap();
+            writer.write(&StepMetrics { loss: 9.0, ..step(4) }).unwrap();
+            assert_eq!(steps(), [(1, 0.0), (2, 1.0), (3, 2.0), (4, 9.0)]);
+        }
+        // A first line that was cut off is written again.
+        fs::write(&path, "{\"step\":0,\"coun").unwrap();
+        let mut writer = MetricsWriter::append(&path).unwrap();
+        writer.begin(0, None).unwrap();
+        writer.write(&step(1)).unwrap();
+        assert_eq!(read_metrics(&path).unwrap(), [step(1)]);
     }
 
     #[test]
@@ -250,6 +364,6 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         fs::write(&path, "{\"step\":7,\"lo").unwrap();
         MetricsWriter::append(&path).unwrap().write(&step(0)).unwrap();
-        assert_eq!(read_metrics(&path).unwrap(), [step(0)]);
+        assert_eq!(read_metrics(&path).unwrap(), [step(1)]);
     }
 }

@@ -64,7 +64,7 @@ impl Progress {
         self.step_ms = Some(self.step_ms.map_or(newest, |mean| mean + NEWEST * (newest - mean)));
         self.eval_loss = metrics.eval_loss.or(self.eval_loss);
         self.skipped += u64::from(metrics.skipped);
-        let done = metrics.step + 1;
+        let done = metrics.step;
         let text = self.describe(metrics);
         let matters = metrics.eval_loss.is_some() || metrics.skipped;
         match &mut self.display {
@@ -103,7 +103,7 @@ impl Progress {
 
     /// The line of a step. Where it would be too wide for a terminal, its least important parts are left out.
     fn describe(&self, metrics: &StepMetrics) -> String {
-        let done = metrics.step + 1;
+        let done = metrics.step;
         let left = self.total.saturating_sub(done) as f64 * self.step_ms.unwrap_or_default() / 1e3;
         let rate = match (metrics.tokens_per_s, metrics.samples_per_s) {
             (Some(rate), _) => format!("{} tokens/s", rounded(rate)),
@@ -201,8 +201,8 @@ mod tests {
     fn shown(every: Duration) -> String {
         let screen = Screen::default();
         let mut progress = Progress::lines(Box::new(screen.clone()), 100, every);
-        for step in [0, 1, 2, 3, 99] {
-            let (eval_loss, skipped) = ((step == 2).then_some(1.25), step == 3);
+        for step in [1, 2, 3, 4, 100] {
+            let (eval_loss, skipped) = ((step == 3).then_some(1.25), step == 4);
             progress.step(&StepMetrics { eval_loss, skipped, ..metrics(step) });
         }
         progress.message("saved");
@@ -227,12 +227,12 @@ saved
     #[test]
     fn a_line_leaves_out_what_would_make_it_wider_than_a_terminal() {
         let mut progress = Progress::lines(Box::new(io::sink()), 2_000_000, Duration::ZERO);
-        progress.step(&StepMetrics { eval_loss: Some(1.25), ..metrics(0) });
-        let line = progress.describe(&metrics(1_000_000));
+        progress.step(&StepMetrics { eval_loss: Some(1.25), ..metrics(1) });
+        let line = progress.describe(&metrics(1_000_001));
         assert_eq!(line, "step 1000001/2000000  loss 2.0000  eval 1.2500  12.3k tokens/s  277:46:39 left");
         assert!(line.len() < COLUMNS);
         progress.skipped = 1;
-        let huge = StepMetrics { loss: 1e60, skipped: true, ..metrics(1_000_000) };
+        let huge = StepMetrics { loss: 1e60, skipped: true, ..metrics(1_000_001) };
         let line = progress.describe(&huge);
         assert_eq!(line, "step 1000001/2000000  loss 1.000e60  1 skipped: the gradient is not finite");
     }
@@ -240,7 +240,7 @@ saved
     #[test]
     fn a_model_without_tokens_has_samples_a_second() {
         let progress = Progress::lines(Box::new(io::sink()), 10, Duration::ZERO);
-        let of_samples = StepMetrics { tokens_per_s: None, samples_per_s: Some(320.0), ..metrics(0) };
+        let of_samples = StepMetrics { tokens_per_s: None, samples_per_s: Some(320.0), ..metrics(1) };
         assert!(
             progress.describe(&of_samples).contains("  320 samples/s  "),
             "{}",

@@ -22,6 +22,9 @@ def averaged(losses: list[tuple[int, float]]) -> list[tuple[float, float]]:
 
 
 def svg(rows: list[dict]) -> str:
+    # Files of versions that counted steps from 0 do not say how they count.
+    if not any("counting" in row for row in rows):
+        rows = [{**row, "step": row["step"] + 1} for row in rows]
     training = averaged([(row["step"], row["loss"]) for row in rows if "loss" in row])
     evaluations = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
     last = max(step for step, _ in training + evaluations)

@@ -111,11 +111,11 @@ impl Workplace {
         found
     }
 
-    /// The lines of `metrics.jsonl` of a run.
+    /// The lines of the steps in `metrics.jsonl` of a run.
     pub fn metrics(&self, run: &str) -> Vec<serde_json::Value> {
         let text = String::from_utf8(self.read(&format!("{run}/metrics.jsonl"))).expect("JSON is UTF-8");
         let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
-        text.lines().map(line).collect()
+        text.lines().map(line).filter(|line: &serde_json::Value| line.get("counting").is_none()).collect()
     }
 
     /// The steps of a run's checkpoints.

@@ -51,7 +51,7 @@ impl EvalHistory {
         if std::mem::take(&mut self.is_in_metrics) {
             let loss = |loss: Option<f64>| loss.filter(|loss| loss.is_finite());
             let steps = read_metrics(metrics)?.into_iter();
-            self.losses = steps.filter_map(|step| Some((step.step + 1, loss(step.eval_loss)?))).collect();
+            self.losses = steps.filter_map(|step| Some((step.step, loss(step.eval_loss)?))).collect();
         }
         Ok(())
     }

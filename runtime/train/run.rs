@@ -294,6 +294,9 @@ impl TrainingRun<'_> {
         } else if let Some(loss) = outcome.eval_loss.filter(|loss| loss.is_finite()) {
             self.is_lowest(schedule.start, loss);
         }
+        if let Some(lead) = &mut self.lead {
+            lead.metrics.begin(schedule.start, outcome.initial_eval_loss)?;
+        }
         if let Some((loss, lead)) = outcome.initial_eval_loss.zip(self.lead.as_mut()) {
             lead.progress.message(&format!("before step 0: eval loss {loss:.6}"));
         }

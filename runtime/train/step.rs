@@ -275,7 +275,7 @@ impl TrainingRun<'_> {
         outcome.scalars.clone_from(&outputs);
         outcome.loads.clone_from(&loads);
         let metrics = StepMetrics {
-            step,
+            step: step + 1,
             loss,
             lr,
             grad_norm,

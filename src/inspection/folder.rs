@@ -231,7 +231,7 @@ impl RunFacts {
         let (first, last) = (steps.first()?, steps.last()?);
         let evals = || steps.iter().filter_map(|step| Some((step.step, step.eval_loss?)));
         Some(Self {
-            steps: last.step + 1,
+            steps: last.step,
             first_loss: first.loss,
             last_loss: last.loss,
             last_eval: evals().next_back(),

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from part import GIB, MIB, ROOT, Failed, Options, Report, answer, gpu_number, parse, run, table
-from trainyard import Running, finish, need_device, planned_bytes, remove, tail, train
+from trainyard import Running, finish, need_device, planned_bytes, read_metrics, remove, tail, train
 
 MODEL = "models/gpt2.dynamo.onnx"
 TRAIN = ("--train", "synthetic", "--seed", "5", "--steps", "6")
@@ -113,8 +113,7 @@ def check_largest(options: Options, report: Report) -> None:
             if options.seconds_left() < 10:
                 raise Failed(f"{running.steps()} of {STEPS} steps are done, and the time is up: {tail(running.log)}")
             time.sleep(0.2)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()[:STEPS]
-    steps = [json.loads(line) for line in lines]
+    steps = read_metrics(folder)[:STEPS]
     plan = json.loads((folder / "plan.json").read_text())["memory"]
     losses = [step["loss"] for step in steps]
     knows_nothing = math.log(VOCABULARY[name])

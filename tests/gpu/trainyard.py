@@ -67,7 +67,9 @@ def read_metrics(folder: Path) -> list[dict]:
     path = folder / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     # A last line may be half written.
-    return [json.loads(line) for line in text.split("\n")[:-1]]
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]
+    # The first line says how steps are counted.
+    return [line for line in lines if "counting" not in line]
 
 
 def planned_bytes(folder: Path) -> int:

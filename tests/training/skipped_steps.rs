@@ -129,7 +129,7 @@ fn the_driver_trains_through_skipped_steps_and_gives_up_where_no_scale_helps() {
     assert_eq!(failure.exit_code(), 2);
     let told = render(Severity::Error, &failure.diagnostics(), false);
     expect![[r#"
-        error: the gradients of step 3 are not finite, and the loss scale 4194304 is already the smallest: `contract` of node "node_view_26" (Reshape, opset 20) made NaN on rank 0; before it, `contract` of node "node_linear" (MatMul, opset 20) made -inf
+        error: the gradients of step 4 are not finite, and the loss scale 4194304 is already the smallest: `contract` of node "node_view_26" (Reshape, opset 20) made NaN on rank 0; before it, `contract` of node "node_linear" (MatMul, opset 20) made -inf
           = `run/checkpoints/step-2` was saved before that; --bf16 has the range of fp32; with fp16, a smaller --lr, a longer warm-up or --clip may help
     "#]].assert_eq(&told.replace(&place.path("").display().to_string(), ""));
     assert_eq!(place.checkpoints("run"), [2]);

@@ -355,7 +355,7 @@ fn the_node_that_makes_a_nan_is_named_with_its_stage_and_microbatch() {
         let microbatch_of = |value: &str, made: &str, stage: u32, schedule: &str| {
             let told = error_of_large_sample(&place, sample, value, &format!("--schedule {schedule}"));
             let cause = format!(
-                "error: the loss of step 0 is NaN: {made} made NaN on rank {stage}, in stage {stage} of the pipeline and \
+                "error: the loss of step 1 is NaN: {made} made NaN on rank {stage}, in stage {stage} of the pipeline and \
                  microbatch "
             );
             let number = told.strip_prefix(&cause).unwrap_or_else(|| panic!("{told}"));

@@ -17,7 +17,7 @@ fn a_loss_that_is_not_finite_is_told_with_its_step_and_node_and_keeps_the_checkp
     run.schedule.save_every = Some(1);
     let error = run.go().unwrap_err();
     let text = told(error);
-    assert!(text.starts_with("the loss of step 1 is "), "{text}");
+    assert!(text.starts_with("the loss of step 2 is "), "{text}");
     assert!(text.contains("node \"/head\" (MatMul, opset 18) made"), "{text}");
     assert!(text.contains("step-1` was saved before that"), "{text}");
     assert_eq!(run.metrics().len(), 1);
@@ -32,7 +32,7 @@ fn a_gradient_that_is_not_finite_is_told_with_its_node_though_the_loss_is() {
     let mut run = setup();
     (run.program, run.microbatches) = (include_str!("root_of_square.ir"), 2);
     let text = told(run.go().unwrap_err());
-    assert!(text.starts_with("the gradient's norm of step 0 is NaN: "), "{text}");
+    assert!(text.starts_with("the gradient's norm of step 1 is NaN: "), "{text}");
     // The step of the fused chain is named, and what made the infinity before it.
     assert!(text.contains("`mul` of node \"/square\" (Mul, opset 18) made NaN"), "{text}");
     assert!(text.contains("`div` of node \"/root\" (Sqrt, opset 18) made inf"), "{text}");
@@ -44,7 +44,7 @@ fn a_gradient_that_is_not_finite_ends_a_run_with_early_updates_at_its_last_check
     let mut run = setup();
     (run.program, run.update) = (include_str!("root_of_square.ir"), UpdateTime::Early);
     let text = told(run.go().unwrap_err());
-    assert!(text.starts_with("the gradient's norm of step 0 is NaN"), "{text}");
+    assert!(text.starts_with("the gradient's norm of step 1 is NaN"), "{text}");
     assert!(text.contains("weights had changed by then, because of --update early"), "{text}");
     assert!(text.contains("no checkpoint was saved before that"), "{text}");
     assert!(run.metrics().is_empty() && run.checkpoints().latest().unwrap().checkpoint.is_none());
@@ -77,7 +77,7 @@ fn a_loss_that_is_not_finite_keeps_early_updates_from_changing_weights() {
     (run.update, run.edits) = (UpdateTime::Early, vec![(RATE, "value = 1e30}")]);
     run.schedule.save_every = Some(1);
     let text = told(run.go().unwrap_err());
-    assert!(text.starts_with("the loss of step 1 is "), "{text}");
+    assert!(text.starts_with("the loss of step 2 is "), "{text}");
     assert!(text.contains("node \"/head\" (MatMul, opset 18) made"), "{text}");
 }
 
@@ -120,20 +120,20 @@ fn a_state_that_an_update_made_infinite_is_saved_in_no_checkpoint() {
     run.edits = DRIFT.to_vec();
     run.schedule.save_every = Some(2);
     let text = told(run.go().unwrap_err());
-    assert!(text.starts_with("an update of the steps 2 to 3 made the buffer `drift` inf\n"), "{text}");
+    assert!(text.starts_with("an update of the steps 3 to 4 made the buffer `drift` inf\n"), "{text}");
     assert!(text.contains("step-2` was saved before that"), "{text}");
     let names: Vec<_> = std::fs::read_dir(run.checkpoints().folder()).unwrap().collect();
     assert_eq!(names.len(), 1, "{names:?}");
     assert_eq!(run.checkpoints().latest().unwrap().checkpoint.unwrap().description.step(), 2);
     run.schedule.save_every = Some(1);
     let text = told(run.go().unwrap_err());
-    assert!(text.starts_with("the update of step 2 made the buffer `drift` inf\n"), "{text}");
+    assert!(text.starts_with("the update of step 3 made the buffer `drift` inf\n"), "{text}");
 
     // A weight that the next step would read is told in the same way, and without a checkpoint from before.
     let mut run = setup();
     (run.edits, run.schedule.save_every) = (vec![(RATE, "value = 1e39}")], Some(1));
     let text = told(run.go().unwrap_err());
-    assert!(text.starts_with("the update of step 0 made the parameter `embedding.weight` "), "{text}");
+    assert!(text.starts_with("the update of step 1 made the parameter `embedding.weight` "), "{text}");
     assert!(text.contains("no checkpoint was saved before that"), "{text}");
     assert!(!run.checkpoints().folder().exists());
 }

@@ -27,7 +27,7 @@ fn the_loss_falls_and_is_evaluated_before_step_0_and_at_the_end() {
     assert_eq!(outcome.loss, Some(metrics[19].loss));
     let evaluated: Vec<u64> =
         metrics.iter().filter(|step| step.eval_loss.is_some()).map(|step| step.step).collect();
-    assert_eq!(evaluated, [4, 9, 14, 19]);
+    assert_eq!(evaluated, [5, 10, 15, 20]);
     assert_eq!(outcome.eval_loss, metrics[19].eval_loss);
     assert!(outcome.initial_eval_loss.unwrap() > outcome.eval_loss.unwrap());
     assert_eq!(outcome.checkpoint, Some(run.checkpoints().path(20)));
@@ -114,7 +114,7 @@ fn a_run_goes_on_from_another_runs_checkpoint_into_its_own_folder() {
     run.schedule.steps = 20;
     run.go().unwrap();
     assert!(run.checkpoint(20) == whole().checkpoint(20));
-    assert_eq!(run.metrics()[0].step, 10);
+    assert_eq!(run.metrics()[0].step, 11);
 }
 
 #[test]

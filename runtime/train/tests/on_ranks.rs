@@ -109,6 +109,6 @@ fn a_loss_that_is_not_finite_is_told_with_its_rank() {
     run.edits = vec![("value = 0.05}", "value = 1e30}")];
     run.schedule.save_every = Some(1);
     let text = run.go().unwrap_err().to_string();
-    assert!(text.starts_with("the loss of step 1 is "), "{text}");
+    assert!(text.starts_with("the loss of step 2 is "), "{text}");
     assert!(text.contains("node \"/head\" (MatMul, opset 18) made") && text.contains(" on rank "), "{text}");
 }

@@ -12,7 +12,7 @@ fn a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint() {
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
     // Which node is the first hangs on how the machine rounds; it is one of the first layer.
     let told = ended.errors();
-    assert!(told.starts_with("error: the loss of step 1 is NaN: `"), "{told}");
+    assert!(told.starts_with("error: the loss of step 2 is NaN: `"), "{told}");
     assert!(told.contains(" of node \"node_") && told.contains(" made "), "{told}");
     assert!(told.contains("= `run/checkpoints/step-1` was saved before that; a smaller --lr"), "{told}");
     assert_eq!((half_written(&place), place.checkpoints("run")), (vec![], vec![1]));
@@ -23,7 +23,7 @@ fn a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint() {
     failed(
         &place.run(&format!("{FRESH} --steps 1 --lr 1e30 -o short")),
         expect![[r#"
-        error: the eval loss after the update of step 0 is NaN
+        error: the eval loss after the update of step 1 is NaN
           = no checkpoint was saved before that; a smaller --lr, a longer warm-up or --clip may help
     "#]],
     );
@@ -49,7 +49,7 @@ fn a_weight_that_is_not_a_number_is_named() {
     failed(
         &place.run(&format!("{FRESH} --steps 1 --weights poisoned.safetensors -o run")),
         expect![[r#"
-            error: the loss of step 0 is NaN: `transformer.h.1.mlp.c_fc.weight` was not finite when the run began
+            error: the loss of step 1 is NaN: `transformer.h.1.mlp.c_fc.weight` was not finite when the run began
               = give other weights, with --weights, or start from scratch with --init
         "#]],
     );
@@ -65,7 +65,7 @@ fn weights_that_the_last_update_made_infinite_are_neither_saved_nor_exported() {
         let ended = place.run(&format!("{fresh} {flags}"));
         assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
         let told = ended.errors();
-        assert!(told.starts_with("error: the update of step 0 made the parameter `"), "{told}");
+        assert!(told.starts_with("error: the update of step 1 made the parameter `"), "{told}");
         assert!(
             told.contains("= no checkpoint was saved before that; a smaller --lr or --weight-decay"),
             "{told}"

@@ -64,9 +64,9 @@ fn a_folder_whose_name_looks_like_a_step_is_meant_itself() {
     let flags = format!("{RUN} --microbatch 64");
     place.succeed(&format!("{flags} --steps 3 --save-every 2 -o run@2"));
     place.succeed(&format!("{flags} --steps 4 -o last --resume=run@2"));
-    assert_eq!(place.metrics("last")[0]["step"], 3);
+    assert_eq!(place.metrics("last")[0]["step"], 4);
     place.succeed(&format!("{flags} --steps 4 -o second --resume=run@2@2"));
-    assert_eq!(place.metrics("second")[0]["step"], 2);
+    assert_eq!(place.metrics("second")[0]["step"], 3);
     place.succeed(&format!("{flags} --steps 4 -o run@2 --resume"));
     assert_eq!(place.checkpoints("run@2"), [2, 3, 4]);
 }

@@ -70,13 +70,13 @@ pub fn create_new(path: &Path) -> io::Result<OpenFile> {
     Ok(OpenFile { file: fault::change(Change::Create(path), create)?, path: path.to_owned() })
 }
 
-/// Opens a file to read it and to write at its end; it is made if it is not there.
+/// Opens a file to read it and to write at its end; it is made if it is not there, but not where a link leads.
 ///
 /// # Errors
 /// It cannot be opened or made.
 pub fn append(path: &Path) -> io::Result<OpenFile> {
-    let open = || OpenOptions::new().read(true).append(true).create(true).open(path);
-    let file = if path.exists() { open()? } else { fault::change(Change::Create(path), open)? };
+    let open = |new: bool| OpenOptions::new().read(true).append(true).create_new(new).open(path);
+    let file = if path.exists() { open(false)? } else { fault::change(Change::Create(path), || open(true))? };
     Ok(OpenFile { file, path: path.to_owned() })
 }
 
@@ -133,6 +133,35 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     fault::change(Change::SyncFolder(folder), sync)
 }
 
+/// Whether an error of the system may pass while the command stays the same: a full disk, an error of a device, a network that is away.
+pub fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, Interrupted, NetworkDown,
+        NetworkUnreachable, OutOfMemory, QuotaExceeded, ResourceBusy, StaleNetworkFileHandle, StorageFull,
+        TimedOut, WouldBlock,
+    };
+    // Too many open files have no kind of their own, nor has an error of the device.
+    let numbers = [libc::EIO, libc::EMFILE, libc::ENFILE];
+    let is_kind = matches!(
+        error.kind(),
+        ConnectionAborted
+            | ConnectionRefused
+            | ConnectionReset
+            | HostUnreachable
+            | Interrupted
+            | NetworkDown
+            | NetworkUnreachable
+            | OutOfMemory
+            | QuotaExceeded
+            | ResourceBusy
+            | StaleNetworkFileHandle
+            | StorageFull
+            | TimedOut
+            | WouldBlock
+    );
+    is_kind || error.raw_os_error().is_some_and(|number| numbers.contains(&number))
+}
+
 /// The folder that a path is in.
 pub fn parent(path: &Path) -> &Path {
     match path.parent() {
@@ -157,6 +186,7 @@ mod tests {
         for path in [&target, &link, &loose] {
             assert_eq!(create_new(path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         }
+        assert_eq!(append(&loose).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read(&target).unwrap(), b"of somebody else");
         assert!(!folder.path().join("none").exists());
     }

@@ -21,7 +21,7 @@ mod spill;
 
 pub use checksum::Checksum;
 pub use lock::{FolderLock, LockError};
-pub use mapped::{Change, FileChanged, changes, is_as_mapped, map};
+pub use mapped::{Change, FileChanged, changes, is_as_mapped, is_in_use, map};
 pub use regular::open_regular;
 pub use replacement::{Replacement, remove_leftovers, temporary_name};
 pub use spill::Spill;

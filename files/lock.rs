@@ -36,6 +36,12 @@ pub enum LockError {
         /// The system's reason.
         source: io::Error,
     },
+    /// The name of the lock file belongs to something else.
+    #[error("{} is not a lock of a run, and a run would overwrite it", path.display())]
+    Foreign {
+        /// The file or link.
+        path: PathBuf,
+    },
     /// The file system refused.
     #[error("cannot lock {}: {source}", folder.display())]
     Io {
@@ -69,8 +75,12 @@ impl FolderLock {
 
     fn take_file(folder: &Path, path: &Path) -> Result<Self, LockError> {
         let failed = |source| LockError::Io { folder: folder.to_owned(), source };
-        let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let mut file = open().map_err(failed)?;
+        let foreign = || LockError::Foreign { path: path.to_owned() };
+        // A link would lead to a file of somebody else.
+        if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(foreign());
+        }
+        let mut file = open(path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -83,6 +93,11 @@ impl FolderLock {
             Err(TryLockError::Error(source)) => {
                 return Err(LockError::Unsupported { folder: folder.to_owned(), source });
             }
+        }
+        let mut before = vec![];
+        (&file).take(MARK.len() as u64).read_to_end(&mut before).map_err(failed)?;
+        if !MARK.as_bytes().starts_with(&before) {
+            return Err(foreign());
         }
         file.set_len(0)
             .and_then(|()| file.rewind())
@@ -98,6 +113,15 @@ impl FolderLock {
         match fs::metadata(self.folder()) {
             Ok(now) => is_same(&self.folder, &now),
             Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        }
+    }
+
+    /// Returns whether the lock file is there: it is not after somebody removed it, and then another run can take the folder. A file
+    /// that cannot be looked at for another reason is there.
+    pub fn is_held(&self) -> bool {
+        match fs::symlink_metadata(&self.path) {
+            Ok(named) => self.file.metadata().is_ok_and(|locked| is_same(&locked, &named)),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
         }
     }
 
@@ -133,11 +157,23 @@ fn is_same(_: &fs::Metadata, _: &fs::Metadata) -> bool {
     true
 }
 
+/// Opens the lock file, or makes it; never what a link leads to.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW);
+    options.open(path)
+}
+
+/// The beginning of the contents of every lock file.
+const MARK: &str = "process ";
+
 /// This process, this machine and now.
 fn holder() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let now = jiff::Timestamp::now().strftime("%F %T UTC");
-    format!("process {} on {host}, since {now}\n", std::process::id())
+    format!("{MARK}{} on {host}, since {now}\n", std::process::id())
 }
 
 #[cfg(test)]
@@ -180,13 +216,38 @@ mod tests {
         std::os::unix::fs::symlink(&run, &link).unwrap();
         let lock = FolderLock::take(&link).unwrap();
         fs::remove_file(run.join(NAME)).unwrap();
-        assert!(lock.is_in_place());
+        assert!(lock.is_in_place() && !lock.is_held());
         // A link that leads to itself stands for any error but that of a folder that is not there.
         fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink(&link, &link).unwrap();
         assert!(lock.is_in_place());
         fs::remove_file(&link).unwrap();
         assert!(!lock.is_in_place());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_lock_file_of_somebody_else_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let [target, lock] = ["target", NAME].map(|name| folder.path().join(name));
+        fs::write(&target, "of somebody else").unwrap();
+        let refused = || FolderLock::take(folder.path()).unwrap_err().to_string();
+        for to in [&target, &folder.path().join("none")] {
+            std::os::unix::fs::symlink(to, &lock).unwrap();
+            assert!(refused().ends_with(".lock is not a lock of a run, and a run would overwrite it"));
+            fs::remove_file(&lock).unwrap();
+        }
+        fs::write(&lock, "a lock of another program").unwrap();
+        assert!(refused().contains(".lock is not a lock of a run"));
+        assert_eq!(fs::read(&target).unwrap(), b"of somebody else");
+        assert_eq!(fs::read(&lock).unwrap(), b"a lock of another program");
+        assert!(!folder.path().join("none").exists());
+        fs::remove_file(&lock).unwrap();
+        let held = FolderLock::take(folder.path()).unwrap();
+        assert!(held.is_held());
+        fs::remove_file(&lock).unwrap();
+        fs::write(&lock, "").unwrap();
+        assert!(!held.is_held());
     }
 
     #[test]

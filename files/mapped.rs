@@ -196,6 +196,15 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(Watched(mapped)))
 }
 
+/// Whether a path leads to a file that is mapped, perhaps under another name.
+pub fn is_in_use(path: &Path) -> bool {
+    let Some(identity) = fs::metadata(path).ok().and_then(|metadata| Stamp::of(&metadata).identity) else {
+        return false;
+    };
+    let is_same = |mapped: &Arc<Mapped>| mapped.stamp().is_some_and(|stamp| stamp.identity == Some(identity));
+    watched().values().flatten().any(is_same)
+}
+
 /// Whether bytes lie in a file that is mapped.
 pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
     let holds = |mapped: &Arc<Mapped>| mapped.map.as_ptr_range().contains(&bytes.as_ptr());

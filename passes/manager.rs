@@ -87,7 +87,7 @@ impl From<&Failure> for Diagnostic {
             true => Self::new(failure.fault_text()),
             false => diagnostics.next().unwrap_or_default(),
         };
-        for Diagnostic { message, origin, notes } in diagnostics {
+        for Diagnostic { message, origin, notes, .. } in diagnostics {
             let place = origin.map(|origin| format!("at {origin}"));
             told.notes.extend([message].into_iter().chain(place).chain(notes));
         }
@@ -145,7 +145,7 @@ impl Manager {
         }
         if let Some(dir) = &self.dump {
             std::fs::create_dir_all(dir)?;
-            std::fs::write(dir.join(format!("{number:02}-{}.ir", pass.name())), ir::text::print(module))?;
+            replace(&dir.join(format!("{number:02}-{}.ir", pass.name())), &ir::text::print(module))?;
         }
         Ok(())
     }
@@ -157,6 +157,14 @@ fn reproduce(dir: &Path, pass: &Pass, target: Option<&str>, before: &Module) -> 
     std::fs::create_dir_all(dir)?;
     let path = dir.join("reproducer.ir");
     let target = target.map_or_else(String::new, |target| format!("// kernels: {target}\n"));
-    std::fs::write(&path, format!("// run: {pass}\n{target}{}", ir::text::print(before)))?;
+    replace(&path, &format!("// run: {pass}\n{target}{}", ir::text::print(before)))?;
     Ok(path)
+}
+
+/// Writes a file in place of one of that name. A link of that name is replaced, and its target stays as it is.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink()) {
+        std::fs::remove_file(path)?;
+    }
+    std::fs::write(path, text)
 }

@@ -454,6 +454,22 @@ fn of_operator(operator: &str, origin: &str, late: bool) -> String {
 }
 
 impl DeviceError {
+    /// Whether the machine is at fault, perhaps for a time: memory or threads that others have, a disk, a rank that is lost.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Memory { .. } | Self::Disk(_) | Self::Threads { .. } => true,
+            Self::NoFile { source, .. } => files::disk::is_passing(source),
+            Self::Communication(error) => {
+                matches!(
+                    error,
+                    CommError::Late { .. } | CommError::Stalled { .. } | CommError::Transport { .. }
+                )
+            }
+            Self::Rank { source, .. } => source.is_passing(),
+            _ => false,
+        }
+    }
+
     /// Refuses bytes that are not those of a rank's part of a type.
     pub(crate) fn check_size(name: &str, ty: &ir::Type, mesh: &ir::Mesh, bytes: &[u8]) -> Result<(), Self> {
         let local = ty.local(mesh).map(|sizes| sizes.iter().product::<u64>() * ty.dtype.bytes());
@@ -489,7 +505,7 @@ impl From<&DeviceError> for ir::Diagnostic {
                 let told = Self::from(&**source);
                 Self { message: format!("{}: {}", rank_at(*rank, *task), told.message), ..told }
             }
-            error => Self::of_lines(&error.to_string()),
+            error => Self::of_lines(&error.to_string()).passing_if(error.is_passing()),
         }
     }
 }

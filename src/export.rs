@@ -282,8 +282,13 @@ fn told(error: WriteError) -> Vec<Diagnostic> {
                 message: problem.message,
                 origin: problem.origin,
                 notes: problem.notes,
+                is_passing: false,
             })
             .collect(),
+        WriteError::Io { ref source, .. } => {
+            let is_passing = files::disk::is_passing(source);
+            vec![Diagnostic::new(error.to_string()).passing_if(is_passing)]
+        }
         other => vec![Diagnostic::new(other.to_string())],
     }
 }

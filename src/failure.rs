@@ -9,10 +9,19 @@ use std::error::Error;
 /// Why a subcommand could not go on.
 #[derive(Debug)]
 pub enum Failure {
-    /// The user can mend it: exit code 2.
+    /// The user can mend it: exit code 2, or [`PASSING`] if the same command may succeed later.
     User(Vec<Diagnostic>),
-    /// The user cannot: exit code 1.
+    /// The user cannot: exit code 1, or [`PASSING`] if the machine is at fault for a time.
     Fault(anyhow::Error),
+}
+
+/// The exit code of a fault that may pass: a scheduler can start the same command again. It is EX_TEMPFAIL of sysexits.h.
+pub const PASSING: u8 = 75;
+
+/// Whether an error is a fault of the machine that may pass.
+fn is_passing(error: &(dyn Error + 'static)) -> bool {
+    let of_system = error.downcast_ref::<std::io::Error>().is_some_and(files::disk::is_passing);
+    of_system || diagnostic(error).is_passing
 }
 
 impl From<Diagnostic> for Failure {
@@ -41,7 +50,7 @@ impl Failure {
             Self::Fault(error) => {
                 let mut errors = error.chain().map(diagnostic);
                 let told = errors.next().unwrap_or_default();
-                let told = errors.fold(told, |told, Diagnostic { message, origin, notes }| {
+                let told = errors.fold(told, |told, Diagnostic { message, origin, notes, .. }| {
                     let place = origin.map(|origin| format!("at {origin}"));
                     let told = told.note(format!("because {message}"));
                     place.into_iter().chain(notes).fold(told, Diagnostic::note)
@@ -51,10 +60,12 @@ impl Failure {
         }
     }
 
-    /// 2 for a user's mistake, 1 for a fault.
+    /// 2 for a user's mistake, 1 for a fault, 75 for a fault of the machine that may pass.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Self::User(diagnostics) if diagnostics.iter().any(|diagnostic| diagnostic.is_passing) => PASSING,
             Self::User(_) => 2,
+            Self::Fault(error) if error.chain().any(is_passing) => PASSING,
             Self::Fault(_) => 1,
         }
     }
@@ -100,6 +111,12 @@ mod tests {
         let error = anyhow::anyhow!("no space left").context("cannot save checkpoints/step-10");
         let failure = Failure::from(error);
         assert_eq!(failure.exit_code(), 1);
+        let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+        assert_eq!(Failure::from(anyhow::Error::new(full()).context("cannot save")).exit_code(), PASSING);
+        let late = TrainError::from(DeviceError::Disk(full()));
+        assert_eq!(Failure::from(anyhow::Error::new(late)).exit_code(), PASSING);
+        assert_eq!(Failure::from(Diagnostic::new("a mistake")).exit_code(), 2);
+        assert_eq!(Failure::from(Diagnostic::new("a disk").passing_if(true)).exit_code(), PASSING);
         expect![[r"
             error: cannot save checkpoints/step-10
               = because no space left

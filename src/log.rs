@@ -3,7 +3,7 @@
 //! Rank 0 alone writes to the terminal. The log of another rank has the warnings, the progress and the error that the terminal does
 //! not show. Until the folder is there, the text is kept.
 
-use std::fs::{File, OpenOptions};
+use files::disk::OpenFile;
 use std::io::{self, Write};
 use std::mem;
 use std::path::Path;
@@ -20,7 +20,7 @@ enum Log {
     Off,
     /// Into the file that is still to come.
     Kept(String),
-    File(File),
+    File(OpenFile),
 }
 
 fn log() -> MutexGuard<'static, Log> {
@@ -41,7 +41,7 @@ pub fn open(path: &Path, heading: &str) -> io::Result<()> {
     let mut log = log();
     let Log::Kept(kept) = &mut *log else { return Ok(()) };
     files::disk::create_folders(files::disk::parent(path))?;
-    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    let mut file = files::disk::append(path)?;
     file.write_all(format!("{heading}\n{}", mem::take(kept)).as_bytes())?;
     *log = Log::File(file);
     Ok(())

@@ -2,9 +2,13 @@
 //!
 //! `program.ir`, `plan.json`, `config.toml`, `metrics.jsonl`, `checkpoints/step-N/`, `model.onnx`, `model.safetensors`, and
 //! `model-training.onnx` where the model was exported in training mode; with `--profile` also `timeline.json`, and in a
-//! pipeline `profile.json`; of several processes also `logs/` and `flight/`. Every file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
+//! pipeline `profile.json`; of several processes also `logs/` and `flight/`. The file `.trainyard` lists those of these names that a run
+//! has written ([`list`]). Every file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
 //! touched before everything that can be refused has been looked at: [`Folder::check`] only reads.
 
+mod list;
+
+use crate::export;
 use crate::log::LOGS;
 use files::disk;
 use files::{FolderLock, LockError, Replacement};
@@ -71,7 +75,7 @@ impl Folder {
     }
 
     /// Refuses a folder for a new run that holds another one, unless that may be thrown away (`force`) and has none of
-    /// the files that the new run reads.
+    /// the files that the new run reads. Refuses files of the names of a run's files that no run wrote.
     pub fn check(&self, force: bool, reads: &[PathBuf]) -> Result<(), Diagnostic> {
         if self.path.exists() && !self.path.is_dir() {
             return Err(Diagnostic::new(format!("{} is not a folder", self.path.display()))
@@ -80,6 +84,15 @@ impl Folder {
         let found = self.found();
         if found.is_empty() {
             return Ok(());
+        }
+        let listed = list::listed(&self.path, &CONTENTS);
+        let foreign: Vec<&str> = found.iter().copied().filter(|name| !listed.contains(*name)).collect();
+        if !foreign.is_empty() {
+            let (path, names) = (self.path.display(), foreign.join(", "));
+            let message = format!(
+                "{path} has files that no run of trainyard wrote ({names}), and a run would overwrite them"
+            );
+            return Err(Diagnostic::new(message).note("to keep them: -o ANOTHER_DIR"));
         }
         if !force {
             let message = format!("{} holds another run ({})", self.path.display(), found.join(", "));
@@ -99,15 +112,33 @@ impl Folder {
         })
     }
 
-    /// Removes what is there of a run.
+    /// The paths of a run's files in it.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.found().into_iter().map(|name| self.join(name)).collect()
+    }
+
+    /// Removes the files of runs. Files of others stay, also in the folders of a run.
     pub fn clear(&self) -> Result<(), Diagnostic> {
         self.found().into_iter().try_for_each(|name| self.remove(name))
     }
 
-    /// Removes a file or folder in it, if it is there.
+    /// Removes a file of a run, or its files in a folder, if a run has written them.
     pub fn remove(&self, name: &str) -> Result<(), Diagnostic> {
         let path = self.join(name);
-        disk::remove(&path).map_err(|error| cannot("remove", &path, &error))
+        if fs::symlink_metadata(&path).is_err() || !list::listed(&self.path, &CONTENTS).contains(name) {
+            return Ok(());
+        }
+        list::remove(&path, name).map_err(|error| cannot("remove", &path, &error))
+    }
+
+    /// Notes that the run writes its metrics, checkpoints and logs into the folder, which is there.
+    pub fn claim_training(&self) -> Result<(), Diagnostic> {
+        list::add(&self.path, &CONTENTS, &["metrics.jsonl", "checkpoints", FLIGHT, LOGS])
+    }
+
+    /// Notes that the run exports its model into the folder, which is there.
+    pub fn claim_export(&self) -> Result<(), Diagnostic> {
+        list::add(&self.path, &CONTENTS, &export::FILES)
     }
 
     /// Takes the folder for this process, and makes it if `make` is set; `None` if it is not there. Files that killed runs
@@ -132,8 +163,12 @@ impl Folder {
                 Ok(None)
             }
             Err(error @ LockError::Held { .. }) => Err(Diagnostic::new(error.to_string())
+                .passing_if(true)
                 .note("wait until the other run ends, or stop it")
                 .note("or give another folder: -o ANOTHER_DIR")),
+            Err(error @ LockError::Foreign { .. }) => {
+                Err(Diagnostic::new(error.to_string()).note("give another folder: -o ANOTHER_DIR"))
+            }
             Err(error) => Err(Diagnostic::new(error.to_string())),
         }
     }
@@ -142,7 +177,8 @@ impl Folder {
     pub fn mark(&self) -> Result<String, Diagnostic> {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mark = format!("process {}, {} ns since 1970\n", std::process::id(), since.as_nanos());
-        fs::write(self.marked(), &mark).map_err(|error| cannot("write", &self.marked(), &error))?;
+        let written = Replacement::write(&self.marked(), mark.as_bytes());
+        written.map_err(|error| cannot("write", &self.marked(), &error))?;
         Ok(mark)
     }
 
@@ -170,8 +206,20 @@ impl Folder {
         self.path.join(".one-folder")
     }
 
+    /// Refuses a path for a file of the user's choice, given by `flag`, that leads to one of these files or to a file that is in use.
+    pub fn check_target(flag: &str, path: &Path, reads: &[PathBuf]) -> Result<(), Diagnostic> {
+        let target = fs::canonicalize(path).ok();
+        let is_target = |read: &PathBuf| target.is_some() && fs::canonicalize(read).ok() == target;
+        if !reads.iter().any(is_target) && !files::is_in_use(path) {
+            return Ok(());
+        }
+        let message = format!("{flag} {} would overwrite a file that this command reads", path.display());
+        Err(Diagnostic::new(message).note(format!("give another file: {flag} ANOTHER_FILE")))
+    }
+
     fn found(&self) -> Vec<&'static str> {
-        CONTENTS.into_iter().filter(|name| self.join(name).exists()).collect()
+        // A link that leads nowhere is there too.
+        CONTENTS.into_iter().filter(|name| fs::symlink_metadata(self.join(name)).is_ok()).collect()
     }
 
     /// Writes files, all of them or none; the folder is made if it is not there.
@@ -188,6 +236,8 @@ impl Folder {
         let written: Result<Vec<Replacement>, Diagnostic> =
             files.iter().map(|file| complete(file).map_err(|error| tell(file.0, error))).collect();
         let publish = |written: Vec<Replacement>| {
+            let names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
+            list::add(&self.path, &CONTENTS, &names)?;
             let mut written = written.into_iter().zip(files);
             written.try_for_each(|(file, (name, _))| file.publish().map_err(|error| tell(name, error)))
         };
@@ -200,5 +250,5 @@ impl Folder {
 }
 
 fn cannot(what: &str, path: &Path, error: &io::Error) -> Diagnostic {
-    Diagnostic::new(format!("cannot {what} {}: {error}", path.display()))
+    Diagnostic::new(format!("cannot {what} {}: {error}", path.display())).passing_if(disk::is_passing(error))
 }

@@ -8,6 +8,7 @@ mod waiting;
 
 use crate::failure::Failure;
 use crate::launcher::{Launched, Launcher};
+use files::Replacement;
 use ir::Diagnostic;
 use ir::timetable::Task;
 use runtime::comm::agreement::Agreement;
@@ -238,7 +239,8 @@ const PRECEDENCE: Duration = Duration::from_secs(4);
 /// nothing of the failure.
 fn write_record(record: &FlightRecord, flight: &Path, rank: u64) {
     if flight.parent().is_some_and(Path::is_dir) && fs::create_dir_all(flight).is_ok() {
-        let _ = fs::write(flight.join(format!("rank-{rank}.txt")), record.to_string());
+        let path = flight.join(format!("rank-{rank}.txt"));
+        let _ = Replacement::write(&path, record.to_string().as_bytes());
     }
 }
 

@@ -212,8 +212,15 @@ pub struct Start<'m> {
     data: PendingFingerprint,
     /// The eval losses before.
     history: EvalHistory,
-    /// The run that it goes on with.
-    from: Option<PathBuf>,
+    /// The run that it goes on with, and its checkpoint.
+    from: Option<(PathBuf, PathBuf)>,
+}
+
+impl Start<'_> {
+    /// The checkpoint with which a run goes on.
+    pub fn from_checkpoint(&self) -> Option<&Path> {
+        self.from.as_ref().map(|(_, checkpoint)| checkpoint.as_path())
+    }
 }
 
 /// The weights of `--weights`. `report` is told what of them did not match. Errors: weights that are neither there nor in
@@ -287,7 +294,7 @@ pub fn go_on(
     damaged.chain(forgotten).for_each(report);
     let states = states.into();
     let files = told_files(settings, processes)?;
-    Ok(Start { step, states, origin, files, data, history, from: Some(place.folder.clone()) })
+    Ok(Start { step, states, origin, files, data, history, from: Some((place.folder.clone(), path)) })
 }
 
 /// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
@@ -395,7 +402,7 @@ pub fn train(
     let lead = match ranks.leads() {
         false => None,
         true => {
-            let (metrics, history) = records(folder, history, from)?;
+            let (metrics, history) = records(folder, history, from.map(|(run, _)| run))?;
             Some(Lead { data, metrics, progress: Progress::new(step, steps), history, surroundings })
         }
     };

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::thread;
@@ -21,8 +21,18 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a command.
+    /// Starts a command. It gets the signals that the tests may have been started to ignore, as in the background of a shell.
+    #[allow(unsafe_code)]
     pub fn start(mut command: Command) -> Self {
+        let reset = || {
+            for signal in [libc::SIGHUP, libc::SIGINT] {
+                // SAFETY: the call sets a signal to its default, and is allowed between fork and exec.
+                unsafe { libc::signal(signal, libc::SIG_DFL) };
+            }
+            Ok(())
+        };
+        // SAFETY: the function makes two calls to the system, and neither allocates nor locks.
+        unsafe { command.pre_exec(reset) };
         let mut child =
             command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it can be started");
         let errors = BufReader::new(child.stderr.take().expect("standard error is piped"));

@@ -168,9 +168,23 @@ impl CheckpointError {
     }
 }
 
+impl CheckpointError {
+    /// Whether the disk is at fault, perhaps for a time.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Write { source, .. } | Self::Read { source, .. } | Self::Remove { source, .. } => {
+                files::disk::is_passing(source)
+            }
+            Self::OutOfReach { source } => source.is_passing(),
+            _ => false,
+        }
+    }
+}
+
 impl From<&CheckpointError> for Diagnostic {
     fn from(error: &CheckpointError) -> Self {
-        error.notes().into_iter().fold(Self::new(error.to_string()), Self::note)
+        let told = error.notes().into_iter().fold(Self::new(error.to_string()), Self::note);
+        told.passing_if(error.is_passing())
     }
 }
 

@@ -25,7 +25,7 @@ pub enum ChangedBy {
 pub enum TrainError {
     /// The loss or the gradient is NaN or infinite.
     #[error(
-        "{what} of step {step} is {value}{}", cause_text(.cause)
+        "{what} of step {} is {value}{}", .step + 1, cause_text(.cause)
     )]
     NotFinite {
         /// The step, from 0.
@@ -55,8 +55,8 @@ pub enum TrainError {
     },
     /// The gradient is not finite though the loss is scaled as little as it may be.
     #[error(
-        "the gradients of step {step} are not finite, and the loss scale {scale} is already the smallest{}",
-        cause_text(.cause)
+        "the gradients of step {} are not finite, and the loss scale {scale} is already the smallest{}",
+        .step + 1, cause_text(.cause)
     )]
     ScaleExhausted {
         /// The step, from 0.
@@ -122,6 +122,12 @@ pub enum TrainError {
         /// The name that it had.
         path: PathBuf,
     },
+    /// The lock of the run's folder is gone.
+    #[error("the file `.lock` of the folder `{}` was removed while the run was writing into it", path.display())]
+    LockGone {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A checkpoint could not be written, read or used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -147,6 +153,18 @@ impl TrainError {
         }
     }
 
+    /// Whether the machine is at fault, perhaps for a time.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Checkpoint(error) => Diagnostic::from(error).is_passing,
+            Self::Metrics(error) => error.is_passing(),
+            Self::Data(DataError::Read { source, .. } | DataError::Thread { source }) => {
+                files::disk::is_passing(source)
+            }
+            _ => false,
+        }
+    }
+
     /// Why, and what to do about it; one thought each. A device's error becomes a diagnostic by itself.
     fn notes(&self) -> Vec<String> {
         match self {
@@ -158,6 +176,12 @@ impl TrainError {
             Self::Changed { kept, .. } => vec![changed_text(kept)],
             Self::FolderGone { .. } => {
                 vec!["put the folder back and continue with --resume; its checkpoints are whole".to_owned()]
+            }
+            Self::LockGone { .. } => {
+                vec![
+                    "without it a second run may write there; make sure that there is none, and continue with --resume"
+                        .to_owned(),
+                ]
             }
             Self::Checkpoint(error) => Diagnostic::from(error).notes,
             Self::Initial(error) => error.notes.clone(),
@@ -175,7 +199,10 @@ impl From<&TrainError> for Diagnostic {
     fn from(error: &TrainError) -> Self {
         match error {
             TrainError::Device(error) => (&**error).into(),
-            error => error.notes().into_iter().fold(Self::new(error.to_string()), Self::note),
+            error => {
+                let told = error.notes().into_iter().fold(Self::new(error.to_string()), Self::note);
+                told.passing_if(error.is_passing())
+            }
         }
     }
 }
@@ -264,7 +291,9 @@ fn spoilt_text(kept: &Option<PathBuf>) -> String {
     format!("{}; {advice}", before_text(kept))
 }
 
+/// Steps are told from 1, as the log counts them.
 fn updates_text(since: u64, step: u64) -> String {
+    let (since, step) = (since + 1, step + 1);
     match since == step {
         true => format!("the update of step {step}"),
         false => format!("an update of the steps {since} to {step}"),

@@ -26,6 +26,7 @@ impl<'a> TrainingRun<'a> {
         'a: 'scope,
     {
         self.finish_save(saves, schedule, outcome)?;
+        self.make_room(schedule, saved, outcome);
         let begun = self.begin_save(done, outcome)?;
         match saves.scope.filter(|_| !is_last) {
             None => {
@@ -78,6 +79,15 @@ impl<'a> TrainingRun<'a> {
             *kept = outcome.checkpoint.or(kept.take());
         }
         error
+    }
+
+    /// Removes checkpoints that an earlier run of the folder kept and this one does not, before another is written: the disk may be full
+    /// of them. The newest whole one stays.
+    fn make_room(&mut self, schedule: &Schedule, saved: Option<u64>, outcome: &Outcome) {
+        let Some(lead) = &mut self.lead else { return };
+        if let (Some(count), Some(saved), Some(_)) = (schedule.keep, saved, &outcome.checkpoint) {
+            lead.keep(&self.checkpoints, count, saved);
+        }
     }
 
     /// Begins a checkpoint: rank 0 describes it, and makes the folder for the parts of several ranks.

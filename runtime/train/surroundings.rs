@@ -67,12 +67,13 @@ impl Surroundings {
     /// Checks the output folder.
     ///
     /// # Errors
-    /// It was moved or removed.
+    /// It was moved or removed, or another run may write into it.
     pub(super) fn check_folder(&self) -> Result<(), TrainError> {
         match &self.lock {
             Some(lock) if !lock.is_in_place() => {
                 Err(TrainError::FolderGone { path: lock.folder().to_owned() })
             }
+            Some(lock) if !lock.is_held() => Err(TrainError::LockGone { path: lock.folder().to_owned() }),
             _ => Ok(()),
         }
     }

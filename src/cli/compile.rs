@@ -189,6 +189,9 @@ impl Compile {
         device: &Chosen,
         ready: &Ready,
     ) -> Result<Ended, Failure> {
+        if let Some(path) = &self.settings.out.memory_plan {
+            Folder::check_target("--memory-plan", path, &self.reads())?;
+        }
         report::print(Severity::Warning, &ready.compilation.warnings);
         let doubt = ready.compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
@@ -278,10 +281,14 @@ impl Compile {
             return Ok(beginning);
         }
         let is_cleared = self.settings.out.force || beginning == Beginning::Again;
-        let weights = self.settings.initial.weights.iter().cloned();
-        let inputs = [self.model.clone()].into_iter().chain(self.data()).chain(weights);
-        folder.check(is_cleared, &inputs.collect::<Vec<_>>())?;
+        folder.check(is_cleared, &self.reads())?;
         Ok(beginning)
+    }
+
+    /// The files that the command reads, as far as flags name them.
+    fn reads(&self) -> Vec<PathBuf> {
+        let given = self.settings.initial.weights.iter().chain(&self.config).cloned();
+        [self.model.clone()].into_iter().chain(self.data()).chain(given).collect()
     }
 
     /// Refuses flags that look at eval losses where there are none.

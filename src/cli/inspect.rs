@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::inspection::{
     FolderFacts, Inspection, MeasuredPipeline, PipelineFacts, PredictionFacts, Question, dot, program_after,
 };
+use crate::output::Folder;
 use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
 use crate::plan::MemoryPlan;
 use crate::sizes;
@@ -162,16 +163,29 @@ impl Inspect {
         if output.reasons.is_empty() { Ok(Outcome::Done) } else { Err(output.reasons.into()) }
     }
 
+    /// Refuses files for the answer that are inputs: a model, whose files are in use, or those of the folder that was asked about.
+    fn check_targets(&self) -> Result<(), Diagnostic> {
+        let mut reads = vec![self.subject.clone()];
+        if self.subject.is_dir() {
+            reads.extend(Folder::new(&self.subject).files());
+        }
+        let targets = [("-o", &self.output), ("--memory-plan", &self.memory_plan)];
+        let mut targets = targets.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?)));
+        targets.try_for_each(|(flag, path)| Folder::check_target(flag, path, &reads))
+    }
+
     /// What is inside the model or folder, in the format asked for.
     ///
     /// # Errors
     /// A file that cannot be loaded, flags that contradict each other, names that do not exist.
     pub fn output(&self) -> Result<Output, Failure> {
         if self.subject.is_dir() {
+            self.check_targets()?;
             return self.folder();
         }
         let model =
             compilation::open_asking(&self.subject, self.optimizer.untied, &self.optimizer.train_also)?;
+        self.check_targets()?;
         let header = Header::of(&model);
         let question = self.question(&model)?;
         if let Some(after) = &self.after {

@@ -180,17 +180,17 @@ pub struct Told {
 
 impl Told {
     pub(super) fn diagnostic(diagnostic: &Diagnostic) -> Self {
-        let Diagnostic { message, origin, notes } = diagnostic.clone();
+        let Diagnostic { message, origin, notes, .. } = diagnostic.clone();
         Self { message, origin, notes }
     }
 
     pub(super) fn problem(problem: &Problem) -> Self {
-        let Problem { message, origin, notes } = problem.clone();
+        let Problem { message, origin, notes, .. } = problem.clone();
         Self { message, origin, notes }
     }
 
     pub(super) fn as_diagnostic(&self) -> Diagnostic {
         let Self { message, origin, notes } = self.clone();
-        Diagnostic { message, origin, notes }
+        Diagnostic { message, origin, notes, is_passing: false }
     }
 }

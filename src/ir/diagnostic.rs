@@ -15,12 +15,20 @@ pub struct Diagnostic {
     pub origin: Option<String>,
     /// Why, and what to do about it; one thought each.
     pub notes: Vec<String>,
+    /// Whether the fault may pass without a change of the command: a full disk, a lost process.
+    pub is_passing: bool,
 }
 
 impl Diagnostic {
     /// A diagnostic without origin or notes.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), ..Self::default() }
+    }
+
+    /// Says whether the fault may pass without a change of the command.
+    pub fn passing_if(mut self, is_passing: bool) -> Self {
+        self.is_passing = is_passing;
+        self
     }
 
     /// Says where.

@@ -12,6 +12,7 @@ mod doctor;
 mod driver;
 mod durability;
 mod experts;
+mod foreign;
 mod hostile;
 mod inspect;
 mod kernels_for;

@@ -15,6 +15,7 @@ use crate::inspection::units::bytes;
 use crate::log::{self, LOGS};
 use crate::output::{FLIGHT, Folder, PROFILE};
 use crate::processes::{Processes, Waiting};
+use crate::signals;
 use crate::training::{self, Programs, Setup, Start};
 use anyhow::Context;
 use ir::Diagnostic;
@@ -59,7 +60,8 @@ impl Compile {
                 }
                 _ => output.folder.clear()?,
             }
-            self.write_plan(&output.folder, ready)
+            self.write_plan(&output.folder, ready)?;
+            Ok(output.folder.claim_training()?)
         })?;
         self.open_log(processes, &output.folder, programs)?;
         let saves_beside = self.saves_beside(processes, programs, ranks.count() as u64)?;
@@ -142,6 +144,7 @@ impl Compile {
             Some(place) => {
                 let ranks = ranks()?;
                 let start = training::go_on(compilation, settings, processes, loader, place, report)?;
+                start.from_checkpoint().iter().for_each(|path| tell!("resumed from {}", path.display()));
                 let mut notes = resuming::changed_flags(&place.folder, &self.settings_of(ready));
                 notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
                 notes.iter().for_each(|note| tell!("note: {note}"));
@@ -237,6 +240,7 @@ impl Compile {
         let check =
             || surroundings.check_after_training(outcome.checkpoint.as_ref()).map_err(training::failure);
         check()?;
+        folder.claim_export()?;
         let exported = export::export(source, compilation, &states, folder.path())?;
         check()?;
         report::tell_lines(&summary::text(outcome, best, &exported, steps));
@@ -276,7 +280,7 @@ fn stop_on_signals(waiting: Option<Waiting>) -> Result<&'static AtomicBool, Fail
                 report::tell_lines("\nstopping after this step");
             }
         };
-        ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")?;
+        signals::keeping_ignored(|| ctrlc::set_handler(handler)).context("Ctrl-C cannot be caught")?;
         *handled = true;
     }
     Ok(&STOP)

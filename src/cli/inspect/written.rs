@@ -32,7 +32,7 @@ impl Inspect {
     /// # Errors
     /// A file that cannot be written; a model that is to go to a terminal.
     pub(super) fn write(&self, output: &Output) -> Result<(), Failure> {
-        if self.format == Format::Onnx && output.model.is_none() {
+        if output.model.is_none() && output.text.is_empty() {
             return Ok(()); // the model cannot be imported, which the reasons tell
         }
         match (&self.output, &output.model) {

@@ -275,14 +275,18 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
         cx.warn(warning.note("--train-also NAME trains such a tensor"));
     }
     for row in trained() {
-        let Data { name, ty, claim, .. } = &module.data[row.data];
+        let data = &module.data[row.data];
+        let Data { name, ty, claim, .. } = data;
         if let Evidence::Ambiguous(reason) = &row.finding.evidence {
             let warning =
                 Diagnostic::new(format!("`{name}` {ty} is trained, though it may be a constant: {reason}"));
             cx.warn(warning.note(format!("--freeze '{name}' keeps the tensor constant")));
         }
-        // Where the exporter says whose each tensor is, a shared one is a tied one.
-        if row.finding.vector_uses > 1 && claim.is_none() {
+        // Where the exporter says whose each tensor is, a shared one is a tied one, and so is a named one with elements of its own.
+        let is_initial =
+            || data.bytes().is_some_and(|bytes| ir::is_initial(bytes, ty.dtype.bytes() as usize));
+        let is_doubtful = claim.is_none() || *claim == Some(Claim::Named) && is_initial();
+        if row.finding.vector_uses > 1 && is_doubtful {
             let uses = row.finding.vector_uses;
             let warning = Diagnostic::new(format!(
                 "{uses} uses share the initializer `{name}`: they are trained as tied parameters"

@@ -9,13 +9,13 @@
 
 mod detached;
 mod identity;
+mod merged;
 mod names;
 mod packed;
 mod separate;
 mod signature;
 mod sites;
 mod traced;
-mod untied;
 mod warnings;
 
 #[cfg(test)]
@@ -56,6 +56,8 @@ pub struct Record {
     /// Tensors that the exporter merged although their elements differ, each with the one that it was merged with: tied
     /// parameters, or copies of a layer.
     merged: BTreeMap<String, String>,
+    /// Initializers that stood for several equal tensors, each with the names of the others.
+    separated: BTreeMap<String, Vec<String>>,
 }
 
 /// A tensor of the author's module, as an initializer holds it.
@@ -81,9 +83,7 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
         if is_pytorch {
             identity::separate(graph, untied, &mut record);
         }
-        if untied {
-            untied::separate(graph);
-        }
+        record.separated = merged::separate(graph, untied);
         return record;
     }
     let sites = sites::find(graph, &signature);

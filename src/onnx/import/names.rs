@@ -4,7 +4,7 @@
 //! still says which module it came from: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
 
 use crate::record::{Record, SCOPES_KEY, innermost_module, is_generated};
-use crate::{Graph, Node, Tensor};
+use crate::{Graph, Node, Tensor, Value, ValueType};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Other names for tensors of the file, best first.
@@ -70,13 +70,38 @@ fn leaf(node: &Node, input: usize, tensor: &Tensor) -> Option<&'static str> {
     }
 }
 
+/// How to export a model that takes a cache of keys and values. `None` if no input is one.
+pub fn cache_hint(graph: &Graph) -> Option<String> {
+    let is_cache = |input: &&Value| {
+        let ValueType::Tensor(ty) = &input.ty else { return false };
+        let has_heads = ty.dims.as_ref().is_some_and(|dims| dims.len() >= 3);
+        ty.dtype.is_float() && has_heads && input.name.starts_with("past")
+    };
+    let mut caches = graph.inputs.iter().filter(is_cache);
+    let first = caches.next()?;
+    let others = match caches.count() {
+        0 => "is".to_owned(),
+        more => format!("and {more} more inputs are"),
+    };
+    Some(format!(
+        "`{}` {others} a cache of keys and values, which a model has no use for in training: export the model without it, with \
+         use_cache=False (Optimum: --task text-generation in place of text-generation-with-past)",
+        first.name
+    ))
+}
+
 /// The path of the module whose forward function made a node.
 pub(crate) fn module_path(node: &Node) -> Option<String> {
     if let Some(scopes) = node.metadata.get(SCOPES_KEY) {
         return innermost_module(scopes).map(str::to_owned);
     }
+    legacy_module_path(&node.name)
+}
+
+/// The path of a module in the name that the legacy exporter gave to a node.
+pub(crate) fn legacy_module_path(name: &str) -> Option<String> {
     // `/transformer/h.0/mlp/c_fc/MatMul`: the last part is the operator.
-    let path = node.name.strip_prefix('/')?.rsplit_once('/')?.0;
+    let path = name.strip_prefix('/')?.rsplit_once('/')?.0;
     (!path.is_empty()).then(|| legacy_path(path))
 }
 

@@ -282,6 +282,90 @@ fn without_a_record_untied_gives_each_norm_its_own_tensors() {
     assert_eq!(read(&file, true), separated);
 }
 
+/// The inputs of each node from the second on, after equal tensors were separated.
+fn separated(nodes: Vec<NodeProto>, tensors: Vec<TensorProto>) -> (Vec<Vec<String>>, Vec<String>) {
+    let mut file = exported(nodes, tensors, &[]);
+    let record = super::restore(&mut file, false);
+    let graph = file.graph.expect("it has a graph");
+    let inputs = graph.node.iter().map(|node| node.input[1..].to_vec()).collect();
+    (inputs, record.separated.into_keys().collect())
+}
+
+fn gemm(inputs: [&str; 3], output: &str) -> NodeProto {
+    node("Gemm", &inputs, &[output])
+}
+
+#[test]
+fn equal_tensors_that_an_optimiser_merged_are_apart_again() {
+    let own = |name: &str| floats(name, &[2, 2], 1.0, 2.0);
+    // Two linear layers with a norm behind each, all biases zero.
+    let nodes = vec![
+        gemm(["x", "a.weight", "a.bias"], "h"),
+        node("LayerNormalization", &["h", "n1.weight", "a.bias"], &["n"]),
+        gemm(["n", "b.weight", "a.bias"], "i"),
+        node("LayerNormalization", &["i", "n1.weight", "a.bias"], &["j"]),
+        gemm(["j", "c.weight", "a.bias"], "y"),
+    ];
+    let tensors = vec![
+        own("a.weight"),
+        floats("a.bias", &[2], 0.0, 0.0),
+        ones("n1.weight", &[2]),
+        own("b.weight"),
+        own("c.weight"),
+    ];
+    let (inputs, merged) = separated(nodes, tensors);
+    let expected = [
+        ["a.weight", "a.bias"],
+        ["n1.weight", "a.bias.2"],
+        ["b.weight", "b.bias"],
+        ["n1.weight.2", "a.bias.3"],
+        ["c.weight", "c.bias"],
+    ];
+    assert_eq!(inputs, expected);
+    assert_eq!(merged, ["a.bias", "n1.weight"]);
+}
+
+#[test]
+fn zero_matrices_of_several_layers_are_apart_and_those_of_a_shared_block_are_one() {
+    let tensors = |second: &str| {
+        let matrix = |name: &str| floats(name, &[2, 2], 1.0, 2.0);
+        let nodes = vec![
+            node("MatMul", &["x", "l.0.A"], &["a"]),
+            node("MatMul", &["a", "l.0.B"], &["b"]),
+            node("MatMul", &["b", second], &["c"]),
+            node("MatMul", &["c", "l.0.B"], &["d"]),
+            node("MatMul", &["d", "head"], &["y"]),
+        ];
+        separated(
+            nodes,
+            vec![matrix("l.0.A"), matrix("l.1.A"), matrix("head"), floats("l.0.B", &[2, 2], 0.0, 0.0)],
+        )
+    };
+    assert_eq!(tensors("l.1.A").0[3], ["l.0.B.2"]);
+    // The same block, called twice.
+    assert_eq!(tensors("l.0.A").0[3], ["l.0.B"]);
+}
+
+#[test]
+fn the_names_of_nodes_tell_a_module_that_is_called_twice_from_two_modules() {
+    let norms = |second: &str| {
+        let named = |name: &str, input: &str, output: &str| NodeProto {
+            name: Some(name.into()),
+            ..node("LayerNormalization", &[input, "n1.weight", "n1.bias"], &[output])
+        };
+        let nodes = vec![
+            named("/n1/LayerNormalization", "x", "a"),
+            node("MatMul", &["a", "w"], &["b"]),
+            named(second, "b", "y"),
+        ];
+        let tensors =
+            vec![ones("n1.weight", &[2]), floats("n1.bias", &[2], 0.0, 0.0), floats("w", &[2, 2], 1.0, 2.0)];
+        separated(nodes, tensors).0[2].clone()
+    };
+    assert_eq!(norms("/n2/LayerNormalization"), ["n2.weight", "n2.bias"]);
+    assert_eq!(norms("/n1_1/LayerNormalization"), ["n1.weight", "n1.bias"]);
+}
+
 #[test]
 fn a_detached_value_that_was_merged_with_another_is_told() {
     let listed = [("p_w", "PARAMETER", "w")];

@@ -11,7 +11,28 @@ impl Record {
     /// names that are guesses.
     pub(crate) fn warnings(&self, graph: &Graph, aliases: &BTreeMap<String, Vec<String>>) -> Vec<Diagnostic> {
         let merged = self.merged.iter().map(merged_warning);
-        merged.chain(self.lost_warning(graph)).chain(self.renamed_warning(graph, aliases)).collect()
+        let separated = self.separated_warning().into_iter();
+        merged
+            .chain(separated)
+            .chain(self.lost_warning(graph))
+            .chain(self.renamed_warning(graph, aliases))
+            .collect()
+    }
+
+    /// Tensors that an optimiser merged, and that are apart again.
+    fn separated_warning(&self) -> Option<Diagnostic> {
+        if self.separated.is_empty() {
+            return None;
+        }
+        let names = self.separated.iter().map(|(name, others)| format!("`{name}` for {}", shortened(others)));
+        let names: Vec<String> = names.collect();
+        let message = format!(
+            "equal tensors of several modules were merged in the file, and are trained apart: {}",
+            shortened_list(&names)
+        );
+        let note = "an optimiser of ONNX files does this to the ones and zeros of a fresh model; train the file that the exporter wrote \
+             if the author's module shares these tensors";
+        Some(Diagnostic::new(message).note(note))
     }
 
     /// Parameters that are in no tensor of the file by themselves.

@@ -6,7 +6,9 @@
 //! number. A sum over samples that is divided by their number becomes a mean. A model of half weights becomes one that computes in f32, with weights in f32: what is trained are these.
 //! Invariants: after it all dims are bound; each sample is computed as it was before.
 
+mod counts;
 mod means;
+mod places;
 mod rebuild;
 mod samples;
 mod trace;
@@ -19,6 +21,7 @@ use crate::rewriting::local;
 use ir::{Changed, Diagnostic, Level, Module, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use places::where_places_count;
 pub use trace::{Carry, Decision, Samples, decide, find_samples, where_samples_meet};
 pub(crate) use trace::{SUMS_OVER_BATCH, batch};
 
@@ -71,7 +74,10 @@ impl Transform for Bind {
         }
         let rescaled = match decide(module, wanted) {
             Ok(Some(decision)) => {
-                decision.warnings.iter().for_each(|warning| cx.warn(warning.clone()));
+                let counts = counts::decide(module, &decision.carries, decision.from, decision.to);
+                let sums = decision.sums.iter().filter(|(node, _)| !counts.settled.contains(node));
+                sums.map(|(_, warning)| warning).chain(&counts.warnings).for_each(|it| cx.warn(it.clone()));
+                counts::apply(module, &counts)?;
                 cx.repeated = trace::repeated(module, &decision);
                 rebuild::rescale(module, &decision)?;
                 local::run(module, Self::NAME)?;

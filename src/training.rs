@@ -17,6 +17,7 @@ use anyhow::Context;
 use ir::interp::Missing;
 use ir::{Diagnostic, Module};
 use onnx::Imported;
+use passes::bind::where_places_count;
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
@@ -90,6 +91,7 @@ fn open_with(
     labels_from: Option<data::LabelsFrom>,
 ) -> Result<Loader, Failure> {
     let train = settings.data.train.as_ref().map(source).context("the data is opened only to train")?;
+    let place = where_places_count(module).map(|node| module.node(node));
     let options = LoaderOptions {
         seed: settings.seed.seed,
         microbatches,
@@ -101,13 +103,36 @@ fn open_with(
         },
         labels_from,
         inputs: inputs(settings),
+        shuffle: place.is_none(),
         ..LoaderOptions::default()
     };
     let mut spec = feed::model_spec(module)?;
     if let Some(label) = &spec.label {
         spec.unfillable = feed::unfillable(module, &label.name)?;
     }
-    Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::new(data::one_line(&error)).into())
+    let loader = Loader::new(&spec, &train, &options);
+    let mut loader = loader.map_err(|error| Diagnostic::new(data::one_line(&error)))?;
+    if let Some(node) = place {
+        keep_company(&mut loader, module, node)?;
+    }
+    Ok(loader)
+}
+
+/// Checks and tells that the rows of the data stay where they are. Error: rows that do not fill their last microbatch, whose places other
+/// rows would take.
+fn keep_company(loader: &mut Loader, module: &Module, node: &ir::Node) -> Result<(), Diagnostic> {
+    let batched = module.inputs.iter().find(|input| input.batched);
+    let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size()).unwrap_or(1);
+    let rows = loader.samples();
+    let reason = format!("`{}` ({}) reads rows of the batch by their places", node.origin, node.op.name());
+    if !rows.is_multiple_of(batch) {
+        let error = Diagnostic::new(format!(
+            "{reason}, and the {rows} rows of the data are no multiple of the batch of {batch}"
+        ));
+        return Err(error.note("give as many rows as the model was exported with, or a multiple of them"));
+    }
+    loader.note(format!("{reason}, so the rows keep their order and are not shuffled"));
+    Ok(())
 }
 
 fn source(source: &DataSource) -> data::DataSource {

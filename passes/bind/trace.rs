@@ -34,8 +34,8 @@ pub struct Decision {
     pub carries: BTreeMap<ValueId, Carry>,
     /// Constants that a node reads for the whole batch: node, operand, and what they are for one sample.
     pub constants: BTreeMap<(NodeId, usize), OneSample>,
-    /// Warnings about constants that may be meant for the exported batch alone.
-    pub warnings: Vec<Diagnostic>,
+    /// Sums over the batch, each with the warning that a constant which divides it may be meant for the exported batch alone.
+    pub sums: Vec<(NodeId, Diagnostic)>,
 }
 
 /// A constant that is the same for every sample.
@@ -96,6 +96,39 @@ pub fn find_samples(module: &Module) -> Result<Samples, Diagnostic> {
     let mut trace = Trace::new(module, batch, batch);
     trace.run()?;
     Ok(Samples { batch, carries: trace.carries })
+}
+
+/// The values that have samples as far as they can be followed, and the nodes that read a constant which differs from sample to
+/// sample.
+pub(super) fn followed(module: &Module) -> (Samples, BTreeSet<NodeId>) {
+    let Ok(Some(batch)) = batch(module) else { return Default::default() };
+    let mut trace = Trace::new(module, batch, batch);
+    while std::mem::take(&mut trace.changed) {
+        for id in module.order().iter().chain(module.order().iter().rev()) {
+            // The samples are not followed past a node that computes along the batch.
+            let _ = trace.node(*id);
+        }
+    }
+    let differs =
+        |tensor: Option<&Tensor>, carry| tensor.is_some_and(|it| one_sample(it, carry, batch).is_none());
+    let mut differing = BTreeSet::new();
+    for (&(id, operand), &carry) in &trace.wanted {
+        if differs(trace.constants.value(module.node(id).operands[operand]), carry) {
+            differing.insert(id);
+        }
+    }
+    for (id, node) in module.nodes() {
+        for operand in &node.operands {
+            let carry = trace.carries.get(operand).copied().filter(|_| !node.op.movement().is_view());
+            let is_weight = trace.constants.known(*operand) == Constness::Weight;
+            if let Some(carry) = carry.filter(|_| is_weight)
+                && differs(trace.constants.value(*operand), carry)
+            {
+                differing.insert(id);
+            }
+        }
+    }
+    (Samples { batch, carries: trace.carries }, differing)
 }
 
 /// Returns the first node whose result for a sample depends on other samples of the microbatch. Cross-entropies are passed
@@ -359,10 +392,14 @@ impl<'m> Trace<'m> {
             let node = self.module.node(id);
             let warning = Diagnostic::new(format!("`{}` {SUMS_OVER_BATCH}", node.op.name()));
             let warning = if node.origin.is_empty() { warning } else { warning.at(node.origin.to_string()) };
-            warning.note(format!("a constant that divides this sum is still for a batch of {}", self.from))
+            (
+                id,
+                warning
+                    .note(format!("a constant that divides this sum is still for a batch of {}", self.from)),
+            )
         };
-        let warnings = if self.from == self.to { vec![] } else { self.summed.iter().map(warn).collect() };
-        Ok(Decision { from: self.from, to: self.to, carries: self.carries, constants, warnings })
+        let sums = if self.from == self.to { vec![] } else { self.summed.iter().map(warn).collect() };
+        Ok(Decision { from: self.from, to: self.to, carries: self.carries, constants, sums })
     }
 }
 

@@ -3,6 +3,7 @@
 mod best;
 mod older;
 mod resuming;
+mod rows;
 
 use crate::TRAINYARD;
 use std::time::Duration;

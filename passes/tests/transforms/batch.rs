@@ -170,3 +170,127 @@ fn a_weight_that_differs_from_sample_to_sample_is_refused() {
         "{failure}"
     );
 }
+
+/// The unbiased variance over the samples and a covariance, as exporters write them for a batch.
+fn statistics(batch: u64) -> String {
+    let less = batch - 1;
+    format!(
+        "trainyard-ir 1
+module @statistics imported {{
+  data @0 \"n\" : f64[] = [{batch}.0]
+  data @1 \"n_less_one\" : f64[1] = [{less}.0]
+  func @forward(%0 \"x\" batched : f64[{batch}, 14]) {{
+    %1 = reduce %0 {{kind = mean, dims = [0], keep = true}} : f64[1, 14] !{{fwd}}
+    %2 = sub %0, %1 : f64[{batch}, 14] !{{fwd}}
+    %3 = mul %2, %2 : f64[{batch}, 14] !{{fwd}}
+    %4 = reduce %3 {{kind = mean, dims = [0], keep = false}} : f64[14] !{{fwd}}
+    %5 = constant {{data = @0}} : f64[] !{{fwd}}
+    %6 = mul %4, %5 : f64[14] !{{fwd}}
+    %7 = constant {{data = @1}} : f64[1] !{{fwd}}
+    %8 = div %6, %7 : f64[14] !{{fwd}}
+    %9 = contract %2, %2 {{lhs = ni, rhs = nj, out = ij}} : f64[14, 14] !{{fwd}}
+    %10 = div %9, %7 : f64[14, 14] !{{fwd}}
+    %11 = add %10, %8 : f64[14, 14] !{{fwd}}
+    %12 = reduce %11 {{kind = sum, dims = [0], keep = false}} : f64[14] !{{fwd}}
+  }}
+  output \"y\" = %12
+}}"
+    )
+}
+
+#[test]
+fn numbers_of_samples_follow_the_batch() {
+    for from in [2, 3, 4, 7] {
+        for to in [2, 3, 4, 7] {
+            let exported = parse(&statistics(to), normal);
+            let bound = bind(&parse(&statistics(from), normal), to);
+            let (expected, found) = (rows(&exported, 0).concat(), rows(&bound, 0).concat());
+            let equal = expected.iter().zip(&found).all(|(a, b)| (a - b).abs() < 1e-12);
+            assert!(equal && expected.len() == found.len(), "{from} to {to}: {found:?}, not {expected:?}");
+        }
+    }
+}
+
+/// The warnings of a mean over 4 samples of this width that a number multiplies, or of a covariance that it divides.
+fn warned(operators: &str, number: f64, width: usize) -> Vec<String> {
+    let text = format!(
+        "trainyard-ir 1
+module @doubtful imported {{
+  data @0 \"number\" : f64[] = [{number:?}]
+  func @forward(%0 \"x\" batched : f64[4, {width}]) {{
+    %1 = constant {{data = @0}} : f64[] !{{fwd}}
+    {operators}
+  }}
+  output \"y\" = %3
+}}"
+    );
+    let mut cx = PassContext::default();
+    let pipeline: Pipeline = "bind(batch=8)".parse().expect("the pipeline is well written");
+    let result = Manager::default().run(&pipeline, &mut parse(&text, normal), &mut cx, |_, _, _| {});
+    result.unwrap_or_else(|failure| panic!("{failure}"));
+    cx.warnings.into_iter().map(|warning| warning.message).collect()
+}
+
+#[test]
+fn a_number_that_may_count_the_samples_is_told_with_its_name() {
+    let mean = "%2 = reduce %0 {kind = mean, dims = [0], keep = false} : f64[5] !{fwd}
+    %3 = mul %2, %1 : f64[5] !{fwd}";
+    let [warning] = &warned(mean, 4.0, 5)[..] else { panic!("one warning") };
+    assert!(warning.starts_with("`number` (4) multiplies a `reduce` over the samples"), "{warning}");
+    assert!(warned(mean, 2.0, 5).is_empty(), "any other number is the author's");
+    let covariance = |width: usize| {
+        format!(
+            "%2 = contract %0, %0 {{lhs = ni, rhs = nj, out = ij}} : f64[{width}, {width}] !{{fwd}}
+    %3 = div %2, %1 : f64[{width}, {width}] !{{fwd}}"
+        )
+    };
+    assert!(warned(&covariance(5), 3.0, 5).is_empty(), "the number is that of the new batch");
+    // A width that equals the number may be meant.
+    let messages = warned(&covariance(3), 3.0, 3);
+    assert!(messages.iter().any(|it| it.starts_with("`number` (3) divides a `contract`")), "{messages:?}");
+}
+
+/// Whether the places of the samples count in a program over 4 samples.
+fn places_count(operators: &str) -> bool {
+    let text = format!(
+        "trainyard-ir 1
+module @rows imported {{
+  data @0 \"edges\" : i64[5] = [0, 1, 2, 3, 3]
+  data @1 \"matrix\" : f64[4, 4]
+  data @2 \"rows\" : f64[4, 3]
+  func @forward(%0 \"x\" batched : f64[4, 3], %1 \"ids\" batched : i64[4]) {{
+    %2 = constant {{data = @0}} : i64[5] !{{fwd}}
+    %3 = constant {{data = @1}} : f64[4, 4] !{{fwd}}
+    %4 = constant {{data = @2}} : f64[4, 3] !{{fwd}}
+    {operators}
+  }}
+  output \"y\" = %5
+}}"
+    );
+    passes::bind::where_places_count(&parse(&text, normal)).is_some()
+}
+
+#[test]
+fn places_count_where_fixed_indices_or_matrices_combine_samples() {
+    for operators in [
+        "%5 = gather %0, %2 {dim = 0} : f64[5, 3] !{fwd}",
+        "%5 = contract %3, %0 {lhs = nm, rhs = md, out = nd} : f64[4, 3] !{fwd}",
+        "%5 = add %0, %4 : f64[4, 3] !{fwd}",
+        "%5 = slice %0 {dim = 0, start = 2, step = 1} : f64[2, 3] !{fwd}",
+    ] {
+        assert!(places_count(operators), "{operators}");
+    }
+    for operators in [
+        // Samples look up rows of a table, in any order.
+        "%5 = gather %4, %1 {dim = 0} : f64[4, 3] !{fwd}",
+        // Which sample is looked up depends on the samples.
+        "%5 = gather %0, %1 {dim = 0} : f64[4, 3] !{fwd}",
+        // All samples are compared with all.
+        "%5 = contract %0, %0 {lhs = nd, rhs = md, out = nm} : f64[4, 4] !{fwd}",
+        "%5 = contract %0, %4 {lhs = nd, rhs = ed, out = ne} : f64[4, 4] !{fwd}",
+        "%5 = reduce %0 {kind = mean, dims = [0], keep = true} : f64[1, 3] !{fwd}",
+        "%5 = slice %0 {dim = 1, start = 1, step = 1} : f64[4, 2] !{fwd}",
+    ] {
+        assert!(!places_count(operators), "{operators}");
+    }
+}

@@ -128,10 +128,15 @@ pub fn decide(module: &Module) -> Result<Decision, Diagnostic> {
     }
     trained.retain(|&id| read[module.states[id].input.as_u32() as usize]);
     if trained.is_empty() {
-        let error = Diagnostic::new("the loss depends on no parameter, so there is nothing to train");
-        return Err(error.note("`trainyard inspect` lists the parameters that were found, and why"));
+        return Err(nothing_to_train());
     }
     Ok(Decision { classes, trained })
+}
+
+/// The error about a program whose loss depends on no parameter.
+pub fn nothing_to_train() -> Diagnostic {
+    let error = Diagnostic::new("the loss depends on no parameter, so there is nothing to train");
+    error.note("`trainyard inspect` lists the parameters that were found, and why")
 }
 
 /// The classes of a scalar that the loss pass took apart.

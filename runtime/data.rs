@@ -39,7 +39,7 @@ pub use array::{Array, Batch};
 pub use decide::{Decision, Feed};
 pub use error::{DataError, one_line};
 pub(crate) use file::regular_files;
-pub use loader::{DataPosition, EvalBatch, Loader};
+pub use loader::{DataPosition, EvalBatch, Loader, common_batch};
 pub use order::Permutation;
 pub use spec::{
     DataSource, InputSpec, LabelSpec, LabelsFrom, LoaderOptions, ModelSpec, SUFFIXES, Source, Tokenization,

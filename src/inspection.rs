@@ -52,6 +52,7 @@ use crate::compilation::{self, Compilation, Source};
 use crate::config;
 use crate::config::memory::Budget;
 use crate::failure::Failure;
+use crate::feed;
 use crate::pipeline::CompilationPlan;
 use crate::plan::MemoryPlan;
 use crate::sizes;
@@ -61,6 +62,7 @@ use ir::{Diagnostic, Module, visible};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
+use runtime::data;
 use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -276,6 +278,9 @@ impl Inspection {
         self.support = Support::Importable;
         if !self.unbound.is_empty() {
             match self.decide_parameters(source, question, &question.manager) {
+                Ok(()) if self.parameters.as_ref().is_some_and(|found| found.trained == 0) => {
+                    self.reasons = told(passes::autodiff::nothing_to_train().into())?;
+                }
                 Ok(()) => self.support = Support::Unbound,
                 Err(failure) => self.reasons = told(failure)?,
             }
@@ -289,7 +294,13 @@ impl Inspection {
         };
         let mut plan = question.plan.clone();
         plan.autodiff.whole = question.global_batch.is_none();
-        match source.compile(&plan, &question.manager, after) {
+        let compiled = source.compile(&plan, &question.manager, after).and_then(|compilation| {
+            // What `compile` would refuse when it opens the data.
+            let spec = feed::model_spec(&compilation.forward)?;
+            data::common_batch(&spec).map_err(|error| Diagnostic::new(data::one_line(&error)))?;
+            Ok(compilation)
+        });
+        match compiled {
             Ok(mut compilation) => match self.fit(&mut compilation, question) {
                 Ok(()) => self.trainable(compilation, &source.imported.state_dict, question),
                 Err(failure) => {

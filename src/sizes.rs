@@ -85,6 +85,10 @@ pub fn require_bound(
     let dims = if unbound.len() == 1 { "a dim without a size" } else { "dims without a size" };
     let error = Diagnostic::new(format!("the model's inputs have {dims}: {}", quoted.join(", ")))
         .note(format!("give each dim a size: --bind {}", sizes.join(",")));
+    let error = match onnx::cache_hint(&model.graph) {
+        Some(hint) => error.note(hint),
+        None => error,
+    };
     let batch = match dim_of_tokens(model, 0) {
         Some(Dim::Named(name)) => Some(name.as_str()),
         Some(Dim::Unknown) => Some(BATCH),

@@ -217,6 +217,13 @@ impl<'m> Search<'m> {
             (Op::Binary(Binary::Sub | Binary::Div | Binary::Mul), _) if self.normalises_input(found) => {
                 Evidence::Constant(format!("normalises an input{place}"))
             }
+            // A norm of the file whose scale has other dims than the normalised ones.
+            (Op::Binary(Binary::Mul), _) if is_norm(node) && self.varies(other()) => {
+                parameter("scale of a norm")
+            }
+            (Op::Binary(Binary::Add), _) if is_norm(node) && self.varies(other()) => {
+                parameter("bias of a norm")
+            }
             (Op::Binary(Binary::Add), _) => self.added(data, found, other(), &place),
             (Op::Binary(Binary::Mul), _) => self.multiplied(data, found, other(), &place),
             (Op::Concat(_), _) if !data.is_zero() => Evidence::Ambiguous(format!(
@@ -364,6 +371,11 @@ impl<'m> Search<'m> {
         let Definition::Node(id, _) = self.module.value(value).definition else { return false };
         matches!(self.module.node(id).op, Op::Conv(_) | Op::ConvGradInput(_))
     }
+}
+
+/// Whether a node was made from a norm of the file, which had no place for the operand.
+fn is_norm(node: &Node) -> bool {
+    ["(LayerNormalization,", "(RMSNormalization,"].iter().any(|operator| node.origin.contains(operator))
 }
 
 /// A tensor whose uses are weighed, with what its numbers say: read once, however many uses ask.

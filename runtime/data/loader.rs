@@ -95,7 +95,7 @@ impl Loader {
     /// # Errors
     /// Anything that would make a step fail or train on rubbish: see [`DataError`].
     pub fn new(spec: &ModelSpec, train: &DataSource, options: &LoaderOptions) -> Result<Self, DataError> {
-        let microbatch = microbatch(spec)?;
+        let microbatch = common_batch(spec)?;
         let global_batch =
             microbatch.checked_mul(options.microbatches).filter(|&size| size > 0).ok_or_else(|| {
                 DataError::Batch(format!("{} microbatches of {microbatch}", options.microbatches))
@@ -293,7 +293,10 @@ impl Loader {
 }
 
 /// Checks the dims of everything batched, and gives the dim 0 that they share.
-fn microbatch(spec: &ModelSpec) -> Result<u64, DataError> {
+///
+/// # Errors
+/// Inputs and labels that have no common batch dim, or no elements.
+pub fn common_batch(spec: &ModelSpec) -> Result<u64, DataError> {
     let inputs = spec.inputs.iter().map(|input| (&input.name, &input.dims, input.batched));
     let label = spec.label.iter().map(|label| (&label.name, &label.dims, true));
     let mut found: Option<(&String, u64)> = None;

@@ -29,6 +29,8 @@ mod deform_conv;
 mod dropout;
 mod einsum;
 mod elementwise;
+#[cfg(test)]
+mod forms_tests;
 mod functions;
 mod gate;
 mod generate;
@@ -76,6 +78,7 @@ use call::Call;
 use context::{Context, Entry, Problem};
 use integers::Ints;
 use ir::{At, Blob, Builder, Claim, DType, Data, Diagnostic, Dim, Dims, Module, Phase, Type, ValueId};
+pub use names::cache_hint;
 use report::Report;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -151,7 +154,9 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     let state_dict = StateDict::of(model);
     let aliases = with_author_names(names::aliases(graph, &model.record), &state_dict);
     let recorded = model.record.warnings(graph, &aliases);
-    let warnings = warnings.chain(detached.warnings(graph)).chain(recorded).collect();
+    let cache = cache_hint(graph)
+        .map(|hint| Diagnostic::new("the model takes a cache of keys and values").note(hint));
+    let warnings = warnings.chain(detached.warnings(graph)).chain(recorded).chain(cache).collect();
     let authors = model.record.tensors.iter().map(|(name, recorded)| (name.clone(), recorded.name.clone()));
     let vectors = vectors::find(graph, &model.record, model.producer.starts_with("pytorch"));
     let authors = authors.collect();

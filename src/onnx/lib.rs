@@ -27,7 +27,7 @@ pub mod tensor;
 pub mod write;
 
 pub use error::{LoadError, Problem};
-pub use import::{ImportOptions, Imported, import, tensor_names};
+pub use import::{ImportOptions, Imported, cache_hint, import, tensor_names};
 pub use model::{Attribute, Dim, Graph, Model, Node, TensorType, Value, ValueType};
 pub use record::{Record, RecordedTensor};
 pub use state_dict::{StateDict, StateDictEntry, TensorPart};

@@ -257,6 +257,27 @@ def make_pooled() -> None:
     write("pooled", make_model(nodes, inputs, outputs, [weight, spatial]))
 
 
+def make_no_parameters() -> None:
+    """A batch without a size, and nothing to train whatever the size is."""
+    node = helper.make_node("Softmax", ["x"], ["y"])
+    write("no-parameters", make_model([node], [float_value("x", ["n", 3])], [float_value("y", ["n", 3])]))
+
+
+def make_two_batches() -> None:
+    """Inputs whose first dims are no common batch."""
+    nodes = [helper.make_node("MatMul", ["m", "w"], ["a"]), helper.make_node("MatMul", ["x", "a"], ["y"])]
+    weight = numpy_helper.from_array(weights(14, 3, 4), "w")
+    inputs = [float_value("m", [5, 3]), float_value("x", [2, 5])]
+    write("two-batches", make_model(nodes, inputs, [float_value("y", [2, 4])], [weight]))
+
+
+def make_wide_norm() -> None:
+    """A norm whose scale and bias have a dim that is not normalised."""
+    node = helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"])
+    tensors = [numpy_helper.from_array(weights(15 + i, 3, 4), name) for i, name in enumerate("sb")]
+    write("wide-norm", make_model([node], [float_value("x", [2, 3, 4])], [float_value("y", [2, 3, 4])], tensors))
+
+
 def main() -> None:
     ODD.mkdir(exist_ok=True)
     make_truncated()
@@ -275,6 +296,9 @@ def main() -> None:
     make_tied_legacy()
     make_batch_second()
     make_pooled()
+    make_no_parameters()
+    make_two_batches()
+    make_wide_norm()
 
 
 if __name__ == "__main__":

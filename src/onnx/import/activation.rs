@@ -7,8 +7,8 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::gate::Gate;
-use ir::ValueId;
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
+use ir::{Dim, Dims, ValueId};
 
 /// Above this `log(1 + eˣ)` is x to 1e-13, and `eˣ` is still far from the largest f32.
 const SOFTPLUS_LINEAR: f64 = 30.0;
@@ -87,6 +87,15 @@ fn sloped(cx: &mut Context, x: ValueId, scaled: impl FnOnce(&mut Context) -> Bui
 /// PRelu: as LeakyRelu, with a slope that broadcasts onto x.
 pub(super) fn parametric_relu(cx: &mut Context, call: &Call) -> Outputs {
     let (x, slope) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let slope = match (call.opset(), cx.ty(x).ndim(), cx.ty(slope).ndim()) {
+        // Up to opset 6 a vector has a slope for each channel, wherever the channels are.
+        (..=6, 3.., 1) => {
+            let ones = (2..cx.ty(x).ndim()).map(|_| Dim::known(1));
+            let dims: Dims = cx.ty(slope).dims.iter().cloned().chain(ones).collect();
+            cx.b.reshape(slope, dims)?
+        }
+        _ => slope,
+    };
     one(sloped(cx, x, |cx| cx.binary(Binary::Mul, x, slope))?)
 }
 

@@ -5,7 +5,7 @@ use super::context::{Context, Entry, Outputs, Problem, one};
 use super::integers::{Int, Ints};
 use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::softmax::{LogSoftmax, Softmax};
-use ir::{DType, ValueId};
+use ir::{DType, Dim, Dims, ValueId};
 
 /// Operators of one operand.
 pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
@@ -70,9 +70,25 @@ pub(super) fn binary(cx: &mut Context, call: &Call) -> Outputs {
     let mut result = cx.value(call, 0)?;
     for i in 1..call.input_count() {
         let y = cx.value(call, i)?;
+        let y = aligned(cx, call, result, y)?;
         result = apply(cx, call.op(), result, y)?;
     }
     one(result)
+}
+
+/// The second operand with the dims that it broadcasts by. Up to opset 6 `axis` says with which dim of the first operand its first dim goes.
+pub(super) fn aligned(cx: &mut Context, call: &Call, x: ValueId, y: ValueId) -> Result<ValueId, Problem> {
+    if call.opset() >= 7 || call.int("broadcast").unwrap_or(0) == 0 {
+        return Ok(y);
+    }
+    let Some(axis) = call.int("axis") else { return Ok(y) };
+    let (axis, dims) = (cx.axis(x, axis)? as usize, cx.ty(y).dims.clone());
+    let behind = cx.ty(x).ndim().checked_sub(axis + dims.len());
+    let behind = behind.ok_or_else(|| {
+        Problem::new(format!("{} does not broadcast to {} from dim {axis} on", cx.ty(y), cx.ty(x)))
+    })?;
+    let ones = (0..behind).map(|_| Dim::known(1));
+    Ok(cx.b.reshape(y, dims.into_iter().chain(ones).collect::<Dims>())?)
 }
 
 fn apply(cx: &mut Context, op: &str, x: ValueId, y: ValueId) -> Result<ValueId, Problem> {
@@ -101,6 +117,7 @@ fn apply(cx: &mut Context, op: &str, x: ValueId, y: ValueId) -> Result<ValueId, 
 pub(super) fn pow(cx: &mut Context, call: &Call) -> Outputs {
     let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let dtype = cx.ty(x).dtype;
+    let y = aligned(cx, call, x, y)?;
     let y = cx.b.cast(y, dtype)?;
     one(cx.b.one(Binary::Pow, &[x, y])?)
 }

@@ -29,6 +29,8 @@ const CONDITIONAL: &[(&[&str], &[&str], &str)] = &[
     ),
     (&["Dropout"], &["ratio", "seed"], "nothing is dropped in inference; random numbers come from --seed"),
     (&["Gemm"], &["beta"], "scales an optional summand"),
+    (&["Gemm"], &["broadcast"], "the dims of the summand tell whether it broadcasts"),
+    (&["GRU", "LSTM", "RNN"], &["output_sequence"], "said up to opset 6 whether the first output is there"),
     (&["If"], &["else_branch", "then_branch"], "the other branch is taken"),
     (&["IsInf"], &["detect_negative", "detect_positive"], "the other attribute decides"),
     (&["MaxPool"], &["storage_order"], "is for the output of indices"),
@@ -64,7 +66,9 @@ const REDUCTION: &str = "Reduce";
 
 /// Refuses a node with an attribute that its import has not asked for.
 pub(super) fn check(call: &Call) -> Result<(), Problem> {
-    let names = call.unasked().into_iter().filter(|name| !is_conditional(call.op(), name));
+    // Up to opset 5 an attribute told a runtime which buffers it might overwrite.
+    let is_hint = |name: &str| name == "consumed_inputs" && call.opset() <= 5;
+    let names = call.unasked().into_iter().filter(|name| !is_conditional(call.op(), name) && !is_hint(name));
     let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
     if names.is_empty() {
         return Ok(());

@@ -74,7 +74,24 @@ fn known_rows(table: &Ints, indices: &Ints) -> Result<Option<Ints>, Problem> {
 pub(super) fn gather_elements(cx: &mut Context, call: &Call) -> Outputs {
     let (x, indices) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
+    let x = first_elements(cx, x, indices, dim)?;
     one(cx.b.one(GatherElements { dim }, &[x, indices])?)
+}
+
+/// The first elements of the dims along which there are fewer indices, as in `torch.gather`; the indexed dim stays whole.
+fn first_elements(cx: &mut Context, x: ValueId, indices: ValueId, indexed: u32) -> Result<ValueId, Problem> {
+    let wanted = cx.ty(indices).dims.clone();
+    if wanted.len() != cx.ty(x).ndim() {
+        return Ok(x);
+    }
+    let mut first = x;
+    for (dim, size) in wanted.iter().enumerate().filter(|(dim, _)| *dim != indexed as usize) {
+        let fewer = matches!((size.size(), cx.ty(x).dims[dim].size()), (Some(few), Some(all)) if few < all);
+        if fewer {
+            first = cx.b.slice(first, dim as u32, 0, size.clone())?;
+        }
+    }
+    Ok(first)
 }
 
 /// GatherND. Exporters read masks by a grid of constant indices, `out[b, 1, 1, s] = mask[b, s]`, which bakes the batch

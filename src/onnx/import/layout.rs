@@ -12,9 +12,9 @@ use ir::{DType, Dim, Tensor, Type, ValueId};
 pub(super) fn space_and_depth(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
-    let wrong = || Problem::new(format!("{ty} cannot be divided into blocks of {:?}", call.int("blocksize")));
-    let block = call.int("blocksize").and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
-    let block = block.map(Dim::known).ok_or_else(wrong)?;
+    let blocksize = call.int("blocksize").ok_or_else(|| Problem::new("the node has no `blocksize`"))?;
+    let wrong = || Problem::new(format!("{ty} cannot be divided into blocks of {blocksize}"));
+    let block = u64::try_from(blocksize).ok().filter(|&n| n > 0).map(Dim::known).ok_or_else(wrong)?;
     let [batch, channels, height, width] = &ty.dims[..] else { return Err(wrong()) };
     let depth_first = match call.string("mode").unwrap_or("DCR") {
         "DCR" => true,

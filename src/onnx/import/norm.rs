@@ -3,6 +3,7 @@
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
 use ir::ops::Float;
+use ir::ops::elementwise::Binary;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use ir::{Dim, Dims, Type, ValueId};
 
@@ -24,6 +25,34 @@ fn vector(cx: &mut Context, scale: ValueId, axis_ty: &Type, axis: u32) -> Result
     let dims: Dims = axis_ty.dims[axis as usize..].iter().cloned().collect();
     let wide = cx.b.broadcast(scale, dims)?;
     flattened(cx, wide, 0)
+}
+
+/// Whether a scale or bias has no other dims than the normalised ones, but for ones before them. From opset 17 on it may have any that
+/// broadcast to the operand.
+fn is_narrow(cx: &Context, tensor: ValueId, ty: &Type, axis: u32) -> bool {
+    let dims = &cx.ty(tensor).dims;
+    let before = dims.len().saturating_sub(ty.ndim() - axis as usize);
+    dims[..before].iter().all(Dim::is_one)
+}
+
+/// A scale or bias as a vector; where there is none a vector of one number.
+fn normalised(
+    cx: &mut Context,
+    tensor: Option<ValueId>,
+    ty: &Type,
+    axis: u32,
+    number: f64,
+) -> Result<ValueId, Problem> {
+    let normalised: Dims = ty.dims[axis as usize..].iter().cloned().collect();
+    let Some(tensor) = tensor else {
+        let splat = cx.b.splat(Type::new(ty.dtype, normalised), number)?;
+        return flattened(cx, splat, 0);
+    };
+    let dims = &cx.ty(tensor).dims;
+    let before = dims.len().saturating_sub(normalised.len());
+    let own: Dims = dims[before..].iter().cloned().collect();
+    let tensor = cx.b.reshape(tensor, own)?;
+    vector(cx, tensor, ty, axis)
 }
 
 /// Statistics as ONNX shapes them: the normalised dims stay with size one.
@@ -49,19 +78,19 @@ pub(super) fn layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
     let axis = cx.axis(x, call.int("axis").unwrap_or(-1))?;
-    let scale = cx.value(call, 1)?;
-    let scale = vector(cx, scale, &ty, axis)?;
-    let bias = match cx.optional(call, 2)? {
-        Some(bias) => vector(cx, bias, &ty, axis)?,
-        None => {
-            let like = cx.ty(scale).clone();
-            cx.b.splat(like, 0.0)?
-        }
-    };
+    let given = [Some(cx.value(call, 1)?), cx.optional(call, 2)?];
+    let [scale, bias] = given.map(|tensor| tensor.filter(|&tensor| is_narrow(cx, tensor, &ty, axis)));
+    let scale = normalised(cx, scale, &ty, axis, 1.0)?;
+    let bias = normalised(cx, bias, &ty, axis, 0.0)?;
     let eps = Float::new(call.float("epsilon").unwrap_or(1e-5));
     let flat = flattened(cx, x, axis)?;
     let results = cx.b.push(LayerNorm { eps }, &[flat, scale, bias])?;
-    let y = cx.b.reshape(results[0], ty.dims.clone())?;
+    let mut y = cx.b.reshape(results[0], ty.dims.clone())?;
+    for (op, tensor) in [Binary::Mul, Binary::Add].into_iter().zip(given) {
+        if let Some(wide) = tensor.filter(|&tensor| !is_narrow(cx, tensor, &ty, axis)) {
+            y = cx.binary(op, y, wide)?;
+        }
+    }
     let mean = statistic(cx, results[1], ty.ndim())?;
     let rstd = statistic(cx, results[2], ty.ndim())?;
     Ok(vec![Entry::Value(y), mean, rstd])
@@ -73,12 +102,16 @@ pub(super) fn rms_norm(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
     let axis = cx.axis(x, call.int("axis").unwrap_or(-1))?;
-    let scale = cx.value(call, 1)?;
-    let scale = vector(cx, scale, &ty, axis)?;
+    let given = cx.value(call, 1)?;
+    let narrow = Some(given).filter(|&scale| is_narrow(cx, scale, &ty, axis));
+    let scale = normalised(cx, narrow, &ty, axis, 1.0)?;
     let eps = Float::new(call.float("epsilon").unwrap_or(1e-5));
     let flat = flattened(cx, x, axis)?;
     let results = cx.b.push(RmsNorm { eps }, &[flat, scale])?;
-    let y = cx.b.reshape(results[0], ty.dims.clone())?;
+    let mut y = cx.b.reshape(results[0], ty.dims.clone())?;
+    if narrow.is_none() {
+        y = cx.binary(Binary::Mul, y, given)?;
+    }
     let rstd = statistic(cx, results[1], ty.ndim())?;
     Ok(vec![Entry::Value(y), rstd])
 }

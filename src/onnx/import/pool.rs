@@ -7,6 +7,7 @@ use super::unpool;
 use ir::ops::Float;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::pool::{AvgPool, MaxPool, Window, Windows};
+use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Pad;
 use ir::{DType, Dim, Op, Type, ValueId};
 
@@ -87,20 +88,36 @@ fn zeros_around(
     Ok(cx.b.one_typed(pad, &[x], ty)?)
 }
 
+/// GlobalLpPool: `(Σ |x|ᵖ)^(1/p)` over all dims after the channel.
+pub(super) fn global_lp_pool(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let dims = spatial(cx, x)?.map(|i| i as u32 + 2).collect();
+    let p = order(call)?;
+    let size = cx.b.one(Unary::Abs, &[x])?;
+    let powers = power(cx, size, p)?;
+    let sum = cx.b.one(Reduce { kind: ReduceKind::Sum, dims, keep: true }, &[powers])?;
+    one(power(cx, sum, 1.0 / p)?)
+}
+
+/// The order of a norm.
+fn order(call: &Call) -> Result<f64, Problem> {
+    match call.int("p").unwrap_or(2) {
+        p if p < 1 => Err(Problem::new(format!("the norm has order {p}; the order must be at least 1"))),
+        p => Ok(p as f64),
+    }
+}
+
 /// LpPool: `(Σ |x|ᵖ)^(1/p)` over each window.
 pub(super) fn lp_pool(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let windows = Sliding::of(cx, call, x)?.padded();
-    let p = call.int("p").unwrap_or(2);
-    if p < 1 {
-        return Err(Problem::new(format!("the norm has order {p}; the order must be at least 1")));
-    }
+    let p = order(call)?;
     let covered: f64 = windows.iter().map(|window| window.size as f64).product();
     let size = cx.b.one(Unary::Abs, &[x])?;
-    let powers = power(cx, size, p as f64)?;
+    let powers = power(cx, size, p)?;
     let mean = cx.b.one(AvgPool { windows, count_padding: true }, &[powers])?;
     let sum = cx.b.scale(mean, covered)?;
-    one(power(cx, sum, 1.0 / p as f64)?)
+    one(power(cx, sum, 1.0 / p)?)
 }
 
 fn power(cx: &mut Context, x: ValueId, exponent: f64) -> Result<ValueId, Problem> {

@@ -128,6 +128,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Gelu"], elementwise::gelu),
     (&["Gemm"], contraction::gemm),
     (&["GlobalAveragePool"], reduction::global_average_pool),
+    (&["GlobalLpPool"], pool::global_lp_pool),
     (&["GlobalMaxPool"], pool::global_max_pool),
     (&["GridSample"], sampling::grid_sample),
     (&["GroupNormalization"], composed_norm::group_norm),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::constant;
 use super::external::ExternalFiles;
-use super::header::{Imports, canonical_domain};
+use super::header::{self, Imports, canonical_domain};
 use super::scope::{FunctionKey, Scope};
 use super::tensor_data::{metadata, tensor};
 use super::{Graph, Node, Value, ValueType, types};
@@ -211,7 +211,7 @@ impl<'a> Builder<'a> {
             op_type: proto.op_type.clone().unwrap_or_default(),
             domain: domain.to_owned(),
             overload: proto.overload.clone().unwrap_or_default(),
-            opset: scope.imports.get(domain).copied().unwrap_or(0),
+            opset: header::version(&scope.imports, domain).unwrap_or(0),
             outputs: proto.output.clone(),
             metadata: metadata(&proto.metadata_props),
             ..Node::default()
@@ -234,7 +234,9 @@ impl<'a> Builder<'a> {
 
     /// Every operator's domain must be imported: only that says its version.
     fn check_imported(&mut self, node: &Node, imports: &Imports) {
-        if !imports.contains_key(&node.domain) && self.reported_domains.insert(node.domain.clone()) {
+        if header::version(imports, &node.domain).is_none()
+            && self.reported_domains.insert(node.domain.clone())
+        {
             let shown = if node.domain.is_empty() { "ai.onnx".to_owned() } else { quoted(&node.domain) };
             let message =
                 format!("the file does not import the opset of domain {shown}, so its version is unknown");

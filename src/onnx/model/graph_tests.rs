@@ -75,7 +75,7 @@ fn versions_that_are_not_known_are_refused() {
         problems[0].message,
         "the file has ONNX IR version 2, which is older than the supported versions 3 to 14"
     );
-    assert_eq!(problems[1].message, "opset 29 of ai.onnx is outside the supported range 7 to 28");
+    assert_eq!(problems[1].message, "opset 29 of ai.onnx is outside the supported range 5 to 28");
     let foreign = NodeProto { domain: Some("com.example".into()), ..node("Op", &["x"], &["y"]) };
     assert!(
         only_problem(&model(vec![foreign]))

@@ -8,10 +8,18 @@ use crate::proto::{ModelProto, OperatorSetIdProto};
 /// The oldest and newest format that is read.
 pub(super) const IR_VERSIONS: (i64, i64) = (3, 14);
 /// The oldest and newest operator set of `ai.onnx` that is read.
-pub(super) const OPSETS: (i64, i64) = (7, 28);
+pub(super) const OPSETS: (i64, i64) = (5, 28);
 
 /// Operator sets by domain; `ai.onnx` is the empty domain.
 pub(super) type Imports = BTreeMap<String, i64>;
+
+/// The domain of ONNX Runtime's own operators, which has had one version: files that do not import it mean that one.
+const MICROSOFT: &str = "com.microsoft";
+
+/// The version of a domain that a file imports, or that it has to mean.
+pub(super) fn version(imports: &Imports, domain: &str) -> Option<i64> {
+    imports.get(domain).copied().or((domain == MICROSOFT).then_some(1))
+}
 
 /// The one spelling of a domain.
 pub(super) fn canonical_domain(domain: &str) -> &str {

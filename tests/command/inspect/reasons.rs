@@ -131,6 +131,44 @@ fn a_batch_that_does_not_stand_first_is_not_taken_for_steps() {
     );
 }
 
+/// The only reason why a model cannot be trained.
+fn reason(arguments: &[&str]) -> String {
+    let found = json(arguments);
+    assert_eq!(found["support"], "importable", "{found}");
+    let [reason] = &found["reasons"].as_array().expect("a list")[..] else { panic!("{found}") };
+    reason["message"].as_str().expect("text").to_owned()
+}
+
+#[test]
+fn a_model_without_parameters_cannot_be_trained_whether_its_dims_are_bound_or_not() {
+    for sizes in [&[][..], &["--bind", "n=2"]] {
+        let arguments = [&["odd/no-parameters.onnx"], sizes].concat();
+        assert_eq!(reason(&arguments), "the loss depends on no parameter, so there is nothing to train");
+    }
+}
+
+#[test]
+fn inputs_without_a_common_batch_are_refused_as_by_compile() {
+    let reason = reason(&["odd/two-batches.onnx", "--loss", "mse"]);
+    let expected =
+        "the model's inputs and labels have no common batch dim: dim 0 counts the samples, and it is ";
+    assert!(reason.starts_with(expected), "{reason}");
+    let place = testing::workplace::Workplace::new(crate::TRAINYARD);
+    let ended =
+        place.run("compile testdata/odd/two-batches.onnx --loss mse --train synthetic --steps 1 -o run");
+    assert!(ended.errors().contains(expected), "{}", ended.errors());
+}
+
+#[test]
+fn scale_and_bias_of_a_norm_with_more_dims_are_parameters() {
+    let found = json(&["odd/wide-norm.onnx", "--loss", "mse"]);
+    assert_eq!(
+        (&found["parameters"]["count"], &found["parameters"]["trained"]),
+        (&2.into(), &24.into()),
+        "{found}"
+    );
+}
+
 #[test]
 fn what_keeps_a_model_from_being_trained_is_told_with_its_parameters() {
     check(

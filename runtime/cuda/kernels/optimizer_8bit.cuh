@@ -86,7 +86,10 @@ DEVICE void adam_8bit(double beta1, double beta2, double eps, const double* rate
             to[i] = parameter.at[0];
             optimizer::put(copy, i, parameter);
         }
-        if (!skips) {
+        // Both ways wait for all threads: each has read the largest magnitudes that the first thread writes below, perhaps in place.
+        if (skips) {
+            __syncthreads();
+        } else {
             largest_first = over_block<Largest>(largest_first);
             largest_second = over_block<Largest>(largest_second);
         }

@@ -272,7 +272,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         let node = self.facts.module.producer(inner)?;
         let (op, operands) = (node.op.clone(), node.operands.clone());
         match op {
-            Op::Binary(Binary::Max | Binary::Add) => {
+            Op::Binary(Binary::Max | Binary::AtLeast | Binary::Add) => {
                 let [left, right] = [operands[0], operands[1]];
                 let (of, number) = match self.facts.number(right) {
                     Some(number) => (left, number),

@@ -3,6 +3,7 @@
 mod archive;
 mod bad_models;
 mod export;
+mod kinks;
 mod nodes;
 mod optimizers;
 mod state_dict;

@@ -44,7 +44,7 @@ const ELEMENTWISE_UNARY: &[&str] = &[
     "gelu_tanh",
     "silu",
 ];
-const ELEMENTWISE_BINARY: &[&str] = &["add", "sub", "mul", "div", "pow", "max", "min"];
+const ELEMENTWISE_BINARY: &[&str] = &["add", "sub", "mul", "div", "pow", "max", "min", "at_least", "at_most"];
 
 fn identity(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let x = n.args[0];

@@ -8,7 +8,7 @@ use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::gate::Gate;
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
-use ir::{Dim, Dims, ValueId};
+use ir::{DType, Dim, Dims, ValueId};
 
 /// Above this `log(1 + eˣ)` is x to 1e-13, and `eˣ` is still far from the largest f32.
 const SOFTPLUS_LINEAR: f64 = 30.0;
@@ -40,18 +40,24 @@ pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
     })
 }
 
-/// `max(x, 0) + α(eᵐ - 1)` with `m = min(x, 0)`
+/// `max(x, 0) + α(eᵐ - 1)` with `m = min(x, 0)`. At 0 the slope is α, as in PyTorch.
 pub(super) fn elu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
-    let negative = cx.binary_with(Binary::Min, x, 0.0)?;
+    let negative = not_above(cx, x, 0.0)?;
     exponential_side(cx, x, negative, alpha)
 }
 
-/// `max(x, 0) + α(e^(m/α) - 1)` with `m = min(x, 0)`
+/// `min(x, bound)`, with a gradient of 1 at the bound
+fn not_above(cx: &mut Context, x: ValueId, bound: f64) -> Built {
+    let bound = cx.b.splat_like(x, bound)?;
+    cx.binary(Binary::AtMost, bound, x)
+}
+
+/// `max(x, 0) + α(e^(m/α) - 1)` with `m = min(x, 0)`. At 0 the slope is 1.
 fn celu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     if alpha <= 0.0 {
         return Err(Problem::new(format!("alpha is {alpha}; it must be positive")));
     }
-    let negative = cx.binary_with(Binary::Min, x, 0.0)?;
+    let negative = not_above(cx, x, 0.0)?;
     let scaled = cx.binary_with(Binary::Div, negative, alpha)?;
     exponential_side(cx, x, scaled, alpha)
 }
@@ -64,24 +70,24 @@ fn exponential_side(cx: &mut Context, x: ValueId, exponent: ValueId, alpha: f64)
     cx.binary(Binary::Add, relu, side)
 }
 
-/// `min(max(αx + β, 0), 1)`
+/// `min(max(αx + β, 0), 1)`. Where it is 0 or 1 the slope is 0, at the bounds too, as in PyTorch.
 pub(super) fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) -> Built {
     let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
     let shifted = cx.binary_with(Binary::Add, scaled, beta)?;
-    let low = cx.binary_with(Binary::Max, shifted, 0.0)?;
-    cx.binary_with(Binary::Min, low, 1.0)
+    let low = cx.binary_with(Binary::AtLeast, shifted, 0.0)?;
+    cx.binary_with(Binary::AtMost, low, 1.0)
 }
 
-/// `x` where it is not negative, else `αx`
+/// `x` where it is positive, else `αx`
 pub(super) fn leaky_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     sloped(cx, x, |cx| cx.binary_with(Binary::Mul, x, alpha))
 }
 
-/// `x` where it is not negative, else the value that `scaled` builds
+/// `x` where it is positive, else the value that `scaled` builds. At 0 the slope is that of the negative side, as in PyTorch.
 fn sloped(cx: &mut Context, x: ValueId, scaled: impl FnOnce(&mut Context) -> Built) -> Built {
-    let negative = cx.compare_with(Compare::Less, x, 0.0)?;
+    let positive = cx.compare_with(Compare::Greater, x, 0.0)?;
     let scaled = scaled(cx)?;
-    cx.choose(negative, scaled, x)
+    cx.choose(positive, x, scaled)
 }
 
 /// PRelu: as LeakyRelu, with a slope that broadcasts onto x.
@@ -101,7 +107,7 @@ pub(super) fn parametric_relu(cx: &mut Context, call: &Call) -> Outputs {
 
 /// `log(1 + eˣ)`; x itself where that is the same.
 pub(super) fn softplus(cx: &mut Context, x: ValueId) -> Built {
-    let bounded = cx.binary_with(Binary::Min, x, SOFTPLUS_LINEAR)?;
+    let bounded = not_above(cx, x, SOFTPLUS_LINEAR)?;
     let exp = cx.unary(Unary::Exp, bounded)?;
     let more = cx.binary_with(Binary::Add, exp, 1.0)?;
     let log = cx.unary(Unary::Log, more)?;
@@ -133,8 +139,14 @@ pub(super) fn swish(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     cx.binary(Binary::Mul, x, gate)
 }
 
-/// `x + bias` below `-λ`, `x - bias` above `λ`, 0 between
+/// `x + bias` below `-λ`, `x - bias` above `λ`, 0 between. Integers are computed as floats: an unsigned type has no `-λ`.
 fn shrink(cx: &mut Context, x: ValueId, lambda: f64, bias: f64) -> Built {
+    let dtype = cx.ty(x).dtype;
+    if dtype.is_integer() {
+        let float = cx.b.cast(x, DType::F64)?;
+        let shrunk = shrink(cx, float, lambda, bias)?;
+        return Ok(cx.b.cast(shrunk, dtype)?);
+    }
     let (below, above) =
         (cx.compare_with(Compare::Less, x, -lambda)?, cx.compare_with(Compare::Greater, x, lambda)?);
     let (more, less) = (cx.binary_with(Binary::Add, x, bias)?, cx.binary_with(Binary::Sub, x, bias)?);
@@ -155,7 +167,7 @@ pub(super) fn is_infinite(cx: &mut Context, call: &Call) -> Outputs {
         (true, false) => is(f64::INFINITY)?,
         (false, true) => is(f64::NEG_INFINITY)?,
         (false, false) => {
-            let ty = cx.ty(x).with_dtype(ir::DType::Bool);
+            let ty = cx.ty(x).with_dtype(DType::Bool);
             cx.b.splat(ty, 0.0)?
         }
     })

@@ -55,10 +55,16 @@ pub(super) fn composed(cx: &mut Context, call: &Call) -> Outputs {
     one(finished(cx, reduced, &over)?)
 }
 
-/// `√Σ x²`. Where all x are 0, its gradient is 0, as PyTorch's is, and not the quotient of two zeros.
+/// `√Σ x²`
 pub(super) fn length(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
     let square = cx.binary(Binary::Mul, x, x)?;
     let sum = cx.reduced(ReduceKind::Sum, square, dims)?;
+    root_of_squares(cx, sum)
+}
+
+/// The root of a sum of squares, as norms and standard deviations have it. Where the sum is 0, its gradient is 0, as PyTorch's is
+/// for these functions, and not the quotient of two zeros.
+pub(super) fn root_of_squares(cx: &mut Context, sum: ValueId) -> Built {
     let none = cx.compare_with(Compare::Equal, sum, 0.0)?;
     let (zero, unit) = (cx.b.splat_like(sum, 0.0)?, cx.b.splat_like(sum, 1.0)?);
     let positive = cx.choose(none, unit, sum)?;

@@ -109,8 +109,8 @@ fn fused_conv(cx: &mut Context, call: &Call) -> Outputs {
     match (call.string("activation"), &numbers[..]) {
         (None | Some(""), []) => one(image),
         (Some("Clip"), [low, high]) => {
-            let image = cx.binary_with(Binary::Max, image, *low)?;
-            one(cx.binary_with(Binary::Min, image, *high)?)
+            let image = cx.binary_with(Binary::AtLeast, image, *low)?;
+            one(cx.binary_with(Binary::AtMost, image, *high)?)
         }
         (Some("HardSwish"), []) => {
             let gate = activation::hard_sigmoid(cx, image, 1.0 / 6.0, 0.5)?;

@@ -57,6 +57,9 @@ struct Parsed {
 }
 
 fn parse(words: &[&str], output: Option<&str>, ndims: &[usize]) -> Result<Parsed, String> {
+    if let Some(word) = words.iter().chain(&output).find(|word| word.matches("...").count() > 1) {
+        return Err(format!("the term `{word}` has two ellipses"));
+    }
     let named = |word: &str| word.replace("...", "");
     let letters: Vec<u8> = words.iter().chain(&output).flat_map(|word| named(word).into_bytes()).collect();
     if let Some(&other) = letters.iter().find(|label| !label.is_ascii_alphabetic()) {

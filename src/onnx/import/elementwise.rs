@@ -41,7 +41,16 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
         return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 0))]);
     }
     let x = cx.value(call, 0)?;
+    if op == Unary::Sqrt && is_of_variance(call) {
+        return one(super::composed_reduction::root_of_squares(cx, x)?);
+    }
     one(cx.b.one(op, &[x])?)
+}
+
+/// Whether a root is that of a variance, by the value that PyTorch's decomposition of `std` gives to it.
+fn is_of_variance(call: &Call) -> bool {
+    let operand = call.traced().and_then(|traced| traced.values().first().copied());
+    operand.is_some_and(|value| value.starts_with("var") || value.starts_with("broadcast_in_dim"))
 }
 
 /// GELU, exact or by tanh (opset 20).
@@ -67,11 +76,19 @@ pub(super) fn binary(cx: &mut Context, call: &Call) -> Outputs {
         let dtype = if truth { DType::Bool } else { cx.known_dtype(call, 0) };
         return Ok(vec![Entry::Ints(ints, dtype)]);
     }
+    if call.input_count() > 2 && !matches!(call.op(), "Max" | "Min" | "Sum") {
+        return Err(Problem::new(format!("`{}` takes two inputs, not {}", call.op(), call.input_count())));
+    }
     let mut result = cx.value(call, 0)?;
     for i in 1..call.input_count() {
         let y = cx.value(call, i)?;
+        let is_clamp = is_clamp(cx, call, y);
         let y = aligned(cx, call, result, y)?;
-        result = apply(cx, call.op(), result, y)?;
+        result = match call.op() {
+            "Max" if is_clamp => cx.binary(Binary::AtLeast, result, y)?,
+            "Min" if is_clamp => cx.binary(Binary::AtMost, result, y)?,
+            op => apply(cx, op, result, y)?,
+        };
     }
     one(result)
 }
@@ -113,13 +130,16 @@ fn apply(cx: &mut Context, op: &str, x: ValueId, y: ValueId) -> Result<ValueId, 
     }
 }
 
-/// Pow: the exponent may have another type than the base.
+/// Pow: the exponent may have another type than the base. The result has the base's type. An integer to the power of a float is
+/// computed as a float, and truncated.
 pub(super) fn pow(cx: &mut Context, call: &Call) -> Outputs {
     let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let dtype = cx.ty(x).dtype;
     let y = aligned(cx, call, x, y)?;
-    let y = cx.b.cast(y, dtype)?;
-    one(cx.b.one(Binary::Pow, &[x, y])?)
+    let computed = if dtype.is_integer() && cx.ty(y).dtype.is_float() { DType::F64 } else { dtype };
+    let (base, exponent) = (cx.b.cast(x, computed)?, cx.b.cast(y, computed)?);
+    let power = cx.binary(Binary::Pow, base, exponent)?;
+    one(cx.b.cast(power, dtype)?)
 }
 
 /// Where.
@@ -172,33 +192,31 @@ fn stored_number(cx: &Context, call: &Call, i: usize) -> Option<f64> {
 }
 
 /// Clip: bounds are attributes before opset 11, inputs from then on.
-///
-/// At a bound the gradient of PyTorch's `clamp` is 1, that of `hardtanh` and ReLU6 is 0. A maximum gives a tie's gradient to
-/// its first operand.
 pub(super) fn clip(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
-    let stops_at_bounds = is_hardtanh(cx, call);
-    for (i, name, op) in [(1, "min", Binary::Max), (2, "max", Binary::Min)] {
+    for (i, name, op) in [(1, "min", Binary::AtLeast), (2, "max", Binary::AtMost)] {
         let bound = match call.float(name) {
             Some(bound) => Some(cx.b.splat_like(x, bound)?),
             None => cx.optional(call, i)?,
         };
         if let Some(bound) = bound {
-            let operands = if stops_at_bounds { [bound, x] } else { [x, bound] };
-            x = cx.b.one(op, &operands)?;
+            x = cx.binary(op, x, bound)?;
         }
     }
     one(x)
 }
 
-/// Whether a Clip stands for `hardtanh`: by the call that it was made from, or else by the bounds of ReLU6.
-fn is_hardtanh(cx: &Context, call: &Call) -> bool {
-    if let Some(traced) = call.traced() {
-        return matches!(traced.operator, "hardtanh" | "relu6");
+/// Whether a Max or Min stands for PyTorch's `clamp` to numbers, which has another gradient at a tie than `maximum` has: by the
+/// call that it was made from, or else by a number as its second operand.
+fn is_clamp(cx: &Context, call: &Call, bound: ValueId) -> bool {
+    match call.traced() {
+        // The exporter turns the numbers of the call into tensors of this name.
+        Some(traced) => {
+            let is_number = |value: &&str| value.starts_with("scalar_tensor");
+            traced.operator.starts_with("clamp") && traced.values().iter().any(is_number)
+        }
+        None => stored_number(cx, call, 1).is_some() || cx.b.module().splat_number(bound).is_some(),
     }
-    let bounds =
-        [(1, "min"), (2, "max")].map(|(i, name)| call.float(name).or_else(|| stored_number(cx, call, i)));
-    bounds == [Some(0.0), Some(6.0)]
 }
 
 /// Softmax and LogSoftmax. Before opset 13 they flatten to a matrix at `axis`.

@@ -72,6 +72,12 @@ pub(super) fn top_k(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Value(values), Entry::Value(places)])
 }
 
+/// The first of the largest elements along a dim, or of the smallest; the dim stays with size one.
+pub(super) fn first_extreme(cx: &mut Context, x: ValueId, dim: u32, largest: bool) -> Built {
+    let place = cx.b.one(TopK { dim, count: 1, largest }, &[x])?;
+    Ok(cx.b.one(GatherElements { dim }, &[x, place])?)
+}
+
 /// OneHot: a dim of so many classes at `axis`, `on` at the index and `off` elsewhere.
 pub(super) fn one_hot(cx: &mut Context, call: &Call) -> Outputs {
     let indices = cx.value(call, 0)?;

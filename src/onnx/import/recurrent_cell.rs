@@ -169,8 +169,8 @@ impl Cell {
     fn activated(&self, cx: &mut Context, which: usize, sum: ValueId) -> Built {
         let sum = match self.clip {
             Some(clip) => {
-                let low = cx.binary_with(Binary::Max, sum, -clip)?;
-                cx.binary_with(Binary::Min, low, clip)?
+                let low = cx.binary_with(Binary::AtLeast, sum, -clip)?;
+                cx.binary_with(Binary::AtMost, low, clip)?
             }
             None => sum,
         };

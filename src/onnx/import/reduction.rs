@@ -17,7 +17,19 @@ pub(super) fn reduce(cx: &mut Context, call: &Call) -> Outputs {
     };
     let x = cx.value(call, 0)?;
     let Some(Over { dims, keep }) = over(cx, call, x)? else { return one(x) };
+    if let [dim] = dims[..]
+        && is_first_of_equals(call)
+    {
+        let first = super::ranking::first_extreme(cx, x, dim, kind == ReduceKind::Max)?;
+        return one(if keep { first } else { cx.without(first, dim)? });
+    }
     one(if dims.is_empty() { x } else { cx.b.one(Reduce { kind, dims, keep }, &[x])? })
+}
+
+/// Whether a reduction stands for PyTorch's `max` or `min` over a dim, which gives the gradient to the first of equal elements.
+/// `amax`, `amin`, and `max` over all elements share it.
+fn is_first_of_equals(call: &Call) -> bool {
+    call.traced().is_some_and(|traced| matches!(traced.operator, "max" | "min") && traced.arguments.len() > 1)
 }
 
 /// What a node reduces over.

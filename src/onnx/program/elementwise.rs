@@ -67,8 +67,8 @@ pub(super) fn binary(draft: &mut Draft, node: &Node, op: Binary) -> Results {
             None => "Div",
         },
         Binary::Pow => "Pow",
-        Binary::Max => "Max",
-        Binary::Min => "Min",
+        Binary::Max | Binary::AtLeast => "Max",
+        Binary::Min | Binary::AtMost => "Min",
         Binary::Mod if draft.ty(node.operands[0]).dtype.is_float() => {
             return one(modulo(draft, node, [operands[0], operands[1]]));
         }

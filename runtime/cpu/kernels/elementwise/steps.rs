@@ -178,6 +178,8 @@ binary! {
     Div |x, y| x / y;
     Max |x, y| x.larger(y);
     Min |x, y| x.smaller(y);
+    AtLeast |x, y| x.larger(y);
+    AtMost |x, y| x.smaller(y);
     Mod |x, y| {
         let rest = x.rest(y);
         if rest != T::ZERO && (rest < T::ZERO) != (y < T::ZERO) { rest + y } else { rest }

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::cast::wrap;
-use super::conditions::{Compare, Select};
+use super::conditions::{Compare, Logical, Select};
 use super::unary::{
     FRAC_2_SQRT_PI, GELU_TANH_CUBE, GELU_TANH_SCALE, SQRT_2, Unary, gelu_tanh_inner, normal_cdf, sigmoid,
 };
@@ -25,10 +25,14 @@ kinds! {
         Div "div",
         /// `xʸ`
         Pow "pow",
-        /// The larger.
+        /// The larger. Equal operands get half of the gradient each.
         Max "max",
-        /// The smaller.
+        /// The smaller. Equal operands get half of the gradient each.
         Min "min",
+        /// `x`, but `y` where x is less: a bound. Where they are equal, the gradient goes to `y`.
+        AtLeast "at_least",
+        /// `x`, but `y` where x is greater: a bound. Where they are equal, the gradient goes to `y`.
+        AtMost "at_most",
         /// `x - y·⌊x/y⌋`, with the sign of `y`; of an infinite `y` the one of `x` and `y` that has it.
         Mod "mod",
         /// Gradient of `gelu` at x, times y.
@@ -52,10 +56,9 @@ impl Binary {
             Self::Div => x / y,
             Self::Pow => x.powf(y),
             // Unlike f64::max, a NaN stays.
-            Self::Max if x.is_nan() || y.is_nan() => f64::NAN,
-            Self::Min if x.is_nan() || y.is_nan() => f64::NAN,
-            Self::Max => x.max(y),
-            Self::Min => x.min(y),
+            Self::Max | Self::Min | Self::AtLeast | Self::AtMost if x.is_nan() || y.is_nan() => f64::NAN,
+            Self::Max | Self::AtLeast => x.max(y),
+            Self::Min | Self::AtMost => x.min(y),
             Self::Mod => modulo(x, y),
             Self::GeluGrad => {
                 y * (normal_cdf(x) + x * (-0.5 * x * x).exp() * FRAC_2_SQRT_PI / (2.0 * SQRT_2))
@@ -87,8 +90,8 @@ impl Binary {
             Self::Mul => x.wrapping_mul(y),
             Self::Div => x.checked_div(y).unwrap_or(0),
             Self::Mod => x.checked_rem_euclid(y).map_or(0, |r| if y < 0 && r != 0 { r + y } else { r }),
-            Self::Max => x.max(y),
-            Self::Min => x.min(y),
+            Self::Max | Self::AtLeast => x.max(y),
+            Self::Min | Self::AtMost => x.min(y),
             Self::Pow => u32::try_from(y).map_or(0, |y| x.wrapping_pow(y)),
             Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => 0,
         }
@@ -103,6 +106,34 @@ impl Binary {
 fn modulo(x: f64, y: f64) -> f64 {
     let rest = x % y;
     if rest != 0.0 && (rest < 0.0) != (y < 0.0) { rest + y } else { rest }
+}
+
+/// The gradients of `out = xʸ`: `y·xʸ⁻¹` for x, `xʸ·ln x` for y.
+///
+/// Two of these products are zero times infinity although the gradient is 0, and PyTorch gives 0 there: that of x where y is 0, and
+/// that of y where x is 0 and y is not negative.
+fn power_gradient(
+    b: &mut Builder,
+    [x, y]: [ValueId; 2],
+    out: ValueId,
+    dout: ValueId,
+) -> Result<(ValueId, ValueId), TypeError> {
+    let (one, zero) = (b.splat_like(y, 1.0)?, b.splat_like(y, 0.0)?);
+    let less = b.one(Binary::Sub, &[y, one])?;
+    let power = b.one(Binary::Pow, &[x, less])?;
+    let mut slope = b.mul(y, power)?;
+    if b.module().splat_number(y).is_none_or(|number| number == 0.0) {
+        let is_constant = b.one(Compare::Equal, &[y, zero])?;
+        slope = b.one(Select, &[is_constant, zero, slope])?;
+    }
+    let log = b.one(Unary::Log, &[x])?;
+    let rate = b.mul(out, log)?;
+    let stays = [(Compare::Equal, x), (Compare::GreaterEqual, y)]
+        .map(|(compare, value)| b.one(compare, &[value, zero]));
+    let [base_is_zero, not_negative] = stays;
+    let stays_zero = b.one(Logical::And, &[base_is_zero?, not_negative?])?;
+    let rate = b.one(Select, &[stays_zero, zero, rate])?;
+    Ok((b.mul(slope, dout)?, b.mul(rate, dout)?))
 }
 
 impl Operator for Binary {
@@ -126,7 +157,8 @@ impl Operator for Binary {
             // Integers truncate, which is not linear.
             Self::Div if signature.operands[0].dtype.is_float() => factors.linear_in(&[0]),
             Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => factors.linear_in(&[1]),
-            Self::Div | Self::Pow | Self::Max | Self::Min | Self::Mod => factors,
+            Self::Div | Self::Pow | Self::Mod => factors,
+            Self::Max | Self::Min | Self::AtLeast | Self::AtMost => factors,
         }
     }
 
@@ -146,21 +178,20 @@ impl Operator for Binary {
                 let scaled = b.mul(dx, out)?;
                 (dx, b.one(Unary::Neg, &[scaled])?)
             }
-            // d x^y = y x^(y-1) dx + x^y ln x dy
-            Self::Pow => {
-                let one = b.splat_like(y, 1.0)?;
-                let less = b.one(Self::Sub, &[y, one])?;
-                let power = b.one(Self::Pow, &[x, less])?;
-                let slope = b.mul(y, power)?;
-                let log = b.one(Unary::Log, &[x])?;
-                let rate = b.mul(out, log)?;
-                (b.mul(slope, dout)?, b.mul(rate, dout)?)
-            }
+            Self::Pow => power_gradient(b, [x, y], out, dout)?,
             Self::Max | Self::Min => {
-                let compare = if *self == Self::Max { Compare::GreaterEqual } else { Compare::LessEqual };
-                let first = b.one(compare, &[x, y])?;
+                let is_first = if *self == Self::Max { Compare::Greater } else { Compare::Less };
+                let first = b.one(is_first, &[x, y])?;
+                let equal = b.one(Compare::Equal, &[x, y])?;
+                let (zero, half) = (b.splat_like(dout, 0.0)?, b.scale(dout, 0.5)?);
+                let [unless_x, unless_y] = [zero, dout].map(|other| b.one(Select, &[equal, half, other]));
+                (b.one(Select, &[first, dout, unless_x?])?, b.one(Select, &[first, zero, unless_y?])?)
+            }
+            Self::AtLeast | Self::AtMost => {
+                let is_inside = if *self == Self::AtLeast { Compare::Greater } else { Compare::Less };
+                let inside = b.one(is_inside, &[x, y])?;
                 let zero = b.splat_like(dout, 0.0)?;
-                (b.one(Select, &[first, dout, zero])?, b.one(Select, &[first, zero, dout])?)
+                (b.one(Select, &[inside, dout, zero])?, b.one(Select, &[inside, zero, dout])?)
             }
             // x mod y = x - n·y with n a whole number, which stays the same around the point.
             Self::Mod => {

@@ -83,6 +83,8 @@ impl Unary {
             Self::Tanh => x.tanh(),
             Self::Erf => libm::erf(x),
             Self::Sigmoid => sigmoid(x),
+            // Unlike f64::max, a NaN stays.
+            Self::Relu if x.is_nan() => x,
             Self::Relu => x.max(0.0),
             Self::Gelu => x * normal_cdf(x),
             Self::GeluTanh => 0.5 * x * (1.0 + gelu_tanh_inner(x).tanh()),

@@ -55,12 +55,22 @@ impl Transform for Autodiff {
         let changed = apply(module, self, &decision)?;
         let trained: BTreeSet<&str> =
             module.outputs.iter().filter_map(|output| StepOutput::gradient_of(&output.name)).collect();
-        for state in module.states.values().filter(|state| state.role == Role::Parameter) {
-            if !trained.contains(state.name.as_str()) {
-                let warning =
-                    Diagnostic::new(format!("the loss does not depend on parameter `{}`", state.name));
-                cx.warn(warning.note("the parameter has no gradient and does not change"));
-            }
+        let parameters = || module.states.values().filter(|state| state.role == Role::Parameter);
+        if trained.is_empty()
+            && let Some(first) = parameters().next()
+        {
+            let error = format!(
+                "no parameter has a gradient: the loss does not depend on `{}`, nor on another of the {} parameters",
+                first.name,
+                parameters().count()
+            );
+            return Err(Diagnostic::new(error).note(
+                "a comparison, a rounding, an index and a `detach` pass no gradient; --loss output:NAME chooses another loss",
+            ));
+        }
+        for state in parameters().filter(|state| !trained.contains(state.name.as_str())) {
+            let warning = Diagnostic::new(format!("the loss does not depend on parameter `{}`", state.name));
+            cx.warn(warning.note("the parameter has no gradient and does not change"));
         }
         Ok(changed)
     }

@@ -117,8 +117,11 @@ fn back_step(permutation: &[u32]) -> Option<ViewStep> {
 fn report(module: &Module, row: &Row, cx: &PassContext) -> ParameterReport {
     let data = &module.data[row.data];
     let of = |state: &super::NewState| {
-        let copies = views::copies(data, &state.cut.view).into_iter();
-        copies.map(|view| StateView { state: state.name.clone(), view }).collect::<Vec<_>>()
+        let view = &state.cut.view;
+        // Rows that the graph reads apart are states of their own, although a fresh model has equal numbers in them.
+        let stands_for_all = row.states.iter().all(|other| other.cut.view.first() == view.first());
+        let views = if stands_for_all { views::copies(data, view) } else { vec![view.clone()] };
+        views.into_iter().map(|view| StateView { state: state.name.clone(), view }).collect::<Vec<_>>()
     };
     ParameterReport {
         data: data.name.clone(),

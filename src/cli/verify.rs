@@ -25,7 +25,7 @@ use crate::verification::bisect::{Expected, Stage, bisect};
 use crate::verification::compare::{Difference, Kind};
 use crate::verification::execute::Execution;
 use crate::verification::report::Report;
-use crate::verification::rounding::{self, Rounding};
+use crate::verification::rounding::{self, RoundedTo, Rounding};
 use crate::verification::{Mode, Subject, Tested, assumptions, inputs};
 
 const EXAMPLES: &str = "\
@@ -195,8 +195,9 @@ impl Verify {
         let microbatches = inputs::draw(&subject.compilation.forward, self.seed.seed, count)?;
         let reference = subject.reference(source)?;
         let expected = subject.run_reference(&reference, &microbatches)?;
-        let is_rounded = self.mode != Mode::Exact && self.tolerance.is_none();
-        let mut rounding = is_rounded.then(|| Rounding::new(source, subject, &microbatches, true));
+        let to = if self.mode == Mode::Exact { RoundedTo::F64 } else { RoundedTo::Asked };
+        let is_rounded = self.tolerance.is_none();
+        let mut rounding = is_rounded.then(|| Rounding::new(source, subject, &microbatches, to));
         let tolerance = self.tolerance(module);
         let culprit = |rounding| {
             let expected =
@@ -246,10 +247,10 @@ impl Verify {
         }
         // Numbers in f64 that are compared with an exact program have no rounding to speak of.
         if self.tolerance.is_none() && (self.mode != Mode::Exact || numbers.are_rounded()) {
-            let casts = self.mode != Mode::Exact;
+            let to = if self.mode == Mode::Exact { RoundedTo::Model } else { RoundedTo::Asked };
             let here = |difference: &Difference| outcome.name_here(difference);
             let mut differences = outcome.differences.clone();
-            Rounding::new(source, subject, &outcome.microbatches, casts).explain(
+            Rounding::new(source, subject, &outcome.microbatches, to).explain(
                 &mut differences,
                 self.tolerance(&subject.compilation.training),
                 here,

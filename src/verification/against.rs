@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::feed;
 use file::Numbers;
 use ir::tensor::Elements;
-use ir::{DType, Diagnostic, Module, StepOutput, Tensor};
+use ir::{DType, Diagnostic, Module, StepOutput, Tensor, Type};
 use matching::{By, Found, Ours, Theirs};
 use packed::Trained;
 use passes::reports::ParameterReport;
@@ -115,12 +115,18 @@ pub fn microbatches(
             )
         })?;
         let wrong = || {
-            Diagnostic::new(format!(
+            let error = Diagnostic::new(format!(
                 "--against: input `{}` is {}, and the program takes {ty}",
                 input.name,
                 given.ty()
-            ))
-            .note("--microbatch N changes the batch; --bind NAME=SIZE sets symbolic dims")
+            ));
+            if label == Some(&input.name) && is_permuted(given, ty) {
+                return error.note(format!(
+                    "dim 0 of `{}` is the batch, also where another dim of the output is: put the dim of the samples first",
+                    input.name
+                ));
+            }
+            error.note("--microbatch N changes the batch; --bind NAME=SIZE sets symbolic dims")
         };
         let tensor = converted(given, ty.dtype).ok_or_else(wrong)?;
         let times = times(&tensor, &ty.sizes().unwrap_or_default(), input.batched).ok_or_else(wrong)?;
@@ -141,6 +147,16 @@ pub fn microbatches(
         whole.insert(input.name.clone(), labels);
     }
     inputs::regroup(module, &[whole], count)
+}
+
+/// Whether a tensor has the dims of a type in another order.
+fn is_permuted(tensor: &Tensor, ty: &Type) -> bool {
+    let sorted = |mut sizes: Vec<u64>| {
+        sizes.sort_unstable();
+        sizes
+    };
+    let given = sorted(tensor.sizes.iter().map(|&size| size as u64).collect());
+    ty.sizes().is_some_and(|sizes| sorted(sizes.into_iter().collect()) == given)
 }
 
 /// The same numbers as elements of another type; `None` between floats and integers.

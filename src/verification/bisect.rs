@@ -60,7 +60,9 @@ pub fn bisect(
         if let Some(rounding) = &mut rounding {
             rounding.explain(&mut differences, tolerance, |difference| difference.name.clone())?;
         }
-        Ok(differences.into_iter().find(|difference| difference.fails(tolerance)))
+        let is_broken =
+            |difference: &Difference| difference.fails(tolerance) && !difference.is_not_compared();
+        Ok(differences.into_iter().find(is_broken))
     };
     if mode != Mode::Exact
         && let Some(largest) = largest(Tested { module: expected.reference, cut: false })?

@@ -53,8 +53,8 @@ pub struct Difference {
     pub kind: Kind,
     /// Its name; of tensors the file's.
     pub name: String,
-    /// Its error; infinite when shapes differ, when one side lacks it, or when a number is not finite on one side only.
-    /// JSON has `null` for infinite.
+    /// Its error; infinite when shapes differ, when one side lacks it, or when a number is not finite on one side only. NaN if the
+    /// numbers differ nowhere, but some are NaN on both sides: nothing was compared there. JSON has `null` for both.
     #[serde(serialize_with = "finite")]
     pub error: f64,
     /// The largest number that is expected, in units of the error.
@@ -89,6 +89,16 @@ impl Difference {
         Self { kind, name: name.into(), error, size: 1.0, rounding: None }
     }
 
+    /// Whether some numbers are NaN on both sides, and no others differ.
+    pub fn is_not_compared(&self) -> bool {
+        self.error.is_nan()
+    }
+
+    /// Whether the error is not within the tolerance, explained by rounding or not.
+    pub fn is_above(&self, tolerance: f64) -> bool {
+        self.error.is_nan() || self.error > tolerance
+    }
+
     /// Whether the error is above the tolerance, and above the error that rounding explains.
     pub fn fails(&self, tolerance: f64) -> bool {
         let explained = self.rounding.map_or(0.0, RoundingError::explains);
@@ -106,7 +116,8 @@ pub const FLOOR: f64 = 1e-4;
 /// The error of a code that is off by one. Codes are the only numbers of u8; 255 stands beside 0.
 pub const CODE: f64 = 1.0 / 255.0;
 
-/// `max|a - b| / max(max|b|, floor)`; of codes [`CODE`] for each that they are apart.
+/// `max|a - b| / max(max|b|, floor)`; of codes [`CODE`] for each that they are apart. NaN if this is 0 and a number is NaN on both
+/// sides.
 pub fn error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
     if a.sizes != b.sizes {
         return f64::INFINITY;
@@ -115,16 +126,34 @@ pub fn error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
         let apart = a.iter().zip(b).map(|(a, b)| distance(*a, *b));
         return apart.max().unwrap_or(0) as f64 * CODE;
     }
-    let (mut largest, mut apart) = (floor, 0.0f64);
+    let (mut largest, mut apart, mut nothing) = (floor, 0.0f64, false);
     for (a, b) in a.numbers().into_iter().zip(b.numbers()) {
         if b.is_finite() {
             largest = largest.max(b.abs());
         }
-        // Equal infinities are equal, and so is NaN to NaN.
-        let off = if a == b || a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() };
+        if a.is_nan() && b.is_nan() {
+            nothing = true;
+            continue;
+        }
+        // Equal infinities are equal.
+        let off = if a == b { 0.0 } else { (a - b).abs() };
         apart = apart.max(if off.is_nan() { f64::INFINITY } else { off });
     }
-    if apart == 0.0 { 0.0 } else { apart / largest }
+    match apart == 0.0 {
+        true if nothing => f64::NAN,
+        true => 0.0,
+        false => apart / largest,
+    }
+}
+
+/// The largest of some errors; NaN is above all numbers but infinity.
+fn largest_error(errors: impl Iterator<Item = f64>) -> f64 {
+    let (mut largest, mut nothing) = (0.0f64, false);
+    for error in errors {
+        nothing |= error.is_nan();
+        largest = largest.max(error);
+    }
+    if nothing && largest.is_finite() { f64::NAN } else { largest }
 }
 
 /// The largest finite number of some tensors, without its sign.
@@ -195,7 +224,7 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
         let given = tested.outputs.get(name).filter(|given| given.len() == expected.len());
         let error = given.map_or(f64::INFINITY, |given| {
             let errors = given.iter().zip(expected).map(|(given, expected)| error(given, expected, FLOOR));
-            errors.fold(0.0, f64::max)
+            largest_error(errors)
         });
         differences.push(Difference::new(kind, name, error));
     }
@@ -268,7 +297,7 @@ fn tensor_error(
         }
         None => f64::INFINITY,
     });
-    errors.fold(0.0, f64::max)
+    largest_error(errors)
 }
 
 #[cfg(test)]
@@ -310,7 +339,9 @@ mod tests {
     #[test]
     fn numbers_that_are_not_finite_must_be_the_same() {
         let odd = [f64::NAN, f64::NEG_INFINITY, 2.0];
-        assert_eq!(error(&tensor(&odd), &tensor(&odd), 0.0), 0.0);
+        assert!(error(&tensor(&odd), &tensor(&odd), 0.0).is_nan());
+        assert_eq!(error(&tensor(&odd[1..]), &tensor(&odd[1..]), 0.0), 0.0);
+        assert_eq!(error(&tensor(&odd), &tensor(&[f64::NAN, f64::NEG_INFINITY, 1.0]), 0.0), 1.0);
         assert_eq!(error(&tensor(&[f64::NAN]), &tensor(&[1.0]), 0.0), f64::INFINITY);
         assert_eq!(error(&tensor(&[1.0]), &tensor(&[f64::NAN]), 0.0), f64::INFINITY);
         assert_eq!(error(&tensor(&[f64::INFINITY]), &tensor(&[f64::NEG_INFINITY]), 0.0), f64::INFINITY);

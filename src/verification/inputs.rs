@@ -123,7 +123,8 @@ fn draw_input(input: &InputSpec, seed: u64, microbatch: u64) -> Tensor {
     let first_sample = if input.batched { microbatch * batch } else { 0 };
     let stream = random::stream(&input.name);
     let is_mask = input.name.to_lowercase().contains("mask");
-    if is_mask && (input.dims.len() <= 2 || input.dtype == ir::DType::Bool) {
+    // A float mask of more dims is added to scores.
+    if is_mask && (input.dims.len() <= 2 || !input.dtype.is_float()) {
         // The end of some samples is padding; the first token never is.
         let width = input.dims.last().copied().unwrap_or(1);
         return fill(&ty, first_sample, |sample, _, at| {
@@ -148,15 +149,19 @@ fn draw_labels(module: &Module, label: &LabelSpec, seed: u64, microbatch: u64) -
     let first_sample = if batched { microbatch * batch } else { 0 };
     let per_sample = label.dims.iter().skip(1).product::<u64>().max(1);
     let (values, order) = (random::stream(&label.name), random::stream("labels that do not count"));
-    let key = |sample, element| (bits(seed, order, sample, element), element);
     let classes = label.classes.unwrap_or(2).max(1);
-    fill(&ty, first_sample, |sample, element, _| {
-        let earlier =
-            (0..per_sample).filter(|&other| key(sample, other) < key(sample, element)).count() as u64;
-        match label.ignore_index {
-            Some(ignored) if earlier < (per_sample * (sample % 7) + 3) / 7 => ignored as f64,
-            _ => (bits(seed, values, sample, element) % classes) as f64,
-        }
+    let counts = |sample: u64| {
+        let mut elements: Vec<u64> = (0..per_sample).collect();
+        elements.sort_by_cached_key(|&element| (bits(seed, order, sample, element), element));
+        let mut counts = vec![true; elements.len()];
+        let ignored = (per_sample * (sample % 7) + 3) / 7;
+        elements[..ignored as usize].iter().for_each(|&element| counts[element as usize] = false);
+        counts
+    };
+    let counts: Vec<Vec<bool>> = (first_sample..first_sample + batch).map(counts).collect();
+    fill(&ty, first_sample, |sample, element, _| match label.ignore_index {
+        Some(ignored) if !counts[(sample - first_sample) as usize][element as usize] => ignored as f64,
+        _ => (bits(seed, values, sample, element) % classes) as f64,
     })
 }
 

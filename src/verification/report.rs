@@ -76,7 +76,7 @@ impl Report {
 
     /// Errors above the tolerance that rounding explains.
     pub fn explained(&self) -> usize {
-        let above = self.differences.iter().filter(|difference| difference.error > self.tolerance);
+        let above = self.differences.iter().filter(|difference| difference.is_above(self.tolerance));
         above.count() - self.failed()
     }
 
@@ -132,7 +132,8 @@ impl Report {
                 true => format!("  (zero except for rounding, which causes {:.2e})", rounding.error),
                 false => format!("  (rounding alone causes {:.2e})", rounding.error),
             });
-            let (name, rounding) = (visible(name), rounding.unwrap_or_default());
+            let nothing = error.is_nan().then(|| "  (NaN on both sides: nothing to compare)".to_owned());
+            let (name, rounding) = (visible(name), rounding.or(nothing).unwrap_or_default());
             writeln!(f, "{error:>9.2e}  {kind:<10} {name}{rounding}")?;
         }
         match self.differences.len() - shown {
@@ -154,7 +155,13 @@ impl Report {
                 "DIFFERENT: {untrained} tensors have a gradient in the file and are not trained here"
             )?;
         }
+        let nan = self.differences.iter().filter(|difference| difference.is_not_compared()).count();
         match failed {
+            failed if failed > 0 && failed == nan => writeln!(
+                f,
+                "NOT COMPARED: {nan} of {} results are NaN on both sides; no other error is above {tolerance:e}{explained}",
+                self.differences.len()
+            ),
             0 if untrained > 0 => {
                 writeln!(f, "no error of the other tensors is above {tolerance:e}{explained}")
             }

@@ -3,7 +3,7 @@
 //! Some numbers of a step are nothing but rounding, in every correct program. The gradient of a bias that a batch norm
 //! cancels is zero; an activation at the kink of a ReLU or of a max pooling falls to either side. This module measures
 //! how far such numbers move, on a program that is not the tested one: the untransformed graph with the casts of
-//! `precision`, in the interpreter that rounds every value. Each sample moves every weight by a random part of a
+//! `precision`, in the interpreter that rounds every value; in mode exact, that of f64 alone. Each sample moves every weight by a random part of a
 //! rounding unit first (Monte Carlo arithmetic: D. S. Parker, UCLA CSD-970002, 1997). The samples are taken only when an
 //! error is above the tolerance, and until they explain it.
 
@@ -22,14 +22,24 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The most samples. The largest of so many is rarely a quarter of another.
 const SAMPLES: u64 = 8;
 
+/// The types to which values are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoundedTo {
+    /// Those of the compiled program, by the casts that the user asked for.
+    Asked,
+    /// The model's own.
+    Model,
+    /// f64: a program that is equal in exact numbers rounds in another order.
+    F64,
+}
+
 /// The samples of a step, and the largest error of each number that they made.
 #[derive(Debug)]
 pub struct Rounding<'a> {
     source: &'a Source,
     subject: &'a Subject,
     microbatches: &'a [Tensors],
-    /// Whether the casts of `precision` are a part of the rounding.
-    casts: bool,
+    to: RoundedTo,
     program: Option<RoundedProgram>,
     samples: u64,
     largest: BTreeMap<(Kind, String), RoundingError>,
@@ -46,11 +56,10 @@ struct RoundedProgram {
 }
 
 impl<'a> Rounding<'a> {
-    /// The rounding of a step on these inputs; nothing is run yet. `casts` says whether the compiled program rounds to
-    /// the types that the user asked for, or the model's own types alone matter.
-    pub fn new(source: &'a Source, subject: &'a Subject, microbatches: &'a [Tensors], casts: bool) -> Self {
+    /// The rounding of a step on these inputs; nothing is run yet.
+    pub fn new(source: &'a Source, subject: &'a Subject, microbatches: &'a [Tensors], to: RoundedTo) -> Self {
         let largest = BTreeMap::new();
-        Self { source, subject, microbatches, casts, program: None, samples: 0, largest }
+        Self { source, subject, microbatches, to, program: None, samples: 0, largest }
     }
 
     /// Writes beside each error that rounding alone makes. Takes samples until they explain the errors above the
@@ -95,8 +104,9 @@ impl<'a> Rounding<'a> {
         let weights = moved(&self.subject.tensors, program.unit, self.samples);
         let module = with_tensors(program.module.clone(), &weights);
         let backoff = self.subject.plan.precision.scaling.backoff;
+        let mode = if self.to == RoundedTo::F64 { Mode::Exact } else { Mode::Typed };
         let mut rounded =
-            finite_step(&module, Mode::Typed, self.microbatches, &Tensors::new(), UpdateTime::Late, backoff)?;
+            finite_step(&module, mode, self.microbatches, &Tensors::new(), UpdateTime::Late, backoff)?;
         rounded.states = other_states(&module, &rounded.states);
         for sample in compare::compare(&rounded, &program.layout, &program.exact) {
             let Difference { kind, name, error, size, .. } = sample;
@@ -111,13 +121,14 @@ impl<'a> Rounding<'a> {
 
     fn prepare(&self) -> Result<RoundedProgram, Failure> {
         let reference = self.subject.reference(self.source)?;
-        let module = match self.casts {
+        let module = match self.to == RoundedTo::Asked {
             true => self.source.run(&self.subject.plan.rounded_reference(self.subject.specs()))?,
             false => reference.clone(),
         };
         let mut exact = self.subject.run_reference(&reference, self.microbatches)?;
         exact.states = other_states(&reference, &exact.states);
-        let unit = unit(coarsest(&module));
+        // Weights in f64 that move by less than two units are rounded back.
+        let unit = if self.to == RoundedTo::F64 { 4.0 * unit(DType::F64) } else { unit(coarsest(&module)) };
         Ok(RoundedProgram { module, unit, layout: self.subject.layout.whole(), exact })
     }
 }

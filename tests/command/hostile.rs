@@ -3,9 +3,10 @@
 //! that are deep. Each ends with an exit code and a message of the binary, never with a panic or a kill.
 
 mod depth;
+mod empty;
 mod limits;
 mod memory;
-mod models;
+pub(crate) mod models;
 mod names;
 mod streams;
 mod tokenizers;

@@ -3,6 +3,7 @@
 
 mod advice;
 mod bad_input;
+mod believed;
 mod cli;
 mod compressed_activations;
 mod compressed_gradients;

@@ -11,7 +11,7 @@ use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::compare::{Difference, Kind};
 use trainyard::verification::report::Report;
-use trainyard::verification::rounding::Rounding;
+use trainyard::verification::rounding::{RoundedTo, Rounding};
 use trainyard::verification::{Subject, Tested, inputs};
 
 /// Convolutions with biases, each before a batch norm, ReLUs and a max pooling.
@@ -91,7 +91,7 @@ fn with_wrong_gradient(name: &str, factor: f64, compute: DType, tolerance: f64) 
     let tested = Tested { module: &module, cut: true };
     let execution = done(subject.run(tested, Mode::Cpu, &microbatches));
     let mut differences = done(subject.compare(&execution, true, (&reference, &expected)));
-    let mut rounding = Rounding::new(&source, &subject, &microbatches, true);
+    let mut rounding = Rounding::new(&source, &subject, &microbatches, RoundedTo::Asked);
     done(rounding.explain(&mut differences, tolerance, |difference| difference.name.clone()));
     differences
 }

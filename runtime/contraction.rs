@@ -167,7 +167,8 @@ impl Batches {
 
 /// Offsets after `step` of nested loops.
 pub(crate) fn shifted(mut offsets: [isize; 3], loops: &[StridedLoop], mut step: usize) -> [isize; 3] {
-    for run in loops.iter().rev() {
+    // A loop without a step leaves the offsets.
+    for run in loops.iter().rev().filter(|run| run.size > 0) {
         let index = (step % run.size) as isize;
         step /= run.size;
         (0..3).for_each(|i| offsets[i] += index * run.strides[i]);

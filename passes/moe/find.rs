@@ -3,6 +3,7 @@
 
 use crate::reports::NearMiss;
 use ir::{Definition, Dim, Module, Node, NodeId, Op, OperandRole, Phase, Role, StateId, Type, ValueId};
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -174,12 +175,26 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         Ok(Block { input, samples, nodes, output, last: end, hidden: width, origin })
     }
 
-    /// Goes back from a value of hidden numbers.
+    /// Goes back from a value of hidden numbers. The graph may be deeper than the stack of calls.
     fn back(&self, walk: &mut Walk, value: ValueId, hidden: &Type) -> Result<(), Option<String>> {
-        let module = self.module;
-        if !walk.inner.insert(value) {
-            return Ok(());
+        let mut left = vec![value];
+        while let Some(value) = left.pop() {
+            if walk.inner.insert(value) {
+                let inner = self.step_back(walk, value, hidden)?;
+                left.extend(inner.into_iter().rev());
+            }
         }
+        Ok(())
+    }
+
+    /// Takes the node of a value of hidden numbers into the block. Returns its operands that are hidden numbers.
+    fn step_back(
+        &self,
+        walk: &mut Walk,
+        value: ValueId,
+        hidden: &Type,
+    ) -> Result<SmallVec<[ValueId; 2]>, Option<String>> {
+        let module = self.module;
         let Definition::Node(id, _) = module.value(value).definition else { return Err(None) };
         let node = module.node(id);
         if let Some(Linear { rows, weight, .. }) = linear(module, node) {
@@ -189,7 +204,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
             walk.entries += 1;
             walk.states.insert(weight);
             walk.nodes.insert(id);
-            return Ok(());
+            return Ok(SmallVec::new());
         }
         if !is_elementwise(&node.op) {
             // Attention and norms end here: what follows them is no block.
@@ -203,17 +218,18 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         if gates || matches!(node.op, Op::Unary(_)) {
             walk.activation = Some(id);
         }
+        let mut inner = SmallVec::new();
         for &operand in &node.operands {
             let ty = module.ty(operand);
             if ty.dims == hidden.dims {
-                self.back(walk, operand, hidden)?;
+                inner.push(operand);
             } else if let Some(state) = self.vector(operand, hidden) {
                 walk.states.insert(state);
             } else if ty.numel() != Some(1) {
                 return Err(walk.activation.map(|_| format!("`{}` reads {ty}", node.op.name())));
             }
         }
-        Ok(())
+        Ok(inner)
     }
 
     /// The parameter that a value is, if it has one number for each hidden number.

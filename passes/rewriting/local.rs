@@ -2,6 +2,7 @@
 
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::reduce::ReduceKind;
 use ir::ops::shape::{Concat, Pad};
 use ir::ops::{Float, Interp, Labels};
 use ir::types::broadcast;
@@ -76,6 +77,12 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
             }
             _ => None,
         },
+        Op::Reduce(reduce) => match producer_in_phase(b, node, operand(0)) {
+            Some(Node { op: Op::Splat(splat), .. }) => {
+                reduced(b, reduce.kind, splat.value.get(), operand(0), result)?
+            }
+            _ => None,
+        },
         Op::Slice(slice) if slice.start == 0 && slice.step == 1 && same_dims(b, operand(0)) => {
             Some(operand(0))
         }
@@ -115,6 +122,25 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
         }
         _ => None,
     })
+}
+
+/// The reduction of equal floats, of which there may be more than memory holds.
+fn reduced(
+    b: &mut Builder,
+    kind: ReduceKind,
+    number: f64,
+    operand: ValueId,
+    result: ValueId,
+) -> Result<Option<ValueId>, TypeError> {
+    let (from, to) = (b.ty(operand), b.ty(result).clone());
+    let (Some(all), Some(kept)) = (from.numel(), to.numel().filter(|&kept| kept > 0)) else {
+        return Ok(None);
+    };
+    if !to.dtype.is_float() || !to.sharding.is_whole() || !from.sharding.is_whole() || all == 0 {
+        return Ok(None);
+    }
+    let number = if kind == ReduceKind::Sum { number * (all / kept) as f64 } else { number };
+    b.splat(to, number).map(Some)
 }
 
 /// What looks up 0, 1, 2… along a dim is a slice of it, if all of them are there.

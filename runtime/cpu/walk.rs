@@ -77,11 +77,12 @@ impl Walk {
         count: usize,
         mut run: impl FnMut(usize, usize, isize, usize),
     ) {
-        let Some((&(inner, stride), outer)) = self.runs.split_last() else {
-            if count > 0 {
-                run(0, self.offset as usize, 0, count);
-            }
+        // A dim of size 0 has no run.
+        if count == 0 {
             return;
+        }
+        let Some((&(inner, stride), outer)) = self.runs.split_last() else {
+            return run(0, self.offset as usize, 0, count);
         };
         let (mut index, mut rest) = (start % inner, start / inner);
         let mut base = self.offset;

@@ -39,11 +39,23 @@ impl Drafts<'_> {
     }
 
     /// The indices along one dim, repeated along the others by strides of 0.
-    pub(super) fn iota(&mut self, id: NodeId, node: &Node, iota: &Iota) {
+    ///
+    /// # Errors
+    /// More numbers than the memory of this machine has room for.
+    pub(super) fn iota(&mut self, id: NodeId, node: &Node, iota: &Iota) -> Result<(), Diagnostic> {
         let (ty, sizes, dim) =
             (self.module.ty(node.results[0]), self.sizes(node.results[0]), iota.dim as usize);
         let (dtype, axes) = (ty.dtype, ty.sharding.axes(dim));
         let count = sizes[dim] * self.module.mesh.size(axes) as usize;
+        // The numbers, and the bytes that are made of them.
+        let needed = (count as u64).saturating_mul(8 + dtype.bytes());
+        if let Some(free) = crate::memory::available().filter(|&free| needed > free) {
+            let [needed, free] = [needed, free].map(crate::room::TooLarge::size);
+            let error = format!(
+                "the numbers from 0 to {count} take {needed} of memory; this machine has {free} free"
+            );
+            return Err(Diagnostic::new(error).at(node.origin.to_string()));
+        }
         let indices = 0..count;
         let tensor = if dtype.is_float() {
             Tensor::float(dtype, vec![count], indices.map(|i| i as f64).collect())
@@ -56,6 +68,7 @@ impl Drafts<'_> {
         line[dim] = sizes[dim];
         let layout = Layout::dense(&line).broadcast(&sizes);
         self.located[node.results[0]] = Some(Located { layout, ..part });
+        Ok(())
     }
 
     /// Where these bytes are; equal ones are kept once.

@@ -314,7 +314,7 @@ impl<'m> Drafts<'m> {
                 match &node.op {
                     Op::Constant(constant) => self.constant(*id, node, constant)?,
                     Op::Splat(splat) => self.splat(node, splat),
-                    Op::Iota(iota) => self.iota(*id, node, iota),
+                    Op::Iota(iota) => self.iota(*id, node, iota)?,
                     Op::Accumulate(_) => return self.accumulate(node),
                     Op::Collective(collective) => return self.collective(*id, node, *collective),
                     Op::Transfer(_) if self.stages.is_some() => return self.transfer(*id, node),

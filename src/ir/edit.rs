@@ -162,6 +162,7 @@ impl<'m> Builder<'m> {
         let op = op.into();
         let types: Vec<Type> = operands.iter().map(|&id| self.ty(id).clone()).collect();
         let inferred = op.infer(&Inference { operands: &types, declared })?;
+        inferred.iter().try_for_each(Type::check_size)?;
         let id = self.module.nodes.next_key();
         let results: SmallVec<[ValueId; 2]> = inferred
             .into_iter()

@@ -25,7 +25,7 @@ pub(super) const RULES: &[Row] = &[
 /// x / c = x · (1/c)
 fn division_by_constant(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Binary(Div)] x c) => {
-        if let Some(value) = g.number(c).filter(|&value| value != 0.0 && g.ty(x).dtype.is_float()) {
+        if let Some(value) = g.number(c).filter(|&value| is_factor(1.0 / value) && g.ty(x).dtype.is_float()) {
             out.push(term(Mul, [x.into(), scalar(g.ty(x), 1.0 / value)]));
         }
     });
@@ -91,13 +91,20 @@ fn neutral(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 /// (c · x) · y = c · (x · y), and (c · x) · d = (c·d) · x
 fn constant_out_of_product(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Mul)] (% [Op::Binary(Mul)] c x) y) => {
-        if let (Some(a), None) = (g.number(c), g.number(x)) {
-            out.push(match g.number(y) {
-                Some(b) => term(Mul, [scalar(g.ty(x), a * b), x.into()]),
-                None => term(Mul, [factor(g, c), term(Mul, [x.into(), y.into()])]),
-            });
+        if let (Some(a), None) = (g.number(c).filter(|&a| is_factor(a)), g.number(x)) {
+            match g.number(y) {
+                Some(b) if is_factor(a * b) => out.push(term(Mul, [scalar(g.ty(x), a * b), x.into()])),
+                Some(_) => {}
+                None => out.push(term(Mul, [factor(g, c), term(Mul, [x.into(), y.into()])])),
+            }
         }
     });
+}
+
+/// Whether a number can be moved out of a product: 0, an infinity and NaN absorb every other factor, so that a product would be
+/// equal to its own multiples, without end.
+fn is_factor(number: f64) -> bool {
+    number.is_finite() && number != 0.0
 }
 
 /// A factor as one without dims: the class of a number is that already, or is spelled anew; what is stored stays so.
@@ -127,14 +134,14 @@ fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 fn multiples(g: &Graph, class: Id) -> Vec<(Term, Term)> {
     let mut found = Vec::new();
     find!(@arg g, class, (% [Op::Binary(Mul)] c x) => {
-        if g.choice(c).is_some() {
+        if g.choice(c).is_some() && g.number(c).is_none_or(is_factor) {
             found.push((factor(g, c), x.into()));
         }
     });
     find!(@arg g, class, ([Op::Reshape(_)] product) => {
         if moves_ones_alone(&g.ty(product).dims, &g.ty(class).dims) {
             find!(@arg g, product, (% [Op::Binary(Mul)] c x) => {
-                if g.choice(c).is_some() {
+                if g.choice(c).is_some() && g.number(c).is_none_or(is_factor) {
                     found.push((factor(g, c), typed(Reshape, [x.into()], g.ty(class).clone())));
                 }
             });

@@ -54,7 +54,7 @@ pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
         end.iterations += 1;
         let before = graph.nodes().len();
         let mut changed = Vec::new();
-        for Match { rule, class, term } in search(graph, rules, near.as_deref()) {
+        for Match { rule, class, term } in search(graph, rules, near.as_deref(), limits.nodes) {
             let first = graph.nodes().len();
             let Some(new) = term.add(graph) else { continue };
             if graph.find(class) == graph.find(new) || !N::alike(graph, class, new) {
@@ -120,12 +120,13 @@ fn nodes_of<'g, S: Symbol, N: Sound<S>>(
     nodes.filter(|(_, node)| root == ANY || node.head.name() == root).collect()
 }
 
-/// The matches of all rules that the graph does not hold yet, in the order of rules and classes; with `near`, only those
-/// for classes of which it is true.
+/// The matches of all rules that the graph does not hold yet, in the order of rules and classes, the first `most`; with `near`,
+/// only those for classes of which it is true.
 fn search<S: Symbol, N: Sound<S>>(
     graph: &Graph<S, N>,
     rules: &[Rule<S, N>],
     near: Option<&[bool]>,
+    most: usize,
 ) -> Vec<Match<S>> {
     let mut by_root: BTreeMap<&'static str, Vec<(Id, &ENode<S>)>> = BTreeMap::new();
     let (mut terms, mut matches) = (Vec::new(), Vec::new());
@@ -139,6 +140,9 @@ fn search<S: Symbol, N: Sound<S>>(
                     if !matches!(term, Term::Class(known) if graph.find(known) == class) {
                         matches.push(Match { rule: rule.name, class, term });
                     }
+                }
+                if matches.len() >= most {
+                    return matches;
                 }
             }
         }

@@ -39,6 +39,17 @@ fn a_tensor_that_is_added_at_every_depth_is_one_parameter() {
     is_compiled("add", chain("Add", &["b"]), "add");
 }
 
+/// A node with so many inputs becomes a chain that is deeper than the stack of calls.
+#[test]
+fn a_sum_of_a_hundred_thousand_is_inspected() {
+    let inputs: Vec<&str> = std::iter::repeat_n("v", 100_000).collect();
+    let nodes = vec![node("MatMul", &["x", "w"], "v"), node("Sum", &inputs, "y")];
+    let (input, output) = (value("x", &["2", "4"]), value("y", &["2", "3"]));
+    let place = Workplace::new(TRAINYARD);
+    place.write("sum.onnx", &File { nodes, tensors: vec![weight("w", &[4, 3])], input, output }.bytes());
+    place.succeed("inspect sum.onnx");
+}
+
 #[test]
 fn a_deep_chain_is_interpreted() {
     let place = Workplace::new(TRAINYARD);

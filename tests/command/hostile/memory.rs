@@ -1,6 +1,7 @@
 //! Models of a few hundred bytes that ask for more memory than any machine has.
 
 use crate::TRAINYARD;
+use onnx::proto::{AttributeProto, NodeProto, TensorProto};
 use std::io::Write;
 
 use super::models::{File, integers, node, value, weight};
@@ -113,4 +114,53 @@ fn a_program_in_text_that_no_machine_holds_is_not_interpreted() {
     let text = refused(&super::Ended::of(ended.expect("the binary can be started")));
     assert!(text.starts_with("error: a step of the program needs "), "{text}");
     assert!(text.contains("which needs 384 TiB\n"), "{text}");
+}
+
+/// A scalar of integers.
+fn scalar(name: &str, number: i64) -> TensorProto {
+    TensorProto { dims: vec![], ..integers(name, &[number]) }
+}
+
+#[test]
+fn numbers_that_no_memory_holds_are_refused() {
+    let nodes = vec![
+        node("Range", &["first", "last", "step"], "range"),
+        NodeProto {
+            attribute: vec![AttributeProto {
+                name: Some("to".into()),
+                i: Some(1),
+                r#type: Some(2),
+                ..AttributeProto::default()
+            }],
+            ..node("Cast", &["range"], "floats")
+        },
+        node("ReduceMax", &["floats"], "largest"),
+        node("MatMul", &["x", "w"], "product"),
+        node("Mul", &["product", "largest"], "y"),
+    ];
+    let tensors =
+        vec![weight("w", &[4, 3]), scalar("first", 0), scalar("last", 1_000_000_000_000), scalar("step", 1)];
+    let place = Workplace::new(TRAINYARD);
+    let file = File { nodes, tensors, input: value("x", &["2", "4"]), output: value("y", &["2", "3"]) };
+    place.write("range.onnx", &file.bytes());
+    for command in ["inspect range.onnx", "compile range.onnx --loss mse --train synthetic --steps 1 -o run"]
+    {
+        let ended = place.run(command);
+        assert!(matches!(ended.status.code(), Some(0 | 2)), "{command}: {}", ended.stderr);
+    }
+    let text = refused(&place.run("compile range.onnx --loss mse --train synthetic --steps 1 -o run"));
+    assert!(text.contains("of memory; this machine has "), "{text}");
+}
+
+#[test]
+fn a_type_of_more_bytes_than_numbers_count_is_refused_where_it_is_made() {
+    let nodes = vec![node("MatMul", &["x", "w"], "product"), node("Expand", &["product", "shape"], "y")];
+    let tensors = vec![weight("w", &[4, 3]), integers("shape", &[1 << 43, 1 << 43, 2, 3])];
+    let place = Workplace::new(TRAINYARD);
+    let file = File { nodes, tensors, input: value("x", &["2", "4"]), output: value("y", &["2", "3"]) };
+    place.write("wide.onnx", &file.bytes());
+    for command in ["inspect wide.onnx", "verify wide.onnx", "compile wide.onnx"] {
+        let text = refused(&place.run(command));
+        assert!(text.contains("has more bytes than 63 bits count"), "{command}: {text}");
+    }
 }

@@ -8,6 +8,7 @@ use super::math::Real;
 use super::simd::vectorized;
 use half::{bf16, f16};
 use ir::DType;
+use ir::rounding::{to_bf16, to_f16};
 
 /// A float type as it lies in memory.
 pub(super) trait Float: Element {
@@ -49,7 +50,7 @@ macro_rules! computed_in_themselves {
 computed_in_themselves!(f32, f64);
 
 macro_rules! computed_in_f32 {
-    ($($ty:ty: $widen:ident, $narrow:ident;)*) => { $(
+    ($($ty:ty: $widen:ident, $narrow:ident, $round:ident;)*) => { $(
         impl Float for $ty {
             type Real = f32;
 
@@ -75,21 +76,21 @@ macro_rules! computed_in_f32 {
                 f64::from(self.widen())
             }
             fn from_f64(x: f64) -> Self {
-                Self::from_f64(x)
+                $round(x)
             }
             #[inline(always)]
             fn to_i64(self) -> i64 {
                 self.widen() as i64
             }
             fn from_i64(x: i64) -> Self {
-                Self::from_f64(x as f64)
+                $round(x as f64)
             }
         }
     )* };
 }
 computed_in_f32! {
-    bf16: bf16_to_f32, f32_to_bf16;
-    f16: f16_to_f32, f32_to_f16;
+    bf16: bf16_to_f32, f32_to_bf16, to_bf16;
+    f16: f16_to_f32, f32_to_f16, to_f16;
 }
 
 #[inline(always)]

@@ -65,8 +65,8 @@ pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
     match dtype {
         DType::F64 => put(out, Some(float.to_le_bytes())),
         DType::F32 => put(out, Some((float as f32).to_le_bytes())),
-        DType::F16 => put(out, Some(half::f16::from_f64(float).to_le_bytes())),
-        DType::BF16 => put(out, Some(half::bf16::from_f64(float).to_le_bytes())),
+        DType::F16 => put(out, Some(ir::rounding::to_f16(float).to_le_bytes())),
+        DType::BF16 => put(out, Some(ir::rounding::to_bf16(float).to_le_bytes())),
         DType::I64 => integer!(i64),
         DType::I32 => integer!(i32),
         DType::I16 => integer!(i16),
@@ -79,12 +79,11 @@ pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
     }
 }
 
-/// Whether a finite number becomes infinite when it is rounded to `dtype`. The processor may round to f32 first, so that the
-/// result is asked and not the number.
+/// Whether a finite number becomes infinite when it is rounded to `dtype`.
 pub(super) fn overflows(dtype: DType, value: f64) -> bool {
     let is_infinite = match dtype {
-        DType::F16 => half::f16::from_f64(value).is_infinite(),
-        DType::BF16 => half::bf16::from_f64(value).is_infinite(),
+        DType::F16 => ir::rounding::to_f16(value).is_infinite(),
+        DType::BF16 => ir::rounding::to_bf16(value).is_infinite(),
         DType::F32 => (value as f32).is_infinite(),
         _ => return false,
     };

@@ -25,6 +25,7 @@ pub mod module;
 pub mod ops;
 pub mod pipeline;
 pub mod random;
+pub mod rounding;
 pub mod state;
 pub mod step_output;
 mod sugar;

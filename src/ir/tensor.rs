@@ -190,8 +190,8 @@ impl Tensor {
             Elements::Float(elements) => elements.iter().for_each(|&x| match self.dtype {
                 DType::F64 => out.extend(x.to_le_bytes()),
                 DType::F32 => out.extend((x as f32).to_le_bytes()),
-                DType::F16 => out.extend(half::f16::from_f64(x).to_le_bytes()),
-                _ => out.extend(half::bf16::from_f64(x).to_le_bytes()),
+                DType::F16 => out.extend(crate::rounding::to_f16(x).to_le_bytes()),
+                _ => out.extend(crate::rounding::to_bf16(x).to_le_bytes()),
             }),
         }
         out
@@ -202,8 +202,8 @@ impl Tensor {
         if let Elements::Float(elements) = &mut self.elements {
             let round: fn(f64) -> f64 = match self.dtype {
                 DType::F32 => |x| f64::from(x as f32),
-                DType::F16 => |x| half::f16::from_f64(x).to_f64(),
-                DType::BF16 => |x| half::bf16::from_f64(x).to_f64(),
+                DType::F16 => |x| crate::rounding::to_f16(x).to_f64(),
+                DType::BF16 => |x| crate::rounding::to_bf16(x).to_f64(),
                 _ => return self,
             };
             elements.iter_mut().for_each(|x| *x = round(*x));

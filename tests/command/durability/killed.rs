@@ -47,9 +47,13 @@ fn kill_and_resume(run: &str, wanted: usize, random: &mut Random) {
     let mut kills = 0;
     while kills < wanted {
         loop {
-            let going = Running::start(place.command(&format!("{run} -o run --resume")));
+            let mut going = Running::start(place.command(&format!("{run} -o run --resume")));
             // Kills in the first part leave a part of the run for the kills after them.
-            thread::sleep(Duration::from_micros(random.below(time * 2 / 3) as u64));
+            let moment = Instant::now() + Duration::from_micros(random.below(time * 2 / 3) as u64);
+            // A run that goes on near its end is over before that moment.
+            while going.is_running() && Instant::now() < moment {
+                thread::sleep(Duration::from_millis(1));
+            }
             let ended = match kills < wanted {
                 true => going.kill_if_running(),
                 false => going.wait(),

@@ -3,7 +3,7 @@
 //! Some numbers of a step are nothing but rounding, in every correct program. The gradient of a bias that a batch norm
 //! cancels is zero; an activation at the kink of a ReLU or of a max pooling falls to either side. This module measures
 //! how far such numbers move, on a program that is not the tested one: the untransformed graph with the casts of
-//! `precision`, in the interpreter that rounds every value; in mode exact, that of f64 alone. Each sample moves every weight by a random part of a
+//! `precision`, in the interpreter that rounds every value. Each sample moves every weight by a random part of a
 //! rounding unit first (Monte Carlo arithmetic: D. S. Parker, UCLA CSD-970002, 1997). The samples are taken only when an
 //! error is above the tolerance, and until they explain it.
 
@@ -29,7 +29,8 @@ pub enum RoundedTo {
     Asked,
     /// The model's own.
     Model,
-    /// f64: a program that is equal in exact numbers rounds in another order.
+    /// f64: a program that is equal in exact numbers rounds in another order. The error is that of the model's own types, times the
+    /// quotient of the rounding units.
     F64,
 }
 
@@ -104,12 +105,13 @@ impl<'a> Rounding<'a> {
         let weights = moved(&self.subject.tensors, program.unit, self.samples);
         let module = with_tensors(program.module.clone(), &weights);
         let backoff = self.subject.plan.precision.scaling.backoff;
-        let mode = if self.to == RoundedTo::F64 { Mode::Exact } else { Mode::Typed };
         let mut rounded =
-            finite_step(&module, mode, self.microbatches, &Tensors::new(), UpdateTime::Late, backoff)?;
+            finite_step(&module, Mode::Typed, self.microbatches, &Tensors::new(), UpdateTime::Late, backoff)?;
         rounded.states = other_states(&module, &rounded.states);
         for sample in compare::compare(&rounded, &program.layout, &program.exact) {
             let Difference { kind, name, error, size, .. } = sample;
+            let error =
+                if self.to == RoundedTo::F64 { error * unit(DType::F64) / program.unit } else { error };
             let none = RoundingError { error: 0.0, is_all: false };
             let largest = self.largest.entry((kind, name)).or_insert(none);
             largest.error = largest.error.max(error);
@@ -127,8 +129,7 @@ impl<'a> Rounding<'a> {
         };
         let mut exact = self.subject.run_reference(&reference, self.microbatches)?;
         exact.states = other_states(&reference, &exact.states);
-        // Weights in f64 that move by less than two units are rounded back.
-        let unit = if self.to == RoundedTo::F64 { 4.0 * unit(DType::F64) } else { unit(coarsest(&module)) };
+        let unit = unit(coarsest(&module));
         Ok(RoundedProgram { module, unit, layout: self.subject.layout.whole(), exact })
     }
 }

@@ -3,7 +3,7 @@
 //! [`Loader::new`] goes through these steps, one file each: what the data offers ([`DataSource`]: text, raw tokens, named
 //! arrays, columns of numbers, or made-up values), what feeds each input ([`Decision`], with its reason), the columns that give every
 //! sample's values, and the order of the samples ([`Permutation`]). All checks of the data happen there, before step 0;
-//! afterwards a batch cannot fail.
+//! afterwards a batch can fail by indices alone that the program computes from it (`indices`).
 
 mod array;
 mod bounded;
@@ -15,6 +15,7 @@ mod decide;
 mod element;
 mod error;
 mod file;
+mod indices;
 mod json;
 mod labels;
 mod llmc;

@@ -5,6 +5,7 @@ use crate::lowering::Lowering;
 use crate::pipeline::CompilationPlan;
 use crate::stages::{Attempt, fit};
 use anyhow::anyhow;
+use ir::analysis::indices::{Outside, of_inputs};
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model, StateDict};
 use passes::arguments::pattern::matches as fits;
@@ -164,6 +165,7 @@ impl Source {
             }
             after(i + 1, name, module);
         })?;
+        refuse_indices(&module)?;
         let state_dict = self.imported.state_dict.clone();
         Ok(Forward { module, mixture, state_dict, cx, timings, pipeline })
     }
@@ -175,6 +177,19 @@ impl Source {
         run(&Manager::default(), pipeline, &mut module, &mut cx, |_, _, _| {})?;
         Ok(module)
     }
+}
+
+/// Refuses constant indices, such as the positions of a sequence, that are outside of the dim which they index.
+fn refuse_indices(module: &Module) -> Result<(), Diagnostic> {
+    for indices in of_inputs(module).into_iter().filter(|indices| indices.inputs.is_empty()) {
+        let Some(outside) = indices.outside(module, &mut BTreeMap::new()) else { continue };
+        let Outside { index, size, .. } = outside;
+        let error = format!("index {index} is outside of a dim of {size} of {}", indices.described(module));
+        return Err(Diagnostic::new(error)
+            .at(module.node(indices.reader).origin.to_string())
+            .note("a table of positions takes no longer sequences: --bind NAME=SIZE sets the length"));
+    }
+    Ok(())
 }
 
 impl Forward {

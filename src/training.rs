@@ -115,6 +115,7 @@ fn open_with(
     if let Some(node) = place {
         keep_company(&mut loader, module, node)?;
     }
+    loader.check_indices_of(module);
     Ok(loader)
 }
 

@@ -19,6 +19,22 @@ pub enum DataError {
         /// Why.
         source: io::Error,
     },
+    /// An index that the program computes from a batch, and that lies outside of the dim it indexes. It is found in the run.
+    #[error("{kind} {index} is outside of a dim of {size} of {table}, which {node} reads, {place}")]
+    Index {
+        /// `index` or `label`.
+        kind: &'static str,
+        /// The index.
+        index: i64,
+        /// The size of the dim.
+        size: u64,
+        /// The tensor that is indexed.
+        table: String,
+        /// The node of the file.
+        node: String,
+        /// The sample and the data.
+        place: String,
+    },
     /// The system has no thread left.
     #[error("cannot start a thread to read the data: {source}")]
     Thread {

@@ -12,6 +12,7 @@ use super::column::Content;
 use super::dataset::{Dataset, Wanted};
 use super::decide::{self, Decision, Offer};
 use super::error::DataError;
+use super::indices::IndexChecks;
 use super::labels;
 use super::order::{Permutation, mix};
 use super::spec::{DataSource, LabelsFrom, LoaderOptions, ModelSpec, Source, Tokenization, Unfillable};
@@ -33,6 +34,8 @@ pub struct Loader {
     fills_evaluation: bool,
     decisions: Vec<Decision>,
     notes: Vec<String>,
+    /// The indices that the program computes from a batch.
+    indices: Option<IndexChecks>,
 }
 
 /// A place in the data, saved in checkpoints.
@@ -60,6 +63,7 @@ pub struct DataPosition {
 #[derive(Clone, Copy, Debug)]
 pub struct EvalBatch<'l> {
     data: &'l Dataset,
+    indices: Option<&'l IndexChecks>,
     first: u64,
     /// How many rows are samples; the ones after them fill the batch up.
     samples: u64,
@@ -83,9 +87,21 @@ impl EvalBatch<'_> {
     /// When `range` ends after the batch.
     pub fn rows(&self, range: Range<u64>) -> Batch {
         assert!(range.end <= self.size, "rows {range:?} of a batch of {}", self.size);
-        let row = |row: u64| (self.first + row) % self.data.samples;
-        let rows: Vec<u64> = range.clone().map(row).collect();
+        let rows: Vec<u64> = range.clone().map(|row| self.sample(row)).collect();
         self.data.gather(&rows, self.samples.clamp(range.start, range.end) - range.start)
+    }
+
+    /// Checks the indices that the program computes from these rows.
+    ///
+    /// # Errors
+    /// [`DataError::Index`]
+    pub fn check_indices(&self, range: Range<u64>, batch: &Batch) -> Result<(), DataError> {
+        let sample = |row| self.sample(range.start + row);
+        self.indices.map_or(Ok(()), |indices| indices.check(batch, &self.data.name, sample))
+    }
+
+    fn sample(&self, row: u64) -> u64 {
+        (self.first + row) % self.data.samples
     }
 }
 
@@ -144,6 +160,7 @@ impl Loader {
             fills_evaluation,
             decisions,
             notes,
+            indices: None,
         })
     }
 
@@ -236,6 +253,14 @@ impl Loader {
     /// When `range` ends after the global batch.
     pub fn rows(&self, step: u64, range: Range<u64>) -> Batch {
         assert!(range.end <= self.global_batch, "rows {range:?} of a global batch of {}", self.global_batch);
+        let first = step % self.steps_per_epoch() * self.global_batch;
+        let rows = self.samples_of(step, range.clone());
+        let real = self.train.samples.clamp(first + range.start, first + range.end) - (first + range.start);
+        self.train.gather(&rows, real)
+    }
+
+    /// The samples of rows `range` of step `step`'s global batch.
+    fn samples_of(&self, step: u64, range: Range<u64>) -> Vec<u64> {
         let epoch = step / self.steps_per_epoch();
         let first = step % self.steps_per_epoch() * self.global_batch;
         let order = Permutation::new(self.train.samples, self.seed, epoch);
@@ -243,9 +268,22 @@ impl Loader {
             place if self.shuffle => order.index(place),
             place => place,
         };
-        let rows: Vec<u64> = range.clone().map(|row| sample(first + row)).collect();
-        let real = self.train.samples.clamp(first + range.start, first + range.end) - (first + range.start);
-        self.train.gather(&rows, real)
+        range.map(|row| sample(first + row)).collect()
+    }
+
+    /// Has the indices checked that a program, which has its loss, computes from its inputs.
+    pub fn check_indices_of(&mut self, module: &ir::Module) {
+        self.indices = IndexChecks::new(module, self.microbatch);
+    }
+
+    /// Checks the indices that the program computes from rows `range` of step `step`'s global batch.
+    ///
+    /// # Errors
+    /// [`DataError::Index`]
+    pub fn check_indices(&self, step: u64, range: Range<u64>, batch: &Batch) -> Result<(), DataError> {
+        let Some(indices) = &self.indices else { return Ok(()) };
+        let sample = |row: u64| self.samples_of(step, range.start + row..range.start + row + 1)[0];
+        indices.check(batch, &self.train.name, sample)
     }
 
     /// The held-out data once, in its own order, in batches of one microbatch. The last is filled up with ignored labels,
@@ -256,7 +294,7 @@ impl Loader {
                 let first = batch * self.microbatch;
                 let samples = (data.samples - first).min(self.microbatch);
                 let size = if self.fills_evaluation { self.microbatch } else { samples };
-                EvalBatch { data, first, samples, size }
+                EvalBatch { data, indices: self.indices.as_ref(), first, samples, size }
             })
         })
     }

@@ -35,7 +35,9 @@ pub(super) fn evaluate(
         {
             total.add(&session.evaluated(earlier)?);
         }
-        let own = batch.rows(session.evaluated_rows(batch.size()));
+        let rows = session.evaluated_rows(batch.size());
+        let own = batch.rows(rows.clone());
+        batch.check_indices(rows, &own)?;
         let begun = session.begin_evaluation(batch.size(), &own)?;
         if let Some(earlier) = open.replace(begun) {
             total.add(&session.evaluated(earlier)?);

@@ -11,6 +11,7 @@ use crate::program::UpdateTime;
 use ir::timetable::Task;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -87,7 +88,7 @@ impl TrainingRun<'_> {
         }
         let microbatches = if self.session.turns().is_some() { 0 } else { microbatches };
         for index in 0..microbatches {
-            let microbatch = self.microbatch(step, index);
+            let microbatch = self.microbatch(step, index)?;
             let loss = self.session.begin_microbatch(&microbatch)?;
             match self.session.runs_ahead() {
                 true => losses.push(loss),
@@ -118,11 +119,14 @@ impl TrainingRun<'_> {
         let mut wrong = None;
         for &(index, task) in turns {
             let microbatch = u64::from(task.microbatch);
-            let batch = batches.entry(microbatch).or_insert_with(|| {
-                // Forward of an asynchronous schedule runs ahead of its step.
-                let (ahead, index) = (microbatch / microbatches, microbatch % microbatches);
-                self.microbatch(step + ahead, index)
-            });
+            let batch = match batches.entry(microbatch) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
+                    // Forward of an asynchronous schedule runs ahead of its step.
+                    let (ahead, index) = (microbatch / microbatches, microbatch % microbatches);
+                    entry.insert(self.microbatch(step + ahead, index)?)
+                }
+            };
             let loss = self.session.run_turn(index, batch)?;
             wrong = wrong.or(loss.filter(|loss| !loss.is_finite()).map(f64::to_bits));
         }
@@ -136,9 +140,15 @@ impl TrainingRun<'_> {
     }
 
     /// The rows of a microbatch that this rank needs.
-    fn microbatch(&self, step: u64, index: u64) -> Batch {
+    ///
+    /// # Errors
+    /// An index, computed from them, that is outside of the dim it indexes.
+    fn microbatch(&self, step: u64, index: u64) -> Result<Batch, TrainError> {
         let (own, first) = (self.session.rows(), index * self.session.microbatch());
-        self.loader.rows(step, first + own.start..first + own.end)
+        let rows = first + own.start..first + own.end;
+        let batch = self.loader.rows(step, rows.clone());
+        self.loader.check_indices(step, rows, &batch)?;
+        Ok(batch)
     }
 
     /// Collects the results of a step that the device has done.
@@ -219,7 +229,7 @@ impl TrainingRun<'_> {
         }
         let cause = match finite::find(self.module, &self.session)? {
             Some(found) => Some(Cause::State(found.name)),
-            None => self.session.first_non_finite(&self.microbatch(step, index))?,
+            None => self.session.first_non_finite(&self.microbatch(step, index)?)?,
         };
         Err(not_finite(step, LOSS, loss, cause, outcome))
     }
@@ -239,12 +249,13 @@ impl TrainingRun<'_> {
             return Ok(Some(Cause::State(found.name)));
         }
         if self.session.turns().is_some() {
-            let batches: Vec<Batch> =
-                (0..self.microbatches()?).map(|index| self.microbatch(step, index)).collect();
+            let batches: Vec<Batch> = (0..self.microbatches()?)
+                .map(|index| self.microbatch(step, index))
+                .collect::<Result<_, _>>()?;
             return self.session.first_non_finite_of_turns(|index| batches[index as usize].clone());
         }
         for index in 0..self.microbatches()? {
-            let cause = self.session.first_non_finite(&self.microbatch(step, index))?;
+            let cause = self.session.first_non_finite(&self.microbatch(step, index)?)?;
             if cause.is_some() {
                 return Ok(cause);
             }

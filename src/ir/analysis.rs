@@ -2,6 +2,7 @@
 //! passes and by the runtime's lowering.
 
 pub mod cost;
+pub mod indices;
 pub mod liveness;
 pub mod memory_plan;
 pub mod readers;

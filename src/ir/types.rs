@@ -57,13 +57,16 @@ impl Type {
     }
 
     /// Refuses a tensor whose bytes a signed number of 64 bits cannot count: sizes and offsets are such numbers.
-    pub(crate) fn check_size(&self) -> Result<(), TypeError> {
+    ///
+    /// # Errors
+    /// The type, which has more.
+    pub fn check_size(&self) -> Result<(), TypeError> {
         let sizes = self.dims.iter().filter_map(Dim::size).filter(|&size| size > 0);
         let bytes = sizes.fold(self.dtype.bytes(), u64::saturating_mul);
         if i64::try_from(bytes).is_ok() || self.dims.iter().any(|dim| dim.size() == Some(0)) {
             return Ok(());
         }
-        Err(TypeError::new(format!("{self} has more bytes than 63 bits count")))
+        Err(TypeError::new(format!("{self} is larger than any memory")))
     }
 
     /// Whether `other` has the same elements and dims, whatever its sharding.

@@ -297,7 +297,11 @@ fn add_inputs(
     let mut seen = BTreeSet::new();
     let mut types = Vec::new();
     for input in graph.inputs.iter().filter(|input| !stored.contains(input.name.as_str())) {
-        match input_type(input, options, &mut seen) {
+        let checked = |ty: Type| match ty.check_size() {
+            Ok(()) => Ok(ty),
+            Err(error) => Err(Diagnostic::from(error)),
+        };
+        match input_type(input, options, &mut seen).and_then(checked) {
             Ok(ty) => types.push((input.name.clone(), ty)),
             Err(problem) => {
                 entries.insert(input.name.clone(), Entry::Failed);

@@ -15,6 +15,7 @@ mod durability;
 mod experts;
 mod foreign;
 mod hostile;
+mod indices;
 mod inspect;
 mod kernels_for;
 mod labels;

@@ -43,7 +43,11 @@ impl Parser<'_> {
             })?;
             sharding.partial = Some((kind, axes));
         }
-        Ok(Type { dtype, dims, sharding })
+        let ty = Type { dtype, dims, sharding };
+        if self.checked {
+            ty.check_size().map_err(|error| place.error(error.message))?;
+        }
+        Ok(ty)
     }
 
     /// A product of a number and symbols.

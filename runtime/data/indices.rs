@@ -1,0 +1,96 @@
+//! Indices that a program computes from a batch. Each must lie in the dim that it indexes: they are computed on the host as well,
+//! before a device has the batch, since a device reads zeros outside.
+
+use super::array::{Array, Batch};
+use super::error::DataError;
+use ir::analysis::indices::{Indices, of_inputs};
+use ir::{Module, Tensor, Type, ValueId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The indices of a program that depend on its inputs alone.
+#[derive(Clone, Debug)]
+pub(super) struct IndexChecks {
+    module: Arc<Module>,
+    indices: Vec<Indices>,
+    /// The samples of a batch.
+    batch: u64,
+}
+
+impl IndexChecks {
+    /// The checks of a program that has its loss, of batches of so many samples; `None` if nothing is to be checked.
+    pub(super) fn new(module: &Module, batch: u64) -> Option<Self> {
+        let mut indices = of_inputs(module);
+        // Constant indices are checked when the program is compiled.
+        indices.retain(|indices| !indices.inputs.is_empty());
+        (!indices.is_empty()).then(|| Self { module: Arc::new(module.clone()), indices, batch })
+    }
+
+    /// Checks the rows of a batch. `sample` gives the sample of a row.
+    ///
+    /// # Errors
+    /// [`DataError::Index`] for the first index that is outside.
+    pub(super) fn check(
+        &self,
+        batch: &Batch,
+        data: &str,
+        sample: impl Fn(u64) -> u64,
+    ) -> Result<(), DataError> {
+        let Some((mut values, rows)) = self.inputs(batch) else { return Ok(()) };
+        for indices in &self.indices {
+            if !indices
+                .inputs
+                .iter()
+                .all(|&input| values.contains_key(&self.module.inputs[input as usize].value))
+            {
+                continue;
+            }
+            let Some(outside) = indices.outside(&self.module, &mut values) else { continue };
+            let [place, count] = outside.place.map(|number| number as u64);
+            // Of indices whose elements lie sample by sample, the row.
+            let row = count.is_multiple_of(self.batch).then(|| place / (count / self.batch) % rows);
+            return Err(DataError::Index {
+                kind: if indices.labels { "label" } else { "index" },
+                index: outside.index,
+                size: outside.size,
+                table: indices.described(&self.module),
+                node: self.module.node(indices.reader).origin.to_string(),
+                place: row.map_or_else(
+                    || format!("in `{data}`"),
+                    |row| format!("in sample {} of `{data}`, counted from 0", sample(row)),
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    /// The inputs of a batch as values of the program, and the rows of the batch. A part of a batch is repeated until it fills a
+    /// whole one, so that it has the dims of the program.
+    fn inputs(&self, batch: &Batch) -> Option<(BTreeMap<ValueId, Tensor>, u64)> {
+        let mut rows = self.batch;
+        let mut values = BTreeMap::new();
+        let read = |i: &u32| self.indices.iter().any(|indices| indices.inputs.contains(i));
+        for i in (0..self.module.inputs.len() as u32).filter(read) {
+            let input = &self.module.inputs[i as usize];
+            let ty = self.module.ty(input.value);
+            let Some(array) = batch.tensors.get(&input.name) else { continue };
+            if input.batched {
+                rows = *array.dims.first()?;
+            }
+            values.insert(input.value, whole(array, ty)?);
+        }
+        (rows > 0).then_some((values, rows))
+    }
+}
+
+/// An array of fewer rows repeated up to the size of a type.
+fn whole(array: &Array, ty: &Type) -> Option<Tensor> {
+    let bytes = ty.bytes()? as usize;
+    if array.bytes.len() == bytes {
+        return Tensor::from_bytes(ty, &array.bytes);
+    }
+    let times = bytes.div_ceil(array.bytes.len().max(1));
+    let mut repeated = array.bytes.repeat(times);
+    repeated.truncate(bytes);
+    Tensor::from_bytes(ty, &repeated)
+}

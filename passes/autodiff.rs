@@ -24,9 +24,10 @@ use crate::rewriting::settle::settle;
 use ir::ops::elementwise::{Binary, Compare, Select};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::step::Accumulate;
+use ir::ops::transfer::Transfer;
 use ir::{
-    At, Builder, Changed, DType, Diagnostic, GradientError, Level, Module, NodeId, NodeRef, Op, OperandRole,
-    Operator, Phase, Role, Scalar, ScalarPart, State, StateId, StepOutput, TypeError, ValueId,
+    At, Builder, Changed, DType, Diagnostic, EVERY_STAGE, GradientError, Level, Module, NodeId, NodeRef, Op,
+    OperandRole, Operator, Phase, Role, Scalar, ScalarPart, State, StateId, StepOutput, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -85,7 +86,7 @@ pub struct Decision {
     pub trained: Vec<StateId>,
 }
 
-/// A part of the loss: `Σ sum / (max(Σ weight, floor) + epsilon)` over the microbatches.
+/// A part of the loss: `Σ sum / (max(Σ weight, floor) + epsilon)` over the microbatches, where floor and epsilon may count for each sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     /// The dividend: the scalar output `loss.sum`.
@@ -98,6 +99,8 @@ pub struct Class {
     pub floor: f64,
     /// A number that is added to the divisor.
     pub epsilon: f64,
+    /// The number of samples of a microbatch, by which floor and epsilon are multiplied: the scalar output `loss.count`.
+    pub count: Option<ValueId>,
     /// The number of label positions of a microbatch; the largest that the weight can be.
     pub nominal: u64,
     /// The nodes on a path from a parameter to the sum, last first.
@@ -168,9 +171,10 @@ fn classes(module: &Module, scalar: Scalar) -> Result<Vec<Class>, Diagnostic> {
         let weight = output(index, ScalarPart::Weight).ok_or_else(missing)?;
         let nominal = nominal(module, weight)?;
         let (floor, epsilon) = (number(index, ScalarPart::Floor), number(index, ScalarPart::Epsilon));
+        let count = output(index, ScalarPart::Count);
         let objective = module.step_output(StepOutput::Objective).map(|output| output.value);
         let objective = objective.filter(|_| index == 0 && scalar == Scalar::Loss).unwrap_or(sum);
-        classes.push(Class { sum, objective, weight, floor, epsilon, nominal, path: vec![] });
+        classes.push(Class { sum, objective, weight, floor, epsilon, count, nominal, path: vec![] });
     }
     Ok(classes)
 }
@@ -204,6 +208,11 @@ fn nominal(module: &Module, weight: ValueId) -> Result<u64, Diagnostic> {
         Op::CrossEntropy(_) => module.ty(node[OperandRole::Labels]),
         Op::Reduce(Reduce { kind: ReduceKind::Sum, .. }) => module.ty(node.operands[0]),
         Op::Splat(splat) => return Ok((splat.value.get() as u64).max(1)),
+        // A mean over samples times their number.
+        Op::Binary(Binary::Mul) => {
+            let factor = node.operands.iter().find_map(|&operand| module.splat_number(operand));
+            return Ok(factor.map_or(1, |factor| (factor as u64).max(1)));
+        }
         _ => return Ok(1),
     };
     let unbound =
@@ -291,8 +300,9 @@ fn all_classes(
     let mut inverses = Vec::new();
     for class in classes {
         let weight = b.cast(class.weight, DType::F64)?;
-        let inverse = Divided::by(b, class, weight)?.divide(b, 1.0)?;
-        inverses.push(b.cast(inverse, b.ty(class.objective).dtype)?);
+        let inverse = Divided::by(b, class, weight, class.count)?.divide(b, 1.0)?;
+        let inverse = b.cast(inverse, b.ty(class.objective).dtype)?;
+        inverses.push(where_backward_begins(b, class, inverse)?);
     }
     b.at(At::End(Phase::Backward));
     let base = b.splat_like(classes[0].objective, 1.0)?;
@@ -310,6 +320,18 @@ fn all_classes(
     let accumulated =
         |(state, gradient): (StateId, Vec<ValueId>)| Ok((state, total_of(b, state, &gradient)?));
     gradients.into_iter().map(accumulated).collect()
+}
+
+/// Sends the inverse of a class's weight to the stage where backward of the class begins, if this stage comes later: backward goes from the
+/// last stage to the first.
+fn where_backward_begins(b: &mut Builder, class: &Class, inverse: ValueId) -> Result<ValueId, TypeError> {
+    let [made, begins] = [class.weight, class.objective].map(|value| b.module().stage_of(value));
+    if made >= begins || begins == EVERY_STAGE {
+        return Ok(inverse);
+    }
+    let there = b.stage(begins).one(Transfer, &[inverse])?;
+    b.stage(0);
+    Ok(there)
 }
 
 /// The sum over the microbatches of a parameter's gradient: of the gradients that the stages have of it, each summed up on its own
@@ -430,15 +452,24 @@ struct Divided {
 }
 
 impl Divided {
-    /// By `max(weight, floor) + epsilon`.
-    fn by(b: &mut Builder, class: &Class, weight: ValueId) -> Result<Self, TypeError> {
+    /// By `max(weight, floor) + epsilon`, where both numbers are multiplied by the count if there is one.
+    fn by(
+        b: &mut Builder,
+        class: &Class,
+        weight: ValueId,
+        count: Option<ValueId>,
+    ) -> Result<Self, TypeError> {
+        let bound = |b: &mut Builder, number: f64| {
+            let number = b.scalar(DType::F64, number)?;
+            count.map_or(Ok(number), |count| b.mul(count, number))
+        };
         let mut divisor = weight;
         if class.floor != 0.0 {
-            let floor = b.scalar(DType::F64, class.floor)?;
+            let floor = bound(b, class.floor)?;
             divisor = b.one(Binary::Max, &[divisor, floor])?;
         }
         if class.epsilon != 0.0 {
-            let epsilon = b.scalar(DType::F64, class.epsilon)?;
+            let epsilon = bound(b, class.epsilon)?;
             divisor = b.add(divisor, epsilon)?;
         }
         let (zero, one) = (b.scalar(DType::F64, 0.0)?, b.scalar(DType::F64, 1.0)?);
@@ -465,7 +496,8 @@ fn accumulate(b: &mut Builder, classes: &[Class]) -> Result<Vec<Sums>, TypeError
         b.at(At::End(Phase::Update));
         let sum = b.one(Accumulate, &[sum])?;
         let weight = b.one(Accumulate, &[weight])?;
-        sums.push(Sums { sum, divisor: Divided::by(b, class, weight)? });
+        let count = class.count.map(|count| b.one(Accumulate, &[count])).transpose()?;
+        sums.push(Sums { sum, divisor: Divided::by(b, class, weight, count)? });
     }
     Ok(sums)
 }

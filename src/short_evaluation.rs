@@ -47,6 +47,9 @@ impl Compiled<'_> {
         let source = Source::import(self.path, self.source.model.clone(), &sizes).map_err(first)?;
         let mut plan = self.plan.clone();
         plan.bind.sizes = sizes::left_to_passes(&source.model, sizes);
+        // The stages are those of whole batches, and a step has as many microbatches.
+        (plan.stage, plan.limit) = (self.compilation.stage.clone(), None);
+        plan.batch.global = plan.batch.global.map(|global| global / whole * samples);
         let short = source.compile(&plan, &Manager::default(), |_, _, _| {}).map_err(first)?;
         self.check(&short, whole, samples)?;
         let share = |[of_whole, of_short]: [Option<f64>; 2]| match (of_whole, of_short) {
@@ -84,12 +87,14 @@ impl Compiled<'_> {
         }
         let training = &self.compilation.training;
         let same = |state: &ir::State| {
-            training.state(&state.name).is_some_and(|id| training.states[id].ty == state.ty)
+            let state_of_whole = training.state(&state.name).map(|id| &training.states[id]);
+            state_of_whole.is_some_and(|other| other.ty == state.ty && other.stage == state.stage)
         };
         match short.evaluation.states.values().find(|state| !same(state)) {
             Some(state) => {
                 let message = format!(
-                    "state `{}` has another type with a batch of {samples} than with a batch of {whole}",
+                    "state `{}` has another type or another stage with a batch of {samples} than with a batch of \
+                     {whole}",
                     state.name
                 );
                 Err(Diagnostic::new(message))

@@ -4,6 +4,7 @@ pub mod fuzzing;
 pub mod layers;
 pub mod models;
 pub mod planted;
+pub mod records;
 pub mod running;
 pub mod training;
 pub mod verification;

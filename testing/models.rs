@@ -188,6 +188,8 @@ pub const POSITIVES_LOSS: Fixture =
 /// A loss of tokens under a mask that shows an uneven number of them, none in two samples.
 pub const CLAMPED_LOSS: Fixture =
     Fixture { file: "clamped-loss.dynamo", model: "clamped-loss", parameters: 3, ..OWN_LOSS };
+/// The same loss as a quotient of means.
+pub const QUOTIENT_LOSS: Fixture = Fixture { file: "quotient-loss.dynamo", ..CLAMPED_LOSS };
 /// The sum of three losses that count different things.
 pub const PARTED_LOSS: Fixture = Fixture { file: "parted-loss.dynamo", model: "parted-loss", ..OWN_LOSS };
 /// A loss that is a sum over the samples.

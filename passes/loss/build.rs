@@ -16,12 +16,14 @@ pub(super) struct Scalars {
     pub(super) weight: ValueId,
     /// The smallest divisor, and what is added to the divisor; 0 for neither.
     pub(super) bounds: [f64; 2],
+    /// The number of samples, if the bounds are those of a mean over them.
+    pub(super) count: Option<u64>,
 }
 
 impl Scalars {
     /// A sum that is divided by a weight.
     fn quotient(sum: ValueId, weight: ValueId) -> Self {
-        Self { sum, weight, bounds: [0.0; 2] }
+        Self { sum, weight, bounds: [0.0; 2], count: None }
     }
 }
 
@@ -36,14 +38,16 @@ pub(super) fn objective(
 
 /// Adds the outputs of a scalar.
 pub(super) fn add_outputs(b: &mut Builder, scalar: Scalar, classes: &[Scalars]) -> Result<(), TypeError> {
-    for (class, Scalars { sum, weight, bounds }) in classes.iter().enumerate() {
+    for (class, Scalars { sum, weight, bounds, count }) in classes.iter().enumerate() {
         let output = |part| StepOutput::Part { scalar, class, part };
         b.tables().add_output(output(ScalarPart::Sum), *sum);
         b.tables().add_output(output(ScalarPart::Weight), *weight);
-        for (bound, &number) in [ScalarPart::Floor, ScalarPart::Epsilon].into_iter().zip(bounds) {
+        let count = count.filter(|_| *bounds != [0.0; 2]).unwrap_or(0) as f64;
+        let parts = [ScalarPart::Floor, ScalarPart::Epsilon, ScalarPart::Count];
+        for (part, number) in parts.into_iter().zip([bounds[0], bounds[1], count]) {
             if number != 0.0 {
                 let number = b.scalar(DType::F64, number)?;
-                b.tables().add_output(output(bound), number);
+                b.tables().add_output(output(part), number);
             }
         }
     }
@@ -82,10 +86,15 @@ fn scalars(b: &mut Builder, class: &Class, batch: u64) -> Result<Scalars, TypeEr
             let sum = if batch == 1 { sum } else { b.scale(sum, batch as f64)? };
             Ok(Scalars::quotient(sum, b.splat_like(sum, batch as f64)?))
         }
-        Divisor::One => Ok(Scalars { sum, weight: b.splat_like(sum, 0.0)?, bounds: [1.0, 0.0] }),
+        Divisor::One => Ok(Scalars { sum, weight: b.splat_like(sum, 0.0)?, bounds: [1.0, 0.0], count: None }),
         Divisor::Weight(weight) => {
             let bounds = [weight.floor.unwrap_or(0.0), weight.epsilon];
-            Ok(Scalars { sum, weight: scalar(b, weight.value)?, bounds })
+            let value = scalar(b, weight.value)?;
+            if !weight.is_mean {
+                return Ok(Scalars { sum, weight: value, bounds, count: None });
+            }
+            let [sum, weight] = [b.scale(sum, batch as f64)?, b.scale(value, batch as f64)?];
+            Ok(Scalars { sum, weight, bounds, count: Some(batch) })
         }
     }
 }

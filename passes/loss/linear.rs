@@ -129,7 +129,13 @@ impl<'m> Facts<'m> {
             Op::Contract(_) => self.contracted(id).then_some(Linear::Sum),
             Op::Binary(Binary::Add | Binary::Sub) => {
                 let [left, right] = [node.operands[0], node.operands[1]].map(|value| self.linear(value));
-                left.filter(|_| left == right)
+                // A mean of sums with a number is the sum of the mean and the number.
+                let mut is_number = |operand: usize| self.number(node.operands[operand]).is_some();
+                match (left, right) {
+                    (Some(Linear::Mean), None) if is_number(1) => left,
+                    (None, Some(Linear::Mean)) if is_number(0) => right,
+                    _ => left.filter(|_| left == right),
+                }
             }
             Op::Binary(Binary::Mul | Binary::Div) if self.number(node.operands[1]).is_some() => {
                 self.linear(node.operands[0])

@@ -62,11 +62,13 @@ pub enum Divisor {
     Weight(Weight),
 }
 
-/// A weight: `max(Σ value, floor) + epsilon`.
+/// A weight: `max(Σ value, floor) + epsilon`. The value of a mean is multiplied by the samples of a microbatch, and so are its bounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weight {
-    /// A sum over the samples of a microbatch.
+    /// A sum over the samples of a microbatch, or a mean.
     pub value: ValueId,
+    /// Whether the value and the addends that it divides are means over the samples.
+    pub is_mean: bool,
     /// The smallest that the sum may be.
     pub floor: Option<f64>,
     /// A number that is added to the sum.
@@ -214,7 +216,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         } else if !self.facts.reads_inputs(divisor) {
             self.collect(part, &path.with(divisor, true));
         } else if let Some(weight) = self.weight(divisor)
-            && self.facts.linear(part) == Some(Linear::Sum)
+            && self.facts.linear(part) == Some(if weight.is_mean { Linear::Mean } else { Linear::Sum })
         {
             let is_cross_entropy = |value| {
                 let producer = self.facts.module.producer(self.facts.through_views(value));
@@ -225,7 +227,8 @@ impl<'f, 'm> Recognizer<'f, 'm> {
                 true => "cross-entropy (mean over the labels that count)".into(),
                 false => {
                     let floor = weight.floor.map(|floor| format!(", which is at least {floor}"));
-                    format!("sum / weight from the data{}", floor.unwrap_or_default())
+                    let text = if weight.is_mean { "mean / mean weight" } else { "sum / weight" };
+                    format!("{text} from the data{}", floor.unwrap_or_default())
                 }
             };
             self.push(sum, path, Divisor::Weight(weight), &text);
@@ -258,16 +261,16 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         true
     }
 
-    /// A sum over the samples as a weight: as it is, or kept from zero.
+    /// A sum or a mean over the samples as a weight: as it is, or kept from zero.
     fn weight(&mut self, value: ValueId) -> Option<Weight> {
         let inner = self.facts.through_views(value);
         if self.facts.reads_parameters(inner) {
             return None;
         }
-        if self.facts.linear(value) == Some(Linear::Sum) {
+        if let Some(linear) = self.facts.linear(value) {
             let is_float = |value: &ValueId| self.facts.module.ty(*value).dtype.is_float();
             let value = Some(inner).filter(is_float).unwrap_or(value);
-            return Some(Weight { value, floor: None, epsilon: 0.0 });
+            return Some(Weight { value, is_mean: linear == Linear::Mean, floor: None, epsilon: 0.0 });
         }
         let node = self.facts.module.producer(inner)?;
         let (op, operands) = (node.op.clone(), node.operands.clone());

@@ -3,67 +3,65 @@
 use super::error::TrainError;
 use super::outputs::output;
 use crate::program::{Program, Section};
-use ir::{ScalarPart, StepOutput};
+use ir::{Scalar, ScalarPart, StepOutput};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
-/// Where an evaluation program has the classes of its loss: indices of the outputs of their parts, of which the floor and the
-/// epsilon may be left out.
+/// Where an evaluation program has the parts of its loss: for each part the index of its output. A pipeline rank has the parts that its own
+/// stages compute.
 #[derive(Clone, Debug)]
-pub(super) struct LossClasses {
-    classes: Vec<[Option<usize>; 4]>,
+pub(super) struct LossParts {
+    outputs: Vec<(Part, usize)>,
 }
 
-/// The classes of a loss, summed up over batches: of each the sum, the weight, the floor and the epsilon.
+/// A class of the loss, and one of its numbers.
+type Part = (usize, ScalarPart);
+
+/// The parts of a loss, summed up over batches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct LossTotal {
-    classes: Vec<[f64; 4]>,
+    parts: BTreeMap<Part, f64>,
     /// A short batch counts as a part of one.
     batches: f64,
 }
 
-impl LossClasses {
+/// The parts that a rank tells other ranks: the class, the index in [`ScalarPart::ALL`], and the bits of the number.
+pub(super) type ToldParts = Vec<(usize, usize, u64)>;
+
+impl LossParts {
     /// Those of an evaluation program.
     ///
     /// # Errors
-    /// The program has no `loss.sum`, or a sum without a weight.
+    /// A program without stages that has no `loss.sum`, or a sum without a weight.
     pub(super) fn of(program: &Program) -> Result<Self, TrainError> {
-        let mut classes = Vec::new();
-        loop {
-            let named = |part| StepOutput::loss(classes.len(), part);
-            let found = |part| program.output(&named(part).to_string());
-            if !classes.is_empty() && found(ScalarPart::Sum).is_none() {
-                return Ok(Self { classes });
+        let class_of = |name: &str| match StepOutput::of(name) {
+            Some(StepOutput::Part { scalar: Scalar::Loss, class, part }) => Some((class, part)),
+            _ => None,
+        };
+        let outputs = program.outputs.iter().enumerate();
+        let outputs = outputs.filter(|(_, output)| output.section == Section::Microbatch);
+        let parts = outputs.filter_map(|(index, output)| Some((class_of(&output.name)?, index)));
+        let parts = Self { outputs: parts.collect() };
+        if program.pipeline.is_none() {
+            let sums = parts.outputs.iter().filter(|((_, part), _)| *part == ScalarPart::Sum);
+            for class in sums.map(|((class, _), _)| *class).chain([0]) {
+                for part in [ScalarPart::Sum, ScalarPart::Weight] {
+                    output(program, StepOutput::loss(class, part), Section::Microbatch)?;
+                }
             }
-            let needed = |part| output(program, named(part), Section::Microbatch).map(Some);
-            let class = [
-                needed(ScalarPart::Sum)?,
-                needed(ScalarPart::Weight)?,
-                found(ScalarPart::Floor),
-                found(ScalarPart::Epsilon),
-            ];
-            classes.push(class);
         }
-    }
-
-    /// Those of the program of a rank; `None` of a pipeline rank that does not compute the loss.
-    ///
-    /// # Errors
-    /// As of [`Self::of`].
-    pub(super) fn of_rank(program: &Program) -> Result<Option<Self>, TrainError> {
-        let sum = program.output(&StepOutput::loss(0, ScalarPart::Sum).to_string());
-        if program.pipeline.is_some() && sum.is_none() { Ok(None) } else { Self::of(program).map(Some) }
+        Ok(parts)
     }
 
     /// The outputs, in the order in which [`Self::total`] takes their numbers.
     pub(super) fn outputs(&self) -> Vec<usize> {
-        self.classes.iter().flatten().flatten().copied().collect()
+        self.outputs.iter().map(|(_, output)| *output).collect()
     }
 
     /// The loss of one batch.
     pub(super) fn total(&self, numbers: &[f64]) -> LossTotal {
-        let mut numbers = numbers.iter().copied();
-        let mut number = |output: &Option<usize>| output.and_then(|_| numbers.next()).unwrap_or(0.0);
-        let classes = self.classes.iter().map(|class| class.each_ref().map(&mut number)).collect();
-        LossTotal { classes, batches: 1.0 }
+        let parts = self.outputs.iter().zip(numbers).map(|((part, _), number)| (*part, *number));
+        LossTotal { parts: parts.collect(), batches: 1.0 }
     }
 }
 
@@ -71,9 +69,10 @@ impl LossTotal {
     /// The loss of a short batch, which is so large a part of a batch. `shares` has for each class what its sum and its
     /// weight count.
     pub(super) fn of_a_part(mut self, shares: &[f64], batches: f64) -> Self {
-        for (class, share) in self.classes.iter_mut().zip(shares) {
-            class[0] *= share;
-            class[1] *= share;
+        for ((class, part), number) in &mut self.parts {
+            if part.adds_up() {
+                *number *= shares.get(*class).copied().unwrap_or(1.0);
+            }
         }
         self.batches = batches;
         self
@@ -82,20 +81,42 @@ impl LossTotal {
     /// Adds another batch.
     pub(super) fn add(&mut self, other: &Self) {
         self.batches += other.batches;
-        if self.classes.is_empty() {
-            self.classes.clone_from(&other.classes);
-            return;
+        for (&part, &more) in &other.parts {
+            match self.parts.entry(part) {
+                Entry::Vacant(place) => {
+                    place.insert(more);
+                }
+                Entry::Occupied(mut total) if part.1.adds_up() => *total.get_mut() += more,
+                Entry::Occupied(_) => {}
+            }
         }
-        for (class, more) in self.classes.iter_mut().zip(&other.classes) {
-            class[0] += more[0];
-            class[1] += more[1];
+    }
+
+    /// The parts, for other ranks.
+    pub(super) fn told(&self) -> ToldParts {
+        let index = |part| ScalarPart::ALL.into_iter().position(|other| other == part).unwrap_or_default();
+        self.parts.iter().map(|(&(class, part), number)| (class, index(part), number.to_bits())).collect()
+    }
+
+    /// Takes the parts over that other ranks computed, of the same batches.
+    pub(super) fn complete(&mut self, told: impl IntoIterator<Item = ToldParts>) {
+        for (class, part, bits) in told.into_iter().flatten() {
+            if let Some(&part) = ScalarPart::ALL.get(part) {
+                self.parts.entry((class, part)).or_insert(f64::from_bits(bits));
+            }
         }
     }
 
     /// The loss over all batches; `None` where nothing counts. A class that is a sum over samples is that of a step of
     /// `step` batches, so that it compares with the loss of the training.
     pub(super) fn loss(&self, step: u64) -> Option<f64> {
-        let divided = self.classes.iter().map(|&[sum, weight, floor, epsilon]| {
+        let number = |class, part| self.parts.get(&(class, part)).copied();
+        let sums = (0..).map_while(|class| Some((class, number(class, ScalarPart::Sum)?)));
+        let divided = sums.map(|(class, sum)| {
+            let [weight, floor, epsilon] = [ScalarPart::Weight, ScalarPart::Floor, ScalarPart::Epsilon]
+                .map(|part| number(class, part).unwrap_or(0.0));
+            let count = number(class, ScalarPart::Count).unwrap_or(1.0);
+            let (floor, epsilon) = (floor * count, epsilon * count);
             let is_sum = weight == 0.0 && floor > 0.0;
             let share = if is_sum { step as f64 / self.batches } else { 1.0 };
             let divisor = if floor == 0.0 { weight } else { weight.max(floor) } + epsilon;
@@ -109,8 +130,14 @@ impl LossTotal {
 mod tests {
     use super::*;
 
-    fn total(classes: &[[f64; 4]]) -> LossTotal {
-        LossTotal { classes: classes.to_vec(), batches: 1.0 }
+    fn total<const N: usize>(classes: &[[f64; N]]) -> LossTotal {
+        let parts = classes.iter().enumerate().flat_map(|(class, numbers)| {
+            ScalarPart::ALL
+                .into_iter()
+                .zip(numbers.iter().copied())
+                .map(move |(part, number)| ((class, part), number))
+        });
+        LossTotal { parts: parts.collect(), batches: 1.0 }
     }
 
     #[test]
@@ -136,6 +163,13 @@ mod tests {
     }
 
     #[test]
+    fn bounds_of_a_mean_count_for_each_sample() {
+        let mut all = total(&[[1.0, 2.0, 0.5, 0.125, 8.0]]);
+        all.add(&total(&[[2.0, 1.0, 0.5, 0.125, 4.0]]));
+        assert_eq!(all.loss(1), Some(3.0 / (0.5 * 12.0 + 0.125 * 12.0)));
+    }
+
+    #[test]
     fn a_sum_over_samples_is_that_of_a_step() {
         let mut all = total(&[[8.0, 0.0, 1.0, 0.0]]);
         (0..3).for_each(|_| all.add(&total(&[[8.0, 0.0, 1.0, 0.0]])));
@@ -153,5 +187,23 @@ mod tests {
     #[test]
     fn batches_in_which_no_label_counts_have_no_loss() {
         assert_eq!(total(&[[0.0; 4]]).loss(1), None);
+    }
+
+    #[test]
+    fn ranks_of_a_pipeline_complete_each_other() {
+        let whole = total(&[[6.0, 2.0, 0.0, 0.0], [-0.0, 0.0, 1.0, 0.0], [3.0, 4.0, 8.0, 2.0]]);
+        let own = |is_own: fn(&Part) -> bool| {
+            let parts = whole.parts.iter().filter(|(part, _)| is_own(part));
+            LossTotal { parts: parts.map(|(part, number)| (*part, *number)).collect(), batches: 1.0 }
+        };
+        let ranks =
+            [own(|_| false), own(|(class, _)| *class == 2), own(|(_, part)| *part != ScalarPart::Sum)];
+        let sums = own(|(class, part)| *class < 2 && *part == ScalarPart::Sum);
+        let told: Vec<ToldParts> = ranks.iter().chain([&sums]).map(LossTotal::told).collect();
+        for mut rank in ranks.into_iter().chain([sums]) {
+            assert_ne!(rank, whole);
+            rank.complete(told.clone());
+            assert_eq!(rank, whole);
+        }
     }
 }

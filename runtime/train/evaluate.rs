@@ -46,5 +46,6 @@ pub(super) fn evaluate(
     if let Some(last) = open {
         total.add(&session.evaluated(last)?);
     }
-    session.agree_on_loss(total.loss(loader.global_batch_size() / session.microbatch().max(1)))
+    session.complete(&mut total)?;
+    Ok(total.loss(loader.global_batch_size() / session.microbatch().max(1)))
 }

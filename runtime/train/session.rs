@@ -2,7 +2,7 @@
 
 mod evaluation;
 
-use super::classes::LossClasses;
+use super::classes::LossParts;
 use super::error::{Cause, TrainError};
 use super::finite::Began;
 use super::outputs::{Outputs, Updated, items, lacks};
@@ -29,8 +29,8 @@ pub struct Session<'d> {
     /// The evaluation of a last batch that is short.
     short_eval: Option<ShortEvaluation>,
     outputs: Outputs,
-    /// The classes of the evaluation program's loss.
-    eval_classes: Option<LossClasses>,
+    /// The parts of the evaluation program's loss that this rank computes.
+    eval_parts: Option<LossParts>,
     /// The index of each state, by its name.
     states: BTreeMap<String, usize>,
     /// The states that were not finite when the run began.
@@ -48,8 +48,7 @@ const STREAM: u64 = 64;
 #[derive(Clone, Debug)]
 struct ShortEvaluation {
     program: ProgramId,
-    /// `None` of a pipeline rank that does not compute the loss.
-    classes: Option<LossClasses>,
+    parts: LossParts,
     /// For each class: see [`Session::evaluate_short`].
     shares: Vec<f64>,
 }
@@ -105,23 +104,11 @@ impl<'d> Session<'d> {
         if let Some(eval) = eval {
             check_evaluation(rank.device.program(eval), program, &states)?;
         }
-        let eval_classes =
-            eval.map(|eval| LossClasses::of_rank(rank.device.program(eval))).transpose()?.flatten();
+        let eval_parts = eval.map(|eval| LossParts::of(rank.device.program(eval))).transpose()?;
         let until_norm = outputs.grad_norm.and_then(|norm| until_norm(program, norm));
         let runs_ahead = rank.device.run_ahead(train)?;
         let (short_eval, began) = (None, Began::default());
-        Ok(Self {
-            rank,
-            train,
-            eval,
-            short_eval,
-            outputs,
-            eval_classes,
-            states,
-            began,
-            until_norm,
-            runs_ahead,
-        })
+        Ok(Self { rank, train, eval, short_eval, outputs, eval_parts, states, began, until_norm, runs_ahead })
     }
 
     /// Evaluates a last batch that is short by `program`. The sum and the weight of each class of its loss are multiplied by
@@ -132,8 +119,8 @@ impl<'d> Session<'d> {
     pub fn evaluate_short(&mut self, program: ProgramId, shares: Vec<f64>) -> Result<(), TrainError> {
         let short = self.rank.device.program(program);
         check_evaluation(short, self.program(), &self.states)?;
-        let classes = LossClasses::of_rank(short)?;
-        self.short_eval = Some(ShortEvaluation { program, classes, shares });
+        let parts = LossParts::of(short)?;
+        self.short_eval = Some(ShortEvaluation { program, parts, shares });
         Ok(())
     }
 

@@ -54,7 +54,7 @@ pub enum Scalar<'a> {
 }
 
 /// A part of a class of a [`Scalar`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ScalarPart {
     /// `sum`: the sum over the positions.
     Sum,
@@ -64,6 +64,9 @@ pub enum ScalarPart {
     Floor,
     /// `epsilon`: a number added to the divisor; there is no such output where it is 0.
     Epsilon,
+    /// `count`: the number of samples, by which the floor and the epsilon of a mean are multiplied. Without such an output they are those of
+    /// the whole sum.
+    Count,
 }
 
 const LOSS: &str = "loss";
@@ -72,7 +75,12 @@ const LOAD: &str = "load.";
 
 impl ScalarPart {
     /// All parts.
-    pub const ALL: [Self; 4] = [Self::Sum, Self::Weight, Self::Floor, Self::Epsilon];
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Weight, Self::Floor, Self::Epsilon, Self::Count];
+
+    /// Whether the numbers of several microbatches are added; the others are constants.
+    pub fn adds_up(self) -> bool {
+        matches!(self, Self::Sum | Self::Weight | Self::Count)
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -80,6 +88,7 @@ impl ScalarPart {
             Self::Weight => "weight",
             Self::Floor => "floor",
             Self::Epsilon => "epsilon",
+            Self::Count => "count",
         }
     }
 }

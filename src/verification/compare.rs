@@ -204,7 +204,7 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
             Some(StepOutput::Loss) => Kind::Loss,
             Some(StepOutput::Part { scalar: Scalar::Loss, class: 0, part }) => match part {
                 ScalarPart::Sum | ScalarPart::Weight => Kind::Loss,
-                ScalarPart::Floor | ScalarPart::Epsilon => Kind::Output,
+                ScalarPart::Floor | ScalarPart::Epsilon | ScalarPart::Count => Kind::Output,
             },
             Some(StepOutput::LearningRate | StepOutput::GradientNorm) => Kind::Scalar,
             Some(

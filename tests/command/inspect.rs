@@ -146,6 +146,8 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"cross_entropy":1}
         models/positives-loss.dynamo.onnx: trainable, 4 parameters, 276 elements
             {}
+        models/quotient-loss.dynamo.onnx: trainable, 3 parameters, 204 elements
+            {}
         models/recorded-loss.dynamo.onnx: trainable, 15 parameters, 534 elements
             {"cross_entropy":1,"layer_norm":3}
         models/resnet.dynamo.onnx: trainable, 42 parameters, 176762 elements

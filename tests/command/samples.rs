@@ -65,6 +65,19 @@ fn float_targets_are_all_evaluated_by_a_program_for_the_short_batch() {
 }
 
 #[test]
+fn stages_evaluate_a_short_batch_too() {
+    let place = Workplace::new(TRAINYARD);
+    let before = number(&reference(&place)["mse_eval_before"]);
+    for mesh in ["pp=2", "pp=2,dp=2"] {
+        let flags = RUN.replace("--epochs 3", "--steps 0");
+        let flags = format!("{flags} --global-batch 16 --mesh {mesh} -o {mesh}");
+        let ended = place.succeed(&format!("compile testdata/short-batch-mse.onnx {flags}"));
+        assert!((before_step_0(&ended) - before).abs() <= 2e-6, "{before}: {}", ended.stderr);
+        assert!(!ended.stderr.contains("the evaluation leaves out"), "{}", ended.stderr);
+    }
+}
+
+#[test]
 fn samples_that_data_ranks_cannot_share_are_left_out_with_a_note() {
     let place = Workplace::new(TRAINYARD);
     let flags =

@@ -5,6 +5,7 @@ use crate::TRAINYARD;
 use expect_test::expect;
 use testing::models::losses::{check_losses, losses, machine, numbers, optimizers};
 use testing::models::{self, Fixture, adamw, done, path, split};
+use testing::records;
 use testing::workplace::Workplace;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
@@ -13,6 +14,12 @@ use trainyard::verification::{Subject, against};
 #[test]
 fn a_clamped_mask_trains_as_in_pytorch_in_any_microbatches_and_on_ranks() {
     check(&models::CLAMPED_LOSS, false);
+}
+
+/// The mean of losses divided by the mean of a mask is the sum divided by the sum.
+#[test]
+fn a_quotient_of_means_trains_as_in_pytorch_in_any_microbatches_and_on_ranks() {
+    check(&models::QUOTIENT_LOSS, false);
 }
 
 #[test]
@@ -84,6 +91,36 @@ fn a_step_reports_the_other_scalars_of_the_model() {
     for line in place.metrics("run") {
         let [loss, ce, mse] = ["loss", "ce", "mse"].map(|key| line[key].as_f64().expect("a number"));
         assert!(ce > 0.0 && mse > 0.0 && loss > ce + 0.1 * mse, "{line}");
+    }
+}
+
+/// The numbers of a loss lie on the stages that compute them.
+#[test]
+fn an_evaluation_in_stages_has_the_loss_of_one_device() {
+    let place = Workplace::new(TRAINYARD);
+    let before = |model: &str, data: &str, mesh: &str| {
+        let flags = format!(
+            "--train {data} --eval {data} --microbatch 4 --global-batch 8 --steps 0 --force -o run {mesh}"
+        );
+        let ended = place.succeed(&format!("compile testdata/models/{model}.dynamo.onnx {flags}"));
+        let line = ended.stderr.lines().find_map(|line| line.strip_prefix("before step 0: eval loss "));
+        line.and_then(|loss| loss.parse::<f64>().ok())
+            .unwrap_or_else(|| panic!("{model} {mesh}: {}", ended.stderr))
+    };
+    let pipelines = ["--mesh pp=2", "--mesh pp=2,dp=2 --schedule gpipe", "--mesh pp=3 --schedule 1f1b"];
+    // PyTorch's number for 14 samples.
+    for mesh in ["", pipelines[0], pipelines[1]] {
+        let loss = before("joined-loss", "testdata/models/joined-loss.eval.npz", mesh);
+        assert!((loss - 1.717187).abs() < 2e-6, "{mesh}: {loss}");
+    }
+    for model in ["parted-loss", "clamped-loss", "quotient-loss", "smoothed-loss", "summed-loss"] {
+        let fields = records::fields(model).expect("samples are lines");
+        place.write("data.jsonl", records::lines(&fields, 22, 3).as_bytes());
+        let whole = before(model, "data.jsonl", "");
+        for mesh in pipelines {
+            let loss = before(model, "data.jsonl", mesh);
+            assert!((loss - whole).abs() < 2e-6, "{model} {mesh}: {loss}, not {whole}");
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Evaluation: forward of held-out samples by the weights of the step.
 
-use super::super::classes::{LossClasses, LossTotal};
+use super::super::classes::{LossParts, LossTotal};
 use super::super::error::TrainError;
 use super::super::outputs::lacks;
 use super::{Session, samples};
@@ -40,8 +40,8 @@ impl Session<'_> {
             return Err(lacks(self.program(), "evaluation of a batch of", &rows.to_string()));
         };
         let short = self.short_eval.as_ref().filter(|short| short.program == program);
-        let classes = short.map_or(self.eval_classes.as_ref(), |short| short.classes.as_ref());
-        let outputs = classes.map(LossClasses::outputs).unwrap_or_default();
+        let parts = short.map(|short| &short.parts).or(self.eval_parts.as_ref());
+        let outputs = parts.map(LossParts::outputs).unwrap_or_default();
         if Some(program) != self.eval {
             self.rank.device.run(program, Section::Prepare)?;
         }
@@ -55,13 +55,12 @@ impl Session<'_> {
         Ok(Evaluating { program, rows, numbers: self.rank.device.read_later(program, outputs)? })
     }
 
-    /// The loss of an evaluation, which in a pipeline not all ranks have computed.
-    pub(in crate::train) fn agree_on_loss(&self, own: Option<f64>) -> Result<Option<f64>, TrainError> {
-        if self.turns().is_none() {
-            return Ok(own);
+    /// Completes the loss of an evaluation, whose parts lie on several ranks of a pipeline.
+    pub(in crate::train) fn complete(&self, total: &mut LossTotal) -> Result<(), TrainError> {
+        if self.turns().is_some() {
+            total.complete(self.agreement().gather(total.told()).map_err(DeviceError::from)?);
         }
-        let all = self.agreement().gather(own.map(f64::to_bits)).map_err(DeviceError::from)?;
-        Ok(all.into_iter().flatten().next().map(f64::from_bits))
+        Ok(())
     }
 
     /// Evaluates a microbatch in a pipeline. Each number is read after the turn that computes it.
@@ -98,10 +97,10 @@ impl Session<'_> {
     pub(in crate::train) fn evaluated(&mut self, begun: Evaluating) -> Result<LossTotal, TrainError> {
         let Evaluating { program, rows, numbers } = begun;
         let short = self.short_eval.clone().filter(|short| short.program == program);
-        let classes = short.as_ref().map_or(self.eval_classes.clone(), |short| short.classes.clone());
-        let Some(classes) = classes else { return Ok(LossTotal::default()) };
-        let numbers = self.read(program, &classes.outputs(), numbers)?;
-        let total = classes.total(&numbers);
+        let parts = short.as_ref().map(|short| short.parts.clone()).or_else(|| self.eval_parts.clone());
+        let Some(parts) = parts else { return Ok(LossTotal::default()) };
+        let numbers = self.read(program, &parts.outputs(), numbers)?;
+        let total = parts.total(&numbers);
         Ok(match short {
             Some(short) => total.of_a_part(&short.shares, rows as f64 / self.microbatch().max(1) as f64),
             None => total,

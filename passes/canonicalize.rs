@@ -6,6 +6,7 @@
 //!
 //! Invariants: forward nodes of one stage and copy alone; nothing that writes state; every result has the type it had.
 
+mod cuts;
 mod graph;
 mod near;
 #[allow(clippy::collapsible_match)] // `find!` nests one match for each argument
@@ -138,8 +139,8 @@ fn decide<'m>(
         return Ok((None, near_misses));
     }
     let exits = exits.into_iter().map(|(value, class)| (value, graph.find(class))).collect();
-    let tables = stored(&graph);
-    let problem = Problem::new(&graph, root, |_, node| Some(price(&graph, &tables, node)));
+    let (tables, cut) = (stored(&graph), cuts::cut_classes(&graph, module, &region, &classes));
+    let problem = Problem::new(&graph, root, |_, node| Some(price(&graph, &tables, &cut, node)));
     let stood = stood(module, &graph, &region, &classes);
     let stands = |node: &ENode| stood.contains_key(node);
     let choice = problem
@@ -217,8 +218,9 @@ fn exits(module: &Module, region: &[NodeId]) -> BTreeSet<ValueId> {
 const REPLACED: u64 = 1 << 40;
 
 /// Picoseconds on a device of 10 TFLOP/s and 1 TB/s, plus a little for being there at all. Views of what is stored
-/// are free: they become views of a state. What is not a kernel costs the least.
-fn price(graph: &Graph, stored: &BTreeSet<Id>, node: &ENode) -> u64 {
+/// are free: they become views of a state. What is not a kernel costs the least. A part of a tensor in `cut` costs more than everything
+/// else.
+fn price(graph: &Graph, stored: &BTreeSet<Id>, cut: &BTreeSet<Id>, node: &ENode) -> u64 {
     const PRESENCE: u64 = 1000;
     let Some(op) = node.op() else { return 1 };
     let free = match op {
@@ -237,7 +239,12 @@ fn price(graph: &Graph, stored: &BTreeSet<Id>, node: &ENode) -> u64 {
     };
     let Cost { flops, read, written } = op.cost(&signature);
     let replaced = if matches!(op, Op::Softmax(_)) && is_fused(graph, class) { REPLACED } else { 0 };
-    replaced + PRESENCE + (flops / 10).max(read.saturating_add(written))
+    let late = if cuts::is_part(op) && cut.contains(&graph.find(node.args[0])) { cuts::LATE } else { 0 };
+    // Of two views of a weight, the one without dims of size one, whatever the batch.
+    let of_weights = node.args.iter().filter(|&&arg| stored.contains(&graph.find(arg)));
+    let ones = of_weights.map(|&arg| graph.ty(arg).dims.iter().filter(|dim| dim.is_one()).count() as u64);
+    let ones: u64 = if matches!(op, Op::Contract(_)) { ones.sum() } else { 0 };
+    replaced + PRESENCE + late + ones + (flops / 10).max(read.saturating_add(written))
 }
 
 /// The classes that are a constant seen through views. Walked from the constants up: classes have many nodes, and the

@@ -16,7 +16,9 @@ fn cost(module: &Module, with_rules: bool) -> u64 {
     let applied = if with_rules { rules::all() } else { vec![] };
     assert!(saturate(&mut graph, &applied, Limits { iterations: 100, nodes: 100_000 }).complete);
     let tables = stored(&graph);
-    let problem = Problem::new(&graph, root, |_, node| Some(price(&graph, &tables, node)));
+    let problem = Problem::new(&graph, root, |_, node| {
+        Some(price(&graph, &tables, &std::collections::BTreeSet::new(), node))
+    });
     let stood = stood(module, &graph, &region, &classes);
     let choice = problem.solve(|node| stood.contains_key(node)).expect("the program itself can be chosen");
     problem.total(&choice)

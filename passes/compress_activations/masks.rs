@@ -109,7 +109,8 @@ pub(super) fn compare_in_forward(b: &mut Builder, tests: &[Test]) -> Result<Vec<
             _ => (Compare::Greater, vec![node.operands[0]]),
         };
         let Some(maker) = last_maker(b.module(), &operands) else { continue };
-        b.at(At::After(maker)).copy(0);
+        // The last operand may be a constant of every stage.
+        b.at(At::After(maker)).copy(0).stage(node.stage);
         let mut known = Vec::new();
         for &operand in &operands {
             known.push(in_forward(b, operand)?);

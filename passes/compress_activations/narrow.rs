@@ -1,7 +1,8 @@
 //! Activations in a narrower type while they wait for backward.
 
 use crate::rewriting::kept::{Form, behind_views, local_bytes};
-use ir::{Builder, DType, Definition, Module, Op, TypeError, ValueId};
+use ir::ops::elementwise::Compare;
+use ir::{Builder, DType, Definition, Module, Movement, Op, TypeError, ValueId};
 use std::collections::BTreeSet;
 
 /// The f32 activations of at least so many bytes that are rounded. Means, deviations of norms and logarithms of sums are not: they are
@@ -18,17 +19,34 @@ pub(super) fn choose(module: &Module, activations: &[ValueId], least: u64) -> Ve
 }
 
 /// The activations whose elements backward compares with those of activations: the largest of a window is sought again, or of two
-/// tensors. Rounding would make ties, and a gradient would go to another element.
+/// tensors. Rounding would make ties, and a gradient would go to another element. A rounded maximum would equal no element.
 fn compared(module: &Module) -> BTreeSet<ValueId> {
-    let operands = module.nodes().filter(|(_, node)| node.phase.is_gradient()).flat_map(|(_, node)| {
+    let mut compared = BTreeSet::new();
+    for (_, node) in module.nodes().filter(|(_, node)| node.phase.is_gradient()) {
         let count = match node.op {
             Op::MaxPoolGrad(_) => 1,
             Op::Compare(_) => node.operands.len(),
             _ => 0,
         };
-        node.operands[..count].iter().filter_map(|&operand| behind_views(module, operand))
-    });
-    operands.collect()
+        let is_exact = matches!(node.op, Op::Compare(Compare::Equal));
+        node.operands[..count].iter().for_each(|&operand| sources(module, operand, is_exact, &mut compared));
+    }
+    compared
+}
+
+/// Adds the activations whose elements a value has, moved in backward. If `repeats`, also the activations from which nodes that are repeated
+/// in backward make it: by rounded operands they make other numbers than forward did.
+fn sources(module: &Module, value: ValueId, repeats: bool, found: &mut BTreeSet<ValueId>) {
+    let (mut pending, mut seen) = (vec![value], BTreeSet::new());
+    while let Some(value) = pending.pop() {
+        found.extend(behind_views(module, value));
+        let Some(node) = module.producer(value).filter(|node| node.phase.is_gradient()) else { continue };
+        let gathers = matches!(node.op, Op::Gather(_) | Op::GatherElements(_) | Op::Transfer(_));
+        let moves = gathers || node.op.movement() != Movement::Computed;
+        if seen.insert(value) && (moves || repeats && node.copy > 0) {
+            pending.extend(&node.operands);
+        }
+    }
 }
 
 /// A float in another type.

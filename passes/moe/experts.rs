@@ -47,7 +47,8 @@ impl Moe {
         parts: &mut Parts,
     ) -> Result<(), Diagnostic> {
         let (input, output) = (block.input, block.output);
-        b.at(At::Before(block.nodes[0])).origin(block.origin.clone());
+        // Numbers that an activation reads may be made anywhere before their readers in the block.
+        b.at(At::Before(block.last)).origin(block.origin.clone());
         let ty = b.ty(input).clone();
         let all = ty.sizes().unwrap_or_default();
         let (Some(&features), Some(groups)) = (all.last(), block.samples.size()) else {

@@ -2,6 +2,7 @@
 //! results, and a contraction back. Names play no part.
 
 use crate::reports::NearMiss;
+use ir::ops::elementwise::Binary;
 use ir::{Definition, Dim, Module, Node, NodeId, Op, OperandRole, Phase, Role, StateId, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -215,7 +216,9 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         walk.nodes.insert(id);
         let gates = matches!(node.op, Op::Binary(_))
             && node.operands.iter().all(|&operand| module.ty(operand).dims == hidden.dims);
-        if gates || matches!(node.op, Op::Unary(_)) {
+        // Numbers beside hidden ones: the bounds of ReLU6, and the sides of a leaky ReLU.
+        let bends = matches!(node.op, Op::Binary(Binary::Max | Binary::Min | Binary::Pow) | Op::Select(_));
+        if gates || bends || matches!(node.op, Op::Unary(_)) {
             walk.activation = Some(id);
         }
         let mut inner = SmallVec::new();
@@ -245,7 +248,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         if self.module.outputs.iter().any(|output| output.value == value) {
             return None;
         }
-        let Op::Binary(ir::ops::elementwise::Binary::Add) = node.op else { return None };
+        let Op::Binary(Binary::Add) = node.op else { return None };
         let other = node.operands.iter().copied().find(|&operand| operand != value)?;
         let state = self.vector(other, self.module.ty(value))?;
         Some((state, node.results[0], reader))
@@ -254,5 +257,5 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
 
 /// Whether a node computes each element of its result from the elements in its place.
 fn is_elementwise(op: &Op) -> bool {
-    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cast(_))
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cast(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_))
 }

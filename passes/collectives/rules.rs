@@ -19,7 +19,7 @@ use super::split::{Tensor, add_axes, differs, split};
 use crate::rewriting::egraph;
 use egg::Id;
 use ir::ops::collective::{Change, Collective};
-use ir::{AxisId, Op, PartialKind, Phase, Type};
+use ir::{AxisId, EVERY_STAGE, Op, PartialKind, Phase, Type};
 use smallvec::SmallVec;
 
 /// Every rule, in the order it is tried.
@@ -136,10 +136,20 @@ fn slice(g: &Graph, class: Id, part: TypeId, place: Place) -> Term {
     match gathers(g, class).find(|(operand, _)| g.type_id(*operand) == part) {
         Some((operand, _)) => operand.into(),
         None => {
-            let place = g[class].data.place.unwrap_or(place);
+            let place = g[class].data.place.unwrap_or_else(|| of_leaf(g, class, place));
             Term::collective(Collective::AllSlice, class.into(), part, place)
         }
     }
+}
+
+/// The place of nodes that read an input or a state for a reader: a transfer reads a state of another stage.
+fn of_leaf(g: &Graph, class: Id, reader: Place) -> Place {
+    let leaf = g[class].nodes.iter().find_map(|node| match node.head {
+        Head::Leaf(value) => Some(g.analysis.module.stage_of(value)),
+        _ => None,
+    });
+    let stage = leaf.filter(|&stage| stage != EVERY_STAGE).unwrap_or(reader.stage);
+    Place { stage, ..reader }
 }
 
 fn two_changes_in_one(g: &Graph, n: &ENode, out: &mut Vec<Term>) {

@@ -80,13 +80,14 @@ impl Stages {
         let first = |state: &ir::State| if counts(state.role) { EVERY_STAGE } else { state.stage };
         let mut states: BTreeMap<StateId, u32> =
             module.states.iter().map(|(id, state)| (id, first(state))).collect();
-        let loss = module.step_output(StepOutput::loss(0, ScalarPart::Sum)).map(|output| output.value);
+        let sum = |class| module.step_output(StepOutput::loss(class, ScalarPart::Sum));
+        let sums: Vec<ValueId> = (0..).map_while(sum).map(|output| output.value).collect();
         loop {
             let nodes = nodes(module, &states);
             let mut changed = false;
-            // Backward begins with the loss scale, on the stage of the loss, which may have no gradients.
-            let of_loss =
-                loss.map(|value| of(module, &nodes, &states, value)).filter(|&stage| stage != EVERY_STAGE);
+            // Backward begins with the loss scale, on the last stage that computes a class of the loss. It may have no gradients.
+            let of_sums = sums.iter().map(|&value| of(module, &nodes, &states, value));
+            let of_loss = of_sums.filter(|&stage| stage != EVERY_STAGE).max();
             for (id, state) in module.states.iter().filter(|(_, state)| is_small(module, state.input)) {
                 let Some(Definition::Node(maker, _)) =
                     state.output.map(|value| module.value(value).definition)

@@ -86,6 +86,27 @@ fn stages_without_parameters_compute_what_one_device_does() {
     }
 }
 
+/// Backward of each class begins on its own stage, with the loss scale of all. The divisor may be made on an earlier stage, or on a later one.
+#[test]
+fn losses_of_several_divisors_are_scaled_in_stages() {
+    for model in ["parted-loss", "clamped-loss", "joined-loss", "smoothed-loss", "quotient-loss"] {
+        let flags =
+            ["--mesh pp=2 --schedule gpipe", "--mesh pp=3 --schedule 1f1b", "--mesh pp=2,dp=2 --zero 1"];
+        for batch in ["--microbatch 2 --global-batch 12", "--microbatch 4"] {
+            check(flags.map(|flags| format!("{model}.dynamo --fp16 {flags} {batch} --tolerance 1e-9")));
+        }
+    }
+}
+
+/// The part of a state is cut on the state's stage, and sent then.
+#[test]
+fn parts_of_tied_weights_are_sent_to_other_stages() {
+    let mesh = "--mesh tp=2,pp=2,dp=2 --microbatch 1 --global-batch 4";
+    let options =
+        ["sgd --zero 1", "sgd --zero 2", "adafactor --zero 1", "adafactor --zero 2 --tolerance 1e-9"];
+    check(options.map(|options| format!("gpt2.dynamo --fp16 {mesh} --optimizer {options}")));
+}
+
 #[test]
 fn every_option_composes_with_stages() {
     let global = "--microbatch 2 --global-batch 32";

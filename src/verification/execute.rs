@@ -272,11 +272,12 @@ fn refused(error: DeviceError) -> Failure {
     }
 }
 
-/// The program with other values for the tensors of its file that are given.
+/// The program with other values for the tensors of its file that are given. Numbers of a file in half precision may be given in f32.
 pub fn with_tensors(mut module: Module, tensors: &Tensors) -> Module {
     for data in module.data.values_mut() {
         if let Some(tensor) = tensors.get(&data.name) {
-            data.blob = Blob::File(Some(tensor.to_bytes().into()));
+            let in_file = Tensor { dtype: data.ty.dtype, ..tensor.clone() };
+            data.blob = Blob::File(Some(in_file.to_bytes().into()));
         }
     }
     module

@@ -9,6 +9,7 @@ mod experts;
 mod mesh;
 mod mesh_faults;
 mod offload;
+mod pairs;
 mod random;
 mod recurrent;
 mod stages;

@@ -27,6 +27,7 @@ mod profile;
 mod readme;
 mod run;
 mod samples;
+mod sweep;
 mod told;
 mod walkthrough;
 

@@ -7,6 +7,8 @@ mod turn;
 
 use super::math::Real;
 use std::cell::Cell;
+use std::ops::Range;
+use std::thread::LocalKey;
 use turn::turn;
 
 /// How a matrix lies in a slice.
@@ -82,6 +84,87 @@ pub(super) fn gemm<T: Real>(
     into_columns([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
 }
 
+/// `out += factor · lhs · rhs`, where the product is rounded before it is added: as if it were made by [`gemm`] and added elsewhere. The crate
+/// adds products of few terms one by one, and those of many terms block by block.
+pub(super) fn gemm_rounded<T: Real>(
+    [m, k, n]: [usize; 3],
+    (out, out_matrix): (&mut [T], Matrix),
+    (lhs, lhs_matrix): (&[T], Matrix),
+    (rhs, rhs_matrix): (&[T], Matrix),
+    how: Multiply<T>,
+) {
+    if out_matrix.rows.abs() > out_matrix.columns.abs() {
+        return add_to_columns(
+            [n, k, m],
+            (out, out_matrix.transposed()),
+            (rhs, rhs_matrix.transposed()),
+            (lhs, lhs_matrix.transposed()),
+            how,
+        );
+    }
+    add_to_columns([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
+}
+
+/// Elements of a product that wait to be added.
+const WAITING: usize = 1 << 15;
+
+/// As [`gemm_rounded`], block by block.
+fn add_to_columns<T: Real>(
+    sizes: [usize; 3],
+    (out, out_matrix): (&mut [T], Matrix),
+    (lhs, lhs_matrix): (&[T], Matrix),
+    (rhs, rhs_matrix): (&[T], Matrix),
+    how: Multiply<T>,
+) {
+    let [m, k, n] = sizes;
+    if m == 0 || n == 0 {
+        return;
+    }
+    let way = way(sizes, out_matrix, lhs_matrix);
+    let rows = m.min(WAITING / n.min(FEW));
+    let columns = n.min(WAITING / rows);
+    with_memory(&SUMS, rows * columns, |room: &mut [T]| {
+        for (column, row) in
+            parts(n, columns).flat_map(|column| parts(m, rows).map(move |row| (column.clone(), row)))
+        {
+            let (rows, columns) = (row.len(), column.len());
+            let block = Matrix { offset: 0, rows: 1, columns: rows as isize };
+            way(
+                [rows, k, columns],
+                (&mut *room, block),
+                (lhs, lhs_matrix.skip_rows(row.start)),
+                (rhs, rhs_matrix.skip_columns(column.start)),
+                Multiply { add: false, ..how },
+            );
+            let to = out_matrix.skip_rows(row.start).skip_columns(column.start);
+            for (i, made) in room.chunks_exact(rows).take(columns).enumerate() {
+                add_column(made, out, to.offset + i as isize * to.columns, to.rows);
+            }
+        }
+    });
+}
+
+/// The crate multiplies fewer columns than these in another order.
+const FEW: usize = 16;
+
+/// Parts of a size, none of them much smaller than the others, of at most so many elements.
+fn parts(size: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = size.div_ceil(most);
+    (0..count).map(move |part| part * size / count..(part + 1) * size / count)
+}
+
+/// Adds numbers to the elements of a slice from `first` on, so far apart.
+fn add_column<T: Real>(made: &[T], out: &mut [T], first: isize, apart: isize) {
+    if apart == 1 {
+        let out = &mut out[first as usize..][..made.len()];
+        return out.iter_mut().zip(made).for_each(|(out, &made)| *out = *out + made);
+    }
+    for (i, &made) in made.iter().enumerate() {
+        let out = &mut out[(first + i as isize * apart) as usize];
+        *out = *out + made;
+    }
+}
+
 /// Whatever is smaller is left to the crate.
 const SMALL: usize = 32;
 /// A product of more columns is not mirrored.
@@ -97,34 +180,57 @@ fn into_columns<T: Real>(
     (rhs, rhs_matrix): (&[T], Matrix),
     how: Multiply<T>,
 ) {
+    way(sizes, out_matrix, lhs_matrix)(sizes, (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
+}
+
+/// A way to multiply into columns.
+type Way<T> = fn([usize; 3], (&mut [T], Matrix), (&[T], Matrix), (&[T], Matrix), Multiply<T>);
+
+/// The fastest way to multiply matrices that lie so.
+fn way<T: Real>(sizes: [usize; 3], out_matrix: Matrix, lhs_matrix: Matrix) -> Way<T> {
     let [m, k, n] = sizes;
     let is_gathered =
         lhs_matrix.columns == 1 && lhs_matrix.rows > 1 && sizes.iter().all(|&size| size >= SMALL);
     let has_columns = out_matrix.rows == 1 && out_matrix.columns >= m as isize;
     let distance = lhs_matrix.rows.unsigned_abs() * size_of::<T>();
-    let way = if is_gathered && has_columns && n <= LARGE && m * k > n * (k + 2 * m) {
-        mirrored
+    if is_gathered && has_columns && n <= LARGE && m * k > n * (k + 2 * m) {
+        mirrored::<T>
     } else if is_gathered && distance.is_multiple_of(SAME_SETS) {
         turned
     } else {
         multiply
-    };
-    way(sizes, (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
+    }
 }
 
 /// Elements of working memory: what stays in an L2 cache.
 const ROOM: usize = 1 << 17;
 
-/// Calls with that much memory of this thread.
-fn with_room<T: Real>(f: impl FnOnce(&mut [T])) {
-    thread_local! {
-        static MEMORY: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+thread_local! {
+    static MEMORY: WorkingMemory = const { WorkingMemory::new() };
+    static SUMS: WorkingMemory = const { WorkingMemory::new() };
+}
+
+/// Memory of a thread that stays allocated.
+struct WorkingMemory(Cell<Vec<u64>>);
+
+impl WorkingMemory {
+    const fn new() -> Self {
+        Self(Cell::new(Vec::new()))
     }
+}
+
+/// Calls with memory of this thread for so many elements.
+fn with_memory<T: Real>(of: &'static LocalKey<WorkingMemory>, elements: usize, f: impl FnOnce(&mut [T])) {
     // Taken, not borrowed: while this thread waits for others, it may be given another multiplication.
-    let mut memory = MEMORY.take();
-    memory.resize(ROOM * size_of::<T>() / size_of::<u64>(), 0);
-    f(bytemuck::cast_slice_mut(&mut memory));
-    MEMORY.set(memory);
+    let mut memory = of.with(|memory| memory.0.take());
+    memory.resize((elements * size_of::<T>()).div_ceil(size_of::<u64>()), 0);
+    f(&mut bytemuck::cast_slice_mut(&mut memory)[..elements]);
+    of.with(|of| of.0.set(memory));
+}
+
+/// Calls with [`ROOM`] elements of this thread.
+fn with_room<T: Real>(f: impl FnOnce(&mut [T])) {
+    with_memory(&MEMORY, ROOM, f);
 }
 
 /// The product of few columns as one of few rows, turned afterwards: then the smaller operand is the one gathered.
@@ -245,6 +351,40 @@ mod tests {
             let mut out = [7.0f64; 4];
             gemm([2, 0, 2], (&mut out, matrix), (&[], matrix), (&[], matrix), how);
             assert_eq!(out, [expected; 4]);
+        }
+    }
+
+    #[test]
+    fn a_product_is_rounded_before_it_is_added() {
+        let numbers = |count: usize, key: u64| -> Vec<f32> {
+            let number = |i: usize| ir::random::philox(key, [i as u32, 0, 0, 0])[0] as f32 * 1e-9 - 2.0;
+            (0..count).map(number).collect()
+        };
+        for [m, k, n] in [
+            [5, 1, 7],
+            [64, 2, 48],
+            [96, 32, 80],
+            [33, 700, 40],
+            [WAITING + 9, 3, 2],
+            [WAITING / 8 + 1, 40, 17],
+            [300, 1500, 260],
+        ] {
+            for way in 0..8 {
+                let lies = |rows: usize, columns: usize, transposed: bool| match transposed {
+                    true => Matrix::with_rows(rows).transposed(),
+                    false => Matrix::with_rows(columns),
+                };
+                let [left, right, result] =
+                    [lies(m, k, way & 1 > 0), lies(k, n, way & 2 > 0), lies(m, n, way & 4 > 0)];
+                let (lhs, rhs, before) = (numbers(m * k, 1), numbers(k * n, 2), numbers(m * n, 3));
+                let how = Multiply { factor: 1.0, add: false, parallel: way % 3 == 0 };
+                let mut product = vec![0.0; m * n];
+                gemm([m, k, n], (&mut product, result), (&lhs, left), (&rhs, right), how);
+                let expected: Vec<f32> = before.iter().zip(&product).map(|(a, b)| a + b).collect();
+                let mut out = before;
+                gemm_rounded([m, k, n], (&mut out, result), (&lhs, left), (&rhs, right), how);
+                assert!(out == expected, "[{m}, {k}, {n}] {way}");
+            }
         }
     }
 

@@ -5,9 +5,9 @@ mod tiles;
 use crate::contraction::{ContractionPlan, StridedLoop, shifted};
 use crate::cpu::call::{Call, rebased};
 use crate::cpu::element::{Element, with_half, with_real};
-use crate::cpu::gemm::{Matrix, Multiply, gemm};
+use crate::cpu::gemm::{Matrix, Multiply, gemm, gemm_rounded};
 use crate::cpu::math::Real;
-use crate::cpu::simd::{sum, vectorized};
+use crate::cpu::simd::vectorized;
 use crate::cpu::storage::{Float, is_half};
 use ir::ops::contract::Contract;
 use rayon::prelude::*;
@@ -45,6 +45,9 @@ fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T]
     if let Some([left, right]) = plan.stretches() {
         return dot(&lhs[left], &rhs[right], &mut out[0], add);
     }
+    if plan.rows.size == 1 && plan.columns.size == 1 && plan.outer.is_empty() {
+        return scattered_dot(plan, lhs, rhs, &mut out[plan.offsets[2] as usize], add);
+    }
     let steps: usize = plan.outer.iter().map(|run| run.size).product();
     let work = plan.rows.size * plan.columns.size * plan.summed.size;
     let threads = rayon::current_num_threads();
@@ -67,17 +70,94 @@ fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T]
 /// Terms of a dot product that one task adds up. Fixed, so that the sum does not depend on threads.
 const TERMS: usize = 1 << 14;
 
-/// `out (+)= Σ x·y`, such as the square of a gradient's norm: blocks in the type that is computed in, their sums in f64.
+/// `out (+)= Σ x·y`, such as the square of a gradient's norm. The sum does not depend on the order in which the tensors lie in memory, which
+/// recomputation and offload change: it is rounded once.
 fn dot<S: Float>(x: &[S], y: &[S], out: &mut S, add: bool) {
-    let blocks = x.par_chunks(TERMS).zip(y.par_chunks(TERMS)).map(|(x, y)| block_dot(x, y).to_f64());
-    let sums: Vec<f64> = blocks.collect();
-    let dot = <S::Real>::of(sums.into_iter().sum());
+    let blocks = x.par_chunks(TERMS).zip(y.par_chunks(TERMS)).map(|(x, y)| block_dot(x, y));
+    let sums: Vec<WideSum> = blocks.collect();
+    let dot = <S::Real>::of(sums.into_iter().reduce(WideSum::joined).unwrap_or_default().value());
     *out = S::narrow(if add { out.widen() + dot } else { dot });
 }
 
+/// The same of tensors whose elements lie apart.
+fn scattered_dot<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut T, add: bool) {
+    let steps: usize = plan.inner.iter().map(|run| run.size).product();
+    let mut sum = WideSum::default();
+    for step in 0..steps {
+        let [left, right, _] = shifted(plan.offsets, &plan.inner, step);
+        for i in 0..plan.summed.size as isize {
+            let x = lhs[(left + i * plan.summed.strides[0]) as usize];
+            let y = rhs[(right + i * plan.summed.strides[1]) as usize];
+            sum = sum.with(x.to_f64() * y.to_f64());
+        }
+    }
+    let dot = T::of(sum.value());
+    *out = if add { *out + dot } else { dot };
+}
+
 vectorized! {
-    fn block_dot<'a; S: Float>(x: &'a [S], y: &'a [S]) -> S::Real {
-        sum([x, y], |[x, y]| x.widen() * y.widen())
+    fn block_dot<'a; S: Float>(x: &'a [S], y: &'a [S]) -> WideSum {
+        let mut lanes = [WideSum::default(); DOT_LANES];
+        for (x, y) in x.chunks(DOT_LANES).zip(y.chunks(DOT_LANES)) {
+            for ((lane, x), y) in lanes.iter_mut().zip(x).zip(y) {
+                *lane = lane.with(x.widen().to_f64() * y.widen().to_f64());
+            }
+        }
+        lanes.into_iter().reduce(WideSum::joined).unwrap_or_default()
+    }
+}
+
+/// Sums that a dot product adds up side by side.
+const DOT_LANES: usize = 16;
+
+/// A sum in twice the digits of f64: with the errors of its roundings (Knuth, The Art of Computer Programming 2, section 4.2.2, theorem B).
+#[derive(Clone, Copy, Debug, Default)]
+struct WideSum {
+    sum: f64,
+    error: f64,
+}
+
+impl WideSum {
+    #[inline(always)]
+    fn with(self, x: f64) -> Self {
+        let sum = self.sum + x;
+        let added = sum - self.sum;
+        let error = (self.sum - (sum - added)) + (x - added);
+        Self { sum, error: self.error + error }
+    }
+
+    #[inline(always)]
+    fn joined(self, other: Self) -> Self {
+        let Self { sum, error } = self.with(other.sum);
+        Self { sum, error: error + other.error }
+    }
+
+    /// The sum, rounded; infinite sums have no error.
+    fn value(self) -> f64 {
+        if self.sum.is_finite() { self.sum + self.error } else { self.sum }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dot_product_is_the_same_in_any_order() {
+        let x: Vec<f32> =
+            (0..40_000).map(|i| ir::random::philox(3, [i, 0, 0, 0])[0] as f32 * 1e-6 - 2000.0).collect();
+        let (rows, columns) = (200, 200);
+        let transposed: Vec<f32> = (0..x.len()).map(|i| x[i % rows * columns + i / rows]).collect();
+        let reversed: Vec<f32> = x.iter().rev().copied().collect();
+        let squares = |x: &[f32]| {
+            let mut out = [0.0f32];
+            dot(x, x, &mut out[0], false);
+            out[0].to_bits()
+        };
+        let exact: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        assert_eq!(squares(&x), (exact as f32).to_bits());
+        assert_eq!([squares(&transposed), squares(&reversed)], [squares(&x); 2]);
+        assert_eq!(squares(&[f32::INFINITY, 1.0]), f32::INFINITY.to_bits());
     }
 }
 
@@ -97,7 +177,9 @@ fn multiply_step<T: Real>(
     for step in 0..steps {
         let [left, right, at] = shifted([left, right, at], &plan.inner, step);
         let how = Multiply { factor: T::ONE, add: add || step > 0, parallel };
-        gemm(
+        // A sum over microbatches adds what another instruction would add: the rounded product.
+        let multiply = if add && steps == 1 { gemm_rounded } else { gemm };
+        multiply(
             sizes,
             (&mut *out, matrix(2, plan.rows, plan.columns, at)),
             (lhs, matrix(0, plan.rows, plan.summed, left)),

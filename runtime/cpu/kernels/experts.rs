@@ -4,7 +4,7 @@ use super::conv::{make, reals};
 use super::indexing::element_of_part;
 use crate::cpu::call::Call;
 use crate::cpu::element::with_float;
-use crate::cpu::gemm::{Matrix, Multiply, gemm};
+use crate::cpu::gemm::{Matrix, Multiply, gemm, gemm_rounded};
 use crate::cpu::math::Real;
 use crate::cpu::storage::{Float, narrow, widen};
 use ir::Span;
@@ -142,7 +142,8 @@ pub(super) fn gradient(mut call: Call) {
             let columns = Matrix::with_rows(n).skip_rows(chosen.start);
             let how = Multiply { factor: <S as Float>::Real::ONE, add, parallel };
             let sizes = [sum.len() / n.max(1), chosen.len(), n];
-            gemm(sizes, (sum, Matrix::with_rows(n)), (left, rows), (right, columns), how);
+            let multiply = if add { gemm_rounded } else { gemm };
+            multiply(sizes, (sum, Matrix::with_rows(n)), (left, rows), (right, columns), how);
         };
         match <S as Float>::as_reals_mut(result) {
             Some(result) => {

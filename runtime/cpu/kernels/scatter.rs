@@ -48,16 +48,22 @@ impl Places {
         });
     }
 
-    /// Adds the updates to zeros, or to what the result holds.
+    /// Adds the updates to zeros, or their sum to what the result holds: rounded before, as if it were made elsewhere.
     pub(super) fn sum<T: Float>(&self, updates: &[T], result: &mut [T], add: bool) {
+        let zero = T::from_i64(0);
         let start = |_: usize, result: &mut [T]| {
             if !add {
-                result.fill(T::from_i64(0));
+                result.fill(zero);
             }
-            Scratch::new()
+            (Scratch::new(), vec![zero; if add { self.width } else { 0 }])
         };
-        self.for_rows(result, start, |wide, row, pairs| {
-            self.fold(wide, row, pairs, updates, |x, update| x + update);
+        self.for_rows(result, start, |(wide, sum), row, pairs| {
+            if !add {
+                return self.fold(wide, row, pairs, updates, |x, update| x + update);
+            }
+            sum.fill(zero);
+            self.fold(wide, sum, pairs, updates, |x, update| x + update);
+            row.iter_mut().zip(&*sum).for_each(|(x, sum)| *x = T::narrow(x.widen() + sum.widen()));
         });
     }
 

@@ -243,14 +243,14 @@ mod tests {
             "trainyard-ir 1
 module @m imported {
   state @table : f32[10, 6] parameter = zeros
-  func @forward(%0 \"x\" batched : i64[2, 2]) {
-    %1 = splat {value = 2} : i64[] !{fwd}
-    %2 = add %0, %1 : i64[2, 2] !{fwd}
-    %3 = gather @table, %2 {dim = 0} : f32[2, 2, 6] !{fwd, origin \"emb (Gather, opset 17)\"}
-    %4 = gather @table, %0 {dim = 0} : f32[2, 2, 6] !{fwd, origin \"emb (Gather, opset 17)\"}
+  func @forward(%0 \"x\" batched : i64[2, 2], %1 = @table) {
+    %2 = splat {value = 2} : i64[] !{fwd}
+    %3 = add %0, %2 : i64[2, 2] !{fwd}
+    %4 = gather %1, %3 {dim = 0} : f32[2, 2, 6] !{fwd, origin \"emb (Gather, opset 17)\"}
+    %5 = gather %1, %0 {dim = 0} : f32[2, 2, 6] !{fwd, origin \"emb (Gather, opset 17)\"}
   }
-  output \"y\" = %3
-  output \"z\" = %4
+  output \"y\" = %4
+  output \"z\" = %5
 }",
         )
         .expect("the program is valid")

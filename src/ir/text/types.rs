@@ -43,11 +43,7 @@ impl Parser<'_> {
             })?;
             sharding.partial = Some((kind, axes));
         }
-        let ty = Type { dtype, dims, sharding };
-        if self.checked {
-            ty.check_size().map_err(|error| place.error(error.message))?;
-        }
-        Ok(ty)
+        Ok(Type { dtype, dims, sharding })
     }
 
     /// A product of a number and symbols.

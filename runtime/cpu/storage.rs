@@ -190,7 +190,7 @@ pub(super) fn number<T: Real>(dtype: DType, bytes: &[u8], index: usize) -> T {
 
 /// Stores a float as the first element, of any type.
 pub(super) fn set_number<T: Real>(dtype: DType, bytes: &mut [u8], x: T) {
-    with_float!(dtype, S => bytemuck::cast_slice_mut::<u8, S>(bytes)[0] = S::from_f64(x.to_f64()));
+    with_float!(dtype, S => bytemuck::cast_slice_mut::<u8, S>(bytes)[0] = <S as Element>::from_f64(x.to_f64()));
 }
 
 /// Room for a row in the type that is computed in, where it lies in memory in another.

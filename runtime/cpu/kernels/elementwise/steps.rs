@@ -312,7 +312,7 @@ fn cast(from: DType, to: DType, x: &[u8], out: &mut [u8]) {
         (Kind::Bool, Kind::Bool) => out.copy_from_slice(x),
         // f32 between would round twice.
         (Kind::Float, Kind::Float) if is_half(to) => with_half!(to, S => with_real!(from, F => {
-            convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| S::from_f64(x.to_f64()).widen());
+            convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| <S as Element>::from_f64(x.to_f64()).widen());
         })),
         (Kind::Integer, Kind::Float) if is_half(to) => with_half!(to, S => with_integer!(from, F => {
             convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| S::from_i64(x.to_i64()).widen());

@@ -20,9 +20,8 @@ pub fn where_places_count(module: &Module) -> Option<NodeId> {
     let carry = |value: ValueId| samples.carries.get(&value).copied();
     for (id, node) in module.nodes() {
         if node.operands.iter().any(|&operand| depends[operand]) {
-            if differing.contains(&id) && !is_padding(node, &carry)
-                || counts_places(module, node, &carry, &depends)
-            {
+            let differs = differing.contains(&id) && !joins_indices(module, node);
+            if differs || counts_places(module, node, &carry, &depends) {
                 return Some(id);
             }
             node.results.iter().for_each(|&result| depends[result] = true);
@@ -31,12 +30,9 @@ pub fn where_places_count(module: &Module) -> Option<NodeId> {
     None
 }
 
-/// Whether a node puts constant rows behind the samples, as a mixture of experts does for tokens that no expert takes.
-fn is_padding(node: &Node, carry: &dyn Fn(ValueId) -> Option<Carry>) -> bool {
-    let Op::Concat(concat) = &node.op else { return false };
-    let has_samples =
-        |&operand: &ValueId| carry(operand).is_some_and(|carry| carry.dim == concat.dim as usize);
-    node.operands.iter().any(has_samples)
+/// Whether a node puts numbers beside the indices of each sample, as an exporter does with the sample's own number for `ScatterND`.
+fn joins_indices(module: &Module, node: &Node) -> bool {
+    matches!(node.op, Op::Concat(_)) && module.ty(node.results[0]).dtype.is_integer()
 }
 
 /// Whether a node that reads samples combines them by their places.

@@ -2,7 +2,7 @@
 //! checkpoint is made after the lines of its steps are on the disk.
 //!
 //! Steps are counted from 1, as in the log and in the names of checkpoints: step N ends with N steps done. The first line of the file
-//! says so ([`FirstLine`]), and has the evaluation before the first step. Versions that counted from 0 wrote no such line.
+//! says so (`FirstLine`), and has the evaluation before the first step. Versions that counted from 0 wrote no such line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

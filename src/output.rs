@@ -3,7 +3,7 @@
 //! `program.ir`, `plan.json`, `config.toml`, `metrics.jsonl`, `checkpoints/step-N/`, `model.onnx`, `model.safetensors`, and
 //! `model-training.onnx` where the model was exported in training mode; with `--profile` also `timeline.json`, and in a
 //! pipeline `profile.json`; of several processes also `logs/` and `flight/`. The file `.trainyard` lists those of these names that a run
-//! has written ([`list`]). Every file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
+//! has written (`list`). Every file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
 //! touched before everything that can be refused has been looked at: [`Folder::check`] only reads.
 
 mod list;

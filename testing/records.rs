@@ -52,10 +52,10 @@ pub fn lines(fields: &[Field], samples: u32, seed: u64) -> String {
     };
     let line = |sample: u32| {
         let value = |(index, field): (u32, &Field)| {
-            let numbers =
+            let mut numbers =
                 (0..field.size.max(1) as u32).map(|place| number(sample, index, place, field.below));
             let value = match field.size {
-                0 => numbers.last().unwrap_or_default(),
+                0 => numbers.next_back().unwrap_or_default(),
                 _ => Value::Array(numbers.collect()),
             };
             (field.name.to_owned(), value)

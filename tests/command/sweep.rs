@@ -148,7 +148,7 @@ impl Case {
         };
         let model = MODELS[draw(MODELS.len())];
         let shared: Vec<&str> = SHARED.iter().map(|axis| axis[draw(axis.len())]).collect();
-        let is_half = shared[0] != "";
+        let is_half = !shared[0].is_empty();
         let evaluates = draw(2) == 0;
         let data = match (model.data.split_once(" EVAL "), evaluates) {
             (Some((train, eval)), true) => format!("{train} {eval} --eval-every 2"),

@@ -138,29 +138,6 @@ impl WideSum {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dot_product_is_the_same_in_any_order() {
-        let x: Vec<f32> =
-            (0..40_000).map(|i| ir::random::philox(3, [i, 0, 0, 0])[0] as f32 * 1e-6 - 2000.0).collect();
-        let (rows, columns) = (200, 200);
-        let transposed: Vec<f32> = (0..x.len()).map(|i| x[i % rows * columns + i / rows]).collect();
-        let reversed: Vec<f32> = x.iter().rev().copied().collect();
-        let squares = |x: &[f32]| {
-            let mut out = [0.0f32];
-            dot(x, x, &mut out[0], false);
-            out[0].to_bits()
-        };
-        let exact: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-        assert_eq!(squares(&x), (exact as f32).to_bits());
-        assert_eq!([squares(&transposed), squares(&reversed)], [squares(&x); 2]);
-        assert_eq!(squares(&[f32::INFINITY, 1.0]), f32::INFINITY.to_bits());
-    }
-}
-
 /// One step of the outer loops: the products of the inner ones, added up.
 fn multiply_step<T: Real>(
     plan: &ContractionPlan,
@@ -186,5 +163,28 @@ fn multiply_step<T: Real>(
             (rhs, matrix(1, plan.summed, plan.columns, right)),
             how,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dot_product_is_the_same_in_any_order() {
+        let x: Vec<f32> =
+            (0..40_000).map(|i| ir::random::philox(3, [i, 0, 0, 0])[0] as f32 * 1e-6 - 2000.0).collect();
+        let (rows, columns) = (200, 200);
+        let transposed: Vec<f32> = (0..x.len()).map(|i| x[i % rows * columns + i / rows]).collect();
+        let reversed: Vec<f32> = x.iter().rev().copied().collect();
+        let squares = |x: &[f32]| {
+            let mut out = [0.0f32];
+            dot(x, x, &mut out[0], false);
+            out[0].to_bits()
+        };
+        let exact: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        assert_eq!(squares(&x), (exact as f32).to_bits());
+        assert_eq!([squares(&transposed), squares(&reversed)], [squares(&x); 2]);
+        assert_eq!(squares(&[f32::INFINITY, 1.0]), f32::INFINITY.to_bits());
     }
 }

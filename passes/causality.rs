@@ -1,9 +1,9 @@
 //! Causality: whether position t of a result depends on no later position of an input. The analysis changes nothing.
 //!
 //! Each value has the latest position of the input that its elements depend on. The latest position of an element is the
-//! largest of one number for each index of each dim ([`Latest`]), which is exact for the programs of decoders: hidden states
+//! largest of one number for each index of each dim (`Latest`), which is exact for the programs of decoders: hidden states
 //! `[batch, t, width]` depend on positions up to `t`, and scores `[batch, heads, t, s]` on positions up to `max(t, s)`. A mask
-//! that hides the scores of later positions is known by [`bounds`], so the weighted sum over `s` reads no position after `t`.
+//! that hides the scores of later positions is known by `bounds`, so the weighted sum over `s` reads no position after `t`.
 //! Where an operator is not known, each element of its result depends on all elements of its operands.
 
 mod bounds;

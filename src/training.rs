@@ -4,7 +4,7 @@ mod programs;
 
 pub use programs::{Programs, lower_step, step};
 
-use crate::compilation::{Compilation, Source};
+use crate::compilation::Compilation;
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::export::SavedStates;
 use crate::failure::Failure;
@@ -16,13 +16,14 @@ use crate::state_dict::load_weights;
 use anyhow::Context;
 use ir::interp::Missing;
 use ir::{Diagnostic, Module};
+use onnx::Imported;
 use passes::bind::where_places_count;
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
 };
 use runtime::cuda::gpu::{Options, gpu_of_process, gpus};
-use runtime::data::{self, Loader, LoaderOptions, Tokenization};
+use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{DeviceError, ProgramId};
 use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profiles;
@@ -40,20 +41,20 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Opens the data of a run. Labels that stand in the data are shifted if they equal the input at the same place, and the
-/// program predicts the next token; a run that continues keeps the convention of `of_run`. Errors: everything about the data that
+/// program predicts the next token; a run that continues keeps the convention `of_run`. Errors: everything about the data that
 /// would make a step fail.
 pub fn open_data(
     module: &Module,
     settings: &Settings,
     microbatches: u64,
-    of_run: Option<DataOfRun>,
+    of_run: Option<LabelsOfRun>,
 ) -> Result<Loader, Failure> {
     let asked = settings.data.labels_from.map(|from| match from {
         LabelsFrom::Shift => data::LabelsFrom::Shift,
         LabelsFrom::Given => data::LabelsFrom::Given,
     });
-    let kept = of_run.and_then(|run| run.labels_from);
-    let mut loader = open_with(module, settings, microbatches, asked.or(kept), of_run)?;
+    let kept = of_run.and_then(|labels| labels.0);
+    let mut loader = open_with(module, settings, microbatches, asked.or(kept))?;
     if asked.is_some() {
         return Ok(loader);
     }
@@ -61,7 +62,7 @@ pub fn open_data(
     let same = format!("all labels that count equal `{input}` at the same place");
     match (feed::predicts_next(module, &input), of_run) {
         (true, None) => {
-            loader = open_with(module, settings, microbatches, Some(data::LabelsFrom::Shift), of_run)?;
+            loader = open_with(module, settings, microbatches, Some(data::LabelsFrom::Shift))?;
             loader.note(format!(
                 "{same}, so the loader shifts them: each output is trained to predict the next token; to train on \
                  the labels as they are: --labels-from given"
@@ -79,21 +80,15 @@ pub fn open_data(
     Ok(loader)
 }
 
-/// The facts about its data that a run keeps when it continues.
+/// The convention of the labels in a run that continues; `None` inside if its checkpoint does not name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DataOfRun {
-    /// The convention of the labels; `None` if the checkpoint does not name it.
-    pub labels_from: Option<data::LabelsFrom>,
-    /// Training samples.
-    pub samples: u64,
-}
+pub struct LabelsOfRun(pub Option<data::LabelsFrom>);
 
 fn open_with(
     module: &Module,
     settings: &Settings,
     microbatches: u64,
     labels_from: Option<data::LabelsFrom>,
-    of_run: Option<DataOfRun>,
 ) -> Result<Loader, Failure> {
     let train = settings.data.train.as_ref().map(source).context("the data is opened only to train")?;
     let place = where_places_count(module).map(|node| module.node(node));
@@ -107,7 +102,6 @@ fn open_with(
             Some(Tokenizer::File(path)) => Tokenization::File(path.clone()),
         },
         labels_from,
-        samples: of_run.map(|run| run.samples),
         inputs: inputs(settings),
         shuffle: place.is_none(),
         ..LoaderOptions::default()
@@ -149,13 +143,13 @@ fn source(source: &DataSource) -> data::DataSource {
     }
 }
 
-fn inputs(settings: &Settings) -> BTreeMap<String, data::Source> {
+fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
     let source = |source: &InputSource| match source {
-        InputSource::Positions => data::Source::Positions,
-        InputSource::Ones => data::Source::Ones,
-        InputSource::Zeros => data::Source::Zeros,
-        InputSource::Key(key) => data::Source::Key(key.clone()),
-        InputSource::File(path) => data::Source::File(path.clone()),
+        InputSource::Positions => Source::Positions,
+        InputSource::Ones => Source::Ones,
+        InputSource::Zeros => Source::Zeros,
+        InputSource::Key(key) => Source::Key(key.clone()),
+        InputSource::File(path) => Source::File(path.clone()),
     };
     settings.data.input.iter().map(|input| (input.name.clone(), source(&input.source))).collect()
 }
@@ -259,30 +253,18 @@ impl Start<'_> {
 /// the model's file.
 pub fn weights(
     compilation: &Compilation,
-    source: &Source,
+    imported: &Imported,
     settings: &Settings,
     report: impl FnOnce(String),
 ) -> Result<StateBytes, Diagnostic> {
-    let imported = &source.imported;
     let mut given = StateBytes::new();
     if let Some(path) = &settings.initial.weights {
         let weights = load_weights(path, &compilation.training, imported)?;
         report(weights.report.to_string());
         given = weights.values;
     }
-    let checked = check_weights(&compilation.training, Missing::Refuse, &given);
-    checked.map_err(|error| in_missing_files(error, &source.model))?;
+    check_weights(&compilation.training, Missing::Refuse, &given)?;
     Ok(given)
-}
-
-/// The error of weights that are not there, with the files beside the model that should have them.
-fn in_missing_files(error: Diagnostic, model: &onnx::Model) -> Diagnostic {
-    let missing = model.missing_files();
-    let files = missing.iter().map(|(file, tensors)| {
-        let tensors = if *tensors == 1 { "a tensor" } else { &format!("{tensors} tensors") };
-        format!("`{file}`, to which the model's file refers for {tensors}, is not beside it")
-    });
-    files.fold(error, Diagnostic::note)
 }
 
 /// The beginning of a new run: the values of all states are those of [`weights`], the file's, or new ones. Errors: data

@@ -16,7 +16,6 @@ use crate::proto::ModelProto;
 mod encode;
 mod inference;
 mod place;
-mod scalars;
 
 #[cfg(test)]
 mod inference_tests;
@@ -58,20 +57,17 @@ pub enum WriteError {
 
 /// The form in which batch norms and dropouts are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form<'a> {
+enum Form {
     /// That of the file, which may be the training form.
     OfFile,
-    /// Nothing depends on the batch, nothing is random, and nothing needs labels.
-    Inference {
-        /// The scalar outputs, which may need labels.
-        scalars: &'a BTreeSet<String>,
-    },
+    /// Nothing depends on the batch, nothing is random.
+    Inference,
 }
 
 /// The difference between a file and its inference form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InferenceForm {
-    /// The nodes of the file that are in training form, such as batch norms and dropouts, and the outputs that need labels.
+    /// The nodes of the file that are in training form, such as batch norms and dropouts.
     pub changes: usize,
     /// The nodes that draw random numbers in the inference form too: noise that is no mask of a known form.
     pub draws: usize,
@@ -95,21 +91,19 @@ impl Model {
     }
 
     /// Writes the model in inference form, otherwise as [`Model::write`] does: batch norms normalise by their running
-    /// statistics, dropouts drop nothing, and those of the outputs `scalars` are gone that need inputs of their own, such as a
-    /// loss that needs labels. A model without any of that is written as it is.
+    /// statistics, dropouts drop nothing. A model without nodes in training form is written as it is.
     pub fn write_for_inference(
         &self,
         path: &Path,
         replaced: &BTreeMap<String, Bytes>,
-        scalars: &BTreeSet<String>,
     ) -> Result<(), WriteError> {
-        self.write_with(path, replaced, Form::Inference { scalars }, EXTERNAL_ABOVE)
+        self.write_with(path, replaced, Form::Inference, EXTERNAL_ABOVE)
     }
 
     /// Compares the file with its inference form.
-    pub fn inference_form(&self, scalars: &BTreeSet<String>) -> InferenceForm {
+    pub fn inference_form(&self) -> InferenceForm {
         let mut proto = self.proto.clone();
-        let changes = inference::to_inference_form(&mut proto) + scalars::cut(&mut proto, scalars);
+        let changes = inference::to_inference_form(&mut proto);
         InferenceForm { changes, draws: inference::drawing_nodes(&proto) }
     }
 
@@ -117,13 +111,12 @@ impl Model {
         &self,
         path: &Path,
         replaced: &BTreeMap<String, Bytes>,
-        form: Form<'_>,
+        form: Form,
         external_above: usize,
     ) -> Result<(), WriteError> {
         let mut proto = place::replaced(self, replaced).map_err(WriteError::Tensors)?;
-        if let Form::Inference { scalars } = form {
+        if form == Form::Inference {
             inference::to_inference_form(&mut proto);
-            scalars::cut(&mut proto, scalars);
         }
         save_with(proto, path, external_above)
     }

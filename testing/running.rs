@@ -51,12 +51,14 @@ impl Running {
         }
     }
 
-    /// Waits until a file has so many lines.
-    pub fn wait_for_lines(&mut self, file: &Path, lines: usize) {
+    /// Waits until the metrics of a run have so many steps.
+    pub fn wait_for_steps(&mut self, file: &Path, steps: usize) {
+        // The first line names the counting of the steps.
+        let lines = steps + 1;
         let begun = Instant::now();
         while fs::read(file).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count()) < lines {
             let ended = self.child.try_wait().expect("the process can be asked for");
-            assert!(ended.is_none() && begun.elapsed() < PATIENCE, "{} has no {lines} lines", file.display());
+            assert!(ended.is_none() && begun.elapsed() < PATIENCE, "{} has no {steps} steps", file.display());
             thread::sleep(Duration::from_millis(1));
         }
     }

@@ -73,7 +73,7 @@ fn one_command_compresses_after_a_step() {
     // A command that is killed in its first part, without a checkpoint, begins again.
     let long = late.replace("--save-every 2", "").replace("after 3", "after 1000");
     let mut running = Running::start(place.command(&format!("{long} --steps 2000 -o killed --resume")));
-    running.wait_for_lines(&place.path("killed/metrics.jsonl"), 3);
+    running.wait_for_steps(&place.path("killed/metrics.jsonl"), 3);
     running.kill();
     std::fs::remove_file(place.path("killed/.lock")).expect("the killed run had the folder");
     let told = place.succeed(&format!("{late} --steps 6 -o killed --resume")).stderr;

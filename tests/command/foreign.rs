@@ -160,7 +160,7 @@ fn a_run_whose_lock_is_removed_ends_before_another_can_begin() {
     let place = Workplace::with_text(TRAINYARD, 200_000);
     let flags = RUN.replace("--microbatch 64", "--microbatch 16 --save-every 5");
     let mut running = Running::start(place.command(&format!("{flags} --steps 2000")));
-    running.wait_for_lines(&place.path("run/metrics.jsonl"), 8);
+    running.wait_for_steps(&place.path("run/metrics.jsonl"), 8);
     fs::remove_file(place.path("run/.lock")).expect("it is there");
     let ended = running.wait();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
@@ -189,12 +189,12 @@ fn signals_that_a_process_is_started_to_ignore_stay_ignored() {
         let flags = |run: &str| RUN.replace("--microbatch 64 -o run", &format!("--microbatch 16 -o {run}"));
         let mut running =
             under(&place, &format!("trap '' {signal}"), &format!("{} --steps 60", flags(&kept)));
-        running.wait_for_lines(&place.path(&kept).join("metrics.jsonl"), 8);
+        running.wait_for_steps(&place.path(&kept).join("metrics.jsonl"), 8);
         running.signal(signal);
         let ended = running.wait();
         assert_eq!(ended.status.code(), Some(0), "{signal}: {}", ended.stderr);
         let mut running = under(&place, "true", &format!("{} --steps 2000", flags(&ended_by)));
-        running.wait_for_lines(&place.path(&ended_by).join("metrics.jsonl"), 8);
+        running.wait_for_steps(&place.path(&ended_by).join("metrics.jsonl"), 8);
         running.signal(signal);
         assert_eq!(running.wait().status.code(), Some(130), "{signal}");
     }

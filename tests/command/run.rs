@@ -66,7 +66,7 @@ fn stops_and_goes_on(signal: &str) {
     let place = whole();
     let flags = format!("{RUN} --microbatch 64 --steps 20 -o run");
     let mut running = Running::start(place.command(&flags));
-    running.wait_for_lines(&place.path("run/metrics.jsonl"), 8);
+    running.wait_for_steps(&place.path("run/metrics.jsonl"), 8);
     running.signal(signal);
     let stopped = running.wait();
     assert_eq!(stopped.status.code(), Some(130), "{}", stopped.stderr);
@@ -101,7 +101,7 @@ fn a_run_that_was_killed_between_two_saves_goes_on_bit_for_bit() {
     let place = whole();
     let flags = format!("{RUN} --microbatch 64 --steps 20 --save-every 4 -o run");
     let mut running = Running::start(place.command(&flags));
-    running.wait_for_lines(&place.path("run/metrics.jsonl"), 10);
+    running.wait_for_steps(&place.path("run/metrics.jsonl"), 10);
     running.kill();
     let saved = *place.checkpoints("run").last().expect("it has saved");
     assert!((8..20).contains(&saved), "the last checkpoint is of step {saved}");

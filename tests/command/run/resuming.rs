@@ -78,7 +78,7 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     let flags = format!("{RUN} --microbatch 64 --steps 20 -o run --resume");
     // So long that it is killed before its end; the length may be another when the command is repeated.
     let mut running = Running::start(place.command(&flags.replace("--steps 20", "--steps 2000")));
-    running.wait_for_lines(&place.path("run/metrics.jsonl"), 3);
+    running.wait_for_steps(&place.path("run/metrics.jsonl"), 3);
     running.kill();
     assert_eq!(place.checkpoints("run"), Vec::<u64>::new());
     // A killed run leaves its lock file, and the next command removes it.

@@ -4,7 +4,7 @@
 use super::array::{Array, Batch};
 use super::error::DataError;
 use ir::analysis::indices::{Indices, of_inputs};
-use ir::{Module, Tensor, Type, ValueId};
+use ir::{Module, Op, Tensor, Type, ValueId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub(super) struct IndexChecks {
     module: Arc<Module>,
     indices: Vec<Indices>,
+    /// The values on the way to the indices that depend on no input.
+    constants: BTreeMap<ValueId, Arc<Tensor>>,
     /// The samples of a batch.
     batch: u64,
 }
@@ -23,7 +25,9 @@ impl IndexChecks {
         let mut indices = of_inputs(module);
         // Constant indices are checked when the program is compiled.
         indices.retain(|indices| !indices.inputs.is_empty());
-        (!indices.is_empty()).then(|| Self { module: Arc::new(module.clone()), indices, batch })
+        let mut constants = BTreeMap::new();
+        indices.iter().for_each(|indices| indices.compute(module, &mut constants));
+        (!indices.is_empty()).then(|| Self { module: Arc::new(module.clone()), indices, constants, batch })
     }
 
     /// Checks the rows of a batch. `sample` gives the sample of a row.
@@ -38,23 +42,17 @@ impl IndexChecks {
     ) -> Result<(), DataError> {
         let Some((mut values, rows)) = self.inputs(batch) else { return Ok(()) };
         for indices in &self.indices {
-            if !indices
-                .inputs
-                .iter()
-                .all(|&input| values.contains_key(&self.module.inputs[input as usize].value))
-            {
-                continue;
-            }
             let Some(outside) = indices.outside(&self.module, &mut values) else { continue };
+            let node = self.module.node(indices.reader);
             let [place, count] = outside.place.map(|number| number as u64);
             // Of indices whose elements lie sample by sample, the row.
             let row = count.is_multiple_of(self.batch).then(|| place / (count / self.batch) % rows);
             return Err(DataError::Index {
-                kind: if indices.labels { "label" } else { "index" },
+                kind: if matches!(node.op, Op::CrossEntropy(_)) { "label" } else { "index" },
                 index: outside.index,
                 size: outside.size,
                 table: indices.described(&self.module),
-                node: self.module.node(indices.reader).origin.to_string(),
+                node: node.origin.to_string(),
                 place: row.map_or_else(
                     || format!("in `{data}`"),
                     |row| format!("in sample {} of `{data}`, counted from 0", sample(row)),
@@ -64,11 +62,11 @@ impl IndexChecks {
         Ok(())
     }
 
-    /// The inputs of a batch as values of the program, and the rows of the batch. A part of a batch is repeated until it fills a
+    /// The inputs of a batch beside the constants, as values of the program, and the rows of the batch. A part of a batch is repeated until it fills a
     /// whole one, so that it has the dims of the program.
-    fn inputs(&self, batch: &Batch) -> Option<(BTreeMap<ValueId, Tensor>, u64)> {
+    fn inputs(&self, batch: &Batch) -> Option<(BTreeMap<ValueId, Arc<Tensor>>, u64)> {
         let mut rows = self.batch;
-        let mut values = BTreeMap::new();
+        let mut values = self.constants.clone();
         let read = |i: &u32| self.indices.iter().any(|indices| indices.inputs.contains(i));
         for i in (0..self.module.inputs.len() as u32).filter(read) {
             let input = &self.module.inputs[i as usize];
@@ -77,7 +75,7 @@ impl IndexChecks {
             if input.batched {
                 rows = *array.dims.first()?;
             }
-            values.insert(input.value, whole(array, ty)?);
+            values.insert(input.value, Arc::new(whole(array, ty)?));
         }
         (rows > 0).then_some((values, rows))
     }

@@ -7,7 +7,8 @@
 //!     position = ids + 2          ids i64[4, 5], an input
 //!     row = gather table, position      table f32[10, 6]: an index 11 is outside
 //!
-//! An index that depends on a parameter is not among them.
+//! An index that depends on a parameter is not among them. The importer makes no gather that reads zeros outside on purpose, but for the
+//! ignored labels of a loss, which the program compares with their number.
 
 use crate::ops::Interp;
 use crate::ops::elementwise::Compare;
@@ -16,6 +17,7 @@ use crate::{
 };
 use cranelift_entity::SecondaryMap;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The indices that a node reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,10 +32,8 @@ pub struct Indices {
     pub inputs: BTreeSet<u32>,
     /// The sizes of the indexed dims: that of all indices, or of each component of the last dim.
     pub sizes: Vec<u64>,
-    /// Whether the indices are labels of a loss, which are not negative. Others count from the end where they are negative.
-    pub labels: bool,
     /// Numbers that may stand outside: the label that a loss ignores, and numbers that the program compares the indices with, to
-    /// set them apart.
+    /// set them apart. Where there are such numbers, no other index is negative; without them negative indices count from the end.
     pub apart: Vec<i64>,
 }
 
@@ -86,7 +86,6 @@ impl Sources<'_> {
             let depth = module.ty(node[OperandRole::Indices]).dims.last()?.size()? as u32;
             (first..first + depth).map(size).collect::<Option<Vec<u64>>>()
         };
-        let is_from_file = |words: &[&str]| words.iter().any(|word| node.origin.contains(word));
         let sizes = match &node.op {
             Op::Gather(gather) => vec![size(gather.dim)?],
             Op::GatherElements(gather) => vec![size(gather.dim)?],
@@ -96,11 +95,6 @@ impl Sources<'_> {
             Op::CrossEntropy(_) => vec![module.ty(node[OperandRole::Data]).dims.last()?.size()?],
             _ => return None,
         };
-        // Other operators of the file are made of gathers that read zeros outside on purpose.
-        let labels = is_from_file(&["Loss,"]) || matches!(node.op, Op::CrossEntropy(_));
-        if !labels && !is_from_file(&["(Gather", "(Scatter", "(EmbedLayerNormalization"]) {
-            return None;
-        }
         let value = node[role];
         let mut apart = self.compared_with(value);
         if let Op::CrossEntropy(loss) = &node.op {
@@ -114,7 +108,7 @@ impl Sources<'_> {
         let source = self.of(value)?;
         let order = module.order().iter().copied();
         let nodes = order.filter(|node| source.nodes.contains(node)).collect();
-        Some(Indices { reader, value, nodes, inputs: source.inputs, sizes, labels, apart })
+        Some(Indices { reader, value, nodes, inputs: source.inputs, sizes, apart })
     }
 
     /// The numbers that a program compares a value with, seen through views.
@@ -189,32 +183,31 @@ impl Sources<'_> {
 }
 
 impl Indices {
-    /// The first index that is outside, of a batch whose inputs are among the values. The values that are computed on the way are
-    /// added to them.
-    ///
-    /// # Panics
-    /// When an input of [`Self::inputs`] is not among the values.
-    pub fn outside(&self, module: &Module, values: &mut BTreeMap<ValueId, Tensor>) -> Option<Outside> {
+    /// Adds the values on the way to the indices that can be computed from those that are there.
+    pub fn compute(&self, module: &Module, values: &mut BTreeMap<ValueId, Arc<Tensor>>) {
         for &id in &self.nodes {
             let node = module.node(id);
-            if node.results.iter().all(|result| values.contains_key(result)) {
+            let is_known = |value: &ValueId| values.contains_key(value);
+            if node.results.iter().all(is_known) || !node.operands.iter().all(is_known) {
                 continue;
             }
             let results: Vec<Type> = node.results.iter().map(|&result| module.ty(result).clone()).collect();
-            let operands: Vec<&Tensor> = node.operands.iter().map(|operand| &values[operand]).collect();
-            let made = node.op.interp(&Interp {
-                operands: &operands,
-                results: &results,
-                data: &module.data,
-                parts: None,
-            });
+            let operands: Vec<&Tensor> = node.operands.iter().map(|operand| &*values[operand]).collect();
+            let cx = Interp { operands: &operands, results: &results, data: &module.data, parts: None };
+            let made = node.op.interp(&cx).into_iter().map(Arc::new);
             values.extend(node.results.iter().copied().zip(made));
         }
-        let indices = values[&self.value].ints();
+    }
+
+    /// The first index that is outside, of a batch whose inputs are among the values. The values that are computed on the way are
+    /// added to them. `None` if the values do not suffice.
+    pub fn outside(&self, module: &Module, values: &mut BTreeMap<ValueId, Arc<Tensor>>) -> Option<Outside> {
+        self.compute(module, values);
+        let indices = values.get(&self.value)?.ints();
         let is_outside = |(place, &index): (usize, &i64)| {
             let size = self.sizes[place % self.sizes.len()];
             let bounds = i128::from(size);
-            let lowest = if self.labels { 0 } else { -bounds };
+            let lowest = if self.apart.is_empty() { -bounds } else { 0 };
             let is_inside = (lowest..bounds).contains(&i128::from(index)) || self.apart.contains(&index);
             (!is_inside).then_some(Outside { index, size, place: [place, indices.len()] })
         };
@@ -263,7 +256,7 @@ module @m imported {
         assert_eq!((&indices.sizes[..], indices.nodes.len(), indices.inputs.len()), (&[10][..], 2, 1));
         let outside = |ids: &[i64]| {
             let x = Tensor::int(DType::I64, vec![2, 2], ids.to_vec());
-            indices.outside(&module, &mut [(module.inputs[0].value, x)].into())
+            indices.outside(&module, &mut [(module.inputs[0].value, Arc::new(x))].into())
         };
         assert_eq!(outside(&[0, 7, -12, 1]), None);
         assert_eq!(outside(&[0, 7, 8, 9]), Some(Outside { index: 10, size: 10, place: [2, 4] }));

@@ -66,27 +66,30 @@ pub(super) struct Multiply<T> {
 
 /// `out[m, n] (+)= factor · lhs[m, k] · rhs[k, n]`. Panics if a matrix is not in its slice.
 pub(super) fn gemm<T: Real>(
-    [m, k, n]: [usize; 3],
-    (out, out_matrix): (&mut [T], Matrix),
-    (lhs, lhs_matrix): (&[T], Matrix),
-    (rhs, rhs_matrix): (&[T], Matrix),
+    sizes: [usize; 3],
+    out: (&mut [T], Matrix),
+    lhs: (&[T], Matrix),
+    rhs: (&[T], Matrix),
     how: Multiply<T>,
 ) {
-    if out_matrix.rows.abs() > out_matrix.columns.abs() {
-        return into_columns(
-            [n, k, m],
-            (out, out_matrix.transposed()),
-            (rhs, rhs_matrix.transposed()),
-            (lhs, lhs_matrix.transposed()),
-            how,
-        );
-    }
-    into_columns([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
+    by_columns(into_columns, sizes, out, lhs, rhs, how);
 }
 
 /// `out += factor · lhs · rhs`, where the product is rounded before it is added: as if it were made by [`gemm`] and added elsewhere. The crate
 /// adds products of few terms one by one, and those of many terms block by block.
 pub(super) fn gemm_rounded<T: Real>(
+    sizes: [usize; 3],
+    out: (&mut [T], Matrix),
+    lhs: (&[T], Matrix),
+    rhs: (&[T], Matrix),
+    how: Multiply<T>,
+) {
+    by_columns(add_to_columns, sizes, out, lhs, rhs, how);
+}
+
+/// Multiplies into columns: a result of rows is the transposed product of the transposed operands.
+fn by_columns<T: Real>(
+    way: Way<T>,
     [m, k, n]: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
     (lhs, lhs_matrix): (&[T], Matrix),
@@ -94,15 +97,10 @@ pub(super) fn gemm_rounded<T: Real>(
     how: Multiply<T>,
 ) {
     if out_matrix.rows.abs() > out_matrix.columns.abs() {
-        return add_to_columns(
-            [n, k, m],
-            (out, out_matrix.transposed()),
-            (rhs, rhs_matrix.transposed()),
-            (lhs, lhs_matrix.transposed()),
-            how,
-        );
+        let (lhs_side, rhs_side) = ((rhs, rhs_matrix.transposed()), (lhs, lhs_matrix.transposed()));
+        return way([n, k, m], (out, out_matrix.transposed()), lhs_side, rhs_side, how);
     }
-    add_to_columns([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
+    way([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
 }
 
 /// Elements of a product that wait to be added.

@@ -1,0 +1,125 @@
+//! Opens the data of a run: what feeds each input, which labels are shifted, whether rows may change places, and which indices are
+//! checked.
+
+use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
+use crate::failure::Failure;
+use crate::feed;
+use anyhow::Context;
+use ir::{Diagnostic, Module};
+use passes::bind::where_places_count;
+use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
+use std::collections::BTreeMap;
+
+/// Opens the data of a run. Labels that stand in the data are shifted if they equal the input at the same place, and the
+/// program predicts the next token; a run that continues keeps the convention `of_run`. Errors: everything about the data that
+/// would make a step fail.
+pub fn open_data(
+    module: &Module,
+    settings: &Settings,
+    microbatches: u64,
+    of_run: Option<LabelsOfRun>,
+) -> Result<Loader, Failure> {
+    let asked = settings.data.labels_from.map(|from| match from {
+        LabelsFrom::Shift => data::LabelsFrom::Shift,
+        LabelsFrom::Given => data::LabelsFrom::Given,
+    });
+    let kept = of_run.and_then(|labels| labels.0);
+    let mut loader = open_with(module, settings, microbatches, asked.or(kept))?;
+    if asked.is_some() {
+        return Ok(loader);
+    }
+    let Some(input) = loader.repeated_input().map(str::to_owned) else { return Ok(loader) };
+    let same = format!("all labels that count equal `{input}` at the same place");
+    match (feed::predicts_next(module, &input), of_run) {
+        (true, None) => {
+            loader = open_with(module, settings, microbatches, Some(data::LabelsFrom::Shift))?;
+            loader.note(format!(
+                "{same}, so the loader shifts them: each output is trained to predict the next token; to train on \
+                 the labels as they are: --labels-from given"
+            ));
+        }
+        (true, Some(_)) => loader.note(format!(
+            "{same}, and this run began to train on them as they are; to train on the next token, begin a new run"
+        )),
+        (false, _) if feed::has_own_loss(module) => {}
+        (false, _) => loader.note(format!(
+            "{same}, and the loader does not shift them, since the outputs depend on later positions; if each output \
+             should predict the next token: --labels-from shift"
+        )),
+    }
+    Ok(loader)
+}
+
+/// The convention of the labels in a run that continues; `None` inside if its checkpoint does not name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LabelsOfRun(pub Option<data::LabelsFrom>);
+
+fn open_with(
+    module: &Module,
+    settings: &Settings,
+    microbatches: u64,
+    labels_from: Option<data::LabelsFrom>,
+) -> Result<Loader, Failure> {
+    let train = settings.data.train.as_ref().map(source).context("the data is opened only to train")?;
+    let place = where_places_count(module).map(|node| module.node(node));
+    let options = LoaderOptions {
+        seed: settings.seed.seed,
+        microbatches,
+        eval: settings.data.eval.as_ref().map(source),
+        tokenizer: match &settings.data.tokenizer {
+            None => Tokenization::Auto,
+            Some(Tokenizer::Bytes) => Tokenization::Bytes,
+            Some(Tokenizer::File(path)) => Tokenization::File(path.clone()),
+        },
+        labels_from,
+        inputs: inputs(settings),
+        shuffle: place.is_none(),
+        ..LoaderOptions::default()
+    };
+    let mut spec = feed::model_spec(module)?;
+    if let Some(label) = &spec.label {
+        spec.unfillable = feed::unfillable(module, &label.name)?;
+    }
+    let loader = Loader::new(&spec, &train, &options);
+    let mut loader = loader.map_err(|error| Diagnostic::new(data::one_line(&error)))?;
+    if let Some(node) = place {
+        keep_company(&mut loader, module, node)?;
+    }
+    loader.check_indices_of(module);
+    Ok(loader)
+}
+
+/// Checks and tells that the rows of the data stay where they are. Error: rows that do not fill their last microbatch, whose places other
+/// rows would take.
+fn keep_company(loader: &mut Loader, module: &Module, node: &ir::Node) -> Result<(), Diagnostic> {
+    let batched = module.inputs.iter().find(|input| input.batched);
+    let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size()).unwrap_or(1);
+    let rows = loader.samples();
+    let reason = format!("`{}` ({}) reads rows of the batch by their places", node.origin, node.op.name());
+    if !rows.is_multiple_of(batch) {
+        let error = Diagnostic::new(format!(
+            "{reason}, and the {rows} rows of the data are no multiple of the batch of {batch}"
+        ));
+        return Err(error.note("give as many rows as the model was exported with, or a multiple of them"));
+    }
+    loader.note(format!("{reason}, so the rows keep their order and are not shuffled"));
+    Ok(())
+}
+
+fn source(source: &DataSource) -> data::DataSource {
+    match source {
+        DataSource::Synthetic => data::DataSource::Synthetic,
+        DataSource::File(path) => data::DataSource::Path(path.clone()),
+    }
+}
+
+fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
+    let source = |source: &InputSource| match source {
+        InputSource::Positions => Source::Positions,
+        InputSource::Ones => Source::Ones,
+        InputSource::Zeros => Source::Zeros,
+        InputSource::Key(key) => Source::Key(key.clone()),
+        InputSource::File(path) => Source::File(path.clone()),
+    };
+    settings.data.input.iter().map(|input| (input.name.clone(), source(&input.source))).collect()
+}

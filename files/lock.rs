@@ -157,7 +157,7 @@ fn is_same(_: &fs::Metadata, _: &fs::Metadata) -> bool {
     true
 }
 
-/// Opens the lock file, or makes it; never what a link leads to.
+/// Opens the lock file, or creates it. A lock file that is a symbolic link is refused.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);

@@ -218,7 +218,7 @@ fn exits(module: &Module, region: &[NodeId]) -> BTreeSet<ValueId> {
 const REPLACED: u64 = 1 << 40;
 
 /// Picoseconds on a device of 10 TFLOP/s and 1 TB/s, plus a little for being there at all. Views of what is stored
-/// are free: they become views of a state. What is not a kernel costs the least. A part of a tensor in `cut` costs more than everything
+/// are free: they become views of a state. A node that becomes no kernel costs the least. A part of a tensor in `cut` costs more than everything
 /// else.
 fn price(graph: &Graph, stored: &BTreeSet<Id>, cut: &BTreeSet<Id>, node: &ENode) -> u64 {
     const PRESENCE: u64 = 1000;

@@ -163,7 +163,7 @@ impl<'m> Positions<'m> {
         Some(latest)
     }
 
-    /// Operands lie side by side, so what all elements of an operand depend on belongs to its indices alone.
+    /// Operands lie side by side. A position on which all elements of one operand depend counts for the indices of that operand alone.
     fn concat(&self, node: &Node, concat: &Concat) -> Option<Latest> {
         let dim = concat.dim as usize;
         let (mut joined, mut beside) = (Latest::none(), vec![]);

@@ -221,7 +221,7 @@ fn recounted(line: &[u8], metrics: &StepMetrics) -> Vec<u8> {
     }
 }
 
-/// Cuts `path` back to what a checkpoint after `steps` steps has behind it: the lines of the steps `1..=steps`, byte for byte.
+/// Cuts the file at `path` after the line of step `steps`. The lines of the steps `1..=steps` stay, byte for byte.
 /// The lines of an older version are counted anew. Half-written lines go as well. A file that is not there stays so. The new file is
 /// renamed into place, so that a crash leaves the old or the new one. Returns the number of steps that have no line, though they
 /// were done.

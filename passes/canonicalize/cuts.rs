@@ -74,7 +74,7 @@ fn part(
     }
 }
 
-/// Whether parts have no element in common. A single part is what is left of a tensor, and no division of it.
+/// Whether parts have no element in common. A single part does not divide a tensor.
 fn are_disjoint(mut parts: Vec<(u32, Range<i64>)>) -> bool {
     parts.sort_by_key(|(dim, range)| (*dim, range.start));
     let follows = |pair: &[(u32, Range<i64>)]| pair[0].0 == pair[1].0 && pair[0].1.end <= pair[1].1.start;

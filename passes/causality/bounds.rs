@@ -1,4 +1,4 @@
-//! Bounds of the elements of masks and of what they mask, over the last two dims.
+//! Bounds of the elements of masks and of masked scores, over the last two dims.
 //!
 //! A mask is built of constants and, with padding, of inputs. Interval arithmetic over rows and columns tells which scores are hidden
 //! whatever the inputs are: those whose upper bound is so low that e to that power is 0.

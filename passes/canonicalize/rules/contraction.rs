@@ -84,8 +84,8 @@ fn sources(g: &Graph, x: Id) -> Vec<Id> {
     sources
 }
 
-/// The contraction of what was merged. A label of one side alone takes its dims apart. One of both sides is taken apart where both
-/// sides have a border: `[1, 4]` and `[1, 2, 2]` become `[1, 4]`.
+/// The contraction of the operands before their dims were merged. A label of one side alone takes its dims apart. A label of both
+/// sides is taken apart where both sides have a border: `[1, 4]` and `[1, 2, 2]` become `[1, 4]`.
 fn flattened(g: &Graph, contract: &Contract, x: (Id, Id), y: (Id, Id)) -> Option<Term> {
     let runs = |(merged, inner): (Id, Id)| -> Option<Vec<Vec<Dim>>> {
         let runs = merges(&g.ty(inner).dims, &g.ty(merged).dims)?;

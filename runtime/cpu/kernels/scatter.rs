@@ -48,7 +48,8 @@ impl Places {
         });
     }
 
-    /// Adds the updates to zeros, or their sum to what the result holds: rounded before, as if it were made elsewhere.
+    /// Adds the updates to zeros. With `add`, the sum of the updates is rounded and then added to the result, as two instructions
+    /// would do it.
     pub(super) fn sum<T: Float>(&self, updates: &[T], result: &mut [T], add: bool) {
         let zero = T::from_i64(0);
         let start = |_: usize, result: &mut [T]| {

@@ -1,7 +1,7 @@
 //! Tensors of the file that hold vectors, although they have more dims: they decay as biases do.
 //!
 //! The author's shape decides: exporters add dims of size one to the scale of a group norm or to the slopes of a PRelu, and join
-//! the biases of a recurrent layer. Where nobody says what the author's shape was, the role of the tensor and its large dims do.
+//! the biases of a recurrent layer. Where no record has the author's shape, the tensor's role and its dims that are larger than one decide.
 
 use crate::record::{Record, has_author_name};
 use crate::{Graph, Node, Tensor, TensorSource};

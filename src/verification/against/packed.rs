@@ -23,7 +23,7 @@ fn parts(state_dict: &StateDict) -> impl Iterator<Item = &StateDictEntry> {
     state_dict.entries.iter().filter(move |entry| entry.parts.len() > 1 || entry.parts.iter().any(is_cut))
 }
 
-/// Puts the author's tensors in the place of those that hold several of them.
+/// Replaces each tensor that packs several tensors of the author by these tensors.
 pub(super) fn unpack(trained: Vec<Trained>, state_dict: &StateDict) -> Vec<Trained> {
     let found = parts(state_dict).filter_map(|entry| Some((entry, author_tensor(entry, &trained)?)));
     let found: Vec<(&StateDictEntry, Trained)> = found.collect();

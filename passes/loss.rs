@@ -101,7 +101,11 @@ impl Transform for Loss {
         if decision.knows_its_sums() {
             cx.warnings.retain(|warning| !warning.message.ends_with(SUMS_OVER_BATCH));
         }
-        cx.loss = Some(LossReport { text: decision.to_string(), doubt: decision.doubt() });
+        cx.loss = Some(LossReport {
+            text: decision.to_string(),
+            scalars: decision.scalars(),
+            doubt: decision.doubt(),
+        });
         apply(module, self, &decision)
     }
 }
@@ -173,6 +177,15 @@ impl Decision {
         let Choice::Own(_, objective) = &self.choice else { return false };
         let is_sum = |class: &Class| class.divisor == Divisor::One;
         objective.doubts.is_empty() && !objective.classes.iter().any(is_sum)
+    }
+
+    /// The outputs that are scalars: the model's own loss and its metrics.
+    fn scalars(&self) -> Vec<String> {
+        let own = match &self.choice {
+            Choice::Own(own, _) => Some(own.output.clone()),
+            Choice::Criterion(..) => None,
+        };
+        own.into_iter().chain(self.metrics.iter().map(|(name, _)| name.clone())).collect()
     }
 
     fn doubt(&self) -> Option<Diagnostic> {

@@ -18,6 +18,8 @@ use std::sync::Arc;
 pub struct LossReport {
     /// The objective, and how it was recognised.
     pub text: String,
+    /// The outputs of the file that are scalars: its own loss, and metrics.
+    pub scalars: Vec<String>,
     /// A warning for steps of several microbatches, whose loss may not be that of the whole batch.
     pub doubt: Option<Diagnostic>,
 }

@@ -135,12 +135,13 @@ pub fn export(
     // A frozen tensor inside a function cannot be written, and need not be.
     let replaced = tensors.iter().filter(|(name, bytes)| !is_as_it_was(name, bytes));
     let replaced = replaced.map(|(name, bytes)| (name.clone(), bytes.clone())).collect();
-    let form = model.inference_form();
+    let scalars = compilation.loss.iter().flat_map(|loss| &loss.scalars).cloned().collect();
+    let form = model.inference_form(&scalars);
     let training_form = (form.changes > 0).then_some(training);
     if let Some(path) = &training_form {
         model.write(path, &replaced).map_err(told)?;
     }
-    model.write_for_inference(&onnx, &replaced).map_err(told)?;
+    model.write_for_inference(&onnx, &replaced, &scalars).map_err(told)?;
     let absent = weights::write(&weights, source, compilation, &tensors)?;
     Ok(Exported { model: onnx, training_form, weights, tensors: tensors.len(), absent, draws: form.draws })
 }

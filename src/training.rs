@@ -3,10 +3,10 @@
 mod opening;
 mod programs;
 
-pub use opening::{LabelsOfRun, open_data};
+pub use opening::{DataOfRun, open_data};
 pub use programs::{Programs, lower_step, step};
 
-use crate::compilation::Compilation;
+use crate::compilation::{Compilation, Source};
 use crate::config::{DataSource, InputBinding, InputSource, ResumePlace, Settings, Tokenizer};
 use crate::export::SavedStates;
 use crate::failure::Failure;
@@ -17,7 +17,6 @@ use crate::state_dict::load_weights;
 use anyhow::Context;
 use ir::Diagnostic;
 use ir::interp::Missing;
-use onnx::Imported;
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
@@ -138,18 +137,30 @@ impl Start<'_> {
 /// the model's file.
 pub fn weights(
     compilation: &Compilation,
-    imported: &Imported,
+    source: &Source,
     settings: &Settings,
     report: impl FnOnce(String),
 ) -> Result<StateBytes, Diagnostic> {
+    let imported = &source.imported;
     let mut given = StateBytes::new();
     if let Some(path) = &settings.initial.weights {
         let weights = load_weights(path, &compilation.training, imported)?;
         report(weights.report.to_string());
         given = weights.values;
     }
-    check_weights(&compilation.training, Missing::Refuse, &given)?;
+    let checked = check_weights(&compilation.training, Missing::Refuse, &given);
+    checked.map_err(|error| in_missing_files(error, &source.model))?;
     Ok(given)
+}
+
+/// The error of weights that are not there, with the files beside the model that should have them.
+fn in_missing_files(error: Diagnostic, model: &onnx::Model) -> Diagnostic {
+    let missing = model.missing_files();
+    let files = missing.iter().map(|(file, tensors)| {
+        let tensors = if *tensors == 1 { "a tensor" } else { &format!("{tensors} tensors") };
+        format!("`{file}`, to which the model's file refers for {tensors}, is not beside it")
+    });
+    files.fold(error, Diagnostic::note)
 }
 
 /// The beginning of a new run: the values of all states are those of [`weights`], the file's, or new ones. Errors: data

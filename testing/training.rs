@@ -49,7 +49,7 @@ pub fn train(
         training::cut_back(&folder, &start, false, drop)?;
         start
     } else {
-        let weights = training::weights(&compilation, &source.imported, settings, drop)?;
+        let weights = training::weights(&compilation, &source, settings, drop)?;
         training::start(&compilation, settings, &Processes::alone(), &loader, weights)?
     };
     let ranks = training::ranks(&programs, settings, &Processes::alone(), None, &|_| {}, &|_| vec![])?

@@ -8,7 +8,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::array::Batch;
-use super::column::Content;
+use super::column::{Column, Content};
 use super::dataset::{Dataset, Wanted};
 use super::decide::{self, Decision, Offer};
 use super::error::DataError;
@@ -416,6 +416,9 @@ fn note_short_batch(
     })
 }
 
+/// The most tokens that are held out of a stream: an evaluation of gigabytes would take longer than the steps between two of them.
+const MOST_HELD_OUT: u64 = 1 << 18;
+
 /// Holds out the end of a token stream, rounded to whole samples: at least one, or none with a note.
 fn hold_out(
     whole: Dataset,
@@ -431,7 +434,21 @@ fn hold_out(
     if !is_stream || options.held_out <= 0.0 {
         return (whole, None);
     }
-    let held_out = (whole.samples as f64 * options.held_out.min(1.0)) as u64;
+    let share = (whole.samples as f64 * options.held_out.min(1.0)) as u64;
+    let length = whole.columns.iter().map(Column::row_elements).max().unwrap_or(1).max(1);
+    let most = (MOST_HELD_OUT / length).max(1);
+    // A run of an earlier version continues with the samples that it began with.
+    let was_unbounded = options.samples.is_some_and(|samples| samples == whole.samples - share);
+    let held_out = if was_unbounded { share } else { share.min(most) };
+    if held_out < share {
+        notes.push(format!(
+            "the last {held_out} samples of `{}` are held out for evaluation, which is less than {:.1} % of the {} \
+             samples; --eval DATA gives other data",
+            whole.name,
+            options.held_out * 100.0,
+            whole.samples
+        ));
+    }
     if held_out == 0 {
         notes.push(format!(
             "there is no evaluation: {:.1} % of the {} samples of `{}` is less than one sample; give --eval \

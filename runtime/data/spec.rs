@@ -141,8 +141,10 @@ pub struct LoaderOptions {
     pub microbatches: u64,
     /// Data to evaluate on; none: the end of a token stream is held out.
     pub eval: Option<DataSource>,
-    /// The part of a token stream that is held out when `eval` is not given; 0 holds nothing out.
+    /// The part of a token stream that is held out when `eval` is not given, of a long stream less; 0 holds nothing out.
     pub held_out: f64,
+    /// The training samples of the run that continues: earlier versions held out more of a long stream.
+    pub samples: Option<u64>,
     /// How text becomes tokens.
     pub tokenizer: Tokenization,
     /// None: shift a token stream, take labels that stand in the data as they are.
@@ -160,6 +162,7 @@ impl Default for LoaderOptions {
             microbatches: 1,
             eval: None,
             held_out: 0.05,
+            samples: None,
             tokenizer: Tokenization::Auto,
             labels_from: None,
             inputs: BTreeMap::new(),

@@ -5,14 +5,20 @@ use super::error::TrainError;
 use super::session::Session;
 use crate::data::Loader;
 use crate::device::DeviceError;
+use crate::progress::Progress;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two lines of an evaluation.
+const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The mean loss over all held-out samples: of each class of the loss the sum of all losses by the sum of all weights, in
-/// f64, in the data's order. `None` without held-out data, and when `stop` is set on any rank before the end.
+/// f64, in the data's order. A long evaluation shows its progress. `None` without held-out data, and when `stop` is set on any rank before the end.
 pub(super) fn evaluate(
     session: &mut Session,
     loader: &Loader,
     stop: &AtomicBool,
+    mut progress: Option<&mut Progress>,
 ) -> Result<Option<f64>, TrainError> {
     if !session.evaluates() {
         return Ok(None);
@@ -21,6 +27,7 @@ pub(super) fn evaluate(
     let mut total = LossTotal::default();
     // While the device is at a batch, the one before is added up.
     let mut open = None;
+    let (mut told, mut done) = (Instant::now(), 0);
     for batch in loader.eval_batches() {
         if session.agreement().any(stop.load(Ordering::Relaxed)).map_err(DeviceError::from)? {
             // What the device was asked for it keeps until it is collected.
@@ -29,6 +36,11 @@ pub(super) fn evaluate(
             }
             return Ok(None);
         }
+        if let Some(progress) = progress.as_mut().filter(|_| told.elapsed() > LINE_EVERY) {
+            told = Instant::now();
+            progress.message(&format!("evaluation: {done} of {} samples", loader.eval_samples()));
+        }
+        done += batch.size();
         // A short batch has a program of its own, in the memory of the one before it.
         if batch.size() < session.microbatch()
             && let Some(earlier) = open.take()

@@ -172,7 +172,7 @@ fn steps<'scope, 'a: 'scope>(
         if stream.ends_with(step) {
             run.end_stream(&stream, &outcome)?;
         }
-        let eval_loss = if evaluates { evaluate(&mut run.session, run.loader, stop)? } else { None };
+        let eval_loss = if evaluates { run.evaluate(stop)? } else { None };
         if let Some(value) = eval_loss.filter(|loss| !loss.is_finite()) {
             run.check_states(schedule, saved, done, &outcome)?;
             let what = "the eval loss after the update";
@@ -252,6 +252,12 @@ impl TrainingRun<'_> {
         })
     }
 
+    /// The loss over the held-out data.
+    fn evaluate(&mut self, stop: &AtomicBool) -> Result<Option<f64>, TrainError> {
+        let progress = self.lead.as_mut().map(|lead| &mut lead.progress);
+        evaluate(&mut self.session, self.loader, stop, progress)
+    }
+
     /// Whether any rank says so.
     pub(super) fn agree(&self, own: bool) -> Result<bool, TrainError> {
         Ok(self.session.agreement().any(own).map_err(DeviceError::from)?)
@@ -285,7 +291,7 @@ impl TrainingRun<'_> {
         outcome.checkpoint = Some(path).filter(|_| is_there);
         let nothing_left = schedule.start >= schedule.steps;
         outcome.eval_loss = match schedule.start == 0 || nothing_left {
-            true => evaluate(&mut self.session, self.loader, stop)?,
+            true => self.evaluate(stop)?,
             false => self.lead.as_ref().and_then(|lead| lead.history.after(schedule.start)),
         };
         outcome.stopped = nothing_left && outcome.eval_loss.is_none() && self.session.evaluates();

@@ -5,6 +5,7 @@ mod parts;
 mod run;
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -20,7 +21,7 @@ use runtime::train::Surroundings;
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning, Continued};
 use crate::compilation::{self, Compilation, Source};
-use crate::config::{DataSource, LabelsFrom, Length, Settings};
+use crate::config::{DataSource, LabelsFrom, Length, Settings, Tokenizer};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
@@ -285,6 +286,21 @@ impl Compile {
         Ok(beginning)
     }
 
+    /// Says that data are read which take a while: all of them are looked at before the first step.
+    fn tell_long_data(&self) {
+        const LONG: u64 = 256 << 20;
+        let Some(path) = self.settings.data.train.as_ref().and_then(DataSource::file) else { return };
+        if let Some(size) =
+            fs::metadata(path).ok().map(|metadata| metadata.len()).filter(|&size| size >= LONG)
+        {
+            let tokenizer = match &self.settings.data.tokenizer {
+                Some(Tokenizer::File(tokenizer)) => format!(", tokenized by {}", tokenizer.display()),
+                _ => String::new(),
+            };
+            tell!("reading {}: {}{tokenizer}", path.display(), bytes(size));
+        }
+    }
+
     /// The files that the command reads, as far as flags name them.
     fn reads(&self) -> Vec<PathBuf> {
         let given = self.settings.initial.weights.iter().chain(&self.config).cloned();
@@ -326,7 +342,8 @@ impl Compile {
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;
         let microbatches = sizes::microbatches(&forward.module, global_batch, data_ranks)?;
-        let open = |_| training::open_data(&forward.module, settings, microbatches, continued.labels);
+        let open = |_| training::open_data(&forward.module, settings, microbatches, continued.data);
+        self.tell_long_data();
         let loader = settings.data.train.as_ref().map(open).transpose()?;
         let mut training = loader.map(|loader| {
             let steps = match settings.run.length() {

@@ -4,7 +4,7 @@ use crate::compilation::Compilation;
 use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, RunFlags, Settings};
 use crate::export;
 use crate::output::Folder;
-use crate::training::{LabelsOfRun, METRICS, checkpoints};
+use crate::training::{DataOfRun, METRICS, checkpoints};
 use clap::{Args, Command};
 use ir::Diagnostic;
 use runtime::checkpoint::{Checkpoint, StateRow};
@@ -69,8 +69,8 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
 pub(super) struct Continued {
     /// Samples of a step, though the number of data ranks may be another.
     pub(super) global_batch: Option<u64>,
-    /// The convention of the labels, though the evaluation data may be others.
-    pub(super) labels: Option<LabelsOfRun>,
+    /// The convention of the labels, though the evaluation data may be others, and the number of samples.
+    pub(super) data: Option<DataOfRun>,
 }
 
 impl Continued {
@@ -79,13 +79,14 @@ impl Continued {
         let position = checkpoint(beginning).map(|checkpoint| checkpoint.description.position);
         Self {
             global_batch: settings.shapes.global_batch.or(position.map(|position| position.global_batch)),
-            labels: position.map(|position| LabelsOfRun(position.labels_from)),
+            data: position
+                .map(|position| DataOfRun { labels_from: position.labels_from, samples: position.samples }),
         }
     }
 
     /// A new run with this global batch.
     pub(super) fn anew(global_batch: Option<u64>) -> Self {
-        Self { global_batch, labels: None }
+        Self { global_batch, data: None }
     }
 }
 

@@ -20,7 +20,7 @@ pub struct Data {
     /// word `synthetic`
     #[arg(long, value_name = "DATA")]
     pub train: Option<DataSource>,
-    /// Evaluation data [default: the last 5 % of a text, which are then not trained on]
+    /// Evaluation data [default: the last 5 % of a text, at most 262,144 tokens, which are then not trained on]
     #[arg(long, value_name = "DATA")]
     pub eval: Option<DataSource>,
     /// Evaluate every N steps, and always at the end

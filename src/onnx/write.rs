@@ -16,6 +16,7 @@ use crate::proto::ModelProto;
 mod encode;
 mod inference;
 mod place;
+mod scalars;
 
 #[cfg(test)]
 mod inference_tests;
@@ -57,17 +58,20 @@ pub enum WriteError {
 
 /// The form in which batch norms and dropouts are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum Form<'a> {
     /// That of the file, which may be the training form.
     OfFile,
-    /// Nothing depends on the batch, nothing is random.
-    Inference,
+    /// Nothing depends on the batch, nothing is random, and nothing needs labels.
+    Inference {
+        /// The scalar outputs, which may need labels.
+        scalars: &'a BTreeSet<String>,
+    },
 }
 
 /// The difference between a file and its inference form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InferenceForm {
-    /// The nodes of the file that are in training form, such as batch norms and dropouts.
+    /// The nodes of the file that are in training form, such as batch norms and dropouts, and the outputs that need labels.
     pub changes: usize,
     /// The nodes that draw random numbers in the inference form too: noise that is no mask of a known form.
     pub draws: usize,
@@ -91,19 +95,21 @@ impl Model {
     }
 
     /// Writes the model in inference form, otherwise as [`Model::write`] does: batch norms normalise by their running
-    /// statistics, dropouts drop nothing. A model without nodes in training form is written as it is.
+    /// statistics, dropouts drop nothing, and those of the outputs `scalars` are gone that need inputs of their own, such as a
+    /// loss that needs labels. A model without any of that is written as it is.
     pub fn write_for_inference(
         &self,
         path: &Path,
         replaced: &BTreeMap<String, Bytes>,
+        scalars: &BTreeSet<String>,
     ) -> Result<(), WriteError> {
-        self.write_with(path, replaced, Form::Inference, EXTERNAL_ABOVE)
+        self.write_with(path, replaced, Form::Inference { scalars }, EXTERNAL_ABOVE)
     }
 
     /// Compares the file with its inference form.
-    pub fn inference_form(&self) -> InferenceForm {
+    pub fn inference_form(&self, scalars: &BTreeSet<String>) -> InferenceForm {
         let mut proto = self.proto.clone();
-        let changes = inference::to_inference_form(&mut proto);
+        let changes = inference::to_inference_form(&mut proto) + scalars::cut(&mut proto, scalars);
         InferenceForm { changes, draws: inference::drawing_nodes(&proto) }
     }
 
@@ -111,12 +117,13 @@ impl Model {
         &self,
         path: &Path,
         replaced: &BTreeMap<String, Bytes>,
-        form: Form,
+        form: Form<'_>,
         external_above: usize,
     ) -> Result<(), WriteError> {
         let mut proto = place::replaced(self, replaced).map_err(WriteError::Tensors)?;
-        if form == Form::Inference {
+        if let Form::Inference { scalars } = form {
             inference::to_inference_form(&mut proto);
+            scalars::cut(&mut proto, scalars);
         }
         save_with(proto, path, external_above)
     }

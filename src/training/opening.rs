@@ -11,20 +11,20 @@ use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use std::collections::BTreeMap;
 
 /// Opens the data of a run. Labels that stand in the data are shifted if they equal the input at the same place, and the
-/// program predicts the next token; a run that continues keeps the convention `of_run`. Errors: everything about the data that
+/// program predicts the next token; a run that continues keeps the convention of `of_run`. Errors: everything about the data that
 /// would make a step fail.
 pub fn open_data(
     module: &Module,
     settings: &Settings,
     microbatches: u64,
-    of_run: Option<LabelsOfRun>,
+    of_run: Option<DataOfRun>,
 ) -> Result<Loader, Failure> {
     let asked = settings.data.labels_from.map(|from| match from {
         LabelsFrom::Shift => data::LabelsFrom::Shift,
         LabelsFrom::Given => data::LabelsFrom::Given,
     });
-    let kept = of_run.and_then(|labels| labels.0);
-    let mut loader = open_with(module, settings, microbatches, asked.or(kept))?;
+    let kept = of_run.and_then(|run| run.labels_from);
+    let mut loader = open_with(module, settings, microbatches, asked.or(kept), of_run)?;
     if asked.is_some() {
         return Ok(loader);
     }
@@ -32,7 +32,7 @@ pub fn open_data(
     let same = format!("all labels that count equal `{input}` at the same place");
     match (feed::predicts_next(module, &input), of_run) {
         (true, None) => {
-            loader = open_with(module, settings, microbatches, Some(data::LabelsFrom::Shift))?;
+            loader = open_with(module, settings, microbatches, Some(data::LabelsFrom::Shift), of_run)?;
             loader.note(format!(
                 "{same}, so the loader shifts them: each output is trained to predict the next token; to train on \
                  the labels as they are: --labels-from given"
@@ -50,15 +50,21 @@ pub fn open_data(
     Ok(loader)
 }
 
-/// The convention of the labels in a run that continues; `None` inside if its checkpoint does not name it.
+/// The facts about its data that a run keeps when it continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LabelsOfRun(pub Option<data::LabelsFrom>);
+pub struct DataOfRun {
+    /// The convention of the labels; `None` if the checkpoint does not name it.
+    pub labels_from: Option<data::LabelsFrom>,
+    /// Training samples.
+    pub samples: u64,
+}
 
 fn open_with(
     module: &Module,
     settings: &Settings,
     microbatches: u64,
     labels_from: Option<data::LabelsFrom>,
+    of_run: Option<DataOfRun>,
 ) -> Result<Loader, Failure> {
     let train = settings.data.train.as_ref().map(source).context("the data is opened only to train")?;
     let place = where_places_count(module).map(|node| module.node(node));
@@ -72,6 +78,7 @@ fn open_with(
             Some(Tokenizer::File(path)) => Tokenization::File(path.clone()),
         },
         labels_from,
+        samples: of_run.map(|run| run.samples),
         inputs: inputs(settings),
         shuffle: place.is_none(),
         ..LoaderOptions::default()

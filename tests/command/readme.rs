@@ -80,7 +80,7 @@ fn a_run_on_four_ranks_goes_on_on_one_device_and_on_four_others() {
         })
         .collect();
     let [ranks, one, four] = commands.as_slice() else { panic!("{commands:?}") };
-    assert!(ranks.contains("--mesh dp=2,tp=2 --zero 1 --bf16"), "{ranks}");
+    assert!(ranks.contains("--mesh dp=2,tp=2 --zero 1 "), "{ranks}");
     assert!(!one.contains("--mesh") && four.contains("--mesh dp=4"), "{one} {four}");
 
     let place = Workplace::with_text(TRAINYARD, 8_000);
@@ -99,6 +99,87 @@ fn a_run_on_four_ranks_goes_on_on_one_device_and_on_four_others() {
         let apart = losses.iter().zip(expected).map(|(loss, expected)| (loss - expected).abs());
         let worst = apart.fold(0.0, f64::max);
         assert!(worst < 2e-3, "{run}: {losses:?}, not {expected:?}");
+    }
+}
+
+/// The lines of a page that stand after the mark of a command, which prints them.
+struct Printed<'p> {
+    page: &'p str,
+    command: &'p str,
+    lines: Vec<&'p str>,
+}
+
+/// The blocks of a page that have a mark.
+fn printed<'p>(page: &'p str, text: &'p str) -> Vec<Printed<'p>> {
+    const MARK: &str = "<!-- printed by: trainyard ";
+    let block = |rest: &'p str| {
+        let (command, after) = rest.split_once(" -->\n").expect("the mark ends");
+        let lines = after.lines().skip_while(|line| line.is_empty());
+        let lines = lines.take_while(|line| line.is_empty() || line.starts_with("    "));
+        let lines: Vec<&str> = lines.filter_map(|line| line.strip_prefix("    ")).collect();
+        assert!(!lines.is_empty(), "{page}: no lines stand after the mark of `{command}`");
+        Printed { page, command, lines }
+    };
+    text.split(MARK).skip(1).map(block).collect()
+}
+
+/// Whether a line of output is that of a page, but for its indentation. `…` in the page stands for any text.
+fn is_line(line: &str, shown: &str) -> bool {
+    let (line, shown) = (line.trim_start(), shown.trim_start());
+    let mut parts = shown.split('…');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = line.strip_prefix(first) else { return false };
+    let mut is_whole = true;
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        is_whole = part.is_empty();
+        rest = if is_whole { "" } else { &rest[at + part.len()..] };
+    }
+    !is_whole || rest.is_empty() || shown.ends_with('…')
+}
+
+#[test]
+fn every_output_in_the_pages_is_printed_by_its_command() {
+    let pages = ["README.md", "docs/inspect.md", "docs/memory.md", "docs/training.md"];
+    let texts = pages.map(|name| page(name).1);
+    let blocks: Vec<Printed> =
+        pages.iter().zip(&texts).flat_map(|(page, text)| printed(page, text)).collect();
+    assert!(blocks.len() >= 9, "{} blocks have a mark", blocks.len());
+    for Printed { page, command, lines } in blocks {
+        let place = Workplace::new(TRAINYARD);
+        let output = place.command(command).output().expect("the binary can be started");
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        let mut found = text.iter().flat_map(|text| text.lines());
+        for shown in lines {
+            assert!(
+                found.any(|line| is_line(line, shown)),
+                "{page}: `trainyard {command}` does not print, after the lines before it:\n{shown}\nbut:\n{}",
+                text.concat()
+            );
+        }
+    }
+}
+
+#[test]
+fn the_flags_of_the_design_are_those_of_the_program() {
+    let (_, design) = page("docs/DESIGN.md");
+    let place = Workplace::new(TRAINYARD);
+    let help = ["compile", "inspect", "opt", "verify", "doctor"].map(|name| {
+        let output = place.command(&format!("{name} --help")).output().expect("the binary can be started");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    });
+    let is_of_flag = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let flags = design.match_indices("--").filter_map(|(at, _)| {
+        let flag = &design[at..];
+        let flag = &flag[..flag.find(|c| !is_of_flag(c)).unwrap_or(flag.len())];
+        let begins = design[..at].chars().next_back().is_none_or(|before| !is_of_flag(before));
+        (begins && flag.trim_start_matches('-').len() + 2 == flag.len() && flag.len() > 2).then_some(flag)
+    });
+    let known = help.concat();
+    for flag in flags {
+        let is_known =
+            known.match_indices(flag).any(|(at, _)| !known[at + flag.len()..].starts_with(is_of_flag));
+        assert!(is_known, "docs/DESIGN.md has the flag {flag}, which no command takes");
     }
 }
 

@@ -7,7 +7,7 @@ use onnx::Model;
 use passes::Manager;
 use passes::reports::{ParameterReport, RowRole};
 use runtime::checkpoint::{StateBytes, TensorFile};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use trainyard::compilation::{self, Compilation, Source};
 use trainyard::export;
@@ -279,6 +279,39 @@ fn noise_that_stays_in_the_inference_form_is_told() {
 }
 
 #[test]
+fn a_model_that_computes_its_loss_needs_no_labels_in_inference_form() {
+    for (name, stay) in
+        [("gpt2-loss.dynamo", true), ("parted-loss.dynamo", true), ("joined-loss.dynamo", false)]
+    {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/models/{name}.onnx"));
+        let (source, compilation) = load(&path);
+        let states = doctored(&compilation.training);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
+        let names = |model: &Model| -> [Vec<String>; 2] {
+            [&model.graph.inputs, &model.graph.outputs]
+                .map(|values| values.iter().map(|value| value.name.clone()).collect())
+        };
+        let model = Model::load(&written.model).expect("it can be read");
+        println!("{name}: {:?} -> {:?}", names(&source.model), names(&model));
+        assert_eq!(written.training_form.is_some(), stay, "{name}");
+        if !stay {
+            assert_eq!(names(&model), names(&source.model), "{name}");
+            continue;
+        }
+        let [inputs, outputs] = names(&model);
+        assert!(!inputs.iter().any(|input| input.contains("label")), "{name}: {inputs:?}");
+        assert!(
+            !outputs.is_empty() && !outputs.iter().any(|output| output.contains("loss")),
+            "{name}: {outputs:?}"
+        );
+        assert!(model.graph.nodes.len() < source.model.graph.nodes.len(), "{name}");
+        let training = Model::load(&written.training_form.expect("it was written")).expect("it can be read");
+        assert_eq!(names(&training), names(&source.model), "{name}");
+    }
+}
+
+#[test]
 fn a_model_in_training_mode_is_written_in_both_forms() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/resnet.legacy-trainmode.onnx");
     let (source, compilation) = load(&path);
@@ -289,7 +322,10 @@ fn a_model_in_training_mode_is_written_in_both_forms() {
     assert_eq!(training, folder.path().join("model-training.onnx"));
     let [inference, training] =
         [&written.model, &training].map(|path| Model::load(path).expect("it can be read"));
-    assert!(training.inference_form().changes > 0 && inference.inference_form().changes == 0);
+    assert!(
+        training.inference_form(&BTreeSet::new()).changes > 0
+            && inference.inference_form(&BTreeSet::new()).changes == 0
+    );
     assert_eq!(training.graph.nodes, source.model.graph.nodes);
     // Both have the trained values, those of the running statistics too.
     assert_eq!(inference.graph.tensors, training.graph.tensors);

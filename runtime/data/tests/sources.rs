@@ -147,3 +147,21 @@ fn an_input_with_the_labels_name_is_the_label() {
     assert_eq!(integers(&loader.global_batch(0), "labels"), b"bcd".map(i64::from));
     assert_eq!(loader.decisions().len(), 1);
 }
+
+#[test]
+fn little_of_a_long_stream_is_held_out_and_a_run_of_an_older_version_keeps_its_share() {
+    let files = Files::new();
+    let data = files.write("t.txt", vec![b'a'; 8_000_001]);
+    let open = |samples| {
+        let options = LoaderOptions { samples, ..LoaderOptions::default() };
+        Loader::new(&language_model(1, 8, None), &data, &options).unwrap()
+    };
+    let bounded = open(None);
+    assert_eq!((bounded.eval_samples(), bounded.samples()), (32_768, 967_232));
+    let note = "the last 32768 samples of";
+    assert!(bounded.notes().iter().any(|told| told.starts_with(note)), "{:?}", bounded.notes());
+    let older = open(Some(950_000));
+    assert_eq!((older.eval_samples(), older.samples()), (50_000, 950_000));
+    assert!(older.notes().is_empty(), "{:?}", older.notes());
+    assert_eq!(open(Some(967_232)).eval_samples(), 32_768);
+}

@@ -91,7 +91,7 @@ fn an_evaluation_that_is_stopped_collects_what_it_asked_for() {
     let mut session = Session::new(Rank::alone(&mut device), ProgramId(0), Some(ProgramId(1))).unwrap();
     let values = initial_states(&module, 3, Missing::Refuse, StateBytes::new()).unwrap();
     session.write_states(values).unwrap();
-    assert!(matches!(evaluate(&mut session, &loader, &stop), Ok(None)));
+    assert!(matches!(evaluate(&mut session, &loader, &stop, None), Ok(None)));
     assert_eq!((device.asked, device.open), (2, 0));
 }
 

@@ -34,7 +34,9 @@ fn eval_loss(gpu: Option<on_gpu::Gpu>, fills: bool) -> f64 {
     let options = LoaderOptions { eval: Some(DataSource::Path(eval_text)), ..LoaderOptions::default() };
     let loader = Loader::new(&spec, &DataSource::Path(run.corpus()), &options).unwrap();
     assert_eq!((loader.eval_samples(), loader.short_evaluation()), (11, if fills { 0 } else { 3 }));
-    evaluate(&mut session, &loader, &AtomicBool::new(false)).unwrap().expect("there is something to evaluate")
+    evaluate(&mut session, &loader, &AtomicBool::new(false), None)
+        .unwrap()
+        .expect("there is something to evaluate")
 }
 
 #[test]

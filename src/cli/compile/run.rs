@@ -133,12 +133,12 @@ impl Compile {
         Ok(match place {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {
-                let weights = training::weights(compilation, &source.imported, settings, report)?;
+                let weights = training::weights(compilation, source, settings, report)?;
                 (ranks()?, training::start(compilation, settings, processes, loader, weights)?)
             }
             None => {
                 let ranks = ranks()?;
-                let weights = training::weights(compilation, &source.imported, settings, report)?;
+                let weights = training::weights(compilation, source, settings, report)?;
                 (ranks, training::start(compilation, settings, processes, loader, weights)?)
             }
             Some(place) => {

@@ -1,5 +1,6 @@
 //! Files: the model itself, and the external data beside it, mapped into memory and never copied.
-//! Invariant: a location inside a model cannot name a file outside the model's folder.
+//! Invariant: a location inside a model cannot name a file outside the model's folder. A hub's cache has one exception: its folders
+//! `snapshots/REVISION/…` hold links to files in `blobs` beside `snapshots`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,12 +18,14 @@ use crate::tensor::{TensorBytes, TensorSource};
 pub(crate) struct ExternalFiles {
     folder: Option<PathBuf>,
     mapped: BTreeMap<String, Result<Option<Bytes>, String>>,
+    /// The locations that are links into a hub's cache, with their targets.
+    linked: BTreeMap<String, PathBuf>,
 }
 
 impl ExternalFiles {
     /// `folder` is the model's; without one every file is absent.
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
-        Self { folder, mapped: BTreeMap::new() }
+        Self { folder, mapped: BTreeMap::new(), linked: BTreeMap::new() }
     }
 
     /// The bytes of a tensor; a problem when its file is not there.
@@ -47,11 +50,31 @@ impl ExternalFiles {
             return known.clone();
         }
         let found = check(location).and_then(|()| match &self.folder {
-            Some(folder) => open_inside(folder, location),
+            Some(folder) => find_inside(folder, location),
             None => Ok(None),
+        });
+        let found = found.and_then(|found| {
+            let Some(Found { target, is_in_cache }) = found else { return Ok(None) };
+            let bytes = files::map(&target)
+                .map_err(|error| format!("cannot read external data {}: {error}", target.display()))?;
+            if is_in_cache {
+                self.linked.insert(location.to_owned(), target);
+            }
+            Ok(Some(bytes))
         });
         self.mapped.insert(location.to_owned(), found.clone());
         found
+    }
+
+    /// A warning for each location that was read through a link into a hub's cache.
+    pub(super) fn warnings(&self) -> Vec<Problem> {
+        let warning = |(location, target): (&String, &PathBuf)| {
+            let (location, target) = (quoted(location), target.display());
+            Problem::new(format!(
+                "the external data {location} are read from {target}, in the cache that the model is in"
+            ))
+        };
+        self.linked.iter().map(warning).collect()
     }
 }
 
@@ -77,8 +100,24 @@ fn check(location: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Maps `folder/location`, unless a symbolic link leads out of the folder.
-fn open_inside(folder: &Path, location: &str) -> Result<Option<Bytes>, String> {
+/// A file of external data.
+struct Found {
+    target: PathBuf,
+    /// Whether it is outside of the model's folder, in the hub's cache that the folder belongs to.
+    is_in_cache: bool,
+}
+
+/// Whether a file lies in the cache of a hub that a folder belongs to: `blobs/…` beside `snapshots/REVISION/…`.
+fn is_in_cache(folder: &Path, target: &Path) -> bool {
+    let is_snapshots = |path: &&Path| path.file_name().is_some_and(|name| name == "snapshots");
+    // The folder is in a revision, and no snapshot itself.
+    let snapshots = folder.ancestors().skip(1).find(is_snapshots);
+    let blobs = snapshots.and_then(Path::parent).map(|cache| cache.join("blobs"));
+    blobs.is_some_and(|blobs| target.parent() == Some(&blobs))
+}
+
+/// Finds `folder/location`, unless a symbolic link leads out of the folder.
+fn find_inside(folder: &Path, location: &str) -> Result<Option<Found>, String> {
     let failed =
         |path: &Path, error: io::Error| format!("cannot read external data {}: {error}", path.display());
     let folder = folder.canonicalize().map_err(|error| failed(folder, error))?;
@@ -88,12 +127,15 @@ fn open_inside(folder: &Path, location: &str) -> Result<Option<Bytes>, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(&path, error)),
     };
-    if !target.starts_with(&folder) {
+    if target.starts_with(&folder) {
+        return Ok(Some(Found { target, is_in_cache: false }));
+    }
+    if !is_in_cache(&folder, &target) {
         return Err(format!(
             "external data location {} leads to {}, outside the model's folder; copy the file there",
             quoted(location),
             target.display()
         ));
     }
-    files::map(&target).map(Some).map_err(|error| failed(&path, error))
+    Ok(Some(Found { target, is_in_cache: true }))
 }

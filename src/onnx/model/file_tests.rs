@@ -161,3 +161,38 @@ fn tensors_of_a_loaded_file_lie_in_its_map() {
     let proto = model.proto().graph.as_ref().unwrap().initializer[0].raw_data.clone().unwrap();
     assert!(addresses.contains(&(proto.as_ptr() as usize)));
 }
+
+#[cfg(unix)]
+#[test]
+fn links_of_a_hubs_cache_are_followed_and_told() {
+    let cache = tempfile::tempdir().unwrap();
+    let [blobs, snapshot] =
+        ["models--a/blobs", "models--a/snapshots/abc/onnx"].map(|name| cache.path().join(name));
+    for folder in [&blobs, &snapshot, &cache.path().join("models--b/blobs")] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::copy(testdata("odd/external-ok.onnx"), blobs.join("1111")).unwrap();
+    fs::copy(testdata("odd/external-ok.bin"), blobs.join("2222")).unwrap();
+    let link = |name: &str, target: &str| {
+        let path = snapshot.join(name);
+        let _ = fs::remove_file(&path);
+        std::os::unix::fs::symlink(Path::new(target), path).unwrap();
+    };
+    link("model.onnx", "../../../blobs/1111");
+    link("external-ok.bin", "../../../blobs/2222");
+    let path = snapshot.join("model.onnx");
+    let model = Model::load(&path).unwrap();
+    assert!(model.missing_files().is_empty());
+    let warnings: Vec<String> = model.warnings.iter().map(|warning| warning.message.clone()).collect();
+    assert!(
+        warnings.iter().any(|warning| warning.contains("are read from") && warning.contains("blobs/2222")),
+        "{warnings:?}"
+    );
+    // Another cache, and a folder of blobs that belongs to none.
+    fs::copy(blobs.join("2222"), cache.path().join("models--b/blobs/2222")).unwrap();
+    link("external-ok.bin", "../../../../models--b/blobs/2222");
+    assert!(Model::load(&path).unwrap_err().to_string().contains("outside the model's folder"));
+    fs::remove_file(snapshot.join("external-ok.bin")).unwrap();
+    let missing = Model::load(&path).unwrap();
+    assert_eq!(missing.missing_files().keys().copied().collect::<Vec<_>>(), ["external-ok.bin"]);
+}

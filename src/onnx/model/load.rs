@@ -1,6 +1,6 @@
 //! Loading: map, decode, check, build.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use crate::checksum;
 use crate::error::{LoadError, Problem, Problems};
 use crate::proto::{ModelProto, expansion};
 use crate::record;
+use crate::tensor::TensorBytes;
 
 /// Structs may take this many times the file's size (small nodes take 15 times theirs) …
 const STRUCTS_PER_BYTE: usize = 32;
@@ -44,6 +45,17 @@ impl Model {
     /// Loads a model from memory. External data is looked for in `folder`; without one all of it is absent.
     pub fn from_bytes(file: Bytes, folder: Option<&Path>) -> Result<Model, LoadError> {
         read(file, folder.map(Path::to_owned), false).map_err(|problems| LoadError { path: None, problems })
+    }
+
+    /// The files of external data that are not there, each with the number of tensors that have their values in it.
+    pub fn missing_files(&self) -> BTreeMap<&str, usize> {
+        let mut missing = BTreeMap::new();
+        for tensor in &self.graph.tensors {
+            if let TensorBytes::Absent { location, .. } = &tensor.bytes {
+                *missing.entry(location.as_str()).or_default() += 1;
+            }
+        }
+        missing
     }
 
     /// The original messages of the file.
@@ -84,7 +96,7 @@ fn read(file: Bytes, folder: Option<PathBuf>, untied: bool) -> Result<Model, Vec
         opsets,
         metadata: tensor_data::metadata(&proto.metadata_props),
         graph,
-        warnings: header::warnings(&proto).into_iter().chain(changed).collect(),
+        warnings: header::warnings(&proto).into_iter().chain(changed).chain(files.warnings()).collect(),
         record,
         asked: BTreeSet::new(),
         proto,

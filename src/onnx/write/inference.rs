@@ -259,7 +259,7 @@ fn rewire_node(node: &mut NodeProto, gone: &BTreeMap<String, String>) {
 }
 
 /// The values that nodes read, those of their subgraphs included.
-fn reads(nodes: &[NodeProto], read: &mut BTreeSet<String>) {
+pub(super) fn reads(nodes: &[NodeProto], read: &mut BTreeSet<String>) {
     for node in nodes {
         read.extend(node.input.iter().cloned());
         for graph in node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()) {

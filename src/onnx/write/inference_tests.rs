@@ -168,7 +168,7 @@ fn every_form_of_mask_is_gone_in_inference_form() {
     for (name, masks) in [("depth.legacy", 4), ("depth.dynamo", 4), ("noise.legacy", 0)] {
         let model = Model::load(&testdata.join(format!("random/{name}.onnx"))).unwrap();
         let draws = usize::from(masks == 0);
-        assert_eq!(model.inference_form(), InferenceForm { changes: masks, draws }, "{name}");
+        assert_eq!(model.inference_form(&BTreeSet::new()), InferenceForm { changes: masks, draws }, "{name}");
     }
     // `x · (uniform > p) / (1 - p)`, with numbers of a given shape.
     let shape = AttributeProto { name: Some("shape".into()), ints: vec![2], ..AttributeProto::default() };
@@ -210,12 +210,12 @@ fn nodes_of_functions_and_subgraphs_are_changed_too() {
 fn a_trained_model_loads_again_in_inference_form() {
     let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
     let model = Model::load(&testdata.join("models/resnet.legacy-trainmode.onnx")).unwrap();
-    assert_eq!(model.inference_form(), InferenceForm { changes: 20, draws: 0 });
+    assert_eq!(model.inference_form(&BTreeSet::new()), InferenceForm { changes: 20, draws: 0 });
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.onnx");
-    model.write_for_inference(&path, &BTreeMap::new()).unwrap();
+    model.write_for_inference(&path, &BTreeMap::new(), &BTreeSet::new()).unwrap();
     let again = Model::load(&path).unwrap();
-    assert_eq!(again.inference_form().changes, 0);
+    assert_eq!(again.inference_form(&BTreeSet::new()).changes, 0);
     assert_eq!(again.graph.tensors, model.graph.tensors);
     let outputs = |model: &Model| {
         let norms = model.graph.nodes.iter().filter(|node| node.op_type == "BatchNormalization");
@@ -224,7 +224,7 @@ fn a_trained_model_loads_again_in_inference_form() {
     assert_eq!((outputs(&model), outputs(&again)), (vec![3; 20], vec![1; 20]));
     // A model without anything in training form is written as it is.
     let model = Model::load(&testdata.join("models/mlp.legacy.onnx")).unwrap();
-    assert_eq!(model.inference_form().changes, 0);
-    model.write_for_inference(&path, &BTreeMap::new()).unwrap();
+    assert_eq!(model.inference_form(&BTreeSet::new()).changes, 0);
+    model.write_for_inference(&path, &BTreeMap::new(), &BTreeSet::new()).unwrap();
     assert_eq!(Model::load(&path).unwrap().proto, model.proto);
 }

@@ -99,6 +99,6 @@ impl Running {
     pub fn wait(mut self) -> Ended {
         self.errors.read_to_string(&mut self.text).expect("standard error can be read");
         let status = self.child.wait().expect("the process can be waited for");
-        Ended { status, stderr: self.text }
+        Ended { status, stdout: String::new(), stderr: self.text }
     }
 }

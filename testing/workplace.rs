@@ -19,6 +19,8 @@ pub struct Workplace {
 pub struct Ended {
     /// How the process ended.
     pub status: ExitStatus,
+    /// All of standard output, if it was collected and is text.
+    pub stdout: String,
     /// All of standard error.
     pub stderr: String,
 }
@@ -83,6 +85,14 @@ impl Workplace {
         Ended::of(self.command(arguments).output().expect("the binary can be started"))
     }
 
+    /// Runs the binary to its end within limits: commands of a shell, of which the last may be one that runs another, such as
+    /// `ulimit -v 1000000; exec timeout 60`.
+    pub fn run_within(&self, limits: &str, arguments: &str) -> Ended {
+        let mut command = self.command_of(Path::new("bash"), "-c");
+        command.arg(format!("{limits} \"$0\" \"$@\"")).arg(&self.binary).args(arguments.split_whitespace());
+        Ended::of(command.output().expect("bash can be started"))
+    }
+
     /// Runs the binary to its end, which must be a success.
     #[track_caller]
     pub fn succeed(&self, arguments: &str) -> Ended {
@@ -133,7 +143,8 @@ impl Ended {
     /// The end of a process whose output was collected.
     pub fn of(output: Output) -> Self {
         let stderr = String::from_utf8(output.stderr).expect("standard error is UTF-8");
-        Self { status: output.status, stderr }
+        let stdout = String::from_utf8(output.stdout).unwrap_or_default();
+        Self { status: output.status, stdout, stderr }
     }
 
     /// Standard error from the first error on.

@@ -1,5 +1,6 @@
 //! Changes of an ONNX file field by field, so that most changed files are still files, and many still mean something.
 
+mod differences;
 mod graphs;
 mod nodes;
 mod tensors;
@@ -34,6 +35,11 @@ pub fn crossed(bytes: &[u8], other: &[u8], longest: usize, choices: &mut Choices
         }
     }
     encode(&model, longest)
+}
+
+/// What a change did to a file, for people: see [`differences::differences`]. `None` if one of them is no ONNX file.
+pub fn described(before: &[u8], after: &[u8]) -> Option<String> {
+    Some(differences::differences(&decode(before)?, &decode(after)?))
 }
 
 fn decode(bytes: &[u8]) -> Option<ModelProto> {

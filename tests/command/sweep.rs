@@ -1,61 +1,18 @@
-//! Random commands: a run with random flags has the losses of the same run on one device without these flags, or is refused. No command
-//! ends with a fault.
+//! Random commands, and random changes of models: a run on a mesh, with flags that change no numbers, has the losses of one device,
+//! or is refused. No command ends with a fault, hangs, or takes more memory than it asked for.
+//!
+//! Failures name their case: `TRAINYARD_FIRST_CASE=7 TRAINYARD_CASES=1 cargo test --workspace --test command sweep::mutants -- --ignored`
+//! repeats case 7 of the mutants.
+
+mod commands;
+mod mutants;
 
 use crate::TRAINYARD;
-use ir::random::philox;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use testing::records;
-use testing::workplace::Workplace;
-
-/// A model with the flags that name its data.
-#[derive(Clone, Copy, Debug)]
-struct Model {
-    /// The file below `testdata`, without its ending.
-    file: &'static str,
-    /// The flags of its data, with `EVAL` in front of those of the evaluation.
-    data: &'static str,
-    /// Whether a microbatch of another size computes the same.
-    adds_up: bool,
-}
-
-const fn model(file: &'static str, data: &'static str) -> Model {
-    Model { file, data, adds_up: true }
-}
-
-const fn whole(file: &'static str, data: &'static str) -> Model {
-    Model { file, data, adds_up: false }
-}
-
-const TEXT: &str = "--train train.txt --tokenizer bytes EVAL --eval eval.txt";
-const LINES: &str = "--train train.jsonl EVAL --eval eval.jsonl";
-const SHORT: &str = "--train testdata/short-batch.npz EVAL --eval testdata/short-batch.npz";
-
-const MODELS: [Model; 22] = [
-    model("models/mlp.dynamo", LINES),
-    model("models/mlp-loss.dynamo", LINES),
-    model("models/joined-loss.dynamo", LINES),
-    model("models/parted-loss.dynamo", LINES),
-    model("models/clamped-loss.dynamo", LINES),
-    model("models/quotient-loss.dynamo", LINES),
-    model("models/smoothed-loss.dynamo", LINES),
-    model("models/weighted-loss.dynamo", LINES),
-    model("models/positives-loss.dynamo", LINES),
-    model("models/summed-loss.dynamo", LINES),
-    model("models/batch-loss.dynamo", LINES),
-    whole("models/root-loss.dynamo", LINES),
-    whole("short-batch", SHORT),
-    whole("short-batch-mse", SHORT),
-    model("models/gpt2.dynamo", TEXT),
-    model("models/gpt2-fp16.dynamo", TEXT),
-    model("models/gpt2-dropout.legacy", TEXT),
-    model("models/llama.dynamo", TEXT),
-    whole("models/mixtral.dynamo", TEXT),
-    model("models/bert.dynamo", "--train synthetic --loss cross-entropy"),
-    model("models/t5.dynamo", "--train synthetic --loss cross-entropy"),
-    whole("models/resnet.legacy-trainmode", "--train synthetic"),
-];
+use testing::workplace::{Ended, Workplace};
 
 /// Flags that change the numbers: the run on one device has them too.
 const SHARED: [&[&str]; 4] = [
@@ -121,127 +78,105 @@ const ALONE: [&[&str]; 6] = [
     &["", "", "--sequence-parallel", "--update early"],
 ];
 
-/// Samples of a step.
-const GLOBAL: u64 = 8;
-
-/// Steps of a run.
-const STEPS: u64 = 4;
-
-/// A random command.
-struct Case {
-    model: Model,
-    /// The flags of both runs.
-    shared: String,
-    /// The flags of the run on one device, and of the run that is compared with it.
-    runs: [String; 2],
-    /// Whether the run stops after half of its steps, and goes on.
-    resumes: bool,
-    is_half: bool,
+/// Flags of [`SHARED`], one of each axis.
+fn draw_shared(draw: &mut impl FnMut(usize) -> usize) -> Vec<&'static str> {
+    SHARED.iter().map(|axis| axis[draw(axis.len())]).collect()
 }
 
-impl Case {
-    fn of(seed: u64) -> Self {
-        let mut drawn = 0;
-        let mut draw = |count: usize| {
-            drawn += 1;
-            philox(seed, [drawn, 0, 0, 11])[0] as usize % count
+/// Flags of [`ALONE`] that fit a mesh and the shared flags. Most flags of all six axes would be refused together.
+fn draw_alone(
+    (mesh, data_ranks): (&str, u64),
+    shared: &[&str],
+    draw: &mut impl FnMut(usize) -> usize,
+) -> Vec<String> {
+    let mut own: Vec<String> = if mesh.is_empty() { vec![] } else { vec![format!("--mesh {mesh}")] };
+    own.extend(ALONE.iter().filter_map(|axis| {
+        let flag = axis[draw(axis.len())];
+        let fits = match flag {
+            _ if draw(3) == 0 => false,
+            flag if flag.starts_with("--zero") => data_ranks > 1 || flag == "--zero 0",
+            flag if flag.starts_with("--schedule") => mesh.contains("pp"),
+            "--sequence-parallel" => mesh.contains("tp"),
+            "--update early" => !mesh.contains("pp") && shared[0].is_empty() && shared[2].is_empty(),
+            _ => true,
         };
-        let model = MODELS[draw(MODELS.len())];
-        let shared: Vec<&str> = SHARED.iter().map(|axis| axis[draw(axis.len())]).collect();
-        let is_half = !shared[0].is_empty();
-        let evaluates = draw(2) == 0;
-        let data = match (model.data.split_once(" EVAL "), evaluates) {
-            (Some((train, eval)), true) => format!("{train} {eval} --eval-every 2"),
-            (Some((train, _)), false) => train.to_owned(),
-            (None, _) => model.data.to_owned(),
-        };
-        let (mesh, data_ranks) =
-            MESHES[draw(if model.file.contains("mixtral") { MESHES.len() } else { MESHES.len() - 3 })];
-        let mut own: Vec<String> = if mesh.is_empty() { vec![] } else { vec![format!("--mesh {mesh}")] };
-        // Most flags of all six would be refused together.
-        own.extend(ALONE.iter().filter_map(|axis| {
-            let flag = axis[draw(axis.len())];
-            let fits = match flag {
-                _ if draw(3) == 0 => false,
-                flag if flag.starts_with("--zero") => data_ranks > 1 || flag == "--zero 0",
-                flag if flag.starts_with("--schedule") => mesh.contains("pp"),
-                "--sequence-parallel" => mesh.contains("tp"),
-                "--update early" => !mesh.contains("pp") && !is_half && shared[2].is_empty(),
-                _ => true,
-            };
-            (fits && !flag.is_empty()).then(|| flag.to_owned())
-        }));
-        let batch = [4, 8][draw(2)];
-        let other = if model.adds_up { [data_ranks.max(2), 4, 8][draw(3)] } else { batch };
-        let runs = [
-            format!("--microbatch {batch}"),
-            format!("--microbatch {} {}", other / data_ranks, own.join(" ")),
-        ];
-        let shared = format!(
-            "compile testdata/{}.onnx {data} {} --lr 1e-3 --global-batch {GLOBAL} --seed {}",
-            model.file,
-            shared.join(" "),
-            draw(100)
-        );
-        Self { model, shared, runs, resumes: draw(3) == 0, is_half }
-    }
+        (fits && !flag.is_empty()).then(|| flag.to_owned())
+    }));
+    own
+}
 
-    /// Runs both commands. Returns whether the second one was not refused.
-    fn check(&self, place: &Workplace) -> Result<bool, String> {
-        self.write_data(place);
-        let [one, own] = &self.runs;
-        let expected = Run::of(place, &format!("{} {one} --steps {STEPS} -o one --force", self.shared))?
-            .ok_or_else(|| format!("{} {one} is refused on one device", self.shared))?;
-        if self.resumes {
-            let half = format!("{} {own} --steps {} --save-every 1 -o own --force", self.shared, STEPS / 2);
-            if Run::of(place, &half)?.is_none() {
-                return Ok(false);
-            }
-        }
-        let more = if self.resumes { "--resume" } else { "--force" };
-        let command = format!("{} {own} --steps {STEPS} -o own {more}", self.shared);
-        let Some(run) = Run::of(place, &command)? else { return Ok(false) };
-        run.compare(&expected, self.is_half)
-            .map_err(|difference| format!("{command} ({one}): {difference}"))?;
-        Ok(true)
-    }
+/// How far a case came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    /// One device refuses the model, or its loss is no number.
+    Refused,
+    /// One device trains the model, and the other run is refused.
+    TrainedAlone,
+    /// Both runs have the same losses.
+    Compared,
+}
 
-    fn write_data(&self, place: &Workplace) {
-        let name = self.model.file.trim_start_matches("models/");
-        if let Some(fields) = records::fields(name) {
-            place.write("train.jsonl", records::lines(&fields, 40, 1).as_bytes());
-            place.write("eval.jsonl", records::lines(&fields, 20, 2).as_bytes());
-        }
-        let text = place.read("testdata/kjv.txt");
-        place.write("train.txt", &text[..3000]);
-        place.write("eval.txt", &text[5000..6000]);
+/// The limits of a command: 4 GiB of address space, a minute of processor time, and five minutes of the clock, in which a command
+/// that waits for nothing ends on a busy machine.
+const LIMITS: &str = "ulimit -v 4194304 -t 60; exec timeout --kill-after=5 300";
+
+/// Runs a command within [`LIMITS`]. An error has everything that is neither a success, nor a refusal, nor another exit code that is
+/// `allowed`.
+fn ended(place: &Workplace, command: &str, allowed: Option<i32>) -> Result<Ended, String> {
+    let ended = place.run_within(LIMITS, command);
+    match ended.status.code() {
+        Some(0) => Ok(ended),
+        Some(2) if ended.stderr.lines().any(|line| line.starts_with("error")) => Ok(ended),
+        code if code.is_some() && code == allowed => Ok(ended),
+        code => Err(format!("trainyard {command}\nexit code {code:?}\n{}", ended.stderr)),
     }
+}
+
+/// The end of a training run.
+enum Ending {
+    /// The command is refused, with this text.
+    Refused(String),
+    /// A loss, a gradient or a state became infinite or NaN.
+    NotFinite,
+    Ran(Run),
 }
 
 /// The numbers of a run.
 struct Run {
     /// Whether all samples were evaluated.
     compares: bool,
+    /// The samples of a step.
+    samples: u64,
     /// The eval loss before step 0, if this run began there and evaluates.
     before: Option<f64>,
     steps: Vec<Value>,
 }
 
+impl Ending {
+    /// Compares a run with the run on one device.
+    fn compare(self, expected: &Run, is_half: bool) -> Result<Outcome, String> {
+        match self {
+            Self::Refused(_) => Ok(Outcome::TrainedAlone),
+            Self::NotFinite => Err("numbers become infinite or NaN, and stay finite on one device".into()),
+            Self::Ran(run) => run.compare(expected, is_half).map(|()| Outcome::Compared),
+        }
+    }
+}
+
 impl Run {
-    /// Runs a command. `None` if it is refused. An error has everything that is no success and no refusal.
-    fn of(place: &Workplace, command: &str) -> Result<Option<Self>, String> {
-        let ended = place.run(command);
-        match ended.status.code() {
-            Some(0) => {}
-            Some(2) if ended.stderr.contains("error") => return Ok(None),
-            code => return Err(format!("trainyard {command}\nexit code {code:?}\n{}", ended.stderr)),
+    /// Runs a command that trains into `folder`.
+    fn of(place: &Workplace, command: &str, folder: &str) -> Result<Ending, String> {
+        let ended = ended(place, &format!("{command} -o {folder}"), None)?;
+        if ended.status.code() != Some(0) {
+            let began = ended.stderr.lines().any(|line| line.starts_with("device: "));
+            return Ok(if began { Ending::NotFinite } else { Ending::Refused(ended.stderr) });
         }
         let line = ended.stderr.lines().find_map(|line| line.strip_prefix("before step 0: eval loss "));
         // Data ranks share every batch equally.
         let compares = !ended.stderr.contains("the evaluation leaves out");
-        let folder = if command.contains("-o one") { "one" } else { "own" };
-        Ok(Some(Self {
+        Ok(Ending::Ran(Self {
             compares,
+            samples: samples(&ended.stderr).ok_or_else(|| format!("no samples: {}", ended.stderr))?,
             before: line.and_then(|loss| loss.parse().ok()),
             steps: place.metrics(folder),
         }))
@@ -277,9 +212,20 @@ impl Run {
     }
 }
 
-/// Checks so many commands, by two threads.
-fn check_cases(first: u64, count: u64) {
-    let (next, done) = (AtomicU64::new(first), AtomicU64::new(0));
+/// The samples of a step of all ranks, in the first line of a run: `…, 2 x 4 samples per step`.
+fn samples(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_suffix(" samples per step"))?;
+    let (microbatches, microbatch) = line.rsplit_once(", ")?.1.split_once(" x ")?;
+    Some(microbatches.parse::<u64>().ok()? * microbatch.parse::<u64>().ok()?)
+}
+
+/// Checks so many cases, by two threads. Gives how many came how far.
+fn check_cases(
+    first: u64,
+    count: u64,
+    check: impl Fn(&Workplace, u64) -> Result<Outcome, String> + Sync,
+) -> BTreeMap<Outcome, u64> {
+    let (next, outcomes) = (AtomicU64::new(first), Mutex::new(BTreeMap::new()));
     let faults = Mutex::new(vec![]);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -290,36 +236,29 @@ fn check_cases(first: u64, count: u64) {
                     if seed >= first + count {
                         break;
                     }
-                    match Case::of(seed).check(&place) {
-                        Ok(ran) => {
-                            done.fetch_add(ran.into(), Ordering::Relaxed);
+                    match check(&place, seed) {
+                        Ok(outcome) => {
+                            *outcomes.lock().expect("no thread panicked").entry(outcome).or_default() += 1;
                         }
                         Err(fault) => {
-                            faults.lock().expect("no thread panicked").push(format!("case {seed}: {fault}"))
+                            faults.lock().expect("no thread panicked").push(format!("case {seed}: {fault}"));
                         }
                     }
                 }
             });
         }
     });
+    let outcomes = outcomes.into_inner().expect("no thread panicked");
+    println!("{count} cases: {outcomes:?}");
     let faults = faults.into_inner().expect("no thread panicked");
-    assert!(faults.is_empty(), "{} of {count} commands:\n{}", faults.len(), faults.join("\n\n"));
-    let done = done.into_inner();
-    println!("{done} of {count} commands ran, the others were refused");
-    assert!(done * 2 >= count, "{done} of {count} commands ran, the others were refused");
+    assert!(faults.is_empty(), "{} of {count} cases:\n{}", faults.len(), faults.join("\n\n"));
+    outcomes
 }
 
-#[test]
-fn a_few_random_commands_do_what_one_device_does() {
-    check_cases(0, 12);
-}
-
-/// `TRAINYARD_CASES` is their number: CI's nightly run checks 3000. `TRAINYARD_FIRST_CASE` is the first of them.
-#[test]
-#[ignore = "longer"]
-fn random_commands_do_what_one_device_does() {
-    let number = |name: &str, otherwise| {
+/// The first case of a longer test, and the number of its cases: `TRAINYARD_FIRST_CASE` and `TRAINYARD_CASES`. CI's nightly run checks
+/// 3000.
+fn longer(first: u64) -> [u64; 2] {
+    [("TRAINYARD_FIRST_CASE", first), ("TRAINYARD_CASES", 150)].map(|(name, otherwise)| {
         std::env::var(name).map_or(otherwise, |value| value.parse().expect("a number"))
-    };
-    check_cases(number("TRAINYARD_FIRST_CASE", 12), number("TRAINYARD_CASES", 150));
+    })
 }

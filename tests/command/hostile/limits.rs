@@ -1,7 +1,6 @@
 //! Numbers of threads and ranks that no machine has, and a limit on the size of files.
 
 use crate::TRAINYARD;
-use std::path::Path;
 
 use expect_test::expect;
 
@@ -57,9 +56,7 @@ fn more_ranks_than_the_processor_runs_are_refused() {
 fn a_limit_on_the_size_of_files_is_an_error_and_no_kill() {
     let place = place();
     // The unit is 512 or 1024 bytes, as the shell has it: a program's text does not fit either way.
-    let mut command = place.command_of(Path::new("sh"), "-c");
-    command.arg("ulimit -f 2; exec \"$0\" \"$@\"").arg(TRAINYARD);
-    let ended = Ended::of(command.args(RUN.split_whitespace()).output().expect("sh can be started"));
+    let ended = place.run_within("ulimit -f 2; exec", RUN);
     expect![[r#"
         error: cannot write run/program.ir: File too large (os error 27)
     "#]]

@@ -14,8 +14,8 @@ pub(super) struct Resharder<'b, 'm> {
     pub(super) mesh: Mesh,
     /// What is read instead of a value of the original program.
     current: BTreeMap<ValueId, ValueId>,
-    /// A value in another sharding, by the phase in which it was made.
-    made: BTreeMap<(ValueId, Sharding, Phase), ValueId>,
+    /// A value in another sharding, by the phase in which it was made, and its stage: a value of every stage is changed on each.
+    made: BTreeMap<(ValueId, Sharding, Phase, u32), ValueId>,
 }
 
 impl<'b, 'm> Resharder<'b, 'm> {
@@ -155,14 +155,17 @@ impl<'b, 'm> Resharder<'b, 'm> {
             (None, Definition::Input(_)) => At::Start(Phase::Forward),
             (None, Definition::State(_)) => At::Start(Phase::Prepare),
         };
-        let key = (
-            value,
-            to.clone(),
-            match at {
-                At::Before(node) | At::After(node) => phase(node),
-                At::Start(phase) | At::End(phase) => phase,
-            },
-        );
+        // A transfer sends the value as the stage of its operand leaves it.
+        let is_transfer = |id: &NodeId| matches!(self.b.module().node(*id).op, Op::Transfer(_));
+        let stage = match reader.filter(|reader| !is_transfer(reader)) {
+            Some(reader) => self.b.module().node(reader).stage,
+            None => self.b.module().stage_of(value),
+        };
+        let phase = match at {
+            At::Before(node) | At::After(node) => phase(node),
+            At::Start(phase) | At::End(phase) => phase,
+        };
+        let key = (value, to.clone(), phase, stage);
         if let Some(&made) = self.made.get(&key) {
             return Ok(made);
         }
@@ -173,21 +176,15 @@ impl<'b, 'm> Resharder<'b, 'm> {
         })?;
         // Its result is as large as its operand, so backward keeps the one in place of the other.
         if collective == Collective::AllToAll
-            && let Some(&made) = self.made.get(&(value, to.clone(), Phase::Forward))
-            && key.2.is_gradient()
+            && let Some(&made) = self.made.get(&(value, to.clone(), Phase::Forward, stage))
+            && phase.is_gradient()
         {
             return Ok(made);
         }
         let origin = self.b.module().producer(value).map(|node| node.origin.clone());
-        self.b.at(at);
+        self.b.at(at).stage(stage);
         if let Some(origin) = origin {
             self.b.origin(origin);
-        }
-        // A transfer sends the value as the stage of its operand leaves it.
-        let is_transfer = |id: NodeId| matches!(self.b.module().node(id).op, Op::Transfer(_));
-        if reader.is_some_and(is_transfer) {
-            let stage = self.b.module().stage_of(value);
-            self.b.stage(stage);
         }
         let made = self.b.one_typed(collective, &[value], Type { sharding: to.clone(), ..from })?;
         self.made.insert(key, made);

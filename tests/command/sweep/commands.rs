@@ -1,6 +1,6 @@
 //! Random commands, each beside the same command on one device without the flags that change no numbers.
 
-use super::{Ending, MESHES, Outcome, Run, check_cases, draw_alone, draw_shared, longer};
+use super::{Allowed, Ending, MESHES, Outcome, Run, check_cases, draw_alone, draw_shared, longer};
 use ir::random::philox;
 use testing::records;
 use testing::workplace::Workplace;
@@ -122,7 +122,7 @@ impl Case {
         let more = if self.resumes { "--resume" } else { "--force" };
         let command = format!("{} {own} --steps {STEPS} {more}", self.shared);
         Run::of(place, &command, "own")?
-            .compare(&expected, self.is_half)
+            .compare(&expected, Allowed::of(self.is_half))
             .map_err(|difference| format!("{command} ({one}): {difference}"))
     }
 

@@ -34,13 +34,15 @@ pub use error::CommError;
 
 use ir::timetable::Task;
 use ir::{DType, PartialKind};
+use messages::Aligned;
 use std::fmt;
 use std::sync::Arc;
 
 /// A tensor that a collective goes over: what this rank has of it before, and room for what it has after. Both are
 /// dense, row-major.
 ///
-/// A gather along the first dim of more than one element may have the operand within the result, where it belongs.
+/// An `all_reduce` may have the operand in the place of the result. A gather along the first dim of more than one element may have it
+/// within the result, where it belongs.
 pub struct Exchanged<'a> {
     /// Element type.
     pub dtype: DType,
@@ -50,7 +52,7 @@ pub struct Exchanged<'a> {
     pub gathered: Option<usize>,
     /// The dim of which this rank keeps the share of its place in the group.
     pub split: Option<usize>,
-    /// The bytes before; `None` where they are this rank's part of the result already.
+    /// The bytes before; `None` if the result holds them: all of it in an `all_reduce`, in a gather this rank's part.
     pub operand: Option<&'a [u8]>,
     /// Where the bytes after go.
     pub result: &'a mut [u8],
@@ -62,7 +64,12 @@ impl<'a> Exchanged<'a> {
     /// # Panics
     /// They are within the result.
     fn operand(&self) -> &'a [u8] {
-        self.operand.expect("only a gather has its operand within the result")
+        self.operand.expect("only an all_reduce and a gather have their operands within their results")
+    }
+
+    /// A copy of the operand of an `all_reduce` that lies in the place of the result; nothing of an operand that lies apart.
+    fn held(&self) -> Aligned {
+        self.operand.map_or_else(|| Aligned::of(self.result), |_| Aligned::of(&[]))
     }
 }
 

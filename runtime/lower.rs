@@ -9,8 +9,8 @@
 //! whole, `matrices` are copied for multiplications, `pad` keeps rows of logits aligned, `constants` makes the bytes that never
 //! change, `ranks` says what devices exchange, `stages` what the ranks of a pipeline do, `sums` are kept over microbatches); `commit` brings new state values into the states'
 //! own buffers; `renew` has optimizers write the casts of the weights that the next step reads; `overlap` orders exchanges between
-//! devices so that they run beside computation; `tiers` says in which memory each buffer lies, and `values` which value; `place` shares dying buffers in
-//! place, plans the arena, and fixes every address; `classes` counts the memory by its classes.
+//! devices so that they run beside computation; `tiers` says in which memory each buffer lies, and `values` which value; `lives` says how long; `place` shares
+//! dying buffers in place, plans the arena, and fixes every address; `classes` counts the memory by its classes.
 
 mod classes;
 mod commit;
@@ -19,6 +19,7 @@ mod draft;
 mod early;
 mod epilogue;
 mod fuse;
+mod lives;
 mod matrices;
 mod overlap;
 mod pad;

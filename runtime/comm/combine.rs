@@ -70,8 +70,11 @@ macro_rules! integers {
 }
 integers!(i64, i32, i16, i8, u64, u32, u16, u8);
 
+/// The bytes that a rank has of a tensor; `None` if they lie where the result is written.
+pub(super) type Addend<'a> = Option<&'a [u8]>;
+
 /// `out = parts[0] ∘ parts[1] ∘ …`, from left to right, each of the same length in bytes.
-pub(super) fn combine(dtype: DType, kind: PartialKind, parts: &[&[u8]], out: &mut [u8], stores: Stores) {
+pub(super) fn combine(dtype: DType, kind: PartialKind, parts: &[Addend], out: &mut [u8], stores: Stores) {
     match dtype {
         DType::F64 => combine_by::<f64>(kind, parts, out, stores),
         DType::F32 => combine_by::<f32>(kind, parts, out, stores),
@@ -89,7 +92,7 @@ pub(super) fn combine(dtype: DType, kind: PartialKind, parts: &[&[u8]], out: &mu
     }
 }
 
-fn combine_by<T: Element>(kind: PartialKind, parts: &[&[u8]], out: &mut [u8], stores: Stores) {
+fn combine_by<T: Element>(kind: PartialKind, parts: &[Addend], out: &mut [u8], stores: Stores) {
     match kind {
         PartialKind::Sum => fold::<T>(parts, out, stores, T::sum),
         PartialKind::Max => fold::<T>(parts, out, stores, T::max),
@@ -98,17 +101,22 @@ fn combine_by<T: Element>(kind: PartialKind, parts: &[&[u8]], out: &mut [u8], st
 }
 
 fn fold<T: Element>(
-    parts: &[&[u8]],
+    parts: &[Addend],
     out: &mut [u8],
     stores: Stores,
     combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
 ) {
-    let Some((first, rest)) = parts.split_first() else { return };
+    if parts.is_empty() {
+        return;
+    }
     let count = out.len() / size_of::<T>();
     let stores = if count < BLOCK { Stores::Cached } else { stores };
-    let (mut wide, mut aside) = (vec![], vec![]);
-    if rest.len() != 1 {
+    let (mut wide, mut aside, mut held) = (vec![], vec![], vec![]);
+    if parts.len() != 2 {
         wide.resize(BLOCK.min(count), T::Wide::default());
+    }
+    if parts.iter().any(Option::is_none) {
+        held.resize(BLOCK.min(count), T::zeroed());
     }
     if stores == Stores::PastCaches {
         aside.resize(BLOCK, T::zeroed());
@@ -116,23 +124,25 @@ fn fold<T: Element>(
     for start in (0..count).step_by(BLOCK) {
         let end = (start + BLOCK).min(count);
         let here = start * size_of::<T>()..end * size_of::<T>();
+        // A result is written over its addend, which is read before.
+        if let Some(held) = held.get_mut(..end - start) {
+            held.copy_from_slice(elements(&out[here.clone()]));
+        }
+        let block = |part: usize| parts[part].map_or(&held[..], |part| elements(&part[here.clone()]));
         let narrow: &mut [T] = match stores {
             Stores::Cached => bytemuck::cast_slice_mut(&mut out[here.clone()]),
             Stores::PastCaches => &mut aside[..end - start],
         };
-        match rest {
+        match parts.len() {
             // In one pass, since most groups of threads are pairs.
-            [second] => {
-                let [first, second] = [*first, *second].map(|part| elements::<T>(&part[here.clone()]));
-                let both = first.iter().zip(second).map(|(x, y)| combine(x.widen(), y.widen()));
+            2 => {
+                let both = block(0).iter().zip(block(1)).map(|(x, y)| combine(x.widen(), y.widen()));
                 narrow.iter_mut().zip(both).for_each(|(out, x)| *out = T::narrow(x));
             }
-            _ => {
+            count => {
                 let wide = &mut wide[..end - start];
-                each::<T>(&first[here.clone()], wide, |_, x| x);
-                for part in rest {
-                    each::<T>(&part[here.clone()], wide, &combine);
-                }
+                each::<T>(block(0), wide, |_, x| x);
+                (1..count).for_each(|part| each::<T>(block(part), wide, &combine));
                 narrow.iter_mut().zip(wide).for_each(|(out, &mut x)| *out = T::narrow(x));
             }
         }
@@ -147,8 +157,8 @@ fn elements<T: Element>(bytes: &[u8]) -> &[T] {
 }
 
 /// `wide = combine(wide, part)`, element by element.
-fn each<T: Element>(part: &[u8], wide: &mut [T::Wide], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
-    wide.iter_mut().zip(elements::<T>(part)).for_each(|(wide, x)| *wide = combine(*wide, x.widen()));
+fn each<T: Element>(part: &[T], wide: &mut [T::Wide], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+    wide.iter_mut().zip(part).for_each(|(wide, x)| *wide = combine(*wide, x.widen()));
 }
 
 #[cfg(test)]
@@ -159,12 +169,22 @@ mod tests {
     fn combined(dtype: DType, kind: PartialKind, parts: &[&[f64]]) -> Vec<f64> {
         let bytes = |x: &&[f64]| Tensor::float(dtype, vec![x.len()], x.to_vec()).to_bytes();
         let parts: Vec<Vec<u8>> = parts.iter().map(bytes).collect();
-        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+        let addends: Vec<Addend> = parts.iter().map(|part| Some(&part[..])).collect();
         let mut out = vec![0; parts[0].len()];
-        combine(dtype, kind, &parts, &mut out, Stores::Cached);
-        let mut past_caches = vec![0; out.len()];
-        combine(dtype, kind, &parts, &mut past_caches, Stores::PastCaches);
-        assert_eq!(out, past_caches);
+        combine(dtype, kind, &addends, &mut out, Stores::Cached);
+        for stores in [Stores::Cached, Stores::PastCaches] {
+            let mut other = vec![0; out.len()];
+            combine(dtype, kind, &addends, &mut other, stores);
+            assert_eq!(out, other);
+            // Each addend in the place of the result.
+            for (place, part) in parts.iter().enumerate() {
+                let mut addends = addends.clone();
+                addends[place] = None;
+                let mut in_place = part.clone();
+                combine(dtype, kind, &addends, &mut in_place, stores);
+                assert_eq!(out, in_place, "{place}");
+            }
+        }
         let ty = Type::of(dtype, &[out.len() as u64 / dtype.bytes()]);
         Tensor::from_bytes(&ty, &out).unwrap().numbers()
     }
@@ -176,6 +196,7 @@ mod tests {
         assert_eq!(combined(DType::BF16, PartialKind::Sum, &parts), [260.0]);
         assert_eq!(combined(DType::F16, PartialKind::Sum, &[&[2048.0], &[1.0], &[1.0]]), [2050.0]);
     }
+
     #[test]
     fn the_largest_of_a_nan_is_one_wherever_it_stands() {
         let max = |parts: &[&[f64]]| combined(DType::F32, PartialKind::Max, parts);

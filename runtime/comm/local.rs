@@ -2,14 +2,16 @@
 
 pub use super::at_work::AtWork;
 use super::block::{self, Block};
-use super::combine::combine;
+use super::combine::{Addend, combine};
 use super::mail::Way;
-use super::meeting::{Inside, World};
-use super::pieces::{Shape, by_rank, in_parts, share};
+use super::meeting::World;
+use super::messages::Aligned;
+use super::pieces::{Shape, Shares, by_rank, in_parts};
 use super::record::{FlightRecord, Recorded};
 use super::stores::Stores;
 use super::{CommError, Communicator, Exchanged, Terms};
-use ir::{DType, PartialKind};
+use ir::PartialKind;
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,17 +79,19 @@ impl Communicator for LocalRank {
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
         let terms = Terms::of("all_reduce", group, Some(kind), tensors);
-        let (dtypes, operands, results) = apart(tensors);
-        let order = by_rank(group);
+        if tensors.iter().map(|tensor| tensor.result.len()).sum::<usize>() > SMALL {
+            return self.by_shares(group, terms, kind, tensors);
+        }
+        // Others read the operand while the result is written: from a copy, if the two are one place.
+        let held: Vec<Aligned> = tensors.iter().map(Exchanged::held).collect();
+        let operands = tensors.iter().zip(&held).map(|(tensor, held)| tensor.operand.unwrap_or(held.bytes()));
+        let (operands, order) = (operands.collect::<Vec<_>>(), by_rank(group));
         self.world.meet(self.rank, group, terms, &operands, |inside| {
-            if results.iter().map(|result| result.len()).sum::<usize>() <= SMALL {
-                for (i, result) in results.into_iter().enumerate() {
-                    combine(dtypes[i], kind, &in_order(&inside.lent(i), &order), result, Stores::Cached);
-                }
-                return Ok(());
+            for (i, tensor) in tensors.iter_mut().enumerate() {
+                let parts = in_order(&inside.lent(i), &order);
+                combine(tensor.dtype, kind, &parts, tensor.result, Stores::Cached);
             }
-            by_shares(inside, kind, &order, &dtypes, results)
-        })?
+        })
     }
 
     fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
@@ -102,18 +106,20 @@ impl Communicator for LocalRank {
     ) -> Result<(), CommError> {
         let terms = Terms::of("reduce_scatter", group, Some(kind), tensors);
         let shapes: Vec<Shape> = tensors.iter().map(|tensor| Shape::of(tensor, group.len())).collect();
-        let (dtypes, operands, results) = apart(tensors);
-        let stores = Stores::of(results.iter().map(|result| result.len()).sum());
+        let operands: Vec<&[u8]> = tensors.iter().map(Exchanged::operand).collect();
+        let stores = Stores::of(tensors.iter().map(|tensor| tensor.result.len()).sum());
         let order = by_rank(group);
         self.world.meet(self.rank, group, terms, &operands, |inside| {
-            for (i, result) in results.into_iter().enumerate() {
-                let (shape, width) = (&shapes[i], dtypes[i].bytes() as usize);
+            for (i, tensor) in tensors.iter_mut().enumerate() {
+                let (shape, dtype, width) = (&shapes[i], tensor.dtype, tensor.dtype.bytes() as usize);
                 let parts = in_order(&inside.lent(i), &order);
                 let (mine, all) = (shape.share(inside.place()), Block::all(&shape.part));
                 block::for_runs(&shape.part, [&mine, &all], |[from, to], len| {
-                    let runs: Vec<&[u8]> =
-                        parts.iter().map(|part| &part[from * width..][..len * width]).collect();
-                    combine(dtypes[i], kind, &runs, &mut result[to * width..][..len * width], stores);
+                    let runs: Vec<Addend> = parts
+                        .iter()
+                        .map(|part| part.map(|part| &part[from * width..][..len * width]))
+                        .collect();
+                    combine(dtype, kind, &runs, &mut tensor.result[to * width..][..len * width], stores);
                 });
             }
         })
@@ -133,6 +139,64 @@ impl Communicator for LocalRank {
 }
 
 impl LocalRank {
+    /// Returns this rank's place in a group. The meeting refuses a rank outside the group.
+    fn place(&self, group: &[u64]) -> usize {
+        group.iter().position(|&member| member == self.rank).unwrap_or(0)
+    }
+
+    /// An `all_reduce` of two meetings: every rank combines its share, and then takes the shares of the others from them. In the first
+    /// meeting a rank lends everything but its share, which it writes; in the second it lends its share, and writes everything else. So
+    /// each result may lie in the place of its operand.
+    fn by_shares(
+        &self,
+        group: &[u64],
+        terms: Terms,
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        let (place, order) = (self.place(group), by_rank(group));
+        let stores = Stores::of(tensors.iter().map(|tensor| tensor.result.len()).sum());
+        let (mut own, mut others) = (vec![], vec![]);
+        for tensor in &mut *tensors {
+            let shares = Shares::of(tensor, group.len());
+            let (before, rest) = tensor.result.split_at_mut(shares.at(place).start);
+            let (result, after) = rest.split_at_mut(shares.at(place).len());
+            own.push((shares, tensor.operand, result));
+            others.push([before, after]);
+        }
+        let lent =
+            own.iter().zip(&others).flat_map(|((shares, operand, _), [before, after])| match operand {
+                Some(operand) => [&operand[..shares.at(place).start], &operand[shares.at(place).end..]],
+                None => [&**before, &**after],
+            });
+        let lent: Vec<&[u8]> = lent.collect();
+        self.world.meet(self.rank, group, terms.clone(), &lent, |inside| {
+            for (i, (shares, operand, result)) in own.iter_mut().enumerate() {
+                let [before, after] = [inside.lent(2 * i), inside.lent(2 * i + 1)];
+                let part = |&from: &usize| match from.cmp(&place) {
+                    Ordering::Less => Some(&after[from][shares.behind(from, place)]),
+                    Ordering::Equal => operand.map(|operand| &operand[shares.at(place)]),
+                    Ordering::Greater => Some(&before[from][shares.at(place)]),
+                };
+                let parts: Vec<Addend> = order.iter().map(part).collect();
+                combine(shares.dtype, kind, &parts, result, stores);
+            }
+        })?;
+        let lent: Vec<&[u8]> = own.iter().map(|(_, _, result)| &**result).collect();
+        self.world.meet(self.rank, group, terms, &lent, |inside| {
+            for (i, [before, after]) in others.into_iter().enumerate() {
+                let shares = own[i].0;
+                for (from, part) in inside.lent(i).into_iter().enumerate() {
+                    match from.cmp(&place) {
+                        Ordering::Less => stores.copy(part, &mut before[shares.at(from)]),
+                        Ordering::Equal => {}
+                        Ordering::Greater => stores.copy(part, &mut after[shares.behind(place, from)]),
+                    }
+                }
+            }
+        })
+    }
+
     /// From every rank its part, or this rank's share of it, one after the other.
     fn put_together(
         &self,
@@ -142,8 +206,7 @@ impl LocalRank {
     ) -> Result<(), CommError> {
         let terms = Terms::of(name, group, None, tensors);
         let count = group.len();
-        // The meeting refuses a rank outside the group.
-        let place = group.iter().position(|&member| member == self.rank).unwrap_or(0);
+        let place = self.place(group);
         let (mut shapes, mut operands, mut rooms) = (vec![], vec![], vec![]);
         for tensor in tensors {
             shapes.push((Shape::of(tensor, count), tensor.dtype.bytes() as usize));
@@ -188,59 +251,11 @@ enum Room<'a> {
     Others(Vec<&'a mut [u8]>),
 }
 
-/// Below this number of bytes of all tensors together every rank combines everything by itself: waiting once more for
-/// the others would take longer. The bits are the same.
+/// Below this number of bytes of all tensors together every rank combines everything by itself: to meet once more would take longer.
+/// The bits are the same.
 const SMALL: usize = 1 << 14;
 
-/// An all_reduce as what it is: every rank combines its share, and then takes the others' from them.
-fn by_shares<'a>(
-    inside: &Inside<'_, 'a>,
-    kind: PartialKind,
-    order: &[usize],
-    dtypes: &[DType],
-    results: Vec<&'a mut [u8]>,
-) -> Result<(), CommError> {
-    let (place, count) = (inside.place(), order.len());
-    let stores = Stores::of(results.iter().map(|result| result.len()).sum());
-    let (mut own, mut others) = (Vec::new(), Vec::new());
-    for (i, result) in results.into_iter().enumerate() {
-        let share = share(result.len(), dtypes[i], place, count);
-        let (before, rest) = result.split_at_mut(share.start);
-        let (mine, after) = rest.split_at_mut(share.len());
-        let parts = inside.lent(i);
-        let parts: Vec<&[u8]> = order.iter().map(|&place| &parts[place][share.clone()]).collect();
-        combine(dtypes[i], kind, &parts, mine, stores);
-        own.push(&*mine);
-        others.push((before, share.end, after));
-    }
-    let shared = inside.share(&own)?;
-    for (i, (before, end, after)) in others.into_iter().enumerate() {
-        for (other, shares) in shared.iter().enumerate().filter(|(other, _)| *other != place) {
-            let share = share(end + after.len(), dtypes[i], other, count);
-            let to = if other < place {
-                &mut before[share]
-            } else {
-                &mut after[share.start - end..share.end - end]
-            };
-            stores.copy(shares[i], to);
-        }
-    }
-    Ok(())
-}
-
-/// The tensors' element types, operands and results.
-type Apart<'a> = (Vec<DType>, Vec<&'a [u8]>, Vec<&'a mut [u8]>);
-
-fn apart<'a>(tensors: &'a mut [Exchanged]) -> Apart<'a> {
-    let mut apart: Apart = Default::default();
-    for tensor in tensors {
-        apart.0.push(tensor.dtype);
-        apart.1.push(tensor.operand());
-        apart.2.push(tensor.result);
-    }
-    apart
-}
-
-fn in_order<'a>(parts: &[&'a [u8]], order: &[usize]) -> Vec<&'a [u8]> {
-    order.iter().map(|&place| parts[place]).collect()
+/// The parts in the order of ranks.
+fn in_order<'a>(parts: &[&'a [u8]], order: &[usize]) -> Vec<Addend<'a>> {
+    order.iter().map(|&place| Some(parts[place])).collect()
 }

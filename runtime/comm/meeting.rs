@@ -1,18 +1,15 @@
 //! Where ranks meet: a barrier for each group, which an error or a panic of any rank opens for all.
 //!
 //! A collective is a meeting in three steps. A rank comes, says what it issues and lends the bytes that others may
-//! read, and waits for its group. When all are there they are *inside*: what each does then is bounded work on memory,
-//! perhaps with one more point at which they wait for each other. A rank goes when every one of them has stopped
-//! reading. Waiting for a rank to come ends, with an error, when any rank fails, and when nobody is left who could
+//! read, and waits for its group. When all are there they are *inside*: what each does then is bounded work on memory. A rank
+//! goes when every one of them has stopped reading. Waiting for a rank to come ends, with an error, when any rank fails, and when nobody is left who could
 //! come; ranks that are inside always go, a panic included. So nothing waits for ever, and no borrow is outlived.
 
 use super::lent::Lent;
 use super::mail::{Mail, Way};
 use super::sync::{Byte, Condvar, Mutex, MutexGuard, TURNS, panicking, turn};
 use super::{CommError, Terms};
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -56,12 +53,6 @@ struct Meeting {
     agenda: Arc<Vec<Post>>,
     /// How many have not gone since.
     inside: usize,
-    /// What was shared in the middle, by place.
-    shared: Vec<Option<Vec<Lent>>>,
-    middle: usize,
-    middle_agenda: Option<Arc<Vec<Vec<Lent>>>>,
-    /// Whether one went before the middle.
-    broken: bool,
 }
 
 struct Post {
@@ -144,19 +135,19 @@ impl World {
     }
 
     /// Meets the group: `inside` runs when all have come, and sees what they lent.
-    pub(super) fn meet<'a, R>(
+    pub(super) fn meet<R>(
         &self,
         rank: u64,
         group: &[u64],
         terms: Terms,
-        lent: &[&'a [Byte]],
-        inside: impl FnOnce(&Inside<'_, 'a>) -> R,
+        lent: &[&[Byte]],
+        inside: impl FnOnce(&Inside) -> R,
     ) -> Result<R, CommError> {
         let outside = || CommError::Outside { rank, group: group.to_vec() };
         let place = group.iter().position(|&member| member == rank).ok_or_else(outside)?;
         let lent = lent.iter().map(|bytes| Lent::new(bytes)).collect();
         let agenda = self.come(rank, group, place, Post { terms, lent })?;
-        let room = Inside { world: self, group, place, agenda, lenders: PhantomData };
+        let room = Inside { world: self, group, place, agenda };
         Ok(inside(&room)) // `room` goes, also when this panics
     }
 
@@ -244,8 +235,6 @@ impl Board {
         meeting.opened += 1;
         meeting.here = 0;
         meeting.inside = group.len();
-        meeting.shared = group.iter().map(|_| None).collect();
-        (meeting.middle, meeting.middle_agenda, meeting.broken) = (0, None, false);
         group.iter().for_each(|&member| self.sit(member, Seat::Busy));
     }
 
@@ -268,17 +257,15 @@ impl Board {
 }
 
 /// A rank's presence in a meeting whose group is complete. Dropping it waits until nobody reads any more; what was
-/// lent for `'a` is not needed after that.
-pub(super) struct Inside<'w, 'a> {
+/// lent is not needed after that.
+pub(super) struct Inside<'w> {
     world: &'w World,
     group: &'w [u64],
     place: usize,
     agenda: Arc<Vec<Post>>,
-    /// Invariant in `'a`: what is shared must live as long as what was lent.
-    lenders: PhantomData<Cell<&'a [Byte]>>,
 }
 
-impl<'a> Inside<'_, 'a> {
+impl Inside<'_> {
     /// This rank's place in the group.
     pub(super) fn place(&self) -> usize {
         self.place
@@ -291,42 +278,13 @@ impl<'a> Inside<'_, 'a> {
         #[allow(unsafe_code)]
         self.agenda.iter().map(|post| unsafe { post.lent[tensor].get() }).collect()
     }
-
-    /// Shares more, and waits until all have: what each shared, by place.
-    pub(super) fn share(&self, lent: &[&'a [Byte]]) -> Result<Vec<Vec<&[Byte]>>, CommError> {
-        let mut board = self.world.board();
-        let meeting = board.meeting(self.group);
-        meeting.shared[self.place] = Some(lent.iter().map(|bytes| Lent::new(bytes)).collect());
-        meeting.middle += 1;
-        if meeting.middle == self.group.len() {
-            meeting.middle_agenda =
-                Some(Arc::new(meeting.shared.iter_mut().filter_map(Option::take).collect()));
-            self.world.changed.notify_all();
-        }
-        let mut turns = 0;
-        loop {
-            let ended = board.ended.clone();
-            let meeting = board.meeting(self.group);
-            if let Some(agenda) = &meeting.middle_agenda {
-                // SAFETY: as in `lent`.
-                #[allow(unsafe_code)]
-                let get = |lent: &Vec<Lent>| lent.iter().map(|lent| unsafe { lent.get() }).collect();
-                return Ok(agenda.iter().map(get).collect());
-            }
-            if meeting.broken {
-                return Err(ended.unwrap_or(CommError::Ended { rank: self.group[self.place] }));
-            }
-            board = self.world.pause(board, &mut turns);
-        }
-    }
 }
 
-impl Drop for Inside<'_, '_> {
+impl Drop for Inside<'_> {
     fn drop(&mut self) {
         let mut board = self.world.board();
         if panicking() {
             board.ended.get_or_insert(CommError::Ended { rank: self.group[self.place] });
-            board.meeting(self.group).broken = true;
         }
         board.meeting(self.group).inside -= 1;
         self.world.changed.notify_all();

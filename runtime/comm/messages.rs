@@ -4,8 +4,8 @@
 //! tensors and combine them by themselves, in the order of ranks. So a mesh has the bits of ranks that are threads.
 
 use super::block::{self, Block};
-use super::combine::combine;
-use super::pieces::{Shape, by_rank, in_parts, share};
+use super::combine::{Addend, combine};
+use super::pieces::{Shape, Shares, by_rank, in_parts};
 use super::stores::Stores;
 use super::{CommError, Communicator, Exchanged, Terms};
 use ir::{DType, PartialKind};
@@ -68,32 +68,35 @@ impl<M: Messages> Communicator for ByMessages<M> {
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
         self.agree(group, &Terms::of("all_reduce", group, Some(kind), tensors))?;
-        let is_small = tensors.iter().map(|tensor| tensor.operand().len()).sum::<usize>() <= SMALL;
-        let (place, count) = (self.place(group)?, group.len());
-        let range = |tensor: &Exchanged, place| match is_small {
-            true => 0..tensor.operand().len(),
-            false => share(tensor.operand().len(), tensor.dtype, place, count),
-        };
-        for tensor in &mut *tensors {
-            let pieces: Vec<&[u8]> = (0..count).map(|to| &tensor.operand()[range(tensor, to)]).collect();
-            let own = range(tensor, place);
-            self.reduce(group, tensor.dtype, kind, &pieces, &mut tensor.result[own])?;
+        if tensors.iter().map(|tensor| tensor.result.len()).sum::<usize>() <= SMALL {
+            return tensors.iter_mut().try_for_each(|tensor| {
+                let held = tensor.held();
+                let pieces = vec![Some(tensor.operand.unwrap_or(held.bytes())); group.len()];
+                self.reduce(group, tensor.dtype, kind, &pieces, tensor.result)
+            });
         }
-        if is_small {
-            return Ok(());
-        }
+        let place = self.place(group)?;
         for tensor in tensors {
-            let mut shares = vec![];
-            let bytes = tensor.operand().len();
-            let mut rest = &mut *tensor.result;
-            for other in 0..count {
-                let length = share(bytes, tensor.dtype, other, count).len();
-                let (own, after) = rest.split_at_mut(length);
-                shares.push(own);
+            let shares = Shares::of(tensor, group.len());
+            let (mut own, mut others, mut rest) = (Default::default(), vec![], &mut *tensor.result);
+            for at in 0..group.len() {
+                let (share, after) = rest.split_at_mut(shares.at(at).len());
+                match at == place {
+                    true => own = share,
+                    false => others.push(share),
+                }
                 rest = after;
             }
-            let mine = shares.remove(place);
-            self.swap(self.to_others(group, |_| &*mine), self.others(group).zip(shares).collect())?;
+            let mut in_place = others.iter();
+            let piece = |at: usize| match tensor.operand {
+                Some(operand) => Some(&operand[shares.at(at)]),
+                None if at == place => None,
+                None => in_place.next().map(|share| &**share),
+            };
+            let pieces: Vec<Addend> = (0..group.len()).map(piece).collect();
+            self.reduce(group, tensor.dtype, kind, &pieces, own)?;
+            let own = &*own;
+            self.swap(self.to_others(group, |_| own), self.others(group).zip(others).collect())?;
         }
         Ok(())
     }
@@ -112,7 +115,7 @@ impl<M: Messages> Communicator for ByMessages<M> {
         for tensor in tensors {
             let shape = Shape::of(tensor, group.len());
             let pieces: Vec<Piece> = (0..group.len()).map(|to| piece(tensor, &shape, to)).collect();
-            let pieces: Vec<&[u8]> = pieces.iter().map(Piece::bytes).collect();
+            let pieces: Vec<Addend> = pieces.iter().map(|piece| Some(piece.bytes())).collect();
             self.reduce(group, tensor.dtype, kind, &pieces, tensor.result)?;
         }
         Ok(())
@@ -190,18 +193,19 @@ impl<M: Messages> ByMessages<M> {
         Err(CommError::Different { first, second })
     }
 
-    /// The combination of the pieces that the ranks of a group have for this one, given those that this rank has for each.
+    /// The combination of the pieces that the ranks of a group have for this one, given those that this rank has for each. Its own
+    /// may lie in the place of the result.
     fn reduce(
         &self,
         group: &[u64],
         dtype: DType,
         kind: PartialKind,
-        pieces: &[&[u8]],
+        pieces: &[Addend],
         result: &mut [u8],
     ) -> Result<(), CommError> {
         let (place, order) = (self.place(group)?, by_rank(group));
         let most = (ROOM / group.len()).next_multiple_of(ALIGNED);
-        let longest = pieces.iter().map(|piece| piece.len()).max().unwrap_or(0);
+        let longest = pieces.iter().flatten().map(|piece| piece.len()).max().unwrap_or(0).max(result.len());
         let mut received = Aligned::new(most.min(longest.next_multiple_of(ALIGNED)) * (group.len() - 1));
         for begin in (0..longest).step_by(most) {
             let within = |length: usize| begin.min(length)..(begin + most).min(length);
@@ -209,11 +213,12 @@ impl<M: Messages> ByMessages<M> {
             let width = own.len().next_multiple_of(ALIGNED).max(ALIGNED);
             let room = received.bytes_mut().chunks_exact_mut(width).map(|room| &mut room[..own.len()]);
             let room = self.others(group).zip(room).collect();
-            self.swap(self.to_others(group, |to| &pieces[to][within(pieces[to].len())]), room)?;
+            let sent = |to: usize| pieces[to].map_or(&[][..], |piece| &piece[within(piece.len())]);
+            self.swap(self.to_others(group, sent), room)?;
             let others = received.bytes().chunks_exact(width).map(|piece| &piece[..own.len()]);
-            let mut all: Vec<&[u8]> = others.take(group.len() - 1).collect();
-            all.insert(place, &pieces[place][own.clone()]);
-            let in_order: Vec<&[u8]> = order.iter().map(|&place| all[place]).collect();
+            let mut all: Vec<Addend> = others.take(group.len() - 1).map(Some).collect();
+            all.insert(place, pieces[place].map(|piece| &piece[own.clone()]));
+            let in_order: Vec<Addend> = order.iter().map(|&place| all[place]).collect();
             combine(dtype, kind, &in_order, &mut result[own], Stores::Cached);
         }
         Ok(())
@@ -277,6 +282,13 @@ pub(super) struct Aligned {
 impl Aligned {
     pub(super) fn new(length: usize) -> Self {
         Self { words: vec![0; length.div_ceil(size_of::<u64>())], length }
+    }
+
+    /// A copy of bytes.
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        let mut copy = Self::new(bytes.len());
+        copy.bytes_mut().copy_from_slice(bytes);
+        copy
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

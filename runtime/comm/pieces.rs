@@ -5,11 +5,32 @@ use super::block::Block;
 use ir::DType;
 use std::ops::Range;
 
-/// The bytes of a place's share of a tensor: whole elements, as equal as can be.
-pub(super) fn share(bytes: usize, dtype: DType, place: usize, count: usize) -> Range<usize> {
-    let width = dtype.bytes() as usize;
-    let at = |place: usize| (bytes / width) * place / count * width;
-    at(place)..at(place + 1)
+/// The shares of a group in a tensor: whole elements, as equal as can be.
+#[derive(Clone, Copy)]
+pub(super) struct Shares {
+    pub(super) dtype: DType,
+    bytes: usize,
+    count: usize,
+}
+
+impl Shares {
+    /// The shares of so many ranks in the result of a tensor.
+    pub(super) fn of(tensor: &Exchanged, count: usize) -> Self {
+        Self { dtype: tensor.dtype, bytes: tensor.result.len(), count }
+    }
+
+    /// The bytes of a place's share.
+    pub(super) fn at(&self, place: usize) -> Range<usize> {
+        let width = self.dtype.bytes() as usize;
+        let at = |place: usize| (self.bytes / width) * place / self.count * width;
+        at(place)..at(place + 1)
+    }
+
+    /// The bytes of a place's share, counted from the end of the share of a place before it.
+    pub(super) fn behind(&self, before: usize, place: usize) -> Range<usize> {
+        let (end, share) = (self.at(before).end, self.at(place));
+        share.start - end..share.end - end
+    }
 }
 
 /// The parts of a tensor, of equal length and one after the other.

@@ -13,6 +13,10 @@ pub enum Collective {
     Sum,
     /// `all_reduce` of maxima.
     Max,
+    /// `all_reduce` of sums, with each operand in the place of its result.
+    SumInPlace,
+    /// `all_reduce` of maxima, in the same way.
+    MaxInPlace,
     /// `all_gather` along a dim.
     Gather(usize),
     /// `all_gather` along the first dim, with each operand within its result.
@@ -25,9 +29,11 @@ pub enum Collective {
 
 impl Collective {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Sum,
         Self::Max,
+        Self::SumInPlace,
+        Self::MaxInPlace,
         Self::Gather(0),
         Self::Gather(1),
         Self::GatherInPlace,
@@ -40,7 +46,7 @@ impl Collective {
     /// The dims that it gathers and splits.
     fn dims(self) -> (Option<usize>, Option<usize>) {
         match self {
-            Self::Sum | Self::Max => (None, None),
+            Self::Sum | Self::Max | Self::SumInPlace | Self::MaxInPlace => (None, None),
             Self::Gather(dim) => (Some(dim), None),
             Self::GatherInPlace => (Some(0), None),
             Self::Scatter(dim) => (None, Some(dim)),
@@ -74,10 +80,13 @@ impl Sample {
         let operands: Vec<Aligned> = self.tensors.iter().map(|tensor| operand(tensor, rank)).collect();
         let mut room: Vec<Aligned> =
             operands.iter().map(|operand| Aligned::new(self.after(operand))).collect();
-        let is_in_place = self.collective == Collective::GatherInPlace;
+        let (is_in_place, place) = match self.collective {
+            Collective::GatherInPlace => (true, self.group.iter().position(|&member| member == rank)),
+            Collective::SumInPlace | Collective::MaxInPlace => (true, None),
+            _ => (false, None),
+        };
         for (operand, result) in operands.iter().zip(&mut room).filter(|_| is_in_place) {
-            let place = self.group.iter().position(|&member| member == rank).unwrap_or(0);
-            let (operand, start) = (operand.bytes(), place * operand.bytes().len());
+            let (operand, start) = (operand.bytes(), place.unwrap_or(0) * operand.bytes().len());
             result.bytes_mut()[start..][..operand.len()].copy_from_slice(operand);
         }
         let tensors = self.tensors.iter().zip(&operands).zip(&mut room);
@@ -92,8 +101,12 @@ impl Sample {
             })
             .collect();
         match self.collective {
-            Collective::Sum => communicator.all_reduce(&self.group, PartialKind::Sum, &mut tensors)?,
-            Collective::Max => communicator.all_reduce(&self.group, PartialKind::Max, &mut tensors)?,
+            Collective::Sum | Collective::SumInPlace => {
+                communicator.all_reduce(&self.group, PartialKind::Sum, &mut tensors)?;
+            }
+            Collective::Max | Collective::MaxInPlace => {
+                communicator.all_reduce(&self.group, PartialKind::Max, &mut tensors)?;
+            }
             Collective::Gather(_) | Collective::GatherInPlace => {
                 communicator.all_gather(&self.group, &mut tensors)?
             }
@@ -128,9 +141,7 @@ fn operand((dtype, sizes): &(DType, Vec<usize>), rank: u64) -> Aligned {
             Tensor::int(*dtype, sizes.clone(), integers).to_bytes()
         }
     };
-    let mut aligned = Aligned::new(bytes.len());
-    aligned.bytes_mut().copy_from_slice(&bytes);
-    aligned
+    Aligned::of(&bytes)
 }
 
 /// The results of a function on so many ranks that are threads, by rank.

@@ -78,6 +78,24 @@ fn a_gather_around_parts_that_are_in_place_is_a_gather() {
     assert_eq!(gather(Collective::GatherInPlace), gather(Collective::Gather(0)));
 }
 
+/// Tensors that are reduced at once, and tensors that are reduced by shares. A rank may have no share of a small tensor beside a large
+/// one.
+#[test]
+fn a_reduction_in_the_place_of_its_operands_has_the_bits_of_one_beside_them() {
+    let small = [(DType::F32, vec![3, 5]), (DType::BF16, vec![7]), (DType::I64, vec![0, 4])];
+    let large = [(DType::F32, vec![500, 401]), (DType::F16, vec![2]), (DType::F32, vec![2100, 700])];
+    for tensors in [&small[..], &large] {
+        for group in [vec![2, 0, 3, 1], vec![1, 2, 0], vec![3, 1], vec![2]] {
+            let reduce = |collective| {
+                let sample = Sample { collective, group: group.clone(), tensors: tensors.to_vec() };
+                on_threads(4, |communicator| sample.run(communicator).unwrap())
+            };
+            assert_eq!(reduce(Collective::SumInPlace), reduce(Collective::Sum), "{group:?}");
+            assert_eq!(reduce(Collective::MaxInPlace), reduce(Collective::Max), "{group:?}");
+        }
+    }
+}
+
 #[test]
 fn the_order_of_a_group_decides_who_has_which_part() {
     let gathered = on_ranks(2, |rank, comm| {

@@ -5,6 +5,7 @@ use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::backend::Backend;
 use crate::layout::Layout;
 use crate::program::{Kernel, Section, UpdateTime};
+use ir::ops::collective::Collective;
 use ir::timetable::Part;
 use ir::{Definition, NodeId, State, ValueId};
 use std::sync::Arc;
@@ -168,10 +169,14 @@ pub(super) fn may_overwrite(backend: &dyn Backend, draft: &Draft, operand: usize
     let allowed = match &draft.kernel {
         Kernel::Op(op) => backend.kernel_contract(op, draft.operands.len()).may_overwrite(operand, result),
         Kernel::Elementwise(_) => true,
-        // Other devices read the operand of a collective while its result is written.
-        Kernel::Contract(_) => false,
+        // Communicators write the sum of all devices over the addend of this one. Other devices read the operands of all other
+        // collectives while the results are written.
+        Kernel::Collective(exchange) => {
+            let is_once = draft.operands.iter().filter(|other| other.buffer == from.buffer).count() == 1;
+            exchange.collective == Collective::AllReduce && operand == result && is_once
+        }
+        Kernel::Contract(_) | Kernel::Message(_) => false,
         Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => false,
-        Kernel::Collective(_) | Kernel::Message(_) => false,
     };
     let is_same = from.layout == to.layout && from.by_rank == to.by_rank;
     allowed && !draft.accumulates && is_same && from.dtype.bytes() == to.dtype.bytes()

@@ -4,6 +4,7 @@ use super::LowerOptions;
 use super::classes::{Boundaries, MemoryByClass};
 use super::commit::may_overwrite;
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
+use super::lives::{Lives, Positions};
 use super::overlap;
 use super::stages::{self, Blocks, PartAccesses, Slots, Versions};
 use super::tiers;
@@ -11,17 +12,16 @@ use super::values;
 use crate::kernel_contract::Unplaced;
 use crate::layout::Layout;
 use crate::program::{
-    BlockId, ConstantSlot, InputSlot, Instruction, Kernel, Memory, Microbatches, OutputSlot, Program, Region,
-    Section, StateSlot, View,
+    BlockId, ConstantSlot, InputSlot, Instruction, Kernel, Memory, OutputSlot, Program, Region, Section,
+    StateSlot, View,
 };
 use crate::target::Multiprocessors;
+use ir::analysis::Lifetime;
 use ir::analysis::memory_plan::{self, aligned};
-use ir::analysis::{Lifetime, Lifetimes};
 use ir::text::type_text;
 use ir::timetable::Part;
-use ir::{DType, Diagnostic, Phase, Role, State, Tier, Type};
+use ir::{DType, Diagnostic, Role, State, Tier, Type};
 use smallvec::SmallVec;
-use std::ops::Range;
 
 /// Fixes the addresses of a drafted program. `renewed` instructions at the start of `prepare` are renewed by the update.
 pub(super) fn program(
@@ -36,8 +36,9 @@ pub(super) fn program(
     let position = |index: usize| positions.of_instruction(index, drafts.instructions[index].section);
     let mut parts = PartAccesses::of(&drafts, &scratch, position);
     let last_beside = overlap::last_beside(&drafts);
-    let mut lifetimes = lifetimes(&drafts, &scratch, &last_beside, &positions, &parts);
-    share_in_place(&mut drafts, &positions, &mut parts, &mut lifetimes);
+    let mut lives = Lives::of(&drafts, &scratch, &last_beside, &positions, &parts);
+    share_in_place(&mut drafts, &positions, &mut parts, &mut lives);
+    let lifetimes = lives.lifetimes;
     let boundaries = positions.boundaries(&drafts);
     let tiers = tiers::of_buffers(&drafts, &scratch);
     let Addresses { of, memory, blocks, slots, versions } =
@@ -152,131 +153,15 @@ pub(super) fn root(buffers: &[Buffer], mut buffer: BufferId) -> BufferId {
     buffer
 }
 
-/// The line of positions: the instructions of each section, with one position after each for what is reported, and
-/// one before each microbatch for what it is fed.
-struct Positions {
-    counts: [u32; 3],
-    /// The instructions of the section `update` up to the last that runs in every microbatch.
-    of_microbatch: u32,
-}
-
-impl Positions {
-    fn of(instructions: &[Draft]) -> Self {
-        let count = |section| instructions.iter().filter(|draft| draft.section == section).count() as u32;
-        let counts = Section::ALL.map(|(section, _)| count(section));
-        let last = instructions.iter().rposition(|draft| draft.of_microbatch);
-        let of_microbatch = last.map_or(0, |last| last as u32 + 1 - counts[0] - counts[1]);
-        Self { counts, of_microbatch }
-    }
-
-    /// Of the instruction with this index among all.
-    fn of_instruction(&self, index: usize, section: Section) -> u32 {
-        index as u32 + [0, 2, 3][section as usize]
-    }
-
-    fn start_of_update(&self) -> u32 {
-        self.of_instruction((self.counts[0] + self.counts[1]) as usize, Section::Update)
-    }
-
-    fn after(&self, section: Section) -> u32 {
-        let [prepare, microbatch, update] = self.counts;
-        match section {
-            Section::Prepare => prepare,
-            Section::Microbatch => prepare + 2 + microbatch,
-            Section::Update => prepare + 3 + microbatch + update,
-        }
-    }
-
-    /// The positions at which the parts of a step begin.
-    fn boundaries(&self, drafts: &Drafts) -> Boundaries {
-        let instructions = drafts.instructions.iter().enumerate();
-        let mut backward =
-            instructions.filter(|(_, draft)| drafts.module.node(draft.node).phase == Phase::Backward);
-        let first = backward.next().map(|(index, draft)| self.of_instruction(index, draft.section));
-        let Range { start: microbatch, end } = self.microbatch();
-        let update = end.max(self.start_of_update());
-        Boundaries { microbatch, backward: first.unwrap_or(update), update }
-    }
-
-    /// The positions that a step passes once for each microbatch.
-    fn microbatch(&self) -> Range<u32> {
-        let end = self.after(Section::Microbatch) + 1 + self.of_microbatch;
-        self.after(Section::Prepare) + 1..end
-    }
-}
-
-/// The lifetime of every buffer that does not take another's place.
-fn lifetimes(
-    drafts: &Drafts,
-    scratch: &[Option<Located>],
-    last_beside: &[usize],
-    positions: &Positions,
-    parts: &PartAccesses,
-) -> Vec<Option<Lifetime>> {
-    let repeated = match drafts.microbatches {
-        // What has been read for the last time no other microbatch reads again.
-        Microbatches::One => 0..0,
-        Microbatches::Many => positions.microbatch(),
-    };
-    let mut lifetimes = Lifetimes::new(drafts.buffers.len(), repeated);
-    let root = |buffer: BufferId| root(&drafts.buffers, buffer);
-    for (buffer, Buffer { kind, carried, renewed, .. }) in drafts.buffers.iter().enumerate() {
-        if *renewed || matches!(kind, BufferKind::State(_)) {
-            lifetimes.access(buffer, 0);
-            lifetimes.access(buffer, positions.after(Section::Update));
-        }
-        if *carried {
-            lifetimes.carry(root(buffer));
-        }
-    }
-    let mut used = vec![false; drafts.buffers.len()];
-    for (index, (draft, scratch)) in drafts.instructions.iter().zip(scratch).enumerate() {
-        for located in draft.operands.iter().chain(&draft.results).chain(scratch) {
-            let buffer = root(located.buffer);
-            used[buffer] = true;
-            lifetimes.access(buffer, positions.of_instruction(index, draft.section));
-            lifetimes.access(buffer, positions.of_instruction(last_beside[index], draft.section));
-            if draft.section == Section::Update
-                && !draft.of_microbatch
-                && drafts.backend.keeps_in_update(drafts.buffers[buffer].bytes)
-            {
-                lifetimes.access(buffer, positions.start_of_update());
-                lifetimes.access(buffer, positions.after(Section::Update));
-            }
-        }
-    }
-    for (output, located) in drafts.module.outputs.iter().zip(&drafts.outputs) {
-        if let Some(located) = located {
-            used[root(located.buffer)] = true;
-            let part = drafts.part_of(output.value).and_then(|part| parts.range(part));
-            let after = positions.after(drafts.section_of(output.value));
-            lifetimes.access(root(located.buffer), part.map_or(after, |part| part.end - 1));
-        }
-    }
-    for (buffer, Buffer { kind, .. }) in drafts.buffers.iter().enumerate().filter(|(buffer, _)| used[*buffer])
-    {
-        if let BufferKind::Input(index) = kind {
-            let part = drafts.part_of(drafts.module.inputs[*index].value).and_then(|part| parts.range(part));
-            lifetimes.access(buffer, part.map_or(positions.microbatch().start, |part| part.start));
-        }
-    }
-    lifetimes.finish()
-}
-
 /// Lets results take the place of operands that are read for the last time where the results are made.
-fn share_in_place(
-    drafts: &mut Drafts,
-    positions: &Positions,
-    parts: &mut PartAccesses,
-    lifetimes: &mut [Option<Lifetime>],
-) {
+fn share_in_place(drafts: &mut Drafts, positions: &Positions, parts: &mut PartAccesses, lives: &mut Lives) {
     let Drafts { module, buffers, instructions, backend, .. } = drafts;
     for (index, draft) in instructions.iter().enumerate() {
         let position = positions.of_instruction(index, draft.section);
         let backend = backend.at(module.node(draft.node).place);
         for result in 0..draft.results.len() {
             let new = draft.results[result].buffer;
-            let born_here = lifetimes[new].is_some_and(|lifetime| lifetime.first == position);
+            let born_here = lives.lifetimes[new].is_some_and(|lifetime| lifetime.first == position);
             if buffers[new].merged.is_some() || buffers[new].carried || !born_here {
                 continue;
             }
@@ -286,7 +171,7 @@ fn share_in_place(
                 may_overwrite(backend, draft, operand, result)
                     && buffers[old].kind == BufferKind::Result
                     && buffers[old].bytes == buffers[new].bytes
-                    && lifetimes[old].is_some_and(|lifetime| lifetime.last == position)
+                    && lives.ends(old, draft, position)
                     && parts.may_join(old, new, position)
                     && others().all(|other| other.layout == draft.operands[operand].layout)
                     && draft.results.iter().all(|other| root(buffers, other.buffer) != old)
@@ -295,8 +180,7 @@ fn share_in_place(
                 let old = root(buffers, draft.operands[operand].buffer);
                 buffers[new].merged = Some(old);
                 parts.join(old, new);
-                let taken = lifetimes[new].take();
-                lifetimes[old] = lifetimes[old].zip(taken).map(|(old, new)| old.union(&new));
+                lives.join(old, new);
             }
         }
     }
@@ -311,7 +195,7 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
                 continue;
             }
             if let Kernel::Collective(_) = draft.kernel {
-                // A gather of parts that lie where they belong.
+                // A gather of parts that lie where they belong, or a reduction of what is not read again.
                 pairs.push((i as u32, j as u32));
                 continue;
             }

@@ -95,6 +95,25 @@ def absent(plan, program, rng):
     return f"{section} {index} writes nothing"
 
 
+def late_read(plan, program, rng):
+    """A value is read after a result has taken its place."""
+    found = [
+        (section, index, operand)
+        for section, index, own in instructions(program)
+        for operand, _ in own.get("in_place", [])
+        if (section == "update" or "turns" not in program) and own["reads"][operand]["bytes"] and index + 1 < len(program[section])
+    ]
+    # Half of the faults are of reductions, if some are in place.
+    reductions = [one for one in found if program[one[0]][one[1]]["kernel"] == "all_reduce"]
+    if not found:
+        return None
+    section, index, operand = rng.choice(reductions if reductions and rng.random() < 0.5 else found)
+    place = program[section][index]["reads"][operand]
+    reader = rng.randrange(index + 1, len(program[section]))
+    program[section][reader]["reads"].append(place)
+    return f"{section} {reader} reads value {place['value']}, whose place {section} {index} has written"
+
+
 def small_total(plan, program, rng):
     """A memory ends before its last value."""
     names = [name for name in ["device", "host", "disk"] if program["memories"][name] > 0]
@@ -260,7 +279,7 @@ def unrun(plan, program, rng):
     return f"no command runs instruction {index} of {part}"
 
 
-FAULTS = [moved_result, moved_value, absent, small_total, small_budget, states_overlap, missing_wait, early_copy, unrun]
+FAULTS = [moved_result, moved_value, absent, late_read, small_total, small_budget, states_overlap, missing_wait, early_copy, unrun]
 
 
 def finds(plan):
@@ -298,6 +317,7 @@ CASES = {
     "bf16, several microbatches": "--microbatch 2 --global-batch 8 --bf16",
     "early updates": "--microbatch 8 --update early",
     "early updates, several microbatches": "--microbatch 2 --global-batch 8 --update early",
+    "data ranks, several microbatches": "--microbatch 2 --global-batch 8 --mesh dp=2",
     "ZeRO 1": "--microbatch 8 --mesh dp=2 --zero 1",
     "ZeRO 3, bf16": "--microbatch 8 --mesh dp=2 --zero 3 --bf16",
     "tensor ranks": "--microbatch 8 --mesh tp=2",
@@ -317,6 +337,7 @@ GPU_CASES = {
     "GPU, everything offloaded": "--microbatch 8 --fp16 --offload optimizer,parameters,gradients,activations",
     "GPU, everything offloaded, several microbatches": "--microbatch 2 --global-batch 8 --offload optimizer,parameters,gradients,activations",
     "GPU, three memories": "--microbatch 8 --memory device=10MiB,host=5MiB,disk=DISK",
+    "GPU, data ranks, several microbatches": "--microbatch 2 --global-batch 8 --mesh dp=2",
     "GPU, early updates": "--microbatch 8 --update early --offload optimizer,parameters",
     "GPU, two memories, bf16, ZeRO 3": "--microbatch 8 --mesh dp=2 --zero 3 --bf16 --memory device=6MiB,host=12MiB",
     "GPU, pipeline, values on the host": "--microbatch 2 --global-batch 8 --mesh pp=2 --offload optimizer,parameters,activations",

@@ -8,6 +8,7 @@ use passes::precision::Precision;
 use passes::spmd::Spmd;
 use passes::stage::Stage;
 use runtime::program::Memory;
+use runtime::target::Target;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use testing::models::{self, adamw, done, split};
@@ -56,6 +57,25 @@ fn the_same_model_gets_the_same_plan() {
     assert_eq!(once.training.hash(), again.training.hash());
 }
 
+/// The memory of one of so many data ranks, in a step of four microbatches of two samples each.
+fn of_data_ranks(ranks: u64, target: Target) -> Memory {
+    let (source, plan) = models::LLAMA_DYNAMO.source(2 * ranks, adamw());
+    let spmd = if ranks == 1 { Spmd::default() } else { split(&format!("mesh=dp:{ranks}")) };
+    let plan = CompilationPlan { spmd, ..plan };
+    let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
+    done(Programs::lower(&compilation, 4, target)).training.first().memory
+}
+
+/// A reduced gradient takes the place of the sum over the microbatches.
+#[test]
+fn data_ranks_plan_their_gradients_once() {
+    for target in [Target::Cpu, Target::Cuda] {
+        let [one, two] = [1, 2].map(|ranks| of_data_ranks(ranks, target));
+        let what = format!("{} bytes on one device, {} on each of two", one.arena, two.arena);
+        assert!(two.arena <= one.arena + one.by_class.gradients / 50, "{target:?}: {what}");
+    }
+}
+
 /// The memory of each pipeline rank.
 fn of_ranks(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Memory> {
     let schedule = schedule.parse().expect("a schedule");
@@ -64,7 +84,7 @@ fn of_ranks(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Memory> {
     let batch = Batch { global: Some(2 * u64::from(microbatches)), data_ranks: 1 };
     let plan = CompilationPlan { stage, batch, ..plan };
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
-    let programs = done(Programs::lower(&compilation, microbatches.into(), runtime::target::Target::Cpu));
+    let programs = done(Programs::lower(&compilation, microbatches.into(), Target::Cpu));
     programs.training.iter().map(|program| program.memory).collect()
 }
 
@@ -120,7 +140,7 @@ fn programs(file: &Path, (_, compute, mesh, microbatches): TrainingCase) -> Prog
     };
     let source = done(Source::import(file, model, &plan.bind.sizes));
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
-    done(Programs::lower(&compilation, microbatches, runtime::target::Target::Cpu))
+    done(Programs::lower(&compilation, microbatches, Target::Cpu))
 }
 
 /// Four samples; 32 for every other dim that the file leaves open.

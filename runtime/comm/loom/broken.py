@@ -39,24 +39,6 @@ BREAKS = [
         "if meeting.opened > before && ended.is_none() {",
     ),
     (
-        "a rank that panics inside breaks no meeting",
-        "meeting.rs",
-        "board.meeting(self.group).broken = true;",
-        "",
-    ),
-    (
-        "a meeting keeps the bytes that were shared in its middle the time before",
-        "meeting.rs",
-        "(meeting.middle, meeting.middle_agenda, meeting.broken) = (0, None, false);",
-        "(meeting.middle, meeting.broken) = (0, false);",
-    ),
-    (
-        "the middle is over when the first has come to it",
-        "meeting.rs",
-        "if meeting.middle == self.group.len() {",
-        "if meeting.middle == 1 {",
-    ),
-    (
         "a group is complete one too early",
         "meeting.rs",
         "if meeting.here == group.len() {",

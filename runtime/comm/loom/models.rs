@@ -28,7 +28,7 @@ fn two_ranks_meet_in_all_interleavings() {
 }
 
 #[test]
-fn two_ranks_share_in_the_middle_in_all_interleavings() {
+fn two_ranks_reduce_in_place() {
     try_all(2, None, |rank| rank.add(&[0, 1]), |sums| assert_eq!(sums, [Ok(6), Ok(6)]));
 }
 
@@ -39,19 +39,19 @@ fn three_ranks_meet_twice() {
 }
 
 #[test]
-fn two_ranks_share_in_the_middle_and_meet_again() {
+fn two_ranks_reduce_in_place_and_meet_again() {
     let run = |rank: &Rank| [rank.add(&[0, 1]), meet(rank, &[0, 1])];
     try_all(2, AGAIN, run, |sums| assert_eq!(sums, [[Ok(6), Ok(3)], [Ok(6), Ok(3)]]));
 }
 
 #[test]
-fn two_ranks_share_in_the_middle_twice() {
+fn two_ranks_reduce_in_place_twice() {
     let run = |rank: &Rank| [rank.add(&[0, 1]), rank.add(&[0, 1])];
     try_all(2, AGAIN, run, |sums| assert_eq!(sums, [const { [Ok(6), Ok(6)] }; 2]));
 }
 
 #[test]
-fn three_ranks_share_in_the_middle() {
+fn three_ranks_reduce_in_place() {
     try_all(3, THREE, |rank| rank.add(&[0, 1, 2]), |sums| assert_eq!(sums, [const { Ok(18) }; 3]));
 }
 

@@ -1,4 +1,4 @@
-//! The ranks of a model: threads of loom, each with a byte that it lends and one that it shares in the middle.
+//! The ranks of a model: threads of loom, each with a byte of an operand and one of its share of a result.
 
 use crate::at_work::AtWork;
 use crate::mail::Way;
@@ -19,8 +19,8 @@ pub(crate) struct Rank {
 
 /// The memory of one rank.
 struct Memory {
-    lent: Byte,
-    shared: Byte,
+    operand: Byte,
+    share: Byte,
 }
 
 // SAFETY: loom runs one thread at a time, and a `Byte` tells of accesses that could be at the same time.
@@ -40,7 +40,7 @@ pub(crate) fn try_all<R: 'static>(
     builder.check(move || {
         let world = Arc::new(World::new(ranks));
         let memory =
-            Arc::new((0..ranks).map(|_| Memory { lent: Byte::new(0), shared: Byte::new(0) }).collect());
+            Arc::new((0..ranks).map(|_| Memory { operand: Byte::new(0), share: Byte::new(0) }).collect());
         world.begin();
         let of = |number| Rank { number, world: world.clone(), memory: Arc::clone(&memory) };
         let work = |rank: Rank| {
@@ -63,28 +63,31 @@ impl Rank {
         &self,
         group: &[u64],
         terms: Terms,
-        inside: impl FnOnce(&Inside<'_, '_>) -> R,
+        inside: impl FnOnce(&Inside) -> R,
     ) -> Result<R, CommError> {
         let own = &self.memory[self.number as usize];
-        write(&own.lent, self.number as u8 + 1);
-        let result = self.world.meet(self.number, group, terms, &[from_ref(&own.lent)], inside);
-        write(&own.lent, 99);
+        write(&own.operand, self.number as u8 + 1);
+        let result = self.world.meet(self.number, group, terms, &[from_ref(&own.operand)], inside);
+        write(&own.operand, 99);
         result
     }
 
-    /// Meets a group twice over: the bytes that all lent are added by each; then each shares the sum, and adds those.
+    /// Meets a group twice, as a reduction in the place of its operand: each adds the bytes that all lent; then each lends the sum, adds
+    /// those, and writes over the byte that it lent before.
     pub(crate) fn add(&self, group: &[u64]) -> Result<u8, CommError> {
         let own = &self.memory[self.number as usize];
-        write(&own.lent, self.number as u8 + 1);
-        let lent: &[&[Byte]] = &[from_ref(&own.lent)];
-        let sum = self.world.meet(self.number, group, ADD, lent, |inside| {
-            write(&own.shared, sum(&inside.lent(0)));
-            let shared = inside.share(&[from_ref(&own.shared)])?;
-            Ok(sum(&shared.iter().map(|shared| shared[0]).collect::<Vec<_>>()))
-        });
-        write(&own.lent, 99);
-        write(&own.shared, 99);
-        sum?
+        write(&own.operand, self.number as u8 + 1);
+        let meet = |from: &Byte, to: &Byte| {
+            self.world.meet(self.number, group, ADD, &[from_ref(from)], |inside| {
+                let sum = sum(&inside.lent(0));
+                write(to, sum);
+                sum
+            })
+        };
+        let sum = meet(&own.operand, &own.share).and_then(|_| meet(&own.share, &own.operand));
+        write(&own.operand, 99);
+        write(&own.share, 99);
+        sum
     }
 
     /// Leaves a message of one byte for another rank.

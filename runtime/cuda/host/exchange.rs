@@ -115,7 +115,11 @@ impl Exchange {
                 sizes: &sizes[index],
                 gathered: gathers.then_some(0),
                 split: splits.then_some(0),
-                operand: Some(state.bytes(from, bytes(sizes[index][0]))?),
+                // A sum may take the place of its addend.
+                operand: (from != to)
+                    .then(|| state.bytes(from, bytes(sizes[index][0])))
+                    .transpose()?
+                    .map(|own| &*own),
                 result: state.bytes(to, bytes(elements(tensor.count, gathers)))?,
             });
         }

@@ -170,3 +170,105 @@ fn an_early_update_waits_for_the_readers_of_a_part() {
     let [(name, addition)] = &update(&program)[..] else { panic!("{program}") };
     assert_eq!((&**name, &addition.results[0]), ("add", &program.states[0].view), "{program}");
 }
+
+/// A weight whose gradient is reduced and added to it; `more` may read the addends `%4` and makes the value `%8`, which is an output.
+fn reduced(more: &str, microbatches: Microbatches, target: Target) -> Program {
+    let output = if more.is_empty() { "" } else { "output \"more\" = %8" };
+    let text = format!(
+        r#"trainyard-ir 1
+        module @m placed mesh [dp=2] {{
+          state @w : f32[2048] parameter = zeros
+          func @train(%0 = @w, %1 "x" batched : f32[8, 2048] {{dp, -}}) {{
+            %2 = exp %1 : f32[8, 2048] {{dp, -}} !{{bwd}}
+            %3 = reduce %2 {{kind = sum, dims = [0], keep = false}} : f32[2048] partial(sum dp) !{{bwd}}
+            %4 = accumulate %3 : f32[2048] partial(sum dp) !{{update}}
+            %5 = all_reduce %4 : f32[2048] !{{update}}
+            {more}
+            %9 = add %0, %5 : f32[2048] !{{update}}
+          }}
+          {output}
+          update @w = %9
+        }}"#
+    );
+    lowered(&text, microbatches, target)
+}
+
+fn lowered(text: &str, microbatches: Microbatches, target: Target) -> Program {
+    let module = ir::text::parse(text).unwrap_or_else(|error| panic!("{error}"));
+    let options = LowerOptions { microbatches, target, ..LowerOptions::default() };
+    lower(&module, &options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// For each `all_reduce` of a program, whether each result lies in the place of its operand.
+fn reduced_in_place(program: &Program) -> Vec<Vec<bool>> {
+    let all = Section::ALL.iter().flat_map(|(section, _)| program.section(*section));
+    let in_place = |instruction: &Instruction| {
+        let pairs = instruction.operands.iter().zip(&instruction.results).enumerate();
+        let is_same = |(index, (operand, result))| {
+            let is_same = operand == result;
+            assert_eq!(is_same, instruction.in_place.contains(&(index as u32, index as u32)), "{program}");
+            is_same
+        };
+        pairs.map(is_same).collect()
+    };
+    all.filter(|instruction| instruction.name() == "all_reduce").map(in_place).collect()
+}
+
+const STEPS: [Microbatches; 2] = [Microbatches::One, Microbatches::Many];
+const TARGETS: [Target; 2] = [Target::Cpu, Target::Cuda];
+
+#[test]
+fn a_gradient_is_reduced_in_the_place_of_its_sum() {
+    for (microbatches, target) in STEPS.into_iter().flat_map(|step| TARGETS.map(|target| (step, target))) {
+        let program = reduced("", microbatches, target);
+        assert_eq!(reduced_in_place(&program), [[true]], "{program}");
+        // On a GPU, rows of the batch may be reduced with scratch. Nothing else has the size of the gradient.
+        let planned = program.memory.lower_bound - program.memory.states;
+        assert!(planned < 10 * 8192, "{program}");
+    }
+}
+
+/// The collective is carried out while the addition reads its operand.
+#[test]
+fn an_operand_that_is_read_later_keeps_its_place() {
+    let more = "%6 = neg %4 : f32[2048] partial(sum dp) !{update}
+            %8 = all_reduce %6 : f32[2048] !{update}";
+    for (microbatches, target) in STEPS.into_iter().flat_map(|step| TARGETS.map(|target| (step, target))) {
+        let program = reduced(more, microbatches, target);
+        assert_eq!(reduced_in_place(&program), [[false], [true]], "{program}");
+    }
+}
+
+#[test]
+fn an_operand_that_is_reduced_twice_keeps_its_place() {
+    let more = "%8 = all_reduce %4 : f32[2048] !{update}";
+    for microbatches in STEPS {
+        // Apart, the second reduction is the last reader.
+        let program = reduced(more, microbatches, Target::Cpu);
+        assert_eq!(reduced_in_place(&program), [[false], [true]], "{program}");
+        // Together, both read it at once.
+        let together = "%8, %7 = all_reduce %4, %4 : f32[2048], f32[2048] !{update}";
+        let program = reduced(together, microbatches, Target::Cpu);
+        assert_eq!(reduced_in_place(&program), [vec![false, false], vec![true]], "{program}");
+    }
+}
+
+#[test]
+fn an_operand_that_every_microbatch_reduces_keeps_its_place() {
+    let text = r#"trainyard-ir 1
+        module @m placed mesh [dp=2] {
+          state @v : f32[2, 2048] {dp, -} parameter = zeros
+          func @train(%0 = @v, %1 "x" batched : f32[8, 2048] {dp, -}) {
+            %2 = reduce %0 {kind = sum, dims = [0], keep = false} : f32[2048] partial(sum dp) !{prepare}
+            %3 = all_reduce %2 : f32[2048] !{fwd}
+            %4 = reduce %1 {kind = sum, dims = [0], keep = false} : f32[2048] partial(sum dp) !{fwd}
+            %5 = all_reduce %4 : f32[2048] !{fwd}
+            %6 = add %3, %5 : f32[2048] !{fwd}
+          }
+          output "y" = %6
+        }"#;
+    for target in TARGETS {
+        let [one, many] = STEPS.map(|microbatches| reduced_in_place(&lowered(text, microbatches, target)));
+        assert_eq!([one, many], [[[true], [true]], [[false], [true]]]);
+    }
+}

@@ -473,9 +473,19 @@ impl<'m> Drafts<'m> {
     }
 }
 
-/// The layout of a chain's results: that of the first operand of the chain's sizes that has no holes.
-fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
-    let order =
-        operands.iter().filter(|layout| layout.sizes.as_slice() == sizes).find_map(Layout::memory_order);
-    order.map_or_else(|| Layout::dense(sizes), |order| Layout::in_order(sizes, &order))
+/// The layout of a chain's results: the order in which all operands of the chain's sizes lie, or row-major if they do not agree. So it does
+/// not matter which nodes stand together in a chain: recomputation changes that, and the order of a tensor that is summed over
+/// decides the last bits of the sum.
+pub(super) fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
+    let has_order = |layout: &&Layout| {
+        let is_whole = |(&size, &stride): (&usize, &isize)| size == 1 || stride > 0;
+        layout.sizes.as_slice() == sizes && layout.sizes.iter().zip(&layout.strides).all(is_whole)
+    };
+    let mut orders = operands.iter().filter(has_order).map(Layout::by_distance);
+    let agreed = orders.next().filter(|first| orders.all(|order| order == *first));
+    let dense = Layout::dense(sizes);
+    match agreed.filter(|order| *order != dense.by_distance()) {
+        Some(order) => Layout::in_order(sizes, &order),
+        None => dense,
+    }
 }

@@ -1,8 +1,10 @@
-//! An order of early updates that does not wait for the readers of the old weights, and its right order.
+//! An order of early updates that does not wait for the readers of the old weights, and its right order. Layouts of chains.
 
+use super::draft::chain_layout;
 use super::*;
 use crate::cpu::Cpu;
 use crate::device::{Device, ProgramId, step};
+use crate::layout::Layout;
 use ir::interp::{self, Missing, Mode};
 use ir::ops::step::Accumulate;
 use ir::testing::microbatch;
@@ -93,4 +95,32 @@ fn a_weight_is_not_overwritten_before_its_last_reader() {
     // The weight is written over its old value only where nobody reads that any more; else it is copied at the end.
     let (wrong, states) = run(&module, too_early);
     assert_eq!((states, copies(&wrong)), (expected(&module), 1));
+}
+
+/// Recomputation and fusion decide which nodes stand in one chain.
+#[test]
+fn a_chain_lies_alike_however_its_nodes_are_grouped() {
+    let sizes = [4, 1, 16, 8];
+    let layouts = [
+        Layout::dense(&sizes),
+        Layout::in_order(&sizes, &[0, 3, 1, 2]),
+        Layout::in_order(&sizes, &[3, 2, 1, 0]),
+        Layout::in_order(&[4, 1, 32, 8], &[0, 3, 1, 2]).slice(2, 5, 1, 16),
+        Layout::dense(&[8]),
+        Layout::dense(&[4, 1, 16, 1]).broadcast(&sizes),
+    ];
+    let wide = layouts.len() - 2;
+    for a in &layouts[..wide] {
+        for (b, c) in layouts.iter().flat_map(|b| layouts.iter().map(move |c| (b, c))) {
+            let of = |operands: &[&Layout]| {
+                chain_layout(&operands.iter().map(|&layout| layout.clone()).collect::<Vec<_>>(), &sizes)
+            };
+            let inner = of(&[a, b]);
+            let together = [of(&[a, b, c]), of(&[c, b, a])];
+            let apart = [of(&[&inner, c]), of(&[c, &inner])];
+            assert_eq!(together, apart, "{a:?}, {b:?}, {c:?}");
+        }
+    }
+    assert_eq!(chain_layout(&layouts[1..2], &sizes), Layout::in_order(&sizes, &[1, 0, 3, 2]));
+    assert_eq!(chain_layout(&layouts[..2], &sizes), layouts[0]);
 }

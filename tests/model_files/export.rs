@@ -6,9 +6,10 @@ use ir::{DType, Module, Op, Role, Tensor, Type};
 use onnx::Model;
 use passes::Manager;
 use passes::reports::{ParameterReport, RowRole};
+use prost::Message;
 use runtime::checkpoint::{StateBytes, TensorFile};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use trainyard::compilation::{self, Compilation, Source};
 use trainyard::export;
 use trainyard::pipeline::CompilationPlan;
@@ -278,37 +279,51 @@ fn noise_that_stays_in_the_inference_form_is_told() {
     }
 }
 
+/// The model of the file with this value as a further output, before the others.
+fn with_output(name: &str, output: &str, folder: &Path) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/models/{name}.onnx"));
+    let mut proto = Model::load(&path).expect("the model can be read").proto().clone();
+    let graph = proto.graph.as_mut().expect("a model has a graph");
+    let value = graph.value_info.iter().find(|value| value.name.as_deref() == Some(output));
+    graph.output.insert(0, value.expect("the value has a type").clone());
+    let changed = folder.join(format!("{name}.onnx"));
+    std::fs::write(&changed, proto.encode_to_vec()).expect("it is written");
+    changed
+}
+
 #[test]
 fn a_model_that_computes_its_loss_needs_no_labels_in_inference_form() {
-    for (name, stay) in
-        [("gpt2-loss.dynamo", true), ("parted-loss.dynamo", true), ("joined-loss.dynamo", false)]
-    {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/models/{name}.onnx"));
-        let (source, compilation) = load(&path);
+    let names = |model: &Model| -> [Vec<String>; 2] {
+        [&model.graph.inputs, &model.graph.outputs]
+            .map(|values| values.iter().map(|value| value.name.clone()).collect())
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let exported = |path: &Path, to: &str| {
+        let (source, compilation) = load(path);
         let states = doctored(&compilation.training);
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
-        let names = |model: &Model| -> [Vec<String>; 2] {
-            [&model.graph.inputs, &model.graph.outputs]
-                .map(|values| values.iter().map(|value| value.name.clone()).collect())
-        };
+        let to = folder.path().join(to);
+        std::fs::create_dir(&to).expect("a folder");
+        let written = export::export(&source, &compilation, &states, &to).expect("it is written");
         let model = Model::load(&written.model).expect("it can be read");
-        println!("{name}: {:?} -> {:?}", names(&source.model), names(&model));
-        assert_eq!(written.training_form.is_some(), stay, "{name}");
-        if !stay {
-            assert_eq!(names(&model), names(&source.model), "{name}");
-            continue;
-        }
-        let [inputs, outputs] = names(&model);
-        assert!(!inputs.iter().any(|input| input.contains("label")), "{name}: {inputs:?}");
-        assert!(
-            !outputs.is_empty() && !outputs.iter().any(|output| output.contains("loss")),
-            "{name}: {outputs:?}"
-        );
-        assert!(model.graph.nodes.len() < source.model.graph.nodes.len(), "{name}");
-        let training = Model::load(&written.training_form.expect("it was written")).expect("it can be read");
-        assert_eq!(names(&training), names(&source.model), "{name}");
+        (source.model, model, written.training_form)
+    };
+    for (name, logits, input) in
+        [("mlp-loss.dynamo", "linear_2", "x"), ("gpt2-loss.dynamo", "linear", "input_ids")]
+    {
+        let path = with_output(name, logits, folder.path());
+        let (given, model, training) = exported(&path, name);
+        assert_eq!(names(&model), [vec![input.to_owned()], vec![logits.to_owned()]]);
+        let losses = |model: &Model| {
+            model.graph.nodes.iter().filter(|node| node.op_type == "SoftmaxCrossEntropyLoss").count()
+        };
+        assert_eq!([losses(&given), losses(&model)], [1, 0], "{name}");
+        let training = Model::load(&training.expect("it was written")).expect("it can be read");
+        assert_eq!((names(&training), losses(&training)), (names(&given), 1), "{name}");
     }
+    // Its loss is all that this model gives.
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/joined-loss.dynamo.onnx");
+    let (given, model, training) = exported(&path, "alone");
+    assert_eq!((names(&model), training), (names(&given), None));
 }
 
 #[test]

@@ -24,7 +24,7 @@ const INSIDES: [&str; 5] = ["past_key", "present", "cache", "hidden_state", "att
 /// Finds the output that has the logits of classes: the one named so, else the first float output that is not a cache.
 pub(super) fn of_classes(module: &Module) -> Result<Prediction, Diagnostic> {
     // The cross-entropy of one class is 0, whatever its logit.
-    let has_classes = |ty: &Type| ty.ndim() >= 2 && ty.dims[ty.ndim() - 1].size() != Some(1);
+    let has_classes = |ty: &Type| ty.ndim() >= 2 && ty.dims[ty.ndim() - 1].size().is_none_or(|size| size > 1);
     let Some(mut prediction) = find(module, has_classes) else {
         let error = Diagnostic::new(
             "no output can be the logits: logits are a float tensor of at least two dims, and the last dim \

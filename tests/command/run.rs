@@ -281,6 +281,7 @@ fn a_model_without_weights_is_compiled_and_trained_only_from_new_ones() {
               --> main_graph
               = the model's file does not contain these weights; give them with --weights FILE.safetensors
               = or start from scratch with --init gpt2, kaiming or normal:std=0.02
+              = `gpt3-175b-weights-not-shipped.bin`, to which the model's file refers for 1156 tensors, is not beside it
         "#]],
     );
     assert!(before == place.contents());

@@ -203,11 +203,12 @@ fn a_file_whose_external_data_is_gone_is_trained_from_new_weights_alone() {
         &place,
         "compile model.onnx --train synthetic --steps 1 -o run",
         expect![[r#"
-        error: the weights of `first.weight`, `second.weight` are missing
-          --> odd
-          = the model's file does not contain these weights; give them with --weights FILE.safetensors
-          = or start from scratch with --init gpt2, kaiming or normal:std=0.02
-    "#]],
+            error: the weights of `first.weight`, `second.weight` are missing
+              --> odd
+              = the model's file does not contain these weights; give them with --weights FILE.safetensors
+              = or start from scratch with --init gpt2, kaiming or normal:std=0.02
+              = `external-ok.bin`, to which the model's file refers for 2 tensors, is not beside it
+        "#]],
     );
     place.succeed("compile model.onnx -o compiled");
     place.succeed("compile model.onnx --train synthetic --steps 1 --init kaiming -o run");

@@ -7,6 +7,7 @@ use crate::arguments::Arguments;
 use crate::dropout;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
+use crate::rewriting::settle::remove_idle_transfers;
 use ir::{
     Builder, Changed, Diagnostic, Initializer, Module, NodeId, Op, OperandRole, Phase, Role, ScalarPart,
     State, StepOutput, ValueId,
@@ -53,6 +54,8 @@ impl Transform for Evaluation {
         read_newest(module);
         dropout::remove(module)?;
         use_running_statistics(module);
+        // An input may take the place of a value that another stage reads: the operand of a dropout, or a running statistic.
+        remove_idle_transfers(module, Self::NAME);
         remove_dead(module, Self::NAME);
         Ok(Changed::Yes)
     }

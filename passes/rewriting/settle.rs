@@ -38,22 +38,32 @@ pub(crate) fn settle(module: &mut Module, by: &str) -> Result<Changed, TypeError
 fn without_idle_transfers(module: &mut Module, by: &str) -> Stages {
     loop {
         let stages = Stages::of(module);
-        let is_idle = |node: &Node| {
-            matches!(node.op, Op::Transfer(_)) && stages.of_value(module, node.operands[0]) == EVERY_STAGE
-        };
-        let idle: Vec<NodeId> = module.nodes().filter(|(_, node)| is_idle(node)).map(|(id, _)| id).collect();
-        if idle.is_empty() {
+        if !remove_idle(module, by, |module, value| stages.of_value(module, value)) {
             return stages;
         }
-        let mut b = Builder::new(module, by);
-        for id in idle {
-            let node = b.module().node(id);
-            let (sent, received) = (node.operands[0], node.results[0]);
-            b.replace(received, sent);
-            b.remove(id);
-        }
-        b.finish();
     }
+}
+
+/// Removes the transfers whose values every stage has, from a program whose nodes have their stages: a pass gave their readers an
+/// input in place of a computed value.
+pub(crate) fn remove_idle_transfers(module: &mut Module, by: &str) {
+    while remove_idle(module, by, Module::stage_of) {}
+}
+
+/// Removes the transfers of values that are on every stage. Returns whether there were any.
+fn remove_idle(module: &mut Module, by: &str, stage_of: impl Fn(&Module, ValueId) -> u32) -> bool {
+    let is_idle =
+        |node: &Node| matches!(node.op, Op::Transfer(_)) && stage_of(module, node.operands[0]) == EVERY_STAGE;
+    let idle: Vec<NodeId> = module.nodes().filter(|(_, node)| is_idle(node)).map(|(id, _)| id).collect();
+    let mut b = Builder::new(module, by);
+    for &id in &idle {
+        let node = b.module().node(id);
+        let (sent, received) = (node.operands[0], node.results[0]);
+        b.replace(received, sent);
+        b.remove(id);
+    }
+    b.finish();
+    !idle.is_empty()
 }
 
 /// The most operations for an element of the result, of a node that every stage computes for itself.

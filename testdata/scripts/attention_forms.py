@@ -135,16 +135,14 @@ def export(cell, path):
             torch.onnx.export(model, arguments, str(path), dynamo=False, training=training, **shared)
 
 
-def pairs(cells):
-    """A few of the cells in which every pair of values stands that stands in any of them."""
-    def of(cell):
-        return set(itertools.combinations(sorted(cell.items(), key=lambda item: item[0]), 2))
-
-    left, chosen = set().union(*(of(cell) for cell in cells)), []
+def covering(cells, size):
+    """A few of the cells in which every combination of so many values stands that stands in any of them: pairs of values for 2."""
+    of = [set(itertools.combinations(sorted(cell.items(), key=lambda item: item[0]), size)) for cell in cells]
+    left, chosen = set().union(*of), []
     while left:
-        best = max(cells, key=lambda cell: len(of(cell) & left))
-        chosen.append(best)
-        left -= of(best)
+        best = max(range(len(cells)), key=lambda index: len(of[index] & left))
+        chosen.append(cells[best])
+        left -= of[best]
     return chosen
 
 
@@ -159,7 +157,7 @@ def main():
     cells = [dict(zip(AXES, values)) for values in itertools.product(*AXES.values())]
     cells = [cell for cell in cells if exists(cell)]
     if not arguments.full:
-        cells = pairs(cells)
+        cells = covering(cells, 2)
     failures, used, found = [], set(), 0
     with tempfile.TemporaryDirectory() as folder:
         for cell in cells:

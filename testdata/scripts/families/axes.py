@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The set of trained tensors does not depend on sizes: families of layers over widths, layers, directions and batches.
 
-    python testdata/scripts/families/axes.py FOLDER [--trainyard BINARY] [--full]
+    python testdata/scripts/families/axes.py FOLDER [--trainyard BINARY] [--triples]
 
 A cell exports a module with one of the values of each axis, and compares the number of elements that `inspect` trains with the module's
-own, with the batch of the file and with `--microbatch 1`. By default every pair of values is in some cell; `--full` takes the whole
-product. A line is printed for each cell that differs, and the exit code is 1 if there is one. Needs what testdata/requirements.txt lists.
+own, with the batch of the file and with `--microbatch 1`. By default every pair of values is in some cell, with `--triples` every
+combination of three values. A line is printed for each cell that differs, and the exit code is 1 if there is one. Needs what testdata/requirements.txt lists.
 """
 
 import argparse
@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
-from attention_forms import pairs  # noqa: E402
+from attention_forms import covering  # noqa: E402
 from export import dynamo, legacy  # noqa: E402
 from family import Objective, perturb  # noqa: E402
 from torch import nn  # noqa: E402
@@ -128,14 +128,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trainyard", default=ROOT / "target/release/trainyard", help="the binary to check")
-    parser.add_argument("--full", action="store_true", help="the whole product")
+    parser.add_argument("--triples", action="store_true", help="every combination of three values")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     cells = [dict(zip(AXES, values)) for values in itertools.product(*AXES.values())]
     cells = [cell for cell in cells if exists(cell)]
-    if not arguments.full:
-        cells = pairs(cells)
+    cells = covering(cells, 3 if arguments.triples else 2)
     failures = []
     for cell in cells:
         text = ", ".join(f"{axis} {value}" for axis, value in cell.items())

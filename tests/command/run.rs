@@ -1,6 +1,7 @@
 //! Whole runs of the binary: what they leave behind, how they stop, and how they go on.
 
 mod best;
+mod decay;
 mod older;
 mod resuming;
 mod rows;

@@ -1,8 +1,8 @@
 //! Where ranks meet: a barrier for each group, which an error or a panic of any rank opens for all.
 //!
 //! A collective is a meeting in three steps. A rank comes, says what it issues and lends the bytes that others may
-//! read, and waits for its group. When all are there they are *inside*: what each does then is bounded work on memory. A rank
-//! goes when every one of them has stopped reading. Waiting for a rank to come ends, with an error, when any rank fails, and when nobody is left who could
+//! read, and waits for its group. When all ranks have come, they are *inside*: each does bounded work on memory. A rank
+//! goes when all ranks have stopped reading. Waiting for a rank to come ends, with an error, when any rank fails, and when nobody is left who could
 //! come; ranks that are inside always go, a panic included. So nothing waits for ever, and no borrow is outlived.
 
 use super::lent::Lent;

@@ -193,8 +193,8 @@ impl<M: Messages> ByMessages<M> {
         Err(CommError::Different { first, second })
     }
 
-    /// The combination of the pieces that the ranks of a group have for this one, given those that this rank has for each. Its own
-    /// may lie in the place of the result.
+    /// Combines the pieces that the ranks of a group have for this rank into `result`. `pieces` has the pieces of this rank, one for each
+    /// rank; its piece for itself may lie in the place of the result.
     fn reduce(
         &self,
         group: &[u64],

@@ -9,8 +9,8 @@ use ir::Phase;
 use ir::analysis::{Lifetime, Lifetimes};
 use std::ops::Range;
 
-/// The line of positions: the instructions of each section, with one position after each for what is reported, and
-/// one before each microbatch for what it is fed.
+/// The positions of a step, in order: those of the instructions of each section, one after each section, at which outputs are reported,
+/// and one before each microbatch, at which its inputs are given.
 pub(super) struct Positions {
     counts: [u32; 3],
     /// The instructions of the section `update` up to the last that runs in every microbatch.
@@ -81,7 +81,7 @@ impl Lives {
         parts: &PartAccesses,
     ) -> Self {
         let repeated = match drafts.microbatches {
-            // What has been read for the last time no other microbatch reads again.
+            // No other microbatch reads a buffer again after its last reader.
             Microbatches::One => 0..0,
             Microbatches::Many => positions.microbatch(),
         };

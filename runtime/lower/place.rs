@@ -195,7 +195,7 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
                 continue;
             }
             if let Kernel::Collective(_) = draft.kernel {
-                // A gather of parts that lie where they belong, or a reduction of what is not read again.
+                // A gather whose parts lie where they belong, or a reduction whose operand has no later reader.
                 pairs.push((i as u32, j as u32));
                 continue;
             }

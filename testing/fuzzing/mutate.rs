@@ -37,7 +37,7 @@ pub fn crossed(bytes: &[u8], other: &[u8], longest: usize, choices: &mut Choices
     encode(&model, longest)
 }
 
-/// What a change did to a file, for people: the parts that only one of both has. `None` if one is no ONNX file.
+/// The parts that only one of two files has, as text: the difference that a change made. `None` if one is no ONNX file.
 pub fn described(before: &[u8], after: &[u8]) -> Option<String> {
     Some(differences::differences(&decode(before)?, &decode(after)?))
 }

@@ -173,7 +173,7 @@ fn the_flags_of_the_design_are_those_of_the_program() {
         let flag = &design[at..];
         let flag = &flag[..flag.find(|c| !is_of_flag(c)).unwrap_or(flag.len())];
         let begins = design[..at].chars().next_back().is_none_or(|before| !is_of_flag(before));
-        (begins && flag.trim_start_matches('-').len() + 2 == flag.len() && flag.len() > 2).then_some(flag)
+        (begins && flag[2..].starts_with(|c: char| c.is_ascii_lowercase())).then_some(flag)
     });
     let known = help.concat();
     for flag in flags {

@@ -1,4 +1,4 @@
-//! What a change did to a file, for the message of a failure.
+//! The difference between two files as text, for the message of a failure.
 
 use onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use std::collections::BTreeMap;

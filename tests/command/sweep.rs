@@ -78,6 +78,10 @@ const ALONE: [&[&str]; 6] = [
     &["", "", "--sequence-parallel", "--update early"],
 ];
 
+/// The flags of [`ALONE`] that change no bit of losses, norms and weights, by how they begin. A run that is stopped and goes on has
+/// the same bits too.
+const CHANGE_NO_BIT: [&str; 4] = ["--recompute", "--compress-activations", "--offload", "--update early"];
+
 /// Flags of [`SHARED`], one of each axis.
 fn draw_shared(draw: &mut impl FnMut(usize) -> usize) -> Vec<&'static str> {
     SHARED.iter().map(|axis| axis[draw(axis.len())]).collect()
@@ -225,6 +229,15 @@ impl Run {
             near(&format!("the eval loss of step {step}"), evals[0], evals[1], tolerance)?;
         }
         Ok(())
+    }
+
+    /// Compares the bits of losses and norms.
+    fn compare_bits(&self, expected: &Self) -> Result<(), String> {
+        let numbers = |run: &Self| -> Vec<[Value; 2]> {
+            run.steps.iter().map(|step| ["loss", "grad_norm"].map(|key| step[key].clone())).collect()
+        };
+        let (own, one) = (numbers(self), numbers(expected));
+        if own == one { Ok(()) } else { Err(format!("losses and norms are {own:?}, and {one:?}")) }
     }
 }
 

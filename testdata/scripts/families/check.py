@@ -111,8 +111,8 @@ class Check:
             complete = all(key in self.initial and not self.other(key) for key in self.folded)
             if complete and "lost" not in self.notes:
                 before = len(self.failures)
-                for kind in reference.KINDS:
-                    self.steps_check(kind)
+                for kind, recipe in reference.KINDS.items():
+                    self.steps_check(kind, recipe)
                 # A message said that a computation of parameters may be missing: it named the result.
                 if len(self.failures) > before and self.has_computed:
                     del self.failures[before:]
@@ -261,7 +261,7 @@ class Check:
 
     def loss_check(self):
         """The loss before training is PyTorch's."""
-        wanted = reference.trained(self.folder, self.name, self.family, self.weights, "sgd")["losses"][0]
+        wanted = reference.trained(self.folder, self.name, self.family, self.weights, reference.KINDS["sgd"])["losses"][0]
         off = abs(self.first - wanted) / abs(wanted)
         if not off <= LOSSES:
             self.failures.append(f"loss: {self.first} at the start, PyTorch's is {wanted}")
@@ -273,10 +273,10 @@ class Check:
         if code != 0:
             self.failures.append(f"verify: exit code {code}, {brief(messages + output)}")
 
-    def steps_check(self, kind):
+    def steps_check(self, kind, recipe):
         """Ten steps give PyTorch's losses and weights."""
-        wanted = reference.trained(self.folder, self.name, self.family, self.weights, kind)
-        done = self.compile(reference.flags(kind, wanted["settings"]), reference.STEPS)
+        wanted = reference.trained(self.folder, self.name, self.family, self.weights, recipe)
+        done = self.compile(reference.flags(recipe, wanted["settings"]), reference.STEPS)
         if done is None:
             self.failures.append(f"{kind}: {brief(self.messages)}")
             return

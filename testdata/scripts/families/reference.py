@@ -1,24 +1,48 @@
 """Ten steps in PyTorch on one batch, in f32, and which parameters have no gradient."""
 
+from dataclasses import dataclass
+
 import torch
 from family import constructed
 from models import slug
 
 STEPS = 10
-KINDS = ("sgd", "adamw")
 
 
-def settings(kind, loss, gradients):
+@dataclass(frozen=True)
+class Recipe:
+    """How steps change the weights, but for the learning rate, which depends on the model.
+
+    `clip` is the largest norm of the gradients, as a part of the norm before the first step.
+    """
+
+    optimizer: str
+    decay: float = 0.0
+    clip: float | None = None
+
+    def __str__(self):
+        return f"{self.optimizer}-{self.decay}-{self.clip}"
+
+
+KINDS = {"sgd": Recipe("momentum"), "adamw": Recipe("adamw", 0.1)}
+
+# The optimizers whose steps are as long as their gradients.
+PROPORTIONAL = ("sgd", "momentum", "nesterov")
+OPTIMIZERS = (*PROPORTIONAL, "adagrad", "adam", "adamw")
+
+
+def settings(recipe, loss, gradients):
     """Returns an optimizer's settings for a model with this loss and these gradients.
 
-    A step of SGD lowers the loss by at most a twentieth. AdamW divides by the gradient's own size, so that an element whose
+    A step of SGD lowers the loss by at most a twentieth. The others divide by the gradient's own size, so that an element whose
     gradient is rounding alone moves by lr x rounding / eps: this eps keeps that below the tolerance.
     """
-    if kind == "sgd":
-        square = sum((gradient**2).sum().item() for gradient in gradients.values())
-        return {"lr": short(min(0.01, 0.05 * loss / square)), "eps": None, "decay": 0.0}
+    square = sum((gradient**2).sum().item() for gradient in gradients.values())
+    clip = recipe.clip and short(recipe.clip * square**0.5)
+    if recipe.optimizer in PROPORTIONAL:
+        return {"lr": short(min(0.01, 0.05 * loss / square)), "eps": None, "decay": recipe.decay, "clip": clip}
     largest = max(gradient.abs().max().item() for gradient in gradients.values())
-    return {"lr": 0.001, "eps": short(1e-4 * largest), "decay": 0.1}
+    return {"lr": 0.001, "eps": short(1e-4 * largest), "decay": recipe.decay, "clip": clip}
 
 
 def short(number):
@@ -26,35 +50,45 @@ def short(number):
     return float(f"{number:.0e}")
 
 
-def flags(kind, chosen):
+def flags(recipe, chosen):
     """Returns the flags that ask Trainyard for an optimizer."""
-    name = "momentum:momentum=0.9" if kind == "sgd" else f"adamw:beta1=0.9,beta2=0.999,eps={chosen['eps']:.0e}"
-    return ["--optimizer", name, "--lr", chosen["lr"], "--weight-decay", chosen["decay"], "--decay", "all"]
+    name, eps = recipe.optimizer, chosen["eps"] and f"eps={chosen['eps']:.0e}"
+    keys = {"momentum": "momentum=0.9", "nesterov": "momentum=0.9", "adagrad": eps}
+    keys |= dict.fromkeys(["adam", "adamw"], f"beta1=0.9,beta2=0.999,{eps}")
+    name += f":{keys[name]}" if name in keys else ""
+    clip = ["--clip", chosen["clip"]] if chosen["clip"] else []
+    return ["--optimizer", name, "--lr", chosen["lr"], "--weight-decay", chosen["decay"], "--decay", "all", *clip]
 
 
-def make(kind, parameters, chosen):
+def make(recipe, parameters, chosen):
     """Returns the same optimizer of PyTorch."""
-    if kind == "sgd":
-        return torch.optim.SGD(parameters, chosen["lr"], momentum=0.9)
-    return torch.optim.AdamW(parameters, chosen["lr"], (0.9, 0.999), chosen["eps"], chosen["decay"])
+    lr, eps, decay = chosen["lr"], chosen["eps"], chosen["decay"]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr, weight_decay=decay)
+    if recipe.optimizer in PROPORTIONAL:
+        return torch.optim.SGD(parameters, lr, 0.9, weight_decay=decay, nesterov=recipe.optimizer == "nesterov")
+    if recipe.optimizer == "adagrad":
+        return torch.optim.Adagrad(parameters, lr, weight_decay=decay, eps=eps)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.optimizer]
+    return kind(parameters, lr, (0.9, 0.999), eps, decay)
 
 
-def trained(folder, name, family, weights, kind):
+def trained(folder, name, family, weights, recipe):
     """Returns the losses of the steps, the state after them, the settings, and the parameters without a gradient.
 
     The learning rate is lowered until PyTorch's own rounding does not decide the result. The run is kept in the folder.
     """
-    kept = folder / f"{slug(name)}.{weights}.{kind}.pt"
+    kept = folder / f"{slug(name)}.{weights}.{recipe}.pt"
     if kept.exists():
         return torch.load(kept)
     first = gradients(folder, name, family, weights)
-    chosen = settings(kind, *first)
+    chosen = settings(recipe, *first)
     for attempt in range(3):
-        losses, state = steps(folder, name, family, weights, kind, chosen, torch.float32)
+        losses, state = steps(folder, name, family, weights, recipe, chosen, torch.float32)
         last = gradients(folder, name, family, weights, state)
         still = idle(first[1]) & idle(last[1])
-        exact = steps(folder, name, family, weights, kind, chosen, torch.float64)
-        moved = steps(folder, name, family, weights, kind, chosen, torch.float32, moved=True)
+        exact = steps(folder, name, family, weights, recipe, chosen, torch.float64)
+        moved = steps(folder, name, family, weights, recipe, chosen, torch.float32, moved=True)
         noise = [max(pair) for pair in zip(distances((losses, state), exact, still), distances(moved, exact, still))]
         if noise[0] < 3e-6 and noise[1] < 3e-5 or attempt == 2:
             break
@@ -64,7 +98,7 @@ def trained(folder, name, family, weights, kind):
     return result
 
 
-def steps(folder, name, family, weights, kind, chosen, dtype, moved=False):
+def steps(folder, name, family, weights, recipe, chosen, dtype, moved=False):
     """Returns the losses of ten steps, and the state after them.
 
     With `moved` the weights are changed in their last bit: where two numbers are equal but for rounding, a maximum or a ReLU
@@ -77,11 +111,14 @@ def steps(folder, name, family, weights, kind, chosen, dtype, moved=False):
             for parameter in objective.parameters():
                 sign = torch.randint(-1, 2, parameter.shape, generator=drawn)
                 parameter.mul_(1 + sign * torch.finfo(dtype).eps)
-    optimizer, losses = make(kind, [p for p in objective.parameters() if p.requires_grad], chosen), []
+    parameters = [own for own in objective.parameters() if own.requires_grad]
+    optimizer, losses = make(recipe, parameters, chosen), []
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = objective(*inputs)[1]
         loss.backward()
+        if chosen["clip"]:
+            torch.nn.utils.clip_grad_norm_(parameters, chosen["clip"])
         optimizer.step()
         losses.append(loss.item())
     return losses, {key: value.detach() for key, value in objective.state_dict().items()}

@@ -1,6 +1,9 @@
-//! Random commands, each beside the same command on one device without the flags that change no numbers.
+//! Random commands, each beside the same command on one device without the flags that change no numbers, and bit for bit beside the
+//! same mesh without the flags that change no bit.
 
-use super::{Allowed, Ending, MESHES, Outcome, Run, check_cases, draw_alone, draw_shared, longer};
+use super::{
+    Allowed, CHANGE_NO_BIT, Ending, MESHES, Outcome, Run, check_cases, draw_alone, draw_shared, longer,
+};
 use ir::random::philox;
 use testing::records;
 use testing::workplace::Workplace;
@@ -66,6 +69,8 @@ struct Case {
     shared: String,
     /// The flags of the run on one device, and of the run that is compared with it.
     runs: [String; 2],
+    /// The flags of the second run without those that change no bit, if it has such.
+    without: Option<String>,
     /// Whether the run stops after half of its steps, and goes on.
     resumes: bool,
     is_half: bool,
@@ -92,20 +97,21 @@ impl Case {
         let own = draw_alone((mesh, data_ranks), &shared, &mut draw);
         let batch = [4, 8][draw(2)];
         let other = if model.adds_up { [data_ranks.max(2), 4, 8][draw(3)] } else { batch };
-        let runs = [
-            format!("--microbatch {batch}"),
-            format!("--microbatch {} {}", other / data_ranks, own.join(" ")),
-        ];
+        let flags = |own: &[String]| format!("--microbatch {} {}", other / data_ranks, own.join(" "));
+        let runs = [format!("--microbatch {batch}"), flags(&own)];
+        let changes_bits = |flag: &&String| !CHANGE_NO_BIT.iter().any(|other| flag.starts_with(other));
+        let rest: Vec<String> = own.iter().filter(changes_bits).cloned().collect();
+        let without = (rest.len() < own.len()).then(|| flags(&rest));
         let shared = format!(
             "compile testdata/{}.onnx {data} {} --lr 1e-3 --global-batch {GLOBAL} --seed {}",
             model.file,
             shared.join(" "),
             draw(100)
         );
-        Self { model, shared, runs, resumes: draw(3) == 0, is_half }
+        Self { model, shared, runs, without, resumes: draw(3) == 0, is_half }
     }
 
-    /// Runs both commands.
+    /// Runs all commands.
     fn check(&self, place: &Workplace) -> Result<Outcome, String> {
         self.write_data(place);
         let [one, own] = &self.runs;
@@ -121,9 +127,26 @@ impl Case {
         }
         let more = if self.resumes { "--resume" } else { "--force" };
         let command = format!("{} {own} --steps {STEPS} {more}", self.shared);
-        Run::of(place, &command, "own")?
+        let ending = Run::of(place, &command, "own")?;
+        if let Ending::Ran(run) = &ending {
+            self.check_bits(place, run).map_err(|difference| format!("{command}: {difference}"))?;
+        }
+        ending
             .compare(&expected, Allowed::of(self.is_half))
             .map_err(|difference| format!("{command} ({one}): {difference}"))
+    }
+
+    /// Runs the second command without the flags that change no bit, and without a stop.
+    fn check_bits(&self, place: &Workplace, run: &Run) -> Result<(), String> {
+        let Some(flags) = &self.without else { return Ok(()) };
+        let command = format!("{} {flags} --steps {STEPS} --force", self.shared);
+        let Ending::Ran(same) = Run::of(place, &command, "without")? else {
+            return Err(format!("refused as {command}"));
+        };
+        run.compare_bits(&same).map_err(|difference| format!("{difference} with {command}"))?;
+        let [own, other] =
+            ["own", "without"].map(|folder| place.read(&format!("{folder}/model.safetensors")));
+        if own == other { Ok(()) } else { Err(format!("the weights have other bits with {command}")) }
     }
 
     fn write_data(&self, place: &Workplace) {

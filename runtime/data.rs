@@ -39,6 +39,7 @@ mod unpack;
 pub use array::{Array, Batch};
 pub use decide::{Decision, Feed};
 pub use error::{DataError, one_line};
+pub use file::bytes_of;
 pub(crate) use file::regular_files;
 pub use loader::{DataPosition, EvalBatch, Loader, common_batch};
 pub use order::Permutation;

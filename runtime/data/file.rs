@@ -101,6 +101,12 @@ pub(crate) fn regular_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
+/// The bytes of a file, or of all files of a folder. 0 if they cannot be read: opening them says why.
+pub fn bytes_of(path: &Path) -> u64 {
+    let files = regular_files(path).unwrap_or_default();
+    files.iter().filter_map(|file| fs::metadata(file).ok()).map(|metadata| metadata.len()).sum()
+}
+
 fn of_one_format(path: &Path, files: Vec<PathBuf>) -> Result<(Vec<PathBuf>, Format), DataError> {
     let refuse = |reason: String| Err(DataError::Folder { path: path.to_owned(), reason });
     let Some(first) = files.first() else { return refuse("has no files in it".to_owned()) };
@@ -130,7 +136,8 @@ mod tests {
         let error = super::files(folder.path()).unwrap_err().to_string();
         assert!(error.contains("has no files in it"), "{error}");
         fs::write(folder.path().join(".hidden.npz"), "").unwrap();
-        fs::write(folder.path().join("a.bin"), "").unwrap();
+        fs::write(folder.path().join("a.bin"), "four").unwrap();
+        assert_eq!([folder.path(), &folder.path().join("a.bin")].map(bytes_of), [4, 4]);
         assert_eq!(super::files(folder.path()).unwrap().0.len(), 1);
         fs::write(folder.path().join("b.txt"), "").unwrap();
         let error = super::files(folder.path()).unwrap_err().to_string();

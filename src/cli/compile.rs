@@ -5,7 +5,6 @@ mod parts;
 mod run;
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -290,9 +289,8 @@ impl Compile {
     fn tell_long_data(&self) {
         const LONG: u64 = 256 << 20;
         let Some(path) = self.settings.data.train.as_ref().and_then(DataSource::file) else { return };
-        if let Some(size) =
-            fs::metadata(path).ok().map(|metadata| metadata.len()).filter(|&size| size >= LONG)
-        {
+        let size = runtime::data::bytes_of(path);
+        if size >= LONG {
             let tokenizer = match &self.settings.data.tokenizer {
                 Some(Tokenizer::File(tokenizer)) => format!(", tokenized by {}", tokenizer.display()),
                 _ => String::new(),

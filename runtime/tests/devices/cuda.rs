@@ -57,6 +57,11 @@ pub(crate) fn host(program: Program, order: Order) -> Box<dyn Device> {
     by_ptx(program, order, PTX.as_ref())
 }
 
+/// A stand-in that holds commands to what they declare.
+fn stand_in(program: Program, order: Order) -> Box<dyn Device> {
+    by_ptx(program, order, None)
+}
+
 /// A stand-in that holds commands to what they declare, and launches to their PTX.
 fn by_ptx(program: Program, order: Order, ptx: Option<&Ptx>) -> Box<dyn Device> {
     let host = Host::new(order);

@@ -57,7 +57,7 @@ pub(crate) fn host(program: Program, order: Order) -> Box<dyn Device> {
     by_ptx(program, order, PTX.as_ref())
 }
 
-/// A stand-in that holds commands to what they declare.
+/// A stand-in for a GPU, which refuses a command that touches memory which the command does not declare.
 fn stand_in(program: Program, order: Order) -> Box<dyn Device> {
     by_ptx(program, order, None)
 }

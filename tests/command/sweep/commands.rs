@@ -69,7 +69,7 @@ struct Case {
     shared: String,
     /// The flags of the run on one device, and of the run that is compared with it.
     runs: [String; 2],
-    /// The flags of the second run without those that change no bit, if it has such.
+    /// The flags of a third run: those of the second run, less the flags that change no bit. None if the second run has no such flags.
     without: Option<String>,
     /// Whether the run stops after half of its steps, and goes on.
     resumes: bool,

@@ -66,7 +66,7 @@ fn more_memory_than_there_is_is_refused_and_then_less_is_given() {
 #[test]
 #[ignore = "needs a GPU and cuDNN"]
 fn a_kernel_adds_as_another_instruction_would() {
-    sums::check(&gpu, Target::Cuda);
+    sums::check_gpu(&gpu);
 }
 
 /// Nothing but cuBLASLt: sides transposed, in batches, one matrix for many.

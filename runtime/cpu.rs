@@ -445,19 +445,13 @@ fn cores() -> usize {
 
 /// Runs one instruction on memory that is elsewhere: the arena and the constants that it has its places in, and in a pipeline the
 /// places of the blocks in the arena.
-pub(crate) fn run_alone(
-    instruction: &Instruction,
-    arena: &mut [u8],
-    constants: &[u8],
-    bases: &[u64],
-    add: bool,
-) {
+pub(crate) fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: &[u8], bases: &[u64]) {
     let mesh = ir::Mesh::default();
     let place = Place { mesh: &mesh, rank: 0, bases };
     let memories = Memories { device: Memory::of(arena), host: Memory::of(&mut []), constants };
     // SAFETY: the memory is the caller's alone.
     #[allow(unsafe_code)]
-    let call = unsafe { arena::borrow(memories, instruction, add, place) };
+    let call = unsafe { arena::borrow(memories, instruction, false, place) };
     // Only collectives fail, and they are no instructions of one device.
     let _ = kernels::run(call, None);
 }

@@ -26,7 +26,7 @@ pub(crate) struct KernelContract<'op> {
     /// Whether chains compute the operator, element by element.
     pub(crate) in_chains: bool,
     /// Whether the kernel can add to what its only result holds.
-    pub(crate) accumulates: bool,
+    accumulates: bool,
     /// Whether the kernel takes one operand more, the last, and adds it to its first result.
     pub(crate) adds_operand: bool,
     /// Whether the kernel writes, as one result more, a half-precision copy of its first result.
@@ -247,6 +247,12 @@ impl KernelContract<'_> {
 
 /// Questions that lowering asks.
 impl KernelContract<'_> {
+    /// Whether the kernel can add to what its only result holds, if this is of that type. It makes the bits that another instruction
+    /// would make, which adds the finished result. In f16 and bf16 it would not: a kernel has its sums in f32, and would round once.
+    pub(crate) fn accumulates(&self, dtype: DType) -> bool {
+        self.accumulates && !matches!(dtype, DType::F16 | DType::BF16)
+    }
+
     /// Returns the layouts that the kernel reads of an operand.
     pub(crate) fn reads(&self, operand: usize) -> OperandLayout {
         let OperandLayouts { all, except } = self.reads;

@@ -72,53 +72,51 @@ pub(super) fn gemm<T: Real>(
     rhs: (&[T], Matrix),
     how: Multiply<T>,
 ) {
-    by_columns(into_columns, sizes, out, lhs, rhs, how);
+    if is_mirrored(out.1) {
+        let ([m, k, n], mirrored) = (sizes, |(numbers, matrix): (_, Matrix)| (numbers, matrix.transposed()));
+        return into_columns([n, k, m], (out.0, out.1.transposed()), mirrored(rhs), mirrored(lhs), how);
+    }
+    into_columns(sizes, out, lhs, rhs, how);
 }
 
-/// `out += factor · lhs · rhs`, where the product is rounded before it is added: as if it were made by [`gemm`] and added elsewhere. The crate
-/// adds products of few terms one by one, and those of many terms block by block.
-pub(super) fn gemm_rounded<T: Real>(
-    sizes: [usize; 3],
-    out: (&mut [T], Matrix),
-    lhs: (&[T], Matrix),
-    rhs: (&[T], Matrix),
-    how: Multiply<T>,
-) {
-    by_columns(add_to_columns, sizes, out, lhs, rhs, how);
+/// Whether a product is made as the transposed product of the transposed operands, since its result has rows.
+fn is_mirrored(out: Matrix) -> bool {
+    out.rows.abs() > out.columns.abs()
 }
 
-/// Multiplies into columns: a result of rows is the transposed product of the transposed operands.
-fn by_columns<T: Real>(
-    way: Way<T>,
+/// `out += factor · Σ lhs · rhs` over these places of the operands, where the sum is rounded before it is added: as if [`gemm`] had made it
+/// elsewhere, place after place. The crate adds products of few terms one by one, and those of many terms block by block.
+pub(super) fn add_rounded<T: Real>(
     [m, k, n]: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
-    (lhs, lhs_matrix): (&[T], Matrix),
-    (rhs, rhs_matrix): (&[T], Matrix),
+    [lhs, rhs]: [&[T]; 2],
+    places: &[[Matrix; 2]],
     how: Multiply<T>,
 ) {
-    if out_matrix.rows.abs() > out_matrix.columns.abs() {
-        let (lhs_side, rhs_side) = ((rhs, rhs_matrix.transposed()), (lhs, lhs_matrix.transposed()));
-        return way([n, k, m], (out, out_matrix.transposed()), lhs_side, rhs_side, how);
+    if is_mirrored(out_matrix) {
+        let places: Vec<_> = places.iter().map(|[lhs, rhs]| [rhs.transposed(), lhs.transposed()]).collect();
+        return add_to_columns([n, k, m], (out, out_matrix.transposed()), [rhs, lhs], &places, how);
     }
-    way([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
+    add_to_columns([m, k, n], (out, out_matrix), [lhs, rhs], places, how);
 }
 
 /// Elements of a product that wait to be added.
 const WAITING: usize = 1 << 15;
 
-/// As [`gemm_rounded`], block by block.
+/// As [`add_rounded`], block by block.
 fn add_to_columns<T: Real>(
     sizes: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
-    (lhs, lhs_matrix): (&[T], Matrix),
-    (rhs, rhs_matrix): (&[T], Matrix),
+    [lhs, rhs]: [&[T]; 2],
+    places: &[[Matrix; 2]],
     how: Multiply<T>,
 ) {
     let [m, k, n] = sizes;
-    if m == 0 || n == 0 {
+    if m == 0 || n == 0 || places.is_empty() {
         return;
     }
-    let way = way(sizes, out_matrix, lhs_matrix);
+    // It depends on the distances between rows and columns, which all places have in common.
+    let way = way(sizes, out_matrix, places[0][0]);
     let rows = m.min(WAITING / n.min(FEW));
     let columns = n.min(WAITING / rows);
     with_memory(&SUMS, rows * columns, |room: &mut [T]| {
@@ -127,13 +125,15 @@ fn add_to_columns<T: Real>(
         {
             let (rows, columns) = (row.len(), column.len());
             let block = Matrix { offset: 0, rows: 1, columns: rows as isize };
-            way(
-                [rows, k, columns],
-                (&mut *room, block),
-                (lhs, lhs_matrix.skip_rows(row.start)),
-                (rhs, rhs_matrix.skip_columns(column.start)),
-                Multiply { add: false, ..how },
-            );
+            for (place, [lhs_matrix, rhs_matrix]) in places.iter().enumerate() {
+                way(
+                    [rows, k, columns],
+                    (&mut *room, block),
+                    (lhs, lhs_matrix.skip_rows(row.start)),
+                    (rhs, rhs_matrix.skip_columns(column.start)),
+                    Multiply { add: place > 0, ..how },
+                );
+            }
             let to = out_matrix.skip_rows(row.start).skip_columns(column.start);
             for (i, made) in room.chunks_exact(rows).take(columns).enumerate() {
                 add_column(made, out, to.offset + i as isize * to.columns, to.rows);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_product_is_rounded_before_it_is_added() {
+    fn a_sum_of_products_is_rounded_before_it_is_added() {
         let numbers = |count: usize, key: u64| -> Vec<f32> {
             let number = |i: usize| ir::random::philox(key, [i as u32, 0, 0, 0])[0] as f32 * 1e-9 - 2.0;
             (0..count).map(number).collect()
@@ -367,21 +367,31 @@ mod tests {
             [WAITING / 8 + 1, 40, 17],
             [300, 1500, 260],
         ] {
-            for way in 0..8 {
+            for (way, count) in (0..8).flat_map(|way| [1, 3].map(|count| (way, count))) {
                 let lies = |rows: usize, columns: usize, transposed: bool| match transposed {
                     true => Matrix::with_rows(rows).transposed(),
                     false => Matrix::with_rows(columns),
                 };
                 let [left, right, result] =
                     [lies(m, k, way & 1 > 0), lies(k, n, way & 2 > 0), lies(m, n, way & 4 > 0)];
-                let (lhs, rhs, before) = (numbers(m * k, 1), numbers(k * n, 2), numbers(m * n, 3));
+                let at = |place: usize, size: usize, matrix: Matrix| Matrix {
+                    offset: (place * size) as isize,
+                    ..matrix
+                };
+                let places: Vec<_> =
+                    (0..count).map(|place| [at(place, m * k, left), at(place, k * n, right)]).collect();
+                let (lhs, rhs) = (numbers(count * m * k, 1), numbers(count * k * n, 2));
+                let before = numbers(m * n, 3);
                 let how = Multiply { factor: 1.0, add: false, parallel: way % 3 == 0 };
-                let mut product = vec![0.0; m * n];
-                gemm([m, k, n], (&mut product, result), (&lhs, left), (&rhs, right), how);
-                let expected: Vec<f32> = before.iter().zip(&product).map(|(a, b)| a + b).collect();
+                let mut sum = vec![0.0; m * n];
+                for (place, [left, right]) in places.iter().enumerate() {
+                    let how = Multiply { add: place > 0, ..how };
+                    gemm([m, k, n], (&mut sum, result), (&lhs, *left), (&rhs, *right), how);
+                }
+                let expected: Vec<f32> = before.iter().zip(&sum).map(|(a, b)| a + b).collect();
                 let mut out = before;
-                gemm_rounded([m, k, n], (&mut out, result), (&lhs, left), (&rhs, right), how);
-                assert!(out == expected, "[{m}, {k}, {n}] {way}");
+                add_rounded([m, k, n], (&mut out, result), [&lhs, &rhs], &places, how);
+                assert!(out == expected, "[{m}, {k}, {n}] {way}, {count} places");
             }
         }
     }

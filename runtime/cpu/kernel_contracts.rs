@@ -28,8 +28,9 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         Op::Dropout(_) | Op::LogSoftmax(_) | Op::Softmax(_) => Kernel::dense().in_place(&[(0, 0)]),
         Op::CrossEntropyGrad(_) => Kernel::dense().in_place(&[(0, 0)]),
         Op::SoftmaxGrad(_) => Kernel::dense().in_place(&[(0, 0), (1, 0)]),
-        Op::Conv(_) | Op::ConvGradInput(_) => Kernel::dense().with_scratch(convolution::scratch),
-        Op::ConvGradWeight(_) => Kernel::dense().accumulating().with_scratch(convolution::scratch),
+        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
+            Kernel::dense().with_scratch(convolution::scratch)
+        }
         Op::Experts(_) => Kernel::dense().with_scratch(scratch::experts),
         Op::ExpertsGrad(_) => Kernel::dense().accumulating().with_scratch(scratch::experts_grad),
         Op::GatherElementsGrad(_) | Op::GatherGrad(_) | Op::GatherNdGrad(_) => Kernel::dense().accumulating(),

@@ -166,13 +166,6 @@ vectorized! {
     }
 }
 
-vectorized! {
-    /// Adds `from` to `to`, rounding once.
-    pub(super) fn narrow_add<'a, 'b; S: Float>(from: &'a [S::Real], to: &'b mut [S]) {
-        to.iter_mut().zip(from).for_each(|(to, &from)| *to = S::narrow(to.widen() + from));
-    }
-}
-
 /// Brings elements of a half type into f32.
 pub(super) fn widen_half(dtype: DType, from: &[u8], to: &mut [f32]) {
     with_half!(dtype, S => widen::<S>(bytemuck::cast_slice(from), to));

@@ -112,8 +112,6 @@ pub(crate) struct Convolution {
     pub(crate) before: Vec<i64>,
     /// Zeros after the image.
     pub(crate) after: Vec<i64>,
-    /// Whether it adds to what is there.
-    pub(crate) adds: bool,
 }
 
 /// Which tensor of a convolution is made.
@@ -125,9 +123,9 @@ pub(crate) enum Makes {
 }
 
 impl Graph {
-    /// What an instruction is to cuDNN; `add` to what the result holds.
-    pub(crate) fn of(instruction: &Instruction, add: bool) -> Result<Self, DriverError> {
-        Self::or_reason(instruction, add).map_err(|why| {
+    /// What an instruction is to cuDNN.
+    pub(crate) fn of(instruction: &Instruction) -> Result<Self, DriverError> {
+        Self::or_reason(instruction).map_err(|why| {
             let (name, origin) = (instruction.name(), &instruction.origin);
             let at = if origin.is_empty() { String::new() } else { format!(" of {origin}") };
             DriverError(format!("`{name}`{at}: {why}; --device cpu runs every operator"))
@@ -135,10 +133,10 @@ impl Graph {
     }
 
     /// As [`Self::of`], with the bare reason why there is no graph.
-    fn or_reason(instruction: &Instruction, add: bool) -> Result<Self, String> {
+    fn or_reason(instruction: &Instruction) -> Result<Self, String> {
         match &instruction.kernel {
             Kernel::Op(op @ (Op::Attention(_) | Op::AttentionGrad(_))) => attention::graph(op, instruction),
-            Kernel::Op(op) => convolution::graph(op, instruction, add),
+            Kernel::Op(op) => convolution::graph(op, instruction),
             _ => Err("cuDNN does not support this operator".into()),
         }
     }

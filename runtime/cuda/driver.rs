@@ -286,6 +286,4 @@ pub struct LibraryTask<'a> {
     pub instruction: &'a Instruction,
     /// Where its memory is.
     pub memories: &'a Memories,
-    /// Whether it adds to what the results hold.
-    pub add: bool,
 }

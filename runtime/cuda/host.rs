@@ -126,7 +126,6 @@ enum Queued {
     Library {
         instruction: Box<Instruction>,
         memories: Memories,
-        add: bool,
     },
     Exchange(Box<Exchange>),
     Send(MessageTask),
@@ -271,10 +270,10 @@ impl Host {
                 multiply::check_bounds(&multiply, &matrices)?;
                 multiply::multiply(&multiply, matrices, add);
             }
-            Queued::Library { instruction, memories, add } => {
+            Queued::Library { instruction, memories } => {
                 let memory = |at: Address| state.bytes(at, None);
                 let (arena, constants) = (memory(memories.arena)?, memory(memories.constants)?);
-                cpu::run_alone(&instruction, arena, constants, &memories.blocks, add);
+                cpu::run_alone(&instruction, arena, constants, &memories.blocks);
             }
             Queued::Checked { declared, command } => self.run_checked(state, &declared, &command)?,
             Queued::Exchange(exchange) => exchange.run(state, self.communicator.as_deref())?,
@@ -430,9 +429,9 @@ impl Driver for Host {
 
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
         check_library(stream, &task)?;
-        let LibraryTask { instruction, memories, add } = task;
+        let LibraryTask { instruction, memories } = task;
         let (instruction, memories) = (Box::new(instruction.clone()), memories.clone());
-        self.push(stream, Queued::Library { instruction, memories, add })
+        self.push(stream, Queued::Library { instruction, memories })
     }
 
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {

@@ -119,8 +119,7 @@ impl Ready {
             }
             CommandTask::Library => {
                 let instruction = &self.cuda.program.section(section)[command.instructions.start];
-                let add = instruction.accumulates && later;
-                driver.library(stream, LibraryTask { instruction, memories, add })?;
+                driver.library(stream, LibraryTask { instruction, memories })?;
             }
             CommandTask::Collective(collective) => {
                 let start = |start: Start| address(start.region, start.byte);

@@ -379,8 +379,9 @@ impl<'m> Drafts<'m> {
         if let Op::Contract(product) = &node.op {
             self.lay_for_multiplication(product, id, &mut operands, &mut results[0]);
         }
-        let direct =
-            contract.accumulates && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);
+        let dtype = self.module.ty(node.results[0]).dtype;
+        let direct = contract.accumulates(dtype)
+            && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);
         let signature = self.module.signature(node);
         let is_split = signature.operands.iter().chain(&signature.results).any(|ty| !ty.sharding.is_whole());
         self.instructions.push(Draft {

@@ -61,12 +61,12 @@ const SHORT: usize = 32;
 
 /// `Σ f` over the elements of a plane.
 #[inline(always)]
-fn plane_sum<S: Float, const N: usize>(planes: [&[S]; N], f: impl Fn([S; N]) -> S::Real) -> S::Real {
+fn plane_sum<S: Float, T: Real, const N: usize>(planes: [&[S]; N], f: impl Fn([S; N]) -> T) -> T {
     let count = planes[0].len();
     if count >= SHORT {
         return sum(planes, f);
     }
-    (0..count).fold(S::Real::ZERO, |total, i| total + f(planes.map(|plane| plane[i])))
+    (0..count).fold(T::ZERO, |total, i| total + f(planes.map(|plane| plane[i])))
 }
 
 fn widened<S: Float>(elements: &[S]) -> Vec<S::Real> {
@@ -90,11 +90,12 @@ pub(super) fn statistics(mut call: Call) {
 
 vectorized! {
     /// Gives the mean, and the sum of the squares of the distances from it. Planes are added up in f64: the errors of
-    /// statistics go into every element.
+    /// statistics go into every element. So are the elements for the mean: equal numbers have themselves as their mean, and become
+    /// the bias, on which the bend of a ReLU may lie.
     fn channel_statistics<'a; S: Float>(x: &'a [S], shape: Shape, channel: usize) -> (S::Real, S::Real) {
         let mut total = 0.0;
         for plane in shape.planes(channel) {
-            total += plane_sum([&x[plane]], |[x]| x.widen()).to_f64();
+            total += plane_sum([&x[plane]], |[x]| x.widen().to_f64());
         }
         let mean = S::Real::of(total / shape.count() as f64);
         let mut squares = 0.0;

@@ -5,12 +5,13 @@ mod tiles;
 use crate::contraction::{ContractionPlan, StridedLoop, shifted};
 use crate::cpu::call::{Call, rebased};
 use crate::cpu::element::{Element, with_half, with_real};
-use crate::cpu::gemm::{Matrix, Multiply, gemm, gemm_rounded};
+use crate::cpu::gemm::{Matrix, Multiply, add_rounded, gemm};
 use crate::cpu::math::Real;
 use crate::cpu::simd::vectorized;
 use crate::cpu::storage::{Float, is_half};
 use ir::ops::contract::Contract;
 use rayon::prelude::*;
+use smallvec::SmallVec;
 
 pub(super) fn run(contract: &Contract, mut call: Call) {
     let layouts = [&call.operand_view(0).layout, &call.operand_view(1).layout, &call.result_view(0).layout];
@@ -20,7 +21,7 @@ pub(super) fn run(contract: &Contract, mut call: Call) {
         return with_half!(dtype, S => {
             let (lhs, rhs) = (call.source::<S>(0).elements, call.source::<S>(1).elements);
             let scratch = call.take_scratch::<f32>();
-            tiles::multiply(&plan, [lhs, rhs], call.take_result::<S>(), scratch, add);
+            tiles::multiply(&plan, [lhs, rhs], call.take_result::<S>(), scratch);
         });
     }
     with_real!(dtype, T => {
@@ -42,11 +43,12 @@ const MEDIUM: usize = 1 << 26;
 const MANY: usize = 4;
 
 fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T], add: bool) {
+    let put = |out: &mut T, dot: T| *out = if add { *out + dot } else { dot };
     if let Some([left, right]) = plan.stretches() {
-        return dot(&lhs[left], &rhs[right], &mut out[0], add);
+        return put(&mut out[0], dot(&lhs[left], &rhs[right]));
     }
     if plan.rows.size == 1 && plan.columns.size == 1 && plan.outer.is_empty() {
-        return scattered_dot(plan, lhs, rhs, &mut out[plan.offsets[2] as usize], add);
+        return put(&mut out[plan.offsets[2] as usize], scattered_dot(plan, lhs, rhs));
     }
     let steps: usize = plan.outer.iter().map(|run| run.size).product();
     let work = plan.rows.size * plan.columns.size * plan.summed.size;
@@ -70,17 +72,16 @@ fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T]
 /// Terms of a dot product that one task adds up. Fixed, so that the sum does not depend on threads.
 const TERMS: usize = 1 << 14;
 
-/// `out (+)= Σ x·y`, such as the square of a gradient's norm. The sum does not depend on the order in which the tensors lie in memory, which
+/// `Σ x·y`, such as the square of a gradient's norm. The sum does not depend on the order in which the tensors lie in memory, which
 /// recomputation and offload change: it is rounded once.
-fn dot<S: Float>(x: &[S], y: &[S], out: &mut S, add: bool) {
+fn dot<S: Float>(x: &[S], y: &[S]) -> S::Real {
     let blocks = x.par_chunks(TERMS).zip(y.par_chunks(TERMS)).map(|(x, y)| block_dot(x, y));
     let sums: Vec<WideSum> = blocks.collect();
-    let dot = <S::Real>::of(sums.into_iter().reduce(WideSum::joined).unwrap_or_default().value());
-    *out = S::narrow(if add { out.widen() + dot } else { dot });
+    <S::Real>::of(sums.into_iter().reduce(WideSum::joined).unwrap_or_default().value())
 }
 
 /// The same of tensors whose elements lie apart.
-fn scattered_dot<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut T, add: bool) {
+fn scattered_dot<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T]) -> T {
     let steps: usize = plan.inner.iter().map(|run| run.size).product();
     let mut sum = WideSum::default();
     for step in 0..steps {
@@ -91,8 +92,7 @@ fn scattered_dot<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mu
             sum = sum.with(x.to_f64() * y.to_f64());
         }
     }
-    let dot = T::of(sum.value());
-    *out = if add { *out + dot } else { dot };
+    T::of(sum.value())
 }
 
 vectorized! {
@@ -138,7 +138,8 @@ impl WideSum {
     }
 }
 
-/// One step of the outer loops: the products of the inner ones, added up.
+/// One step of the outer loops: the products of the inner ones, added up. A sum over microbatches adds what another instruction would add:
+/// the rounded sum of the products.
 fn multiply_step<T: Real>(
     plan: &ContractionPlan,
     (lhs, left): (&[T], isize),
@@ -151,18 +152,18 @@ fn multiply_step<T: Real>(
     let steps: usize = plan.inner.iter().map(|run| run.size).product();
     // With no term at all, one empty sum: zero, unless it is added.
     let (steps, sizes) = if steps == 0 { (1, [sizes[0], 0, sizes[2]]) } else { (steps, sizes) };
-    for step in 0..steps {
-        let [left, right, at] = shifted([left, right, at], &plan.inner, step);
-        let how = Multiply { factor: T::ONE, add: add || step > 0, parallel };
-        // A sum over microbatches adds what another instruction would add: the rounded product.
-        let multiply = if add && steps == 1 { gemm_rounded } else { gemm };
-        multiply(
-            sizes,
-            (&mut *out, matrix(2, plan.rows, plan.columns, at)),
-            (lhs, matrix(0, plan.rows, plan.summed, left)),
-            (rhs, matrix(1, plan.summed, plan.columns, right)),
-            how,
-        );
+    let to = matrix(2, plan.rows, plan.columns, at);
+    let places = (0..steps).map(|step| {
+        let [left, right, _] = shifted([left, right, at], &plan.inner, step);
+        [matrix(0, plan.rows, plan.summed, left), matrix(1, plan.summed, plan.columns, right)]
+    });
+    let how = Multiply { factor: T::ONE, add: false, parallel };
+    if add {
+        let places: SmallVec<[_; 1]> = places.collect();
+        return add_rounded(sizes, (out, to), [lhs, rhs], &places, how);
+    }
+    for (step, [left, right]) in places.enumerate() {
+        gemm(sizes, (&mut *out, to), (lhs, left), (rhs, right), Multiply { add: step > 0, ..how });
     }
 }
 
@@ -177,11 +178,7 @@ mod tests {
         let (rows, columns) = (200, 200);
         let transposed: Vec<f32> = (0..x.len()).map(|i| x[i % rows * columns + i / rows]).collect();
         let reversed: Vec<f32> = x.iter().rev().copied().collect();
-        let squares = |x: &[f32]| {
-            let mut out = [0.0f32];
-            dot(x, x, &mut out[0], false);
-            out[0].to_bits()
-        };
+        let squares = |x: &[f32]| dot(x, x).to_bits();
         let exact: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         assert_eq!(squares(&x), (exact as f32).to_bits());
         assert_eq!([squares(&transposed), squares(&reversed)], [squares(&x); 2]);

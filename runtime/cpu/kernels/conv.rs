@@ -11,7 +11,7 @@ use crate::cpu::call::Call;
 use crate::cpu::element::with_float;
 use crate::cpu::gemm::{Matrix, Multiply, gemm};
 use crate::cpu::math::Real;
-use crate::cpu::storage::{Float, narrow, narrow_add, widen};
+use crate::cpu::storage::{Float, narrow, widen};
 use ir::Op;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -26,11 +26,11 @@ pub(super) fn run(op: &Op, mut call: Call) {
     with_float!(call.dtype(), S => {
         let operands = [call.dense::<S>(0), call.dense::<S>(1)];
         let scratch = call.take_scratch::<<S as Float>::Real>();
-        let (add, result) = (call.add, call.take_result::<S>());
+        let result = call.take_result::<S>();
         match convolution.made {
             Made::Output => convolve(&convolution, operands, result, scratch),
             Made::Input => input_gradient(&convolution, operands, result, scratch),
-            Made::Weight => weight_gradient(&convolution, operands, result, scratch, add),
+            Made::Weight => weight_gradient(&convolution, operands, result, scratch),
         }
     });
 }
@@ -86,7 +86,7 @@ fn convolve<S: Float>(c: &Convolution, [x, weight]: [&[S]; 2], y: &mut [S], scra
             multiply(made, Matrix::with_rows(images * positions), &(0..positions));
             return one_by_one(made, outputs, positions, y);
         }
-        make(y, made, false, |y, _| {
+        make(y, made, |y| {
             c.tiles().for_each(|tile| multiply(y, tile_of(&tile, positions), &tile));
         });
     });
@@ -113,7 +113,7 @@ fn input_gradient<S: Float>(c: &Convolution, [weight, dy]: [&[S]; 2], dx: &mut [
                 Multiply { factor: S::Real::ONE, add: false, parallel },
             );
         };
-        make(dx, made, false, |dx, _| {
+        make(dx, made, |dx| {
             if geometry.is_pointwise() && images == 1 {
                 return multiply(dx, Matrix::with_rows(positions), &(0..positions));
             }
@@ -127,18 +127,18 @@ fn input_gradient<S: Float>(c: &Convolution, [weight, dy]: [&[S]; 2], dx: &mut [
     });
 }
 
-/// `d weight = d y · windowsᵀ`, for each group, summed over the images; added to what is there if `add`.
+/// `d weight = d y · windowsᵀ`, for each group, summed over the images.
 fn weight_gradient<S: Float>(
     c: &Convolution,
     [x, dy]: [&[S]; 2],
     dweight: &mut [S],
     scratch: &mut [S::Real],
-    add: bool,
 ) {
     let geometry = &c.geometry;
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
     for_each_block(c, dweight, scratch, |group, dweight, Room { windows, read, made }, parallel| {
-        make(dweight, made, add, |sums, mut add| {
+        make(dweight, made, |sums| {
+            let mut add = false;
             for first in (0..geometry.batch).step_by(c.images()) {
                 let images = c.images().min(geometry.batch - first);
                 let block = first * geometry.groups + group;
@@ -234,20 +234,14 @@ pub(super) fn reals<'a, S: Float>(elements: &'a [S], room: &'a mut [S::Real]) ->
     room
 }
 
-/// Lets `numbers` make a block of the result, or add to it: in its place, or in `room`, to be rounded then. What is in
-/// `room` before means nothing, so there nothing is added.
-pub(super) fn make<S: Float>(
-    block: &mut [S],
-    room: &mut [S::Real],
-    add: bool,
-    numbers: impl FnOnce(&mut [S::Real], bool),
-) {
+/// Lets `numbers` make a block of the result: in its place, or in `room`, to be rounded then.
+pub(super) fn make<S: Float>(block: &mut [S], room: &mut [S::Real], numbers: impl FnOnce(&mut [S::Real])) {
     if let Some(reals) = S::as_reals_mut(block) {
-        return numbers(reals, add);
+        return numbers(reals);
     }
     let room = &mut room[..block.len()];
-    numbers(room, false);
-    if add { narrow_add(room, block) } else { narrow(room, block) }
+    numbers(room);
+    narrow(room, block);
 }
 
 /// The columns of a tile in a matrix that has one for every window.

@@ -4,7 +4,7 @@ use super::conv::{make, reals};
 use super::indexing::element_of_part;
 use crate::cpu::call::Call;
 use crate::cpu::element::with_float;
-use crate::cpu::gemm::{Matrix, Multiply, gemm, gemm_rounded};
+use crate::cpu::gemm::{Matrix, Multiply, add_rounded, gemm};
 use crate::cpu::math::Real;
 use crate::cpu::storage::{Float, narrow, widen};
 use ir::Span;
@@ -140,10 +140,13 @@ pub(super) fn gradient(mut call: Call) {
             let chosen = groups.of_expert(expert);
             let rows = Matrix::with_rows(k).transposed().skip_rows(first).skip_columns(chosen.start);
             let columns = Matrix::with_rows(n).skip_rows(chosen.start);
-            let how = Multiply { factor: <S as Float>::Real::ONE, add, parallel };
+            let how = Multiply { factor: <S as Float>::Real::ONE, add: false, parallel };
             let sizes = [sum.len() / n.max(1), chosen.len(), n];
-            let multiply = if add { gemm_rounded } else { gemm };
-            multiply(sizes, (sum, Matrix::with_rows(n)), (left, rows), (right, columns), how);
+            let sum = (sum, Matrix::with_rows(n));
+            match add {
+                true => add_rounded(sizes, sum, [left, right], &[[rows, columns]], how),
+                false => gemm(sizes, sum, (left, rows), (right, columns), how),
+            }
         };
         match <S as Float>::as_reals_mut(result) {
             Some(result) => {
@@ -155,7 +158,7 @@ pub(super) fn gradient(mut call: Call) {
             None => {
                 for expert in 0..experts {
                     let result = &mut result[expert * k * n..][..k * n];
-                    make(result, made, add, |sum, add| multiply(sum, expert, 0, add, true));
+                    make(result, made, |sum| multiply(sum, expert, 0, false, true));
                 }
             }
         }

@@ -11,7 +11,7 @@ const FEWEST: usize = 2;
 const MOST: usize = 3;
 
 /// The graph of a convolution or of one of its gradients, or why there is none.
-pub(super) fn graph(op: &Op, instruction: &Instruction, adds: bool) -> Result<Graph, String> {
+pub(super) fn graph(op: &Op, instruction: &Instruction) -> Result<Graph, String> {
     let (first, second, result) =
         (InstructionTensor::Operand(0), InstructionTensor::Operand(1), InstructionTensor::Result(0));
     let (windows, makes, parts) = match op {
@@ -42,7 +42,6 @@ pub(super) fn graph(op: &Op, instruction: &Instruction, adds: bool) -> Result<Gr
         dilations: numbers(dilations, 1)?,
         before: numbers(before, 0)?,
         after: numbers(after, 0)?,
-        adds,
     };
     Ok(Graph { tensors, operations: vec![Operation::Convolution(convolution)] })
 }

@@ -25,7 +25,7 @@ pub fn declined(program: &Program) -> Vec<Declined> {
     let all = Section::ALL.iter().flat_map(|(section, _)| program.section(*section));
     for instruction in all {
         if let Some(kind) = kind(instruction)
-            && let Err(reason) = Graph::or_reason(instruction, false)
+            && let Err(reason) = Graph::or_reason(instruction)
         {
             *counts.entry((kind, reason)).or_default() += 1;
         }

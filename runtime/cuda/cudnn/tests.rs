@@ -7,8 +7,8 @@ use expect_test::{Expect, expect};
 use ir::ops::conv::{Conv, ConvGradInput, ConvGradWeight};
 use smallvec::smallvec;
 
-fn check(instruction: &Instruction, add: bool, expected: Expect) {
-    let text = match Graph::of(instruction, add) {
+fn check(instruction: &Instruction, expected: Expect) {
+    let text = match Graph::of(instruction) {
         Ok(graph) => graph.to_string(),
         Err(error) => error.to_string(),
     };
@@ -28,7 +28,6 @@ fn a_convolution_has_the_zeros_around_its_image_on_each_side() {
     let sizes: [&[usize]; 3] = [&[16, 3, 224, 224], &[64, 3, 7, 7], &[16, 64, 112, 207]];
     check(
         &dense(conv, DType::F32, sizes, 0),
-        false,
         expect![[r#"
         0: f32 [16, 3, 224, 224] by [150528, 50176, 224, 1] operand 0, aligned to 16
         1: f32 [64, 3, 7, 7] by [147, 49, 7, 1] operand 1, aligned to 16
@@ -43,7 +42,6 @@ fn a_convolution_over_one_dim_is_one_over_two() {
     let op = ConvGradInput { strides: smallvec![4], dilations: smallvec![2], pads: smallvec![1, 2] };
     check(
         &dense(op, DType::BF16, [&[6, 2, 3], &[2, 6, 5], &[2, 4, 20]], 3),
-        false,
         expect![[r#"
         0: bf16 [2, 4, 1, 20] by [80, 20, 20, 1] result 0, aligned to 2
         1: bf16 [6, 2, 1, 3] by [6, 3, 3, 1] operand 0, aligned to 2
@@ -54,17 +52,16 @@ fn a_convolution_over_one_dim_is_one_over_two() {
 }
 
 #[test]
-fn gradients_of_later_microbatches_are_added() {
+fn a_gradient_of_a_weight_over_three_dims() {
     let op = ConvGradWeight { strides: smallvec![1; 3], dilations: smallvec![1; 3], pads: smallvec![0; 6] };
     let sizes: [&[usize]; 3] = [&[2, 4, 3, 4, 5], &[2, 6, 3, 4, 5], &[6, 4, 1, 1, 1]];
     check(
         &dense(op, DType::F64, sizes, 1),
-        true,
         expect![[r#"
         0: f64 [2, 4, 3, 4, 5] by [240, 60, 20, 5, 1] operand 0, aligned to 8
         1: f64 [6, 4, 1, 1, 1] by [4, 1, 1, 1, 1] result 0, aligned to 8
         2: f64 [2, 6, 3, 4, 5] by [360, 60, 20, 5, 1] operand 1, aligned to 8
-        1 = weight's gradient of 0 and 2, strides [1, 1, 1], dilations [1, 1, 1], zeros [0, 0, 0] and [0, 0, 0], added
+        1 = weight's gradient of 0 and 2, strides [1, 1, 1], dilations [1, 1, 1], zeros [0, 0, 0] and [0, 0, 0]
     "#]],
     );
 }
@@ -74,7 +71,6 @@ fn what_cudnn_does_not_convolve_is_named() {
     let conv = Conv { strides: smallvec![1; 4], dilations: smallvec![1; 4], pads: smallvec![0; 8] };
     check(
         &dense(conv, DType::F32, [&[1; 6]; 3], 0),
-        false,
         expect![
             "`conv`: cuDNN supports convolutions over at most 3 spatial dims, not over 4; --device cpu runs every operator"
         ],
@@ -82,7 +78,6 @@ fn what_cudnn_does_not_convolve_is_named() {
     let conv = Conv { strides: smallvec![1 << 40], dilations: smallvec![1], pads: smallvec![0, 0] };
     check(
         &dense(conv, DType::F32, [&[1; 3]; 3], 0),
-        false,
         expect![
             "`conv`: cuDNN does not support a window that moves by 1099511627776; --device cpu runs every operator"
         ],
@@ -94,7 +89,6 @@ fn gpt2_s_attention_is_the_graph_that_cudnn_knows() {
     let [forward, gradient] = attention([8, 12, 12, 1024, 64], DType::BF16, true);
     check(
         &forward,
-        false,
         expect![[r#"
         0: f32 [1, 1, 1, 1] by [1, 1, 1, 1] number 0.125
         1: bf16 [8, 12, 1024, 64] by [786432, 64, 768, 1] operand 0, aligned to 16
@@ -133,7 +127,6 @@ fn gpt2_s_attention_is_the_graph_that_cudnn_knows() {
     );
     check(
         &gradient,
-        false,
         expect![[r#"
         0: f32 [1, 1, 1, 1] by [1, 1, 1, 1] number 0.125
         1: bf16 [8, 12, 1024, 64] by [786432, 64, 768, 1] operand 0, aligned to 16
@@ -195,7 +188,6 @@ fn llama_s_heads_share_keys_and_their_gradients_are_summed() {
     let [forward, gradient] = attention([4, 32, 8, 2048, 128], DType::F16, true);
     check(
         &forward,
-        false,
         expect![[r#"
         0: f32 [1, 1, 1, 1] by [1, 1, 1, 1] number 0.088388346
         1: f16 [4, 32, 2048, 128] by [8388608, 128, 4096, 1] operand 0, aligned to 16
@@ -234,7 +226,6 @@ fn llama_s_heads_share_keys_and_their_gradients_are_summed() {
     );
     check(
         &gradient,
-        false,
         expect![[r#"
         0: f32 [1, 1, 1, 1] by [1, 1, 1, 1] number 0.088388346
         1: f16 [4, 32, 2048, 128] by [8388608, 128, 4096, 1] operand 0, aligned to 16
@@ -300,7 +291,6 @@ fn attention_that_is_not_for_cudnn_is_refused() {
     let [mut forward, _] = attention([2, 4, 4, 128, 64], DType::F32, false);
     check(
         &forward,
-        false,
         expect![
             "`attention`: f32 (cuDNN is used for attention in f16 and bf16); --device cpu runs every operator"
         ],
@@ -309,7 +299,6 @@ fn attention_that_is_not_for_cudnn_is_refused() {
     forward.operands.push(mask);
     check(
         &forward,
-        false,
         expect![
             "`attention`: a mask (cuDNN is used only for causal masks); --device cpu runs every operator"
         ],
@@ -356,7 +345,7 @@ fn shares_of_a_sample_are_groups_of_its_heads() {
                 assert_eq!(part.layout.offset, offset);
             }
             assert_eq!(part.scratch, instruction.scratch);
-            assert!(Graph::of(part, false).is_ok());
+            assert!(Graph::of(part).is_ok());
         }
         // All of it, and nothing twice.
         let mut elements: Vec<(isize, usize)> =
@@ -374,7 +363,7 @@ fn a_share_of_heads_has_its_rows_without_holes() {
     let [_, gradient] = attention([2, 12, 4, 128, 64], DType::BF16, true);
     for part in shares(&gradient, 8) {
         assert!(part.operands[4].layout.strides.ends_with(&[128, 1]));
-        let graph = Graph::of(&part, false).unwrap_or_else(|error| panic!("{error}"));
+        let graph = Graph::of(&part).unwrap_or_else(|error| panic!("{error}"));
         let rows = graph.tensors.iter().filter(|tensor| {
             matches!(
                 tensor.held,

@@ -49,13 +49,12 @@ impl fmt::Display for Operation {
 
 impl fmt::Display for Convolution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { makes, image, weight, output, strides, dilations, before, after, adds } = self;
+        let Self { makes, image, weight, output, strides, dilations, before, after } = self;
         match makes {
             Makes::Output => write!(f, "{output} = convolution of {image} by {weight}")?,
             Makes::Image => write!(f, "{image} = image's gradient of {weight} and {output}")?,
             Makes::Weight => write!(f, "{weight} = weight's gradient of {image} and {output}")?,
         }
-        write!(f, ", strides {strides:?}, dilations {dilations:?}, zeros {before:?} and {after:?}")?;
-        if *adds { write!(f, ", added") } else { Ok(()) }
+        write!(f, ", strides {strides:?}, dilations {dilations:?}, zeros {before:?} and {after:?}")
     }
 }

@@ -69,7 +69,7 @@ impl Gpu {
         let is_asked = self.options.attention == AttentionBy::Cudnn
             && attends
             && !is_of_nothing(instruction)
-            && Graph::of(instruction, false).is_ok();
+            && Graph::of(instruction).is_ok();
         let Some(cudnn) = is_asked.then(|| self.cudnn().ok()).flatten() else { return false };
         let Err(error) = cudnn.plan_instruction(instruction) else { return true };
         // The lines after the first list the graph.
@@ -113,22 +113,16 @@ impl Cudnn {
         self.plan_instruction(instruction).map_err(|error| described(&error, instruction))
     }
 
-    /// Makes the plans of an instruction.
+    /// Finds into how many shares an instruction has to be divided, and makes their plans.
     fn plan_instruction(&mut self, instruction: &Instruction) -> Result<(), DriverError> {
         if is_of_nothing(instruction) {
             return Ok(());
         }
-        let adds: &[bool] = if instruction.accumulates { &[false, true] } else { &[false] };
-        adds.iter().try_for_each(|&add| self.divide(instruction, add))
-    }
-
-    /// Finds into how many shares an instruction has to be divided.
-    fn divide(&mut self, instruction: &Instruction, add: bool) -> Result<(), DriverError> {
-        let whole = Graph::of(instruction, add)?;
+        let whole = Graph::of(instruction)?;
         if self.counts.contains_key(&whole) {
             return Ok(());
         }
-        let count = fewest_shares(instruction, add, |graph| self.plan(graph))?;
+        let count = fewest_shares(instruction, |graph| self.plan(graph))?;
         self.counts.insert(whole, count);
         Ok(())
     }
@@ -155,14 +149,14 @@ impl Cudnn {
 
     /// Runs an instruction that was made ready.
     pub(super) fn run(&self, queue: &Queue, task: &LibraryTask) -> Result<(), DriverError> {
-        let LibraryTask { instruction, add, .. } = *task;
+        let instruction = task.instruction;
         if is_of_nothing(instruction) {
-            return if add { Ok(()) } else { clear(queue, task) };
+            return clear(queue, task);
         }
         let unloaded = || DriverError(format!("`{}` of a program that was not loaded", instruction.name()));
-        let count = *self.counts.get(&Graph::of(instruction, add)?).ok_or_else(unloaded)?;
+        let count = *self.counts.get(&Graph::of(instruction)?).ok_or_else(unloaded)?;
         for share in shares(instruction, count) {
-            let graph = Graph::of(&share, add)?;
+            let graph = Graph::of(&share)?;
             let plan = self.plans.get(&graph).ok_or_else(unloaded)?;
             let pack = self.pack(&places(&graph, &LibraryTask { instruction: &share, ..*task }))?;
             let done = self.handle.execute(queue, &plan.descriptor, &pack);
@@ -186,12 +180,11 @@ impl Cudnn {
 /// The fewest shares of an instruction that all have a plan.
 fn fewest_shares(
     instruction: &Instruction,
-    add: bool,
     mut plan: impl FnMut(&Graph) -> Result<(), DriverError>,
 ) -> Result<usize, DriverError> {
     let mut refused = Ok(1);
     for count in counts(instruction) {
-        let planned = shares(instruction, count).iter().try_for_each(|share| plan(&Graph::of(share, add)?));
+        let planned = shares(instruction, count).iter().try_for_each(|share| plan(&Graph::of(share)?));
         refused = planned.map(|()| count);
         if refused.is_ok() {
             break;

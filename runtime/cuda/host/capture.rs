@@ -45,8 +45,8 @@ impl Queued {
                 let [m, k, n] = multiply.sizes;
                 format!("the multiplication [{m}, {k}] [{k}, {n}]")
             }
-            Self::Library { instruction, add, .. } => {
-                format!("{instruction:?} {add}").hash(&mut hasher);
+            Self::Library { instruction, .. } => {
+                format!("{instruction:?}").hash(&mut hasher);
                 instruction.name()
             }
             Self::Checked { command, .. } => return command.loads(),

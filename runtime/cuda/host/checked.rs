@@ -89,7 +89,7 @@ impl Queued {
                 let [m, k, n] = multiply.sizes;
                 (format!("a multiplication [{m}, {k}] [{k}, {n}]"), format!("{multiply:?} {places:?} {add}"))
             }
-            Self::Library { instruction, add, .. } => (instruction.name(), format!("{instruction:?} {add}")),
+            Self::Library { instruction, .. } => (instruction.name(), format!("{instruction:?}")),
             _ => unreachable!("nothing else is checked"),
         }
     }

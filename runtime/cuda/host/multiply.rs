@@ -57,9 +57,13 @@ pub(super) fn multiply(multiply: &Multiply, mut memory: Memory, add: bool) {
         for (i, product) in product(dtype, [m, k, n], &left, &right).into_iter().enumerate() {
             let element = [i / n, i % n];
             let at = place(&multiply.out, out_dtype, matrix, element);
-            let held = if add { read(out_dtype, &memory.out[at.clone()]) } else { 0.0 };
-            let made = held + epilogue(multiply, &mut memory, element, product);
-            write(out_dtype, &mut memory.out[at], made);
+            let held = add.then(|| read(out_dtype, &memory.out[at.clone()]));
+            let made = epilogue(multiply, &mut memory, element, product);
+            write(out_dtype, &mut memory.out[at.clone()], made);
+            if let Some(held) = held {
+                let made = read(out_dtype, &memory.out[at.clone()]);
+                write(out_dtype, &mut memory.out[at], held + made);
+            }
         }
         if let (Some((side, _)), Some(sums)) = (multiply.epilogue.sums, &mut memory.sums) {
             let width = out_dtype.bytes() as usize;
@@ -71,7 +75,7 @@ pub(super) fn multiply(multiply: &Multiply, mut memory: Memory, add: bool) {
     }
 }
 
-/// What is stored of an element of the product. Everything is computed in f32 or better, and rounded where it is stored.
+/// What is stored of an element of the product, or added to the number that is there. Everything is computed in f32 or better, and rounded where it is stored.
 fn epilogue(multiply: &Multiply, memory: &mut Memory, element: [usize; 2], product: f64) -> f64 {
     let (epilogue, dtype) = (&multiply.epilogue, multiply.out_dtype);
     let mut x = product;

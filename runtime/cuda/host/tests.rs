@@ -58,7 +58,7 @@ fn an_instruction_of_cudnn_on_another_stream_than_the_main_one_is_an_error() {
     let instruction = &program.section(Section::Microbatch).iter().find(|one| one.name() == "conv").unwrap();
     let (arena, constants, host) = (Address(0), Address(0), Address(0));
     let memories = Memories { arena, constants, host, blocks: Arc::from([]) };
-    let task = LibraryTask { instruction, memories: &memories, add: false };
+    let task = LibraryTask { instruction, memories: &memories };
     let (streams, refusals) = taken(|host, stream| host.library(stream, task));
     assert_eq!(streams, [Stream::Main]);
     let told = "`conv` on the side stream: only the main stream has a workspace of cuDNN";

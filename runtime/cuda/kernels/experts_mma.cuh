@@ -121,9 +121,8 @@ DEVICE void multiply_stages(WarpSums& sums, T* memory, i64 terms, Left left, i64
     __syncthreads();
 }
 
-// Writes a warp's sums, or adds them to the numbers that are there, eight neighbours at a time: they change hands in
-// shared memory. `of` gives the place of a row's neighbours from a column of the tile on; null if they are not there.
-template <class T, class Of> DEVICE void write_sums(const WarpSums& sums, T* memory, bool adds, Of of) {
+// Writes a warp's sums, eight neighbours at a time: they change hands in shared memory. `of` gives the place of a row's neighbours from a column of the tile on; null if they are not there.
+template <class T, class Of> DEVICE void write_sums(const WarpSums& sums, T* memory, Of of) {
     constexpr int STEP = 32 + 8;
     const int lane = (int)threadIdx.x % 32;
     float* const own = (float*)memory + threadIdx.x / 32 * 16 * STEP;
@@ -141,14 +140,10 @@ template <class T, class Of> DEVICE void write_sums(const WarpSums& sums, T* mem
             const int row = lane / 4 + j * 8, column = lane % 4 * 8;
             T* const to = of(warp_row() + 16 * i + row, warp_column() + column);
             if (to == nullptr) continue;
-            Pack<T, 8> held = {};
-            if (adds) held = load<8>(to);
+            Pack<T, 8> rounded;
             #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                const float sum = own[row * STEP + column + e];
-                held.at[e] = narrow<T>(adds ? widen(held.at[e]) + sum : sum);
-            }
-            store(to, held);
+            for (int e = 0; e < 8; e++) rounded.at[e] = narrow<T>(own[row * STEP + column + e]);
+            store(to, rounded);
         }
     }
 }
@@ -186,14 +181,14 @@ DEVICE void multiply_rows_mma(const T* x, const T* weights, const i32* order, co
     multiply_stages<Down, true, Transposed>(sums, (T*)memory, tile.expert < Experts ? K : 0, of_row, tile.count,
                                             of_column, N - column, x, takes);
     if (!takes) return;
-    write_sums(sums, (T*)memory, false, [&](int row, int at) {
+    write_sums(sums, (T*)memory, [&](int row, int at) {
         return row < tile.count && column + at < N ? out + rows[row] * N + column + at : nullptr;
     });
 }
 
-// As `sum_of_rows`; `K` and `N` are multiples of 8, and tensors are aligned to 16 bytes.
+// As `sum_of_rows`, but nothing is added to f16 and bf16; `K` and `N` are multiples of 8, and tensors are aligned to 16 bytes.
 template <i64 Experts, i64 K, i64 N, int Down, class T>
-DEVICE void sum_of_rows_mma(const T* rows, const T* columns, const i32* order, const i32* starts, T* out, i64 adds) {
+DEVICE void sum_of_rows_mma(const T* rows, const T* columns, const i32* order, const i32* starts, T* out, i64) {
     constexpr i64 across = (N + ACROSS - 1) / ACROSS, down = (K + 64 * Down - 1) / (64 * Down);
     SHARED(mma::Room, memory, (64 * Down + ACROSS) * STAGE * 2 / 128);
     const i64 expert = blockIdx.x / (across * down);
@@ -201,7 +196,6 @@ DEVICE void sum_of_rows_mma(const T* rows, const T* columns, const i32* order, c
     const i64 row = (i64)own.down * 64 * Down, column = (i64)own.across * ACROSS;
     const i32* const terms = order + starts[expert];
     const i64 count = starts[expert + 1] - starts[expert];
-    if (adds && count == 0) return;
     const auto of_row = [&](i64 term) { return rows + terms[term] * K + row; };
     const auto of_column = [&](i64 term) { return columns + terms[term] * N + column; };
     const bool takes = row + warp_row() < K && column + warp_column() < N;
@@ -209,7 +203,7 @@ DEVICE void sum_of_rows_mma(const T* rows, const T* columns, const i32* order, c
     multiply_stages<Down, false, false>(sums, (T*)memory, count, of_row, K - row, of_column, N - column, rows, takes);
     if (!takes) return;
     T* const to = out + (expert * K + row) * N + column;
-    write_sums(sums, (T*)memory, adds != 0, [&](int at_row, int at) {
+    write_sums(sums, (T*)memory, [&](int at_row, int at) {
         return row + at_row < K && column + at < N ? to + at_row * N + at : nullptr;
     });
 }

@@ -46,8 +46,9 @@ template <class C> DEVICE C decayed(C decay, C g, C parameter) { return decay ==
 // One element: `x` has the parameter and the moments.
 template <class C> DEVICE void apply(const AdamRule<C>& rule, C g, C (&x)[3]) {
     g = decayed(rule.decay, g, x[0]);
-    x[1] = rule.beta1 * x[1] + rule.rest1 * g;
-    x[2] = rule.beta2 * x[2] + rule.rest2 * g * g;
+    // Not left to the compiler: in 8 bits the last bit of a moment can decide its code.
+    x[1] = fma(rule.rest1, g, rule.beta1 * x[1]);
+    x[2] = fma(rule.rest2 * g, g, rule.beta2 * x[2]);
     x[0] = rule.keep * x[0] - rule.rate * x[1] / (sqrt(x[2]) * rule.root + rule.eps);
 }
 

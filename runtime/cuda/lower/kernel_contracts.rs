@@ -24,7 +24,8 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
             product.with_scratch(contract::scratch)
         }
         Op::Reduce(reduce) => {
-            let adds = matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean);
+            // A mean would be added with its last product, in one rounding.
+            let adds = reduce.kind == ReduceKind::Sum;
             Kernel::strided().reading_half(&[0]).accumulating_if(adds).with_scratch(reduce::scratch)
         }
         Op::Attention(_) => Kernel::attention(),
@@ -66,8 +67,9 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         Op::Experts(_) => Kernel::dense().with_scratch(experts::scratch),
         Op::ExpertsGrad(_) => Kernel::dense().accumulating().with_scratch(experts::scratch_of_gradient),
         // The stand-in runs them as the processor does.
-        Op::Conv(_) | Op::ConvGradInput(_) => Kernel::dense().with_scratch(convolution::scratch),
-        Op::ConvGradWeight(_) => Kernel::dense().accumulating().with_scratch(convolution::scratch),
+        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
+            Kernel::dense().with_scratch(convolution::scratch)
+        }
         Op::Accumulate(_)
         | Op::Bitcast(_)
         | Op::Broadcast(_)

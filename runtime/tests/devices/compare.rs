@@ -54,7 +54,8 @@ pub(crate) fn assert_agrees_in(
 /// What makes a device with a program.
 pub(crate) type Make<'a> = &'a dyn Fn(Program) -> Box<dyn Device>;
 
-fn cpu(program: Program) -> Box<dyn Device> {
+/// A processor with two threads.
+pub(crate) fn cpu(program: Program) -> Box<dyn Device> {
     Box::new(Cpu::new(vec![Arc::new(program)], Some(2)).expect("the arena fits"))
 }
 

@@ -9,5 +9,6 @@ mod large;
 mod memory;
 mod operators;
 mod programs;
+mod sums;
 mod tiers;
 mod training;

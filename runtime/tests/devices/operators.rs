@@ -2,10 +2,16 @@
 
 use crate::compare::{Microbatch, assert_agrees, assert_agrees_in, unit};
 use ir::interp::Mode;
+use ir::ops::Float;
+use ir::ops::batch_norm::{BatchNorm, BatchStatistics};
+use ir::ops::norm::LayerNorm;
 use ir::ops::samples::{Sample, Through, samples};
 use ir::ops::softmax::SoftmaxGrad;
 use ir::{Builder, DType, Dim, Module, Tensor, Type};
-use runtime::lower::LowerOptions;
+use runtime::cpu::Cpu;
+use runtime::device::{ProgramId, step};
+use runtime::lower::{LowerOptions, lower};
+use std::sync::Arc;
 
 fn check(through: Through, options: &LowerOptions) {
     for sample in samples() {
@@ -124,6 +130,34 @@ fn a_softmax_of_which_nothing_is_read_has_the_gradient_zero() {
         assert!(dx.floats()[3..6].iter().all(|x| x.is_nan()), "{dx:?}");
         for unfused in [false, true] {
             assert_agrees(&module, &LowerOptions { unfused, ..LowerOptions::default() }, &steps, 1e-7);
+        }
+    }
+}
+
+/// The mean of equal numbers is not rounded: a normalized constant lies on the bias, and with a bias of zero on the bend of a ReLU.
+#[test]
+fn equal_numbers_are_normalized_to_the_bias() {
+    let eps = Float::new(1e-5);
+    for sizes in [[7, 2, 3], [3, 2, 49], [5, 2, 1000]] {
+        let [samples, channels, plane] = sizes;
+        let mut module = Module::new("equal");
+        let mut b = Builder::new(&mut module, "test");
+        let mut equal = |sizes: &[u64], x| b.splat(Type::of(DType::F32, sizes), x).expect("a number");
+        let (x, ones, zeros) = (equal(&sizes, 0.1), equal(&[channels], 1.0), equal(&[channels], 0.0));
+        let of_row = [1.0, 0.0].map(|x| equal(&[plane], x));
+        let found = b.push(BatchStatistics, &[x]).expect("well-typed");
+        let operands = [x, found[0], found[1], ones, zeros];
+        let of_channels = b.one(BatchNorm { eps }, &operands).expect("well-typed");
+        let of_rows = b.push(LayerNorm { eps }, &[x, of_row[0], of_row[1]]).expect("well-typed")[0];
+        b.finish();
+        module.add_output("of channels", of_channels);
+        module.add_output("of rows", of_rows);
+        let cpu = Cpu::new(vec![Arc::new(lower(&module, &LowerOptions::default()).unwrap())], Some(2));
+        let outputs = step(&mut cpu.unwrap(), ProgramId(0), &[vec![]]).unwrap();
+        let count = (samples * channels * plane) as usize;
+        for (name, output) in outputs {
+            let numbers: &[f32] = bytemuck::cast_slice(&output[0]);
+            assert_eq!(numbers, vec![0.0; count], "{name} of {sizes:?}");
         }
     }
 }

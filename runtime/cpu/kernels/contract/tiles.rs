@@ -6,20 +6,20 @@
 use super::{SMALL, dot};
 use crate::contraction::{ContractionPlan, StridedLoop, shifted};
 use crate::cpu::gemm::{Matrix, Multiply, gemm};
-use crate::cpu::storage::{Float, narrow, narrow_add, widen};
+use crate::cpu::storage::{Float, narrow, widen};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// `out (+)= lhs × rhs`, in this scratch, which the plan of memory gave the instruction: any length from three on does.
+/// `out = lhs × rhs`, in this scratch, which the plan of memory gave the instruction: any length from three on does.
 pub(super) fn multiply<S: Float<Real = f32>>(
     plan: &ContractionPlan,
     operands: [&[S]; 2],
     out: &mut [S],
     scratch: &mut [f32],
-    add: bool,
 ) {
     if let Some([left, right]) = plan.stretches() {
-        return dot(&operands[0][left], &operands[1][right], &mut out[0], add);
+        out[0] = S::narrow(dot(&operands[0][left], &operands[1][right]));
+        return;
     }
     let steps: usize = plan.outer.iter().map(|run| run.size).product();
     let whole = Tile::whole(plan);
@@ -37,7 +37,7 @@ pub(super) fn multiply<S: Float<Real = f32>>(
                     let at = ((step - share * each) * block) as isize;
                     let tiles =
                         Tiles { plan, operands, starts: [left, right, at], tile: whole, parallel: false };
-                    tiles.multiply(out, scratch, add);
+                    tiles.multiply(out, scratch);
                 }
             });
         }
@@ -45,7 +45,7 @@ pub(super) fn multiply<S: Float<Real = f32>>(
             let tile = whole.within(scratch.len());
             for step in 0..steps {
                 let tiles = Tiles { plan, operands, starts: plan.outer_step(step), tile, parallel: true };
-                tiles.multiply(out, scratch, add);
+                tiles.multiply(out, scratch);
             }
         }
     }
@@ -91,7 +91,7 @@ struct Tiles<'a, S> {
 }
 
 impl<S: Float<Real = f32>> Tiles<'_, S> {
-    fn multiply(&self, out: &mut [S], scratch: &mut [f32], add: bool) {
+    fn multiply(&self, out: &mut [S], scratch: &mut [f32]) {
         let Tile { rows, summed, columns } = self.tile;
         let (left, rest) = scratch.split_at_mut(rows * summed);
         let (right, sums) = rest.split_at_mut(summed * columns);
@@ -119,7 +119,7 @@ impl<S: Float<Real = f32>> Tiles<'_, S> {
                 if first {
                     sums.fill(0.0);
                 }
-                to.store(sums, out, add, self.parallel);
+                to.store(sums, out, self.parallel);
             }
         }
     }
@@ -188,14 +188,11 @@ impl Lines {
     }
 
     /// Rounds the lines, which follow one another in `from`, to where they belong.
-    fn store<S: Float<Real = f32>>(&self, from: &[f32], out: &mut [S], add: bool, parallel: bool) {
-        let put = if add { narrow_add::<S> } else { narrow::<S> };
+    fn store<S: Float<Real = f32>>(&self, from: &[f32], out: &mut [S], parallel: bool) {
         let lines = from.chunks_exact(self.length).enumerate();
         if self.step != 1 {
             return lines.for_each(|(line, from)| {
-                for (i, from) in from.iter().enumerate() {
-                    put(std::slice::from_ref(from), std::slice::from_mut(&mut out[self.at(line, i)]));
-                }
+                from.iter().enumerate().for_each(|(i, &from)| out[self.at(line, i)] = S::narrow(from));
             });
         }
         let apart = usize::try_from(self.stride).ok().filter(|&stride| stride >= self.length);
@@ -204,9 +201,9 @@ impl Lines {
                 let out =
                     out[self.start as usize..].par_chunks_mut(stride).zip(from.par_chunks_exact(self.length));
                 let lines = out.with_min_len((SHARE / self.length).max(1));
-                lines.for_each(|(out, from)| put(from, &mut out[..self.length]));
+                lines.for_each(|(out, from)| narrow(from, &mut out[..self.length]));
             }
-            None => lines.for_each(|(line, from)| put(from, &mut out[self.at(line, 0)..][..self.length])),
+            None => lines.for_each(|(line, from)| narrow(from, &mut out[self.at(line, 0)..][..self.length])),
         }
     }
 }

@@ -223,8 +223,8 @@ impl Writer<'_> {
         own.set(names.image, self.tensor(convolution.image))?;
         own.set(names.weight, self.tensor(convolution.weight))?;
         own.set(names.output, self.tensor(convolution.output))?;
-        // What is made, times this, plus what is there, times that.
-        let factors = [(names.made, 1.0), (names.there, f32::from(u8::from(convolution.adds)))];
+        // The numbers that are made, times one, plus those that are there, times zero.
+        let factors = [(names.made, 1.0), (names.there, 0.0)];
         for (name, factor) in factors {
             let double = self.computed == DType::F64;
             own.set(name, if double { Value::Double(factor.into()) } else { Value::Single(factor) })?;

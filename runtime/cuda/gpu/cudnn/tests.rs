@@ -116,12 +116,12 @@ fn every_convolution_of_the_samples_has_a_plan_in_every_type() {
         }
         let (operands, results) = (sample.operand_types(), sample.result_types().expect("well-typed"));
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
-            for (add, shift) in [(false, 0), (true, 1)] {
+            for shift in [0, 1] {
                 let instruction = dense(sample.op.clone(), dtype, &operands, &results, shift);
                 if is_of_nothing(&instruction) {
                     continue;
                 }
-                let graph = Graph::of(&instruction, add).unwrap_or_else(|error| panic!("{error}"));
+                let graph = Graph::of(&instruction).unwrap_or_else(|error| panic!("{error}"));
                 plan(&graph, Single::Full).unwrap_or_else(|error| panic!("{error}"));
                 count += 1;
             }
@@ -148,7 +148,7 @@ fn convolutions_of_large_models_keep_to_their_room() {
                 [(DType::F32, Single::Full), (DType::F32, Single::Tf32), (DType::BF16, Single::Full)]
             {
                 let instruction = dense(op.clone(), dtype, &operands, std::slice::from_ref(&result), 0);
-                let graph = Graph::of(&instruction, false).unwrap_or_else(|error| panic!("{error}"));
+                let graph = Graph::of(&instruction).unwrap_or_else(|error| panic!("{error}"));
                 let plan = plan(&graph, single).unwrap_or_else(|error| panic!("{error}"));
                 assert!(plan.workspace <= MOST_ROOM);
                 println!("{:18} {dtype} {single:?} {:?} {}", op.name(), sizes[0], plan.workspace);
@@ -163,7 +163,7 @@ fn a_result_of_a_wrong_size_is_refused_in_cudnns_words() {
     let (op, operands, _) =
         convolutions([&[2, 4, 8, 8], &[4, 4, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]]).remove(0);
     let wrong = [Type::of(DType::F32, &[2, 4, 8, 7])];
-    let graph = Graph::of(&dense(op, DType::F32, &operands, &wrong, 0), false).expect("not its to see");
+    let graph = Graph::of(&dense(op, DType::F32, &operands, &wrong, 0)).expect("not its to see");
     let error = plan(&graph, Single::Full).map(drop).unwrap_err().to_string();
     assert!(error.starts_with("cuDNN, a convolution: CUDNN_STATUS_BAD_PARAM"), "{error}");
 }
@@ -189,7 +189,7 @@ fn attention_and_its_gradient_have_plans() {
                 true => plan(graph, Single::Full).map(drop),
                 false => Ok(()),
             };
-            let count = fewest_shares(&instruction, false, take).unwrap_or_else(|error| panic!("{error}"));
+            let count = fewest_shares(&instruction, take).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(count, expected, "{sizes:?}");
         }
     }

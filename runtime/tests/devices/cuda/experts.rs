@@ -1,14 +1,8 @@
 //! Rows by expert: few and many to an expert, more than a tile in every direction, and rows that none takes.
 
-use super::host;
 use super::writer::{FLOATS, Writer};
-use crate::compare::{Microbatch, assert_agrees_on, unit};
-use ir::interp::Mode;
 use ir::ops::experts::{Experts, ExpertsGrad};
-use ir::{DType, Tensor, Type, testing};
-use runtime::cuda::host::Order;
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::Microbatches;
+use ir::{DType, Type};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -107,39 +101,4 @@ fn large_problems_have_larger_tiles() {
         assert!(cuda.kernels.iter().any(|kernel| kernel.text.contains(call)), "{call}");
     }
     w.check(2);
-}
-
-/// The gradient of weights over several microbatches, of which the later ones add to the sum of those before.
-const ACCUMULATED: &str = r#"
-trainyard-ir 1
-module @accumulated training {
-  data @0 "w" : f16[3, 16, 8]
-  state @w : f16[3, 16, 8] parameter = data @0
-  func @train(%0 "x" batched : f16[20, 16], %1 "dy" batched : f16[20, 8], %2 "index" batched : i64[20], %3 = @w) {
-    %4 = experts %0, %3, %2 {transposed = false} : f16[20, 8] !{fwd}
-    %5 = experts_grad %2, %0, %1 : f16[3, 16, 8] !{bwd}
-    %6 = accumulate %5 : f16[3, 16, 8] !{update}
-    %7 = mul %6, %3 : f16[3, 16, 8] !{update}
-  }
-  output "y" = %4
-  output "dw" = %7
-}
-"#;
-
-#[test]
-#[ignore = "needs a C++ compiler"]
-fn gradients_of_microbatches_are_added_on_tensor_cores() {
-    let module = ir::text::parse(ACCUMULATED).unwrap_or_else(|error| panic!("{error}"));
-    let microbatch = |number: u64| -> Microbatch {
-        let index = (0..20).map(|row| (row * (number as i64 + 3)) % 4 - 1).collect();
-        let numbers = testing::microbatch(&module, 7, number).into_iter().filter(|(name, _)| name != "index");
-        numbers.chain([("index".into(), Tensor::int(DType::I64, vec![20], index))]).collect()
-    };
-    let step: Vec<Microbatch> = (0..3).map(microbatch).collect();
-    let options =
-        LowerOptions { target: Target::Cuda, microbatches: Microbatches::Many, ..LowerOptions::default() };
-    for threads in [0, 2] {
-        let make = |program| host(program, Order { threads, ..Order::default() });
-        assert_agrees_on(&make, Mode::Typed, &module, &options, &[step.clone(), step.clone()], unit);
-    }
 }

@@ -3,6 +3,7 @@
 //! `cargo test -p runtime --test devices gpu -- --ignored`
 
 use crate::compare::{Microbatch, assert_agrees_on, unit};
+use crate::sums;
 use ir::interp::Mode;
 use ir::ops::Float;
 use ir::ops::attention::{Attention, AttentionGrad};
@@ -59,6 +60,13 @@ fn more_memory_than_there_is_is_refused_and_then_less_is_given() {
     assert!(error.contains("1125899906842624 bytes on GPU 0") && error.contains("are free"), "{error}");
     gpu.allocate(0).expect("nothing fits");
     gpu.allocate(1).expect("a byte fits");
+}
+
+/// cuBLASLt among them, which adds a product to the sum of the microbatches before.
+#[test]
+#[ignore = "needs a GPU and cuDNN"]
+fn a_kernel_adds_as_another_instruction_would() {
+    sums::check_gpu(&gpu);
 }
 
 /// Nothing but cuBLASLt: sides transposed, in batches, one matrix for many.

@@ -1,6 +1,6 @@
 //! Cross-entropy: rows for a warp and for blocks, rows that begin anywhere, and classes that are sure.
 
-use super::host;
+use super::stand_in;
 use super::writer::{FLOATS, Writer};
 use crate::compare::{Microbatch, assert_agrees_on, unit};
 use ir::interp::Mode;
@@ -68,7 +68,8 @@ fn rows_with_extremes() {
 }
 
 /// What is left of a class that is nearly sure is far below what rounding takes from the logsumexp: which the interpreter
-/// does not round here.
+/// does not round here. The class has 6.5e-4 less than 1, and PTX's exponential, an approximation, is off by a bit of the 1: more than
+/// launches by their PTX may differ relative to what is left. So none runs here.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_sure_class_keeps_its_gradient() {
@@ -93,7 +94,7 @@ fn a_sure_class_keeps_its_gradient() {
         b.finish();
         module.add_output(format!("gradient {classes}"), gradient);
     }
-    let make = |program| host(program, Order { threads: 1, first: None });
+    let make = |program| stand_in(program, Order { threads: 1, first: None });
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
     assert_agrees_on(&make, Mode::Exact, &module, &options, &[vec![inputs]], unit);
 }

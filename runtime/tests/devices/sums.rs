@@ -1,0 +1,181 @@
+//! Sums over microbatches: a kernel that adds to its result makes the bits that it makes beside an instruction which adds. Offload
+//! and recomputation decide which of the two runs, and change no bit.
+
+use crate::compare::{Make, Microbatch, bytes, cpu};
+use crate::cuda::host;
+use ir::ops::contract::Contract;
+use ir::ops::conv::ConvGradWeight;
+use ir::ops::experts::ExpertsGrad;
+use ir::ops::indexing::GatherGrad;
+use ir::ops::reduce::{Reduce, ReduceKind};
+use ir::ops::samples::{Fill, Operand, Sample, Through, partial, samples};
+use ir::ops::step::Accumulate;
+use ir::{At, Builder, DType, Module, Op, Phase, Type, ValueId};
+use runtime::cuda::host::Order;
+use runtime::device::{ProgramId, StepOutputs, step};
+use runtime::lower::{LowerOptions, Target, lower};
+use runtime::program::{Kernel, Microbatches, Section};
+use smallvec::smallvec;
+use std::collections::BTreeSet;
+
+const MICROBATCHES: u64 = 3;
+
+/// Samples of more than one block of what a kernel adds up.
+fn large() -> Vec<Sample> {
+    let float = |dims: &[u64]| Operand { ty: Type::of(DType::F32, dims), fill: Fill::Normal };
+    let index =
+        |dims: &[u64], below| Operand { ty: Type::of(DType::I64, dims), fill: Fill::Integers(0, below) };
+    let sample = |op: Op, operands: Vec<Operand>, result: Option<&[u64]>| Sample {
+        op,
+        operands,
+        declared: result.map(|dims| Type::of(DType::F32, dims)).into_iter().collect(),
+        data: Default::default(),
+        differentiable: false,
+        statistics: vec![],
+        smooth: false,
+    };
+    let contract = |text: &str, lhs: &[u64], rhs: &[u64]| {
+        sample(Contract::new(text).into(), vec![float(lhs), float(rhs)], None)
+    };
+    let convolve = |x: &[u64], dy: &[u64], weight: &[u64], pad: u64| {
+        let op =
+            ConvGradWeight { strides: smallvec![1; 2], dilations: smallvec![1; 2], pads: smallvec![pad; 4] };
+        sample(op.into(), vec![float(x), float(dy)], Some(weight))
+    };
+    let reduce = |kind, dims: &[u32], x: &[u64]| {
+        let op = Reduce { kind, dims: dims.iter().copied().collect(), keep: false };
+        sample(op.into(), vec![float(x)], None)
+    };
+    vec![
+        contract("ab,cb->ac", &[40, 700], &[36, 700]),
+        contract("abc,adb->cd", &[3, 48, 36], &[3, 40, 48]),
+        contract("abcd,eacb->de", &[2, 9, 7, 33], &[34, 2, 7, 9]),
+        contract("abc,acd->abd", &[64, 33, 34], &[64, 34, 35]),
+        contract("ab,ab->", &[300, 70], &[300, 70]),
+        contract("ab,ba->", &[300, 70], &[70, 300]),
+        convolve(&[64, 3, 9, 8], &[64, 5, 9, 8], &[5, 3, 3, 3], 1),
+        convolve(&[3, 8, 40, 40], &[3, 6, 40, 40], &[6, 8, 3, 3], 1),
+        convolve(&[4, 6, 20, 20], &[4, 4, 20, 20], &[4, 3, 1, 1], 0),
+        sample(
+            ExpertsGrad.into(),
+            vec![index(&[900], 3), float(&[900, 300]), float(&[900, 24])],
+            Some(&[3, 300, 24]),
+        ),
+        sample(GatherGrad { dim: 0 }.into(), vec![index(&[5000], 11), float(&[5000, 7])], Some(&[11, 7])),
+        reduce(ReduceKind::Sum, &[0, 1], &[9, 300, 33]),
+        reduce(ReduceKind::Mean, &[1], &[30, 700]),
+        reduce(ReduceKind::Sum, &[0, 1], &[700, 130]),
+    ]
+}
+
+/// Each sample's result summed over microbatches; with `beside` the results are outputs as well, so that another instruction adds them.
+fn module(samples: &[Sample], beside: bool) -> Module {
+    let mut module = Module::new("sums");
+    for (index, sample) in samples.iter().enumerate() {
+        sample.add_to(&mut module, &mut Microbatch::new(), &prefix(index), Through::Inputs);
+    }
+    let results: Vec<ValueId> = module.outputs.iter().map(|output| output.value).collect();
+    if !beside {
+        module.outputs.clear();
+    }
+    let mut b = Builder::new(&mut module, "test");
+    b.at(At::End(Phase::Update));
+    let sums: Vec<_> =
+        results.iter().map(|&x| b.one(Accumulate, &[x]).expect("numbers can be summed")).collect();
+    b.finish();
+    for (index, sum) in sums.into_iter().enumerate() {
+        module.add_output(format!("{}sum", prefix(index)), sum);
+    }
+    module
+}
+
+fn prefix(sample: usize) -> String {
+    format!("{sample}.")
+}
+
+/// The inputs of a microbatch.
+fn microbatch(samples: &[Sample], number: u64) -> Microbatch {
+    let inputs = samples.iter().enumerate().flat_map(|(index, sample)| {
+        let operands = sample.fill(5 + number).into_iter().enumerate();
+        operands.map(move |(operand, tensor)| (format!("{}operand.{operand}", prefix(index)), tensor))
+    });
+    inputs.collect()
+}
+
+/// The outputs of a device, and the operators whose kernels add.
+fn run(
+    make: Make,
+    target: Target,
+    samples: &[Sample],
+    beside: bool,
+) -> (StepOutputs, BTreeSet<&'static str>) {
+    let options = LowerOptions { target, microbatches: Microbatches::Many, ..LowerOptions::default() };
+    let program = lower(&module(samples, beside), &options).unwrap_or_else(|error| panic!("{error}"));
+    let adding = program.section(Section::Microbatch).iter().filter(|instruction| instruction.accumulates);
+    let operators = adding.filter_map(|instruction| match &instruction.kernel {
+        Kernel::Op(op) => Some(op.name()),
+        _ => None,
+    });
+    let operators = operators.collect();
+    let mut device = make(program);
+    let inputs: Vec<Vec<Vec<u8>>> = (0..MICROBATCHES)
+        .map(|number| bytes(device.program(ProgramId(0)), &microbatch(samples, number)))
+        .collect();
+    let outputs = step(&mut *device, ProgramId(0), &inputs).unwrap_or_else(|error| panic!("{error}"));
+    (outputs, operators)
+}
+
+/// The samples with one result that can be summed.
+fn summed() -> Vec<Sample> {
+    let is_summed = |sample: &Sample| {
+        let types = sample.result_types().expect("samples are well-typed");
+        let can_be = !matches!(sample.op, Op::Accumulate(_) | Op::Collective(_) | Op::Copy(_))
+            && sample.data.is_empty();
+        can_be && types.len() == 1 && types[0].dtype == DType::F32
+    };
+    large().into_iter().chain(partial()).chain(samples()).filter(is_summed).collect()
+}
+
+/// Compares both sums of these samples in each type. Returns the operators whose kernels add.
+fn compare(make: Make, target: Target, all: &[Sample]) -> BTreeSet<&'static str> {
+    let (mut adding, mut different) = (BTreeSet::new(), Vec::new());
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        let typed: Vec<Sample> = all.iter().filter_map(|sample| sample.in_type(dtype)).collect();
+        let (own, operators) = run(make, target, &typed, false);
+        let (beside, none) = run(make, target, &typed, true);
+        assert!(none.is_empty(), "an instruction adds what is an output as well: {none:?}");
+        adding.extend(operators);
+        for (index, sample) in typed.iter().enumerate() {
+            let name = format!("{}sum", prefix(index));
+            if own[&name] != beside[&name] {
+                let types: Vec<String> =
+                    sample.operands.iter().map(|operand| operand.ty.to_string()).collect();
+                different.push(format!("{:?} of {types:?}", sample.op));
+            }
+        }
+    }
+    assert!(different.is_empty(), "other bits:\n{}", different.join("\n"));
+    adding
+}
+
+/// The operators whose kernels add to their result, on each device.
+const ADDING: [&str; 6] =
+    ["contract", "experts_grad", "gather_elements_grad", "gather_grad", "gather_nd_grad", "reduce"];
+
+#[test]
+fn a_kernel_adds_as_another_instruction_would() {
+    assert_eq!(Vec::from_iter(compare(&cpu, Target::Cpu, &summed())), ADDING);
+}
+
+/// The operators of [`ADDING`] alone: the stand-in compiles every sample.
+pub(crate) fn check_gpu(make: Make) {
+    let adding: Vec<Sample> =
+        summed().into_iter().filter(|sample| ADDING.contains(&sample.op.name())).collect();
+    assert_eq!(Vec::from_iter(compare(make, Target::Cuda, &adding)), ADDING);
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_kernel_of_a_gpu_adds_as_another_instruction_would() {
+    check_gpu(&|program| host(program, Order::default()));
+}

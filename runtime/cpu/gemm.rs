@@ -145,7 +145,8 @@ fn add_to_columns<T: Real>(
 /// The crate multiplies fewer columns than these in another order.
 const FEW: usize = 16;
 
-/// Parts of a size, none of them much smaller than the others, of at most so many elements.
+/// Parts of a size, none of them much smaller than the others, of at most so many elements. The crate multiplies small matrices in another
+/// order than large ones: a small rest would have other bits than the same rows of another division.
 fn parts(size: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let count = size.div_ceil(most);
     (0..count).map(move |part| part * size / count..(part + 1) * size / count)
@@ -240,17 +241,16 @@ fn mirrored<T: Real>(
     how: Multiply<T>,
 ) {
     with_room(|room| {
-        for row in (0..m).step_by(ROOM / n) {
-            let rows = (ROOM / n).min(m - row);
+        for rows in parts(m, ROOM / n) {
             multiply(
-                [n, k, rows],
+                [n, k, rows.len()],
                 (&mut *room, Matrix::with_rows(n).transposed()),
                 (rhs, rhs_matrix.transposed()),
-                (lhs, lhs_matrix.skip_rows(row).transposed()),
+                (lhs, lhs_matrix.skip_rows(rows.start).transposed()),
                 Multiply { add: false, ..how },
             );
-            let out = &mut out[out_matrix.skip_rows(row).offset as usize..];
-            turn([rows, n], (room, n), (out, out_matrix.columns as usize), how.add, how.parallel);
+            let out = &mut out[out_matrix.skip_rows(rows.start).offset as usize..];
+            turn([rows.len(), n], (room, n), (out, out_matrix.columns as usize), how.add, how.parallel);
         }
     });
 }
@@ -268,14 +268,14 @@ fn turned<T: Real>(
     with_room(|room| {
         for first in (0..k).step_by(DEPTH) {
             let depth = DEPTH.min(k - first);
-            for row in (0..m).step_by(ROWS) {
-                let rows = ROWS.min(m - row);
-                let block = &lhs[lhs_matrix.skip_rows(row).skip_columns(first).offset as usize..];
-                turn([rows, depth], (block, lhs_matrix.rows as usize), (room, rows), false, how.parallel);
+            for rows in parts(m, ROWS) {
+                let block = &lhs[lhs_matrix.skip_rows(rows.start).skip_columns(first).offset as usize..];
+                let count = rows.len();
+                turn([count, depth], (block, lhs_matrix.rows as usize), (room, count), false, how.parallel);
                 multiply(
-                    [rows, depth, n],
-                    (&mut *out, out_matrix.skip_rows(row)),
-                    (room, Matrix::with_rows(rows).transposed()),
+                    [count, depth, n],
+                    (&mut *out, out_matrix.skip_rows(rows.start)),
+                    (room, Matrix::with_rows(count).transposed()),
                     (rhs, rhs_matrix.skip_rows(first)),
                     Multiply { add: how.add || first > 0, ..how },
                 );
@@ -366,6 +366,8 @@ mod tests {
             [WAITING + 9, 3, 2],
             [WAITING / 8 + 1, 40, 17],
             [300, 1500, 260],
+            [ROOM / 40 + 24, 700, 40],
+            [257, 700, 48],
         ] {
             for (way, count) in (0..8).flat_map(|way| [1, 3].map(|count| (way, count))) {
                 let lies = |rows: usize, columns: usize, transposed: bool| match transposed {

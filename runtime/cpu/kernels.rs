@@ -41,7 +41,11 @@ pub(super) fn run(call: Call, communicator: Option<&dyn Communicator>) -> Result
         return Ok(());
     }
     match &call.instruction.kernel {
-        Kernel::Op(op) => run_operator(op, call),
+        Kernel::Op(op) => {
+            let contract = super::kernel_contracts::of(op, call.instruction.operands.len());
+            debug_assert!(!call.add || contract.accumulates(call.dtype()), "`{}` cannot add", op.name());
+            run_operator(op, call);
+        }
         Kernel::Elementwise(chain) => elementwise::run(chain, call),
         Kernel::Contract(_) => unreachable!("`Cpu::new` takes no program for a GPU"),
         Kernel::Copy => copy::run(call),

@@ -90,8 +90,8 @@ pub(super) fn statistics(mut call: Call) {
 
 vectorized! {
     /// Gives the mean, and the sum of the squares of the distances from it. Planes are added up in f64: the errors of
-    /// statistics go into every element. So are the elements for the mean: equal numbers have themselves as their mean, and become
-    /// the bias, on which the bend of a ReLU may lie.
+    /// statistics go into every element. So are the elements for the mean: equal numbers of another type than f64 have themselves as
+    /// their mean, and become the bias, on which the bend of a ReLU may lie.
     fn channel_statistics<'a; S: Float>(x: &'a [S], shape: Shape, channel: usize) -> (S::Real, S::Real) {
         let mut total = 0.0;
         for plane in shape.planes(channel) {

@@ -150,7 +150,7 @@ fn multiply_step<T: Real>(
 ) {
     let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
     let steps: usize = plan.inner.iter().map(|run| run.size).product();
-    // With no term at all, one empty sum: zero, unless it is added.
+    // With no term at all, one empty sum: zero.
     let (steps, sizes) = if steps == 0 { (1, [sizes[0], 0, sizes[2]]) } else { (steps, sizes) };
     let to = matrix(2, plan.rows, plan.columns, at);
     let places = (0..steps).map(|step| {

@@ -42,7 +42,8 @@ pub(super) fn layer_norm(norm: &LayerNorm, mut call: Call) {
 }
 
 vectorized! {
-    /// Gives mean and 1/deviation. The mean is that of f64: equal numbers have themselves as their mean, and become the bias.
+    /// Gives mean and 1/deviation. The mean is made in f64: equal numbers of another type have
+    /// themselves as their mean, and become the bias.
     fn layer_norm_row<'a; T: Real>(x: &'a [T], scale: &'a [T], bias: &'a [T], eps: T, y: &'a mut [T]) -> (T, T) {
         let count = T::of(x.len() as f64);
         let mean = T::of(sum([x], |[x]| x.to_f64()) / x.len() as f64);

@@ -1,8 +1,8 @@
 //! Reductions and running sums.
 //!
 //! What is summed is divided into blocks of fixed size, each summed in order, and the blocks' sums are added in
-//! order: the result depends on nothing but the sizes, and errors grow with the size of a block, not of the sum.
-//! f16 and bf16 are summed in f32 and rounded once.
+//! order: the result depends on nothing but the sizes. Floats are summed in f64 and rounded once: so the mean of equal numbers is
+//! the number, if their count times it is a number of their type.
 
 use super::PARALLEL;
 use crate::cpu::call::{Call, Source};
@@ -40,8 +40,9 @@ macro_rules! reduced {
     )* };
 }
 reduced! {
-    f16: f32, Float::widen, Float::narrow;
-    bf16: f32, Float::widen, Float::narrow;
+    f32: f64, Element::to_f64, Element::from_f64;
+    f16: f64, Element::to_f64, Element::from_f64;
+    bf16: f64, Element::to_f64, Element::from_f64;
 }
 
 /// What combines in its own type.
@@ -50,7 +51,7 @@ macro_rules! combined {
         reduced! { $($ty: $ty, std::convert::identity, std::convert::identity;)* }
     };
 }
-combined!(f32, f64, i64, i32, i16, i8, u64, u32, u16, u8);
+combined!(f64, i64, i32, i16, i8, u64, u32, u16, u8);
 
 /// How numbers of a type combine.
 trait Combine: Reduced<Sum = Self> {
@@ -59,31 +60,26 @@ trait Combine: Reduced<Sum = Self> {
     fn over(self, count: usize) -> Self;
 }
 
-macro_rules! combine_floats {
-    ($($ty:ty),*) => { $(
-        impl Combine for $ty {
-            fn start(kind: ReduceKind) -> Self {
-                match kind {
-                    ReduceKind::Sum | ReduceKind::Mean => 0.0,
-                    ReduceKind::Max => <$ty>::NEG_INFINITY,
-                    ReduceKind::Min => <$ty>::INFINITY,
-                }
-            }
-            #[inline(always)]
-            fn combine(kind: ReduceKind, a: Self, b: Self) -> Self {
-                match kind {
-                    ReduceKind::Sum | ReduceKind::Mean => a + b,
-                    ReduceKind::Max => a.larger(b),
-                    ReduceKind::Min => a.smaller(b),
-                }
-            }
-            fn over(self, count: usize) -> Self {
-                self / count as $ty
-            }
+impl Combine for f64 {
+    fn start(kind: ReduceKind) -> Self {
+        match kind {
+            ReduceKind::Sum | ReduceKind::Mean => 0.0,
+            ReduceKind::Max => f64::NEG_INFINITY,
+            ReduceKind::Min => f64::INFINITY,
         }
-    )* };
+    }
+    #[inline(always)]
+    fn combine(kind: ReduceKind, a: Self, b: Self) -> Self {
+        match kind {
+            ReduceKind::Sum | ReduceKind::Mean => a + b,
+            ReduceKind::Max => a.larger(b),
+            ReduceKind::Min => a.smaller(b),
+        }
+    }
+    fn over(self, count: usize) -> Self {
+        self / count as f64
+    }
 }
-combine_floats!(f32, f64);
 
 macro_rules! combine_integers {
     ($($ty:ty),*) => { $(
@@ -154,8 +150,8 @@ fn reduce_tensor<T: Reduced>(reduce: &Reduce, source: Source<T>, result: &mut [T
     let depths = count.div_ceil(DEPTH).max(1);
     let (start, combine) = (T::Sum::start(reduce.kind), T::Sum::combine);
     let finish = |out: &mut T, total: T::Sum| {
-        let total = if reduce.kind == ReduceKind::Mean { total.over(count) } else { total };
-        *out = T::rounded(if add { combine(ReduceKind::Sum, out.wide(), total) } else { total });
+        let total = T::rounded(if reduce.kind == ReduceKind::Mean { total.over(count) } else { total });
+        *out = if add { T::rounded(combine(ReduceKind::Sum, out.wide(), total.wide())) } else { total };
     };
     // Partial results of all blocks, for few elements from many; else block after block where they are needed.
     let width = result.len();

@@ -75,7 +75,8 @@ pub(super) fn multiply(multiply: &Multiply, mut memory: Memory, add: bool) {
     }
 }
 
-/// What is stored of an element of the product, or added to the number that is there. Everything is computed in f32 or better, and rounded where it is stored.
+/// The number that an element of the product becomes, which is stored, or rounded and added to the number that is there. Everything is
+/// computed in f32 or better.
 fn epilogue(multiply: &Multiply, memory: &mut Memory, element: [usize; 2], product: f64) -> f64 {
     let (epilogue, dtype) = (&multiply.epilogue, multiply.out_dtype);
     let mut x = product;

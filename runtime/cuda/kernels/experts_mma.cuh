@@ -186,7 +186,8 @@ DEVICE void multiply_rows_mma(const T* x, const T* weights, const i32* order, co
     });
 }
 
-// As `sum_of_rows`, but nothing is added to f16 and bf16; `K` and `N` are multiples of 8, and tensors are aligned to 16 bytes.
+// As `sum_of_rows`, but nothing is added to f16 and bf16; `K` and `N` are multiples of 8, and tensors are aligned to 16
+// bytes.
 template <i64 Experts, i64 K, i64 N, int Down, class T>
 DEVICE void sum_of_rows_mma(const T* rows, const T* columns, const i32* order, const i32* starts, T* out, i64) {
     constexpr i64 across = (N + ACROSS - 1) / ACROSS, down = (K + 64 * Down - 1) / (64 * Down);

@@ -41,12 +41,12 @@ DEVICE AdamRule<C> adam_rule(double beta1, double beta2, double eps, double rate
 }
 
 // The gradient with the parameter's share. Without decay an infinite parameter stays as it is: zero times it would be NaN.
-template <class C> DEVICE C decayed(C decay, C g, C parameter) { return decay == (C)0 ? g : g + decay * parameter; }
+template <class C> DEVICE C decayed(C decay, C g, C parameter) { return decay == (C)0 ? g : fma(decay, parameter, g); }
 
 // One element: `x` has the parameter and the moments.
 template <class C> DEVICE void apply(const AdamRule<C>& rule, C g, C (&x)[3]) {
     g = decayed(rule.decay, g, x[0]);
-    // Not left to the compiler: in 8 bits the last bit of a moment can decide its code.
+    // The sums of products are not left to the compiler: in 8 bits the last bit of a moment can decide its code.
     x[1] = fma(rule.rest1, g, rule.beta1 * x[1]);
     x[2] = fma(rule.rest2 * g, g, rule.beta2 * x[2]);
     x[0] = rule.keep * x[0] - rule.rate * x[1] / (sqrt(x[2]) * rule.root + rule.eps);

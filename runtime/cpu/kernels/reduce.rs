@@ -9,7 +9,6 @@ use crate::cpu::call::{Call, Source};
 use crate::cpu::element::{Element, with_float, with_integer};
 use crate::cpu::math::Real;
 use crate::cpu::simd::vectorized;
-use crate::cpu::storage::Float;
 use crate::cpu::walk::Walk;
 use crate::layout::{Layout, Sizes};
 use half::{bf16, f16};

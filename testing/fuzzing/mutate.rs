@@ -37,6 +37,13 @@ pub fn crossed(bytes: &[u8], other: &[u8], longest: usize, choices: &mut Choices
     encode(&model, longest)
 }
 
+/// Moves the numbers of initializers in f32 to a neighbour each: a change that is no larger than rounding. `None` as in [`changed`].
+pub fn nudged(bytes: &[u8], longest: usize, choices: &mut Choices) -> Option<Vec<u8>> {
+    let mut model = decode(bytes)?;
+    graph(&mut model).initializer.iter_mut().for_each(|tensor| tensors::nudge(tensor, choices));
+    encode(&model, longest)
+}
+
 /// The parts that only one of two files has, as text: the difference that a change made. `None` if one is no ONNX file.
 pub fn described(before: &[u8], after: &[u8]) -> Option<String> {
     Some(differences::differences(&decode(before)?, &decode(after)?))

@@ -175,7 +175,7 @@ struct Run {
 
 impl Ending {
     /// Compares a run with the run on one device.
-    fn compare(self, expected: &Run, allowed: Allowed) -> Result<Outcome, String> {
+    fn compare(&self, expected: &Run, allowed: Allowed) -> Result<Outcome, String> {
         match self {
             Self::Refused(_) => Ok(Outcome::TrainedAlone),
             Self::NotFinite => Err("numbers become infinite or NaN, and stay finite on one device".into()),

@@ -46,6 +46,25 @@ pub(super) fn change(tensor: &mut TensorProto, choices: &mut Choices) {
     }
 }
 
+/// Moves each number in f32 to a neighbour. Zeros stay, and so do single numbers: an exponent of 2 has another meaning than its
+/// neighbours.
+pub(super) fn nudge(tensor: &mut TensorProto, choices: &mut Choices) {
+    if tensor.data_type != Some(1) || tensor.dims.iter().product::<i64>() == 1 {
+        return;
+    }
+    let mut neighbour = |x: f32| match choices.once_in(2) {
+        _ if x == 0.0 || !x.is_finite() => x,
+        true => x.next_up(),
+        false => x.next_down(),
+    };
+    tensor.float_data.iter_mut().for_each(|x| *x = neighbour(*x));
+    if let Some(raw) = &mut tensor.raw_data {
+        let numbers =
+            raw.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        *raw = numbers.flat_map(|x| neighbour(x).to_le_bytes()).collect();
+    }
+}
+
 fn change_dims(tensor: &mut TensorProto, choices: &mut Choices) {
     match choices.below(4) {
         0 => tensor.dims.insert(choices.below(tensor.dims.len() + 1), 1),

@@ -123,7 +123,7 @@ pub(crate) enum Makes {
 }
 
 impl Graph {
-    /// What an instruction is to cuDNN.
+    /// The graph of cuDNN that an instruction becomes.
     pub(crate) fn of(instruction: &Instruction) -> Result<Self, DriverError> {
         Self::or_reason(instruction).map_err(|why| {
             let (name, origin) = (instruction.name(), &instruction.origin);

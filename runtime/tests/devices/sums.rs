@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 
 const MICROBATCHES: u64 = 3;
 
-/// Samples of more than one block of what a kernel adds up.
+/// Samples whose sums have more terms than a kernel adds up in one block.
 fn large() -> Vec<Sample> {
     let float = |dims: &[u64]| Operand { ty: Type::of(DType::F32, dims), fill: Fill::Normal };
     let index =

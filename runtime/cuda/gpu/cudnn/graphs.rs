@@ -223,7 +223,7 @@ impl Writer<'_> {
         own.set(names.image, self.tensor(convolution.image))?;
         own.set(names.weight, self.tensor(convolution.weight))?;
         own.set(names.output, self.tensor(convolution.output))?;
-        // The numbers that are made, times one, plus those that are there, times zero.
+        // The result is overwritten: the factor of its old numbers is zero.
         let factors = [(names.made, 1.0), (names.there, 0.0)];
         for (name, factor) in factors {
             let double = self.computed == DType::F64;

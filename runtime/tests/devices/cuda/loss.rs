@@ -67,9 +67,9 @@ fn rows_with_extremes() {
     w.check(2);
 }
 
-/// What is left of a class that is nearly sure is far below what rounding takes from the logsumexp: which the interpreter
-/// does not round here. The class has 6.5e-4 less than 1, and PTX's exponential, an approximation, is off by a bit of the 1: more than
-/// launches by their PTX may differ relative to what is left. So none runs here.
+/// The gradient of a class that is nearly sure is far below the rounding of the logsumexp, which the interpreter does not round here.
+/// The class has a probability of 1 - 6.5e-4. PTX's exponential is an approximation, and its error in the last bit of the probability
+/// is more of this gradient than launches by their PTX may differ. So this test does not run launches by their PTX.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_sure_class_keeps_its_gradient() {

@@ -1,5 +1,5 @@
 //! A stand-in for a GPU and its driver, on the processor: memory is the host's, kernels are compiled by a C++ compiler
-//! (`host.h`) and run thread by thread, multiplications are done in f32, and the CPU backend does the work of libraries.
+//! (`host.cpp`) and run thread by thread, multiplications are done in f32, and the CPU backend does the work of libraries.
 //! It is for tests, and slow. Streams are kept apart as on a device: commands are queued and run when their results are asked
 //! for, in an order that only the streams and their marks restrict. So a missing wait shows. Functions of the host run on one thread
 //! beside (`functions`).

@@ -1,4 +1,5 @@
-//! Kernels compiled for the processor: one shared library a program, by the C++ compiler that `CXX` names, or `c++`.
+//! Kernels compiled for the processor: one shared library a program, by the C++ compiler that `CXX` names, or `c++`. The code that runs
+//! their threads (`host.cpp`) takes longer to compile than most kernels, so it is compiled once a process.
 
 use super::fault::{self, Fault};
 use super::sectors::{Counts, Sectors};
@@ -10,10 +11,15 @@ use std::env;
 use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
+use tempfile::TempDir;
 
-const HOST: &str = include_str!("host.h");
+/// The threads of a GPU on the processor, as kernels see them.
+const HEADER: &str = include_str!("host.h");
+/// The object that runs them.
+static THREADS: LazyLock<Result<Vec<u8>, DriverError>> = LazyLock::new(compile_threads);
 
 /// The kernels of a program, loaded.
 pub(super) struct Compiled {
@@ -91,7 +97,7 @@ impl Function {
         let text = fault::caught(self.abandon, run).map_err(Stop::Fault)?;
         if let Some((counts, kernel)) = &self.counted {
             let mut numbers = [0; 2];
-            // SAFETY: `host.h` has this function, which writes two numbers.
+            // SAFETY: `host.cpp` has this function, which writes two numbers.
             unsafe { (self.sectors)(numbers.as_mut_ptr()) };
             counts.add(kernel, Sectors { touched: numbers[0], fewest: numbers[1] });
         }
@@ -127,7 +133,7 @@ fn source(kernels: &[Kernel], counts: bool) -> String {
         }
     }
     let counts = if counts { "#define COUNT_SECTORS\n" } else { "" };
-    let mut text = format!("{counts}#line 1 \"host.h\"\n{HOST}\n");
+    let mut text = format!("{counts}#line 1 \"host.h\"\n{HEADER}\n");
     for file in files {
         let _ = writeln!(text, "#line 1 \"{}\"\n{}", file.name, file.text);
     }
@@ -143,25 +149,55 @@ fn source(kernels: &[Kernel], counts: bool) -> String {
     text
 }
 
-#[allow(unsafe_code)]
-fn compile(kernels: &[Kernel], source: &str, counts: Option<Counts>) -> Result<Compiled, DriverError> {
-    let failed = |what: &str, error: &dyn std::fmt::Display| DriverError(format!("{what}: {error}"));
-    let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", &error))?;
-    let [from, to] = ["kernels.cpp", "kernels.so"].map(|name| folder.path().join(name));
-    fs::write(&from, source).map_err(|error| failed("kernels.cpp", &error))?;
+fn failed(what: &str, error: &dyn std::fmt::Display) -> DriverError {
+    DriverError(format!("{what}: {error}"))
+}
+
+/// Runs the C++ compiler in a folder.
+fn run_compiler(folder: &Path, arguments: &[&str]) -> Result<(), DriverError> {
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique"];
+    let flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique"];
     // Sums stay as they are written, one rounding a step, and pointers may be of any type.
     let flags = flags.into_iter().chain(["-ffp-contract=off", "-fno-strict-aliasing", "-w"]);
+    // `fma` is one instruction where the processor has it, and elsewhere a function that makes the same bits.
+    #[cfg(target_arch = "x86_64")]
+    let flags = flags.chain(std::arch::is_x86_feature_detected!("fma").then_some("-mfma"));
     // An access whose address is not a multiple of its type's alignment is a trap, which needs no library.
     let flags = flags.chain(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]);
     // A wait is known by the calls that lead to it: frames have pointers, and no wait is copied into several paths.
     let flags = flags.chain(["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-thread-jumps"]);
-    let output = Command::new(&compiler).args(flags).arg("-o").arg(&to).arg(&from).output();
+    let output = Command::new(&compiler).args(flags).args(arguments).current_dir(folder).output();
     let output = output.map_err(|error| failed(&compiler, &error))?;
     if !output.status.success() {
         return Err(failed(&compiler, &String::from_utf8_lossy(&output.stderr)));
     }
+    Ok(())
+}
+
+/// Compiles the code that runs threads.
+fn compile_threads() -> Result<Vec<u8>, DriverError> {
+    let folder = temporary_folder()?;
+    write(&folder.path().join("host.h"), HEADER.as_bytes())?;
+    write(&folder.path().join("host.cpp"), include_bytes!("host.cpp"))?;
+    run_compiler(folder.path(), &["-c", "-o", "host.o", "host.cpp"])?;
+    fs::read(folder.path().join("host.o")).map_err(|error| failed("host.o", &error))
+}
+
+fn temporary_folder() -> Result<TempDir, DriverError> {
+    tempfile::tempdir().map_err(|error| failed("a temporary folder", &error))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), DriverError> {
+    fs::write(path, bytes).map_err(|error| failed(&path.display().to_string(), &error))
+}
+
+#[allow(unsafe_code)]
+fn compile(kernels: &[Kernel], source: &str, counts: Option<Counts>) -> Result<Compiled, DriverError> {
+    let folder = temporary_folder()?;
+    let to = folder.path().join("kernels.so");
+    write(&folder.path().join("kernels.cpp"), source.as_bytes())?;
+    write(&folder.path().join("host.o"), THREADS.as_ref().map_err(Clone::clone)?)?;
+    run_compiler(folder.path(), &["-shared", "-o", "kernels.so", "host.o", "kernels.cpp"])?;
     // SAFETY: the library is what was just compiled; it runs nothing when it is opened.
     let library = unsafe { Library::open(Some(&to), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|error| failed("kernels.so", &error))?;
@@ -171,7 +207,7 @@ fn compile(kernels: &[Kernel], source: &str, counts: Option<Counts>) -> Result<C
         entry.map(|entry| *entry).map_err(|error| failed(&kernel.name, &error))
     };
     let functions = kernels.iter().map(function).collect::<Result<_, _>>()?;
-    // SAFETY: `host.h` has this function with this type.
+    // SAFETY: `host.cpp` has this function with this type.
     let abandon = unsafe { library.get::<Abandon>(b"host_abandon") };
     let abandon = *abandon.map_err(|error| failed("host_abandon", &error))?;
     // SAFETY: as above.

@@ -14,9 +14,10 @@ use std::fmt;
 /// What every kernel is compiled with.
 ///
 /// Division and square roots stay exactly rounded and small numbers are not flushed to zero, as NVRTC does unless told
-/// otherwise: fast ones miss the bounds of f32. A product and a sum become one instruction, rounded once: that is closer
-/// to the truth than two roundings. Functions of the prelude that a kernel does not need are no matter (177).
-pub const OPTIONS: [&str; 3] = ["--std=c++17", "--diag-suppress=177", "--ptxas-options=-v"];
+/// otherwise: fast ones miss the bounds of f32. A product and a sum stay two instructions: recomputation and offload decide which
+/// nodes share a kernel, and must change no bit. A kernel that sums many products says `fma`. Functions of the prelude that a
+/// kernel does not need are no matter (177).
+pub const OPTIONS: [&str; 4] = ["--std=c++17", "--fmad=false", "--diag-suppress=177", "--ptxas-options=-v"];
 
 /// NVRTC, open.
 pub struct Nvrtc {

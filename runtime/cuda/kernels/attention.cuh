@@ -92,7 +92,7 @@ template <class C, int Size, int PACK> struct Tile {
                 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     #pragma unroll
-                    for (int j = 0; j < 4; j++) sums[i][n * 4 + j] += x.at[i] * y.at[j];
+                    for (int j = 0; j < 4; j++) sums[i][n * 4 + j] = fma(x.at[i], y.at[j], sums[i][n * 4 + j]);
             }
         }
     }
@@ -130,7 +130,7 @@ template <class C, int Size, int PACK> struct Tile {
         #pragma unroll
         for (int i = 0; i < 4; i++)
             #pragma unroll
-            for (int j = 0; j < 4 * N; j++) sums[i][j] = sums[i][j] * factors[i] + own[i][j];
+            for (int j = 0; j < 4 * N; j++) sums[i][j] = fma(sums[i][j], factors[i], own[i][j]);
     }
 
     // The thread's part of a tile as a panel whose terms are the tile's rows, or its columns.

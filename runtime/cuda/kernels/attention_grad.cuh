@@ -23,7 +23,7 @@ DEVICE void prepare(const T* out, const T* dout, const C* logsumexp, Row<C>* row
     const T* const x = Out::of(out, b, h, s);
     const T* const y = DOut::of(dout, b, h, s);
     C delta = 0;
-    for (i64 i = lane; i < Call::value_width; i += 32) delta += widen(x[i]) * widen(y[i]);
+    for (i64 i = lane; i < Call::value_width; i += 32) delta = fma((C)widen(x[i]), (C)widen(y[i]), delta);
     delta = over_warp<Sum>(delta);
     const C total = logsumexp[row];
     if (lane == 0) rows[row] = Row<C>{total == (C)-INFINITY ? (C)INFINITY : total, delta, 1};

@@ -82,7 +82,7 @@ template <class Call, int N> DEVICE void hide(float (&scores)[N][4], int query, 
 // A score under an element of a mask: a byte keeps the product or hides it, a float is added to the scaled product.
 DEVICE float with_mask(float product, float, u8 keeps) { return keeps ? product : -INFINITY; }
 template <class M> DEVICE float with_mask(float product, float scale, M added) {
-    return product * scale + (float)widen(added);
+    return fma(product, scale, (float)widen(added));
 }
 
 // Makes scores of the products of 16 queries and `N` eights of keys under a mask: −∞ for a key that is hidden or is not
@@ -120,7 +120,7 @@ template <class Mask, class M> struct Added { static constexpr bool IS = Mask::I
 // 2 to the power of a score times `unit`, relative to a base. Without an added mask the base is multiplied by the unit
 // already, and the exponent is one multiply-add. An added mask may be so huge that such a product overflows.
 template <bool ADDED> DEVICE float power_of(float score, float base, float unit) {
-    return mma::power_of_two(ADDED ? (score - base) * unit : score * unit - base);
+    return mma::power_of_two(ADDED ? (score - base) * unit : fma(score, unit, -base));
 }
 
 // Whether the 16 queries see all of so many keys, and whether they see any.
@@ -161,7 +161,7 @@ DEVICE void soften(float (&scores)[N][4], float (&largest)[2], float (&totals)[2
             float& x = scores[i / 2][2 * row + i % 2];
             total += x = power_of<ADDED>(x, base, unit);
         }
-        totals[row] = totals[row] * factor + total;
+        totals[row] = fma(totals[row], factor, total);
         largest[row] = next;
         #pragma unroll
         for (int i = 0; i < WIDTH; i++) sums[i][2 * row] *= factor, sums[i][2 * row + 1] *= factor;

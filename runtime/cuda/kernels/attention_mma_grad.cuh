@@ -25,7 +25,7 @@ DEVICE void row_products(float (&sums)[2], const u32 (&left)[M::WIDTH / 16][4], 
     #pragma unroll
     for (int i = 0; i < M::WIDTH / 16 * 8; i++) {
         const u32 x = left[i / 8][i % 4], y = other[i / 8][i % 4];
-        sums[i % 2] += half(x, i % 8 / 4) * half(y, i % 8 / 4);
+        sums[i % 2] = fma(half(x, i % 8 / 4), half(y, i % 8 / 4), sums[i % 2]);
     }
     for (float& sum : sums) sum = over_quad<Sum>(sum);
 }
@@ -54,7 +54,7 @@ DEVICE void weights_of_keys(float (&scores)[N][4], const Pair* pairs, float unit
         #pragma unroll
         for (int j = 0; j < 4; j++) {
             const bool hidden = Call::causal && ahead + j / 2 * 8 > 8 * i + j % 2;
-            scores[i][j] = hidden ? 0.0f : mma::power_of_two(scores[i][j] * unit - two.at[j % 2 * 2]);
+            scores[i][j] = hidden ? 0.0f : mma::power_of_two(fma(scores[i][j], unit, -two.at[j % 2 * 2]));
         }
     }
 }

@@ -14,7 +14,7 @@ DEVICE void contract(const T* lhs, const T* rhs, R* to, i64 adds) {
     for (i64 i = 0; i < LhsTerms::size;) {
         C sum = (C)0;
         for (i64 n = 0; n < 64 && i < LhsTerms::size; n++, i++)
-            sum += (C)widen(x[LhsTerms::at(i)]) * (C)widen(y[RhsTerms::at(i)]);
+            sum = fma((C)widen(x[LhsTerms::at(i)]), (C)widen(y[RhsTerms::at(i)]), sum);
         total += sum;
     }
     R* const at = to + To::at(own);
@@ -36,7 +36,7 @@ template <class Packs, int N, class C, class T> DEVICE void dot(const T* x, cons
             const i64 at = Packs::at(i);
             const Pack<T, N> left = load<N>(x + at), right = load<N>(y + at);
             #pragma unroll
-            for (int e = 0; e < N; e++) sum += (C)widen(left.at[e]) * (C)widen(right.at[e]);
+            for (int e = 0; e < N; e++) sum = fma((C)widen(left.at[e]), (C)widen(right.at[e]), sum);
         }
         total += sum;
     }

@@ -80,7 +80,8 @@ template <class C> DEVICE void add_products(const C* left, const C* right, Sums<
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
-            for (int j = 0; j < 8; j++) sums.at[i][j] += x.at[i] * (j < 4 ? low.at[j % 4] : high.at[j % 4]);
+            for (int j = 0; j < 8; j++)
+                sums.at[i][j] = fma(x.at[i], j < 4 ? low.at[j % 4] : high.at[j % 4], sums.at[i][j]);
     }
 }
 

@@ -120,7 +120,8 @@ template <class Shape, bool CENTRED, class C> DEVICE void finish(const Columns<S
 }
 
 // With x̂ = (x - mean)·rstd and g = d y·scale: `d x = rstd·(g - mean(g) - x̂·mean(g·x̂))`, where rows are `CENTRED`; else
-// with mean and mean(g) zero; where something is `ADDED`, that as well. The blocks' sums for scale and bias go to `blocks`.
+// with mean and mean(g) zero. Where something is `ADDED`, it is added to what would be stored. The blocks' sums for scale and
+// bias go to `blocks`.
 template <class Shape, bool CENTRED, bool ADDED, class C, class T, class P, class S, class D, class A, class R>
 DEVICE void gradient(
     const T* x, const P* scale, const S* mean, const S* rstd, const D* dy, const A* added, R* dx, C* blocks
@@ -163,7 +164,7 @@ DEVICE void gradient(
             if (ADDED && is_there) {
                 const auto more = rows::widen_all(load<Shape::N>(added + start + place));
                 #pragma unroll
-                for (int e = 0; e < Shape::N; e++) result.at[e] += more.at[e];
+                for (int e = 0; e < Shape::N; e++) result.at[e] = rounded<R>(result.at[e]) + more.at[e];
             }
             if (is_there) rows::write(dx + start + place, result);
             add(columns, 0, i, place, terms);

@@ -97,13 +97,15 @@ template <class Combine, int N, class C, class T> DEVICE void combine(Pack<C, N>
     for (int e = 0; e < N; e++) x.at[e] = Combine::of(x.at[e], (C)widen(with.at[e]));
 }
 
-// What came to a place is stored there, or combined with what is there.
+// What came to a place is stored there. Or what would be stored is combined with what is there.
 template <class Combine, int N, class C, class T> DEVICE void put(T* to, const Pack<C, N>& x, i64 adds) {
-    Pack<C, N> all = x;
-    if (adds) combine<Combine>(all, load<N>(to));
-    Pack<T, N> made;
+    Pack<T, N> made, there = {};
+    if (adds) there = load<N>(to);
 #pragma unroll
-    for (int e = 0; e < N; e++) made.at[e] = narrow<T>(all.at[e]);
+    for (int e = 0; e < N; e++) {
+        made.at[e] = narrow<T>(x.at[e]);
+        if (adds) made.at[e] = narrow<T>(Combine::of((C)widen(made.at[e]), (C)widen(there.at[e])));
+    }
     store(to, made);
 }
 

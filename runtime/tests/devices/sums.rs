@@ -1,10 +1,11 @@
-//! Sums over microbatches: a kernel that adds to its result makes the bits that it makes beside an instruction which adds. Offload
-//! and recomputation decide which of the two runs, and change no bit.
+//! Sums over microbatches: a kernel that adds to its result makes the bits that it makes beside an instruction which adds. So does a
+//! gradient that adds another gradient to its own. Offload and recomputation decide which of the two runs, and change no bit.
 
 use crate::compare::{Make, Microbatch, bytes, cpu};
 use crate::cuda::host;
 use ir::ops::contract::Contract;
 use ir::ops::conv::ConvGradWeight;
+use ir::ops::elementwise::Binary;
 use ir::ops::experts::ExpertsGrad;
 use ir::ops::indexing::GatherGrad;
 use ir::ops::reduce::{Reduce, ReduceKind};
@@ -183,4 +184,75 @@ pub(crate) fn check_gpu(make: Make) {
 #[ignore = "needs a C++ compiler"]
 fn a_kernel_of_a_gpu_adds_as_another_instruction_would() {
     check_gpu(&|program| host(program, Order::default()));
+}
+
+/// Samples of gradients to which their kernels add an operand; each has an operand of the result's type, which is added.
+fn adding_an_operand() -> Vec<Sample> {
+    let look_up = Sample {
+        op: GatherGrad { dim: 0 }.into(),
+        operands: vec![
+            Operand { ty: Type::of(DType::I64, &[110]), fill: Fill::Integers(0, 40) },
+            Operand { ty: Type::of(DType::F32, &[110, 7]), fill: Fill::Normal },
+        ],
+        declared: vec![Type::of(DType::F32, &[110, 7])],
+        data: Default::default(),
+        differentiable: false,
+        statistics: vec![],
+        smooth: false,
+    };
+    let is_norm = |sample: &Sample| matches!(sample.op, Op::LayerNormGrad(_) | Op::RmsNormGrad(_));
+    samples().into_iter().filter(is_norm).chain([look_up]).collect()
+}
+
+/// Each sample's first result plus the operand of its type; with `beside` the first results are outputs as well, so that another
+/// instruction adds.
+fn with_operands(samples: &[Sample], inputs: &mut Microbatch, beside: bool) -> Module {
+    let mut module = Module::new("sums");
+    for (index, sample) in samples.iter().enumerate() {
+        sample.add_to(&mut module, inputs, &prefix(index), Through::Inputs);
+        let name = format!("{}result.0", prefix(index));
+        let made = module.outputs.iter().find(|output| output.name == name).expect("it has a result").value;
+        if !beside {
+            module.outputs.retain(|output| output.name != name);
+        }
+        let alike = sample.operands.iter().position(|operand| &operand.ty == module.ty(made));
+        let name = format!("{}operand.{}", prefix(index), alike.expect("one is of the result's type"));
+        let addend = module.inputs.iter().find(|input| input.name == name).expect("it is an input").value;
+        let mut b = Builder::new(&mut module, "test");
+        let sum = b.one(Binary::Add, &[made, addend]).expect("they are of one type");
+        b.finish();
+        module.add_output(format!("{}sum", prefix(index)), sum);
+    }
+    module
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_gradient_adds_an_operand_as_another_instruction_would() {
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        let samples: Vec<Sample> =
+            adding_an_operand().iter().filter_map(|sample| sample.in_type(dtype)).collect();
+        assert!(samples.len() > 2, "{} samples in {dtype}", samples.len());
+        let [own, beside] = [false, true].map(|beside| {
+            let mut inputs = Microbatch::new();
+            let module = with_operands(&samples, &mut inputs, beside);
+            let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+            let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));
+            let with_operand = program.section(Section::Microbatch).iter().filter(|instruction| {
+                let of = |sample: &Sample| {
+                    matches!(&instruction.kernel, Kernel::Op(op) if *op == sample.op)
+                        && instruction.operands.len() > sample.operands.len()
+                };
+                samples.iter().any(of)
+            });
+            assert_eq!(with_operand.count(), if beside { 0 } else { samples.len() });
+            let mut device = host(program, Order::default());
+            let inputs = bytes(device.program(ProgramId(0)), &inputs);
+            step(&mut *device, ProgramId(0), &[inputs]).unwrap_or_else(|error| panic!("{error}"))
+        });
+        for (index, sample) in samples.iter().enumerate() {
+            let name = format!("{}sum", prefix(index));
+            assert_eq!(own[&name], beside[&name], "{:?} in {dtype}", sample.op);
+        }
+    }
 }

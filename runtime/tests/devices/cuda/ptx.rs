@@ -8,7 +8,7 @@ use ir::DType;
 use ir::ops::samples::{Sample, Through};
 use runtime::cuda::check::StandIn;
 use runtime::cuda::check::samples::{self, SampleVariant};
-use runtime::cuda::host::{LeftOut, Order, Ptx, family};
+use runtime::cuda::host::{LeftOut, Order, Ptx, Row, Table, family};
 use runtime::cuda::lower::lower as lower_for_cuda;
 use runtime::lower::{LowerOptions, Target, lower};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ fn first_of_each_family() -> (Vec<Sample>, Vec<Sample>) {
 
 const AS_THEY_LIE: SampleVariant = SampleVariant { through: Through::Inputs, unfused: false };
 
-/// Every run. The launches of each family also run by their PTX.
+/// The launches of each family also run by their PTX.
 #[test]
 #[ignore = "needs NVRTC and a C++ compiler"]
 fn the_first_sample_of_each_family_agrees_with_its_ptx() {
@@ -56,9 +56,24 @@ fn the_first_sample_of_each_family_agrees_with_its_ptx() {
     let (chosen, _) = first_of_each_family();
     check_on(&stand_in(&ptx, 0), &chosen, AS_THEY_LIE);
     assert_ran(&ptx, &chosen);
+    assert_eq!(differing(&ptx.table()), APPROXIMATE);
 }
 
-/// Every run. The samples that the test above leaves out.
+/// Families with `exp` and `log`, which the GPU and the processor approximate each in its way. All others have the same bits.
+const APPROXIMATE: [&str; 10] = [
+    "attention",
+    "attention_by_keys",
+    "attention_by_queries",
+    "attention_by_queries_mma",
+    "attention_mma",
+    "attention_normalize",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "log_softmax",
+    "softmax",
+];
+
+/// The samples that the test above leaves out.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn the_other_samples_agree_with_the_interpreter() {
@@ -66,13 +81,17 @@ fn the_other_samples_agree_with_the_interpreter() {
     check_on(&StandIn::sound(Order::default()), &others, AS_THEY_LIE);
 }
 
-/// At night.
 #[test]
-#[ignore = "needs NVRTC and a C++ compiler"]
+#[ignore = "night: ptx"]
 fn every_sample_agrees_with_its_ptx() {
     let ptx = open();
     check_on(&stand_in(&ptx, 0), &samples::all(), AS_THEY_LIE);
     assert_ran(&ptx, &samples::all());
+    // The tanh of a chain is not in the first sample.
+    let has_approximation = |family: &&str| APPROXIMATE.contains(family) || *family == "chain";
+    let table = ptx.table();
+    let others = differing(&table).into_iter().filter(|family| !has_approximation(family));
+    assert_eq!(others.collect::<Vec<_>>(), Vec::<&str>::new());
 }
 
 /// A launch of each family of these samples ran by its PTX.
@@ -85,9 +104,14 @@ fn assert_ran(ptx: &Ptx, samples: &[Sample]) {
     assert_eq!(all.difference(&ran).collect::<Vec<_>>(), Vec::<&String>::new(), "these ran no launch");
 }
 
-/// At night.
+/// The families that had other numbers by their PTX, in any type.
+fn differing(table: &Table) -> Vec<&str> {
+    let differs = |rows: &BTreeMap<&str, Row>| rows.values().any(|row| row.error > 0.0);
+    table.0.iter().filter(|(_, rows)| differs(rows)).map(|(family, _)| family.as_str()).collect()
+}
+
 #[test]
-#[ignore = "needs NVRTC and a C++ compiler"]
+#[ignore = "night: orders"]
 fn kernels_read_transposed_operands_in_any_order_of_threads() {
     let ptx = open();
     check_on(
@@ -98,9 +122,8 @@ fn kernels_read_transposed_operands_in_any_order_of_threads() {
     assert!(ptx.table().0.len() > 60, "{}", ptx.table());
 }
 
-/// At night.
 #[test]
-#[ignore = "needs NVRTC and a C++ compiler"]
+#[ignore = "night: orders"]
 fn kernels_stand_beside_operands_that_are_read_later() {
     let ptx = open();
     check_on(
@@ -166,10 +189,10 @@ const UNNEEDED: [(&str, &[Wait<&str>]); 8] = [
     ),
 ];
 
-/// At night. Each wait of each kernel is left out in turn, and a launch of one of the kernels that have it notices that. The other
+/// Each wait of each kernel is left out in turn, and a launch of one of the kernels that have it notices that. The other
 /// kernels may have too few rows or threads to need it.
 #[test]
-#[ignore = "needs NVRTC and a C++ compiler"]
+#[ignore = "night: ptx"]
 fn waits_that_are_left_out_of_any_kernel_are_noticed() {
     let ptx = Ptx::leaving_out_waits().unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"));
     check_on(&stand_in(&ptx, 0), &samples::all(), AS_THEY_LIE);

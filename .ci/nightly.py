@@ -115,22 +115,9 @@ def run(part: str, command: list[str]) -> int:
     return status
 
 
-def unknown_tests(script: str, functions: list[str]) -> list[str]:
-    """Returns the names of tests in `.ci/run` that are a part of no function's name: such a name would pass as zero tests."""
-    arrays = re.search(r"^tests_of_the_night=\(\n(.*?)^\)$", script, re.MULTILINE | re.DOTALL)[1]
-    names = []
-    for array in re.findall(r"\$\{(\w+)\[@\]\}", arrays):
-        names += re.search(rf"^{array}=\((.*?)\)$", script, re.MULTILINE | re.DOTALL)[1].split()
-    # The tests that the oldest NVRTC runs.
-    for line in re.findall(r"OLDEST_NVRTC cargo test .* --ignored ([^\"\n]*)", script):
-        names += [name.split("::")[-1] for name in line.split()]
-    assert len(names) > 20, names
-    return [name for name in names if not any(name in function for function in functions)]
-
-
 def test() -> None:
-    """Checks the rows and reasons that a log gives, that `.ci/run` and the page have the same parts, and that tests have the names
-    that `.ci/run` gives."""
+    """Checks the rows and reasons that a log gives, that `.ci/run` and the page have the same parts, and that each part has a
+    function."""
     page = "# Night\n\n| part | result |\n| --- | --- |\n| a | old |\n| ab | old |\n\n| c | other |\n"
     assert replaced(page, "a", "| a | new |") == page.replace("| a | old |", "| a | new |")
     assert replaced(page, "c", "| c | new |") == page.replace("| ab | old |\n", "| ab | old |\n| c | new |\n")
@@ -146,15 +133,11 @@ def test() -> None:
     assert reason(log, 1) == ["exit status 1", "Error: no folder", "last"], reason(log, 1)
     assert reason("   Compiling a v1\n     Running tests/a.rs (a-1)\n", 124) == ["exit status 124: time limit"]
     script = (ROOT / ".ci/run").read_text()
-    parts = re.search(r"^parts_of_the_night=\((.*)\)$", script, re.MULTILINE)[1].split()
-    assert re.findall(r"^    night (\S+) ", script, re.MULTILINE) == parts
+    parts = {name: re.search(rf"^{name}=\((.*)\)$", script, re.MULTILINE)[1].split() for name in ("quick", "longer", "night")}
     rows = re.findall(r"^\| (\S+) \|", PAGE.read_text(), re.MULTILINE)
-    assert rows == 2 * ["part", "---", *parts], rows
-    command = ["git", "grep", "-h", "-o", "-E", r"fn [a-z0-9_]+", "--", "*.rs"]
-    functions = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert unknown_tests(script, functions) == []
-    renamed = script.replace("t5_in_half", "t6_in_half").replace("nvrtc::the_kernels_of every", "nvrtc::the_kernels_for every")
-    assert unknown_tests(renamed, functions) == ["t6_in_half", "the_kernels_for"], unknown_tests(renamed, functions)
+    assert rows == 2 * ["part", "---", *parts["night"]], rows
+    functions = re.findall(r"^check_(\S+)\(\) \{$", (ROOT / ".ci/parts.sh").read_text(), re.MULTILINE)
+    assert functions == [part for group in parts.values() for part in group], functions
 
 
 if __name__ == "__main__":

@@ -33,13 +33,13 @@ fn check(kernels: impl Iterator<Item = Kernel>, least: usize, architectures: &[&
 }
 
 #[test]
-#[ignore = "needs NVRTC"]
+#[ignore = "night: kernels"]
 fn the_kernels_of_every_model_compile_within_their_budgets() {
     check(steps::of_models(), 200, &MOST_USED);
 }
 
 #[test]
-#[ignore = "needs NVRTC"]
+#[ignore = "night: kernels"]
 fn the_kernels_of_a_rank_compile_within_their_budgets() {
     check(steps::of_ranks(), 100, &MOST_USED);
 }

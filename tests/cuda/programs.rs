@@ -116,7 +116,7 @@ fn gpt2_350m_runs_on_tensor_cores() {
 }
 
 #[test]
-#[ignore = "lowering takes long"]
+#[ignore = "longer"]
 fn gpt2_1_5b_runs_on_tensor_cores() {
     check(2);
 }

@@ -49,7 +49,7 @@ const NOT_RUN: [&str; 3] = ["sum", "unpack", "watch"];
 
 /// A family that is new in a model needs a sample, or a line in this list.
 #[test]
-#[ignore = "lists the kernels of every model"]
+#[ignore = "longer"]
 fn every_family_of_kernels_is_in_a_sample_or_listed() {
     let stems = |kernels: &[Kernel]| -> BTreeSet<String> {
         kernels.iter().map(|kernel| stem(kernel).to_owned()).collect()
@@ -67,7 +67,7 @@ fn every_family_of_kernels_is_in_a_sample_or_listed() {
 
 /// At night.
 #[test]
-#[ignore = "needs NVRTC and a C++ compiler"]
+#[ignore = "night: ptx"]
 fn the_launches_of_every_model_agree_with_their_ptx() {
     let ptx = Ptx::open().unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"));
     for fixture in MODELS.into_iter().chain([&models::T5_DYNAMIC]) {

@@ -184,7 +184,7 @@ fn eight_devices_hold_eighths_of_175_billion_parameters() {
 }
 
 #[test]
-#[ignore = "longer"]
+#[ignore = "night: large"]
 fn stages_of_zero_hold_what_the_formulas_say_of_175_billion_parameters() {
     check_stages(&Subject::gpt3(8), 8, 1e-4);
 }

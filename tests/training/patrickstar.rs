@@ -163,7 +163,7 @@ const ON_V100: Row = Row {
 const ON_A100: Row = Row { gpu: Preset::A100With40, host: 125_000_000_000, ..ON_V100 };
 
 #[test]
-#[ignore = "longer"] // plans of more than 120 blocks, at night
+#[ignore = "night: large"] // plans of more than 120 blocks
 fn the_largest_that_eight_v100_hold() {
     largest(&Row { layers: 120, ..ON_V100 });
 }
@@ -175,19 +175,19 @@ fn of_18_billion_parameters_on_eight_v100() {
 }
 
 #[test]
-#[ignore = "longer"] // programs of 120 blocks, at night
+#[ignore = "night: large"] // programs of 120 blocks
 fn of_24_billion_parameters_on_eight_v100() {
     check(&Row { layers: 120, ..ON_V100 });
 }
 
 #[test]
-#[ignore = "longer"] // programs of 66 blocks, at night
+#[ignore = "night: large"] // programs of 66 blocks
 fn of_68_billion_parameters_on_eight_a100() {
     check(&Row { layers: 66, hidden: 9216, ..ON_A100 });
 }
 
 #[test]
-#[ignore = "longer"] // programs of 96 blocks, at night
+#[ignore = "night: large"] // programs of 96 blocks
 fn of_175_billion_parameters_on_32_a100() {
     check(&Row { layers: 96, hidden: 12_288, heads: 96, gpus: 32, ..ON_A100 });
 }
@@ -195,7 +195,7 @@ fn of_175_billion_parameters_on_32_a100() {
 /// The rates that PatrickStar measured on eight V100 with a host of 240 GB, TFLOP/s of all GPUs together. The predicted step is no slower,
 /// with the microbatch of a few that is fastest.
 #[test]
-#[ignore = "longer"] // programs of up to 90 blocks, at night
+#[ignore = "night: large"] // programs of up to 90 blocks
 fn patrickstars_steps_are_predicted_no_slower_than_published() {
     let rows =
         [(20, 2048, 444.0), (64, 2304, 426.0), (72, 3072, 467.0), (60, 4096, 482.0), (90, 4096, 419.0)];

@@ -223,19 +223,19 @@ fn a_gpt_of_18_4_billion_parameters_trains_as_fast_as_published() {
 }
 
 #[test]
-#[ignore = "longer"] // programs of 60 blocks, at night
+#[ignore = "night: large"] // programs of 60 blocks
 fn a_gpt_of_76_1_billion_parameters_is_predicted_no_slower_than_published() {
     OF_76_1_BILLION.check(1.0, 1.5);
 }
 
 #[test]
-#[ignore = "longer"] // programs of 96 blocks, at night
+#[ignore = "night: large"] // programs of 96 blocks
 fn a_gpt_of_310_1_billion_parameters_is_predicted_no_slower_than_published() {
     OF_310_1_BILLION.check(1.0, 1.5);
 }
 
 #[test]
-#[ignore = "longer"] // programs of 128 blocks, at night
+#[ignore = "night: large"] // programs of 128 blocks
 fn a_gpt_of_1008_billion_parameters_is_predicted_no_slower_than_published() {
     OF_1008_BILLION.check(1.0, 1.5);
 }

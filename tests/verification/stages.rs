@@ -200,11 +200,8 @@ fn every_model_runs_by_each_schedule() {
 
 /// All models with all options and all schedules.
 #[test]
-#[ignore = "longer: with FULL_PRODUCT=1"]
+#[ignore = "takes hours"]
 fn all_options_compose_with_all_schedules() {
-    if std::env::var_os("FULL_PRODUCT").is_none() {
-        return;
-    }
     let meshes = ["", ",dp=2", ",tp=2", ",dp=2,tp=2"];
     let options = ["", "--clip 0.01", "--bf16", "--recompute full", "--recompute selective"];
     let mut all = vec![];

@@ -25,7 +25,7 @@ fn every_collective_does_between_gpus_what_it_says() {
 }
 
 #[test]
-#[ignore = "needs a C++ compiler"]
+#[ignore = "night: orders"]
 fn kernels_know_which_part_a_gpu_has() {
     on_stand_ins(&[
         operators::a_split_vocabulary_gathers_on_the_rank_that_has_the_row,

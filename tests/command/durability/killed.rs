@@ -71,7 +71,7 @@ fn kill_and_resume(run: &str, wanted: usize, random: &mut Random) {
 }
 
 #[test]
-#[ignore = "longer"]
+#[ignore = "longer: killed"]
 fn killed_runs_end_as_if_nobody_had_killed_them() {
     let kills = std::env::var("TRAINYARD_KILLS").map_or(KILLS, |kills| kills.parse().expect("a number"));
     let mut random = Random::new();

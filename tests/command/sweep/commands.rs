@@ -176,7 +176,7 @@ fn a_few_random_commands_do_what_one_device_does() {
 }
 
 #[test]
-#[ignore = "longer"]
+#[ignore = "longer: random"]
 fn random_commands_do_what_one_device_does() {
     check_commands(longer(12));
 }

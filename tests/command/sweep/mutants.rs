@@ -277,7 +277,7 @@ fn a_few_mutants_are_refused_or_trained_alike() {
 }
 
 #[test]
-#[ignore = "longer"]
+#[ignore = "longer: random"]
 fn mutants_are_refused_or_trained_alike() {
     check_mutants(longer(12));
 }

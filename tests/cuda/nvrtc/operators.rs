@@ -45,7 +45,7 @@ fn kernel(name: &str, text: impl Into<String>) -> Kernel {
 }
 
 #[test]
-#[ignore = "needs NVRTC"]
+#[ignore = "night: kernels"]
 fn every_kernel_compiles_within_its_budget() {
     let kernels = kernels();
     assert!(kernels.len() > 100, "{} kernels", kernels.len());

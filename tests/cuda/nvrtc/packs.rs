@@ -152,7 +152,7 @@ fn every_pack_of_the_sample_is_one_access() {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvdisasm"]
+#[ignore = "night: accesses"]
 fn every_pack_of_every_listed_kernel_is_one_access() {
     check(&ALL);
 }

@@ -216,7 +216,7 @@ fn replace(kernel: &mut Kernel, text: &str, by: &str) {
 /// The stand-in makes a copy when its group is waited for: a wait for one group less finds nothing in shared
 /// memory.
 #[test]
-#[ignore = "needs a C++ compiler"]
+#[ignore = "night: orders"]
 fn a_wait_for_one_group_of_copies_less_is_found() {
     let report = check_with(|kernel| {
         replace(kernel, "wait_for_copies_but<STAGES - 2>", "wait_for_copies_but<STAGES - 1>")

@@ -7,6 +7,7 @@
 //! - [`FolderLock`] gives a folder to one process.
 //! - [`scratch`] has a file for bytes that memory has no room for.
 //! - [`Checksum`] is the sum that tells damaged bytes from whole ones.
+//! - [`memory`] says how much memory this process can take, by the files of the system.
 //! - [`fault`] makes operations of [`disk`] fail in tests.
 
 mod checksum;
@@ -14,6 +15,7 @@ pub mod disk;
 pub mod fault;
 mod lock;
 mod mapped;
+pub mod memory;
 mod regular;
 mod replacement;
 pub mod scratch;

@@ -9,9 +9,10 @@
 
 pub mod agreement;
 mod at_work;
-pub(crate) mod block;
+pub mod block;
 pub mod check;
 mod combine;
+pub mod disturbed;
 mod error;
 mod lent;
 pub mod local;

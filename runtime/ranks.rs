@@ -8,8 +8,6 @@
 mod fate;
 mod parts;
 #[cfg(test)]
-pub(crate) mod testing;
-#[cfg(test)]
 mod tests;
 mod whole;
 
@@ -27,7 +25,7 @@ use crate::program::{Program, StagePrograms};
 pub(crate) use fate::Abort;
 use fate::{Fate, first_error, one, panicked};
 pub use fate::{RankError, rank_at};
-pub(crate) use parts::Parts;
+pub use parts::Parts;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -108,7 +106,10 @@ impl Ranks {
 
     /// Ranks of which each has programs of its own; `through` gives each rank the communicator that its device uses, from the
     /// rank's own.
-    pub(crate) fn with(
+    ///
+    /// # Errors
+    /// Programs that do not meet; a device that cannot be opened.
+    pub fn with(
         programs: Vec<Vec<Arc<Program>>>,
         threads: Option<usize>,
         profiles: Option<Profiles>,

@@ -1,8 +1,8 @@
 //! Whether programs fit on a device: told from their plans, before a kernel is compiled or a byte of them put there.
 
 use crate::device::DeviceError;
-use crate::memory;
 use crate::program::{Program, Section};
+use files::memory;
 use ir::Role;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -12,11 +12,11 @@ mod weights;
 
 use crate::compilation::{Compilation, Source};
 use bytes::Bytes;
+use checkpoint::{Checkpoint, StateBytes};
 use files::Spill;
 use ir::{Diagnostic, Module, visible};
 use onnx::{Model, Tensor, TensorSource, WriteError};
 use passes::reports::{ParameterReport, RowRole};
-use runtime::checkpoint::{Checkpoint, StateBytes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,10 +1,10 @@
 //! Why a command cannot go on.
 
+use checkpoint::CheckpointError;
 use ir::Diagnostic;
-use runtime::checkpoint::CheckpointError;
 use runtime::device::DeviceError;
-use runtime::train::TrainError;
 use std::error::Error;
+use train::TrainError;
 
 /// Why a subcommand could not go on.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use crate::compilation;
 use crate::failure::Failure;
+use data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 use ir::ops::elementwise::Compare;
 use ir::{
     Definition, Diagnostic, Module, Movement, Node, NodeId, Op, OperandRole, Role, ScalarPart, State,
@@ -12,7 +13,6 @@ use passes::causality::is_causal;
 use passes::evaluation::{self, Evaluation};
 use passes::keep::Keep;
 use passes::{Manager, PassContext, Pipeline};
-use runtime::data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 
 /// The inputs and labels of a program that has its loss. Errors: dims that are not bound.
 pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {

@@ -1,9 +1,9 @@
 //! Whether this machine has the memory that the interpreter takes; asked before anything is allocated.
 
 use crate::inspection::units::bytes;
+use files::memory::available;
 use ir::interp::{self, LargestValue, StepMemory};
 use ir::{Diagnostic, Module};
-use runtime::memory::available;
 
 /// Refuses a step of so many microbatches in the interpreter that does not fit this machine's memory. `remedy` is the
 /// command's.

@@ -3,9 +3,9 @@
 
 use crate::export::put_back;
 use bytes::Bytes;
+use checkpoint::{Checkpoint, RawTensor, TensorFile, Weights, weights_of};
 use ir::{DType, Diagnostic, Module, State, Type, ViewStep};
 use onnx::{Imported, StateDict, StateDictEntry};
-use runtime::checkpoint::{Checkpoint, RawTensor, TensorFile, Weights, weights_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -61,7 +61,7 @@ fn joined(mut first: RawTensor, second: &RawTensor) -> Option<RawTensor> {
 /// under the names and in the layouts of the author's module.
 ///
 /// # Errors
-/// As [`runtime::checkpoint::load_weights`].
+/// As [`checkpoint::load_weights`].
 pub fn load_weights(path: &Path, module: &Module, imported: &Imported) -> Result<Weights, Diagnostic> {
     let mut file = Checkpoint::tensors(path)?;
     if !file.holds_states() {

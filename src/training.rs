@@ -15,28 +15,28 @@ use crate::output::Folder;
 use crate::processes::Processes;
 use crate::state_dict::load_weights;
 use anyhow::Context;
-use ir::Diagnostic;
-use ir::interp::Missing;
-use runtime::checkpoint::{
+use checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
 };
+use data::Loader;
+use ir::Diagnostic;
+use ir::interp::Missing;
 use runtime::cuda::gpu::{Options, gpu_of_process, gpus};
-use runtime::data::Loader;
 use runtime::device::{DeviceError, ProgramId};
-use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profiles;
-use runtime::progress::Progress;
 use runtime::ranks::{Ranks, on_processor};
 use runtime::room::TooLarge;
 use runtime::target::Target;
-use runtime::train::{
-    EvalHistory, GivenStates, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError,
-    TrainingRun, resume,
-};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+use train::metrics::{MetricsError, MetricsWriter};
+use train::progress::Progress;
+use train::{
+    EvalHistory, GivenStates, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError,
+    TrainingRun, resume,
+};
 
 /// The ranks of a run on their devices, with the memory: it is asked for before anything large is made, since it may be
 /// refused. The devices are of the kind that the programs are for; each rank is a thread of this process, or one of the
@@ -231,7 +231,7 @@ pub fn cut_back(
     let checkpoints = checkpoints(folder.path());
     let later = rewinds.then_some(&checkpoints);
     let metrics = folder.join(METRICS);
-    let missing = runtime::train::cut_back(later, &metrics, start.step).map_err(failure)?;
+    let missing = train::cut_back(later, &metrics, start.step).map_err(failure)?;
     if missing > 0 {
         let path = metrics.display();
         report(format!(
@@ -292,7 +292,7 @@ pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ra
         Target::Cuda => (0, true),
     };
     let needed = (in_memory + copy).saturating_mul(ranks);
-    is_in_budget && runtime::memory::available().is_none_or(|free| needed <= free)
+    is_in_budget && files::memory::available().is_none_or(|free| needed <= free)
 }
 
 /// The log of a process has a line for a step at most so often.
@@ -339,7 +339,7 @@ pub fn train(
         let (module, checkpoints) = (&compilation.training, checkpoints(folder.path()));
         let log = log::lines().map(|log| Progress::lines(log, steps, LOG_EVERY));
         let mut run = TrainingRun { module, session, loader, checkpoints, lead, log };
-        let outcome = runtime::train::train(&mut run, &schedule, stop)?;
+        let outcome = train::train(&mut run, &schedule, stop)?;
         Ok::<_, TrainError>((outcome, run.lead))
     });
     let first = ended.map_err(failure)?.into_iter().next();

@@ -24,6 +24,7 @@ use crate::compilation::{Compilation, Source};
 use crate::failure::Failure;
 use crate::memory;
 use crate::pipeline::CompilationPlan;
+use checkpoint::{StateBytes, check_weights, initial_states};
 use compare::Difference;
 use execute::{Execution, Machine, Tensors, finite_step, with_tensors};
 use ir::interp::{Missing, bytes_of};
@@ -31,7 +32,6 @@ use ir::{Diagnostic, Module, Role, State, Tensor};
 use layout::Layout;
 use passes::Manager;
 use passes::parameters::{ParameterSpec, specs};
-use runtime::checkpoint::{StateBytes, check_weights, initial_states};
 
 /// A model compiled to be verified.
 #[derive(Clone, Debug)]

@@ -8,12 +8,12 @@ pub mod half;
 pub mod losses;
 pub mod parameters;
 
+use checkpoint::StateBytes;
 use passes::bind::{BATCH, Bind};
 use passes::optimizer::{Algorithm, Decay, Optimizer};
 use passes::registry::Pass;
 use passes::spmd::Spmd;
 use passes::{Manager, Pipeline};
-use runtime::checkpoint::StateBytes;
 use std::path::PathBuf;
 use trainyard::compilation::Source;
 use trainyard::diagnostics::{Severity, render};

@@ -4,8 +4,8 @@
 use crate::workplace::Workplace;
 use passes::Manager;
 use runtime::device::Device;
-use runtime::train::Surroundings;
 use std::sync::atomic::AtomicBool;
+use train::Surroundings;
 use trainyard::cli::{Cli, Command};
 use trainyard::compilation::{Source, open};
 use trainyard::config::ResumePlace;

@@ -3,7 +3,7 @@
 use super::evaluations::Evaluations;
 use super::fingerprint::DataFingerprint;
 use super::tensor_writer::Checksums;
-use crate::data::DataPosition;
+use data::DataPosition;
 use files::Checksum;
 use ir::{Module, Role, State, visible};
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 
 use super::compare::Differences;
 use super::fingerprint::DataFingerprint;
-use crate::data::{DataError, one_line};
+use data::{DataError, one_line};
 use ir::{Diagnostic, visible};
 use std::io;
 use std::path::{Path, PathBuf};

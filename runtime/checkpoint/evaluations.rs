@@ -3,7 +3,7 @@
 use super::fingerprint::{DataFiles, DataFingerprint};
 use super::load::Checkpoint;
 use super::pending::PendingFingerprint;
-use crate::data::DataError;
+use data::DataError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

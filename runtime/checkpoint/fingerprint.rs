@@ -4,7 +4,7 @@
 //! that goes on does not read a file again if its path, size and times are the same.
 
 use super::sampled;
-use crate::data::{DataError, regular_files};
+use data::{DataError, regular_files};
 use files::{Checksum, open_regular};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

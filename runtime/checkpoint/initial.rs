@@ -2,13 +2,13 @@
 
 use super::StateBytes;
 use super::raw_view::{self, RawTensor};
-use crate::comm::block::{self, Block};
-use crate::layout::Sizes;
 use bytes::Bytes;
 use files::Checksum;
 use ir::interp::Missing;
 use ir::{DType, DataId, Diagnostic, Initializer, Module, State, StateId, Tensor, Type, random};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use runtime::comm::block::{self, Block};
+use runtime::layout::Sizes;
 use std::collections::BTreeSet;
 
 /// Elements drawn at once: enough to be quick, few enough that their f64 take no memory to speak of.
@@ -115,12 +115,7 @@ impl<'m> InitialValues<'m> {
     }
 
     /// As [`Self::block`], of the state of that name; `None` if there is none.
-    pub(crate) fn block_of(
-        &self,
-        name: &str,
-        start: &[u64],
-        sizes: &[u64],
-    ) -> Result<Option<Bytes>, Diagnostic> {
+    pub fn block_of(&self, name: &str, start: &[u64], sizes: &[u64]) -> Result<Option<Bytes>, Diagnostic> {
         let state = self.module.states.values().find(|state| state.name == name);
         state.map(|state| self.block(state, start, sizes)).transpose()
     }

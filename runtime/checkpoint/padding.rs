@@ -6,7 +6,7 @@ use bytes::Bytes;
 use ir::{State, Type, ViewStep};
 
 /// The type of a state without padding; `None` while a dim is unbound.
-pub(crate) fn unpadded_type(state: &State) -> Option<Type> {
+pub fn unpadded_type(state: &State) -> Option<Type> {
     let (_, sizes) = ir::view::padding(&state.view, &state.ty.sizes()?);
     Some(Type::of(state.ty.dtype, &sizes))
 }

@@ -2,7 +2,7 @@
 
 use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
 use super::sampled;
-use crate::data::DataError;
+use data::DataError;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};

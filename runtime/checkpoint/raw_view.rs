@@ -3,10 +3,10 @@
 //! A view that only reshapes, or slices the outermost dim, shares the bytes it was given: the weights of a mapped file
 //! are not copied.
 
-use crate::comm::block::{self, Block};
-use crate::layout::Sizes;
 use bytes::Bytes;
 use ir::{DType, Tensor, Type, ViewStep};
+use runtime::comm::block::{self, Block};
+use runtime::layout::Sizes;
 
 /// A tensor as its bytes: little endian, row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! saved before all bytes were read ([`super::PendingFingerprint`]), and in format 1.
 
 use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
-use crate::data::{DataError, regular_files};
+use data::{DataError, regular_files};
 use files::{Checksum, open_regular};
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};

@@ -2,11 +2,11 @@
 
 use super::error::CheckpointError;
 use super::tensor_writer::{CHECKSUMS, Checksums, sum_text, type_text};
-use crate::comm::block::{self, Block};
-use crate::layout::Sizes;
-use crate::safetensors_types;
 use bytes::Bytes;
+use data::safetensors_types;
 use ir::{DType, Type};
+use runtime::comm::block::{self, Block};
+use runtime::layout::Sizes;
 use safetensors::Dtype as Stored;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 //! <https://github.com/huggingface/safetensors#format>; the checksums are a word of the file's metadata, which other
 //! readers pass over.
 
-use crate::safetensors_types;
+use data::safetensors_types;
 use files::Checksum;
 use ir::DType;
 use safetensors::Dtype;

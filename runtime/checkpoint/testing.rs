@@ -1,7 +1,7 @@
 //! A small state table and its values, for the tests of this folder.
 
 use super::{Checkpoints, DataFingerprint, Description, StateBytes};
-use crate::data::DataPosition;
+use data::DataPosition;
 use ir::{DType, Initializer, Module, Role, Type};
 
 pub(super) fn module_with(states: &[(&str, DType, &[u64])]) -> Module {

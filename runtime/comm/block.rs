@@ -4,19 +4,21 @@ use crate::layout::{Layout, Sizes};
 
 /// A dense tensor's block: its first element's index, and the tensor's sizes. How large the block is, whoever reads
 /// or writes it knows.
-pub(crate) struct Block {
-    pub(crate) whole: Sizes,
-    pub(crate) start: Sizes,
+pub struct Block {
+    /// The sizes of the tensor.
+    pub whole: Sizes,
+    /// The index of the block's first element.
+    pub start: Sizes,
 }
 
 impl Block {
     /// All of a tensor.
-    pub(crate) fn all(sizes: &[usize]) -> Self {
+    pub fn all(sizes: &[usize]) -> Self {
         Self { whole: Sizes::from_slice(sizes), start: Sizes::from_elem(0, sizes.len()) }
     }
 
     /// The block of a tensor that begins at index `start` of a dim.
-    pub(crate) fn from(sizes: &[usize], dim: usize, start: usize) -> Self {
+    pub fn from(sizes: &[usize], dim: usize, start: usize) -> Self {
         let mut block = Self::all(sizes);
         block.start[dim] = start;
         block
@@ -41,7 +43,7 @@ impl Block {
 
 /// For each contiguous run that blocks of these sizes have in common: where it begins in each, and its length. In
 /// row-major order.
-pub(crate) fn for_runs<const N: usize>(
+pub fn for_runs<const N: usize>(
     sizes: &[usize],
     blocks: [&Block; N],
     mut run: impl FnMut([usize; N], usize),
@@ -57,7 +59,7 @@ pub(crate) fn for_runs<const N: usize>(
 }
 
 /// Copies a block of these sizes, of elements of `width` bytes, from one tensor to another.
-pub(crate) fn copy(
+pub fn copy(
     sizes: &[usize],
     width: usize,
     (from, source): (&[u8], &Block),

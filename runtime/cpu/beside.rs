@@ -95,12 +95,12 @@ impl Touched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::disturbed::Disturbed;
     use crate::comm::local::{AtWork, Local};
     use crate::cpu::Cpu;
     use crate::device::{Device, ProgramId};
     use crate::lower::{LowerOptions, lower};
     use crate::program::{Microbatches, Section};
-    use crate::ranks::testing::Disturbed;
     use std::sync::Arc;
     use std::thread;
     use std::time::Duration;

@@ -183,7 +183,7 @@ impl Host {
         let taken: u64 = self.state.borrow().memory.iter().map(|memory| memory.bytes).sum();
         match self.size {
             Some(size) => size.saturating_sub(taken),
-            None => crate::memory::available().unwrap_or(u64::MAX),
+            None => files::memory::available().unwrap_or(u64::MAX),
         }
     }
 

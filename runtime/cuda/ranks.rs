@@ -71,7 +71,10 @@ pub fn stand_in_of_process(
 }
 
 /// A stand-in for each rank: `lowered` are its programs, `through` is what it communicates through, given its communicator.
-pub(crate) fn on_stand_ins(
+///
+/// # Errors
+/// Programs that are too large for this machine, or whose ranks do not meet.
+pub fn on_stand_ins(
     programs: Vec<impl Into<StagePrograms>>,
     lowered: impl Fn(u64) -> Vec<CudaProgram>,
     order: Order,

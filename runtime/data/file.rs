@@ -82,7 +82,7 @@ pub(super) fn files(path: &Path) -> Result<(Vec<PathBuf>, Format), DataError> {
 ///
 /// # Errors
 /// A file that cannot be read, or is no regular file: training without it would be training on other data.
-pub(crate) fn regular_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+pub fn regular_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     if !fs::metadata(path).map_err(read_error(path))?.is_dir() {
         files::open_regular(path).map_err(read_error(path))?;
         return Ok(vec![path.to_owned()]);

@@ -118,7 +118,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in crate::data) fn npy(descr: &str, fortran: &str, shape: &str, elements: &[u8]) -> Vec<u8> {
+    pub(crate) fn npy(descr: &str, fortran: &str, shape: &str, elements: &[u8]) -> Vec<u8> {
         let header = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}\n");
         let mut file = b"\x93NUMPY\x01\x00".to_vec();
         file.extend((header.len() as u16).to_le_bytes());

@@ -56,7 +56,7 @@ fn normal(bits: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Array;
+    use crate::Array;
 
     #[test]
     fn floats_have_mean_0_and_variance_1() {

@@ -290,7 +290,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A byte-level BPE of all bytes, two merges and a special token.
-    pub(in crate::data) fn byte_level(dropout: &str) -> String {
+    pub(crate) fn byte_level(dropout: &str) -> String {
         // Bytes that can be printed stand for themselves, the others for characters from U+0100 on.
         let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
         let mut shifted = 256;

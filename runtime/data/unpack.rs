@@ -5,7 +5,7 @@
 
 use std::io::{self, Read};
 
-use crate::memory;
+use files::memory;
 
 /// Why a file was not unpacked.
 #[derive(Debug)]

@@ -49,7 +49,7 @@ impl Drafts<'_> {
         let count = sizes[dim] * self.module.mesh.size(axes) as usize;
         // The numbers, and the bytes that are made of them.
         let needed = (count as u64).saturating_mul(8 + dtype.bytes());
-        if let Some(free) = crate::memory::available().filter(|&free| needed > free) {
+        if let Some(free) = files::memory::available().filter(|&free| needed > free) {
             let [needed, free] = [needed, free].map(crate::room::TooLarge::size);
             let error = format!(
                 "the numbers from 0 to {count} take {needed} of memory; this machine has {free} free"

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// How a tensor lies over the ranks.
-pub(crate) struct Parts<'a> {
+pub struct Parts<'a> {
     name: &'a str,
     ty: &'a Type,
     mesh: &'a Mesh,
@@ -19,7 +19,11 @@ pub(crate) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    pub(crate) fn of(name: &'a str, ty: &'a Type, mesh: &'a Mesh) -> Result<Self, DeviceError> {
+    /// The parts of a tensor of this type, which errors call by a name.
+    ///
+    /// # Errors
+    /// A type without sizes.
+    pub fn of(name: &'a str, ty: &'a Type, mesh: &'a Mesh) -> Result<Self, DeviceError> {
         let sizes =
             |sizes: Option<Vec<u64>>| Some(sizes?.into_iter().map(|size| size as usize).collect::<Sizes>());
         // Lowering has refused what does not divide.
@@ -28,8 +32,11 @@ impl<'a> Parts<'a> {
         parts.ok_or_else(|| size_error(name, ty, 0))
     }
 
-    /// Whether these are the bytes of the whole tensor.
-    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), DeviceError> {
+    /// Checks that these are the bytes of the whole tensor.
+    ///
+    /// # Errors
+    /// Another number of bytes.
+    pub fn check(&self, bytes: &[u8]) -> Result<(), DeviceError> {
         match self.ty.bytes() == Some(bytes.len() as u64) {
             true => Ok(()),
             false => Err(size_error(self.name, self.ty, bytes.len() as u64)),
@@ -47,24 +54,24 @@ impl<'a> Parts<'a> {
     }
 
     /// Where the part of a rank lies: its first index along each dim, and its sizes.
-    pub(crate) fn place(&self, rank: u64) -> (Vec<u64>, Vec<u64>) {
+    pub fn place(&self, rank: u64) -> (Vec<u64>, Vec<u64>) {
         let of = |sizes: &[usize]| sizes.iter().map(|&size| size as u64).collect();
         (of(&self.block(rank).start), of(&self.local))
     }
 
     /// Bytes of a part.
-    pub(crate) fn local_bytes(&self) -> u64 {
+    pub fn local_bytes(&self) -> u64 {
         (self.local.iter().product::<usize>() * self.width()) as u64
     }
 
     /// The indices of dim 0 that the part of a rank has.
-    pub(crate) fn rows(&self, rank: u64) -> Range<u64> {
+    pub fn rows(&self, rank: u64) -> Range<u64> {
         let start = self.block(rank).start.first().map_or(0, |&start| start as u64);
         start..start + self.local.first().map_or(1, |&size| size as u64)
     }
 
     /// The part of a rank; what is whole on every rank is not copied.
-    pub(crate) fn cut<'b>(&self, rank: u64, bytes: &'b [u8]) -> Cow<'b, [u8]> {
+    pub fn cut<'b>(&self, rank: u64, bytes: &'b [u8]) -> Cow<'b, [u8]> {
         if self.whole == self.local {
             return bytes.into();
         }
@@ -78,7 +85,7 @@ impl<'a> Parts<'a> {
     ///
     /// # Errors
     /// Another number of bytes than the rows have.
-    pub(crate) fn cut_of_rows<'b>(
+    pub fn cut_of_rows<'b>(
         &self,
         rank: u64,
         bytes: &'b [u8],
@@ -105,7 +112,7 @@ impl<'a> Parts<'a> {
 
     /// The first index of a rank's part, and the sizes of its elements that lie within the first elements of each dim, as many
     /// as these sizes say.
-    pub(crate) fn within_sizes(&self, rank: u64, sizes: &[u64]) -> (Vec<u64>, Vec<u64>) {
+    pub fn within_sizes(&self, rank: u64, sizes: &[u64]) -> (Vec<u64>, Vec<u64>) {
         let start: Vec<u64> = self.block(rank).start.iter().map(|&start| start as u64).collect();
         let kept = |((&local, &start), &size): ((&usize, &u64), &u64)| {
             (local as u64).min(size.saturating_sub(start))
@@ -115,7 +122,7 @@ impl<'a> Parts<'a> {
     }
 
     /// A part of which these are the first elements of each dim, as many as the sizes say; the others are zeros.
-    pub(crate) fn padded(&self, inner: &[u8], sizes: &[u64]) -> Vec<u8> {
+    pub fn padded(&self, inner: &[u8], sizes: &[u64]) -> Vec<u8> {
         let sizes: Sizes = sizes.iter().map(|&size| size as usize).collect();
         if sizes == self.local {
             return inner.to_vec();
@@ -128,7 +135,7 @@ impl<'a> Parts<'a> {
 
     /// The elements of a rank's part that lie within the first elements of each dim, as many as these sizes say. A part that lies
     /// within them whole is not copied.
-    pub(crate) fn within<'b>(&self, rank: u64, part: Cow<'b, [u8]>, sizes: &[u64]) -> Cow<'b, [u8]> {
+    pub fn within<'b>(&self, rank: u64, part: Cow<'b, [u8]>, sizes: &[u64]) -> Cow<'b, [u8]> {
         let kept: Sizes = self.within_sizes(rank, sizes).1.into_iter().map(|size| size as usize).collect();
         if kept == self.local {
             return part;
@@ -141,7 +148,7 @@ impl<'a> Parts<'a> {
 
     /// The tensor, given the parts of all ranks in their order. Of parts that several ranks have, the first counts; the
     /// others are the same.
-    pub(crate) fn together<'b>(
+    pub fn together<'b>(
         &self,
         parts: impl Iterator<Item = Result<Cow<'b, [u8]>, DeviceError>>,
     ) -> Result<Cow<'b, [u8]>, DeviceError> {

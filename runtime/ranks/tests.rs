@@ -3,7 +3,7 @@
 mod late;
 
 use super::Ranks;
-use super::testing::Disturbed;
+use crate::comm::disturbed::Disturbed;
 use crate::comm::record::FlightRecord;
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceError, ProgramId};

@@ -1,7 +1,7 @@
 //! Checkpoints that are written beside the steps: a copy of the states, and the thread that writes it.
 
 use super::finite::{FiniteStates, Refused};
-use crate::checkpoint::{CheckpointError, Checkpoints, Description, Shard, StateSource};
+use checkpoint::{CheckpointError, Checkpoints, Description, Shard, StateSource};
 use ir::Module;
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -2,8 +2,8 @@
 
 use super::error::TrainError;
 use super::outputs::output;
-use crate::program::{Program, Section};
 use ir::{Scalar, ScalarPart, StepOutput};
+use runtime::program::{Program, Section};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 

@@ -1,13 +1,13 @@
 //! Why a run ends before its last step.
 
 use super::finite::NotFiniteState;
-use crate::checkpoint::CheckpointError;
-use crate::data::{DataError, one_line};
-use crate::device::{DeviceError, NonFinite};
 use crate::metrics::MetricsError;
-use crate::ranks::RankError;
+use checkpoint::CheckpointError;
+use data::{DataError, one_line};
 use ir::timetable::Task;
 use ir::{Diagnostic, visible};
+use runtime::device::{DeviceError, NonFinite};
+use runtime::ranks::RankError;
 use std::path::PathBuf;
 
 /// Why weights have changed before a number was looked at that is not finite.

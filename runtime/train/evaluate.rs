@@ -3,9 +3,9 @@
 use super::classes::LossTotal;
 use super::error::TrainError;
 use super::session::Session;
-use crate::data::Loader;
-use crate::device::DeviceError;
 use crate::progress::Progress;
+use data::Loader;
+use runtime::device::DeviceError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

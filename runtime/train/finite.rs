@@ -4,11 +4,11 @@
 //! sample reads may have anything. Training made every other one.
 
 use super::session::Session;
-use crate::checkpoint::{StateSource, unpadded_type};
-use crate::device::DeviceError;
-use crate::ranks::Parts;
 use bytes::Bytes;
+use checkpoint::{StateSource, unpadded_type};
 use ir::{DType, Module, Role, State};
+use runtime::device::DeviceError;
+use runtime::ranks::Parts;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -3,9 +3,9 @@
 //! A checkpoint has the losses up to it, so that a run that goes on compares with losses that have a checksum. Losses of
 //! other data or of another loss do not compare, and are forgotten.
 
-use crate::checkpoint::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations, PendingFingerprint};
-use crate::data::DataError;
 use crate::metrics::{MetricsError, read_metrics};
+use checkpoint::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations, PendingFingerprint};
+use data::DataError;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! The outputs of a training program that the loop reads.
 
 use super::error::TrainError;
-use crate::program::{Program, Section};
 use ir::{ScalarPart, StepOutput, Tensor};
+use runtime::program::{Program, Section};
 use std::collections::BTreeMap;
 
 /// Where the numbers are that the loop reads: indices of outputs.

@@ -2,11 +2,11 @@
 
 use super::error::TrainError;
 use super::history::EvalHistory;
-use crate::checkpoint::{
+use crate::metrics;
+use checkpoint::{
     CheckpointError, Checkpoints, DataFiles, EvalConditions, Latest, PendingFingerprint, StateBytes,
 };
-use crate::data::Loader;
-use crate::metrics;
+use data::Loader;
 use ir::Module;
 use std::path::{Path, PathBuf};
 

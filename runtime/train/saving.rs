@@ -5,10 +5,10 @@ use super::error::TrainError;
 use super::finite::{self, FiniteStates, NotFiniteState, Refused};
 use super::history::Evaluation;
 use super::run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun};
-use crate::checkpoint::{Checkpoint, CheckpointError, Checkpoints, Description};
-use crate::data::DataPosition;
-use crate::device::DeviceError;
+use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Description};
+use data::DataPosition;
 use ir::Module;
+use runtime::device::DeviceError;
 use std::thread;
 
 impl<'a> TrainingRun<'a> {

@@ -2,7 +2,7 @@
 
 use super::error::TrainError;
 use super::run::Lead;
-use crate::checkpoint::PendingFingerprint;
+use checkpoint::PendingFingerprint;
 use files::{Change, FileChanged, FolderLock};
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -15,19 +15,17 @@ use super::{
     EvalHistory, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, cut_back,
     resume, train,
 };
-use crate::checkpoint::{
-    Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, initial_states,
-};
-use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
-use crate::device::{Device, ProgramId};
-use crate::lower::{LowerOptions, Target, lower};
 use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
-use crate::program::{Microbatches, Program, UpdateTime};
 use crate::progress::Progress;
-use crate::ranks::testing::Disturbed;
-use crate::ranks::{Ranks, on_processor};
+use checkpoint::{Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, initial_states};
+use data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use ir::interp::Missing;
 use ir::{DType, Diagnostic, Module, Tier};
+use runtime::comm::disturbed::Disturbed;
+use runtime::device::{Device, ProgramId};
+use runtime::lower::{LowerOptions, Target, lower};
+use runtime::program::{Microbatches, Program, UpdateTime};
+use runtime::ranks::{Ranks, on_processor};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -271,7 +269,7 @@ impl Setup {
             return on_processor(programs, Some(2), None, Some(self.folder.path())).unwrap();
         };
         let all = vec![programs; module.mesh.devices() as usize];
-        let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {
+        let faulty = move |inner: Arc<dyn runtime::comm::Communicator>| match inner.rank() {
             1 => Disturbed::within(inner, at, panics),
             _ => inner,
         };

@@ -8,14 +8,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use checkpoint::DataFiles;
 use clap::Args;
+use data::Loader;
 use files::FolderLock;
 use ir::Diagnostic;
 use ir::machine::Preset;
-use runtime::checkpoint::DataFiles;
-use runtime::data::Loader;
 use runtime::target::Target;
-use runtime::train::Surroundings;
+use train::Surroundings;
 
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning, Continued};
@@ -289,7 +289,7 @@ impl Compile {
     fn tell_long_data(&self) {
         const LONG: u64 = 256 << 20;
         let Some(path) = self.settings.data.train.as_ref().and_then(DataSource::file) else { return };
-        let size = runtime::data::bytes_of(path);
+        let size = data::bytes_of(path);
         if size >= LONG {
             let tokenizer = match &self.settings.data.tokenizer {
                 Some(Tokenizer::File(tokenizer)) => format!(", tokenized by {}", tokenizer.display()),

@@ -5,14 +5,14 @@ use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, RunFl
 use crate::export;
 use crate::output::Folder;
 use crate::training::{DataOfRun, METRICS, checkpoints};
+use checkpoint::{Checkpoint, StateRow};
 use clap::{Args, Command};
 use ir::Diagnostic;
-use runtime::checkpoint::{Checkpoint, StateRow};
-use runtime::metrics::read_metrics;
 use std::fs;
 use std::io;
 use std::path::Path;
 use toml::{Table, Value};
+use train::metrics::read_metrics;
 
 /// Where a run begins.
 #[derive(Clone, Debug, PartialEq, Eq)]

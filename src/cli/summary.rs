@@ -3,8 +3,8 @@
 use crate::export::Exported;
 use ir::Diagnostic;
 use passes::moe::Moe;
-use runtime::train::{BestCheckpoint, Outcome};
 use std::collections::BTreeMap;
+use train::{BestCheckpoint, Outcome};
 
 /// The result of a run as text. `best` is the checkpoint that was exported in place of the last.
 pub(super) fn text(
@@ -99,7 +99,7 @@ const COLLAPSED: f64 = 0.95;
 mod tests {
     use super::*;
     use expect_test::{Expect, expect};
-    use runtime::train::Evaluation;
+    use train::Evaluation;
 
     fn outcome(steps: u64) -> Outcome {
         let checkpoint = Some(format!("run/checkpoints/step-{steps}").into());

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use checkpoint::StateBytes;
 use clap::Args;
 use ir::machine::Preset;
 use ir::{DType, Diagnostic, Module};
-use runtime::checkpoint::StateBytes;
 use runtime::target::{Multiprocessors, Target};
 
 use super::report::{self, Outcome};

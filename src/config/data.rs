@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use runtime::data::SUFFIXES;
+use data::SUFFIXES;
 use serde::Serialize;
 
 use super::shapes::positive_count;
@@ -128,11 +128,11 @@ pub enum LabelsFrom {
     Given,
 }
 
-impl From<runtime::data::LabelsFrom> for LabelsFrom {
-    fn from(from: runtime::data::LabelsFrom) -> Self {
+impl From<data::LabelsFrom> for LabelsFrom {
+    fn from(from: data::LabelsFrom) -> Self {
         match from {
-            runtime::data::LabelsFrom::Shift => Self::Shift,
-            runtime::data::LabelsFrom::Given => Self::Given,
+            data::LabelsFrom::Shift => Self::Shift,
+            data::LabelsFrom::Given => Self::Given,
         }
     }
 }

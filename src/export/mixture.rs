@@ -2,12 +2,12 @@
 
 use super::{Exported, FileTensors, reserved_name};
 use crate::compilation::{Compilation, Source};
+use checkpoint::{TensorLayout, TensorRow};
 use files::Replacement;
 use ir::{Diagnostic, Module, StepOutput};
 use onnx::program::{self, Form, Header, ProgramError};
 use passes::rewriting::dead::remove_dead;
 use passes::{dropout, moe};
-use runtime::checkpoint::{TensorLayout, TensorRow};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -4,10 +4,10 @@
 use super::{FileTensors, by_name, exported};
 use crate::compilation::{Compilation, Source};
 use crate::state_dict::{assemble, assembled_type};
+use checkpoint::{RawTensor, TensorLayout, TensorRow};
 use files::Replacement;
 use ir::{Diagnostic, View};
 use onnx::StateDictEntry;
-use runtime::checkpoint::{RawTensor, TensorLayout, TensorRow};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;

@@ -8,16 +8,16 @@ use crate::export;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::output::PROFILE;
+use checkpoint::Checkpoint;
 use ir::machine::{DeviceKind, Machine};
 use ir::{Diagnostic, Level, Module, Role, visible};
 use passes::Manager;
-use runtime::checkpoint::Checkpoint;
-use runtime::metrics::{StepMetrics, read_metrics};
 use runtime::program::UpdateTime;
 use serde::Serialize;
 use std::fmt;
 use std::fs;
 use std::path::Path;
+use train::metrics::{StepMetrics, read_metrics};
 
 /// A folder of a run. What is not there is left out.
 #[derive(Clone, Debug, Serialize)]

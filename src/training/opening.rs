@@ -5,9 +5,9 @@ use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
 use crate::failure::Failure;
 use crate::feed;
 use anyhow::Context;
+use data::{self, Loader, LoaderOptions, Source, Tokenization};
 use ir::{Diagnostic, Module};
 use passes::bind::where_places_count;
-use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use std::collections::BTreeMap;
 
 /// Opens the data of a run. Labels that stand in the data are shifted if they equal the input at the same place, and the

@@ -6,10 +6,10 @@
 
 use super::execute::Tensors;
 use crate::{feed, memory};
+use data::{InputSpec, LabelSpec};
 use ir::interp::bytes_of;
 use ir::tensor::Elements;
 use ir::{Diagnostic, Module, Tensor, Type, random};
-use runtime::data::{InputSpec, LabelSpec};
 
 /// The inputs of a step, one map for each microbatch. Errors: dims that are not bound; inputs that do not fit the memory.
 pub fn draw(module: &Module, seed: u64, microbatches: u64) -> Result<Vec<Tensors>, Diagnostic> {

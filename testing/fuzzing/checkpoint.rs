@@ -1,8 +1,8 @@
 //! Checkpoints and files of weights.
 
 use super::{folder, two_files};
+use checkpoint::{Checkpoint, DataFiles, EvalConditions, load_weights};
 use files::Checksum;
-use runtime::checkpoint::{Checkpoint, DataFiles, EvalConditions, load_weights};
 use std::collections::BTreeMap;
 use std::fs;
 

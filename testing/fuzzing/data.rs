@@ -1,12 +1,10 @@
 //! Files of training data.
 
 use super::{folder, two_files};
+use data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec, Source, Tokenization};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use ir::DType;
-use runtime::data::{
-    DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec, Source, Tokenization,
-};
 use std::collections::BTreeMap;
 use std::io::{Cursor, Write};
 use zip::write::SimpleFileOptions;

@@ -1,13 +1,13 @@
 //! ONNX files: `model` changes their bytes, and lowers them; `onnx` changes their fields, and trains them for a step.
 
 use bytes::Bytes;
+use checkpoint::{StateBytes, initial_states};
+use data::{DataSource, Loader, LoaderOptions};
 use ir::interp::Missing;
 use ir::{Module, Operator, verify};
 use onnx::{Dim, Model};
 use passes::Manager;
 use passes::bind::Bind;
-use runtime::checkpoint::{StateBytes, initial_states};
-use runtime::data::{DataSource, Loader, LoaderOptions};
 use runtime::device::ProgramId;
 use runtime::program::Program;
 use runtime::ranks::on_processor;

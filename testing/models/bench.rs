@@ -2,12 +2,12 @@
 
 use super::{adamw, done};
 use crate::testdata;
+use checkpoint::StateBytes;
 use ir::DType;
 use passes::Manager;
 use passes::bind::{BATCH, Bind};
 use passes::initialize::{Initialize, Rule};
 use passes::precision::Precision;
-use runtime::checkpoint::StateBytes;
 use std::collections::BTreeMap;
 use trainyard::compilation::{Compilation, Source};
 use trainyard::pipeline::CompilationPlan;

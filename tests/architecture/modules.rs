@@ -10,13 +10,17 @@ use crate::root;
 
 /// Arrows that no package has: its folder, the module that may not import, the modules that it may not import. `*` is every
 /// module that is not among those.
-const FORBIDDEN: [(&str, &str, &[&str]); 3] = [
+const FORBIDDEN: [(&str, &str, &[&str]); 2] = [
     // The library does not know the command line.
     ("src", "*", &["cli"]),
-    // The training loop runs on every device alike.
-    ("runtime", "train", &["cpu", "cuda"]),
     // Lowering knows a target by its backend trait and its contracts.
     ("runtime", "lower", &["cpu", "cuda"]),
+];
+
+/// Modules of another package that a package does not import: its folder, the other package, the modules.
+const FORBIDDEN_ELSEWHERE: [(&str, &str, &[&str]); 1] = [
+    // The training loop runs on every device alike.
+    ("runtime/train", "runtime", &["cpu", "cuda"]),
 ];
 
 /// The folders of packages whose modules import each other in no circle.
@@ -138,8 +142,9 @@ fn heads(tokens: &[String], at: usize) -> Vec<String> {
     heads
 }
 
-/// The top-level names of the crate that the code of a module imports. `depth` is the number of segments of its path.
-fn imported(tokens: &[String], depth: usize) -> BTreeSet<String> {
+/// The top-level names of a crate that code imports: of its own, `crate`, or of another. `depth` is the number of segments of the code's
+/// module.
+fn imported(tokens: &[String], depth: usize, root: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for start in 0..tokens.len() {
         let continues = start > 1 && is_path_at(tokens, start - 2);
@@ -151,8 +156,8 @@ fn imported(tokens: &[String], depth: usize) -> BTreeSet<String> {
             (at, supers) = (at + 3, supers + 1);
         }
         match tokens[start].as_str() {
-            "crate" => names.extend(heads(tokens, start + 3)),
-            "super" if supers == depth => names.extend(heads(tokens, at)),
+            first if first == root => names.extend(heads(tokens, start + 3)),
+            "super" if supers == depth && root == "crate" => names.extend(heads(tokens, at)),
             _ => {}
         }
     }
@@ -172,34 +177,53 @@ fn reexported(tokens: &[String]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The imports of a package whose `lib.rs` lies in the root of what `read` reads.
-fn imports(read: &dyn Fn(&Path) -> Option<String>) -> Imports {
+/// The modules of a package whose `lib.rs` lies in the root of what `read` reads: the path of each, and its code.
+fn modules(read: &dyn Fn(&Path) -> Option<String>) -> Vec<(PathBuf, Vec<String>)> {
     let library = tokens(&read(Path::new("lib.rs")).expect("a package has a lib.rs"));
-    let reexported = reexported(&library);
-    let mut imports: Imports = declared(&library).into_iter().map(|name| (name, BTreeSet::new())).collect();
-    let mut open: Vec<PathBuf> = imports.keys().map(PathBuf::from).collect();
-    let mut found = Vec::new();
+    let mut open: Vec<PathBuf> = declared(&library).iter().map(PathBuf::from).collect();
+    let mut modules = vec![(PathBuf::new(), library)];
     while let Some(module) = open.pop() {
         let path = module.with_extension("rs");
         let text = read(&path).unwrap_or_else(|| panic!("{} is declared and not there", path.display()));
         let tokens = tokens(&text);
         open.extend(declared(&tokens).into_iter().map(|name| module.join(name)));
-        let top = module.iter().next().expect("a module has a name").to_string_lossy().into_owned();
-        found.extend(imported(&tokens, module.iter().count()).into_iter().map(|name| (top.clone(), name)));
+        modules.push((module, tokens));
     }
-    for (top, name) in found {
-        let module = reexported.get(&name).unwrap_or(&name);
-        if *module != top && imports.contains_key(module) {
-            imports.entry(top).or_default().insert(module.clone());
+    modules
+}
+
+/// The imports of a package whose `lib.rs` lies in the root of what `read` reads.
+fn imports(read: &dyn Fn(&Path) -> Option<String>) -> Imports {
+    let modules = modules(read);
+    let (_, library) = &modules[0];
+    let reexported = reexported(library);
+    let mut imports: Imports = declared(library).into_iter().map(|name| (name, BTreeSet::new())).collect();
+    for (module, tokens) in &modules[1..] {
+        let top = module.iter().next().expect("a module has a name").to_string_lossy().into_owned();
+        for name in imported(tokens, module.iter().count(), "crate") {
+            let module = reexported.get(&name).unwrap_or(&name);
+            if *module != top && imports.contains_key(module) {
+                imports.entry(top.clone()).or_default().insert(module.clone());
+            }
         }
     }
     imports
 }
 
+/// The modules of another package that a package imports.
+fn imports_elsewhere(read: &dyn Fn(&Path) -> Option<String>, other: &str) -> BTreeSet<String> {
+    modules(read).iter().flat_map(|(_, tokens)| imported(tokens, 0, other)).collect()
+}
+
+/// What reads the files of a package of this workspace.
+fn files_of(folder: &str) -> impl Fn(&Path) -> Option<String> {
+    let folder = root().join(folder);
+    move |path| std::fs::read_to_string(folder.join(path)).ok()
+}
+
 /// The imports of a package of this workspace.
 fn imports_of(folder: &str) -> Imports {
-    let folder = root().join(folder);
-    let imports = imports(&|path| std::fs::read_to_string(folder.join(path)).ok());
+    let imports = imports(&files_of(folder));
     assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 10, "hardly an import was found");
     imports
 }
@@ -256,6 +280,12 @@ fn modules_import_each_other_only_along_the_arrows() {
         named.for_each(|name| assert!(imports.contains_key(*name), "{folder} has no module `{name}`"));
         assert_eq!(forbidden(&imports, from, to), [""; 0], "in {folder}");
     }
+    for (folder, other, names) in FORBIDDEN_ELSEWHERE {
+        let imported = imports_elsewhere(&files_of(folder), other);
+        assert!(!imported.is_empty(), "{folder} imports nothing of {other}");
+        let found = names.iter().filter(|name| imported.contains(**name));
+        assert_eq!(found.collect::<Vec<_>>(), Vec::<&&str>::new(), "in {folder}");
+    }
     for folder in WITHOUT_CIRCLES {
         assert_eq!(circles(&imports_of(folder)), [""; 0], "in {folder}");
     }
@@ -277,12 +307,28 @@ fn a_module_that_is_neither_a_pass_nor_known_is_named_and_so_is_a_pass_without_a
     assert_eq!(strays(&imports, registry), ["fold", "helpers"]);
 }
 
+/// What reads these files of a package.
+fn read_planted<'a>(files: &'a [(&str, &str)]) -> impl Fn(&Path) -> Option<String> + 'a {
+    |path| files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| text.to_string())
+}
+
 /// The imports of a package with these files.
 fn planted(files: &[(&str, &str)]) -> Imports {
-    let read = |path: &Path| {
-        files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| text.to_string())
-    };
-    imports(&read)
+    imports(&read_planted(files))
+}
+
+#[test]
+fn an_arrow_to_a_module_of_another_package_would_be_seen() {
+    let files = [
+        ("lib.rs", "mod session;\nuse runtime::ranks;"),
+        (
+            "session.rs",
+            "use runtime::{device::Device, cuda::Pace};\nfn f() { runtime::cpu::run() }\n\
+             #[cfg(test)]\nuse runtime::calls;",
+        ),
+    ];
+    let expected = ["cpu", "cuda", "device", "ranks"].map(str::to_owned);
+    assert_eq!(imports_elsewhere(&read_planted(&files), "runtime"), BTreeSet::from(expected));
 }
 
 #[test]

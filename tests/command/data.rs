@@ -4,8 +4,8 @@
 use crate::TRAINYARD;
 use std::path::Path;
 
+use data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec, Tokenization};
 use expect_test::expect;
-use runtime::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec, Tokenization};
 use testing::workplace::Workplace;
 
 const DIGITS: &str = "compile testdata/models/mlp.dynamo.onnx --init kaiming --lr 3e-3 --seed 1";

@@ -99,7 +99,7 @@ fn samples_that_data_ranks_cannot_share_are_left_out_with_a_note() {
 
 /// The samples of a file of arrays as records.
 fn records(place: &Workplace, file: &str, fields: &[&str]) -> String {
-    let table = runtime::data::Table::open(&place.path(file)).expect("the file can be read");
+    let table = data::Table::open(&place.path(file)).expect("the file can be read");
     let columns: Vec<(&str, usize, Vec<f64>)> = fields
         .iter()
         .map(|field| {
@@ -131,7 +131,7 @@ fn records_of_json_lines_train_as_the_arrays_do() {
 }
 
 /// Returns the messages on filling up a short batch of a model of `testdata`.
-fn unfillable(file: &str) -> runtime::data::Unfillable {
+fn unfillable(file: &str) -> data::Unfillable {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(file);
     let source = Source::load(&path, &BTreeMap::new()).unwrap_or_else(|error| panic!("{file}: {error:?}"));
     let forward = source.forward(&CompilationPlan::default(), &Manager::default(), |_, _, _| {});
@@ -159,7 +159,7 @@ fn a_short_batch_of_samples_that_do_not_meet_is_filled_up() {
         "models/resnet.dynamo.onnx",
         "models/t5.dynamo.onnx",
     ] {
-        assert_eq!(unfillable(file), runtime::data::Unfillable::default(), "{file}");
+        assert_eq!(unfillable(file), data::Unfillable::default(), "{file}");
     }
     for file in ["short-batch.onnx", "models/resnet.legacy-trainmode.onnx"] {
         let found = unfillable(file);

@@ -152,8 +152,8 @@ fn compile(model: Model) -> Result<ir::Module, Vec<ir::Diagnostic>> {
     let programs = Programs::lower(&compiled, 1, runtime::target::Target::Cpu)
         .map_err(|failure| failure.diagnostics())?;
     let spec = model_spec(&compiled.forward).map_err(|problem| vec![problem])?;
-    let options = runtime::data::LoaderOptions::default();
-    let loader = runtime::data::Loader::new(&spec, &runtime::data::DataSource::Synthetic, &options);
+    let options = data::LoaderOptions::default();
+    let loader = data::Loader::new(&spec, &data::DataSource::Synthetic, &options);
     loader.map_err(|error| vec![ir::Diagnostic::new(error.to_string())])?;
     assert!(programs.peak() < 1 << 30, "{} bytes are planned", programs.peak());
     Ok(compiled.training)

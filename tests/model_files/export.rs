@@ -1,13 +1,13 @@
 //! Trained values go back into the file: each to the tensor it came from, as it lay there.
 
 use bytes::Bytes;
+use checkpoint::{StateBytes, TensorFile};
 use ir::interp::{self, Missing, Mode};
 use ir::{DType, Module, Op, Role, Tensor, Type};
 use onnx::Model;
 use passes::Manager;
 use passes::reports::{ParameterReport, RowRole};
 use prost::Message;
-use runtime::checkpoint::{StateBytes, TensorFile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use trainyard::compilation::{self, Compilation, Source};

@@ -1,8 +1,8 @@
 //! The tensors of the author's module: what an export writes is what `state_dict` of PyTorch gives, and what `--weights` takes.
 
+use checkpoint::{StateBytes, TensorFile, initial_states};
 use ir::interp::Missing;
 use passes::Manager;
-use runtime::checkpoint::{StateBytes, TensorFile, initial_states};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use trainyard::compilation::{Compilation, Source};

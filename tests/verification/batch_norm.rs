@@ -2,7 +2,7 @@
 //! in the checkpoint; and models whose batch norms the exporter folded away.
 
 use crate::TRAINYARD;
-use runtime::checkpoint::Checkpoint;
+use checkpoint::Checkpoint;
 use testing::testdata;
 use testing::verification;
 use testing::workplace::Workplace;

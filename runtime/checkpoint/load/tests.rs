@@ -1,8 +1,8 @@
 //! Checkpoints that are read again, refused or found damaged.
 
 use super::*;
-use crate::checkpoint::save::Checkpoints;
-use crate::checkpoint::testing::{data, description, module, module_with, saved, values};
+use crate::save::Checkpoints;
+use crate::testing::{data, description, module, module_with, saved, values};
 use ir::DType;
 
 #[test]

@@ -3,13 +3,13 @@
 
 use super::{lowered, on_stand_ins, stand_in};
 use crate::calls::CallClock;
+use crate::comm::disturbed::Disturbed;
 use crate::comm::{CommError, Communicator};
 use crate::cuda::host::Order;
 use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
 use crate::device::{DeviceError, ProgramId, StepOutputs};
 use crate::lower::{LowerOptions, Target, lower};
 use crate::program::{Program, Section};
-use crate::ranks::testing::Disturbed;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};

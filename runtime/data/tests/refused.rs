@@ -161,8 +161,8 @@ fn a_number_that_would_become_infinite_is_told_with_its_place() {
 /// An array of zeros of these bytes that is packed, as NumPy's savez_compressed does.
 fn packed_zeros(shape: &str, bytes: usize) -> Vec<u8> {
     use std::io::{Cursor, Write};
-    let array = crate::data::npy::tests::npy("<f4", "False", shape, &vec![0; bytes]);
-    let labels = crate::data::npy::tests::npy("<i8", "False", "(2,)", &[0; 16]);
+    let array = crate::npy::tests::npy("<f4", "False", shape, &vec![0; bytes]);
+    let labels = crate::npy::tests::npy("<i8", "False", "(2,)", &[0; 16]);
     let options = zip::write::SimpleFileOptions::default();
     let options = options.compression_method(zip::CompressionMethod::Deflated);
     let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));

@@ -4,12 +4,12 @@ use super::super::classes::{LossParts, LossTotal};
 use super::super::error::TrainError;
 use super::super::outputs::lacks;
 use super::{Session, samples};
-use crate::data::Batch;
-use crate::device::{DeviceError, Later, ProgramId};
-use crate::program::{Section, Turn};
+use data::Batch;
+use runtime::device::{DeviceError, Later, ProgramId};
+use runtime::program::{Section, Turn};
 
 /// A microbatch that is being evaluated.
-pub(in crate::train) struct Evaluating {
+pub(crate) struct Evaluating {
     program: ProgramId,
     rows: u64,
     numbers: Later,
@@ -17,12 +17,12 @@ pub(in crate::train) struct Evaluating {
 
 impl Session<'_> {
     /// Whether there is an evaluation program.
-    pub(in crate::train) fn evaluates(&self) -> bool {
+    pub(crate) fn evaluates(&self) -> bool {
         self.eval.is_some()
     }
 
     /// Begins an evaluation: weights may have changed.
-    pub(in crate::train) fn prepare_evaluation(&mut self) -> Result<(), TrainError> {
+    pub(crate) fn prepare_evaluation(&mut self) -> Result<(), TrainError> {
         if let Some(eval) = self.eval {
             self.rank.device.run(eval, Section::Prepare)?;
         }
@@ -31,11 +31,7 @@ impl Session<'_> {
 
     /// Forward of one microbatch of so many rows, given those of this rank ([`Self::evaluated_rows`]). A short one is the last
     /// of its evaluation.
-    pub(in crate::train) fn begin_evaluation(
-        &mut self,
-        rows: u64,
-        batch: &Batch,
-    ) -> Result<Evaluating, TrainError> {
+    pub(crate) fn begin_evaluation(&mut self, rows: u64, batch: &Batch) -> Result<Evaluating, TrainError> {
         let Some(program) = self.evaluation_of(rows) else {
             return Err(lacks(self.program(), "evaluation of a batch of", &rows.to_string()));
         };
@@ -56,7 +52,7 @@ impl Session<'_> {
     }
 
     /// Completes the loss of an evaluation, whose parts lie on several ranks of a pipeline.
-    pub(in crate::train) fn complete(&self, total: &mut LossTotal) -> Result<(), TrainError> {
+    pub(crate) fn complete(&self, total: &mut LossTotal) -> Result<(), TrainError> {
         if self.turns().is_some() {
             total.complete(self.agreement().gather(total.told()).map_err(DeviceError::from)?);
         }
@@ -94,7 +90,7 @@ impl Session<'_> {
     }
 
     /// The loss of an evaluated microbatch.
-    pub(in crate::train) fn evaluated(&mut self, begun: Evaluating) -> Result<LossTotal, TrainError> {
+    pub(crate) fn evaluated(&mut self, begun: Evaluating) -> Result<LossTotal, TrainError> {
         let Evaluating { program, rows, numbers } = begun;
         let short = self.short_eval.clone().filter(|short| short.program == program);
         let parts = short.as_ref().map(|short| short.parts.clone()).or_else(|| self.eval_parts.clone());

@@ -1,8 +1,8 @@
 //! How many instructions of an update run before the norm of the gradients is looked at.
 
 use super::*;
-use crate::lower::{LowerOptions, lower};
-use crate::program::Kernel;
+use runtime::lower::{LowerOptions, lower};
+use runtime::program::Kernel;
 
 /// A counter that is read after its next value is made, as dropout's is, and a gradient that is reduced while backward goes on.
 fn program() -> Program {

@@ -1,7 +1,7 @@
 //! The loop on the CPU against the same steps on the interpreter.
 
 use super::*;
-use crate::data::Batch;
+use data::Batch;
 use ir::Tensor;
 use ir::interp::{self, Mode, StateValues};
 use std::collections::BTreeMap;

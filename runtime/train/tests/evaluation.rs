@@ -1,11 +1,11 @@
 //! An evaluation that is stopped: nothing that the device was asked for stays there, and no older loss stands for its own.
 
 use super::*;
-use crate::cpu::Cpu;
-use crate::device::{DeviceError, Later, NonFinite};
-use crate::program::{Program, Section};
-use crate::ranks::Rank;
-use crate::train::evaluate::evaluate;
+use crate::evaluate::evaluate;
+use runtime::cpu::Cpu;
+use runtime::device::{DeviceError, Later, NonFinite};
+use runtime::program::{Program, Section};
+use runtime::ranks::Rank;
 use std::borrow::Cow;
 use std::ops::Range;
 

@@ -1,11 +1,11 @@
 //! Runs that must end with an error, and what they leave.
 
 use super::*;
-use crate::checkpoint::CheckpointError;
-use crate::cpu::Cpu;
-use crate::ranks::Rank;
-use crate::train::Cause;
+use crate::Cause;
+use checkpoint::CheckpointError;
 use files::fault::{Fault, inject};
+use runtime::cpu::Cpu;
+use runtime::ranks::Rank;
 
 /// The rate of the first three steps.
 const RATE: &str = "value = 0.05}";

@@ -3,9 +3,9 @@
 
 use super::on_gpu::{Gpu, SOUND};
 use super::*;
-use crate::device::DeviceError;
-use crate::train::Cause;
+use crate::Cause;
 use files::fault::{Fault, count, inject};
+use runtime::device::DeviceError;
 use std::fs;
 
 /// The same model as [`setup`]'s.

@@ -2,15 +2,15 @@
 //! compiler.
 
 use super::*;
-use crate::cuda::Pace;
-use crate::cuda::device::Cuda;
-use crate::cuda::host::{Host, Order};
-use crate::cuda::lower::lower as to_commands;
-use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
-use crate::cuda::ranks::on_stand_ins;
-use crate::device::DeviceError;
-use crate::program::{Program, Section};
-use crate::train::Cause;
+use crate::Cause;
+use runtime::cuda::Pace;
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order};
+use runtime::cuda::lower::lower as to_commands;
+use runtime::cuda::program::{Argument, CudaProgram, Stream, Task};
+use runtime::cuda::ranks::on_stand_ins;
+use runtime::device::DeviceError;
+use runtime::program::{Program, Section};
 
 /// A stand-in, and what is wrong with it.
 #[derive(Clone, Copy)]

@@ -1,8 +1,8 @@
 //! Runs in fp16: what an overflow skips, and when it ends the run.
 
 use super::*;
-use crate::checkpoint::Checkpoint;
-use crate::train::Cause;
+use crate::Cause;
+use checkpoint::Checkpoint;
 
 /// The scale begins at 2^24, which overflows; here it may get as small as 1.
 const SMALLEST: (&str, &str) = ("value = 8388608.0}", "value = 1.0}");

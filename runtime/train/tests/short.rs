@@ -1,9 +1,9 @@
 //! An evaluation whose last batch is short and cannot be filled up.
 
 use super::*;
-use crate::cpu::Cpu;
-use crate::ranks::Rank;
-use crate::train::evaluate::evaluate;
+use crate::evaluate::evaluate;
+use runtime::cpu::Cpu;
+use runtime::ranks::Rank;
 
 /// The eval loss of 11 samples in batches of four, of which the last is filled up, or has a program for three.
 fn eval_loss(gpu: Option<on_gpu::Gpu>, fills: bool) -> f64 {

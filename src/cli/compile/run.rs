@@ -18,15 +18,15 @@ use crate::processes::{Processes, Waiting};
 use crate::signals;
 use crate::training::{self, Programs, Setup, Start};
 use anyhow::Context;
+use data::Loader;
 use ir::Diagnostic;
-use runtime::data::Loader;
 use runtime::profile::Profiles;
 use runtime::ranks::Ranks;
 use runtime::room::TooLarge;
 use runtime::target::Target;
-use runtime::train::Surroundings;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use train::Surroundings;
 
 impl Compile {
     /// Trains, and writes the result. The folder is left as it is until the run can begin.
@@ -228,7 +228,7 @@ impl Compile {
         &self,
         ready: &Ready,
         folder: &Folder,
-        outcome: &runtime::train::Outcome,
+        outcome: &train::Outcome,
         surroundings: &Surroundings,
         steps: u64,
     ) -> Result<(), Failure> {

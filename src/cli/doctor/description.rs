@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use files::Replacement;
+use files::memory::total;
 use ir::Diagnostic;
 use ir::machine::{Attained, Device, Preset};
 use runtime::cpu::rates::{self, Rates};
@@ -10,7 +11,6 @@ use runtime::cuda::check::part::Place;
 use runtime::cuda::check::process::Processes;
 use runtime::cuda::check::rates::{Rate, Sizes};
 use runtime::cuda::probe::{DeviceFacts, Probe};
-use runtime::memory::total;
 
 use crate::cli::report::tell;
 use crate::config::machine::device_text;

@@ -1,8 +1,8 @@
 //! The file of `--against`: numbers that another program computed, sorted by what their keys say they are.
 
 use crate::verification::execute::Tensors;
+use data::Table;
 use ir::{DType, Diagnostic, Module, Tensor, Type};
-use runtime::data::Table;
 use std::path::Path;
 
 /// Numbers from elsewhere.

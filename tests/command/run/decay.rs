@@ -1,7 +1,7 @@
 //! Weight decay of norms and slopes to which the file gives more dims than the module has: PyTorch's step.
 
 use super::*;
-use runtime::checkpoint::TensorFile;
+use checkpoint::TensorFile;
 use std::collections::BTreeMap;
 
 #[test]

@@ -2,7 +2,7 @@
 //! are not.
 
 use crate::TRAINYARD;
-use runtime::data::Table;
+use data::Table;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::path::{Path, PathBuf};

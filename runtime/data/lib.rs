@@ -26,6 +26,7 @@ mod order;
 mod quiet;
 mod records;
 mod rows;
+pub mod safetensors_types;
 mod spec;
 mod synthetic;
 mod table;
@@ -39,8 +40,7 @@ mod unpack;
 pub use array::{Array, Batch};
 pub use decide::{Decision, Feed};
 pub use error::{DataError, one_line};
-pub use file::bytes_of;
-pub(crate) use file::regular_files;
+pub use file::{bytes_of, regular_files};
 pub use loader::{DataPosition, EvalBatch, Loader, common_batch};
 pub use order::Permutation;
 pub use spec::{

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const SIZES: [(&str, u64); 2] = [("batch", 2), ("seq", 6)];
 
 fn models(folder: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata").join(folder);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(folder);
     let entries = std::fs::read_dir(folder).expect("the folder of models");
     let paths = entries.map(|entry| entry.expect("an entry").path());
     let mut paths: Vec<PathBuf> =

@@ -11,7 +11,7 @@ use crate::proto::TensorProto;
 use crate::tensor::TensorBytes;
 
 fn testdata(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(name)
 }
 
 fn floats(values: &[f32]) -> Bytes {

@@ -24,17 +24,17 @@ fn row(dtype: DType) -> (Stored, &'static str) {
 }
 
 /// The element type as safetensors has it.
-pub(crate) fn stored(dtype: DType) -> Stored {
+pub fn stored(dtype: DType) -> Stored {
     row(dtype).0
 }
 
 /// The element type that a file's stands for; `None` for one that no program has.
-pub(crate) fn loaded(stored: Stored) -> Option<DType> {
+pub fn loaded(stored: Stored) -> Option<DType> {
     DType::ALL.into_iter().find(|&dtype| row(dtype).0 == stored)
 }
 
 /// The name that the format has for an element type. Types that no program has are never written.
-pub(crate) fn name(stored: Stored) -> &'static str {
+pub fn name(stored: Stored) -> &'static str {
     loaded(stored).map_or("OTHER", |dtype| row(dtype).1)
 }
 

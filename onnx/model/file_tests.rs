@@ -12,7 +12,7 @@ use crate::proto::{DataLocation, ModelProto, StringStringEntryProto, TensorProto
 use crate::tensor::{ElementType, TensorBytes};
 
 fn testdata(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(name)
 }
 
 fn refused(name: &str) -> String {

@@ -12,7 +12,7 @@ use super::ModelProto;
 
 /// Every whole model of the test data.
 fn files() -> Vec<PathBuf> {
-    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata");
     let folders = [testdata.clone(), testdata.join("models"), testdata.join("odd")];
     let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -54,7 +54,7 @@ fn an_independent_decoder_reads_the_same_from_every_file() {
 
 #[test]
 fn decoding_copies_no_tensor() {
-    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata");
     let file = Bytes::from(std::fs::read(testdata.join("models/mlp.dynamo.onnx")).unwrap());
     let inside = file.as_ptr_range();
     let model = ModelProto::decode(file.clone()).unwrap();

@@ -122,7 +122,7 @@ proptest! {
 
 #[test]
 fn a_real_model_takes_less_than_its_size_beside_the_map() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/gpt2.dynamo.onnx");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/models/gpt2.dynamo.onnx");
     let size = std::fs::metadata(&path).unwrap().len() as usize;
     let peak = peak_of(|| drop(Model::load(&path).unwrap()));
     assert!(peak < size, "{peak} bytes for a file of {size}");

@@ -36,7 +36,7 @@ pub use find::Latest;
 pub use fingerprint::{DataFiles, DataFingerprint, FilePlace, HashRule, HashedFile, MOST_LISTED};
 pub use initial::{InitialValues, check_weights, initial_states};
 pub use load::Checkpoint;
-pub(crate) use padding::unpadded_type;
+pub use padding::unpadded_type;
 pub use pending::PendingFingerprint;
 pub use raw_view::RawTensor;
 pub use save::Checkpoints;

@@ -164,7 +164,7 @@ fn a_layer_is_left_out_at_random_in_training_alone() {
 
 #[test]
 fn every_form_of_mask_is_gone_in_inference_form() {
-    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata");
     for (name, masks) in [("depth.legacy", 4), ("depth.dynamo", 4), ("noise.legacy", 0)] {
         let model = Model::load(&testdata.join(format!("random/{name}.onnx"))).unwrap();
         let draws = usize::from(masks == 0);
@@ -208,7 +208,7 @@ fn nodes_of_functions_and_subgraphs_are_changed_too() {
 
 #[test]
 fn a_trained_model_loads_again_in_inference_form() {
-    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata");
     let model = Model::load(&testdata.join("models/resnet.legacy-trainmode.onnx")).unwrap();
     assert_eq!(model.inference_form(&BTreeSet::new()), InferenceForm { changes: 20, draws: 0 });
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! A fault on purpose, for tests.
+//! Exchanges that fail or are late on purpose: for tests of what waits for them.
 
-use crate::comm::{CommError, Communicator, Exchanged};
+use super::{CommError, Communicator, Exchanged};
 use ir::PartialKind;
 use ir::timetable::Task;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 /// A communicator that is disturbed before each exchange.
-pub(crate) struct Disturbed {
+pub struct Disturbed {
     inner: Arc<dyn Communicator>,
     issued: AtomicUsize,
     /// Given the number of the exchange, from 0.
@@ -19,11 +19,7 @@ pub(crate) struct Disturbed {
 
 impl Disturbed {
     /// Fails or panics at the exchange with the number `fails_at`.
-    pub(crate) fn within(
-        inner: Arc<dyn Communicator>,
-        fails_at: usize,
-        panics: bool,
-    ) -> Arc<dyn Communicator> {
+    pub fn within(inner: Arc<dyn Communicator>, fails_at: usize, panics: bool) -> Arc<dyn Communicator> {
         let rank = inner.rank();
         let disturb = move |number| {
             if number != fails_at {
@@ -36,7 +32,7 @@ impl Disturbed {
     }
 
     /// Begins each exchange after a delay.
-    pub(crate) fn late(inner: Arc<dyn Communicator>, by: Duration) -> Arc<dyn Communicator> {
+    pub fn late(inner: Arc<dyn Communicator>, by: Duration) -> Arc<dyn Communicator> {
         let disturb = move |_| {
             thread::sleep(by);
             Ok(())
@@ -45,7 +41,7 @@ impl Disturbed {
     }
 
     /// Begins the exchange with the number `at` only when it is told to.
-    pub(crate) fn once(inner: Arc<dyn Communicator>, at: usize, told: Receiver<()>) -> Arc<dyn Communicator> {
+    pub fn once(inner: Arc<dyn Communicator>, at: usize, told: Receiver<()>) -> Arc<dyn Communicator> {
         let told = Mutex::new(told);
         let disturb = move |number| {
             if number == at {

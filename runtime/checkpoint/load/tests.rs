@@ -140,7 +140,7 @@ fn values_of_another_checkpoint_are_refused() {
 /// noticed here. UPDATE_EXPECT=1 writes it anew.
 #[test]
 fn a_checkpoint_is_byte_for_byte_as_it_was() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/checksums/checkpoint");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/checksums/checkpoint");
     let (_folder, checkpoints) = saved(&[1]);
     let names = [DESCRIPTION, STATES];
     if std::env::var_os("UPDATE_EXPECT").is_some() {

@@ -12,7 +12,7 @@ mod training;
 
 pub use blocks::partial;
 pub use program::Through;
-pub use table::samples;
+pub use table::{float, of, samples};
 
 use super::*;
 use crate::tensor::Elements;

@@ -215,7 +215,7 @@ fn imports_elsewhere(read: &dyn Fn(&Path) -> Option<String>, other: &str) -> BTr
     modules(read).iter().flat_map(|(_, tokens)| imported(tokens, 0, other)).collect()
 }
 
-/// What reads the files of a package of this workspace.
+/// A function that returns the text of a file, given its path within a package of this workspace.
 fn files_of(folder: &str) -> impl Fn(&Path) -> Option<String> {
     let folder = root().join(folder);
     move |path| std::fs::read_to_string(folder.join(path)).ok()
@@ -307,7 +307,7 @@ fn a_module_that_is_neither_a_pass_nor_known_is_named_and_so_is_a_pass_without_a
     assert_eq!(strays(&imports, registry), ["fold", "helpers"]);
 }
 
-/// What reads these files of a package.
+/// The same for a package that has these files alone.
 fn read_planted<'a>(files: &'a [(&str, &str)]) -> impl Fn(&Path) -> Option<String> + 'a {
     |path| files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| text.to_string())
 }

@@ -34,12 +34,13 @@ pub fn samples() -> Vec<Sample> {
     families.into_iter().flatten().collect()
 }
 
-pub(super) fn of(dtype: DType, dims: &[u64], fill: Fill) -> Operand {
+/// An operand.
+pub fn of(dtype: DType, dims: &[u64], fill: Fill) -> Operand {
     Operand { ty: Type::of(dtype, dims), fill }
 }
 
 /// A normal f32 operand.
-pub(super) fn float(dims: &[u64]) -> Operand {
+pub fn float(dims: &[u64]) -> Operand {
     of(DType::F32, dims, Fill::Normal)
 }
 
@@ -48,13 +49,15 @@ pub(super) fn f32_type(dims: &[u64]) -> Type {
 }
 
 impl Sample {
-    pub(super) fn new(op: impl Into<Op>, operands: impl Into<Vec<Operand>>) -> Self {
+    /// A smooth, differentiable sample.
+    pub fn new(op: impl Into<Op>, operands: impl Into<Vec<Operand>>) -> Self {
         let (op, operands) = (op.into(), operands.into());
         let (declared, statistics, data) = (vec![], vec![], PrimaryMap::new());
         Self { op, operands, declared, data, differentiable: true, statistics, smooth: true }
     }
 
-    pub(super) fn declared(mut self, ty: Type) -> Self {
+    /// With the type of a result that the operator does not infer.
+    pub fn declared(mut self, ty: Type) -> Self {
         self.declared.push(ty);
         self
     }

@@ -120,7 +120,7 @@ template <class Shape, bool CENTRED, class C> DEVICE void finish(const Columns<S
 }
 
 // With x̂ = (x - mean)·rstd and g = d y·scale: `d x = rstd·(g - mean(g) - x̂·mean(g·x̂))`, where rows are `CENTRED`; else
-// with mean and mean(g) zero. Where something is `ADDED`, it is added to what would be stored. The blocks' sums for scale and
+// with mean and mean(g) zero. If `ADDED`, another gradient is added to the rounded `d x`. The blocks' sums for scale and
 // bias go to `blocks`.
 template <class Shape, bool CENTRED, bool ADDED, class C, class T, class P, class S, class D, class A, class R>
 DEVICE void gradient(

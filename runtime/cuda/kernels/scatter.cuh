@@ -97,7 +97,7 @@ template <class Combine, int N, class C, class T> DEVICE void combine(Pack<C, N>
     for (int e = 0; e < N; e++) x.at[e] = Combine::of(x.at[e], (C)widen(with.at[e]));
 }
 
-// What came to a place is stored there. Or what would be stored is combined with what is there.
+// Stores the numbers that came to a place, rounded; with `adds`, it combines the rounded numbers with those in memory.
 template <class Combine, int N, class C, class T> DEVICE void put(T* to, const Pack<C, N>& x, i64 adds) {
     Pack<T, N> made, there = {};
     if (adds) there = load<N>(to);

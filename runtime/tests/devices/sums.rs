@@ -9,7 +9,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::experts::ExpertsGrad;
 use ir::ops::indexing::GatherGrad;
 use ir::ops::reduce::{Reduce, ReduceKind};
-use ir::ops::samples::{Fill, Operand, Sample, Through, partial, samples};
+use ir::ops::samples::{Fill, Operand, Sample, Through, float, of, partial, samples};
 use ir::ops::step::Accumulate;
 use ir::{At, Builder, DType, Module, Op, Phase, Type, ValueId};
 use runtime::cuda::host::Order;
@@ -21,31 +21,27 @@ use std::collections::BTreeSet;
 
 const MICROBATCHES: u64 = 3;
 
+fn index(dims: &[u64], below: i64) -> Operand {
+    of(DType::I64, dims, Fill::Integers(0, below))
+}
+
+/// The gradient of a table of so many rows, given those of rows that were looked up.
+fn look_up_gradient(looked_up: u64, rows: u64) -> Sample {
+    Sample::new(GatherGrad { dim: 0 }, [index(&[looked_up], rows as i64), float(&[looked_up, 7])])
+        .declared(Type::of(DType::F32, &[rows, 7]))
+}
+
 /// Samples whose sums have more terms than a kernel adds up in one block.
 fn large() -> Vec<Sample> {
-    let float = |dims: &[u64]| Operand { ty: Type::of(DType::F32, dims), fill: Fill::Normal };
-    let index =
-        |dims: &[u64], below| Operand { ty: Type::of(DType::I64, dims), fill: Fill::Integers(0, below) };
-    let sample = |op: Op, operands: Vec<Operand>, result: Option<&[u64]>| Sample {
-        op,
-        operands,
-        declared: result.map(|dims| Type::of(DType::F32, dims)).into_iter().collect(),
-        data: Default::default(),
-        differentiable: false,
-        statistics: vec![],
-        smooth: false,
-    };
-    let contract = |text: &str, lhs: &[u64], rhs: &[u64]| {
-        sample(Contract::new(text).into(), vec![float(lhs), float(rhs)], None)
-    };
+    let contract =
+        |text: &str, lhs: &[u64], rhs: &[u64]| Sample::new(Contract::new(text), [float(lhs), float(rhs)]);
     let convolve = |x: &[u64], dy: &[u64], weight: &[u64], pad: u64| {
         let op =
             ConvGradWeight { strides: smallvec![1; 2], dilations: smallvec![1; 2], pads: smallvec![pad; 4] };
-        sample(op.into(), vec![float(x), float(dy)], Some(weight))
+        Sample::new(op, [float(x), float(dy)]).declared(Type::of(DType::F32, weight))
     };
     let reduce = |kind, dims: &[u32], x: &[u64]| {
-        let op = Reduce { kind, dims: dims.iter().copied().collect(), keep: false };
-        sample(op.into(), vec![float(x)], None)
+        Sample::new(Reduce { kind, dims: dims.iter().copied().collect(), keep: false }, [float(x)])
     };
     vec![
         contract("ab,cb->ac", &[40, 700], &[36, 700]),
@@ -57,12 +53,9 @@ fn large() -> Vec<Sample> {
         convolve(&[64, 3, 9, 8], &[64, 5, 9, 8], &[5, 3, 3, 3], 1),
         convolve(&[3, 8, 40, 40], &[3, 6, 40, 40], &[6, 8, 3, 3], 1),
         convolve(&[4, 6, 20, 20], &[4, 4, 20, 20], &[4, 3, 1, 1], 0),
-        sample(
-            ExpertsGrad.into(),
-            vec![index(&[900], 3), float(&[900, 300]), float(&[900, 24])],
-            Some(&[3, 300, 24]),
-        ),
-        sample(GatherGrad { dim: 0 }.into(), vec![index(&[5000], 11), float(&[5000, 7])], Some(&[11, 7])),
+        Sample::new(ExpertsGrad, [index(&[900], 3), float(&[900, 300]), float(&[900, 24])])
+            .declared(Type::of(DType::F32, &[3, 300, 24])),
+        look_up_gradient(5000, 11),
         reduce(ReduceKind::Sum, &[0, 1], &[9, 300, 33]),
         reduce(ReduceKind::Mean, &[1], &[30, 700]),
         reduce(ReduceKind::Sum, &[0, 1], &[700, 130]),
@@ -188,20 +181,8 @@ fn a_kernel_of_a_gpu_adds_as_another_instruction_would() {
 
 /// Samples of gradients to which their kernels add an operand; each has an operand of the result's type, which is added.
 fn adding_an_operand() -> Vec<Sample> {
-    let look_up = Sample {
-        op: GatherGrad { dim: 0 }.into(),
-        operands: vec![
-            Operand { ty: Type::of(DType::I64, &[110]), fill: Fill::Integers(0, 40) },
-            Operand { ty: Type::of(DType::F32, &[110, 7]), fill: Fill::Normal },
-        ],
-        declared: vec![Type::of(DType::F32, &[110, 7])],
-        data: Default::default(),
-        differentiable: false,
-        statistics: vec![],
-        smooth: false,
-    };
     let is_norm = |sample: &Sample| matches!(sample.op, Op::LayerNormGrad(_) | Op::RmsNormGrad(_));
-    samples().into_iter().filter(is_norm).chain([look_up]).collect()
+    samples().into_iter().filter(is_norm).chain([look_up_gradient(110, 110)]).collect()
 }
 
 /// Each sample's first result plus the operand of its type; with `beside` the first results are outputs as well, so that another

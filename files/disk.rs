@@ -133,7 +133,8 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     fault::change(Change::SyncFolder(folder), sync)
 }
 
-/// Whether an error of the system may disappear without a change of the command: a full disk, an error of a device, a lost network.
+/// Whether an error of the system may disappear without a change of the command: a full disk, an error of a device, a lost
+/// network.
 pub fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{
         ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, Interrupted, NetworkDown,

@@ -1,8 +1,8 @@
 //! Faults on purpose: a test makes one operation on the disk fail and looks at the disk afterwards, as SQLite's tests do
 //! (<https://www.sqlite.org/testing.html>, section 3).
 //!
-//! Only operations on the thread of the test are counted. After the process was "killed", all of its operations fail. A loss
-//! of power undoes every change that was not synced: written bytes, and names in folders.
+//! Only operations on the thread of the test are counted. After the process was "killed", all of its operations fail. A loss of
+//! power undoes every change that was not synced: written bytes, and names in folders.
 
 use crate::disk;
 use std::cell::RefCell;
@@ -170,8 +170,8 @@ pub(crate) fn read<T>(act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     after(fault, act)
 }
 
-/// Counts an operation, and records its change so that a loss of power can undo it. Returns `None` outside of a test, otherwise the
-/// fault of this operation. A fault that comes before the operation is returned as the error.
+/// Counts an operation, and records its change so that a loss of power can undo it. Returns `None` outside of a test, otherwise
+/// the fault of this operation. A fault that comes before the operation is returned as the error.
 fn before(change: Change<'_>) -> io::Result<Option<Option<Fault>>> {
     PLAN.with_borrow_mut(|plan| {
         let Some(plan) = plan else { return Ok(None) };

@@ -1,7 +1,7 @@
 //! Reading and writing of files that other programs may damage, change or lock, and whose contents must not be lost.
 //!
 //! - [`map`] maps a file that is read during a whole run. [`changes`] reports a file that changed during the run; a file that was
-//! truncated ends the process with a message that names it.
+//!   truncated ends the process with a message that names it.
 //! - [`Replacement`] writes a whole file: under a temporary name, synced, renamed, and its folder synced.
 //! - [`disk`] has the single operations that checkpoints and metrics are made of.
 //! - [`FolderLock`] reserves a folder for one process.

@@ -118,8 +118,7 @@ impl FolderLock {
     }
 
     /// Returns whether the lock file still exists. If somebody removed it, another run can lock the folder. If the file cannot be
-    /// read
-    /// for another reason, the answer is true.
+    /// read for another reason, the answer is true.
     pub fn is_held(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(named) => self.file.metadata().is_ok_and(|locked| is_same(&locked, &named)),

@@ -1,9 +1,9 @@
 //! Files that are mapped into memory for a whole run, and the detection of changes of such files.
 //!
 //! - A truncated file raises a bus error (SIGBUS) when its missing bytes are read. The handler in this file prints the name of the
-//! file and ends the process. Saved checkpoints stay.
-//! - A program that writes to a mapped file changes the mapped bytes. [`changes`] compares sizes and times between steps.
-//! A caller that knows the checksum of the file compares it with [`FileChanged::mapped_sum`].
+//!   file and ends the process. Saved checkpoints stay.
+//! - A program that writes to a mapped file changes the mapped bytes. [`changes`] compares sizes and times between steps. A caller
+//!   that knows the checksum of the file compares it with [`FileChanged::mapped_sum`].
 //! - If a file is removed, or replaced by rename, the mapped bytes stay as they are.
 
 use crate::Checksum;
@@ -186,9 +186,8 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
         return Ok(Bytes::new());
     }
     // SAFETY: a read-only map is unsound only if the file changes meanwhile. Every bit pattern of the bytes is valid, and each
-    // access
-    // is checked against the length at mapping time. If the file is truncated, the handler below ends the process before a missing
-    // byte is used.
+    // access is checked against the length at mapping time. If the file is truncated, the handler below ends the process before a
+    // missing byte is used.
     #[allow(unsafe_code)]
     let map = unsafe { Mmap::map(&file) }?;
     fatal::watch(&map, path);

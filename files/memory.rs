@@ -3,8 +3,8 @@
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// Returns the bytes that this process can still take: the machine's free memory and swap, limited by the process's control
-/// groups (of a container or a job) and by its address space (`ulimit -v`). `None` if the system does not report them.
+/// Returns the bytes that this process can still take: the machine's free memory and swap, limited by the process's control groups
+/// (of a container or a job) and by its address space (`ulimit -v`). `None` if the system does not report them.
 pub fn available() -> Option<u64> {
     let meminfo = read_to_string("/proc/meminfo").ok()?;
     let swap = kibibytes(&meminfo, "SwapFree:").unwrap_or(0);
@@ -65,8 +65,8 @@ const VERSION_1: Controller = Controller {
     swap: None,
 };
 
-/// Returns the bytes that the limits of the process's groups leave, from the text of `/proc/self/cgroup` and the files under `root`.
-/// `swap` is the machine's free swap in bytes. `None` if there is no limit.
+/// Returns the bytes that the limits of the process's groups leave, from the text of `/proc/self/cgroup` and the files under
+/// `root`. `swap` is the machine's free swap in bytes. `None` if there is no limit.
 fn left_to_groups(groups: &str, root: &Path, swap: u64) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let [number, controllers, path] = line.splitn(3, ':').collect::<Vec<_>>().try_into().ok()?;
@@ -92,8 +92,7 @@ fn left_in_tree(controller: &Controller, root: &Path, path: &str, swap: u64) -> 
 
 impl Controller {
     /// Returns the bytes that the limits of the group in `folder` leave, if the machine has `free_swap` bytes of free swap. `None`
-    /// if its
-    /// memory has no limit.
+    /// if its memory has no limit.
     fn left(&self, folder: &Path, free_swap: u64) -> Option<u64> {
         let read = |name: &str| read_to_string(folder.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();

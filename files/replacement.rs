@@ -23,8 +23,8 @@ pub fn temporary_name(target: &Path) -> PathBuf {
     target.with_file_name(name)
 }
 
-/// Removes the files and folders in `folder` that have temporary names; killed processes left them. The caller holds the
-/// folder's lock.
+/// Removes the files and folders in `folder` that have temporary names; killed processes left them. The caller holds the folder's
+/// lock.
 ///
 /// # Errors
 /// The folder cannot be read, or an entry cannot be removed. A missing folder is not an error.

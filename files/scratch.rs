@@ -21,8 +21,7 @@ const REQUEST: usize = 4 << 20;
 const IN_FLIGHT: usize = 4;
 
 /// A file without a name, which the system removes when the process ends in any way. Reads and writes bypass the system's cache if
-/// it
-/// allows that. The checksum of each written request is kept in memory and compared when the bytes are read again.
+/// it allows that. The checksum of each written request is kept in memory and compared when the bytes are read again.
 ///
 /// Offsets are multiples of [`PAGE`]. The bytes between the end of a range and the next multiple belong to the range.
 #[derive(Debug)]

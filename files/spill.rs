@@ -23,7 +23,8 @@ impl Spill {
         Self { file: tempfile::tempfile_in(folder).ok() }
     }
 
-    /// Returns the same bytes. They are moved to the file, unless they are few, lie in a mapped file already, or cannot be written.
+    /// Returns the same bytes. They are moved to the file, unless they are few, lie in a mapped file already, or cannot be
+    /// written.
     pub fn put(&mut self, bytes: Bytes) -> Bytes {
         if bytes.len() < SMALL || is_mapped(&bytes) {
             return bytes;

@@ -20,7 +20,7 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// A diagnostic without origin or notes.
+    /// Makes a diagnostic without origin or notes.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), ..Self::default() }
     }

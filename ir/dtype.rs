@@ -61,7 +61,7 @@ impl DType {
         !self.is_float() && self != Self::Bool
     }
 
-    /// The name in text.
+    /// Returns the name in text.
     pub fn name(self) -> &'static str {
         match self {
             Self::F64 => "f64",

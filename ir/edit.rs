@@ -26,9 +26,9 @@ pub enum At {
 /// Whether a pass changed the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// It changed the module.
+    /// The pass changed the module.
     Yes,
-    /// It did not change the module.
+    /// The pass did not change the module.
     No,
 }
 

@@ -71,7 +71,7 @@ pub struct FlopRates {
 }
 
 impl FlopRates {
-    /// The same rate for every element type.
+    /// Returns the same rate for every element type.
     pub const fn uniform(rate: f64) -> Self {
         Self { f64: rate, f32: rate, f16: rate, bf16: rate }
     }

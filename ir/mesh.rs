@@ -42,7 +42,7 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// The number of devices.
+    /// Returns the number of devices.
     pub fn devices(&self) -> u64 {
         self.axes.values().map(|axis| axis.size).product()
     }

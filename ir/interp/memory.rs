@@ -19,9 +19,9 @@ pub struct StepMemory {
 pub struct LargestValue {
     /// The value as text: `the result of 'reshape'`, `input "x"`, `state "w"`.
     pub described: String,
-    /// Its type.
+    /// The type of the value.
     pub ty: Type,
-    /// Its bytes in the interpreter.
+    /// The bytes of the value in the interpreter.
     pub bytes: u64,
     /// The ONNX node that makes it; empty if no node does.
     pub origin: String,

@@ -1,4 +1,4 @@
-//! How attributes of operators print and parse.
+//! The text form of operators' attributes.
 
 use smallvec::SmallVec;
 use std::fmt;

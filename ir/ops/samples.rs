@@ -57,9 +57,9 @@ pub enum Fill {
     Probability,
     /// Normal, with NaN in every third place.
     WithNan,
-    /// From the first number up to, but not including, the second.
+    /// Integers from the first number up to, but not including, the second.
     Integers(i64, i64),
-    /// From 0 up to, but not including, the first number; every third label is the second number.
+    /// Labels from 0 up to, but not including, the first number; every third label is the second number.
     Labels(i64, i64),
     /// A mask of attention. Its rows along the last dim cycle through three kinds: no hidden key, some hidden keys, all keys
     /// hidden. Hidden is false, or −∞.

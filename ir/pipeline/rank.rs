@@ -106,8 +106,8 @@ impl RankPart {
         self.module.order.splice(at..at, copies);
     }
 
-    /// In asynchronous schedules, forward of the next step runs before the update reads the sums over microbatches. So sums of
-    /// values of forward read copies of the values that are made in backward.
+    /// In an asynchronous schedule, makes sums of values of forward read copies of the values that are made in backward, because
+    /// forward of the next step runs before the update reads the sums over microbatches.
     fn accumulate_in_backward(&mut self) {
         if self.module.pipeline.as_ref().is_none_or(|pipeline| !pipeline.is_asynchronous()) {
             return;

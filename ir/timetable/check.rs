@@ -25,7 +25,7 @@ pub fn check(
     execute(timetable, placement, Progress::new(placement.len(), dependencies)?, |_, _| {})
 }
 
-/// Invariant 1.
+/// Checks invariant 1.
 fn owners(timetable: &Timetable, placement: &[u32], microbatches: u32) -> Result<(), TimetableError> {
     let ranks = timetable.ranks.len();
     if let Some((chunk, &rank)) = (0..).zip(placement).find(|(_, rank)| **rank as usize >= ranks) {
@@ -46,7 +46,7 @@ fn owners(timetable: &Timetable, placement: &[u32], microbatches: u32) -> Result
     Ok(())
 }
 
-/// Invariants 2 and 3: the microbatches of a part are 0, 1, 2 and so on.
+/// Checks invariants 2 and 3: the microbatches of a part are 0, 1, 2 and so on.
 fn exactly_once(timetable: &Timetable, placement: &[u32], microbatches: u32) -> Result<(), TimetableError> {
     let mut progress = Progress::new(placement.len(), &[])?;
     for (rank, task) in tasks(timetable) {
@@ -90,7 +90,7 @@ fn has_weight_tasks(timetable: &Timetable, dependencies: &[Dependency]) -> Resul
     }
 }
 
-/// Invariant 4.
+/// Checks invariant 4.
 fn own_inputs(
     timetable: &Timetable,
     placement: &[u32],

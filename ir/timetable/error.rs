@@ -13,7 +13,7 @@ pub enum TimetableError {
     UnknownRank {
         /// The chunk.
         chunk: u32,
-        /// Its rank in the placement.
+        /// The rank of the chunk in the placement.
         rank: u32,
         /// The number of ranks in the timetable.
         ranks: usize,

@@ -6,7 +6,7 @@ use crate::ops::{Op, Operator};
 use crate::{AxisId, Mesh, Module, Node, NodeId, PartialKind, Type, ValueId};
 use std::collections::BTreeSet;
 
-/// Invariant 9.
+/// Checks invariant 9.
 pub(super) fn check(c: &mut Check) {
     if !c.values().any(|(_, ty)| over(&c.module.mesh, ty).is_some()) {
         return;

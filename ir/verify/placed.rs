@@ -8,7 +8,7 @@ use crate::ops::{Op, Operator};
 use crate::{AxisId, Mesh, Node, NodeId, PartialKind, Sharding, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Invariants 15 to 18.
+/// Checks invariants 15 to 18.
 pub(super) fn check(c: &mut Check) {
     let mesh = &c.module.mesh;
     for (id, _) in c.values().filter(|(_, ty)| ty.local(mesh).is_none()) {

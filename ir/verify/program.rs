@@ -7,7 +7,7 @@ use crate::text::data_of;
 use crate::{Level, Node, NodeId, Type, ValueId};
 use cranelift_entity::EntitySet;
 
-/// Invariants 5 to 8.
+/// Checks invariants 5 to 8.
 pub(super) fn check(c: &mut Check) {
     definitions(c);
     uses(c);

@@ -5,7 +5,7 @@ use crate::timetable;
 use crate::{Definition, EVERY_STAGE, NodeId, Phase, Pipeline, Role, ValueId};
 use std::collections::BTreeSet;
 
-/// Invariants 20 to 22.
+/// Checks invariants 20 to 22.
 pub(super) fn check(c: &mut Check) {
     let Some(pipeline) = &c.module.pipeline else { return };
     stages(c, pipeline);

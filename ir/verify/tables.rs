@@ -71,7 +71,7 @@ pub(super) fn ids_out_of_range(module: &Module) -> Vec<Diagnostic> {
     faults
 }
 
-/// Invariants 2 to 4.
+/// Checks invariants 2 to 4.
 pub(super) fn check(c: &mut Check) {
     names(c);
     data(c);

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::{Node, NodeId, Op, Tier};
 
-/// Invariants 23 and 24.
+/// Checks invariants 23 and 24.
 pub(super) fn check(c: &mut Check) {
     for (id, node) in c.nodes() {
         match &node.op {

@@ -6,7 +6,7 @@ use crate::ops::Op;
 use crate::{NodeId, Role, StepOutput, ValueId};
 use std::collections::BTreeMap;
 
-/// Invariants 10 to 14.
+/// Checks invariants 10 to 14.
 pub(super) fn check(c: &mut Check) {
     for (id, ty) in c.values().filter(|(_, ty)| ty.bytes().is_none()) {
         let unbound = ty.dims.iter().any(|dim| dim.size().is_none());

@@ -6,7 +6,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
 use ir::{DType, Dim, ValueId};
 
-/// What `reduction` asks for.
+/// Returns the kind of scatter for the attribute `reduction`.
 fn kind(call: &Call) -> Result<ScatterKind, Problem> {
     Ok(match call.string("reduction").unwrap_or("none") {
         "none" => ScatterKind::Set,
@@ -27,8 +27,8 @@ pub(super) fn scatter_elements(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(ScatterElements { dim, kind }, &[x, indices, updates])?)
 }
 
-/// Indices and updates may be smaller than the data in any dim. What is missing in the dims that are not indexed goes
-/// nowhere: its index is outside.
+/// Pads indices and updates that are smaller than the data in dims other than the indexed one. The added indices are outside of
+/// the data, so the added updates are dropped.
 fn spread(
     cx: &mut Context,
     x: ValueId,
@@ -60,8 +60,8 @@ pub(super) fn scatter_nd(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(ScatterNd { batch_dims: 0, kind: kind(call)? }, &operands)?)
 }
 
-/// TensorScatter: of each batch entry the update is written along `axis` from its write index on, and in the circular
-/// mode from the start again where the end is reached.
+/// TensorScatter: writes the update of each batch entry along `axis`, beginning at its write index. In circular mode the write
+/// continues at the start after the end is reached.
 pub(super) fn tensor_scatter(cx: &mut Context, call: &Call) -> Outputs {
     let (x, update) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let start = cx.optional(call, 2)?;

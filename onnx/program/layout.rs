@@ -6,7 +6,7 @@ use super::operators::{Results, one};
 use ir::ops::shape::{Concat, Pad, Slice, Transpose};
 use ir::{DType, Diagnostic, Dim, Node};
 
-/// The operand itself: ONNX has nothing that a gradient does not pass.
+/// The operand itself. The operator concerns only gradients, which ONNX does not have.
 pub(super) fn same(draft: &mut Draft, node: &Node) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push("Identity", &[x], []))
@@ -47,8 +47,9 @@ pub(super) fn slice(draft: &mut Draft, node: &Node, op: &Slice) -> Results {
     one(draft.slice(x, op.dim, op.start, end, op.step))
 }
 
-/// The bound after the last of `count` elements. Before the first element of a dim ONNX has no place that does not count from its end,
-/// so a slice that runs down to it ends as far away as can be said.
+/// Returns the bound after the last of `count` elements. The place before the first element cannot be written directly, because
+/// negative places count from the end of the dim. So a slice that runs down to the first element ends at the smallest possible
+/// number.
 fn end(op: &Slice, count: i64) -> Option<i64> {
     if count == 0 {
         return Some(op.start);
@@ -81,10 +82,10 @@ pub(super) fn pad(draft: &mut Draft, node: &Node, op: &Pad) -> Results {
 }
 
 impl Draft<'_> {
-    /// A number before and after the elements of a dim.
+    /// Adds a number before and after the elements of a dim.
     ///
     /// # Errors
-    /// A size that ONNX cannot say.
+    /// A size cannot be represented in ONNX.
     pub(super) fn pad(
         &mut self,
         x: TensorId,
@@ -99,7 +100,7 @@ impl Draft<'_> {
     }
 }
 
-/// A size that ONNX's operator needs as a number.
+/// Returns a size that the ONNX operator needs as a number.
 fn bound(dim: &Dim, what: &str, ty: &ir::Type) -> Result<u64, Diagnostic> {
     dim.size().ok_or_else(|| {
         Diagnostic::new(format!("{what} of {ty} needs the size {dim}, which is not bound"))

@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | `m` | a factor; the same word is the same factor |
 //! | `k+`, `k max`, `k min` | a reduced factor: sharding it leaves a partial value of that kind |
-//! //! | `(h k)` | a dim that merges factors, major first; a factor's size comes from a dim where it is alone |
+//! | `(h k)` | a dim that merges factors, major first; a factor's size comes from a dim where it is alone |
 //! | `k^` | a factor that cannot be split |
 //! | `k~` | a factor that the operator's own partition rule splits |
 //! | `*`, `*+` | all remaining dims, aligned at the last one over operands and results; `*+`: each reduced by sum |

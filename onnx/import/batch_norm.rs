@@ -13,7 +13,7 @@ use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
 use ir::{DataId, Diagnostic, Dim, Initializer, Module, Op, OperandRole, Role, StateId, Type, ValueId};
 
-/// BatchNormalization.
+/// Imports BatchNormalization.
 pub(super) fn batch_norm(cx: &mut Context, call: &Call) -> Outputs {
     if call.int("spatial") == Some(0) {
         return Err(Problem::new("statistics for each element instead of each channel are not supported"));

@@ -28,7 +28,7 @@ pub(super) fn extreme(cx: &mut Context, call: &Call) -> Outputs {
     one(finished(cx, truth, &over)?)
 }
 
-/// ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceProd and ReduceSumSquare.
+/// Imports ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceProd and ReduceSumSquare.
 pub(super) fn composed(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     // Without dims to reduce, the functions are still applied to the elements.

@@ -143,7 +143,7 @@ pub(super) fn pow(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(power, dtype)?)
 }
 
-/// Where.
+/// Imports Where.
 pub(super) fn select(cx: &mut Context, call: &Call) -> Outputs {
     if let [Some(condition), Some(x), Some(y)] = [0, 1, 2].map(|i| cx.ints(call, i))
         && let Some(ints) = Ints::select(&condition, &x, &y)
@@ -154,7 +154,7 @@ pub(super) fn select(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(Select, &operands)?)
 }
 
-/// Cast and CastLike.
+/// Imports Cast and CastLike.
 pub(super) fn cast(cx: &mut Context, call: &Call) -> Outputs {
     let to = match call.op() {
         "CastLike" => {

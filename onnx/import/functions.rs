@@ -112,7 +112,7 @@ pub(super) fn modulo(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.binary(Binary::Mul, sign, rest)?)
 }
 
-/// Det.
+/// Imports Det.
 pub(super) fn det(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     one(cx.b.one(Det, &[x])?)

@@ -10,7 +10,7 @@ use ir::ops::reduce::CumulativeSum;
 use ir::tensor::{Tensor, offsets, strides};
 use ir::{Dim, Dims, ValueId};
 
-/// Gather.
+/// Imports Gather.
 pub(super) fn gather(cx: &mut Context, call: &Call) -> Outputs {
     let axis = call.int("axis").unwrap_or(0);
     if let (Some(table), Some(indices)) = (cx.ints(call, 0), cx.ints(call, 1))
@@ -70,7 +70,7 @@ fn known_rows(table: &Ints, indices: &Ints) -> Result<Option<Ints>, Problem> {
     Ok(Ints::new(sizes, elements))
 }
 
-/// GatherElements.
+/// Imports GatherElements.
 pub(super) fn gather_elements(cx: &mut Context, call: &Call) -> Outputs {
     let (x, indices) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
@@ -160,7 +160,7 @@ fn grid_view(data: &Dims, grid: &Tensor) -> Option<(Vec<u32>, Dims)> {
     (all_used && distinct).then(|| (permutation, dims.collect()))
 }
 
-/// CumSum.
+/// Imports CumSum.
 pub(super) fn cumulative_sum(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let axis = cx.numbers(call, 1, "axis")?.and_then(|axis| axis.first().copied());

@@ -33,7 +33,7 @@ pub(super) fn global_max_pool(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(MaxPool { windows }, &[x])?)
 }
 
-/// AveragePool.
+/// Imports AveragePool.
 pub(super) fn average_pool(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let sliding = Sliding::of(cx, call, x)?;

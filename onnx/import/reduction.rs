@@ -6,7 +6,7 @@ use ir::ValueId;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use smallvec::SmallVec;
 
-/// ReduceSum, ReduceMean, ReduceMax, ReduceMin.
+/// Imports ReduceSum, ReduceMean, ReduceMax, ReduceMin.
 pub(super) fn reduce(cx: &mut Context, call: &Call) -> Outputs {
     let kind = match call.op() {
         "ReduceSum" => ReduceKind::Sum,

@@ -18,7 +18,7 @@ fn kind(call: &Call) -> Result<ScatterKind, Problem> {
     })
 }
 
-/// Scatter and ScatterElements.
+/// Imports Scatter and ScatterElements.
 pub(super) fn scatter_elements(cx: &mut Context, call: &Call) -> Outputs {
     let [x, indices, updates] = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
@@ -54,7 +54,7 @@ fn spread(
     Ok((indices, updates))
 }
 
-/// ScatterND.
+/// Imports ScatterND.
 pub(super) fn scatter_nd(cx: &mut Context, call: &Call) -> Outputs {
     let operands = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     one(cx.b.one(ScatterNd { batch_dims: 0, kind: kind(call)? }, &operands)?)

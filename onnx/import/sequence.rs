@@ -48,20 +48,20 @@ pub(super) fn construct(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Sequence(parts)])
 }
 
-/// SequenceLength.
+/// Imports SequenceLength.
 pub(super) fn length(cx: &mut Context, call: &Call) -> Outputs {
     let count = parts(cx, call, 0)?.len();
     Ok(vec![subgraph::number(count as i64, DType::I64)])
 }
 
-/// SequenceAt.
+/// Imports SequenceAt.
 pub(super) fn at(cx: &mut Context, call: &Call) -> Outputs {
     let parts = parts(cx, call, 0)?;
     let at = place(cx, call, 1, parts.len(), Place::Part)?;
     Ok(vec![parts[at].clone()])
 }
 
-/// SequenceInsert.
+/// Imports SequenceInsert.
 pub(super) fn insert(cx: &mut Context, call: &Call) -> Outputs {
     let mut parts = parts(cx, call, 0)?;
     let part = cx.entry(call, 1)?.clone();
@@ -70,7 +70,7 @@ pub(super) fn insert(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Sequence(parts)])
 }
 
-/// SequenceErase.
+/// Imports SequenceErase.
 pub(super) fn erase(cx: &mut Context, call: &Call) -> Outputs {
     let mut parts = parts(cx, call, 0)?;
     let at = place(cx, call, 1, parts.len(), Place::Part)?;
@@ -167,13 +167,13 @@ pub(super) fn optional(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![if call.input(0).is_some() { cx.entry(call, 0)?.clone() } else { Entry::Absent }])
 }
 
-/// OptionalHasElement.
+/// Imports OptionalHasElement.
 pub(super) fn has_element(cx: &mut Context, call: &Call) -> Outputs {
     let has = call.input(0).is_some() && !matches!(cx.entry(call, 0)?, Entry::Absent);
     Ok(vec![subgraph::number(i64::from(has), DType::Bool)])
 }
 
-/// OptionalGetElement.
+/// Imports OptionalGetElement.
 pub(super) fn get_element(cx: &mut Context, call: &Call) -> Outputs {
     match cx.entry(call, 0)? {
         Entry::Absent => Err(Problem::new("the node reads an optional that has no element")),

@@ -198,7 +198,7 @@ pub(super) fn expand(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.broadcast(x, dims)?)
 }
 
-/// Concat.
+/// Imports Concat.
 pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
     let axis = call.int("axis").unwrap_or(0);
     if let Some(ints) = joined(cx, call) {
@@ -452,7 +452,7 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
     }
 }
 
-/// ConstantOfShape.
+/// Imports ConstantOfShape.
 pub(super) fn constant_of_shape(cx: &mut Context, call: &Call) -> Outputs {
     let target = cx.shape(call, 0)?;
     let (dtype, value) = call.tensor_number("value")?.unwrap_or((DType::F32, 0.0));

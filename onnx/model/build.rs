@@ -27,7 +27,7 @@ pub(super) struct Builder<'a> {
     /// Values whose definition could not be read. They are not reported as undefined, which would be misleading.
     pub(super) broken: BTreeSet<String>,
     pub(super) problems: &'a mut Problems,
-    /// How often each new name was requested.
+    /// The number of times that each new name was requested.
     pub(super) wanted: BTreeMap<String, usize>,
     pub(super) files: &'a mut ExternalFiles,
     inlined: usize,

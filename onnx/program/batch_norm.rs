@@ -12,7 +12,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::reduce::ReduceKind;
 use ir::{Definition, Diagnostic, Dim, Dims, Module, Node, Op, OperandRole, StateId, ValueId};
 
-/// BatchNormalization.
+/// Writes BatchNormalization.
 pub(super) fn batch_norm(draft: &mut Draft, node: &Node, op: &BatchNorm) -> Results {
     let Some(eps) = attribute::exact(op.eps.get()) else {
         return formula(draft, node, |draft, node| written_out(draft, node, op.eps));

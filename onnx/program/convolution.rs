@@ -7,7 +7,7 @@ use crate::proto::AttributeProto;
 use ir::ops::conv::{Conv, ConvGradInput, Windows};
 use ir::{Diagnostic, Dim, Node, Type};
 
-/// Conv.
+/// Writes Conv.
 pub(super) fn conv(draft: &mut Draft, node: &Node, op: &Conv) -> Results {
     let (x, weight) = (draft.ty(node.operands[0]), draft.ty(node.operands[1]));
     let attributes = attributes(op.windows(), x, weight)?;

@@ -117,19 +117,19 @@ pub(super) fn logical(draft: &mut Draft, node: &Node, op: Logical) -> Results {
     one(draft.push(name, &operands, []))
 }
 
-/// Where.
+/// Writes Where.
 pub(super) fn select(draft: &mut Draft, node: &Node) -> Results {
     let operands = draft.operands(node)?;
     one(draft.push("Where", &operands, []))
 }
 
-/// Cast.
+/// Writes Cast.
 pub(super) fn cast(draft: &mut Draft, node: &Node, op: &Cast) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push("Cast", &[x], [attribute::int("to", code(op.to))]))
 }
 
-/// Det.
+/// Writes Det.
 pub(super) fn det(draft: &mut Draft, node: &Node) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push("Det", &[x], []))

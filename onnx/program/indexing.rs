@@ -12,25 +12,25 @@ use ir::ops::indexing::{Gather, GatherElements, GatherNd};
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
 use ir::{DType, Diagnostic, Dim, Module, Node, Op, OperandRole, ValueId};
 
-/// Gather.
+/// Writes Gather.
 pub(super) fn gather(draft: &mut Draft, node: &Node, op: &Gather) -> Results {
     let operands = [draft.operand(node, 0)?, indices(draft, node, false)?];
     one(draft.push("Gather", &operands, [attribute::int("axis", i64::from(op.dim))]))
 }
 
-/// GatherElements.
+/// Writes GatherElements.
 pub(super) fn gather_elements(draft: &mut Draft, node: &Node, op: &GatherElements) -> Results {
     let operands = [draft.operand(node, 0)?, indices(draft, node, false)?];
     one(draft.push("GatherElements", &operands, [attribute::int("axis", i64::from(op.dim))]))
 }
 
-/// GatherND.
+/// Writes GatherND.
 pub(super) fn gather_nd(draft: &mut Draft, node: &Node, op: &GatherNd) -> Results {
     let operands = [draft.operand(node, 0)?, indices(draft, node, true)?];
     one(draft.push("GatherND", &operands, [attribute::int("batch_dims", i64::from(op.batch_dims))]))
 }
 
-/// ScatterElements.
+/// Writes ScatterElements.
 pub(super) fn scatter_elements(draft: &mut Draft, node: &Node, op: &ScatterElements) -> Results {
     let operands = [draft.operand(node, 0)?, indices(draft, node, false)?, draft.operand(node, 2)?];
     let attributes = vec![attribute::int("axis", i64::from(op.dim)), reduction(op.kind)];

@@ -6,34 +6,34 @@ use super::operators::{Results, one};
 use ir::ops::shape::{Concat, Pad, Slice, Transpose};
 use ir::{DType, Diagnostic, Dim, Node};
 
-/// The operand itself. The operator concerns only gradients, which ONNX does not have.
+/// Writes the operand itself. The operator concerns only gradients, which ONNX does not have.
 pub(super) fn same(draft: &mut Draft, node: &Node) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push("Identity", &[x], []))
 }
 
-/// Reshape.
+/// Writes Reshape.
 pub(super) fn reshape(draft: &mut Draft, node: &Node) -> Results {
     let (from, to) = (&draft.ty(node.operands[0]).dims, &draft.ty(node.results[0]).dims);
     let x = draft.operand(node, 0)?;
     one(draft.reshape(x, from, to)?)
 }
 
-/// Transpose.
+/// Writes Transpose.
 pub(super) fn transpose(draft: &mut Draft, node: &Node, op: &Transpose) -> Results {
     let x = draft.operand(node, 0)?;
     let permutation: Vec<usize> = op.permutation.iter().map(|&dim| dim as usize).collect();
     one(draft.transpose(x, &permutation))
 }
 
-/// Expand.
+/// Writes Expand.
 pub(super) fn broadcast(draft: &mut Draft, node: &Node) -> Results {
     let (from, to) = (&draft.ty(node.operands[0]).dims, &draft.ty(node.results[0]).dims);
     let x = draft.operand(node, 0)?;
     one(draft.expand(x, from, to)?)
 }
 
-/// Slice of one dim.
+/// Writes a Slice of one dim.
 pub(super) fn slice(draft: &mut Draft, node: &Node, op: &Slice) -> Results {
     let (from, to) = (draft.ty(node.operands[0]), draft.ty(node.results[0]));
     let x = draft.operand(node, 0)?;
@@ -62,13 +62,13 @@ fn end(op: &Slice, count: i64) -> Option<i64> {
     })
 }
 
-/// Concat.
+/// Writes Concat.
 pub(super) fn concat(draft: &mut Draft, node: &Node, op: &Concat) -> Results {
     let operands = draft.operands(node)?;
     one(draft.push("Concat", &operands, [attribute::int("axis", i64::from(op.dim))]))
 }
 
-/// Pad of one dim with a constant.
+/// Writes a Pad of one dim with a constant.
 pub(super) fn pad(draft: &mut Draft, node: &Node, op: &Pad) -> Results {
     let (from, to) = (draft.ty(node.operands[0]), draft.ty(node.results[0]));
     let dim = op.dim as usize;

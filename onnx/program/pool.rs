@@ -7,13 +7,13 @@ use crate::proto::AttributeProto;
 use ir::ops::pool::{AvgPool, MaxPool, MaxPoolIndices, Window, Windows};
 use ir::{Diagnostic, Dim, Dims, Node};
 
-/// AveragePool.
+/// Writes AveragePool.
 pub(super) fn average(draft: &mut Draft, node: &Node, op: &AvgPool) -> Results {
     let more = [attribute::flag("count_include_pad", op.count_padding)];
     one(pooled(draft, node, &op.windows, "AveragePool", &more, 0, op.count_padding.then_some(0.0))?)
 }
 
-/// MaxPool.
+/// Writes MaxPool.
 pub(super) fn max(draft: &mut Draft, node: &Node, op: &MaxPool) -> Results {
     one(pooled(draft, node, &op.windows, "MaxPool", &[], 0, Some(f64::NEG_INFINITY))?)
 }

@@ -33,7 +33,7 @@ fn wide(dtype: DType) -> DType {
     }
 }
 
-/// A reduction.
+/// Writes a reduction.
 pub(super) fn reduce(draft: &mut Draft, node: &Node, op: &Reduce) -> Results {
     let (x, dtype) = (draft.operand(node, 0)?, draft.ty(node.operands[0]).dtype);
     let x = draft.cast(x, dtype, wide(dtype));
@@ -41,7 +41,7 @@ pub(super) fn reduce(draft: &mut Draft, node: &Node, op: &Reduce) -> Results {
     one(draft.cast(reduced, wide(dtype), dtype))
 }
 
-/// CumSum.
+/// Writes CumSum.
 pub(super) fn cumulative_sum(draft: &mut Draft, node: &Node, op: &CumulativeSum) -> Results {
     let (x, dtype) = (draft.operand(node, 0)?, draft.ty(node.operands[0]).dtype);
     let x = draft.cast(x, dtype, wide(dtype));
@@ -51,7 +51,7 @@ pub(super) fn cumulative_sum(draft: &mut Draft, node: &Node, op: &CumulativeSum)
     one(draft.cast(sum, wide(dtype), dtype))
 }
 
-/// Softmax or LogSoftmax.
+/// Writes Softmax or LogSoftmax.
 pub(super) fn softmax(draft: &mut Draft, node: &Node, operator: &str, dim: u32) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push(operator, &[x], [attribute::int("axis", i64::from(dim))]))

@@ -1,4 +1,4 @@
-//! Faults on purpose: a test makes one operation on the disk fail and looks at the disk afterwards, as SQLite's tests do
+//! Deliberate faults: a test makes one operation on the disk fail and looks at the disk afterwards, as SQLite's tests do
 //! (<https://www.sqlite.org/testing.html>, section 3).
 //!
 //! Only operations on the thread of the test are counted. After the process was "killed", all of its operations fail. A loss of
@@ -105,7 +105,7 @@ pub fn lend() -> LentFault {
 }
 
 impl LentFault {
-    /// Runs `work` with the fault, on the thread that works for the other one.
+    /// Runs `work` with the fault on this thread, which works for the lending thread.
     #[must_use]
     pub fn during(self, work: impl FnOnce()) -> Self {
         PLAN.set(self.0);

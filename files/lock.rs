@@ -52,8 +52,8 @@ pub enum LockError {
     },
 }
 
-/// The number of attempts, each of which fails if the previous owner ends at the same moment. After so many the file system is at
-/// fault.
+/// The largest number of attempts. An attempt fails if the previous owner ends at the same moment; after so many failures the file
+/// system is at fault.
 const TRIES: usize = 1000;
 
 impl FolderLock {

@@ -1,6 +1,6 @@
 //! Sharding rules as factors: which dims of operands and results are split together.
 //!
-//! A rule is one line, such as `"* m k+, * k n -> * m n"`: operands, then results, a word a dim.
+//! A rule is one line, such as `"* m k+, * k n -> * m n"`: operands, then results, with one word for each dim.
 //!
 //! | word | meaning |
 //! | --- | --- |

@@ -69,6 +69,7 @@ pub fn initial_states_but(
     Ok(values)
 }
 
+/// Returns the value of a state before step 0. `earlier` has the values of the states that are defined before it.
 fn initial_value(
     module: &Module,
     id: StateId,

@@ -1,4 +1,4 @@
-//! The operators: an enum of small attribute structs, one file a family.
+//! The operators: an enum of small attribute structs, with one file for each family.
 //!
 //! A family's file has everything that the compiler needs to know of an operator, in six functions ([`Operator`]), none of which
 //! has a default. The list at the end of this file gives each operator its variant, its name in text, and the attributes that text

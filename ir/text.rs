@@ -27,8 +27,8 @@
 //! - A pipeline is the first item of the body: `pipeline 1f1b microbatches 4 stages [0, 1] { rank F0.0 … rank F1.0 … }` has the
 //!   pipeline rank of each stage, and for each rank its tasks in order, each with its phase, stage and microbatch.
 //! - A state and a node name their stage, `stage 1` or `every stage`; stage 0 is left out.
-//! - A node ends with `!{phase, stage N, copy N, on host, origin "…", by PASS}`. Zeros, empty texts and the place `on device` are
-//!   left out.
+//! - A node ends with `!{phase, stage N, copy N, on host, origin "…", by PASS}`. Zeros, empty texts and the device as the place
+//!   are left out.
 //! - `update @STATE = %V` is the state's value when the step ends.
 //!
 //! The printer numbers values densely (inputs, states, results in program order) and leaves out dead nodes and unused rows of the

@@ -17,7 +17,7 @@
 //!
 //! 10. All dims are bound, and the bytes of a value fit in 64 bits.
 //! 11. `prepare` reads nothing of a microbatch; `fwd` reads nothing of `bwd`, and neither reads anything of `weight`; `update`
-//!     reads a value of a microbatch only through `accumulate`, which stands in `update` and reads nothing else.
+//!     reads a value of a microbatch only through `accumulate`, which is in `update` and reads nothing else.
 //! 12. A state's new value is defined in `update`; a buffer's and a counter's may be in `fwd`.
 //! 13. A program with a node in `bwd` or `update` has an output `loss`. The output is a float scalar. (A program without such
 //!     a node is an evaluation.)

@@ -57,7 +57,7 @@ pub enum Form {
     Inference,
     /// The forward pass in operators of `ai.onnx`; batch norms use the statistics of the batch, dropouts drop.
     Training,
-    /// The whole program, one node for each of its nodes where ONNX has no single operator, for a viewer.
+    /// The whole program, for a viewer. A node without a single ONNX operator becomes one node of the domain `trainyard`.
     Program,
 }
 

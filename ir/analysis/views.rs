@@ -1,4 +1,4 @@
-//! The walk from a value to the value that it is a view of, through nodes that compute no new elements.
+//! The walk from a value to the value of which it is a view, through nodes that compute no new elements.
 //!
 //! [`crate::view`] is a different module: it has the steps that cut a state out of a tensor of the file.
 
@@ -8,7 +8,7 @@ impl Module {
     /// Returns the source of the node that makes `value`, if the movement of that node is in the class `passed`.
     ///
     /// A result is a view of the operand with the same index: a collective moves each operand into its own result, and
-    /// `in_training` gives its first operand in a step. Concatenations are no views.
+    /// `in_training` gives its first operand in a step. Concatenations are not views.
     pub fn view_source(&self, value: ValueId, passed: impl Fn(Movement) -> bool) -> Option<ValueId> {
         self.views(value, passed).next().map(|(_, source)| source)
     }

@@ -339,7 +339,7 @@ impl Operator for AttentionGrad {
         flops(self.causal, signature, 3, 2)
     }
 
-    /// With the probabilities p and `d p = d out · v`: d score = p·(d p - Σ d out·out), and from it d q and d k;
+    /// With the probabilities p and `d p = d out · v`: d score = p·(d p - Σ d out·out), from which d q and d k follow;
     /// d v = Σ p · d out.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (forward, [out, logsumexp, dout]) =

@@ -22,7 +22,7 @@ pub enum Movement {
     Converted,
     /// The bits of the elements are read as another type.
     Reinterpreted,
-    /// Operands lie side by side.
+    /// The operands are concatenated.
     Joined,
     /// A constant surrounds the elements.
     Padded,

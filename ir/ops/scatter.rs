@@ -91,7 +91,7 @@ impl ScatterKind {
     }
 
     /// Returns the suffix of the factor words of positions. For max and min a split works, because each part includes the data.
-    /// For a sum, each part would count the data once more, and for `Set` no part knows which update is the last.
+    /// For a sum or a product, each part would include the data once more, and for `Set` no part knows which update is the last.
     fn positions(self) -> &'static str {
         match self {
             Self::Max => " max",

@@ -119,13 +119,13 @@ pub enum TimetableError {
 pub struct Wait {
     /// The rank that waits.
     pub rank: usize,
-    /// The task in which it waits.
+    /// The task in which the rank waits.
     pub task: Task,
-    /// The task for which it waits.
+    /// The task for which the rank waits.
     pub needed: Task,
-    /// The rank of that task.
+    /// The rank of the task `needed`.
     pub needed_rank: usize,
-    /// The task in which that rank waits.
+    /// The task in which the rank `needed_rank` waits.
     pub behind: Task,
 }
 

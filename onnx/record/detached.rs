@@ -49,6 +49,13 @@ impl Detached {
         detached
     }
 
+    /// Adds the detached reads of a call that became `nodes`. A call `detach` detaches the input of its node.
+    ///
+    /// Otherwise the call's arguments that are not parameters are matched in order with the values that the nodes read from
+    /// outside: with the inputs of the node if it is a single node with as many; else the values that the call does not name, with
+    /// the arguments that the nodes do not read by name or that are detached. If the numbers differ, the call goes to `unknown`.
+    ///
+    /// Example: for `add(%detach, %x)` that became `Add(h, x)`, input 0 is read detached.
     fn of_call(
         &mut self,
         call: &TracedCall,

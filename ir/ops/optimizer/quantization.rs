@@ -2,12 +2,13 @@
 //! Block-wise Quantization, arXiv 2110.02861).
 //!
 //! An element is `value(code) · largest`, where `largest` is the largest magnitude of its block. The values of codes are the
-//! paper's dynamic tree quantization, in the form of bitsandbytes (`create_dynamic_map`): decades from 10⁻⁶ to 1, each evenly
-//! divided by twice as many values as the decade below. Here the code of zero is 0, so that states of zeros are moments of zero.
+//! paper's dynamic tree quantization, in the form of bitsandbytes (`create_dynamic_map`): seven decades between 10⁻⁷ and 1, each
+//! evenly divided by twice as many values as the decade below. Here the code of zero is 0, so that states of zeros are moments of
+//! zero.
 
 use crate::{Dim, TypeError};
 
-/// The decades of a map, from `10⁻⁶..10⁻⁵` of the values to `10⁻¹..1`, each from a tenth of its power of ten up to it.
+/// The upper ends of a map's decades, which go from `10⁻⁷..10⁻⁶` to `10⁻¹..1`. Each decade begins at a tenth of its upper end.
 const POWERS: [f64; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
 
 /// The values of the nonnegative codes of a first moment: 0, then the values of seven decades with 1, 2, 4, … 64 values, then 1.

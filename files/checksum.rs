@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::Hasher;
 use twox_hash::XxHash3_64;
 
-/// A sum over bytes that are added one part after the other; where the parts begin does not count. Source of the function:
+/// A checksum of bytes that are added part by part. It does not depend on the boundaries of the parts. Source of the function:
 /// <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>.
 #[derive(Clone)]
 pub struct Checksum(XxHash3_64);
@@ -19,25 +19,25 @@ impl Checksum {
     /// The length of a sum as text.
     pub const DIGITS: usize = 16;
 
-    /// The sum of these bytes.
+    /// Returns the checksum of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let mut sum = Self::default();
         sum.add(bytes);
         sum
     }
 
-    /// The sum as a number.
+    /// Returns the checksum as a number.
     pub fn number(&self) -> u64 {
         self.0.finish()
     }
 
-    /// Adds the bytes that come next.
+    /// Adds the bytes that follow those added so far.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }
 }
 
-/// 16 hexadecimal digits.
+/// Writes the checksum as 16 hexadecimal digits.
 impl fmt::Display for Checksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0.finish())

@@ -1,4 +1,4 @@
-//! The operations on a disk that checkpoints, metrics and exports are made of, each of which a test can make fail.
+//! The single disk operations that checkpoints, metrics and exports are made of. A test can make each of them fail.
 //!
 //! A file is durable when it has been synced and the folder that has its name has been synced too. Only then does a name
 //! survive a loss of power.
@@ -16,7 +16,7 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// Waits until everything that was written is on the disk.
+    /// Waits until all written bytes are on the disk.
     ///
     /// # Errors
     /// The disk refuses.
@@ -24,10 +24,10 @@ impl OpenFile {
         fault::change(Change::Sync(&self.path), || self.file.sync_all())
     }
 
-    /// The last byte of a file that was opened to read it too; `None` of an empty file.
+    /// Returns the last byte of a file that was opened for reading and writing. `None` if the file is empty.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn last_byte(&mut self) -> io::Result<Option<u8>> {
         if self.file.seek(SeekFrom::End(0))? == 0 {
             return Ok(None);
@@ -38,7 +38,7 @@ impl OpenFile {
         Ok(Some(last[0]))
     }
 
-    /// The path that it was opened under.
+    /// Returns the path under which the file was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -61,7 +61,7 @@ impl Seek for OpenFile {
     }
 }
 
-/// Makes a file of a name that nothing has, not even a link.
+/// Creates a file under a name that neither a file nor a link has.
 ///
 /// # Errors
 /// The name is taken; the folder cannot be written.
@@ -70,17 +70,17 @@ pub fn create_new(path: &Path) -> io::Result<OpenFile> {
     Ok(OpenFile { file: fault::change(Change::Create(path), create)?, path: path.to_owned() })
 }
 
-/// Opens a file to read it and to write at its end; it is made if it is not there, but not where a link leads.
+/// Opens a file for reading and for writing at its end. Creates it if it is missing, but never at the target of a link.
 ///
 /// # Errors
-/// It cannot be opened or made.
+/// The file cannot be opened or created.
 pub fn append(path: &Path) -> io::Result<OpenFile> {
     let open = |new: bool| OpenOptions::new().read(true).append(true).create_new(new).open(path);
     let file = if path.exists() { open(false)? } else { fault::change(Change::Create(path), || open(true))? };
     Ok(OpenFile { file, path: path.to_owned() })
 }
 
-/// Makes a folder; its parent is there, and the name is free.
+/// Creates a folder. Its parent must exist, and the name must be free.
 ///
 /// # Errors
 /// The name is taken; the parent cannot be written.
@@ -88,10 +88,10 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
     fault::change(Change::Create(path), || fs::create_dir(path))
 }
 
-/// Makes a folder and those above it, where they are not there, so that their names last.
+/// Creates a folder and its missing parents, and syncs the parents, so that the names survive a loss of power.
 ///
 /// # Errors
-/// The name is a file's; a folder cannot be written.
+/// The name belongs to a file; a folder cannot be written.
 pub fn create_folders(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -106,7 +106,7 @@ pub fn create_folders(path: &Path) -> io::Result<()> {
     sync_folder(parent)
 }
 
-/// Gives a file or folder another name, in place of a file that has it.
+/// Renames a file or folder. A file that already has the new name is replaced.
 ///
 /// # Errors
 /// The system refuses.
@@ -124,7 +124,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     fault::change(Change::Remove(path), remove)
 }
 
-/// Puts a folder's names on the disk. Where folders cannot be opened (Windows) the file system sees to it.
+/// Syncs the names in a folder to the disk. On Windows, folders cannot be opened, and the file system does this by itself.
 ///
 /// # Errors
 /// The disk refuses.
@@ -133,14 +133,15 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     fault::change(Change::SyncFolder(folder), sync)
 }
 
-/// Whether an error of the system may pass while the command stays the same: a full disk, an error of a device, a network that is away.
+/// Whether an error of the system may disappear without a change of the command: a full disk, an error of a device, a lost
+/// network.
 pub fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{
         ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, Interrupted, NetworkDown,
         NetworkUnreachable, OutOfMemory, QuotaExceeded, ResourceBusy, StaleNetworkFileHandle, StorageFull,
         TimedOut, WouldBlock,
     };
-    // Too many open files have no kind of their own, nor has an error of the device.
+    // `ErrorKind` has no stable variant for device errors (EIO) and for too many open files (EMFILE, ENFILE).
     let numbers = [libc::EIO, libc::EMFILE, libc::ENFILE];
     let is_kind = matches!(
         error.kind(),
@@ -162,7 +163,7 @@ pub fn is_passing(error: &io::Error) -> bool {
     is_kind || error.raw_os_error().is_some_and(|number| numbers.contains(&number))
 }
 
-/// The folder that a path is in.
+/// Returns the folder that contains a path.
 pub fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

@@ -1,8 +1,8 @@
-//! Faults on purpose: a test makes one operation on the disk fail and looks at the disk afterwards, as SQLite's tests do
+//! Deliberate faults: a test makes one operation on the disk fail and looks at the disk afterwards, as SQLite's tests do
 //! (<https://www.sqlite.org/testing.html>, section 3).
 //!
-//! Operations are counted on the thread of the test alone. After the process was "killed" none of them does anything any
-//! more. A loss of power undoes every change that was not synced: written bytes, and names in folders.
+//! Only operations on the thread of the test are counted. After the process was "killed", all of its operations fail. A loss of
+//! power undoes every change that was not synced: written bytes, and names in folders.
 
 use crate::disk;
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// The failure of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The disk is full: the operation is not done, or of a write the first half.
+    /// The disk is full: the operation is not done. A write writes its first half.
     Full,
     /// The disk fails: the operation is not done.
     Failed,
@@ -28,7 +28,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 6] = [
         Self::Full,
         Self::Failed,
@@ -42,7 +42,7 @@ impl Fault {
 /// The change on disk that an operation makes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
-    /// Bytes of a file without a name, which nobody finds again after the process.
+    /// Access to a file without a name, which nobody can open after the process has ended.
     Unnamed,
     Create(&'a Path),
     Write(&'a Path),
@@ -56,7 +56,7 @@ pub(crate) enum Change<'a> {
 #[derive(Debug)]
 enum Unsynced {
     Created(PathBuf),
-    /// Bytes after this length.
+    /// Bytes of the file beyond this length.
     Written(PathBuf, u64),
     /// `replaced` is a copy of the file that had the new name before.
     Renamed {
@@ -77,7 +77,7 @@ struct FaultPlan {
     done: u64,
     ended: bool,
     unsynced: Vec<Unsynced>,
-    /// Files that were replaced or removed. Made when the first of them comes.
+    /// Copies of files that were replaced or removed.
     attic: tempfile::TempDir,
 }
 
@@ -90,12 +90,12 @@ pub fn inject<T>(at: u64, fault: Fault, work: impl FnOnce() -> T) -> T {
     run(Some((at, fault)), work).0
 }
 
-/// Runs `work` and counts its operations.
+/// Runs `work` and returns its result and the number of its operations.
 pub fn count<T>(work: impl FnOnce() -> T) -> (T, u64) {
     run(None, work)
 }
 
-/// The fault that a thread injects, on its way to another thread that works for it.
+/// The fault plan of a thread, while another thread works for that thread.
 #[derive(Default)]
 pub struct LentFault(Option<FaultPlan>);
 
@@ -105,7 +105,7 @@ pub fn lend() -> LentFault {
 }
 
 impl LentFault {
-    /// Runs `work` with the fault, on the thread that works for the other one.
+    /// Runs `work` with the fault on this thread, which works for the lending thread.
     #[must_use]
     pub fn during(self, work: impl FnOnce()) -> Self {
         PLAN.set(self.0);
@@ -113,14 +113,14 @@ impl LentFault {
         lend()
     }
 
-    /// Gives the fault back to the thread that lent it.
+    /// Returns the fault to the thread that lent it.
     pub fn give_back(self) {
         PLAN.set(self.0);
     }
 }
 
 fn run<T>(at: Option<(u64, Fault)>, work: impl FnOnce() -> T) -> (T, u64) {
-    /// A test that fails must not leave its plan to the next on this thread.
+    /// Clears the plan even if the test panics, so that the next test on this thread does not inherit it.
     struct Clear;
     impl Drop for Clear {
         fn drop(&mut self) {
@@ -139,7 +139,7 @@ fn killed() -> io::Error {
     io::Error::other("the process was killed (a test)")
 }
 
-/// Does an operation, unless a test has it fail.
+/// Does an operation, unless a test makes it fail.
 pub(crate) fn change<T>(change: Change<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let Some(fault) = before(change)? else { return act() };
     match fault {
@@ -148,7 +148,7 @@ pub(crate) fn change<T>(change: Change<'_>, act: impl FnOnce() -> io::Result<T>)
     }
 }
 
-/// Writes, as [`change`] does; of a full disk the first half.
+/// Writes, as [`change`] does. On a full disk only the first half of the bytes is written.
 pub(crate) fn write(
     path: &Path,
     bytes: &[u8],
@@ -164,14 +164,14 @@ pub(crate) fn write(
     }
 }
 
-/// Reads a file without a name, unless a test has the disk fail. A full disk can be read.
+/// Reads a file without a name, unless a test makes the disk fail. A full disk can still be read.
 pub(crate) fn read<T>(act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let Some(fault) = before(Change::Unnamed)? else { return act() };
     after(fault, act)
 }
 
-/// Counts an operation, and notes its change in case a loss of power undoes it. Returns `None` outside of a test, otherwise the
-/// fault of this operation. A fault that comes before the operation is the error.
+/// Counts an operation, and records its change so that a loss of power can undo it. Returns `None` outside of a test, otherwise
+/// the fault of this operation. A fault that comes before the operation is returned as the error.
 fn before(change: Change<'_>) -> io::Result<Option<Option<Fault>>> {
     PLAN.with_borrow_mut(|plan| {
         let Some(plan) = plan else { return Ok(None) };
@@ -205,7 +205,7 @@ fn after<T>(fault: Option<Fault>, act: impl FnOnce() -> io::Result<T>) -> io::Re
 }
 
 impl FaultPlan {
-    /// Notes the change of the next operation. A sync makes the noted changes of its file or folder last.
+    /// Records the change of the next operation. A sync drops the records of its file or folder, because they are now durable.
     fn keep(&mut self, change: Change<'_>) -> io::Result<()> {
         let unsynced = match change {
             Change::Unnamed => return Ok(()),
@@ -229,7 +229,7 @@ impl FaultPlan {
         Ok(())
     }
 
-    /// A copy of a file or folder.
+    /// Stores a copy of a file or folder in the attic, and returns its path.
     fn store(&self, path: &Path) -> io::Result<PathBuf> {
         let kept = self.attic.path().join(self.unsynced.len().to_string());
         copy(path, &kept)?;
@@ -264,7 +264,7 @@ impl Unsynced {
             Self::Created(path) if path.is_dir() => fs::remove_dir_all(path),
             Self::Created(path) if path.exists() => fs::remove_file(path),
             Self::Created(_) => Ok(()),
-            // Half of the bytes had reached the disk by themselves.
+            // Half of the unsynced bytes are kept, as if the system had already written them.
             Self::Written(path, from) if path.exists() => {
                 let file = OpenOptions::new().write(true).open(path)?;
                 let length = file.metadata()?.len();

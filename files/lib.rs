@@ -1,13 +1,13 @@
-//! Reading and writing of files that others may damage, change or lock, and whose contents must not be lost.
+//! Reading and writing of files that other programs may damage, change or lock, and whose contents must not be lost.
 //!
-//! - [`map`] maps a file that is read during a whole run. A file that changes under the run is noticed ([`changes`]),
-//!   and one that is cut off ends the process with a message that names it.
-//! - [`Replacement`] writes a file whole: under a temporary name, synced, renamed, its folder synced.
+//! - [`map`] maps a file that is read during a whole run. [`changes`] reports a file that changed during the run; a file that was
+//!   truncated ends the process with a message that names it.
+//! - [`Replacement`] writes a whole file: under a temporary name, synced, renamed, and its folder synced.
 //! - [`disk`] has the single operations that checkpoints and metrics are made of.
-//! - [`FolderLock`] gives a folder to one process.
-//! - [`scratch`] has a file for bytes that memory has no room for.
-//! - [`Checksum`] is the sum that tells damaged bytes from whole ones.
-//! - [`memory`] says how much memory this process can take, by the files of the system.
+//! - [`FolderLock`] reserves a folder for one process.
+//! - [`scratch`] has a file for bytes that do not fit in memory.
+//! - [`Checksum`] detects damaged bytes.
+//! - [`memory`] says how much memory this process can take, according to the system's files.
 //! - [`fault`] makes operations of [`disk`] fail in tests.
 
 mod checksum;

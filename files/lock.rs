@@ -5,10 +5,10 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// The name of the file in the folder that is locked, and says by whom.
+/// The name of the locked file in the folder. The file's contents name the process that holds the lock.
 const NAME: &str = ".lock";
 
-/// A folder that this process alone may write, until this is dropped.
+/// The right to write a folder, for this process alone, until this value is dropped.
 #[derive(Debug)]
 pub struct FolderLock {
     file: File,
@@ -17,10 +17,10 @@ pub struct FolderLock {
     folder: fs::Metadata,
 }
 
-/// A folder that was not locked.
+/// The reason why a folder was not locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process has it.
+    /// Another process has the lock.
     #[error("{} is in use by {holder}", folder.display())]
     Held {
         /// The folder.
@@ -36,7 +36,7 @@ pub enum LockError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The name of the lock file belongs to something else.
+    /// The name of the lock file belongs to something that is not a lock file.
     #[error("{} is not a lock of a run, and a run would overwrite it", path.display())]
     Foreign {
         /// The file or link.
@@ -52,19 +52,20 @@ pub enum LockError {
     },
 }
 
-/// Locks that may be lost to owners that go at the same moment, before the file system is blamed.
+/// The largest number of attempts. An attempt fails if the previous owner ends at the same moment; after so many failures the file
+/// system is at fault.
 const TRIES: usize = 1000;
 
 impl FolderLock {
-    /// Takes a folder that is there.
+    /// Locks a folder that exists.
     ///
     /// # Errors
-    /// Another process has it, or the file system refuses.
+    /// Another process has the lock, or the file system refuses.
     pub fn take(folder: &Path) -> Result<Self, LockError> {
         let path = folder.join(NAME);
         for _ in 0..TRIES {
             let lock = Self::take_file(folder, &path)?;
-            // An owner that went between opening and locking has removed the file that was opened.
+            // A previous owner that ended between our opening and our locking has removed the file that we opened.
             if lock.has_its_file() {
                 return Ok(lock);
             }
@@ -76,7 +77,7 @@ impl FolderLock {
     fn take_file(folder: &Path, path: &Path) -> Result<Self, LockError> {
         let failed = |source| LockError::Io { folder: folder.to_owned(), source };
         let foreign = || LockError::Foreign { path: path.to_owned() };
-        // A link would lead to a file of somebody else.
+        // A link would lead to a file that does not belong to this run.
         if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             return Err(foreign());
         }
@@ -85,7 +86,7 @@ impl FolderLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
-                // Who it is only helps; that it is somebody is certain.
+                // The holder's name is only a help: if it cannot be read, the folder is in use all the same.
                 let _ = (&file).take(1024).read_to_string(&mut holder);
                 let holder = holder.lines().next().unwrap_or("another process").to_owned();
                 return Err(LockError::Held { folder: folder.to_owned(), holder });
@@ -107,8 +108,8 @@ impl FolderLock {
         Ok(Self { file, path: path.to_owned(), folder: metadata })
     }
 
-    /// Returns whether the path still leads to the locked folder: it does not after the folder was removed or renamed. A
-    /// folder that cannot be looked at for another reason, or whose lock file somebody removed, is where it was.
+    /// Returns whether the path still leads to the locked folder, which is false after the folder was removed or renamed. If the
+    /// folder cannot be read for another reason, the answer is true. A removed lock file does not matter here.
     pub fn is_in_place(&self) -> bool {
         match fs::metadata(self.folder()) {
             Ok(now) => is_same(&self.folder, &now),
@@ -116,8 +117,8 @@ impl FolderLock {
         }
     }
 
-    /// Returns whether the lock file is there: it is not after somebody removed it, and then another run can take the folder. A file
-    /// that cannot be looked at for another reason is there.
+    /// Returns whether the lock file still exists. If somebody removed it, another run can lock the folder. If the file cannot be
+    /// read for another reason, the answer is true.
     pub fn is_held(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(named) => self.file.metadata().is_ok_and(|locked| is_same(&locked, &named)),
@@ -125,13 +126,13 @@ impl FolderLock {
         }
     }
 
-    /// Returns whether the locked file is the one in the folder.
+    /// Returns whether the locked file is the lock file of the folder.
     fn has_its_file(&self) -> bool {
         let (locked, named) = (self.file.metadata(), fs::metadata(&self.path));
         matches!((locked, named), (Ok(locked), Ok(named)) if is_same(&locked, &named))
     }
 
-    /// The folder.
+    /// Returns the locked folder.
     pub fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(&self.path)
     }
@@ -169,7 +170,7 @@ fn open(path: &Path) -> io::Result<File> {
 /// The beginning of the contents of every lock file.
 const MARK: &str = "process ";
 
-/// This process, this machine and now.
+/// Returns the text that names this process, this machine and the current time.
 fn holder() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let now = jiff::Timestamp::now().strftime("%F %T UTC");
@@ -184,7 +185,7 @@ mod tests {
     fn a_second_taker_is_told_of_the_first_until_it_goes() {
         let folder = tempfile::tempdir().unwrap();
         let first = FolderLock::take(folder.path()).unwrap();
-        // A lock belongs to an open file, so that a second one of the same process is refused as another's is.
+        // A lock belongs to an open file, so a second lock by the same process is refused like one by another process.
         let error = FolderLock::take(folder.path()).unwrap_err().to_string();
         let process = format!("is in use by process {} on ", std::process::id());
         assert!(error.contains(&process) && error.contains(" UTC"), "{error}");
@@ -217,7 +218,7 @@ mod tests {
         let lock = FolderLock::take(&link).unwrap();
         fs::remove_file(run.join(NAME)).unwrap();
         assert!(lock.is_in_place() && !lock.is_held());
-        // A link that leads to itself stands for any error but that of a folder that is not there.
+        // A link that leads to itself causes an error other than that of a missing folder.
         fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink(&link, &link).unwrap();
         assert!(lock.is_in_place());

@@ -1,10 +1,10 @@
-//! Files that are mapped into memory for a whole run, and changes of such files during the run.
+//! Files that are mapped into memory for a whole run, and the detection of changes of such files.
 //!
-//! - A mapped file that is cut off raises a bus error (SIGBUS) where the missing bytes are read. The handler here names the
-//!   file and ends the process; checkpoints that were saved before stay.
-//! - A program that writes to a mapped file changes the mapped bytes. [`changes`] compares sizes and times between steps;
-//!   a caller that knows the checksum of the file compares it with [`FileChanged::mapped_sum`].
-//! - A file that is replaced by rename, or removed, leaves the mapped bytes as they are.
+//! - A truncated file raises a bus error (SIGBUS) when its missing bytes are read. The handler in this file prints the name of the
+//!   file and ends the process. Saved checkpoints stay.
+//! - A program that writes to a mapped file changes the mapped bytes. [`changes`] compares sizes and times between steps. A caller
+//!   that knows the checksum of the file compares it with [`FileChanged::mapped_sum`].
+//! - If a file is removed, or replaced by rename, the mapped bytes stay as they are.
 
 use crate::Checksum;
 use crate::regular::open_regular;
@@ -26,22 +26,22 @@ pub struct FileChanged {
     /// The change.
     pub change: Change,
     mapped: Arc<Mapped>,
-    /// The file of this name, if there is one.
+    /// The stamp of the file that has this name now, if there is one.
     now: Option<Stamp>,
 }
 
 impl FileChanged {
-    /// The path that was mapped.
+    /// Returns the path of the mapped file.
     pub fn path(&self) -> &Path {
         &self.mapped.path
     }
 
-    /// The checksum of the mapped bytes, all of which are read. Those of a file that was cut off cannot be.
+    /// Returns the checksum of all mapped bytes. Do not call this for a truncated file: its missing bytes cannot be read.
     pub fn mapped_sum(&self) -> String {
         Checksum::of(&self.mapped.map).to_string()
     }
 
-    /// Ignores this change from now on. The caller has checked that the mapped bytes did not change.
+    /// Ignores this change from now on. The caller has checked that the mapped bytes are unchanged.
     pub fn accept(&self) {
         *self.mapped.stamp() = self.now.filter(|_| self.change != Change::Replaced);
     }
@@ -50,16 +50,16 @@ impl FileChanged {
 /// The change of a mapped file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The file is shorter: to read the missing bytes would end the process.
+    /// The file is shorter. Reading its missing bytes would end the process.
     Cut {
-        /// Bytes when it was mapped.
+        /// The file's bytes at mapping.
         before: u64,
-        /// Bytes now.
+        /// The file's bytes now.
         now: u64,
     },
-    /// The time of its last change is another, so that its bytes may be others.
+    /// The modification time is different, so the bytes may be different.
     Written,
-    /// Its name leads to another file, or to none. The mapped bytes are as they were.
+    /// The name leads to another file, or to none. The mapped bytes are unchanged.
     Replaced,
 }
 
@@ -93,7 +93,7 @@ impl Stamp {
         Self { identity, bytes: metadata.len(), modified: metadata.modified().ok() }
     }
 
-    /// The change between this stamp and a later one of the same name.
+    /// Returns the change between this stamp and a later stamp of the same path.
     fn change(&self, now: Option<Self>) -> Option<Change> {
         match now {
             None => Some(Change::Replaced),
@@ -105,12 +105,12 @@ impl Stamp {
     }
 }
 
-/// A mapped file. The file itself is closed: data may be more files than a process can have open.
+/// A mapped file. The file itself is closed, because a data set may have more files than a process can open.
 #[derive(Debug)]
 struct Mapped {
     map: Mmap,
     path: PathBuf,
-    /// The stamp at mapping, or when a later change was accepted. `None` is a file that was accepted without its name.
+    /// The stamp at mapping, or at the last accepted change. `None` after the replacement of the file was accepted.
     stamp: Mutex<Option<Stamp>>,
 }
 
@@ -129,7 +129,7 @@ impl Mapped {
     }
 }
 
-/// The bytes that the rest of the program holds. Dropped, the file is no longer watched.
+/// The owner of the mapped bytes that callers hold. When it is dropped, the file is no longer watched.
 struct Watched(Arc<Mapped>);
 
 impl AsRef<[u8]> for Watched {
@@ -151,7 +151,7 @@ impl Drop for Watched {
     }
 }
 
-/// The mapped files of each path. Data can be a million files.
+/// The mapped files of each path. A data set can have a million files.
 type ByPath = BTreeMap<PathBuf, Vec<Arc<Mapped>>>;
 
 static WATCHED: Mutex<ByPath> = Mutex::new(BTreeMap::new());
@@ -160,10 +160,10 @@ fn watched() -> MutexGuard<'static, ByPath> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The mapped files at these paths and in folders at these paths.
+/// Returns the mapped files at these paths and in folders at these paths.
 fn at(paths: &[PathBuf]) -> Vec<Arc<Mapped>> {
     let mut paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
-    // Paths are ordered by their components: a folder is followed by all that is in it.
+    // Paths are ordered by their components: a folder is followed by all paths in it.
     paths.sort_unstable();
     paths.dedup_by(|path, folder| path.starts_with(folder));
     let watched = watched();
@@ -175,7 +175,7 @@ fn at(paths: &[PathBuf]) -> Vec<Arc<Mapped>> {
     paths.into_iter().flat_map(under).collect()
 }
 
-/// The contents of a regular file, mapped and not copied, and watched until they are dropped.
+/// Maps the contents of a regular file without a copy. The file is watched until the bytes are dropped.
 ///
 /// # Errors
 /// The file cannot be opened; it is a folder, a pipe or a device.
@@ -185,9 +185,9 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     if stamp.bytes == 0 {
         return Ok(Bytes::new());
     }
-    // SAFETY: a read-only map is unsound only if the file changes meanwhile. The bytes are plain numbers of which no value
-    // is invalid, and each access is checked against the length at mapping time; a file that is cut off ends the process by
-    // the handler below before a byte of it is read.
+    // SAFETY: a read-only map is unsound only if the file changes meanwhile. Every bit pattern of the bytes is valid, and each
+    // access is checked against the length at mapping time. If the file is truncated, the handler below ends the process before a
+    // missing byte is used.
     #[allow(unsafe_code)]
     let map = unsafe { Mmap::map(&file) }?;
     fatal::watch(&map, path);
@@ -196,7 +196,7 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(Watched(mapped)))
 }
 
-/// Whether a path leads to a file that is mapped, perhaps under another name.
+/// Returns whether a path leads to a mapped file, perhaps under another name.
 pub fn is_in_use(path: &Path) -> bool {
     let Some(identity) = fs::metadata(path).ok().and_then(|metadata| Stamp::of(&metadata).identity) else {
         return false;
@@ -205,24 +205,24 @@ pub fn is_in_use(path: &Path) -> bool {
     watched().values().flatten().any(is_same)
 }
 
-/// Whether bytes lie in a file that is mapped.
+/// Returns whether bytes lie in a mapped file.
 pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
     let holds = |mapped: &Arc<Mapped>| mapped.map.as_ptr_range().contains(&bytes.as_ptr());
     watched().values().flatten().any(holds)
 }
 
-/// Compares the mapped files at these paths, and in folders at these paths, with their state at mapping. Returns the changes.
+/// Returns the changes of the mapped files at these paths, and in folders at these paths, since they were mapped.
 pub fn changes(paths: &[PathBuf]) -> Vec<FileChanged> {
     at(paths).into_iter().filter_map(Mapped::change).collect()
 }
 
-/// Returns whether an opened file has the bytes that are mapped under its path, if any are.
+/// Returns whether an opened file is unchanged since it was mapped under this path. True if no file is mapped under the path.
 pub fn is_as_mapped(path: &Path, opened: &Metadata) -> bool {
     let is_same = |mapped: &Arc<Mapped>| *mapped.stamp() == Some(Stamp::of(opened));
     watched().get(path).is_none_or(|mapped| mapped.iter().all(is_same))
 }
 
-/// The handler of bus errors. It may use nothing that allocates or locks, so it has a table of its own.
+/// The handler of bus errors. It must neither allocate nor lock, so it has its own table of files.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 mod fatal {
@@ -247,17 +247,17 @@ mod fatal {
         bytes: AtomicUsize::new(0),
         path: AtomicPtr::new(std::ptr::null_mut()),
     };
-    /// Files beyond these are mapped as well, and have no name in the message.
+    /// The table of watched files. Files beyond its size are mapped as well, but the message cannot name them.
     static PLACES: [Place; 256] = [FREE; 256];
 
-    /// The exit code of errors that a user can mend.
+    /// The exit code of errors that a user can correct.
     const EXIT_CODE: c_int = 2;
 
     static INSTALLED: Once = Once::new();
-    /// The process's earlier reaction to a bus error.
+    /// The handler of bus errors before this one was installed.
     static mut EARLIER: MaybeUninit<sigaction> = MaybeUninit::uninit();
 
-    /// Watches a map until [`leave`].
+    /// Watches a map until [`leave`] is called.
     pub(super) fn watch(map: &[u8], path: &Path) {
         INSTALLED.call_once(install);
         let taken =
@@ -269,7 +269,7 @@ mod fatal {
         place.start.store(map.as_ptr() as usize, Ordering::Release);
     }
 
-    /// Frees the place of the map that starts there.
+    /// Frees the place of the map that begins at `start`.
     pub(super) fn leave(start: usize) {
         if let Some(place) = PLACES.iter().find(|place| place.start.load(Ordering::Acquire) == start) {
             place.start.store(0, Ordering::Release);
@@ -277,12 +277,12 @@ mod fatal {
     }
 
     fn install() {
-        // SAFETY: the struct is plain data of which all zeros is a value; the handler has the signature that SA_SIGINFO asks
-        // for; `EARLIER` is written here alone, once, before the handler can run.
+        // SAFETY: the struct is plain data, for which all zeros is a valid value. The handler has the signature that SA_SIGINFO
+        // requires. `EARLIER` is written only here, once, before the handler can run.
         unsafe {
             let mut action: sigaction = zeroed();
             action.sa_sigaction = handler as *const () as usize;
-            // On the thread's own stack for signals, where it has one: this thread may be short of stack.
+            // The handler runs on the thread's signal stack if there is one, because the thread's own stack may be nearly full.
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigemptyset(&mut action.sa_mask);
             libc::sigaction(libc::SIGBUS, &action, (&raw mut EARLIER).cast());
@@ -297,7 +297,7 @@ mod fatal {
             for place in &PLACES {
                 let (start, bytes) =
                     (place.start.load(Ordering::Acquire), place.bytes.load(Ordering::Acquire));
-                // Beyond the end to the end of the page, which is mapped too.
+                // The rest of the last page is mapped too.
                 if start > 1 && (start..start + bytes.next_multiple_of(1 << 16)).contains(&address) {
                     say(b"\nerror: `");
                     let path = place.path.load(Ordering::Acquire);
@@ -307,7 +307,7 @@ mod fatal {
                     libc::_exit(EXIT_CODE);
                 }
             }
-            // The address is in no mapped file. The earlier reaction is restored, and follows when the instruction is repeated.
+            // The address is in no mapped file. The earlier handler is restored, and runs when the instruction is repeated.
             libc::sigaction(libc::SIGBUS, (&raw const EARLIER).cast(), std::ptr::null_mut());
         }
     }
@@ -339,7 +339,7 @@ mod tests {
         fs::write(&path, [1, 2, 3]).unwrap();
         let bytes = map(&path).unwrap();
         assert_eq!(change(), None);
-        // Time is counted in steps of some milliseconds.
+        // Modification times have a resolution of some milliseconds.
         let later = SystemTime::now() + std::time::Duration::from_secs(10);
         fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
         assert_eq!(change(), Some(Change::Written));
@@ -352,7 +352,7 @@ mod tests {
         OpenOptions::new().append(true).open(&path).unwrap().write_all(&[4, 5]).unwrap();
         let grown = changed().unwrap();
         assert_eq!(grown.change, Change::Written);
-        // A later change is not accepted with this one.
+        // Accepting an earlier change does not accept a later one.
         OpenOptions::new().append(true).open(&path).unwrap().write_all(&[6]).unwrap();
         grown.accept();
         assert_eq!(change(), Some(Change::Written));
@@ -408,10 +408,10 @@ mod tests {
         assert!(map(&folder.path().join("empty")).unwrap().is_empty());
     }
 
-    /// Set for the process that reads.
+    /// The environment variable of the process that reads missing bytes.
     const READER: &str = "FILES_TEST_READS_MISSING_BYTES";
 
-    /// The reading end of the next test, in a process of its own: it ends the process.
+    /// The part of the next test that runs in its own process and ends that process.
     #[test]
     fn reads_missing_bytes() {
         if std::env::var_os(READER).is_none() {

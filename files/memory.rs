@@ -1,10 +1,10 @@
-//! The memory that this process can still take, where the system says so (Linux).
+//! The memory that this process can still take, on systems that report it (Linux).
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// Bytes that this process can still take: the machine's free memory and swap, and no more than the limits on the process's
-/// control groups (of a container or a job) and on its address space leave (`ulimit -v`). `None` where the system does not say.
+/// Returns the bytes that this process can still take: the machine's free memory and swap, limited by the process's control groups
+/// (of a container or a job) and by its address space (`ulimit -v`). `None` if the system does not report them.
 pub fn available() -> Option<u64> {
     let meminfo = read_to_string("/proc/meminfo").ok()?;
     let swap = kibibytes(&meminfo, "SwapFree:").unwrap_or(0);
@@ -21,18 +21,19 @@ pub fn available() -> Option<u64> {
     [of_groups, of_addresses].into_iter().flatten().chain([free]).min()
 }
 
-/// Bytes of this machine's memory. `None` where the system does not say.
+/// Returns the bytes of this machine's memory. `None` if the system does not report them.
 pub fn total() -> Option<u64> {
     kibibytes(&read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-/// The bytes that the cache of ZFS gives back when they are needed, by the text of `arcstats`. The system counts them as used.
+/// Returns the bytes that the cache of ZFS gives back when they are needed, from the text of `arcstats`. The system counts them as
+/// used.
 /// <https://openzfs.github.io/openzfs-docs/man/master/4/zfs.4.html>
 fn zfs_cache(arcstats: &str) -> Option<u64> {
     Some(word(arcstats, "size")?.saturating_sub(word(arcstats, "c_min").unwrap_or(0)))
 }
 
-/// The last word of the line that begins with the word `name`, as a number.
+/// Returns the last word of the line whose first word is `name`, as a number.
 fn word(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.split_whitespace().next() == Some(name))?;
     line.split_whitespace().last()?.parse().ok()
@@ -42,9 +43,9 @@ fn word(text: &str, name: &str) -> Option<u64> {
 struct Controller {
     limit: &'static str,
     used: &'static str,
-    /// Words of `memory.stat`: the cached pages of files, which are given back.
+    /// Names in `memory.stat`: the cached pages of files, which the system gives back when memory is short.
     cached: [&'static str; 2],
-    /// Limit and use of swap, apart from memory.
+    /// The files with the limit and the use of swap, if swap is counted apart from memory.
     swap: Option<[&'static str; 2]>,
 }
 
@@ -64,8 +65,8 @@ const VERSION_1: Controller = Controller {
     swap: None,
 };
 
-/// The bytes that the limits of the process's groups leave, by the text of `/proc/self/cgroup` and the files under `root`, on
-/// a machine with so many bytes of free swap. `None` if there is no limit.
+/// Returns the bytes that the limits of the process's groups leave, from the text of `/proc/self/cgroup` and the files under
+/// `root`. `swap` is the machine's free swap in bytes. `None` if there is no limit.
 fn left_to_groups(groups: &str, root: &Path, swap: u64) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let [number, controllers, path] = line.splitn(3, ':').collect::<Vec<_>>().try_into().ok()?;
@@ -81,7 +82,7 @@ fn left_to_groups(groups: &str, root: &Path, swap: u64) -> Option<u64> {
     left.min()
 }
 
-/// The least that a group or a group above it leaves. A container may show its own group as the root.
+/// Returns the least that any group on the path leaves. A container may show its own group as the root.
 fn left_in_tree(controller: &Controller, root: &Path, path: &str, swap: u64) -> Option<u64> {
     let mut folders: Vec<PathBuf> = vec![root.to_owned()];
     let names = path.split('/').filter(|name| !name.is_empty() && *name != "..");
@@ -90,8 +91,8 @@ fn left_in_tree(controller: &Controller, root: &Path, path: &str, swap: u64) -> 
 }
 
 impl Controller {
-    /// The bytes that the limits of the group in `folder` leave, on a machine with so many bytes of free swap. `None` if its
-    /// memory has no limit.
+    /// Returns the bytes that the limits of the group in `folder` leave, if the machine has `free_swap` bytes of free swap. `None`
+    /// if its memory has no limit.
     fn left(&self, folder: &Path, free_swap: u64) -> Option<u64> {
         let read = |name: &str| read_to_string(folder.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
@@ -108,13 +109,13 @@ impl Controller {
     }
 }
 
-/// The bytes that a line `NAME: 12 kB` says.
+/// Returns the bytes in a line such as `NAME: 12 kB`.
 fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The soft limit on the address space in bytes by the text of `/proc/self/limits`; `None` if there is no limit.
+/// Returns the soft limit on the address space in bytes, from the text of `/proc/self/limits`. `None` if there is no limit.
 fn limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     line.split_whitespace().next()?.parse().ok()
@@ -147,7 +148,7 @@ mod tests {
         assert_eq!(zfs_cache("name type data\n"), None);
     }
 
-    /// A tree of groups with these files.
+    /// Creates a tree of groups with these files.
     fn groups(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -184,10 +185,10 @@ mod tests {
             ("memory.swap.max", "50\n"),
             ("memory.swap.current", "20\n"),
         ]);
-        // A container without a name space of its own shows a path that it does not see.
+        // A container without its own cgroup namespace shows a path that does not exist inside it.
         let left = |free_swap| left_to_groups("0::/docker/0123\n", root.path(), free_swap);
         assert_eq!((left(4000), left(10), left(0)), (Some(330), Some(310), Some(300)));
-        // Without a limit of its own, a group may use all swap of the machine, and no more memory than before.
+        // A group without a swap limit may use all swap of the machine, but no more memory than before.
         std::fs::write(root.path().join("memory.swap.max"), "max\n").unwrap();
         assert_eq!((left(4000), left(0)), (Some(4300), Some(300)));
     }

@@ -1,14 +1,14 @@
-//! Files that are read: regular ones, and nothing that waits or never ends.
+//! Opening of regular files only: no pipes or devices, which may block or never end.
 
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::Path;
 
-/// Opens a regular file, or a link to one. A pipe would wait for its writer while it is opened, and a device has no end;
-/// neither can be read twice.
+/// Opens a regular file, or a link to one. Pipes and devices are refused: opening a pipe waits for its writer, a device has no
+/// end, and neither can be read twice.
 ///
 /// # Errors
-/// A file that is missing, may not be read, or is no regular file.
+/// The file is missing, may not be read, or is not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let metadata = fs::metadata(path)?;
     if metadata.is_dir() {
@@ -23,7 +23,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// A kind of file in words.
+/// Returns the name of a kind of file.
 fn kind(metadata: &Metadata) -> &'static str {
     #[cfg(unix)]
     {

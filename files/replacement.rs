@@ -1,4 +1,4 @@
-//! A file that takes the place of another when it is whole.
+//! A file that is written under a temporary name and replaces its target when it is complete.
 
 use crate::disk::{self, OpenFile};
 use std::ffi::OsString;
@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 /// The end of every temporary name.
 const ENDING: &str = ".partial";
-/// The random digits in a temporary name.
+/// The number of random digits in a temporary name.
 const DIGITS: usize = 16;
 
-/// A name beside `target` for something that is not whole yet: hidden, and not to be guessed by others who may write the folder.
+/// Returns a temporary name beside `target` for an incomplete file: hidden, and random so that other users of the folder cannot
+/// guess it.
 pub fn temporary_name(target: &Path) -> PathBuf {
-    // The keys of a hash map are drawn by the system, anew for each.
+    // The system draws new random keys for each `RandomState`.
     let random = RandomState::new().build_hasher().finish();
     let mut name = OsString::from(".");
     name.push(target.file_name().unwrap_or_default());
@@ -22,11 +23,11 @@ pub fn temporary_name(target: &Path) -> PathBuf {
     target.with_file_name(name)
 }
 
-/// Removes files and folders of temporary names from `folder`, which killed processes left there. The caller holds the
-/// folder's lock.
+/// Removes the files and folders in `folder` that have temporary names; killed processes left them. The caller holds the folder's
+/// lock.
 ///
 /// # Errors
-/// The folder cannot be read, or something in it not removed. No folder is no error.
+/// The folder cannot be read, or an entry cannot be removed. A missing folder is not an error.
 pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -41,7 +42,7 @@ pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether [`temporary_name`] makes names like this.
+/// Whether a name has the form of the names that [`temporary_name`] makes.
 fn is_temporary(name: &str) -> bool {
     let random = name.strip_prefix('.').and_then(|name| name.strip_suffix(ENDING)?.rsplit_once('.'));
     let is_random =
@@ -49,8 +50,8 @@ fn is_temporary(name: &str) -> bool {
     random.is_some_and(|(_, digits)| is_random(digits))
 }
 
-/// A file that is written under a temporary name beside its target. Dropped before it is published, it is gone, and the
-/// target is as it was.
+/// A file that is written under a temporary name beside its target. If it is dropped before it is published, it is removed, and
+/// the target stays as it was.
 #[derive(Debug)]
 pub struct Replacement {
     out: BufWriter<OpenFile>,
@@ -61,10 +62,10 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Begins a file that will stand at `target`.
+    /// Begins a file that will replace `target`.
     ///
     /// # Errors
-    /// The folder is not there, or cannot be written.
+    /// The folder does not exist, or cannot be written.
     pub fn begin(target: &Path) -> io::Result<Self> {
         if target.file_name().is_none() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
@@ -77,7 +78,7 @@ impl Replacement {
     /// Writes a whole file to `target`.
     ///
     /// # Errors
-    /// The system refuses; the target is as it was then.
+    /// The system refuses; the target then stays as it was.
     pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
         let mut replacement = Self::begin(target)?;
         replacement.write_all(bytes)?;
@@ -97,17 +98,17 @@ impl Replacement {
         Ok(())
     }
 
-    /// The path that the file gets.
+    /// Returns the path that the file will have.
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// The path that the file has until it is published.
+    /// Returns the path that the file has until it is published.
     pub fn path(&self) -> &Path {
         self.out.get_ref().path()
     }
 
-    /// Gives the file its name, for good.
+    /// Renames the file to its target and syncs the folder.
     ///
     /// # Errors
     /// The system refuses; the target is as it was, or has the new contents.
@@ -139,7 +140,7 @@ impl Seek for Replacement {
 impl Drop for Replacement {
     fn drop(&mut self) {
         if !self.published {
-            // A file that cannot be removed keeps its temporary name, which no reader looks for.
+            // If the file cannot be removed, it keeps its temporary name, which no reader looks for.
             let _ = disk::remove(self.out.get_ref().path());
         }
     }

@@ -1,4 +1,4 @@
-//! A file for bytes that memory has no room for, while a run lasts.
+//! A temporary file for bytes that do not fit in memory during a run.
 
 use crate::Checksum;
 use crate::fault::{self, Change};
@@ -14,16 +14,16 @@ use std::thread;
 /// The unit of direct reads and writes. It is at least the block size of every common disk.
 pub const PAGE: u64 = 4096;
 
-/// The bytes of one request.
+/// The bytes of one request to the system.
 const REQUEST: usize = 4 << 20;
 
-/// The most requests in flight at once.
+/// The largest number of requests in flight at once.
 const IN_FLIGHT: usize = 4;
 
-/// A file without a name, which goes with the process however it ends. Reads and writes pass the cache of the system by, where it lets
-/// them. The bytes of each request have a checksum in memory, which is compared when they are read again.
+/// A file without a name, which the system removes when the process ends in any way. Reads and writes bypass the system's cache if
+/// it allows that. The checksum of each written request is kept in memory and compared when the bytes are read again.
 ///
-/// Places are multiples of [`PAGE`], and the bytes between the end of a range and the next multiple belong to the range.
+/// Offsets are multiples of [`PAGE`]. The bytes between the end of a range and the next multiple belong to the range.
 #[derive(Debug)]
 pub struct ScratchFile {
     file: File,
@@ -32,10 +32,10 @@ pub struct ScratchFile {
 }
 
 impl ScratchFile {
-    /// A file of so many bytes in a folder. The bytes are reserved, so that no later write finds the disk full.
+    /// Creates a file of so many bytes in a folder. The bytes are reserved, so that no later write finds the disk full.
     ///
     /// # Errors
-    /// A folder that takes no file; a disk with too little room.
+    /// No file can be created in the folder; the disk has too little space.
     pub fn new(folder: &Path, bytes: u64) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE).max(PAGE);
         let (file, is_direct) = match direct(folder) {
@@ -43,22 +43,22 @@ impl ScratchFile {
             Err(_) => (tempfile::tempfile_in(folder)?, false),
         };
         match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-            // A system that cannot reserve bytes takes them when they are written.
+            // A system that cannot reserve bytes allocates them when they are written.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(bytes)?,
             reserved => reserved?,
         }
         Ok(Self { file, is_direct, sums: Mutex::default() })
     }
 
-    /// Whether reads and writes pass the cache of the system by.
+    /// Whether reads and writes bypass the system's cache.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// Reads the bytes from a place on.
+    /// Reads bytes, from the offset `at` on.
     ///
     /// # Errors
-    /// Those of the disk; bytes that are not those written.
+    /// An error of the disk; bytes that differ from the written ones.
     pub fn read(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
         let requests = to.chunks_mut(REQUEST).zip((at..).step_by(REQUEST));
         in_parallel(requests, |(to, at), room| {
@@ -77,10 +77,10 @@ impl ScratchFile {
         })
     }
 
-    /// Writes bytes from a place on.
+    /// Writes bytes, from the offset `at` on.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// An error of the disk.
     pub fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
         let requests = from.chunks(REQUEST).zip((at..).step_by(REQUEST));
         in_parallel(requests, |(from, at), room| {
@@ -97,16 +97,16 @@ impl ScratchFile {
     }
 }
 
-/// A file without a name for direct reads and writes.
+/// Creates a file without a name for direct reads and writes.
 fn direct(folder: &Path) -> io::Result<File> {
     let flags = libc::O_TMPFILE | libc::O_DIRECT;
     let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(folder)?;
-    // Some systems open such a file and refuse every write.
+    // Some systems open such a file and then refuse every write.
     file.write_all_at(Room::default().of(1), 0)?;
     Ok(file)
 }
 
-/// Whether a folder is on the file system of another machine, which is slower than a disk and may take no direct writes.
+/// Returns whether a folder lies on a network file system, which is slower than a disk and may refuse direct writes.
 pub fn is_on_network(folder: &Path) -> bool {
     /// Magic numbers of NFS, SMB, SMB 2, CIFS, AFS, 9P and Ceph, from `linux/magic.h`.
     const NETWORK: [i64; 7] =
@@ -114,7 +114,7 @@ pub fn is_on_network(folder: &Path) -> bool {
     statfs(folder).is_ok_and(|found| NETWORK.contains(&found.f_type))
 }
 
-/// Carries out requests, several at once if there are several. `work` gets the room of its thread.
+/// Carries out requests, several at once. `work` gets the buffer of its thread.
 fn in_parallel<T: Send>(
     requests: impl Iterator<Item = T> + Send,
     work: impl Fn(T, &mut Room) -> io::Result<()> + Sync,
@@ -134,7 +134,7 @@ fn in_parallel<T: Send>(
         Ok(())
     };
     thread::scope(|scope| {
-        // Where the system gives no more threads, fewer requests are in flight.
+        // If the system refuses a thread, fewer requests are in flight.
         let spawn = |_| thread::Builder::new().spawn_scoped(scope, worker).ok();
         let threads: Vec<_> = (1..IN_FLIGHT).filter_map(spawn).collect();
         let own = worker();
@@ -144,12 +144,12 @@ fn in_parallel<T: Send>(
     })
 }
 
-/// Memory at a multiple of [`PAGE`], which direct reads and writes need.
+/// A buffer that starts at a multiple of [`PAGE`], as direct reads and writes need.
 #[derive(Default)]
 struct Room(Vec<u8>);
 
 impl Room {
-    /// Room for so many bytes and the rest of their last page.
+    /// Returns a buffer of so many bytes, rounded up to whole pages.
     fn of(&mut self, bytes: usize) -> &mut [u8] {
         let page = PAGE as usize;
         let bytes = bytes.next_multiple_of(page);

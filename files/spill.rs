@@ -1,4 +1,4 @@
-//! Bytes that rest in a file without a name, instead of in memory.
+//! Bytes that are kept in a file without a name instead of in memory.
 
 use crate::mapped::is_mapped;
 use bytes::Bytes;
@@ -7,23 +7,24 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// Fewer bytes stay in memory.
+/// The size below which bytes stay in memory.
 const SMALL: usize = 1 << 20;
 
-/// A file of bytes that were put together and are read again later. It has no name, and goes when the last of its bytes are dropped.
-/// The system may take the memory of such bytes for something else at any time.
+/// A file for bytes that were assembled and are read again later. It has no name, and disappears when the last of its bytes are
+/// dropped. The system may use the memory of such bytes for something else at any time.
 pub struct Spill {
-    /// `None` where the folder takes no file: the bytes stay in memory.
+    /// `None` if no file can be created in the folder; then the bytes stay in memory.
     file: Option<File>,
 }
 
 impl Spill {
-    /// A file in a folder.
+    /// Creates a file in a folder.
     pub fn new(folder: &Path) -> Self {
         Self { file: tempfile::tempfile_in(folder).ok() }
     }
 
-    /// The same bytes. They rest in the file, unless they are few, are of a mapped file already, or cannot be written.
+    /// Returns the same bytes. They are moved to the file, unless they are few, lie in a mapped file already, or cannot be
+    /// written.
     pub fn put(&mut self, bytes: Bytes) -> Bytes {
         if bytes.len() < SMALL || is_mapped(&bytes) {
             return bytes;
@@ -36,7 +37,7 @@ impl Spill {
 
     fn written(&mut self, bytes: &[u8]) -> io::Result<Mmap> {
         let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound)?;
-        // A write that failed halfway has left bytes that nobody reads.
+        // Bytes that an earlier failed write left at the end are skipped.
         let begin = file.seek(SeekFrom::End(0))?;
         file.write_all(bytes)?;
         // SAFETY: the file has no name, so no other program can change it, and this one only appends.

@@ -1,5 +1,5 @@
-//! What can be known of a program without running it: readers, lifetimes, memory, cost. Pure data and algorithms, shared by
-//! passes and by the runtime's lowering.
+//! Facts about a program that need no run of it: readers, lifetimes, memory, cost. Pure data and algorithms, shared by passes and
+//! by the runtime's lowering.
 
 pub mod cost;
 pub mod indices;

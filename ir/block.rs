@@ -1,9 +1,9 @@
-//! Rectangular blocks of tensors: what a rank holds of a tensor that is split.
+//! Rectangular blocks of tensors: the parts that ranks hold of a split tensor.
 
 use crate::Tensor;
 use crate::tensor::{Elements, offsets, strides};
 
-/// The block of `sizes` whose first element stands at `start`. Panics if it does not lie in the tensor.
+/// Copies the block of `sizes` that begins at `start`. Panics if it does not lie in the tensor.
 pub fn read(tensor: &Tensor, start: &[usize], sizes: &[usize]) -> Tensor {
     fn pick<T: Copy>(elements: &[T], (starts, len): (Vec<usize>, usize)) -> Vec<T> {
         let mut block = Vec::with_capacity(starts.len() * len);
@@ -19,7 +19,7 @@ pub fn read(tensor: &Tensor, start: &[usize], sizes: &[usize]) -> Tensor {
     Tensor { dtype: tensor.dtype, sizes: sizes.to_vec(), elements }
 }
 
-/// Puts a block of the same element type in its place at `start`. Panics if it does not fit.
+/// Writes a block of the same element type into a tensor at `start`. Panics if it does not fit.
 pub fn write(tensor: &mut Tensor, start: &[usize], block: &Tensor) {
     fn put<T: Copy>(to: &mut [T], from: &[T], (starts, len): (Vec<usize>, usize)) {
         let runs = starts.into_iter().zip(from.chunks_exact(len.max(1)));
@@ -34,11 +34,11 @@ pub fn write(tensor: &mut Tensor, start: &[usize], block: &Tensor) {
     }
 }
 
-/// Where the contiguous runs of a block begin in the tensor, and the length of each.
+/// Returns the offsets in the tensor where the contiguous runs of a block begin, and their common length.
 fn runs(whole: &[usize], start: &[usize], sizes: &[usize]) -> (Vec<usize>, usize) {
     let fits = (0..whole.len()).all(|i| start[i] + sizes[i] <= whole[i]);
     assert!(fits && whole.len() == sizes.len(), "{sizes:?} at {start:?} are not a block of {whole:?}");
-    // The last dim that is cut is still contiguous with those after it.
+    // The last dim that is cut is still contiguous with the dims after it.
     let cut = (0..whole.len()).rev().find(|&i| sizes[i] != whole[i]).unwrap_or(0);
     let own = strides(whole);
     let base: usize = start.iter().zip(&own).map(|(start, stride)| start * stride).sum();

@@ -6,7 +6,7 @@ use bytes::Bytes;
 /// A row of the data table.
 #[derive(Clone, Debug)]
 pub struct Data {
-    /// Name, unique in the module; for data of a file the file's name of the tensor.
+    /// Name, unique in the module. For a tensor of the file, its name in the file.
     pub name: String,
     /// Element type and dims, all bound; never sharded.
     pub ty: Type,
@@ -16,22 +16,22 @@ pub struct Data {
     pub claim: Option<Claim>,
 }
 
-/// A claim about the role of a file's tensor. The pass `parameters` weighs it against the tensor's uses.
+/// A claim about the role of a file's tensor. The pass `parameters` weighs the claim against the tensor's uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Claim {
-    /// The user wants it trained.
+    /// The user asked that the tensor be trained.
     Asked,
-    /// The exporter lists it as a parameter.
+    /// The exporter lists the tensor as a parameter.
     Parameter,
-    /// The exporter lists it as a buffer.
+    /// The exporter lists the tensor as a buffer.
     Buffer,
     /// The exporter's list is complete, and the tensor is not on it.
     Unlisted,
-    /// The exporter computed it, perhaps from parameters.
+    /// The exporter computed the tensor, perhaps from parameters.
     Computed,
-    /// The author of the model named it. Parameters have such names; buffers have them too.
+    /// The author of the model named the tensor. Both parameters and buffers have such names.
     Named,
-    /// The exporter writes constants of the code in this way, and parameters in another.
+    /// The tensor has the form in which the exporter writes constants of the code, and not parameters.
     Literal,
 }
 
@@ -47,27 +47,27 @@ impl Claim {
         (Self::Literal, "literal"),
     ];
 
-    /// Whether a single number of which this is said may be a parameter.
+    /// Returns whether a tensor of one element with this claim may be a parameter.
     pub fn may_be_trained(self) -> bool {
         matches!(self, Self::Asked | Self::Parameter | Self::Named)
     }
 }
 
-/// Where the bytes of a tensor are. Little endian, row-major, as in ONNX's `raw_data` and in safetensors.
+/// The place of a tensor's bytes. They are little endian and row-major, as in ONNX's `raw_data` and in safetensors.
 #[derive(Clone, Debug)]
 pub enum Blob {
-    /// Small, made by the compiler, and written out in text.
+    /// Small bytes that the compiler made. They are written out in text.
     Inline(Bytes),
-    /// In the model's file: a slice of the mapped file, or nothing when the file came without its weights. Text has
-    /// the name alone, and equality of modules ignores the bytes.
+    /// Bytes in the model's file: a slice of the mapped file, or `None` when the file came without its weights. Text has only the
+    /// name, and equality of modules ignores the bytes.
     File(Option<Bytes>),
 }
 
 impl Data {
-    /// Bytes up to which data made by the compiler is written out in text.
+    /// The largest number of bytes of compiler-made data that are written out in text.
     pub const INLINE_BYTES: usize = 1 << 20;
 
-    /// The bytes, if they are here.
+    /// Returns the bytes, if they were loaded.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.blob {
             Blob::Inline(bytes) => Some(bytes),
@@ -89,8 +89,8 @@ impl PartialEq for Data {
     }
 }
 
-/// Whether elements of `width` bytes are those that modules begin with: all equal, or zeros and one other number, as in an
-/// identity. Tensors with such elements may be equal without being one parameter.
+/// Whether elements of `width` bytes look like initial values of a module: all equal, or zeros and one other number, as in an
+/// identity matrix. Two tensors with such elements may be equal without being the same parameter.
 pub fn is_initial(bytes: &[u8], width: usize) -> bool {
     let is_zero = |element: &[u8]| element.iter().all(|&byte| byte == 0);
     let mut elements = bytes.chunks(width.max(1));

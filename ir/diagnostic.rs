@@ -1,43 +1,43 @@
-//! What a user is told when something cannot be done.
+//! The message that a user gets when the program cannot do what was asked.
 
 use crate::visible;
 use std::fmt;
 
-/// A user's mistake or a limit met: what is wrong, where, and what would work.
+/// A user's mistake or a limit: the fault, its place, and a remedy.
 ///
-/// Each part is one line where it is shown: hidden characters, of which the names of a hostile file may be full, are
-/// escaped there (see [`visible()`]).
+/// Each part is shown as one line. Hidden characters, which the names in a hostile file may contain, are escaped when it is shown
+/// (see [`visible()`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// What is wrong, with the numbers.
+    /// The fault, with the numbers.
     pub message: String,
-    /// Where: file, node with its operator and opset.
+    /// The place of the fault: file, node with its operator and opset.
     pub origin: Option<String>,
-    /// Why, and what to do about it; one thought each.
+    /// Reasons and remedies, one in each note.
     pub notes: Vec<String>,
-    /// Whether the fault may pass without a change of the command: a full disk, a lost process.
+    /// Whether the fault may disappear without a change of the command, such as a full disk or a lost process.
     pub is_passing: bool,
 }
 
 impl Diagnostic {
-    /// A diagnostic without origin or notes.
+    /// Makes a diagnostic without origin or notes.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), ..Self::default() }
     }
 
-    /// Says whether the fault may pass without a change of the command.
+    /// Sets whether the fault may disappear without a change of the command.
     pub fn passing_if(mut self, is_passing: bool) -> Self {
         self.is_passing = is_passing;
         self
     }
 
-    /// Says where.
+    /// Sets the place of the fault.
     pub fn at(mut self, origin: impl Into<String>) -> Self {
         self.origin = Some(origin.into());
         self
     }
 
-    /// The diagnostic of a text of several lines, such as a compiler's: the first is the message, each other one a note.
+    /// Makes a diagnostic of several lines of text, such as a compiler's: the first line is the message, each other line a note.
     pub fn of_lines(text: &str) -> Self {
         let (first, others) = text.split_once('\n').unwrap_or((text, ""));
         Self::new(first).note_lines(others)
@@ -48,7 +48,7 @@ impl Diagnostic {
         text.trim_end().lines().fold(self, Self::note)
     }
 
-    /// Adds why, or what to do.
+    /// Adds a reason or a remedy.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
@@ -67,7 +67,7 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// An ill-typed node that a pass built: a bug, told as such.
+/// An ill-typed node that a pass built is reported as a bug of the compiler.
 impl From<crate::TypeError> for Diagnostic {
     fn from(error: crate::TypeError) -> Self {
         Self::new(format!("a node that the compiler built is ill-typed: {error}"))

@@ -1,4 +1,4 @@
-//! Sizes of dims: numbers, or, until dims are bound, products of a number and symbols.
+//! Sizes of dims: numbers, or products of a number and symbols until the symbols are bound.
 
 use crate::visible;
 use smallvec::SmallVec;
@@ -9,27 +9,27 @@ use std::sync::Arc;
 /// The dims of a tensor, outermost first.
 pub type Dims = SmallVec<[Dim; 4]>;
 
-/// The size of a dim: `coefficient · Π symbols`. Products are all that reshapes of real exports need; a sum of
-/// symbols has no `Dim`, and the import asks for a binding instead.
+/// The size of a dim: `coefficient · Π symbols`. Reshapes of real exports need products only. A sum of symbols has no `Dim`; the
+/// import then asks for a binding of the symbols.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dim {
     coefficient: u64,
-    /// Sorted, with repetition for powers.
+    /// The symbols, sorted; a power is a repeated symbol.
     symbols: SmallVec<[Arc<str>; 1]>,
 }
 
 impl Dim {
-    /// A number.
+    /// Makes a size that is a number.
     pub fn known(size: u64) -> Self {
         Self { coefficient: size, symbols: SmallVec::new() }
     }
 
-    /// A named size, fixed later by binding.
+    /// Makes a named size, whose number a later binding gives.
     pub fn symbol(name: &str) -> Self {
         Self { coefficient: 1, symbols: SmallVec::from_iter([Arc::from(name)]) }
     }
 
-    /// The number, when no symbol is left.
+    /// Returns the number, if the size has no symbols or is 0.
     pub fn size(&self) -> Option<u64> {
         (self.symbols.is_empty() || self.coefficient == 0).then_some(self.coefficient)
     }
@@ -39,17 +39,17 @@ impl Dim {
         self.size() == Some(1)
     }
 
-    /// The number in front of the symbols.
+    /// Returns the number in front of the symbols.
     pub fn coefficient(&self) -> u64 {
         self.coefficient
     }
 
-    /// The symbols, sorted, with repetition for powers.
+    /// Returns the symbols, sorted; a power is a repeated symbol.
     pub fn symbols(&self) -> &[Arc<str>] {
         &self.symbols
     }
 
-    /// The product, or `None` when the number overflows.
+    /// Returns the product, or `None` when the number overflows.
     pub fn product(&self, other: &Self) -> Option<Self> {
         let coefficient = self.coefficient.checked_mul(other.coefficient)?;
         let mut symbols = self.symbols.clone();
@@ -58,7 +58,7 @@ impl Dim {
         Some(Self { coefficient, symbols })
     }
 
-    /// The exact quotient, or `None` when `other` is zero or does not divide.
+    /// Returns the exact quotient, or `None` when `other` is zero or does not divide.
     pub fn quotient(&self, other: &Self) -> Option<Self> {
         if other.coefficient == 0 || !self.coefficient.is_multiple_of(other.coefficient) {
             return None;
@@ -71,7 +71,7 @@ impl Dim {
         Some(Self { coefficient: self.coefficient / other.coefficient, symbols })
     }
 
-    /// This size with the given symbols replaced by numbers, or `None` on overflow.
+    /// Returns this size with the given symbols replaced by numbers, or `None` on overflow.
     pub fn bind(&self, bindings: &BTreeMap<String, u64>) -> Option<Self> {
         let mut bound = Self::known(self.coefficient);
         for symbol in &self.symbols {

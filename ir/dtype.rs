@@ -41,7 +41,7 @@ impl DType {
         [F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, Bool]
     };
 
-    /// Bytes an element takes in memory and in a file.
+    /// Returns the bytes that an element takes in memory and in a file.
     pub fn bytes(self) -> u64 {
         match self {
             Self::F64 | Self::I64 | Self::U64 => 8,
@@ -61,7 +61,7 @@ impl DType {
         !self.is_float() && self != Self::Bool
     }
 
-    /// The name in text.
+    /// Returns the name in text.
     pub fn name(self) -> &'static str {
         match self {
             Self::F64 => "f64",

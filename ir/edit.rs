@@ -1,7 +1,7 @@
-//! Changing a program: the one way nodes are added, replaced and removed.
+//! Changes of a program: the only way in which nodes are added, replaced and removed.
 //!
-//! A [`Builder`] collects the edits of one pass and applies them at once in [`Builder::finish`]; until then the
-//! order of the module stands as it was, so a pass can walk it while it builds.
+//! A [`Builder`] collects the edits of one pass and applies them at once in [`Builder::finish`]. Until then the order of the
+//! module stays unchanged, so a pass can walk it while it builds.
 
 use crate::module::{Definition, Module, Node, Phase, Value};
 use crate::ops::{Inference, Op, Operator};
@@ -10,12 +10,12 @@ use cranelift_entity::{EntitySet, SecondaryMap};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Where new nodes go.
+/// The place of new nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// Just before this node, after what was put there earlier.
+    /// Just before this node, after the nodes that were put there earlier.
     Before(NodeId),
-    /// Just after this node, after what was put there earlier.
+    /// Just after this node, after the nodes that were put there earlier.
     After(NodeId),
     /// Before the first node of this phase.
     Start(Phase),
@@ -26,20 +26,20 @@ pub enum At {
 /// Whether a pass changed the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// It did.
+    /// The pass changed the module.
     Yes,
-    /// It did not.
+    /// The pass did not change the module.
     No,
 }
 
 impl Changed {
-    /// `Yes` if `self` or `other` is.
+    /// Returns `Yes` if `self` or `other` is `Yes`.
     pub fn or(self, other: Self) -> Self {
         if self == Self::Yes { self } else { other }
     }
 }
 
-/// The edits of one pass. New nodes take phase, stage, copy and origin from the context the caller set.
+/// The edits of one pass. New nodes take phase, stage, copy, place and origin from the builder's settings.
 pub struct Builder<'m> {
     module: &'m mut Module,
     by: Arc<str>,
@@ -60,7 +60,7 @@ pub struct Builder<'m> {
 }
 
 impl<'m> Builder<'m> {
-    /// A builder for the pass `by` that appends to the forward phase.
+    /// Creates a builder for the pass `by` that appends to the forward phase.
     pub fn new(module: &'m mut Module, by: &str) -> Self {
         Self {
             module,
@@ -82,18 +82,18 @@ impl<'m> Builder<'m> {
         }
     }
 
-    /// The module as it is; nodes added so far have ids and values but no place in the order yet.
+    /// Returns the module in its current state. Nodes added so far have ids and values, but no place in the order yet.
     pub fn module(&self) -> &Module {
         self.module
     }
 
-    /// The module's tables of states, data, inputs and outputs, to add to.
+    /// Returns the module so that the caller can add to its tables of states, data, inputs and outputs.
     pub fn tables(&mut self) -> &mut Module {
         self.changed = Changed::Yes;
         self.module
     }
 
-    /// Puts new nodes there. `Before` and `After` also take over that node's phase, stage, copy, place and origin.
+    /// Puts the next nodes at `at`. `Before` and `After` also copy that node's phase, stage, copy, place and origin.
     pub fn at(&mut self, at: At) -> &mut Self {
         self.at = at;
         match at {
@@ -108,37 +108,37 @@ impl<'m> Builder<'m> {
         self
     }
 
-    /// Says where the next nodes come from.
+    /// Sets the origin of the next nodes.
     pub fn origin(&mut self, origin: impl Into<Arc<str>>) -> &mut Self {
         self.origin = origin.into();
         self
     }
 
-    /// Who makes the next nodes: the pass, or the pass and its rule.
+    /// Sets the author of the next nodes: the pass, or the pass and its rule.
     pub fn by(&mut self, by: &str) -> &mut Self {
         self.by = Arc::from(by);
         self
     }
 
-    /// The stage of the next nodes.
+    /// Sets the stage of the next nodes.
     pub fn stage(&mut self, stage: u32) -> &mut Self {
         self.stage = stage;
         self
     }
 
-    /// The copy number of the next nodes.
+    /// Sets the copy number of the next nodes.
     pub fn copy(&mut self, copy: u32) -> &mut Self {
         self.copy = copy;
         self
     }
 
-    /// The memory in which the next nodes compute.
+    /// Sets the memory in which the next nodes compute.
     pub fn place(&mut self, place: Tier) -> &mut Self {
         self.place = place;
         self
     }
 
-    /// The type of a value.
+    /// Returns the type of a value.
     pub fn ty(&self, value: ValueId) -> &Type {
         self.module.ty(value)
     }
@@ -152,7 +152,7 @@ impl<'m> Builder<'m> {
         self.push_typed(op, operands, &[])
     }
 
-    /// Adds a node whose operator reads its result types (reshape, broadcast, slice, iota…).
+    /// Adds a node whose operator reads its declared result types (reshape, broadcast, slice, iota…).
     pub fn push_typed(
         &mut self,
         op: impl Into<Op>,
@@ -188,12 +188,12 @@ impl<'m> Builder<'m> {
         Ok(results)
     }
 
-    /// Adds a node of one result.
+    /// Adds a node with one result.
     pub fn one(&mut self, op: impl Into<Op>, operands: &[ValueId]) -> Result<ValueId, TypeError> {
         Ok(self.push(op, operands)?[0])
     }
 
-    /// Adds a node of one result whose operator reads its type.
+    /// Adds a node with one result, whose operator reads the declared type.
     pub fn one_typed(
         &mut self,
         op: impl Into<Op>,
@@ -203,7 +203,7 @@ impl<'m> Builder<'m> {
         Ok(self.push_typed(op, operands, &[ty])?[0])
     }
 
-    /// Lays a value over the mesh. Whether its node can make it so is the verifier's to say.
+    /// Changes the sharding of a value. The verifier checks that its node can produce it.
     pub fn shard(&mut self, value: ValueId, sharding: Sharding) {
         if self.module.values[value].ty.sharding != sharding {
             self.module.values[value].ty.sharding = sharding;
@@ -211,13 +211,13 @@ impl<'m> Builder<'m> {
         }
     }
 
-    /// Gives a value another size along a dim. Whether its node then makes it so is the verifier's to say.
+    /// Changes the size of a value along a dim. The verifier checks that its node can produce it.
     pub fn resize(&mut self, value: ValueId, dim: usize, size: Dim) {
         self.module.values[value].ty.dims[dim] = size;
         self.changed = Changed::Yes;
     }
 
-    /// Puts a node on another stage.
+    /// Moves a node to another stage.
     pub fn set_stage(&mut self, node: NodeId, stage: u32) {
         if self.module.nodes[node].stage != stage {
             self.module.nodes[node].stage = stage;
@@ -225,7 +225,7 @@ impl<'m> Builder<'m> {
         }
     }
 
-    /// Has a node compute in another memory. Whether its operands lie there is the verifier's to say.
+    /// Changes the memory in which a node computes. The verifier checks that its operands lie there.
     pub fn set_place(&mut self, node: NodeId, place: Tier) {
         if self.module.nodes[node].place != place {
             self.module.nodes[node].place = place;
@@ -233,14 +233,14 @@ impl<'m> Builder<'m> {
         }
     }
 
-    /// Gives a value another element type. What its node then does is for those to know who run it.
+    /// Changes the element type of a value. The caller makes sure that its node can produce that type.
     pub fn set_dtype(&mut self, value: ValueId, dtype: crate::DType) {
         self.module.values[value].ty.dtype = dtype;
         self.changed = Changed::Yes;
     }
 
-    /// Puts another state in the place of one: its name, type, initializer and view. Whether the nodes that read it can is the verifier's to
-    /// say.
+    /// Replaces the name, type, initializer and view of a state. The verifier checks that the nodes that read the state accept the
+    /// new type.
     pub fn renew_state(
         &mut self,
         id: crate::StateId,
@@ -255,7 +255,7 @@ impl<'m> Builder<'m> {
         self.changed = Changed::Yes;
     }
 
-    /// Makes a node read another value instead of its operand, from now on.
+    /// Replaces an operand of a node at once.
     pub fn set_operand(&mut self, node: NodeId, operand: usize, value: ValueId) {
         self.module.nodes[node].operands[operand] = value;
         self.changed = Changed::Yes;
@@ -269,13 +269,13 @@ impl<'m> Builder<'m> {
         }
     }
 
-    /// Removes a node once the edits are applied. Its results must have no reader left by then.
+    /// Removes a node once the edits are applied. By then its results must have no readers.
     pub fn remove(&mut self, node: NodeId) {
         self.removed.insert(node);
         self.changed = Changed::Yes;
     }
 
-    /// Moves a node there, within its phase. It must come after what makes its operands, and before its readers.
+    /// Moves a node to `at`, within its phase. The place must lie after the nodes that define its operands and before its readers.
     pub fn move_to(&mut self, node: NodeId, at: At) {
         self.moved.insert(node);
         self.list(at).push(node);
@@ -288,13 +288,13 @@ impl<'m> Builder<'m> {
         self.move_to(node, At::End(phase));
     }
 
-    /// Moves a node to the start of a later phase, after those that were moved there before.
+    /// Moves a node to the start of a later phase, after nodes that were moved there before.
     pub fn move_to_start(&mut self, node: NodeId, phase: Phase) {
         self.module.nodes[node].phase = phase;
         self.move_to(node, At::Start(phase));
     }
 
-    /// The nodes that go there, in order.
+    /// Returns the list of nodes that go to `at`, in order.
     fn list(&mut self, at: At) -> &mut Vec<NodeId> {
         match at {
             At::Before(anchor) => &mut self.before[anchor],
@@ -304,7 +304,7 @@ impl<'m> Builder<'m> {
         }
     }
 
-    /// What readers of `value` will read.
+    /// Returns the value that readers of `value` will read.
     pub fn resolve(&self, mut value: ValueId) -> ValueId {
         while let Some(new) = self.replaced[value] {
             value = new;
@@ -353,7 +353,7 @@ impl<'m> Builder<'m> {
         self.changed
     }
 
-    /// Emits a node with what stands before and after it.
+    /// Appends a node to the order, with the nodes before and after it.
     fn put(&self, id: NodeId, order: &mut Vec<NodeId>) {
         for &inner in &self.before[id] {
             self.put(inner, order);

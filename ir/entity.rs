@@ -1,4 +1,4 @@
-//! Typed ids of everything a module holds. Their `Display` is the text syntax.
+//! Typed ids of everything in a module. Their `Display` is the text syntax.
 
 use cranelift_entity::entity_impl;
 

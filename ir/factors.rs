@@ -1,21 +1,21 @@
-//! Sharding rules as factors: which dims of operands and results move together.
+//! Sharding rules as factors: which dims of operands and results are split together.
 //!
-//! A rule is one line, such as `"* m k+, * k n -> * m n"`: operands, then results, a word a dim.
+//! A rule is one line, such as `"* m k+, * k n -> * m n"`: operands, then results, with one word for each dim.
 //!
 //! | word | meaning |
 //! | --- | --- |
 //! | `m` | a factor; the same word is the same factor |
 //! | `k+`, `k max`, `k min` | a reduced factor: sharding it leaves a partial value of that kind |
-//! | `(h k)` | a dim that merges factors, major first; sizes come from where they stand alone |
+//! | `(h k)` | a dim that merges factors, major first; a factor's size comes from a dim where it is alone |
 //! | `k^` | a factor that cannot be split |
 //! | `k~` | a factor that the operator's own partition rule splits |
 //! | `*`, `*+` | all remaining dims, aligned at the last one over operands and results; `*+`: each reduced by sum |
 //! | `1` | a dim of size one that belongs to no factor |
 //! | `.` | a scalar |
 //!
-//! Results that have a reduced factor are split along it; those that lack it become partial.
+//! Results that contain a reduced factor are split along it; results that lack it become partial.
 //!
-//! The idea is Shardy's (OpShardingRule); the names of factors mean nothing outside the line.
+//! The idea is Shardy's (OpShardingRule). The names of factors have no meaning outside of their rule.
 
 use crate::{AxisId, Dim, Mesh, PartialKind, Signature, Type};
 use smallvec::SmallVec;
@@ -24,13 +24,13 @@ use std::collections::BTreeMap;
 /// Index of a factor in [`Factors::factors`].
 pub type FactorId = u32;
 
-/// The factors of one dim, major first; none for a dim of size one that only stretches.
+/// The factors of one dim, major first. Empty for a dim of size one that only stretches.
 pub type DimFactors = SmallVec<[FactorId; 1]>;
 
 /// The axes that split a factor, major first.
 pub type FactorAxes = SmallVec<[AxisId; 1]>;
 
-/// The factors of a dim with the axes that split each.
+/// The factors of a dim, each with the axes that split it.
 pub type Splits = SmallVec<[(FactorId, FactorAxes); 2]>;
 
 /// The sharding rule of one operation on given types.
@@ -42,37 +42,37 @@ pub struct Factors {
     pub operands: Vec<Vec<DimFactors>>,
     /// For each result, for each dim, its factors.
     pub results: Vec<Vec<DimFactors>>,
-    /// Sets of operands in which the operation is linear (jointly), so that a partial sum passes through.
+    /// Sets of operands in which the operation is (jointly) linear, so that partial sums pass through.
     pub linear: Vec<SmallVec<[u32; 2]>>,
-    /// Whether it leaves zeros zeros: see [`Factors::keeps_zeros_along`].
+    /// Whether the operation maps zeros to zeros: see [`Factors::keeps_zeros_along`].
     pub zeros: bool,
 }
 
 /// A factor: an iteration dimension of the operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Factor {
-    /// How many steps it has.
+    /// The number of steps of the iteration.
     pub size: Dim,
-    /// What splitting it does.
+    /// The effect of splitting the factor.
     pub kind: FactorKind,
 }
 
-/// What splitting a factor does.
+/// The effect of splitting a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactorKind {
-    /// Splits operands and results alike.
+    /// Operands and results are split alike.
     Free,
-    /// Leaves a partial value of this kind.
+    /// The result is a partial value of this kind.
     Reduced(PartialKind),
-    /// Not possible.
+    /// The factor cannot be split.
     Whole,
-    /// Needs the operator's own partition rule.
+    /// The operator's own partition rule is needed.
     Custom,
 }
 
 impl Factors {
-    /// The rule of that line for these types. Panics when line and types disagree: `infer` has accepted the types,
-    /// so that would be a bug in the operator's file, which the conformance test runs.
+    /// Parses the rule `line` for these types. Panics when rule and types disagree: `infer` has accepted the types, so that would
+    /// be a bug in the operator's file, which the conformance test would find.
     pub fn rule(line: &str, signature: &Signature) -> Self {
         let (operands, results) = line.split_once("->").expect("a rule has an arrow");
         let mut parser = RuleParser::default();
@@ -81,32 +81,32 @@ impl Factors {
         parser.finish(operands, results, signature)
     }
 
-    /// The rule of an elementwise operation with broadcasting.
+    /// Returns the rule of an elementwise operation with broadcasting.
     pub fn elementwise(signature: &Signature) -> Self {
         let side = |count: usize| vec!["*"; count].join(", ");
         let line = format!("{} -> {}", side(signature.operands.len()), side(signature.results.len()));
         Self::rule(&line, signature)
     }
 
-    /// The rule of an operation without operands whose result may be split anywhere.
+    /// Returns the rule of an operation without operands whose result may be split along any dim.
     pub fn source(signature: &Signature) -> Self {
         Self::rule(" -> *", signature)
     }
 
-    /// Says that the operation is linear in these operands together.
+    /// Declares that the operation is linear in these operands together.
     pub fn linear_in(mut self, operands: &[u32]) -> Self {
         self.linear.push(SmallVec::from_slice(operands));
         self
     }
 
-    /// Says that the operation leaves zeros zeros, so that dims may be padded with them.
+    /// Declares that the operation maps zeros to zeros, so that dims may be padded with zeros.
     pub fn keeping_zeros(mut self) -> Self {
         self.zeros = true;
         self
     }
 
-    /// Whether a factor may have more steps, at its end, in which every operand that has it is zero: then the results
-    /// that have it are zero there too, and everything else is as it was.
+    /// Whether a factor may be extended at its end by steps for which every operand that has the factor is zero. Then the results
+    /// that have it are zero there too, and all other numbers stay the same.
     pub fn keeps_zeros_along(&self, factor: FactorId) -> bool {
         let has = |operand: usize| self.operands[operand].iter().any(|dim| dim.contains(&factor));
         let all = (0..self.operands.len()).all(|operand| has(operand) || self.operands[operand].is_empty());
@@ -114,8 +114,8 @@ impl Factors {
         self.zeros && (all || self.linear.iter().any(linear))
     }
 
-    /// Spreads the axes that split a dim over the dim's factors, major first. `Err` has the first axis that finds no
-    /// place: the parts would not be contiguous, or a factor does not divide.
+    /// Distributes the axes that split a dim over the dim's factors, major first. `Err` has the first axis that fits on no factor,
+    /// because the parts would not be contiguous, or because the axis does not divide the factor.
     pub fn spread(&self, mesh: &Mesh, dim: &[FactorId], axes: &[AxisId]) -> Result<Splits, AxisId> {
         let mut rest = axes.iter().copied().filter(|&axis| mesh.axes[axis].size > 1).peekable();
         let mut splits = Splits::new();
@@ -129,14 +129,15 @@ impl Factors {
                 left /= mesh.axes[axis].size;
                 own.push(axis);
             }
-            // A factor that is not used up leaves nothing contiguous for the next.
+            // A factor that is not fully split leaves no contiguous parts for the next factor.
             open = open && left == 1;
             splits.push((factor, own));
         }
         rest.next().map_or(Ok(splits), Err)
     }
 
-    /// The axes of a dim whose factors are split so, as far as [`Factors::spread`] would give them back.
+    /// Returns the axes that split a dim if its factors are split by `splits`: the longest list that [`Factors::spread`] maps
+    /// back.
     pub fn merge(
         &self,
         mesh: &Mesh,
@@ -172,7 +173,7 @@ struct RuleParser {
 }
 
 impl RuleParser {
-    /// Words of every tensor on one side, `*` expanded.
+    /// Parses the words of every tensor on one side, with `*` expanded.
     fn side(&mut self, text: &str, types: &[Type]) -> Vec<Vec<DimFactors>> {
         let texts: Vec<&str> = if types.is_empty() { vec![] } else { text.split(',').collect() };
         assert_eq!(texts.len(), types.len(), "rule side `{text}` has the wrong number of tensors");
@@ -191,7 +192,7 @@ impl RuleParser {
         let mut dims = Vec::new();
         for word in &words {
             if let Some(kind) = star(word) {
-                // Aligned at the last dim: the i-th from the right is the same factor everywhere.
+                // Aligned at the last dim: the i-th dim from the right has the same factor in all tensors.
                 (0..stars).rev().for_each(|i| dims.push(self.word(&[(format!("*{i}"), kind)])));
             } else {
                 dims.push(self.word(&parse_word(word)));
@@ -236,7 +237,7 @@ impl RuleParser {
                 }
             }
         }
-        // A merged dim may hold one factor that stands alone nowhere: it has what the others leave.
+        // A merged dim may have one factor that is nowhere alone. Its size is the quotient of the dim and the other factors.
         for (factors, size) in dims() {
             let unknown: Vec<_> = factors.iter().filter(|&&f| sizes[f as usize].is_none()).copied().collect();
             if let [factor] = unknown[..] {

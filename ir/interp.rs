@@ -1,11 +1,11 @@
-//! The interpreter: what a program means. Every pass and every backend is checked against it.
+//! The interpreter: the meaning of a program. Every pass and every backend is checked against it.
 //!
-//! One call runs one step: `prepare`, then `forward` and `backward` for each microbatch, then `update`. States are
-//! read as they were when the step began and written when it ends, but buffers and counters that a microbatch phase
-//! writes, which are carried from microbatch to microbatch.
+//! One call runs one step: `prepare`, then `forward` and `backward` for each microbatch, then `update`. States are read as they
+//! were when the step began, and written when it ends. The exceptions are buffers and counters that a microbatch phase writes:
+//! they are carried from microbatch to microbatch.
 //!
-//! A program for several devices runs on as many simulated ranks, all of which take each node before any takes the
-//! next. States, inputs and outputs are those of the whole mesh: split on the way in, put together on the way out.
+//! A program for several devices runs on as many simulated ranks. All ranks run a node before any rank runs the next one. States,
+//! inputs and outputs are global: they are split when they enter and joined when they leave.
 
 mod collective;
 mod held;
@@ -21,36 +21,36 @@ use std::collections::BTreeMap;
 
 pub use memory::{LargestValue, StepMemory, bytes_of, memory};
 
-/// How numbers are kept between nodes.
+/// The precision in which numbers are kept between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Every float as f64; casts between float types do nothing. For equality.
+    /// Every float as f64; casts between float types do nothing. Used to compare programs for equality.
     Exact,
-    /// Every float rounded to its value's element type. For precision.
+    /// Every float rounded to its value's element type. Used to compare precision.
     Typed,
 }
 
 /// The value of every state of a module.
 pub type StateValues = BTreeMap<StateId, Tensor>;
 
-/// What to do about a state whose bytes did not come with the model.
+/// The treatment of a state whose bytes did not come with the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// Say which are missing.
+    /// Return an error that names the missing states.
     Refuse,
-    /// Draw them, normal with deviation 0.02, from the seed.
+    /// Draw the values from the seed: normal, with deviation 0.02.
     Draw,
 }
 
-/// What a step reported: for each output one tensor a microbatch, or one if it belongs to `prepare` or `update`.
+/// The outputs of a step: for each output one tensor per microbatch, or a single tensor if it belongs to `prepare` or `update`.
 pub type StepOutputs = BTreeMap<String, Vec<Tensor>>;
 
-/// The values of all states before step 0.
+/// Returns the values of all states before step 0.
 pub fn initial_states(module: &Module, seed: u64, missing: Missing) -> Result<StateValues, Diagnostic> {
     initial_states_but(module, seed, missing, |_| None)
 }
 
-/// The values of all states before step 0, but for those that are given.
+/// Returns the values of all states before step 0. States for which `given` has a value take that value.
 pub fn initial_states_but(
     module: &Module,
     seed: u64,
@@ -69,6 +69,7 @@ pub fn initial_states_but(
     Ok(values)
 }
 
+/// Returns the value of a state before step 0. `earlier` has the values of the states that are defined before it.
 fn initial_value(
     module: &Module,
     id: StateId,
@@ -124,26 +125,25 @@ fn initial_value(
     })
 }
 
-/// The sum of two tensors of floats of equal sizes, of the type of the first.
+/// Returns the sum of two float tensors of equal sizes, in the type of the first.
 fn added(x: &Tensor, y: &Tensor) -> Tensor {
     let sum = x.floats().iter().zip(y.floats()).map(|(x, y)| x + y).collect();
     Tensor::float(x.dtype, x.sizes.clone(), sum)
 }
 
-/// The tensor of a row of the data table, if its bytes are here and whole.
+/// Returns the tensor of a row of the data table, if its bytes are loaded and complete.
 pub fn file_tensor(data: &Data) -> Option<Tensor> {
     Tensor::from_bytes(&data.ty, data.bytes()?)
 }
 
-/// The most ranks of a mesh that are simulated.
+/// The largest number of ranks that are simulated.
 pub const MOST_RANKS: u64 = 1024;
 
-/// Runs one step: reads and writes `states`, reports the outputs. The module is one that the verifier accepts.
+/// Runs one step: reads and writes `states`, returns the outputs. The module must be one that the verifier accepts.
 ///
-/// `microbatches` has, for each microbatch, a tensor for every input; these, states and outputs are global, whatever
-/// the mesh. Errors: an input that is missing or of another type, unbound dims, constants whose bytes are not here; a
-/// value on which ranks disagree that should all hold the same, which is a fault of the program. After an error the
-/// states are as they were.
+/// `microbatches` has, for each microbatch, a tensor for every input. Inputs, states and outputs are global, whatever the mesh.
+/// Errors: a missing input or an input of another type; unbound dims; constants whose bytes are missing; ranks that disagree on a
+/// value that they should all hold, which is a fault of the program. After an error the states are unchanged.
 pub fn step(
     module: &Module,
     mode: Mode,
@@ -154,7 +154,7 @@ pub fn step(
     StepInterpreter::new(module, mode, microbatches.len()).step(states, microbatches)
 }
 
-/// Everything that could make a step fail, before it starts.
+/// Checks everything that could make a step fail, before it starts.
 fn check(
     module: &Module,
     states: &StateValues,
@@ -200,7 +200,7 @@ fn check(
     Ok(())
 }
 
-/// The mesh can be simulated, and everything divides over it.
+/// Checks that the mesh can be simulated, and that all values divide over it.
 fn check_mesh(module: &Module) -> Result<(), Diagnostic> {
     let (mesh, sizes) = (&module.mesh, module.mesh.axes.values().map(|axis| axis.size));
     let count = sizes.fold(1, u64::saturating_mul);

@@ -1,11 +1,11 @@
 //! Trainyard's intermediate representation.
 //!
 //! One IR carries a program from the ONNX import to the last pass; a pass makes it more concrete and never
-//! translates it into another representation. The pieces, in the order a newcomer should read them:
-//! [`types`] and [`module`] (what a program is), [`ops`] (what a node computes), [`edit`] (how a pass changes a
-//! program), [`verify`] (what every program must satisfy), [`text`] (how it is written), [`interp`] (what it means).
+//! translates it into another representation. The modules, in the order in which a newcomer should read them: [`types`] and
+//! [`module`] (the parts of a program), [`ops`] (the operators), [`edit`] (changes of a program), [`verify`] (its invariants),
+//! [`text`] (its printed form), [`interp`] (its meaning).
 
-// These macros panic where the stream is full or closed.
+// The printing macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod analysis;

@@ -1,8 +1,8 @@
 //! Machines as plain data that passes may read: devices, links, nodes and clusters.
 //!
-//! The numbers of a device are peaks, as its data sheet has them. [`Attained`] and [`Link::attained`] are the fractions of these
-//! peaks that programs attain; `attained` has the table of them with its sources. `presets` has the machines that are
-//! known by name, and `time` is the cost model: the time of a node, a collective, a transfer and a copy on a machine.
+//! The numbers of a device are the peaks of its data sheet. [`Attained`] and [`Link::attained`] are the fractions of these peaks
+//! that programs attain; `attained` has their table with its sources. `presets` has the machines that are known by name. `time` is
+//! the cost model: the time of a node, a collective, a transfer and a copy on a machine.
 
 mod attained;
 mod cluster;
@@ -17,29 +17,29 @@ use crate::{DType, Op};
 /// A device that runs programs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// Its name, for people.
+    /// The name, for messages.
     pub name: String,
-    /// Its kind.
+    /// The kind of the device.
     pub kind: DeviceKind,
-    /// The number of a GPU's multiprocessors, by which kernels choose their number of blocks; of a processor its cores.
+    /// The number of multiprocessors of a GPU, by which kernels choose their number of blocks; the number of cores of a processor.
     pub multiprocessors: u32,
-    /// Bytes of its memory.
+    /// The bytes of its memory.
     pub memory: u64,
-    /// Bytes per second to and from its memory.
+    /// The bytes per second to and from its memory.
     pub memory_bandwidth: f64,
-    /// Peak rates of the multiplication of matrices.
+    /// The peak rates of matrix multiplication.
     pub matrices: FlopRates,
-    /// Peak rates of arithmetic on single elements.
+    /// The peak rates of arithmetic on single elements.
     pub elements: FlopRates,
     /// The fractions of these peaks that programs attain.
     pub attained: Attained,
     /// The link to the other devices of its node.
     pub link: Link,
-    /// Seconds from the end of a kernel to the beginning of the next kernel on its stream.
+    /// The seconds from the end of a kernel to the beginning of the next kernel on its stream.
     pub launch: f64,
-    /// Watts under load.
+    /// The power under load, in watts.
     pub watts: f64,
-    /// Dollars per hour.
+    /// The price in dollars per hour.
     pub price_per_hour: f64,
 }
 
@@ -60,23 +60,23 @@ impl DeviceKind {
 /// Floating-point operations per second, by element type; a multiply-add is two operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FlopRates {
-    /// In f64.
+    /// The rate in f64.
     pub f64: f64,
-    /// In f32, and on integers.
+    /// The rate in f32, and on integers.
     pub f32: f64,
-    /// In f16.
+    /// The rate in f16.
     pub f16: f64,
-    /// In bf16.
+    /// The rate in bf16.
     pub bf16: f64,
 }
 
 impl FlopRates {
-    /// The same rate for every element type.
+    /// Returns the same rate for every element type.
     pub const fn uniform(rate: f64) -> Self {
         Self { f64: rate, f32: rate, f16: rate, bf16: rate }
     }
 
-    /// The rate for an element type. Integers have the rate of f32.
+    /// Returns the rate for an element type. Integers have the rate of f32.
     pub fn of(&self, dtype: DType) -> f64 {
         match dtype {
             DType::F64 => self.f64,
@@ -96,16 +96,16 @@ impl FlopRates {
     }
 }
 
-/// The fractions of a device's peaks that programs attain, from above 0 to 1.
+/// The fractions of a device's peaks that programs attain, above 0 and at most 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attained {
-    /// Of the bandwidth of memory, by a kernel that streams.
+    /// The fraction of the memory bandwidth that a streaming kernel attains.
     pub memory: f64,
-    /// Of the rates of matrices, by a large multiplication.
+    /// The fraction of the matrix rates that a large multiplication attains.
     pub multiply: f64,
-    /// Of the rates of matrices, by a convolution.
+    /// The fraction of the matrix rates that a convolution attains.
     pub convolve: f64,
-    /// Of the rates of matrices, by attention.
+    /// The fraction of the matrix rates that attention attains.
     pub attention: f64,
 }
 
@@ -114,16 +114,16 @@ pub struct Attained {
 pub enum Unit {
     /// The unit that multiplies matrices of this type: tensor cores where the device has them for the type.
     Matrices(DType),
-    /// The unit that multiplies matrices of this type, by a convolution.
+    /// The unit that multiplies matrices of this type, used by a convolution.
     Convolution(DType),
-    /// The unit that multiplies matrices of this type, between the rows of a softmax.
+    /// The unit that multiplies matrices of this type, used by attention, which also computes a softmax.
     Attention(DType),
     /// Plain arithmetic of this type.
     Elements(DType),
 }
 
 impl Unit {
-    /// The unit of an operator whose operands have this element type.
+    /// Returns the unit of an operator whose operands have this element type.
     pub fn of(op: &Op, dtype: DType) -> Self {
         match op {
             Op::Attention(_) | Op::AttentionGrad(_) => Self::Attention(dtype),
@@ -135,7 +135,7 @@ impl Unit {
 }
 
 impl Device {
-    /// Operations per second that a kernel attains on a unit.
+    /// Returns the operations per second that a kernel attains on a unit.
     pub fn rate(&self, unit: Unit) -> f64 {
         match unit {
             Unit::Matrices(dtype) => self.matrices.of(dtype) * self.attained.multiply,
@@ -145,25 +145,25 @@ impl Device {
         }
     }
 
-    /// Bytes per second to and from memory that a kernel attains.
+    /// Returns the bytes per second to and from memory that a kernel attains.
     pub fn memory_rate(&self) -> f64 {
         self.memory_bandwidth * self.attained.memory
     }
 }
 
-/// A way for bytes: between devices, nodes, a device and its host, or a host and its disk.
+/// A connection between devices, between nodes, between a device and its host, or between a host and its disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Bytes per second in each direction, as the data sheet has it.
+    /// Bytes per second in each direction, according to the data sheet.
     pub bandwidth: f64,
     /// The fraction of the bandwidth that transfers attain, from above 0 to 1.
     pub attained: f64,
-    /// Seconds that a message takes however small it is.
+    /// The seconds that the smallest message takes.
     pub latency: f64,
 }
 
 impl Link {
-    /// Bytes per second that transfers attain in each direction.
+    /// Returns the bytes per second that transfers attain in each direction.
     pub fn rate(&self) -> f64 {
         self.bandwidth * self.attained
     }
@@ -174,13 +174,13 @@ impl Link {
 pub struct Node {
     /// The number of its devices.
     pub devices: u64,
-    /// Each of its devices, with the link between them.
+    /// The kind of its devices, with the link between them.
     pub device: Device,
     /// The link from a device to the memory of the host.
     pub host_link: Link,
     /// Bytes of the host's memory.
     pub host_memory: u64,
-    /// Bytes per second of the host's memory, which all devices of the node share.
+    /// The bytes per second of the host's memory, which all devices of the node share.
     pub host_bandwidth: f64,
     /// The link to the disk, which all devices of the node share.
     pub disk: Link,
@@ -191,29 +191,29 @@ pub struct Node {
 pub struct Cluster {
     /// The number of nodes.
     pub nodes: u64,
-    /// Each of its nodes.
+    /// The kind of its nodes.
     pub node: Node,
     /// The link of each device to the other nodes.
     pub network: Link,
 }
 
 impl Node {
-    /// Bytes per second of the host's memory that each device's updates attain, while so many devices of a program update.
+    /// Returns the bytes per second of the host's memory for each device's updates, when `devices` devices of a program update.
     pub fn host_rate(&self, devices: u64) -> f64 {
         self.host_bandwidth * attained::PROCESSOR.memory / self.at_once(devices)
     }
 
-    /// Bytes per second of the disk that the host attains for each device, while it reads or writes for so many devices of a program.
+    /// Returns the bytes per second of the disk for each device, when the host reads or writes for `devices` devices of a program.
     pub fn disk_rate(&self, devices: u64) -> f64 {
         self.disk.rate() / self.at_once(devices)
     }
 
-    /// The devices of a node among so many devices of a program.
+    /// Returns the number of devices on one node, for a program on `devices` devices.
     fn at_once(&self, devices: u64) -> f64 {
         devices.min(self.devices).max(1) as f64
     }
 
-    /// The node of a device whose node is not described: a machine with one processor, or a DGX H100.
+    /// Returns a node for a device whose node is not described: a machine with one processor, or a DGX H100.
     pub fn of_device(device: &Device) -> Self {
         let preset = if device.kind == DeviceKind::Cpu { Preset::Cpu } else { Preset::H100 };
         Self { device: device.clone(), ..preset.node() }

@@ -1,4 +1,4 @@
-//! The mesh of devices: named axes.
+//! The mesh of devices and its named axes.
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::fmt;
 pub struct AxisId(u32);
 entity_impl!(AxisId, "axis");
 
-/// What an axis splits.
+/// The kind of dims that an axis splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AxisRole {
     /// The batch.
@@ -28,9 +28,9 @@ pub enum AxisRole {
 pub struct Axis {
     /// Name as the user wrote it, such as `dp` or `dp.outer`.
     pub name: String,
-    /// What it splits.
+    /// The kind of dims that the axis splits.
     pub role: AxisRole,
-    /// Number of devices along it; at least 1.
+    /// The number of devices along the axis; at least 1.
     pub size: u64,
 }
 
@@ -42,12 +42,12 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// The number of devices.
+    /// Returns the number of devices.
     pub fn devices(&self) -> u64 {
         self.axes.values().map(|axis| axis.size).product()
     }
 
-    /// Where a rank stands along each axis. Ranks count row-major, the last axis fastest.
+    /// Returns the coordinate of a rank along each axis. Ranks are row-major: the last axis varies fastest.
     pub fn coordinates(&self, rank: u64) -> SecondaryMap<AxisId, u64> {
         let mut coordinates = SecondaryMap::with_capacity(self.axes.len());
         let mut rest = rank;
@@ -58,8 +58,8 @@ impl Mesh {
         coordinates
     }
 
-    /// The ranks that differ from this one along these axes alone, itself among them: those with which it shares a
-    /// collective. In order of their place along the axes, the first of which is major.
+    /// Returns the ranks that share a collective over these axes with this rank: all ranks that differ from it along these axes
+    /// only, including itself. They are ordered by their place along the axes, the first axis major.
     pub fn group(&self, rank: u64, axes: &[AxisId]) -> Vec<u64> {
         let stride = |axis: AxisId| -> u64 {
             self.axes.iter().filter(|(other, _)| *other > axis).map(|(_, axis)| axis.size).product()
@@ -72,23 +72,23 @@ impl Mesh {
         })
     }
 
-    /// The place of a rank in its [`Mesh::group`] along these axes.
+    /// Returns the place of a rank in its [`Mesh::group`] along these axes.
     pub fn place(&self, rank: u64, axes: &[AxisId]) -> u64 {
         let own = self.coordinates(rank);
         axes.iter().fold(0, |place, &axis| place * self.axes[axis].size + own[axis])
     }
 
-    /// How many devices there are along these axes together.
+    /// Returns the number of devices along these axes together.
     pub fn size(&self, axes: &[AxisId]) -> u64 {
         axes.iter().map(|&axis| self.axes[axis].size).product()
     }
 
-    /// The axis of that name.
+    /// Returns the axis of that name.
     pub fn find(&self, name: &str) -> Option<AxisId> {
         self.axes.iter().find(|(_, axis)| axis.name == name).map(|(id, _)| id)
     }
 
-    /// The role an axis name stands for: `dp`, `tp`, `pp`, `ep`, `cp`, each also with a suffix (`dp.inner`).
+    /// Returns the role of an axis with this name: `dp`, `tp`, `pp`, `ep`, `cp`, each also with a suffix (`dp.inner`).
     pub fn role(name: &str) -> Option<AxisRole> {
         Some(match name.split('.').next()? {
             "dp" => AxisRole::Data,

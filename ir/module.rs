@@ -1,7 +1,7 @@
 //! A program: the tables of a module and the order of its nodes.
 //!
-//! Reading is free; changing a module's nodes goes through [`crate::edit::Builder`] alone, so that no derived
-//! table can go stale: use lists and the like are computed from the module when they are needed ([`Module::uses`]).
+//! Any code may read a module, but its nodes are changed only by [`crate::edit::Builder`], so that no derived table can go stale.
+//! Use lists and the like are computed from the module when they are needed ([`Module::uses`]).
 
 use crate::state::State;
 use crate::{
@@ -17,19 +17,19 @@ use std::sync::Arc;
 pub struct Module {
     /// Name, usually the file's stem.
     pub name: String,
-    /// How much of the program is made explicit, and so what the verifier demands.
+    /// The level of the program, which decides the invariants that the verifier checks.
     pub level: Level,
-    /// The devices; of a pipeline, those of one stage.
+    /// The devices. In a pipeline, the devices of one stage.
     pub mesh: Mesh,
     /// The stages, if the program has several.
     pub pipeline: Option<Pipeline>,
     /// Bytes of constants and initial states.
     pub data: PrimaryMap<DataId, Data>,
-    /// What outlives a step.
+    /// The state table: everything that outlives a step.
     pub states: PrimaryMap<StateId, State>,
-    /// What a step is fed.
+    /// The inputs of a step.
     pub inputs: Vec<Input>,
-    /// What a step reports.
+    /// The outputs of a step.
     pub outputs: Vec<Output>,
     pub(crate) values: PrimaryMap<ValueId, Value>,
     pub(crate) nodes: PrimaryMap<NodeId, Node>,
@@ -37,8 +37,8 @@ pub struct Module {
     pub(crate) order: Vec<NodeId>,
 }
 
-/// The levels of a program; each demands what the one before does, and more. Level lowered alone demands less in one point:
-/// float types.
+/// The levels of a program. Each level demands everything that the level before demands, and more. The exception is `Lowered`,
+/// which demands less of float types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// The forward graph.
@@ -47,7 +47,7 @@ pub enum Level {
     Training,
     /// Every value sharded, every node on a stage, all communication explicit.
     Placed,
-    /// Written for the kernels of a target, which cast floats as they read and write: types no longer follow from operators.
+    /// Adapted to the kernels of a target, which cast floats as they read and write. Result types no longer follow from operators.
     Lowered,
 }
 
@@ -61,7 +61,7 @@ impl Level {
     ];
 }
 
-/// When in a step a node runs. Shapes in `Forward` and `Backward` are those of one microbatch over all data ranks.
+/// The part of a step in which a node runs. Shapes in `Forward` and `Backward` are those of one microbatch over all data ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Once a step, before the first microbatch.
@@ -71,8 +71,8 @@ pub enum Phase {
     Forward,
     /// Once per microbatch, after its forward.
     Backward,
-    /// Once per microbatch, after its backward: gradients of parameters, apart from those of activations. Only pipelines whose
-    /// schedule runs the two apart have it.
+    /// Once per microbatch, after its backward: gradients of parameters, apart from the gradients of activations. Only pipelines
+    /// whose schedule separates the two use this phase.
     Weight,
     /// Once a step, after the last microbatch.
     Update,
@@ -88,7 +88,7 @@ impl Phase {
         (Self::Update, "update"),
     ];
 
-    /// The name in full.
+    /// Returns the name in full.
     pub fn long_name(self) -> &'static str {
         match self {
             Self::Prepare => "prepare",
@@ -110,21 +110,21 @@ impl Phase {
     }
 }
 
-/// A value and where it comes from.
+/// A value and its definition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// What it is.
+    /// The type of the value.
     pub ty: Type,
-    /// Who defines it.
+    /// The definition of the value.
     pub definition: Definition,
 }
 
-/// Who defines a value.
+/// The definition of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Definition {
     /// The program's input with this index.
     Input(u32),
-    /// A state: its value when the step begins.
+    /// The value of a state when the step begins.
     State(StateId),
     /// The result of a node with this index.
     Node(NodeId, u32),
@@ -133,29 +133,29 @@ pub enum Definition {
 /// One operation of the program. Attributes are in `op`, operands here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What it computes.
+    /// The operator.
     pub op: Op,
-    /// What it reads.
+    /// The values that the node reads.
     pub operands: SmallVec<[ValueId; 4]>,
-    /// What it defines.
+    /// The values that the node defines.
     pub results: SmallVec<[ValueId; 2]>,
-    /// When in the step it runs.
+    /// The phase in which the node runs.
     pub phase: Phase,
     /// The pipeline stage, or [`crate::EVERY_STAGE`].
     pub stage: u32,
-    /// 0: original; recomputed nodes count up. Nodes of different copies are never merged.
+    /// 0 for an original node; recomputed nodes count up. Nodes of different copies are never merged.
     pub copy: u32,
-    /// The memory in which the node computes, [`Tier::Device`] or [`Tier::Host`]: its operands and results lie there. An operator
+    /// The memory in which the node computes, [`Tier::Device`] or [`Tier::Host`]. Its operands and results lie there. An operator
     /// that copies between tiers has its destination as an attribute.
     pub place: Tier,
-    /// The ONNX node (or `loss`, `optimizer`…) it came from; empty if nothing.
+    /// The ONNX node (or `loss`, `optimizer`…) from which the node was made; empty if there is none.
     pub origin: Arc<str>,
-    /// The last pass that touched it.
+    /// The last pass that changed the node.
     pub by: Arc<str>,
 }
 
 impl Node {
-    /// The memory in which the results lie.
+    /// Returns the memory in which the results lie.
     pub fn result_tier(&self) -> Tier {
         match &self.op {
             Op::Copy(copy) => copy.to,
@@ -163,19 +163,19 @@ impl Node {
         }
     }
 
-    /// The roles of the operands, in their order. Panics if the operator does not take as many operands as the node has,
+    /// Returns the roles of the operands, in their order. Panics if the operator does not take as many operands as the node has,
     /// which no verified program contains.
     pub fn roles(&self) -> SmallVec<[OperandRole; 8]> {
         let roles = self.op.operands().roles(self.operands.len());
         roles.unwrap_or_else(|| panic!("`{}` has {} operands", self.op.name(), self.operands.len()))
     }
 
-    /// The role of an operand.
+    /// Returns the role of an operand.
     pub fn role(&self, index: usize) -> OperandRole {
         self.roles()[index]
     }
 
-    /// The first operand of a role, if the node has one. `node[role]` is that of a role that the operator always has.
+    /// Returns the first operand of a role, if the node has one. Use `node[role]` for a role that the operator always has.
     pub fn operand(&self, role: OperandRole) -> Option<ValueId> {
         let roles = self.op.operands().roles(self.operands.len())?;
         roles.iter().position(|&other| other == role).map(|index| self.operands[index])
@@ -185,37 +185,37 @@ impl Node {
 impl Index<OperandRole> for Node {
     type Output = ValueId;
 
-    /// The first operand of a role. Panics if the node has none.
+    /// Returns the first operand of a role. Panics if the node has none.
     fn index(&self, role: OperandRole) -> &ValueId {
         let index = self.roles().iter().position(|&other| other == role);
         &self.operands[index.unwrap_or_else(|| panic!("`{}` has no operand `{role:?}`", self.op.name()))]
     }
 }
 
-/// Something a step is fed.
+/// An input of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Input {
     /// Name, as in the file.
     pub name: String,
-    /// Its value.
+    /// The value of the input.
     pub value: ValueId,
-    /// Whether dim 0 counts the samples of a microbatch; else every microbatch gets the same.
+    /// Whether dim 0 counts the samples of a microbatch. If not, every microbatch gets the same tensor.
     pub batched: bool,
-    /// The stage that is fed: [`crate::EVERY_STAGE`], but in the program of a pipeline rank.
+    /// The stage that reads the input. It is [`crate::EVERY_STAGE`], except in the program of a pipeline rank.
     pub stage: u32,
 }
 
-/// Something a step reports.
+/// An output of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// Name, as in the file, or that of a [`StepOutput`].
+    /// Name, as in the file, or the name of a [`StepOutput`].
     pub name: String,
-    /// Its value. Of a microbatch phase: reported once per microbatch; else once a step.
+    /// The reported value. A value of a microbatch phase is reported once per microbatch, any other once a step.
     pub value: ValueId,
 }
 
 impl Module {
-    /// An empty program at level [`Level::Imported`] on one device.
+    /// Creates an empty program at level [`Level::Imported`] on one device.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -245,7 +245,7 @@ impl Module {
         self.outputs.push(Output { name: name.into(), value });
     }
 
-    /// Adds a state on the device tier, without a view, that no node writes yet. Its value is `states[id].input`.
+    /// Adds a state on the device tier, without a view and without a new value. Its value is `states[id].input`.
     pub fn add_state(
         &mut self,
         name: impl Into<String>,
@@ -273,32 +273,32 @@ impl Module {
         self.data.push(data)
     }
 
-    /// The nodes in program order.
+    /// Returns the nodes in program order.
     pub fn order(&self) -> &[NodeId] {
         &self.order
     }
 
-    /// A node.
+    /// Returns a node.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id]
     }
 
-    /// The nodes in program order, with their ids.
+    /// Returns the nodes in program order, with their ids.
     pub fn nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> {
         self.order.iter().map(|&id| (id, &self.nodes[id]))
     }
 
-    /// A value.
+    /// Returns a value.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id]
     }
 
-    /// The type of a value.
+    /// Returns the type of a value.
     pub fn ty(&self, id: ValueId) -> &Type {
         &self.values[id].ty
     }
 
-    /// The node that defines a value, if one does.
+    /// Returns the node that defines a value, or `None` for inputs and states.
     pub fn producer(&self, id: ValueId) -> Option<&Node> {
         match self.values[id].definition {
             Definition::Node(node, _) => Some(&self.nodes[node]),
@@ -306,7 +306,7 @@ impl Module {
         }
     }
 
-    /// The phase in which a value becomes known: inputs come with the microbatch, states with the step.
+    /// Returns the phase in which a value becomes known: `Forward` for inputs, `Prepare` for states, the node's phase for results.
     pub fn phase_of(&self, id: ValueId) -> Phase {
         match self.values[id].definition {
             Definition::Input(_) => Phase::Forward,
@@ -315,7 +315,7 @@ impl Module {
         }
     }
 
-    /// The memory in which a value lies. Inputs are fed to the device, and a state lies where it rests.
+    /// Returns the memory in which a value lies. Inputs lie on the device, and a state lies in its own tier.
     pub fn tier_of(&self, id: ValueId) -> Tier {
         match self.values[id].definition {
             Definition::Input(_) => Tier::Device,
@@ -324,17 +324,17 @@ impl Module {
         }
     }
 
-    /// The number of ids ever given to values: the length of a table indexed by [`ValueId`].
+    /// Returns the number of ids ever given to values, which is the length of a table indexed by [`ValueId`].
     pub fn value_count(&self) -> usize {
         self.values.len()
     }
 
-    /// The number of ids ever given to nodes: the length of a table indexed by [`NodeId`].
+    /// Returns the number of ids ever given to nodes, which is the length of a table indexed by [`NodeId`].
     pub fn node_count(&self) -> usize {
         self.nodes.len()
     }
 
-    /// The nodes that read each value, in program order, computed now.
+    /// Computes the nodes that read each value, in program order.
     pub fn uses(&self) -> SecondaryMap<ValueId, SmallVec<[NodeId; 2]>> {
         let mut uses: SecondaryMap<ValueId, SmallVec<[NodeId; 2]>> = SecondaryMap::new();
         for (id, node) in self.nodes() {
@@ -347,40 +347,40 @@ impl Module {
         uses
     }
 
-    /// Types of a node's operands and results.
+    /// Returns the types of a node's operands and results.
     pub fn signature(&self, node: &Node) -> crate::Signature {
         let types = |ids: &[ValueId]| ids.iter().map(|&id| self.ty(id).clone()).collect();
         crate::Signature { operands: types(&node.operands), results: types(&node.results) }
     }
 
-    /// The input of that name.
+    /// Returns the input of that name.
     pub fn input(&self, name: &str) -> Option<&Input> {
         self.inputs.iter().find(|input| input.name == name)
     }
 
-    /// The output of that name.
+    /// Returns the output of that name.
     pub fn output(&self, name: &str) -> Option<&Output> {
         self.outputs.iter().find(|output| output.name == name)
     }
 
-    /// The output that the compiler adds under that name.
+    /// Returns an output that the compiler adds.
     pub fn step_output(&self, output: StepOutput) -> Option<&Output> {
         self.output(&output.to_string())
     }
 
-    /// The state of that name.
+    /// Returns the state of that name.
     pub fn state(&self, name: &str) -> Option<StateId> {
         self.states.iter().find(|(_, state)| state.name == name).map(|(id, _)| id)
     }
 
-    /// Every value that something outside the nodes holds on to: outputs and the new values of states.
+    /// Returns the values of all outputs and the new values of all states.
     pub fn roots(&self) -> impl Iterator<Item = ValueId> {
         let outputs = self.outputs.iter().map(|output| output.value);
         outputs.chain(self.states.values().filter_map(|state| state.output))
     }
 }
 
-/// Structural equality: ids may differ, order and everything that is printed may not.
+/// Structural equality: ids may differ, but the printed text may not.
 impl PartialEq for Module {
     fn eq(&self, other: &Self) -> bool {
         crate::text::print(self) == crate::text::print(other)

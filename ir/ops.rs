@@ -1,8 +1,8 @@
-//! The operators: an enum of small attribute structs, one file a family.
+//! The operators: an enum of small attribute structs, with one file for each family.
 //!
-//! A family's file says everything the compiler needs to know of an operator, in six functions ([`Operator`]),
-//! none of which has a default. The list at the end of this file gives each its variant, its name in text, and
-//! the attributes that text prints and parses.
+//! A family's file has everything that the compiler needs to know of an operator, in six functions ([`Operator`]), none of which
+//! has a default. The list at the end of this file gives each operator its variant, its name in text, and the attributes that text
+//! prints and parses.
 
 mod attribute;
 mod list;
@@ -52,54 +52,54 @@ use crate::{Data, DataId, Factors, Mesh, Span, Tensor, Type, TypeError, ValueId}
 use cranelift_entity::PrimaryMap;
 use smallvec::SmallVec;
 
-/// Everything the compiler knows of an operator: six functions, in this order, and nothing elsewhere in `ir`.
+/// Everything that the compiler knows of an operator: six functions, in this order, and nothing elsewhere in `ir`.
 pub trait Operator {
-    /// The role of each operand, and how the operands' elements move into the result if the operator computes no new
-    /// elements.
+    /// Returns the role of each operand. If the operator computes no new elements, also says how the operands' elements move into
+    /// the result.
     fn operands(&self) -> Operands;
 
-    /// The types of the results. An operator whose result type does not follow from its operands (reshape,
-    /// broadcast, slice, pad, iota, constant, random_uniform) reads `declared` and checks it. Shardings are not looked at.
+    /// Returns the types of the results. An operator whose result type does not follow from its operands (reshape, broadcast,
+    /// slice, pad, iota, constant, random_uniform) reads `declared` and checks it. Shardings are ignored.
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError>;
 
-    /// The sharding rule: which factor each dim of each operand and result belongs to.
+    /// Returns the sharding rule: the factors of each dim of each operand and result.
     fn factors(&self, signature: &Signature) -> Factors;
 
-    /// Adds nodes for the gradients of the operands, given those of the results (`None`: zero). `Ok(None)` for an
-    /// operand that has no gradient by nature (integers, conditions); `Err` with the reason when one is not defined.
+    /// Adds nodes for the gradients of the operands, given the gradients of the results (`None`: zero). Returns `None` for an
+    /// operand that can have no gradient (integers, conditions), and `Err` with the reason if a gradient is not defined.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients;
 
-    /// FLOPs and bytes of the whole (unsharded) operation.
+    /// Returns the FLOPs and bytes of the whole (unsharded) operation.
     fn cost(&self, signature: &Signature) -> Cost;
 
-    /// The reference semantics in plain loops; floats are computed in f64. Operands fit `infer`.
+    /// Computes the reference result in plain loops; floats are computed in f64. `infer` has accepted the operands.
     fn interp(&self, cx: &Interp) -> Vec<Tensor>;
 
-    /// For an operator with factors that only a rule of its own can split (`k~`): adds nodes that compute the same
-    /// results and whose factors can be. The one function with a default, for the many without such a factor; the
-    /// conformance test asks it of every operator that declares one.
+    /// For an operator with factors that only its own rule can split (`k~`): adds nodes that compute the same results and whose
+    /// factors can be split. This is the only function with a default, because most operators have no such factor. The conformance
+    /// test calls it for every operator that declares one.
     fn partition(&self, _b: &mut Builder, _node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         Err(TypeError::new("has no factor that needs a partition rule"))
     }
 }
 
 impl Op {
-    /// How the elements of the operands become those of the result.
+    /// Returns how the elements of the operands become elements of the result.
     pub fn movement(&self) -> Movement {
         self.operands().movement()
     }
 }
 
-/// What [`Operator::infer`] looks at.
+/// The arguments of [`Operator::infer`].
 pub struct Inference<'a> {
     /// Types of the operands.
     pub operands: &'a [Type],
-    /// Types the node says its results have; empty when they are to be inferred.
+    /// The result types that the node declares; empty when they are to be inferred.
     pub declared: &'a [Type],
 }
 
 impl<'a> Inference<'a> {
-    /// The operands, if there are exactly `N`.
+    /// Returns the types of the operands, if there are exactly `N`.
     pub fn operands<const N: usize>(&self) -> Result<[&'a Type; N], TypeError> {
         let count = self.operands.len();
         let error = || TypeError::new(format!("takes {N} operands, not {count}"));
@@ -107,7 +107,7 @@ impl<'a> Inference<'a> {
         types.try_into().map_err(|_| error())
     }
 
-    /// The one declared result type.
+    /// Returns the only declared result type.
     pub fn declared(&self) -> Result<&'a Type, TypeError> {
         match self.declared {
             [ty] => Ok(ty),
@@ -126,7 +126,8 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// The types of the parts that one device holds, each a whole tensor of its own. `None` when a dim is unbound or does not divide.
+    /// Returns the types of the parts that one device holds, each as a whole tensor. `None` when a dim is unbound or does not
+    /// divide.
     pub fn local(&self, mesh: &Mesh) -> Option<Self> {
         let part = |ty: &Type| ty.local(mesh).map(|sizes| Type::of(ty.dtype, &sizes));
         let parts = |types: &[Type]| types.iter().map(part).collect::<Option<_>>();
@@ -137,13 +138,13 @@ impl Signature {
 /// The operands and results of the node whose gradient is being built.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeRef<'a> {
-    /// Its operands.
+    /// The operands.
     pub operands: &'a [ValueId],
-    /// Its results.
+    /// The results.
     pub results: &'a [ValueId],
 }
 
-/// What [`Operator::interp`] looks at.
+/// The arguments of [`Operator::interp`].
 pub struct Interp<'a> {
     /// Values of the operands.
     pub operands: &'a [&'a Tensor],
@@ -151,24 +152,24 @@ pub struct Interp<'a> {
     pub results: &'a [Type],
     /// The module's data table.
     pub data: &'a PrimaryMap<DataId, Data>,
-    /// Where the tensors lie in the global ones, when a rank computes its part; `None`: they are whole.
+    /// The places of the tensors in the global tensors, when a rank computes its part. `None` if the tensors are whole.
     pub parts: Option<&'a Parts>,
 }
 
-/// Where the operands and results of a call lie in the global tensors: for each tensor, for each dim.
+/// The places of a call's operands and results in the global tensors: a span for each dim of each tensor.
 ///
-/// Most operators compute a part as they compute the whole. Those whose numbers depend on where an element stands
-/// (indices into a dim that is split, positions) ask here.
+/// Most operators compute a part in the same way as the whole. Operators whose numbers depend on the place of an element (indices
+/// into a split dim, positions) use these spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// Of the operands.
+    /// The spans of the operands.
     pub operands: Vec<SmallVec<[Span; 4]>>,
-    /// Of the results.
+    /// The spans of the results.
     pub results: Vec<SmallVec<[Span; 4]>>,
 }
 
 impl Parts {
-    /// The parts that a rank holds. `None` when a dim is unbound or does not divide.
+    /// Returns the places of the parts that a rank holds. `None` when a dim is unbound or does not divide.
     pub fn new(mesh: &Mesh, rank: u64, signature: &Signature) -> Option<Self> {
         let spans = |types: &[Type]| types.iter().map(|ty| ty.spans(mesh, rank)).collect::<Option<_>>();
         Some(Self { operands: spans(&signature.operands)?, results: spans(&signature.results)? })
@@ -176,32 +177,32 @@ impl Parts {
 }
 
 impl Interp<'_> {
-    /// Sizes of a result.
+    /// Returns the sizes of a result.
     pub fn sizes(&self, result: usize) -> Vec<usize> {
         let sizes = self.results[result].sizes().expect("interp runs on bound dims");
         sizes.into_iter().map(|size| size as usize).collect()
     }
 
-    /// Where a dim of an operand lies in the global tensor.
+    /// Returns the range that a dim of an operand covers in the global tensor.
     pub fn operand_span(&self, operand: usize, dim: usize) -> Span {
         let whole = || Span { start: 0, size: self.operands[operand].sizes[dim] as u64 };
         self.parts.map_or_else(whole, |parts| parts.operands[operand][dim])
     }
 
-    /// Where a dim of a result lies in the global tensor.
+    /// Returns the range that a dim of a result covers in the global tensor.
     pub fn result_span(&self, result: usize, dim: usize) -> Span {
         let whole = || Span { start: 0, size: self.sizes(result)[dim] as u64 };
         self.parts.map_or_else(whole, |parts| parts.results[result][dim])
     }
 }
 
-/// For each operand its gradient, if it has one.
+/// The gradient of each operand, if it has one.
 pub type Gradients = Result<Vec<Option<ValueId>>, GradientError>;
 
-/// Why a gradient could not be built.
+/// The reason why a gradient could not be built.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GradientError {
-    /// The operator has none here, for this reason.
+    /// The operator has no gradient here, for this reason.
     #[error("{0}")]
     Undefined(&'static str),
     /// A gradient rule built an ill-typed node: a bug.
@@ -210,11 +211,11 @@ pub enum GradientError {
 }
 
 impl GradientError {
-    /// Of an operator that is a gradient itself.
+    /// The error of an operator that is a gradient itself.
     pub const SECOND: Self = Self::Undefined("second derivatives are not supported");
 }
 
-/// What an operation takes.
+/// The cost of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Floating-point operations; a multiply-add is two.
@@ -226,14 +227,15 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Every operand read once, every result written once, and these FLOPs.
+    /// Returns the cost of reading every operand once and writing every result once, with so many FLOPs.
     pub fn streaming(signature: &Signature, flops: u64) -> Self {
         let sum =
             |types: &[Type]| types.iter().map(|ty| ty.bytes().unwrap_or(0)).fold(0, u64::saturating_add);
         Self { flops, read: sum(&signature.operands), written: sum(&signature.results) }
     }
 
-    /// As [`Cost::streaming`], with so many FLOPs for each element of a type (its dims are untrusted: saturating).
+    /// Returns the cost of [`Cost::streaming`] with so many FLOPs for each element of a type. Saturates, because dims are
+    /// untrusted.
     pub fn per_element(signature: &Signature, ty: &Type, flops: u64) -> Self {
         Self::streaming(signature, ty.numel().unwrap_or(0).saturating_mul(flops))
     }

@@ -1,6 +1,6 @@
-//! Pipelines: the stages of a program, the ranks that have them, and the order in which each rank works.
+//! Pipelines: the stages of a program, the pipeline ranks that own them, and the order in which each rank works.
 //!
-//! Nodes and states name their stage. A program without a table of stages has one, stage 0.
+//! Nodes and states name their stage. A program without a table of stages has a single stage, stage 0.
 
 mod rank;
 
@@ -9,7 +9,7 @@ use crate::{Definition, Module, NodeId, Op, Phase, State, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The stage of nodes and states that every stage has for itself: constants, and counters that all stages count alike.
+/// The stage of nodes and states of which every stage has its own copy: constants, and counters that all stages count alike.
 pub const EVERY_STAGE: u32 = u32::MAX;
 
 /// The table of stages.
@@ -17,61 +17,63 @@ pub const EVERY_STAGE: u32 = u32::MAX;
 pub struct Pipeline {
     /// The name of the schedule that made the timetable.
     pub schedule: String,
-    /// The microbatches of a step.
+    /// The number of microbatches of a step.
     pub microbatches: u32,
-    /// The pipeline rank of each stage. A rank may have several stages.
+    /// The pipeline rank of each stage. A rank may own several stages.
     pub placement: Vec<u32>,
-    /// For each stage the number of updates between the weights that it reads and the newest. Empty in a synchronous schedule.
+    /// For each stage, the number of updates between the weights that it reads and the newest weights. Empty in a synchronous
+    /// schedule.
     pub delays: Vec<u32>,
     /// The order in which each pipeline rank works.
     pub timetable: Timetable,
 }
 
 impl Pipeline {
-    /// The number of pipeline ranks.
+    /// Returns the number of pipeline ranks.
     pub fn ranks(&self) -> u32 {
         self.timetable.ranks.len() as u32
     }
 
-    /// The number of stages.
+    /// Returns the number of stages.
     pub fn stages(&self) -> u32 {
         self.placement.len() as u32
     }
 
-    /// Whether steps follow each other without a flush, so that stages read weights of earlier updates.
+    /// Whether steps follow each other without a flush, so that stages read the weights of earlier updates.
     pub fn is_asynchronous(&self) -> bool {
         !self.delays.is_empty()
     }
 
-    /// The number of updates between the weights that a stage reads and the newest.
+    /// Returns the number of updates between the weights that a stage reads and the newest weights.
     pub fn delay_of(&self, stage: u32) -> u32 {
         self.delays.get(stage as usize).copied().unwrap_or(0)
     }
 
-    /// The pipeline with the timetable of so many steps as one long step.
+    /// Returns the pipeline with the timetable of so many steps as one long step.
     pub fn unrolled(&self, steps: u32) -> Self {
         let timetable = self.timetable.unrolled(self.microbatches, steps);
         Self { microbatches: self.microbatches * steps, timetable, ..self.clone() }
     }
 
-    /// The stages of a pipeline rank, in order.
+    /// Returns the stages of a pipeline rank, in order.
     pub fn stages_of(&self, rank: u32) -> impl Iterator<Item = u32> + '_ {
         (0..self.stages()).filter(move |&stage| self.placement[stage as usize] == rank)
     }
 }
 
 impl Module {
-    /// The ranks of the program: the devices of the mesh, for each pipeline rank. They count stage by stage.
+    /// Returns the number of ranks of the program: the devices of the mesh, for each pipeline rank. Ranks are numbered stage by
+    /// stage.
     pub fn ranks(&self) -> u64 {
         self.mesh.devices() * self.pipeline.as_ref().map_or(1, |pipeline| u64::from(pipeline.ranks()))
     }
 
-    /// The place of a rank in the mesh.
+    /// Returns the place of a rank in the mesh.
     pub fn place_in_mesh(&self, rank: u64) -> u64 {
         rank % self.mesh.devices()
     }
 
-    /// The pipeline ranks that have a state: one of them, unless every stage has it.
+    /// Returns the pipeline ranks that have a state: all of them if every stage has it, otherwise the rank of its stage.
     pub fn pipeline_ranks_with(&self, state: &State) -> Range<u32> {
         match &self.pipeline {
             None => 0..1,
@@ -83,12 +85,12 @@ impl Module {
         }
     }
 
-    /// Whether a rank has its part of a state.
+    /// Whether a rank has a part of a state.
     pub fn has_state(&self, rank: u64, state: &State) -> bool {
         self.pipeline_ranks_with(state).contains(&((rank / self.mesh.devices()) as u32))
     }
 
-    /// The stage on which a value lies: [`EVERY_STAGE`] for inputs.
+    /// Returns the stage of a value: [`EVERY_STAGE`] for inputs.
     pub fn stage_of(&self, value: ValueId) -> u32 {
         match self.value(value).definition {
             Definition::Input(_) => EVERY_STAGE,
@@ -97,7 +99,7 @@ impl Module {
         }
     }
 
-    /// The stages between which a node carries its operand, sender first, if it is a transfer.
+    /// Returns the sending and the receiving stage of a node, if it is a transfer.
     pub fn transfers(&self, id: NodeId) -> Option<(u32, u32)> {
         let node = self.node(id);
         match node.op {
@@ -106,7 +108,7 @@ impl Module {
         }
     }
 
-    /// The parts of a microbatch that depend on each other: by transfers, and within each stage by phase.
+    /// Returns the dependencies between the parts of a microbatch: by transfers, and within each stage by phase.
     pub fn dependencies(&self) -> Vec<Dependency> {
         let Some(pipeline) = &self.pipeline else { return vec![] };
         let part = |phase, chunk| Part { phase, chunk };

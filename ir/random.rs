@@ -1,4 +1,4 @@
-//! Random numbers that depend on nothing but a key and a counter: Philox4x32-10.
+//! Random numbers that depend only on a key and a counter: Philox4x32-10.
 //!
 //! Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The same (key, counter) gives
 //! the same numbers on every mesh, thread count and backend.
@@ -6,13 +6,13 @@
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Four random words for a key and a counter.
+/// Returns four random words for a key and a counter.
 pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
     philox_lanes(key, counter.map(|word| [word])).map(|[word]| word)
 }
 
-/// [`philox`] of `N` counters at once: their first words, their second, and so on; the random words likewise. A loop
-/// over lanes vectorizes where the caller is compiled for vectors.
+/// Computes [`philox`] of `N` counters at once. The arguments are the first words of all counters, then their second words, and so
+/// on, and the results are arranged in the same way. The loops over lanes vectorize if the caller is compiled for vectors.
 #[inline(always)]
 pub fn philox_lanes<const N: usize>(key: u64, counters: [[u32; N]; 4]) -> [[u32; N]; 4] {
     let mut key = [key as u32, (key >> 32) as u32];
@@ -31,7 +31,7 @@ pub fn philox_lanes<const N: usize>(key: u64, counters: [[u32; N]; 4]) -> [[u32;
     [a, b, c, d]
 }
 
-/// The standard normal number of a stream's element, by Box and Muller from 64 random bits each.
+/// Returns the standard normal number of a stream's element, by the Box-Muller method from two uniform numbers of 53 random bits.
 pub fn normal(seed: u64, stream: u64, element: u64) -> f64 {
     let counter = [element as u32, (element >> 32) as u32, stream as u32, (stream >> 32) as u32];
     let words = philox(seed, counter);
@@ -43,7 +43,7 @@ pub fn normal(seed: u64, stream: u64, element: u64) -> f64 {
     (-2.0 * radius.ln()).sqrt() * (2.0 * std::f64::consts::PI * angle).cos()
 }
 
-/// A stream number for a name: FNV-1a, 64 bits.
+/// Returns a stream number for a name: FNV-1a, 64 bits.
 pub fn stream(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,23 +1,23 @@
-//! f64 rounded to half precision, once: to the nearest number, of two the one with an even last digit.
+//! Rounding of f64 to half precision in one step: to nearest, ties to even.
 //!
-//! The conversions of the crate `half` go through f32 or look at the upper half of the f64 alone, so that a number just above the middle
-//! of two numbers is rounded like the middle.
+//! The conversions of the crate `half` go through f32, or read only the upper half of the f64. They round a number just above the
+//! middle of two numbers as if it were the middle.
 
 use half::{bf16, f16};
 
-/// f64 as f16.
+/// Rounds an f64 to f16.
 pub fn to_f16(x: f64) -> f16 {
     f16::from_f32(to_odd(x))
 }
 
-/// f64 as bf16.
+/// Rounds an f64 to bf16.
 pub fn to_bf16(x: f64) -> bf16 {
     bf16::from_f32(to_odd(x))
 }
 
-/// f64 as f32, of the two neighbours of a number between them the one with an odd last digit. Rounding the result to fewer digits gives
-/// what rounding the f64 gives (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
-/// rounding to odd", IEEE Transactions on Computers 57(4), 2008).
+/// Rounds an f64 to f32 by rounding to odd: an inexact number becomes the neighbour with an odd last digit. Rounding the result to
+/// fewer digits gives the same as rounding the f64 (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved
+/// algorithms using rounding to odd", IEEE Transactions on Computers 57(4), 2008).
 fn to_odd(x: f64) -> f32 {
     let nearest = x as f32;
     let back = f64::from(nearest);
@@ -32,7 +32,7 @@ fn to_odd(x: f64) -> f32 {
 mod tests {
     use super::*;
 
-    /// Halfway between two numbers, and a little to each side of it.
+    /// Tests the middle of two numbers, and numbers a little below and above it.
     #[test]
     fn a_number_just_above_the_middle_is_rounded_up() {
         let (tiny, ulp) = (2f64.powi(-45), [2f64.powi(-10), 2f64.powi(-7)]);

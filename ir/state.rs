@@ -3,30 +3,30 @@
 use crate::{DataId, StateId, Type, ValueId};
 use smallvec::SmallVec;
 
-/// Something that outlives a step. A checkpoint is the table of these plus the data position.
+/// A tensor that outlives a step. A checkpoint is the table of all states plus the data position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// Name, unique in the module: the module path of a parameter, `adam.m(NAME)` and the like for the rest.
+    /// Name, unique in the module: the module path of a parameter, or `adam.m(NAME)` and the like for other states.
     pub name: String,
     /// Global type and sharding.
     pub ty: Type,
-    /// What it is for.
+    /// The purpose of the state.
     pub role: Role,
-    /// Its value before step 0.
+    /// The value before step 0.
     pub initializer: Initializer,
-    /// Where it lives between uses.
+    /// The memory in which the state rests between its uses.
     pub tier: Tier,
-    /// How it is cut out of the file's tensor that `initializer` names.
+    /// The steps that cut the state out of the file's tensor named by `initializer`.
     pub view: View,
-    /// The pipeline stage that has it, or [`crate::EVERY_STAGE`].
+    /// The pipeline stage that has the state, or [`crate::EVERY_STAGE`].
     pub stage: u32,
-    /// Its value when the step begins.
+    /// The value when the step begins.
     pub input: ValueId,
-    /// Its value when the step ends; `None` leaves it as it was.
+    /// The value when the step ends; `None` leaves it unchanged.
     pub output: Option<ValueId>,
 }
 
-/// What a state is for.
+/// The purpose of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Trained.
@@ -41,9 +41,10 @@ pub enum Role {
     Rng,
     /// A count, such as the steps done.
     Counter,
-    /// An earlier version of a trained state, which a stage of an asynchronous pipeline reads. It begins as a copy of that state.
+    /// An earlier version of a trained state, which a stage of an asynchronous pipeline reads. It starts as a copy of the trained
+    /// state.
     Version,
-    /// Kept by the compression of gradients: errors that later steps make up for, and the factors that the next step starts from.
+    /// Kept by the compression of gradients: errors that later steps correct, and the factors from which the next step starts.
     Compression,
 }
 
@@ -60,7 +61,7 @@ impl Role {
         (Self::Compression, "compression"),
     ];
 
-    /// Its name in text.
+    /// Returns the name in text.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
@@ -75,25 +76,25 @@ pub enum Initializer {
     Zeros,
     /// All elements equal to the number with these bits.
     Splat(u64),
-    /// The initial value of another state, cast to this one's element type.
+    /// The initial value of another state, cast to this state's element type.
     CopyOf(StateId),
-    /// Normal with this standard deviation (as bits), drawn by Philox from (seed, name, element); the file's tensor
-    /// that it replaces, if any, is still named so that an export can write it back.
+    /// Normal with this standard deviation (as bits), drawn by Philox from (seed, name, element). If the state replaces a tensor
+    /// of the file, `data` names it, so that an export can write it back.
     Normal {
         /// Bits of the standard deviation.
         std: u64,
         /// The tensor of the file that this state replaces.
         data: Option<DataId>,
     },
-    /// All elements equal to the number with these bits, in place of a tensor of the file.
+    /// All elements equal to the number with these bits, instead of a tensor of the file.
     Fill {
         /// Bits of the number.
         value: u64,
         /// The tensor of the file that this state replaces.
         data: DataId,
     },
-    /// The tensor of that data row, through the state's view, with normal numbers of this standard deviation (as bits) added, drawn
-    /// by Philox from (seed, name, element).
+    /// The tensor of that data row, through the state's view, plus normal numbers of this standard deviation (as bits), drawn by
+    /// Philox from (seed, name, element).
     Noisy {
         /// Bits of the standard deviation.
         std: u64,
@@ -103,7 +104,7 @@ pub enum Initializer {
 }
 
 impl Initializer {
-    /// The row of the file's tensor behind this state, if there is one.
+    /// Returns the row of the file's tensor of this state, if there is one.
     pub fn data(&self) -> Option<DataId> {
         match *self {
             Self::Data(data) | Self::Fill { data, .. } | Self::Noisy { data, .. } => Some(data),
@@ -113,33 +114,33 @@ impl Initializer {
     }
 }
 
-/// A memory of a rank: where a state rests between its uses, and where a value lies ([`crate::Module::tier_of`]).
+/// A memory of a rank, in which a state rests between its uses or a value lies ([`crate::Module::tier_of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// The device's own memory.
     #[default]
     Device,
-    /// Memory of the host; beside a GPU it is pinned.
+    /// The host's memory; on a machine with a GPU it is pinned.
     Host,
     /// A file. No node computes on it: a `copy` brings its values to the host first.
     Disk,
 }
 
 impl Tier {
-    /// Every tier with its name in text, from the nearest to the device to the farthest.
+    /// Every tier with its name in text, in order of its distance from the device.
     pub const ALL: [(Self, &'static str); 3] =
         [(Self::Device, "device"), (Self::Host, "host"), (Self::Disk, "disk")];
 
-    /// Its name in text.
+    /// Returns the name in text.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 }
 
-/// The steps, first to last, that lead from the file's tensor to the state.
+/// The steps, in order, that turn the file's tensor into the state.
 pub type View = SmallVec<[ViewStep; 1]>;
 
-/// One step of a view. Every step but a repetition can be undone into the file's tensor.
+/// One step of a view. Every step except a repetition can be undone into the file's tensor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ViewStep {
     /// The same elements in row-major order with these sizes.
@@ -148,22 +149,22 @@ pub enum ViewStep {
     Transpose(SmallVec<[u32; 4]>),
     /// Elements `start .. start + length` of a dim.
     Slice {
-        /// The dim cut.
+        /// The dim that is cut.
         dim: u32,
-        /// First element kept.
+        /// The first element that is kept.
         start: u64,
-        /// Number of elements kept.
+        /// The number of elements that are kept.
         length: u64,
     },
     /// Zeros added at the end of a dim, so that it divides.
     Pad {
         /// The dim that grows.
         dim: u32,
-        /// Elements added.
+        /// The number of added elements.
         after: u64,
     },
-    /// Elements converted to this type (fp16 weights raised to fp32 masters).
+    /// Elements converted to this type (such as fp16 weights widened to fp32 masters).
     Cast(crate::DType),
-    /// The whole so many times, one after the other along dim 0 (experts that begin as one matrix).
+    /// The whole tensor repeated so many times along dim 0 (experts that start as the same matrix).
     Repeat(u64),
 }

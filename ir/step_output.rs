@@ -1,11 +1,11 @@
-//! The outputs of a step that the compiler adds to those of the model, and their names in a program.
+//! The outputs of a step that the compiler adds to the model's outputs, and their names in a program.
 
 use std::fmt;
 
-/// An output that a pass adds, and that another pass or the runtime reads. Its text is the output's name.
+/// An output that a pass adds, and that another pass or the runtime reads. Its text is the name of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutput<'a> {
-    /// `loss`: the mean loss over the global batch, of the update.
+    /// `loss`: the mean loss over the global batch, computed in the update.
     Loss,
     /// `lr`: the learning rate of this step.
     LearningRate,
@@ -13,38 +13,38 @@ pub enum StepOutput<'a> {
     GradientNorm,
     /// `grad.NAME`: the gradient of the parameter `NAME`.
     Gradient(&'a str),
-    /// `loss.sum`, `loss.1.weight`, `metric.NAME.floor`: a part of a class of a scalar, of one microbatch.
+    /// `loss.sum`, `loss.1.weight`, `metric.NAME.floor`: a part of a class of a scalar, for one microbatch.
     Part {
         /// The scalar.
         scalar: Scalar<'a>,
-        /// The class, from 0; that of 0 is left out in the name.
+        /// The class, from 0; class 0 is left out of the name.
         class: usize,
         /// The part.
         part: ScalarPart,
     },
-    /// `loss.unsmoothed`: the sum of the losses without label smoothing, which an evaluation reads in place of `loss.sum`.
+    /// `loss.unsmoothed`: the sum of the losses without label smoothing, which an evaluation reads instead of `loss.sum`.
     UnsmoothedSum,
-    /// `loss.penalty`: a scalar of one microbatch that is minimised beside the loss, such as the balance losses of experts. The pass `loss`
-    /// takes it up.
+    /// `loss.penalty`: a scalar of one microbatch that is minimised together with the loss, such as the balance losses of experts.
+    /// The pass `loss` reads it.
     Penalty,
-    /// `loss.objective`: the sum that is differentiated in place of `loss.sum`: with the penalty times the weight.
+    /// `loss.objective`: the sum that is differentiated instead of `loss.sum`: it includes the penalty times the weight.
     Objective,
-    /// `metric.NAME`: a scalar of the model that is not trained, over the global batch.
+    /// `metric.NAME`: a scalar of the model that is not trained, for the global batch.
     Metric(&'a str),
-    /// `load.NAME`: for each expert of the router `NAME` the choices that fell on it, `[experts]`: of one microbatch, and of the
-    /// global batch once the program has an update.
+    /// `load.NAME`: for each expert of the router `NAME`, the number of choices that fell on it, `[experts]`. It counts one
+    /// microbatch, or the global batch once the program has an update.
     Load(&'a str),
-    /// `skipped`: whether this step changes no state but the scaler's.
+    /// `skipped`: whether this step changes only the states of the scaler.
     Skipped,
     /// `loss_scale`: the loss scale of this step.
     LossScale,
-    /// `loss_scale.exhausted`: whether the step is skipped though its scale is the smallest there may be.
+    /// `loss_scale.exhausted`: whether the step is skipped although the loss scale is already the smallest allowed.
     ScaleExhausted,
 }
 
-/// A scalar that is the sum of its classes, each a sum over positions divided by a weight.
+/// A scalar that is the sum of its classes. Each class is a sum over positions divided by a weight.
 ///
-/// Its value over several microbatches is `Σ sum / (max(Σ weight, floor) + epsilon)` of each class, added up.
+/// Over several microbatches, a class has the value `Σ sum / (max(Σ weight, floor) + epsilon)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scalar<'a> {
     /// The loss, `loss`.
@@ -60,12 +60,12 @@ pub enum ScalarPart {
     Sum,
     /// `weight`: the divisor, such as the number of positions.
     Weight,
-    /// `floor`: the smallest divisor; there is no such output where it is 0.
+    /// `floor`: the smallest divisor; there is no such output if it is 0.
     Floor,
-    /// `epsilon`: a number added to the divisor; there is no such output where it is 0.
+    /// `epsilon`: a number added to the divisor; there is no such output if it is 0.
     Epsilon,
-    /// `count`: the number of samples, by which the floor and the epsilon of a mean are multiplied. Without such an output they are those of
-    /// the whole sum.
+    /// `count`: the number of samples, by which the floor and the epsilon of a mean are multiplied. Without this output they apply
+    /// to the whole sum.
     Count,
 }
 
@@ -74,10 +74,10 @@ const METRIC: &str = "metric.";
 const LOAD: &str = "load.";
 
 impl ScalarPart {
-    /// All parts.
+    /// Every part.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Weight, Self::Floor, Self::Epsilon, Self::Count];
 
-    /// Whether the numbers of several microbatches are added; the others are constants.
+    /// Whether the numbers of several microbatches are added. The other parts are constants.
     pub fn adds_up(self) -> bool {
         matches!(self, Self::Sum | Self::Weight | Self::Count)
     }
@@ -94,10 +94,10 @@ impl ScalarPart {
 }
 
 impl<'a> StepOutput<'a> {
-    /// The part of a name before that of a parameter.
+    /// The prefix of a gradient's name, before the name of the parameter.
     pub const GRADIENT: &'static str = "grad.";
 
-    /// The outputs whose names hold no other name.
+    /// The outputs whose names contain no other name.
     const FIXED: [StepOutput<'static>; 9] = [
         StepOutput::Loss,
         StepOutput::LearningRate,
@@ -110,13 +110,13 @@ impl<'a> StepOutput<'a> {
         StepOutput::ScaleExhausted,
     ];
 
-    /// A part of a class of the loss.
+    /// Returns the output of a part of a class of the loss.
     pub fn loss(class: usize, part: ScalarPart) -> Self {
         Self::Part { scalar: Scalar::Loss, class, part }
     }
 
-    /// The output of that name; `None` for one of the model. `metric.a.1.sum` is taken for the sum of class 1 of `a`, though a
-    /// scalar may be called `a.1`, or `a.1.sum`.
+    /// Parses a name; `None` for an output of the model. `metric.a.1.sum` is read as the sum of class 1 of `a`, although a scalar
+    /// may be called `a.1`, or `a.1.sum`.
     pub fn of(name: &'a str) -> Option<Self> {
         if let Some(fixed) = Self::FIXED.into_iter().find(|output| output.to_string() == name) {
             return Some(fixed);
@@ -134,23 +134,23 @@ impl<'a> StepOutput<'a> {
             .or_else(|| Self::load_of(name).map(Self::Load))
     }
 
-    /// The parameter whose gradient the output of that name is.
+    /// Returns the parameter's name, if the output of that name is a gradient.
     pub fn gradient_of(name: &'a str) -> Option<&'a str> {
         name.strip_prefix(Self::GRADIENT)
     }
 
-    /// The scalar of the model that the output of that name reports, if it is an output of the update; a part of a scalar is
-    /// one of a microbatch, and may have such a name too.
+    /// Returns the name of the model's scalar, if the output of that name is a metric of the update. Parts of a scalar, which are
+    /// outputs of a microbatch, have such names too.
     pub fn metric_of(name: &'a str) -> Option<&'a str> {
         name.strip_prefix(METRIC)
     }
 
-    /// The router whose experts' choices the output of that name counts.
+    /// Returns the router's name, if the output of that name counts the choices of its experts.
     pub fn load_of(name: &'a str) -> Option<&'a str> {
         name.strip_prefix(LOAD)
     }
 
-    /// Whether no output of a model may have that name, since it would be taken for one of a step.
+    /// Whether the output of a model may not have that name, because it would be confused with an output of a step.
     pub fn reserves(name: &str) -> bool {
         name.starts_with(METRIC)
             || name.starts_with(LOAD)
@@ -158,7 +158,7 @@ impl<'a> StepOutput<'a> {
     }
 }
 
-/// The scalar and its class in the name of a part, before the part.
+/// Returns the scalar and the class in the name of a part, given without the part.
 fn class_of(name: &str) -> Option<(Scalar<'_>, usize)> {
     let numbered = name.rsplit_once('.').and_then(|(scalar, text)| {
         let class: usize = text.parse().ok()?;
@@ -201,7 +201,7 @@ impl fmt::Display for StepOutput<'_> {
     }
 }
 
-/// The output's name.
+/// Returns the name of the output.
 impl From<StepOutput<'_>> for String {
     fn from(output: StepOutput) -> Self {
         output.to_string()

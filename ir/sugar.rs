@@ -1,4 +1,4 @@
-//! Short forms for what gradients, imports and passes build most: arithmetic, scalars, shapes.
+//! Short forms for nodes that gradients, imports and passes often build: arithmetic, scalars, shapes.
 
 use crate::edit::Builder;
 use crate::ops::Float;
@@ -10,44 +10,44 @@ use crate::{DType, Dim, Dims, Type, TypeError, ValueId};
 use smallvec::SmallVec;
 
 impl Builder<'_> {
-    /// `x + y`
+    /// Builds `x + y`.
     pub fn add(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
         self.one(Binary::Add, &[x, y])
     }
 
-    /// `x · y`
+    /// Builds `x · y`.
     pub fn mul(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
         self.one(Binary::Mul, &[x, y])
     }
 
-    /// A scalar of that type and value.
+    /// Builds a scalar of that type and value.
     pub fn scalar(&mut self, dtype: DType, value: f64) -> Result<ValueId, TypeError> {
         self.splat(Type::scalar(dtype), value)
     }
 
-    /// A tensor of equal elements.
+    /// Builds a tensor of equal elements.
     pub fn splat(&mut self, ty: Type, value: f64) -> Result<ValueId, TypeError> {
         self.one_typed(Splat { value: Float::new(value) }, &[], ty)
     }
 
-    /// A scalar of the element type of `like`; broadcasting makes it fit wherever `like` does.
+    /// Builds a scalar of the element type of `like`. By broadcasting it can be combined with `like`.
     pub fn splat_like(&mut self, like: ValueId, value: f64) -> Result<ValueId, TypeError> {
         self.scalar(self.ty(like).dtype, value)
     }
 
-    /// `x · factor`
+    /// Builds `x · factor`.
     pub fn scale(&mut self, x: ValueId, factor: f64) -> Result<ValueId, TypeError> {
         let factor = self.splat_like(x, factor)?;
         self.mul(x, factor)
     }
 
-    /// `x` with these dims, or `x` itself if it has them.
+    /// Reshapes `x` to these dims; returns `x` itself if it has them.
     pub fn reshape(&mut self, x: ValueId, dims: impl IntoIterator<Item = Dim>) -> Result<ValueId, TypeError> {
         let ty = Type::new(self.ty(x).dtype, dims);
         if ty.dims == self.ty(x).dims { Ok(x) } else { self.one_typed(Reshape, &[x], ty) }
     }
 
-    /// `x` stretched to these dims, or `x` itself if it has them.
+    /// Stretches `x` to these dims; returns `x` itself if it has them.
     pub fn broadcast(
         &mut self,
         x: ValueId,
@@ -57,7 +57,7 @@ impl Builder<'_> {
         if ty.dims == self.ty(x).dims { Ok(x) } else { self.one_typed(Broadcast, &[x], ty) }
     }
 
-    /// `x` with its dims permuted: dim `i` of the result is dim `permutation[i]` of `x`.
+    /// Permutes the dims of `x`: dim `i` of the result is dim `permutation[i]` of `x`.
     pub fn transpose(&mut self, x: ValueId, permutation: &[u32]) -> Result<ValueId, TypeError> {
         if permutation.iter().enumerate().all(|(i, &p)| i == p as usize) {
             return Ok(x);
@@ -65,7 +65,7 @@ impl Builder<'_> {
         self.one(Transpose { permutation: SmallVec::from_slice(permutation) }, &[x])
     }
 
-    /// `x[.., start .. start + length, ..]` along a dim.
+    /// Cuts `x[.., start .. start + length, ..]` along a dim.
     pub fn slice(&mut self, x: ValueId, dim: u32, start: u64, length: Dim) -> Result<ValueId, TypeError> {
         let mut ty = Type::new(self.ty(x).dtype, self.ty(x).dims.clone());
         match ty.dims.get_mut(dim as usize) {
@@ -76,7 +76,7 @@ impl Builder<'_> {
         self.one_typed(Slice { dim, start: start as i64, step: 1 }, &[x], ty)
     }
 
-    /// The sum over dims, which go.
+    /// Sums over dims, which are removed.
     pub fn sum(&mut self, x: ValueId, dims: &[u32]) -> Result<ValueId, TypeError> {
         let dims = SmallVec::from_slice(dims);
         if dims.is_empty() {
@@ -86,18 +86,18 @@ impl Builder<'_> {
         }
     }
 
-    /// `x` converted, or `x` itself if it is of that type.
+    /// Converts `x`; returns `x` itself if it already has that type.
     pub fn cast(&mut self, x: ValueId, to: DType) -> Result<ValueId, TypeError> {
         if self.ty(x).dtype == to { Ok(x) } else { self.one(Cast { to }, &[x]) }
     }
 
-    /// The gradient of a broadcast: `x` summed over the dims in which `like` was stretched, in the dims of `like`.
+    /// Builds the gradient of a broadcast: `x` summed over the dims in which `like` was stretched, with the dims of `like`.
     pub fn sum_to_like(&mut self, x: ValueId, like: ValueId) -> Result<ValueId, TypeError> {
         let (from, to) = (self.ty(x).dims.clone(), self.ty(like).dims.clone());
         if from == to {
             return Ok(x);
         }
-        // `x` itself may be narrower than the result whose gradient it stands for.
+        // `x` itself may be narrower than the result of which it is the gradient.
         let wide = crate::types::broadcast(&from, &to)?;
         let x = self.broadcast(x, wide.clone())?;
         let missing = wide.len() - to.len();

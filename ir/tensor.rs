@@ -1,32 +1,32 @@
-//! Tensors of the interpreter: floats as f64, integers as i64, booleans.
+//! The tensors of the interpreter: floats as f64, integers as i64, booleans.
 
 use crate::{DType, Type};
 
-/// A tensor in host memory, row-major. Floats of every type are held as f64 (rounded to the type only in
-/// [`crate::interp::Mode::Typed`]), integers of every type as i64 (u64 as the same bits).
+/// A tensor in host memory, row-major. Floats of every type are stored as f64 (rounded to the type only in
+/// [`crate::interp::Mode::Typed`]), integers of every type as i64 (u64 as the i64 with the same bits).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
-    /// Sizes, outermost first.
+    /// The sizes, outermost first.
     pub sizes: Vec<usize>,
-    /// Elements, row-major; as many as the product of the sizes.
+    /// The elements, row-major; their number is the product of the sizes.
     pub elements: Elements,
 }
 
 /// The elements of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
-    /// Of a floating-point type.
+    /// Elements of a floating-point type.
     Float(Vec<f64>),
-    /// Of an integer type.
+    /// Elements of an integer type.
     Int(Vec<i64>),
-    /// Of `bool`.
+    /// Elements of `bool`.
     Bool(Vec<bool>),
 }
 
 impl Elements {
-    /// The elements that strides lead to, for every index below `sizes` in row-major order.
+    /// Reads the elements at the offsets given by `strides`, for every index below `sizes` in row-major order.
     pub fn strided(&self, sizes: &[usize], strides: &[usize]) -> Self {
         fn pick<T: Copy>(elements: &[T], sizes: &[usize], strides: &[usize]) -> Vec<T> {
             let (Some((&size, outer)), Some((&step, outer_strides))) =
@@ -53,17 +53,17 @@ impl Elements {
 }
 
 impl Tensor {
-    /// A float tensor. Panics if the number of elements is not the product of the sizes.
+    /// Makes a float tensor. Panics if the number of elements is not the product of the sizes.
     pub fn float(dtype: DType, sizes: Vec<usize>, elements: Vec<f64>) -> Self {
         Self::checked(dtype, sizes, Elements::Float(elements))
     }
 
-    /// An integer tensor. Panics if the number of elements is not the product of the sizes.
+    /// Makes an integer tensor. Panics if the number of elements is not the product of the sizes.
     pub fn int(dtype: DType, sizes: Vec<usize>, elements: Vec<i64>) -> Self {
         Self::checked(dtype, sizes, Elements::Int(elements))
     }
 
-    /// A boolean tensor. Panics if the number of elements is not the product of the sizes.
+    /// Makes a boolean tensor. Panics if the number of elements is not the product of the sizes.
     pub fn bool(sizes: Vec<usize>, elements: Vec<bool>) -> Self {
         Self::checked(DType::Bool, sizes, Elements::Bool(elements))
     }
@@ -78,7 +78,7 @@ impl Tensor {
         Self { dtype, sizes, elements }
     }
 
-    /// All elements equal to a number, converted to the element type.
+    /// Makes a tensor of equal elements, converted to the element type.
     pub fn splat(dtype: DType, sizes: Vec<usize>, value: f64) -> Self {
         let len = sizes.iter().product();
         let elements = match dtype {
@@ -89,17 +89,17 @@ impl Tensor {
         Self { dtype, sizes, elements }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// Whether there is no element.
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements of a float tensor. Panics on others: `infer` has checked the types.
+    /// Returns the elements of a float tensor. Panics for other types: `infer` has checked the types.
     pub fn floats(&self) -> &[f64] {
         match &self.elements {
             Elements::Float(elements) => elements,
@@ -107,7 +107,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of an integer tensor. Panics on others: `infer` has checked the types.
+    /// Returns the elements of an integer tensor. Panics for other types: `infer` has checked the types.
     pub fn ints(&self) -> &[i64] {
         match &self.elements {
             Elements::Int(elements) => elements,
@@ -115,7 +115,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of a boolean tensor. Panics on others: `infer` has checked the types.
+    /// Returns the elements of a boolean tensor. Panics for other types: `infer` has checked the types.
     pub fn bools(&self) -> &[bool] {
         match &self.elements {
             Elements::Bool(elements) => elements,
@@ -123,7 +123,7 @@ impl Tensor {
         }
     }
 
-    /// Every element as a number; `bool` as 0 and 1.
+    /// Returns every element as a number; `bool` as 0 and 1.
     pub fn numbers(&self) -> Vec<f64> {
         match &self.elements {
             Elements::Float(elements) => elements.clone(),
@@ -132,23 +132,23 @@ impl Tensor {
         }
     }
 
-    /// The only element of a tensor of one element, as a number.
+    /// Returns the only element of a tensor of one element, as a number.
     pub fn item(&self) -> f64 {
         assert_eq!(self.len(), 1, "item() of a tensor of sizes {:?}", self.sizes);
         self.numbers()[0]
     }
 
-    /// The same elements in other sizes of equal product.
+    /// Returns the same elements with other sizes of equal product.
     pub fn reshaped(self, sizes: Vec<usize>) -> Self {
         Self::checked(self.dtype, sizes, self.elements)
     }
 
-    /// The type: whole, bound dims.
+    /// Returns the type: whole, with bound dims.
     pub fn ty(&self) -> Type {
         Type::new(self.dtype, self.sizes.iter().map(|&size| crate::Dim::known(size as u64)))
     }
 
-    /// The tensor of that type from little-endian row-major bytes; `None` if their number is wrong.
+    /// Reads a tensor of that type from little-endian row-major bytes; `None` if their number is wrong.
     pub fn from_bytes(ty: &Type, bytes: &[u8]) -> Option<Self> {
         if ty.bytes()? != bytes.len() as u64 {
             return None;
@@ -180,7 +180,7 @@ impl Tensor {
         Some(Self { dtype: ty.dtype, sizes, elements })
     }
 
-    /// The elements as little-endian row-major bytes of the element type; floats round to nearest even.
+    /// Returns the elements as little-endian row-major bytes of the element type; floats are rounded to nearest even.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.len() * self.dtype.bytes() as usize);
         let width = self.dtype.bytes() as usize;
@@ -197,7 +197,7 @@ impl Tensor {
         out
     }
 
-    /// The value of each float rounded to the element type; others as they are.
+    /// Rounds each float to the element type. Other elements stay unchanged.
     pub fn rounded(mut self) -> Self {
         if let Elements::Float(elements) = &mut self.elements {
             let round: fn(f64) -> f64 = match self.dtype {
@@ -212,7 +212,7 @@ impl Tensor {
     }
 }
 
-/// Row-major strides, in elements.
+/// Returns row-major strides, in elements.
 pub fn strides(sizes: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; sizes.len()];
     for i in (1..sizes.len()).rev() {
@@ -221,7 +221,7 @@ pub fn strides(sizes: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Strides that read a tensor of `sizes` as if broadcast to `onto`: 0 along stretched dims.
+/// Returns strides that read a tensor of `sizes` as if it were broadcast to `onto`: 0 along stretched dims.
 pub fn broadcast_strides(sizes: &[usize], onto: &[usize]) -> Vec<usize> {
     let missing = onto.len() - sizes.len();
     let own = strides(sizes);
@@ -233,7 +233,7 @@ pub fn broadcast_strides(sizes: &[usize], onto: &[usize]) -> Vec<usize> {
         .collect()
 }
 
-/// The offsets of all elements of `sizes` under `strides`, in row-major order.
+/// Returns the offsets of all elements of `sizes` under `strides`, in row-major order.
 pub fn offsets(sizes: &[usize], strides: &[usize]) -> Vec<usize> {
     let mut offsets = vec![0];
     for (&size, &stride) in sizes.iter().zip(strides) {

@@ -1,9 +1,9 @@
-//! Random programs, a function of a seed alone: for properties of the text, of passes and of backends.
+//! Random programs that are determined by a seed, for property tests of the text, of passes and of backends.
 //!
-//! A program is smooth everywhere and keeps its numbers small, so that its gradient can be compared with finite
-//! differences and a backend with the interpreter. It has batched inputs, parameters of every kind of initializer,
-//! the output `y`, and the scalar outputs `loss.sum` (a random combination of every value that nothing else reads,
-//! so that every parameter matters) and `loss.weight`.
+//! A program is smooth everywhere and keeps its numbers small, so that its gradient can be compared with finite differences, and a
+//! backend with the interpreter. It has batched inputs, parameters with every kind of initializer, the output `y`, and the scalar
+//! outputs `loss.sum` (a random combination of all values without a reader, so that every parameter has an effect) and
+//! `loss.weight`.
 
 use crate::edit::Builder;
 use crate::ops::constant::{Constant, Iota};
@@ -19,7 +19,7 @@ use crate::{
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A random forward program of floats of `dtype`, of about `steps` operations.
+/// Makes a random forward program of floats of `dtype`, with about `steps` operations.
 pub fn program(seed: u64, dtype: DType, steps: usize) -> Module {
     let mut module = Module::new(format!("random_{seed}"));
     let mut choices = Choices::new(seed);
@@ -44,7 +44,7 @@ pub fn program(seed: u64, dtype: DType, steps: usize) -> Module {
     module
 }
 
-/// A random tensor for every float input of a program, other for every `index`.
+/// Makes a random tensor for every float input of a program, different for every `index`.
 pub fn microbatch(module: &Module, seed: u64, index: u64) -> BTreeMap<String, Tensor> {
     let tensor = |input: &crate::Input| {
         let ty = module.ty(input.value);
@@ -58,18 +58,18 @@ pub fn microbatch(module: &Module, seed: u64, index: u64) -> BTreeMap<String, Te
     module.inputs.iter().map(tensor).collect()
 }
 
-/// No input is larger.
+/// The largest magnitude of an input.
 const INPUT_BOUND: f64 = 2.0;
-/// Values that may be larger go through `tanh`.
+/// The bound above which a value is passed through `tanh`.
 const BOUND: f64 = 8.0;
-/// The deviation of drawn parameters.
+/// The standard deviation of drawn parameters.
 const STD: f64 = 0.5;
-/// What they hardly exceed.
+/// A number that drawn parameters hardly exceed.
 const PARAMETER_BOUND: f64 = 2.0;
-/// No value has more elements.
+/// The most elements of a value.
 const ELEMENTS: u64 = 512;
 
-/// Random choices, one after the other. A copy makes the same choices again.
+/// A sequence of random choices. A copy makes the same choices again.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices {
     seed: u64,
@@ -77,12 +77,12 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// The choices of a seed.
+    /// Starts the choices of a seed.
     pub fn new(seed: u64) -> Self {
         Self { seed, drawn: 0 }
     }
 
-    /// A number below `count`.
+    /// Draws a number below `count`.
     pub fn below(&mut self, count: usize) -> usize {
         self.drawn += 1;
         random::philox(self.seed, [self.drawn, 0, 0, 0])[0] as usize % count
@@ -92,26 +92,26 @@ impl Choices {
         self.below(2001) as f64 / 1000.0 - 1.0
     }
 
-    /// One of these items.
+    /// Draws one of these items.
     pub fn of<T: Clone>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())].clone()
     }
 
-    /// Sizes of `least` to 3 dims.
+    /// Draws the sizes of `least` to 3 dims.
     fn sizes(&mut self, least: usize) -> Vec<u64> {
         let ndim = least + self.below(4 - least);
         (0..ndim).map(|_| self.of(&[1, 2, 2, 3, 4, 4, 6])).collect()
     }
 }
 
-/// A value with a bound on what its elements can be.
+/// A value with a bound on the magnitude of its elements.
 #[derive(Clone, Copy)]
 struct BoundedValue {
     value: ValueId,
     bound: f64,
 }
 
-/// Adds an operation or a few.
+/// A function that adds one or a few operations.
 type Step<G> = fn(&mut G) -> Result<BoundedValue, TypeError>;
 
 struct Generator<'m> {
@@ -150,14 +150,14 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// A value of the pool, most often a late one.
+    /// Draws a value of the pool, most often a recent one.
     fn pick(&mut self) -> BoundedValue {
         let count = self.pool.len();
         let late = count - 1 - self.choices.below(count.min(3));
         if self.choices.below(3) == 0 { self.choices.of(&self.pool) } else { self.pool[late] }
     }
 
-    /// A value of the pool that satisfies something, if one does.
+    /// Draws a value of the pool whose sizes satisfy `fits`, if there is one.
     fn find(&mut self, fits: impl Fn(&[u64]) -> bool) -> Option<BoundedValue> {
         let found: Vec<BoundedValue> =
             self.pool.iter().filter(|known| fits(&self.sizes(known.value))).copied().collect();
@@ -188,7 +188,7 @@ impl Generator<'_> {
         Ok(BoundedValue { value: self.b.one(op.0, &[x.value])?, bound: op.1 })
     }
 
-    /// A function that needs its operand away from zero, of `½ + sigmoid(x)`.
+    /// Adds a function whose operand must not be near zero, applied to `½ + sigmoid(x)`.
     fn positive(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sigmoid = self.b.one(Unary::Sigmoid, &[x.value])?;
@@ -237,7 +237,7 @@ impl Generator<'_> {
         Ok(BoundedValue { value: self.b.one(op, &[x.value, y.value])?, bound })
     }
 
-    /// A contraction of two values over a dim they share in size, scaled by that size.
+    /// Adds a contraction of two values over a dim of equal size, scaled by that size.
     fn contract(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sizes = self.sizes(x.value);
@@ -262,7 +262,7 @@ impl Generator<'_> {
         Ok(BoundedValue { value, bound: x.bound * y.bound })
     }
 
-    /// A linear layer with a parameter of its own.
+    /// Adds a linear layer with a new parameter.
     fn linear(&mut self) -> Result<BoundedValue, TypeError> {
         let mut x = self.pick();
         if self.sizes(x.value).is_empty() {
@@ -276,7 +276,7 @@ impl Generator<'_> {
         Ok(BoundedValue { value: product, bound: width as f64 * x.bound * PARAMETER_BOUND })
     }
 
-    /// A new parameter, drawn, filled, or cut out of a row of the data table.
+    /// Adds a parameter that is drawn, filled, or cut out of a row of the data table.
     fn parameter(&mut self, [rows, columns]: [u64; 2]) -> ValueId {
         let (dtype, number) = (self.dtype, self.b.module().states.len());
         let ty = Type::of(dtype, &[rows, columns]);
@@ -296,7 +296,7 @@ impl Generator<'_> {
         self.b.module().states[id].input
     }
 
-    /// A new row of the data table, of random numbers between -1 and 1.
+    /// Adds a row to the data table, with random numbers between -1 and 1.
     fn row(&mut self, name: &str, sizes: &[u64]) -> DataId {
         let elements = (0..sizes.iter().product()).map(|_: u64| self.choices.uniform()).collect();
         let tensor = Tensor::float(self.dtype, sizes.iter().map(|&size| size as usize).collect(), elements);
@@ -404,7 +404,7 @@ impl Generator<'_> {
         Ok(BoundedValue { value: self.b.one(Reduce { kind, dims, keep }, &[x.value])?, bound })
     }
 
-    /// One of two values where an index is below a number.
+    /// Adds a selection between two values by comparing an index with a number.
     fn select(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sizes = self.sizes(x.value);
@@ -421,7 +421,7 @@ impl Generator<'_> {
         Ok(BoundedValue { value, bound: x.bound.max(y.bound) })
     }
 
-    /// A value that comes from nowhere.
+    /// Adds a value without operands.
     fn source(&mut self) -> Result<BoundedValue, TypeError> {
         let sizes = self.choices.sizes(1);
         let ty = Type::of(self.dtype, &sizes);
@@ -447,7 +447,7 @@ impl Generator<'_> {
         self.b.one_typed(Constant { data }, &[], Type::of(self.dtype, sizes))
     }
 
-    /// The last value, and the sum over all that nothing reads of its mean under random weights, with weight 1.
+    /// Returns the last value; the sum, over all values without a reader, of their means with random weights; and the weight 1.
     fn scalar(&mut self) -> Result<(ValueId, ValueId, ValueId), TypeError> {
         let nodes = self.b.module().nodes.values();
         let read: BTreeSet<ValueId> = nodes.flat_map(|node| node.operands.iter().copied()).collect();

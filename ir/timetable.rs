@@ -1,10 +1,10 @@
-//! The timetable of a pipeline: for each pipeline rank the ordered list of its tasks.
+//! The timetable of a pipeline: for each pipeline rank, the ordered list of its tasks.
 //!
-//! A timetable is data. A schedule makes it, [`check`] proves that it can run, [`Timeline`] says how long it takes, and
-//! [`Slots`] says how many blocks of memory it needs. Its text is one line a rank: `rank 0: F0.0 F0.1 B0.0 B0.1`.
+//! A timetable is data. A schedule makes it, [`check`] proves that it can run, [`Timeline`] computes its times, and [`Slots`]
+//! computes the number of memory blocks that it needs. Its text has one line per rank: `rank 0: F0.0 F0.1 B0.0 B0.1`.
 //!
-//! The program is cut into chunks, which are numbered in the order in which a microbatch runs through them. A pipeline rank
-//! owns one or more chunks; the placement is the list of their ranks. Messages call a chunk a stage.
+//! The program is cut into chunks, numbered in the order in which a microbatch passes through them. A pipeline rank owns one or
+//! more chunks; the placement has the rank of each chunk. Messages call a chunk a stage.
 
 mod check;
 mod error;
@@ -29,7 +29,7 @@ use crate::Phase;
 pub const TASK_PHASES: [(Phase, char); 3] =
     [(Phase::Forward, 'F'), (Phase::Backward, 'B'), (Phase::Weight, 'W')];
 
-/// A phase of a chunk: the program that a task runs.
+/// A phase of a chunk, which is the program that a task runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Part {
     /// Forward, backward or weight.
@@ -41,13 +41,13 @@ pub struct Part {
 /// A part for one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Task {
-    /// The program.
+    /// The part that the task runs.
     pub part: Part,
     /// The microbatch, counted from 0.
     pub microbatch: u32,
 }
 
-/// For each pipeline rank its tasks, in the order in which it runs them.
+/// For each pipeline rank, its tasks in the order in which it runs them.
 ///
 /// A schedule that does not split backward has no weight tasks: its backward tasks compute the gradients of parameters too.
 /// A schedule that splits backward has one weight task for each chunk and microbatch.
@@ -57,7 +57,7 @@ pub struct Timetable {
     pub ranks: Vec<Vec<Task>>,
 }
 
-/// The task `to` of a microbatch reads a result of the task `from` of the same microbatch.
+/// A dependency: for each microbatch, the task of part `to` reads a result of the task of part `from`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dependency {
     /// The part that computes the result.
@@ -67,24 +67,24 @@ pub struct Dependency {
 }
 
 impl Part {
-    /// The part of a phase and a chunk.
+    /// Makes the part of a phase and a chunk.
     pub fn new(phase: Phase, chunk: u32) -> Self {
         Self { phase, chunk }
     }
 
-    /// The task of this part for a microbatch.
+    /// Returns the task of this part for a microbatch.
     pub fn task(self, microbatch: u32) -> Task {
         Task { part: self, microbatch }
     }
 }
 
 impl Task {
-    /// The task of a phase, a chunk and a microbatch.
+    /// Makes the task of a phase, a chunk and a microbatch.
     pub fn new(phase: Phase, chunk: u32, microbatch: u32) -> Self {
         Part::new(phase, chunk).task(microbatch)
     }
 
-    /// The task in words: `backward of stage 0, microbatch 3`.
+    /// Returns the task as text: `backward of stage 0, microbatch 3`.
     pub fn in_words(self) -> String {
         let Self { part: Part { phase, chunk }, microbatch } = self;
         format!("{} of stage {chunk}, microbatch {microbatch}", phase.long_name())
@@ -92,12 +92,12 @@ impl Task {
 }
 
 impl Timetable {
-    /// Whether gradients of parameters are tasks of their own.
+    /// Whether gradients of parameters are separate tasks.
     pub fn splits_backward(&self) -> bool {
         self.ranks.iter().flatten().any(|task| task.part.phase == Phase::Weight)
     }
 
-    /// The phases of a microbatch: forward alone of an evaluation.
+    /// Returns the phases of a microbatch. An evaluation has only forward.
     pub fn phases(&self) -> Vec<Phase> {
         let has = |phase| self.ranks.iter().flatten().any(|task| task.part.phase == phase);
         let weight = has(Phase::Weight);
@@ -109,14 +109,14 @@ impl Timetable {
         phases.into_iter().filter(|(_, has)| *has).map(|(phase, _)| phase).collect()
     }
 
-    /// The number of tasks of all ranks.
+    /// Returns the number of tasks of all ranks.
     pub fn task_count(&self) -> usize {
         self.ranks.iter().map(Vec::len).sum()
     }
 }
 
 impl Dependency {
-    /// The dependencies of a chain of chunks, each of which reads activations of the chunk before it alone.
+    /// Returns the dependencies of a chain of chunks, in which each chunk reads only activations of the chunk before it.
     pub fn chain(chunks: u32, splits_backward: bool) -> Vec<Self> {
         let [forward, backward, weight] = TASK_PHASES.map(|(phase, _)| move |chunk| Part::new(phase, chunk));
         let mut dependencies = Vec::new();

@@ -4,62 +4,62 @@ use crate::{AxisId, DType, Dim, Dims, Mesh};
 use smallvec::SmallVec;
 use std::fmt;
 
-/// What a value is: elements of `dtype` in a tensor of global `dims`, laid over the mesh by `sharding`.
+/// The type of a value: elements of `dtype` in a tensor of global `dims`, laid out over the mesh by `sharding`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Type {
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
     /// Global sizes, outermost first; a scalar has none.
     pub dims: Dims,
-    /// How devices share the tensor.
+    /// The division of the tensor among devices.
     pub sharding: Sharding,
 }
 
 impl Type {
-    /// A whole tensor.
+    /// Makes the type of a whole tensor.
     pub fn new(dtype: DType, dims: impl IntoIterator<Item = Dim>) -> Self {
         Self { dtype, dims: dims.into_iter().collect(), sharding: Sharding::default() }
     }
 
-    /// A whole tensor of bound dims.
+    /// Makes the type of a whole tensor with bound dims.
     pub fn of(dtype: DType, sizes: &[u64]) -> Self {
         Self::new(dtype, sizes.iter().copied().map(Dim::known))
     }
 
-    /// A whole scalar.
+    /// Makes the type of a whole scalar.
     pub fn scalar(dtype: DType) -> Self {
         Self::new(dtype, [])
     }
 
-    /// The same dims and sharding with other elements.
+    /// Returns the type with the same dims and sharding and another element type.
     pub fn with_dtype(&self, dtype: DType) -> Self {
         Self { dtype, ..self.clone() }
     }
 
-    /// Number of dims.
+    /// Returns the number of dims.
     pub fn ndim(&self) -> usize {
         self.dims.len()
     }
 
-    /// The sizes, when all dims are bound.
+    /// Returns the sizes, if all dims are bound.
     pub fn sizes(&self) -> Option<Vec<u64>> {
         self.dims.iter().map(Dim::size).collect()
     }
 
-    /// Number of elements, when all dims are bound and the product fits.
+    /// Returns the number of elements, if all dims are bound and the product fits.
     pub fn numel(&self) -> Option<u64> {
         self.dims.iter().try_fold(1u64, |n, dim| n.checked_mul(dim.size()?))
     }
 
-    /// Bytes of the whole tensor, when all dims are bound and the product fits.
+    /// Returns the bytes of the whole tensor, if all dims are bound and the product fits.
     pub fn bytes(&self) -> Option<u64> {
         self.numel()?.checked_mul(self.dtype.bytes())
     }
 
-    /// Refuses a tensor whose bytes a signed number of 64 bits cannot count: sizes and offsets are such numbers.
+    /// Refuses a tensor whose number of bytes does not fit in an i64, because sizes and offsets are computed as such numbers.
     ///
     /// # Errors
-    /// The type, which has more.
+    /// The type has more bytes.
     pub fn check_size(&self) -> Result<(), TypeError> {
         let sizes = self.dims.iter().filter_map(Dim::size).filter(|&size| size > 0);
         let bytes = sizes.fold(self.dtype.bytes(), u64::saturating_mul);
@@ -74,8 +74,8 @@ impl Type {
         self.dtype == other.dtype && self.dims == other.dims
     }
 
-    /// The part of the tensor one device holds: dims divided by the sizes of the axes that split them. `None`
-    /// when a dim is unbound or does not divide. Only interp and lowering may ask.
+    /// Returns the sizes of the part that one device holds: dims divided by the sizes of the axes that split them. `None` if a dim
+    /// is unbound or does not divide. Only `interp` and lowering may call this.
     pub fn local(&self, mesh: &Mesh) -> Option<Vec<u64>> {
         let mut sizes = self.sizes()?;
         for (size, axes) in sizes.iter_mut().zip(&self.sharding.dims) {
@@ -90,13 +90,14 @@ impl Type {
         Some(sizes)
     }
 
-    /// Bytes of the part that one device holds. `None` where [`Type::local`] is, and for more bytes than 64 bits count.
+    /// Returns the bytes of the part that one device holds. `None` in the cases of [`Type::local`], or if the bytes do not fit in
+    /// a u64.
     pub fn local_bytes(&self, mesh: &Mesh) -> Option<u64> {
         self.local(mesh)?.iter().try_fold(self.dtype.bytes(), |bytes, &size| bytes.checked_mul(size))
     }
 
-    /// Where the part of a rank lies in the global tensor: for each dim its first index and the global size. As
-    /// [`Type::local`] otherwise.
+    /// Returns the place of a rank's part in the global tensor: for each dim, its first index and the global size. `None` in the
+    /// cases of [`Type::local`].
     pub fn spans(&self, mesh: &Mesh, rank: u64) -> Option<SmallVec<[Span; 4]>> {
         let (local, sizes) = (self.local(mesh)?, self.sizes()?);
         let place = |dim: usize| self.sharding.dims.get(dim).map_or(0, |axes| mesh.place(rank, axes));
@@ -105,16 +106,16 @@ impl Type {
     }
 }
 
-/// Where a device's part of a tensor lies along a dim of the global one.
+/// The place of a device's part of a tensor along a dim of the global tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// Its first index there.
+    /// The first index of the part in the global dim.
     pub start: u64,
     /// The size of the global dim.
     pub size: u64,
 }
 
-/// `f32[8, 128]`, without the sharding (whose axis names stand in the module's mesh).
+/// Writes `f32[8, 128]`, without the sharding, because the names of its axes are in the module's mesh.
 impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims: Vec<_> = self.dims.iter().map(Dim::to_string).collect();
@@ -122,22 +123,22 @@ impl fmt::Display for Type {
     }
 }
 
-/// How a tensor is laid over the mesh. The default is: whole on every device.
+/// The layout of a tensor over the mesh. By default the tensor is whole on every device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sharding {
-    /// For each dim the axes that split it, major first; empty when no dim is split.
+    /// For each dim, the axes that split it, major first; empty when no dim is split.
     pub dims: SmallVec<[SmallVec<[AxisId; 1]>; 4]>,
     /// Axes over which each device holds one addend (or candidate) of the true value.
     pub partial: Option<(PartialKind, SmallVec<[AxisId; 2]>)>,
 }
 
 impl Sharding {
-    /// The axes that split a dim, major first.
+    /// Returns the axes that split a dim, major first.
     pub fn axes(&self, dim: usize) -> &[AxisId] {
         self.dims.get(dim).map_or(&[], |axes| axes)
     }
 
-    /// The axes over which the value is partial.
+    /// Returns the axes over which the value is partial.
     pub fn partial_axes(&self) -> &[AxisId] {
         self.partial.as_ref().map_or(&[], |(_, axes)| axes)
     }
@@ -148,33 +149,34 @@ impl Sharding {
     }
 }
 
-/// How the devices' parts of a partial value combine.
+/// The reduction that combines the devices' parts of a partial value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PartialKind {
     /// The true value is the sum.
     Sum,
-    /// The true value is the largest.
+    /// The true value is the maximum.
     Max,
-    /// The true value is the smallest.
+    /// The true value is the minimum.
     Min,
 }
 
-/// Why an operator does not take these operands. Names the operand (from 0) where one is to blame.
+/// The reason why an operator does not accept its operands. The message names the operand (from 0) that is at fault, if there is
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct TypeError {
-    /// What is wrong, with the types concerned.
+    /// The fault, with the types concerned.
     pub message: String,
 }
 
 impl TypeError {
-    /// A type error with that message.
+    /// Makes a type error with that message.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into() }
     }
 }
 
-/// The dims two operands broadcast to: aligned at the last dim, a dim of size one stretches.
+/// Returns the dims to which two operands are broadcast: aligned at the last dim, a dim of size one stretches.
 pub fn broadcast(left: &[Dim], right: &[Dim]) -> Result<Dims, TypeError> {
     let ndim = left.len().max(right.len());
     let at = |dims: &[Dim], i: usize| (i + dims.len()).checked_sub(ndim).map(|i| dims[i].clone());

@@ -1,59 +1,59 @@
-//! The verifier: what every program satisfies, at each level all of the level before and more.
+//! The verifier: the invariants of programs. Each level has all invariants of the level before, and more.
 //!
 //! **Imported**, the forward graph (`tables`, `program`, `partial`):
 //!
 //! 1. Every id is in range: nodes in the order (each once), values, data rows, states, axes.
 //! 2. Names are unique: data rows, states, inputs, outputs, axes. An axis has at least one device.
-//! 3. Data rows are whole: dims bound, not sharded, as many bytes as the type has.
-//! 4. A state's input value has the state's type; its new value has its shape. The data row behind it, through its
-//!    view, has its shape. A state copies one that stands before it, of its dims. A batched input has a dim 0.
-//! 5. Every value is defined once, by what it says defines it, and before its uses.
-//! 6. Phases stand in order; below level *training* nothing runs in `bwd` and `update`.
-//! 7. Every operator takes its operands and gives its results, by its own `infer`; a constant has its row's type.
-//! 8. A sharding has an entry for every dim; no axis stands twice in a value.
+//! 3. Data rows are whole: their dims are bound, they are not sharded, and they have as many bytes as the type.
+//! 4. A state's input value has the state's type; its new value has the state's shape. Its data row, through its view, has its
+//!    shape. A state copies a state before it in the table with the same dims. A batched input has a dim 0.
+//! 5. Every value is defined once, by its `definition`, and before its uses.
+//! 6. Phases are in order; below level *training* no node is in `bwd` or `update`.
+//! 7. Every node has the operands and results that its operator's `infer` accepts; a constant has its row's type.
+//! 8. A sharding has an entry for every dim; no axis occurs twice in a value.
 //! 9. A partial value is read only where the operator is linear in it, and is neither an output nor a state.
 //!
 //! **Training**, the whole step (`training`):
 //!
 //! 10. All dims are bound, and the bytes of a value fit in 64 bits.
 //! 11. `prepare` reads nothing of a microbatch; `fwd` reads nothing of `bwd`, and neither reads anything of `weight`; `update`
-//!     reads a value of a microbatch only through `accumulate`, which stands in `update` and reads nothing else.
+//!     reads a value of a microbatch only through `accumulate`, which is in `update` and reads nothing else.
 //! 12. A state's new value is defined in `update`; a buffer's and a counter's may be in `fwd`.
 //! 13. A program with a node in `bwd` or `update` has an output `loss`. The output is a float scalar. (A program without such
 //!     a node is an evaluation.)
-//! 14. A copy of a node (`copy` above 0), which computes a value again, stands in `bwd` or `weight`. It is no reduction over devices, and
-//!     its results are no new values of states.
+//! 14. A copy of a node (`copy` above 0), which computes a value again, is in `bwd` or `weight`. It is not a reduction over
+//!     devices, and its results are not new values of states.
 //!
 //! **Placed** (`placed`):
 //!
 //! 15. Every split dim divides by the devices that split it.
-//! 16. Operands and results of a node are split alike, by the operator's factors: whatever else changes a sharding is
-//!     a collective. No axis does two things in one node.
+//! 16. Operands and results of a node are split alike, by the operator's factors; only collectives change a sharding. No axis
+//!     splits two factors of a node.
 //! 17. A result is partial over exactly the axes of the reduced factors and of the partial operands.
 //! 18. A state's new value is sharded as the state.
 //!
-//! **Lowered** (`lowered`), for the kernels of a target, which cast as they read and write:
+//! **Lowered** (`lowered`), adapted to the kernels of a target, which cast as they read and write:
 //!
-//! 19. In place of 7: an operand of f16 or bf16 may stand for one of f32, which the kernel widens as it reads; a result may
-//!     have another float type than the operator gives, to which the kernel casts as it writes. Dims still follow.
+//! 19. In place of 7: an operand may be f16 or bf16 where the operator takes f32; the kernel widens it as it reads. A result may
+//!     have a float type other than the operator's; the kernel casts to it as it writes. Dims are still inferred.
 //!
 //! **Stages** (`stages`), of a program with a table of stages, at every level:
 //!
-//! 20. Nodes and states name a stage of the table, or every stage. A node reads values of its own stage and of every stage; a
-//!     transfer alone reads a value of one other stage.
-//! 21. The stage of a state makes its new value.
-//! 22. The timetable runs each part of each microbatch once, after all that it depends on, on the rank that has its stage. In an
-//!     asynchronous schedule this holds for any number of steps; no forward runs ahead of the update that makes its weights, and no
-//!     update waits for the update of an earlier stage.
+//! 20. Nodes and states name a stage of the table, or every stage. A node reads values of its own stage and of every stage; only a
+//!     transfer reads a value of one other stage.
+//! 21. The new value of a state is computed on the stage of the state.
+//! 22. The timetable runs each part of each microbatch once, after everything on which it depends, on the rank of its stage. In an
+//!     asynchronous schedule this holds for any number of steps; no forward runs ahead of the update that computes its weights,
+//!     and no update waits for the update of an earlier stage.
 //!
 //! **Tiers** (`tiers`), at every level:
 //!
-//! 23. A node computes on the device or on the host, and reads values that lie there. A `copy` alone reads a value of another tier: one
-//!     that is next to its own, since nothing moves between the device and a file without the host. Collectives and transfers
-//!     are on the device.
+//! 23. A node computes on the device or on the host, and reads values that lie there. Only a `copy` reads a value of another tier.
+//!     It must be the tier next to its own, since nothing moves between the device and a file without the host. Collectives and
+//!     transfers are on the device.
 //! 24. A state's new value lies where the state rests. No output lies in a file.
 //!
-//! A failure is a bug of the pass named in it. Values are named as [`crate::text::print`] prints them.
+//! A failure is a bug of the pass that the message names. Values are named as [`crate::text::print`] prints them.
 
 pub(crate) mod lowered;
 mod partial;
@@ -68,8 +68,8 @@ use crate::module::Phase;
 use crate::text::{Numbering, type_text};
 use crate::{Diagnostic, Level, Module, Node, NodeId, Type, ValueId};
 
-/// Checks a module at its level. Errors: every violation found; those of a later group (in the order of the list
-/// above) are looked for only in a module that satisfies the earlier ones.
+/// Checks a module at its level. The error has every violation found. Groups of invariants are checked in the order of the list
+/// above; a later group is checked only if the module satisfies the earlier ones.
 pub fn verify(module: &Module) -> Result<(), Vec<Diagnostic>> {
     let faults = tables::ids_out_of_range(module);
     if !faults.is_empty() {
@@ -101,12 +101,12 @@ struct Check<'m> {
 }
 
 impl<'m> Check<'m> {
-    /// A violation that no node is to blame for.
+    /// Adds a violation that does not belong to a node.
     fn fault(&mut self, message: impl Into<String>) {
         self.faults.push(Diagnostic::new(message));
     }
 
-    /// A violation of a node: the line, its origin, its types, its pass.
+    /// Adds a violation of a node, with its line, origin, types and pass.
     fn node_fault(&mut self, id: NodeId, message: impl AsRef<str>) {
         let node = self.module.node(id);
         let list = |ids: &[ValueId]| match ids {
@@ -124,22 +124,22 @@ impl<'m> Check<'m> {
         self.faults.push(fault.note(format!("a node of {phase}{by}")));
     }
 
-    /// A type with its sharding.
+    /// Returns the text of a type with its sharding.
     fn ty(&self, ty: &Type) -> String {
         type_text(&self.module.mesh, ty)
     }
 
-    /// `%3: f32[2]`
+    /// Returns a value as text, such as `%3: f32[2]`.
     fn value(&self, id: ValueId) -> String {
         format!("{}: {}", self.names.value(id), self.ty(self.module.ty(id)))
     }
 
-    /// The nodes in program order, with their ids, free of the borrow of `self`.
+    /// Returns the nodes in program order with their ids, without borrowing `self`.
     fn nodes(&self) -> impl Iterator<Item = (NodeId, &'m Node)> + use<'m> {
         self.module.nodes()
     }
 
-    /// Every value that something defines, with its type: inputs, states, results.
+    /// Returns every defined value with its type: inputs, states, results.
     fn values(&self) -> impl Iterator<Item = (ValueId, &'m Type)> + use<'m> {
         let module = self.module;
         let inputs = module.inputs.iter().map(|input| input.value);
@@ -148,7 +148,7 @@ impl<'m> Check<'m> {
         inputs.chain(states).chain(results).map(move |id| (id, module.ty(id)))
     }
 
-    /// What holds on to values outside the nodes, each in words: outputs and the new values of states.
+    /// Returns the outputs and the new values of states, each with its description.
     fn roots(&self) -> Vec<(String, ValueId)> {
         let outputs =
             self.module.outputs.iter().map(|output| (format!("output `{}`", output.name), output.value));

@@ -1,9 +1,9 @@
-//! Views: how a state is cut out of its tensor in the file, and how it is written back.
+//! Views: the steps that cut a state out of its tensor in the file, and their inverse.
 
 use crate::tensor::{Elements, offsets, strides};
 use crate::{DType, Tensor, ViewStep};
 
-/// The state's value, given the file's tensor. `None` when a step does not fit.
+/// Returns the state's value, given the file's tensor. `None` when a step does not fit.
 pub fn apply(view: &[ViewStep], tensor: &Tensor) -> Option<Tensor> {
     if view.is_empty() {
         return Some(tensor.clone());
@@ -13,8 +13,8 @@ pub fn apply(view: &[ViewStep], tensor: &Tensor) -> Option<Tensor> {
     Some(cut)
 }
 
-/// Puts a state's value back where [`apply`] took it from; the rest of the file's tensor stays. `None` when the value
-/// does not fit the view, and of a view that repeats elements.
+/// Writes a state's value back to the elements that [`apply`] reads; the other elements of the file's tensor stay. `None` if the
+/// value does not fit the view, or if the view repeats elements.
 pub fn write_back(view: &[ViewStep], value: &Tensor, tensor: &mut Tensor) -> Option<()> {
     if view.is_empty() && tensor.sizes == value.sizes {
         tensor.elements = value.elements.clone();
@@ -35,8 +35,8 @@ pub fn write_back(view: &[ViewStep], value: &Tensor, tensor: &mut Tensor) -> Opt
     Some(())
 }
 
-/// The padding that a view ends with, and the sizes before it of what has these sizes after it. What a state is drawn
-/// or filled with ends before its padding, so that it is the same whether it is padded or not.
+/// Returns the padding at the end of a view, and the sizes before this padding, given the sizes after it. Drawn and filled values
+/// cover only the sizes before the padding, so that they are the same with and without padding.
 pub fn padding<'v>(view: &'v [ViewStep], sizes: &[u64]) -> (&'v [ViewStep], Vec<u64>) {
     let count = view.iter().rev().take_while(|step| matches!(step, ViewStep::Pad { .. })).count();
     let padding = &view[view.len() - count..];
@@ -51,14 +51,14 @@ pub fn padding<'v>(view: &'v [ViewStep], sizes: &[u64]) -> (&'v [ViewStep], Vec<
     (padding, sizes)
 }
 
-/// The element type after a view.
+/// Returns the element type after a view.
 pub fn dtype(view: &[ViewStep], from: DType) -> DType {
     let mut casts =
         view.iter().rev().filter_map(|step| if let ViewStep::Cast(to) = step { Some(*to) } else { None });
     casts.next().unwrap_or(from)
 }
 
-/// The sizes after a view, or `None` when a step does not fit.
+/// Returns the sizes after a view, or `None` when a step does not fit.
 pub fn sizes(view: &[ViewStep], from: &[u64]) -> Option<Vec<u64>> {
     let mut sizes = from.to_vec();
     for step in view {
@@ -99,7 +99,7 @@ pub fn sizes(view: &[ViewStep], from: &[u64]) -> Option<Vec<u64>> {
     Some(sizes)
 }
 
-/// For each element of a view, in row-major order, where it stands in the file's tensor; `None` for padding.
+/// For each element of a view, in row-major order, its offset in the file's tensor; `None` for padding.
 struct Positions {
     sizes: Vec<usize>,
     offsets: Vec<Option<usize>>,

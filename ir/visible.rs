@@ -1,13 +1,13 @@
-//! Text of a file in a form that is safe to print: characters that steer a terminal, or that hide or reorder the text beside
-//! them, are written as escapes.
+//! Escaping of text from files before it is printed. Characters that control a terminal, or that hide or reorder the text beside
+//! them, become escapes.
 //!
-//! Names in a model, a table or a checkpoint are chosen by whoever made the file. [`Diagnostic`](crate::Diagnostic)
-//! escapes its own parts; whatever else prints a name passes it through [`visible`]. Letters of every script stay.
+//! Names in a model, a table or a checkpoint are chosen by the author of the file. [`Diagnostic`](crate::Diagnostic) escapes its
+//! own parts; all other code passes names through [`visible`] before printing them. Letters of every script stay.
 
 use std::borrow::Cow;
 
-/// Whether a character is escaped: control characters, line breaks of every kind, and the marks and overrides by which
-/// text changes its direction (Unicode's property `Bidi_Control`).
+/// Whether a character is escaped: control characters, line breaks of every kind, and the marks and overrides that change the
+/// direction of text (Unicode's property `Bidi_Control`).
 pub fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -17,8 +17,8 @@ pub fn is_hidden(character: char) -> bool {
         )
 }
 
-/// The text on one line, its hidden characters as escapes of Rust: `\n`, `\u{1b}`, `\u{202e}`. Text that was escaped
-/// stays as it is.
+/// Returns the text on one line, with hidden characters as Rust escapes: `\n`, `\u{1b}`, `\u{202e}`. Text that was already escaped
+/// stays unchanged.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);

@@ -1,9 +1,9 @@
-//! Checksums in a model that was written here, so that a file that a disk damaged is not trained further.
+//! Checksums in models that this program writes, so that it notices when a disk has damaged a file.
 //!
-//! Each tensor has its type and the sum of its own bytes in its `metadata_props`. A tool that replaces a tensor makes a new
-//! one, without a sum; a tool that converts a tensor in place keeps the entry, which is then of another type: both are taken,
-//! the second with a warning. The model's `metadata_props` have the sum of all messages without the tensors' bytes; a tool that changes the
-//! graph keeps that entry, so that a difference there is a warning.
+//! Each tensor has its type and the checksum of its bytes in its `metadata_props`. A tool that replaces a tensor makes a new one,
+//! without a checksum. A tool that converts a tensor in place keeps the entry, whose type then differs. Both are accepted, the
+//! second with a warning. The model's `metadata_props` have the checksum of all messages without the tensors' bytes. A tool that
+//! changes the graph keeps this entry, so a difference there is only a warning.
 
 use crate::error::{Problem, quoted};
 use crate::model::ExternalFiles;
@@ -12,10 +12,10 @@ use bytes::Bytes;
 use files::Checksum;
 use prost::Message;
 
-/// The key of a sum.
+/// The key of a checksum in `metadata_props`.
 const KEY: &str = "trainyard.xxh3";
 
-/// Puts sums into a model whose tensors are all in its messages.
+/// Adds checksums to a model whose tensors are all in its messages.
 pub(crate) fn seal(model: &mut ModelProto) {
     each_tensor(model, &mut |tensor| {
         let sum = tensor.raw_data.as_ref().map(|bytes| sum_text(&type_text(tensor), bytes));
@@ -25,11 +25,11 @@ pub(crate) fn seal(model: &mut ModelProto) {
     set(&mut model.metadata_props, Some(sum));
 }
 
-/// Compares a file's sums with its contents and takes them out of the messages; a file that is written gets new ones. Returns
-/// warnings about tensors that another program converted, and about a graph that it changed.
+/// Compares a file's checksums with its contents and removes them from the messages; a written file gets new ones. Returns
+/// warnings about tensors that another program converted, and about a graph that another program changed.
 ///
 /// # Errors
-/// The tensors whose bytes do not have the sum that they were written with.
+/// The tensors whose bytes do not match their checksums.
 pub(crate) fn open(model: &mut ModelProto, files: &mut ExternalFiles) -> Result<Vec<Problem>, Vec<Problem>> {
     let Tensors { damaged, converted } = compare_tensors(model, files);
     if !damaged.is_empty() {
@@ -41,11 +41,11 @@ pub(crate) fn open(model: &mut ModelProto, files: &mut ExternalFiles) -> Result<
     Ok(warning(&converted).into_iter().chain(changed).collect())
 }
 
-/// The tensors that differ from their sums.
+/// The tensors that do not match their checksums.
 #[derive(Default)]
 struct Tensors {
     damaged: Vec<Problem>,
-    /// Names of tensors of another type than their sums.
+    /// Names of tensors whose type differs from the type in the checksum.
     converted: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ fn compare_tensors(model: &mut ModelProto, files: &mut ExternalFiles) -> Tensors
             return;
         }
         let bytes = match tensor.data_location == Some(DataLocation::External as i32) {
-            // A file that is not there is told where the tensor is needed.
+            // A missing file is reported where the tensor is needed.
             true => files.load(tensor).ok(),
             false => tensor.raw_data.clone(),
         };
@@ -76,7 +76,7 @@ fn compare_tensors(model: &mut ModelProto, files: &mut ExternalFiles) -> Tensors
     found
 }
 
-/// A warning on tensors that cannot be checked.
+/// Makes the warning about tensors that cannot be checked.
 fn warning(converted: &[String]) -> Option<Problem> {
     let first = converted.first()?;
     let more = match converted.len() - 1 {
@@ -107,20 +107,21 @@ fn changed_graph(model: &ModelProto) -> Option<Problem> {
     })
 }
 
-/// The element type, as its number, and the dims of a tensor: `1[2,3]`. The text is a part of the file format.
+/// Returns the number of the element type and the dims of a tensor: `1[2,3]`. The text is part of the file format.
 fn type_text(tensor: &TensorProto) -> String {
     let dims: Vec<String> = tensor.dims.iter().map(i64::to_string).collect();
     format!("{}[{}]", tensor.data_type.unwrap_or_default(), dims.join(","))
 }
 
-/// The sum of a tensor and its type: `0123456789abcdef 1[2,3]`. The sum is of the type too, so that the two belong together.
+/// Returns the checksum of a tensor and its type: `0123456789abcdef 1[2,3]`. The checksum includes the type, which ties the two
+/// together.
 fn sum_text(ty: &str, bytes: &[u8]) -> String {
     let mut sum = Checksum::of(ty.as_bytes());
     sum.add(bytes);
     format!("{sum} {ty}")
 }
 
-/// The sum of the messages as they are with every tensor's bytes left out, wherever those are.
+/// Returns the checksum of the messages without the bytes of tensors, inside and outside of the file.
 fn of_graph(model: &ModelProto) -> String {
     let mut model = model.clone();
     set(&mut model.metadata_props, None);
@@ -151,7 +152,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
 
-    /// `y = Neg(w)`, w f32[2].
+    /// Writes the model `y = Neg(w)`, with w f32[2].
     fn written(folder: &std::path::Path) -> Vec<u8> {
         let text = |text: &str| Some(text.to_owned());
         let weight = TensorProto {
@@ -205,7 +206,7 @@ mod tests {
         assert!(model.warnings[0].to_string().contains("the graph has changed since the file was written"));
     }
 
-    /// As the Python package `onnx` does it when a tensor is made from an array.
+    /// The Python package `onnx` does this when it makes a tensor from an array.
     #[test]
     fn a_tensor_that_a_tool_replaced_is_taken() {
         let folder = tempfile::tempdir().unwrap();
@@ -216,7 +217,7 @@ mod tests {
         assert!(Model::from_bytes(model.encode_to_vec().into(), None).is_ok());
     }
 
-    /// As converters to half precision and quantizers do it.
+    /// Converters to half precision and quantizers do this.
     #[test]
     fn a_tensor_that_a_tool_converted_in_place_is_taken_with_a_warning() {
         let folder = tempfile::tempdir().unwrap();
@@ -237,7 +238,8 @@ mod tests {
         assert!(load(&[2], 1, &[0; 8]).is_err());
     }
 
-    /// A file that was written before must be read: a change of the sums is noticed here. UPDATE_EXPECT=1 writes the file anew.
+    /// Files of earlier versions must be readable, so this test notices a change of the checksums. UPDATE_EXPECT=1 writes a new
+    /// file.
     #[test]
     fn a_file_that_was_written_before_has_its_sums() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/checksums/model.onnx");

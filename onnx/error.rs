@@ -1,17 +1,17 @@
-//! What is wrong with a file: all of it at once, each problem with the node or tensor it is about.
+//! The faults of a file. All of them are reported at once, each with its node or tensor.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// One thing that is wrong with a model, or that its user should know.
+/// A fault of a model, or a warning about it.
 pub use ir::Diagnostic as Problem;
 
-/// A file that cannot be loaded, with every reason.
+/// The error that a file cannot be loaded, with all reasons.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct LoadError {
     /// The file, when the model came from one.
     pub path: Option<PathBuf>,
-    /// At least one; in the order of the file.
+    /// The reasons, in the order of the file; at least one.
     pub problems: Vec<Problem>,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for LoadError {
     }
 }
 
-/// The problems found so far. A hostile file could have as many as it has bytes, so the list is bounded.
+/// The problems found so far. The list is bounded, because a hostile file could have one for each of its bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: Vec<Problem>,
@@ -46,7 +46,7 @@ impl Problems {
         }
     }
 
-    /// The value, or nothing and one more problem.
+    /// Returns the value, or adds the problem and returns `None`.
     pub(crate) fn keep<T>(&mut self, result: Result<T, Problem>) -> Option<T> {
         result.map_err(|problem| self.push(problem)).ok()
     }
@@ -67,7 +67,7 @@ impl Problems {
     }
 }
 
-/// A name from the file in quotes: control characters escaped, and a name of a megabyte cut short.
+/// Returns a name from the file in quotes. Control characters are escaped, and a very long name is cut short.
 pub(crate) fn quoted(name: &str) -> String {
     const LONGEST: usize = 200;
     match name.char_indices().nth(LONGEST) {

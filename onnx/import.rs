@@ -1,8 +1,8 @@
-//! The import: from a model to a program of the core's operators, at level `imported`.
+//! The import of a model as a program of IR operators, at level `imported`.
 //!
-//! Shapes are computed here and never reach the IR (`integers`); every other operator becomes one or a few of the
-//! core's, by a function found in `registry`. What cannot be imported is reported all at once, each with its node,
-//! operator and opset. Whether a tensor of the file is trained is not decided here.
+//! Shapes are computed here and never reach the IR (`integers`). A function found in `registry` converts every other operator to
+//! one or a few IR operators. All nodes that cannot be imported are reported at once, each with its name, operator and opset. The
+//! import does not decide which tensors of the file are trained.
 
 mod activation;
 mod arithmetic;
@@ -82,7 +82,7 @@ pub use names::cache_hint;
 use report::Report;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the import is told.
+/// The options of the import.
 #[derive(Clone, Debug, Default)]
 pub struct ImportOptions {
     /// Sizes of named dims.
@@ -94,21 +94,21 @@ pub struct ImportOptions {
 pub struct Imported {
     /// The program, at level `imported`.
     pub module: Module,
-    /// Other names of the file's tensors (rows of the data table), best first: module paths of renamed ones.
+    /// Other names of the file's tensors (rows of the data table), best first: module paths of renamed tensors.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// The names that the author's module has for tensors of the file, where the exporter recorded them.
+    /// The author's names for tensors of the file, where the exporter recorded them.
     pub authors: BTreeMap<String, String>,
-    /// The tensors of the author's module, made of tensors of the file.
+    /// The tensors of the author's module, as parts of tensors of the file.
     pub state_dict: StateDict,
-    /// Tensors of the file that hold vectors, although they have more dims.
+    /// Tensors of the file that are vectors, although they have more than one dim.
     pub vectors: BTreeSet<String>,
-    /// What the user may not expect of the file.
+    /// Warnings about the file.
     pub warnings: Vec<Diagnostic>,
-    /// Why the program cannot be trained, although it can be run: the file is quantized.
+    /// The reason why the program can be run but not trained: the file is quantized.
     pub untrainable: Option<Diagnostic>,
 }
 
-/// The names of each float tensor of a model: the file's first.
+/// Returns the names of each float tensor of a model; the name in the file is first.
 pub fn tensor_names(model: &Model) -> Vec<Vec<String>> {
     let aliases = names::aliases(&model.graph, &model.record);
     let mut aliases = with_author_names(aliases, &StateDict::of(model));
@@ -120,7 +120,7 @@ pub fn tensor_names(model: &Model) -> Vec<Vec<String>> {
     names.collect()
 }
 
-/// Imports a model. Errors: every node that cannot be imported and why; inputs without a shape.
+/// Imports a model. Errors: every node that cannot be imported, with the reason; inputs without a shape.
 pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Diagnostic>> {
     let graph = &model.graph;
     let mut module = Module::new(if graph.name.is_empty() { "model" } else { &graph.name });
@@ -163,7 +163,7 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     Ok(Imported { module, aliases, authors, state_dict, vectors, warnings, untrainable: quantized })
 }
 
-/// Puts the author's names of a tensor before those that its readers suggest.
+/// Puts the author's names of a tensor before the names that its readers suggest.
 fn with_author_names(
     mut aliases: BTreeMap<String, Vec<String>>,
     state_dict: &StateDict,
@@ -179,7 +179,7 @@ fn with_author_names(
     aliases
 }
 
-/// Everything that is wrong. Of a quantized model it is told once what its operators are.
+/// Returns all problems. For a quantized model, a single problem replaces those of its quantized operators.
 fn refused(mut problems: Report, quantized: Option<Diagnostic>) -> Vec<Diagnostic> {
     if quantized.is_some() {
         problems.drop_operators(quantized_model::is_quantized);
@@ -187,7 +187,7 @@ fn refused(mut problems: Report, quantized: Option<Diagnostic>) -> Vec<Diagnosti
     quantized.into_iter().chain(problems.into_list()).collect()
 }
 
-/// Imports one node; what it defines stands in the entries afterwards, if only as failed.
+/// Imports one node. Afterwards its outputs are in the entries, as `Failed` if the import failed.
 fn import_node(cx: &mut Context, call: &Call) {
     let origin = call.origin();
     cx.b.origin(origin.as_str());
@@ -221,16 +221,16 @@ fn import_node(cx: &mut Context, call: &Call) {
     }
 }
 
-/// No tensor is larger, in bytes: sizes can be added up and multiplied without a thought for overflow, and no machine
-/// has as much memory.
+/// The largest size of a tensor, in bytes. With this limit sums and products of sizes do not overflow, and no machine has as much
+/// memory.
 const LARGEST: u64 = 1 << 48;
 
-/// Whether a type is of bound dims and larger than any memory.
+/// Whether a type has bound dims and is larger than any memory.
 fn too_large(ty: &Type) -> bool {
     ty.dims.iter().all(|dim| dim.size().is_some()) && ty.bytes().is_none_or(|bytes| bytes > LARGEST)
 }
 
-/// Refuses results that no memory holds.
+/// Refuses results that are larger than any memory.
 fn fits(cx: &Context, results: &[Entry]) -> Result<(), Problem> {
     let mut types = results.iter().filter_map(|entry| match entry {
         Entry::Value(value) => Some(cx.ty(*value)),
@@ -242,8 +242,8 @@ fn fits(cx: &Context, results: &[Entry]) -> Result<(), Problem> {
     }
 }
 
-/// Values that are read and could not be made, where nothing says why: outputs that the import of an operator leaves
-/// out, and tensors of a type that the core has not.
+/// Reports values that are read, but could not be made and have no reported reason: outputs that the import of an operator leaves
+/// out, and tensors of a type that the IR does not have.
 fn unexplained(graph: &Graph, entries: &BTreeMap<String, Entry>) -> Vec<Diagnostic> {
     let inputs = graph.nodes.iter().flat_map(|node| &node.inputs);
     let read: BTreeSet<&String> = inputs.chain(graph.outputs.iter().map(|output| &output.name)).collect();
@@ -264,14 +264,14 @@ fn unexplained(graph: &Graph, entries: &BTreeMap<String, Entry>) -> Vec<Diagnost
 fn graph_outputs(cx: &mut Context, graph: &Graph) -> Vec<(String, ValueId)> {
     let mut outputs = Vec::new();
     let mut seen = BTreeSet::new();
-    // One that is listed again is the same value.
+    // An output that is listed twice is the same value.
     for output in graph.outputs.iter().filter(|output| seen.insert(&output.name)) {
         match cx.entries.get(&output.name).cloned() {
             None => {
                 cx.problems
                     .push(Diagnostic::new(format!("no node or tensor defines output `{}`", output.name)));
             }
-            // A sequence, or what has been reported: nothing to train on.
+            // A sequence cannot be an output. A failed value was already reported.
             Some(Entry::Failed | Entry::Sequence(_) | Entry::Absent) => {}
             Some(entry) => match cx.materialize(&entry) {
                 Ok(value) => outputs.push((output.name.clone(), value)),
@@ -285,7 +285,7 @@ fn graph_outputs(cx: &mut Context, graph: &Graph) -> Vec<(String, ValueId)> {
     outputs
 }
 
-/// Adds the graph's inputs; a tensor of the file that is also listed as an input (IR 3) is a tensor.
+/// Adds the graph's inputs. A tensor of the file that is also listed as an input (IR 3) is not an input.
 fn add_inputs(
     module: &mut Module,
     graph: &Graph,
@@ -323,7 +323,7 @@ fn add_inputs(
         entries.insert(name, Entry::Value(value));
     }
     for name in options.bindings.keys().filter(|name| !seen.contains(*name)) {
-        // A static export has no names for its dims; the bind pass re-binds the batch under this one.
+        // A static export has no names for its dims. The pass `bind` changes the batch under the name `batch`.
         if name != "batch" && problems.is_empty() {
             let known: Vec<_> = seen.iter().map(|name| format!("`{name}`")).collect();
             let what =
@@ -334,8 +334,8 @@ fn add_inputs(
     }
 }
 
-/// The first input with a dim 0 that is called a batch. An error: the first dim called so stands elsewhere, so that what
-/// is taken for samples would be something else, such as the steps of a sequence.
+/// Returns the first input whose dim 0 is named as a batch. Fails if the only dims with such names are others, because dim 0,
+/// which counts the samples, would then be something else, such as the steps of a sequence.
 fn first_batch<'g>(graph: &'g Graph, stored: &BTreeSet<&str>) -> Result<Option<&'g str>, Diagnostic> {
     let is_batch = |dim: &FileDim| match dim {
         FileDim::Named(name) => {
@@ -378,7 +378,7 @@ fn input_type(
         tensor.dims.as_ref().ok_or_else(|| wrong("the file declares no shape for the input".into()))?;
     let mut sizes = Dims::new();
     for (i, dim) in dims.iter().enumerate() {
-        // Some files leave the batch open as -1 or without a name.
+        // Some files declare the batch as -1 or without a name.
         let name = match dim {
             FileDim::Known(size) => {
                 sizes.push(Dim::known(*size as u64));
@@ -388,7 +388,7 @@ fn input_type(
             FileDim::Unknown if i == 0 => "batch".into(),
             FileDim::Unknown => format!("{}_dim_{i}", input.name),
         };
-        // An exporter may write an expression, such as `batch*seq`; each is one name here.
+        // An exporter may write an expression, such as `batch*seq`; it is treated as one name.
         sizes.push(options.bindings.get(&name).map_or_else(|| Dim::symbol(&name), |&size| Dim::known(size)));
         seen.insert(name);
     }
@@ -399,7 +399,7 @@ fn input_type(
     Ok(ty)
 }
 
-/// Enters the file's tensors: small integers as known, the rest into the data table.
+/// Adds the file's tensors to the entries: small integers as known numbers, all others as rows of the data table.
 fn add_tensors(module: &mut Module, model: &Model, entries: &mut BTreeMap<String, Entry>) {
     for tensor in &model.graph.tensors {
         let entry = match tensor.dtype.dtype() {
@@ -430,9 +430,9 @@ fn tensor_entry(module: &mut Module, tensor: &Tensor, dtype: DType, claim: Optio
     Entry::Stored(module.add_data(Data { name: tensor.name.clone(), ty, blob: Blob::File(bytes), claim }))
 }
 
-/// The number that all elements of a value are, if it is made as such or is the one element of a constant.
+/// Returns the number that all elements of a value equal, if the value is a splat or a constant of one element.
 fn constant_number(cx: &Context, value: ValueId) -> Option<f64> {
-    // Through casts and layouts; a loop, because a file may have very many in a row.
+    // Looks through casts and layouts. This is a loop, because a file may have very long chains of them.
     let (mut value, mut truncated) = (value, false);
     loop {
         let node = cx.b.module().producer(value)?;

@@ -1,18 +1,18 @@
-//! The ONNX format: reading a model file, and writing it back with new weights. Nothing else knows ONNX.
+//! The ONNX format: reads model files, and writes them with new weights. Only this package knows ONNX.
 //!
-//! - [`proto`]: the messages, as they are on the wire.
+//! - [`proto`]: the messages, as they are encoded.
 //! - [`model`]: a checked model: functions inlined, constants gathered, nodes sorted, types decoded.
-//! - [`record`]: what PyTorch's exporters say of the module that the file was made from.
-//! - [`mod@import`]: a checked model as a program.
-//! - [`state_dict`]: the names and layouts that the author's module has for the file's tensors.
+//! - [`record`]: the exporters' record of the PyTorch module from which the file was made.
+//! - [`mod@import`]: the conversion of a checked model to a program.
+//! - [`state_dict`]: the names and layouts of the file's tensors in the author's module.
 //! - [`tensor`]: tensors with their bytes, mapped and not copied.
-//! - [`program`]: a program as a model, after passes have changed it.
-//! - [`mod@write`]: a model back into a file, with new bytes for some tensors.
+//! - [`program`]: the writing of a program as a model, after passes have changed it.
+//! - [`mod@write`]: the writing of a model, with new bytes for some tensors.
 //!
 //! A file is untrusted: loading never panics, external data stays in the model's folder, and sizes are checked
 //! before anything is allocated. [`LoadError`] lists every problem of a file.
 
-// These macros panic where the stream is full or closed.
+// The printing macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod checksum;

@@ -1,9 +1,9 @@
-//! Writing a program as an ONNX model: its forward pass as a model that other programs run, or all of it for a viewer.
+//! The writing of a program as an ONNX model: its forward pass as a model that other programs run, or all of it for a viewer.
 //!
-//! - `reach`: the outputs of the program that the file has, and the nodes that they need.
-//! - `draft`: the graph in progress, without names; `constants` has its numbers and sizes, `layouts` its changes of dims.
-//! - `operators`: the form of each operator in ONNX, one exhaustive match; one file for each family of operators.
-//! - `own`: operators of the compiler that ONNX has not, in the domain `trainyard`.
+//! - `reach`: the outputs of the program that the file has, and the nodes behind them.
+//! - `draft`: the graph under construction, without names; `constants` has its numbers and sizes, `layouts` its changes of dims.
+//! - `operators`: the ONNX form of each operator, in one exhaustive match, with one file for each family of operators.
+//! - `own`: operators of the compiler that ONNX does not have, in the domain `trainyard`.
 //! - `tensors`: rows of the data table and states, with their views.
 //! - `finish`: names, types and messages; `sharding`: the layout of the program over devices.
 //!
@@ -57,39 +57,39 @@ pub enum Form {
     Inference,
     /// The forward pass in operators of `ai.onnx`; batch norms use the statistics of the batch, dropouts drop.
     Training,
-    /// The whole program, one node for each of its nodes where ONNX has no single operator, for a viewer.
+    /// The whole program, for a viewer. A node without a single ONNX operator becomes one node of the domain `trainyard`.
     Program,
 }
 
-/// Tensors whose bytes are not there.
+/// The treatment of tensors without bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
-    /// They are an error.
+    /// Such tensors are an error.
     Refuse,
-    /// They become inputs of the graph.
+    /// Such tensors become inputs of the graph.
     AsInputs,
 }
 
-/// Why a program was not written.
+/// The reason why a program was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// An operator, an output or a tensor that cannot be written.
+    /// An operator, an output or a tensor cannot be written.
     #[error(transparent)]
     Program(#[from] Diagnostic),
-    /// The file.
+    /// The file cannot be written.
     #[error(transparent)]
     File(#[from] WriteError),
 }
 
 /// Writes the forward pass of a program as an ONNX model to `path`.
 ///
-/// `tensors` has new bytes of initializers, by the names in the data table or, for states that are not of a file, by the
-/// states' names: little-endian and row-major, of the type in the table. The bytes of all others are those of the program.
-/// The file is written as [`crate::Model::write`] does it.
+/// `tensors` has new bytes of initializers, by the names in the data table or, for states that are not in the file, by the states'
+/// names. The bytes are little-endian and row-major, of the type in the table. All other tensors keep the program's bytes. The
+/// file is written as [`crate::Model::write`] does it.
 ///
 /// # Errors
-/// A program at another level than imported or training, an operator without a form in ONNX, a tensor without bytes or with too
-/// few of them; the file system.
+/// The program's level is not imported or training; an operator has no form in ONNX; a tensor has no bytes or too few; the file
+/// system fails.
 pub fn write(
     module: &Module,
     header: &Header,
@@ -101,7 +101,7 @@ pub fn write(
     Ok(save(proto, path)?)
 }
 
-/// The messages of a program, as [`write()`] writes them. Of [`Form::Program`], tensors are those of the program at any level.
+/// Returns the messages of a program, as [`write()`] writes them. In [`Form::Program`] the program may be at any level.
 ///
 /// # Errors
 /// As [`write()`], without the file system.
@@ -133,12 +133,12 @@ pub fn model(
     finish::model(draft, header)
 }
 
-/// The messages of any program, for a viewer. A forward program at level imported is a model that runs, in training form; every
-/// other program is in [`Form::Program`], where states are inputs and their values after the step are outputs. Tensors whose bytes are
-/// not there are inputs.
+/// Returns the messages of any program, for a viewer. A forward program at level imported becomes a model that runs, in training
+/// form. Any other program is written in [`Form::Program`], where states are inputs and their new values are outputs. Tensors
+/// without bytes are inputs.
 ///
 /// # Errors
-/// A size that ONNX cannot say.
+/// A size cannot be represented in ONNX.
 pub fn shown(module: &Module, header: &Header) -> Result<ModelProto, Diagnostic> {
     let write = |form| model(module, header, &BTreeMap::new(), form, Absent::AsInputs);
     let forward = (module.level == Level::Imported).then(|| write(Form::Training).ok()).flatten();
@@ -153,7 +153,7 @@ pub fn save(proto: ModelProto, path: &Path) -> Result<(), WriteError> {
     write::save(proto, path)
 }
 
-/// The bytes of messages, as a file has them.
+/// Returns the bytes of a file with these messages.
 pub fn bytes(proto: &ModelProto) -> Vec<u8> {
     prost::Message::encode_to_vec(proto)
 }

@@ -1,11 +1,11 @@
 //! The exporter's record: facts about the author's module that PyTorch's exporters leave in a file.
 //!
-//! The dynamo exporter lists the parameters and buffers of the module, and writes into each node the call that it was
-//! made from. The legacy exporter keeps the names of initializers that are used as they are. By both, `restore` gives
-//! back to the file the parameters that the exporter merged or dropped: then the file has an initializer for each of them,
-//! and whoever reads or writes it later need not know. The rest of the record says what the tensors are ([`Record`]).
+//! The dynamo exporter lists the parameters and buffers of the module, and writes into each node the call from which it was made.
+//! The legacy exporter keeps the names of initializers that are used unchanged. From both, `restore` adds the parameters that the
+//! exporter merged or dropped to the file. Then the file has an initializer for each of them, and later readers and writers of the
+//! file need no special case. The other facts of the record describe the tensors ([`Record`]).
 //!
-//! A file may say anything: a record that does not fit the graph is passed over.
+//! The contents of a file are untrusted: a record that does not fit the graph is ignored.
 
 mod detached;
 mod identity;
@@ -39,40 +39,40 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Record {
     /// Whether the file has the exporter's list of parameters and buffers.
     pub is_listed: bool,
-    /// The author's tensors that initializers hold, by the initializers' names.
+    /// The author's tensors that initializers hold, by the names of the initializers.
     pub tensors: BTreeMap<String, RecordedTensor>,
     /// The keys of the module's `state_dict`.
     pub keys: Vec<String>,
-    /// The names of the listed tensors by the symbols that traced calls have for them.
+    /// The names of the listed tensors, by their symbols in traced calls.
     symbols: BTreeMap<String, String>,
-    /// Listed parameters that no initializer holds: folded, unused, or the other name of a tied one.
+    /// Listed parameters that no initializer holds: folded, unused, or a second name of a tied parameter.
     pub lost: Vec<String>,
-    /// Listed parameters that are another one: each with the name under which the file holds it.
+    /// Listed parameters that are tied to another one, each with the name under which the file holds it.
     pub tied: BTreeMap<String, String>,
-    /// Initializers that hold several listed parameters each.
+    /// Initializers that each hold several listed parameters.
     packed: BTreeSet<String>,
-    /// Initializers that the exporter made for a formula of its own.
+    /// Initializers that the exporter made for its own formula.
     made: BTreeSet<String>,
-    /// Tensors that the exporter merged although their elements differ, each with the one that it was merged with: tied
+    /// Tensors that the exporter merged although their elements differ, each with the tensor with which it was merged: tied
     /// parameters, or copies of a layer.
     merged: BTreeMap<String, String>,
-    /// Initializers that stood for several equal tensors, each with the names of the others.
+    /// Initializers that were shared by several equal tensors, each with the names of the other tensors.
     separated: BTreeMap<String, Vec<String>>,
 }
 
-/// A tensor of the author's module, as an initializer holds it.
+/// A tensor of the author's module that an initializer holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedTensor {
-    /// Its name in the module: a key of PyTorch's `state_dict`.
+    /// The name in the module: a key of PyTorch's `state_dict`.
     pub name: String,
-    /// Whether it is a parameter; else a buffer.
+    /// Whether the tensor is a parameter; otherwise it is a buffer.
     pub is_parameter: bool,
-    /// From the initializer to the author's tensor; `None` when the record does not tell.
+    /// The view from the initializer to the author's tensor; `None` if the record does not tell.
     pub view: Option<View>,
 }
 
-/// Gives the exporter's merged and dropped parameters back to the file, and returns what else the record says. With
-/// `untied`, tensors that only their equal bytes make one are separated as well.
+/// Adds the exporter's merged and dropped parameters to the file, and returns the other facts of the record. With `untied`,
+/// tensors that were merged only because their bytes are equal are separated as well.
 pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
     let is_pytorch = model.producer_name().starts_with("pytorch");
     let Some(graph) = &mut model.graph else { return Record::default() };
@@ -104,7 +104,7 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
 }
 
 impl Record {
-    /// The listed parameters that no initializer holds, neither alone nor packed.
+    /// Returns the listed parameters that no initializer holds, neither alone nor packed.
     fn not_held<'s>(&self, signature: &Signature<'s>, packed: &BTreeSet<&str>) -> BTreeSet<&'s str> {
         let held: BTreeSet<&str> = self.tensors.values().map(|recorded| &recorded.name[..]).collect();
         let parameters = signature.tensors().filter(|tensor| tensor.kind == Kind::Parameter);
@@ -112,18 +112,18 @@ impl Record {
         names.filter(|name| !held.contains(name) && !packed.contains(name)).collect()
     }
 
-    /// The tensors of the module that are the weights of a recurrent node's call, in the order of the call.
+    /// Returns the module's tensors that are the weights in a recurrent node's call, in the order of the call.
     pub(crate) fn weights_of(&self, node: &Node) -> Vec<String> {
         let weights = call(node).map(|call| call.weights()).unwrap_or_default();
         weights.into_iter().filter_map(|symbol| self.symbols.get(symbol).cloned()).collect()
     }
 }
 
-/// The key under which a tensor of a file that a program was written to has the claim about it. The nodes from which it was
-/// concluded in the source file are not there any more.
+/// The key of a tensor's claim in a file to which a program was written. Such a file no longer has the nodes of the source file
+/// from which the claim was derived.
 const WRITTEN_CLAIM: &str = "trainyard.claim";
 
-/// A claim as an entry of the metadata of a tensor.
+/// Returns a claim as an entry of a tensor's metadata.
 pub(crate) fn written_claim(claim: Claim) -> StringStringEntryProto {
     let names = Claim::ALL.into_iter();
     let name = names.filter(|(known, _)| *known == claim).map(|(_, name)| name.to_owned()).next();
@@ -154,19 +154,19 @@ pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
     }
 }
 
-/// Whether the author gave a tensor its name.
+/// Whether a tensor's name was given by the author.
 pub(crate) fn has_author_name(tensor: &Tensor) -> bool {
     is_author_name(&tensor.name)
 }
 
-/// The claim about a tensor that is not on a complete list. A name such as `sub_1` is that of a result of the trace, which the
-/// exporter computed in advance.
+/// Returns the claim about a tensor that is not on a complete list. A name such as `sub_1` is that of a result of the trace, which
+/// the exporter computed in advance.
 fn unlisted(tensor: &Tensor) -> Claim {
     let is_initializer = tensor.source == TensorSource::Initializer;
     if is_initializer && is_result(&tensor.name) { Claim::Computed } else { Claim::Unlisted }
 }
 
-/// The traced call of a node, if the exporter wrote one.
+/// Returns the traced call of a node, if the exporter wrote one.
 pub(crate) fn call(node: &Node) -> Option<TracedCall<'_>> {
     TracedCall::parse(node.metadata.get(traced::KEY)?)
 }
@@ -187,13 +187,13 @@ fn is_float(tensor: &TensorProto) -> bool {
     ElementType::from_code(tensor.data_type()).is_some_and(ElementType::is_float)
 }
 
-/// The number of elements, 0 if the dims make no sense.
+/// Returns the number of elements; 0 if the dims are invalid.
 fn count(tensor: &TensorProto) -> u64 {
     let sizes = tensor.dims.iter().map(|&size| u64::try_from(size).unwrap_or(0));
     sizes.fold(1, u64::saturating_mul)
 }
 
-/// The view from an initializer to the author's tensor.
+/// Returns the view from an initializer to the author's tensor.
 fn view(tensor: &TensorProto, layout: Layout) -> Option<View> {
     match layout {
         Layout::Same => Some(View::new()),
@@ -206,14 +206,14 @@ fn view(tensor: &TensorProto, layout: Layout) -> Option<View> {
     }
 }
 
-/// The name, or if it is taken the name with a number behind it.
+/// Returns the name if it is free, otherwise the name followed by a number.
 fn free_name(taken: &BTreeSet<String>, name: String) -> String {
     let numbered = (2..).map(|n| format!("{name}.{n}"));
     let mut names = std::iter::once(name.clone()).chain(numbered);
     names.find(|name| !taken.contains(name)).unwrap_or(name)
 }
 
-/// The names of the graph's initializers, inputs and values.
+/// Returns the names of the graph's initializers, inputs and values.
 fn taken_names(graph: &GraphProto) -> BTreeSet<String> {
     let tensors = graph.initializer.iter().map(TensorProto::name);
     let inputs = graph.input.iter().chain(&graph.output).map(|value| value.name());

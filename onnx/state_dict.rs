@@ -1,11 +1,11 @@
-//! The `state_dict` of the author's PyTorch module: how each of its tensors is made of tensors of the file.
+//! The `state_dict` of the author's PyTorch module: each of its tensors, as a composition of tensors of the file.
 //!
-//! Exporters transpose weights, give them new names and join the weights of a recurrent layer in ONNX's order of gates.
-//! One description undoes that in both directions: an export puts the author's tensors together, and a file with the
-//! author's names and layouts is taken apart into the tensors of the model's file.
+//! Exporters transpose weights, rename them, and join the weights of a recurrent layer in ONNX's order of gates. The description
+//! here is used in both directions: an export composes the author's tensors, and a file with the author's names and layouts is
+//! decomposed into the tensors of the model's file.
 //!
-//! Names come from the exporter's record where there is one, else from the tensors that kept their names,
-//! and from the module paths of the nodes that read the other tensors.
+//! Names come from the exporter's record if there is one, otherwise from the tensors that kept their names and from the module
+//! paths of the nodes that read the other tensors.
 
 mod recurrent;
 mod renamed;
@@ -22,41 +22,41 @@ use crate::{Graph, Model, Tensor, TensorSource};
 /// The tensors of the author's module, as far as the file tells.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StateDict {
-    /// Tensors whose value the file holds. Each name occurs once. Empty for a model that is not PyTorch's.
+    /// The tensors whose values the file holds. Each name occurs once. Empty for models that are not from PyTorch.
     pub entries: Vec<StateDictEntry>,
     /// Keys of the author's `state_dict` for which the file holds no value.
     pub absent: Vec<String>,
 }
 
-/// One tensor of the author's module.
+/// A tensor of the author's module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateDictEntry {
-    /// Its key in `state_dict`.
+    /// The key in `state_dict`.
     pub name: String,
-    /// Its parts, concatenated along dim 0. Never empty; a tensor without dims has one part.
+    /// The parts, concatenated along dim 0. Never empty; a tensor without dims has one part.
     pub parts: Vec<TensorPart>,
 }
 
 /// A part of a tensor of the author's module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorPart {
-    /// The tensor of the file that holds it.
+    /// The tensor of the file that holds the part.
     pub tensor: String,
-    /// From the file's tensor to the part.
+    /// The view from the file's tensor to the part.
     pub view: View,
 }
 
 /// The exporter's record of the author's tensors. Empty for files without a record.
 #[derive(Clone, Debug, Default)]
 struct Recorded {
-    /// Every key of `state_dict`, those without a value in the file included.
+    /// Every key of `state_dict`, including those without a value in the file.
     keys: Vec<String>,
-    /// Tensors that the record describes.
+    /// The tensors that the record describes.
     entries: Vec<StateDictEntry>,
-    /// Tensors of the file that hold one of the author's in a layout that the record does not tell.
+    /// Tensors of the file that hold an author's tensor in an unknown layout.
     unknown: BTreeSet<String>,
-    /// For each recurrent node, by its name, the weights of the call that it came from: for every layer and direction
-    /// `weight_ih`, `weight_hh`, and with biases `bias_ih` and `bias_hh`.
+    /// For each recurrent node, by its name, the weights of its traced call: for every layer and direction `weight_ih`,
+    /// `weight_hh`, and with biases `bias_ih` and `bias_hh`.
     recurrent: BTreeMap<String, Vec<String>>,
 }
 
@@ -67,7 +67,7 @@ impl Recorded {
         let tensors = record.tensors.iter().filter(|(_, recorded)| keys.contains(&recorded.name));
         let views =
             tensors.filter_map(|(tensor, recorded)| Some((tensor, &recorded.name, recorded.view.clone()?)));
-        // Of the tensors that hold a tied parameter the one with its name comes first.
+        // If several tensors hold a tied parameter, the one with its name comes first.
         let (own, others): (Vec<_>, Vec<_>) = views.partition(|(tensor, name, _)| tensor == name);
         let entries = own.into_iter().chain(others);
         let entries = entries.map(|(tensor, name, view)| StateDictEntry::whole(name, tensor, view)).collect();
@@ -81,14 +81,14 @@ impl Recorded {
 }
 
 impl StateDictEntry {
-    /// The tensor of the file itself, under another name or its own.
+    /// Makes an entry that is a view of one tensor of the file.
     pub fn whole(name: impl Into<String>, tensor: impl Into<String>, view: View) -> Self {
         Self { name: name.into(), parts: vec![TensorPart { tensor: tensor.into(), view }] }
     }
 }
 
 impl StateDict {
-    /// Reads the author's tensors off a model.
+    /// Finds the author's tensors of a model.
     pub fn of(model: &Model) -> Self {
         Self::recorded(model, Recorded::of(model))
     }
@@ -116,7 +116,7 @@ impl StateDict {
         Self { entries, absent }
     }
 
-    /// The author's names of each tensor of the file, in the order of the entries.
+    /// Returns the author's names of each tensor of the file, in the order of the entries.
     pub fn names(&self) -> BTreeMap<&str, Vec<&str>> {
         let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for entry in &self.entries {
@@ -134,12 +134,12 @@ impl StateDict {
 /// The entries found so far.
 struct Found<'g> {
     graph: &'g Graph,
-    /// The file's tensors by name.
+    /// The file's tensors, by name.
     tensors: BTreeMap<&'g str, &'g Tensor>,
     entries: Vec<StateDictEntry>,
     /// The names of the entries.
     names: BTreeSet<String>,
-    /// Tensors of the file that an entry is made of.
+    /// The tensors of the file that are used in entries.
     used: BTreeSet<String>,
 }
 
@@ -152,7 +152,7 @@ impl<'g> Found<'g> {
         found
     }
 
-    /// Adds an entry, unless its name is taken.
+    /// Adds an entry, unless its name is already used.
     fn add(&mut self, entry: StateDictEntry) {
         if self.names.insert(entry.name.clone()) {
             self.used.extend(entry.parts.iter().map(|part| part.tensor.clone()));
@@ -160,7 +160,7 @@ impl<'g> Found<'g> {
         }
     }
 
-    /// Adds the tensors that the legacy exporter merged with an equal one: an Identity of the other tensor has the name.
+    /// Adds the tensors that the legacy exporter merged with an equal tensor: an Identity of that tensor has their name.
     fn add_merged(&mut self, is_key: impl Fn(&str) -> bool) {
         for node in self.graph.nodes.iter().filter(|node| node.op_type == "Identity") {
             let (Some(from), Some(name)) = (node.input(0), node.output(0)) else { continue };
@@ -178,7 +178,7 @@ impl<'g> Found<'g> {
         bytes(one).is_some() && bytes(one) == bytes(other)
     }
 
-    /// Whether the module that a tensor's name belongs to has modules with tensors of their own.
+    /// Whether the module in a tensor's name has submodules with tensors.
     fn has_modules_below(&self, name: &str) -> bool {
         let Some((module, _)) = name.rsplit_once('.') else { return true };
         let rest =
@@ -186,7 +186,7 @@ impl<'g> Found<'g> {
         self.tensors.keys().any(|other| rest(other) == Some(true))
     }
 
-    /// Whether a matrix is a named one, transposed: the exporter wrote a tied parameter twice.
+    /// Whether a matrix is the transpose of a named matrix, because the exporter wrote a tied parameter twice.
     fn is_transposed_copy(&self, tensor: &Tensor) -> bool {
         let (&[rows, columns], Some(bytes)) = (&tensor.dims[..], tensor.present()) else { return false };
         let Some(width) = tensor.dtype.bytes_of(1) else { return false };
@@ -203,7 +203,7 @@ impl<'g> Found<'g> {
         })
     }
 
-    /// The float initializer that a node reads at `input`, if no entry is made of it.
+    /// Returns the float initializer that a node reads at `input`, if no entry uses it.
     fn unnamed(&self, node: &crate::Node, input: usize) -> Option<&'g Tensor> {
         let tensor = *self.tensors.get(node.input(input)?)?;
         let free = tensor.dtype.is_float()

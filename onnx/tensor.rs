@@ -1,4 +1,4 @@
-//! Tensors as a file holds them: little-endian bytes, row-major, mapped where possible.
+//! Tensors as they are stored in a file: little-endian bytes, row-major, mapped where possible.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,14 +10,14 @@ use crate::error::{Problem, quoted};
 
 macro_rules! element_types {
     ($($variant:ident = $code:literal, $name:literal, $onnx:literal, $bits:literal;)*) => {
-        /// The type of a tensor's elements: all that ONNX has.
+        /// The element types of ONNX.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum ElementType {
             $(#[doc = concat!("`", $onnx, "`, ", $bits, " bits (0: no fixed size).")] $variant,)*
         }
 
         impl ElementType {
-            /// The type with this number in `TensorProto.DataType`.
+            /// Returns the type with this number in `TensorProto.DataType`.
             pub fn from_code(code: i32) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$variant),)*
@@ -25,22 +25,22 @@ macro_rules! element_types {
                 }
             }
 
-            /// The number in `TensorProto.DataType`.
+            /// Returns the number in `TensorProto.DataType`.
             pub fn code(self) -> i32 {
                 match self { $(Self::$variant => $code,)* }
             }
 
-            /// The short name: `f32`, `bf16`, `bool`.
+            /// Returns the short name: `f32`, `bf16`, `bool`.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The name in `TensorProto.DataType`.
+            /// Returns the name in `TensorProto.DataType`.
             pub fn onnx_name(self) -> &'static str {
                 match self { $(Self::$variant => $onnx,)* }
             }
 
-            /// Bits of one element in `raw_data`; 0 for strings.
+            /// Returns the bits of an element in `raw_data`; 0 for strings.
             pub fn bits(self) -> usize {
                 match self { $(Self::$variant => $bits,)* }
             }
@@ -85,7 +85,7 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// The type of the core's elements; ONNX has all of them.
+/// ONNX has all element types of the IR.
 impl From<DType> for ElementType {
     fn from(dtype: DType) -> Self {
         match dtype {
@@ -107,7 +107,7 @@ impl From<DType> for ElementType {
 }
 
 impl ElementType {
-    /// Bytes of `count` elements, the last one padded with zero bits; `None` when that overflows, or for strings.
+    /// Returns the bytes of `count` elements, the last byte padded with zero bits; `None` on overflow, or for strings.
     pub fn bytes_of(self, count: usize) -> Option<usize> {
         match self.bits() {
             0 => None,
@@ -116,7 +116,7 @@ impl ElementType {
         }
     }
 
-    /// The core's element type, where there is one.
+    /// Returns the IR's element type, if there is one.
     pub fn dtype(self) -> Option<DType> {
         Some(match self {
             Self::F64 => DType::F64,
@@ -145,15 +145,15 @@ impl ElementType {
 /// A tensor of the file: an initializer, a `Constant` node's value, or an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// The name of the value it defines; in an attribute often empty.
+    /// The name of the value that it defines; often empty in an attribute.
     pub name: String,
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: ElementType,
-    /// Its dims, as in the file. Their product has been checked not to overflow.
+    /// The dims, as in the file. Their product does not overflow.
     pub dims: Vec<usize>,
-    /// Its elements.
+    /// The elements.
     pub bytes: TensorBytes,
-    /// What in the file holds it.
+    /// The place of the tensor in the file.
     pub source: TensorSource,
     /// The file's `metadata_props` of the tensor (of the node, for a `Constant`).
     pub metadata: BTreeMap<String, String>,
@@ -162,40 +162,40 @@ pub struct Tensor {
 /// The elements of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TensorBytes {
-    /// Little-endian, row-major, as long as dims and type say. Often a slice of the mapped file, and then not
+    /// Little-endian, row-major bytes, with the length that dims and type require. Often a slice of the mapped file, and then not
     /// aligned to the element.
     Present(Bytes),
-    /// In a file beside the model that is not there.
+    /// Elements in a missing file beside the model.
     Absent {
-        /// Path relative to the model's folder.
+        /// The path relative to the model's folder.
         location: String,
-        /// Byte in that file at which the elements begin.
+        /// The byte of that file at which the elements begin.
         offset: u64,
-        /// Number of bytes.
+        /// The number of bytes.
         length: u64,
     },
     /// The elements of a string tensor.
     Strings(Vec<Bytes>),
 }
 
-/// What in the file holds a tensor; [`crate::Model::write`] replaces the first two.
+/// The place of a tensor in a file. [`crate::Model::write`] can replace tensors in the first two places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorSource {
     /// An initializer of the main graph.
     Initializer,
     /// A `Constant` node of the main graph.
     Constant,
-    /// Something inside a function or a subgraph, or an attribute of another node.
+    /// A place inside a function or a subgraph, or an attribute of another node.
     Inner,
 }
 
 impl Tensor {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn element_count(&self) -> usize {
         self.dims.iter().product()
     }
 
-    /// The bytes, when they are there and not strings.
+    /// Returns the bytes, if they are present and not strings.
     pub fn present(&self) -> Option<&Bytes> {
         match &self.bytes {
             TensorBytes::Present(bytes) => Some(bytes),
@@ -203,7 +203,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of an integer or bool tensor: shapes, axes, indices.
+    /// Returns the elements of an integer or bool tensor: shapes, axes, indices.
     pub fn integers(&self) -> Result<Vec<i64>, Problem> {
         let bytes = self.bytes_or_problem()?;
         Ok(match self.dtype {
@@ -226,7 +226,7 @@ impl Tensor {
         })
     }
 
-    /// The elements of a tensor of floats (64, 32 or 16 bits).
+    /// Returns the elements of a tensor of floats (64, 32 or 16 bits).
     pub fn floats(&self) -> Result<Vec<f64>, Problem> {
         let bytes = self.bytes_or_problem()?;
         Ok(match self.dtype {
@@ -240,7 +240,7 @@ impl Tensor {
         })
     }
 
-    /// `tensor "name" (f32[3, 4])`, for messages.
+    /// Returns `tensor "name" (f32[3, 4])`, for messages.
     pub fn label(&self) -> String {
         label(&self.name, self.dtype, &self.dims)
     }
@@ -262,7 +262,7 @@ impl Tensor {
     }
 }
 
-/// `tensor "name" (f32[3, 4])`.
+/// Returns `tensor "name" (f32[3, 4])`.
 pub(crate) fn label(name: &str, dtype: ElementType, dims: &[usize]) -> String {
     if dims.len() <= 16 {
         format!("tensor {} ({dtype}{dims:?})", quoted(name))

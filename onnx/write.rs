@@ -1,5 +1,5 @@
-//! Writing a model back into a file: the same graph, names and metadata, with new bytes for some tensors.
-//! Invariant: the target is either complete or untouched; files are written beside it and renamed.
+//! The writing of a model to a file: the same graph, names and metadata, with new bytes for some tensors. Invariant: the target is
+//! either complete or untouched; files are written beside it and renamed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,35 +23,35 @@ mod inference_tests;
 #[cfg(test)]
 mod tests;
 
-/// Files above this size keep their tensors in a file beside them: protobuf ends at 2 GiB.
+/// The size above which the tensors are written to a separate file: protobuf is limited to 2 GiB.
 const EXTERNAL_ABOVE: usize = 1536 << 20;
-/// No protobuf reader takes more.
+/// The largest file that a protobuf reader accepts.
 const PROTOBUF_LIMIT: usize = i32::MAX as usize;
 
-/// Why a model was not written. The file that stood there before still does.
+/// The reason why a model was not written. An existing file is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Tensors that cannot be replaced, or whose data is not there.
+    /// Some tensors cannot be replaced, or their data is missing.
     #[error("cannot write the model{}", .0.iter().map(|problem| format!("\n{problem}")).collect::<String>())]
     Tensors(Vec<Problem>),
-    /// The name of the file cannot be written into the model, which must name its data file.
+    /// The model must name its data file, and the name of the file is not valid text.
     #[error("cannot write {}: its name is not UTF-8", .0.display())]
     Name(PathBuf),
-    /// More than protobuf holds, even without the large tensors.
+    /// The file would exceed protobuf's limit even without the large tensors.
     #[error("cannot write {}: it would have {bytes} bytes without its tensors, and the limit of protobuf is \
          {PROTOBUF_LIMIT} bytes", path.display())]
     TooLarge {
         /// The target.
         path: PathBuf,
-        /// Its size.
+        /// The size of the file without the large tensors.
         bytes: usize,
     },
-    /// The file system.
+    /// The file system failed.
     #[error("cannot write {}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -59,9 +59,9 @@ pub enum WriteError {
 /// The form in which batch norms and dropouts are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form<'a> {
-    /// That of the file, which may be the training form.
+    /// The form of the file, which may be the training form.
     OfFile,
-    /// Nothing depends on the batch, nothing is random, and nothing needs labels.
+    /// The inference form: nothing depends on the batch, nothing is random, and nothing needs labels.
     Inference {
         /// The scalar outputs, which may need labels.
         scalars: &'a BTreeSet<String>,
@@ -71,9 +71,9 @@ enum Form<'a> {
 /// The difference between a file and its inference form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InferenceForm {
-    /// The nodes of the file that are in training form, such as batch norms and dropouts, and the outputs that need labels.
+    /// The number of nodes of the file in training form, such as batch norms and dropouts, and of outputs that need labels.
     pub changes: usize,
-    /// The nodes that draw random numbers in the inference form too: noise that is no mask of a known form.
+    /// The number of nodes that draw random numbers even in the inference form: noise that is not a mask of a known form.
     pub draws: usize,
 }
 
@@ -81,22 +81,22 @@ impl Model {
     /// Writes the model to `path`, with the bytes in `replaced` (by the tensor's name) for some initializers and
     /// `Constant` nodes of the main graph: little-endian and row-major, of the tensor's own type and dims.
     ///
-    /// A model above 1.5 GiB gets its tensors in `NAME.data` beside it. External data of the original is copied.
-    /// The file is written under another name and renamed, so that a failure leaves what was there before.
+    /// A model above 1.5 GiB stores its tensors in `NAME.data` beside it. External data of the original is copied. The file is
+    /// written under a temporary name and renamed, so that a failure leaves an existing file unchanged.
     pub fn write(&self, path: &Path, replaced: &BTreeMap<String, Bytes>) -> Result<(), WriteError> {
         self.write_with(path, replaced, Form::OfFile, EXTERNAL_ABOVE)
     }
 
-    /// Says what would keep [`Model::write`] from writing new bytes for some tensors, whatever those bytes are: tensors that
-    /// cannot be replaced, and data of others that are not there.
+    /// Returns the problems that would prevent [`Model::write`] from writing new bytes for some tensors, whatever the bytes:
+    /// tensors that cannot be replaced, and missing data of other tensors.
     pub fn check_write(&self, replaced: &BTreeSet<String>) -> Result<(), WriteError> {
         let problems = place::problems(self, replaced);
         if problems.is_empty() { Ok(()) } else { Err(WriteError::Tensors(problems)) }
     }
 
-    /// Writes the model in inference form, otherwise as [`Model::write`] does: batch norms normalise by their running
-    /// statistics, dropouts drop nothing, and those of the outputs `scalars` are gone that need inputs of their own, such as a
-    /// loss that needs labels. A model without any of that is written as it is.
+    /// Writes the model in inference form, otherwise as [`Model::write`] does: batch norms normalise by their running statistics,
+    /// dropouts drop nothing, and outputs in `scalars` that need inputs of their own are removed, such as a loss that needs
+    /// labels. A model that has none of these is written unchanged.
     pub fn write_for_inference(
         &self,
         path: &Path,
@@ -129,7 +129,7 @@ impl Model {
     }
 }
 
-/// Writes a model whose tensors are all in its messages: as [`Model::write`] does, with checksums.
+/// Writes a model whose tensors are all in its messages, as [`Model::write`] does, with checksums.
 pub(crate) fn save(proto: ModelProto, path: &Path) -> Result<(), WriteError> {
     save_with(proto, path, EXTERNAL_ABOVE)
 }
@@ -147,20 +147,20 @@ fn save_with(mut proto: ModelProto, path: &Path, external_above: usize) -> Resul
     if data.tensors.is_empty() {
         return replace_file(path, |out| encode::model(proto, out)).and_then(publish);
     }
-    // Both files are complete before either takes its name.
+    // Both files are complete before either is renamed.
     let data = replace_file(&path.with_file_name(data_name(path)?), |out| data.write(out))?;
     let model = replace_file(path, |out| encode::model(proto, out))?;
     publish(data)?;
     publish(model)
 }
 
-/// The name of the data file beside `path`.
+/// Returns the name of the data file beside `path`.
 fn data_name(path: &Path) -> Result<String, WriteError> {
     let name = path.file_name().and_then(|name| name.to_str());
     name.map(|name| format!("{name}.data")).ok_or_else(|| WriteError::Name(path.to_owned()))
 }
 
-/// Writes a file under a temporary name beside `target`. It is complete, and takes its name when it is published.
+/// Writes a complete file under a temporary name beside `target`. It is renamed when it is published.
 fn replace_file(
     target: &Path,
     write: impl FnOnce(&mut Replacement) -> io::Result<()>,

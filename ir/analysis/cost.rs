@@ -1,17 +1,17 @@
-//! FLOPs and bytes of a step, phase by phase, from what each operator says of itself.
+//! FLOPs and bytes of each phase of a step, summed over the costs of its operators.
 
 use crate::ops::Cost;
 use crate::{Module, Operator, Phase};
 
-/// What one run of each phase takes.
+/// The cost of one run of each phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCost {
     phases: [Cost; Phase::ALL.len()],
 }
 
 impl StepCost {
-    /// The cost of every phase of a program, of one microbatch for the phases that run once per microbatch. Sums
-    /// that do not fit stay at the largest number.
+    /// Sums the cost of every phase of a program. For phases that run once per microbatch this is the cost of one microbatch. Sums
+    /// saturate at the largest number.
     pub fn of(module: &Module) -> Self {
         let mut total = Self::default();
         for (_, node) in module.nodes() {
@@ -21,12 +21,12 @@ impl StepCost {
         total
     }
 
-    /// One run of a phase.
+    /// Returns the cost of one run of a phase.
     pub fn phase(&self, phase: Phase) -> Cost {
         self.phases[phase as usize]
     }
 
-    /// A whole step of that many microbatches.
+    /// Returns the cost of a whole step with so many microbatches.
     pub fn step(&self, microbatches: u64) -> Cost {
         Phase::ALL.into_iter().fold(Cost::default(), |total, (phase, _)| {
             let runs = if phase.is_microbatch() { microbatches } else { 1 };

@@ -1,14 +1,14 @@
-//! Indices that are computed from constants and from inputs alone, and the dims that they index.
+//! Indices that are computed from constants and inputs alone, and the bounds check against the dims that they index.
 //!
-//! In the operators an index outside of its dim reads zeros: by this meaning a split dim works. In the file such an index is an error,
-//! as in PyTorch and in ONNX Runtime. These indices can be computed beside the program, from the inputs of a batch, so that the batch
-//! is refused before a device sees it:
+//! In the IR, an index outside of its dim reads zeros; split dims rely on this. In the ONNX file such an index is an error, as in
+//! PyTorch and in ONNX Runtime. The indices of this module can be computed beside the program, from the inputs of a batch, so that
+//! a bad batch is refused before a device sees it:
 //!
 //!     position = ids + 2          ids i64[4, 5], an input
 //!     row = gather table, position      table f32[10, 6]: an index 11 is outside
 //!
-//! An index that depends on a parameter is not among them. The importer makes no gather that reads zeros outside on purpose, but for the
-//! ignored labels of a loss, which the program compares with their number.
+//! Indices that depend on a parameter are not covered. The importer makes no gather that reads zeros outside of a dim on purpose,
+//! except for the ignored labels of a loss: the program compares them with the ignored number.
 
 use crate::ops::Interp;
 use crate::ops::elementwise::Compare;
@@ -26,14 +26,15 @@ pub struct Indices {
     pub reader: NodeId,
     /// The indices.
     pub value: ValueId,
-    /// The nodes that compute them, in program order.
+    /// The nodes that compute the indices, in program order.
     pub nodes: Vec<NodeId>,
-    /// The inputs that they are computed from, by their place in the list of inputs; none: the indices are constant.
+    /// The inputs from which the indices are computed, by their place in the list of inputs. Empty if the indices are constant.
     pub inputs: BTreeSet<u32>,
-    /// The sizes of the indexed dims: that of all indices, or of each component of the last dim.
+    /// The sizes of the indexed dims: one size for all indices, or one for each component of the last dim.
     pub sizes: Vec<u64>,
-    /// Numbers that may stand outside: the label that a loss ignores, and numbers that the program compares the indices with, to
-    /// set them apart. Where there are such numbers, no other index is negative; without them negative indices count from the end.
+    /// Numbers that may lie outside of the dim: the label that a loss ignores, and numbers that the program compares the indices
+    /// with. If this list is empty, negative indices count from the end of the dim; otherwise a negative index must be in the
+    /// list.
     pub apart: Vec<i64>,
 }
 
@@ -44,27 +45,28 @@ pub struct Outside {
     pub index: i64,
     /// The size of the dim.
     pub size: u64,
-    /// Its place among all elements of the indices, and their number.
+    /// The place of the index among all elements of the indices, and the number of elements.
     pub place: [usize; 2],
 }
 
-/// The most operations that the indices of a node may take: more are not worth a check.
+/// The most operations that computing the indices of a node may take. More are not worth a check.
 const MOST_FLOPS: u64 = 1 << 26;
-/// The most elements of a value on the way to them.
+/// The most elements of an intermediate value of that computation.
 const MOST_ELEMENTS: u64 = 1 << 24;
 
-/// The indices of a program's forward phase that depend on no state. An input that a gather or a loss reads as it is has its bounds
-/// checked with the data, and is not among them.
+/// Returns the indices of a program's forward phase that depend on no state. Leaves out an input that a gather or a loss reads
+/// directly: its bounds are checked with the data.
 pub fn of_inputs(module: &Module) -> Vec<Indices> {
     let mut of = Sources { module, known: SecondaryMap::new() };
     let forward = module.nodes().filter(|(_, node)| node.phase <= crate::Phase::Forward);
     forward.filter_map(|(id, _)| of.indices(id)).collect()
 }
 
-/// What values are computed from.
+/// Finds the nodes and inputs that a value is computed from.
 struct Sources<'m> {
     module: &'m Module,
-    /// For values that were looked at: the nodes and inputs behind them; `None` inside if a state is, or too much work.
+    /// The nodes and inputs behind each visited value. The inner `None` means that the value depends on a state, on random numbers
+    /// or on missing bytes, or takes too much work.
     known: SecondaryMap<ValueId, Option<Option<Source>>>,
 }
 
@@ -111,7 +113,7 @@ impl Sources<'_> {
         Some(Indices { reader, value, nodes, inputs: source.inputs, sizes, apart })
     }
 
-    /// The numbers that a program compares a value with, seen through views.
+    /// Returns the numbers that a program compares a value with; views of the value count as the value.
     fn compared_with(&self, value: ValueId) -> Vec<i64> {
         let module = self.module;
         let source = |value: ValueId| module.viewed(value, Movement::is_view);
@@ -123,7 +125,7 @@ impl Sources<'_> {
         numbers.map(|number| number as i64).collect()
     }
 
-    /// The nodes and inputs behind a value, if it can be computed beside the program.
+    /// Returns the nodes and inputs behind a value, or `None` if it cannot be computed beside the program.
     fn of(&mut self, value: ValueId) -> Option<Source> {
         let mut left = vec![value];
         while let Some(&at) = left.last() {
@@ -148,7 +150,7 @@ impl Sources<'_> {
         self.known[value].clone().flatten()
     }
 
-    /// The same of a value whose operands are known.
+    /// Returns the nodes and inputs behind a value whose operands' sources are known.
     fn joined(&self, value: ValueId) -> Option<Source> {
         let module = self.module;
         let is_small = |value: ValueId| module.ty(value).numel().is_some_and(|numel| numel <= MOST_ELEMENTS);
@@ -183,7 +185,7 @@ impl Sources<'_> {
 }
 
 impl Indices {
-    /// Adds the values on the way to the indices that can be computed from those that are there.
+    /// Computes all nodes behind the indices whose operands are among the values, and adds their results.
     pub fn compute(&self, module: &Module, values: &mut BTreeMap<ValueId, Arc<Tensor>>) {
         for &id in &self.nodes {
             let node = module.node(id);
@@ -199,8 +201,8 @@ impl Indices {
         }
     }
 
-    /// The first index that is outside, of a batch whose inputs are among the values. The values that are computed on the way are
-    /// added to them. `None` if the values do not suffice.
+    /// Returns the first index of a batch that is outside of its dim. `values` has the inputs of the batch; computed values are
+    /// added to it. `None` if no index is outside, or if the values do not suffice.
     pub fn outside(&self, module: &Module, values: &mut BTreeMap<ValueId, Arc<Tensor>>) -> Option<Outside> {
         self.compute(module, values);
         let indices = values.get(&self.value)?.ints();
@@ -214,7 +216,7 @@ impl Indices {
         indices.iter().enumerate().find_map(is_outside)
     }
 
-    /// The node that reads the indices, and the tensor that they index, for people: "dim of 10 in `E`, node …".
+    /// Returns the tensor that is indexed as text: its state's name, if it has one, and its type.
     pub fn described(&self, module: &Module) -> String {
         let node = module.node(self.reader);
         let data = node[OperandRole::Data];

@@ -1,4 +1,4 @@
-//! Lifetimes: from when to when in a step a buffer holds something that is still to be read.
+//! Lifetimes: the range of positions of a step in which a buffer holds data that is still to be read.
 //!
 //! A step is a line of positions, one for each node or instruction, with a loop in its middle: the positions of the
 //! microbatch phases run once per microbatch. A lifetime is a range of positions, both ends included, so that an
@@ -12,19 +12,19 @@ use std::ops::Range;
 /// The positions from a buffer's first access to its last, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lifetime {
-    /// The first.
+    /// The first position.
     pub first: u32,
-    /// The last.
+    /// The last position.
     pub last: u32,
 }
 
 impl Lifetime {
-    /// Whether both are alive at some position.
+    /// Whether both lifetimes include a common position.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 
-    /// The smallest that covers both.
+    /// Returns the smallest lifetime that covers both.
     pub fn union(&self, other: &Self) -> Self {
         Self { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
@@ -45,12 +45,12 @@ struct Span {
 }
 
 impl Lifetimes {
-    /// No access yet to any of `count` buffers; `microbatch` are the positions that run once per microbatch.
+    /// Starts without accesses to any of `count` buffers. `microbatch` is the range of positions that run once per microbatch.
     pub fn new(count: usize, microbatch: Range<u32>) -> Self {
         Self { microbatch, spans: vec![Span::default(); count] }
     }
 
-    /// A buffer is read or written at a position.
+    /// Records that a buffer is read or written at a position.
     pub fn access(&mut self, buffer: usize, position: u32) {
         let span = &mut self.spans[buffer];
         let here = Lifetime { first: position, last: position };
@@ -58,15 +58,15 @@ impl Lifetimes {
         span.in_loop |= self.microbatch.contains(&position);
     }
 
-    /// A buffer holds something from one microbatch to the next, such as a sum over them.
+    /// Records that a buffer keeps its contents from one microbatch to the next, such as a sum over microbatches.
     pub fn carry(&mut self, buffer: usize) {
         self.spans[buffer].carried = true;
     }
 
-    /// The lifetime of each buffer; `None` for those that nobody accesses.
+    /// Returns the lifetime of each buffer; `None` for a buffer without accesses.
     ///
-    /// What is carried lives through the whole loop. So does what was there before the loop and is read in it: the
-    /// next microbatch reads it again.
+    /// A buffer lives through the whole loop over microbatches if it is carried, or if it is accessed before the loop and in it:
+    /// the next microbatch reads it again.
     pub fn finish(self) -> Vec<Option<Lifetime>> {
         let Self { microbatch, spans } = self;
         let whole = Lifetime { first: microbatch.start, last: microbatch.end.saturating_sub(1) };
@@ -80,18 +80,18 @@ impl Lifetimes {
     }
 }
 
-/// The positions of the microbatch phases in a module's order of nodes.
+/// Returns the positions of the microbatch phases in a module's order of nodes.
 pub fn microbatch_positions(module: &Module) -> Range<u32> {
     let count = |last: Phase| module.nodes().filter(|(_, node)| node.phase <= last).count() as u32;
     count(Phase::Prepare)..count(Phase::Weight)
 }
 
-/// The lifetime of every value of a module; the position of a node is its index in the order. `None` for values of
-/// removed nodes.
+/// Returns the lifetime of every value of a module. The position of a node is its index in the order. `None` for values of removed
+/// nodes.
 ///
-/// States live always. Inputs are there when a microbatch begins. What a microbatch reports lives until it ends, what
-/// a step reports until that ends. A value that is accumulated is added where it is made, and the sum lives from the
-/// first microbatch to its last use in `update`. Every value is a buffer of its own here.
+/// States are always alive. An input lives from the beginning of a microbatch. An output of a microbatch lives until the
+/// microbatch ends, an output of a step until the step ends. A value that is accumulated is added to its sum where it is made; the
+/// sum lives from the first microbatch to its last use in `update`. Every value is a separate buffer here.
 pub fn values(module: &Module) -> SecondaryMap<ValueId, Option<Lifetime>> {
     let microbatch = microbatch_positions(module);
     let end = (module.order().len() as u32).saturating_sub(1);
@@ -144,7 +144,7 @@ mod tests {
     use crate::ops::step::Accumulate;
     use crate::{At, Builder, DType, Type};
 
-    /// prepare: p; forward: f (reads p), g; backward: h (reads f); update: sum of h, its negation.
+    /// Nodes: prepare: p; forward: f (reads p), g; backward: h (reads f); update: the sum of h, and its negation.
     fn stepwise() -> (Module, [ValueId; 6]) {
         let mut module = Module::new("lifetimes");
         let ty = Type::of(DType::F32, &[16]);

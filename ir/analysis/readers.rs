@@ -4,7 +4,8 @@ use crate::{Definition, Module, Movement, Node, NodeId, Op, ValueId};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use smallvec::SmallVec;
 
-/// The nodes that some output or the new value of some state depends on, and the transfers that report an output to other stages.
+/// Returns the nodes on which an output or the new value of a state depends, and the transfers that report an output to other
+/// stages.
 pub fn live_nodes(module: &Module) -> EntitySet<NodeId> {
     let mut live = EntitySet::new();
     let mark = |live: &mut EntitySet<NodeId>, value: ValueId| {
@@ -22,7 +23,7 @@ pub fn live_nodes(module: &Module) -> EntitySet<NodeId> {
     live
 }
 
-/// The transfers that report an output to other stages.
+/// Returns the transfers that report an output to other stages.
 pub fn reports(module: &Module) -> Vec<NodeId> {
     let mut reported = EntitySet::new();
     reported.extend(module.outputs.iter().map(|output| output.value));
@@ -30,26 +31,26 @@ pub fn reports(module: &Module) -> Vec<NodeId> {
     module.nodes().filter(|(_, node)| reports(node)).map(|(id, _)| id).collect()
 }
 
-/// The values that outputs and new values of states hold on to.
+/// Returns the values of outputs and the new values of states.
 pub fn held_values(module: &Module) -> EntitySet<ValueId> {
     let mut held = EntitySet::new();
     held.extend(module.roots());
     held
 }
 
-/// The readers of values, and the places of nodes.
+/// The readers of values, and the positions of nodes.
 #[derive(Clone, Debug)]
 pub struct Readers {
     /// The live nodes that read a value, each once, in program order.
     pub of: SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
-    /// The values that outputs and new values of states hold on to.
+    /// The values of outputs and the new values of states.
     pub held: EntitySet<ValueId>,
-    /// The place of a live node in program order.
+    /// The position of a live node in program order.
     pub position: SecondaryMap<NodeId, u32>,
 }
 
 impl Readers {
-    /// The readers among the nodes that are `live`.
+    /// Collects the readers among the `live` nodes.
     pub fn new(module: &Module, live: &EntitySet<NodeId>) -> Self {
         let mut of: SecondaryMap<ValueId, SmallVec<[NodeId; 2]>> = SecondaryMap::new();
         let mut position = SecondaryMap::new();
@@ -64,7 +65,7 @@ impl Readers {
         Self { of, held: held_values(module), position }
     }
 
-    /// The only reader of a value that nothing holds on to.
+    /// Returns the reader of a value, if it is the only one and the value is neither an output nor a state's new value.
     pub fn only(&self, value: ValueId) -> Option<NodeId> {
         match self.of[value][..] {
             [reader] if !self.held.contains(value) => Some(reader),
@@ -73,8 +74,9 @@ impl Readers {
     }
 }
 
-/// The value that a kernel makes and that `value` is a view of, with the views between them, the last first. `None` if the
-/// kernel decides how its value lies (`writes_anywhere` says which do not), or if something holds on to it.
+/// Returns the value that a kernel makes and that `value` is a view of, and the views between them, the last first. `None` if the
+/// kernel chooses the layout of its result (`writes_anywhere` says which kernels do not), or if an output or a state holds the
+/// value.
 pub fn made_by_kernel(
     module: &Module,
     held: &EntitySet<ValueId>,

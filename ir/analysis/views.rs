@@ -1,20 +1,20 @@
-//! The walk from a value to the value that it is a view of, through nodes that compute no new elements.
+//! The walk from a value to the value of which it is a view, through nodes that compute no new elements.
 //!
-//! [`crate::view`] is another thing: the steps that cut a state out of a tensor of the file.
+//! [`crate::view`] is a different module: it has the steps that cut a state out of a tensor of the file.
 
 use crate::{Definition, Module, Movement, NodeId, Op, ValueId};
 
 impl Module {
-    /// The value that `value` is a view of, one node back, if the movement of that node is of the class `passed`.
+    /// Returns the source of the node that makes `value`, if the movement of that node is in the class `passed`.
     ///
     /// A result is a view of the operand with the same index: a collective moves each operand into its own result, and
-    /// `in_training` gives its first operand in a step. Concatenations are no views.
+    /// `in_training` gives its first operand in a step. Concatenations are not views.
     pub fn view_source(&self, value: ValueId, passed: impl Fn(Movement) -> bool) -> Option<ValueId> {
         self.views(value, passed).next().map(|(_, source)| source)
     }
 
-    /// The views from `value` back to the first value that no movement of the class `passed` makes: each view's node and
-    /// the value that it shows, the last view first.
+    /// Walks from `value` back to the first value that no movement of the class `passed` makes. Yields each view's node and the
+    /// operand that it shows, the last view first.
     pub fn views(
         &self,
         value: ValueId,
@@ -30,13 +30,13 @@ impl Module {
         std::iter::successors(step(value), move |&(_, source)| step(source))
     }
 
-    /// The value behind all views of the class `passed`: `value` itself if it is no view.
+    /// Returns the value behind all views of the class `passed`; `value` itself if it is no view.
     pub fn viewed(&self, value: ValueId, passed: impl Fn(Movement) -> bool) -> ValueId {
         self.views(value, passed).last().map_or(value, |(_, source)| source)
     }
 
-    /// The number that all elements of a value equal because a `splat` makes it, seen through layouts and through casts to
-    /// floats, whose rounding is left out.
+    /// Returns the number that all elements of a value have because a `splat` makes it. Looks through layouts and through casts to
+    /// floats, and ignores the rounding of these casts.
     pub fn splat_number(&self, value: ValueId) -> Option<f64> {
         let mut source = value;
         loop {

@@ -7,18 +7,18 @@ use crate::tensor::Elements;
 use crate::{PartialKind, Tensor, block};
 use std::sync::Arc;
 
-/// What a group of ranks makes of its parts, before each takes its own share of it.
+/// The combined parts of a group of ranks, before each rank takes its share.
 struct Combined {
-    /// The parts, by address: groups along the other axes that share theirs share the result.
+    /// The parts, by address. Groups along the other axes that share the same parts share the result.
     of: Vec<*const Tensor>,
-    /// The sum, the parts in a row, or the part itself.
+    /// The sum of the parts, their concatenation, or the only part.
     whole: Arc<Tensor>,
-    /// Shares of it, by the place in the group.
+    /// The shares of `whole`, by the place in the group.
     shares: Vec<Option<Arc<Tensor>>>,
 }
 
-/// One operand of a collective: what each rank holds after the change. Sums are in the order of the group, and
-/// passed through `round`.
+/// Runs a collective on one operand, and returns each rank's part of the result. Parts are summed in the order of the group, and
+/// sums are passed through `round`.
 pub(super) fn run(
     ranks: &Ranks,
     change: &Change,
@@ -49,7 +49,7 @@ pub(super) fn run(
     result
 }
 
-/// The members' parts made one.
+/// Combines the members' parts into one tensor: a reduction, a concatenation, or a copy.
 fn combine(change: &Change, members: &[&Arc<Tensor>], round: impl Fn(Tensor) -> Tensor) -> Arc<Tensor> {
     match (change.reduced, change.gathered) {
         (Some(kind), _) => {
@@ -73,7 +73,7 @@ fn combine(change: &Change, members: &[&Arc<Tensor>], round: impl Fn(Tensor) -> 
     }
 }
 
-/// The share of a place in the group, of as many along a dim.
+/// Returns the share of a place in the group: one of `count` equal parts along a dim.
 fn share(whole: &Tensor, dim: usize, place: usize, count: usize) -> Arc<Tensor> {
     let (mut sizes, mut start) = (whole.sizes.clone(), vec![0; whole.sizes.len()]);
     sizes[dim] /= count;
@@ -81,7 +81,7 @@ fn share(whole: &Tensor, dim: usize, place: usize, count: usize) -> Arc<Tensor> 
     Arc::new(block::read(whole, &start, &sizes))
 }
 
-/// Adds a part to the total, or takes the larger or smaller, element by element.
+/// Adds a part to the total, or takes the maximum or minimum, element by element.
 fn add(kind: PartialKind, total: &mut Tensor, part: &Tensor) {
     let op = match kind {
         PartialKind::Sum => Binary::Add,

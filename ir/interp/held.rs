@@ -7,9 +7,9 @@ use cranelift_entity::{EntitySet, SecondaryMap};
 /// The readers of every value of a module.
 pub(super) struct ValueLifetimes<'m> {
     module: &'m Module,
-    /// The last node that reads each value. Additions to sums over microbatches are made with the value, and do not count.
+    /// The last node that reads each value. Additions to sums over microbatches happen when the value is made, and do not count.
     last_reader: SecondaryMap<ValueId, Option<NodeId>>,
-    /// New values of states: held to the end.
+    /// The new values of states, which are held until the step ends.
     kept: EntitySet<ValueId>,
     /// The sums over microbatches to which each value is added.
     sums: SecondaryMap<ValueId, Vec<ValueId>>,
@@ -30,12 +30,12 @@ impl<'m> ValueLifetimes<'m> {
         Self { module, last_reader, kept, sums }
     }
 
-    /// The sums over microbatches to which a value is added where it is made.
+    /// Returns the sums over microbatches to which a value is added when it is made.
     pub(super) fn sums(&self, value: ValueId) -> &[ValueId] {
         &self.sums[value]
     }
 
-    /// Whether a value is held after it was made, added and reported.
+    /// Whether a value is still held after it was made, added and reported.
     pub(super) fn is_held(&self, value: ValueId) -> bool {
         self.last_reader[value].is_some() || self.kept.contains(value)
     }
@@ -47,8 +47,8 @@ impl<'m> ValueLifetimes<'m> {
             || self.module.outputs.iter().any(|output| output.value == value)
     }
 
-    /// Whether an operand of a node is freed after the node. A value from before the microbatches is read again in each of
-    /// them, `more` of which are to come.
+    /// Whether an operand of a node is freed after the node. Each microbatch reads a value from before the microbatches again;
+    /// `more` says whether another microbatch follows.
     pub(super) fn is_freed(&self, operand: ValueId, id: NodeId, node: &Node, more: bool) -> bool {
         let is_read_again =
             more && node.phase.is_microbatch() && !self.module.phase_of(operand).is_microbatch();

@@ -1,40 +1,40 @@
-//! The memory that a step takes in the interpreter, known before anything of it is allocated.
+//! The memory that a step takes in the interpreter, computed before any of it is allocated.
 
 use super::held::ValueLifetimes;
 use crate::{Definition, Module, Op, Phase, Type, ValueId};
 use cranelift_entity::SecondaryMap;
 use std::collections::BTreeMap;
 
-/// The memory of one step in bytes. Sums that do not fit are `u64::MAX`.
+/// The memory of one step in bytes. Sums saturate at `u64::MAX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepMemory {
-    /// The most that is held at one time: every live value, the states before the step, and all inputs.
+    /// The most bytes that are held at one time: every live value, the states before the step, and all inputs.
     pub peak: u64,
-    /// The largest value, if the program has any.
+    /// The largest value, if the program has any value.
     pub largest: Option<LargestValue>,
 }
 
 /// The value of a program that takes the most memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LargestValue {
-    /// The value in words: `the result of 'reshape'`, `input "x"`, `state "w"`.
+    /// The value as text: `the result of 'reshape'`, `input "x"`, `state "w"`.
     pub described: String,
-    /// Its type.
+    /// The type of the value.
     pub ty: Type,
-    /// Its bytes in the interpreter.
+    /// The bytes of the value in the interpreter.
     pub bytes: u64,
     /// The ONNX node that makes it; empty if no node does.
     pub origin: String,
 }
 
-/// Bytes of a tensor in the interpreter: 8 for a number, 1 for a boolean. Dims without a size count as 1.
+/// Returns the bytes of a tensor in the interpreter: 8 for a number, 1 for a boolean. Unbound dims count as 1.
 pub fn bytes_of(ty: &Type) -> u64 {
     let each = if ty.dtype == crate::DType::Bool { 1 } else { 8 };
     ty.dims.iter().fold(each, |bytes: u64, dim| bytes.saturating_mul(dim.size().unwrap_or(1)))
 }
 
-/// The memory that [`super::step`] takes for so many microbatches. It is a lower bound: that of the values themselves, each
-/// held once. Operators may need some more while they run, and a mesh holds partial values on every rank.
+/// Returns the memory that [`super::step`] takes for so many microbatches. This is a lower bound: each value is counted once.
+/// Operators may need more while they run, and a mesh holds partial values on every rank.
 pub fn memory(module: &Module, microbatches: usize) -> StepMemory {
     let states: u128 = module.states.values().map(|state| u128::from(bytes_of(&state.ty))).sum();
     let inputs: u128 = module.inputs.iter().map(|input| u128::from(bytes_of(module.ty(input.value)))).sum();
@@ -48,7 +48,7 @@ pub fn memory(module: &Module, microbatches: usize) -> StepMemory {
     }
 }
 
-/// The input, state or result of a node that takes the most memory; the first of several.
+/// Returns the input, state or node result that takes the most memory; the first if several are equal.
 fn largest(module: &Module) -> Option<(ValueId, u64)> {
     let states = module.states.values().map(|state| state.input);
     let inputs = module.inputs.iter().map(|input| input.value);
@@ -57,14 +57,14 @@ fn largest(module: &Module) -> Option<(ValueId, u64)> {
     sizes.reduce(|largest, other| if other.1 > largest.1 { other } else { largest })
 }
 
-/// A step in which values are counted and not computed, in the order of
+/// A step that counts the bytes of values instead of computing them, in the order of
 /// [`StepInterpreter`](super::run::StepInterpreter).
 struct Step<'m> {
     module: &'m Module,
     held: ValueLifetimes<'m>,
-    /// Bytes of each value that is held.
+    /// The bytes of each value that is held.
     values: SecondaryMap<ValueId, u64>,
-    /// Bytes of the sums over microbatches that are not another value's too.
+    /// The bytes of the sums over microbatches, as far as a sum does not share its memory with a value.
     sums: BTreeMap<ValueId, u64>,
     live: u128,
     peak: u128,
@@ -84,7 +84,7 @@ impl<'m> Step<'m> {
             }
         }
         self.phase(Phase::Prepare, microbatches > 0);
-        // Microbatches between the first two and the last differ from the second in nothing but the outputs before them.
+        // Microbatches after the second and before the last differ from the second only in the outputs that are already held.
         for at in (0..microbatches.min(2)).chain((microbatches > 2).then(|| microbatches - 1)) {
             if at > 2 {
                 self.report_again(microbatches - 3);
@@ -104,7 +104,7 @@ impl<'m> Step<'m> {
         self.phase(Phase::Forward, more);
         self.phase(Phase::Backward, more);
         self.phase(Phase::Weight, more);
-        // A buffer that the microbatch wrote is the next one's, in the same memory.
+        // A buffer that the microbatch wrote enters the next microbatch in the same memory.
         for state in module.states.values() {
             if state.output.is_some_and(|output| module.phase_of(output).is_microbatch()) {
                 self.free(state.input);
@@ -129,11 +129,11 @@ impl<'m> Step<'m> {
         }
     }
 
-    /// Counts a value that is made: its sums, outputs and the value itself, as far as they are held.
+    /// Counts a value when it is made: its sums, its outputs and, if it is held, the value itself.
     fn enter(&mut self, value: ValueId) {
         let bytes = self.bytes(value);
         for &sum in self.held.sums(value) {
-            // The first addend of a sum is the sum, without a copy.
+            // The first addend becomes the sum, without a copy.
             let of_sum = match self.sums.contains_key(&sum) {
                 true => bytes,
                 false if self.held.is_held(value) => 0,
@@ -152,7 +152,7 @@ impl<'m> Step<'m> {
         self.peak = self.peak.max(self.live);
     }
 
-    /// Counts the outputs of so many microbatches more.
+    /// Counts the outputs of so many further microbatches.
     fn report_again(&mut self, microbatches: usize) {
         let reported = self.module.outputs.iter().map(|output| output.value);
         let reported = reported.filter(|&value| self.module.phase_of(value).is_microbatch());
@@ -190,7 +190,7 @@ mod tests {
     use crate::ops::elementwise::Unary;
     use crate::{At, Builder, DType, Phase};
 
-    /// `x` of so many elements through a chain of negations of a broadcast, each read by the next alone.
+    /// A chain of negations that begins with a broadcast of `x` to so many elements; each result is read only by the next node.
     fn chain(elements: u64, length: usize) -> Module {
         let mut module = Module::new("chain");
         let mut value = module.add_input("x", Type::of(DType::F32, &[elements]), false);
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    /// `w + x`, the new value of `w`, after so many negations of `w`.
+    /// A program in which `w + x` is the new value of `w`, after so many negations of `w`.
     fn update(negations: usize) -> Module {
         let mut module = Module::new("update");
         let ty = Type::of(DType::F32, &[1000]);
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_state_that_is_read_no_more_takes_nothing() {
-        // The caller holds the state; its copy is freed when it has been read.
+        // The caller holds the state; its copy is freed once it has been read.
         for negations in [1, 2, 100] {
             assert_eq!(memory(&update(negations), 1).peak, 3 * 8000);
         }

@@ -1,16 +1,16 @@
-//! Tensors on simulated ranks: split by their sharding, compared, put together.
+//! Tensors on simulated ranks: split by their sharding, compared, and joined.
 //!
-//! Ranks that hold the same block share one tensor, so that what is whole on all of them is held and computed once.
-//! Sharing follows from how values came to be, never from their types: two ranks share a result only when they
-//! computed it from shared operands. Ranks that *should* hold the same number but came to it apart are compared
-//! ([`Ranks::agree`]); that is what finds a reduction that is missing.
+//! Ranks that hold the same block share one tensor, so a value that is whole on all ranks is held and computed once. Sharing
+//! follows from the computation and not from the types: two ranks share a result only if they computed it from shared operands.
+//! Ranks that *should* hold the same numbers but computed them separately are compared ([`Ranks::agree`]). This comparison finds a
+//! missing reduction.
 
 use crate::tensor::Elements;
 use crate::{AxisId, Mesh, Tensor, Type, block};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What each rank holds of a value.
+/// The part of a value on each rank.
 pub(super) type ByRank = Vec<Arc<Tensor>>;
 
 /// The ranks of a mesh.
@@ -19,14 +19,14 @@ pub(super) struct Ranks<'m> {
     pub(super) count: usize,
 }
 
-/// Two ranks that should hold the same numbers and do not.
+/// Two ranks that should hold the same numbers but do not.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Disagreement {
-    /// The rank whose numbers were seen first.
+    /// The first rank with this block.
     pub(super) first: usize,
-    /// The other.
+    /// The rank that differs from it.
     pub(super) second: usize,
-    /// The largest difference between their elements; NaN where one of them is.
+    /// The largest difference between their elements; NaN if an element of either is NaN.
     pub(super) difference: f64,
 }
 
@@ -35,19 +35,19 @@ impl<'m> Ranks<'m> {
         Self { mesh, count: mesh.devices() as usize }
     }
 
-    /// The sizes of a rank's part. Panics where the dims do not divide, which is checked before a step.
+    /// Returns the sizes of a rank's part. Panics if a dim does not divide; this is checked before a step.
     pub(super) fn local(&self, ty: &Type) -> Vec<usize> {
         let local = ty.local(self.mesh).expect("dims divide over the mesh");
         local.into_iter().map(|size| size as usize).collect()
     }
 
-    /// Where a rank's part begins in the global tensor.
+    /// Returns the offsets at which a rank's part begins in the global tensor.
     fn start(&self, ty: &Type, rank: usize) -> Vec<usize> {
         let spans = ty.spans(self.mesh, rank as u64).expect("dims divide over the mesh");
         spans.into_iter().map(|span| span.start as usize).collect()
     }
 
-    /// Every rank's part of a global tensor.
+    /// Splits a global tensor into the parts of the ranks.
     pub(super) fn split(&self, ty: &Type, tensor: Tensor) -> ByRank {
         let local = self.local(ty);
         if local == tensor.sizes {
@@ -63,7 +63,7 @@ impl<'m> Ranks<'m> {
         (0..self.count).map(&mut part).collect()
     }
 
-    /// The global tensor of parts on which the ranks agree.
+    /// Joins parts, on which the ranks agree, into the global tensor.
     pub(super) fn join(&self, ty: &Type, mut parts: ByRank) -> Tensor {
         let sizes = ty.sizes().expect("dims are bound");
         let sizes: Vec<usize> = sizes.into_iter().map(|size| size as usize).collect();
@@ -83,8 +83,8 @@ impl<'m> Ranks<'m> {
         whole
     }
 
-    /// Whether all ranks that hold the same block, and the same addend of a partial value, hold equal numbers: bit by
-    /// bit, since they computed them alike. NaN equals NaN.
+    /// Checks that all ranks with the same block, and the same addend of a partial value, hold equal numbers. They must be equal
+    /// bit by bit, because they were computed alike. NaN equals NaN.
     pub(super) fn agree(&self, ty: &Type, parts: &ByRank) -> Result<(), Disagreement> {
         let mut first: BTreeMap<(Vec<usize>, u64), usize> = BTreeMap::new();
         for rank in 0..self.count {
@@ -97,14 +97,14 @@ impl<'m> Ranks<'m> {
         Ok(())
     }
 
-    /// The axes along which two ranks stand apart.
+    /// Returns the axes along which two ranks have different coordinates.
     pub(super) fn apart(&self, first: usize, second: usize) -> Vec<AxisId> {
         let [first, second] = [first, second].map(|rank| self.mesh.coordinates(rank as u64));
         self.mesh.axes.keys().filter(|&axis| first[axis] != second[axis]).collect()
     }
 }
 
-/// The largest difference between two tensors' elements, if one element differs.
+/// Returns the largest difference between the elements of two tensors, or `None` if all are equal.
 fn difference(first: &Arc<Tensor>, second: &Arc<Tensor>) -> Option<f64> {
     if Arc::ptr_eq(first, second) {
         return None;

@@ -1,4 +1,4 @@
-//! One step in progress.
+//! The execution of one step in the interpreter.
 
 use super::held::ValueLifetimes;
 use super::ranks::{ByRank, Disagreement, Ranks};
@@ -12,7 +12,7 @@ use cranelift_entity::SecondaryMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A step in progress: what each rank holds of each value, as long as something will read it.
+/// A step in progress: the part of each value on each rank, as long as a node will read it.
 pub(super) struct StepInterpreter<'m> {
     module: &'m Module,
     mode: Mode,
@@ -20,16 +20,16 @@ pub(super) struct StepInterpreter<'m> {
     values: SecondaryMap<ValueId, Option<ByRank>>,
     held: ValueLifetimes<'m>,
     sums: BTreeMap<ValueId, ByRank>,
-    /// Buffers as the microbatches so far left them.
+    /// The values of buffers after the microbatches so far.
     carried: BTreeMap<StateId, ByRank>,
-    /// Microbatches that are still to begin.
+    /// The number of microbatches that have not begun.
     to_come: usize,
     outputs: StepOutputs,
 }
 
-/// A computation of a node, done once for all ranks that would do the same.
+/// A computation of a node, done once for all ranks with the same operands.
 struct Call {
-    /// The first such rank.
+    /// The first of these ranks.
     rank: usize,
     parts: Option<Parts>,
     results: Vec<Arc<Tensor>>,
@@ -80,7 +80,7 @@ impl<'m> StepInterpreter<'m> {
         Ok(self.outputs)
     }
 
-    /// Puts the new values of the states together, then writes them.
+    /// Joins the parts of all new values of states, then writes the states.
     fn leave(&mut self, states: &mut StateValues) -> Result<(), Diagnostic> {
         let mut new = std::mem::take(&mut self.carried);
         for (id, state) in self.module.states.iter() {
@@ -112,14 +112,14 @@ impl<'m> StepInterpreter<'m> {
         if self.mode == Mode::Typed { tensor.rounded() } else { tensor }
     }
 
-    /// A global tensor from outside becomes a value.
+    /// Splits a global tensor into the parts of a value, and defines the value.
     fn enter(&mut self, value: ValueId, tensor: &Tensor) -> Result<(), Diagnostic> {
         let tensor = self.rounded(tensor.clone());
         let parts = self.ranks.split(self.module.ty(value), tensor);
         self.define(value, parts)
     }
 
-    /// A value becomes known: it is added up and reported where it is to be, and held if a node will read it.
+    /// Defines a value: adds it to its sums, reports it if it is an output, and keeps it if a node will read it.
     fn define(&mut self, value: ValueId, parts: ByRank) -> Result<(), Diagnostic> {
         for sum in self.held.sums(value).to_vec() {
             let total = match self.sums.remove(&sum) {
@@ -144,7 +144,7 @@ impl<'m> StepInterpreter<'m> {
         let module = self.module;
         for (id, node) in module.nodes().filter(|(_, node)| node.phase == phase) {
             if matches!(node.op, Op::Accumulate(_)) {
-                continue; // its sum was made microbatch by microbatch
+                continue; // the sum was already made microbatch by microbatch
             }
             let results = self.node(node)?;
             for &operand in &node.operands {
@@ -159,7 +159,7 @@ impl<'m> StepInterpreter<'m> {
         Ok(())
     }
 
-    /// What each rank has of each result.
+    /// Returns each rank's part of each result.
     fn node(&self, node: &Node) -> Result<Vec<ByRank>, Diagnostic> {
         let operands = node.operands.iter().map(|&value| self.get(value)).collect::<Result<Vec<_>, _>>()?;
         if let Op::Collective(_) = node.op {
@@ -186,7 +186,7 @@ impl<'m> StepInterpreter<'m> {
         Ok((0..node.results.len()).map(result).collect())
     }
 
-    /// A node on one rank.
+    /// Runs a node on one rank.
     fn call(
         &self,
         node: &Node,
@@ -226,7 +226,7 @@ impl<'m> StepInterpreter<'m> {
         Ok(results)
     }
 
-    /// The sum of two values, computed once for all ranks that share both.
+    /// Adds two values; ranks that share both operands share the sum.
     fn add(&self, total: &ByRank, addend: &ByRank) -> ByRank {
         let mut sums = ByRank::new();
         for (rank, (x, y)) in total.iter().zip(addend).enumerate() {
@@ -243,7 +243,7 @@ impl<'m> StepInterpreter<'m> {
         sums
     }
 
-    /// Buffers that a microbatch phase writes go into the next microbatch.
+    /// Carries the buffers that a microbatch phase writes into the next microbatch.
     fn carry_buffers(&mut self) -> Result<(), Diagnostic> {
         for (id, state) in self.module.states.iter() {
             if let Some(output) = state.output.filter(|&output| self.is_microbatch(output)) {

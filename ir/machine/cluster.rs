@@ -1,19 +1,19 @@
-//! The link that a group of devices uses: axes of a mesh laid on the links of a cluster.
+//! The links that groups of devices use, when the axes of a mesh are laid out on a cluster.
 
 use super::{Cluster, Device, Link, Machine};
 use crate::{AxisId, Mesh};
 
 impl Cluster {
-    /// The number of devices.
+    /// Returns the number of devices.
     pub fn devices(&self) -> u64 {
         self.nodes.saturating_mul(self.node.devices)
     }
 
-    /// The link of a collective over these axes. Ranks fill one node after the other, so the innermost axes lie inside nodes and
-    /// the outermost axes between them.
+    /// Returns the link of a collective over these axes. Ranks fill one node after the other, so the innermost axes lie inside
+    /// nodes and the outermost axes between them.
     ///
-    /// Between nodes, a group of several devices per node sends over the network links of all of them: its ring enters and leaves
-    /// a node by each of these links with an equal share of the bytes.
+    /// A group with several devices per node sends over the network links of all of them: its ring enters and leaves a node
+    /// through each of these links with an equal share of the bytes.
     pub fn link(&self, mesh: &Mesh, axes: &[AxisId]) -> Link {
         let inside = self.node.device.link;
         let in_node = self.ranks_in_node(mesh, axes);
@@ -25,8 +25,8 @@ impl Cluster {
         Link { bandwidth: shared.min(most), ..self.network }
     }
 
-    /// The slowest link between neighbouring stages of a pipeline on so many devices. Stages are the outermost axis, so a pipeline that
-    /// one node does not hold sends between nodes. Each device sends over its own link.
+    /// Returns the slowest link between neighbouring stages of a pipeline on so many devices. Stages are the outermost axis, so a
+    /// pipeline on more than one node sends between nodes. Each device sends over its own link.
     pub fn link_of_stages(&self, devices: u64) -> Link {
         if devices <= self.node.devices { self.node.device.link } else { self.network }
     }
@@ -36,14 +36,14 @@ impl Cluster {
         self.ranks_in_node(mesh, axes) >= mesh.size(axes)
     }
 
-    /// The number of ranks of a group that share a node. Where the axes do not fill nodes evenly, it is taken to be one.
+    /// Returns the number of ranks of a group that share a node. If the axes do not fill nodes evenly, the result is 1.
     pub fn ranks_in_node(&self, mesh: &Mesh, axes: &[AxisId]) -> u64 {
         axes.iter().map(|&axis| self.ranks_of_axis(mesh, axis)).product()
     }
 
     fn ranks_of_axis(&self, mesh: &Mesh, axis: AxisId) -> u64 {
         let (devices, size) = (self.node.devices.max(1), mesh.axes[axis].size);
-        // Neighbours along the axis are so many ranks apart.
+        // Neighbours along the axis differ by this number of ranks.
         let apart: u64 =
             mesh.axes.iter().filter(|(other, _)| *other > axis).map(|(_, inner)| inner.size).product();
         if devices.is_multiple_of(apart.saturating_mul(size)) {
@@ -57,7 +57,7 @@ impl Cluster {
 }
 
 impl Machine {
-    /// Each device.
+    /// Returns the device of which the machine consists.
     pub fn device(&self) -> &Device {
         match self {
             Self::Node(device) => device,
@@ -65,7 +65,7 @@ impl Machine {
         }
     }
 
-    /// The link of a collective over these axes.
+    /// Returns the link of a collective over these axes.
     pub fn link(&self, mesh: &Mesh, axes: &[AxisId]) -> Link {
         match self {
             Self::Node(device) => device.link,
@@ -73,7 +73,7 @@ impl Machine {
         }
     }
 
-    /// The devices of the nodes that so many devices are part of: whole nodes of a cluster.
+    /// Returns the number of devices to rent for so many devices: those of whole nodes in a cluster.
     pub fn rented(&self, devices: u64) -> u64 {
         match self {
             Self::Node(_) => devices,

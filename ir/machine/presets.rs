@@ -1,7 +1,7 @@
-//! The machines that are known by name. Peaks are those of NVIDIA's data sheets, nodes those of its DGX systems.
+//! The machines that are known by name. Peaks are from NVIDIA's data sheets, nodes are NVIDIA's DGX systems.
 //!
-//! Prices and watts are assumed, near those of rented machines of each kind in 2025. They change often and differ between
-//! sellers: a description in TOML replaces them by one's own.
+//! Prices and watts are assumptions, close to those of rented machines of each kind in 2025. They change often and differ between
+//! sellers. A machine description in TOML replaces them.
 
 use super::{Cluster, Device, DeviceKind, FlopRates, Link, Node, attained};
 
@@ -24,8 +24,8 @@ pub enum Preset {
     Cpu,
 }
 
-/// Seconds from the end of a kernel to the beginning of the next kernel of a CUDA graph: between the 1 µs of a straight line and
-/// the 2 µs where streams meet.
+/// Seconds from the end of a kernel to the beginning of the next kernel of a CUDA graph: between 1 µs (kernels in sequence) and 2
+/// µs (where streams meet).
 const LAUNCH: f64 = 1.5e-6;
 
 const GB: u64 = 1_000_000_000;
@@ -44,12 +44,12 @@ impl Preset {
         (Self::Cpu, "cpu"),
     ];
 
-    /// The preset with this name.
+    /// Returns the preset with this name.
     pub fn find(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|(_, known)| *known == name).map(|(preset, _)| preset)
     }
 
-    /// A device of this kind.
+    /// Returns a device of this kind.
     pub fn device(self) -> Device {
         match self {
             Self::H200 => h200(),
@@ -71,7 +71,7 @@ impl Preset {
         }
     }
 
-    /// A node of such devices: DGX H200, DGX H100, DGX A100 (640 GB and 320 GB), DGX-1; a machine with one processor.
+    /// Returns a node of such devices: DGX H200, DGX H100, DGX A100 (640 GB and 320 GB), DGX-1; a machine with one processor.
     pub fn node(self) -> Node {
         let device = self.device();
         let own_bandwidth = device.memory_bandwidth;
@@ -91,12 +91,12 @@ impl Preset {
             Self::A100With40 => node(32e9, (1000 * GB, 409.6e9), 25e9),
             // 16 lanes of PCIe 3.0; two processors with four channels of DDR4-2133; four disks with SATA.
             Self::V100 | Self::V100With16 => node(16e9, (512 * GB, 136.5e9), 2e9),
-            // The memory of the host is that of the device, and a transfer is a copy; one disk with PCIe 4.0.
+            // The host's memory is the device's memory, and a transfer is a copy; one disk with PCIe 4.0.
             Self::Cpu => Node { devices: 1, ..node(25.6e9, (64 * GIB, own_bandwidth), 5e9) },
         }
     }
 
-    /// The link of each device to other nodes: InfiniBand of 400, 200 and 50 Gbit/s per device; Ethernet of 10 Gbit/s.
+    /// Returns the link of each device to other nodes: InfiniBand of 400, 200 and 50 Gbit/s per device; Ethernet of 10 Gbit/s.
     pub fn network(self) -> Link {
         attained::network(match self {
             Self::H200 | Self::H100 => 50e9,
@@ -106,21 +106,21 @@ impl Preset {
         })
     }
 
-    /// A cluster of so many nodes of this kind.
+    /// Returns a cluster of so many nodes of this kind.
     pub fn cluster(self, nodes: u64) -> Cluster {
         Cluster { nodes, node: self.node(), network: self.network() }
     }
 }
 
 impl Device {
-    /// The device that passes price programs for unless their options name other rates: an H100 in its node, with the attained rates
-    /// rounded. The choices that follow from it are the same on any machine whose links are slower than its memory.
+    /// Returns the device by which passes price programs, unless their options name other rates: an H100 in its node, with rounded
+    /// attained rates. The resulting choices are the same on any machine whose links are slower than its memory.
     pub fn assumed() -> Self {
         Self::with_rates(Link { bandwidth: 450e9, attained: 1.0, latency: 1e-6 }, 3e12, 600e12)
     }
 
-    /// An H100 with these attained rates in place of its own: a link, bytes per second of memory, and operations per second in every
-    /// kind of arithmetic. Its kernels start in no time.
+    /// Returns an H100 with these attained rates: a link, bytes per second of memory, and operations per second in every kind of
+    /// arithmetic. Launching a kernel takes no time.
     pub fn with_rates(link: Link, memory_bandwidth: f64, flops: f64) -> Self {
         Self {
             memory_bandwidth,
@@ -134,7 +134,7 @@ impl Device {
     }
 }
 
-/// Data sheet "H200 Tensor Core GPU" (its tensor rates are with sparsity, here halved).
+/// Data sheet "H200 Tensor Core GPU". Its tensor rates are given with sparsity and are halved here.
 fn h200() -> Device {
     Device {
         name: "H200 SXM".into(),
@@ -145,7 +145,8 @@ fn h200() -> Device {
     }
 }
 
-/// Data sheet "H100 Tensor Core GPU" (its tensor rates are with sparsity, here halved). Without tensor cores half of the rate in f64.
+/// Data sheet "H100 Tensor Core GPU". Its tensor rates are given with sparsity and are halved here. The rate in f64 without tensor
+/// cores is half of the rate with them.
 fn h100() -> Device {
     Device {
         name: "H100 SXM".into(),
@@ -163,7 +164,7 @@ fn h100() -> Device {
     }
 }
 
-/// Data sheet "A100 Tensor Core GPU", A100 80 GB SXM. Without tensor cores half of the rate in f64.
+/// Data sheet "A100 Tensor Core GPU", A100 80 GB SXM. The rate in f64 without tensor cores is half of the rate with them.
 fn a100() -> Device {
     Device {
         name: "A100 SXM 80 GB".into(),
@@ -181,7 +182,7 @@ fn a100() -> Device {
     }
 }
 
-/// Data sheet "Tesla V100", V100 SXM2. Its tensor cores multiply in f16 alone: bf16 has the rate of f32.
+/// Data sheet "Tesla V100", V100 SXM2. Its tensor cores multiply only in f16; bf16 has the rate of f32.
 fn v100() -> Device {
     let plain = FlopRates { f64: 7.8e12, ..FlopRates::uniform(15.7e12) };
     Device {
@@ -200,8 +201,8 @@ fn v100() -> Device {
     }
 }
 
-/// Eight cores of 3 GHz, each with two multiply-adds of 256 bits per cycle, and two channels of DDR4-3200. Processors share memory:
-/// a transfer between two of them is a copy.
+/// A processor with eight cores of 3 GHz, each with two multiply-adds of 256 bits per cycle, and two channels of DDR4-3200.
+/// Processors share memory: a transfer between two of them is a copy.
 fn processor() -> Device {
     let plain = FlopRates { f64: 384e9, ..FlopRates::uniform(768e9) };
     Device {
@@ -249,7 +250,7 @@ mod tests {
     fn the_devices_of_a_node_share_its_disk() {
         let node = Preset::H100.node();
         let shares = [1, 4, 8, 16].map(|devices| (node.disk.rate() / node.disk_rate(devices)).round());
-        // A program on 16 devices is on two nodes.
+        // A program on 16 devices runs on two nodes.
         assert_eq!(shares, [1.0, 4.0, 8.0, 8.0]);
     }
 

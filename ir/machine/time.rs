@@ -1,34 +1,34 @@
 //! The cost model: the time that a node, a collective, a transfer or a copy takes on a machine, in picoseconds.
 //!
-//! Times are whole numbers, so that sums and comparisons of them are exact. A time that does not fit is the largest number.
+//! Times are whole numbers, so their sums and comparisons are exact. A time that does not fit saturates.
 
 use super::{Device, Link, Unit};
 use crate::ops::collective::Collective;
 use crate::ops::{Cost, Operator};
 use crate::{Op, Signature};
 
-/// The launch of a collective takes as long as this number of steps of its ring, besides the launch of a kernel.
+/// The launch of a collective takes as long as this number of steps of its ring, in addition to the launch of a kernel.
 const LAUNCH_STEPS: u64 = 5;
 
 /// The time of a collective, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveTime {
-    /// The launch and the latency of the steps: the time of a collective without bytes.
+    /// The time of the launch and of the steps' latencies, which is the time of a collective without bytes.
     pub latency: u64,
-    /// The time of the bytes.
+    /// The time to move the bytes.
     pub moving: u64,
 }
 
 impl CollectiveTime {
-    /// The whole time.
+    /// Returns the whole time.
     pub fn total(self) -> u64 {
         self.latency.saturating_add(self.moving)
     }
 }
 
 impl Device {
-    /// The time of an operator on this device: a launch, and its operations or its bytes, whichever take longer. The types are
-    /// those of the part that the device computes.
+    /// Returns the time of an operator on this device: a launch, plus the longer of the time of its operations and of its bytes.
+    /// The types are those of the part that the device computes.
     pub fn node_time(&self, op: &Op, part: &Signature) -> u64 {
         let Cost { flops, read, written } = op.cost(part);
         let dtype = part.operands.first().or(part.results.first()).map_or(crate::DType::F32, |ty| ty.dtype);
@@ -37,13 +37,14 @@ impl Device {
         self.launch_time().saturating_add(computing.max(moving))
     }
 
-    /// The time of a copy within the memory of this device: a launch, and each byte read and written.
+    /// Returns the time of a copy within the memory of this device: a launch, plus reading and writing each byte.
     pub fn copy_time(&self, bytes: u64) -> u64 {
         self.launch_time().saturating_add(picoseconds(bytes.saturating_mul(2), self.memory_rate()))
     }
 
-    /// The time of a collective by its ring over a link: a launch, the latency of the steps, and the bytes that a device sends. `bytes`
-    /// is the size of the value that a group of `devices` has together ([`Collective::group_bytes`]). An `all_slice` is a copy.
+    /// Returns the time of a collective by its ring over a link: a launch, the latency of the steps, and the bytes that a device
+    /// sends. `bytes` is the size of the value that a group of `devices` has together ([`Collective::group_bytes`]). An
+    /// `all_slice` is a copy.
     pub fn collective_time(&self, link: &Link, kind: Collective, bytes: u64, devices: u64) -> CollectiveTime {
         if !kind.communicates() {
             return CollectiveTime { latency: 0, moving: self.copy_time(bytes / devices.max(1)) };
@@ -61,7 +62,7 @@ impl Device {
 }
 
 impl Link {
-    /// The time of a message of so many bytes.
+    /// Returns the time of a message of so many bytes.
     pub fn transfer_time(&self, bytes: u64) -> u64 {
         self.latency_time().saturating_add(picoseconds(bytes, self.rate()))
     }
@@ -71,12 +72,12 @@ impl Link {
     }
 }
 
-/// Seconds as whole picoseconds.
+/// Converts seconds to whole picoseconds.
 fn whole(seconds: f64) -> u64 {
     (seconds * 1e12).round() as u64
 }
 
-/// The time of an amount at a rate per second, rounded down.
+/// Returns the time of an amount at a rate per second, in picoseconds, rounded down.
 fn picoseconds(amount: u64, rate: f64) -> u64 {
     let time = u128::from(amount) * 1_000_000_000_000 / (rate as u128).max(1);
     u64::try_from(time).unwrap_or(u64::MAX)
@@ -120,7 +121,7 @@ mod tests {
         // 8 devices: 5 + 14 steps of 1 µs; 2 · 7/8 of 450 MB at 450 GB/s.
         let reduce = of(Collective::AllReduce, 450_000_000, 8);
         assert_eq!(reduce, CollectiveTime { latency: 19_000_000, moving: 1_750_000_000 });
-        // Its halves send as much together, and are launched twice.
+        // The reduce-scatter and the all-gather send as many bytes together, and are launched twice.
         let halves = [Collective::ReduceScatter, Collective::AllGather].map(|kind| of(kind, 450_000_000, 8));
         assert_eq!(halves[0].moving + halves[1].moving, reduce.moving);
         assert_eq!(halves[0].latency + halves[1].latency, reduce.latency + 5_000_000);

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention and its gradient, as one kernel each.
+//! Scaled dot-product attention and its gradient, as one operator each.
 
 use super::constant::Iota;
 use super::contract::Contract;
@@ -11,24 +11,24 @@ use crate::{DType, Dim};
 /// `out = softmax(scale · q·kᵀ + mask) · v` (Vaswani et al., arXiv 1706.03762), with grouped key-value heads.
 ///
 /// Operands: `q[b, h, s, d]`, `k[b, g, t, d]`, `v[b, g, t, e]` with `g` dividing `h` (query head `i` reads key-value
-/// head `i / (h/g)`), and optionally `mask[b|1, h|1, s|1, t]`: a float is added, a bool keeps where true. A row that
-/// nothing is kept of gives zeros, as the exporters' `IsNaN`/`Where` does. With `causal` query `i` sees keys `j ≤ i`
-/// (and `s = t`). Results: `out[b, h, s, e]` of q's type, and `logsumexp[b, h, s]` of the masked scores (−∞ for empty
-/// rows), f32 where q is narrower. A float mask may hold −∞, or a huge negative number: a row of nothing else is then
-/// uniform. Nothing is trained through `logsumexp`.
+/// head `i / (h/g)`), and optionally `mask[b|1, h|1, s|1, t]`: a float is added to the scores, a bool keeps the scores where it is
+/// true. A row with all scores masked gives zeros, as the `IsNaN`/`Where` of the exporters does. With `causal`, query `i` sees
+/// keys `j ≤ i` (and `s = t`). Results: `out[b, h, s, e]` in q's type, and `logsumexp[b, h, s]` of the masked scores (−∞ for empty
+/// rows), in f32 if q is narrower. A float mask may hold −∞, or a huge negative number; a row with only such a number is uniform.
+/// No gradient passes through `logsumexp`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attention {
-    /// Factor on the scores.
+    /// The factor on the scores.
     pub scale: Float,
     /// Whether later keys are hidden.
     pub causal: bool,
 }
 
-/// The gradient of [`Attention`], recomputing the probabilities from `logsumexp` (Dao et al., arXiv 2205.14135).
-/// Operands: `q, k, v, [mask,] out, logsumexp, d out`. Results: `d q, d k, d v`; zeros from empty rows.
+/// The gradient of [`Attention`]. It recomputes the probabilities from `logsumexp` (Dao et al., arXiv 2205.14135). Operands:
+/// `q, k, v, [mask,] out, logsumexp, d out`. Results: `d q, d k, d v`; empty rows give zeros.
 ///
-/// The probabilities `exp(score - logsumexp)` of a row are divided by their sum again: where all scores are around
-/// −3.4e38 rounding has swallowed the logarithm of the sum.
+/// The probabilities `exp(score - logsumexp)` of a row are divided by their sum again: when all scores are around −3.4e38, the
+/// logarithm of the sum is lost by rounding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttentionGrad {
     /// As in [`Attention`].
@@ -37,13 +37,13 @@ pub struct AttentionGrad {
     pub causal: bool,
 }
 
-/// The words of q, k, v and mask; those of k and v whole along the keys, which every query reads. Where a query of a
-/// causal attention stands among the keys follows from where its part lies.
+/// The factor words of q, k, v and mask. The key dim of k and v is not split, because every query reads all keys. A part of a
+/// causal attention knows the position of its queries among the keys from its place in the global tensor.
 const OPERANDS: [&str; 4] = ["b (g r) s d^", "b g t^ d^", "b g t^ e^", "b (g r) s t^"];
 const OUT: &str = "b (g r) s e^";
 const LOGSUMEXP: &str = "b (g r) s";
 
-/// The types of `q, k, v, [mask]`, checked, with those of `out` and `logsumexp`.
+/// Checks the types of `q, k, v, [mask]`. Returns the types of `out` and `logsumexp`.
 fn check(causal: bool, operands: &[Type]) -> Result<[Type; 2], TypeError> {
     let error = |message: String| Err(TypeError::new(message));
     let (q, k, v, mask) = match operands {
@@ -92,7 +92,7 @@ struct Scores<'a> {
     mask: Option<(&'a Elements, Vec<usize>)>,
     scale: f64,
     causal: bool,
-    /// Where the first query stands among all.
+    /// The global position of the first query.
     first: usize,
     batch: usize,
     heads: usize,
@@ -103,7 +103,7 @@ struct Scores<'a> {
 }
 
 impl<'a> Scores<'a> {
-    /// Of a call's operands less the last `kept`, which forward does not have.
+    /// Takes the forward operands of a call: all but the last `kept`, which only the gradient has.
     fn new(scale: Float, causal: bool, cx: &'a Interp, kept: usize) -> Self {
         let operands = &cx.operands[..cx.operands.len() - kept];
         let first = cx.operand_span(0, 2).start as usize;
@@ -116,23 +116,23 @@ impl<'a> Scores<'a> {
         Self { q, k, mask, scale, causal, first, batch, heads, groups, queries, keys, width }
     }
 
-    /// Batch element, head and query of every row of the result, in order.
+    /// Returns the batch element, head and query of every row of the result, in order.
     fn rows(&self) -> impl Iterator<Item = [usize; 3]> + use<'_> {
         let heads = (0..self.batch).flat_map(|b| (0..self.heads).map(move |h| [b, h]));
         heads.flat_map(|[b, h]| (0..self.queries).map(move |s| [b, h, s]))
     }
 
-    /// The row of a query in `q`, `out` and `logsumexp`.
+    /// Returns the row of a query in `q`, `out` and `logsumexp`.
     fn query(&self, [b, h, s]: [usize; 3]) -> usize {
         (b * self.heads + h) * self.queries + s
     }
 
-    /// The row of a key in `k` and `v`, as seen from a query.
+    /// Returns the row in `k` and `v` of a key that a query reads.
     fn key(&self, [b, h, _]: [usize; 3], t: usize) -> usize {
         (b * self.groups + h / (self.heads / self.groups)) * self.keys + t
     }
 
-    /// The masked scores of one query; −∞ where the key is hidden.
+    /// Returns the masked scores of one query; −∞ where the key is hidden.
     fn of(&self, query: [usize; 3]) -> Vec<f64> {
         let row = self.query(query) * self.width;
         let score = |t: usize| {
@@ -224,8 +224,8 @@ impl Operator for Attention {
 }
 
 impl Attention {
-    /// d mask = d score = p·(d out·vᵀ - Σ d out·out), summed where the mask stretches. As large as the scores, which the
-    /// kernels never hold: so it is apart from them, and goes where no mask is trained.
+    /// d mask = d score = p·(d out·vᵀ - Σ d out·out), summed over the dims in which the mask is broadcast. The result is as large
+    /// as the scores, which the kernels never hold. So it is built from separate nodes, which are removed if no mask is trained.
     fn mask_gradient(&self, b: &mut Builder, node: NodeRef, dout: ValueId) -> Result<ValueId, TypeError> {
         let mask = node.operands[3];
         let wide = sum_dtype(b.ty(node.operands[0]).dtype);
@@ -266,7 +266,7 @@ impl Attention {
     }
 }
 
-/// `q·kᵀ` as `[b, h, s, t]`, each group of heads with the key-value head that it reads.
+/// `q·kᵀ` as `[b, h, s, t]`; each group of query heads uses its key-value head.
 fn against_keys(b: &mut Builder, q: ValueId, k: ValueId) -> Result<ValueId, TypeError> {
     let ([batch, heads, queries, width], [groups, keys]) =
         ([0, 1, 2, 3].map(|i| b.ty(q).dims[i].clone()), [1, 2].map(|i| b.ty(k).dims[i].clone()));
@@ -277,7 +277,7 @@ fn against_keys(b: &mut Builder, q: ValueId, k: ValueId) -> Result<ValueId, Type
     b.reshape(scores, [batch, heads, queries, keys])
 }
 
-/// The cost with so many contractions over the width of q and over that of v.
+/// Returns the cost with `over_q` contractions over the width of q and `over_v` over the width of v.
 fn flops(causal: bool, signature: &Signature, over_q: u64, over_v: u64) -> Cost {
     let [q, k, v] = [0, 1, 2].map(|i| &signature.operands[i]);
     let size = |dim: &Dim| dim.size().unwrap_or(0);
@@ -322,7 +322,7 @@ impl Operator for AttentionGrad {
         Ok(forward[..3].iter().map(|ty| Type::new(ty.dtype, ty.dims.clone())).collect())
     }
 
-    /// As forward; the gradients of k and v are sums over the queries and over the heads that share them.
+    /// As in [`Attention`]. The gradients of k and v are sums over the queries and over the heads that share them.
     fn factors(&self, signature: &Signature) -> Factors {
         let ([q, k, v, mask], count) = (OPERANDS, signature.operands.len());
         let operands = ["b (g r+) s+ d^", k, v, mask][..count - 3].join(", ");
@@ -339,7 +339,7 @@ impl Operator for AttentionGrad {
         flops(self.causal, signature, 3, 2)
     }
 
-    /// With the probabilities p and `d p = d out · v`: d score = p·(d p - Σ d out·out), and from it d q and d k;
+    /// With the probabilities p and `d p = d out · v`: d score = p·(d p - Σ d out·out), from which d q and d k follow;
     /// d v = Σ p · d out.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (forward, [out, logsumexp, dout]) =

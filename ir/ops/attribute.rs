@@ -1,14 +1,14 @@
-//! How attributes of operators print and parse.
+//! The text form of operators' attributes.
 
 use smallvec::SmallVec;
 use std::fmt;
 
-/// A type that can be an attribute: it has a text form that reads back as itself. The text has no space, comma,
-/// brace or bracket outside one pair of brackets.
+/// A type that can be an attribute. Its text parses back to an equal value. The text has no space, comma, brace or bracket outside
+/// of one pair of brackets.
 pub trait Attribute: Sized {
-    /// Its text.
+    /// Returns the text.
     fn print(&self) -> String;
-    /// The value of a text, or `None`.
+    /// Parses a text; `None` if it is not valid.
     fn parse(text: &str) -> Option<Self>;
 }
 
@@ -17,12 +17,12 @@ pub trait Attribute: Sized {
 pub struct Float(u64);
 
 impl Float {
-    /// Keeps that number. All NaNs are one.
+    /// Stores a number. All NaNs become the same NaN.
     pub fn new(value: f64) -> Self {
         Self(if value.is_nan() { f64::NAN.to_bits() } else { value.to_bits() })
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn get(self) -> f64 {
         f64::from_bits(self.0)
     }
@@ -40,7 +40,7 @@ impl fmt::Debug for Float {
     }
 }
 
-/// The labels of a tensor's dims in a contraction, one letter a dim: `bsh`.
+/// The labels of a tensor's dims in a contraction, one letter per dim, such as `bsh`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Labels(pub SmallVec<[u8; 8]>);
 

@@ -1,9 +1,9 @@
 //! Batch normalisation (Ioffe and Szegedy, arXiv 1502.03167) over all dims but the channels, dim 1.
 //!
-//! It is two operators, so that one graph serves training and evaluation and devices can share a batch: the statistics,
-//! which are of the whole microbatch however it is split, and the normalisation by given statistics, each element by
-//! itself. Between them stands [`InTraining`], which says what an evaluation reads instead: the running statistics. Those
-//! are buffers, which the forward phase carries on from microbatch to microbatch.
+//! There are two operators, so that the same graph serves training and evaluation, and devices can share a batch. The first
+//! computes the statistics of the whole microbatch, however it is split. The second normalises each element by given statistics.
+//! Between them, [`InTraining`] selects the statistics of the batch in a step and the running statistics in an evaluation. The
+//! running statistics are buffers, which the forward phase carries from microbatch to microbatch.
 //!
 //! ```text
 //! %mean, %variance, %unbiased = batch_statistics %x
@@ -12,7 +12,7 @@
 //! %y = batch_norm %x, %m, %v, %scale, %bias
 //! ```
 //!
-//! All operands have one float type.
+//! All operands have the same float type.
 
 use super::elementwise::Binary;
 use super::loss::sum_dtype;
@@ -22,8 +22,8 @@ use crate::{Dim, Dims};
 use smallvec::SmallVec;
 
 /// The statistics of each channel of `x[n, c, ..]`: `mean[c]`, `variance[c] = Σ (x - mean)² / N` and
-/// `unbiased[c] = Σ (x - mean)² / (N - 1)`, N the number of elements of a channel (for N = 1: as if it were 2). `unbiased` is
-/// what running statistics are made of, and is not trained through.
+/// `unbiased[c] = Σ (x - mean)² / (N - 1)`, where N is the number of elements of a channel (for N = 1 the divisor is 1). Running
+/// statistics are computed from `unbiased`, through which no gradient passes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchStatistics;
 
@@ -31,23 +31,23 @@ pub struct BatchStatistics;
 /// `variance`, `scale` and `bias`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchNorm {
-    /// Added to the variance.
+    /// A number that is added to the variance.
     pub eps: Float,
 }
 
-/// The gradient of [`BatchNorm`] in each of its operands. Operands: `x, mean, variance, scale, d y`.
-/// Results: `d x, d mean, d variance, d scale, d bias`, where `d x` is what `x` changes with the statistics as they are.
+/// The gradient of [`BatchNorm`] in each of its operands. Operands: `x, mean, variance, scale, d y`. Results:
+/// `d x, d mean, d variance, d scale, d bias`; `d x` takes the statistics as fixed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchNormGrad {
     /// As in [`BatchNorm`].
     pub eps: Float,
 }
 
-/// The first operand; in a program that evaluates, the second stands in its place. Both have one type.
+/// Returns its first operand in a training step, and its second in an evaluation program. Both have the same type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InTraining;
 
-/// The channels of `x[n, c, ..]`, of which each has some elements.
+/// Returns the channels of `x[n, c, ..]`. Refuses an `x` whose channels have no elements.
 fn channels(x: &Type) -> Result<&Dim, TypeError> {
     let empty = x.dims.iter().enumerate().any(|(i, dim)| i != 1 && dim.size() == Some(0));
     match x.dims.get(1).filter(|_| x.dtype.is_float() && !empty) {
@@ -56,7 +56,7 @@ fn channels(x: &Type) -> Result<&Dim, TypeError> {
     }
 }
 
-/// Refuses operands that are not a number for each channel.
+/// Refuses operands that do not have one number for each channel.
 fn for_each_channel(x: &Type, operands: &[(&str, &Type)]) -> Result<Type, TypeError> {
     let expected = Type::new(x.dtype, [channels(x)?.clone()]);
     match operands.iter().find(|(_, ty)| !ty.same_shape(&expected)) {
@@ -65,26 +65,26 @@ fn for_each_channel(x: &Type, operands: &[(&str, &Type)]) -> Result<Type, TypeEr
     }
 }
 
-/// The elements of a channel; `None` while a dim is unbound.
+/// Returns the number of elements of a channel; `None` while a dim is unbound.
 fn count(x: &Type) -> Option<u64> {
     let others = x.dims.iter().enumerate().filter(|(i, _)| *i != 1);
     others.map(|(_, dim)| dim.size()).try_fold(1u64, |count, size| count.checked_mul(size?))
 }
 
-/// The dims in which a number for each channel broadcasts to `x`.
+/// Returns the dims in which a value with one number per channel broadcasts to `x`.
 fn broadcast_dims(x: &Type) -> Dims {
     let ones = std::iter::repeat_n(Dim::known(1), x.ndim() - 2);
     std::iter::once(x.dims[1].clone()).chain(ones).collect()
 }
 
-/// The channel of each element, in row-major order.
+/// Returns the channel of each element, in row-major order.
 fn channel_of(sizes: &[usize]) -> impl Iterator<Item = usize> + use<> {
     let (samples, channels) = (sizes[0], sizes[1]);
     let plane: usize = sizes[2..].iter().product();
     (0..samples).flat_map(move |_| (0..channels).flat_map(move |c| std::iter::repeat_n(c, plane)))
 }
 
-/// `Σ f(i)` over the elements of each channel.
+/// Returns `Σ f(i)` over the elements of each channel.
 fn sums(sizes: &[usize], f: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let mut sums = vec![0.0; sizes[1]];
     channel_of(sizes).enumerate().for_each(|(i, channel)| sums[channel] += f(i, channel));
@@ -106,7 +106,7 @@ impl Operator for BatchStatistics {
         Ok(vec![statistic; 3])
     }
 
-    /// `"n~ c d2~ d3~ -> c, c, c"`: the mean is known before the variance is taken.
+    /// `"n~ c d2~ d3~ -> c, c, c"`: only a partition rule splits the other dims, because the variance needs the mean first.
     fn factors(&self, signature: &Signature) -> Factors {
         let word = |i| if i == 1 { "c".to_string() } else { format!("d{i}~") };
         let words: Vec<String> = (0..signature.operands[0].ndim()).map(word).collect();
@@ -158,7 +158,7 @@ impl Operator for BatchStatistics {
         vec![tensor(mean), tensor(variance), tensor(unbiased)]
     }
 
-    /// Two sums, of the elements and of the squares of their distances from the mean: the statistics of all parts together.
+    /// Computes the statistics from two sums: of the elements, and of the squares of their distances from the mean of all parts.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let ty = b.ty(node.operands[0]).clone();
         let count = count(&ty).ok_or_else(|| TypeError::new("the dims of a batch must be bound"))?;
@@ -292,12 +292,12 @@ impl Operator for InTraining {
         Ok(vec![Type::new(training.dtype, training.dims.clone())])
     }
 
-    /// Not linear: a partial sum in training would stand against a whole value in an evaluation.
+    /// Not linear: the first operand could be a partial sum in training while the second is a whole value in an evaluation.
     fn factors(&self, signature: &Signature) -> Factors {
         Factors::elementwise(signature)
     }
 
-    /// Of the first operand, which a step reads.
+    /// The gradient goes to the first operand, which a training step reads.
     fn gradient(&self, _: &mut Builder, _: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         Ok(vec![d[0], None])
     }

@@ -1,25 +1,25 @@
-//! Collectives: what changes the sharding of a value and nothing else. All communication of a program.
+//! Collectives: operators that change only the sharding of a value. Besides transfers, they are all communication of a program.
 //!
-//! They have no attributes: what one does stands in the shardings of its operand and its result ([`Change`]). The
-//! names are MPI's and NCCL's; `all_slice` (Shardy's word) is what undoes a gather, and needs no communication.
+//! They have no attributes: the shardings of operand and result define the effect ([`Change`]). The names are those of MPI and
+//! NCCL; `all_slice` (Shardy's word) undoes a gather, and needs no communication.
 
 use super::list::Kinds;
 use super::*;
 use crate::{AxisId, PartialKind, Sharding};
 
-/// A change of sharding. A collective of several operands treats each alike and apart; they travel together (a
-/// bucket), over one group of axes.
+/// A change of sharding. A collective with several operands changes each of them in the same way; they travel together (a bucket),
+/// over one group of axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Collective {
     /// A partial value becomes whole over some of its axes, on every device of the group.
     AllReduce,
-    /// A dim is split over fewer axes: the last ones of its list go.
+    /// A dim is split over fewer axes: the last axes of its list are removed.
     AllGather,
     /// A partial value becomes whole over some of its axes and is split over them: each device gets its part.
     ReduceScatter,
-    /// The last axes of one dim's list become the last of another's.
+    /// The last axes in the list of one dim become the last axes of another dim.
     AllToAll,
-    /// A dim is split over more axes, added to the end of its list: each device keeps its part of what it has.
+    /// A dim is split over more axes, added to the end of its list: each device keeps a part of its part.
     AllSlice,
 }
 
@@ -33,21 +33,21 @@ impl Kinds for Collective {
     ];
 }
 
-/// What a collective does to one value, read off its shardings before and after.
+/// The effect of a collective on one value, derived from the shardings before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The axes it goes over, first one major: a device's group is [`Mesh::group`] of these.
+    /// The axes of the collective, first one major: a device's group is [`Mesh::group`] of these.
     pub axes: SmallVec<[AxisId; 2]>,
-    /// How the devices' parts combine, if the value was partial over these axes.
+    /// The kind of reduction, if the value was partial over these axes.
     pub reduced: Option<PartialKind>,
-    /// The dim that was split over these axes and no longer is.
+    /// The dim that was split over these axes and is not any more.
     pub gathered: Option<usize>,
-    /// The dim that is now split over these axes and was not.
+    /// The dim that is split over these axes and was not before.
     pub split: Option<usize>,
 }
 
 impl Change {
-    /// The change between two shardings of a value of `ndim` dims, if one collective can make it.
+    /// Returns the change between two shardings of a value of `ndim` dims, if one collective can make it.
     pub fn between(from: &Sharding, to: &Sharding, ndim: usize) -> Result<Self, &'static str> {
         let mut change = Self { axes: SmallVec::new(), reduced: None, gathered: None, split: None };
         let mut over: Vec<SmallVec<[AxisId; 2]>> = Vec::new();
@@ -85,7 +85,7 @@ impl Change {
             axes.sort_unstable();
             axes
         };
-        // A reduction alone has no order; what is split or gathered says it.
+        // A reduction alone has no order of axes; a split or gathered dim gives the order.
         change.axes = over.first().cloned().unwrap_or_else(|| SmallVec::from_vec(sorted(&gone)));
         let same = |axes: &SmallVec<[AxisId; 2]>| *axes == change.axes;
         if !over.iter().all(same) || !gone.is_empty() && sorted(&gone) != sorted(&change.axes) {
@@ -96,7 +96,7 @@ impl Change {
 }
 
 impl Collective {
-    /// The collective that makes a change, if one does.
+    /// Returns the collective that makes a change, if there is one.
     pub fn of(change: &Change) -> Option<Self> {
         Some(match (change.reduced.is_some(), change.gathered.is_some(), change.split.is_some()) {
             (true, false, false) => Self::AllReduce,
@@ -108,12 +108,12 @@ impl Collective {
         })
     }
 
-    /// Whether devices send each other anything.
+    /// Whether devices send data to each other.
     pub fn communicates(self) -> bool {
         self != Self::AllSlice
     }
 
-    /// Whether devices add up their addends, or take the largest or smallest of them.
+    /// Whether devices add their addends, or take the maximum or minimum of them.
     pub fn reduces(self) -> bool {
         match self {
             Self::AllReduce | Self::ReduceScatter => true,
@@ -121,8 +121,8 @@ impl Collective {
         }
     }
 
-    /// Bytes of the value that a group of `n` devices has together, along the axes of the collective. Each device reads `read` bytes
-    /// and writes `written` bytes.
+    /// Returns the bytes of the value that a group of `n` devices has together, along the axes of the collective. Each device
+    /// reads `read` bytes and writes `written` bytes.
     pub fn group_bytes(self, read: u64, written: u64, n: u64) -> u64 {
         match self {
             Self::AllToAll => read.saturating_mul(n),
@@ -130,7 +130,7 @@ impl Collective {
         }
     }
 
-    /// Steps of the ring of a group of `n` devices: the messages that each device sends one after the other.
+    /// Returns the steps of the ring of a group of `n` devices: the number of messages that each device sends in sequence.
     pub fn steps(self, n: u64) -> u64 {
         let hops = n.saturating_sub(1);
         match self {
@@ -140,8 +140,8 @@ impl Collective {
         }
     }
 
-    /// Bytes one device sends, for a whole value of so many bytes (of the devices' part of it, along the other axes)
-    /// in a group of `n`: a ring's (Patarasuk and Yuan 2009), which no algorithm undercuts.
+    /// Returns the bytes that one device sends in a group of `n`, for a group's value of `bytes` bytes. They are those of a ring
+    /// (Patarasuk and Yuan 2009), and no algorithm sends fewer.
     pub fn bytes_sent(self, bytes: u64, n: u64) -> u64 {
         let share =
             |bytes: u64| (u128::from(bytes) * u128::from(n.saturating_sub(1)) / u128::from(n.max(1))) as u64;
@@ -159,7 +159,7 @@ impl Operator for Collective {
         Operands::any(&[OperandRole::Data]).moving(Movement::Resharded)
     }
 
-    /// The operands' types in the shardings that are declared, which the verifier's level `placed` checks.
+    /// Returns the operands' types with the declared shardings, which the verifier checks at level `placed`.
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         if types.operands.is_empty() || types.operands.len() != types.declared.len() {
             let (operands, results) = (types.operands.len(), types.declared.len());
@@ -176,7 +176,8 @@ impl Operator for Collective {
         }
     }
 
-    /// Every dim of an operand is that of its result; how they are split is what the collective changes.
+    /// Every dim of an operand has the same factor as that dim of its result. The collective changes only how the factors are
+    /// split.
     fn factors(&self, signature: &Signature) -> Factors {
         let words = |ty: (usize, &Type)| {
             (0..ty.1.ndim()).map(|dim| format!("x{}_{dim}", ty.0)).collect::<Vec<_>>().join(" ")
@@ -193,7 +194,7 @@ impl Operator for Collective {
         Cost::streaming(signature, 0)
     }
 
-    /// On one device: nothing. Between ranks, [`crate::interp`] does what it says.
+    /// Returns the operands unchanged, as on one device. Between ranks, [`crate::interp`] runs the collective.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         cx.operands.iter().map(|&operand| operand.clone()).collect()
     }

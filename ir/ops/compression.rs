@@ -1,14 +1,15 @@
-//! Compression of gradients: what PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727) needs beside contractions.
+//! Compression of gradients: the operators that PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727) needs besides
+//! contractions.
 
 use super::*;
 use crate::Dim;
 
-/// `y[d, ..] = addends x[..]`: tensors whose sum over `d` is `x`, `count` of them. A value that is partial over axes of the mesh
-/// becomes a value that is split over the same axes along the new first dim, so each device keeps its own addend and nothing is
-/// sent. A whole value is its own first addend, and the others are zeros.
+/// `y[d, ..] = addends x[..]`: `count` tensors whose sum over `d` is `x`. If `x` is partial over axes of the mesh, `y` is split
+/// over the same axes along the new first dim `d`: each device keeps its own addend, and nothing is sent. If `x` is whole, it is
+/// the first addend, and the other addends are zeros.
 ///
-/// The numbers of the result depend on the devices that computed the addends, but sums over `d` do not. So does everything that
-/// is linear in `y` and summed over `d`.
+/// The numbers of `y` depend on the devices that computed the addends. Sums over `d` of `y`, or of any linear function of `y`, do
+/// not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Addends {
     /// The size of the new dim: a multiple of the number of devices over which `x` is partial.
@@ -31,8 +32,8 @@ impl Operator for Addends {
         Ok(vec![Type::new(x.dtype, std::iter::once(Dim::known(self.count)).chain(x.dims.iter().cloned()))])
     }
 
-    /// The axes that split the new dim are those over which the operand is partial. No other rule of factors says so: the verifier
-    /// and `spmd` know the operator.
+    /// The new dim is split by the axes over which the operand is partial. Factors cannot express this; the verifier and `spmd`
+    /// treat the operator specially.
     fn factors(&self, signature: &Signature) -> Factors {
         Factors::rule("* -> d^ *", signature).keeping_zeros()
     }
@@ -56,25 +57,25 @@ impl Operator for Addends {
     }
 }
 
-/// `q = orthogonalize x`: an orthonormal basis of the space of the columns of each matrix `x[.., m, r]`, with `r ≤ m`, in the form
-/// of the matrix. Column `j` of `q` is column `j` of `x` without its part in the space of the columns before it, with length 1.
+/// `q = orthogonalize x`: for each matrix `x[.., m, r]` with `r ≤ m`, an orthonormal basis of the space of its columns, in the
+/// same shape. Column `j` of `q` is column `j` of `x` minus its projection on the columns before it, normalised to length 1.
 ///
 /// Modified Gram-Schmidt in f64, with two passes for each column ("twice is enough": Giraud, Langou and Rozložník, Computers and
-/// Mathematics with Applications 50, 2005). A column whose rest is at most [`Orthogonalize::EPSILON`] times as long as the column
-/// depends on those before it. A fixed column of signs takes its place, without its part in their space: so the columns of `q` are
-/// orthonormal for every `x`, zeros included. The code of the paper divides by the length plus 1e-16 instead, which leaves zeros or
-/// amplifies rounding; the next step then starts from a column of zeros and never leaves it.
+/// Mathematics with Applications 50, 2005). If the remainder of a column is at most [`Orthogonalize::EPSILON`] times as long as
+/// the column, the column depends on those before it. Then a fixed column of signs is orthogonalized in its place. So the columns
+/// of `q` are orthonormal for every `x`, zeros included. The code of the paper divides by the length plus 1e-16 instead, which
+/// leaves zeros or amplifies rounding; the next step then starts from a column of zeros and never leaves it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Orthogonalize;
 
 impl Orthogonalize {
-    /// The part of a column's length below which what is left of the column is rounding.
+    /// The relative length below which the remainder of a column is rounding error.
     pub const EPSILON: f64 = 1e-13;
 
-    /// How many columns of signs are tried in the place of a column. Half of them or more fit each time.
+    /// The number of columns of signs that are tried in place of a column. At least half of them fit each time.
     pub const ATTEMPTS: u32 = 64;
 
-    /// The sign of a row in the column that is tried in the place of another: 32 bits, mixed as in Chris Wellons' `lowbias32`.
+    /// Returns the sign in a row of a substitute column: 32 bits, mixed as in Chris Wellons' `lowbias32`.
     pub fn sign(row: u32, column: u32, attempt: u32) -> f64 {
         let words = [(row, 0x9E37_79B1_u32), (column, 0x85EB_CA77), (attempt, 0xC2B2_AE3D)];
         let mut bits = words.iter().fold(0u32, |sum, (word, odd)| sum.wrapping_add(word.wrapping_mul(*odd)));
@@ -83,7 +84,7 @@ impl Orthogonalize {
         if (bits ^ bits >> 16) & 1 == 0 { 1.0 } else { -1.0 }
     }
 
-    /// The basis for one matrix of `r` columns, row-major.
+    /// Returns the basis for one matrix of `r` columns, row-major.
     pub fn basis(matrix: &[f64], r: usize) -> Vec<f64> {
         let m = matrix.len() / r.max(1);
         let mut basis: Vec<Vec<f64>> = Vec::with_capacity(r);
@@ -98,7 +99,7 @@ impl Orthogonalize {
     }
 }
 
-/// A column without its part in the space of an orthonormal basis, with length 1. `None` if nothing but rounding is left.
+/// Subtracts from a column its projection on an orthonormal basis, and normalises it. `None` if only rounding error is left.
 fn rest(basis: &[Vec<f64>], mut column: Vec<f64>) -> Option<Vec<f64>> {
     let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
     for _ in 0..2 {
@@ -108,7 +109,7 @@ fn rest(basis: &[Vec<f64>], mut column: Vec<f64>) -> Option<Vec<f64>> {
             column.iter_mut().zip(other).for_each(|(x, other)| *x -= part * other);
         }
         let length = dot(&column, &column).sqrt();
-        // False for NaN too.
+        // NaN is refused too.
         if !(length > Orthogonalize::EPSILON * before && length.is_finite()) {
             return None;
         }
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
     use crate::random;
 
-    /// The largest difference between `qᵀ q` and the identity.
+    /// Returns the largest difference between `qᵀ q` and the identity.
     fn skew(q: &[f64], r: usize) -> f64 {
         let mut largest: f64 = 0.0;
         for (a, b) in (0..r).flat_map(|a| (0..r).map(move |b| (a, b))) {
@@ -196,7 +197,7 @@ mod tests {
     fn columns_that_depend_on_others_are_replaced() {
         assert!(skew(&Orthogonalize::basis(&[0.0; 5 * 3], 3), 3) < 1e-14);
         assert!(skew(&Orthogonalize::basis(&[0.0; 4 * 4], 4), 4) < 1e-14);
-        // The third column is the sum of the others, but for rounding.
+        // The third column is the sum of the others, up to rounding.
         let x: Vec<f64> =
             drawn(7 * 2).chunks_exact(2).flat_map(|row| [row[0], row[1], row[0] + row[1]]).collect();
         assert!(skew(&Orthogonalize::basis(&x, 3), 3) < 1e-14);

@@ -1,16 +1,16 @@
-//! Values that come from nowhere: constants, equal elements, indices.
+//! Operators without operands: constants, equal elements, indices.
 
 use super::*;
 use crate::{DType, block};
 
-/// The tensor of a row of the data table; its type is the result type. Never trained: what is trained is a state.
+/// The tensor of a row of the data table; its type is the result type. It is never trained: trained tensors are states.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Constant {
     /// The row.
     pub data: DataId,
 }
 
-/// All elements equal to a number, in the result type.
+/// A tensor whose elements all equal a number, in the result type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Splat {
     /// The number; converted to the element type.
@@ -20,11 +20,11 @@ pub struct Splat {
 /// The index along a dim: `out[.., i, ..] = i`, in the result type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Iota {
-    /// The dim counted along.
+    /// The dim whose indices are the elements.
     pub dim: u32,
 }
 
-/// The declared type of an operator without operands.
+/// Returns the declared type of an operator without operands.
 fn declared(types: &Inference) -> Result<Vec<Type>, TypeError> {
     types.operands::<0>()?;
     let ty = types.declared()?;
@@ -49,7 +49,7 @@ macro_rules! source {
                 rule(self, signature)
             }
 
-            /// None: there is no operand.
+            /// There are no operands.
             fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
                 Ok(vec![])
             }

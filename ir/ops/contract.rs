@@ -6,9 +6,9 @@ use crate::tensor::{offsets, strides};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// `out[o..] = Σ lhs[l..] · rhs[r..]`: dims with the same label are the same index; labels that `out` lacks are
-/// summed. Every label stands in at least two of the three, and in each at most once, so that the gradient of a
-/// contraction is a contraction.
+/// `out[o..] = Σ lhs[l..] · rhs[r..]`: dims with the same label have the same index; labels that `out` lacks are summed. Every
+/// label is in at least two of the three tensors, and at most once in each, so that the gradient of a contraction is a
+/// contraction.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Contract {
     /// Labels of the left operand's dims.
@@ -19,37 +19,36 @@ pub struct Contract {
     pub out: Labels,
 }
 
-/// The labels of a contraction by the role they play in a matrix multiplication.
+/// The labels of a contraction, by their role in a matrix multiplication.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roles {
-    /// In all three: one multiplication for each.
+    /// Labels in all three tensors: one multiplication for each of their indices.
     pub batch: Vec<u8>,
-    /// In `lhs` and `out`.
+    /// Labels in `lhs` and `out`.
     pub rows: Vec<u8>,
-    /// In `rhs` and `out`.
+    /// Labels in `rhs` and `out`.
     pub columns: Vec<u8>,
-    /// In `lhs` and `rhs` alone: summed.
+    /// Labels in `lhs` and `rhs` only: summed.
     pub summed: Vec<u8>,
 }
 
 impl Contract {
-    /// The contraction of an einsum-like text, such as `"bsh,hk->bsk"`. Panics on texts that are not one; meant for
-    /// literals.
+    /// Parses a contraction in the form of einsum, such as `"bsh,hk->bsk"`. Panics on invalid texts; meant for literals.
     pub fn new(text: &str) -> Self {
         let (operands, out) = text.split_once("->").expect("a contraction has an arrow");
         let (lhs, rhs) = operands.split_once(',').expect("a contraction has two operands");
         Self { lhs: lhs.into(), rhs: rhs.into(), out: out.into() }
     }
 
-    /// Multiplication of the last dim of the left operand (of `ndim` dims) with a matrix `[in, out]`, or
-    /// `[out, in]` if `transposed`: what a linear layer does.
+    /// Multiplies the last dim of the left operand (of `ndim` dims) with a matrix `[in, out]`, or `[out, in]` if `transposed`, as
+    /// a linear layer does.
     pub fn linear(ndim: usize, transposed: bool) -> Self {
         let leading: Labels = Labels((0..ndim - 1).map(|i| b'a' + i as u8).collect());
         let with = |label: u8| Labels(leading.0.iter().copied().chain([label]).collect());
         Self { lhs: with(b'y'), rhs: if transposed { "zy".into() } else { "yz".into() }, out: with(b'z') }
     }
 
-    /// The labels by role, each list in the order of the result, or of the left operand for those summed.
+    /// Returns the labels by role. Each list is in the order of the result, the summed labels in the order of the left operand.
     pub fn roles(&self) -> Roles {
         let has = |labels: &Labels, label: &u8| labels.0.contains(label);
         let pick =
@@ -119,7 +118,7 @@ impl Operator for Contract {
         Factors::rule(&line, signature).linear_in(&[0]).linear_in(&[1]).keeping_zeros()
     }
 
-    /// d lhs = d out × rhs, d rhs = lhs × d out, summed over what the operand lacks.
+    /// d lhs = d out × rhs, d rhs = lhs × d out, summed over the labels that the operand lacks.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (lhs, rhs) = (node.operands[0], node.operands[1]);
         let Some(dout) = d[0] else { return Ok(vec![None, None]) };
@@ -140,7 +139,7 @@ impl Operator for Contract {
         let mut size_of: BTreeMap<u8, usize> = BTreeMap::new();
         size_of.extend(self.lhs.0.iter().copied().zip(lhs.sizes.iter().copied()));
         size_of.extend(self.rhs.0.iter().copied().zip(rhs.sizes.iter().copied()));
-        // Offsets of an operand for every index over some labels; a label it lacks has stride 0.
+        // The offsets of an operand for every index over some labels; a label that it lacks has stride 0.
         let offsets_of = |labels: &Labels, tensor_sizes: &[usize], over: &[u8]| {
             let own = strides(tensor_sizes);
             let stride = |label: &u8| labels.0.iter().position(|l| l == label).map_or(0, |i| own[i]);
@@ -175,7 +174,7 @@ impl Operator for Contract {
     }
 }
 
-/// A matrix whose element (i, j) stands at `i · row + j · column`.
+/// A matrix whose element (i, j) is at `i · row + j · column`.
 struct Matrix<'a> {
     elements: Cow<'a, [f64]>,
     rows: usize,
@@ -185,7 +184,7 @@ struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// The matrix whose element (i, j) stands at `rows[i] + columns[j]`: copied only where these are not evenly spaced.
+    /// Makes the matrix whose element (i, j) is at `rows[i] + columns[j]`. Copies it only if these offsets are not evenly spaced.
     fn new(elements: &'a [f64], rows: &[usize], columns: &[usize]) -> Self {
         let (elements, [row, column]) = match (step(rows), step(columns)) {
             (Some(row), Some(column)) => (Cow::Borrowed(elements), [row, column]),
@@ -200,14 +199,14 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// The distance of offsets that start at 0 and are evenly spaced.
+/// Returns the distance between offsets that start at 0, if they are evenly spaced.
 fn step(offsets: &[usize]) -> Option<usize> {
     let step = offsets.get(1).copied().unwrap_or(1);
     offsets.iter().enumerate().all(|(i, &offset)| offset == i * step).then_some(step)
 }
 
-/// The product of two matrices in f64, into a matrix of zeros with these distances of rows and columns. Large products
-/// go to the `gemm` crate, small ones through plain loops; a test holds one against the other.
+/// Multiplies two matrices in f64 into a matrix of zeros with the given distances between rows and between columns. Large products
+/// use the `gemm` crate, small ones plain loops; a test compares the two.
 fn multiply(left: &Matrix, right: &Matrix, out: &mut [f64], steps: [usize; 2]) {
     if left.rows * left.columns * right.columns < 32 * 32 * 32 {
         multiply_by_loops(left, right, out, steps);
@@ -227,7 +226,7 @@ fn multiply_by_loops(left: &Matrix, right: &Matrix, out: &mut [f64], [row, colum
     }
 }
 
-#[allow(unsafe_code)] // the only door to the gemm crate
+#[allow(unsafe_code)] // the only call of the gemm crate
 fn multiply_by_gemm(left: &Matrix, right: &Matrix, out: &mut [f64], [row, column]: [usize; 2]) {
     let (m, k, n) = (left.rows, left.columns, right.columns);
     let last =
@@ -235,7 +234,7 @@ fn multiply_by_gemm(left: &Matrix, right: &Matrix, out: &mut [f64], [row, column
     assert!(m > 0 && k > 0 && n > 0 && right.rows == k);
     assert!(last(m, k, left.row, left.column) < left.elements.len());
     assert!(last(k, n, right.row, right.column) < right.elements.len());
-    // The elements of `out` are apart: a whole row, or a whole column, lies before the next.
+    // Elements of `out` do not overlap: a whole row, or a whole column, lies before the next.
     assert!(last(m, n, row, column) < out.len() && ((n - 1) * column < row.max(1) || (m - 1) * row < column));
     // SAFETY: the three pointers cover the matrices with the distances given (asserted above), and `out`, whose
     // elements do not overlap, is borrowed from nobody else.

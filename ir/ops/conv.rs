@@ -1,11 +1,11 @@
 //! Convolutions over any number of spatial dims, and their gradients.
 //!
 //! `conv`, `conv_grad_input` and `conv_grad_weight` are the derivatives of one trilinear form, `Σ y · conv(x, weight)`,
-//! in `y`, `x` and `weight`. So the gradient of each is made of the other two, and a transposed convolution is
-//! `conv_grad_input`. An operand's dims are batch, channels, then the spatial ones.
+//! in `y`, `x` and `weight`. So the gradient of each is built from the other two, and a transposed convolution is
+//! `conv_grad_input`. The dims of an operand are the batch, the channels, then the spatial dims.
 //!
-//! No attribute holds the number of groups: it is the channels of `x` divided by those that the weight takes, so that a
-//! device with half of the groups computes with the attributes of the whole.
+//! The number of groups is not an attribute: it is the number of channels of `x` divided by the number of channels that the weight
+//! reads. So a device with half of the groups uses the same attributes.
 
 mod geometry;
 mod reference;
@@ -18,23 +18,23 @@ use crate::{Dim, PartialKind};
 use reference::Reference;
 use smallvec::SmallVec;
 
-/// Convolution, without a flip of the weight, as ONNX and PyTorch have it (Dumoulin and Visin, arXiv 1603.07285).
+/// Convolution, without a flip of the weight, as in ONNX and PyTorch (Dumoulin and Visin, arXiv 1603.07285).
 ///
-/// Operands: `x[n, g·i, s..]` and `weight[g·o, i, k..]` of one float type. Result: `y[n, g·o, t..]`, for each of the `g`
-/// groups `y[n, o, t] = Σ_{i, k} x[n, i, t·stride + k·dilation - before] · weight[o, i, k]`, where x is zero outside of
-/// its `s` elements. `t` has `⌊(before + s + after - (k - 1)·dilation - 1) / stride⌋ + 1`.
+/// Operands: `x[n, g·i, s..]` and `weight[g·o, i, k..]` of the same float type. Result: `y[n, g·o, t..]`, for each of the `g`
+/// groups `y[n, o, t] = Σ_{i, k} x[n, i, t·stride + k·dilation - before] · weight[o, i, k]`, where x is zero outside of its `s`
+/// elements. The size of `t` is `⌊(before + s + after - (k - 1)·dilation - 1) / stride⌋ + 1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Conv {
-    /// From window to window, for each spatial dim; not 0.
+    /// The distance between windows, for each spatial dim; not 0.
     pub strides: SmallVec<[u64; 3]>,
-    /// From element to element of a window, for each spatial dim; not 0.
+    /// The distance between the elements of a window, for each spatial dim; not 0.
     pub dilations: SmallVec<[u64; 3]>,
-    /// Zeros before the elements of each spatial dim, then those after them.
+    /// The numbers of zeros before the elements of each spatial dim, then the numbers of zeros after them.
     pub pads: SmallVec<[u64; 6]>,
 }
 
-/// The gradient of [`Conv`] in `x`: operands `weight, d y`, result `d x` of the declared type. Also what ONNX calls
-/// ConvTranspose, of `d y`.
+/// The gradient of [`Conv`] in `x`: operands `weight, d y`, result `d x` of the declared type. It is also ONNX's ConvTranspose of
+/// `d y`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConvGradInput {
     /// As in [`Conv`].
@@ -56,7 +56,7 @@ pub struct ConvGradWeight {
     pub pads: SmallVec<[u64; 6]>,
 }
 
-/// Where windows lie: the attributes that the three operators share.
+/// The places of the windows: the attributes that the three operators share.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows<'a> {
     /// As in [`Conv`].
@@ -70,12 +70,12 @@ pub struct Windows<'a> {
 macro_rules! windowed {
     ($($operator:ident),*) => { $(
         impl $operator {
-            /// Where its windows lie.
+            /// Returns the places of the windows.
             pub fn windows(&self) -> Windows<'_> {
                 Windows { strides: &self.strides, dilations: &self.dilations, pads: &self.pads }
             }
 
-            /// With these windows.
+            /// Makes the operator with these windows.
             fn with(windows: Windows) -> Self {
                 Self {
                     strides: SmallVec::from_slice(windows.strides),
@@ -89,7 +89,7 @@ macro_rules! windowed {
 windowed!(Conv, ConvGradInput, ConvGradWeight);
 
 impl Windows<'_> {
-    /// The type of `y`, for these of `x` and `weight`.
+    /// Returns the type of `y`, given the types of `x` and `weight`.
     fn infer(&self, x: &Type, weight: &Type) -> Result<Type, TypeError> {
         let error = |message: String| Err(TypeError::new(format!("{message}: image {x}, weight {weight}")));
         if x.dtype != weight.dtype || !x.dtype.is_float() || x.ndim() != weight.ndim() || x.ndim() < 2 {
@@ -123,7 +123,7 @@ impl Windows<'_> {
         Ok(y)
     }
 
-    /// The number of windows along a spatial dim.
+    /// Returns the number of windows along a spatial dim.
     fn positions(&self, dim: usize, image: &Dim, kernel: &Dim) -> Result<Dim, String> {
         let (stride, dilation) = (self.strides[dim], self.dilations[dim]);
         let (before, after) = (self.pads[dim], self.pads[dim + self.strides.len()]);
@@ -135,7 +135,7 @@ impl Windows<'_> {
         let window = window.ok_or("needs a weight of a known size of at least 1")?;
         let padding = before.checked_add(after).ok_or("has pads that are too large")?;
         if stride == 1 && padding == window - 1 && image.size() != Some(0) {
-            return Ok(image.clone()); // also where it is not bound
+            return Ok(image.clone()); // also if the size is not bound
         }
         let size = image.size().ok_or("must be bound, since windows do not keep its size")?;
         let padded = size.checked_add(padding).ok_or("has pads that are too large")?;
@@ -145,7 +145,7 @@ impl Windows<'_> {
         Ok(Dim::known(room / stride + 1))
     }
 
-    /// Refuses a `d y` that is not of the type of `y`.
+    /// Refuses a `d y` whose type is not the type of `y`.
     fn check_gradient(&self, x: &Type, weight: &Type, dy: &Type) -> Result<(), TypeError> {
         let y = self.infer(x, weight)?;
         if y.same_shape(dy) {
@@ -155,8 +155,8 @@ impl Windows<'_> {
     }
 }
 
-/// The rule of the operator that makes one of `x`, `weight` and `y` of the other two: what the result lacks is summed.
-/// A window reaches over neighbours, so spatial dims stay whole.
+/// Returns the rule of the operator that computes one of `x`, `weight` and `y` from the other two. Factors that the result lacks
+/// are summed. Spatial dims cannot be split, because a window also covers neighbouring elements.
 fn factors([x, weight, y]: [&Type; 3], result: usize) -> Factors {
     let spatial = |name: &str| (2..x.ndim()).map(|i| format!(" {name}{i}^")).collect::<String>();
     let (image, kernel, positions) = (spatial("s"), spatial("k"), spatial("t"));
@@ -175,7 +175,8 @@ fn factors([x, weight, y]: [&Type; 3], result: usize) -> Factors {
     rule.linear_in(&[0]).linear_in(&[1])
 }
 
-/// A multiply-add for every element of `y` and of the weight that makes it; all three operators have them.
+/// Counts a multiply-add for every element of `y` and every weight that contributes to it. The count is the same for all three
+/// operators.
 fn cost(signature: &Signature, weight: &Type, y: &Type) -> Cost {
     let taken = weight.dims[1..].iter().map(|dim| dim.size().unwrap_or(0)).fold(1, u64::saturating_mul);
     Cost::streaming(signature, y.numel().unwrap_or(0).saturating_mul(taken).saturating_mul(2))
@@ -331,7 +332,7 @@ mod tests {
             |rule: &Factors| -> Vec<u64> { rule.factors.iter().flat_map(|f| f.size.size()).collect() };
         for result in 0..3 {
             let rule = factors([&types[0], &types[1], &types[2]], result);
-            // n g i s o k t
+            // The factors in order: n g i s o k t.
             assert_eq!(sizes(&rule), [2, 3, 2, 5, 3, 3, 3]);
             let summed: Vec<usize> =
                 (0..7).filter(|&i| rule.factors[i].kind == FactorKind::Reduced(PartialKind::Sum)).collect();

@@ -1,13 +1,13 @@
-//! Copy: a value in another memory of its rank.
+//! Copy: moves a value to another memory of its rank.
 
 use super::*;
 use crate::Tier;
 
-/// The operand in the memory `to`: `y = x`. All movement between tiers is by copies: every other node has its operands and its
+/// The operand in the memory `to`: `y = x`. Only copies move values between tiers: every other node has its operands and its
 /// results in the memory of its place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Copy {
-    /// The memory of the result; the operand lies in another.
+    /// The memory of the result. The operand lies in a different memory.
     pub to: Tier,
 }
 

@@ -10,7 +10,7 @@ use crate::{DType, Dim};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Det;
 
-/// The determinant of an n×n matrix, row-major: the product of the pivots of its LU factorization, rows exchanged so
+/// Returns the determinant of an n×n matrix, row-major: the product of the pivots of its LU factorization, with rows exchanged so
 /// that each pivot is the largest of its column (Golub and Van Loan, Matrix Computations, section 3.4). 1 if n is 0.
 pub fn determinant(mut matrix: Vec<f64>, n: usize) -> f64 {
     let mut product = 1.0;
@@ -54,8 +54,9 @@ impl Operator for Det {
         Factors::rule("* n^ n^ -> *", signature)
     }
 
-    /// The cofactors: `d x[i, j] = ±d y · det(x without row i and column j)` (Jacobi's formula). Unlike `d y · det x · x⁻ᵀ`
-    /// it holds for singular matrices too; it takes n⁵ operations, which the small matrices of models can bear.
+    /// Builds the cofactors: `d x[i, j] = ±d y · det(x without row i and column j)` (Jacobi's formula). Unlike
+    /// `d y · det x · x⁻ᵀ`, it also holds for singular matrices. It takes n⁵ operations, which is acceptable for the small
+    /// matrices of models.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (x, Some(dy)) = (node.operands[0], d[0]) else { return Ok(vec![None]) };
         let dims = b.ty(x).dims.clone();
@@ -88,7 +89,7 @@ impl Operator for Det {
         Ok(vec![Some(b.mul(cofactors, dy)?)])
     }
 
-    /// ⅔n³ for each matrix.
+    /// ⅔n³ operations for each matrix.
     fn cost(&self, signature: &Signature) -> Cost {
         let n = signature.operands[0].dims.last().and_then(|n| n.size()).unwrap_or(1);
         let flops = n.saturating_mul(n).saturating_mul(n) / 3;

@@ -1,9 +1,9 @@
-//! Detach: a value that no gradient flows through, as PyTorch's `Tensor.detach`.
+//! Detach: stops the gradient at a value, as PyTorch's `Tensor.detach`.
 
 use super::*;
 
-/// The operand, as a constant of the gradient: `y = x`, `d x = 0`. Once a program has its backward phase, nothing is left of
-/// it to do.
+/// The operand, as a constant of the gradient: `y = x`, `d x = 0`. After the backward phase has been added to a program, the
+/// operator has no further effect.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Detach;
 

@@ -1,25 +1,25 @@
-//! How operators draw random words: from counters, so that nothing has to be stored.
+//! The random words of operators. They are computed from counters, so nothing has to be stored.
 //!
-//! A random word is one of Philox ([`crate::random::philox`]). Its key is the seed; its counter is made of the
-//! operator (32 bits), the number of the sample (48 bits) and the element within the sample, four to a counter
-//! (48 bits), counted in row-major order through the whole tensor without its samples.
+//! Random words come from Philox ([`crate::random::philox`]). Its key is made from the seed. Its counter consists of the operator
+//! (32 bits), the number of the sample (48 bits), and the block of four elements within the sample (48 bits). Elements are
+//! numbered in row-major order through the whole tensor without its dim of samples.
 
 use super::*;
 use crate::random;
 
-/// The counters of an operator.
+/// The random words of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draws {
-    /// The operator among those of the program that draw.
+    /// The number of the operator among the program's operators that draw.
     pub id: u32,
     /// The seed of the run.
     pub seed: u64,
-    /// The dim of the tensor that has the samples, alone or before the elements of each: `[n·m, ..]`.
+    /// The dim of the tensor that counts the samples, alone or as the major part of a merged dim: `[n·m, ..]`.
     pub dim: u32,
 }
 
 impl Draws {
-    /// Refuses numbers that are not one for each sample of `x`.
+    /// Checks that `numbers` has one i64 for each sample of `x`.
     pub(super) fn check(&self, x: &Type, numbers: &Type) -> Result<(), TypeError> {
         let error =
             |what: &str| Err(TypeError::new(format!("{what}: {numbers} for dim {} of {x}", self.dim)));
@@ -32,11 +32,11 @@ impl Draws {
         }
     }
 
-    /// The words of a factor rule for a tensor, and for the numbers of its samples.
+    /// Returns the factor words of a tensor, and the word of the numbers of its samples.
     pub(super) fn factors(&self, x: &Type, numbers: &Type) -> (String, &'static str) {
         let dim = self.dim as usize;
         let (samples, n) = match &numbers.dims[0] {
-            // A single sample may be all of the dim, or none of it: it splits nothing.
+            // A single sample may be all of the dim or only its major part; either way it splits nothing.
             samples if samples.is_one() => (format!("d{dim}"), "1"),
             samples if *samples == x.dims[dim] => ("n".to_string(), "n"),
             _ => ("(n m)".to_string(), "n"),
@@ -45,30 +45,30 @@ impl Draws {
         ((0..x.ndim()).map(word).collect::<Vec<_>>().join(" "), n)
     }
 
-    /// The random word of an element of a sample.
+    /// Returns the random word of an element of a sample.
     pub fn word(&self, sample: i64, element: u64) -> u32 {
         self.words(sample, element / 4)[element as usize % 4]
     }
 
-    /// The four random words of elements `4·block` to `4·block + 3` of a sample.
+    /// Returns the four random words of elements `4·block` to `4·block + 3` of a sample.
     pub fn words(&self, sample: i64, block: u64) -> [u32; 4] {
         random::philox(self.key(), self.counter(sample, block))
     }
 
-    /// The key of [`Self::words`]: the seed, told from the same seed of other purposes.
+    /// Returns the key of [`Self::words`]: the seed, mixed with a constant so that other uses of the seed draw other words.
     pub fn key(&self) -> u64 {
         self.seed ^ random::stream("dropout")
     }
 
-    /// The counter of [`Self::words`]. What does not fit in the 48 bits of the sample and the block is cut off.
+    /// Returns the counter of [`Self::words`]. Bits beyond the 48 bits of the sample and of the block are dropped.
     #[inline]
     pub fn counter(&self, sample: i64, block: u64) -> [u32; 4] {
         let high = (block >> 32) as u32 & 0xffff | ((sample >> 32) as u32) << 16;
         [block as u32, high, sample as u32, self.id]
     }
 
-    /// Where the elements of a part of `x` stand: a part of these sizes with so many samples, of `samples` in the whole
-    /// tensor, in which its dims lie as `span` says.
+    /// Returns the places of the elements of a part of `x`. The part has the sizes `sizes` and `own_samples` samples; the whole
+    /// tensor has `samples` samples. `span` returns the range of each dim of the part in the whole dim.
     pub fn positions(
         &self,
         sizes: &[usize],
@@ -96,29 +96,30 @@ impl Draws {
     }
 }
 
-/// Where the elements of a part of a tensor stand in their samples.
+/// The places of a part's elements in their samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Positions {
-    /// The dims of the part, outermost first; that of the samples is two, the samples and what it has of each.
+    /// The dims of the part, outermost first. The dim of the samples is given as two: the samples, and the elements of each
+    /// sample.
     pub dims: SmallVec<[Along; 5]>,
-    /// The dim that counts the samples.
+    /// The index in `dims` of the dim that counts the samples.
     pub samples: usize,
 }
 
 /// A dim of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Along {
-    /// Elements of the part along it.
+    /// The number of the part's elements along the dim.
     pub size: usize,
-    /// Where the part begins in the whole dim.
+    /// The place in the whole dim at which the part begins.
     pub start: u64,
-    /// How far neighbours along it are from each other in the whole sample; 0 for the samples themselves.
+    /// The distance between neighbours along the dim in the whole sample; 0 for the dim of the samples.
     pub stride: u64,
 }
 
 impl Positions {
-    /// Of an element of the part, counted in row-major order: which of the part's samples it is in, and which element
-    /// of the whole sample it is.
+    /// Returns the sample (counted within the part) and the number in the whole sample of an element of the part, given by its
+    /// row-major index.
     pub fn of(&self, index: usize) -> (usize, u64) {
         let (mut rest, mut sample, mut element) = (index, 0, 0);
         for (i, along) in self.dims.iter().enumerate().rev() {

@@ -1,26 +1,26 @@
-//! Dropout: elements set to zero at random, the rest scaled up (Srivastava et al., JMLR 15, 2014).
+//! Dropout: random elements are set to zero, and the others are scaled up (Srivastava et al., JMLR 15, 2014).
 //!
-//! Which elements are kept depends on nothing but the seed, the operator, the number of the sample and where in the
-//! sample an element stands: not on how a step is cut into microbatches or split over devices, nor on how often or by
-//! how many threads it is computed. So the mask is never stored: the gradient draws the same numbers again.
+//! The choice of the kept elements depends only on the seed, the operator, the number of the sample and the place of the element
+//! in the sample. It does not depend on the division of a step into microbatches or over devices, on recomputation, or on the
+//! number of threads. So the mask is never stored: the gradient draws the same numbers again.
 //!
-//! How the random words are drawn is said at [`Draws`].
+//! [`Draws`] explains how the random words are computed.
 
 use super::draws::Draws;
 use super::*;
 
-/// `out = keep ? x / (1 - ratio) : 0`, each element kept with probability `1 - ratio`. Operands: `x`, and `i64[n]`
-/// with the number of each of the `n` samples in `x`; without them nothing is dropped, as in an evaluation.
+/// `out = keep ? x / (1 - ratio) : 0`, each element kept with probability `1 - ratio`. Operands: `x`, and `i64[n]` with the number
+/// of each of the `n` samples in `x`. Without sample numbers nothing is dropped, as in an evaluation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dropout {
-    /// The share that is dropped, from 0 to 1.
+    /// The fraction of elements that is dropped, from 0 to 1.
     pub ratio: Float,
-    /// The operator among others of the program: those with different ids draw different numbers, and a copy keeps its
-    /// original's.
+    /// The number of the operator in the program. Operators with different ids draw different numbers; a recomputed copy keeps the
+    /// id of its original.
     pub id: u32,
     /// The seed of the run.
     pub seed: u64,
-    /// The dim of `x` that has the samples, alone or before what it has of each: `[n·m, ..]`.
+    /// The dim of `x` that counts the samples, alone or as the major part of a merged dim: `[n·m, ..]`.
     pub dim: u32,
 }
 
@@ -47,7 +47,7 @@ impl Operator for Dropout {
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
 
-    /// `"d.. n d.., n -> d.. n d.."`, where the dim of the samples may be `(n m)`.
+    /// `"d.. n d.., n -> d.. n d.."`; the dim of the samples may be `(n m)`.
     fn factors(&self, signature: &Signature) -> Factors {
         let [x, numbers] = &signature.operands[..] else {
             return Factors::elementwise(signature).linear_in(&[0]);
@@ -56,7 +56,7 @@ impl Operator for Dropout {
         Factors::rule(&format!("{x}, {n} -> {x}"), signature).linear_in(&[0])
     }
 
-    /// `d x = keep ? d out / (1 - ratio) : 0`, of the same numbers.
+    /// `d x = keep ? d out / (1 - ratio) : 0`, with the same random numbers.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let &[_, numbers] = node.operands else {
             return Err(GradientError::Undefined(
@@ -86,12 +86,12 @@ impl Operator for Dropout {
 }
 
 impl Dropout {
-    /// How the words are drawn.
+    /// Returns the random words of the operator.
     pub fn draws(&self) -> Draws {
         Draws { id: self.id, seed: self.seed, dim: self.dim }
     }
 
-    /// The words from this number on keep their element: `ratio·2³²`.
+    /// Returns the threshold `ratio·2³²`: elements whose word is at least this number are kept.
     pub fn threshold(&self) -> u64 {
         (self.ratio.get() * 2f64.powi(32)).round() as u64
     }
@@ -100,7 +100,7 @@ impl Dropout {
         u64::from(word) >= self.threshold()
     }
 
-    /// The factor of kept elements; 0 where none is kept.
+    /// Returns the factor of kept elements; 0 if no element is kept.
     pub fn scale(&self) -> f64 {
         let kept = 1.0 - self.ratio.get();
         if kept > 0.0 { 1.0 / kept } else { 0.0 }
@@ -116,7 +116,7 @@ mod tests {
         Dropout { ratio: Float::new(ratio), id: 3, seed: 11, dim: 0 }
     }
 
-    /// The dropout of ones, 100 by 40 for each sample.
+    /// Returns the dropout of ones, 100 by 40 for each sample.
     fn left(op: &Dropout, samples: &[i64]) -> Vec<f64> {
         let ty = Type::of(DType::F32, &[samples.len() as u64, 100, 40]);
         let ones = Tensor::splat(DType::F32, vec![samples.len(), 100, 40], 1.0);
@@ -133,7 +133,7 @@ mod tests {
             let left = left(&op(ratio), &samples);
             let (count, kept) = (left.len() as f64, left.iter().filter(|&&x| x != 0.0).count() as f64);
             assert!(left.iter().all(|&x| x == 0.0 || (x - 1.0 / (1.0 - ratio)).abs() < 1e-15));
-            // Four deviations of the mean of so many draws.
+            // Four standard deviations of the mean of so many draws.
             let limit = 4.0 * (ratio * (1.0 - ratio) / count).sqrt();
             assert!((kept / count - (1.0 - ratio)).abs() < limit, "{ratio}: kept {}", kept / count);
         }

@@ -1,4 +1,4 @@
-//! Elementwise operators, with broadcasting: a dim of size one stretches, dims align at the last.
+//! Elementwise operators, with broadcasting: dims are aligned at the last one, and a dim of size one stretches.
 
 mod binary;
 mod bits;
@@ -30,7 +30,7 @@ macro_rules! kinds {
 }
 use kinds;
 
-/// The elements of a tensor broadcast to sizes; a single element stays one, for [`zip`] to repeat.
+/// Broadcasts the elements of a tensor to `sizes`. A single element is not repeated, because [`zip`] pairs it with all others.
 fn gathered<'a>(tensor: &'a Tensor, sizes: &[usize]) -> Cow<'a, Elements> {
     if tensor.sizes == sizes || tensor.len() == 1 {
         return Cow::Borrowed(&tensor.elements);
@@ -38,7 +38,7 @@ fn gathered<'a>(tensor: &'a Tensor, sizes: &[usize]) -> Cow<'a, Elements> {
     Cow::Owned(tensor.elements.strided(sizes, &broadcast_strides(&tensor.sizes, sizes)))
 }
 
-/// A function of each pair of elements; one element alone is paired with every other.
+/// Applies a function to each pair of elements. A single element is paired with every element of the other side.
 fn zip<T: Copy, U: Copy, V>(x: &[T], y: &[U], function: impl Fn(T, U) -> V) -> Vec<V> {
     match (x, y) {
         (&[x], y) => y.iter().map(|&y| function(x, y)).collect(),
@@ -47,7 +47,7 @@ fn zip<T: Copy, U: Copy, V>(x: &[T], y: &[U], function: impl Fn(T, U) -> V) -> V
     }
 }
 
-/// Two operands of one element type.
+/// Returns the two operands, which must have the same element type.
 fn same_dtype<'a>(types: &Inference<'a>) -> Result<[&'a Type; 2], TypeError> {
     let [x, y] = types.operands()?;
     if x.dtype != y.dtype {

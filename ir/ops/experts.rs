@@ -1,9 +1,8 @@
-//! Rows that each meet a matrix of their own choice, as the tokens of a mixture of experts do: `experts`, and its gradient
-//! in the matrices.
+//! Products of rows with a matrix that each row chooses, as in a mixture of experts: `experts`, and its gradient in the matrices.
 //!
-//! It is a [`super::indexing::Gather`] of matrices and a contraction in one, without a copy of a matrix for every row.
-//! As there, a negative index counts from the end, and one outside takes no matrix: its row is zeros, its gradient goes
-//! nowhere. So the dim of the experts can be split: what the devices make adds up.
+//! `experts` combines a [`super::indexing::Gather`] of matrices and a contraction, without copying a matrix for every row. As in a
+//! gather, a negative index counts from the end. An index outside chooses no matrix: its row of the result is zeros, and it adds
+//! nothing to the gradient. So the dim of the experts can be split, and the devices' results summed.
 
 use super::indexing::{check_indices, element_of_part};
 use super::*;
@@ -11,7 +10,7 @@ use super::*;
 /// `out[t, n] = Σ_k x[t, k] · weights[index[t], k, n]`. Operands: `x[t, k]`, `weights[e, k, n]`, integer `index[t]`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Experts {
-    /// Whether the matrices lie transposed: `weights[e, n, k]`.
+    /// Whether the matrices are stored transposed: `weights[e, n, k]`.
     pub transposed: bool,
 }
 
@@ -42,7 +41,7 @@ impl Operator for Experts {
         Factors::rule(&format!("t k+, {weights}, t -> t n"), signature).linear_in(&[0]).linear_in(&[1])
     }
 
-    /// d x takes the matrices the other way round; d weights sums, for each matrix, over the rows that chose it.
+    /// d x multiplies by the transposed matrices. d weights sums, for each matrix, over the rows that chose it.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let &[x, weights, index] = node.operands else {
             return Err(TypeError::new("experts have three operands").into());
@@ -127,7 +126,7 @@ impl Operator for ExpertsGrad {
     }
 }
 
-/// A multiplication and an addition for each element of a row with each of another.
+/// Counts a multiplication and an addition for each pair of an element of a row and an element of the other row.
 fn products(signature: &Signature, rows: &Type, columns: &Type) -> Cost {
     let pairs = rows.numel().unwrap_or(0).saturating_mul(columns.dims[1].size().unwrap_or(0));
     Cost::streaming(signature, pairs.saturating_mul(2))

@@ -1,8 +1,8 @@
-//! Reading by index, and the gradient of it along a dim; `scatter` has those of reading by several indices.
+//! Reading by index, and its gradient along one dim. `scatter` has the gradients of reading by several indices.
 //!
-//! In all of them a negative index counts from the end, and an index outside is the loader's to refuse: it reads zeros
-//! here, and its gradient goes nowhere. That also splits the indexed dim: a rank reads zeros where another has the
-//! element, and what the ranks read adds up.
+//! In all operators a negative index counts from the end. An index outside of its dim reads zeros, and gradients at such an index
+//! are dropped; bad indices of a file are refused by the loader. By the same rule the indexed dim can be split: a rank reads zeros
+//! where another rank has the element, and the sum over the ranks is the element.
 
 use super::scatter::{GatherElementsGrad, GatherNdGrad};
 use super::*;
@@ -13,7 +13,7 @@ use crate::{DType, Dim, Dims};
 /// (ONNX Gather). Operands: `data`, integer `indices`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gather {
-    /// The dim indexed.
+    /// The indexed dim.
     pub dim: u32,
 }
 
@@ -21,49 +21,49 @@ pub struct Gather {
 /// order. Operands: `indices`, `updates`. The result type is declared (the dims of the data).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatherGrad {
-    /// The dim indexed.
+    /// The indexed dim.
     pub dim: u32,
 }
 
-/// `out[i, j, k] = data[i, indices[i, j, k], k]` for `dim = 1` (ONNX GatherElements). Operands: `data`, integer
-/// `indices`, equal in all dims but `dim`.
+/// `out[i, j, k] = data[i, indices[i, j, k], k]` for `dim = 1` (ONNX GatherElements). Operands: `data`, integer `indices`, with
+/// the dims of `data` except for `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatherElements {
-    /// The dim indexed.
+    /// The indexed dim.
     pub dim: u32,
 }
 
-/// `out[b.., i.., r..] = data[b.., indices[b.., i.., :], r..]` (ONNX GatherND). Operands: `data`, integer `indices`,
-/// whose last dim is bound: it says how many dims of the data are indexed.
+/// `out[b.., i.., r..] = data[b.., indices[b.., i.., :], r..]` (ONNX GatherND). Operands: `data`, integer `indices`. The last dim
+/// of the indices must be bound: its size is the number of indexed dims of the data.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatherNd {
     /// Leading dims that `data` and `indices` share.
     pub batch_dims: u32,
 }
 
-/// The element that an index reads, in a dim of that size.
+/// Returns the element that an index reads in a dim of this size; `None` if it is outside.
 fn element(index: i64, size: usize) -> Option<usize> {
     let index = if index < 0 { index.checked_add(size as i64)? } else { index };
     usize::try_from(index).ok().filter(|&index| index < size)
 }
 
-/// The element that an index into the global dim reads in a part of `size` elements, if it lies there.
+/// Returns the element that an index into the global dim reads in a part of `size` elements; `None` if it is not in the part.
 pub(super) fn element_of_part(index: i64, span: Span, size: usize) -> Option<usize> {
     let element = element(index, span.size as usize)?.checked_sub(span.start as usize)?;
     (element < size).then_some(element)
 }
 
-/// The word of an indexed dim: what is read in its parts adds up, where there is a sum.
+/// Returns the factor word of an indexed dim. Numbers read from parts are summed; bools have no sum, so their dim is not split.
 fn indexed_word(data: &Type) -> &'static str {
     if data.dtype == DType::Bool { "v^" } else { "v+" }
 }
 
-/// What is read is linear in the data, where there is a sum.
+/// Declares reading as linear in the data, unless the data are bools, which have no sum.
 fn summable(factors: Factors, signature: &Signature) -> Factors {
     if signature.operands[0].dtype == DType::Bool { factors } else { factors.linear_in(&[0]) }
 }
 
-/// The elements at these offsets; zeros where there is none.
+/// Returns the elements at these offsets, and zeros for `None`.
 fn read(data: &Tensor, offsets: &[Option<usize>], sizes: Vec<usize>) -> Tensor {
     fn pick<T: Copy>(elements: &[T], offsets: &[Option<usize>], zero: T) -> Vec<T> {
         offsets.iter().map(|offset| offset.map_or(zero, |i| elements[i])).collect()
@@ -85,7 +85,7 @@ pub(super) fn check_indices(indices: &Type) -> Result<(), TypeError> {
     }
 }
 
-/// The dims of a gather's result.
+/// Returns the dims of a gather's result.
 fn gathered_dims(data: &Type, indices: &Type, dim: u32) -> Result<Dims, TypeError> {
     check_indices(indices)?;
     let dim = dim as usize;
@@ -95,7 +95,7 @@ fn gathered_dims(data: &Type, indices: &Type, dim: u32) -> Result<Dims, TypeErro
     Ok(data.dims[..dim].iter().chain(&indices.dims).chain(&data.dims[dim + 1..]).cloned().collect())
 }
 
-/// The words of a gather: of the data (its indexed dim as `v`), of the indices, and of the result.
+/// Returns the factor words of a gather: of the data (its indexed dim has the word `indexed`), of the indices, and of the result.
 fn gather_words(dim: u32, data: usize, indices: usize, indexed: &str, suffix: &str) -> [String; 3] {
     let words = |name: &str, range: std::ops::Range<usize>, suffix: &str| {
         range.map(|i| format!("{name}{i}{suffix}")).collect::<Vec<_>>().join(" ")
@@ -106,8 +106,8 @@ fn gather_words(dim: u32, data: usize, indices: usize, indexed: &str, suffix: &s
     [format!("{before} {indexed} {after}"), inner.clone(), format!("{before} {inner} {after}")]
 }
 
-/// For each element of a gather's result, in order: where in the data it is read. The indexed dim lies in the global
-/// one as `span` says.
+/// Returns, for each element of a gather's result in order, its offset in the data. `span` is the range of the data's indexed dim
+/// in the global dim.
 fn gather_offsets(data: &[usize], indices: &[i64], dim: u32, span: Span) -> Vec<Option<usize>> {
     let dim = dim as usize;
     let (size, inner) = (data[dim], data[dim + 1..].iter().product::<usize>());
@@ -157,7 +157,7 @@ impl Operator for Gather {
     }
 }
 
-/// The cost of reading by index: of the data only what is read.
+/// Returns the cost of reading by index. Only the elements of the data that are read count.
 fn reading(signature: &Signature) -> Cost {
     let bytes = signature.results[0].bytes().unwrap_or(0);
     let indices = signature.operands[1].bytes().unwrap_or(0);
@@ -249,14 +249,14 @@ impl Operator for GatherElements {
     }
 }
 
-/// The words of a tensor of which one dim has this word, the others each their own.
+/// Returns the words of a tensor in which dim `dim` has the word `word` and every other dim its own word.
 pub(super) fn words_but(ndim: usize, dim: u32, word: &str) -> String {
     let word = |i| if i == dim as usize { word.to_string() } else { format!("f{i}") };
     (0..ndim).map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// For each index, in order, the element of data of these sizes that it stands for. The indexed dim lies in the global
-/// one as `span` says.
+/// Returns, for each index in order, the offset of its element in data of these sizes. `span` is the range of the data's indexed
+/// dim in the global dim.
 pub(super) fn element_offsets(
     data: &[usize],
     indices: &Tensor,
@@ -273,7 +273,7 @@ pub(super) fn element_offsets(
 }
 
 impl GatherNd {
-    /// How many dims of the data are indexed, checked.
+    /// Returns the number of indexed dims of the data, after checking the types.
     pub(super) fn indexed(&self, data: &Type, indices: &Type) -> Result<usize, TypeError> {
         check_indices(indices)?;
         let batch = self.batch_dims as usize;
@@ -331,8 +331,8 @@ impl Operator for GatherNd {
     }
 }
 
-/// The words of the data, of the indices, and of what is read: `b.. v^.. r..`, `b.. i.. q^` and `b.. i.. r..`, with a
-/// suffix on each `i`.
+/// Returns the words of the data, of the indices and of the result: `b.. v^.. r..`, `b.. i.. q^` and `b.. i.. r..`, with a suffix
+/// on each `i`.
 pub(super) fn nd_words(gather: &GatherNd, data: &Type, indices: &Type, suffix: &str) -> [String; 3] {
     let batch = gather.batch_dims as usize;
     let indexed = gather.indexed(data, indices).expect("infer has accepted the types");
@@ -349,7 +349,7 @@ pub(super) fn nd_words(gather: &GatherNd, data: &Type, indices: &Type, suffix: &
     ]
 }
 
-/// For each element that is read at these indices, in order, where it is in data of these sizes.
+/// Returns, for each element read at these indices in order, its offset in data of these sizes.
 pub(super) fn nd_offsets(data: &[usize], indices: &Tensor, batch: usize) -> Vec<Option<usize>> {
     let indexed = indices.sizes[indices.sizes.len() - 1];
     let own = strides(data);
@@ -358,7 +358,7 @@ pub(super) fn nd_offsets(data: &[usize], indices: &Tensor, batch: usize) -> Vec<
     let batches: usize = data[..batch].iter().product();
     let mut out = Vec::new();
     for position in 0..positions {
-        // Positions of one batch element follow each other.
+        // The positions of a batch element are consecutive.
         let first = position / (positions / batches) * data[batch..].iter().product::<usize>();
         let coordinates = &indices.ints()[position * indexed..(position + 1) * indexed];
         let start = coordinates.iter().enumerate().try_fold(first, |start, (i, &index)| {

@@ -1,8 +1,8 @@
-//! The list of operators: for each its variant, its name in text, and its attributes.
+//! The list of operators: the variant, the name in text and the attributes of each.
 
 use super::*;
 
-/// Operators that differ in one word alone and share everything else are one `enum`: its variants are their names.
+/// A group of operators that differ only in their name. They are one `enum`, with a variant for each name.
 pub(crate) trait Kinds: Sized + Copy + 'static {
     /// Every variant with its name in text.
     const NAMES: &'static [(Self, &'static str)];
@@ -13,7 +13,7 @@ macro_rules! operators {
         structs { $( $variant:ident($ty:path) $name:literal { $($field:ident),* } )* }
         kinds { $( $kinds:ident($kinds_ty:path) )* }
     ) => {
-        /// What a node computes: the attributes of one operator. Operands stand on the node.
+        /// The operator of a node with its attributes. The operands are in the node.
         #[allow(missing_docs)] // each variant is documented at its struct
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Op {
@@ -33,7 +33,7 @@ macro_rules! operators {
         } )*
 
         impl Op {
-            /// The name in text.
+            /// Returns the name in text.
             pub fn name(&self) -> &'static str {
                 match self {
                     $( Self::$variant(_) => $name, )*
@@ -44,14 +44,14 @@ macro_rules! operators {
                 }
             }
 
-            /// The names of all operators, in the order of the list.
+            /// Returns the names of all operators, in the order of the list.
             pub fn names() -> Vec<&'static str> {
                 let mut names = vec![$($name),*];
                 $( names.extend(<$kinds_ty>::NAMES.iter().map(|(_, name)| *name)); )*
                 names
             }
 
-            /// The attributes with their text, in declaration order.
+            /// Returns the names and texts of the attributes, in declaration order.
             pub fn attributes(&self) -> Vec<(&'static str, String)> {
                 match self {
                     $( #[allow(unused_variables)]
@@ -60,7 +60,7 @@ macro_rules! operators {
                 }
             }
 
-            /// The operator of that name with these attributes, which must be exactly its own.
+            /// Returns the operator of that name with these attributes, which must be exactly the operator's own attributes.
             pub fn parse(name: &str, attributes: &[(String, String)]) -> Result<Self, String> {
                 let find = |field: &str| {
                     let found = attributes.iter().find(|(key, _)| key == field);

@@ -1,4 +1,4 @@
-//! Losses as (sum, weight): the mean over the global batch is taken in `update`.
+//! Losses as a sum and a weight. The mean over the global batch is taken in `update`.
 
 use super::elementwise::{Binary, Compare, Logical, Select, Unary};
 use super::indexing::GatherElements;
@@ -12,14 +12,14 @@ use crate::{DType, Dim, Dims};
 ///
 /// Results: the scalar `sum = Σ (logsumexp(logits) - (1-ε)·logits[label] - ε·mean(logits))` with ε the label
 /// smoothing (Szegedy et al., arXiv 1512.00567, section 7, as PyTorch defines it), the scalar `weight` (the number
-/// of positions that count), and `logsumexp[..]` of every position, kept for the gradient. All three have the type of
-/// the logits, or f32 where that is narrower. A label outside `0..v` is the loader's to refuse; here it does not count.
-/// Only `sum` is trained through: `weight` does not depend on the logits.
+/// of positions that count), and `logsumexp[..]` of every position, kept for the gradient. All three have the type of the logits,
+/// or f32 if that is narrower. A position with a label outside `0..v` does not count; the loader refuses such labels. Only `sum`
+/// has a gradient: `weight` does not depend on the logits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CrossEntropy {
-    /// Label of positions that do not count.
+    /// The label of positions that do not count.
     pub ignore_index: i64,
-    /// ε, 0 for none.
+    /// The label smoothing ε; 0 for none.
     pub label_smoothing: Float,
 }
 
@@ -32,12 +32,12 @@ pub struct CrossEntropyGrad {
     pub label_smoothing: Float,
 }
 
-/// The element type of sums of this type.
+/// Returns the element type in which sums of this type are computed.
 pub(super) fn sum_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// The dims of the labels that fit these logits, whose last dim is the vocabulary.
+/// Returns the dims that the labels of these logits must have. The last dim of the logits is the vocabulary.
 fn positions<'a>(logits: &'a Type, labels: &Type) -> Result<&'a [Dim], TypeError> {
     let Some((vocabulary, positions)) = logits.dims.split_last() else {
         return Err(TypeError::new(format!("the logits {logits} have no class dim")));
@@ -55,7 +55,7 @@ fn positions<'a>(logits: &'a Type, labels: &Type) -> Result<&'a [Dim], TypeError
     Ok(positions)
 }
 
-/// The class of a position, if the position counts.
+/// Returns the class of a position, if the position counts.
 fn class(label: i64, ignore_index: i64, classes: usize) -> Option<usize> {
     usize::try_from(label).ok().filter(|&class| label != ignore_index && class < classes)
 }
@@ -100,7 +100,7 @@ impl Operator for CrossEntropy {
             logsumexps.push(total);
             if let Some(class) = class(label, self.ignore_index, classes) {
                 sum += total - (1.0 - smoothing) * row[class];
-                // Apart, so that a logit of −∞ without smoothing does not give 0·∞.
+                // Handled separately, so that a logit of −∞ without smoothing does not give 0·∞.
                 if smoothing != 0.0 {
                     sum -= smoothing * row.iter().sum::<f64>() / classes as f64;
                 }
@@ -112,7 +112,7 @@ impl Operator for CrossEntropy {
         vec![scalar(sum), scalar(weight), Tensor::float(dtype, cx.sizes(2), logsumexps)]
     }
 
-    /// Over the classes: the logsumexp, the logit of the label, which one of the ranks has, and, to smooth, the sum.
+    /// Splits the classes: builds the logsumexp, the logit of the label (which only one rank has) and, for smoothing, the sum.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let (logits, smoothing) = (b.ty(node.operands[0]).clone(), self.label_smoothing.get());
         let (dtype, dim) = (sum_dtype(logits.dtype), logits.ndim() as u32 - 1);
@@ -145,13 +145,13 @@ impl Operator for CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// Which of the i64 labels count, as [`class`] says.
+    /// Returns whether each i64 label counts, with the rule of [`class`].
     fn counts(&self, b: &mut Builder, labels: ValueId, classes: u64) -> Result<ValueId, TypeError> {
         let (zero, end) = (b.scalar(DType::I64, 0.0)?, b.scalar(DType::I64, classes as f64)?);
         let from_zero = b.one(Compare::GreaterEqual, &[labels, zero])?;
         let below = b.one(Compare::Less, &[labels, end])?;
         let mut counts = b.one(Logical::And, &[from_zero, below])?;
-        // A label that is no class does not count anyway.
+        // A label that is not a class does not count in any case.
         if u64::try_from(self.ignore_index).is_ok_and(|ignored| ignored < classes) {
             let ignored = b.scalar(DType::I64, self.ignore_index as f64)?;
             let ignored = b.one(Compare::Equal, &[labels, ignored])?;
@@ -199,8 +199,8 @@ impl Operator for CrossEntropyGrad {
         Cost::per_element(signature, &signature.operands[0], 12)
     }
 
-    /// d logits = d sum · (softmax(logits) - (1-ε)·[class = label] - ε/v), zero where a position does not count. Of the
-    /// v classes a rank may have a part.
+    /// d logits = d sum · (softmax(logits) - (1-ε)·[class = label] - ε/v), zero where a position does not count. A rank may have
+    /// only some of the v classes.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (logits, labels) = (cx.operands[0], cx.operands[1].ints());
         let (logsumexps, dsum) = (cx.operands[2].floats(), cx.operands[3].item());

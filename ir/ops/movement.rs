@@ -1,18 +1,18 @@
-//! Movements: how the elements of operands become the elements of the result, for operators that compute no new ones.
+//! Movements: how operators that compute no new elements move the elements of operands into the result.
 //!
 //! Passes and lowering ask for a class of movements ([`Movement::is_layout`] and so on) instead of listing operators, and walk
 //! from a value to the value behind it with [`crate::Module::viewed`].
 
-/// How the elements of the operands become those of the result.
+/// How the elements of the operands become elements of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Movement {
-    /// The operator computes new elements, or numbers in its operands decide which elements it takes.
+    /// The operator computes new elements, or its operands' numbers decide which elements it takes.
     Computed,
-    /// The result is the operand itself, which the operator only marks for a pass.
+    /// The result is the operand itself; the operator is only a mark for a pass.
     Same,
     /// The elements keep their row-major order; the dims change.
     Reshaped,
-    /// The elements change their order; each stays once.
+    /// The elements change their order; each occurs exactly once.
     Permuted,
     /// Some elements are left out.
     Cut,
@@ -22,17 +22,17 @@ pub enum Movement {
     Converted,
     /// The bits of the elements are read as another type.
     Reinterpreted,
-    /// Operands lie side by side.
+    /// The operands are concatenated.
     Joined,
     /// A constant surrounds the elements.
     Padded,
-    /// The elements of the whole tensor stay; devices hold other parts of them.
+    /// The elements of the whole tensor stay; devices hold different parts of them.
     Resharded,
 }
 
 impl Movement {
-    /// Whether every element of the result comes from one operand. False for concatenations and padding, which no walk
-    /// through views passes.
+    /// Whether every element of the result comes from one operand. False for concatenations and padding, at which walks through
+    /// views stop.
     pub(crate) const fn shows_one_operand(self) -> bool {
         match self {
             Self::Computed | Self::Joined | Self::Padded => false,
@@ -56,14 +56,13 @@ impl Movement {
         self.is_rearrangement() || matches!(self, Self::Cut)
     }
 
-    /// Whether the result has elements of one operand, unchanged: it differs in its layout in memory alone, mostly by its
+    /// Whether the result has elements of one operand, unchanged. It then differs only in its layout in memory, mostly in its
     /// strides.
     pub const fn is_layout(self) -> bool {
         self.is_part() || matches!(self, Self::Repeated)
     }
 
-    /// Whether a state can hold the result in place of the operand: a part of it, perhaps converted
-    /// ([`crate::ViewStep`]).
+    /// Whether a state can hold the result instead of the operand: a part of the operand, perhaps converted ([`crate::ViewStep`]).
     pub const fn is_part_of_state(self) -> bool {
         self.is_part() || matches!(self, Self::Converted)
     }

@@ -1,6 +1,6 @@
-//! Normalisations over the last dim. All operands have one float type; the statistics have it too.
+//! Normalisations over the last dim. All operands and the statistics have the same float type.
 //!
-//! The gradient flows through `y` alone: `mean` and `rstd` are kept for the gradient and are not to be trained through.
+//! Only `y` has a gradient: `mean` and `rstd` are kept for the backward pass.
 
 use super::*;
 use crate::{DType, Dim};
@@ -9,7 +9,7 @@ use crate::{DType, Dim};
 /// results `y[.., n] = (x - mean)·rstd·scale + bias`, `mean[..]`, `rstd[..] = 1/√(variance + eps)`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LayerNorm {
-    /// Added to the variance.
+    /// A number that is added to the variance.
     pub eps: Float,
 }
 
@@ -21,7 +21,7 @@ pub struct LayerNormGrad;
 /// `scale[n]`; results `y[.., n] = x·rstd·scale`, `rstd[..] = 1/√(mean(x²) + eps)`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RmsNorm {
-    /// Added to the mean square.
+    /// A number that is added to the mean square.
     pub eps: Float,
 }
 
@@ -29,7 +29,7 @@ pub struct RmsNorm {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RmsNormGrad;
 
-/// The dims before the last, which is normalised: it must be there and not be empty.
+/// Returns the dims before the last dim, which is normalised. The last dim must exist and not be empty.
 fn leading<'a>(x: &'a Type, scale: &Type) -> Result<&'a [Dim], TypeError> {
     let Some((last, leading)) = x.dims.split_last().filter(|(last, _)| last.size() != Some(0)) else {
         return Err(TypeError::new(format!("{x} has no last dim to normalise")));
@@ -43,7 +43,7 @@ fn leading<'a>(x: &'a Type, scale: &Type) -> Result<&'a [Dim], TypeError> {
     Ok(leading)
 }
 
-/// Refuses an operand that is not of this element type and dims.
+/// Refuses an operand without this element type and these dims.
 fn expect(what: &str, ty: &Type, dtype: DType, dims: &[Dim]) -> Result<(), TypeError> {
     if ty.dtype == dtype && ty.dims[..] == *dims {
         return Ok(());
@@ -52,7 +52,7 @@ fn expect(what: &str, ty: &Type, dtype: DType, dims: &[Dim]) -> Result<(), TypeE
     Err(TypeError::new(format!("the {what} is {ty}, not {expected}")))
 }
 
-/// Only the first result of a norm has a gradient.
+/// Returns the gradient of the first result. The other results of a norm must have none.
 fn only_first(d: &[Option<ValueId>]) -> Result<Option<ValueId>, GradientError> {
     if d[1..].iter().any(Option::is_some) {
         return Err(GradientError::Undefined("the statistics of a norm have no gradient"));

@@ -1,4 +1,4 @@
-//! The operands of an operator: the role of each, and how their elements move into the result.
+//! The operands of an operator: their roles, and the movement of their elements into the result.
 
 use super::Movement;
 use smallvec::SmallVec;
@@ -6,23 +6,23 @@ use smallvec::SmallVec;
 /// The role of an operand in its operator. [`crate::Role`] is the role of a state in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OperandRole {
-    /// The tensor that the operator transforms: activations, logits, the table of a gather.
+    /// The tensor that the operator transforms: activations, logits, or the table of a gather.
     Data,
     /// The left side of a contraction or of a function of two operands.
     Lhs,
     /// The right side of a contraction or of a function of two operands.
     Rhs,
-    /// The trained weights of a convolution, of experts, or that an optimizer updates.
+    /// The trained weights of a convolution or of experts, or the parameter that an optimizer updates.
     Weight,
-    /// The scale of a norm, by which normalised elements are multiplied.
+    /// The scale of a norm, which multiplies the normalised elements.
     Scale,
-    /// The bias of a norm, which is added to normalised and scaled elements.
+    /// The bias of a norm, which is added to the normalised and scaled elements.
     Bias,
     /// The mean that a norm subtracts.
     Mean,
-    /// The variance that a norm divides by the root of.
+    /// The variance by whose root a norm divides.
     Variance,
-    /// The reciprocal of a norm's deviation, kept from the forward phase.
+    /// The reciprocal of a norm's standard deviation, kept from the forward phase.
     InverseDeviation,
     /// The queries of attention.
     Query,
@@ -30,13 +30,13 @@ pub enum OperandRole {
     Key,
     /// The values of attention.
     Value,
-    /// The mask of attention: booleans that keep, or floats that are added to scores.
+    /// The mask of attention: booleans that keep scores, or floats that are added to scores.
     Mask,
     /// The cosines of a rotary embedding.
     Cosines,
     /// The sines of a rotary embedding.
     Sines,
-    /// The booleans that choose between two operands.
+    /// The booleans that select one of two operands.
     Condition,
     /// Integers that choose elements of a dim: rows of a table, or an expert for each row.
     Indices,
@@ -46,7 +46,7 @@ pub enum OperandRole {
     Labels,
     /// The result of the forward operator, kept for its gradient.
     Output,
-    /// The logarithms of sums of exponentials of the forward operator, kept for its gradient.
+    /// The logarithm of the forward operator's sums of exponentials, kept for its gradient.
     LogSumExp,
     /// The gradient of the forward operator's result, or, for an optimizer, of the weight.
     Gradient,
@@ -62,13 +62,13 @@ pub enum OperandRole {
     Step,
     /// The number by which an optimizer multiplies the gradient.
     GradientScale,
-    /// The boolean that keeps an optimizer from changing anything.
+    /// The boolean with which an optimizer changes nothing.
     Skip,
-    /// The numbers of the samples that random numbers are drawn for.
+    /// The numbers of the samples for which random numbers are drawn.
     Samples,
 }
 
-/// The declaration of an operator's operands, as [`super::Operator::operands`] gives it.
+/// The declaration of an operator's operands, returned by [`super::Operator::operands`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operands {
     /// The roles in the order of the operands.
@@ -80,53 +80,53 @@ pub struct Operands {
 /// The number of operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Count {
-    /// One for each role.
+    /// One operand for each role.
     Fixed,
-    /// One for each role; the operand of this role may be missing.
+    /// One operand for each role; the operand of this role may be missing.
     Optional(OperandRole),
-    /// One for each role; so many of the last operands may be missing, the very last one first.
+    /// One operand for each role; up to so many of the last operands may be missing, the very last one first.
     OptionalLast(usize),
-    /// One or more, all of the only role.
+    /// One or more operands, all with the only role.
     Any,
 }
 
 impl Operands {
-    /// One operand for each role, from which the operator computes new elements.
+    /// Declares one operand for each role, from which the operator computes new elements.
     pub const fn new(roles: &'static [OperandRole]) -> Self {
         Self { roles, count: Count::Fixed, movement: Movement::Computed }
     }
 
-    /// One or more operands of one role.
+    /// Declares one or more operands of the same role.
     pub const fn any(role: &'static [OperandRole; 1]) -> Self {
         Self { roles: role, count: Count::Any, movement: Movement::Computed }
     }
 
-    /// One operand of data, whose elements move into the result in this way.
+    /// Declares one operand of data whose elements move into the result in this way.
     pub const fn view(movement: Movement) -> Self {
         Self { roles: &[OperandRole::Data], count: Count::Fixed, movement }
     }
 
-    /// The same operands, of which the operand of this role may be missing.
+    /// Declares that the operand of this role may be missing.
     pub const fn optional(self, role: OperandRole) -> Self {
         Self { count: Count::Optional(role), ..self }
     }
 
-    /// The same operands, of which so many at the end may be missing, the very last one first.
+    /// Declares that up to so many operands at the end may be missing, the very last one first.
     pub const fn optional_last(self, count: usize) -> Self {
         Self { count: Count::OptionalLast(count), ..self }
     }
 
-    /// The same operands, whose elements move into the result in this way.
+    /// Sets the movement of the elements into the result.
     pub const fn moving(self, movement: Movement) -> Self {
         Self { movement, ..self }
     }
 
-    /// How the elements of the operands move into the result.
+    /// Returns the movement of the elements into the result.
     pub const fn movement(&self) -> Movement {
         self.movement
     }
 
-    /// The roles of `count` operands in their order; `None` if the operator does not take so many.
+    /// Returns the roles of `count` operands in their order; `None` if the operator cannot have so many operands.
     pub fn roles(&self, count: usize) -> Option<SmallVec<[OperandRole; 8]>> {
         let missing = match self.count {
             Count::Any => return (count > 0).then(|| SmallVec::from_elem(self.roles[0], count)),

@@ -1,8 +1,8 @@
-//! The update of a parameter by its gradient, with the optimizer's states.
+//! Updates of a parameter by its gradient, with the optimizer's states.
 //!
-//! Each update takes two operands more, which may be missing: `scale` and `skip`, or `scale` alone. `scale` is a scalar of
-//! the parameter's type; the gradient times `scale` takes the place of the gradient. Loss scaling and clipping give it.
-//! `skip` is a bool; where it is true, the results are the old parameter and the old states, whatever the gradient is.
+//! Each update has two optional operands at the end: `scale` and `skip`, or `scale` alone. `scale` is a scalar of the parameter's
+//! type by which the gradient is multiplied; loss scaling and clipping compute it. `skip` is a bool. If it is true, the results
+//! are the old parameter and the old states, whatever the gradient is.
 
 mod adagrad;
 mod adam;
@@ -23,7 +23,7 @@ use crate::DType;
 /// The index of the gradient among the operands.
 const GRADIENT: usize = 1;
 
-/// The operands that every update may have at its end, `scale` and `skip`.
+/// The number of optional operands at the end of every update: `scale` and `skip`.
 const OPTIONAL: usize = 2;
 
 /// The roles of the operands of an update with one state and no step.
@@ -37,8 +37,9 @@ const ONE_STATE: [OperandRole; 7] = [
     OperandRole::Skip,
 ];
 
-/// The types of the results of an update: the parameter's, then those of its states, which `states` gives for the parameter. The operands
-/// are the parameter, its gradient and the states, then f64 scalars up to `required` operands, then perhaps `scale` and `skip`.
+/// Returns the types of an update's results: the parameter's, then those of its states, which `states` returns for the parameter.
+/// The operands are the parameter, its gradient and the states, then f64 scalars up to `required` operands, then perhaps `scale`
+/// and `skip`.
 fn update_types(
     types: &Inference,
     required: usize,
@@ -76,7 +77,7 @@ fn no_gradient() -> Gradients {
     Err(GradientError::Undefined("an update has no gradient"))
 }
 
-/// The factors of an update of so many tensors: they share all factors, and the other operands are scalars.
+/// Returns the factors of an update: its tensors share all factors, and the other operands are scalars.
 fn factors(signature: &Signature) -> Factors {
     let tensors = signature.results.len() + 1;
     let scalars = signature.operands.len() - tensors;
@@ -86,26 +87,26 @@ fn factors(signature: &Signature) -> Factors {
     Factors::rule(&format!("{operands} -> {results}"), signature)
 }
 
-/// Every tensor is read or written once. An update that multiplies the gradient has one operation an element more.
+/// Counts every tensor as read or written once. An update that scales the gradient has one more operation per element.
 fn cost(signature: &Signature, required: usize, flops: u64) -> Cost {
     let scaled = u64::from(signature.operands.len() > required);
     Cost::per_element(signature, &signature.results[0], flops + scaled)
 }
 
-/// The number by which the gradient is multiplied, for an update with so many operands before `scale`.
+/// Returns the factor of the gradient. The update has `required` operands before `scale`.
 fn scale(cx: &Interp, required: usize) -> f64 {
     cx.operands.get(required).map_or(1.0, |scale| scale.item())
 }
 
-/// The old parameter and states, if the update is skipped: it has so many operands before `scale`.
+/// Returns the old parameter and states if the update is skipped. The update has `required` operands before `scale`.
 fn skipped(cx: &Interp, required: usize) -> Option<Vec<Tensor>> {
     let skip = cx.operands.get(required + 1)?;
     let old = (0..=cx.results.len()).filter(|&operand| operand != GRADIENT);
     skip.bools()[0].then(|| old.map(|operand| cx.operands[operand].clone()).collect())
 }
 
-/// Applies a rule to each element: from the gradient times `scale`, and from the parameter and its states, to their new numbers. The
-/// parameter and its states have `N` tensors. The update has so many operands before `scale`.
+/// Applies `rule` to each element. It takes the scaled gradient and the `N` numbers of the parameter and its states, and returns
+/// their new numbers. The update has `required` operands before `scale`.
 fn update<const N: usize>(
     cx: &Interp,
     required: usize,
@@ -125,7 +126,7 @@ fn update<const N: usize>(
     new.into_iter().enumerate().map(tensor).collect()
 }
 
-/// A gradient with the parameter's share. Without decay an infinite parameter stays as it is: zero times it would be NaN.
+/// Adds weight decay to a gradient. Zero decay is skipped, because zero times an infinite parameter would be NaN.
 fn decayed(weight_decay: f64, gradient: f64, parameter: f64) -> f64 {
     if weight_decay == 0.0 { gradient } else { gradient + weight_decay * parameter }
 }

@@ -1,21 +1,21 @@
-//! Packing: eight bools in a byte (the binarised masks of Jain et al., Gist, ISCA 2018).
+//! Packing of eight bools into a byte (the binarised masks of Jain et al., Gist, ISCA 2018).
 
 use super::*;
 use crate::{DType, Dim, Dims};
 
-/// Bits of a byte.
+/// The number of bits of a byte.
 pub const BITS: u64 = 8;
 
-/// Bools in the bits of bytes: operand `bool[.., n]`, result `u8[.., ⌈n/8⌉]`. Element `8·b + k` of a row is bit `k` of byte `b`, where
-/// bit 0 is the lowest. The bits behind the end of a row are 0.
+/// Packs bools into the bits of bytes: operand `bool[.., n]`, result `u8[.., ⌈n/8⌉]`. Element `8·b + k` of a row is bit `k` of
+/// byte `b`, where bit 0 is the lowest. The bits after the end of a row are 0.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PackBits;
 
-/// The bools that [`PackBits`] packed: operand `u8[.., ⌈n/8⌉]`, result `bool[.., n]`, of the type that is declared.
+/// Unpacks the bools of [`PackBits`]: operand `u8[.., ⌈n/8⌉]`, result `bool[.., n]`, of the declared type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnpackBits;
 
-/// The dims of the bytes that hold bools of these dims.
+/// Returns the dims of the bytes into which bools of these dims are packed.
 fn packed(bools: &Dims) -> Result<Dims, TypeError> {
     let mut dims = bools.clone();
     let last = dims
@@ -27,7 +27,7 @@ fn packed(bools: &Dims) -> Result<Dims, TypeError> {
     Ok(dims)
 }
 
-/// The words of the last dim of bools and of bytes: a split of whole bytes splits the bools as well.
+/// Returns the words of the last dim, of bools and of bytes. A split into whole bytes splits the bools as well.
 fn words(bools: &Type) -> [&'static str; 2] {
     let is_whole = bools.dims.last().and_then(Dim::size).is_some_and(|size| size.is_multiple_of(BITS));
     if is_whole { ["* (bytes bits^)", "* bytes"] } else { ["* bools^", "* bytes^"] }
@@ -52,7 +52,7 @@ impl Operator for PackBits {
         Factors::rule(&format!("{bools} -> {bytes}"), signature)
     }
 
-    /// None: bools.
+    /// Bools have no gradient.
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None])
     }
@@ -89,7 +89,7 @@ impl Operator for UnpackBits {
         Factors::rule(&format!("{bytes} -> {bools}"), signature)
     }
 
-    /// None: bools.
+    /// Bools have no gradient.
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None])
     }

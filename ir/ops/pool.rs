@@ -8,60 +8,60 @@ use super::*;
 use crate::{DType, Dim, Dims};
 use smallvec::SmallVec;
 
-/// How a window slides along one dim. Its position `o` covers the elements `o·stride + k·dilation - before` for `k` below
-/// `size`; those outside the dim are padding.
+/// The way in which a window slides along one dim. Position `o` covers the elements `o·stride + k·dilation - before` for `k` below
+/// `size`. Elements outside of the dim are padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Window {
-    /// Elements that it covers.
+    /// The number of covered elements.
     pub size: u64,
-    /// Distance between two positions.
+    /// The distance between two positions.
     pub stride: u64,
-    /// Distance between two covered elements.
+    /// The distance between two covered elements.
     pub dilation: u64,
-    /// Padding before the first element.
+    /// The padding before the first element.
     pub before: u64,
-    /// Padding after the last element.
+    /// The padding after the last element.
     pub after: u64,
 }
 
 /// A window along each of the last dims, outermost first.
 pub type Windows = SmallVec<[Window; 3]>;
 
-/// The largest element of each window: operand `x[.., d]`, result `y[.., o]`, both with as many last dims as there are
-/// windows. Padding is never the largest; a window of nothing else gives −∞. A NaN is larger than any number.
+/// The largest element of each window: operand `x[.., d]`, result `y[.., o]`, both with as many last dims as there are windows.
+/// Padding is never the largest; a window with only padding gives −∞. NaN is larger than any number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaxPool {
     /// The windows.
     pub windows: Windows,
 }
 
-/// The gradient of [`MaxPool`]: all of a window's goes to the first of its largest elements, in row-major order.
-/// Operands: `x, d y`. Result: `d x`.
+/// The gradient of [`MaxPool`]. The gradient of a window goes to the first of its largest elements, in row-major order. Operands:
+/// `x, d y`. Result: `d x`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaxPoolGrad {
     /// As in [`MaxPool`].
     pub windows: Windows,
 }
 
-/// Where the largest element of each window of [`MaxPool`] stands in its plane, the last dims that windows slide over:
-/// i64, counted in row-major order; -1 for a window of nothing but padding. Of equals the first.
+/// The place of the largest element of each window of [`MaxPool`] in its plane, the last dims over which windows slide. It is an
+/// i64, counted in row-major order; -1 for a window with only padding. The first if several are equal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaxPoolIndices {
     /// As in [`MaxPool`].
     pub windows: Windows,
 }
 
-/// The mean of each window, as [`MaxPool`] otherwise; a window of nothing but padding gives 0.
+/// The mean of each window, with the windows of [`MaxPool`]. A window with only padding gives 0.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AvgPool {
     /// The windows.
     pub windows: Windows,
-    /// Whether padding counts, as zeros.
+    /// Whether padding counts as zeros.
     pub count_padding: bool,
 }
 
-/// The gradient of [`AvgPool`]. Operand: `d y`. Result: `d x`, of the type that is declared: several sizes of `x` may give
-/// the same `y`.
+/// The gradient of [`AvgPool`]. Operand: `d y`. Result: `d x`, of the declared type, because several sizes of `x` can give the
+/// same `y`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AvgPoolGrad {
     /// As in [`AvgPool`].
@@ -70,7 +70,7 @@ pub struct AvgPoolGrad {
     pub count_padding: bool,
 }
 
-/// `k3s2d1p0.1`: size, stride, dilation, padding before and after.
+/// The text is `k3s2d1p0.1`: size, stride, dilation, padding before and after.
 impl Attribute for Window {
     fn print(&self) -> String {
         let Self { size, stride, dilation, before, after } = self;
@@ -89,23 +89,24 @@ impl Attribute for Window {
 }
 
 impl Window {
-    /// Covers so many elements, one after the other, at every place where all of it fits.
+    /// Makes a window over so many consecutive elements, at every place where it fits whole.
     pub fn of(size: u64) -> Self {
         Self { size, stride: 1, dilation: 1, before: 0, after: 0 }
     }
 
-    /// From the first covered element to the last; `None` if that is no length.
+    /// Returns the distance from the first covered element to the last, plus 1; `None` if it is not a valid length.
     pub fn extent(&self) -> Option<u64> {
         self.size.checked_sub(1)?.checked_mul(self.dilation.max(1))?.checked_add(1)
     }
 
-    /// The number of positions along a dim of this size; `None` if there is none.
+    /// Returns the number of positions along a dim of this size; `None` if there is none.
     pub fn positions(&self, size: u64) -> Option<u64> {
         let padded = size.checked_add(self.before)?.checked_add(self.after)?;
         padded.checked_sub(self.extent()?)?.checked_div(self.stride)?.checked_add(1)
     }
 
-    /// What a position covers of a dim of this size: the first element, and how many, `dilation` apart.
+    /// Returns the elements of a dim of this size that a position covers: the first element, and their number; they are `dilation`
+    /// apart.
     pub fn covers(&self, position: usize, size: usize) -> (usize, usize) {
         let start = position as u64 * self.stride;
         let first = self.before.saturating_sub(start).div_ceil(self.dilation);
@@ -116,11 +117,11 @@ impl Window {
         }
     }
 
-    /// The dim that the positions make.
+    /// Returns the dim of the positions.
     fn slide(&self, dim: &Dim) -> Option<Dim> {
         match dim.size() {
             Some(size) => self.positions(size).filter(|_| size > 0).map(Dim::known),
-            // Before it is bound nothing can be said but that it stays as it is.
+            // The size of an unbound dim is known only if the window leaves it unchanged.
             None => {
                 let padding = self.before.checked_add(self.after)?.checked_add(1);
                 (self.stride == 1 && padding == self.extent()).then(|| dim.clone())
@@ -129,7 +130,7 @@ impl Window {
     }
 }
 
-/// The dims of the windows' positions over these dims of `x`.
+/// Returns the dims of the windows' positions over the last dims of `x`, after its leading dims.
 fn positions(windows: &Windows, x: &Type) -> Result<Dims, TypeError> {
     let count = windows.len();
     if !x.dtype.is_float() || count == 0 || x.ndim() < count {
@@ -161,7 +162,7 @@ fn positions(windows: &Windows, x: &Type) -> Result<Dims, TypeError> {
     Ok(dims)
 }
 
-/// The type of a gradient `d y` must be that of `y`.
+/// Checks that a gradient `d y` has the type of `y`.
 fn expect(dy: &Type, x: &Type, dims: &Dims) -> Result<(), TypeError> {
     if dy.dtype == x.dtype && dy.dims == *dims {
         return Ok(());
@@ -170,26 +171,26 @@ fn expect(dy: &Type, x: &Type, dims: &Dims) -> Result<(), TypeError> {
     Err(TypeError::new(format!("the gradient of the result for {x} is {dy}, not {expected}")))
 }
 
-/// The words of a tensor whose last dims the windows slide over: these cannot be split.
+/// Returns the words of a tensor over whose last dims the windows slide. These dims cannot be split.
 fn words(windows: &Windows, name: &str) -> String {
     let words = (0..windows.len()).map(|i| format!(" {name}{i}^"));
     std::iter::once("*".to_string()).chain(words).collect()
 }
 
-/// The rule of factors between the tensor that windows slide over and the tensor of their positions.
+/// Returns the factor rule between the tensor over which windows slide and the tensor of their positions.
 fn factors(windows: &Windows, signature: &Signature, rule: impl Fn(&str, &str) -> String) -> Factors {
     let [slid, positions] = ["d", "o"].map(|name| words(windows, name));
     Factors::rule(&rule(&slid, &positions), signature)
 }
 
-/// The cost with an operation for every element of every window.
+/// Returns the cost with one operation for every element of every window.
 fn cost(windows: &Windows, signature: &Signature, positions: &Type) -> Cost {
     let covered = windows.iter().fold(1, |covered: u64, window| covered.saturating_mul(window.size));
     Cost::per_element(signature, positions, covered)
 }
 
-/// For every position of the windows, in row-major order, the elements it covers in a tensor of these sizes, in
-/// row-major order; padding is left out. One row without windows.
+/// Returns, for every position of the windows in row-major order, the offsets of its elements in a tensor of these sizes, in
+/// row-major order and without padding. Without windows there is one position with the offset 0.
 pub fn covered(windows: &[Window], sizes: &[usize], positions: &[usize]) -> Vec<Vec<usize>> {
     let mut covered = vec![vec![0]];
     for ((window, &size), &positions) in windows.iter().zip(sizes).zip(positions) {
@@ -203,18 +204,18 @@ pub fn covered(windows: &[Window], sizes: &[usize], positions: &[usize]) -> Vec<
     covered
 }
 
-/// The windows over a call's tensors, plane by plane: a plane is the last dims.
+/// The windows over a call's tensors, plane by plane. A plane consists of the last dims.
 struct Planes {
-    /// Sizes of the result of pooling.
+    /// The sizes of the result of pooling.
     sizes: Vec<usize>,
-    /// Elements of a plane of `x`.
+    /// The number of elements of a plane of `x`.
     len: usize,
-    /// What each position covers of it.
+    /// The elements of a plane that each position covers.
     covered: Vec<Vec<usize>>,
 }
 
 impl Planes {
-    /// Over an `x` of these sizes.
+    /// Lays the windows over an `x` of these sizes.
     fn new(windows: &Windows, x: &[usize]) -> Self {
         let (leading, plane) = x.split_at(x.len() - windows.len());
         let slide = |(window, &size): (&Window, &usize)| window.positions(size as u64).unwrap_or(0) as usize;
@@ -224,7 +225,8 @@ impl Planes {
     }
 }
 
-/// The sizes of the result of pooling, and what `of` gives for a plane of `x` and what a position covers of it.
+/// Returns the sizes of the result of pooling, and the results of `of` for each plane of `x` and the elements that a position
+/// covers.
 fn pooled<T>(windows: &Windows, x: &Tensor, of: impl Fn(&[f64], &[usize]) -> T) -> (Vec<usize>, Vec<T>) {
     let planes = Planes::new(windows, &x.sizes);
     let mut out = Vec::new();
@@ -234,13 +236,13 @@ fn pooled<T>(windows: &Windows, x: &Tensor, of: impl Fn(&[f64], &[usize]) -> T) 
     (planes.sizes, out)
 }
 
-/// The first of the largest elements, where a NaN is larger than any number; `None` of nothing.
+/// Returns the first of the largest elements; NaN is larger than any number. `None` if no element is covered.
 fn first_largest(plane: &[f64], covered: &[usize]) -> Option<usize> {
     let larger = |x: f64, best: f64| x > best || (x.is_nan() && !best.is_nan());
     covered.iter().copied().reduce(|best, i| if larger(plane[i], plane[best]) { i } else { best })
 }
 
-/// What the sum over a window is divided by.
+/// Returns the divisor of the sum over a window.
 fn divisor(windows: &Windows, count_padding: bool, covered: &[usize]) -> f64 {
     if count_padding {
         windows.iter().map(|window| window.size as f64).product()
@@ -333,7 +335,7 @@ impl Operator for MaxPoolIndices {
         factors(&self.windows, signature, |x, y| format!("{x} -> {y}"))
     }
 
-    /// None: integers.
+    /// The result has integers, which have no gradient.
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None])
     }
@@ -430,7 +432,7 @@ mod tests {
     fn positions_cover_what_lies_within_the_dim() {
         let window = Window { size: 3, stride: 2, dilation: 2, before: 3, after: 2 };
         assert_eq!((window.extent(), window.positions(4)), (Some(5), Some(3)));
-        // Elements -3 -1 1, -1 1 3, 1 3 5.
+        // The windows cover the elements -3 -1 1, -1 1 3, 1 3 5.
         assert_eq!([0, 1, 2].map(|at| window.covers(at, 4)), [(1, 1), (1, 2), (1, 2)]);
         assert_eq!(Window { dilation: u64::MAX, ..Window::of(1) }.covers(1, 2), (1, 1));
         assert_eq!(Window { before: 5, ..Window::of(2) }.covers(1, 3), (0, 0));

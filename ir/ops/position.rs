@@ -1,14 +1,14 @@
-//! Operators whose numbers depend on the place of a part.
+//! The operators whose numbers depend on the place of a part in the whole tensor.
 //!
-//! This is a fact of an operator's meaning, which [`Operator::interp`](super::Operator::interp) has: such an operator asks
-//! [`Interp`](super::Interp) for spans. All kernels of such an operator are told the place of a device's part, whatever the
-//! backend. The conformance test compares the answers with `interp`.
+//! This is a property of [`Operator::interp`](super::Operator::interp): the `interp` of such an operator asks
+//! [`Interp`](super::Interp) for spans. Every backend tells all kernels of such an operator the place of the device's part. The
+//! conformance test compares the answers with `interp`.
 
 use super::Op;
 
 impl Op {
-    /// Whether the numbers that a device computes from its parts of the operands depend on the place of these parts in the
-    /// whole tensors.
+    /// Whether the numbers that a device computes from its parts of the operands depend on the places of these parts in the whole
+    /// tensors.
     pub fn depends_on_position(&self) -> bool {
         match self {
             // Indices count along the whole dim.
@@ -17,12 +17,12 @@ impl Op {
             }
             Self::ScatterElements(_) | Self::CrossEntropyGrad(_) => true,
             Self::Experts(_) | Self::ExpertsGrad(_) => true,
-            // A random number belongs to the place of its element in the whole.
+            // A random number depends on the place of its element in the whole tensor.
             Self::Dropout(_) | Self::RandomUniform(_) => true,
-            // A query sees the keys up to its own place.
+            // A query reads the keys up to its own place.
             Self::Attention(attention) => attention.causal,
             Self::AttentionGrad(attention) => attention.causal,
-            // A part has elements of its own.
+            // Each part has different elements.
             Self::Constant(_) | Self::Iota(_) => true,
             Self::Accumulate(_)
             | Self::Adagrad(_)

@@ -1,7 +1,7 @@
-//! Random numbers: uniform ones, of which the import makes normal ones (Box and Muller, 1958).
+//! Uniform random numbers. The import computes normal ones from them (Box and Muller, 1958).
 //!
-//! They depend on the seed, the operator, the number of the sample and the place of an element in the sample, as what
-//! dropout drops does ([`Draws`]); so they are never stored, and the same on every mesh.
+//! As with dropout ([`Draws`]), the numbers depend on the seed, the operator, the number of the sample and the place of an element
+//! in the sample. So they are never stored, and are the same on every mesh.
 
 use super::draws::Draws;
 use super::*;
@@ -11,11 +11,11 @@ use super::*;
 /// mean, 1/2, as in an evaluation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RandomUniform {
-    /// The operator among those of the program that draw; a copy keeps its original's.
+    /// The number of the operator among the program's operators that draw. A recomputed copy keeps the id of its original.
     pub id: u32,
     /// The seed of the run.
     pub seed: u64,
-    /// The dim of the result that has the samples, alone or before the elements of each: `[n·m, ..]`.
+    /// The dim of the result that counts the samples, alone or as the major part of a merged dim: `[n·m, ..]`.
     pub dim: u32,
 }
 
@@ -37,14 +37,14 @@ impl Operator for RandomUniform {
         Ok(vec![Type::new(ty.dtype, ty.dims.clone())])
     }
 
-    /// `"n -> d.. n d.."`, where the dim of the samples may be `(n m)`.
+    /// `"n -> d.. n d.."`; the dim of the samples may be `(n m)`.
     fn factors(&self, signature: &Signature) -> Factors {
         let [numbers] = &signature.operands[..] else { return Factors::source(signature) };
         let (result, n) = self.draws().factors(&signature.results[0], numbers);
         Factors::rule(&format!("{n} -> {result}"), signature)
     }
 
-    /// None: the numbers of the samples are integers.
+    /// The numbers of the samples are integers, which have no gradient.
     fn gradient(&self, _: &mut Builder, node: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None; node.operands.len()])
     }
@@ -69,15 +69,15 @@ impl Operator for RandomUniform {
 }
 
 impl RandomUniform {
-    /// The mean of the numbers.
+    /// The mean of the random numbers.
     pub const MEAN: f64 = 0.5;
 
-    /// The number of a random word.
+    /// Returns the random number of a random word.
     pub fn number(word: u32) -> f64 {
         f64::from(word >> 8) / 2f64.powi(24)
     }
 
-    /// How the words are drawn.
+    /// Returns the random words of the operator.
     pub fn draws(&self) -> Draws {
         Draws { id: self.id, seed: self.seed, dim: self.dim }
     }
@@ -104,7 +104,7 @@ mod tests {
         let count = numbers.len() as f64;
         for limit in [0.1, 0.25, 0.5, 0.9] {
             let below = numbers.iter().filter(|&&x| x < limit).count() as f64 / count;
-            // Four deviations of the mean of so many draws.
+            // Four standard deviations of the mean of so many draws.
             assert!((below - limit).abs() < 4.0 * (limit * (1.0 - limit) / count).sqrt(), "{limit}: {below}");
         }
         assert!((RandomUniform::number(u32::MAX), RandomUniform::number(0)) == (1.0 - 2f64.powi(-24), 0.0));

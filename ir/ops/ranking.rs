@@ -1,4 +1,4 @@
-//! Places of elements in their order along a dim.
+//! The order of elements along a dim: top-k indices.
 
 use super::reduce::rows;
 use super::*;
@@ -22,7 +22,7 @@ pub struct TopK {
 }
 
 impl TopK {
-    /// The order of two elements and their indices: `Less` if the first comes earlier in the result.
+    /// Compares two elements and their indices. `Less` means that the first comes earlier in the result.
     pub fn order<T: PartialOrd>(&self, [x, y]: [T; 2], [i, j]: [usize; 2]) -> Ordering {
         let is_nan = |x: &T| x.partial_cmp(x).is_none();
         let ascending = x.partial_cmp(&y).unwrap_or_else(|| is_nan(&x).cmp(&is_nan(&y)));
@@ -30,7 +30,7 @@ impl TopK {
         by_size.then(i.cmp(&j))
     }
 
-    /// The indices of one row of `size` elements.
+    /// Returns the indices of one row of `size` elements.
     ///
     /// Time: `O(size + count · log count)`, by a partial selection and a sort of the selected indices.
     pub fn of_row<T: PartialOrd>(&self, size: usize, element: impl Fn(usize) -> T) -> Vec<usize> {
@@ -76,7 +76,7 @@ impl Operator for TopK {
         Ok(vec![None])
     }
 
-    /// One comparison for each element, and `log₂ count` for each of those that are sorted.
+    /// One comparison for each element, and `log₂ count` for each sorted element.
     fn cost(&self, signature: &Signature) -> Cost {
         let [elements, places] =
             [&signature.operands[0], &signature.results[0]].map(|ty| ty.numel().unwrap_or(0));

@@ -6,28 +6,28 @@ use crate::tensor::{Elements, offsets, strides};
 use crate::{DType, Dim, Dims};
 use smallvec::SmallVec;
 
-/// A reduction over some dims, which go, or stay with size one if `keep`. Sum, largest and smallest of floats and
-/// integers; mean of floats. The gradient of a largest or smallest element is shared equally among equals.
+/// A reduction over some dims, which are removed, or kept with size one if `keep`. Sum, maximum and minimum of floats and
+/// integers; mean of floats. The gradient of a maximum or minimum is shared equally among equal elements.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reduce {
-    /// What is computed.
+    /// The function of the reduction.
     pub kind: ReduceKind,
-    /// The dims reduced, ascending.
+    /// The reduced dims, ascending.
     pub dims: SmallVec<[u32; 4]>,
-    /// Whether reduced dims stay with size one.
+    /// Whether reduced dims are kept with size one.
     pub keep: bool,
 }
 
-/// What a reduction computes.
+/// The function of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReduceKind {
     /// Sum.
     Sum,
     /// Mean.
     Mean,
-    /// Largest.
+    /// Maximum.
     Max,
-    /// Smallest.
+    /// Minimum.
     Min,
 }
 
@@ -47,20 +47,20 @@ impl Attribute for ReduceKind {
     }
 }
 
-/// The running sum along a dim (ONNX CumSum), from the first element (or, `reverse`, from the last), with or
-/// (`exclusive`) without the element itself. Floats and integers.
+/// The running sum along a dim (ONNX CumSum), from the first element or, with `reverse`, from the last. With `exclusive`, a sum
+/// does not include its own element. Floats and integers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CumulativeSum {
-    /// The dim run along.
+    /// The dim along which the sum runs.
     pub dim: u32,
-    /// Whether an element leaves itself out.
+    /// Whether a sum excludes its own element.
     pub exclusive: bool,
-    /// Whether to run from the end.
+    /// Whether the sum starts at the last element.
     pub reverse: bool,
 }
 
 impl Reduce {
-    /// The dims of the result for these of the operand: with `keep` reduced ones are one.
+    /// Returns the dims of the result. With `keep`, reduced dims have size one.
     fn result_dims(&self, dims: &[Dim], keep: bool) -> Dims {
         let reduced = |i: usize| self.dims.contains(&(i as u32));
         let all = dims.iter().enumerate();
@@ -69,7 +69,7 @@ impl Reduce {
             .collect()
     }
 
-    /// How many elements make one of the result; `None` while a dim is unbound.
+    /// Returns the number of elements that are reduced to one; `None` while a dim is unbound.
     fn count(&self, dims: &[Dim]) -> Option<u64> {
         self.dims.iter().try_fold(1u64, |count, &i| count.checked_mul(dims[i as usize].size()?))
     }
@@ -100,7 +100,7 @@ impl Operator for Reduce {
         Ok(vec![Type::new(x.dtype, self.result_dims(&x.dims, self.keep))])
     }
 
-    /// A mean is split as a sum: parts of it do not add up without their number.
+    /// A mean is split as a sum, because means of parts cannot be added without their counts.
     fn factors(&self, signature: &Signature) -> Factors {
         let suffix = match self.kind {
             ReduceKind::Sum => "+",
@@ -196,7 +196,7 @@ impl Operator for Reduce {
         }]
     }
 
-    /// A mean is the sum, divided by the number of elements in the global tensor.
+    /// Builds a mean as the sum divided by the number of elements in the global tensor.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let x = node.operands[0];
         let count = self.count(&b.ty(x).dims);
@@ -256,7 +256,7 @@ impl Operator for CumulativeSum {
     }
 }
 
-/// Combines every element, in row-major order, with the one of `out` that the steps lead to.
+/// Combines every element, in row-major order, with the element of `out` at the offset that `steps` give.
 fn fold<T: Copy>(out: &mut [T], elements: &[T], sizes: &[usize], steps: &[usize], combine: fn(T, T) -> T) {
     let (outer, inner) = sizes.split_at(sizes.len().saturating_sub(1));
     let (outer_steps, inner_steps) = steps.split_at(outer.len());
@@ -266,7 +266,7 @@ fn fold<T: Copy>(out: &mut [T], elements: &[T], sizes: &[usize], steps: &[usize]
     }
 }
 
-/// Replaces the elements at these offsets by their running sum.
+/// Replaces the elements at the offsets of `row` by their running sum.
 fn run<T: Copy>(elements: &mut [T], row: &[usize], exclusive: bool, zero: T, add: impl Fn(T, T) -> T) {
     let mut sum = zero;
     for &i in row {
@@ -276,13 +276,13 @@ fn run<T: Copy>(elements: &mut [T], row: &[usize], exclusive: bool, zero: T, add
     }
 }
 
-/// A word for each dim: that of `dim` ends in `suffix` (`^`, `~`), the others can be split.
+/// Returns a word for each dim. The word of `dim` ends in `suffix` (`^`, `~`); the other dims can be split.
 pub(super) fn along(dim: u32, ndim: usize, suffix: &str) -> String {
     let word = |i| if i == dim as usize { format!("f{i}{suffix}") } else { format!("f{i}") };
     (0..ndim).map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// The offsets of each row along a dim.
+/// Returns the offsets of each row along a dim.
 pub(super) fn rows(sizes: &[usize], dim: u32) -> Vec<Vec<usize>> {
     let (dim, own) = (dim as usize, strides(sizes));
     let mut starts = sizes.to_vec();

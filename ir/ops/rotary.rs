@@ -6,23 +6,23 @@ use crate::tensor::{broadcast_strides, offsets};
 use crate::types::broadcast;
 use crate::{Dim, Dims};
 
-/// Rotary position embedding (Su et al., arXiv 2104.09864). Operands: `x[.., d]` with d even, and `cos`, `sin` of
-/// half the width, which broadcast to `[.., d/2]`. The pair (a, b) becomes `(a·cos - b·sin, b·cos + a·sin)`; it is
-/// `(x[i], x[i + d/2])`, or, `interleaved`, `(x[2i], x[2i + 1])`. All are floats, and `cos` and `sin` of one type; the
-/// result has the type of `x`. A rotation: its gradient is the rotation by `-sin`.
+/// Rotary position embedding (Su et al., arXiv 2104.09864). Operands: `x[.., d]` with d even, and `cos`, `sin` of half the width,
+/// which broadcast to `[.., d/2]`. Each pair (a, b) becomes `(a·cos - b·sin, b·cos + a·sin)`. The pairs are `(x[i], x[i + d/2])`
+/// or, if `interleaved`, `(x[2i], x[2i + 1])`. All operands are floats; `cos` and `sin` have the same type, and the result has the
+/// type of `x`. The gradient is the rotation with `-sin`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rotary {
-    /// Whether neighbours are paired, and not halves.
+    /// Whether neighbours are paired, instead of the two halves.
     pub interleaved: bool,
 }
 
 impl Rotary {
-    /// Where the two elements of pair `i` of a row stand, in a row of `2·half`.
+    /// Returns the places of the two elements of pair `i` in a row of `2·half`.
     fn pair(&self, i: usize, half: usize) -> (usize, usize) {
         if self.interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) }
     }
 
-    /// The gradient in a table `like` of the elements `x`, which are to be summed over each pair.
+    /// Returns the gradient in a table of the shape of `like`: the sums of the elements `x` over each pair.
     fn of_table(&self, b: &mut Builder, x: ValueId, like: ValueId) -> Result<ValueId, TypeError> {
         let x = b.cast(x, b.ty(like).dtype)?;
         let (mut dims, two) = (b.ty(x).dims.clone(), Dim::known(2));
@@ -65,8 +65,8 @@ impl Operator for Rotary {
         Factors::rule("* d^, * c^, * c^ -> * d^", signature).linear_in(&[0]).linear_in(&[1, 2])
     }
 
-    /// The rotation back; `d cos` is the sum of `x·dy` over each pair, and `d sin` of `x'·dy`, `x'` being `x` turned by a
-    /// right angle.
+    /// d x is the rotation back. `d cos` is the sum of `x·dy` over each pair, and `d sin` is the sum of `x'·dy`, where `x'` is `x`
+    /// rotated by a right angle.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let [x, cos, sin] = [0, 1, 2].map(|i| node.operands[i]);
         let Some(dy) = d[0] else { return Ok(vec![None; 3]) };

@@ -1,5 +1,5 @@
-//! Sample calls of every operator, for the conformance tests of `ir` and of the backends, and for checks of a device where
-//! it is. Plain data, and programs of it.
+//! Sample calls of every operator, for the conformance tests of `ir` and of the backends, and for checks on a user's device. They
+//! are plain data, and can be turned into programs.
 
 mod blocks;
 mod elementwise;
@@ -18,72 +18,72 @@ use super::*;
 use crate::tensor::Elements;
 use crate::{Blob, DType, random};
 
-/// A call of an operator: operand types, and how to make up operands that suit it.
+/// A call of an operator: its operand types, and rules that generate suitable operands.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// The operator.
     pub op: Op,
     /// The operands, in order.
     pub operands: Vec<Operand>,
-    /// Result types, where the operator reads them; else empty.
+    /// The result types, if the operator reads them; otherwise empty.
     pub declared: Vec<Type>,
-    /// The data table the operator refers to; else empty.
+    /// The data table to which the operator refers; otherwise empty.
     pub data: PrimaryMap<DataId, Data>,
-    /// Whether the operator has a gradient here. Where it has none [`Operator::gradient`] gives the reason.
+    /// Whether the operator has a gradient here. If not, [`Operator::gradient`] returns the reason.
     pub differentiable: bool,
-    /// Results that are kept for the gradient, or counted, and are themselves not to be trained through.
+    /// Results that have no gradient, because they are kept for the backward pass or are counts.
     pub statistics: Vec<usize>,
-    /// Whether finite differences see the gradient: not where rounding swallows an operand.
+    /// Whether finite differences agree with the gradient. False where rounding hides an operand.
     pub smooth: bool,
 }
 
 /// An operand of a sample.
 #[derive(Clone, Debug)]
 pub struct Operand {
-    /// Its type, all dims bound.
+    /// The type, all dims bound.
     pub ty: Type,
-    /// Its elements.
+    /// The rule that generates the elements.
     pub fill: Fill,
 }
 
-/// How to make up the elements of an operand.
+/// A rule that generates the elements of an operand.
 #[derive(Clone, Debug)]
 pub enum Fill {
-    /// Standard normal; integers are that times 4, truncated.
+    /// Standard normal. Integers are such numbers times 4, truncated.
     Normal,
-    /// Between 0.5 and 2; integers from 1 to 4.
+    /// Between 0.5 and 2. Integers are from 1 to 4.
     Positive,
     /// Between 0 and 1.
     Probability,
-    /// Normal with a NaN in every third place.
+    /// Normal, with NaN in every third place.
     WithNan,
-    /// From this number up to but not including that one.
+    /// Integers from the first number up to, but not including, the second.
     Integers(i64, i64),
-    /// From 0 up to but not including the first; every third is the second.
+    /// Labels from 0 up to, but not including, the first number; every third label is the second number.
     Labels(i64, i64),
-    /// Attention's: rows along the last dim in turn without anything hidden, with some keys hidden, and with all of
-    /// them. Hidden is false, or −∞.
+    /// A mask of attention. Its rows along the last dim cycle through three kinds: no hidden key, some hidden keys, all keys
+    /// hidden. Hidden is false, or −∞.
     Mask,
-    /// As `Mask`, where hidden is f32's most negative number, which hides a key only from a row that has others.
+    /// As `Mask`, but hidden is f32's most negative number, which hides a key only in a row with other keys.
     HugeMask,
     /// Equal elements.
     Value(f64),
-    /// A result of an operator on operands before this one: of the forward, for its gradient.
+    /// A result of an operator on earlier operands, such as a forward result for its gradient.
     Result(Op, Vec<usize>, usize),
 }
 
 impl Sample {
-    /// Types of the operands.
+    /// Returns the types of the operands.
     pub fn operand_types(&self) -> Vec<Type> {
         self.operands.iter().map(|operand| operand.ty.clone()).collect()
     }
 
-    /// Types of the results, as the operator infers them.
+    /// Returns the types of the results, as the operator infers them.
     pub fn result_types(&self) -> Result<Vec<Type>, TypeError> {
         self.op.infer(&Inference { operands: &self.operand_types(), declared: &self.declared })
     }
 
-    /// Operands made up from a seed, rounded to their element types.
+    /// Generates the operands from a seed, rounded to their element types.
     pub fn fill(&self, seed: u64) -> Vec<Tensor> {
         let mut tensors: Vec<Tensor> = Vec::new();
         for (i, operand) in self.operands.iter().enumerate() {
@@ -101,7 +101,7 @@ fn sizes(ty: &Type) -> Vec<usize> {
     ty.sizes().expect("samples have bound dims").into_iter().map(|size| size as usize).collect()
 }
 
-/// The result of an operator on some of these tensors.
+/// Returns a result of an operator on some of these tensors.
 fn forward(op: &Op, tensors: &[Tensor], operands: &[usize], result: usize) -> Tensor {
     let types: Vec<Type> = operands.iter().map(|&i| tensors[i].ty()).collect();
     let results =
@@ -115,7 +115,7 @@ fn made_up(ty: &Type, fill: &Fill, seed: u64, operand: u64) -> Tensor {
     let sizes = sizes(ty);
     let len = sizes.iter().product::<usize>();
     let normal = |i: usize| random::normal(seed, operand, i as u64);
-    // The distribution function of the logistic maps normal numbers into (0, 1); which one matters little here.
+    // The logistic distribution function maps normal numbers into (0, 1). The exact distribution does not matter here.
     let uniform = |i: usize| 1.0 / (1.0 + (-1.7 * normal(i)).exp());
     let row = |i: usize| i / sizes.last().copied().unwrap_or(1).max(1);
     let hidden = |i: usize| match row(i) % 3 {
@@ -166,7 +166,7 @@ fn made_up(ty: &Type, fill: &Fill, seed: u64, operand: u64) -> Tensor {
     Tensor { dtype: ty.dtype, sizes, elements }
 }
 
-/// A row of the data table with these numbers.
+/// Makes a row of the data table with normal numbers.
 fn row(ty: &Type, seed: u64) -> Data {
     let tensor = made_up(ty, &Fill::Normal, seed, 0);
     Data { name: "sample".into(), ty: ty.clone(), blob: Blob::Inline(tensor.to_bytes().into()), claim: None }

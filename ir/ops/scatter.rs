@@ -1,7 +1,7 @@
 //! Writing by index: scatters, and the gradients of reading by index, which are scatters of sums into zeros.
 //!
-//! In all of them a negative index counts from the end, and what has an index outside goes nowhere. Updates with one
-//! place are taken in row-major order: sums are the same on every machine, and of updates that are set the last stays.
+//! In all operators a negative index counts from the end, and an update with an index outside is dropped. Updates with the same
+//! place are applied in row-major order, so sums are the same on every machine, and the last of several set updates stays.
 
 use super::constant::Iota;
 use super::elementwise::{Binary, Compare, Select, wrap};
@@ -10,14 +10,14 @@ use super::*;
 use crate::tensor::Elements;
 use crate::{DType, Dim};
 
-/// What an update does to the element in its place.
+/// The effect of an update on the element at its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ScatterKind {
-    /// It takes its place.
+    /// The update replaces the element.
     Set,
-    /// It is added to it.
+    /// The update is added to the element.
     Add,
-    /// It multiplies it.
+    /// The update multiplies the element.
     Mul,
     /// The larger of the two stays.
     Max,
@@ -25,25 +25,24 @@ pub enum ScatterKind {
     Min,
 }
 
-/// A copy of `data` with `out[i, indices[i, j, k], k]` changed by `updates[i, j, k]`, for `dim = 1` (ONNX
-/// ScatterElements). Operands: `data`, integer `indices` and `updates` of equal dims, which differ from those of the
-/// data in `dim` alone. Bools can only be set.
+/// A copy of `data` with `out[i, indices[i, j, k], k]` changed by `updates[i, j, k]`, for `dim = 1` (ONNX ScatterElements).
+/// Operands: `data`, integer `indices` and `updates` with equal dims, which differ from those of the data only in `dim`. Bools can
+/// only be set.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScatterElements {
-    /// The dim indexed.
+    /// The indexed dim.
     pub dim: u32,
-    /// What an update does.
+    /// The effect of an update.
     pub kind: ScatterKind,
 }
 
-/// A copy of `data` with `out[b.., indices[b.., i.., :], r..]` changed by `updates[b.., i.., r..]` (ONNX ScatterND).
-/// Operands: `data`, integer `indices`, `updates`, of the dims that [`GatherNd`] gives for the first two. Bools can only
-/// be set.
+/// A copy of `data` with `out[b.., indices[b.., i.., :], r..]` changed by `updates[b.., i.., r..]` (ONNX ScatterND). Operands:
+/// `data`, integer `indices`, and `updates`, with the dims that [`GatherNd`] returns for the first two. Bools can only be set.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScatterNd {
-    /// Leading dims that all three share.
+    /// The number of leading dims that all three share.
     pub batch_dims: u32,
-    /// What an update does.
+    /// The effect of an update.
     pub kind: ScatterKind,
 }
 
@@ -80,7 +79,7 @@ impl Attribute for ScatterKind {
 }
 
 impl ScatterKind {
-    /// The function of the element and the update; none where the update alone counts.
+    /// Returns the function of the element and the update; `None` if the update replaces the element.
     pub fn function(self) -> Option<Binary> {
         match self {
             Self::Set => None,
@@ -91,8 +90,8 @@ impl ScatterKind {
         }
     }
 
-    /// The word suffix of a dim of positions. The largest of parts is that of all, since each part holds the data; a
-    /// sum would count the data in each, and which update is the last no part knows.
+    /// Returns the suffix of the factor words of positions. For max and min a split works, because each part includes the data.
+    /// For a sum or a product, each part would include the data once more, and for `Set` no part knows which update is the last.
     fn positions(self) -> &'static str {
         match self {
             Self::Max => " max",
@@ -101,7 +100,7 @@ impl ScatterKind {
         }
     }
 
-    /// With the operands in which a scatter of this kind is linear.
+    /// Declares the operands in which a scatter of this kind is linear.
     fn linear(self, factors: Factors, data: &Type) -> Factors {
         match self {
             _ if data.dtype == DType::Bool => factors,
@@ -111,7 +110,7 @@ impl ScatterKind {
         }
     }
 
-    /// The data with each update applied at its offset.
+    /// Returns the data with each update applied at its offset.
     fn apply(self, data: &Tensor, updates: &Tensor, offsets: Vec<Option<usize>>) -> Tensor {
         let (mut out, dtype, function) = (data.clone(), data.dtype, self.function());
         let places = offsets.into_iter().enumerate().filter_map(|(from, to)| Some((from, to?)));
@@ -129,7 +128,7 @@ impl ScatterKind {
         out
     }
 
-    /// The type of the result, if the updates are what a gather with these indices reads.
+    /// Returns the type of the result, if the updates have the type that a gather with these indices reads.
     fn infer(self, types: &Inference, gather: &impl Operator) -> Result<Vec<Type>, TypeError> {
         let [data, indices, updates] = types.operands()?;
         check_updates(gather, data, indices, updates)?;
@@ -139,8 +138,8 @@ impl ScatterKind {
         Ok(vec![Type::new(data.dtype, data.dims.clone())])
     }
 
-    /// The gradients of data and updates, given those of the result. `gather` reads at the updates' places, `scatter`
-    /// writes there, and `stays` says of each update whether it was the last in its place.
+    /// Returns the gradients of data and updates, given the gradient of the result. `gather` reads at the updates' places,
+    /// `scatter` writes there, and `stays` tells of each update whether it was the last at its place.
     fn gradient(
         self,
         b: &mut Builder,
@@ -171,7 +170,7 @@ impl ScatterKind {
                 let read = b.one(gather.clone(), &[dout, indices])?;
                 (b.mul(dout, of_data)?, b.mul(read, of_updates)?)
             }
-            // As for a reduction: equal largest elements share.
+            // As in a reduction, equal largest elements share the gradient.
             Self::Max | Self::Min => {
                 let out = node.results[0];
                 let read = b.one(gather.clone(), &[out, indices])?;
@@ -186,18 +185,18 @@ impl ScatterKind {
     }
 }
 
-/// 1 where two tensors are equal, else 0.
+/// Returns 1 where two tensors are equal, else 0.
 fn hits(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
     let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
     let equal = b.one(Compare::Equal, &[x, y])?;
     b.one(Select, &[equal, one, zero])
 }
 
-/// A factor of products that may be zero.
+/// A factor of products, which may be zero.
 struct Factor {
-    /// The factor, or 1 where it is zero.
+    /// The factor, with zeros replaced by 1.
     nonzero: ValueId,
-    /// 1 where it is zero, else 0.
+    /// 1 where the factor is zero, else 0.
     zeros: ValueId,
 }
 
@@ -209,7 +208,8 @@ impl Factor {
         Ok(Self { nonzero, zeros })
     }
 
-    /// The product of the other factors, given that of all that are not zero and the number of those that are.
+    /// Returns the product of the other factors. `product` has the product of all nonzero factors, `zeros` the number of zero
+    /// factors.
     fn others(&self, b: &mut Builder, product: ValueId, zeros: ValueId) -> Result<ValueId, TypeError> {
         let zero = b.splat_like(product, 0.0)?;
         let alone = b.one(Compare::Equal, &[zeros, self.zeros])?;
@@ -218,12 +218,12 @@ impl Factor {
     }
 }
 
-/// The type without its sharding.
+/// Returns the type without its sharding.
 fn whole(ty: &Type) -> Type {
     Type::new(ty.dtype, ty.dims.clone())
 }
 
-/// The updates must be of the type that a gather reads from the data.
+/// Checks that the updates have the type that a gather reads from the data.
 fn check_updates(
     gather: &impl Operator,
     data: &Type,
@@ -237,7 +237,7 @@ fn check_updates(
     Err(TypeError::new(format!("the updates at {indices} of {data} are {updates}, not {}", read[0])))
 }
 
-/// The type of a gather's gradient in its data: the declared one, if updates and indices fit it.
+/// Returns the type of a gather's gradient in its data: the declared type, if updates and indices fit it.
 fn infer_gradient(types: &Inference, gather: &impl Operator) -> Result<Vec<Type>, TypeError> {
     let ([indices, updates], data) = (types.operands()?, types.declared()?);
     check_updates(gather, data, indices, updates)?;
@@ -247,12 +247,12 @@ fn infer_gradient(types: &Inference, gather: &impl Operator) -> Result<Vec<Type>
     Ok(vec![whole(data)])
 }
 
-/// The gradient of a sum into zeros, in the updates: what stands in their places.
+/// Returns the gradient in the updates of a sum into zeros: the elements of `d[0]` at the updates' places.
 fn read_back(b: &mut Builder, gather: Op, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
     Ok(vec![None, d[0].map(|dout| b.one(gather, &[dout, node.operands[0]])).transpose()?])
 }
 
-/// The sums of updates at their offsets.
+/// Returns the sums of the updates at their offsets.
 fn sums(cx: &Interp, offsets: Vec<Option<usize>>) -> Vec<Tensor> {
     let zeros = Tensor::splat(cx.results[0].dtype, cx.sizes(0), 0.0);
     vec![ScatterKind::Add.apply(&zeros, cx.operands[1], offsets)]
@@ -276,7 +276,7 @@ impl Operator for ScatterElements {
         self.kind.linear(Factors::rule(&line, signature), data)
     }
 
-    /// Of several updates in one place the last has the gradient.
+    /// If several updates have the same place, the last one gets the gradient.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (data, indices, gather) = (node.operands[0], node.operands[1], GatherElements { dim: self.dim });
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 3]) };
@@ -320,7 +320,7 @@ impl Operator for ScatterNd {
         self.kind.linear(Factors::rule(&line, signature), data)
     }
 
-    /// Of several updates in one place the last has the gradient.
+    /// If several updates have the same place, the last one gets the gradient.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (data, indices) = (node.operands[0], node.operands[1]);
         let gather = GatherNd { batch_dims: self.batch_dims };

@@ -8,29 +8,29 @@ use crate::types::broadcast;
 use crate::{DType, Dim, Dims, block};
 use smallvec::SmallVec;
 
-/// The same elements in row-major order, in the dims of the result type.
+/// The same elements in row-major order, with the dims of the result type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reshape;
 
 /// Dim `i` of the result is dim `permutation[i]` of the operand.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Transpose {
-    /// Where each dim of the result comes from.
+    /// The operand's dim for each dim of the result.
     pub permutation: SmallVec<[u32; 4]>,
 }
 
-/// Stretched to the dims of the result type: missing leading dims and dims of size one are repeated.
+/// The operand stretched to the dims of the result type: missing leading dims and dims of size one are repeated.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Broadcast;
 
 /// Elements `start, start + step, …` of one dim, as many as the result type says. A negative step runs backwards.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slice {
-    /// The dim cut.
+    /// The dim that is cut.
     pub dim: u32,
-    /// First element.
+    /// The first element.
     pub start: i64,
-    /// Distance between elements; not 0.
+    /// The distance between elements; not 0.
     pub step: i64,
 }
 
@@ -41,18 +41,18 @@ pub struct Concat {
     pub dim: u32,
 }
 
-/// A constant before and after the elements of one dim; what comes after follows from the result type.
+/// Adds a constant before and after the elements of one dim. The number after them follows from the result type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pad {
     /// The dim that grows.
     pub dim: u32,
-    /// Elements added before.
+    /// The number of elements added before.
     pub before: u64,
-    /// The value added.
+    /// The value of the added elements.
     pub value: Float,
 }
 
-/// The elements at these offsets.
+/// Returns the elements at these offsets.
 fn gathered(tensor: &Tensor, offsets: Vec<usize>, sizes: Vec<usize>) -> Tensor {
     let elements = match &tensor.elements {
         Elements::Float(x) => Elements::Float(offsets.into_iter().map(|i| x[i]).collect()),
@@ -62,12 +62,12 @@ fn gathered(tensor: &Tensor, offsets: Vec<usize>, sizes: Vec<usize>) -> Tensor {
     Tensor { dtype: tensor.dtype, sizes, elements }
 }
 
-/// The product of dims, if it fits.
+/// Returns the product of dims, if it fits.
 fn product(dims: &[Dim]) -> Option<Dim> {
     dims.iter().try_fold(Dim::known(1), |product, dim| product.product(dim))
 }
 
-/// A copy of `types[dim]` of a type, checked.
+/// Returns dim `dim` of a type, or an error if there is none.
 fn dim_of(ty: &Type, dim: u32) -> Result<&Dim, TypeError> {
     ty.dims.get(dim as usize).ok_or_else(|| TypeError::new(format!("{ty} has no dim {dim}")))
 }
@@ -85,14 +85,14 @@ impl Operator for Reshape {
         Ok(vec![Type::new(x.dtype, to.dims.clone())])
     }
 
-    /// Dims are matched in runs of equal product; within a run one side merges what the other has apart.
+    /// Dims are matched in runs of equal product. In a run, a dim of one side may be the merge of several dims of the other side.
     fn factors(&self, signature: &Signature) -> Factors {
         let (from, to) = (&signature.operands[0].dims, &signature.results[0].dims);
         let (operand, result) = reshape_words(from, to);
         Factors::rule(&format!("{operand} -> {result}"), signature).linear_in(&[0])
     }
 
-    /// The gradient in the operand's dims.
+    /// The gradient is reshaped to the operand's dims.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let dims = b.ty(node.operands[0]).dims.clone();
         Ok(vec![d[0].map(|dout| b.reshape(dout, dims)).transpose()?])
@@ -107,21 +107,21 @@ impl Operator for Reshape {
     }
 }
 
-/// The words of a reshape's rule. A run of dims on one side that has the same product as a run on the other is
-/// written with common factors where one of the runs is a single dim; any other run cannot be split.
+/// Returns the words of a reshape's rule. Two runs of dims with the same product have common factors if one of the runs is a
+/// single dim; any other run cannot be split.
 fn reshape_words(from: &[Dim], to: &[Dim]) -> (String, String) {
     let (mut operand, mut result) = (Vec::new(), Vec::new());
     let (mut i, mut j, mut next) = (0, 0, 0);
     while i < from.len() || j < to.len() {
         let (i0, j0) = (i, j);
-        // Grow the smaller run until the products agree; a run of unbound dims that never agrees takes all.
+        // Extend the smaller run until the products agree. If they never agree because of unbound dims, the run takes all dims.
         let equal = |i: usize, j: usize| product(&from[i0..i]) == product(&to[j0..j]);
         (i, j) = ((i + 1).min(from.len()), (j + 1).min(to.len()));
         while !equal(i, j) && (i < from.len() || j < to.len()) {
             let smaller = product(&from[i0..i]).and_then(|p| product(&to[j0..j])?.quotient(&p)).is_some();
             if (smaller || j == to.len()) && i < from.len() { i += 1 } else { j += 1 }
         }
-        // Trailing ones belong to the last run.
+        // Trailing dims of size one belong to the last run.
         if i == from.len() {
             j = if to[j..].iter().all(Dim::is_one) { to.len() } else { j }
         }
@@ -184,7 +184,7 @@ impl Operator for Transpose {
         Factors::rule(&format!("{operand} -> {result}"), signature).linear_in(&[0]).keeping_zeros()
     }
 
-    /// The inverse permutation.
+    /// The gradient is transposed by the inverse permutation.
     fn gradient(&self, b: &mut Builder, _: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let mut inverse = self.permutation.clone();
         self.permutation.iter().enumerate().for_each(|(i, &p)| inverse[p as usize] = i as u32);
@@ -221,7 +221,7 @@ impl Operator for Broadcast {
         Factors::elementwise(signature).linear_in(&[0])
     }
 
-    /// The sum over the stretched dims.
+    /// The gradient is summed over the stretched dims.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         Ok(vec![d[0].map(|dout| b.sum_to_like(dout, node.operands[0])).transpose()?])
     }
@@ -238,7 +238,7 @@ impl Operator for Broadcast {
 }
 
 impl Slice {
-    /// The gradient with every element where it was cut out.
+    /// Returns zeros with the elements of the gradient at the places from which they were cut.
     fn scattered(&self, b: &mut Builder, node: NodeRef, dout: ValueId) -> Result<ValueId, TypeError> {
         let (ty, length) =
             (b.ty(node.operands[0]).clone(), b.ty(node.results[0]).dims[self.dim as usize].clone());
@@ -286,7 +286,7 @@ impl Operator for Slice {
         Factors::rule(&format!("{} -> {}", words("x^"), words("y^")), signature).linear_in(&[0])
     }
 
-    /// Zeros around the gradient, and between its elements where the step is not 1.
+    /// The gradient is padded with zeros, also between its elements if the step is not 1.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dout) = d[0] else { return Ok(vec![None]) };
         if self.step != 1 {
@@ -310,7 +310,7 @@ impl Operator for Slice {
             return vec![block::read(x, &start, &sizes)];
         }
         let own = strides(&x.sizes);
-        // Along the cut dim the index is mapped by hand: a step may be negative.
+        // The index along the cut dim is computed separately, because the step may be negative.
         let mut offsets = vec![0];
         for (i, &size) in sizes.iter().enumerate() {
             let index = |k: usize| if i == dim { (self.start + self.step * k as i64) as usize } else { k };
@@ -361,7 +361,7 @@ impl Operator for Concat {
         Factors::rule(&format!("{} -> {}", operands.join(", "), words(count)), signature).linear_in(&all)
     }
 
-    /// A slice for each operand.
+    /// Each operand gets its slice of the gradient.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dout) = d[0] else { return Ok(vec![None; node.operands.len()]) };
         let mut start = 0;
@@ -424,7 +424,7 @@ impl Operator for Pad {
         if self.value.get() == 0.0 { factors.linear_in(&[0]) } else { factors }
     }
 
-    /// The slice that holds the operand.
+    /// The gradient is the slice at the operand's place.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let length = b.ty(node.operands[0]).dims[self.dim as usize].clone();
         Ok(vec![d[0].map(|dout| b.slice(dout, self.dim, self.before, length)).transpose()?])

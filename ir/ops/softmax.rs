@@ -1,7 +1,7 @@
 //! Softmax, its logarithm, and their gradients.
 //!
-//! The dim that is normalised is split by taking the operator apart: the largest element and the sum are reductions.
-//! Sums are taken in f32 where the type is narrower, as the operators themselves do.
+//! To split the normalised dim, the operator is decomposed: the largest element and the sum become reductions. Sums are computed
+//! in f32 if the type is narrower, as in the operators themselves.
 
 use super::elementwise::{Binary, Compare, Select, Unary};
 use super::loss::sum_dtype;
@@ -12,27 +12,27 @@ use smallvec::SmallVec;
 /// `y = eˣ / Σ eˣ` along a dim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Softmax {
-    /// The dim that is normalised.
+    /// The normalised dim.
     pub dim: u32,
 }
 
-/// The gradient of [`Softmax`]: operands `y, d y`; `d x = y·(d y - Σ y·d y)`. A row whose `d y` is zero gives zeros also
-/// where `y` is NaN (in all of the row, as [`Softmax`] has it): nothing was computed from the row. So a fully masked row
-/// that a `Where` puts zeros for has the gradient zero, as in PyTorch's `_safe_softmax`, and not 0·NaN.
+/// The gradient of [`Softmax`]: operands `y, d y`; `d x = y·(d y - Σ y·d y)`. A row whose `d y` is zero gives zeros even if `y` is
+/// NaN ([`Softmax`] makes the whole row NaN). So a fully masked row that a `Where` replaces by zeros has a zero gradient and not
+/// 0·NaN, as in PyTorch's `_safe_softmax`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SoftmaxGrad {
-    /// The dim that is normalised.
+    /// The normalised dim.
     pub dim: u32,
 }
 
 /// `y = x - log Σ eˣ` along a dim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LogSoftmax {
-    /// The dim that is normalised.
+    /// The normalised dim.
     pub dim: u32,
 }
 
-/// `log Σ eˣ`, shifted by the largest x. −∞ when every x is −∞, and for no x.
+/// Returns `log Σ eˣ`, shifted by the largest x. −∞ if every x is −∞, or if there is no x.
 pub(super) fn logsumexp(x: impl Iterator<Item = f64> + Clone) -> f64 {
     let largest = x.clone().fold(f64::NEG_INFINITY, |a, b| Binary::Max.scalar(a, b));
     if largest == f64::NEG_INFINITY {
@@ -41,7 +41,7 @@ pub(super) fn logsumexp(x: impl Iterator<Item = f64> + Clone) -> f64 {
     largest + x.map(|x| (x - largest).exp()).sum::<f64>().ln()
 }
 
-/// A reduction along a dim, which stays with size one.
+/// Reduces along a dim, which is kept with size one.
 pub(super) fn along_dim(
     b: &mut Builder,
     kind: ReduceKind,
@@ -51,10 +51,10 @@ pub(super) fn along_dim(
     b.one(Reduce { kind, dims: SmallVec::from_slice(&[dim]), keep: true }, &[x])
 }
 
-/// Nodes of `log Σ eˣ` along a dim, which stays with size one: as [`logsumexp`].
+/// Adds nodes that compute [`logsumexp`] along a dim, which is kept with size one.
 pub(super) fn logsumexp_nodes(b: &mut Builder, x: ValueId, dim: u32) -> Result<ValueId, TypeError> {
     let largest = along_dim(b, ReduceKind::Max, x, dim)?;
-    // Of nothing but −∞: shifted by nothing, so that the logarithm of no sum is −∞ and not NaN.
+    // Rows with only −∞ are shifted by 0, so that the logarithm of the empty sum is −∞ and not NaN.
     let (lowest, zero) = (b.splat_like(x, f64::NEG_INFINITY)?, b.splat_like(x, 0.0)?);
     let empty = b.one(Compare::Equal, &[largest, lowest])?;
     let shift = b.one(Select, &[empty, zero, largest])?;
@@ -65,7 +65,7 @@ pub(super) fn logsumexp_nodes(b: &mut Builder, x: ValueId, dim: u32) -> Result<V
     b.add(log, shift)
 }
 
-/// The operands are floats of one type, with that dim: the type of the result.
+/// Returns the type of the result. Checks that the operands are floats of one type and have that dim.
 fn normalised<const N: usize>(dim: u32, types: &Inference) -> Result<Vec<Type>, TypeError> {
     let operands = types.operands::<N>()?;
     let first = operands[0];
@@ -78,7 +78,7 @@ fn normalised<const N: usize>(dim: u32, types: &Inference) -> Result<Vec<Type>, 
     }
 }
 
-/// Applies a function to each row along a dim: it reads the rows of the operands and writes the row of the result.
+/// Applies a function to each row along a dim. It takes the operands' rows and returns the row of the result.
 fn by_rows(cx: &Interp, dim: u32, row: impl Fn(&[Vec<f64>]) -> Vec<f64>) -> Vec<Tensor> {
     let sizes = cx.sizes(0);
     let mut out = vec![0.0; sizes.iter().product()];
@@ -113,7 +113,7 @@ impl Operator for Softmax {
         Cost::per_element(signature, &signature.results[0], 13)
     }
 
-    /// A row of nothing but −∞ gives NaN, as it does in the exporters' frameworks.
+    /// A row with only −∞ gives NaN, as in the exporters' frameworks.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         by_rows(cx, self.dim, |operands| {
             let x = &operands[0];
@@ -173,7 +173,7 @@ impl Operator for SoftmaxGrad {
         let dtype = b.ty(node.operands[0]).dtype;
         let y = b.cast(node.operands[0], sum_dtype(dtype))?;
         let dy = b.cast(node.operands[1], sum_dtype(dtype))?;
-        // Zero times NaN is zero: a whole row of `d y` would have to be looked at for the same, over devices.
+        // Zero times NaN counts as zero. Testing for a zero row of `d y` as `interp` does would need all devices.
         let times = |b: &mut Builder, factor: ValueId| {
             let zero = b.splat_like(y, 0.0)?;
             let (nothing, product) = (b.one(Compare::Equal, &[factor, zero])?, b.mul(y, factor)?);

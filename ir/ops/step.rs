@@ -1,9 +1,9 @@
-//! What ties the phases of a step together.
+//! The operator that passes values from the microbatches of a step to its update.
 
 use super::*;
 
-/// The sum over the microbatches of a value of a microbatch phase. The only door from `forward` and `backward` into
-/// `update`; it runs in `update`. Linear, so a partial sum stays partial through it.
+/// Sums a value of a microbatch phase over the microbatches. It is the only way from `forward` and `backward` into `update`, and
+/// runs in `update`. It is linear, so a partial sum stays partial.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Accumulate;
 
@@ -32,7 +32,7 @@ impl Operator for Accumulate {
         Cost::per_element(signature, &signature.results[0], 1)
     }
 
-    /// Of one microbatch; the interpreter adds the microbatches up.
+    /// Returns the value of one microbatch; the interpreter adds the microbatches.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone()]
     }

@@ -1,9 +1,9 @@
-//! Transfer: a value that another stage of a pipeline reads.
+//! Transfer: passes a value to another stage of a pipeline.
 
 use super::*;
 
-/// The operand, on the stage of the node: `y = x`. The operand's stage sends it, and the node's stage receives it. All
-/// communication between stages is by transfers.
+/// The operand, on the stage of the node: `y = x`. The operand's stage sends it, and the node's stage receives it. Only transfers
+/// communicate between stages.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Transfer;
 
@@ -21,7 +21,7 @@ impl Operator for Transfer {
         Factors::elementwise(signature).linear_in(&[0]).keeping_zeros()
     }
 
-    /// `d x = d y`, which travels back: the caller puts the nodes on the stage of the operand.
+    /// `d x = d y`, sent back to the operand's stage, on which the caller puts the nodes.
     fn gradient(&self, b: &mut Builder, _: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         match d[0] {
             Some(gradient) => Ok(vec![Some(b.one(Self, &[gradient])?)]),

@@ -1,4 +1,4 @@
-//! The program of one pipeline rank: of a program with stages, the part that this rank runs.
+//! The program of one pipeline rank: the part of a program with stages that this rank runs.
 
 use super::EVERY_STAGE;
 use crate::module::{Definition, Node, Value};
@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 impl Module {
-    /// The program of a pipeline rank, to be lowered. It has the nodes and states of the rank's stages, and those of every stage; in
-    /// a microbatch, each stage of the rank has its own copy of these and of the inputs. A transfer between ranks is there on both:
-    /// the sender's has no reader, and no node of the order defines the receiver's operand, so the verifier refuses the program.
-    /// Where backward reads a state that each microbatch changes, it reads a copy from forward.
+    /// Returns the program of a pipeline rank, for lowering. It has the nodes and states of the rank's stages and those of every
+    /// stage. Each stage of the rank has its own copies of the inputs and of microbatch nodes of every stage. A transfer between
+    /// ranks is in the programs of both: the sender's has no reader, and the receiver's operand has no defining node in the order,
+    /// so the verifier refuses the program. If backward reads a state that each microbatch changes, it reads a copy that forward
+    /// made.
     ///
-    /// Microbatch phases are sorted into parts: forward by stage, the others from the last stage on. Outputs are those that the rank
-    /// knows; another rank may have sent them.
+    /// Microbatch phases are sorted into parts: forward by ascending stage, the other phases by descending stage. Outputs are the
+    /// ones that the rank computes or receives from another rank.
     pub fn of_pipeline_rank(&self, rank: u32) -> Self {
         let Some(pipeline) = &self.pipeline else { return self.clone() };
         let stages = pipeline.stages_of(rank).collect();
@@ -32,9 +33,9 @@ impl Module {
 
 struct RankPart {
     module: Module,
-    /// The rank's stages.
+    /// The stages of the rank.
     stages: BTreeSet<u32>,
-    /// What a stage has in place of a value of every stage.
+    /// The copy of a shared value for each stage, by the original value and the stage.
     copies: BTreeMap<(ValueId, u32), ValueId>,
 }
 
@@ -47,7 +48,7 @@ impl RankPart {
         self.stages.first().copied().unwrap_or(0)
     }
 
-    /// Leaves the nodes of other ranks out.
+    /// Removes the nodes of other ranks.
     fn select(&mut self) {
         let module = &self.module;
         let is_here = |&id: &NodeId| match module.transfers(id) {
@@ -58,13 +59,14 @@ impl RankPart {
         self.module.order = order;
     }
 
-    /// The stage on which a node reads its operands. Nodes of every stage that run once a step read what the first stage has.
+    /// Returns the stage on which a node reads its operands. Nodes of every stage that run once a step read the first stage's
+    /// copies.
     fn reads_on(&self, id: NodeId) -> u32 {
         let stage = self.module.transfers(id).map_or(self.module.node(id).stage, |(from, _)| from);
         if stage == EVERY_STAGE { self.first_stage() } else { stage }
     }
 
-    /// Copies states that each microbatch changes, in forward of their stage, for the phases behind it and for other stages of the rank.
+    /// Copies states that each microbatch changes, in forward of their stage, for later phases and for other stages of the rank.
     fn snapshot_states(&mut self) {
         let module = &self.module;
         let changes = |id: &StateId| {
@@ -104,8 +106,8 @@ impl RankPart {
         self.module.order.splice(at..at, copies);
     }
 
-    /// Where forward runs ahead of its step, sums over the microbatches of a step take values of forward in backward: forward of the next
-    /// step comes before the update reads the sums.
+    /// In an asynchronous schedule, makes sums of values of forward read copies of the values that are made in backward, because
+    /// forward of the next step runs before the update reads the sums over microbatches.
     fn accumulate_in_backward(&mut self) {
         if self.module.pipeline.as_ref().is_none_or(|pipeline| !pipeline.is_asynchronous()) {
             return;
@@ -150,7 +152,7 @@ impl RankPart {
         (id, results[0])
     }
 
-    /// Adds a node with results like these.
+    /// Adds a node whose results have the types of `like`.
     fn add(&mut self, node: Node, like: &[ValueId]) -> (NodeId, Vec<ValueId>) {
         let id = self.module.nodes.next_key();
         let results: Vec<ValueId> = (0..)
@@ -164,7 +166,7 @@ impl RankPart {
         (id, results)
     }
 
-    /// Gives each stage its own copies of the inputs, and of the microbatch nodes of every stage, that it reads.
+    /// Gives each stage its own copies of the inputs and of the microbatch nodes of every stage that it reads.
     fn share(&mut self) {
         let wanted = self.wanted();
         self.share_inputs(&wanted);
@@ -203,12 +205,12 @@ impl RankPart {
         }
     }
 
-    /// What a stage has in place of a value.
+    /// Returns a stage's copy of a value, or the value itself if it has none.
     fn on(&self, value: ValueId, stage: u32) -> ValueId {
         self.copies.get(&(value, stage)).copied().unwrap_or(value)
     }
 
-    /// The stages that read each input and each result of a shared node, through other shared nodes too.
+    /// Returns the stages that read each input and each result of a shared node, also through other shared nodes.
     fn wanted(&self) -> BTreeMap<ValueId, BTreeSet<u32>> {
         let module = &self.module;
         let mut wanted: BTreeMap<ValueId, BTreeSet<u32>> = BTreeMap::new();
@@ -227,8 +229,8 @@ impl RankPart {
         wanted
     }
 
-    /// A stage is fed its own inputs, when its forward of a microbatch begins. Inputs that no stage of the rank reads stay in the
-    /// table, which says how many samples a microbatch has.
+    /// Adds an input for each stage that reads it, which is set when the stage's forward of a microbatch begins. An input that no
+    /// stage of the rank reads stays in the table, which determines the number of samples of a microbatch.
     fn share_inputs(&mut self, wanted: &BTreeMap<ValueId, BTreeSet<u32>>) {
         let inputs = std::mem::take(&mut self.module.inputs);
         for input in inputs {
@@ -243,7 +245,7 @@ impl RankPart {
         }
     }
 
-    /// Sorts the nodes of microbatch phases by parts.
+    /// Sorts the nodes of microbatch phases by part.
     fn sort(&mut self) {
         let module = &self.module;
         let part = |&id: &NodeId| {
@@ -263,7 +265,7 @@ impl RankPart {
         self.module.order = order;
     }
 
-    /// Keeps the outputs that the rank knows, where they are sent to it as it has them.
+    /// Keeps the outputs whose values the rank has; values from other ranks are replaced by the results of their transfers.
     fn outputs(&mut self) {
         let module = &self.module;
         let received: BTreeMap<ValueId, ValueId> = module
@@ -281,7 +283,7 @@ impl RankPart {
         self.module.outputs = outputs.collect();
     }
 
-    /// States of other ranks stay in the table, without new values.
+    /// Keeps the states of other ranks in the table, without new values.
     fn states(&mut self) {
         let others: Vec<StateId> = self
             .module
@@ -294,7 +296,7 @@ impl RankPart {
     }
 }
 
-/// Whether each stage that reads a node has its own copy.
+/// Whether each stage that reads a node has its own copy of the node.
 fn is_shared(node: &Node) -> bool {
     node.stage == EVERY_STAGE && node.phase.is_microbatch()
 }

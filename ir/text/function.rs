@@ -1,4 +1,4 @@
-//! The function of a module: its parameters and its nodes.
+//! The parser of a module's function: its parameters and its nodes.
 
 use super::function_name;
 use super::lexer::{Kind, Place};
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A node as it is written.
+/// The parsed text of a node.
 struct Line {
     results: Vec<(Place, u32)>,
     op: Op,
@@ -32,7 +32,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Inputs and the values of all states.
+    /// Parses the parameters: inputs, and the values of all states.
     fn parameters(&mut self) -> Result<(), Diagnostic> {
         let mut seen = BTreeSet::new();
         self.expect('(')?;
@@ -63,7 +63,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The number of a value that is being defined.
+    /// Parses the number of a value that is being defined.
     fn new_value(&mut self) -> Result<(Place, u32), Diagnostic> {
         let token = self.take();
         match token.kind {
@@ -79,7 +79,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A value defined earlier.
+    /// Parses a value that was defined before.
     pub(super) fn value(&mut self) -> Result<ValueId, Diagnostic> {
         let (place, number) = self.new_value()?;
         let value = self.values.get(&number).copied();
@@ -155,7 +155,7 @@ impl Parser<'_> {
         Ok(Line { results, op, operands, types })
     }
 
-    /// The line, if its operator takes these operands and gives these results.
+    /// Checks that the operator accepts these operands and gives these result types. Returns the line with these types.
     fn inferred(&self, place: Place, line: Line) -> Result<Line, Diagnostic> {
         let operands: Vec<Type> = line.operands.iter().map(|&id| self.module.ty(id).clone()).collect();
         let (level, given) = (self.module.level, Inference { operands: &operands, declared: &line.types });
@@ -196,7 +196,8 @@ impl Parser<'_> {
         Ok(attributes)
     }
 
-    /// A word, a number with its sign, or `@` and the number of a data row, which becomes the row's id.
+    /// Parses an attribute: a word, a number with its sign, or `@` and the number of a data row, which is replaced by the row's
+    /// id.
     fn attribute(&mut self) -> Result<String, Diagnostic> {
         if self.accept('@') {
             let place = self.place();
@@ -213,19 +214,19 @@ impl Parser<'_> {
         }
     }
 
-    /// The rest of `every stage`.
+    /// Parses the rest of `every stage`.
     pub(super) fn every_stage(&mut self) -> Result<u32, Diagnostic> {
         self.expect_word("stage")?;
         Ok(EVERY_STAGE)
     }
 
-    /// The rest of `on host`.
+    /// Parses the rest of `on host`.
     fn host(&mut self) -> Result<Tier, Diagnostic> {
         self.expect_word("host")?;
         Ok(Tier::Host)
     }
 
-    /// `{fwd, stage 1, copy 1, on host, origin "…", by PASS}`
+    /// Parses `{fwd, stage 1, copy 1, on host, origin "…", by PASS}`.
     fn provenance(&mut self, node: &mut Node) -> Result<(), Diagnostic> {
         self.expect('{')?;
         node.phase = self.one_of(&Phase::ALL)?;

@@ -2,21 +2,21 @@
 
 use crate::Diagnostic;
 
-/// A piece of text.
+/// A token of the text.
 #[derive(Clone, Debug)]
 pub(super) struct Token<'t> {
     pub(super) kind: Kind,
-    /// As it stands in the text; empty at the end.
+    /// The token's text; empty at the end.
     pub(super) text: &'t str,
     pub(super) place: Place,
 }
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Kind {
     /// Letters, digits, `_` and `.`, no digit first.
     Word,
-    /// Digits with what may belong to a number: sign, point, exponent, hexadecimal digits.
+    /// Digits and all characters that can follow in a number: sign, point, exponent, hexadecimal digits.
     Number,
     /// `%12`
     Value(u32),
@@ -24,11 +24,11 @@ pub(super) enum Kind {
     String(String),
     /// A sign of one character.
     Sign(char),
-    /// After the last token.
+    /// The end of the text.
     End,
 }
 
-/// A place in the text, both from 1; columns count characters.
+/// A place in the text. Line and column count from 1; columns count characters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     line: usize,
@@ -36,14 +36,14 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// An error here.
+    /// Makes an error at this place.
     pub(super) fn error(self, message: impl Into<String>) -> Diagnostic {
         Diagnostic::new(message).at(format!("line {}, column {}", self.line, self.column))
     }
 }
 
 impl Token<'_> {
-    /// The token in an error.
+    /// Returns the token as it is shown in an error.
     pub(super) fn describe(&self) -> String {
         const SHOWN: usize = 40;
         match self.text.char_indices().nth(SHOWN) {
@@ -53,13 +53,13 @@ impl Token<'_> {
         }
     }
 
-    /// That the token is not what was expected.
+    /// Makes the error that another token was expected.
     pub(super) fn expected(&self, what: &str) -> Diagnostic {
         self.place.error(format!("expected {what}, found {}", self.describe()))
     }
 }
 
-/// The tokens of a text; the last is [`Kind::End`].
+/// Splits a text into tokens; the last one is [`Kind::End`].
 pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Diagnostic> {
     let mut lexer = Lexer { rest: text, place: Place { line: 1, column: 1 } };
     let mut tokens = Vec::new();
@@ -80,7 +80,7 @@ struct Lexer<'t> {
 }
 
 impl<'t> Lexer<'t> {
-    /// Takes this many bytes, which end at a character.
+    /// Takes this many bytes, which must end at a character boundary.
     fn take(&mut self, bytes: usize) -> &'t str {
         let (taken, rest) = self.rest.split_at(bytes);
         for c in taken.chars() {
@@ -135,7 +135,7 @@ impl<'t> Lexer<'t> {
         Ok(Token { kind, text: &start[..start.len() - self.rest.len()], place })
     }
 
-    /// Takes what looks like a number; whoever reads it says whether it is one.
+    /// Takes the characters of a number. The caller checks whether they are a valid number.
     fn number(&mut self) {
         let sign = usize::from(self.rest.starts_with('-'));
         let hexadecimal = self.rest[sign..].starts_with("0x");

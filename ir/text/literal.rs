@@ -1,21 +1,21 @@
-//! Literals: names and strings, floats to the bit, elements of inline data.
+//! Literals: names and strings, floats with exact bits, elements of inline data.
 
 use crate::DType;
 use crate::visible::is_hidden;
 use std::fmt::Write;
 
-/// Whether a name can stand without quotes.
+/// Whether a name can be written without quotes.
 pub(super) fn is_word(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.')
 }
 
-/// The name, quoted if it must be.
+/// Returns the name, quoted if necessary.
 pub(super) fn word(name: &str) -> String {
     if is_word(name) { name.to_string() } else { quoted(name) }
 }
 
-/// The string in quotes, on one line; hidden characters are escaped (see [`crate::visible()`]).
+/// Returns the string in quotes, on one line; hidden characters are escaped (see [`crate::visible()`]).
 pub(super) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -33,15 +33,15 @@ pub(super) fn quoted(text: &str) -> String {
     out
 }
 
-/// A float of a width, for bits and text of it.
+/// The conversions between the bits and the text of a float type.
 struct FloatFormat {
-    /// Bits of the NaN that is written `NaN`.
+    /// The bits of the NaN that is written `NaN`.
     nan: u64,
-    /// The number, exactly.
+    /// Converts bits to the exact number.
     number: fn(u64) -> f64,
-    /// Its shortest text that reads back, for a number that is not a NaN.
+    /// Converts bits that are not a NaN to their shortest text that parses back.
     print: fn(u64) -> String,
-    /// The bits nearest to a decimal text.
+    /// Converts a decimal text to the nearest bits.
     parse: fn(&str) -> Option<u64>,
 }
 
@@ -76,12 +76,12 @@ fn float_format(dtype: DType) -> Option<FloatFormat> {
     })
 }
 
-/// The text of an f64 by its bits.
+/// Returns the text of an f64, given its bits.
 pub(super) fn float(bits: u64) -> String {
     element(DType::F64, bits)
 }
 
-/// The text of an element by its bits, of which those above the type's width are zero.
+/// Returns the text of an element, given its bits. Bits above the type's width must be zero.
 pub(super) fn element(dtype: DType, bits: u64) -> String {
     let hexadecimal = || format!("{bits:#0width$x}", width = 2 + 2 * dtype.bytes() as usize);
     if let Some(format) = float_format(dtype) {
@@ -105,7 +105,7 @@ pub(super) fn element(dtype: DType, bits: u64) -> String {
     }
 }
 
-/// The bits of an element's text, those above the type's width zero.
+/// Returns the bits of an element's text. Bits above the type's width are zero.
 pub(super) fn element_bits(dtype: DType, text: &str) -> Option<u64> {
     if let Some(digits) = text.strip_prefix("0x").filter(|_| !dtype.is_integer()) {
         let bits = u64::from_str_radix(digits, 16).ok()?;
@@ -127,13 +127,13 @@ pub(super) fn element_bits(dtype: DType, text: &str) -> Option<u64> {
     }
 }
 
-/// The elements of little-endian bytes, whose number must be a multiple of the type's width.
+/// Returns the texts of elements in little-endian bytes, whose number must be a multiple of the type's width.
 pub(super) fn elements(dtype: DType, bytes: &[u8]) -> Vec<String> {
     let bits = |chunk: &[u8]| chunk.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte));
     bytes.chunks(dtype.bytes() as usize).map(|chunk| element(dtype, bits(chunk))).collect()
 }
 
-/// Bytes as two digits each.
+/// Returns bytes in hexadecimal, two digits each.
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut out, byte| {
         write!(out, "{byte:02x}").expect("strings take all");
@@ -141,7 +141,7 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-/// The bytes of pairs of digits.
+/// Returns the bytes of a hexadecimal text.
 pub(super) fn from_hexadecimal(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
     let pair = |pair: &[u8]| match pair {

@@ -1,11 +1,11 @@
-//! Dense numbers for what a text shows: values and rows of the data table.
+//! Dense numbers for the values and data rows that a text shows.
 
 use crate::ops::Op;
 use crate::{DataId, Module, Node, ValueId};
 use cranelift_entity::SecondaryMap;
 
-/// The numbers under which a module's values and data rows are printed: inputs, then states, then results in program
-/// order; data rows in table order. What is not live has none.
+/// The numbers under which a module's values and data rows are printed: inputs, then states, then results in program order; data
+/// rows in table order. Dead values and unused rows have no number.
 #[derive(Clone, Debug)]
 pub struct Numbering {
     values: SecondaryMap<ValueId, Option<u32>>,
@@ -13,7 +13,7 @@ pub struct Numbering {
 }
 
 impl Numbering {
-    /// Numbers everything live. The ids in the module's order must be in range.
+    /// Numbers all live values and rows. The ids in the module's order must be in range.
     pub fn of(module: &Module) -> Self {
         let inputs = module.inputs.iter().map(|input| input.value);
         let states = module.states.values().map(|state| state.input);
@@ -32,12 +32,12 @@ impl Numbering {
         Self { values, data }
     }
 
-    /// `%12`, or `%?40` with the internal number for a value that no live node defines.
+    /// Returns `%12`, or `%?40` with the internal number for a value that no live node defines.
     pub fn value(&self, id: ValueId) -> String {
         self.values[id].map_or_else(|| format!("%?{}", id.as_u32()), |number| format!("%{number}"))
     }
 
-    /// `@3`, or `@?40` for a row that is not in the table.
+    /// Returns `@3`, or `@?40` for a row that is not in the table.
     pub(crate) fn data(&self, id: DataId) -> String {
         self.data[id].map_or_else(|| format!("@?{}", id.as_u32()), |number| format!("@{number}"))
     }
@@ -47,7 +47,7 @@ impl Numbering {
         self.data[id].is_some()
     }
 
-    /// `%12, %13 = op %4, %5`, as the node's line begins.
+    /// Returns `%12, %13 = op %4, %5`, the beginning of the node's line.
     pub(crate) fn node(&self, node: &Node) -> String {
         let list = |ids: &[ValueId]| ids.iter().map(|&id| self.value(id)).collect::<Vec<_>>().join(", ");
         let mut line = list(&node.results);
@@ -63,7 +63,7 @@ impl Numbering {
     }
 }
 
-/// The row of the data table that a node reads.
+/// Returns the row of the data table that a node reads.
 pub(crate) fn data_of(node: &Node) -> Option<DataId> {
     match &node.op {
         Op::Constant(constant) => Some(constant.data),

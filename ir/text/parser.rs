@@ -1,4 +1,4 @@
-//! The parser: recursive descent over the tokens. Here the module and its tables, in [`super::types`] the types, in [`super::function`] the nodes.
+//! The recursive-descent parser of modules and tables. [`super::types`] parses types, [`super::function`] nodes.
 
 use super::lexer::{Kind, Place, Token, tokens};
 use super::literal::{element_bits, from_hexadecimal};
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-/// The module of a text; `checked` by the types its operators infer.
+/// Parses the module of a text. If `checked`, its types are compared with those that its operators infer.
 pub(super) fn parse(text: &str, checked: bool) -> Result<Module, Diagnostic> {
     let mut parser = Parser {
         tokens: tokens(text)?,
@@ -33,16 +33,16 @@ pub(super) struct Parser<'t> {
     next: usize,
     pub(super) checked: bool,
     pub(super) module: Module,
-    /// What stands under each number, and which state under each name.
+    /// The value of each number.
     pub(super) values: BTreeMap<u32, ValueId>,
     pub(super) data: BTreeMap<u32, DataId>,
     pub(super) states: BTreeMap<String, StateId>,
 }
 
-/// Tokens.
+/// Access to tokens.
 impl<'t> Parser<'t> {
     pub(super) fn peek(&self) -> &Token<'t> {
-        // The last token is the end, which is never passed.
+        // The last token is the end of the text, and parsing never goes past it.
         &self.tokens[self.next]
     }
 
@@ -66,14 +66,14 @@ impl<'t> Parser<'t> {
         self.peek().kind == Kind::Word && self.peek().text == word
     }
 
-    /// Takes the sign if it is next.
+    /// Takes the sign if it is the next token. Returns whether it was.
     pub(super) fn accept(&mut self, sign: char) -> bool {
         let found = self.is_sign(sign);
         self.next += usize::from(found);
         found
     }
 
-    /// Takes the word if it is next.
+    /// Takes the word if it is the next token. Returns whether it was.
     pub(super) fn accept_word(&mut self, word: &str) -> bool {
         let found = self.is_word(word);
         self.next += usize::from(found);
@@ -99,7 +99,7 @@ impl<'t> Parser<'t> {
         number.ok_or_else(|| token.expected(what))
     }
 
-    /// A word or a string.
+    /// Parses a word or a string.
     pub(super) fn name(&mut self, what: &str) -> Result<String, Diagnostic> {
         let token = self.take();
         match token.kind {
@@ -117,7 +117,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// One of a table's names.
+    /// Parses a name of a table, and returns its item.
     pub(super) fn one_of<T: Copy>(&mut self, table: &[(T, &str)]) -> Result<T, Diagnostic> {
         let token = self.take();
         let found = table.iter().find(|(_, name)| token.kind == Kind::Word && token.text == *name);
@@ -125,7 +125,7 @@ impl<'t> Parser<'t> {
         found.map(|(item, _)| *item).ok_or_else(|| token.expected(&format!("one of {}", names.join(", "))))
     }
 
-    /// Items between commas up to the closing sign, which is taken; a comma after the last is allowed.
+    /// Parses items between commas up to and including the closing sign. A comma after the last item is allowed.
     pub(super) fn list(
         &mut self,
         close: char,
@@ -140,7 +140,7 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    /// A number or one of the words that floats and bools have, with its sign.
+    /// Parses the text of an element: a number, or a word of floats or bools, with its sign.
     fn element_text(&mut self) -> Result<String, Diagnostic> {
         let sign = if self.accept('-') { "-" } else { "" };
         let token = self.take();
@@ -160,7 +160,7 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// The module and its tables.
+/// The parser of the module and its tables.
 impl Parser<'_> {
     fn module(&mut self) -> Result<(), Diagnostic> {
         self.expect_word("trainyard")
@@ -219,7 +219,7 @@ impl Parser<'_> {
         })
     }
 
-    /// `NAME microbatches N stages [0, 1] { rank F0.0 … rank F1.0 … }`
+    /// Parses `NAME microbatches N stages [0, 1] { rank F0.0 … rank F1.0 … }`.
     fn pipeline(&mut self) -> Result<Pipeline, Diagnostic> {
         let schedule = self.name("the name of a schedule")?;
         self.expect_word("microbatches")?;
@@ -245,7 +245,7 @@ impl Parser<'_> {
         Ok(Pipeline { schedule, microbatches, placement, delays, timetable })
     }
 
-    /// `stage 1`, `every stage`, or nothing for stage 0.
+    /// Parses `stage 1`, `every stage`, or nothing for stage 0.
     fn stage(&mut self) -> Result<u32, Diagnostic> {
         if self.accept_word("every") {
             return self.every_stage();
@@ -315,7 +315,7 @@ impl Parser<'_> {
                 return Err(place.error(format!("state `{name}` is defined twice")));
             }
         }
-        // A state may be named before it is defined.
+        // A state may be named before it is defined, so copies are resolved last.
         for (place, copy, name) in copies {
             let error = || place.error(format!("there is no state `{name}` to copy"));
             let source = *self.states.get(&name).ok_or_else(error)?;
@@ -324,7 +324,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// An initializer; the source of a copy is noted in `copies`, to be looked up when all states are known.
+    /// Parses an initializer. The source of a copy is added to `copies` and looked up when all states are known.
     fn initializer(&mut self, copies: &mut Vec<(Place, StateId, String)>) -> Result<Initializer, Diagnostic> {
         let token = self.take();
         Ok(match token.text {
@@ -360,7 +360,7 @@ impl Parser<'_> {
         })
     }
 
-    /// `@3`, a row of the data table.
+    /// Parses `@3`, a row of the data table.
     fn row(&mut self) -> Result<DataId, Diagnostic> {
         self.expect('@')?;
         let place = self.place();

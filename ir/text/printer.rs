@@ -1,4 +1,4 @@
-//! The printer.
+//! The printer of modules.
 
 use super::literal::{elements, float, hexadecimal, quoted, word};
 use super::numbering::{Numbering, data_of};
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::fmt::Write;
 
-/// The text of a module. Ids that are out of range are printed as such and do not parse.
+/// Returns the text of a module. Ids that are out of range are printed in a form that does not parse.
 pub fn print(module: &Module) -> String {
     let printer = Printer { module, names: Numbering::of(module) };
     let mut out = format!("trainyard-ir {VERSION}\n");
@@ -24,7 +24,7 @@ pub fn print(module: &Module) -> String {
     out
 }
 
-/// `f32[8, 128] {dp, -} partial(sum tp)`: a type with its sharding, by the names of the mesh's axes.
+/// Returns `f32[8, 128] {dp, -} partial(sum tp)`: a type with its sharding, by the names of the mesh's axes.
 pub fn type_text(mesh: &Mesh, ty: &Type) -> String {
     let dims: Vec<_> = ty.dims.iter().map(dim_text).collect();
     let mut out = format!("{}[{}]", ty.dtype, dims.join(", "));
@@ -63,7 +63,7 @@ fn mesh_text(mesh: &Mesh) -> String {
     if axes.is_empty() { String::new() } else { format!(" mesh [{}]", axes.join(", ")) }
 }
 
-/// `stage 2`, or `every stage`; nothing for stage 0.
+/// Returns `stage 2`, or `every stage`; nothing for stage 0.
 fn stage_text(stage: u32) -> Option<String> {
     match stage {
         0 => None,
@@ -77,7 +77,7 @@ fn list<T: ToString>(items: &[T]) -> String {
     format!("[{}]", items.join(", "))
 }
 
-/// `[transpose [1, 0], slice 0 2 3]`: the steps of a view; nothing for an empty one.
+/// Returns `[transpose [1, 0], slice 0 2 3]`: the steps of a view; nothing for an empty view.
 pub fn view_text(view: &[ViewStep]) -> String {
     let step = |step: &ViewStep| match step {
         ViewStep::Reshape(sizes) => format!("reshape {}", list(sizes)),
@@ -97,7 +97,7 @@ struct Printer<'m> {
 }
 
 impl Printer<'_> {
-    /// The stages and the timetable.
+    /// Returns the lines of the stages and the timetable.
     fn pipeline(&self) -> impl Iterator<Item = String> {
         let lines = self.module.pipeline.iter().flat_map(|pipeline| {
             let (schedule, placement) = (word(&pipeline.schedule), list(&pipeline.placement));
@@ -194,7 +194,7 @@ impl Printer<'_> {
 
     fn node(&self, node: &Node) -> String {
         let mut out = self.names.node(node);
-        // The number of a data row is the one it is printed under.
+        // A data row is shown by its printed number, not by its id.
         let attribute = |(name, text): (&str, String)| match data_of(node) {
             Some(id) if name == "data" => format!("{name} = {}", self.names.data(id)),
             _ => format!("{name} = {text}"),

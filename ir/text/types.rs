@@ -46,7 +46,7 @@ impl Parser<'_> {
         Ok(Type { dtype, dims, sharding })
     }
 
-    /// A product of a number and symbols.
+    /// Parses a product of a number and symbols.
     fn dim(&mut self) -> Result<Dim, Diagnostic> {
         let place = self.place();
         let mut dim = Dim::known(1);
@@ -62,7 +62,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The axes of one dim: `-`, or names with `*` between.
+    /// Parses the axes of one dim: `-`, or names with `*` between.
     fn split(&mut self) -> Result<SmallVec<[AxisId; 1]>, Diagnostic> {
         let mut axes = SmallVec::new();
         if self.accept('-') {

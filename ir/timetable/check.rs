@@ -1,4 +1,4 @@
-//! The checker of timetables. What it accepts satisfies:
+//! The checker of timetables. A timetable that it accepts satisfies:
 //!
 //! 1. Every chunk is on a rank of the timetable, and every task on the rank of its chunk.
 //! 2. For each chunk and microbatch there is one forward task, one backward task unless there are none (an evaluation), and one
@@ -11,7 +11,7 @@ use super::execution::{Progress, execute};
 use super::{Dependency, Part, TASK_PHASES, Task, Timetable, TimetableError};
 use crate::Phase;
 
-/// Proves that a timetable can run, in time linear in the number of tasks. `placement` is the rank of each chunk.
+/// Proves that a timetable can run, in time linear in the number of tasks. `placement` has the rank of each chunk.
 pub fn check(
     timetable: &Timetable,
     placement: &[u32],
@@ -25,7 +25,7 @@ pub fn check(
     execute(timetable, placement, Progress::new(placement.len(), dependencies)?, |_, _| {})
 }
 
-/// Invariant 1.
+/// Checks invariant 1.
 fn owners(timetable: &Timetable, placement: &[u32], microbatches: u32) -> Result<(), TimetableError> {
     let ranks = timetable.ranks.len();
     if let Some((chunk, &rank)) = (0..).zip(placement).find(|(_, rank)| **rank as usize >= ranks) {
@@ -46,7 +46,7 @@ fn owners(timetable: &Timetable, placement: &[u32], microbatches: u32) -> Result
     Ok(())
 }
 
-/// Invariants 2 and 3: the microbatches of a part are 0, 1, 2 and so on.
+/// Checks invariants 2 and 3: the microbatches of a part are 0, 1, 2 and so on.
 fn exactly_once(timetable: &Timetable, placement: &[u32], microbatches: u32) -> Result<(), TimetableError> {
     let mut progress = Progress::new(placement.len(), &[])?;
     for (rank, task) in tasks(timetable) {
@@ -71,7 +71,7 @@ fn exactly_once(timetable: &Timetable, placement: &[u32], microbatches: u32) -> 
     Ok(())
 }
 
-/// The fault of a rank that runs a task before the task of an earlier microbatch, or without it.
+/// Returns the fault of a rank that runs a task before the task of an earlier microbatch, or without that task.
 fn skipped(timetable: &Timetable, rank: usize, task: Task, earlier: Task) -> TimetableError {
     match timetable.ranks[rank].contains(&earlier) {
         true => TimetableError::MicrobatchOrder { rank, task, earlier },
@@ -79,7 +79,7 @@ fn skipped(timetable: &Timetable, rank: usize, task: Task, earlier: Task) -> Tim
     }
 }
 
-/// Refuses dependencies on weight tasks in a timetable that has none.
+/// Refuses dependencies on weight tasks in a timetable without weight tasks.
 fn has_weight_tasks(timetable: &Timetable, dependencies: &[Dependency]) -> Result<(), TimetableError> {
     let is_weight = |dependency: &&Dependency| {
         [dependency.from, dependency.to].iter().any(|part| part.phase == Phase::Weight)
@@ -90,7 +90,7 @@ fn has_weight_tasks(timetable: &Timetable, dependencies: &[Dependency]) -> Resul
     }
 }
 
-/// Invariant 4.
+/// Checks invariant 4.
 fn own_inputs(
     timetable: &Timetable,
     placement: &[u32],
@@ -107,7 +107,7 @@ fn own_inputs(
     Ok(())
 }
 
-/// Every task with its rank.
+/// Returns every task with its rank.
 fn tasks(timetable: &Timetable) -> impl Iterator<Item = (usize, Task)> {
     let ranks = timetable.ranks.iter().enumerate();
     ranks.flat_map(|(rank, tasks)| tasks.iter().map(move |&task| (rank, task)))

@@ -6,24 +6,24 @@ use std::fmt;
 /// A fault of a timetable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimetableError {
-    /// A chunk is placed on a rank without a line.
+    /// A chunk is placed on a rank that the timetable does not have.
     #[error(
         "stage {chunk} is placed on rank {rank}, but the timetable has {ranks} ranks, which count from 0"
     )]
     UnknownRank {
         /// The chunk.
         chunk: u32,
-        /// Its rank in the placement.
+        /// The rank of the chunk in the placement.
         rank: u32,
         /// The number of ranks in the timetable.
         ranks: usize,
     },
-    /// A task is none of the pipeline's.
+    /// A task does not exist in the pipeline.
     #[error(
         "rank {rank} runs {task}, which does not exist: {stages} stages and {microbatches} microbatches count from 0"
     )]
     UnknownTask {
-        /// The rank that runs it.
+        /// The rank that runs the task.
         rank: usize,
         /// The task.
         task: Task,
@@ -32,20 +32,20 @@ pub enum TimetableError {
         /// The number of microbatches.
         microbatches: u32,
     },
-    /// A dependency names a part of which the timetable has no task.
+    /// A dependency names a part that has no task in the timetable.
     #[error("the dependency {0} names a part of which the timetable has no task")]
     UnknownPart(Dependency),
-    /// A task stands on a rank that does not own its chunk.
+    /// A task is in the list of a rank that does not own its chunk.
     #[error("rank {rank} runs {task}, but stage {} is on rank {owner}", task.part.chunk)]
     WrongRank {
-        /// The rank that runs it.
+        /// The rank that runs the task.
         rank: usize,
         /// The task.
         task: Task,
         /// The rank of its chunk.
         owner: u32,
     },
-    /// A task stands twice on its rank.
+    /// A task occurs twice in the list of its rank.
     #[error("rank {rank} runs {task} twice")]
     Repeated {
         /// The rank.
@@ -53,7 +53,7 @@ pub enum TimetableError {
         /// The task.
         task: Task,
     },
-    /// A task is not there.
+    /// A task is missing.
     #[error("rank {rank} never runs {task}")]
     Missing {
         /// The rank of its chunk.
@@ -61,7 +61,7 @@ pub enum TimetableError {
         /// The task.
         task: Task,
     },
-    /// Two microbatches of a part stand in the wrong order, so that sums over microbatches would have another order.
+    /// Two microbatches of a part are in the wrong order, which would change the order of sums over microbatches.
     #[error(
         "rank {rank} runs {task} before {earlier}; a stage runs each phase in ascending order of microbatches"
     )]
@@ -73,7 +73,7 @@ pub enum TimetableError {
         /// The task of the earlier microbatch.
         earlier: Task,
     },
-    /// A task stands before a task of its own rank from which it reads.
+    /// A task precedes a task of its own rank from which it reads.
     #[error("rank {rank} runs {task} before {needed}, from which it reads")]
     BeforeItsInput {
         /// The rank.
@@ -83,7 +83,7 @@ pub enum TimetableError {
         /// The task from which it reads.
         needed: Task,
     },
-    /// A task that is no forward task belongs to a later step of a stream.
+    /// A task other than a forward task belongs to a later step of a stream.
     #[error(
         "rank {rank} runs {task} of a later step: a step has {microbatches} microbatches, and forward alone runs ahead of it"
     )]
@@ -95,7 +95,7 @@ pub enum TimetableError {
         /// The microbatches of a step.
         microbatches: u32,
     },
-    /// A forward task runs ahead of the update that makes its weights.
+    /// A forward task runs ahead of the update that computes its weights.
     #[error(
         "rank {rank} runs {task} {ahead} steps ahead, but stage {} reads the weights of {delay} update{} ago, which are not made yet", task.part.chunk, if *delay == 1 { "" } else { "s" }
     )]
@@ -104,12 +104,12 @@ pub enum TimetableError {
         rank: usize,
         /// The task.
         task: Task,
-        /// The number of steps that it runs ahead of the step in whose list it stands.
+        /// The number of steps that the task runs ahead of the step in whose list it is.
         ahead: u32,
-        /// The number of updates between the weights that its stage reads and the newest.
+        /// The number of updates between the weights that its stage reads and the newest weights.
         delay: u32,
     },
-    /// Ranks wait for each other in a circle: each waits for the rank of the next entry, the last for that of the first.
+    /// Ranks wait for each other in a circle: each waits for the rank of the next entry, and the last for the rank of the first.
     #[error("the pipeline waits for ever: {}", join(.0))]
     Deadlock(Vec<Wait>),
 }
@@ -119,13 +119,13 @@ pub enum TimetableError {
 pub struct Wait {
     /// The rank that waits.
     pub rank: usize,
-    /// The task in which it waits.
+    /// The task in which the rank waits.
     pub task: Task,
-    /// The task for which it waits.
+    /// The task for which the rank waits.
     pub needed: Task,
-    /// The rank of that task.
+    /// The rank of the task `needed`.
     pub needed_rank: usize,
-    /// The task in which that rank waits.
+    /// The task in which the rank `needed_rank` waits.
     pub behind: Task,
 }
 

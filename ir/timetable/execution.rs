@@ -1,11 +1,11 @@
-//! Runs a timetable without costs: which tasks can ever start.
+//! Runs a timetable without costs, to find out which tasks can start.
 
 use super::{Dependency, Part, TASK_PHASES, Task, Timetable, TimetableError, Wait};
 use std::collections::{BTreeMap, VecDeque};
 
-/// The number of tasks that are done of each part, and the parts from which each part reads.
+/// The number of finished tasks of each part, and the parts from which each part reads.
 ///
-/// A part runs its microbatches in ascending order, so one number says which of its tasks are done.
+/// A part runs its microbatches in ascending order, so one number tells which of its tasks are finished.
 pub(super) struct Progress {
     chunks: usize,
     done: Vec<u32>,
@@ -13,7 +13,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// No task is done. Dependencies of chunks and phases that no task can have are an error.
+    /// Starts with no finished task. Dependencies on chunks and phases that no task can have are an error.
     pub(super) fn new(chunks: usize, dependencies: &[Dependency]) -> Result<Self, TimetableError> {
         let parts = chunks * TASK_PHASES.len();
         let mut progress = Self { chunks, done: vec![0; parts], needs: vec![Vec::new(); parts] };
@@ -26,44 +26,44 @@ impl Progress {
         Ok(progress)
     }
 
-    /// The number of parts: the length of a table by [`Progress::index`].
+    /// Returns the number of parts, which is the length of a table indexed by [`Progress::index`].
     pub(super) fn part_count(&self) -> usize {
         self.done.len()
     }
 
-    /// The place of a part in a table of all parts.
+    /// Returns the index of a part in a table of all parts.
     pub(super) fn index(&self, part: Part) -> Option<usize> {
         let phase = TASK_PHASES.iter().position(|(phase, _)| *phase == part.phase)?;
         let chunk = part.chunk as usize;
         (chunk < self.chunks).then_some(phase * self.chunks + chunk)
     }
 
-    /// The number of tasks of a part that are done.
+    /// Returns the number of finished tasks of a part.
     pub(super) fn done(&self, part: Part) -> u32 {
         self.index(part).map_or(0, |index| self.done[index])
     }
 
-    /// Counts a task as done.
+    /// Counts a task as finished.
     pub(super) fn finish(&mut self, task: Task) {
         if let Some(index) = self.index(task.part) {
             self.done[index] += 1;
         }
     }
 
-    /// The tasks from which a task reads.
+    /// Returns the tasks from which a task reads.
     pub(super) fn needs(&self, task: Task) -> impl Iterator<Item = Task> {
         let parts = self.index(task.part).map_or(&[][..], |index| &self.needs[index]);
         parts.iter().map(move |part| part.task(task.microbatch))
     }
 
-    /// The first task from which a task reads and which is not done.
+    /// Returns the first unfinished task from which a task reads.
     pub(super) fn missing(&self, task: Task) -> Option<Task> {
         self.needs(task).find(|needed| self.done(needed.part) <= needed.microbatch)
     }
 }
 
-/// Runs every task as soon as the tasks from which it reads are done, and calls `visit` with it in that order. The lists must
-/// hold each task once, with the microbatches of a part in ascending order, and no task before its input on its own rank.
+/// Runs every task as soon as the tasks from which it reads are finished, and calls `visit` for each task in that order. The lists
+/// must hold each task once, the microbatches of a part in ascending order, and no task before its input on its own rank.
 pub(super) fn execute(
     timetable: &Timetable,
     placement: &[u32],
@@ -72,7 +72,7 @@ pub(super) fn execute(
 ) -> Result<(), TimetableError> {
     let mut next = vec![0; timetable.ranks.len()];
     let mut ready: VecDeque<usize> = (0..next.len()).collect();
-    // At most one entry a rank. A key is a task, so a task that is done wakes the ranks that wait for it and no others.
+    // Each rank has at most one entry. The key is the needed task, so a finished task wakes exactly the ranks that wait for it.
     let mut waiting: BTreeMap<Task, Vec<usize>> = BTreeMap::new();
     while let Some(rank) = ready.pop_front() {
         while let Some(&task) = timetable.ranks[rank].get(next[rank]) {
@@ -92,8 +92,8 @@ pub(super) fn execute(
     }
 }
 
-/// The ranks that wait for each other in a circle. Every rank that waits does so for a task of another rank that waits, so
-/// going from rank to rank comes back to a rank seen before.
+/// Returns ranks that wait for each other in a circle. Every waiting rank waits for a task of another waiting rank, so following
+/// these ranks leads back to a rank that was visited before.
 fn circle(
     timetable: &Timetable,
     placement: &[u32],

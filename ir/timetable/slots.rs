@@ -1,10 +1,10 @@
 //! Slots for the blocks of memory that outlive a task.
 //!
-//! A block belongs to a chunk and a microbatch. It is written by the task of one phase and read for the last time by the
-//! task of another phase: from forward to backward, from forward to weight, or from backward to weight. All chunks of a rank
-//! draw the blocks of one such class from one pool. Blocks that are alive together need different slots. Giving each block
-//! the lowest free slot, in order of their starts, needs as many slots as blocks are alive at once, which no assignment can
-//! undercut (interval graphs are perfect; Golumbic, Algorithmic Graph Theory and Perfect Graphs, chapter 8).
+//! A block belongs to a chunk and a microbatch. The task of one phase writes it, and the task of a later phase reads it for the
+//! last time: from forward to backward, from forward to weight, or from backward to weight. All chunks of a rank take the blocks
+//! of one such class from one pool. Blocks that are alive together need different slots. Giving each block the lowest free slot,
+//! in order of their starts, needs as many slots as blocks are alive at once, and no assignment needs fewer (interval graphs are
+//! perfect; Golumbic, Algorithmic Graph Theory and Perfect Graphs, chapter 8).
 
 use super::Task;
 use crate::Phase;
@@ -50,7 +50,7 @@ pub enum SlotError {
         /// The number of slots.
         count: u32,
     },
-    /// A slot is given to a block while another block lives in it.
+    /// A slot is assigned to a block while another block in it is alive.
     #[error("{task} starts a block in slot {slot}, where the block of stage {}, microbatch {} is still alive", alive.chunk, alive.microbatch)]
     Reused {
         /// The task that starts the second block.
@@ -63,14 +63,14 @@ pub enum SlotError {
 }
 
 impl Task {
-    /// The block of its chunk and microbatch.
+    /// Returns the memory block of the task's chunk and microbatch.
     pub fn block(self) -> Block {
         Block { chunk: self.part.chunk, microbatch: self.microbatch }
     }
 }
 
-/// Assigns slots to the blocks that live from the task of the phase `from` to the end of the task of the phase `to`. `tasks`
-/// are those of one rank. A block that no task ends lives to the end of the list.
+/// Assigns slots to the blocks that live from the task of phase `from` to the end of the task of phase `to`. `tasks` has the tasks
+/// of one rank. A block that no task ends lives to the end of the list.
 pub fn slots(tasks: &[Task], from: Phase, to: Phase) -> Slots {
     let mut slots = Slots::default();
     let mut free = BinaryHeap::new();
@@ -86,7 +86,7 @@ pub fn slots(tasks: &[Task], from: Phase, to: Phase) -> Slots {
     slots
 }
 
-/// Proves that no two blocks are alive in one slot; see [`slots`] for the arguments.
+/// Proves that no two blocks are alive in the same slot. See [`slots`] for the arguments.
 pub fn check_slots(tasks: &[Task], from: Phase, to: Phase, slots: &Slots) -> Result<(), SlotError> {
     let mut alive: BTreeMap<u32, Block> = BTreeMap::new();
     for &task in tasks {

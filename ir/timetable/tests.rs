@@ -1,4 +1,4 @@
-//! Timetables written by hand: valid ones, and one planted fault in each of the others.
+//! Tests with hand-written timetables: valid ones, and others with one planted fault each.
 
 use super::*;
 use Phase::{Backward, Forward, Weight};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 /// 1F1B on two ranks with two microbatches.
 const TWO_RANKS: &str = "rank 0: F0.0 F0.1 B0.0 B0.1\nrank 1: F1.0 B1.0 F1.1 B1.1\n";
-/// The same with weight tasks.
+/// The same schedule with weight tasks.
 const SPLIT: &str = "rank 0: F0.0 F0.1 B0.0 W0.0 B0.1 W0.1\nrank 1: F1.0 B1.0 F1.1 B1.1 W1.0 W1.1\n";
 
 fn timetable(text: &str) -> Timetable {
@@ -17,7 +17,7 @@ fn task(text: &str) -> Task {
     text.parse().expect("a task")
 }
 
-/// Checks a chain of one chunk a rank and two microbatches.
+/// Checks a timetable with one chunk per rank in a chain, and two microbatches.
 fn verdict(text: &str) -> Result<(), TimetableError> {
     let timetable = timetable(text);
     let placement: Vec<u32> = (0..timetable.ranks.len() as u32).collect();
@@ -135,8 +135,8 @@ fn dependencies_without_tasks_are_caught() {
 
 #[test]
 fn two_ranks_that_wait_for_each_other_are_caught() {
-    // Each list alone is in order. Rank 0 wants the first gradient before it sends the second activation, rank 1 the
-    // second activation before it sends the first gradient.
+    // Each list by itself is in order. Rank 0 waits for the first gradient before it sends the second activation; rank 1 waits for
+    // the second activation before it sends the first gradient.
     let text = "rank 0: F0.0 B0.0 F0.1 B0.1\nrank 1: F1.0 F1.1 B1.0 B1.1";
     let expected = "the pipeline waits for ever: \
         stage 0 (rank 0) waits in B0.0 for B1.0 of stage 1 (rank 1), which stands behind F1.1; \
@@ -154,7 +154,7 @@ fn a_deadlock_names_the_circle_and_not_the_ranks_behind_it() {
 
 #[test]
 fn a_skip_over_a_stage_is_a_dependency_like_others() {
-    // The last chunk reads a result of the first chunk of the same rank, which must come first.
+    // The last chunk reads a result of the first chunk, which is on the same rank and must run first.
     let timetable = timetable("rank 0: F0.0 F2.0 B2.0 B0.0\nrank 1: F1.0 B1.0");
     let mut dependencies = Dependency::chain(3, false);
     let [from, to] = [(Forward, 0), (Forward, 2)].map(|(phase, chunk)| Part::new(phase, chunk));
@@ -194,7 +194,7 @@ fn a_timeline_waits_for_transfers_between_ranks_alone() {
         let cost = |part: Part| if part.phase == Forward { 10 } else { 20 };
         Timeline::new(&timetable(TWO_RANKS), &[0, 1], 2, &dependencies, cost, |_| transfer).expect("valid")
     };
-    // Two microbatches take 60; one forward and one backward on the other rank come on top.
+    // Two microbatches take 60. The wait for one forward and one backward of the other rank is added.
     assert_eq!(timeline(0).makespan, 90);
     assert_eq!([0, 1].map(|rank| timeline(0).idle(rank)), [30, 30]);
     assert_eq!([0, 1].map(|rank| timeline(0).stalled(rank)), [30, 0]);
@@ -213,8 +213,8 @@ fn a_timeline_of_an_invalid_timetable_is_an_error() {
     assert!(matches!(found, Err(TimetableError::Deadlock(_))));
 }
 
-/// Whether the tasks of all ranks have an order that follows both the lists and the dependencies, found by trying every
-/// task again and again. Slow, and shares no code with the checker.
+/// Whether the tasks of all ranks have an order that respects both the lists and the dependencies, found by repeatedly trying
+/// every task. It is slow, and shares no code with the checker.
 fn has_an_order(timetable: &Timetable, dependencies: &[Dependency]) -> bool {
     let mut done: Vec<Task> = Vec::new();
     let is_ready = |task: Task, done: &[Task]| {
@@ -236,7 +236,7 @@ fn has_an_order(timetable: &Timetable, dependencies: &[Dependency]) -> bool {
     }
 }
 
-/// A list for each rank in which every part runs its microbatches in order, and the parts are mixed at random.
+/// Makes a list for each rank, in which every part runs its microbatches in order and the parts are mixed at random.
 fn mixed(
     chunks: u32,
     ranks: u32,
@@ -272,7 +272,7 @@ proptest! {
         chunks in 1..5u32, ranks in 1..4u32, microbatches in 1..4u32, splits_backward: bool, draws: Vec<prop::sample::Index>,
     ) {
         let mut draws = draws.into_iter();
-        // A list without draws left runs its parts one after another, which often is an order.
+        // A list without further draws runs its parts one after another, which is often a valid order.
         let draw = |parts| draws.next().map_or(0, |index| index.index(parts));
         let timetable = mixed(chunks, ranks, microbatches, splits_backward, draw);
         let placement: Vec<u32> = (0..chunks).map(|chunk| chunk % ranks).collect();
@@ -289,7 +289,7 @@ proptest! {
         let tasks = &timetable.ranks[0];
         let found = slots(tasks, Forward, Backward);
         let started = |task: &Task, upto: &[Task]| upto.contains(&Task { part: Part::new(Forward, task.part.chunk), ..*task });
-        // Blocks whose backward task comes first never end.
+        // A block whose backward task precedes its forward task never ends.
         let ended = |upto: &[Task]| (0..upto.len()).filter(|&at| upto[at].part.phase == Backward && started(&upto[at], &upto[..at])).count();
         let alive = |upto: &[Task]| upto.iter().filter(|task| task.part.phase == Forward).count() - ended(upto);
         let most = (0..=tasks.len()).map(|at| alive(&tasks[..at])).max();

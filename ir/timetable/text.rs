@@ -1,10 +1,10 @@
-//! The text of a timetable: `rank 0: F0.0 F0.1 B0.0 B0.1`, one line a rank.
+//! The text of a timetable: `rank 0: F0.0 F0.1 B0.0 B0.1`, one line per rank.
 
 use super::{Dependency, Part, TASK_PHASES, Task, Timetable};
 use std::fmt;
 use std::str::FromStr;
 
-/// A text that is no timetable, or no task.
+/// A fault in the text of a timetable or a task.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimetableTextError {
     /// A word is not a task.
@@ -29,7 +29,7 @@ pub enum TimetableTextError {
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letter = TASK_PHASES.iter().find(|(phase, _)| *phase == self.phase);
-        // No task has another phase; the checker refuses a task that claims one, and prints it.
+        // A valid task has no other phase. The checker refuses a task with another phase, and prints it.
         let letter = letter.map_or('?', |(_, letter)| *letter);
         write!(f, "{letter}{}", self.chunk)
     }
@@ -72,7 +72,7 @@ fn parse_task(text: &str) -> Option<Task> {
     Some(Task::new(phase, number(chunk)?, number(microbatch)?))
 }
 
-/// A number as it prints: digits without a sign or a leading zero, so that a task has one text.
+/// Parses a number in the form in which it is printed: without a sign or a leading zero, so that each task has exactly one text.
 fn number(text: &str) -> Option<u32> {
     let number: u32 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)

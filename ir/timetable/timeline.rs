@@ -1,38 +1,38 @@
-//! When each task of a timetable starts and ends, for given costs.
+//! The start and end times of the tasks of a timetable, for given costs.
 //!
-//! A rank runs one task after another. A receive blocks the rank until the result has arrived; a send costs its rank nothing,
-//! and any number of transfers may be under way at once.
+//! A rank runs one task after another. A receive blocks the rank until the result has arrived. A send takes no time of its rank,
+//! and any number of transfers may be in flight at once.
 
 use super::execution::{Progress, execute};
 use super::{Dependency, Part, Task, Timetable, TimetableError, check};
 use std::ops::{Add, Sub};
 
-/// A number that costs and times are given in: seconds as floats, or whole units in tests.
+/// The number type of costs and times: seconds as floats, or whole units in tests.
 pub trait Seconds: Copy + Default + PartialOrd + Add<Output = Self> + Sub<Output = Self> {}
 
 impl<T: Copy + Default + PartialOrd + Add<Output = T> + Sub<Output = T>> Seconds for T {}
 
-/// Start and end of a task.
+/// The start and end of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskTime<T> {
-    /// When its rank starts to compute it, after all receives.
+    /// The time at which its rank starts to compute it, after all receives.
     pub start: T,
-    /// When it is done.
+    /// The time at which it is finished.
     pub end: T,
 }
 
 /// The times of all tasks. The step starts at 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeline<T> {
-    /// For each rank the times of its tasks, in the order of the timetable.
+    /// For each rank, the times of its tasks in the order of the timetable.
     pub ranks: Vec<Vec<TaskTime<T>>>,
-    /// When the last task of all ranks is done.
+    /// The time at which the last task of all ranks is finished.
     pub makespan: T,
 }
 
 impl<T: Seconds> Timeline<T> {
-    /// Runs a timetable. `task_cost` is the time that a task of a part takes, `transfer_cost` that of a dependency whose
-    /// parts are on different ranks. Costs must not be negative. The arguments before them are those of [`check`].
+    /// Runs a timetable. `task_cost` returns the time of a task of a part, `transfer_cost` the time of a dependency between
+    /// different ranks. Costs must not be negative. The other arguments are those of [`check`].
     pub fn new(
         timetable: &Timetable,
         placement: &[u32],
@@ -45,7 +45,7 @@ impl<T: Seconds> Timeline<T> {
         Self::of_tasks(timetable, placement, microbatches, dependencies, task_cost, transfer_cost)
     }
 
-    /// As [`Self::new`], where the tasks of a part may take different times.
+    /// Runs a timetable as [`Self::new`] does; the tasks of a part may take different times.
     pub fn of_tasks(
         timetable: &Timetable,
         placement: &[u32],
@@ -71,18 +71,18 @@ impl<T: Seconds> Timeline<T> {
         Ok(Self { ranks, makespan })
     }
 
-    /// The time that a rank computes.
+    /// Returns the time during which a rank computes.
     pub fn busy(&self, rank: usize) -> T {
         self.ranks[rank].iter().fold(T::default(), |busy, time| busy + (time.end - time.start))
     }
 
-    /// The time of the step in which a rank does not compute: its bubble.
+    /// Returns the time of the step during which a rank does not compute: its bubble.
     pub fn idle(&self, rank: usize) -> T {
         self.makespan - self.busy(rank)
     }
 
-    /// The time between the start of the first task of a rank and the end of its last task in which it does not compute.
-    /// Steps that follow each other without a barrier lose this time alone.
+    /// Returns the time between the start of a rank's first task and the end of its last task during which the rank does not
+    /// compute. When steps follow each other without a barrier, only this time is lost.
     pub fn stalled(&self, rank: usize) -> T {
         let times = &self.ranks[rank];
         let ends = times.first().zip(times.last());
@@ -90,16 +90,16 @@ impl<T: Seconds> Timeline<T> {
     }
 }
 
-/// The ends of the tasks that are done.
+/// The end times of the finished tasks.
 struct Ends<'a, T> {
     placement: &'a [u32],
     parts: Progress,
-    /// By part, then by microbatch, since a part runs its microbatches in ascending order.
+    /// The end times, by part and then by microbatch, because a part runs its microbatches in ascending order.
     by_part: Vec<Vec<T>>,
 }
 
 impl<T: Seconds> Ends<'_, T> {
-    /// When everything that a task reads has arrived on its rank.
+    /// Returns the time at which all inputs of a task have arrived on its rank.
     fn arrival(&self, rank: usize, task: Task, transfer_cost: impl Fn(Dependency) -> T) -> T {
         let arrivals = self.parts.needs(task).filter_map(|needed| {
             let end = *self.by_part[self.parts.index(needed.part)?].get(needed.microbatch as usize)?;

@@ -1,10 +1,10 @@
-//! Level lowered: casts that kernels do as they read and write. Invariant 19.
+//! Level lowered: casts by kernels as they read and write. Invariant 19.
 
 use crate::ops::{Inference, Op, Operator};
 use crate::{DType, Level, Type, TypeError};
 
-/// The result types of an operator, at a level. At level lowered an operand of f16 or bf16 may stand for one of f32: the types
-/// are then those of the widened operands.
+/// Returns the result types of an operator at a level. At level lowered an operand may be f16 or bf16 where the operator takes
+/// f32; the types are then inferred from widened operands.
 pub(crate) fn infer(level: Level, op: &Op, types: &Inference) -> Result<Vec<Type>, TypeError> {
     let exact = op.infer(types);
     if level < Level::Lowered || exact.is_ok() {
@@ -14,7 +14,7 @@ pub(crate) fn infer(level: Level, op: &Op, types: &Inference) -> Result<Vec<Type
     op.infer(&Inference { operands: &operands, declared: types.declared }).or(exact)
 }
 
-/// Whether a result may have this type where its operator infers that one, at a level.
+/// Whether a result may have the type `ty` at a level if its operator infers the type `inferred`.
 pub(crate) fn fits(level: Level, ty: &Type, inferred: &Type) -> bool {
     let is_cast = level >= Level::Lowered && ty.dtype.is_float() && inferred.dtype.is_float();
     ty.dims == inferred.dims && (ty.dtype == inferred.dtype || is_cast)

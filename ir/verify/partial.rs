@@ -1,4 +1,4 @@
-//! Partial values, at every level: read only where that is linear. Invariant 9.
+//! Partial values, at every level: they are read only by operators that are linear in them. Invariant 9.
 
 use super::Check;
 use crate::factors::Factors;
@@ -6,7 +6,7 @@ use crate::ops::{Op, Operator};
 use crate::{AxisId, Mesh, Module, Node, NodeId, PartialKind, Type, ValueId};
 use std::collections::BTreeSet;
 
-/// Invariant 9.
+/// Checks invariant 9.
 pub(super) fn check(c: &mut Check) {
     if !c.values().any(|(_, ty)| over(&c.module.mesh, ty).is_some()) {
         return;
@@ -43,7 +43,7 @@ fn uses(c: &mut Check, id: NodeId, node: &Node) {
     }
 }
 
-/// Where the operator lets a partial sum through, in words.
+/// Returns the operands in which the operator is linear, as text.
 fn linearity(op: &Op, factors: &Factors) -> String {
     let set = |operands: &[u32]| operands.iter().map(u32::to_string).collect::<Vec<_>>().join(" with ");
     let sets: Vec<_> = factors.linear.iter().map(|operands| set(operands)).collect();
@@ -53,14 +53,14 @@ fn linearity(op: &Op, factors: &Factors) -> String {
     }
 }
 
-/// The axes of more than one device over which any operand of a node is partial.
+/// Returns the axes of more than one device over which any operand of a node is partial.
 pub(super) fn passed(module: &Module, node: &Node) -> BTreeSet<AxisId> {
     let partial = |&value: &ValueId| over(&module.mesh, module.ty(value));
     node.operands.iter().filter_map(partial).flat_map(|(_, axes)| axes).collect()
 }
 
-/// Whether the operands that are partial over an axis are a set in which the operator is linear; else one that is to
-/// blame. The other operands of a set may be zeros, which are partial over any axis as they stand.
+/// Checks that the operator is linear in the operands that are partial over an axis. The error is an operand that is at fault. The
+/// other operands of a linear set may be zeros, which are partial sums over any axis.
 fn linear_over(module: &Module, node: &Node, factors: &Factors, axis: AxisId) -> Result<(), usize> {
     let partial = |operand: u32| {
         let value = *node.operands.get(operand as usize)?;
@@ -81,19 +81,19 @@ fn linear_over(module: &Module, node: &Node, factors: &Factors, axis: AxisId) ->
     if factors.linear.iter().any(|set| fits(set)) { Ok(()) } else { Err(operands[0] as usize) }
 }
 
-/// Whether a value is zeros by construction.
+/// Whether a value consists of zeros by construction.
 pub(super) fn is_zero(module: &Module, value: ValueId) -> bool {
     module.splat_number(value) == Some(0.0)
 }
 
-/// The axes of more than one device over which a value is partial, if there is one.
+/// Returns the axes of more than one device over which a value is partial, with the kind; `None` if there are none.
 pub(super) fn over(mesh: &Mesh, ty: &Type) -> Option<(PartialKind, BTreeSet<AxisId>)> {
     let (kind, axes) = ty.sharding.partial.as_ref()?;
     let axes: BTreeSet<AxisId> = axes.iter().copied().filter(|&axis| mesh.axes[axis].size > 1).collect();
     (!axes.is_empty()).then_some((*kind, axes))
 }
 
-/// `partial sum`
+/// Returns the kind as text, such as `partial sum`.
 pub(super) fn word(kind: PartialKind) -> &'static str {
     match kind {
         PartialKind::Sum => "partial sum",
@@ -102,7 +102,7 @@ pub(super) fn word(kind: PartialKind) -> &'static str {
     }
 }
 
-/// `` `dp`, `tp` ``
+/// Returns the names of axes as text, such as `` `dp`, `tp` ``.
 pub(super) fn names<'a>(mesh: &Mesh, axes: impl IntoIterator<Item = &'a AxisId>) -> String {
     axes.into_iter().map(|&axis| format!("`{}`", mesh.axes[axis].name)).collect::<Vec<_>>().join(", ")
 }

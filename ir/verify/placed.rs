@@ -1,4 +1,4 @@
-//! Level placed: shardings fit their dims, their nodes and each other. Invariants 15 to 18.
+//! Level placed: shardings agree with their dims, with their nodes and with each other. Invariants 15 to 18.
 
 use super::Check;
 use super::partial::{self, is_zero, names, over, word};
@@ -8,7 +8,7 @@ use crate::ops::{Op, Operator};
 use crate::{AxisId, Mesh, Node, NodeId, PartialKind, Sharding, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Invariants 15 to 18.
+/// Checks invariants 15 to 18.
 pub(super) fn check(c: &mut Check) {
     let mesh = &c.module.mesh;
     for (id, _) in c.values().filter(|(_, ty)| ty.local(mesh).is_none()) {
@@ -34,10 +34,10 @@ fn same(a: &Sharding, b: &Sharding) -> bool {
     a == b || a.is_whole() && b.is_whole()
 }
 
-/// How the factors of a node are split: which axes, and where that was seen first.
+/// The axes that split each factor of a node, and the place where this split was first seen.
 type Splits = BTreeMap<FactorId, (Vec<AxisId>, String)>;
 
-/// A node's operands and results are split alike, and its results partial as they must be.
+/// Checks that a node's operands and results are split alike, and that its results are partial as required.
 fn agreement(c: &mut Check, id: NodeId, node: &Node) {
     if let Op::Collective(collective) = node.op {
         if let Err(message) = collective_changes(c, collective, node) {
@@ -59,7 +59,7 @@ fn agreement(c: &mut Check, id: NodeId, node: &Node) {
     let operands = operands.map(|(i, tensor)| (format!("operand {i}"), tensor));
     for (what, (ty, dims)) in operands.chain(results.map(|(i, tensor)| (format!("result {i}"), tensor))) {
         for (i, dim) in dims.iter().enumerate() {
-            // Without entries no dim is split.
+            // A sharding without entries splits no dim.
             let axes = ty.sharding.dims.get(i).map_or(&[][..], |axes| axes);
             let place = format!("dim {i} of {what}");
             if let Err(message) = split(&c.module.mesh, &factors, dim, axes, &place, &mut splits) {
@@ -77,7 +77,7 @@ fn agreement(c: &mut Check, id: NodeId, node: &Node) {
     }
 }
 
-/// A collective makes the change that its name says, the same one on all its operands.
+/// Checks that a collective makes the change that its name says, the same change on all operands.
 fn collective_changes(c: &Check, collective: Collective, node: &Node) -> Result<(), String> {
     let mut first: Option<Change> = None;
     for (i, (&operand, &result)) in node.operands.iter().zip(&node.results).enumerate() {
@@ -108,7 +108,7 @@ fn collective_changes(c: &Check, collective: Collective, node: &Node) -> Result<
     Ok(())
 }
 
-/// The addends of a partial sum lie where they were computed: the axes of the sum split the new dim, and nothing else changes.
+/// Checks that the axes of the partial sum split the new dim of its addends, and that nothing else changes.
 fn addends(c: &Check, node: &Node) -> Result<(), String> {
     let mesh = &c.module.mesh;
     let (from, to) = (c.module.ty(node.operands[0]), c.module.ty(node.results[0]));
@@ -138,7 +138,7 @@ fn addends(c: &Check, node: &Node) -> Result<(), String> {
     }
 }
 
-/// Spreads the axes of a dim over its factors, and compares with what other dims said of them.
+/// Distributes the axes of a dim over its factors, and compares the result with the splits by other dims.
 fn split(
     mesh: &Mesh,
     factors: &Factors,
@@ -165,7 +165,7 @@ fn split(
     Ok(())
 }
 
-/// Only factors that can be are split, and no axis does two things.
+/// Checks that only factors that can be split are split, and that no axis splits two factors.
 fn roles(c: &Check, node: &Node, factors: &Factors, splits: &Splits) -> Result<(), String> {
     let mesh = &c.module.mesh;
     let mut used: BTreeMap<AxisId, &str> = BTreeMap::new();
@@ -205,7 +205,7 @@ fn roles(c: &Check, node: &Node, factors: &Factors, splits: &Splits) -> Result<(
     }
 }
 
-/// A result is partial over the reduced factors it lacks and what its operands are partial over.
+/// Checks that a result is partial over exactly the split reduced factors that it lacks and the partial axes of its operands.
 fn result(
     c: &Check,
     node: &Node,

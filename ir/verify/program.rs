@@ -1,4 +1,4 @@
-//! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8, and 19 in place of 7.
+//! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8, with 19 in place of 7.
 
 use super::{Check, lowered};
 use crate::module::{Definition, Phase};
@@ -7,7 +7,7 @@ use crate::text::data_of;
 use crate::{Level, Node, NodeId, Type, ValueId};
 use cranelift_entity::EntitySet;
 
-/// Invariants 5 to 8.
+/// Checks invariants 5 to 8.
 pub(super) fn check(c: &mut Check) {
     definitions(c);
     uses(c);
@@ -18,7 +18,7 @@ pub(super) fn check(c: &mut Check) {
     }
 }
 
-/// Every value is defined once, by what it says defines it.
+/// Checks that every value is defined once, by its `definition`.
 fn definitions(c: &mut Check) {
     let module = c.module;
     let inputs =
@@ -52,7 +52,7 @@ fn describe(c: &Check, definition: Definition) -> String {
     }
 }
 
-/// What is read has been defined.
+/// Checks that every value is defined before it is read.
 fn uses(c: &mut Check) {
     let module = c.module;
     let set = |values: &mut dyn Iterator<Item = ValueId>| {
@@ -100,7 +100,7 @@ fn phases(c: &mut Check) {
     }
 }
 
-/// The operator takes its operands and gives its results.
+/// Checks the operands and results of a node with its operator's `infer`.
 fn types(c: &mut Check, id: NodeId, node: &Node) {
     let (level, signature) = (c.module.level, c.module.signature(node));
     let given = Inference { operands: &signature.operands, declared: &signature.results };
@@ -133,7 +133,7 @@ fn shardings(c: &mut Check) {
     }
 }
 
-/// What is wrong with the form of a sharding.
+/// Returns the fault in the form of a sharding, if there is one.
 fn malformed(ty: &Type) -> Option<String> {
     let (split, ndim) = (ty.sharding.dims.len(), ty.ndim());
     if split != 0 && split != ndim {

@@ -1,11 +1,11 @@
-//! Programs with a table of stages. Invariants 20 to 22.
+//! Checks of programs with a table of stages. Invariants 20 to 22.
 
 use super::Check;
 use crate::timetable;
 use crate::{Definition, EVERY_STAGE, NodeId, Phase, Pipeline, Role, ValueId};
 use std::collections::BTreeSet;
 
-/// Invariants 20 to 22.
+/// Checks invariants 20 to 22.
 pub(super) fn check(c: &mut Check) {
     let Some(pipeline) = &c.module.pipeline else { return };
     stages(c, pipeline);
@@ -31,8 +31,8 @@ pub(super) fn check(c: &mut Check) {
     }
 }
 
-/// In an asynchronous schedule, an update waits for no update of an earlier stage. Once states have versions, a stage with a delay reads
-/// in a microbatch no state that updates change, since its forward runs ahead of updates.
+/// Checks an asynchronous schedule: an update waits for no update of an earlier stage. Once states have versions, the microbatch
+/// phases of a stage with a delay read no state that updates change, since its forward runs ahead of updates.
 fn asynchronous(c: &mut Check, pipeline: &Pipeline) {
     let (stages, delays) = (pipeline.stages(), pipeline.delays.len());
     if delays != stages as usize {
@@ -67,7 +67,7 @@ fn asynchronous(c: &mut Check, pipeline: &Pipeline) {
     faults.into_iter().for_each(|(id, fault)| c.node_fault(id, fault));
 }
 
-/// Nodes and states name stages that are there.
+/// Checks that nodes and states name existing stages.
 fn stages(c: &mut Check, pipeline: &Pipeline) {
     let is_there = |stage| stage < pipeline.stages() || stage == EVERY_STAGE;
     let count = pipeline.stages();
@@ -79,11 +79,11 @@ fn stages(c: &mut Check, pipeline: &Pipeline) {
     }
 }
 
-/// A node reads values of its own stage, and of every stage. A transfer reads a value of another stage.
+/// Checks that a node reads values of its own stage and of every stage, and that a transfer reads a value of another stage.
 fn reads(c: &mut Check, id: NodeId) {
     let node = c.module.node(id);
     if let Some((from, to)) = c.module.transfers(id) {
-        // The update of an asynchronous schedule hands each version of a state on to the next.
+        // The update of an asynchronous schedule passes each version of a state on to the next version.
         let is_version = node.phase == Phase::Update
             && c.module
                 .states
@@ -109,7 +109,7 @@ fn reads(c: &mut Check, id: NodeId) {
     }
 }
 
-/// The timetable has tasks for the phases of a microbatch.
+/// Checks that the timetable has tasks for every microbatch phase of the program.
 fn phases(c: &mut Check, pipeline: &Pipeline) {
     let phases = pipeline.timetable.phases();
     for (phase, name) in Phase::ALL.into_iter().filter(|(phase, _)| phase.is_microbatch()) {
@@ -123,7 +123,7 @@ fn place(stage: u32) -> String {
     if stage == EVERY_STAGE { "every stage".to_owned() } else { format!("stage {stage}") }
 }
 
-/// The stage of a state makes its new value.
+/// Checks that the new value of a state is computed on the stage of the state.
 fn states(c: &mut Check) {
     for state in c.module.states.values() {
         let Some(output) = state.output else { continue };

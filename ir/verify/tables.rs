@@ -6,7 +6,7 @@ use crate::{Blob, Diagnostic, Initializer, Module, State, StateId, Type, view};
 use cranelift_entity::EntitySet;
 use std::collections::BTreeSet;
 
-/// Invariant 1. Nothing else can be looked at until it holds.
+/// Checks invariant 1. No other check can run before it holds.
 pub(super) fn ids_out_of_range(module: &Module) -> Vec<Diagnostic> {
     let mut faults = Vec::new();
     let mut fault = |message: String| faults.push(Diagnostic::new(message));
@@ -71,7 +71,7 @@ pub(super) fn ids_out_of_range(module: &Module) -> Vec<Diagnostic> {
     faults
 }
 
-/// Invariants 2 to 4.
+/// Checks invariants 2 to 4.
 pub(super) fn check(c: &mut Check) {
     names(c);
     data(c);
@@ -124,7 +124,7 @@ fn data(c: &mut Check) {
     }
 }
 
-/// What goes in and out of a state is the state's type.
+/// Checks that a state's input value and new value fit the state's type.
 fn types(c: &mut Check, state: &State) {
     let (name, ty) = (&state.name, &state.ty);
     let input = c.module.ty(state.input);
@@ -136,7 +136,7 @@ fn types(c: &mut Check, state: &State) {
     }
 }
 
-/// What a state starts from fits it.
+/// Checks that a state's initializer fits the state.
 fn initializer(c: &mut Check, id: StateId, state: &State) {
     let name = &state.name;
     if let Initializer::CopyOf(source) = state.initializer {

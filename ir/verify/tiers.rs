@@ -1,9 +1,9 @@
-//! Where values lie. Invariants 23 and 24.
+//! The memories in which values lie. Invariants 23 and 24.
 
 use super::Check;
 use crate::{Node, NodeId, Op, Tier};
 
-/// Invariants 23 and 24.
+/// Checks invariants 23 and 24.
 pub(super) fn check(c: &mut Check) {
     for (id, node) in c.nodes() {
         match &node.op {
@@ -15,7 +15,7 @@ pub(super) fn check(c: &mut Check) {
     outputs(c);
 }
 
-/// A copy moves a value to the next tier, or to the one before.
+/// Checks that a copy moves a value to a neighbouring tier.
 fn copy(c: &mut Check, id: NodeId, node: &Node) {
     let (from, to) = (c.module.tier_of(node.operands[0]), node.result_tier());
     let fault = match (from, to) {
@@ -29,7 +29,7 @@ fn copy(c: &mut Check, id: NodeId, node: &Node) {
     c.node_fault(id, fault);
 }
 
-/// A node reads values that lie in the memory of its place.
+/// Checks that a node reads values that lie in the memory of its place.
 fn reads(c: &mut Check, id: NodeId, node: &Node) {
     match (node.place, &node.op) {
         (Tier::Device, _) => {}
@@ -52,7 +52,7 @@ fn reads(c: &mut Check, id: NodeId, node: &Node) {
     }
 }
 
-/// A state's new value lies where the state rests.
+/// Checks that a state's new value lies where the state rests.
 fn states(c: &mut Check) {
     for state in c.module.states.values() {
         let Some(output) = state.output else { continue };
@@ -67,7 +67,7 @@ fn states(c: &mut Check) {
     }
 }
 
-/// An output is read by the host.
+/// Checks that no output lies on the disk, because the host reads outputs.
 fn outputs(c: &mut Check) {
     for output in &c.module.outputs {
         if c.module.tier_of(output.value) == Tier::Disk {

@@ -1,4 +1,4 @@
-//! Level training: what a whole step demands. Invariants 10 to 14.
+//! Level training: the invariants of a whole step. Invariants 10 to 14.
 
 use super::Check;
 use crate::module::{Node, Phase};
@@ -6,7 +6,7 @@ use crate::ops::Op;
 use crate::{NodeId, Role, StepOutput, ValueId};
 use std::collections::BTreeMap;
 
-/// Invariants 10 to 14.
+/// Checks invariants 10 to 14.
 pub(super) fn check(c: &mut Check) {
     for (id, ty) in c.values().filter(|(_, ty)| ty.bytes().is_none()) {
         let unbound = ty.dims.iter().any(|dim| dim.size().is_none());
@@ -19,7 +19,7 @@ pub(super) fn check(c: &mut Check) {
     loss(c);
 }
 
-/// What a phase may read.
+/// Checks that a node reads only values of phases that its phase may read.
 fn reads(c: &mut Check, id: NodeId, node: &Node) {
     let accumulates = matches!(node.op, Op::Accumulate(_));
     if accumulates && node.phase != Phase::Update {
@@ -48,7 +48,7 @@ fn reads(c: &mut Check, id: NodeId, node: &Node) {
     }
 }
 
-/// A copy only computes a value again.
+/// Checks that a copy of a node only computes a value again.
 fn copies(c: &mut Check) {
     let states = c.module.states.values();
     let written: BTreeMap<ValueId, &str> =
@@ -69,7 +69,7 @@ fn copies(c: &mut Check) {
     }
 }
 
-/// `%3: f32[2] is of bwd`
+/// Returns the phase of a value as text, such as `%3: f32[2] is of bwd`.
 fn describe(c: &Check, value: ValueId) -> String {
     let phase = Phase::ALL[c.module.phase_of(value) as usize].1;
     let input = c.module.inputs.iter().find(|input| input.value == value);
@@ -80,7 +80,7 @@ fn describe(c: &Check, value: ValueId) -> String {
     format!("{} is {what}", c.value(value))
 }
 
-/// New values of states are made in `update`.
+/// Checks that new values of states are computed in `update`.
 fn state_outputs(c: &mut Check) {
     for state in c.module.states.values() {
         let Some(output) = state.output else { continue };

@@ -1,7 +1,7 @@
-//! Activations that the core has no operator for, as a few of those it has.
+//! Activations without an IR operator, built from several operators.
 //!
-//! Each is written so that its gradient is finite and right wherever it exists: an exponential is taken of what is
-//! bounded, never of the side that a choice then drops.
+//! Each is built so that its gradient is finite and correct wherever it exists: exponentials are only taken of bounded numbers,
+//! even on the side that a selection drops.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -10,10 +10,10 @@ use super::gate::Gate;
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
 use ir::{DType, Dim, Dims, ValueId};
 
-/// Above this `log(1 + eˣ)` is x to 1e-13, and `eˣ` is still far from the largest f32.
+/// Above this number, `log(1 + eˣ)` equals x up to 1e-13, and `eˣ` is still far below the largest f32.
 const SOFTPLUS_LINEAR: f64 = 30.0;
 
-/// Activations of one operand: those that a gate may have too, and others.
+/// Imports activations of one operand: those that gates may also use, and others.
 pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let (given, beta) = (call.float("alpha"), call.float("beta"));
@@ -29,7 +29,7 @@ pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
             let gate = cx.unary(Unary::Tanh, soft)?;
             cx.binary(Binary::Mul, x, gate)?
         }
-        // The constants of Klambauer et al., arXiv 1706.02515, as ONNX rounds them.
+        // The constants of Klambauer et al., arXiv 1706.02515, as rounded by ONNX.
         "Selu" => {
             let elu = elu(cx, x, alpha(1.673_263_192_176_818_8))?;
             cx.binary_with(Binary::Mul, elu, call.float("gamma").unwrap_or(1.050_701_022_148_132_3))?
@@ -46,7 +46,7 @@ pub(super) fn elu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     exponential_side(cx, x, negative, alpha)
 }
 
-/// `min(x, bound)`, with a gradient of 1 at the bound
+/// `min(x, bound)`, with a gradient of 1 at the bound.
 fn not_above(cx: &mut Context, x: ValueId, bound: f64) -> Built {
     let bound = cx.b.splat_like(x, bound)?;
     cx.binary(Binary::AtMost, bound, x)
@@ -70,7 +70,7 @@ fn exponential_side(cx: &mut Context, x: ValueId, exponent: ValueId, alpha: f64)
     cx.binary(Binary::Add, relu, side)
 }
 
-/// `min(max(αx + β, 0), 1)`. Where it is 0 or 1 the slope is 0, at the bounds too, as in PyTorch.
+/// `min(max(αx + β, 0), 1)`. The slope is 0 where the result is 0 or 1, also at the bounds, as in PyTorch.
 pub(super) fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) -> Built {
     let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
     let shifted = cx.binary_with(Binary::Add, scaled, beta)?;
@@ -78,7 +78,7 @@ pub(super) fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) 
     cx.binary_with(Binary::AtMost, low, 1.0)
 }
 
-/// `x` where it is positive, else `αx`
+/// `x` where it is positive, else `αx`.
 pub(super) fn leaky_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     sloped(cx, x, |cx| cx.binary_with(Binary::Mul, x, alpha))
 }
@@ -90,11 +90,11 @@ fn sloped(cx: &mut Context, x: ValueId, scaled: impl FnOnce(&mut Context) -> Bui
     cx.choose(positive, x, scaled)
 }
 
-/// PRelu: as LeakyRelu, with a slope that broadcasts onto x.
+/// PRelu: LeakyRelu with a slope that broadcasts to x.
 pub(super) fn parametric_relu(cx: &mut Context, call: &Call) -> Outputs {
     let (x, slope) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let slope = match (call.opset(), cx.ty(x).ndim(), cx.ty(slope).ndim()) {
-        // Up to opset 6 a vector has a slope for each channel, wherever the channels are.
+        // Up to opset 6, a vector has one slope for each channel (dim 1).
         (..=6, 3.., 1) => {
             let ones = (2..cx.ty(x).ndim()).map(|_| Dim::known(1));
             let dims: Dims = cx.ty(slope).dims.iter().cloned().chain(ones).collect();
@@ -105,7 +105,7 @@ pub(super) fn parametric_relu(cx: &mut Context, call: &Call) -> Outputs {
     one(sloped(cx, x, |cx| cx.binary(Binary::Mul, x, slope))?)
 }
 
-/// `log(1 + eˣ)`; x itself where that is the same.
+/// `log(1 + eˣ)`; x itself where the two are equal.
 pub(super) fn softplus(cx: &mut Context, x: ValueId) -> Built {
     let bounded = not_above(cx, x, SOFTPLUS_LINEAR)?;
     let exp = cx.unary(Unary::Exp, bounded)?;
@@ -123,7 +123,7 @@ pub(super) fn softsign(cx: &mut Context, x: ValueId) -> Built {
     cx.binary(Binary::Div, x, below)
 }
 
-/// `x` above α, else 0
+/// `x` above α, else 0.
 pub(super) fn thresholded_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     let above = cx.compare_with(Compare::Greater, x, alpha)?;
     cx.choose_or(above, x, 0.0)
@@ -154,7 +154,7 @@ fn shrink(cx: &mut Context, x: ValueId, lambda: f64, bias: f64) -> Built {
     cx.choose(below, more, right)
 }
 
-/// IsInf, of both signs or of one.
+/// IsInf, for one or both signs.
 pub(super) fn is_infinite(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let asked = |name: &str| call.int(name).unwrap_or(1) != 0;

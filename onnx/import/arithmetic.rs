@@ -1,4 +1,4 @@
-//! Short forms for operators that become several nodes: arithmetic with numbers, reductions, counting, constants.
+//! Short forms for building several nodes: arithmetic with numbers, reductions, counting, constants.
 
 use super::context::{Context, Problem};
 use bytes::Bytes;
@@ -10,49 +10,49 @@ use ir::ops::shape::Pad;
 use ir::{Blob, DType, Data, Dim, Dims, Tensor, Type, ValueId};
 use smallvec::SmallVec;
 
-/// What an expression of several nodes gives.
+/// The result of building an expression of several nodes.
 pub(super) type Built = Result<ValueId, Problem>;
 
 impl Context<'_> {
-    /// A function of one number.
+    /// Builds a function of one operand.
     pub(super) fn unary(&mut self, op: Unary, x: ValueId) -> Built {
         Ok(self.b.one(op, &[x])?)
     }
 
-    /// A function of two numbers.
+    /// Builds a function of two operands.
     pub(super) fn binary(&mut self, op: Binary, x: ValueId, y: ValueId) -> Built {
         Ok(self.b.one(op, &[x, y])?)
     }
 
-    /// A function of each element and one number: `x op number`.
+    /// Builds a function of each element and a number: `x op number`.
     pub(super) fn binary_with(&mut self, op: Binary, x: ValueId, number: f64) -> Built {
         let number = self.b.splat_like(x, number)?;
         self.binary(op, x, number)
     }
 
-    /// A comparison.
+    /// Builds a comparison.
     pub(super) fn compare(&mut self, op: Compare, x: ValueId, y: ValueId) -> Built {
         Ok(self.b.one(op, &[x, y])?)
     }
 
-    /// A comparison of each element with one number.
+    /// Builds a comparison of each element with a number.
     pub(super) fn compare_with(&mut self, op: Compare, x: ValueId, number: f64) -> Built {
         let number = self.b.splat_like(x, number)?;
         self.compare(op, x, number)
     }
 
-    /// `condition ? x : y`
+    /// Builds `condition ? x : y`.
     pub(super) fn choose(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Built {
         Ok(self.b.one(Select, &[condition, x, y])?)
     }
 
-    /// `condition ? x : number`
+    /// Builds `condition ? x : number`.
     pub(super) fn choose_or(&mut self, condition: ValueId, x: ValueId, number: f64) -> Built {
         let number = self.b.splat_like(x, number)?;
         self.choose(condition, x, number)
     }
 
-    /// A reduction over these dims, in any order; they stay with size one.
+    /// Builds a reduction over these dims, given in any order. They are kept with size one.
     pub(super) fn reduced(&mut self, kind: ReduceKind, x: ValueId, dims: &[u32]) -> Built {
         let mut dims: SmallVec<[u32; 4]> = SmallVec::from_slice(dims);
         dims.sort_unstable();
@@ -63,7 +63,7 @@ impl Context<'_> {
         Ok(self.b.one(Reduce { kind, dims, keep: true }, &[x])?)
     }
 
-    /// The indices along a dim, as a tensor of `ndim` dims of which the others have size one.
+    /// Builds the indices along a dim, as a tensor of `ndim` dims. All other dims have size one.
     pub(super) fn counted(&mut self, dtype: DType, ndim: usize, dim: u32, size: Dim) -> Built {
         let mut dims: Dims = std::iter::repeat_n(Dim::known(1), ndim).collect();
         let place = dims.get_mut(dim as usize);
@@ -73,7 +73,7 @@ impl Context<'_> {
         Ok(self.b.one_typed(Iota { dim }, &[], Type::new(dtype, dims))?)
     }
 
-    /// The size of a dim, which must be bound for what `doing` says.
+    /// Returns the size of a dim, or an error if it is not bound. `doing` says in the error what the node does with it.
     pub(super) fn bound(&self, x: ValueId, dim: u32, doing: &str) -> Result<u64, Problem> {
         let ty = self.ty(x);
         ty.dims.get(dim as usize).and_then(Dim::size).ok_or_else(|| {
@@ -82,21 +82,21 @@ impl Context<'_> {
         })
     }
 
-    /// A dim of size one taken away.
+    /// Removes a dim of size one.
     pub(super) fn without(&mut self, x: ValueId, dim: u32) -> Built {
         let mut dims = self.ty(x).dims.clone();
         dims.remove(dim as usize);
         Ok(self.b.reshape(x, dims)?)
     }
 
-    /// A dim of size one put in before dim `dim`.
+    /// Inserts a dim of size one before dim `dim`.
     pub(super) fn with_dim(&mut self, x: ValueId, dim: u32) -> Built {
         let mut dims = self.ty(x).dims.clone();
         dims.insert(dim as usize, Dim::known(1));
         Ok(self.b.reshape(x, dims)?)
     }
 
-    /// A number before and after the elements of a dim.
+    /// Pads a dim with a number, before and after its elements.
     pub(super) fn padded(&mut self, x: ValueId, dim: u32, [before, after]: [u64; 2], value: f64) -> Built {
         if before == 0 && after == 0 {
             return Ok(x);
@@ -111,7 +111,7 @@ impl Context<'_> {
         Ok(self.b.one_typed(Pad { dim, before, value: Float::new(value) }, &[x], ty)?)
     }
 
-    /// A tensor that the import computed. It is a constant whatever it feeds: it is not of the file.
+    /// Adds a tensor that the import computed. It is always a constant, because it is not a tensor of the file.
     pub(super) fn computed(&mut self, tensor: Tensor) -> Built {
         let ty = tensor.ty();
         let name = format!("computed.{}", self.b.module().data.len());
@@ -120,6 +120,6 @@ impl Context<'_> {
         Ok(self.b.one_typed(Constant { data }, &[], ty)?)
     }
 
-    /// The most elements that the import computes into a constant: a MiB of the widest type, which text still writes.
+    /// The most elements of a tensor that the import computes: a MiB of the widest type, which text still writes inline.
     pub(super) const MOST_COMPUTED: u64 = Data::INLINE_BYTES as u64 / 8;
 }

@@ -1,4 +1,4 @@
-//! Attention as one node (opset 23).
+//! Attention as a single node (opset 23).
 
 use super::attention_mask::mask;
 use super::call::Call;
@@ -9,8 +9,8 @@ use ir::ops::attention::Attention;
 use ir::ops::shape::Concat;
 use ir::{Dim, ValueId};
 
-/// Attention in its four-dim form `[batch, heads, sequence, width]`, or the three-dim form
-/// `[batch, sequence, heads·width]` with the numbers of heads as attributes. Keys and values of the past come first.
+/// Attention in its four-dim form `[batch, heads, sequence, width]`, or in the three-dim form `[batch, sequence, heads·width]`
+/// with the numbers of heads as attributes. Past keys and values come before the new ones.
 pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let inputs = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     let flat = cx.ty(inputs[0]).ndim() == 3;
@@ -31,7 +31,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let default = || width.map(|width| 1.0 / (width as f64).sqrt());
     let scale = call.float("scale").or_else(default);
     let scale = scale.ok_or_else(|| Problem::new("the width of the heads is not bound"))?;
-    // The core's own causal order is that of as many queries as keys.
+    // The IR operator's `causal` requires as many queries as keys.
     let causal = call.int("is_causal") == Some(1);
     let aligned = causal && past == 0 && call.input(6).is_none() && cx.ty(q).dims[2] == cx.ty(k).dims[2];
     let cap = call.float("softcap").unwrap_or(0.0);
@@ -56,7 +56,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     Ok(outputs.into_iter().take(call.output_count()).collect())
 }
 
-/// Keys or values after those of the past, and how many these are.
+/// Appends keys or values to the past ones. Returns them with the number of past ones.
 fn after_past(cx: &mut Context, call: &Call, i: usize, x: ValueId) -> Result<(ValueId, u64), Problem> {
     let Some(past) = cx.optional(call, i)? else { return Ok((x, 0)) };
     if cx.ty(past).ndim() != 4 {

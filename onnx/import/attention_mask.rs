@@ -1,4 +1,4 @@
-//! Which keys a query of an Attention node sees: its mask, causal order, a window, and how many keys are there.
+//! The mask of an Attention node: the keys that each query sees, by mask, causal order, window and number of valid keys.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -6,17 +6,17 @@ use super::context::{Context, Problem};
 use ir::ops::elementwise::{Binary, Compare, Logical};
 use ir::{DType, Dim, Dims, ValueId};
 
-/// What is hidden and what is added to the scores, in dims that broadcast to `[batch, heads, queries, keys]`.
+/// A mask of scores, in dims that broadcast to `[batch, heads, queries, keys]`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mask {
-    /// Bools: what is seen.
+    /// Bools that are true for visible keys.
     pub(super) seen: Option<ValueId>,
-    /// Floats to add.
+    /// Floats that are added to the scores.
     pub(super) added: Option<ValueId>,
 }
 
 impl Mask {
-    /// As one operand: bools, or floats with −∞ for what is hidden.
+    /// Merges the mask into one operand: bools, or floats that are −∞ for hidden keys.
     pub(super) fn merged(self, cx: &mut Context) -> Result<Option<ValueId>, Problem> {
         match (self.seen, self.added) {
             (Some(seen), Some(added)) => Ok(Some(cx.choose_or(seen, added, f64::NEG_INFINITY)?)),
@@ -24,7 +24,7 @@ impl Mask {
         }
     }
 
-    /// Hides more.
+    /// Hides further keys: only those that are also visible in `seen` stay visible.
     fn and(&mut self, cx: &mut Context, seen: ValueId) -> Result<(), Problem> {
         self.seen = Some(match self.seen {
             Some(other) => cx.b.one(Logical::And, &[other, seen])?,
@@ -34,8 +34,8 @@ impl Mask {
     }
 }
 
-/// The mask of queries and keys in four dims. `past` keys come before the query's own. `causal`: a query sees no key
-/// after itself.
+/// Builds the mask of queries and keys in four dims. `past` keys precede the new keys. With `causal`, a query sees no key after
+/// its own.
 pub(super) fn mask(
     cx: &mut Context,
     call: &Call,
@@ -84,7 +84,7 @@ pub(super) fn mask(
     Ok(mask)
 }
 
-/// Which key each query is: after those of the past, or, where the keys that are there are counted, the last of them.
+/// Builds the index of each query's own key: after the past keys or, if the number of valid keys is given, among the last of them.
 fn places(cx: &mut Context, q: ValueId, past: u64, present: Option<ValueId>) -> Built {
     let queries = cx.ty(q).dims[2].clone();
     let query = cx.counted(DType::I64, 4, 2, queries)?;
@@ -99,7 +99,7 @@ fn places(cx: &mut Context, q: ValueId, past: u64, present: Option<ValueId>) -> 
     }
 }
 
-/// The mask that the node reads. One that is shorter than the keys hides the rest.
+/// Reads the node's mask operand. If it is shorter than the keys, the remaining keys are hidden.
 fn given(cx: &mut Context, call: &Call, [q, k]: [ValueId; 2]) -> Result<Mask, Problem> {
     let Some(given) = cx.optional(call, 3)? else { return Ok(Mask::default()) };
     let mut wide = four_dims(cx, given)?;
@@ -117,7 +117,7 @@ fn given(cx: &mut Context, call: &Call, [q, k]: [ValueId; 2]) -> Result<Mask, Pr
     Ok(Mask { seen: None, added: Some(cx.b.cast(wide, dtype)?) })
 }
 
-/// A mask with leading dims of size one up to four dims.
+/// Adds leading dims of size one to a mask, up to four dims.
 fn four_dims(cx: &mut Context, mask: ValueId) -> Built {
     let dims = cx.ty(mask).dims.clone();
     let missing = 4usize.checked_sub(dims.len());

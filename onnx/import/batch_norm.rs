@@ -1,9 +1,9 @@
-//! BatchNormalization. Whether it trains: from opset 14 on `training_mode` says so, from 7 to 13 that there is more than one
-//! output, before that `is_test`; a traced call in the exporter's record says so before all of these.
+//! BatchNormalization. A node is in training form by `training_mode` from opset 14 on, by having more than one output in opsets 7
+//! to 13, and by `is_test` before that. A traced call in the exporter's record overrides all of these.
 //!
-//! In training form the running statistics become states, buffers, where they are tensors of the file: each microbatch
-//! leaves them `momentum·running + (1 - momentum)·batch`. They take the unbiased variance, as PyTorch's do (ONNX would have
-//! the biased one, which its outputs are given); a tensor that several nodes share takes the batch of each in turn.
+//! In training form, running statistics that are tensors of the file become states (buffers). Each microbatch replaces them by
+//! `momentum·running + (1 - momentum)·batch`. They use the unbiased variance, as in PyTorch. ONNX specifies the biased variance,
+//! which the node's outputs have. If several nodes share a tensor, each updates it in turn.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
@@ -13,14 +13,14 @@ use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
 use ir::{DataId, Diagnostic, Dim, Initializer, Module, Op, OperandRole, Role, StateId, Type, ValueId};
 
-/// BatchNormalization.
+/// Imports BatchNormalization.
 pub(super) fn batch_norm(cx: &mut Context, call: &Call) -> Outputs {
     if call.int("spatial") == Some(0) {
         return Err(Problem::new("statistics for each element instead of each channel are not supported"));
     }
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
-    // A single dim is a batch of one channel.
+    // An operand with a single dim is a batch of one channel.
     let x = if ty.ndim() == 1 { cx.b.reshape(x, [ty.dims[0].clone(), Dim::known(1)])? } else { x };
     let eps = Float::new(call.float("epsilon").unwrap_or(1e-5));
     let [scale, bias] = [of_channels(cx, call, 1, &ty)?, of_channels(cx, call, 2, &ty)?];
@@ -38,7 +38,7 @@ pub(super) fn batch_norm(cx: &mut Context, call: &Call) -> Outputs {
     for running in [&mean, &variance] {
         outputs.push(Entry::Value(running.updated));
     }
-    // Up to opset 13 the statistics of the batch follow.
+    // Up to opset 13, the statistics of the batch are further outputs.
     outputs.extend([mean.batch, variance.batch].map(Entry::Value));
     outputs.truncate(call.output_count().max(1));
     Ok(outputs)
@@ -55,33 +55,33 @@ fn trains(call: &Call) -> bool {
     }
 }
 
-/// The share that running statistics keep, if the traced call used the statistics of the batch. The dynamo exporter writes
-/// such a node in inference form; the call's arguments are `x, scale, bias, mean, variance, training, momentum, eps`, where
-/// PyTorch's momentum is the share that the batch gets.
+/// Returns the momentum of the running statistics, if the traced call used the statistics of the batch. The dynamo exporter writes
+/// such a node in inference form. The call's arguments are `x, scale, bias, mean, variance, training, momentum, eps`, where
+/// PyTorch's momentum is the weight of the batch.
 fn traced_momentum(call: &Call) -> Option<f64> {
     let traced = call.traced().filter(|traced| traced.operator.contains("batch_norm"))?;
     let given: f64 = traced.word(6)?.parse().ok()?;
     (traced.word(5) == Some("True") && (0.0..=1.0).contains(&given)).then_some(1.0 - given)
 }
 
-/// A number for each channel, in the type of what is normalised.
+/// Returns an input with one number per channel, in the element type of `x`.
 fn of_channels(cx: &mut Context, call: &Call, i: usize, x: &Type) -> Result<ValueId, Problem> {
     let value = cx.value(call, i)?;
     Ok(cx.b.cast(value, x.dtype)?)
 }
 
-/// One of the two statistics of a norm that trains.
+/// The mean or the variance of a norm in training form.
 struct Running {
-    /// Of the batch.
+    /// The statistic of the batch.
     batch: ValueId,
-    /// The statistic that normalises: the batch's, and in an evaluation the running one.
+    /// The statistic used to normalise: the batch's in training, the running one in an evaluation.
     used: ValueId,
-    /// The running one after this batch, as ONNX defines it.
+    /// The running statistic after this batch, as ONNX defines it.
     updated: ValueId,
 }
 
 impl Running {
-    /// Of input `i`. The state, if there is one, is updated with `sample`.
+    /// Builds the statistic of input `i`. If the input is a tensor of the file, its state is updated with `sample`.
     fn of(cx: &mut Context, call: &Call, i: usize, batch: ValueId, sample: ValueId) -> Result<Self, Problem> {
         let momentum = traced_momentum(call).or(call.float("momentum")).unwrap_or(0.9);
         let state = stored(cx, call, i)?.map(|data| state(cx, data));
@@ -106,7 +106,7 @@ fn average(cx: &mut Context, running: ValueId, batch: ValueId, momentum: f64) ->
     Ok(cx.b.add(kept, added)?)
 }
 
-/// The tensor of the file that an input is.
+/// Returns the file's tensor that an input reads, if it reads one directly.
 fn stored(cx: &Context, call: &Call, i: usize) -> Result<Option<DataId>, Problem> {
     Ok(match cx.entry(call, i)? {
         Entry::Stored(data) => Some(*data),
@@ -118,7 +118,7 @@ fn stored(cx: &Context, call: &Call, i: usize) -> Result<Option<DataId>, Problem
     })
 }
 
-/// The state of a running statistic.
+/// Returns the state of a running statistic, which is added if it is new.
 fn state(cx: &mut Context, data: DataId) -> StateId {
     let tables = cx.b.tables();
     let known = tables.states.iter().find(|(_, state)| state.initializer == Initializer::Data(data));
@@ -130,13 +130,13 @@ fn state(cx: &mut Context, data: DataId) -> StateId {
     tables.add_state(name, ty, Role::Buffer, Initializer::Data(data))
 }
 
-/// The value of a state after the nodes so far.
+/// Returns the value of a state after the nodes built so far.
 fn current(module: &Module, state: StateId) -> ValueId {
     let state = &module.states[state];
     state.output.unwrap_or(state.input)
 }
 
-/// Warns that batch norms of a model that was exported for inference keep their statistics.
+/// Warns that the batch norms of a model that was exported for inference keep their statistics.
 pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
     let by_the_batch =
         |value: ValueId| module.producer(value).is_some_and(|node| matches!(node.op, Op::InTraining(_)));
@@ -153,7 +153,7 @@ pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
     ))
 }
 
-/// Warns of batch norms that the exporter folded into a convolution: nothing of them is left to train.
+/// Warns of batch norms that the exporter folded into a convolution, so that they cannot be trained.
 pub(super) fn folded_warning(graph: &Graph) -> Option<Diagnostic> {
     let folded: Vec<&Node> = graph.nodes.iter().filter(|node| has_folded_norm(node)).collect();
     let (first, count) = (folded.first()?, folded.len());
@@ -177,7 +177,7 @@ mod tests {
     use ir::{Blob, Builder, DType, Data};
     use std::collections::BTreeMap;
 
-    /// The program that imports these nodes, whose statistics are tensors of the file.
+    /// Imports these nodes, whose statistics are tensors of the file.
     fn imported(nodes: &[Node]) -> Module {
         let mut module = Module::new("m");
         let x = module.add_input("x", Type::of(DType::F32, &[4, 2, 3]), true);
@@ -235,7 +235,7 @@ mod tests {
         };
         let module = imported(&[traced("True")]);
         assert_eq!(module.states.len(), 2);
-        // PyTorch's momentum is the share of the batch: 0.25 of it, and 0.75 of the running statistic.
+        // PyTorch's momentum is the weight of the batch: 0.25 of the batch and 0.75 of the running statistic.
         let numbers: Vec<f64> = module
             .nodes()
             .filter_map(|(_, node)| match &node.op {

@@ -1,12 +1,12 @@
-//! Integers as rows of bits: BitwiseAnd and its kin, BitShift, BitCast.
+//! Bitwise operators on integers: BitwiseAnd and the like, BitShift, BitCast.
 
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::DType;
 use ir::ops::elementwise::{Binary, Bitcast, Bitwise};
 
-/// BitwiseAnd, BitwiseOr, BitwiseXor and BitShift. The standard does not say what a negative amount shifts by: as in its
-/// tests, which numpy made, it shifts everything out.
+/// BitwiseAnd, BitwiseOr, BitwiseXor and BitShift. The standard does not define shifts by a negative amount. In its tests, which
+/// numpy made, they shift all bits out.
 pub(super) fn bitwise(cx: &mut Context, call: &Call) -> Outputs {
     let direction = if call.op() == "BitShift" { call.string("direction") } else { None };
     let op = match (call.op(), direction) {
@@ -25,7 +25,7 @@ pub(super) fn bitwise(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(op, &[x, y])?)
 }
 
-/// BitwiseNot: every bit differs from that of -1, of which all are set.
+/// BitwiseNot: XOR with -1, which has all bits set.
 pub(super) fn bitwise_not(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     if !cx.ty(x).dtype.is_integer() {
@@ -36,7 +36,7 @@ pub(super) fn bitwise_not(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(Bitwise::Xor, &[x, ones])?)
 }
 
-/// BitCast. As a bool every byte but zero is true.
+/// BitCast. As a bool, every byte except zero is true.
 pub(super) fn bit_cast(cx: &mut Context, call: &Call) -> Outputs {
     let (x, to) = (cx.value(call, 0)?, call.dtype("to")?);
     let from = cx.ty(x).dtype;

@@ -1,4 +1,4 @@
-//! One node of the graph, as the functions that import it ask about it.
+//! A node of the graph, with the accessors that import functions use.
 
 use super::context::Problem;
 use crate::error::quoted;
@@ -11,92 +11,92 @@ use std::collections::BTreeSet;
 /// A node with typed access to its attributes.
 pub(super) struct Call<'a> {
     node: &'a Node,
-    /// The first attribute that was asked for and is of another type.
+    /// The first requested attribute that has another type.
     mistyped: Cell<Option<Diagnostic>>,
-    /// The names of the attributes that were asked for.
+    /// The names of all requested attributes.
     asked: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Call<'a> {
-    /// The call of a node.
+    /// Wraps a node.
     pub(super) fn new(node: &'a Node) -> Self {
         Self { node, mistyped: Cell::new(None), asked: RefCell::default() }
     }
 
-    /// The operator's name.
+    /// Returns the name of the operator.
     pub(super) fn op(&self) -> &'a str {
         &self.node.op_type
     }
 
-    /// Whether the operator is of the standard set.
+    /// Whether the operator belongs to the standard set.
     pub(super) fn is_standard(&self) -> bool {
         matches!(self.node.domain.as_str(), "" | "ai.onnx")
     }
 
-    /// The operator's domain; empty for `ai.onnx`.
+    /// Returns the operator's domain; empty for `ai.onnx`.
     pub(super) fn domain(&self) -> &'a str {
         if self.is_standard() { "" } else { &self.node.domain }
     }
 
-    /// The version of the operator's set.
+    /// Returns the version of the operator set.
     pub(super) fn opset(&self) -> i64 {
         self.node.opset
     }
 
-    /// The call that the node was made from, if the exporter wrote it into the file.
+    /// Returns the call from which the node was made, if the exporter recorded it in the file.
     pub(super) fn traced(&self) -> Option<TracedCall<'a>> {
         record::call(self.node)
     }
 
-    /// Where the node stands, for messages: `node "NAME" (OP, opset N)`.
+    /// Returns the place of the node, for messages: `node "NAME" (OP, opset N)`.
     pub(super) fn origin(&self) -> String {
         self.node.label()
     }
 
-    /// The node's name in quotes; of one without a name what it defines.
+    /// Returns the node's name in quotes, or the name of its first output if it has no name.
     pub(super) fn name(&self) -> String {
         let own = Some(self.node.name.as_str()).filter(|name| !name.is_empty());
         let defined = self.node.outputs.iter().map(String::as_str).find(|name| !name.is_empty());
         quoted(own.or(defined).unwrap_or_default())
     }
 
-    /// The name of an input, unless it is left out.
+    /// Returns the name of an input, unless it is left out.
     pub(super) fn input(&self, i: usize) -> Option<&'a str> {
         self.node.inputs.get(i).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// The number of inputs, those left out in between included.
+    /// Returns the number of inputs, including inputs left out in between.
     pub(super) fn input_count(&self) -> usize {
         self.node.inputs.len()
     }
 
-    /// The name of an output, unless it is left out.
+    /// Returns the name of an output, unless it is left out.
     pub(super) fn output(&self, i: usize) -> Option<&'a str> {
         self.node.outputs.get(i).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// The number of outputs.
+    /// Returns the number of outputs.
     pub(super) fn output_count(&self) -> usize {
         self.node.outputs.len()
     }
 
-    /// What is wrong with the attributes that were asked for: one of another type is not one left out.
+    /// Returns the problem of the first requested attribute with a wrong type. Such an attribute must not count as left out.
     pub(super) fn mistyped(&self) -> Option<Diagnostic> {
         self.mistyped.take()
     }
 
-    /// The attributes that nothing has asked for: to leave one aside could make the numbers wrong.
+    /// Returns the attributes that the import has not requested. Ignoring one of them could make the numbers wrong.
     pub(super) fn unasked(&self) -> Vec<&'a str> {
         let asked = self.asked.borrow();
         self.attributes().filter(|name| !asked.contains(*name)).collect()
     }
 
-    /// Says of attributes that what is built is right whatever they are.
+    /// Marks attributes that the import may ignore, because the result is correct for any value of them.
     pub(super) fn unneeded(&self, names: &[&str]) {
         self.asked.borrow_mut().extend(names.iter().map(|&name| name.to_owned()));
     }
 
-    /// The node, of which an attribute is about to be read.
+    /// Records that an attribute is requested, and returns the node.
     fn asked(&self, name: &str) -> &'a Node {
         self.asked.borrow_mut().insert(name.to_owned());
         self.node
@@ -109,48 +109,48 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// An integer attribute.
+    /// Returns an integer attribute.
     pub(super) fn int(&self, name: &str) -> Option<i64> {
         self.typed(self.asked(name).int(name))
     }
 
-    /// A float attribute: the shortest decimal that the file's f32 stands for, so that an epsilon of 1e-5 is 1e-5.
+    /// Returns a float attribute: the shortest decimal that rounds to the file's f32, so that an epsilon of 1e-5 is 1e-5.
     pub(super) fn float(&self, name: &str) -> Option<f64> {
         Some(decimal(self.typed(self.asked(name).float(name))?))
     }
 
-    /// A list of floats, each as [`Self::float`] reads it.
+    /// Returns a list of floats, each read as by [`Self::float`].
     pub(super) fn floats(&self, name: &str) -> Option<Vec<f64>> {
         Some(self.typed(self.asked(name).floats(name))?.iter().copied().map(decimal).collect())
     }
 
-    /// A list of texts.
+    /// Returns a list of texts.
     pub(super) fn strings(&self, name: &str) -> Option<&'a [String]> {
         self.typed(self.asked(name).strings(name))
     }
 
-    /// A graph: the body of a loop, a branch.
+    /// Returns a graph: the body of a loop, or a branch.
     pub(super) fn graph(&self, name: &str) -> Result<&'a Graph, Problem> {
         let graph = self.typed(self.asked(name).graph(name));
         graph.ok_or_else(|| Problem::new(format!("the node has no graph `{name}`")))
     }
 
-    /// The attributes that the node has.
+    /// Returns the names of the node's attributes.
     pub(super) fn attributes(&self) -> impl Iterator<Item = &'a str> {
         self.node.attributes.keys().map(String::as_str)
     }
 
-    /// A list of integers.
+    /// Returns a list of integers.
     pub(super) fn ints(&self, name: &str) -> Option<Vec<i64>> {
         self.typed(self.asked(name).ints(name)).map(<[i64]>::to_vec)
     }
 
-    /// A text.
+    /// Returns a text.
     pub(super) fn string(&self, name: &str) -> Option<&'a str> {
         self.typed(self.asked(name).string(name))
     }
 
-    /// An attribute that is the number of an element type.
+    /// Returns the element type whose number an attribute has.
     pub(super) fn dtype(&self, name: &str) -> Result<DType, Problem> {
         let code = self.int(name).and_then(|code| i32::try_from(code).ok());
         let element = code.and_then(ElementType::from_code);
@@ -161,7 +161,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// The type and the one element of a tensor attribute.
+    /// Returns the type and the number of a tensor attribute with one element.
     pub(super) fn tensor_number(&self, name: &str) -> Result<Option<(DType, f64)>, Problem> {
         let Some(tensor) = self.typed(self.asked(name).tensor(name)) else { return Ok(None) };
         let wrong = || Problem::new(format!("`{name}` must be a tensor of one number"));
@@ -170,7 +170,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The shortest decimal that a float of the file stands for.
+/// Returns the shortest decimal that rounds to a float of the file.
 fn decimal(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
 }

@@ -1,4 +1,4 @@
-//! Col2Im: windows laid back into an image, added where they overlap.
+//! Col2Im: adds windows at their places in an image.
 
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
@@ -6,8 +6,8 @@ use super::conv::numbers;
 use ir::ops::conv::ConvGradInput;
 use ir::{DType, Dim, Tensor, Type};
 
-/// Col2Im (opset 18): `x[n, channels·window, positions]`. The gradient, in its image, of a convolution that makes a
-/// channel of each element of the window.
+/// Col2Im (opset 18): `x[n, channels·window, positions]`. It is the gradient, with respect to the image, of a convolution that
+/// turns each element of the window into a channel.
 pub(super) fn col2im(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -41,7 +41,7 @@ pub(super) fn col2im(cx: &mut Context, call: &Call) -> Outputs {
     let known = |sizes: &[u64]| sizes.iter().map(|&size| Dim::known(size)).collect::<Vec<_>>();
     let dims = [&ty.dims[..2], &known(&positions)[..]].concat();
     let windows = cx.b.reshape(x, dims)?;
-    // The same for each channel: element i of the window goes where i stands in it.
+    // The weight is the same for each channel: output i of the convolution is element i of the window.
     let one_hot = (0..taps * taps).map(|i| if i / taps == i % taps { 1.0 } else { 0.0 }).collect();
     let one_hot = cx.computed(Tensor::float(DType::F64, vec![taps as usize; 2], one_hot))?;
     let one_hot = cx.b.cast(one_hot, ty.dtype)?;

@@ -1,4 +1,4 @@
-//! Attention as a formula: where scores are capped or put out, which the core's operator does not do.
+//! Attention as a formula, for capped scores and for scores as an output, which the IR operator does not support.
 
 use super::arithmetic::Built;
 use super::attention_mask::Mask;
@@ -9,14 +9,14 @@ use ir::ops::reduce::ReduceKind;
 use ir::ops::softmax::Softmax;
 use ir::{Dim, ValueId};
 
-/// What of the scores is put out.
+/// The form of the scores that the node outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scores {
-    /// Scaled, and capped.
+    /// Scaled and capped.
     Capped,
-    /// And masked.
+    /// Scaled, capped and masked.
     Masked,
-    /// As probabilities.
+    /// Probabilities.
     Probabilities,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Attended {
     pub(super) scores: ValueId,
 }
 
-/// `softmax(cap·tanh(q·kᵀ·scale / cap) + mask)·v`, zero for a query that sees no key. A `cap` of 0 is none.
+/// `softmax(cap·tanh(q·kᵀ·scale / cap) + mask)·v`, zero for a query that sees no key. With `cap` 0 the scores are not capped.
 pub(super) fn attend(
     cx: &mut Context,
     [q, k, v]: [ValueId; 3],
@@ -52,12 +52,12 @@ pub(super) fn attend(
     Ok(Attended { out, scores })
 }
 
-/// The masked scores and their softmax.
+/// Returns the masked scores and their softmax.
 fn probabilities(cx: &mut Context, scores: ValueId, mask: Mask) -> Result<(ValueId, ValueId), Problem> {
     let mut masked = scores;
     if let Some(added) = mask.added {
         masked = cx.binary(Binary::Add, masked, added)?;
-        // Hidden whatever the score: ∞ - ∞ would be NaN.
+        // A key is hidden whatever its score: ∞ - ∞ would be NaN.
         let hidden = cx.compare_with(Compare::Equal, added, f64::NEG_INFINITY)?;
         let lowest = cx.b.splat_like(scores, f64::NEG_INFINITY)?;
         masked = cx.choose(hidden, lowest, masked)?;
@@ -71,14 +71,14 @@ fn probabilities(cx: &mut Context, scores: ValueId, mask: Mask) -> Result<(Value
     }
     let largest = cx.reduced(ReduceKind::Max, masked, &[dim])?;
     let blind = cx.compare_with(Compare::Equal, largest, f64::NEG_INFINITY)?;
-    // A softmax over nothing is NaN, and so would its gradient be.
+    // The softmax of a row without visible keys is NaN, and so is its gradient.
     let zero = cx.b.splat_like(scores, 0.0)?;
     let finite = cx.choose(blind, zero, masked)?;
     let softmax = cx.b.one(Softmax { dim }, &[finite])?;
     Ok((masked, cx.choose(blind, zero, softmax)?))
 }
 
-/// Keys or values with each head repeated to as many as the queries have.
+/// Repeats each head of keys or values until there are as many as heads of queries.
 fn repeated(cx: &mut Context, x: ValueId, q: ValueId) -> Built {
     let (ty, heads) = (cx.ty(x).clone(), cx.ty(q).dims[1].clone());
     if ty.dims[1] == heads {

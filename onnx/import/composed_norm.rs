@@ -1,4 +1,4 @@
-//! Normalisations over other dims than the last, as the core's layer norm or as formulas.
+//! Normalisations over dims other than the last, built from the layer norm of the IR or from several operators.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -10,14 +10,14 @@ use ir::ops::norm::LayerNorm;
 use ir::ops::reduce::ReduceKind;
 use ir::{Dim, Type, ValueId};
 
-/// What MeanVarianceNormalization adds to the deviation.
+/// The number that MeanVarianceNormalization adds to the standard deviation.
 const DEVIATION_FLOOR: f64 = 1e-9;
 
-/// A window of more channels than this is refused.
+/// The largest supported window of channels.
 const MOST_WINDOW: u64 = 256;
 
-/// GroupNormalization (Wu and He, arXiv 1803.08494). Up to opset 20 scale and bias have one element a group, from 21
-/// on one a channel.
+/// GroupNormalization (Wu and He, arXiv 1803.08494). Scale and bias have one element per group up to opset 20, and one per channel
+/// from opset 21 on.
 pub(super) fn group_norm(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let groups = call.int("num_groups").and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
@@ -45,7 +45,7 @@ pub(super) fn instance_norm(cx: &mut Context, call: &Call) -> Outputs {
     one(by_groups(cx, call, x, channels, affine)?)
 }
 
-/// The channels: dim 1.
+/// Returns the number of channels: the size of dim 1.
 fn channels(ty: &Type) -> Result<Dim, Problem> {
     let channels = ty.dims.get(1).cloned();
     channels.ok_or_else(|| {
@@ -53,7 +53,7 @@ fn channels(ty: &Type) -> Result<Dim, Problem> {
     })
 }
 
-/// Groups of channels normalised over all their elements, then scaled and shifted by channel.
+/// Normalises groups of channels over all their elements, then scales and shifts each channel.
 fn by_groups(cx: &mut Context, call: &Call, x: ValueId, groups: Dim, affine: [ValueId; 2]) -> Built {
     let ty = cx.ty(x).clone();
     let inner = ty.dims[1..].iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
@@ -70,7 +70,7 @@ fn by_groups(cx: &mut Context, call: &Call, x: ValueId, groups: Dim, affine: [Va
     cx.binary(Binary::Add, scaled, bias?)
 }
 
-/// A vector over channels in dims that broadcast onto these.
+/// Reshapes a vector over channels so that it broadcasts to `like`.
 fn by_channel(cx: &mut Context, value: ValueId, like: &Type) -> Built {
     let value = cx.b.cast(value, like.dtype)?;
     let ones = std::iter::repeat_n(Dim::known(1), like.ndim() - 2);
@@ -92,7 +92,7 @@ pub(super) fn mean_variance(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.binary(Binary::Div, centred, below)?)
 }
 
-/// LpNormalization: divided by the norm along a dim; zeros stay zeros.
+/// LpNormalization: division by the norm along a dim. Zeros stay zeros.
 pub(super) fn lp_norm(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, call.int("axis").unwrap_or(-1))?;
@@ -110,7 +110,8 @@ pub(super) fn lp_norm(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.binary(Binary::Div, x, divisor)?)
 }
 
-/// LRN (Krizhevsky et al. 2012, section 3.3): `x / (bias + α/size · Σ x²)^β`, summed over channels around each.
+/// LRN (Krizhevsky et al. 2012, section 3.3): `x / (bias + α/size · Σ x²)^β`, where the sum is over the channels around each
+/// channel.
 pub(super) fn local_response(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     channels(cx.ty(x))?;

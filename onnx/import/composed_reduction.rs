@@ -1,4 +1,4 @@
-//! Reductions that are formulas of the core's four, the extremes of bools and of nothing, and running products.
+//! Reductions built from the IR's four kinds, the extremes of bools and of empty dims, and running products.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -8,7 +8,7 @@ use ir::ops::elementwise::{Binary, Compare, Unary};
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, Type, ValueId};
 
-/// ReduceMax and ReduceMin. Of bools they are "any" and "all"; of no elements, what every element would change.
+/// ReduceMax and ReduceMin. For bools they are "any" and "all". For no elements they give the type's smallest or largest number.
 pub(super) fn extreme(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -28,10 +28,10 @@ pub(super) fn extreme(cx: &mut Context, call: &Call) -> Outputs {
     one(finished(cx, truth, &over)?)
 }
 
-/// ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceProd and ReduceSumSquare.
+/// Imports ReduceL1, ReduceL2, ReduceLogSum, ReduceLogSumExp, ReduceProd and ReduceSumSquare.
 pub(super) fn composed(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
-    // Told to reduce over nothing, they still map the elements.
+    // Without dims to reduce, the functions are still applied to the elements.
     let over = over(cx, call, x)?.unwrap_or(Over { dims: Default::default(), keep: true });
     let sum = |cx: &mut Context, x: ValueId| cx.reduced(ReduceKind::Sum, x, &over.dims);
     let reduced = match call.op() {
@@ -62,8 +62,8 @@ pub(super) fn length(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
     root_of_squares(cx, sum)
 }
 
-/// The root of a sum of squares, as norms and standard deviations have it. Where the sum is 0, its gradient is 0, as PyTorch's is
-/// for these functions, and not the quotient of two zeros.
+/// The root of a sum of squares, for norms and standard deviations. Where the sum is 0, the gradient is 0 as in PyTorch, and not
+/// the quotient of two zeros.
 pub(super) fn root_of_squares(cx: &mut Context, sum: ValueId) -> Built {
     let none = cx.compare_with(Compare::Equal, sum, 0.0)?;
     let (zero, unit) = (cx.b.splat_like(sum, 0.0)?, cx.b.splat_like(sum, 1.0)?);
@@ -72,7 +72,7 @@ pub(super) fn root_of_squares(cx: &mut Context, sum: ValueId) -> Built {
     cx.choose(none, zero, root)
 }
 
-/// The reduced dims taken away, unless they stay.
+/// Removes the reduced dims, unless they are kept.
 fn finished(cx: &mut Context, reduced: ValueId, over: &Over) -> Built {
     if over.keep {
         return Ok(reduced);
@@ -83,7 +83,7 @@ fn finished(cx: &mut Context, reduced: ValueId, over: &Over) -> Built {
     Ok(cx.b.reshape(reduced, kept)?)
 }
 
-/// A result of equal elements.
+/// Builds a result of equal elements.
 fn filled(cx: &mut Context, ty: &Type, over: &Over, value: f64) -> Built {
     let mut dims = ty.dims.clone();
     over.dims.iter().for_each(|&dim| dims[dim as usize] = Dim::known(1));
@@ -91,7 +91,7 @@ fn filled(cx: &mut Context, ty: &Type, over: &Over, value: f64) -> Built {
     finished(cx, wide, over)
 }
 
-/// The number of a type below all others.
+/// Returns the smallest number of a type.
 fn lowest(dtype: DType) -> f64 {
     match dtype {
         DType::I64 => i64::MIN as f64,
@@ -103,7 +103,7 @@ fn lowest(dtype: DType) -> f64 {
     }
 }
 
-/// The number of a type above all others.
+/// Returns the largest number of a type.
 fn highest(dtype: DType) -> f64 {
     match dtype {
         DType::I64 | DType::U64 => i64::MAX as f64,
@@ -118,7 +118,7 @@ fn highest(dtype: DType) -> f64 {
     }
 }
 
-/// `log Σ eˣ`, shifted by the largest x; −∞ where every x is −∞, and for no x.
+/// `log Σ eˣ`, shifted by the largest x; −∞ if every x is −∞, or if there is no x.
 fn log_sum_exp(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
     if dims.iter().any(|&dim| cx.ty(x).dims[dim as usize].size() == Some(0)) {
         let sum = cx.reduced(ReduceKind::Sum, x, dims)?;
@@ -135,7 +135,7 @@ fn log_sum_exp(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
     cx.binary(Binary::Add, log, shift)
 }
 
-/// The product over dims, by halves: as many multiplications as the size has bits.
+/// The product over dims, by repeated halving: as many multiplications as the size has bits.
 fn product(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
     let mut x = x;
     for &dim in dims {
@@ -157,7 +157,7 @@ fn product(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
     Ok(x)
 }
 
-/// CumProd (opset 26): each step multiplies by what lies twice as far back (Hillis and Steele, CACM 29(12), 1986).
+/// CumProd (opset 26): in each step an element is multiplied by the one twice as far back (Hillis and Steele, CACM 29(12), 1986).
 pub(super) fn cumulative_product(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let axis = cx.numbers(call, 1, "axis")?.and_then(|axis| axis.first().copied());
@@ -177,7 +177,7 @@ pub(super) fn cumulative_product(cx: &mut Context, call: &Call) -> Outputs {
     one(x)
 }
 
-/// The elements moved along a dim, towards its start if `reverse`; ones come in.
+/// Shifts the elements along a dim, towards its start if `reverse`. Ones fill the free places.
 fn moved(cx: &mut Context, x: ValueId, dim: u32, distance: u64, reverse: bool) -> Built {
     let size = cx.bound(x, dim, "moves along")?;
     let rest = Dim::known(size - distance);

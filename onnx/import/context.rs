@@ -1,4 +1,4 @@
-//! What the import of one node sees: its inputs as values or as known integers, its attributes, and a builder.
+//! The context of a node's import: its inputs as values or as known integers, and the builder.
 
 use super::call::Call;
 use super::dropout::{Dropouts, Ids};
@@ -12,44 +12,44 @@ use ir::tensor::Elements;
 use ir::{Blob, Builder, Claim, DType, Data, DataId, Dim, Dims, Type, TypeError, ValueId};
 use std::collections::BTreeMap;
 
-/// What a name of the graph stands for.
+/// The meaning of a name of the graph.
 #[derive(Clone, Debug)]
 pub(super) enum Entry {
     /// A value of the program.
     Value(ValueId),
-    /// Integers known now; a value of the program once something needs them as one.
+    /// Integers that are known during the import. They become a value of the program when a node reads them as one.
     Ints(Ints, DType),
-    /// A tensor of the file that nothing has read yet.
+    /// A tensor of the file that no node has read yet.
     Stored(DataId),
     /// A sequence of entries (SplitToSequence).
     Sequence(Vec<Entry>),
-    /// An optional that has no element.
+    /// An optional without an element.
     Absent,
-    /// The result of a node that could not be imported, and has been reported.
+    /// The result of a node that could not be imported. Its problem has been reported.
     Failed,
 }
 
-/// Why a node cannot be imported.
+/// The reason why a node cannot be imported.
 #[derive(Clone, Debug)]
 pub(super) enum Problem {
-    /// This is wrong with it.
+    /// A fault of the node.
     Wrong {
-        /// What is wrong, with the numbers.
+        /// The fault, with the numbers.
         message: String,
-        /// What would work.
+        /// A remedy.
         note: Option<String>,
     },
-    /// Something it reads has been reported already.
+    /// An input of the node has failed, and its problem has been reported.
     Reported,
 }
 
 impl Problem {
-    /// A problem without advice.
+    /// Makes a problem without a remedy.
     pub(super) fn new(message: impl Into<String>) -> Self {
         Self::Wrong { message: message.into(), note: None }
     }
 
-    /// With what would work.
+    /// Adds a remedy.
     pub(super) fn note(self, note: impl Into<String>) -> Self {
         match self {
             Self::Wrong { message, .. } => Self::Wrong { message, note: Some(note.into()) },
@@ -64,33 +64,33 @@ impl From<TypeError> for Problem {
     }
 }
 
-/// What an importing function returns: an entry for each output it defines.
+/// The result of an import function: an entry for each output that it defines.
 pub(super) type Outputs = Result<Vec<Entry>, Problem>;
 
 /// The import in progress.
 pub(super) struct Context<'m> {
-    /// Builds the program.
+    /// The builder of the program.
     pub(super) b: Builder<'m>,
-    /// What every name met so far stands for.
+    /// The meaning of every name met so far.
     pub(super) entries: BTreeMap<String, Entry>,
     /// The dropouts met so far.
     pub(super) dropouts: Dropouts,
     /// The ids of operators that draw random numbers.
     pub(super) draws: Ids,
-    /// What cannot be imported.
+    /// The problems found so far.
     pub(super) problems: Report,
-    /// The graphs of control flow, and what their steps have come to.
+    /// The graphs of control flow, and the number of steps unrolled so far.
     pub(super) bodies: Bodies,
-    /// Values that no input reaches, and which others have been found to be reached by one.
+    /// Values that were evaluated: the result, or the fact that they depend on an input.
     pub(super) evaluated: Memo,
-    /// Steps that recurrent layers have been unrolled into.
+    /// The number of steps into which recurrent layers were unrolled.
     pub(super) recurrent_steps: u64,
-    /// The inputs of the node at hand through which no gradient flows.
+    /// The inputs of the current node through which no gradient flows.
     pub(super) detached: Vec<usize>,
 }
 
 impl<'m> Context<'m> {
-    /// An import that has met these names.
+    /// Starts an import in which these names are known.
     pub(super) fn new(b: Builder<'m>, entries: BTreeMap<String, Entry>) -> Self {
         Self {
             b,
@@ -107,7 +107,7 @@ impl<'m> Context<'m> {
 }
 
 impl Context<'_> {
-    /// What an input stands for; an error if it is left out.
+    /// Returns the entry of an input; an error if the input is left out.
     pub(super) fn entry(&self, call: &Call, i: usize) -> Result<&Entry, Problem> {
         let name = call
             .input(i)
@@ -119,7 +119,7 @@ impl Context<'_> {
         }
     }
 
-    /// An input as a value.
+    /// Returns an input as a value.
     pub(super) fn value(&mut self, call: &Call, i: usize) -> Result<ValueId, Problem> {
         let entry = self.entry(call, i)?.clone();
         let value = self.materialize(&entry)?;
@@ -127,7 +127,7 @@ impl Context<'_> {
         if !matches!(entry, Entry::Value(_)) {
             self.entries.insert(name.to_string(), Entry::Value(value));
             if let Entry::Ints(..) = entry {
-                self.entries.insert(name.to_string(), entry); // still known
+                self.entries.insert(name.to_string(), entry); // the integers stay known
             }
         }
         if self.detached.contains(&i) && self.ty(value).dtype.is_float() {
@@ -136,12 +136,12 @@ impl Context<'_> {
         Ok(value)
     }
 
-    /// An input as a value, or nothing if it is left out.
+    /// Returns an input as a value, or `None` if it is left out.
     pub(super) fn optional(&mut self, call: &Call, i: usize) -> Result<Option<ValueId>, Problem> {
         call.input(i).map(|_| self.value(call, i)).transpose()
     }
 
-    /// An input as known integers, if it is that.
+    /// Returns an input as known integers, if it has them.
     pub(super) fn ints(&self, call: &Call, i: usize) -> Option<Ints> {
         match self.entries.get(call.input(i)?)? {
             Entry::Ints(ints, _) => Some(ints.clone()),
@@ -149,7 +149,7 @@ impl Context<'_> {
         }
     }
 
-    /// The type of an input that is known integers.
+    /// Returns the element type of an input of known integers.
     pub(super) fn known_dtype(&self, call: &Call, i: usize) -> DType {
         match call.input(i).and_then(|name| self.entries.get(name)) {
             Some(Entry::Ints(_, dtype)) => *dtype,
@@ -157,7 +157,7 @@ impl Context<'_> {
         }
     }
 
-    /// An input whose numbers the import needs now (axes, starts, repeats…), or nothing if it is left out.
+    /// Returns the known numbers of an input (axes, starts, repeats…), or `None` if it is left out.
     pub(super) fn numbers(&self, call: &Call, i: usize, what: &str) -> Result<Option<Vec<i64>>, Problem> {
         if call.input(i).is_none() {
             return Ok(None);
@@ -179,7 +179,7 @@ impl Context<'_> {
         ints.numbers().map(Some).ok_or_else(unbound)
     }
 
-    /// An input that is a target shape.
+    /// Returns an input that is a target shape.
     pub(super) fn shape(&self, call: &Call, i: usize) -> Result<Vec<Int>, Problem> {
         self.entry(call, i)?;
         self.ints(call, i).map(|ints| ints.elements().to_vec()).ok_or_else(|| {
@@ -189,18 +189,18 @@ impl Context<'_> {
         })
     }
 
-    /// The type of a value.
+    /// Returns the type of a value.
     pub(super) fn ty(&self, value: ValueId) -> &Type {
         self.b.ty(value)
     }
 
-    /// An axis attribute as a dim of a value: negative ones count from the end.
+    /// Returns the dim of a value for an axis attribute. Negative axes count from the end.
     pub(super) fn axis(&self, value: ValueId, axis: i64) -> Result<u32, Problem> {
         let ty = self.ty(value);
         dim(axis, ty.ndim()).ok_or_else(|| Problem::new(format!("axis {axis} is not a dim of {ty}")))
     }
 
-    /// A value for an entry.
+    /// Returns the value of an entry, which is built if necessary.
     pub(super) fn materialize(&mut self, entry: &Entry) -> Result<ValueId, Problem> {
         match entry {
             Entry::Value(value) => Ok(*value),
@@ -209,7 +209,7 @@ impl Context<'_> {
             Entry::Absent => Err(Problem::new("the node reads an optional that has no element")),
             Entry::Stored(data) => {
                 let row = &self.b.module().data[*data];
-                // A scalar whose bytes are here is a number, unless it may be trained.
+                // A scalar with loaded bytes becomes a number, unless it may be trained.
                 if row.ty.ndim() == 0
                     && !row.claim.is_some_and(Claim::may_be_trained)
                     && let Some(tensor) = ir::interp::file_tensor(row)
@@ -230,7 +230,7 @@ impl Context<'_> {
         }
     }
 
-    /// A constant of integers.
+    /// Builds a constant of integers.
     fn constant(&mut self, sizes: &[usize], dtype: DType, numbers: &[i64]) -> Result<ValueId, Problem> {
         let dims: Dims = sizes.iter().map(|&size| Dim::known(size as u64)).collect();
         let ty = Type::new(dtype, dims);
@@ -249,14 +249,14 @@ impl Context<'_> {
     }
 }
 
-/// An axis as a dim of `ndim`: negative ones count from the end.
+/// Returns the dim for an axis of `ndim` dims. Negative axes count from the end.
 pub(super) fn dim(axis: i64, ndim: usize) -> Option<u32> {
     let ndim = i64::try_from(ndim).ok()?;
     let dim = if axis < 0 { axis + ndim } else { axis };
     (0..ndim).contains(&dim).then_some(dim as u32)
 }
 
-/// One output that is a value.
+/// Returns a value as the only output.
 pub(super) fn one(value: ValueId) -> Outputs {
     Ok(vec![Entry::Value(value)])
 }

@@ -6,20 +6,20 @@ use ir::ops::Labels;
 use ir::ops::contract::Contract;
 use ir::{Dims, ValueId};
 
-/// MatMul: numpy's rules. Leading dims broadcast, vectors lend a dim.
+/// MatMul, with numpy's rules: leading dims broadcast, and vectors get a temporary dim.
 pub(super) fn matmul(cx: &mut Context, call: &Call) -> Outputs {
     let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
     one(multiply(cx, x, y)?)
 }
 
-/// The product of matrices, or of vectors; leading dims broadcast.
+/// Builds the product of matrices or vectors. Leading dims broadcast.
 pub(super) fn multiply(cx: &mut Context, x: ValueId, y: ValueId) -> Result<ValueId, Problem> {
     let (x_dims, y_dims) = (cx.ty(x).dims.clone(), cx.ty(y).dims.clone());
     let wrong = || Problem::new(format!("matrices of dims {x_dims:?} and {y_dims:?} cannot be multiplied"));
     if x_dims.is_empty() || y_dims.is_empty() {
         return Err(wrong());
     }
-    // Matrix labels: m k, k n; a vector has k alone. Leading dims count from the right: a is the innermost.
+    // Labels of the matrix dims: m k, k n; a vector has only k. Leading dims are labelled from the right: a is the innermost.
     let x_matrix: &[u8] = if x_dims.len() == 1 { b"k" } else { b"mk" };
     let y_matrix: &[u8] = if y_dims.len() == 1 { b"k" } else { b"kn" };
     let leading = (x_dims.len() - x_matrix.len()).max(y_dims.len() - y_matrix.len());
@@ -30,7 +30,7 @@ pub(super) fn multiply(cx: &mut Context, x: ValueId, y: ValueId) -> Result<Value
     out.extend(x_matrix.iter().chain(y_matrix).filter(|&&label| label != b'k'));
     let (x, x_labels) = labelled(cx, x, x_matrix, &y_dims, y_matrix.len())?;
     let (y, y_labels) = labelled(cx, y, y_matrix, &x_dims, x_matrix.len())?;
-    // A leading label of size one that neither side kept comes back by a reshape.
+    // A leading dim of size one that was removed on both sides is added again by a reshape.
     let kept: Vec<u8> =
         out.iter().copied().filter(|label| x_labels.contains(label) || y_labels.contains(label)).collect();
     let [lhs, rhs, result] =
@@ -44,7 +44,7 @@ pub(super) fn multiply(cx: &mut Context, x: ValueId, y: ValueId) -> Result<Value
     Ok(cx.b.reshape(product, dims)?)
 }
 
-/// The labels of one side, and the side without the leading dims of size one that the other side stretches.
+/// Returns the labels of one side, and that side without the leading dims of size one that the other side stretches.
 fn labelled(
     cx: &mut Context,
     x: ValueId,
@@ -62,7 +62,7 @@ fn labelled(
             labels.push(b'a' + from_right as u8);
             kept.push(dim.clone());
         } else if (other.len() - other_matrix).checked_sub(from_right + 1).is_none_or(|j| other[j].is_one()) {
-            continue; // of size one on both sides: comes back at the end
+            continue; // size one on both sides: added again at the end
         }
     }
     labels.extend(matrix);

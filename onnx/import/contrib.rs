@@ -1,5 +1,5 @@
-//! `com.microsoft`: operators that ONNX Runtime's optimizer leaves in a file, as what they were fused from. Which function
-//! imports which; activations, multiplications and convolutions with an activation behind them.
+//! `com.microsoft`: the operators that ONNX Runtime's optimizer writes, imported as the operators from which they were fused. This
+//! file has the list of import functions, and those of activations and of products and convolutions with an activation.
 
 use super::activation;
 use super::call::Call;
@@ -14,7 +14,7 @@ use ir::{Dim, Dims};
 /// The domain of these operators.
 pub(super) const DOMAIN: &str = "com.microsoft";
 
-/// Every operator of the domain that is imported.
+/// Every imported operator of the domain.
 pub(super) const OPERATORS: &[(&[&str], Import)] = &[
     (&["Attention"], contrib_attention::attention),
     (&["BiasGelu", "FastGelu", "Gelu", "QuickGelu"], gelu),
@@ -31,7 +31,7 @@ pub(super) const OPERATORS: &[(&[&str], Import)] = &[
     (&["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], contrib_norm::skip_norm),
 ];
 
-/// Gelu and BiasGelu by erf, FastGelu by tanh, QuickGelu by a sigmoid of αx; a bias comes first.
+/// Gelu and BiasGelu use erf, FastGelu uses tanh, QuickGelu a sigmoid of αx. A bias is added first.
 fn gelu(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     if let Some(bias) = cx.optional(call, 1)? {
@@ -44,7 +44,7 @@ fn gelu(cx: &mut Context, call: &Call) -> Outputs {
     })
 }
 
-/// BiasSplitGelu: one half of the last dim times the GELU of the other.
+/// BiasSplitGelu: the first half of the last dim times the GELU of the second half.
 fn bias_split_gelu(cx: &mut Context, call: &Call) -> Outputs {
     let (x, bias) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let x = cx.binary(Binary::Add, x, bias)?;
@@ -59,7 +59,7 @@ fn bias_split_gelu(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.binary(Binary::Mul, left, right)?)
 }
 
-/// FusedMatMul: a product of matrices that are transposed first, perhaps with their batches, times α.
+/// FusedMatMul: a product of matrices, which may first be transposed, also with their batch dims, times α.
 fn fused_matmul(cx: &mut Context, call: &Call) -> Outputs {
     let flag = |name: &str| call.int(name).unwrap_or(0) != 0;
     let (a, b) = (cx.value(call, 0)?, cx.value(call, 1)?);
@@ -70,7 +70,7 @@ fn fused_matmul(cx: &mut Context, call: &Call) -> Outputs {
     one(if alpha == 1.0 { product } else { cx.b.scale(product, alpha)? })
 }
 
-/// A tensor of matrices turned: the first dim behind those of the batch, then the last two swapped.
+/// Transposes a tensor of matrices: moves the first dim behind the batch dims, then swaps the last two dims.
 fn turned(cx: &mut Context, x: ValueId, swapped: bool, batch_first: bool) -> Result<ValueId, Problem> {
     let ndim = cx.ty(x).ndim();
     if ndim < 2 {
@@ -86,9 +86,9 @@ fn turned(cx: &mut Context, x: ValueId, swapped: bool, batch_first: bool) -> Res
     Ok(cx.b.transpose(x, &order)?)
 }
 
-/// FusedGemm: Gemm with an activation behind it.
+/// FusedGemm: Gemm followed by an activation.
 fn fused_gemm(cx: &mut Context, call: &Call) -> Outputs {
-    // Without a summand it scales nothing.
+    // `beta` scales only the summand, and has no effect without one.
     call.unneeded(&["beta"]);
     let product = contraction::gemm(cx, call)?;
     let Some(name) = call.string("activation") else { return Ok(product) };
@@ -98,7 +98,7 @@ fn fused_gemm(cx: &mut Context, call: &Call) -> Outputs {
     one(gate[0].of(cx, product)?)
 }
 
-/// FusedConv: Conv, then another tensor added, then an activation.
+/// FusedConv: Conv, the addition of another tensor, then an activation.
 fn fused_conv(cx: &mut Context, call: &Call) -> Outputs {
     let image = conv::conv(cx, call)?;
     let mut image = cx.materialize(image.first().unwrap_or(&Entry::Failed))?;
@@ -127,7 +127,7 @@ fn fused_conv(cx: &mut Context, call: &Call) -> Outputs {
     }
 }
 
-/// The sizes of a value's dims, as many as are wanted.
+/// Returns the dims of a value, which must be exactly `N`.
 pub(super) fn dims<const N: usize>(cx: &Context, what: &str, x: ValueId) -> Result<[Dim; N], Problem> {
     let ty = cx.ty(x);
     let dims: Dims = ty.dims.clone();

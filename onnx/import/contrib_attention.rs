@@ -1,7 +1,7 @@
-//! ONNX Runtime's MultiHeadAttention and its older Attention, which also projects, as the core's attention.
+//! ONNX Runtime's MultiHeadAttention, and its older Attention, which includes the projection.
 //!
-//! Padding is hidden by a large negative number that is added to the scores, not by -∞: a query that sees padding alone
-//! attends to all of it. What is causally hidden is hidden whatever is added.
+//! Padding is hidden by adding a large negative number to the scores, not −∞. So a query that sees only padding attends to all of
+//! it. Keys hidden by the causal order are hidden whatever is added.
 
 use super::arithmetic::Built;
 use super::attention_mask::Mask;
@@ -15,10 +15,10 @@ use ir::ops::elementwise::{Binary, Compare, Logical};
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
 
-/// What is added to the scores of padding where no attribute says.
+/// The number that is added to the scores of padding if no attribute gives one.
 const FILTER: f64 = -10_000.0;
 
-/// Queries, keys and values, each `[batch, heads, length, width]`; keys of the past come first.
+/// Queries, keys and values, each `[batch, heads, length, width]`. Past keys come before the new ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads {
     pub(super) q: ValueId,
@@ -27,7 +27,7 @@ pub(super) struct Heads {
     pub(super) past: u64,
 }
 
-/// An error if the node has any of these inputs; `why` says what they would do.
+/// Refuses a node with any of these inputs; `why` says what the input would do.
 pub(super) fn without_inputs(call: &Call, inputs: &[usize], why: &str) -> Result<(), Problem> {
     match inputs.iter().find(|&&i| call.input(i).is_some()) {
         Some(i) => Err(Problem::new(format!("the node {why} (input {i}), which is not supported"))
@@ -37,7 +37,7 @@ pub(super) fn without_inputs(call: &Call, inputs: &[usize], why: &str) -> Result
 }
 
 /// MultiHeadAttention of `[batch, length, heads · width]`, of packed `[batch, length, heads, 3 or 2, width]`, or with keys and
-/// values in heads already.
+/// values that are already divided into heads.
 pub(super) fn multi_head_attention(cx: &mut Context, call: &Call) -> Outputs {
     without_inputs(call, &[8, 9], "shares the buffers of the past keys and values")?;
     if call.output(3).is_some() {
@@ -60,7 +60,7 @@ pub(super) fn multi_head_attention(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Value(out), Entry::Value(heads.k), Entry::Value(heads.v)])
 }
 
-/// Attention: a projection to queries, keys and values in one matrix, then as MultiHeadAttention.
+/// Attention: a projection to queries, keys and values by one matrix, followed by MultiHeadAttention.
 pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     without_inputs(call, &[4, 6], "keeps a cache")?;
     for name in ["do_rotary", "past_present_share_buffer"] {
@@ -112,13 +112,13 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     Ok(outputs)
 }
 
-/// A number of heads.
+/// Returns an attribute with a number of heads.
 pub(super) fn heads(call: &Call, name: &str) -> Result<u64, Problem> {
     let heads = call.int(name).and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
     heads.ok_or_else(|| Problem::new(format!("has no `{name}`")))
 }
 
-/// Queries, keys and values in heads, with their bias.
+/// Reads queries, keys and values, divided into heads, with their bias.
 fn projected(cx: &mut Context, call: &Call, count: u64) -> Result<Heads, Problem> {
     let q = cx.value(call, 0)?;
     let (k, v) = (cx.optional(call, 1)?, cx.optional(call, 2)?);
@@ -153,7 +153,7 @@ fn projected(cx: &mut Context, call: &Call, count: u64) -> Result<Heads, Problem
     Ok(Heads { q, k, v, past: 0 })
 }
 
-/// Each with its part of the bias.
+/// Adds to each value its part of the bias.
 fn biased(cx: &mut Context, values: [ValueId; 3], bias: Option<ValueId>) -> Result<[ValueId; 3], Problem> {
     let Some(bias) = bias else { return Ok(values) };
     let (mut start, mut sums) = (0, values);
@@ -169,7 +169,7 @@ fn biased(cx: &mut Context, values: [ValueId; 3], bias: Option<ValueId>) -> Resu
     Ok(sums)
 }
 
-/// `[batch, length, heads · width]` as `[batch, heads, length, width]`.
+/// Reshapes `[batch, length, heads · width]` to `[batch, heads, length, width]`.
 pub(super) fn split_heads(cx: &mut Context, x: ValueId, count: u64) -> Built {
     let [batch, length, all]: [Dim; 3] = dims(cx, "an input of merged heads", x)?;
     let count = Dim::known(count);
@@ -180,7 +180,7 @@ pub(super) fn split_heads(cx: &mut Context, x: ValueId, count: u64) -> Built {
     Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
 }
 
-/// Heads side by side again.
+/// Reshapes `[batch, heads, length, width]` to `[batch, length, heads · width]`.
 pub(super) fn merge_heads(cx: &mut Context, x: ValueId) -> Built {
     let moved = cx.b.transpose(x, &[0, 2, 1, 3])?;
     let [batch, length, count, width]: [Dim; 4] = dims(cx, "heads", moved)?;
@@ -200,7 +200,8 @@ fn after_past(cx: &mut Context, heads: Heads, k: ValueId, v: ValueId) -> Result<
     Ok(Heads { k, v, past, ..heads })
 }
 
-/// Which keys are there, from lengths `[batch]`, from ends and starts `[2 · batch]`, or from numbers that are 0 for padding.
+/// Builds the keys that are not padding: from lengths `[batch]`, from ends and starts `[2 · batch]`, or from numbers that are 0
+/// for padding.
 fn padding(cx: &mut Context, call: &Call, i: usize, heads: &Heads) -> Result<Option<ValueId>, Problem> {
     let Some(mask) = cx.optional(call, i)? else { return Ok(None) };
     let ([batch, _, queries, _], [_, _, keys, _]): ([Dim; 4], [Dim; 4]) =
@@ -243,7 +244,7 @@ fn padding(cx: &mut Context, call: &Call, i: usize, heads: &Heads) -> Result<Opt
     }
 }
 
-/// Padding as what is added to the scores, together with the bias that an input gives.
+/// Converts padding to numbers that are added to the scores, plus the bias of an input.
 fn masked(cx: &mut Context, call: &Call, padding: Option<ValueId>, bias: usize) -> Result<Mask, Problem> {
     let bias = cx.optional(call, bias)?;
     let filter = call.float("mask_filter_value").unwrap_or(FILTER);
@@ -265,7 +266,7 @@ fn masked(cx: &mut Context, call: &Call, padding: Option<ValueId>, bias: usize) 
     Ok(Mask { seen: None, added })
 }
 
-/// The attention itself, its heads side by side.
+/// Builds the attention, with the heads merged.
 fn attend(cx: &mut Context, call: &Call, heads: &Heads, mut mask: Mask) -> Built {
     let causal = call.int("unidirectional").unwrap_or(0) != 0;
     let [_, _, queries, width]: [Dim; 4] = dims(cx, "queries", heads.q)?;
@@ -281,14 +282,14 @@ fn attend(cx: &mut Context, call: &Call, heads: &Heads, mut mask: Mask) -> Built
     merge_heads(cx, out)
 }
 
-/// What scores are multiplied by: an attribute, or one over the root of a head's width. 0 is as good as left out.
+/// Returns the factor of the scores: an attribute, or one over the root of a head's width. An attribute of 0 counts as left out.
 pub(super) fn scale(call: &Call, width: &Dim) -> Result<f64, Problem> {
     let given = call.float("scale").filter(|&scale| scale != 0.0);
     let scale = given.or_else(|| width.size().map(|width| 1.0 / (width as f64).sqrt()));
     scale.ok_or_else(|| Problem::new("the width of the heads is not bound"))
 }
 
-/// A query sees the past and its own key, and none behind that.
+/// Builds the causal order: a query sees the past keys and the keys up to its own.
 pub(super) fn causal_order(cx: &mut Context, queries: Dim, keys: Dim, past: u64) -> Built {
     let query = cx.counted(DType::I64, 4, 2, queries)?;
     let query = if past > 0 { cx.binary_with(Binary::Add, query, past as f64)? } else { query };

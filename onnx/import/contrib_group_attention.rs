@@ -1,4 +1,4 @@
-//! ONNX Runtime's GroupQueryAttention over a whole prompt: without a cache that came before.
+//! ONNX Runtime's GroupQueryAttention over a whole prompt, without an earlier cache.
 
 use super::arithmetic::Built;
 use super::attention_mask::Mask;
@@ -15,7 +15,7 @@ use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
 
-/// GroupQueryAttention of `[batch, length, heads · width]`, or of queries, keys and values packed side by side.
+/// GroupQueryAttention of `[batch, length, heads · width]`, or of queries, keys and values packed along the last dim.
 pub(super) fn group_query_attention(cx: &mut Context, call: &Call) -> Outputs {
     refuse_what_is_not_built(cx, call)?;
     let [q, k, v] = projected(cx, call)?;
@@ -52,7 +52,7 @@ pub(super) fn group_query_attention(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Value(out), Entry::Value(k), Entry::Value(v)])
 }
 
-/// A cache, quantized keys and values, scores put out, a sink beside the keys: errors, each by its name.
+/// Refuses a cache, quantized keys and values, output scores, and an attention sink, each with a message of its own.
 fn refuse_what_is_not_built(cx: &Context, call: &Call) -> Result<(), Problem> {
     let empty = |i: usize| match call.input(i).and_then(|name| cx.entries.get(name)) {
         Some(Entry::Value(value)) => cx.ty(*value).numel() == Some(0),
@@ -77,7 +77,7 @@ fn refuse_what_is_not_built(cx: &Context, call: &Call) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Queries, keys and values in heads.
+/// Reads queries, keys and values, divided into heads.
 fn projected(cx: &mut Context, call: &Call) -> Result<[ValueId; 3], Problem> {
     let (count, kv_count) = (heads(call, "num_heads")?, heads(call, "kv_num_heads")?);
     let q = cx.value(call, 0)?;
@@ -102,7 +102,8 @@ fn projected(cx: &mut Context, call: &Call) -> Result<[ValueId; 3], Problem> {
     Ok([split_heads(cx, q, count)?, split_heads(cx, k, kv_count)?, split_heads(cx, v, kv_count)?])
 }
 
-/// The rows of the rotary tables for each place. Of given positions the first says where a prompt begins.
+/// Reads the rows of the rotary tables for each position. If positions are given, only the first one is used, as the start of the
+/// prompt.
 fn tables(cx: &mut Context, call: &Call, length: &Dim) -> Result<[ValueId; 2], Problem> {
     let mut places = cx.counted(DType::I64, 1, 0, length.clone())?;
     if let Some(given) = cx.optional(call, 9)? {
@@ -120,7 +121,7 @@ fn tables(cx: &mut Context, call: &Call, length: &Dim) -> Result<[ValueId; 2], P
     Ok(tables)
 }
 
-/// The first elements of each head rotated, as many as the tables have pairs.
+/// Rotates the first elements of each head, as many as the tables have pairs.
 fn rotated(cx: &mut Context, x: ValueId, tables: [ValueId; 2], interleaved: bool) -> Built {
     let (width, half) = (cx.bound(x, 3, "rotates")?, cx.bound(tables[0], 1, "rotates")?);
     let turned = half.checked_mul(2).filter(|&turned| turned <= width);
@@ -136,7 +137,7 @@ fn rotated(cx: &mut Context, x: ValueId, tables: [ValueId; 2], interleaved: bool
     Ok(cx.b.one(Concat { dim: 3 }, &[out, rest])?)
 }
 
-/// The keys that are there: up to and with the one that `seqlens_k` says; nothing if that is known to be all.
+/// Builds the valid keys: up to and including the index in `seqlens_k`. `None` if all keys are known to be valid.
 fn present(cx: &mut Context, call: &Call, batch: &Dim, length: &Dim) -> Result<Option<ValueId>, Problem> {
     let last = cx.value(call, 5)?;
     let known = cx.ints(call, 5).and_then(|ints| ints.numbers());
@@ -152,7 +153,7 @@ fn present(cx: &mut Context, call: &Call, batch: &Dim, length: &Dim) -> Result<O
     Ok(Some(cx.compare(Compare::LessEqual, key, last)?))
 }
 
-/// Keys less than so many places before the query.
+/// Builds the keys that are fewer than `size` places before the query.
 fn within(cx: &mut Context, length: &Dim, size: i64) -> Built {
     let query = cx.counted(DType::I64, 4, 2, length.clone())?;
     let key = cx.counted(DType::I64, 4, 3, length.clone())?;

@@ -1,4 +1,4 @@
-//! Norms that ONNX Runtime fuses with what stands before them: the sum with a residual, the embeddings of a BERT.
+//! Norms that ONNX Runtime fuses with the nodes before them: the sum with a residual, or the embeddings of a BERT.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
@@ -10,11 +10,11 @@ use ir::ops::norm::{LayerNorm, RmsNorm};
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, Type, ValueId};
 
-/// What ONNX Runtime adds to a variance where no attribute says.
+/// The number that ONNX Runtime adds to a variance if no attribute gives one.
 const EPSILON: f64 = 1e-12;
 
-/// SkipLayerNormalization and SkipSimplifiedLayerNormalization: the norm of an input and a residual, and perhaps a bias.
-/// The fourth output is their sum.
+/// SkipLayerNormalization and SkipSimplifiedLayerNormalization: the norm of the sum of an input, a residual and perhaps a bias.
+/// The fourth output is this sum.
 pub(super) fn skip_norm(cx: &mut Context, call: &Call) -> Outputs {
     let simplified = call.op() == "SkipSimplifiedLayerNormalization";
     let (input, skip, scale) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?);
@@ -37,7 +37,7 @@ pub(super) fn skip_norm(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Value(y), statistic(cx, mean)?, statistic(cx, rstd)?, Entry::Value(sum)])
 }
 
-/// Layer norm over the last dim; a shift that is left out is zeros.
+/// Builds a layer norm over the last dim. A missing shift is zeros.
 fn layer_norm(
     cx: &mut Context,
     x: ValueId,
@@ -56,16 +56,16 @@ fn layer_norm(
     Ok([results[0], results[1], results[2]])
 }
 
-/// A statistic with the normalised dim of size one behind it.
+/// Adds to a statistic a last dim of size one, in place of the normalised dim.
 fn statistic(cx: &mut Context, value: ValueId) -> Result<Entry, Problem> {
     let at = cx.ty(value).ndim() as u32;
     Ok(Entry::Value(cx.with_dim(value, at)?))
 }
 
-/// EmbedLayerNormalization: the embeddings of words, positions and perhaps segments, summed and normalised. The second
-/// output counts what a mask keeps, the third is the sum.
+/// EmbedLayerNormalization: the sum of the embeddings of words, positions and perhaps segments, normalised. The second output is
+/// the number of positions that the mask keeps, the third is the sum.
 pub(super) fn embed_layer_norm(cx: &mut Context, call: &Call) -> Outputs {
-    // It says what the second output is like, not what it is.
+    // The attribute only declares the form of the second output.
     call.unneeded(&["mask_index_type"]);
     let (ids, words, places) = (cx.value(call, 0)?, cx.value(call, 2)?, cx.value(call, 3)?);
     let [batch, length]: [Dim; 2] = contrib::dims(cx, "word ids", ids)?;

@@ -1,12 +1,12 @@
-//! If with a condition that is known when the program is compiled: the branch stands in its place. Loop with a number of
-//! steps that is known: the steps stand one after the other.
+//! If with a condition that is known at compile time is replaced by the chosen branch. Loop with a known number of steps is
+//! unrolled.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
 use super::subgraph;
 use ir::DType;
 
-/// If: the branch that its condition picks.
+/// If: imports the branch that its condition chooses.
 pub(super) fn branch(cx: &mut Context, call: &Call) -> Outputs {
     let condition = cx.entry(call, 0)?.clone();
     let picked = cx.truth(condition, "the condition of the branch")?;
@@ -15,8 +15,8 @@ pub(super) fn branch(cx: &mut Context, call: &Call) -> Outputs {
     subgraph::run(cx, graph, vec![])
 }
 
-/// Loop: at most as many steps as its first input says, as long as the condition that each step computes holds. What a
-/// step carries on comes first among the outputs; what it yields beside that is stacked over the steps.
+/// Loop: runs at most as many steps as its first input says, as long as the condition computed in each step holds. The first
+/// outputs are the values that steps carry on; the other results of the body are stacked over the steps.
 pub(super) fn repeat(cx: &mut Context, call: &Call) -> Outputs {
     let body = call.graph("body")?;
     let most = most_steps(cx, call)?;
@@ -60,7 +60,7 @@ pub(super) fn repeat(cx: &mut Context, call: &Call) -> Outputs {
     Ok(carried)
 }
 
-/// The number of steps, if the loop is given one.
+/// Returns the largest number of steps, if the loop has one.
 fn most_steps(cx: &mut Context, call: &Call) -> Result<Option<i64>, Problem> {
     if call.input(0).is_none() {
         return Ok(None);

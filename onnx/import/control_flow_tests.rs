@@ -1,4 +1,4 @@
-//! What cannot be unrolled or picked now is refused with what would work; what is in a body is entered once.
+//! Tests of control flow: graphs that cannot be unrolled are refused with a remedy, and tensors of a body are added once.
 
 use super::{ImportOptions, import};
 use crate::model::samples::{body, graph_attribute, load, model, node, tensor, value, with};
@@ -10,7 +10,7 @@ fn imported(model: &ModelProto) -> Result<Imported, Vec<Diagnostic>> {
     import(&load(model).expect("the model loads"), &ImportOptions::default())
 }
 
-/// The only problem of a model, as a user sees it.
+/// Returns the text of the only problem of a model.
 fn refused(model: &ModelProto) -> String {
     let problems = imported(model).expect_err("the model is refused");
     assert_eq!(problems.len(), 1, "{problems:#?}");
@@ -26,7 +26,7 @@ fn scalar(name: &str, dtype: ElementType, bytes: &[u8]) -> TensorProto {
     }
 }
 
-/// A model over `x` that gives `y`, with the scalars `yes`, `no` and `zero` beside.
+/// Makes a model from `x` to `y` that also has the scalars `yes`, `no` and `zero`.
 fn model_of(nodes: Vec<NodeProto>) -> ModelProto {
     let mut model = model(nodes);
     let graph = model.graph.as_mut().expect("a sample has a graph");
@@ -39,7 +39,7 @@ fn model_of(nodes: Vec<NodeProto>) -> ModelProto {
     model
 }
 
-/// The body of a loop that carries one f32[2] and goes on for ever.
+/// Makes the body of an endless loop that carries one f32[2].
 fn steps(nodes: Vec<NodeProto>, next: &str, tensors: Vec<TensorProto>) -> GraphProto {
     GraphProto {
         name: Some("body".into()),

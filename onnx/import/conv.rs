@@ -1,5 +1,5 @@
-//! Convolutions: Conv and ConvTranspose. Their attributes are the same in all opsets; what 11 and 22 changed are words
-//! and element types.
+//! Convolutions: Conv and ConvTranspose. Their attributes are the same in all opsets; opsets 11 and 22 changed only the
+//! description and the element types.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -17,7 +17,7 @@ pub(super) fn conv(cx: &mut Context, call: &Call) -> Outputs {
     one(with_bias(cx, bias, y)?)
 }
 
-/// The convolution that a node's attributes describe.
+/// Builds the convolution that the node's attributes describe.
 pub(super) fn convolved(cx: &mut Context, call: &Call, x: ValueId, weight: ValueId) -> Built {
     let windows = Windows::of(cx, call, x, weight)?;
     let (image, taken) = (cx.ty(x).clone(), cx.ty(weight).dims[1].product(&Dim::known(windows.group)));
@@ -52,8 +52,8 @@ pub(super) fn convolved(cx: &mut Context, call: &Call, x: ValueId, weight: Value
     })
 }
 
-/// ConvTranspose: `x[n, channels, ..]`, `weight[channels, out/group, k..]` and perhaps a bias. The gradient of a
-/// convolution in its image, whose size the attributes tell.
+/// ConvTranspose: `x[n, channels, ..]`, `weight[channels, out/group, k..]` and perhaps a bias. It is the gradient of a convolution
+/// with respect to its image, whose size follows from the attributes.
 pub(super) fn conv_transpose(cx: &mut Context, call: &Call) -> Outputs {
     let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let windows = Windows::of(cx, call, x, weight)?;
@@ -82,7 +82,7 @@ pub(super) fn conv_transpose(cx: &mut Context, call: &Call) -> Outputs {
     one(with_bias(cx, bias, y)?)
 }
 
-/// What comes out, with the bias of each channel, if there is one.
+/// Adds a bias for each channel to a result, if there is one.
 pub(super) fn with_bias(cx: &mut Context, bias: Option<ValueId>, y: ValueId) -> Built {
     let Some(bias) = bias else { return Ok(y) };
     let (given, made) = (cx.ty(bias).clone(), cx.ty(y).clone());
@@ -95,22 +95,22 @@ pub(super) fn with_bias(cx: &mut Context, bias: Option<ValueId>, y: ValueId) -> 
     Ok(cx.b.add(y, bias)?)
 }
 
-/// What the attributes that both operators have say.
+/// The attributes that both operators have.
 struct Windows {
     group: u64,
     strides: Vec<u64>,
     dilations: Vec<u64>,
-    /// From the first element of a window to its last.
+    /// The distance from the first element of a window to its last, plus 1.
     extents: Vec<u64>,
     padding: Padding,
 }
 
-/// Where the padding comes from.
+/// The source of the padding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Padding {
-    /// From `pads`, which defaults to none.
+    /// The attribute `pads`, which defaults to zeros.
     Given,
-    /// From the sizes: as many windows as there are strides. What is odd is added after the image if `upper`.
+    /// Computed from the sizes, so that there are ⌈size / stride⌉ windows. With `upper`, an odd element is added after the image.
     Same { upper: bool },
 }
 
@@ -166,13 +166,13 @@ impl Windows {
         self.strides.len()
     }
 
-    /// Which part of what the windows cover the result of a transposed convolution is, for each spatial dim of `x`.
+    /// Returns the kept part of the covered elements in a transposed convolution, for each spatial dim of `x`.
     fn transposed(&self, call: &Call, x: &Type) -> Result<Vec<Kept>, Problem> {
         let count = self.count();
         let more = numbers(call, "output_padding", count, 0)?;
         let pads = numbers(call, "pads", 2 * count, 0)?;
         let sizes = match call.ints("output_shape") {
-            // Some files give batch and channels as well.
+            // Some files also give the batch and the channels.
             Some(shape) if shape.len() == count + 2 => Some(shape[2..].to_vec()),
             shape => shape,
         };
@@ -197,7 +197,7 @@ impl Windows {
                 (None, Padding::Given) => None,
             };
             let (before, out) = match wanted {
-                // Without a word on it, what is odd is cut off before (ONNX's formula for `pads`).
+                // If the attributes do not say otherwise, an odd element is cut off before (ONNX's formula for `pads`).
                 Some(out) => {
                     (halves(full.saturating_sub(out), self.padding == Padding::Same { upper: true })[0], out)
                 }
@@ -212,21 +212,21 @@ impl Windows {
     }
 }
 
-/// The part of what windows cover that is kept.
+/// The part of the covered elements that is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Kept {
-    /// Cut off before it.
+    /// The number of elements that are cut off before the part.
     before: u64,
-    /// Its elements.
+    /// The number of elements of the part.
     image: u64,
-    /// Cut off after it.
+    /// The number of elements that are cut off after the part.
     after: u64,
-    /// Zeros that follow, which no window covers.
+    /// The number of zeros after the part, which no window covers.
     beyond: u64,
 }
 
 impl Kept {
-    /// `out` elements after the first `before` of those covered; `None` if none of them is covered.
+    /// Keeps `out` elements after the first `before` covered elements; `None` if none of them is covered.
     fn new(covered: u64, before: u64, out: u64) -> Option<Self> {
         let rest = covered.checked_sub(before)?;
         let image = rest.min(out);
@@ -234,13 +234,13 @@ impl Kept {
     }
 }
 
-/// Padding of so many elements in all as what goes before and after; what is odd goes after if `upper`.
+/// Divides padding into the elements before and after. With `upper`, an odd element goes after.
 fn halves(total: u64, upper: bool) -> [u64; 2] {
     let (less, more) = (total / 2, total - total / 2);
     if upper { [less, more] } else { [more, less] }
 }
 
-/// The size of a spatial dim, which must be known.
+/// Returns the size of a spatial dim, which must be bound.
 fn bound(ty: &Type, dim: usize) -> Result<u64, Problem> {
     ty.dims[dim + 2].size().ok_or_else(|| {
         Problem::new(format!("spatial dim {dim} of {ty} is not bound"))
@@ -248,7 +248,7 @@ fn bound(ty: &Type, dim: usize) -> Result<u64, Problem> {
     })
 }
 
-/// An attribute of that many numbers, none below `least`, which is also what they are where it is left out.
+/// Returns an attribute of `count` numbers, none below `least`, which is also their default.
 pub(super) fn numbers(call: &Call, name: &str, count: usize, least: u64) -> Result<Vec<u64>, Problem> {
     let Some(given) = call.ints(name) else { return Ok(vec![least; count]) };
     let number = |&number: &i64| u64::try_from(number).ok().filter(|&number| number >= least);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_a_transposed_convolution_keeps_is_cut_or_goes_beyond_its_windows() {
-        // Size 3, stride 3, window 3, ten wanted; then padding of 1 with output padding of 1, stride 2.
+        // First: size 3, stride 3, window 3, with ten elements wanted. Then: padding of 1 with output padding of 1, stride 2.
         assert_eq!(Kept::new(9, 0, 10), Some(Kept { before: 0, image: 9, after: 0, beyond: 1 }));
         assert_eq!(Kept::new(7, 1, 6), Some(Kept { before: 1, image: 6, after: 0, beyond: 0 }));
         assert_eq!(Kept::new(7, 1, 5), Some(Kept { before: 1, image: 5, after: 1, beyond: 0 }));

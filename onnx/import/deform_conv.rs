@@ -1,5 +1,5 @@
-//! DeformConv (Dai et al., arXiv 1703.06211; with a mask: Zhu et al., arXiv 1811.11168): a convolution whose windows read
-//! their elements where the program says.
+//! DeformConv (Dai et al., arXiv 1703.06211; with a mask: Zhu et al., arXiv 1811.11168): a convolution whose windows read their
+//! elements at computed places.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -13,22 +13,22 @@ use ir::{DType, Dim, Tensor, ValueId};
 /// The sizes of a deformable convolution.
 struct Sizes {
     batch: Dim,
-    /// Groups of channels that are convolved apart.
+    /// The number of groups of channels that are convolved separately.
     groups: Dim,
-    /// Groups of channels that are read at the same places.
+    /// The number of groups of channels that are read at the same places.
     sharing: Dim,
-    /// Elements of a window.
+    /// The number of elements of a window.
     taps: u64,
-    /// Windows.
+    /// The number of windows.
     positions: u64,
-    /// Along each spatial dim, where the elements of the first window stand.
+    /// For each spatial dim, the places of the elements of the first window.
     first: Vec<Vec<f64>>,
-    /// Along each spatial dim, how much further those of each window stand.
+    /// For each spatial dim, the distance of each window from the first window.
     windows: Vec<Vec<f64>>,
 }
 
-/// `y[n, o, t] = Σ_{i, k} x[n, i, t·stride + k·dilation - before + offset[n, k, t]] · mask[n, k, t] · weight[o, i, k]`, between
-/// elements linear, zero outside.
+/// `y[n, o, t] = Σ_{i, k} x[n, i, t·stride + k·dilation - before + offset[n, k, t]] · mask[n, k, t] · weight[o, i, k]`, with
+/// linear interpolation between elements, and zeros outside.
 pub(super) fn deform_conv(cx: &mut Context, call: &Call) -> Outputs {
     let (x, weight, offset) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?);
     let (image, kernel, moves) = (cx.ty(x).clone(), cx.ty(weight).clone(), cx.ty(offset).clone());
@@ -65,7 +65,7 @@ pub(super) fn deform_conv(cx: &mut Context, call: &Call) -> Outputs {
     one(with_bias(cx, bias, y)?)
 }
 
-/// What the windows read, between elements linear: `[rows, taps·positions, channels]`.
+/// Returns the elements that windows read, by linear interpolation: `[rows, taps·positions, channels]`.
 fn moved_columns(cx: &mut Context, x: ValueId, offset: ValueId, sizes: &Sizes, rows: &Dim) -> Built {
     let (taps, positions, depth) = (sizes.taps, sizes.positions, sizes.first.len());
     let dtype = cx.ty(offset).dtype;
@@ -143,7 +143,7 @@ impl Sizes {
     }
 }
 
-/// For each position, row-major, a number of its coordinate in a dim.
+/// Returns `number` of the coordinate in a dim, for each position in row-major order.
 fn coordinates(sizes: &[u64], dim: usize, number: impl Fn(u64) -> f64) -> Vec<f64> {
     let (count, inner): (u64, u64) = (sizes.iter().product(), sizes[dim + 1..].iter().product());
     (0..count).map(|position| number(position / inner % sizes[dim])).collect()

@@ -1,5 +1,5 @@
-//! Dropout, and nothing where it is off. Up to opset 6 the attribute `is_test` says whether it is; from 12 on the input
-//! `training_mode` does; between, a file has it for inference alone.
+//! Dropout. In inference form it is the identity. The attribute `is_test` tells the form up to opset 6, and the input
+//! `training_mode` from opset 12 on; in between all dropouts of a file are in inference form.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
@@ -10,16 +10,16 @@ use ir::{DType, Diagnostic};
 /// The dropouts of a model.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Dropouts {
-    /// How many are on.
+    /// The number of dropouts that are on.
     on: u32,
-    /// How many are off although the file gives them something to drop.
+    /// The number of dropouts that are off although their ratio is above 0.
     off: u32,
-    /// The first of these.
+    /// The place of the first dropout that is off.
     first_off: String,
 }
 
 impl Dropouts {
-    /// Warns that some dropouts of a model that was exported for training do nothing.
+    /// Warns that some dropouts do nothing, although others of the same model are on.
     pub(super) fn warning(&self) -> Option<Diagnostic> {
         let Self { on, off, first_off } = self;
         let warning = (*on > 0 && *off > 0).then(|| {
@@ -32,12 +32,12 @@ impl Dropouts {
     }
 }
 
-/// The operators that draw random numbers: each has the number of those before it as its id.
+/// The ids of operators that draw random numbers. They are consecutive from 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ids(u32);
 
 impl Ids {
-    /// The id of the next.
+    /// Returns the next id.
     pub(super) fn next(&mut self) -> u32 {
         let id = self.0;
         self.0 = id.wrapping_add(1);
@@ -45,7 +45,7 @@ impl Ids {
     }
 }
 
-/// Dropout: the second output tells what is kept.
+/// Dropout. The second output is the mask of kept elements.
 pub(super) fn dropout(cx: &mut Context, call: &Call) -> Outputs {
     let training = match call.opset() {
         ..=6 => call.int("is_test") == Some(0),
@@ -75,7 +75,7 @@ pub(super) fn dropout(cx: &mut Context, call: &Call) -> Outputs {
     }
 }
 
-/// The input itself; everything is kept.
+/// Returns the input itself, and a mask that keeps all elements.
 fn off(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.entry(call, 0)?.clone();
     if call.output(1).is_none() {
@@ -87,10 +87,10 @@ fn off(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![x, Entry::Value(mask)])
 }
 
-/// A share dropped at random. The mask is what the same numbers leave of ones.
+/// Builds a dropout. The mask is made by the same dropout of ones.
 fn on(cx: &mut Context, call: &Call, ratio: f64) -> Outputs {
     let x = cx.value(call, 0)?;
-    // The shortest decimal that the file's f32 stands for, so that 0.1 is 0.1.
+    // The shortest decimal that rounds to the file's f32, so that 0.1 is 0.1.
     let ratio = Float::new((ratio as f32).to_string().parse().unwrap_or(ratio));
     let op = Dropout { ratio, id: cx.draws.next(), seed: 0, dim: 0 };
     cx.dropouts.on += 1;
@@ -112,7 +112,7 @@ mod tests {
     use ir::{Builder, Module, Op, Type};
     use std::collections::BTreeMap;
 
-    /// What is imported of a dropout of `x`, a share `r` and whether to `train` (no value: it is computed).
+    /// Imports a dropout of `x`, with ratio `r` and `train`; `None` means that `train` is computed.
     fn imported(node: &Node, train: Option<i64>) -> (Vec<Op>, Vec<Entry>, Option<Diagnostic>) {
         let mut module = Module::new("m");
         let x = module.add_input("x", Type::of(DType::F32, &[2, 3]), true);
@@ -126,7 +126,7 @@ mod tests {
         entries.insert("train".into(), train.map_or(Entry::Value(data), flag));
         let mut cx = Context::new(b, entries);
         let outputs = dropout(&mut cx, &Call::new(node)).unwrap_or_default();
-        // One that is on beside it, so that one that is off is told of.
+        // Another dropout is on, so that a dropout that is off causes the warning.
         let other = Node { inputs: ["x", "r", "on"].map(String::from).into(), ..node.clone() };
         cx.entries.insert("on".into(), flag(1));
         dropout(&mut cx, &Call::new(&Node { opset: 20, outputs: vec!["z".into()], ..other })).unwrap();

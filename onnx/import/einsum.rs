@@ -1,4 +1,4 @@
-//! Einsum: contractions of two operands at a time, from the first to the last.
+//! Einsum: a chain of contractions of two operands, from first to last.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -8,13 +8,13 @@ use ir::ops::contract::Contract;
 use ir::ops::elementwise::Compare;
 use ir::{DType, Dim, ValueId};
 
-/// A tensor with a label for each dim, no label twice.
+/// A tensor with a different label for each dim.
 struct Labelled {
     value: ValueId,
     labels: Vec<u8>,
 }
 
-/// Einsum, with ellipses, diagonals, and the output left out (labels that stand once, sorted).
+/// Einsum, with ellipses, diagonals, and a default output (the labels that occur once, sorted).
 pub(super) fn einsum(cx: &mut Context, call: &Call) -> Outputs {
     let equation: String = call.string("equation").unwrap_or_default().split_whitespace().collect();
     let values = (0..call.input_count()).map(|i| cx.value(call, i)).collect::<Result<Vec<_>, _>>()?;
@@ -50,7 +50,7 @@ pub(super) fn einsum(cx: &mut Context, call: &Call) -> Outputs {
     one(arranged(cx, sum, &out)?)
 }
 
-/// The labels of all terms, ellipses written out.
+/// The labels of all terms, with ellipses replaced by labels.
 struct Parsed {
     terms: Vec<Vec<u8>>,
     out: Vec<u8>,
@@ -71,7 +71,7 @@ fn parse(words: &[&str], output: Option<&str>, ndims: &[usize]) -> Result<Parsed
         let dots = if word.contains("...") { ndim.checked_sub(count) } else { (ndim == count).then_some(0) };
         widest = widest.max(dots.ok_or_else(|| format!("`{word}` does not fit an operand of {ndim} dims"))?);
     }
-    // The dims of an ellipsis align at the last, under letters that nothing else has.
+    // The dims of an ellipsis are aligned at the last one. Their labels are letters that the equation does not use.
     let free = (b'a'..=b'z').chain(b'A'..=b'Z').filter(|label| !letters.contains(label));
     let dots: Vec<u8> = free.take(widest).collect();
     if dots.len() < widest {
@@ -106,7 +106,7 @@ fn parse(words: &[&str], output: Option<&str>, ndims: &[usize]) -> Result<Parsed
     Ok(Parsed { terms, out })
 }
 
-/// Of a label that stands twice in a term, the elements where both indices are equal.
+/// If a label occurs twice in a term, takes the elements with equal indices.
 fn diagonal(cx: &mut Context, mut operand: Labelled) -> Result<Labelled, Problem> {
     let twice = |labels: &[u8]| {
         (0..labels.len()).find_map(|j| Some((labels[..j].iter().position(|label| *label == labels[j])?, j)))
@@ -128,7 +128,7 @@ fn diagonal(cx: &mut Context, mut operand: Labelled) -> Result<Labelled, Problem
     Ok(operand)
 }
 
-/// Drops dims of size one under labels that are larger in another operand: they broadcast.
+/// Removes dims of size one whose label has a larger dim in another operand; they broadcast.
 fn squeeze(cx: &mut Context, operands: &mut [Labelled]) -> Result<(), Problem> {
     let mut large: Vec<u8> = Vec::new();
     for operand in operands.iter() {
@@ -148,7 +148,7 @@ fn squeeze(cx: &mut Context, operands: &mut [Labelled]) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The product of two, summed over the labels that nothing needs any more.
+/// Contracts two operands, and sums over the labels that are not needed any more.
 fn contract(
     cx: &mut Context,
     x: Labelled,
@@ -169,7 +169,7 @@ fn contract(
     Ok(Labelled { value, labels })
 }
 
-/// An operand summed over the labels that are not kept.
+/// Sums an operand over the labels that are not kept.
 fn summed(cx: &mut Context, x: Labelled, kept: impl Fn(&u8) -> bool) -> Result<Labelled, Problem> {
     let gone: Vec<u32> = (0..x.labels.len() as u32).filter(|&i| !kept(&x.labels[i as usize])).collect();
     let value = cx.b.sum(x.value, &gone)?;
@@ -177,7 +177,7 @@ fn summed(cx: &mut Context, x: Labelled, kept: impl Fn(&u8) -> bool) -> Result<L
     Ok(Labelled { value, labels })
 }
 
-/// An operand summed and transposed to these labels.
+/// Sums and transposes an operand so that it has these labels.
 fn arranged(cx: &mut Context, x: Labelled, out: &[u8]) -> Built {
     let x = summed(cx, x, |label| out.contains(label))?;
     let places: Option<Vec<u32>> =

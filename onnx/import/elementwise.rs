@@ -1,4 +1,4 @@
-//! Elementwise operators: most have one of the core's by another name.
+//! Elementwise operators. Most have an IR operator with another name.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
@@ -7,7 +7,7 @@ use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::softmax::{LogSoftmax, Softmax};
 use ir::{DType, Dim, Dims, ValueId};
 
-/// Operators of one operand.
+/// Imports operators of one operand.
 pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
     let op = match call.op() {
         "Abs" => Unary::Abs,
@@ -47,13 +47,13 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(op, &[x])?)
 }
 
-/// Whether a root is that of a variance, by the value that PyTorch's decomposition of `std` gives to it.
+/// Whether a root is that of a variance, according to the name of its operand in PyTorch's decomposition of `std`.
 fn is_of_variance(call: &Call) -> bool {
     let operand = call.traced().and_then(|traced| traced.values().first().copied());
     operand.is_some_and(|value| value.starts_with("var") || value.starts_with("broadcast_in_dim"))
 }
 
-/// GELU, exact or by tanh (opset 20).
+/// Gelu, exact or by tanh (opset 20).
 pub(super) fn gelu(cx: &mut Context, call: &Call) -> Outputs {
     let op = match call.string("approximate").unwrap_or("none") {
         "none" => Unary::Gelu,
@@ -64,7 +64,7 @@ pub(super) fn gelu(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(op, &[x])?)
 }
 
-/// Arithmetic, comparisons and logic of two operands; of more for Max, Min and Sum.
+/// Arithmetic, comparisons and logic of two operands; Max, Min and Sum may have more.
 pub(super) fn binary(cx: &mut Context, call: &Call) -> Outputs {
     if let (2, Some(x), Some(y)) = (call.input_count(), cx.ints(call, 0), cx.ints(call, 1))
         && let Some(ints) = Ints::arithmetic(call.op(), &x, &y)
@@ -93,7 +93,8 @@ pub(super) fn binary(cx: &mut Context, call: &Call) -> Outputs {
     one(result)
 }
 
-/// The second operand with the dims that it broadcasts by. Up to opset 6 `axis` says with which dim of the first operand its first dim goes.
+/// Returns the second operand with dims that broadcast to the first. Up to opset 6, `axis` is the first operand's dim with which
+/// the second's first dim is aligned.
 pub(super) fn aligned(cx: &mut Context, call: &Call, x: ValueId, y: ValueId) -> Result<ValueId, Problem> {
     if call.opset() >= 7 || call.int("broadcast").unwrap_or(0) == 0 {
         return Ok(y);
@@ -130,8 +131,8 @@ fn apply(cx: &mut Context, op: &str, x: ValueId, y: ValueId) -> Result<ValueId, 
     }
 }
 
-/// Pow: the exponent may have another type than the base. The result has the base's type. An integer to the power of a float is
-/// computed as a float, and truncated.
+/// Pow. The exponent may have another type than the base, and the result has the base's type. An integer to the power of a float
+/// is computed in floats and truncated.
 pub(super) fn pow(cx: &mut Context, call: &Call) -> Outputs {
     let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let dtype = cx.ty(x).dtype;
@@ -142,7 +143,7 @@ pub(super) fn pow(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(power, dtype)?)
 }
 
-/// Where.
+/// Imports Where.
 pub(super) fn select(cx: &mut Context, call: &Call) -> Outputs {
     if let [Some(condition), Some(x), Some(y)] = [0, 1, 2].map(|i| cx.ints(call, i))
         && let Some(ints) = Ints::select(&condition, &x, &y)
@@ -153,7 +154,7 @@ pub(super) fn select(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(Select, &operands)?)
 }
 
-/// Cast and CastLike.
+/// Imports Cast and CastLike.
 pub(super) fn cast(cx: &mut Context, call: &Call) -> Outputs {
     let to = match call.op() {
         "CastLike" => {
@@ -162,7 +163,7 @@ pub(super) fn cast(cx: &mut Context, call: &Call) -> Outputs {
         }
         _ => call.dtype("to")?,
     };
-    // A float that becomes an integer may be a bound or an axis further on.
+    // A float that becomes an integer may later be used as a bound or an axis.
     if let Some(number) = stored_number(cx, call, 0).filter(|_| to.is_integer()) {
         let ints = Ints::scalar(Int::Known(number as i64));
         return Ok(vec![Entry::Ints(ints, to)]);
@@ -180,7 +181,7 @@ pub(super) fn cast(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(x, to)?)
 }
 
-/// The number that input 0 is, if it is a scalar of the file.
+/// Returns the number of an input, if it is a scalar of the file.
 fn stored_number(cx: &Context, call: &Call, i: usize) -> Option<f64> {
     match cx.entries.get(call.input(i)?)? {
         Entry::Stored(data) => {
@@ -191,7 +192,7 @@ fn stored_number(cx: &Context, call: &Call, i: usize) -> Option<f64> {
     }
 }
 
-/// Clip: bounds are attributes before opset 11, inputs from then on.
+/// Clip. Bounds are attributes before opset 11, and inputs from then on.
 pub(super) fn clip(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     for (i, name, op) in [(1, "min", Binary::AtLeast), (2, "max", Binary::AtMost)] {
@@ -206,11 +207,11 @@ pub(super) fn clip(cx: &mut Context, call: &Call) -> Outputs {
     one(x)
 }
 
-/// Whether a Max or Min stands for PyTorch's `clamp` to numbers, which has another gradient at a tie than `maximum` has: by the
-/// call that it was made from, or else by a number as its second operand.
+/// Whether a Max or Min was PyTorch's `clamp` to a number, whose gradient at a tie differs from that of `maximum`. Decided by the
+/// traced call or, without one, by a number as the second operand.
 fn is_clamp(cx: &Context, call: &Call, bound: ValueId) -> bool {
     match call.traced() {
-        // The exporter turns the numbers of the call into tensors of this name.
+        // The exporter turns the numbers of the call into tensors with this name.
         Some(traced) => {
             let is_number = |value: &&str| value.starts_with("scalar_tensor");
             traced.operator.starts_with("clamp") && traced.values().iter().any(is_number)
@@ -219,7 +220,7 @@ fn is_clamp(cx: &Context, call: &Call, bound: ValueId) -> bool {
     }
 }
 
-/// Softmax and LogSoftmax. Before opset 13 they flatten to a matrix at `axis`.
+/// Softmax and LogSoftmax. Before opset 13 they flatten the operand to a matrix at `axis`.
 pub(super) fn softmax(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let flat = call.opset() < 13;
@@ -243,7 +244,7 @@ pub(super) fn softmax(cx: &mut Context, call: &Call) -> Outputs {
 
 /// Identity: the input itself.
 pub(super) fn identity(cx: &mut Context, call: &Call) -> Outputs {
-    // A detached value is another one.
+    // A detached value is a different value.
     if !cx.detached.is_empty() {
         return one(cx.value(call, 0)?);
     }

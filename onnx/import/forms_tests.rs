@@ -1,4 +1,4 @@
-//! Forms of operators that files of others have, with PyTorch's numbers.
+//! Tests of forms of operators that occur in files of other programs, with PyTorch's numbers.
 
 use super::{ImportOptions, import};
 use crate::ElementType;
@@ -8,7 +8,7 @@ use ir::interp::{self, Missing, Mode};
 use ir::{DType, Tensor};
 use std::collections::BTreeMap;
 
-/// A model over `x` with these dims that gives `y` with those.
+/// Makes a model from `x` with the dims `x` to `y` with the dims `y`.
 fn model_of(node: NodeProto, tensors: Vec<TensorProto>, x: &[i64], y: &[i64]) -> ModelProto {
     let mut file = model(vec![node]);
     let graph = file.graph.take().expect("a sample has a graph");
@@ -17,7 +17,7 @@ fn model_of(node: NodeProto, tensors: Vec<TensorProto>, x: &[i64], y: &[i64]) ->
     file
 }
 
-/// The elements of `y`, given those of `x`.
+/// Returns the elements of `y`, given the elements of `x`.
 fn run(file: &ModelProto, x: &[f64]) -> Vec<f64> {
     let model = load(file).expect("the model loads");
     let module = import(&model, &ImportOptions::default()).expect("the model is imported").module;
@@ -68,7 +68,7 @@ fn scales_of_norms_may_have_more_dims_than_those_normalised() {
     for dims in [&[2, 2][..], &[1, 2, 2]] {
         check(&model_of(norm(), tensors(dims), &[1, 2, 2], &[1, 2, 2]), &[1.0, 3.0, 2.0, 6.0], &expected);
     }
-    // Ones before the normalised dim say nothing.
+    // Dims of size one before the normalised dim have no effect.
     let narrow = vec![tensor("scale", &[1, 2], &[1.0, 2.0])];
     let norm = node("LayerNormalization", &["x", "scale"], &["y"]);
     check(&model_of(norm, narrow, &[1, 2], &[1, 2]), &[1.0, 3.0], &[-0.999_995, 1.999_99]);

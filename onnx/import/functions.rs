@@ -1,5 +1,5 @@
-//! Functions of numbers that are formulas of the core's: angles, hyperbolic ones, means of several tensors, remainders;
-//! and determinants.
+//! Functions of numbers that are built from several IR operators: inverse trigonometric and hyperbolic functions, means of several
+//! tensors, remainders; and determinants.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -15,7 +15,7 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
     one(match call.op() {
         // log(x + √(x² - 1))
         "Acosh" => logarithm_with_root(cx, x, -1.0)?,
-        // sign x · log(|x| + √(x² + 1)): of |x|, so that nothing cancels.
+        // sign x · log(|x| + √(x² + 1)): with |x| there is no cancellation.
         "Asinh" => {
             let (sign, size) = (cx.unary(Unary::Sign, x)?, cx.unary(Unary::Abs, x)?);
             let log = logarithm_with_root(cx, size, 1.0)?;
@@ -28,7 +28,7 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
             let log = cx.unary(Unary::Log, quotient)?;
             cx.binary_with(Binary::Mul, log, 0.5)?
         }
-        // 2 atan(x / (1 + √(1 - x²))) and 2 atan √((1 - x) / (1 + x)): half angles, of which none is lost to rounding.
+        // 2 atan(x / (1 + √(1 - x²))) and 2 atan √((1 - x) / (1 + x)): half angles, which are accurate for all x.
         "Asin" => {
             let (above, below) = one_plus_and_minus(cx, x)?;
             let product = cx.binary(Binary::Mul, above, below)?;
@@ -93,14 +93,14 @@ pub(super) fn mean(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.binary_with(Binary::Mul, sum, 1.0 / call.input_count() as f64)?)
 }
 
-/// Mod: with the sign of the divisor, or with `fmod` that of the dividend.
+/// Mod: the result has the sign of the divisor, or with `fmod` the sign of the dividend.
 pub(super) fn modulo(cx: &mut Context, call: &Call) -> Outputs {
     if call.int("fmod").unwrap_or(0) == 0 {
         return elementwise::binary(cx, call);
     }
     let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
     if !cx.ty(x).dtype.is_float() {
-        // Integers divide towards zero.
+        // Division of integers truncates towards zero.
         let quotient = cx.binary(Binary::Div, x, y)?;
         let product = cx.binary(Binary::Mul, quotient, y)?;
         return one(cx.binary(Binary::Sub, x, product)?);
@@ -112,7 +112,7 @@ pub(super) fn modulo(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.binary(Binary::Mul, sign, rest)?)
 }
 
-/// Det.
+/// Imports Det.
 pub(super) fn det(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     one(cx.b.one(Det, &[x])?)

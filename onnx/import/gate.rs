@@ -1,5 +1,5 @@
-//! Activations by name: those of the gates of recurrent layers, those that ONNX Runtime fuses into a multiplication or a
-//! convolution, and those of nodes of their own.
+//! Activations by name: those of gates of recurrent layers, those that ONNX Runtime fuses into products and convolutions, and
+//! those that are nodes of their own.
 
 use super::activation;
 use super::arithmetic::Built;
@@ -7,7 +7,7 @@ use super::context::{Context, Problem};
 use ir::ValueId;
 use ir::ops::elementwise::{Binary, Unary};
 
-/// An activation with its numbers.
+/// An activation with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Gate {
     kind: Kind,
@@ -30,7 +30,7 @@ enum Kind {
     ThresholdedRelu,
 }
 
-/// Name, and alpha and beta where the activation has them, as far as no attribute gives others.
+/// The name, and the defaults of alpha and beta, where the activation has them.
 const KINDS: &[(&str, Kind, Option<f64>, Option<f64>)] = &[
     ("Affine", Kind::Affine, Some(1.0), Some(0.0)),
     ("Elu", Kind::Elu, Some(1.0), None),
@@ -46,7 +46,8 @@ const KINDS: &[(&str, Kind, Option<f64>, Option<f64>)] = &[
 ];
 
 impl Gate {
-    /// The activations of these names. Alphas and betas are one list each for all that have one, in their order.
+    /// Returns the activations with these names. Each list has the numbers of all activations that have such a parameter, in
+    /// order.
     pub(super) fn all(names: &[&str], alphas: &[f64], betas: &[f64]) -> Result<Vec<Self>, Problem> {
         let (mut alphas, mut betas) = (alphas.iter().copied(), betas.iter().copied());
         let gates = names.iter().map(|name| Self::take(name, &mut alphas, &mut betas));
@@ -60,7 +61,7 @@ impl Gate {
         }
     }
 
-    /// The activation of that name, with the numbers that it takes of those given.
+    /// Returns the activation with this name and these parameters.
     pub(super) fn named(name: &str, alpha: Option<f64>, beta: Option<f64>) -> Result<Self, Problem> {
         Self::take(name, &mut alpha.into_iter(), &mut beta.into_iter())
     }
@@ -79,7 +80,7 @@ impl Gate {
         Ok(Self { kind, alpha: number(alphas, alpha), beta: number(betas, beta) })
     }
 
-    /// The activation of a value.
+    /// Applies the activation to a value.
     pub(super) fn of(self, cx: &mut Context, x: ValueId) -> Built {
         let Self { kind, alpha, beta } = self;
         match kind {

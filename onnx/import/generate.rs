@@ -1,4 +1,4 @@
-//! Tensors that sizes alone determine: ranges, windows of signals, grids of coordinates.
+//! Tensors that are determined by sizes: ranges, windows of signals, grids of coordinates.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -10,7 +10,7 @@ use ir::ops::elementwise::Binary;
 use ir::{DType, Dim, Tensor, Type};
 use std::f64::consts::TAU;
 
-/// Range: of integers as `shape` builds it, of floats as `start + i·delta`.
+/// Range. Integers are built by `shape`, floats as `start + i·delta`.
 pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
     if (0..3).all(|i| cx.ints(call, i).is_some()) {
         return shape::range(cx, call);
@@ -60,7 +60,7 @@ pub(super) fn window(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(window, dtype)?)
 }
 
-/// AffineGrid: where each position of an image (or volume) comes from, by a matrix a sample.
+/// AffineGrid: the source of each position of an image (or volume), computed by a matrix per sample.
 pub(super) fn affine_grid(cx: &mut Context, call: &Call) -> Outputs {
     let theta = cx.value(call, 0)?;
     let ty = cx.ty(theta).clone();
@@ -83,7 +83,7 @@ pub(super) fn affine_grid(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(moved, dims)?)
 }
 
-/// For each position, row-major: its coordinates in -1..1, that of the last dim first, and a one.
+/// Returns, for each position in row-major order, its coordinates in -1..1, the last dim first, followed by 1.
 fn positions(space: &[u64], align_corners: bool) -> Vec<f64> {
     let coordinate = |i: u64, size: u64| match (align_corners, size) {
         (true, 1) => -1.0,
@@ -102,7 +102,7 @@ fn positions(space: &[u64], align_corners: bool) -> Vec<f64> {
     out
 }
 
-/// A computed tensor in an element type.
+/// Adds a computed tensor, converted to an element type.
 fn computed_as(cx: &mut Context, tensor: Tensor, dtype: DType) -> Built {
     let value = cx.computed(tensor)?;
     Ok(cx.b.cast(value, dtype)?)

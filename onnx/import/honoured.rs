@@ -1,10 +1,10 @@
-//! Every attribute of a node is honoured, or the node is refused: what an attribute asks for must not be left out in
-//! silence. [`Call`] notes which attributes a node's import has asked for; [`check`] refuses the others.
+//! The check that every attribute of a node has an effect on the import; otherwise the node is refused. [`Call`] records which
+//! attributes the import has requested; [`check`] refuses the others.
 
 use super::call::Call;
 use super::context::Problem;
 
-/// Attributes that an import reads only where they matter, or need not read at all: operators, attributes, and why.
+/// Attributes that an import may ignore, or reads only where they matter: operators, attributes, and the reason.
 const CONDITIONAL: &[(&[&str], &[&str], &str)] = &[
     (&["Attention"], &["qk_matmul_output_mode"], "sets the content of an optional output"),
     (
@@ -61,12 +61,12 @@ const CONDITIONAL: &[(&[&str], &[&str], &str)] = &[
     (&["TopK"], &["sorted"], "the sorted order is allowed"),
 ];
 
-/// Stands for every operator whose name begins with it.
+/// A prefix that stands for every operator whose name begins with it.
 const REDUCTION: &str = "Reduce";
 
-/// Refuses a node with an attribute that its import has not asked for.
+/// Refuses a node with an attribute that its import has not requested.
 pub(super) fn check(call: &Call) -> Result<(), Problem> {
-    // Up to opset 5 an attribute told a runtime which buffers it might overwrite.
+    // Up to opset 5, an attribute told a runtime which buffers it may overwrite.
     let is_hint = |name: &str| name == "consumed_inputs" && call.opset() <= 5;
     let names = call.unasked().into_iter().filter(|name| !is_conditional(call.op(), name) && !is_hint(name));
     let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();

@@ -1,4 +1,4 @@
-//! Reading by index: Gather and its kin, and the running sum.
+//! Reading by index: Gather and its variants, and the running sum.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, dim, one};
@@ -10,7 +10,7 @@ use ir::ops::reduce::CumulativeSum;
 use ir::tensor::{Tensor, offsets, strides};
 use ir::{Dim, Dims, ValueId};
 
-/// Gather.
+/// Imports Gather.
 pub(super) fn gather(cx: &mut Context, call: &Call) -> Outputs {
     let axis = call.int("axis").unwrap_or(0);
     if let (Some(table), Some(indices)) = (cx.ints(call, 0), cx.ints(call, 1))
@@ -21,7 +21,7 @@ pub(super) fn gather(cx: &mut Context, call: &Call) -> Outputs {
     }
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, axis)?;
-    // One known index is a slice, which lets what it reads be cut.
+    // A single known index is a slice, which allows its operand to be split.
     if let (Some(indices), Some(size)) = (cx.ints(call, 1), cx.ty(x).dims[dim as usize].size())
         && let ([], [Int::Known(index)]) = (indices.sizes(), indices.elements())
     {
@@ -41,14 +41,14 @@ pub(super) fn gather(cx: &mut Context, call: &Call) -> Outputs {
     }
 }
 
-/// The row of an embedding that is padding: PyTorch gives it no gradient where it is looked up. ONNX has no word for it; it
-/// is an argument of the traced call, `embedding(table, indices, padding_idx)`.
+/// Returns the padding row of an embedding, which has no gradient in PyTorch. ONNX cannot express it, so it is read from the
+/// traced call, `embedding(table, indices, padding_idx)`.
 fn padding_row(call: &Call) -> Option<i64> {
     let traced = call.traced().filter(|traced| traced.operator == "embedding")?;
     traced.integer(2).filter(|&row| row >= 0)
 }
 
-/// The looked-up rows, detached where they are this one.
+/// Detaches the looked-up rows whose index is `row`.
 fn without_gradient(cx: &mut Context, rows: ValueId, indices: ValueId, row: i64) -> Result<ValueId, Problem> {
     let is_padding = cx.compare_with(Compare::Equal, indices, row as f64)?;
     let mut dims = cx.ty(indices).dims.clone();
@@ -58,7 +58,7 @@ fn without_gradient(cx: &mut Context, rows: ValueId, indices: ValueId, row: i64)
     cx.choose(is_padding, detached, rows)
 }
 
-/// The rows of a known table at known indices; nothing where an index is a size, or the rows are over the limit.
+/// Returns the rows of a known table at known indices; `None` if an index is an unbound size, or if the rows exceed the limit.
 fn known_rows(table: &Ints, indices: &Ints) -> Result<Option<Ints>, Problem> {
     let Some(numbers) = indices.numbers() else { return Ok(None) };
     let length = table.sizes().first().copied().unwrap_or(0);
@@ -70,7 +70,7 @@ fn known_rows(table: &Ints, indices: &Ints) -> Result<Option<Ints>, Problem> {
     Ok(Ints::new(sizes, elements))
 }
 
-/// GatherElements.
+/// Imports GatherElements.
 pub(super) fn gather_elements(cx: &mut Context, call: &Call) -> Outputs {
     let (x, indices) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
@@ -78,7 +78,7 @@ pub(super) fn gather_elements(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(GatherElements { dim }, &[x, indices])?)
 }
 
-/// The first elements of the dims along which there are fewer indices, as in `torch.gather`; the indexed dim stays whole.
+/// Cuts the dims of `x` to the sizes of the indices, as in `torch.gather`. The indexed dim stays whole.
 fn first_elements(cx: &mut Context, x: ValueId, indices: ValueId, indexed: u32) -> Result<ValueId, Problem> {
     let wanted = cx.ty(indices).dims.clone();
     if wanted.len() != cx.ty(x).ndim() {
@@ -94,8 +94,8 @@ fn first_elements(cx: &mut Context, x: ValueId, indices: ValueId, indexed: u32) 
     Ok(first)
 }
 
-/// GatherND. Exporters read masks by a grid of constant indices, `out[b, 1, 1, s] = mask[b, s]`, which bakes the batch
-/// into the grid; such a grid is a view.
+/// GatherND. Exporters read masks by a grid of constant indices, `out[b, 1, 1, s] = mask[b, s]`, which fixes the batch. Such a
+/// grid is imported as a view.
 pub(super) fn gather_nd(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let batch_dims = call.int("batch_dims").unwrap_or(0);
@@ -114,7 +114,7 @@ pub(super) fn gather_nd(cx: &mut Context, call: &Call) -> Outputs {
         return one(cx.b.reshape(moved, dims)?);
     }
     let indices = cx.value(call, 1)?;
-    // An index of one dim is that of a Gather, as exporters pick the matrices of experts.
+    // An index of one component is a Gather, as exporters use it to pick the matrices of experts.
     let mut dims = cx.ty(indices).dims.clone();
     if batch_dims == 0 && dims.last().is_some_and(Dim::is_one) {
         dims.pop();
@@ -124,8 +124,8 @@ pub(super) fn gather_nd(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(GatherNd { batch_dims }, &[x, indices])?)
 }
 
-/// The transpose and the dims that a grid of indices amounts to: every component of the index counts one dim of the
-/// grid, from 0 to the size of the dim it indexes, and all dims are indexed.
+/// Returns the transpose and the dims to which a grid of indices is equal: every component of the index counts along one dim of
+/// the grid, from 0 to the size of the dim that it indexes, and all dims are indexed.
 fn grid_view(data: &Dims, grid: &Tensor) -> Option<(Vec<u32>, Dims)> {
     let (&depth, outer) = grid.sizes.split_last()?;
     let sizes: Vec<usize> =
@@ -133,7 +133,7 @@ fn grid_view(data: &Dims, grid: &Tensor) -> Option<(Vec<u32>, Dims)> {
     if depth != sizes.len() {
         return None;
     }
-    // The dim of the grid that each component counts; one of size one counts no dim.
+    // For each component, the dim of the grid along which it counts. A component of a dim of size one counts along no dim.
     let counted = (0..depth).map(|component| {
         let candidates = (0..outer.len()).filter(|&d| outer[d] == sizes[component] && outer[d] > 1);
         let own = strides(outer);
@@ -160,7 +160,7 @@ fn grid_view(data: &Dims, grid: &Tensor) -> Option<(Vec<u32>, Dims)> {
     (all_used && distinct).then(|| (permutation, dims.collect()))
 }
 
-/// CumSum.
+/// Imports CumSum.
 pub(super) fn cumulative_sum(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let axis = cx.numbers(call, 1, "axis")?.and_then(|axis| axis.first().copied());
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_grid_of_indices_is_a_view() {
-        // out[b, 0, 0, s] = mask[b, s]
+        // The grid for out[b, 0, 0, s] = mask[b, s].
         let (batch, sequence) = (2, 3);
         let pairs = (0..batch).flat_map(|b| (0..sequence).flat_map(move |s| [b, s])).collect();
         let grid = Tensor::int(DType::I64, vec![2, 1, 1, 3, 2], pairs);

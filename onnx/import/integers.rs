@@ -1,23 +1,23 @@
-//! Shape arithmetic: small integer tensors whose elements are known while the import runs.
+//! Shape arithmetic: small integer tensors whose elements are known during the import.
 //!
-//! Exporters compute shapes with the same operators as values. Those computations never reach the IR: each element is
-//! a number, or a product of symbols as long as a dim is not bound.
+//! Exporters compute shapes with the same operators as values. These computations never reach the IR: each element is a number or,
+//! as long as a dim is not bound, a product of symbols.
 
 use ir::ops::elementwise::Binary;
 use ir::tensor::{Elements, Tensor};
 use ir::{Dim, tensor};
 
-/// An element: a number, or a size that is not bound yet.
+/// An element: a number, or an unbound size.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Int {
     /// A number.
     Known(i64),
-    /// A product with symbols.
+    /// A product that contains symbols.
     Size(Dim),
 }
 
 impl Int {
-    /// The size of a dim.
+    /// Returns the size of a dim.
     pub(super) fn of(dim: &Dim) -> Self {
         match dim.size().and_then(|size| i64::try_from(size).ok()) {
             Some(size) => Self::Known(size),
@@ -25,12 +25,12 @@ impl Int {
         }
     }
 
-    /// The number, if it is one.
+    /// Returns the number, if it is known.
     pub(super) fn known(&self) -> Option<i64> {
         if let Self::Known(number) = self { Some(*number) } else { None }
     }
 
-    /// As the size of a dim: not negative.
+    /// Returns the element as the size of a dim, if it is not negative.
     pub(super) fn dim(&self) -> Option<Dim> {
         match self {
             Self::Known(number) => u64::try_from(*number).ok().map(Dim::known),
@@ -61,21 +61,21 @@ pub(super) struct Ints {
 }
 
 impl Ints {
-    /// Tensors with more elements are values of the program, not shapes.
+    /// The most elements. Larger tensors are values of the program, not shapes.
     pub(super) const LIMIT: usize = 64;
 
-    /// A tensor of these sizes; `None` if they take another number of elements, or one over the limit.
+    /// Makes a tensor of these sizes; `None` if the number of elements does not fit or exceeds the limit.
     pub(super) fn new(sizes: Vec<usize>, elements: Vec<Int>) -> Option<Self> {
         (Self::count(&sizes)? == elements.len()).then_some(Self { sizes, elements })
     }
 
-    /// A tensor of these sizes with one element everywhere; `None` over the limit.
+    /// Makes a tensor of these sizes with equal elements; `None` over the limit.
     pub(super) fn filled(sizes: Vec<usize>, element: Int) -> Option<Self> {
         let count = Self::count(&sizes)?;
         Some(Self { sizes, elements: vec![element; count] })
     }
 
-    /// The elements of a tensor of integers or bools; `None` if it is one of floats, or over the limit.
+    /// Returns the elements of a tensor of integers or bools; `None` for floats, or over the limit.
     pub(super) fn of(tensor: &Tensor) -> Option<Self> {
         Self::count(&tensor.sizes)?;
         let elements = match &tensor.elements {
@@ -86,48 +86,48 @@ impl Ints {
         Self::new(tensor.sizes.clone(), elements)
     }
 
-    /// How many elements tensors of these sizes have; `None` over the limit.
+    /// Returns the number of elements for these sizes; `None` over the limit.
     fn count(sizes: &[usize]) -> Option<usize> {
         let count = sizes.iter().try_fold(1usize, |count, &size| count.checked_mul(size))?;
         (count <= Self::LIMIT).then_some(count)
     }
 
-    /// A vector.
+    /// Makes a vector.
     pub(super) fn vector(elements: Vec<Int>) -> Self {
         Self { sizes: vec![elements.len()], elements }
     }
 
-    /// A scalar.
+    /// Makes a scalar.
     pub(super) fn scalar(element: Int) -> Self {
         Self { sizes: vec![], elements: vec![element] }
     }
 
-    /// Sizes.
+    /// Returns the sizes.
     pub(super) fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// Elements, row-major.
+    /// Returns the elements, row-major.
     pub(super) fn elements(&self) -> &[Int] {
         &self.elements
     }
 
-    /// With other sizes; `None` if they take another number of elements.
+    /// Changes the sizes; `None` if the number of elements does not fit.
     pub(super) fn reshaped(self, sizes: Vec<usize>) -> Option<Self> {
         Self::new(sizes, self.elements)
     }
 
-    /// Each element through a function.
+    /// Applies a function to each element.
     pub(super) fn map(self, f: impl Fn(Int) -> Int) -> Self {
         Self { sizes: self.sizes, elements: self.elements.into_iter().map(f).collect() }
     }
 
-    /// All elements as numbers.
+    /// Returns all elements as numbers, if all are known.
     pub(super) fn numbers(&self) -> Option<Vec<i64>> {
         self.elements.iter().map(Int::known).collect()
     }
 
-    /// Element by element with broadcasting; `None` when some element has no result, or the result is over the limit.
+    /// Combines two tensors element by element, with broadcasting; `None` if an element has no result, or over the limit.
     pub(super) fn zip(&self, other: &Self, f: impl Fn(&Int, &Int) -> Option<Int>) -> Option<Self> {
         let ndim = self.sizes.len().max(other.sizes.len());
         let size = |sizes: &[usize], i: usize| (i + sizes.len()).checked_sub(ndim).map_or(1, |i| sizes[i]);
@@ -146,7 +146,7 @@ impl Ints {
         Some(Self { sizes, elements })
     }
 
-    /// `x` where the condition is not 0, else `y`, with broadcasting; `None` where `zip` has none.
+    /// Returns `x` where the condition is not 0, else `y`, with broadcasting; `None` in the cases of [`Self::zip`].
     pub(super) fn select(condition: &Self, x: &Self, y: &Self) -> Option<Self> {
         let broadcast = |from: &Self, to: &Self| from.zip(to, |element, _| Some(element.clone()));
         let condition = broadcast(&broadcast(condition, x)?, y)?;
@@ -156,7 +156,7 @@ impl Ints {
         Self::new(condition.sizes, chosen.collect::<Option<_>>()?)
     }
 
-    /// The result of an arithmetic, comparing or logical operator of ONNX, if it is one on integers.
+    /// Computes an arithmetic, comparing or logical operator of ONNX; `None` if it is not supported for integers.
     pub(super) fn arithmetic(op: &str, x: &Self, y: &Self) -> Option<Self> {
         let both = |x: &Int, y: &Int| Some((x.known()?, y.known()?));
         let truth = |value: bool| Some(Int::Known(i64::from(value)));
@@ -171,7 +171,7 @@ impl Ints {
             "Max" => both(x, y).map(|(x, y)| Int::Known(x.max(y))),
             "Min" => both(x, y).map(|(x, y)| Int::Known(x.min(y))),
             "Mod" => both(x, y).filter(|&(_, y)| y != 0).map(|(x, y)| Int::Known(Binary::Mod.integer(x, y))),
-            // A size that is not bound is positive, so it differs from -1 and from 0.
+            // An unbound size is positive, so it differs from 0 and from negative numbers.
             "Equal" => match (x, y) {
                 (Int::Known(x), Int::Known(y)) => truth(x == y),
                 (Int::Size(a), Int::Size(b)) if a == b => truth(true),
@@ -188,7 +188,7 @@ impl Ints {
         })
     }
 
-    /// The elements at these places of a dim; `None` where there are none.
+    /// Returns the elements at these places along a dim; `None` if a place is outside.
     pub(super) fn picked(&self, dim: usize, places: &[usize]) -> Option<Self> {
         let size = *self.sizes.get(dim)?;
         let (outer, inner): (usize, usize) =
@@ -205,7 +205,7 @@ impl Ints {
         Self::new(sizes, elements)
     }
 
-    /// With its dims in another order; `None` if these are not its dims, each once.
+    /// Permutes the dims; `None` if the permutation is not valid.
     pub(super) fn transposed(&self, permutation: &[u32]) -> Option<Self> {
         let dims: Vec<usize> = permutation.iter().map(|&dim| dim as usize).collect();
         let mut sorted = dims.clone();
@@ -220,7 +220,7 @@ impl Ints {
         Self::new(sizes.clone(), elements.collect())
     }
 
-    /// The elements at these places of a vector, or of the rows of a matrix.
+    /// Returns the elements at these places of a vector, or the rows at these places of a matrix.
     pub(super) fn rows(&self, rows: &[usize]) -> Option<Vec<Int>> {
         let width: usize = self.sizes.get(1..)?.iter().product();
         let row = |&i: &usize| self.elements.get(i * width..(i + 1) * width);

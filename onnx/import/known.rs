@@ -1,5 +1,5 @@
-//! Numbers that no input of the program reaches: conditions, trip counts and sizes that a file computes, also by way of
-//! floats or reductions, fold into known integers here.
+//! Values that do not depend on inputs: conditions, trip counts and sizes that a file computes, also through floats or reductions,
+//! are folded into known integers here.
 
 use super::context::{Context, Entry};
 use super::integers::Ints;
@@ -8,14 +8,14 @@ use ir::{Op, Operator, Tensor, Type, ValueId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// What is computed in more nodes than this counts as computed from data.
+/// The most nodes of a computation that is evaluated. A larger one counts as computed from data.
 const MOST_NODES: usize = 512;
 
-/// The values that have been computed, or found to depend on an input or to be too large.
+/// The result of each evaluated value; `None` if it depends on an input or is too large.
 pub(super) type Memo = BTreeMap<ValueId, Option<Rc<Tensor>>>;
 
 impl Context<'_> {
-    /// What a value is whatever the inputs are, if it and all that it is computed from are small.
+    /// Evaluates a value that does not depend on inputs, if it and all values behind it are small.
     pub(super) fn evaluate(&mut self, value: ValueId) -> Option<Rc<Tensor>> {
         let (mut stack, mut left) = (vec![value], MOST_NODES);
         while let Some(&next) = stack.last() {
@@ -39,7 +39,7 @@ impl Context<'_> {
         self.evaluated.get(&value).cloned().flatten()
     }
 
-    /// The operands that must be computed before a value is.
+    /// Returns the operands that must be evaluated before a value.
     fn missing(&self, value: ValueId) -> Vec<ValueId> {
         let Some(node) = self.b.module().producer(value).filter(|_| self.is_small(value)) else {
             return vec![];
@@ -51,12 +51,12 @@ impl Context<'_> {
         self.ty(value).numel().is_some_and(|count| count <= Ints::LIMIT as u64)
     }
 
-    /// A value whose operands are all computed.
+    /// Evaluates a value whose operands have been evaluated.
     fn computed_now(&self, value: ValueId) -> Option<Rc<Tensor>> {
         let module = self.b.module();
         let node = module.producer(value).filter(|_| self.is_small(value))?;
         match &node.op {
-            // What is dropped or drawn is not decided now.
+            // Random numbers are not drawn during the import.
             Op::Dropout(_) | Op::RandomUniform(_) => return None,
             Op::Constant(constant) => {
                 return ir::interp::file_tensor(&module.data[constant.data]).map(Rc::new);
@@ -72,11 +72,12 @@ impl Context<'_> {
         let types: Vec<Type> = node.results.iter().map(|&result| module.ty(result).clone()).collect();
         let call = Interp { operands: &operands, results: &types, data: &module.data, parts: None };
         let place = node.results.iter().position(|&result| result == value)?;
-        // As the program itself would round it.
+        // Rounded as in the program itself.
         Some(Rc::new(node.op.interp(&call).into_iter().nth(place)?.rounded()))
     }
 
-    /// An integer or bool scalar or vector that no input reaches, as known; anything else as it is.
+    /// Turns an integer or bool scalar or vector that does not depend on inputs into known integers. Returns any other entry
+    /// unchanged.
     pub(super) fn folded(&mut self, entry: Entry) -> Entry {
         let Entry::Value(value) = entry else { return entry };
         let ty = self.ty(value);

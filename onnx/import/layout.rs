@@ -1,4 +1,4 @@
-//! Operators that lay elements out anew: blocks of space and depth, reversed sequences, triangles, borders.
+//! Operators that rearrange elements: blocks of space and depth, reversed sequences, triangles, borders.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -8,7 +8,7 @@ use ir::ops::elementwise::{Binary, Compare};
 use ir::ops::indexing::{Gather, GatherElements};
 use ir::{DType, Dim, Tensor, Type, ValueId};
 
-/// SpaceToDepth and DepthToSpace: blocks of `blocksize` × `blocksize` positions become channels, and back.
+/// SpaceToDepth and DepthToSpace: `blocksize` × `blocksize` positions become channels, or the reverse.
 pub(super) fn space_and_depth(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -45,7 +45,7 @@ pub(super) fn space_and_depth(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(moved, merged)?)
 }
 
-/// ReverseSequence: of each batch entry the first `sequence_lens` elements in time, last first.
+/// ReverseSequence: reverses the first `sequence_lens` elements in time of each batch entry.
 pub(super) fn reverse_sequence(cx: &mut Context, call: &Call) -> Outputs {
     let (x, lengths) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let ty = cx.ty(x).clone();
@@ -64,7 +64,7 @@ pub(super) fn reverse_sequence(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(GatherElements { dim: time }, &[x, places])?)
 }
 
-/// Trilu: of the last two dims what lies on one side of the diagonal `k`, zeros elsewhere.
+/// Trilu: keeps one side of the diagonal `k` in the last two dims, with zeros elsewhere.
 pub(super) fn triangle(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let k = cx.numbers(call, 1, "k")?.and_then(|k| k.first().copied()).unwrap_or(0);
@@ -75,7 +75,7 @@ pub(super) fn triangle(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.choose_or(kept, x, 0.0)?)
 }
 
-/// EyeLike: ones on the diagonal `k` of a matrix like another.
+/// EyeLike: a matrix with the dims of another, with ones on the diagonal `k`.
 pub(super) fn eye_like(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -85,7 +85,7 @@ pub(super) fn eye_like(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(hit, dtype)?)
 }
 
-/// How far right of the diagonal `k` an element of a matrix lies: i64, with leading dims of size one.
+/// Builds the distance of each element of a matrix to the right of the diagonal `k`: i64, with leading dims of size one.
 fn distance(cx: &mut Context, ty: &Type, k: i64) -> Built {
     let ndim = ty.ndim();
     if ndim < 2 {
@@ -97,7 +97,7 @@ fn distance(cx: &mut Context, ty: &Type, k: i64) -> Built {
     cx.binary_with(Binary::Sub, right, k as f64)
 }
 
-/// CenterCropPad: each dim cut, or padded with zeros, evenly on both sides.
+/// CenterCropPad: cuts or pads each dim evenly on both sides; padding is zeros.
 pub(super) fn center_crop_pad(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let target = cx.numbers(call, 1, "shape")?.ok_or_else(|| Problem::new("needs `shape`"))?;
@@ -120,8 +120,8 @@ pub(super) fn center_crop_pad(cx: &mut Context, call: &Call) -> Outputs {
     one(x)
 }
 
-/// Pad: with a constant, the border's element (`edge`), or what lies inside, mirrored (`reflect`) or from the other
-/// end (`wrap`).
+/// Pad: with a constant, the border's element (`edge`), the mirrored elements (`reflect`), or the elements from the other end
+/// (`wrap`).
 pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     let mode = call.string("mode").unwrap_or("constant");
     let source: fn(i64, i64) -> i64 = match mode {
@@ -152,7 +152,7 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     one(x)
 }
 
-/// A dim read at the places that `source` gives for those around it.
+/// Reads a dim with a border; `source` returns the place to read for a place in the border.
 fn bordered(
     cx: &mut Context,
     x: ValueId,

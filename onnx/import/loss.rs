@@ -1,4 +1,4 @@
-//! Losses that are operators of ONNX.
+//! Losses that are ONNX operators.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
@@ -9,11 +9,11 @@ use ir::ops::loss::CrossEntropy;
 use ir::ops::softmax::LogSoftmax;
 use ir::{DType, ValueId};
 
-/// The label that never counts when the model names none: no class has it.
+/// The ignored label if the model names none: no class has this number.
 const NO_INDEX: i64 = -100;
 
-/// SoftmaxCrossEntropyLoss: the sum and the weight as one operator, and the mean as their quotient, so that the loss
-/// pass can take it apart again. With weights of classes, or not reduced, it is a formula.
+/// SoftmaxCrossEntropyLoss. Sum and weight come from one operator, and the mean is their quotient, which the pass `loss` can
+/// separate again. With weights of classes, or without a reduction, the loss is built as a formula.
 pub(super) fn softmax_cross_entropy(cx: &mut Context, call: &Call) -> Outputs {
     let (logits, labels) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let weights = cx.optional(call, 2)?;
@@ -36,7 +36,7 @@ pub(super) fn softmax_cross_entropy(cx: &mut Context, call: &Call) -> Outputs {
     Ok(outputs)
 }
 
-/// The loss by the core's operator.
+/// Builds the loss with the IR operator.
 fn mean_or_sum(
     cx: &mut Context,
     call: &Call,

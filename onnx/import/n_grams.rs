@@ -1,4 +1,4 @@
-//! TfIdfVectorizer: how often each of a pool of n-grams stands in a sequence of numbers.
+//! TfIdfVectorizer: counts the n-grams of a pool in a sequence of numbers.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -8,20 +8,19 @@ use ir::ops::elementwise::{Binary, Compare, Logical};
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, Tensor, ValueId};
 
-/// More comparisons, of n-grams with places, are refused.
+/// The largest supported `max_skip_count`.
 const MOST_SKIPS: u64 = 64;
 
 /// The n-grams of one length.
 struct Grams {
     length: usize,
-    /// Their numbers, one after the other.
+    /// The numbers of all n-grams, one after the other.
     numbers: Vec<i64>,
-    /// The column that each is counted in.
+    /// The column in which each n-gram is counted.
     columns: Vec<usize>,
 }
 
-/// TfIdfVectorizer (opset 9) of numbers: counts, each by a weight (`TFIDF`), or the weights of those that are there
-/// (`IDF`).
+/// TfIdfVectorizer (opset 9) of numbers: the counts times weights (`TFIDF`), or the weights of the n-grams that occur (`IDF`).
 pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -45,7 +44,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
     let batch = cx.ty(rows).dims[0].clone();
     let mut counts = cx.b.splat(ir::Type::new(DType::F32, [batch, Dim::known(width as u64)]), 0.0)?;
     for grams in grams.iter().filter(|grams| (shortest..=longest).contains(&(grams.length as u64))) {
-        // What one number makes has nothing between to skip.
+        // An n-gram of one number has nothing to skip.
         let steps = if grams.length == 1 { 1 } else { skips + 1 };
         for step in 1..=steps {
             if step.saturating_mul(grams.length as u64 - 1) < size {
@@ -69,7 +68,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
     one(if ty.ndim() == 2 { result } else { cx.without(result, 0)? })
 }
 
-/// The n-grams by length, and how many columns there are.
+/// Returns the n-grams by length, and the number of columns.
 fn pool(call: &Call) -> Result<(Vec<Grams>, usize), Problem> {
     let wrong = || Problem::new("the pool of n-grams does not fit its counts and indexes");
     if call.strings("pool_strings").is_some_and(|pool| !pool.is_empty()) {
@@ -93,7 +92,7 @@ fn pool(call: &Call) -> Result<(Vec<Grams>, usize), Problem> {
         let count = numbers.len() / length;
         let (own, later) = rest.split_at_checked(count).ok_or_else(wrong)?;
         rest = later;
-        // A row of the matrix that puts counts in their columns for each.
+        // Each n-gram needs a row of the matrix that adds counts to columns.
         if !numbers.len().is_multiple_of(length)
             || (count as u64).saturating_mul(width as u64) > Context::MOST_COMPUTED
         {
@@ -106,7 +105,7 @@ fn pool(call: &Call) -> Result<(Vec<Grams>, usize), Problem> {
     Ok((all, width))
 }
 
-/// How often the n-grams stand in the rows, their numbers `step` places apart: `[rows, columns]`.
+/// Counts the n-grams in the rows, with their numbers `step` places apart: `[rows, columns]`.
 fn counted(cx: &mut Context, rows: ValueId, grams: &Grams, [step, size]: [u64; 2], width: usize) -> Built {
     let places = Dim::known(size - step * (grams.length as u64 - 1));
     let dtype = cx.ty(rows).dtype;
@@ -133,7 +132,7 @@ fn counted(cx: &mut Context, rows: ValueId, grams: &Grams, [step, size]: [u64; 2
     Ok(cx.b.one(Contract::new("bg,gc->bc"), &[counts, placed])?)
 }
 
-/// Columns by their weights, if there are any.
+/// Multiplies columns by their weights, if there are any.
 fn weighted(cx: &mut Context, x: ValueId, weights: &[f64]) -> Built {
     if weights.is_empty() {
         return Ok(x);

@@ -1,13 +1,13 @@
 //! Module paths of tensors that the exporter renamed.
 //!
-//! Exporters transpose the weight of a linear layer and name it `val_110` or `onnx::MatMul_596`. The node that reads it
-//! still says which module it came from: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
+//! Exporters transpose the weight of a linear layer and name it `val_110` or `onnx::MatMul_596`. The node that reads it still
+//! names its module: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
 
 use crate::record::{Record, SCOPES_KEY, innermost_module, is_generated};
 use crate::{Graph, Node, Tensor, Value, ValueType};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Other names for tensors of the file, best first.
+/// Returns other names for tensors of the file, best first.
 pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<String>> {
     let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, recorded) in record.tensors.iter().filter(|(name, recorded)| **name != recorded.name) {
@@ -17,7 +17,7 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
         let holders = record.tensors.iter().filter(|(_, recorded)| recorded.name == *held);
         holders.for_each(|(name, _)| aliases.entry(name.clone()).or_default().push(other.clone()));
     }
-    // The module that reads a renamed tensor is known, and which of its parameters it is can be guessed.
+    // The module that reads a renamed tensor is known. The name of the parameter is guessed from the operator.
     let renamed = graph.tensors.iter().filter(|tensor| is_generated(&tensor.name));
     let renamed =
         renamed.filter(|tensor| !record.tensors.contains_key(&tensor.name) && tensor.element_count() > 1);
@@ -42,7 +42,7 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
             }
         }
     }
-    // A module has one parameter of a name. Several vectors that could be this parameter are other parameters, or computed.
+    // A module has only one parameter of a name. If several vectors could be this parameter, all of these names are dropped.
     for tensors in vectors.values().filter(|tensors| tensors.len() > 1) {
         tensors.iter().for_each(|tensor| drop(aliases.remove(*tensor)));
     }
@@ -50,8 +50,8 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
     aliases
 }
 
-/// Returns the name that PyTorch's modules give to the parameter that a node reads as this input.
-/// `None` for an input that modules have no parameter for.
+/// Returns the name that PyTorch's modules use for a parameter that a node reads as this input. `None` for an input that has no
+/// parameter in any module.
 fn leaf(node: &Node, input: usize, tensor: &Tensor) -> Option<&'static str> {
     let is_vector = tensor.dims.iter().filter(|&&size| size > 1).count() == 1;
     match (node.op_type.as_str(), input) {
@@ -63,14 +63,14 @@ fn leaf(node: &Node, input: usize, tensor: &Tensor) -> Option<&'static str> {
         }
         ("MatMul" | "PRelu" | "BatchNormalization", 1) | ("Gather", 0) => Some("weight"),
         ("BatchNormalization", 2) => Some("bias"),
-        // A group norm is written out. A matrix that is added or multiplied is a table.
+        // A group norm is exported as several nodes. A matrix that is added or multiplied is a table, not a parameter of a norm.
         ("Mul", _) if is_vector => Some("weight"),
         ("Add", _) if is_vector => Some("bias"),
         _ => None,
     }
 }
 
-/// How to export a model that takes a cache of keys and values. `None` if no input is one.
+/// Returns a hint on exporting a model that takes a cache of keys and values. `None` if no input is a cache.
 pub fn cache_hint(graph: &Graph) -> Option<String> {
     let is_cache = |input: &&Value| {
         let ValueType::Tensor(ty) = &input.ty else { return false };
@@ -90,7 +90,7 @@ pub fn cache_hint(graph: &Graph) -> Option<String> {
     ))
 }
 
-/// The path of the module whose forward function made a node.
+/// Returns the path of the module whose forward function made a node.
 pub(crate) fn module_path(node: &Node) -> Option<String> {
     if let Some(scopes) = node.metadata.get(SCOPES_KEY) {
         return innermost_module(scopes).map(str::to_owned);
@@ -98,14 +98,14 @@ pub(crate) fn module_path(node: &Node) -> Option<String> {
     legacy_module_path(&node.name)
 }
 
-/// The path of a module in the name that the legacy exporter gave to a node.
+/// Returns the module path in a name that the legacy exporter gave to a node.
 pub(crate) fn legacy_module_path(name: &str) -> Option<String> {
     // `/transformer/h.0/mlp/c_fc/MatMul`: the last part is the operator.
     let path = name.strip_prefix('/')?.rsplit_once('/')?.0;
     (!path.is_empty()).then(|| legacy_path(path))
 }
 
-/// The legacy exporter repeats the path in each part of a list of modules: `/net/net.0` is `net.0`.
+/// Returns a path without the repetitions that the legacy exporter writes for lists of modules: `/net/net.0` is `net.0`.
 fn legacy_path(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {

@@ -1,4 +1,4 @@
-//! Normalisations that are operators of ONNX.
+//! Normalisations that are ONNX operators.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
@@ -7,7 +7,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use ir::{Dim, Dims, Type, ValueId};
 
-/// The operand with all dims from `axis` on flattened into one, for kernels over the last dim.
+/// Flattens all dims from `axis` on into one, because the IR operators normalise the last dim.
 fn flattened(cx: &mut Context, x: ValueId, axis: u32) -> Result<ValueId, Problem> {
     let ty = cx.ty(x).clone();
     let axis = axis as usize;
@@ -20,22 +20,22 @@ fn flattened(cx: &mut Context, x: ValueId, axis: u32) -> Result<ValueId, Problem
     Ok(cx.b.reshape(x, dims)?)
 }
 
-/// A scale or bias as the vector that the normalised dims are.
+/// Returns a scale or bias as a vector over the normalised dims.
 fn vector(cx: &mut Context, scale: ValueId, axis_ty: &Type, axis: u32) -> Result<ValueId, Problem> {
     let dims: Dims = axis_ty.dims[axis as usize..].iter().cloned().collect();
     let wide = cx.b.broadcast(scale, dims)?;
     flattened(cx, wide, 0)
 }
 
-/// Whether a scale or bias has no other dims than the normalised ones, but for ones before them. From opset 17 on it may have any that
-/// broadcast to the operand.
+/// Whether a scale or bias has only the normalised dims, perhaps after dims of size one. From opset 17 on it may have any dims
+/// that broadcast to the operand.
 fn is_narrow(cx: &Context, tensor: ValueId, ty: &Type, axis: u32) -> bool {
     let dims = &cx.ty(tensor).dims;
     let before = dims.len().saturating_sub(ty.ndim() - axis as usize);
     dims[..before].iter().all(Dim::is_one)
 }
 
-/// A scale or bias as a vector; where there is none a vector of one number.
+/// Returns a scale or bias as a vector, or a vector of `number` if there is none.
 fn normalised(
     cx: &mut Context,
     tensor: Option<ValueId>,
@@ -55,14 +55,14 @@ fn normalised(
     vector(cx, tensor, ty, axis)
 }
 
-/// Statistics as ONNX shapes them: the normalised dims stay with size one.
+/// Reshapes a statistic to ONNX's form, in which the normalised dims have size one.
 fn statistic(cx: &mut Context, value: ValueId, ndim: usize) -> Result<Entry, Problem> {
     let mut dims = cx.ty(value).dims.clone();
     dims.resize(ndim, Dim::known(1));
     Ok(Entry::Value(cx.b.reshape(value, dims)?))
 }
 
-/// An error unless statistics are kept in f32: what they are kept in otherwise is not done here.
+/// Refuses statistics that are not kept in f32, because no other type is supported.
 fn stashed(call: &Call) -> Result<(), Problem> {
     match call.int("stash_type") {
         None | Some(1) => Ok(()),
@@ -72,7 +72,7 @@ fn stashed(call: &Call) -> Result<(), Problem> {
     }
 }
 
-/// LayerNormalization; a missing bias is zeros.
+/// LayerNormalization. A missing bias is zeros.
 pub(super) fn layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     stashed(call)?;
     let x = cx.value(call, 0)?;
@@ -96,7 +96,7 @@ pub(super) fn layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Value(y), mean, rstd])
 }
 
-/// RMSNormalization (opset 23); as ONNX Runtime's SimplifiedLayerNormalization it also gives the deviation's inverse.
+/// RMSNormalization (opset 23). As ONNX Runtime's SimplifiedLayerNormalization it also returns the inverse deviation.
 pub(super) fn rms_norm(cx: &mut Context, call: &Call) -> Outputs {
     stashed(call)?;
     let x = cx.value(call, 0)?;

@@ -1,5 +1,5 @@
-//! Pooling. Dilations and the rounding up of sizes (`ceil_mode`) come with opset 10 for MaxPool and 19 for AveragePool;
-//! padding that follows from sizes (`auto_pad`) and rounding up become padding in numbers here.
+//! Pooling. Dilations and the rounding up of sizes (`ceil_mode`) exist from opset 10 on for MaxPool, and from 19 on for
+//! AveragePool. Padding computed from sizes (`auto_pad`) and rounding up are converted to explicit padding here.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
@@ -11,7 +11,7 @@ use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Pad;
 use ir::{DType, Dim, Op, Type, ValueId};
 
-/// MaxPool. Integers are pooled as floats, in which those of ONNX's types are exact.
+/// MaxPool. Integers are pooled as floats, which represent all of ONNX's integer types for pooling exactly.
 pub(super) fn max_pool(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dtype = cx.ty(x).dtype;
@@ -33,7 +33,7 @@ pub(super) fn global_max_pool(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(MaxPool { windows }, &[x])?)
 }
 
-/// AveragePool.
+/// Imports AveragePool.
 pub(super) fn average_pool(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let sliding = Sliding::of(cx, call, x)?;
@@ -41,7 +41,7 @@ pub(super) fn average_pool(cx: &mut Context, call: &Call) -> Outputs {
     one(average(cx, x, sliding, count_padding)?)
 }
 
-/// The mean of each window. Padding counts if that is asked for, but what sizes were rounded up by never does.
+/// Builds the mean of each window. Padding counts if requested, but elements added by rounding up never count.
 fn average(
     cx: &mut Context,
     mut x: ValueId,
@@ -51,7 +51,7 @@ fn average(
     if !count_padding || sliding.beyond.iter().all(|&beyond| beyond == 0) {
         return slid(cx, AvgPool { windows: sliding.padded(), count_padding }, x);
     }
-    // Zeros that count are elements like others.
+    // Zeros that count are added as ordinary elements.
     let mut windows = sliding.windows;
     let first = cx.ty(x).ndim() - windows.len();
     for (i, (window, beyond)) in windows.iter_mut().zip(sliding.beyond).enumerate() {
@@ -61,7 +61,7 @@ fn average(
     slid(cx, AvgPool { windows, count_padding: false }, x)
 }
 
-/// Pooling over dims that windows may shrink, so that their sizes must be known.
+/// Builds pooling over dims whose sizes windows may change, so that they must be bound.
 fn slid(cx: &mut Context, pooling: impl Into<Op>, x: ValueId) -> Result<ValueId, Problem> {
     let unbound = cx.ty(x).dims.iter().skip(2).any(|dim| dim.size().is_none());
     cx.b.one(pooling, &[x]).map_err(|error| match Problem::from(error) {
@@ -99,7 +99,7 @@ pub(super) fn global_lp_pool(cx: &mut Context, call: &Call) -> Outputs {
     one(power(cx, sum, 1.0 / p)?)
 }
 
-/// The order of a norm.
+/// Returns the order of a norm.
 fn order(call: &Call) -> Result<f64, Problem> {
     match call.int("p").unwrap_or(2) {
         p if p < 1 => Err(Problem::new(format!("the norm has order {p}; the order must be at least 1"))),
@@ -128,7 +128,7 @@ fn power(cx: &mut Context, x: ValueId, exponent: f64) -> Result<ValueId, Problem
     Ok(cx.b.one(Binary::Pow, &[x, exponent])?)
 }
 
-/// The dims after batch and channel.
+/// Returns the range of the dims after batch and channels.
 pub(super) fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>, Problem> {
     let ty = cx.ty(x);
     if ty.ndim() < 3 {
@@ -139,7 +139,7 @@ pub(super) fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>
     Ok(0..ty.ndim() - 2)
 }
 
-/// The size of a spatial dim.
+/// Returns the size of a spatial dim.
 pub(super) fn size(cx: &Context, x: ValueId, i: usize) -> Result<u64, Problem> {
     let ty = cx.ty(x);
     let unbound =
@@ -147,17 +147,17 @@ pub(super) fn size(cx: &Context, x: ValueId, i: usize) -> Result<u64, Problem> {
     ty.dims[i + 2].size().ok_or_else(|| unbound().note("bind the dim with --bind NAME=SIZE"))
 }
 
-/// How windows slide, with padding in numbers.
+/// Sliding windows with explicit padding.
 #[derive(Clone, Debug, PartialEq)]
 struct Sliding {
-    /// With the padding that the model has.
+    /// The windows, with the padding of the model.
     windows: Windows,
-    /// Further elements after each dim, by which sizes are rounded up.
+    /// The number of further elements after each dim, by which sizes are rounded up.
     beyond: Vec<u64>,
 }
 
 impl Sliding {
-    /// From a node's attributes.
+    /// Reads a node's attributes.
     fn of(cx: &Context, call: &Call, x: ValueId) -> Result<Self, Problem> {
         let count = spatial(cx, x)?.len();
         let sizes = numbers(call, "kernel_shape", count, None)?;
@@ -182,7 +182,7 @@ impl Sliding {
         Ok(sliding)
     }
 
-    /// The windows, all padding alike.
+    /// Returns the windows with both kinds of padding added.
     fn padded(mut self) -> Windows {
         for (window, beyond) in self.windows.iter_mut().zip(self.beyond) {
             window.after = window.after.saturating_add(beyond);
@@ -195,7 +195,7 @@ fn too_large(window: Window) -> Problem {
     Problem::new(format!("the window is not valid: {window:?}"))
 }
 
-/// A list of so many sizes; the default for each if the attribute is left out.
+/// Returns a list of `count` sizes; each is `default` if the attribute is left out.
 pub(super) fn numbers(
     call: &Call,
     name: &str,
@@ -210,7 +210,7 @@ pub(super) fn numbers(
     sizes.filter(|sizes| sizes.len() == count).ok_or_else(wrong)
 }
 
-/// Padded so that there are ⌈size / stride⌉ positions; an odd element goes to the end, or, `lower`, to the start.
+/// Pads a window so that it has ⌈size / stride⌉ positions. An odd element is added at the end or, with `lower`, at the start.
 fn same(window: Window, size: u64, lower: bool) -> Result<Window, Problem> {
     let needed = || {
         let last =
@@ -223,8 +223,8 @@ fn same(window: Window, size: u64, lower: bool) -> Result<Window, Problem> {
     Ok(Window { before, after, ..window })
 }
 
-/// Elements beyond the padding that a last position covers when sizes are rounded up. It must begin within the dim or
-/// the padding before it (ONNX from opset 19 on, as PyTorch always).
+/// Returns the number of elements beyond the padding that the last position covers when sizes are rounded up. This position must
+/// begin within the dim or the padding before it (in ONNX from opset 19 on, in PyTorch always).
 fn beyond(window: Window, size: u64) -> Option<u64> {
     let padded = size.checked_add(window.before)?.checked_add(window.after)?;
     let extent = window.extent()?;
@@ -251,9 +251,9 @@ mod tests {
             (window(3, 2, (0, 0)), 5, 0),
             (window(3, 3, (1, 1)), 4, 0),
             (window(2, 2, (0, 0)), 7, 1),
-            // The next would begin after the dim.
+            // A further position would begin after the dim.
             (window(1, 3, (0, 0)), 5, 0),
-            // The last would begin in the padding after the dim.
+            // A further position would begin in the padding after the dim.
             (window(2, 2, (1, 1)), 5, 0),
         ] {
             assert_eq!(beyond(window, size), Some(expected), "{window:?} over {size}");

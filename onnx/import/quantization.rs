@@ -1,5 +1,5 @@
-//! Quantization: QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear. Rounding has no gradient, so what is computed
-//! from quantized numbers alone is not trained.
+//! Quantization: QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear. Rounding has no gradient, so values that depend only
+//! on quantized numbers are not trained.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -8,9 +8,9 @@ use ir::ops::elementwise::{Binary, Compare, Unary};
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, Type, ValueId};
 
-/// QuantizeLinear: `saturate(round(x / scale) + zero)`, halves to even.
+/// QuantizeLinear: `saturate(round(x / scale) + zero)`, with halves rounded to even.
 pub(super) fn quantize_linear(cx: &mut Context, call: &Call) -> Outputs {
-    // For floats of 8 bits alone: integers always saturate.
+    // The attribute matters only for 8-bit floats: integers always saturate.
     call.unneeded(&["saturate"]);
     let (x, scale, zero) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.optional(call, 2)?);
     let to = match (zero, call.int("output_dtype").filter(|&code| code != 0)) {
@@ -53,7 +53,7 @@ pub(super) fn dequantize_linear(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(y, to)?)
 }
 
-/// DynamicQuantizeLinear: to u8 by the scale and zero point that just hold all elements and 0.
+/// DynamicQuantizeLinear: to u8, with the scale and zero point that just cover all elements and 0.
 pub(super) fn dynamic_quantize_linear(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -78,7 +78,7 @@ pub(super) fn dynamic_quantize_linear(cx: &mut Context, call: &Call) -> Outputs 
     Ok(vec![Entry::Value(y), Entry::Value(scale), Entry::Value(zero)])
 }
 
-/// Floats rounded, moved by a zero point, and cut to what an integer type holds.
+/// Rounds floats, adds a zero point, and clamps to the range of an integer type.
 pub(super) fn saturated(cx: &mut Context, x: ValueId, zero: Option<ValueId>, to: DType) -> Built {
     let [least, most] = match to {
         DType::I8 => [i8::MIN.into(), i8::MAX.into()],
@@ -98,16 +98,16 @@ pub(super) fn saturated(cx: &mut Context, x: ValueId, zero: Option<ValueId>, to:
     Ok(cx.b.cast(inside, to)?)
 }
 
-/// The type to compute in: halves do not hold 16-bit integers.
+/// Returns the type to compute in. Half precision cannot represent 16-bit integers.
 fn wider(x: DType, scale: DType) -> DType {
     if x == DType::F64 || scale == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// How scales and zero points lie along a tensor.
+/// The way in which scales and zero points are spread along a tensor.
 struct Spread<'a> {
     ty: &'a Type,
     axis: i64,
-    /// Elements of a block that share one; 0: all along the axis have one each.
+    /// The number of consecutive elements that share a scale; 0 if each element along the axis has its own.
     block: i64,
 }
 
@@ -116,7 +116,7 @@ impl<'a> Spread<'a> {
         Self { ty, axis: call.int("axis").unwrap_or(1), block: call.int("block_size").unwrap_or(0) }
     }
 
-    /// Scales or zero points in dims that broadcast to those of the tensor.
+    /// Reshapes scales or zero points so that they broadcast to the tensor.
     fn apply(&self, cx: &mut Context, value: ValueId) -> Built {
         let (ty, own) = (self.ty, cx.ty(value).clone());
         if own.numel() == Some(1) {

@@ -1,5 +1,5 @@
-//! Products of quantized numbers: MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv. Computed in f64, which holds
-//! every sum of products of bytes exactly.
+//! Products of quantized numbers: MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv. They are computed in f64, which
+//! represents every sum of products of bytes exactly.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -9,16 +9,16 @@ use super::{contraction, conv};
 use ir::ops::elementwise::Binary;
 use ir::{DType, Dim, ValueId};
 
-/// How a scale or a zero point that is a vector lies along an operand.
+/// The dim of an operand to which a vector of scales or zero points belongs.
 #[derive(Clone, Copy)]
 enum Along {
-    /// One for each row of a matrix.
+    /// One number for each row of a matrix.
     Rows,
-    /// One for each column of a matrix.
+    /// One number for each column of a matrix.
     Columns,
-    /// One for each output of a convolution, along dim 0 of its weight.
+    /// One number for each output of a convolution, along dim 0 of its weight.
     Outputs,
-    /// One for each channel of an image.
+    /// One number for each channel of an image.
     Channels,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn q_linear_conv(cx: &mut Context, call: &Call) -> Outputs {
     quantized(cx, call, image, Along::Channels)
 }
 
-/// The result by the scale and the zero point that inputs 6 and 7 give.
+/// Quantizes the result with the scale and the zero point of inputs 6 and 7.
 fn quantized(cx: &mut Context, call: &Call, x: ValueId, along: Along) -> Outputs {
     let out_scale = scale(cx, call, 6, x, along)?;
     let zero = cx.value(call, 7)?;
@@ -69,7 +69,7 @@ fn quantized(cx: &mut Context, call: &Call, x: ValueId, along: Along) -> Outputs
     one(saturated(cx, scaled, Some(zero), to)?)
 }
 
-/// An operand less its zero point, in f64.
+/// Returns an operand minus its zero point, in f64.
 fn centred(cx: &mut Context, call: &Call, [x, zero]: [usize; 2], along: Along) -> Built {
     let x = cx.value(call, x)?;
     let zero = cx.optional(call, zero)?;
@@ -80,14 +80,14 @@ fn centred(cx: &mut Context, call: &Call, [x, zero]: [usize; 2], along: Along) -
     cx.binary(Binary::Sub, wide, zero)
 }
 
-/// A scale in f64, in dims that broadcast to those of `like`.
+/// Returns a scale in f64 that broadcasts to `like`.
 fn scale(cx: &mut Context, call: &Call, i: usize, like: ValueId, along: Along) -> Built {
     let scale = cx.value(call, i)?;
     let scale = cx.b.cast(scale, DType::F64)?;
     laid(cx, scale, like, along)
 }
 
-/// A scalar as it is; a vector along its dim of `like`.
+/// Returns a scalar unchanged, and a vector reshaped to its dim of `like`.
 fn laid(cx: &mut Context, value: ValueId, like: ValueId, along: Along) -> Built {
     let (own, ndim) = (cx.ty(value).clone(), cx.ty(like).ndim());
     if own.numel() == Some(1) {
@@ -100,7 +100,7 @@ fn laid(cx: &mut Context, value: ValueId, like: ValueId, along: Along) -> Built 
         Along::Channels => Some(1),
     };
     let wrong = || Problem::new(format!("the scale or zero point {own} does not fit {}", cx.ty(like)));
-    // One a matrix is in the dims of the matrices already.
+    // A scale for each matrix already has the dims of the matrices.
     let [size] = &own.dims[..] else { return if own.ndim() == ndim { Ok(value) } else { Err(wrong()) } };
     let at = at.filter(|&at| at < ndim).ok_or_else(wrong)?;
     let mut dims = vec![Dim::known(1); ndim];

@@ -1,11 +1,11 @@
-//! Quantized models: their weights are integers that a rounding made, which no gradient gets past. They can be
-//! imported, as far as the operators go, and not trained.
+//! Quantized models. Their weights are rounded to integers, through which no gradient passes. They can be imported, as far as
+//! their operators are supported, but not trained.
 
 use crate::{Attribute, Graph, Node};
 use ir::Diagnostic;
 use std::collections::BTreeMap;
 
-/// Operators of `ai.onnx` that quantize, or compute with what is quantized.
+/// Operators of `ai.onnx` that quantize, or compute with quantized numbers.
 const STANDARD: &[&str] = &[
     "ConvInteger",
     "DequantizeLinear",
@@ -16,7 +16,7 @@ const STANDARD: &[&str] = &[
     "QuantizeLinear",
 ];
 
-/// Operators of `com.microsoft` that do, beside all whose name starts with `QLinear`.
+/// Operators of `com.microsoft` that do so, besides all whose name starts with `QLinear`.
 const CONTRIBUTED: &[&str] = &[
     "DequantizeBFP",
     "DequantizeLinear",
@@ -43,7 +43,7 @@ const CONTRIBUTED: &[&str] = &[
     "ReduceSumInteger",
 ];
 
-/// Whether an operator is one of a quantized model.
+/// Whether an operator occurs only in quantized models.
 pub(super) fn is_quantized(domain: &str, operator: &str) -> bool {
     match domain {
         "" | "ai.onnx" => STANDARD.contains(&operator),
@@ -52,8 +52,8 @@ pub(super) fn is_quantized(domain: &str, operator: &str) -> bool {
     }
 }
 
-/// Why a model cannot be trained, if it is quantized: each of the operators that make it so, with how many nodes it has
-/// and the first of them.
+/// Returns the reason why a model cannot be trained, if it is quantized: each quantized operator with its number of nodes and the
+/// first of them.
 pub(super) fn refusal(graph: &Graph) -> Option<Diagnostic> {
     let mut found: BTreeMap<(&str, &str), (usize, &Node)> = BTreeMap::new();
     collect(graph, &mut found);

@@ -1,5 +1,5 @@
-//! Random tensors: RandomUniform, RandomNormal, their forms `Like`, and Bernoulli. What is drawn follows from `--seed`;
-//! a seed in the file is left out, as every step is to draw other numbers.
+//! Random tensors: RandomUniform, RandomNormal, their forms `Like`, and Bernoulli. The numbers depend on `--seed`. A seed in the
+//! file is ignored, because every step must draw different numbers.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -9,7 +9,7 @@ use ir::ops::random::RandomUniform;
 use ir::{DType, Dim, Dims, Type};
 use std::f64::consts::TAU;
 
-/// RandomUniform and RandomUniformLike: from `low` to below `high`.
+/// RandomUniform and RandomUniformLike: numbers from `low` to below `high`.
 pub(super) fn uniform(cx: &mut Context, call: &Call) -> Outputs {
     let ty = result(cx, call)?;
     let (low, high) = (call.float("low").unwrap_or(0.0), call.float("high").unwrap_or(1.0));
@@ -18,14 +18,14 @@ pub(super) fn uniform(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(scaled, ty.dtype)?)
 }
 
-/// RandomNormal and RandomNormalLike, from two uniform numbers each (Box and Muller, 1958).
+/// RandomNormal and RandomNormalLike, each number from two uniform numbers (Box and Muller, 1958).
 ///
-/// The angle counts from 1/2: where uniform numbers are their mean, the normal number is 0, which is its own.
+/// The angle is shifted by 1/2. So when an evaluation replaces uniform numbers by their mean, the normal number is its mean, 0.
 pub(super) fn normal(cx: &mut Context, call: &Call) -> Outputs {
     let ty = result(cx, call)?;
     let (mean, scale) = (call.float("mean").unwrap_or(0.0), call.float("scale").unwrap_or(1.0));
     let radius = drawn(cx, &ty.dims)?;
-    // From above 0 to 1, which is exact, as the numbers are multiples of 2⁻²⁴.
+    // The numbers become greater than 0 and at most 1. This is exact, because they are multiples of 2⁻²⁴.
     let radius = scaled(cx, radius, -1.0, 1.0)?;
     let radius = cx.unary(Unary::Log, radius)?;
     let radius = cx.binary_with(Binary::Mul, radius, -2.0)?;
@@ -50,7 +50,7 @@ pub(super) fn bernoulli(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(below, dtype)?)
 }
 
-/// The type of the result: that of the input, or of the attribute `shape`.
+/// Returns the type of the result: that of the input, or with the attribute `shape`.
 fn result(cx: &mut Context, call: &Call) -> Result<Type, Problem> {
     let dims = match call.ints("shape") {
         Some(sizes) => {
@@ -77,10 +77,10 @@ fn result(cx: &mut Context, call: &Call) -> Result<Type, Problem> {
     Ok(dims.with_dtype(dtype))
 }
 
-/// Uniform numbers from 0 to below 1.
+/// Builds uniform numbers from 0 to below 1.
 fn drawn(cx: &mut Context, dims: &Dims) -> Built {
     let op = RandomUniform { id: cx.draws.next(), seed: 0, dim: 0 };
-    // A scalar has a dim for the samples too.
+    // A scalar also gets a dim for the samples.
     let own = if dims.is_empty() { Dims::from_iter([Dim::known(1)]) } else { dims.clone() };
     let drawn = cx.b.one_typed(op, &[], Type::new(DType::F32, own))?;
     if dims.is_empty() { Ok(cx.b.reshape(drawn, dims.clone())?) } else { Ok(drawn) }
@@ -100,7 +100,7 @@ mod tests {
     use ir::{At, Builder, Module, Op, Tensor};
     use std::collections::BTreeMap;
 
-    /// What a node makes of `x`, `f32[50, 400]` of 0.7, with numbers of samples or without.
+    /// Returns the result of a node on `x`, `f32[50, 400]` of 0.7, with or without sample numbers.
     fn made(op_type: &str, attributes: &[(&str, f32)], numbered: bool) -> Vec<f64> {
         let mut module = Module::new("m");
         let count = 50u64;
@@ -137,7 +137,7 @@ mod tests {
         outputs["y"][0].floats().to_vec()
     }
 
-    /// The mean of a power of the numbers.
+    /// Returns the mean of a power of the numbers.
     fn moment(numbers: &[f64], power: i32) -> f64 {
         numbers.iter().map(|x| x.powi(power)).sum::<f64>() / numbers.len() as f64
     }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn drawn_numbers_have_the_moments_of_their_distribution() {
         let normal = made("RandomNormalLike", &[], true);
-        // Four deviations of the means of 20,000 draws.
+        // Four standard deviations of the means of 20,000 draws.
         for (power, expected, deviation) in [(1, 0.0, 1.0), (2, 1.0, 2f64.sqrt()), (4, 3.0, 96f64.sqrt())] {
             let given = moment(&normal, power);
             assert!((given - expected).abs() < 4.0 * deviation / 20_000f64.sqrt(), "{power}: {given}");

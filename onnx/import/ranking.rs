@@ -1,4 +1,4 @@
-//! The largest and smallest elements along a dim, where they stand, and tensors made of such places.
+//! The largest and smallest elements along a dim, their places, and one-hot tensors of places.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -9,7 +9,7 @@ use ir::ops::ranking::TopK;
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, ValueId};
 
-/// ArgMax and ArgMin: the first place of the extreme, or the last.
+/// ArgMax and ArgMin: the first or last place of the extreme.
 pub(super) fn arg_extreme(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
@@ -20,7 +20,7 @@ pub(super) fn arg_extreme(cx: &mut Context, call: &Call) -> Outputs {
     one(if keep { place } else { cx.without(place, dim)? })
 }
 
-/// Where along a dim, which stays with size one, the extreme stands: i64.
+/// Builds the place of the extreme along a dim, which is kept with size one: i64.
 fn place(cx: &mut Context, x: ValueId, dim: u32, kind: ReduceKind, last: bool) -> Built {
     let ty = cx.ty(x).clone();
     let size = cx.bound(x, dim, "searches")?;
@@ -33,7 +33,7 @@ fn place(cx: &mut Context, x: ValueId, dim: u32, kind: ReduceKind, last: bool) -
     cx.reduced(pick, places, &[dim])
 }
 
-/// Hardmax: one at the first largest element, else zero. Before opset 13 all dims from `axis` on are one.
+/// Hardmax: one at the first largest element, else zero. Before opset 13 all dims from `axis` on are flattened.
 pub(super) fn hardmax(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -72,16 +72,16 @@ pub(super) fn top_k(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Value(values), Entry::Value(places)])
 }
 
-/// The first of the largest elements along a dim, or of the smallest; the dim stays with size one.
+/// Builds the first of the largest elements along a dim, or of the smallest. The dim is kept with size one.
 pub(super) fn first_extreme(cx: &mut Context, x: ValueId, dim: u32, largest: bool) -> Built {
     let place = cx.b.one(TopK { dim, count: 1, largest }, &[x])?;
     Ok(cx.b.one(GatherElements { dim }, &[x, place])?)
 }
 
-/// OneHot: a dim of so many classes at `axis`, `on` at the index and `off` elsewhere.
+/// OneHot: adds a dim of classes at `axis`, with `on` at the index and `off` elsewhere.
 pub(super) fn one_hot(cx: &mut Context, call: &Call) -> Outputs {
     let indices = cx.value(call, 0)?;
-    // The depth may be of any type, also a float.
+    // The depth may have any type, also a float type.
     let depth = cx.value(call, 1)?;
     let depth = super::constant_number(cx, depth).map(|depth| depth as i64).filter(|&depth| depth > 0);
     let depth = depth.ok_or_else(|| {
@@ -92,7 +92,7 @@ pub(super) fn one_hot(cx: &mut Context, call: &Call) -> Outputs {
     let axis = call.int("axis").unwrap_or(-1);
     let dim = super::context::dim(axis, total);
     let dim = dim.ok_or_else(|| Problem::new(format!("axis {axis} is not a dim of the result")))?;
-    // Negative indices count from the end; those outside hit no class.
+    // Negative indices count from the end. Indices outside select no class.
     let indices = cx.b.cast(indices, DType::I64)?;
     let negative = cx.compare_with(Compare::Less, indices, 0.0)?;
     let from_end = cx.binary_with(Binary::Add, indices, depth as f64)?;

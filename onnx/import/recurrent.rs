@@ -1,7 +1,8 @@
-//! RNN, GRU and LSTM, unrolled: what the input gives is one contraction over all steps, what the state gives is one a step.
+//! RNN, GRU and LSTM, unrolled. The input is multiplied by its weight in one contraction over all steps, the state in one per
+//! step.
 //!
-//! Weights are read through slices and reshapes alone, so that each is found to be a parameter. Biases are added to what
-//! depends on the input, never to each other.
+//! Weights are read only through slices and reshapes, so that each is recognised as a parameter. Biases are added to values that
+//! depend on the input, never to each other.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -13,7 +14,7 @@ use ir::ops::elementwise::{Binary, Compare};
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
 
-/// The recurrent layers of a file are unrolled into so many steps in all, and no more.
+/// The most steps into which all recurrent layers of a file together are unrolled.
 const MOST_STEPS: u64 = 16_384;
 
 /// One recurrent node.
@@ -24,10 +25,10 @@ struct Layer {
     steps: u64,
     batch: Dim,
     hidden: u64,
-    /// For each direction whether it goes backwards in time.
+    /// For each direction, whether it runs backwards in time.
     backwards: Vec<bool>,
     batch_first: bool,
-    /// How many steps each batch entry has, `[batch, 1]`; without it all of them.
+    /// The number of steps of each batch entry, `[batch, 1]`. `None` if all entries have all steps.
     lengths: Option<ValueId>,
     clip: Option<f64>,
     gates: Vec<Gate>,
@@ -35,14 +36,14 @@ struct Layer {
     input_forget: bool,
 }
 
-/// The outputs of one direction.
+/// The outputs of a direction.
 struct DirectionOutputs {
-    /// The hidden state after each step, in the order of time.
+    /// The hidden state after each step, in order of time.
     steps: Vec<ValueId>,
     last: State,
 }
 
-/// RNN, GRU and LSTM at every opset.
+/// RNN, GRU and LSTM of every opset.
 pub(super) fn recurrent(cx: &mut Context, call: &Call) -> Outputs {
     let layer = Layer::of(cx, call)?;
     let runs = (0..layer.backwards.len()).map(|i| layer.run(cx, call, i)).collect::<Result<Vec<_>, _>>()?;
@@ -102,7 +103,7 @@ impl Layer {
         Ok(Self { lengths, ..layer })
     }
 
-    /// Counts the steps: a file must not ask for a program without end.
+    /// Counts the steps of the layer, and refuses a file that unrolls to too many steps.
     fn spend(&self, cx: &mut Context) -> Result<(), Problem> {
         let steps = self.steps.saturating_mul(self.backwards.len() as u64);
         cx.recurrent_steps = cx.recurrent_steps.saturating_add(steps);
@@ -118,7 +119,7 @@ impl Layer {
         }
     }
 
-    /// How many steps each batch entry has, where that is not all of them.
+    /// Returns the number of steps of each batch entry, unless all entries have all steps.
     fn lengths(&self, cx: &mut Context, call: &Call) -> Result<Option<ValueId>, Problem> {
         let Some(lengths) = cx.optional(call, 4)? else { return Ok(None) };
         let known = cx.ints(call, 4).and_then(|ints| ints.numbers());
@@ -130,7 +131,7 @@ impl Layer {
         Ok(Some(cx.b.cast(column, DType::I64)?))
     }
 
-    /// One direction, all steps.
+    /// Builds all steps of a direction.
     fn run(&self, cx: &mut Context, call: &Call, direction: usize) -> Result<DirectionOutputs, Problem> {
         let (w, r) = (cx.value(call, 1)?, cx.value(call, 2)?);
         let (w, r) = (part(cx, w, 0, direction)?, part(cx, r, 0, direction)?);
@@ -141,7 +142,8 @@ impl Layer {
             None => projected,
         };
         let recurrent_bias = bias.map(|[_, recurrent]| recurrent);
-        // A GRU that resets after the multiplication resets this bias as well; else it is as good beside the other.
+        // A GRU that resets after the multiplication also resets this bias. In all other cases it can be added to the input's
+        // bias.
         let reset_after = self.kind == Kind::Gru && self.linear_before_reset;
         let (projected, recurrent_bias) = match recurrent_bias {
             Some(bias) if !reset_after => (cx.binary(Binary::Add, projected, bias)?, None),
@@ -179,7 +181,7 @@ impl Layer {
             let x = cx.b.slice(projected, 0, time, Dim::known(1))?;
             let x = cx.without(x, 0)?;
             let next = cell.step(cx, x, state)?;
-            // Past the end of a batch entry its state stands still, and nothing comes out.
+            // After the end of a batch entry, its state stays unchanged and its outputs are zero.
             let (seen, out) = match self.lengths {
                 Some(lengths) => {
                     let there = cx.compare_with(Compare::Greater, lengths, time as f64)?;
@@ -201,7 +203,7 @@ impl Layer {
         Ok(DirectionOutputs { steps, last: state })
     }
 
-    /// The two biases of a direction, each `[gates · hidden]`.
+    /// Returns the two biases of a direction, each `[gates · hidden]`.
     fn bias(&self, cx: &mut Context, call: &Call, direction: usize) -> Result<Option<[ValueId; 2]>, Problem> {
         let Some(bias) = cx.optional(call, 3)? else { return Ok(None) };
         let width = self.kind.gates() * self.hidden;
@@ -211,7 +213,7 @@ impl Layer {
         Ok(Some([cx.b.slice(own, 0, 0, Dim::known(width))?, cx.b.slice(own, 0, width, Dim::known(width))?]))
     }
 
-    /// The peepholes of an LSTM's direction: to the input, output and forget gate, each `[hidden]`.
+    /// Returns the peepholes of an LSTM's direction: for the input, output and forget gate, each `[hidden]`.
     fn peepholes(
         &self,
         cx: &mut Context,
@@ -229,7 +231,7 @@ impl Layer {
         Ok(Some([gate(0)?, gate(1)?, gate(2)?]))
     }
 
-    /// The state before the first step; zeros where none is given.
+    /// Returns the state before the first step; zeros if none is given.
     fn initial(&self, cx: &mut Context, call: &Call, direction: usize) -> Result<State, Problem> {
         let dtype = cx.ty(self.x).dtype;
         let mut state = |i: usize, what: &str| {
@@ -252,14 +254,14 @@ impl Layer {
         Ok(State { hidden, cell })
     }
 
-    /// Y, Y_h and, of an LSTM, Y_c, in the layout that is asked for.
+    /// Builds Y, Y_h and, for an LSTM, Y_c, in the requested layout.
     fn outputs(&self, cx: &mut Context, call: &Call, runs: &[DirectionOutputs]) -> Outputs {
         let mut outputs = vec![Entry::Failed; call.output_count()];
         let at = u32::from(self.batch_first);
         if call.output(0).is_some() {
             let mut all = Vec::new();
             for run in runs {
-                // As `[steps, batch, hidden]`, then with the direction where the layout has it.
+                // First `[steps, batch, hidden]` or the layout's order of these dims, then with the dim of the direction.
                 let steps =
                     run.steps.iter().map(|&step| cx.with_dim(step, 0)).collect::<Result<Vec<_>, _>>()?;
                 let joined = joined(cx, &steps, 0)?;
@@ -282,7 +284,7 @@ impl Layer {
     }
 }
 
-/// The size of the hidden state: what the recurrent weight has, which an attribute may say as well.
+/// Returns the size of the hidden state from the recurrent weight. An attribute, if present, must agree.
 fn hidden(cx: &Context, call: &Call, r: ValueId) -> Result<u64, Problem> {
     let ty = cx.ty(r);
     let size = ty.dims.last().and_then(Dim::size).filter(|&size| size > 0 && size < 1 << 32);
@@ -296,7 +298,7 @@ fn hidden(cx: &Context, call: &Call, r: ValueId) -> Result<u64, Problem> {
     }
 }
 
-/// The activations of all directions.
+/// Returns the activations of all directions.
 fn gates(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Gate>, Problem> {
     let count = directions * kind.activations();
     let names: Vec<&str> = match call.strings("activations") {
@@ -310,7 +312,7 @@ fn gates(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Gate>, Proble
     Gate::all(&names, &list("activation_alpha"), &list("activation_beta"))
 }
 
-/// An error unless a value has these dims.
+/// Refuses a value that does not have these dims.
 fn expect(cx: &Context, what: &str, value: ValueId, dims: &[Dim]) -> Result<(), Problem> {
     let ty = cx.ty(value);
     if ty.dims[..] == *dims {
@@ -320,7 +322,7 @@ fn expect(cx: &Context, what: &str, value: ValueId, dims: &[Dim]) -> Result<(), 
     Err(Problem::new(format!("the {what} is {ty}; it must have dims [{}]", wanted.join(", "))))
 }
 
-/// One place of a dim, which goes.
+/// Returns one place along a dim, and removes the dim.
 fn part(cx: &mut Context, x: ValueId, dim: u32, place: usize) -> Built {
     let own = cx.b.slice(x, dim, place as u64, Dim::known(1))?;
     cx.without(own, dim)

@@ -1,4 +1,4 @@
-//! What models with a state instead of a past compute: linear attention and the causal convolution before it.
+//! Operators with a recurrent state instead of past keys: linear attention, and the causal convolution before it.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -12,32 +12,32 @@ use ir::{DType, Dim, Type, ValueId};
 use smallvec::SmallVec;
 use std::slice::from_ref;
 
-/// Longer sequences would make too many nodes, since every step is written out.
+/// The most steps. Every step becomes several nodes, so longer sequences would need too many nodes.
 const MOST_STEPS: u64 = 4096;
 
-/// How the state of a LinearAttention node changes.
+/// The recurrence of the state of a LinearAttention node.
 struct Recurrence {
-    /// Steps.
+    /// The number of steps.
     steps: u64,
-    /// Heads of keys and values, each of which has a state.
+    /// The number of heads of keys and values. Each head has a state.
     heads: Dim,
-    /// `exp` of the decay: `[batch, steps, heads, width or 1]`.
+    /// The factor `exp(decay)` of the state: `[batch, steps, heads, width or 1]`.
     decay: Option<ValueId>,
-    /// How much of the delta is written: `[batch, steps, heads or 1]`.
+    /// The factor of the delta: `[batch, steps, heads or 1]`.
     beta: Option<ValueId>,
 }
 
-/// LinearAttention (opset 27): `S ← e^g·S`, `S ← S + k ⊗ v`, `o = scale·Sᵀq`, a step after the other; v is `β(v - Sᵀk)` by the
-/// delta rule (Yang et al., arXiv 2412.06464). Computed in f32 at least.
+/// LinearAttention (opset 27): in each step `S ← e^g·S`, `S ← S + k ⊗ v`, `o = scale·Sᵀq`. With the delta rule v is replaced by
+/// `β(v - Sᵀk)` (Yang et al., arXiv 2412.06464). It is computed in at least f32.
 pub(super) fn linear_attention(cx: &mut Context, call: &Call) -> Outputs {
-    // A hint on speed.
+    // The attribute is only a hint on speed.
     call.unneeded(&["chunk_size"]);
     let (query, past) = (cx.value(call, 0)?, cx.optional(call, 3)?);
     let dtype = cx.ty(query).dtype;
     let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
     let (recurrence, [q, k, v]) = Recurrence::of(cx, call, wide)?;
     let width = cx.bound(q, 4, "attends over")?;
-    // A scale of 0 stands for the default.
+    // A scale of 0 means the default.
     let scale = call.float("scale").filter(|&scale| scale != 0.0).unwrap_or(1.0 / (width as f64).sqrt());
     let q = cx.binary_with(Binary::Mul, q, scale)?;
     let (batch, heads) = (cx.ty(k).dims[0].clone(), recurrence.heads.clone());
@@ -73,7 +73,8 @@ pub(super) fn linear_attention(cx: &mut Context, call: &Call) -> Outputs {
 }
 
 impl Recurrence {
-    /// With queries `[batch, steps, heads, group, width]`, keys and values `[batch, steps, heads, width]`.
+    /// Reads the node: the recurrence, the queries `[batch, steps, heads, group, width]`, and keys and values
+    /// `[batch, steps, heads, width]`.
     fn of(cx: &mut Context, call: &Call, wide: DType) -> Result<(Self, [ValueId; 3]), Problem> {
         let heads = |name: &str| {
             let heads = call.int(name).and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
@@ -119,7 +120,7 @@ impl Recurrence {
         Ok((Self { steps, heads, decay, beta }, [q, k, v]))
     }
 
-    /// The state after a step: decayed, with the step's key and value written.
+    /// Builds the state after a step: the decayed state plus the step's key and value.
     fn written(&self, cx: &mut Context, mut state: ValueId, [k, v]: [ValueId; 2], step: u64) -> Built {
         let (k, mut v) = (at(cx, k, step)?, at(cx, v, step)?);
         if let Some(decay) = self.decay {
@@ -140,7 +141,7 @@ impl Recurrence {
     }
 }
 
-/// An input `[batch, steps, heads·width]` with its heads apart.
+/// Reads an input `[batch, steps, heads·width]`, and divides it into heads.
 fn split(cx: &mut Context, call: &Call, i: usize, heads: &[Dim], dtype: DType) -> Built {
     let x = cx.value(call, i)?;
     let ty = cx.ty(x).clone();
@@ -152,14 +153,14 @@ fn split(cx: &mut Context, call: &Call, i: usize, heads: &[Dim], dtype: DType) -
     Ok(cx.b.cast(apart, dtype)?)
 }
 
-/// A step of `x[batch, steps, ..]`.
+/// Returns a step of `x[batch, steps, ..]`.
 fn at(cx: &mut Context, x: ValueId, step: u64) -> Built {
     let cut = cx.b.slice(x, 1, step, Dim::known(1))?;
     cx.without(cut, 1)
 }
 
-/// CausalConvWithState (opset 27): a convolution of each channel by itself over what was before, then `silu` perhaps; and
-/// the last elements, which come before the next call's.
+/// CausalConvWithState (opset 27): a separate convolution of each channel over the previous elements, perhaps followed by `silu`.
+/// The second output has the last elements, which precede those of the next call.
 pub(super) fn causal_conv(cx: &mut Context, call: &Call) -> Outputs {
     let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let (image, kernel) = (cx.ty(x).clone(), cx.ty(weight).clone());

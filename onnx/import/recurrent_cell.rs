@@ -1,4 +1,4 @@
-//! One step of RNN, GRU and LSTM. Formulas and the order of the gates are those of the ONNX standard.
+//! One step of RNN, GRU and LSTM. The formulas and the order of the gates are those of the ONNX standard.
 
 use super::arithmetic::Built;
 use super::context::{Context, Problem};
@@ -7,7 +7,7 @@ use ir::ops::contract::Contract;
 use ir::ops::elementwise::Binary;
 use ir::{Dim, ValueId};
 
-/// Which recurrent layer.
+/// The kind of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Rnn,
@@ -16,8 +16,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// How many gates its weights have one after the other: of a GRU update, reset, hidden; of an LSTM input, output,
-    /// forget, cell.
+    /// Returns the number of gates in the weights, one after the other: update, reset, hidden for a GRU; input, output, forget,
+    /// cell for an LSTM.
     pub(super) fn gates(self) -> u64 {
         match self {
             Self::Rnn => 1,
@@ -26,12 +26,12 @@ impl Kind {
         }
     }
 
-    /// How many activations a direction has.
+    /// Returns the number of activations of a direction.
     pub(super) fn activations(self) -> usize {
         self.defaults().len()
     }
 
-    /// The activations where no attribute says others.
+    /// Returns the default activations.
     pub(super) fn defaults(self) -> &'static [&'static str] {
         match self {
             Self::Rnn => &["Tanh"],
@@ -41,37 +41,37 @@ impl Kind {
     }
 }
 
-/// What a step hands on, each `[batch, hidden]`.
+/// The state that a step passes on, each value `[batch, hidden]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct State {
     pub(super) hidden: ValueId,
-    /// Of an LSTM.
+    /// The cell state of an LSTM.
     pub(super) cell: Option<ValueId>,
 }
 
-/// What all steps of a direction share.
+/// The parameters that all steps of a direction share.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     pub(super) kind: Kind,
     pub(super) hidden: u64,
     /// `[gates · hidden, hidden]`
     pub(super) weight: ValueId,
-    /// `[gates · hidden]`, unless it has been added to the input's part.
+    /// `[gates · hidden]`; `None` if it was already added to the projected input.
     pub(super) bias: Option<ValueId>,
-    /// Of an LSTM, to the input, output and forget gate, each `[hidden]`.
+    /// The peepholes of an LSTM, for the input, output and forget gate, each `[hidden]`.
     pub(super) peepholes: Option<[ValueId; 3]>,
-    /// Of an RNN f; of a GRU f, g; of an LSTM f, g, h.
+    /// The activations: f for an RNN; f, g for a GRU; f, g, h for an LSTM.
     pub(super) gates: Vec<Gate>,
-    /// What goes into an activation stays within this of 0.
+    /// The bound to which the inputs of activations are clamped, in both directions.
     pub(super) clip: Option<f64>,
-    /// A GRU's: it resets what the weight has made of the state, not the state.
+    /// Whether a GRU resets the product of the state and the weight, instead of the state.
     pub(super) reset_after: bool,
-    /// An LSTM's: it forgets what the input gate does not take in.
+    /// Whether the forget gate of an LSTM is 1 minus its input gate.
     pub(super) input_forget: bool,
 }
 
 impl Cell {
-    /// The state after a step; `x` is what the input gives, `[batch, gates · hidden]`.
+    /// Builds the state after a step. `x` is the projected input, `[batch, gates · hidden]`.
     pub(super) fn step(&self, cx: &mut Context, x: ValueId, state: State) -> Result<State, Problem> {
         match self.kind {
             Kind::Rnn => {
@@ -116,7 +116,7 @@ impl Cell {
         cx.binary(Binary::Add, new, kept)
     }
 
-    /// `Cₜ = f·Cₜ₋₁ + i·c`, `Hₜ = o·h(Cₜ)`; the output gate's peephole looks at the new cell.
+    /// `Cₜ = f·Cₜ₋₁ + i·c`, `Hₜ = o·h(Cₜ)`. The output gate's peephole reads the new cell.
     fn lstm(&self, cx: &mut Context, x: ValueId, state: State) -> Result<State, Problem> {
         let before = state.cell.ok_or_else(|| {
             Problem::new("the node has an initial hidden state without an initial cell state")
@@ -144,7 +144,7 @@ impl Cell {
         Ok(State { hidden: cx.binary(Binary::Mul, output, shown)?, cell: Some(cell) })
     }
 
-    /// What the input and the state give together.
+    /// Adds the projected state to the projected input.
     fn with_state(&self, cx: &mut Context, x: ValueId, hidden: ValueId) -> Built {
         let product = self.recurrent(cx, hidden, self.weight)?;
         cx.binary(Binary::Add, x, product)
@@ -154,12 +154,12 @@ impl Cell {
         Ok(cx.b.one(Contract::new("bh,gh->bg"), &[hidden, weight])?)
     }
 
-    /// So many gates of all that stand one after the other.
+    /// Returns `count` consecutive gates from the gate `first` on.
     fn gate(&self, cx: &mut Context, gates: ValueId, first: u64, count: u64) -> Built {
         Ok(cx.b.slice(gates, 1, first * self.hidden, Dim::known(count * self.hidden))?)
     }
 
-    /// A gate that also sees the cell.
+    /// Adds a peephole to a gate, if the cell has peepholes.
     fn peeped(&self, cx: &mut Context, gate: ValueId, which: usize, cell: ValueId) -> Built {
         let Some(peepholes) = self.peepholes else { return Ok(gate) };
         let seen = cx.binary(Binary::Mul, cell, peepholes[which])?;

@@ -1,4 +1,4 @@
-//! Reductions. Axes are an attribute until opset 12 (ReduceSum) or 17 (others), an input from then on.
+//! Reductions. Axes are an attribute up to opset 12 (ReduceSum) or 17 (others), and an input from then on.
 
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
@@ -6,7 +6,7 @@ use ir::ValueId;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use smallvec::SmallVec;
 
-/// ReduceSum, ReduceMean, ReduceMax, ReduceMin.
+/// Imports ReduceSum, ReduceMean, ReduceMax, ReduceMin.
 pub(super) fn reduce(cx: &mut Context, call: &Call) -> Outputs {
     let kind = match call.op() {
         "ReduceSum" => ReduceKind::Sum,
@@ -26,21 +26,21 @@ pub(super) fn reduce(cx: &mut Context, call: &Call) -> Outputs {
     one(if dims.is_empty() { x } else { cx.b.one(Reduce { kind, dims, keep }, &[x])? })
 }
 
-/// Whether a reduction stands for PyTorch's `max` or `min` over a dim, which gives the gradient to the first of equal elements.
-/// `amax`, `amin`, and `max` over all elements share it.
+/// Whether a reduction was PyTorch's `max` or `min` over a dim, which gives the gradient to the first of equal elements. In
+/// `amax`, `amin`, and `max` over all elements, equal elements share it.
 fn is_first_of_equals(call: &Call) -> bool {
     call.traced().is_some_and(|traced| matches!(traced.operator, "max" | "min") && traced.arguments.len() > 1)
 }
 
-/// What a node reduces over.
+/// The dims of a reduction.
 pub(super) struct Over {
     /// The dims, ascending.
     pub(super) dims: SmallVec<[u32; 4]>,
-    /// Whether they stay with size one.
+    /// Whether the reduced dims are kept with size one.
     pub(super) keep: bool,
 }
 
-/// The dims that a node reduces over; nothing when it names none and says that it then does nothing.
+/// Returns the dims that a node reduces; `None` if it names none and `noop_with_empty_axes` is set.
 pub(super) fn over(cx: &Context, call: &Call, x: ValueId) -> Result<Option<Over>, Problem> {
     let axes = match call.ints("axes") {
         Some(axes) => Some(axes),
@@ -60,7 +60,7 @@ pub(super) fn over(cx: &Context, call: &Call, x: ValueId) -> Result<Option<Over>
     Ok(Some(Over { dims, keep }))
 }
 
-/// GlobalAveragePool: the mean over all dims after the channel.
+/// GlobalAveragePool: the mean over all dims after the channels.
 pub(super) fn global_average_pool(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dims: SmallVec<[u32; 4]> = (2..cx.ty(x).ndim() as u32).collect();

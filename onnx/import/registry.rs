@@ -1,4 +1,4 @@
-//! Which function imports which operator: one line each.
+//! The table of operators and their import functions.
 
 use super::call::Call;
 use super::context::{Context, Outputs};
@@ -10,10 +10,10 @@ use super::{
     unpool, weighted_loss,
 };
 
-/// Imports one node.
+/// A function that imports one node.
 pub(super) type Import = fn(&mut Context, &Call) -> Outputs;
 
-/// The function for a node's operator, if there is one.
+/// Returns the import function of a node's operator, if there is one.
 pub(super) fn find(call: &Call) -> Option<Import> {
     let operators = match call.domain() {
         "" => OPERATORS,
@@ -23,7 +23,7 @@ pub(super) fn find(call: &Call) -> Option<Import> {
     operators.iter().find(|(names, _)| names.contains(&call.op())).map(|(_, import)| *import)
 }
 
-/// Every operator of `ai.onnx` that is imported.
+/// Every imported operator of `ai.onnx`.
 const OPERATORS: &[(&[&str], Import)] = &[
     (
         &[

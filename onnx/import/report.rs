@@ -1,21 +1,21 @@
-//! What an import could not do: each problem once, with the nodes that have it counted and named.
+//! The problems of an import: each problem once, with the number and the names of the nodes that have it.
 
 use super::call::Call;
 use ir::Diagnostic;
 use std::collections::BTreeMap;
 
-/// So many nodes are named beside the first; more are only counted.
+/// The number of further nodes that are named. All others are only counted.
 const NAMED: usize = 8;
 
 /// The problems found so far, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     problems: Vec<Shared>,
-    /// Where in the list the problem of an operator stands: domain, operator, opset, and what is said of it.
+    /// The index in the list of each operator's problem, by domain, operator, opset and text.
     places: BTreeMap<(String, String, i64, String), usize>,
 }
 
-/// One problem, and which other nodes have it.
+/// A problem, and the other nodes that have it.
 #[derive(Debug)]
 struct Shared {
     diagnostic: Diagnostic,
@@ -25,12 +25,12 @@ struct Shared {
 }
 
 impl Report {
-    /// A problem that is no node's.
+    /// Adds a problem that does not belong to a node.
     pub(super) fn push(&mut self, diagnostic: Diagnostic) {
         self.problems.push(Shared { diagnostic, operator: None, names: vec![], others: 0 });
     }
 
-    /// A problem of a node. What several nodes of one operator have is told once.
+    /// Adds a problem of a node. Several nodes of an operator with the same problem are reported once.
     pub(super) fn of_node(&mut self, call: &Call, diagnostic: Diagnostic) {
         let said = [&diagnostic.message].into_iter().chain(&diagnostic.notes);
         let said = said.map(String::as_str).collect::<Vec<_>>().join("\n");
@@ -49,17 +49,17 @@ impl Report {
         self.problems.push(Shared { diagnostic, operator, names: vec![], others: 0 });
     }
 
-    /// How many problems there are.
+    /// Returns the number of problems, counting every node.
     pub(super) fn len(&self) -> usize {
         self.problems.len() + self.problems.iter().map(|shared| shared.others).sum::<usize>()
     }
 
-    /// Whether there is none.
+    /// Whether there are no problems.
     pub(super) fn is_empty(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// Drops the problems of the operators (domain, operator) that `told` says are told of elsewhere.
+    /// Drops the problems of operators (domain, operator) for which `told` is true, because they are reported elsewhere.
     pub(super) fn drop_operators(&mut self, told: impl Fn(&str, &str) -> bool) {
         self.places.clear();
         self.problems.retain(|shared| {
@@ -67,7 +67,7 @@ impl Report {
         });
     }
 
-    /// The problems, each with the nodes it stands for.
+    /// Returns the problems, each with the nodes that have it.
     pub(super) fn into_list(self) -> Vec<Diagnostic> {
         self.problems.into_iter().map(Shared::told).collect()
     }

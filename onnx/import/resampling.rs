@@ -1,6 +1,6 @@
-//! Which elements along a dim an element of a resized tensor reads, and with what weights, as ONNX's Resize says.
+//! The elements that an element of a resized tensor reads along a dim, and their weights, as in ONNX's Resize.
 
-/// How a place of the result maps to one of the operand.
+/// The mapping from places in the result to places in the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coordinates {
     AlignCorners,
@@ -12,7 +12,7 @@ pub(super) enum Coordinates {
 }
 
 impl Coordinates {
-    /// By ONNX's name.
+    /// Returns the mapping with ONNX's name.
     pub(super) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "align_corners" => Self::AlignCorners,
@@ -26,7 +26,7 @@ impl Coordinates {
     }
 }
 
-/// Which of two neighbours is the nearest.
+/// The choice of the nearest of two neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nearest {
     RoundPreferFloor,
@@ -36,7 +36,7 @@ pub(super) enum Nearest {
 }
 
 impl Nearest {
-    /// By ONNX's name.
+    /// Returns the choice with ONNX's name.
     pub(super) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "round_prefer_floor" => Self::RoundPreferFloor,
@@ -48,27 +48,27 @@ impl Nearest {
     }
 }
 
-/// The weights of neighbours.
+/// The filter that gives neighbours their weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Filter {
     Nearest(Nearest),
     Linear,
-    /// With its coefficient (Keys, IEEE TASSP 29(6), 1981).
+    /// Cubic, with its coefficient (Keys, IEEE TASSP 29(6), 1981).
     Cubic(f64),
 }
 
-/// How to resample.
+/// The parameters of a resampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Resampling {
     pub(super) coordinates: Coordinates,
     pub(super) filter: Filter,
-    /// Whether a filter widens as the result shrinks.
+    /// Whether the filter widens when the result shrinks.
     pub(super) antialias: bool,
-    /// Whether places outside have no weight, and those inside make up for it.
+    /// Whether places outside have weight 0 and the weights of the others are normalised.
     pub(super) exclude_outside: bool,
 }
 
-/// For each neighbour, for each element of the result: its place and its weight; and what lies outside altogether.
+/// For each neighbour and each element of the result, a place and a weight; and whether the element lies outside of the operand.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Weighted {
     pub(super) places: Vec<Vec<i64>>,
@@ -77,18 +77,19 @@ pub(super) struct Weighted {
 }
 
 impl Resampling {
-    /// The neighbours of `size` elements made from `from`; `region` is what TfCropAndResize cuts out.
+    /// Returns the neighbours of `size` elements resampled from `from` elements. `region` is the region that TfCropAndResize cuts
+    /// out.
     pub(super) fn along(self, from: u64, size: u64, scale: f64, region: [f64; 2]) -> Weighted {
         let mut weighted = Weighted::default();
         for i in 0..size {
             let place = self.place(i as f64, from as f64, size as f64, scale, region);
             let crops = self.coordinates == Coordinates::TfCropAndResize;
             weighted.outside.push(crops && !(0.0..=(from as f64 - 1.0)).contains(&place));
-            // Beyond the border there is the border: a region of the file's may lie anywhere.
+            // Beyond the border all places read the border, so they can be clamped; the region of a file may lie anywhere.
             let place = place.clamp(-1.0, from as f64);
             let mut weights = self.weights(place, scale);
             let count = weights.len() as i64;
-            // The result lies between the neighbours, or on the last but `count / 2` of them.
+            // The place lies between the two middle neighbours, or on the right one of them.
             let first = place.ceil() as i64 - count / 2;
             if self.exclude_outside {
                 for (weight, j) in weights.iter_mut().zip(first..) {
@@ -102,7 +103,7 @@ impl Resampling {
         weighted.picked(matches!(self.filter, Filter::Nearest(_)))
     }
 
-    /// The place in the operand of an element of the result.
+    /// Returns the place in the operand of an element of the result.
     fn place(self, i: f64, from: f64, size: f64, scale: f64, [start, end]: [f64; 2]) -> f64 {
         let wide = scale * from;
         match self.coordinates {
@@ -122,9 +123,9 @@ impl Resampling {
         }
     }
 
-    /// The weights of the neighbours of a place, an even number.
+    /// Returns the weights of the neighbours of a place. Their number is even.
     fn weights(self, place: f64, scale: f64) -> Vec<f64> {
-        // How far right of the left neighbour: in (0, 1].
+        // The distance from the left neighbour, in (0, 1].
         let ratio = if place.fract() == 0.0 { 1.0 } else { place - place.floor() };
         let scale = if self.antialias { scale.min(1.0) } else { 1.0 };
         let reach = match self.filter {
@@ -148,7 +149,7 @@ impl Resampling {
         if self.antialias { weights.into_iter().map(|weight| weight / sum).collect() } else { weights }
     }
 
-    /// The filter at a distance.
+    /// Returns the filter's value at a distance.
     fn kernel(self, x: f64) -> f64 {
         let x = x.abs();
         match self.filter {
@@ -161,7 +162,7 @@ impl Resampling {
 }
 
 impl Weighted {
-    /// Adds an element of the result; places outside are those of the border.
+    /// Adds an element of the result. Places outside are moved to the border.
     fn add(&mut self, first: i64, last: i64, weights: Vec<f64>) {
         self.places.resize(weights.len(), Vec::new());
         self.weights.resize(weights.len(), Vec::new());
@@ -171,7 +172,7 @@ impl Weighted {
         }
     }
 
-    /// With one neighbour alone, where each element has one of weight 1.
+    /// If `one`, keeps for each element only the neighbour with weight 1.
     fn picked(self, one: bool) -> Self {
         if !one {
             return self;

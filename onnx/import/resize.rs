@@ -1,5 +1,5 @@
-//! Resize and Upsample: along each dim every element of the result is a weighted sum of few of the operand's, whose
-//! places and weights the import knows (`resampling`).
+//! Resize and Upsample: along each dim, every element of the result is a weighted sum of a few elements of the operand, whose
+//! places and weights are computed by the import (`resampling`).
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -9,7 +9,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::indexing::Gather;
 use ir::{DType, Dim, Tensor, ValueId};
 
-/// What is asked of one dim.
+/// The resizing of one dim.
 struct Along {
     dim: u32,
     scale: f64,
@@ -17,7 +17,7 @@ struct Along {
     region: [f64; 2],
 }
 
-/// Resize, and Upsample, which is its first version.
+/// Resize, and its first version Upsample.
 pub(super) fn resize(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let how = resampling(call)?;
@@ -40,7 +40,7 @@ pub(super) fn resize(cx: &mut Context, call: &Call) -> Outputs {
     one(x)
 }
 
-/// How the node resamples. Before opset 11 there was one way alone.
+/// Returns the parameters of the resampling. Before opset 11 there was only one set.
 fn resampling(call: &Call) -> Result<Resampling, Problem> {
     let unknown = |what: &str, word: &str| Problem::new(format!("the {what} `{word}` is unknown"));
     let old = call.opset() < 11;
@@ -65,7 +65,7 @@ fn resampling(call: &Call) -> Result<Resampling, Problem> {
     })
 }
 
-/// The dims to resize: from scales, or from sizes, of which a policy may keep the ratio.
+/// Returns the dims to resize, from scales, or from sizes with a policy that may keep the aspect ratio.
 fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<Along>, Problem> {
     let axes = call.ints("axes").unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
     let dims: Vec<u32> = axes.iter().map(|&axis| cx.axis(x, axis)).collect::<Result<_, _>>()?;
@@ -106,7 +106,7 @@ fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<Along>, Proble
     Ok(scales.enumerate().map(along).collect())
 }
 
-/// The numbers of an input that must be known; nothing if it is left out or empty.
+/// Returns the numbers of an input, which must be known; `None` if it is left out or empty.
 fn floats(cx: &mut Context, call: &Call, i: usize) -> Result<Option<Vec<f64>>, Problem> {
     if call.input(i).is_none() {
         return Ok(None);
@@ -116,7 +116,7 @@ fn floats(cx: &mut Context, call: &Call, i: usize) -> Result<Option<Vec<f64>>, P
         return Ok(numbers.filter(|numbers| !numbers.is_empty()));
     }
     let value = cx.value(call, i)?;
-    // Exports that were not folded compute scales from sizes.
+    // Exports without constant folding compute scales from sizes.
     let numbers = cx.evaluate(value).map(|tensor| tensor.numbers());
     let numbers = numbers.ok_or_else(|| {
         Problem::new("the scales or regions are computed from data").note("export with static shapes")
@@ -124,7 +124,7 @@ fn floats(cx: &mut Context, call: &Call, i: usize) -> Result<Option<Vec<f64>>, P
     Ok(Some(numbers).filter(|numbers| !numbers.is_empty()))
 }
 
-/// The weighted sum of what is read along a dim.
+/// Builds the weighted sum of the elements that are read along a dim.
 fn resampled(cx: &mut Context, x: ValueId, dim: u32, weighted: &Weighted) -> Built {
     let ndim = cx.ty(x).ndim();
     let mut sum = None;
@@ -149,7 +149,7 @@ fn resampled(cx: &mut Context, x: ValueId, dim: u32, weighted: &Weighted) -> Bui
     sum.ok_or_else(|| Problem::new("there are no interpolation weights"))
 }
 
-/// A number where a position lies outside of the operand.
+/// Replaces elements whose places lie outside of the operand by a number.
 fn extrapolated(cx: &mut Context, x: ValueId, dim: u32, outside: Vec<bool>, number: f64) -> Built {
     let ndim = cx.ty(x).ndim();
     let inside: Vec<bool> = outside.into_iter().map(|outside| !outside).collect();
@@ -158,7 +158,7 @@ fn extrapolated(cx: &mut Context, x: ValueId, dim: u32, outside: Vec<bool>, numb
     cx.choose_or(inside, x, number)
 }
 
-/// A vector laid along a dim of `ndim`.
+/// Reshapes a vector so that it lies along a dim of `ndim` dims.
 fn along(cx: &mut Context, vector: ValueId, ndim: usize, dim: u32) -> Built {
     let mut dims = vec![Dim::known(1); ndim];
     dims[dim as usize] = cx.ty(vector).dims[0].clone();
@@ -173,7 +173,7 @@ mod tests {
     use ir::{Builder, Module, Type};
     use std::collections::BTreeMap;
 
-    /// Resizes `[1, 1, 4]` by scales that a file computes: a one for each dim but the last, then `8 / divisor`.
+    /// Resizes `[1, 1, 4]` by scales that a file computes: 1 for each dim except the last, then `8 / divisor`.
     fn resized(divisor: impl FnOnce(&mut Builder, ValueId) -> ValueId) -> Result<Vec<u64>, Problem> {
         let mut module = Module::new("m");
         let x = module.add_input("x", Type::of(DType::F32, &[1, 1, 4]), true);

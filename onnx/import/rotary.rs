@@ -1,4 +1,4 @@
-//! RotaryEmbedding (opset 23), and the gate that goes with it in many feed-forward blocks, SwiGLU.
+//! RotaryEmbedding (opset 23), and SwiGLU, the gate of feed-forward blocks in many models that use it.
 
 use super::activation;
 use super::call::Call;
@@ -9,9 +9,9 @@ use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
 
-/// RotaryEmbedding of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads·width]` with the number of heads
-/// as an attribute; of each head all, or the first `rotary_embedding_dim`. The tables have a row a position, or, without
-/// positions, a row for each of each sample.
+/// RotaryEmbedding of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads·width]` with the number of heads as an
+/// attribute. It rotates all elements of each head, or the first `rotary_embedding_dim`. The tables have a row for each position
+/// or, without positions, a row for each place of each sample.
 pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     let input = cx.value(call, 0)?;
     let ty = cx.ty(input).clone();
@@ -35,8 +35,8 @@ pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     one(if ty.ndim() == 3 { side_by_side(cx, out, &ty)? } else { out })
 }
 
-/// RotaryEmbedding of `com.microsoft`: positions come before the tables, and are those of each sample's places, or the one
-/// that they begin with. Heads that stand side by side are as wide as the tables, if no attribute says more.
+/// RotaryEmbedding of `com.microsoft`: positions come before the tables. They are given for each place of each sample, or only for
+/// the first place. Heads of a merged dim are as wide as the tables, unless an attribute says otherwise.
 pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
     if call.int("is_packed_batching").unwrap_or(0) != 0
         || call.float("scale").is_some_and(|scale| scale != 1.0)
@@ -86,7 +86,7 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
     one(if ty.ndim() == 3 { side_by_side(cx, out, &ty)? } else { out })
 }
 
-/// The first elements of each head rotated, the others as they are.
+/// Rotates the first elements of each head.
 fn turn(
     cx: &mut Context,
     call: &Call,
@@ -108,13 +108,13 @@ fn turn(
     Ok(cx.b.one(Concat { dim: 3 }, &[out, rest])?)
 }
 
-/// Heads in the three dims that they came in.
+/// Merges heads into the three dims of `ty`.
 fn side_by_side(cx: &mut Context, x: ValueId, ty: &ir::Type) -> Result<ValueId, Problem> {
     let together = cx.b.transpose(x, &[0, 2, 1, 3])?;
     Ok(cx.b.reshape(together, ty.dims.clone())?)
 }
 
-/// `[batch, sequence, heads·width]` as `[batch, heads, sequence, width]`.
+/// Reshapes `[batch, sequence, heads·width]` to `[batch, heads, sequence, width]`.
 fn heads_apart(cx: &mut Context, call: &Call, x: ValueId) -> Result<ValueId, Problem> {
     let ty = cx.ty(x).clone();
     let heads = call.int("num_heads").and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);

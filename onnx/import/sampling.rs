@@ -1,6 +1,5 @@
-//! Images read between their elements, at places that the program computes: GridSample and RoiAlign, and what DeformConv
-//! shares with them. What stands at a place is a sum of its neighbours by their weights, which are products over the
-//! spatial dims.
+//! Reading of images between their elements, at computed places: GridSample and RoiAlign, and the parts that DeformConv shares
+//! with them. The number at a place is a weighted sum of its neighbours, whose weights are products over the spatial dims.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -10,24 +9,24 @@ use ir::ops::indexing::GatherNd;
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, Type, ValueId};
 
-/// Which neighbours count.
+/// The interpolation between neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interpolation {
     Nearest,
     Linear,
-    /// With the coefficient -3/4 (Keys, IEEE TASSP 29(6), 1981).
+    /// Cubic, with the coefficient -3/4 (Keys, IEEE TASSP 29(6), 1981).
     Cubic,
 }
 
-/// What stands outside of the image.
+/// The elements outside of the image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Outside {
     Zeros,
-    /// The element of the border; a place outside moves there. Places less than `margin` outside do not.
+    /// The elements of the border, to which places outside are moved. Places at most `margin` outside are not moved.
     Border {
         margin: f64,
     },
-    /// The image, mirrored `margin` outside of its first and last elements.
+    /// The image, mirrored at `margin` outside of its first and last elements.
     Reflection {
         margin: f64,
     },
@@ -36,15 +35,15 @@ pub(super) enum Outside {
 /// A neighbour of each place along one dim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbour {
-    /// Where it stands: i64.
+    /// The index of the neighbour: i64.
     index: ValueId,
-    /// What it counts, where not 1.
+    /// The weight, if it is not 1.
     weight: Option<ValueId>,
-    /// Whether it is in the image, where it may not be.
+    /// Whether the neighbour is in the image; `None` if it always is.
     inside: Option<ValueId>,
 }
 
-/// GridSample (opset 16 had other names for the modes): `grid[n, o.., d]` has places from -1 to 1, the last dim first.
+/// GridSample (with other names of the modes in opset 16). `grid[n, o.., d]` has places from -1 to 1, the last dim first.
 pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
     let (x, grid) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let (image, laid) = (cx.ty(x).clone(), cx.ty(grid).clone());
@@ -75,7 +74,7 @@ pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
         let size = cx.bound(x, dim as u32 + 2, "samples")?;
         let column = cx.b.slice(grid, depth as u32 + 1, (depth - 1 - dim) as u64, Dim::known(1))?;
         let column = cx.b.reshape(column, places.clone())?;
-        // -1 and 1 are the first and the last element, or half an element outside of them.
+        // -1 and 1 are the first and the last element, or lie half an element outside of them.
         let half = (size as f64 - 1.0) / 2.0;
         let scaled = cx.binary_with(Binary::Mul, column, half + margin)?;
         let place = cx.binary_with(Binary::Add, scaled, half)?;
@@ -88,8 +87,8 @@ pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(moved, dims.collect::<Vec<_>>())?)
 }
 
-/// RoiAlign (He et al., arXiv 1703.06870, section 3): `sampling_ratio` places a side in each bin of a region, averaged,
-/// or, as ONNX has it, the largest of their weighted neighbours.
+/// RoiAlign (He et al., arXiv 1703.06870, section 3): `sampling_ratio` places per side in each bin of a region, averaged, or, in
+/// ONNX's form of the maximum, the largest of their weighted neighbours.
 pub(super) fn roi_align(cx: &mut Context, call: &Call) -> Outputs {
     let (x, regions, of) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?);
     let (image, rows) = (cx.ty(x).clone(), cx.ty(of).clone());
@@ -106,7 +105,7 @@ pub(super) fn roi_align(cx: &mut Context, call: &Call) -> Outputs {
     };
     let (out, samples) =
         ([number("output_height", 1)?, number("output_width", 1)?], number("sampling_ratio", 0)?);
-    // Before opset 16 there was one way alone.
+    // Before opset 16 there was only one mode.
     let default = if call.opset() < 16 { "output_half_pixel" } else { "half_pixel" };
     let shifted = match call.string("coordinate_transformation_mode").unwrap_or(default) {
         "half_pixel" => true,
@@ -143,7 +142,7 @@ pub(super) fn roi_align(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.transpose(pooled, &[0, 3, 1, 2])?)
 }
 
-/// Along one dim, the places that are read of each region: `[regions, bins·samples]`.
+/// Builds the places along one dim that are read for each region: `[regions, bins·samples]`.
 fn region_places(
     cx: &mut Context,
     regions: ValueId,
@@ -169,7 +168,7 @@ fn region_places(
     cx.binary(Binary::Add, ends[0], place)
 }
 
-/// The neighbours of a place in a region: up to an element outside of the image those of the border, then none.
+/// Returns the neighbours of a place in a region: border elements up to one element outside of the image, and none further out.
 fn region_neighbours(cx: &mut Context, place: ValueId, size: u64) -> Result<Vec<Neighbour>, Problem> {
     let above = cx.compare_with(Compare::GreaterEqual, place, -1.0)?;
     let below = cx.compare_with(Compare::LessEqual, place, size as f64)?;
@@ -180,7 +179,7 @@ fn region_neighbours(cx: &mut Context, place: ValueId, size: u64) -> Result<Vec<
     Ok(neighbours)
 }
 
-/// The neighbours along a dim of `size` elements, of which place 0 is the first.
+/// Returns the neighbours along a dim of `size` elements; place 0 is the first element.
 pub(super) fn neighbours(
     cx: &mut Context,
     place: ValueId,
@@ -214,10 +213,10 @@ pub(super) fn neighbours(
     Ok(all)
 }
 
-/// The weights of the four neighbours, the place being `ratio` right of the second.
+/// Returns the weights of the four neighbours; the place is `ratio` to the right of the second.
 fn cubic_weights(cx: &mut Context, ratio: ValueId) -> Result<Vec<ValueId>, Problem> {
     const A: f64 = -0.75;
-    // Of a neighbour nearer than 1: (a + 2)x³ - (a + 3)x² + 1; of one further: ax³ - 5ax² + 8ax - 4a.
+    // For a neighbour nearer than 1: (a + 2)x³ - (a + 3)x² + 1; for a farther one: ax³ - 5ax² + 8ax - 4a.
     let (near, far) = ([A + 2.0, -(A + 3.0), 0.0, 1.0], [A, -5.0 * A, 8.0 * A, -4.0 * A]);
     let unit = cx.b.splat_like(ratio, 1.0)?;
     let two = cx.b.splat_like(ratio, 2.0)?;
@@ -239,7 +238,7 @@ fn cubic_weights(cx: &mut Context, ratio: ValueId) -> Result<Vec<ValueId>, Probl
     Ok(weights)
 }
 
-/// The neighbour at a place that is a whole number.
+/// Returns the neighbour at a whole-numbered place.
 fn neighbour(
     cx: &mut Context,
     at: ValueId,
@@ -265,7 +264,7 @@ fn neighbour(
 }
 
 impl Outside {
-    /// Where a place outside of the image is read instead.
+    /// Returns the place that is read instead of a place outside of the image.
     fn moved(self, cx: &mut Context, place: ValueId, size: u64) -> Built {
         let last = size as f64 - 1.0;
         match self {
@@ -277,7 +276,7 @@ impl Outside {
                 let place = cx.choose(below, start, place)?;
                 cx.choose(above, end, place)
             }
-            // A wave of triangles: up over the image, down over its mirror image.
+            // A triangle wave: rising over the image, falling over its mirror image.
             Self::Reflection { margin } => {
                 let width = last + 2.0 * margin;
                 if width == 0.0 {
@@ -297,10 +296,10 @@ impl Outside {
     }
 }
 
-/// Every neighbour by its weight, in turn: `[rows, places, channels]` of an image `[batch, channels, space..]`.
+/// Returns every neighbour times its weight: `[rows, places, channels]` each, for an image `[batch, channels, space..]`.
 ///
-/// `along` has the neighbours along each spatial dim, in dims that broadcast to `dims`: the rows, then what makes the
-/// places. A row reads the image of its number, or the one that `of` says.
+/// `along` has the neighbours along each spatial dim, in dims that broadcast to `dims`: the rows, then the dims of the places. Row
+/// i reads image i, or the image whose number is in `of`.
 pub(super) fn read(
     cx: &mut Context,
     x: ValueId,
@@ -344,14 +343,14 @@ pub(super) fn read(
     Ok(terms)
 }
 
-/// The number of each row's image beside every place of it.
+/// Returns the number of each row's image, for every place of the row.
 fn numbered(cx: &mut Context, of: ValueId, columns: &[Dim; 3]) -> Built {
     let of = cx.b.cast(of, DType::I64)?;
     let of = cx.b.reshape(of, [columns[0].clone(), Dim::known(1), Dim::known(1)])?;
     Ok(cx.b.broadcast(of, columns.clone())?)
 }
 
-/// Each neighbour along the first dim with each along the next, and so on: indices into the flattened space.
+/// Combines each neighbour along the first dim with each along the next, and so on. The indices are those of the flattened space.
 fn combined(cx: &mut Context, image: &Type, along: &[Vec<Neighbour>]) -> Result<Vec<Neighbour>, Problem> {
     let mut all: Vec<Neighbour> = along.first().cloned().unwrap_or_default();
     for (dim, next) in along.iter().enumerate().skip(1) {
@@ -373,7 +372,7 @@ fn combined(cx: &mut Context, image: &Type, along: &[Vec<Neighbour>]) -> Result<
     Ok(all)
 }
 
-/// One of two, or what both make.
+/// Combines two optional values; returns the only one if one is missing.
 fn both(
     x: Option<ValueId>,
     y: Option<ValueId>,
@@ -385,7 +384,7 @@ fn both(
     }
 }
 
-/// All terms by an operator of two.
+/// Combines all terms by an operator of two operands.
 pub(super) fn folded(cx: &mut Context, op: Binary, terms: Vec<ValueId>) -> Built {
     let mut terms = terms.into_iter();
     let first = terms.next().ok_or_else(|| Problem::new("reads nothing"))?;

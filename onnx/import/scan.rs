@@ -1,4 +1,4 @@
-//! Scan: a graph applied along a dim of its inputs, unrolled. Up to opset 8 it also runs over a batch.
+//! Scan: a graph that is applied along a dim of its inputs, unrolled. Up to opset 8 it also runs over a batch.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
@@ -6,7 +6,7 @@ use super::subgraph;
 use crate::Graph;
 use ir::{Dim, ValueId};
 
-/// A Scan: its body, and how many of its values are carried, read and written step by step.
+/// A Scan: its body, the number of carried values, and the values that are read and written step by step.
 struct Scan<'a> {
     body: &'a Graph,
     carried: usize,
@@ -14,14 +14,14 @@ struct Scan<'a> {
     written: Vec<Along>,
 }
 
-/// The dim that is walked along, and in which direction.
+/// The dim along which a value is read or written, and the direction.
 #[derive(Clone, Copy)]
 struct Along {
     axis: i64,
     backwards: bool,
 }
 
-/// Scan, in the form of opset 9 and later or in that of opset 8.
+/// Scan, in the form of opset 9 and later, or of opset 8.
 pub(super) fn scan(cx: &mut Context, call: &Call) -> Outputs {
     let batched = call.opset() < 9;
     let first = usize::from(batched);
@@ -82,7 +82,7 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// The final carried values, and what the steps wrote, stacked.
+    /// Runs all steps. Returns the final carried values, and the written values, stacked.
     fn run(&self, cx: &mut Context, call: &Call, inputs: Vec<ValueId>) -> Outputs {
         let (carried, read) = inputs.split_at(self.carried);
         let mut steps = None;
@@ -127,7 +127,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Axes and directions, as many as there are values; without them each is walked forwards along its first dim.
+/// Returns the axis and direction of each value. By default the first dim is walked forwards.
 fn along(call: &Call, axes: &str, directions: &str, count: usize) -> Result<Vec<Along>, Problem> {
     let list = |name: &str| match call.ints(name) {
         Some(numbers) if numbers.len() == count => Ok(numbers),
@@ -140,7 +140,7 @@ fn along(call: &Call, axes: &str, directions: &str, count: usize) -> Result<Vec<
     Ok(axes.into_iter().zip(directions).map(|(axis, way)| Along { axis, backwards: way != 0 }).collect())
 }
 
-/// One place along a dim, which goes.
+/// Returns one place along a dim, and removes the dim.
 fn at(cx: &mut Context, x: ValueId, dim: u32, place: u64) -> Result<ValueId, Problem> {
     let slice = cx.b.slice(x, dim, place, Dim::known(1))?;
     cx.without(slice, dim)

@@ -6,7 +6,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
 use ir::{DType, Dim, ValueId};
 
-/// What `reduction` asks for.
+/// Returns the kind of scatter for the attribute `reduction`.
 fn kind(call: &Call) -> Result<ScatterKind, Problem> {
     Ok(match call.string("reduction").unwrap_or("none") {
         "none" => ScatterKind::Set,
@@ -18,7 +18,7 @@ fn kind(call: &Call) -> Result<ScatterKind, Problem> {
     })
 }
 
-/// Scatter and ScatterElements.
+/// Imports Scatter and ScatterElements.
 pub(super) fn scatter_elements(cx: &mut Context, call: &Call) -> Outputs {
     let [x, indices, updates] = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
@@ -27,8 +27,8 @@ pub(super) fn scatter_elements(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.one(ScatterElements { dim, kind }, &[x, indices, updates])?)
 }
 
-/// Indices and updates may be smaller than the data in any dim. What is missing in the dims that are not indexed goes
-/// nowhere: its index is outside.
+/// Pads indices and updates that are smaller than the data in dims other than the indexed one. The added indices are outside of
+/// the data, so the added updates are dropped.
 fn spread(
     cx: &mut Context,
     x: ValueId,
@@ -54,14 +54,14 @@ fn spread(
     Ok((indices, updates))
 }
 
-/// ScatterND.
+/// Imports ScatterND.
 pub(super) fn scatter_nd(cx: &mut Context, call: &Call) -> Outputs {
     let operands = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     one(cx.b.one(ScatterNd { batch_dims: 0, kind: kind(call)? }, &operands)?)
 }
 
-/// TensorScatter: of each batch entry the update is written along `axis` from its write index on, and in the circular
-/// mode from the start again where the end is reached.
+/// TensorScatter: writes the update of each batch entry along `axis`, beginning at its write index. In circular mode the write
+/// continues at the start after the end is reached.
 pub(super) fn tensor_scatter(cx: &mut Context, call: &Call) -> Outputs {
     let (x, update) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let start = cx.optional(call, 2)?;

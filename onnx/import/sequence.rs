@@ -1,5 +1,5 @@
-//! Sequences and optionals: what they hold is known when the program is compiled, so they stand for their parts and never
-//! reach it.
+//! Sequences and optionals. Their contents are known at compile time, so entries of their parts replace them, and they never reach
+//! the program.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, dim, one};
@@ -7,16 +7,16 @@ use super::subgraph;
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
 
-/// A part that is taken out or put in: after it, or at it.
+/// The kind of a position in a sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// One of the parts.
+    /// The position of a part.
     Part,
-    /// One of the parts, or the end.
+    /// The position of a part, or the end.
     Gap,
 }
 
-/// An input that is a sequence.
+/// Returns the parts of an input that is a sequence.
 fn parts(cx: &Context, call: &Call, i: usize) -> Result<Vec<Entry>, Problem> {
     match cx.entry(call, i)? {
         Entry::Sequence(parts) => Ok(parts.clone()),
@@ -25,13 +25,13 @@ fn parts(cx: &Context, call: &Call, i: usize) -> Result<Vec<Entry>, Problem> {
     }
 }
 
-/// The place that an input says, counted from the end if negative; the last one without it.
+/// Returns the position in an input, counted from the end if negative. Without the input it is the last position.
 fn place(cx: &Context, call: &Call, i: usize, count: usize, of: Place) -> Result<usize, Problem> {
     let places = count + usize::from(of == Place::Gap);
     let given = cx.numbers(call, i, "position")?;
     let at = match given.as_deref() {
         None => places.checked_sub(1),
-        // A gap counts from the end as a part does: -1 is before the last part.
+        // A negative position counts from the end in the same way: -1 is before the last part.
         Some([at]) if *at < 0 => dim(*at, count).map(|at| at as usize),
         Some([at]) => dim(*at, places).map(|at| at as usize),
         Some(_) => None,
@@ -42,26 +42,26 @@ fn place(cx: &Context, call: &Call, i: usize, count: usize, of: Place) -> Result
     })
 }
 
-/// SequenceConstruct: the inputs; SequenceEmpty: nothing.
+/// SequenceConstruct: a sequence of the inputs. SequenceEmpty: an empty sequence.
 pub(super) fn construct(cx: &mut Context, call: &Call) -> Outputs {
     let parts = (0..call.input_count()).map(|i| cx.entry(call, i).cloned()).collect::<Result<_, _>>()?;
     Ok(vec![Entry::Sequence(parts)])
 }
 
-/// SequenceLength.
+/// Imports SequenceLength.
 pub(super) fn length(cx: &mut Context, call: &Call) -> Outputs {
     let count = parts(cx, call, 0)?.len();
     Ok(vec![subgraph::number(count as i64, DType::I64)])
 }
 
-/// SequenceAt.
+/// Imports SequenceAt.
 pub(super) fn at(cx: &mut Context, call: &Call) -> Outputs {
     let parts = parts(cx, call, 0)?;
     let at = place(cx, call, 1, parts.len(), Place::Part)?;
     Ok(vec![parts[at].clone()])
 }
 
-/// SequenceInsert.
+/// Imports SequenceInsert.
 pub(super) fn insert(cx: &mut Context, call: &Call) -> Outputs {
     let mut parts = parts(cx, call, 0)?;
     let part = cx.entry(call, 1)?.clone();
@@ -70,7 +70,7 @@ pub(super) fn insert(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Sequence(parts)])
 }
 
-/// SequenceErase.
+/// Imports SequenceErase.
 pub(super) fn erase(cx: &mut Context, call: &Call) -> Outputs {
     let mut parts = parts(cx, call, 0)?;
     let at = place(cx, call, 1, parts.len(), Place::Part)?;
@@ -78,7 +78,7 @@ pub(super) fn erase(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Sequence(parts)])
 }
 
-/// ConcatFromSequence: along a dim, or along a new one.
+/// ConcatFromSequence: along an existing dim, or along a new one.
 pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
     let parts = parts(cx, call, 0)?;
     let axis = call.int("axis").ok_or_else(|| Problem::new("needs `axis`"))?;
@@ -93,7 +93,8 @@ pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
     one(if let [only] = values[..] { only } else { cx.b.one(Concat { dim }, &values)? })
 }
 
-/// SplitToSequence: parts of one size, or of given sizes, or of one element each, whose dim `keepdims` then says stays.
+/// SplitToSequence: parts of equal size, of given sizes, or of one element each; in the last case `keepdims` says whether the dim
+/// stays.
 pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
@@ -121,7 +122,7 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Sequence(parts)])
 }
 
-/// A sequence is cut into so many parts and no more.
+/// The most parts of a sequence.
 const MOST_PARTS: u64 = 65_536;
 
 fn equal_parts(size: u64, part: Option<u64>) -> Result<Vec<u64>, Problem> {
@@ -135,7 +136,8 @@ fn equal_parts(size: u64, part: Option<u64>) -> Result<Vec<u64>, Problem> {
     Ok((0..count).map(|i| part.min(size - i * part)).collect())
 }
 
-/// SequenceMap: a graph applied to each part of a sequence, beside the same parts of other sequences and whole tensors.
+/// SequenceMap: applies a graph to each part of a sequence, together with the same parts of other sequences, and with whole
+/// tensors.
 pub(super) fn map(cx: &mut Context, call: &Call) -> Outputs {
     let body = call.graph("body")?;
     let count = parts(cx, call, 0)?.len();
@@ -158,20 +160,20 @@ pub(super) fn map(cx: &mut Context, call: &Call) -> Outputs {
     Ok(outputs.into_iter().map(Entry::Sequence).collect())
 }
 
-/// Optional: what it is given, or nothing.
+/// Optional: the input, or an optional without an element.
 pub(super) fn optional(cx: &mut Context, call: &Call) -> Outputs {
-    // The type of what is not there.
+    // The attribute is the type of a missing element.
     call.unneeded(&["type"]);
     Ok(vec![if call.input(0).is_some() { cx.entry(call, 0)?.clone() } else { Entry::Absent }])
 }
 
-/// OptionalHasElement.
+/// Imports OptionalHasElement.
 pub(super) fn has_element(cx: &mut Context, call: &Call) -> Outputs {
     let has = call.input(0).is_some() && !matches!(cx.entry(call, 0)?, Entry::Absent);
     Ok(vec![subgraph::number(i64::from(has), DType::Bool)])
 }
 
-/// OptionalGetElement.
+/// Imports OptionalGetElement.
 pub(super) fn get_element(cx: &mut Context, call: &Call) -> Outputs {
     match cx.entry(call, 0)? {
         Entry::Absent => Err(Problem::new("the node reads an optional that has no element")),

@@ -1,5 +1,5 @@
-//! Operators that move elements: reshape and its kin, transpose, slices, concatenation, padding; and those that make
-//! tensors out of shapes.
+//! Operators that move elements: reshape and similar operators, transpose, slices, concatenation, padding; and operators that make
+//! tensors from shapes.
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, dim, one};
@@ -36,7 +36,7 @@ pub(super) fn size(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Ints(Ints::scalar(Int::of(&size)), DType::I64)])
 }
 
-/// Reshape: 0 keeps a dim (unless `allowzero`), one -1 takes what is left.
+/// Reshape: 0 keeps a dim (unless `allowzero`), and a single -1 is computed from the other sizes.
 pub(super) fn reshape(cx: &mut Context, call: &Call) -> Outputs {
     let target = match call.ints("shape") {
         Some(shape) => shape.iter().map(|&n| Int::Known(n)).collect(), // opset < 5
@@ -81,7 +81,7 @@ fn target_dims(from: &Type, target: &[Int], allow_zero: bool) -> Result<Dims, Pr
     dims.into_iter().map(|dim| dim.or_else(|| rest.clone()).ok_or_else(wrong)).collect()
 }
 
-/// Flatten to a matrix at `axis`.
+/// Flatten: reshapes to a matrix, split at `axis`.
 pub(super) fn flatten(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -94,7 +94,7 @@ pub(super) fn flatten(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(x, [product(&ty.dims[..at])?, product(&ty.dims[at..])?])?)
 }
 
-/// Axes given as an attribute (before opset 13) or as an input.
+/// Returns axes that are an attribute (before opset 13) or an input.
 fn axes(cx: &Context, call: &Call) -> Result<Option<Vec<i64>>, Problem> {
     match call.ints("axes") {
         Some(axes) => Ok(Some(axes)),
@@ -102,7 +102,7 @@ fn axes(cx: &Context, call: &Call) -> Result<Option<Vec<i64>>, Problem> {
     }
 }
 
-/// Unsqueeze: dims of size one at these places of the result.
+/// Unsqueeze: inserts dims of size one at these places of the result.
 pub(super) fn unsqueeze(cx: &mut Context, call: &Call) -> Outputs {
     let axes = axes(cx, call)?.ok_or_else(|| Problem::new("needs `axes`"))?;
     let known = cx.ints(call, 0);
@@ -133,7 +133,7 @@ pub(super) fn unsqueeze(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(x, dims)?)
 }
 
-/// Squeeze: takes dims of size one away, these or all.
+/// Squeeze: removes these dims of size one, or all.
 pub(super) fn squeeze(cx: &mut Context, call: &Call) -> Outputs {
     let axes = axes(cx, call)?;
     if let Some(ints) = cx.ints(call, 0) {
@@ -148,7 +148,7 @@ pub(super) fn squeeze(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(x, kept)?)
 }
 
-/// The dims that stay when those at `axes` go, or all of size one.
+/// Returns the dims without those at `axes`, or without all of size one.
 fn squeezed(ty: &Type, axes: Option<&[i64]>) -> Result<Dims, Problem> {
     let ones = || (0..ty.ndim() as u32).filter(|&i| ty.dims[i as usize].is_one()).collect();
     let gone: BTreeSet<u32> = match axes {
@@ -163,7 +163,7 @@ fn squeezed(ty: &Type, axes: Option<&[i64]>) -> Result<Dims, Problem> {
     Ok((0..ty.ndim()).filter(|&i| !gone.contains(&(i as u32))).map(|i| ty.dims[i].clone()).collect())
 }
 
-/// Transpose: reversed without `perm`.
+/// Transpose. Without `perm` the dims are reversed.
 pub(super) fn transpose(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ndim = cx.ty(x).ndim();
@@ -182,7 +182,7 @@ pub(super) fn transpose(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.transpose(x, &permutation)?)
 }
 
-/// Expand: broadcasting in both directions.
+/// Expand: broadcasts in both directions.
 pub(super) fn expand(cx: &mut Context, call: &Call) -> Outputs {
     let target = cx.shape(call, 1)?;
     let wrong = || Problem::new("the target shape has negative sizes");
@@ -198,7 +198,7 @@ pub(super) fn expand(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.broadcast(x, dims)?)
 }
 
-/// Concat.
+/// Imports Concat.
 pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
     let axis = call.int("axis").unwrap_or(0);
     if let Some(ints) = joined(cx, call) {
@@ -210,7 +210,7 @@ pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
     one(if values.len() == 1 { first } else { cx.b.one(Concat { dim }, &values)? })
 }
 
-/// The inputs, one after the other, if they are known vectors and few elements.
+/// Returns the concatenation of the inputs, if they are known vectors with few elements.
 fn joined(cx: &Context, call: &Call) -> Option<Ints> {
     let mut elements = Vec::new();
     for i in 0..call.input_count() {
@@ -223,7 +223,7 @@ fn joined(cx: &Context, call: &Call) -> Option<Ints> {
     Ints::new(vec![elements.len()], elements)
 }
 
-/// Split into parts of given sizes, or of equal ones, as slices.
+/// Split: cuts parts of given or equal sizes, as slices.
 pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
@@ -270,7 +270,7 @@ fn bound_size(cx: &Context, x: ValueId, dim: u32) -> Result<u64, Problem> {
     })
 }
 
-/// Slice: starts, ends, axes and steps as attributes (before opset 10) or inputs, ends clamped.
+/// Slice: starts, ends, axes and steps are attributes (before opset 10) or inputs; ends are clamped.
 pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
     let part = |cx: &Context, name: &str, i: usize| match call.ints(name) {
         Some(numbers) => Ok(Some(numbers)),
@@ -278,7 +278,7 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
     };
     let missing = || Problem::new("the slice needs `starts` and `ends`");
     let starts = part(cx, "starts", 1)?.ok_or_else(missing)?;
-    // The end may be a size that is not bound, when it is the whole dim.
+    // The end may be an unbound size, if it is the whole dim.
     let ends = match call.ints("ends") {
         Some(ends) => ends.into_iter().map(Int::Known).collect(),
         None => cx.shape(call, 2)?,
@@ -303,7 +303,7 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
     one(x)
 }
 
-/// Known integers cut along some axes; nothing where an end is not known.
+/// Slices known integers along some axes; `None` if an end is not known.
 fn slice_ints(
     mut ints: Ints,
     spans: impl Iterator<Item = (i64, Option<i64>, i64, i64)>,
@@ -348,7 +348,7 @@ fn slice_dim(
     Ok(cx.b.one_typed(Slice { dim, start, step }, &[x], ty)?)
 }
 
-/// First element, step and number of elements of a slice of a dim, clamped as ONNX says.
+/// Returns the first element, the step and the number of elements of a slice of a dim, clamped as in ONNX.
 fn span(start: i64, end: i64, step: i64, size: u64) -> Result<(i64, i64, u64), Problem> {
     let size = i64::try_from(size).map_err(|_| Problem::new("the dim to slice is too large"))?;
     if step == 0 {
@@ -393,7 +393,7 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
             continue;
         }
         let size = bound_size(cx, x, dim)?;
-        // Negative pads cut.
+        // Negative pads remove elements.
         let cut = |n: i64| n.min(0).unsigned_abs();
         let Some(length) = size.checked_sub(cut(before).saturating_add(cut(after))) else {
             return Err(Problem::new(format!(
@@ -415,7 +415,7 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     one(x)
 }
 
-/// Range: an iota, scaled and shifted; short ones stay known.
+/// Range: a scaled and shifted iota; a short one stays known.
 pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
     let first = |i: usize| cx.ints(call, i)?.elements().first().cloned();
     let (Some(start), Some(limit), Some(delta)) = (first(0), first(1), first(2)) else {
@@ -452,7 +452,7 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
     }
 }
 
-/// ConstantOfShape.
+/// Imports ConstantOfShape.
 pub(super) fn constant_of_shape(cx: &mut Context, call: &Call) -> Outputs {
     let target = cx.shape(call, 0)?;
     let (dtype, value) = call.tensor_number("value")?.unwrap_or((DType::F32, 0.0));
@@ -465,7 +465,7 @@ pub(super) fn constant_of_shape(cx: &mut Context, call: &Call) -> Outputs {
     }
 }
 
-/// Tile: a broadcast of dims put in between.
+/// Tile: inserts dims, broadcasts them, and merges them.
 pub(super) fn tile(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let repeats = cx.numbers(call, 1, "repeats")?.ok_or_else(|| Problem::new("needs `repeats`"))?;

@@ -1,4 +1,4 @@
-//! Shape arithmetic that the import does itself: operands that do not fit are refused, and it stays small.
+//! Tests of the import's shape arithmetic: operands that do not fit are refused, and results stay small.
 
 use super::{ImportOptions, import};
 use crate::ElementType;
@@ -6,7 +6,7 @@ use crate::model::samples::{int, load, model, node, with};
 use crate::proto::{NodeProto, TensorProto};
 use ir::{Diagnostic, Module};
 
-/// The program of a model over `x` f32[2] that gives `y`, with integer vectors beside it.
+/// Imports a model from `x` f32[2] to `y` that also has these integer vectors.
 fn imported(nodes: Vec<NodeProto>, vectors: &[(&str, Vec<i64>)]) -> Result<Module, Vec<Diagnostic>> {
     let mut model = model(nodes);
     let graph = model.graph.as_mut().expect("a sample has a graph");
@@ -22,14 +22,14 @@ fn imported(nodes: Vec<NodeProto>, vectors: &[(&str, Vec<i64>)]) -> Result<Modul
     Ok(imported.module)
 }
 
-/// The only problem of a model, as a user sees it.
+/// Returns the text of the only problem of a model.
 fn refused(nodes: Vec<NodeProto>, vectors: &[(&str, Vec<i64>)]) -> String {
     let problems = imported(nodes, vectors).expect_err("the model is refused");
     assert_eq!(problems.len(), 1, "{problems:#?}");
     problems[0].to_string()
 }
 
-/// `known` through an operator with `axes`, and added to `x`.
+/// Applies an operator with `axes` to `known`, and adds the result to `x`.
 fn through(op: &str, known: Vec<i64>, axes: Vec<i64>) -> String {
     let nodes = vec![
         node(op, &["known", "axes"], &["changed"]),
@@ -70,6 +70,6 @@ fn known_vectors_that_double_become_values_of_the_program() {
     let vectors = [("known.0", vec![1; 64]), ("start", vec![0]), ("end", vec![2])];
     let module = imported(nodes, &vectors).expect("the model is imported");
     let data: u64 = module.data.values().map(|data| data.ty.bytes().expect("a known size")).sum();
-    // The vector, once for each operand of the first Concat.
+    // The vector is stored once for each operand of the first Concat.
     assert_eq!(data, 2 * 64 * 8);
 }

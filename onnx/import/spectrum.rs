@@ -1,5 +1,5 @@
-//! Spectra: the discrete Fourier transform as a contraction with cosines, the same over frames of a signal, and the
-//! weights of mel bands.
+//! Spectra: the discrete Fourier transform as a contraction with cosines, the same for frames of a signal, and the weights of mel
+//! bands.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -11,19 +11,19 @@ use ir::ops::indexing::Gather;
 use ir::{DType, Dim, Tensor, ValueId};
 use std::f64::consts::TAU;
 
-/// What is transformed.
+/// The parameters of a transform.
 #[derive(Clone, Copy, Debug)]
 struct Transform {
-    /// The dim of time or frequency; the last dim has the real and perhaps the imaginary parts.
+    /// The dim of time or frequency. The last dim has the real parts, and perhaps the imaginary parts.
     dim: u32,
-    /// Samples of a period.
+    /// The number of samples of a period.
     length: u64,
     inverse: bool,
-    /// Whether only the first half of the frequencies is there, the rest being their conjugates.
+    /// Whether only the first half of the frequencies is given; the others are their conjugates.
     onesided: bool,
 }
 
-/// DFT. Before opset 20 its axis was an attribute.
+/// DFT. Before opset 20 the axis was an attribute.
 pub(super) fn dft(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let flag = |name: &str| call.int(name).unwrap_or(0) != 0;
@@ -66,7 +66,7 @@ pub(super) fn stft(cx: &mut Context, call: &Call) -> Outputs {
         (None, None) => size,
     };
     let frames = size.checked_sub(length).ok_or_else(wrong)? / step + 1;
-    // Frame and place in it, from counting: there may be more than a constant should hold.
+    // The frame, and the place in it. They are computed by nodes, because there may be too many for a constant.
     let frame = cx.counted(DType::I64, 2, 0, Dim::known(frames))?;
     let start = cx.binary_with(Binary::Mul, frame, step as f64)?;
     let within = cx.counted(DType::I64, 2, 1, Dim::known(length))?;
@@ -83,7 +83,7 @@ pub(super) fn stft(cx: &mut Context, call: &Call) -> Outputs {
     one(transformed(cx, framed, Transform { dim: 2, length, inverse: false, onesided })?)
 }
 
-/// The transform as one contraction, of time and part with frequency and part.
+/// Builds the transform as one contraction, from time and part to frequency and part.
 fn transformed(cx: &mut Context, x: ValueId, transform: Transform) -> Built {
     let Transform { dim, length, inverse, onesided } = transform;
     let ty = cx.ty(x).clone();
@@ -95,13 +95,13 @@ fn transformed(cx: &mut Context, x: ValueId, transform: Transform) -> Built {
         )));
     }
     let half = length / 2 + 1;
-    // Of the inverse from half of the frequencies only the real part is left.
+    // The inverse of half of the frequencies has only a real part.
     let (read, made, parts_made) = match (inverse, onesided) {
         (true, true) => (half, length, 1),
         (false, true) => (length, half, 2),
         (_, false) => (length, length, 2),
     };
-    // Shorter than the period, it goes on with zeros; longer, it is cut.
+    // A signal that is shorter than the period is padded with zeros, a longer one is cut.
     let size = cx.bound(x, dim, "transforms")?;
     let fitted = if size < read {
         cx.padded(x, dim, [0, read - size], 0.0)?
@@ -119,14 +119,14 @@ fn transformed(cx: &mut Context, x: ValueId, transform: Transform) -> Built {
     Ok(cx.b.one(Contract { lhs, rhs, out }, &[fitted, matrix])?)
 }
 
-/// `[read, parts, made, parts made]`: `cos 2π(j·k/n + s(q - p)/4)`, s being -1, or 1 of the inverse, which turns the part p
-/// of sample j into the part q of frequency k. Of the inverse divided by n, and, of half of the frequencies, twice where
-/// a frequency stands for its conjugate too.
+/// Builds the matrix `[read, parts, made, parts made]`: `cos 2π(j·k/n + s(q - p)/4)`, which turns part p of sample j into part q
+/// of frequency k. `s` is 1, or -1 for the inverse. The inverse is divided by n. If it reads half of the frequencies, each
+/// frequency that also stands for its conjugate counts twice.
 fn matrix(cx: &mut Context, transform: Transform, [read, parts, made, parts_made]: [u64; 4]) -> Built {
     let Transform { length, inverse, onesided, .. } = transform;
     let j = cx.counted(DType::I64, 4, 0, Dim::known(read))?;
     let k = cx.counted(DType::I64, 4, 2, Dim::known(made))?;
-    // Whole turns are taken off while the numbers are integers.
+    // Whole turns are removed while the numbers are integers.
     let product = cx.binary(Binary::Mul, j, k)?;
     let rest = cx.binary_with(Binary::Mod, product, length as f64)?;
     let rest = cx.b.cast(rest, DType::F64)?;
@@ -154,7 +154,7 @@ fn matrix(cx: &mut Context, transform: Transform, [read, parts, made, parts_made
     cx.binary(Binary::Mul, cosine, shares)
 }
 
-/// MelWeightMatrix: `[dft_length/2 + 1, bands]`, a triangle for each band, its corners evenly apart in mel.
+/// MelWeightMatrix: `[dft_length/2 + 1, bands]`. Each band is a triangle; its corners are evenly spaced in mel.
 pub(super) fn mel_weights(cx: &mut Context, call: &Call) -> Outputs {
     let wrong = || {
         Problem::new("the sizes of the mel bands are not constants, or they are too large")
@@ -189,11 +189,11 @@ pub(super) fn mel_weights(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(weights, dtype)?)
 }
 
-/// The weights of each frequency in each band; `None` if a band reaches beyond the frequencies.
+/// Returns the weights of each frequency in each band; `None` if a band reaches beyond the frequencies.
 fn triangles(bands: u64, length: u64, rate: u64, [low, high]: [f64; 2]) -> Option<Vec<f64>> {
     let mel = |hertz: f64| 2595.0 * (hertz / 700.0).ln_1p() / 10f64.ln();
     let hertz = |mel: f64| 700.0 * (mel / 2595.0 * 10f64.ln()).exp_m1();
-    // ONNX divides by the number of corners, not of the gaps between them.
+    // ONNX divides by the number of corners, not by the number of gaps between them.
     let step = (mel(high) - mel(low)) / (bands + 2) as f64;
     let corner = |i: u64| {
         let place = ((length + 1) as f64 * hertz(mel(low) + i as f64 * step) / rate as f64).floor();
@@ -203,7 +203,7 @@ fn triangles(bands: u64, length: u64, rate: u64, [low, high]: [f64; 2]) -> Optio
     let weight = |frequency: u64, band: u64| {
         let [left, center, right] = [0, 1, 2].map(|i| corners[(band + i) as usize]);
         match frequency {
-            // The top of both sides.
+            // The peak between both sides.
             f if f == center => 1.0,
             f if (left..center).contains(&f) => (f - left) as f64 / (center - left) as f64,
             f if (center..right).contains(&f) => (right - f) as f64 / (right - center) as f64,

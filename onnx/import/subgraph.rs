@@ -1,7 +1,7 @@
-//! Bodies of control flow: a graph whose nodes are imported where its operator stands, once or, unrolled, many times.
+//! Bodies of control flow: graphs whose nodes are imported in place of their operator, once or, when unrolled, many times.
 //!
-//! Names of a graph hide none of a graph around it, so its values stand in the same table. Graphs beside each other may
-//! use a name twice: each is entered again before it runs.
+//! Names of a graph hide none of an outer graph, so its values are in the same table. Sibling graphs may use the same name: the
+//! entries of a graph are added again each time before it runs.
 
 use super::call::Call;
 use super::context::{Context, Entry, Problem};
@@ -12,21 +12,21 @@ use ir::ops::shape::Concat;
 use ir::{DType, Definition, Dim, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Loops are unrolled into so many nodes of the file in all, and no more.
+/// The most nodes into which all loops of a file together are unrolled.
 pub(super) const MOST_NODES: usize = 8192;
 
-/// What control flow has come to so far.
+/// The state of control flow during an import.
 #[derive(Debug, Default)]
 pub(super) struct Bodies {
-    /// The tensors of each graph that has been entered, by its place in memory: entered again, it has the same ones.
+    /// The tensors of each graph that has run, by the graph's address. They are added only once to the data table.
     entered: BTreeMap<usize, Vec<(String, Entry)>>,
     /// The names of these tensors in the data table.
     names: BTreeSet<String>,
-    /// Nodes that loops have been unrolled into.
+    /// The number of nodes into which loops were unrolled.
     unrolled: usize,
 }
 
-/// Imports a graph with these inputs; gives its outputs.
+/// Imports a graph with these inputs. Returns its outputs.
 pub(super) fn run(cx: &mut Context, graph: &Graph, inputs: Vec<Entry>) -> Result<Vec<Entry>, Problem> {
     if graph.inputs.len() != inputs.len() {
         let (wanted, given) = (graph.inputs.len(), inputs.len());
@@ -53,7 +53,7 @@ pub(super) fn run(cx: &mut Context, graph: &Graph, inputs: Vec<Entry>) -> Result
     graph.outputs.iter().map(|value| output(&value.name)).collect()
 }
 
-/// Enters the tensors of a graph: the same ones however often it runs.
+/// Adds the tensors of a graph to the entries. They are the same tensors each time the graph runs.
 fn enter(cx: &mut Context, graph: &Graph) {
     let place = std::ptr::from_ref(graph) as usize;
     if !cx.bodies.entered.contains_key(&place) {
@@ -77,7 +77,7 @@ fn enter(cx: &mut Context, graph: &Graph) {
     cx.entries.extend(tensors);
 }
 
-/// The nodes of a graph and of the graphs in it.
+/// Returns the number of nodes of a graph and of the graphs in it.
 pub(super) fn node_count(graph: &Graph) -> usize {
     let inner = |node: &crate::Node| -> usize {
         node.attributes.values().flat_map(Attribute::graphs).map(node_count).sum()
@@ -86,9 +86,9 @@ pub(super) fn node_count(graph: &Graph) -> usize {
 }
 
 impl Context<'_> {
-    /// Counts one more step of a loop with so many nodes. An error: there are too many by now.
+    /// Counts one more step of a loop with so many nodes. Fails if there are too many nodes in total.
     pub(super) fn unroll(&mut self, nodes: usize) -> Result<(), Problem> {
-        // A body without nodes costs something too.
+        // A body without nodes also takes time.
         self.bodies.unrolled = self.bodies.unrolled.saturating_add(nodes.max(1));
         if self.bodies.unrolled <= MOST_NODES {
             return Ok(());
@@ -102,7 +102,7 @@ impl Context<'_> {
         ))
     }
 
-    /// A truth that must be known now; `what` says whose.
+    /// Returns a truth value that must be known now; `what` names the value in errors.
     pub(super) fn truth(&mut self, entry: Entry, what: &str) -> Result<bool, Problem> {
         match self.folded(entry) {
             Entry::Failed => Err(Problem::Reported),
@@ -121,7 +121,8 @@ impl Context<'_> {
         }
     }
 
-    /// ` (input `a`, `b`)`: the model's inputs that an entry is computed of; empty if there are none, or more than three.
+    /// Returns ` (input `a`, `b`)`: the model's inputs from which an entry is computed; empty if there are none, or more than
+    /// three.
     fn inputs_of(&self, entry: &Entry) -> String {
         let module = self.b.module();
         let (mut names, mut seen, mut stack) = (BTreeSet::new(), BTreeSet::new(), vec![]);
@@ -140,7 +141,7 @@ impl Context<'_> {
         if (1..=3).contains(&names.len()) { format!(" (input {})", names.join(", ")) } else { String::new() }
     }
 
-    /// Entries in a new dim. Known integers stay known.
+    /// Stacks entries along a new dim. Known integers stay known.
     pub(super) fn stacked(&mut self, parts: &[Entry], axis: i64) -> Result<Entry, Problem> {
         if axis == 0
             && let Some(known) = stacked_ints(parts)
@@ -161,7 +162,7 @@ impl Context<'_> {
         Ok(Entry::Value(if one { first } else { self.b.one(Concat { dim }, &operands)? }))
     }
 
-    /// What steps that never ran would have stacked: no elements, of the type that the graph declares.
+    /// Returns the stacked output of a loop that never runs: no elements, of the type that the graph declares.
     pub(super) fn empty_stack(&mut self, graph: &Graph, output: usize, axis: i64) -> Result<Entry, Problem> {
         let unknown = || {
             Problem::new("the loop never runs, and the file does not declare the shape of its stacked output")
@@ -181,7 +182,7 @@ impl Context<'_> {
     }
 }
 
-/// Known integers of equal sizes along a new first dim, if they are few.
+/// Stacks known integers of equal sizes along a new first dim, if they are few.
 fn stacked_ints(parts: &[Entry]) -> Option<Entry> {
     let Entry::Ints(first, dtype) = parts.first()? else { return None };
     let mut elements = Vec::new();
@@ -196,7 +197,7 @@ fn stacked_ints(parts: &[Entry]) -> Option<Entry> {
     Some(Entry::Ints(Ints::new(sizes, elements)?, *dtype))
 }
 
-/// A number as an entry.
+/// Returns a number as an entry.
 pub(super) fn number(number: i64, dtype: DType) -> Entry {
     Entry::Ints(Ints::scalar(Int::Known(number)), dtype)
 }

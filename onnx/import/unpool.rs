@@ -1,4 +1,4 @@
-//! Where the largest elements of pooling stand: the second output of MaxPool, and MaxUnpool.
+//! The places of the largest elements of pooling: the second output of MaxPool, and MaxUnpool.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -9,8 +9,8 @@ use ir::ops::pool::{MaxPoolIndices, Windows};
 use ir::ops::scatter::{ScatterElements, ScatterKind};
 use ir::{DType, Dim, Type, ValueId};
 
-/// The index in the whole tensor of the largest element of each window: i64. In each plane it counts in row-major order,
-/// or, `storage_order`, in column-major order.
+/// Builds the index in the whole tensor of the largest element of each window: i64. Within a plane, elements are counted in
+/// row-major order or, with `storage_order`, in column-major order.
 pub(super) fn indices(cx: &mut Context, call: &Call, x: ValueId, windows: Windows) -> Built {
     let sizes: Vec<u64> = spatial(cx, x)?.map(|i| size(cx, x, i)).collect::<Result<_, _>>()?;
     let elements = area(cx, x, &sizes)?;
@@ -27,17 +27,16 @@ pub(super) fn indices(cx: &mut Context, call: &Call, x: ValueId, windows: Window
     cx.binary(Binary::Add, start, place)
 }
 
-/// Elements of a plane.
+/// Returns the number of elements of a plane.
 fn area(cx: &Context, x: ValueId, sizes: &[u64]) -> Result<u64, Problem> {
     let area = sizes.iter().try_fold(1u64, |area, &size| area.checked_mul(size));
     area.ok_or_else(|| Problem::new(format!("{} is too large", cx.ty(x))))
 }
 
-/// Indices that count a plane's elements, of which there are `stride`, in row-major order, counting them in column-major
-/// order.
+/// Converts row-major indices in a plane to column-major indices. `stride` is the number of elements of the plane.
 fn column_major(cx: &mut Context, mut place: ValueId, sizes: &[u64], mut stride: u64) -> Built {
     let mut sum = cx.b.splat_like(place, 0.0)?;
-    // The index in each dim is the last of what is left; the stride there is the sizes before it.
+    // The index along a dim is the remainder by its size; its column-major stride is the product of the sizes before it.
     for &size in sizes.iter().rev() {
         stride /= size;
         let index = cx.binary_with(Binary::Mod, place, size as f64)?;
@@ -48,8 +47,8 @@ fn column_major(cx: &mut Context, mut place: ValueId, sizes: &[u64], mut stride:
     Ok(sum)
 }
 
-/// MaxUnpool: the elements go to their indices in the tensor that was pooled, zeros elsewhere. An index is one of the
-/// element's own plane, whatever plane it says: so samples stay apart.
+/// MaxUnpool: writes the elements to their indices in the tensor that was pooled, with zeros elsewhere. An index is taken within
+/// the plane of its element, whatever plane it names, so samples stay separate.
 pub(super) fn max_unpool(cx: &mut Context, call: &Call) -> Outputs {
     let (x, indices) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let target = cx.numbers(call, 2, "output_shape")?;
@@ -83,7 +82,7 @@ pub(super) fn max_unpool(cx: &mut Context, call: &Call) -> Outputs {
     })
 }
 
-/// Zeros after what is there, up to the sizes that `output_shape` says.
+/// Appends zeros up to the sizes in `output_shape`.
 fn extended(cx: &mut Context, mut y: ValueId, target: &[i64]) -> Built {
     let ty = cx.ty(y).clone();
     let wrong = || Problem::new(format!("the output shape {target:?} does not fit {ty}"));

@@ -1,13 +1,13 @@
-//! Tensors of the file that hold vectors, although they have more dims: they decay as biases do.
+//! Tensors of the file that are vectors although they have several dims. Weight decay treats them like biases.
 //!
 //! The author's shape decides: exporters add dims of size one to the scale of a group norm or to the slopes of a PRelu, and join
-//! the biases of a recurrent layer. Where no record has the author's shape, the tensor's role and its dims that are larger than one decide.
+//! the biases of a recurrent layer. If the author's shape is not recorded, the tensor's role and its dims larger than one decide.
 
 use crate::record::{Record, has_author_name};
 use crate::{Graph, Node, Tensor, TensorSource};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Finds them.
+/// Finds the names of these tensors.
 pub(super) fn find(graph: &Graph, record: &Record, is_pytorch: bool) -> BTreeSet<String> {
     let mut vectors = biases_of_recurrent_layers(graph);
     let readers = readers(graph);
@@ -22,26 +22,26 @@ pub(super) fn find(graph: &Graph, record: &Record, is_pytorch: bool) -> BTreeSet
     vectors
 }
 
-/// How many dims the author's tensor has, where the file tells.
+/// Returns the number of dims of the author's tensor, if the file tells it.
 fn author_ndim(tensor: &Tensor, record: &Record, is_pytorch: bool) -> Option<usize> {
     if let Some(recorded) = record.tensors.get(&tensor.name) {
         let dims: Vec<u64> = tensor.dims.iter().map(|&size| size as u64).collect();
         return ir::view::sizes(recorded.view.as_ref()?, &dims).map(|sizes| sizes.len());
     }
-    // A tensor that kept the author's name kept the author's shape.
+    // A tensor with the author's name also has the author's shape.
     let keeps = is_pytorch && tensor.source == TensorSource::Initializer && has_author_name(tensor);
     keeps.then_some(tensor.dims.len())
 }
 
-/// The tensors that layers of a graph read as biases, `[directions, 2·gates·hidden]`, or as peepholes: matrices only in
-/// that those of several directions stand one below the other.
+/// Returns the tensors that recurrent layers read as biases, `[directions, 2·gates·hidden]`, or as peepholes. They are matrices
+/// only because the vectors of several directions are stacked.
 fn biases_of_recurrent_layers(graph: &Graph) -> BTreeSet<String> {
     let layers = graph.nodes.iter().filter(|node| matches!(node.op_type.as_str(), "GRU" | "LSTM" | "RNN"));
     let read = layers.flat_map(|node| [node.inputs.get(3), node.inputs.get(7)]).flatten();
     read.filter(|name| !name.is_empty()).cloned().collect()
 }
 
-/// The nodes that read each value.
+/// Returns the nodes that read each value.
 fn readers(graph: &Graph) -> BTreeMap<&str, Vec<&Node>> {
     let mut readers: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
     for node in &graph.nodes {
@@ -50,8 +50,8 @@ fn readers(graph: &Graph) -> BTreeMap<&str, Vec<&Node>> {
     readers
 }
 
-/// Whether a node reads a tensor, perhaps with its elements moved, as another operand than that of a norm or of arithmetic: as the
-/// weight of a layer that has one output or one input, or as a table.
+/// Whether a node reads a tensor, perhaps after its elements were moved, in a role other than an operand of a norm or of
+/// arithmetic: as the weight of a layer, which may have one output or one input, or as a table.
 fn has_matrix_role(tensor: &Tensor, readers: &BTreeMap<&str, Vec<&Node>>) -> bool {
     let (mut stack, mut seen) = (vec![&tensor.name[..]], BTreeSet::new());
     while let Some(name) = stack.pop() {
@@ -116,7 +116,7 @@ mod tests {
         let found =
             |is_pytorch| find(&model.graph, &model.record, is_pytorch).into_iter().collect::<Vec<_>>();
         assert_eq!(found(false), ["layers.0.weight", "onnx::PRelu_7", "scale", "shift"]);
-        // A name of PyTorch's is that of the author's tensor, which has the same dims.
+        // A tensor with a PyTorch name is the author's tensor, which has the same dims.
         assert_eq!(found(true), ["onnx::PRelu_7"]);
     }
 }

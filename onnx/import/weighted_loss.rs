@@ -1,4 +1,4 @@
-//! Negative log-likelihood with weights of classes, and losses that are not reduced: formulas, not the core's loss.
+//! Negative log-likelihood with weights of classes, and losses without a reduction, built as formulas.
 
 use super::arithmetic::Built;
 use super::call::Call;
@@ -15,8 +15,8 @@ pub(super) fn negative_log_likelihood(cx: &mut Context, call: &Call) -> Outputs 
     one(likelihood(cx, call, log_probabilities, labels, weights)?)
 }
 
-/// The loss of log-probabilities `[n, d.., c]`, reduced as the node says. The mean divides by the sum of the weights of
-/// the positions that count.
+/// Builds the loss of log-probabilities `[n, d.., c]`, reduced as the node says. The mean divides by the sum of the weights of the
+/// positions that count.
 pub(super) fn likelihood(
     cx: &mut Context,
     call: &Call,
@@ -44,7 +44,7 @@ pub(super) fn likelihood(
     };
     loss = cx.binary(Binary::Mul, loss, weight)?;
     if let Some(ignored) = call.int("ignore_index") {
-        // As i64: a splat is an f64, which holds every label that a vocabulary has.
+        // The number is compared as i64: a splat stores an f64, which represents every label of a vocabulary exactly.
         let ignored = cx.compare_with(Compare::Equal, labels, ignored as f64)?;
         let zero = cx.b.splat_like(loss, 0.0)?;
         loss = cx.choose(ignored, zero, loss)?;
@@ -64,7 +64,7 @@ pub(super) fn likelihood(
     }
 }
 
-/// ONNX has the classes in dim 1, the core in the last.
+/// Moves the classes from ONNX's dim 1 to the last dim, where the IR operators expect them.
 pub(super) fn classes_last(cx: &mut Context, x: ValueId) -> Built {
     let ndim = cx.ty(x).ndim() as u32;
     if ndim < 2 {
@@ -74,14 +74,14 @@ pub(super) fn classes_last(cx: &mut Context, x: ValueId) -> Built {
     Ok(cx.b.transpose(x, &permutation)?)
 }
 
-/// The inverse of [`classes_last`].
+/// Moves the classes from the last dim back to dim 1.
 pub(super) fn classes_second(cx: &mut Context, x: ValueId) -> Built {
     let ndim = cx.ty(x).ndim() as u32;
     let permutation: Vec<u32> = [0, ndim - 1].into_iter().chain(1..ndim - 1).collect();
     Ok(cx.b.transpose(x, &permutation)?)
 }
 
-/// Refuses labels that are not one for each position: `[n, d..]` for `[n, d.., c]`.
+/// Checks that there is one label for each position: `[n, d..]` for `[n, d.., c]`.
 fn check_positions(cx: &Context, logits: ValueId, labels: ValueId) -> Result<(), Problem> {
     let (logits, labels) = (cx.ty(logits), cx.ty(labels));
     let positions: &[Dim] = logits.dims.split_last().map_or(&[], |(_, positions)| positions);

@@ -39,19 +39,19 @@ pub enum Attribute {
     Types(Vec<ValueType>),
 }
 
-/// A sparse tensor: `values[i]` stands at `indices[i]` (linear, or one index a dim), zeros elsewhere.
+/// A sparse tensor: `values[i]` is at `indices[i]` (linear, or one index per dim); all other elements are zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SparseTensor {
-    /// The dims of the whole.
+    /// The dims of the whole tensor.
     pub dims: Vec<usize>,
-    /// The values that are not zero.
+    /// The nonzero values.
     pub values: Tensor,
-    /// Where they stand.
+    /// The indices of these values.
     pub indices: Tensor,
 }
 
 impl Attribute {
-    /// The name of its kind in `AttributeProto`, for messages.
+    /// Returns the name of the attribute's kind in `AttributeProto`, for messages.
     pub fn kind(&self) -> &'static str {
         kind_name(self.proto_type())
     }
@@ -75,7 +75,7 @@ impl Attribute {
         }
     }
 
-    /// The graphs in it.
+    /// Returns the graphs in the attribute.
     pub fn graphs(&self) -> &[Graph] {
         match self {
             Attribute::Graph(graph) => std::slice::from_ref(graph),
@@ -84,7 +84,7 @@ impl Attribute {
         }
     }
 
-    /// About how many bytes a copy of it takes, tensor data (which is shared) left out.
+    /// Estimates the bytes of a copy, without tensor data (which is shared).
     pub(super) fn weight(&self) -> usize {
         const TENSOR: usize = 256;
         64 + match self {
@@ -131,7 +131,7 @@ pub(super) fn kind_name(kind: AttributeType) -> &'static str {
     }
 }
 
-/// Which field of the attribute counts: what `type` says, or, in files that leave it out, the only field there is.
+/// Returns the kind of an attribute: from `type` or, in files without it, from the only field that is set.
 pub(super) fn kind_of(proto: &AttributeProto) -> Result<AttributeType, String> {
     let name = quoted(proto.name.as_deref().unwrap_or_default());
     let code = proto.r#type.unwrap_or(0);
@@ -172,7 +172,7 @@ fn present_fields(proto: &AttributeProto) -> Vec<AttributeType> {
     fields.into_iter().filter_map(|(present, kind)| present.then_some(kind)).collect()
 }
 
-/// Text from bytes that must be UTF-8.
+/// Returns the text of bytes that must be UTF-8.
 pub(super) fn text(bytes: &[u8], attribute: &str) -> Result<String, Problem> {
     let text = std::str::from_utf8(bytes);
     text.map(str::to_owned)

@@ -1,4 +1,4 @@
-//! Builds a [`Graph`] from its messages: nodes and attributes decoded, functions inlined on the way.
+//! The construction of a [`Graph`] from its messages: nodes and attributes are decoded, and functions inlined.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -13,21 +13,21 @@ use crate::error::{Problem, Problems, quoted};
 use crate::proto::{FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::tensor::{Tensor, TensorSource};
 
-/// Subgraphs and calls nest at most this deep.
+/// The deepest nesting of subgraphs and calls.
 pub(super) const DEPTH_LIMIT: usize = 64;
-/// What inlining may add, in bytes of names, nodes and converted tensors: a file of a kilobyte can ask for 2^100.
+/// The most bytes (of names, nodes and converted tensors) that inlining may add. A file of a kilobyte can ask for 2^100.
 const INLINE_LIMIT: usize = 128 << 20;
 
-/// Builds one model's graph.
+/// The builder of a model's graph.
 pub(super) struct Builder<'a> {
     pub(super) functions: BTreeMap<FunctionKey<'a>, &'a FunctionProto>,
     pub(super) function_imports: BTreeMap<FunctionKey<'a>, Rc<Imports>>,
-    /// All names of values in use, so that new ones are new.
+    /// All names of values in use. New names must differ from them.
     pub(super) taken: BTreeSet<String>,
-    /// Values whose definition could not be read: to say that nothing defines them would mislead.
+    /// Values whose definition could not be read. They are not reported as undefined, which would be misleading.
     pub(super) broken: BTreeSet<String>,
     pub(super) problems: &'a mut Problems,
-    /// How often a new name was wanted.
+    /// The number of times that each new name was requested.
     pub(super) wanted: BTreeMap<String, usize>,
     pub(super) files: &'a mut ExternalFiles,
     inlined: usize,
@@ -58,7 +58,7 @@ impl<'a> Builder<'a> {
         builder
     }
 
-    /// The main graph.
+    /// Builds the main graph.
     pub(super) fn model_graph(&mut self, proto: &'a GraphProto, imports: &Imports) -> Graph {
         collect_names(proto, &mut self.taken);
         let graph = self.graph(proto, &mut Scope::main(Rc::new(imports.clone())));
@@ -70,7 +70,7 @@ impl<'a> Builder<'a> {
         graph
     }
 
-    /// A graph; its names are declared in `scope` by the caller.
+    /// Builds a graph. The caller has declared its names in `scope`.
     pub(super) fn graph(&mut self, proto: &'a GraphProto, scope: &mut Scope<'a>) -> Graph {
         let mut graph = Graph { name: proto.name.clone().unwrap_or_default(), ..Graph::default() };
         for initializer in &proto.initializer {
@@ -106,7 +106,7 @@ impl<'a> Builder<'a> {
         graph
     }
 
-    /// Declared types of inner values; those of names that do not exist say nothing.
+    /// Adds the declared types of inner values. Types of unknown names are ignored.
     pub(super) fn value_types(&mut self, infos: &[ValueInfoProto], scope: &Scope<'a>, graph: &mut Graph) {
         for info in infos {
             let Some(name) = scope.lookup(info.name.as_deref().unwrap_or_default()) else { continue };
@@ -116,7 +116,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Before IR 4 every initializer had to be an input as well; it is one value, and its declared type must fit.
+    /// Removes inputs that have an initializer, as IR versions before 4 required. The declared type of such an input must fit.
     fn drop_inputs_with_initializers(&mut self, graph: &mut Graph) {
         let tensors: BTreeMap<&str, &Tensor> =
             graph.tensors.iter().map(|tensor| (&tensor.name[..], tensor)).collect();
@@ -150,7 +150,7 @@ impl<'a> Builder<'a> {
         values
     }
 
-    /// The value that `name` means, or a problem that says who asks.
+    /// Returns the value of `name`, or reports a problem at the place that `asker` returns.
     pub(super) fn resolve(&mut self, name: &str, scope: &Scope<'a>, asker: impl Fn() -> String) -> String {
         scope.lookup(name).unwrap_or_else(|| {
             let function = scope.call.as_ref().map_or("", |call| &call.function);
@@ -161,7 +161,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// One node: a call is inlined, a `Constant` becomes a tensor, anything else a [`Node`].
+    /// Adds one node: a call is inlined, a `Constant` becomes a tensor, any other node a [`Node`].
     pub(super) fn node(&mut self, proto: &'a NodeProto, scope: &mut Scope<'a>, graph: &mut Graph) {
         let key = function_key(proto);
         if let Some(&function) = self.functions.get(&key) {
@@ -179,7 +179,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A node with its names resolved and its attributes decoded.
+    /// Returns a node with its names resolved and its attributes decoded.
     pub(super) fn plain_node(&mut self, proto: &'a NodeProto, scope: &mut Scope<'a>) -> Option<Node> {
         let mut node = self.named_node(proto, scope)?;
         let label = node.label();
@@ -202,7 +202,7 @@ impl<'a> Builder<'a> {
         Some(node)
     }
 
-    /// A node with all but its values and attributes.
+    /// Returns a node without its values and attributes.
     fn named_node(&mut self, proto: &NodeProto, scope: &Scope<'a>) -> Option<Node> {
         let domain = canonical_domain(proto.domain.as_deref().unwrap_or_default());
         let name = proto.name.as_deref().unwrap_or_default();
@@ -232,7 +232,7 @@ impl<'a> Builder<'a> {
         Some(node)
     }
 
-    /// Every operator's domain must be imported: only that says its version.
+    /// Checks that the domain of an operator is imported, because only the import gives its version.
     fn check_imported(&mut self, node: &Node, imports: &Imports) {
         if header::version(imports, &node.domain).is_none()
             && self.reported_domains.insert(node.domain.clone())
@@ -246,7 +246,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Adds the tensor `name`, unless it could not be read.
+    /// Adds the tensor `name`, or marks it as broken if it could not be read.
     fn add(&mut self, tensor: Option<Tensor>, name: &str, graph: &mut Graph) {
         match tensor {
             Some(tensor) => graph.tensors.push(tensor),
@@ -265,7 +265,7 @@ impl<'a> Builder<'a> {
         self.problems.keep(tensor(proto, name, source, self.files))
     }
 
-    /// Counts what inlining adds. `None`, with a problem the first time: too much.
+    /// Counts the bytes that inlining adds. `None` over the limit; the first time, a problem is reported.
     pub(super) fn charge(&mut self, bytes: usize) -> Option<()> {
         let before = self.inlined;
         self.inlined = before.saturating_add(bytes);
@@ -280,12 +280,12 @@ impl<'a> Builder<'a> {
         (self.inlined <= INLINE_LIMIT).then_some(())
     }
 
-    /// Whether the limit of inlining has been reached.
+    /// Whether the limit of inlining is exceeded.
     pub(super) fn exhausted(&self) -> bool {
         self.inlined > INLINE_LIMIT
     }
 
-    /// Counts what a converted tensor in a function's body takes; one in `raw_data` takes nothing.
+    /// Counts the bytes of a converted tensor in a function's body. A tensor in `raw_data` needs no conversion.
     pub(super) fn charge_tensor(&mut self, proto: &TensorProto, scope: &Scope<'a>) {
         if scope.call.is_some() {
             let typed = proto.float_data.len() + proto.int32_data.len() + proto.string_data.len();
@@ -296,7 +296,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// What a node would call.
+/// Returns the key of the function that a node would call.
 pub(super) fn function_key(node: &NodeProto) -> FunctionKey<'_> {
     (
         canonical_domain(node.domain.as_deref().unwrap_or_default()),
@@ -305,7 +305,7 @@ pub(super) fn function_key(node: &NodeProto) -> FunctionKey<'_> {
     )
 }
 
-/// All names of values in a graph and its subgraphs.
+/// Collects all names of values in a graph and its subgraphs.
 fn collect_names(graph: &GraphProto, names: &mut BTreeSet<String>) {
     let values = [&graph.input, &graph.output, &graph.value_info];
     names.extend(values.into_iter().flatten().filter_map(|info| info.name.clone()));

@@ -1,5 +1,5 @@
-//! Inlining: a call of a function of the model becomes the nodes of its body.
-//! Invariants: an inner value gets a name that nothing else has; recursion and unbounded growth are refused.
+//! Inlining: a call of a function of the model becomes the nodes of its body. Invariants: an inner value gets a unique name;
+//! recursion and unbounded growth are refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::error::{Problem, quoted};
 use crate::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
 
 impl<'a> Builder<'a> {
-    /// Takes note of a function that nodes may call.
+    /// Declares a function that nodes may call.
     pub(super) fn declare_function(&mut self, function: &'a FunctionProto, model: &Imports) {
         let key: FunctionKey = (
             canonical_domain(function.domain.as_deref().unwrap_or_default()),
@@ -69,7 +69,7 @@ impl<'a> Builder<'a> {
         self.value_types(&function.value_info, &inner, graph);
     }
 
-    /// The function's attributes for this call: what the caller gives, else the default, else nothing.
+    /// Returns the function's attributes for this call: the caller's value, the default, or `None`.
     fn arguments(
         &mut self,
         function: &'a FunctionProto,
@@ -99,8 +99,8 @@ impl<'a> Builder<'a> {
         self.problems.keep(value).flatten()
     }
 
-    /// What each name in the function's body means: the caller's inputs and outputs, and new names for the rest.
-    /// An output that the body does not define, but passes on, becomes an Identity.
+    /// Binds each name in the function's body to a value: the caller's inputs and outputs, and new names for all other values. An
+    /// output that the body only passes on becomes an Identity.
     fn bind(
         &mut self,
         function: &FunctionProto,
@@ -140,7 +140,7 @@ impl<'a> Builder<'a> {
         names
     }
 
-    /// New names for the values of a subgraph, when it stands in a function.
+    /// Makes new names for the values of a subgraph within a function.
     pub(super) fn declare_subgraph_names(&mut self, proto: &GraphProto, scope: &mut Scope<'a>) {
         let (Some(scopes), Some(call)) = (&mut scope.names, &scope.call) else { return };
         let inputs = proto.input.iter().filter_map(|info| info.name.as_ref());
@@ -156,7 +156,7 @@ impl<'a> Builder<'a> {
         scopes.push(names);
     }
 
-    /// `prefix/name`, with a number behind it when there is such a value already.
+    /// Returns `prefix/name`, followed by a number if such a value already exists.
     fn fresh(&mut self, prefix: &str, name: &str) -> String {
         self.charge(3 * (prefix.len() + name.len()) + 64);
         let wanted = format!("{prefix}/{name}");
@@ -171,7 +171,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// How a function is called in messages: `domain.name`, with its overload behind a colon.
+/// Returns the name of a function in messages: `domain.name`, followed by a colon and its overload.
 fn shown((domain, name, overload): FunctionKey<'_>) -> String {
     let domain = if domain.is_empty() { "ai.onnx" } else { domain };
     let overload = if overload.is_empty() { String::new() } else { format!(":{overload}") };

@@ -1,4 +1,4 @@
-//! `Constant` nodes: each becomes the tensor it yields.
+//! `Constant` nodes, each of which becomes a tensor.
 
 use bytes::Bytes;
 
@@ -6,7 +6,7 @@ use super::{Attribute, Node};
 use crate::error::Problem;
 use crate::tensor::{ElementType, Tensor, TensorBytes, TensorSource};
 
-/// The names of a `Constant` node's attributes, of which it has exactly one.
+/// The names of the attributes of a `Constant` node, which has exactly one of them.
 pub(crate) const VALUE_ATTRIBUTES: [&str; 8] = [
     "value",
     "value_float",
@@ -18,7 +18,7 @@ pub(crate) const VALUE_ATTRIBUTES: [&str; 8] = [
     "sparse_value",
 ];
 
-/// The tensor of a `Constant` node, whose attribute is taken out of it.
+/// Returns the tensor of a `Constant` node. The tensor is moved out of the node's attribute.
 pub(super) fn value(node: &mut Node, source: TensorSource) -> Result<Tensor, Problem> {
     let [output] = &node.outputs[..] else {
         return Err(Problem::new(format!("a Constant has one output; this node has {}", node.outputs.len())));

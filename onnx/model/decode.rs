@@ -1,4 +1,4 @@
-//! Decodes attributes, and with them the subgraphs of control-flow operators.
+//! The decoding of attributes, including the subgraphs of control-flow operators.
 
 use super::attribute::{self, kind_name};
 use super::build::{Builder, DEPTH_LIMIT};
@@ -10,7 +10,7 @@ use crate::proto::{AttributeProto, AttributeType, GraphProto, SparseTensorProto,
 use crate::tensor::{Tensor, TensorSource};
 
 impl<'a> Builder<'a> {
-    /// Decodes an attribute; `None`: it refers to an attribute that the caller left out.
+    /// Decodes an attribute. `None` if it refers to an attribute that the caller left out.
     pub(super) fn attribute(
         &mut self,
         proto: &'a AttributeProto,
@@ -77,7 +77,7 @@ impl<'a> Builder<'a> {
         tensor(proto, inner, TensorSource::Inner, self.files)
     }
 
-    /// The value of an attribute of the function around.
+    /// Returns the value of an attribute of the surrounding function.
     fn referred(
         &mut self,
         proto: &AttributeProto,
@@ -129,7 +129,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The body of a control-flow operator.
+    /// Builds the body of a control-flow operator.
     fn subgraph(&mut self, proto: &'a GraphProto, scope: &mut Scope<'a>) -> Result<Graph, Problem> {
         if scope.depth >= DEPTH_LIMIT {
             return Err(Problem::new(format!(

@@ -1,6 +1,6 @@
-//! Files: the model itself, and the external data beside it, mapped into memory and never copied.
-//! Invariant: a location inside a model cannot name a file outside the model's folder. A hub's cache has one exception: its folders
-//! `snapshots/REVISION/…` hold links to files in `blobs` beside `snapshots`.
+//! The external data files of a model, mapped into memory and never copied. Invariant: a location inside a model cannot name a
+//! file outside of the model's folder. The cache of a hub is an exception: its folders `snapshots/REVISION/…` hold links to files
+//! in `blobs` beside `snapshots`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,17 +18,17 @@ use crate::tensor::{TensorBytes, TensorSource};
 pub(crate) struct ExternalFiles {
     folder: Option<PathBuf>,
     mapped: BTreeMap<String, Result<Option<Bytes>, String>>,
-    /// The locations that are links into a hub's cache, with their targets.
+    /// The locations that are links into the cache of a hub, with their targets.
     linked: BTreeMap<String, PathBuf>,
 }
 
 impl ExternalFiles {
-    /// `folder` is the model's; without one every file is absent.
+    /// Starts without mapped files. `folder` is the model's folder; without it every file is absent.
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
         Self { folder, mapped: BTreeMap::new(), linked: BTreeMap::new() }
     }
 
-    /// The bytes of a tensor; a problem when its file is not there.
+    /// Returns the bytes of a tensor, or a problem if its file is missing.
     pub(crate) fn load(&mut self, proto: &TensorProto) -> Result<Bytes, Problem> {
         let name = proto.name.as_deref().unwrap_or_default();
         let tensor = tensor(proto, name, TensorSource::Inner, self)?;
@@ -44,7 +44,7 @@ impl ExternalFiles {
         }
     }
 
-    /// The bytes of the file at `location`; `None`: there is no such file.
+    /// Returns the bytes of the file at `location`; `None` if there is no such file.
     pub(super) fn get(&mut self, location: &str) -> Result<Option<Bytes>, String> {
         if let Some(known) = self.mapped.get(location) {
             return known.clone();
@@ -66,7 +66,7 @@ impl ExternalFiles {
         found
     }
 
-    /// A warning for each location that was read through a link into a hub's cache.
+    /// Returns a warning for each location that was read through a link into the cache of a hub.
     pub(super) fn warnings(&self) -> Vec<Problem> {
         let warning = |(location, target): (&String, &PathBuf)| {
             let (location, target) = (quoted(location), target.display());
@@ -85,7 +85,7 @@ fn check(location: &str) -> Result<(), String> {
         return Err(format!("external data location {shown} is not a path"));
     }
     let path = Path::new(location);
-    // Windows paths are refused everywhere, so that a model means the same on every machine.
+    // Windows paths are refused on every system, so that a model has the same meaning everywhere.
     let windows =
         location.starts_with('\\') || location.get(1..3).is_some_and(|text| text == ":\\" || text == ":/");
     if path.is_absolute() || windows {
@@ -103,20 +103,20 @@ fn check(location: &str) -> Result<(), String> {
 /// A file of external data.
 struct Found {
     target: PathBuf,
-    /// Whether it is outside of the model's folder, in the hub's cache that the folder belongs to.
+    /// Whether the file is outside of the model's folder, in the hub's cache to which the folder belongs.
     is_in_cache: bool,
 }
 
-/// Whether a file lies in the cache of a hub that a folder belongs to: `blobs/…` beside `snapshots/REVISION/…`.
+/// Returns whether a file lies in the hub's cache to which a folder belongs: `blobs/…` beside `snapshots/REVISION/…`.
 fn is_in_cache(folder: &Path, target: &Path) -> bool {
     let is_snapshots = |path: &&Path| path.file_name().is_some_and(|name| name == "snapshots");
-    // The folder is in a revision, and no snapshot itself.
+    // The folder is within a revision, so `snapshots` is one of its ancestors.
     let snapshots = folder.ancestors().skip(1).find(is_snapshots);
     let blobs = snapshots.and_then(Path::parent).map(|cache| cache.join("blobs"));
     blobs.is_some_and(|blobs| target.parent() == Some(&blobs))
 }
 
-/// Finds `folder/location`, unless a symbolic link leads out of the folder.
+/// Finds `folder/location`. A symbolic link must not lead out of the folder, except into the cache of its hub.
 fn find_inside(folder: &Path, location: &str) -> Result<Option<Found>, String> {
     let failed =
         |path: &Path, error: io::Error| format!("cannot read external data {}: {error}", path.display());

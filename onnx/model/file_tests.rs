@@ -1,4 +1,4 @@
-//! Files on disk: the test data, and external data.
+//! Tests with files on disk: the test data, and external data.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn odd_but_valid_files_load() {
     assert!(external.graph.tensors.iter().all(|tensor| tensor.present().is_some()));
 }
 
-/// A model beside a file `data` of 16 bytes, whose initializer `w` (f32[2]) lies where `entries` say.
+/// Writes a model beside a file `data` of 16 bytes; the initializer `w` (f32[2]) lies in it as `entries` say. Loads the model.
 fn external(folder: &Path, entries: &[(&str, &str)]) -> Result<Model, LoadError> {
     let entry = |&(key, value): &(&str, &str)| StringStringEntryProto {
         key: Some(key.into()),
@@ -188,7 +188,7 @@ fn links_of_a_hubs_cache_are_followed_and_told() {
         warnings.iter().any(|warning| warning.contains("are read from") && warning.contains("blobs/2222")),
         "{warnings:?}"
     );
-    // Another cache, and a folder of blobs that belongs to none.
+    // Blobs of another cache, and a folder of blobs that belongs to no cache.
     fs::copy(blobs.join("2222"), cache.path().join("models--b/blobs/2222")).unwrap();
     link("external-ok.bin", "../../../../models--b/blobs/2222");
     assert!(Model::load(&path).unwrap_err().to_string().contains("outside the model's folder"));

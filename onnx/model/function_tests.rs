@@ -1,10 +1,10 @@
-//! Inlining of functions.
+//! Tests of the inlining of functions.
 
 use super::samples::*;
 use super::*;
 use crate::proto::{AttributeType, StringStringEntryProto};
 
-/// `op(inputs) -> outputs` of every node.
+/// Returns `op(inputs) -> outputs` for every node.
 fn shown(graph: &Graph) -> Vec<String> {
     let line =
         |node: &Node| format!("{}({}) -> {}", node.op_type, node.inputs.join(", "), node.outputs.join(", "));

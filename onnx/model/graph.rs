@@ -6,30 +6,30 @@ use super::{Attribute, Value, ValueType};
 use crate::error::{Problem, quoted};
 use crate::tensor::Tensor;
 
-/// A graph: that of the model, or the body of a control-flow operator.
+/// A graph: the graph of the model, or the body of a control-flow operator.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The values it is given: for the model, those that have no initializer.
+    /// The inputs; in the main graph, those without an initializer.
     pub inputs: Vec<Value>,
-    /// The values it yields.
+    /// The outputs.
     pub outputs: Vec<Value>,
     /// Initializers, then the values of `Constant` nodes (which are not among the nodes), in the file's order.
     pub tensors: Vec<Tensor>,
-    /// Operators, definitions before uses; in the file's order where that allows it.
+    /// The nodes, definitions before uses, and otherwise in the file's order.
     pub nodes: Vec<Node>,
-    /// The declared types of inner values, by name. They are hints: nothing has checked them.
+    /// The declared types of inner values, by name. They are only hints, and were not checked.
     pub value_types: BTreeMap<String, ValueType>,
 }
 
 impl Graph {
-    /// The tensor that defines the value `name`.
+    /// Returns the tensor that defines the value `name`.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
-    /// About how many bytes a copy of it takes, tensor data (which is shared) left out.
+    /// Estimates the bytes of a copy, without tensor data (which is shared).
     pub(super) fn weight(&self) -> usize {
         let nodes = self.nodes.iter().map(|node| {
             let names = node.inputs.iter().chain(&node.outputs).map(|name| 24 + name.len());
@@ -44,33 +44,33 @@ impl Graph {
     }
 }
 
-/// One application of an operator. Model functions are inlined, so every operator is one of its domain's.
+/// An application of an operator. Model functions are inlined, so every operator belongs to its domain's operator set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Node {
-    /// The node's name in the file, behind the path of the calls it was inlined from; may be empty.
+    /// The node's name in the file, after the path of the calls from which it was inlined; may be empty.
     pub name: String,
     /// The operator.
     pub op_type: String,
-    /// Its domain; empty for `ai.onnx`.
+    /// The domain; empty for `ai.onnx`.
     pub domain: String,
-    /// Which of the operator's overloads; mostly empty.
+    /// The overload of the operator; mostly empty.
     pub overload: String,
-    /// The version of the domain's operator set that the node is written against.
+    /// The version of the domain's operator set that the node uses.
     pub opset: i64,
-    /// The values it reads; an empty name is an optional input left out.
+    /// The values that the node reads. An empty name is an optional input that is left out.
     pub inputs: Vec<String>,
-    /// The values it defines; an empty name is an optional output left out.
+    /// The values that the node defines. An empty name is an optional output that is left out.
     pub outputs: Vec<String>,
     /// Attributes by name.
     pub attributes: BTreeMap<String, Attribute>,
-    /// `metadata_props`, also of the calls it was inlined from (`pkg.torch.onnx.name_scopes`: module path).
+    /// The `metadata_props` of the node and of the calls from which it was inlined (`pkg.torch.onnx.name_scopes`: module path).
     pub metadata: BTreeMap<String, String>,
-    /// The model function it was inlined from.
+    /// The model function from which the node was inlined.
     pub function: Option<String>,
 }
 
 impl Node {
-    /// Which node this is, for messages: `node "/h/Gemm" (Gemm, opset 20)`.
+    /// Returns the place of the node, for messages: `node "/h/Gemm" (Gemm, opset 20)`.
     pub fn label(&self) -> String {
         let name = match (&self.name[..], self.outputs.iter().find(|output| !output.is_empty())) {
             ("", Some(output)) => format!("the node of value {}", quoted(output)),
@@ -81,17 +81,17 @@ impl Node {
         format!("{name} ({domain}{}, opset {}{function})", self.op_type, self.opset)
     }
 
-    /// The value at this input; `None`: it is left out.
+    /// Returns the value at this input; `None` if it is left out.
     pub fn input(&self, index: usize) -> Option<&str> {
         self.inputs.get(index).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// The value at this output; `None`: it is left out.
+    /// Returns the value at this output; `None` if it is left out.
     pub fn output(&self, index: usize) -> Option<&str> {
         self.outputs.get(index).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// The value at this input, which the operator needs.
+    /// Returns the value at this input, which the operator requires.
     pub fn required_input(&self, index: usize) -> Result<&str, Problem> {
         self.input(index).ok_or_else(|| {
             let message =
@@ -100,7 +100,7 @@ impl Node {
         })
     }
 
-    /// An INT attribute; `Ok(None)` without one, a problem when it is of another type.
+    /// Returns an INT attribute. `Ok(None)` if it is left out; a problem if it has another type.
     pub fn int(&self, name: &str) -> Result<Option<i64>, Problem> {
         self.typed(name, "INT", |attribute| match attribute {
             Attribute::Int(value) => Some(*value),
@@ -108,7 +108,7 @@ impl Node {
         })
     }
 
-    /// A FLOAT attribute.
+    /// Returns a FLOAT attribute, as [`Self::int`] does.
     pub fn float(&self, name: &str) -> Result<Option<f32>, Problem> {
         self.typed(name, "FLOAT", |attribute| match attribute {
             Attribute::Float(value) => Some(*value),
@@ -116,7 +116,7 @@ impl Node {
         })
     }
 
-    /// A STRING attribute.
+    /// Returns a STRING attribute, as [`Self::int`] does.
     pub fn string(&self, name: &str) -> Result<Option<&str>, Problem> {
         self.typed(name, "STRING", |attribute| match attribute {
             Attribute::String(value) => Some(value.as_str()),
@@ -124,7 +124,7 @@ impl Node {
         })
     }
 
-    /// An INTS attribute.
+    /// Returns an INTS attribute, as [`Self::int`] does.
     pub fn ints(&self, name: &str) -> Result<Option<&[i64]>, Problem> {
         self.typed(name, "INTS", |attribute| match attribute {
             Attribute::Ints(values) => Some(values.as_slice()),
@@ -132,7 +132,7 @@ impl Node {
         })
     }
 
-    /// A FLOATS attribute.
+    /// Returns a FLOATS attribute, as [`Self::int`] does.
     pub fn floats(&self, name: &str) -> Result<Option<&[f32]>, Problem> {
         self.typed(name, "FLOATS", |attribute| match attribute {
             Attribute::Floats(values) => Some(values.as_slice()),
@@ -140,7 +140,7 @@ impl Node {
         })
     }
 
-    /// A STRINGS attribute.
+    /// Returns a STRINGS attribute, as [`Self::int`] does.
     pub fn strings(&self, name: &str) -> Result<Option<&[String]>, Problem> {
         self.typed(name, "STRINGS", |attribute| match attribute {
             Attribute::Strings(values) => Some(values.as_slice()),
@@ -148,7 +148,7 @@ impl Node {
         })
     }
 
-    /// A TENSOR attribute.
+    /// Returns a TENSOR attribute, as [`Self::int`] does.
     pub fn tensor(&self, name: &str) -> Result<Option<&Tensor>, Problem> {
         self.typed(name, "TENSOR", |attribute| match attribute {
             Attribute::Tensor(tensor) => Some(tensor),
@@ -156,7 +156,7 @@ impl Node {
         })
     }
 
-    /// A GRAPH attribute.
+    /// Returns a GRAPH attribute, as [`Self::int`] does.
     pub fn graph(&self, name: &str) -> Result<Option<&Graph>, Problem> {
         self.typed(name, "GRAPH", |attribute| match attribute {
             Attribute::Graph(graph) => Some(&**graph),

@@ -1,4 +1,4 @@
-//! Headers, order, definitions, attributes and constants.
+//! Tests of headers, order, definitions, attributes and constants.
 
 use super::samples::*;
 use super::*;

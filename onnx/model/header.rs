@@ -1,27 +1,27 @@
-//! The checks of a model's header: format version, operator sets, and what the reader leaves aside.
+//! The checks of a model's header: format version, operator sets, and ignored parts.
 
 use std::collections::BTreeMap;
 
 use crate::error::{Problem, Problems, quoted};
 use crate::proto::{ModelProto, OperatorSetIdProto};
 
-/// The oldest and newest format that is read.
+/// The oldest and newest supported version of the format.
 pub(super) const IR_VERSIONS: (i64, i64) = (3, 14);
-/// The oldest and newest operator set of `ai.onnx` that is read.
+/// The oldest and newest supported operator set of `ai.onnx`.
 pub(super) const OPSETS: (i64, i64) = (5, 28);
 
-/// Operator sets by domain; `ai.onnx` is the empty domain.
+/// Operator sets by domain. `ai.onnx` is the empty domain.
 pub(super) type Imports = BTreeMap<String, i64>;
 
-/// The domain of ONNX Runtime's own operators, which has had one version: files that do not import it mean that one.
+/// The domain of ONNX Runtime's own operators. It has only one version, which also applies to files that do not import it.
 const MICROSOFT: &str = "com.microsoft";
 
-/// The version of a domain that a file imports, or that it has to mean.
+/// Returns the version of a domain that a file imports, or the only version that the domain has.
 pub(super) fn version(imports: &Imports, domain: &str) -> Option<i64> {
     imports.get(domain).copied().or((domain == MICROSOFT).then_some(1))
 }
 
-/// The one spelling of a domain.
+/// Returns the canonical spelling of a domain.
 pub(super) fn canonical_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
@@ -49,7 +49,7 @@ pub(super) fn check_ir_version(model: &ModelProto, problems: &mut Problems) -> i
     }
 }
 
-/// The operator sets that a model or a function imports; `place` names it.
+/// Returns the operator sets that a model or a function imports; `place` names it in errors.
 pub(super) fn imports(entries: &[OperatorSetIdProto], place: &str, problems: &mut Problems) -> Imports {
     let mut imports = Imports::new();
     for entry in entries {
@@ -72,7 +72,7 @@ pub(super) fn imports(entries: &[OperatorSetIdProto], place: &str, problems: &mu
     imports
 }
 
-/// What the reader leaves aside.
+/// Returns warnings about ignored parts of the model.
 pub(super) fn warnings(model: &ModelProto) -> Vec<Problem> {
     let mut warnings = Vec::new();
     if !model.training_info.is_empty() {

@@ -1,4 +1,4 @@
-//! No bytes make loading panic, or take memory out of proportion.
+//! Tests with hostile files: no bytes may make loading panic, or take memory out of proportion to the file.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -17,18 +17,18 @@ thread_local! {
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, which also counts what each thread holds.
+/// The system's allocator, with counters of the bytes that each thread holds.
 struct Counting;
 
 fn count(change: isize) {
-    // Threads that end free memory after their counters are gone; those need no count.
+    // A thread that ends may free memory after its counters are gone; this memory need not be counted.
     let _ = LIVE.try_with(|live| {
         live.set(live.get() + change);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
     });
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is.
+// SAFETY: every call is passed on unchanged to the system's allocator.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that `work` held at once, at most, beyond what was held before.
+/// Returns the most bytes that `work` held at once, beyond those held before.
 fn peak_of(work: impl FnOnce()) -> usize {
     let before = LIVE.get();
     PEAK.set(before);
@@ -53,7 +53,7 @@ fn peak_of(work: impl FnOnce()) -> usize {
     (PEAK.get() - before) as usize
 }
 
-/// A model with a bit of everything: functions, subgraphs, constants, typed and raw data.
+/// Returns a model with all kinds of content: functions, subgraphs, constants, typed and raw data.
 fn varied() -> Vec<u8> {
     let inner = body(vec![node("Neg", &["x"], &["inner"])], "inner");
     let f = function("F", &["a"], &["r"], vec![node("Neg", &["a"], &["t"]), call("G", &["t"], &["r"])]);
@@ -78,7 +78,7 @@ fn loads_within_bounds(file: Vec<u8>) {
     let size = file.len();
     let file = Bytes::from(file);
     let peak = peak_of(|| drop(Model::from_bytes(file, None)));
-    // Names, nodes and messages of so small a file take some room of their own.
+    // Names, nodes and messages of such a small file take some memory of their own.
     assert!(peak < 10 * size + (256 << 10), "{peak} bytes for a file of {size}");
 }
 
@@ -150,10 +150,10 @@ fn sizes_that_a_tensor_only_claims_are_not_allocated() {
     assert!(peak_of(|| drop(Model::from_bytes(file, None))) < 100_000);
 }
 
-/// So many fields that handling each of them slowly, or more than once, would be seen.
+/// A number of fields so large that handling each of them slowly, or repeatedly, would be noticed.
 const MANY: usize = 10_000_000;
 
-/// A field of a message that holds `content`, which is encoded.
+/// Returns the encoded field of a message with this content.
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
     let mut bytes = vec![number << 3 | 2];
     prost::encoding::encode_varint(content.len() as u64, &mut bytes);
@@ -161,7 +161,7 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A valid model to whose graph these bytes are appended.
+/// Returns a valid model with these bytes appended to its graph.
 fn with_graph_bytes(appended: &[u8]) -> Bytes {
     let mut model = model(vec![node("Relu", &["x"], &["y"])]);
     let mut graph = model.graph.take().unwrap().encode_to_vec();
@@ -171,13 +171,13 @@ fn with_graph_bytes(appended: &[u8]) -> Bytes {
     file.into()
 }
 
-/// What is said of a file, after a look at how much memory that takes.
+/// Returns the problems of a file as text, and checks the memory that loading takes.
 fn said_within_bounds(file: Bytes) -> String {
     let size = file.len();
     let mut said = String::new();
     let peak =
         peak_of(|| said = Model::from_bytes(file, None).map_or_else(|e| e.to_string(), |_| "loads".into()));
-    // As many structs as the walk admits, and vectors that grow by doubling.
+    // The checker admits this much memory for structs, and vectors grow by doubling.
     assert!(peak < 64 * size, "{peak} bytes for a file of {size}: {said}");
     assert!(said.len() < 100_000, "{} bytes are said", said.len());
     said
@@ -185,25 +185,25 @@ fn said_within_bounds(file: Bytes) -> String {
 
 #[test]
 fn ten_million_fields_of_any_kind_are_read_or_refused_in_bounded_memory() {
-    // Empty nodes, initializers, inputs, value types: two bytes each, hundreds when decoded.
+    // Empty nodes, initializers, inputs and value types: two bytes each, and hundreds of bytes when decoded.
     for number in [1, 5, 11, 13] {
         let said = said_within_bounds(with_graph_bytes(&[number << 3 | 2, 0].repeat(MANY)));
         assert!(said.contains("bytes of the file would need"), "{said}");
     }
-    // Metadata without a key: all are one entry.
+    // Metadata without keys: all of it is one entry.
     let said = said_within_bounds(with_graph_bytes(&[0x82, 0x01, 0].repeat(MANY)));
     assert!(said == "loads" || said.contains("bytes of the file would need"), "{said}");
-    // A node that reads nothing ten million times over.
+    // A node with ten million empty inputs.
     let inputs = [0x0a, 0].repeat(MANY);
     let said = said_within_bounds(with_graph_bytes(&field(1, &[&inputs[..], &field(4, b"Sum")].concat())));
     assert_eq!(said, "loads");
-    // A tensor of ten million dims, packed and one by one.
+    // A tensor of ten million dims, packed and unpacked.
     let tensor = |dims: Vec<u8>| field(5, &[dims, field(8, b"w"), vec![2 << 3, 1]].concat());
     for dims in [field(1, &vec![1; MANY]), [1 << 3, 1].repeat(MANY)] {
         let said = said_within_bounds(with_graph_bytes(&tensor(dims)));
         assert!(said.contains("has 10000000 dims; at most 64 are supported"), "{said}");
     }
-    // The node again and again: each defines the same value.
+    // The same node many times: each copy defines the same value.
     let again = field(1, &node("Relu", &["x"], &["y"]).encode_to_vec()).repeat(MANY / 100);
     let said = said_within_bounds(with_graph_bytes(&again));
     assert!(said.contains("value \"y\" is defined twice") && said.contains("more problems"), "{said}");
@@ -211,10 +211,10 @@ fn ten_million_fields_of_any_kind_are_read_or_refused_in_bounded_memory() {
 
 #[test]
 fn ten_million_nested_messages_are_refused() {
-    // Written backwards, so that each level is put in front of the one inside.
+    // Written backwards, because each level is put in front of the one inside it.
     let mut reversed: Vec<u8> = Vec::new();
     for level in 0..MANY {
-        // A node of a graph of an attribute of a node, and so on.
+        // A node in a graph in an attribute of a node, and so on.
         let number = [1, 6, 5][level % 3];
         let mut head = vec![number << 3 | 2];
         prost::encoding::encode_varint(reversed.len() as u64, &mut head);

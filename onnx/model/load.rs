@@ -1,4 +1,4 @@
-//! Loading: map, decode, check, build.
+//! Loading of a model: map, decode, check, build.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use crate::proto::{ModelProto, expansion};
 use crate::record;
 use crate::tensor::TensorBytes;
 
-/// Structs may take this many times the file's size (small nodes take 15 times theirs) …
+/// The most bytes of structs for each byte of the file (small nodes take 15 times their size).
 const STRUCTS_PER_BYTE: usize = 32;
-/// … and this much more, so that small files need no thought.
+/// The bytes of structs that any file may take in addition, so that small files are never refused.
 const STRUCTS_FREE: usize = 16 << 20;
 
 impl Model {
-    /// Loads the model at `path`. The file is mapped, and its tensors stay in the map: it must not be changed in
-    /// place while the model lives. The error has every problem that was found.
+    /// Loads the model at `path`. The file is mapped, and its tensors stay mapped: the file must not be changed in place while the
+    /// model exists. The error has every problem that was found.
     pub fn load(path: &Path) -> Result<Model, LoadError> {
         Self::load_with(path, false)
     }
 
-    /// As [`Self::load`]. With `untied`, tensors that the exporter merged because their bytes are equal are separated also
-    /// where nothing says whose they were.
+    /// Loads a model as [`Self::load`] does. With `untied`, tensors that the exporter merged because their bytes are equal are
+    /// separated even where the file does not say to which parameters they belonged.
     pub fn load_with(path: &Path, untied: bool) -> Result<Model, LoadError> {
         let fail = |problems| LoadError { path: Some(path.to_owned()), problems };
         let file = files::map(path)
@@ -42,12 +42,12 @@ impl Model {
         Ok(model)
     }
 
-    /// Loads a model from memory. External data is looked for in `folder`; without one all of it is absent.
+    /// Loads a model from memory. External data is read from `folder`; without it all external data is absent.
     pub fn from_bytes(file: Bytes, folder: Option<&Path>) -> Result<Model, LoadError> {
         read(file, folder.map(Path::to_owned), false).map_err(|problems| LoadError { path: None, problems })
     }
 
-    /// The files of external data that are not there, each with the number of tensors that have their values in it.
+    /// Returns the missing files of external data, each with the number of tensors that it holds.
     pub fn missing_files(&self) -> BTreeMap<&str, usize> {
         let mut missing = BTreeMap::new();
         for tensor in &self.graph.tensors {
@@ -58,7 +58,7 @@ impl Model {
         missing
     }
 
-    /// The original messages of the file.
+    /// Returns the original messages of the file.
     pub fn proto(&self) -> &ModelProto {
         &self.proto
     }
@@ -104,7 +104,7 @@ fn read(file: Bytes, folder: Option<PathBuf>, untied: bool) -> Result<Model, Vec
     })
 }
 
-/// Decodes the messages, after a look at how much memory they will take.
+/// Decodes the messages, after estimating the memory that they will take.
 fn decode(file: Bytes) -> Result<ModelProto, Problem> {
     let not_onnx = |why: String| {
         let note = "an ONNX model is a protobuf file; was it cut off, or is it a Git LFS pointer?";

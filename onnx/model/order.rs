@@ -1,4 +1,4 @@
-//! One definition for each value, and definitions before uses.
+//! Checks that each value has one definition, and sorts nodes so that definitions come before uses.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -6,15 +6,14 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use super::{Graph, Node};
 use crate::error::{Problem, Problems, quoted};
 
-/// Checks the definitions of a graph and of its subgraphs, and sorts their nodes. A graph with problems comes
-/// back as far as it could be sorted.
-/// `broken` has values whose definition could not be read, which is a problem already.
+/// Checks the definitions of a graph and of its subgraphs, and sorts their nodes. A graph with problems is sorted as far as
+/// possible. `broken` has values whose definition could not be read, which has already been reported.
 pub(super) fn check_and_sort(mut graph: Graph, broken: &BTreeSet<String>, problems: &mut Problems) -> Graph {
     check(&mut graph, &mut BTreeSet::new(), broken, problems);
     graph
 }
 
-/// `around` has the values of the graphs around this one.
+/// Checks a graph; `around` has the values of outer graphs.
 fn check(
     graph: &mut Graph,
     around: &mut BTreeSet<String>,
@@ -56,7 +55,7 @@ fn check(
     }
 }
 
-/// The values of a graph; a second definition of one is a problem.
+/// Returns the values of a graph. A second definition of a value is a problem.
 fn definitions<'g>(graph: &'g Graph, around: &BTreeSet<String>, problems: &mut Problems) -> BTreeSet<String> {
     let inputs = graph.inputs.iter().map(|input| (&input.name, format!("input {}", quoted(&input.name))));
     let tensors = graph.tensors.iter().map(|tensor| (&tensor.name, tensor.label()));
@@ -79,7 +78,7 @@ fn definitions<'g>(graph: &'g Graph, around: &BTreeSet<String>, problems: &mut P
     first.into_keys().cloned().collect()
 }
 
-/// Sorts the nodes by their uses; what is in order stays as it is.
+/// Sorts the nodes by their uses. Nodes that are already in order keep it.
 fn sort(graph: &mut Graph, problems: &mut Problems) {
     let uses = uses(&graph.nodes);
     let mut waits: Vec<usize> = vec![0; graph.nodes.len()];
@@ -104,7 +103,7 @@ fn sort(graph: &mut Graph, problems: &mut Problems) {
     graph.nodes = order.into_iter().filter_map(|at| nodes[at].take()).collect();
 }
 
-/// For each node those that read what it defines, each once.
+/// Returns, for each node, the nodes that read its outputs, each once.
 fn uses(nodes: &[Node]) -> Vec<BTreeSet<usize>> {
     let mut definer: BTreeMap<&str, usize> = BTreeMap::new();
     for (at, node) in nodes.iter().enumerate() {
@@ -121,7 +120,7 @@ fn uses(nodes: &[Node]) -> Vec<BTreeSet<usize>> {
     uses
 }
 
-/// What a node reads, its subgraphs included.
+/// Returns the values that a node reads, including those of its subgraphs.
 fn reads(node: &Node) -> BTreeSet<&str> {
     let mut names: BTreeSet<&str> = node.inputs.iter().map(String::as_str).collect();
     let graphs = node.attributes.values().flat_map(|attribute| attribute.graphs());
@@ -129,7 +128,7 @@ fn reads(node: &Node) -> BTreeSet<&str> {
     names
 }
 
-/// What a graph reads of the graphs around it.
+/// Returns the values of outer graphs that a graph reads.
 fn captures(graph: &Graph) -> BTreeSet<&str> {
     let mut names: BTreeSet<&str> = graph.outputs.iter().map(|output| &output.name[..]).collect();
     graph.nodes.iter().for_each(|node| names.extend(reads(node)));
@@ -141,10 +140,10 @@ fn captures(graph: &Graph) -> BTreeSet<&str> {
     names
 }
 
-/// Names the nodes of one cycle among those that still wait.
+/// Reports the nodes of a cycle among the nodes that could not be sorted.
 fn cycle(nodes: &[Node], uses: &[BTreeSet<usize>], waits: &[usize]) -> Problem {
     const SHOWN: usize = 12;
-    // Each waiting node waits for another one, so going back along the uses must come to a node twice.
+    // Each waiting node waits for another waiting node, so going back along the uses must reach a node twice.
     let mut before = vec![None; nodes.len()];
     for (at, users) in uses.iter().enumerate().filter(|(at, _)| waits[*at] > 0) {
         users.iter().for_each(|&user| before[user] = Some(at));

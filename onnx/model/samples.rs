@@ -8,24 +8,24 @@ use crate::error::{LoadError, Problem};
 use crate::proto::*;
 use crate::tensor::ElementType;
 
-/// Encodes and loads.
+/// Encodes a model and loads it.
 pub(crate) fn load(model: &ModelProto) -> Result<Model, LoadError> {
     Model::from_bytes(Bytes::from(model.encode_to_vec()), None)
 }
 
-/// The messages of all problems of a model that does not load.
+/// Returns the problems of a model that does not load.
 pub(crate) fn problems(model: &ModelProto) -> Vec<Problem> {
     load(model).expect_err("the model should not load").problems
 }
 
-/// The only problem of a model, as a user sees it.
+/// Returns the text of the only problem of a model.
 pub(crate) fn only_problem(model: &ModelProto) -> String {
     let problems = problems(model);
     assert_eq!(problems.len(), 1, "{problems:#?}");
     problems[0].to_string()
 }
 
-/// A model of IR 10 and opset 20, whose graph takes `x` and yields `y`, both f32[2].
+/// Makes a model of IR 10 and opset 20 from `x` to `y`, both f32[2].
 pub(crate) fn model(node: Vec<NodeProto>) -> ModelProto {
     let graph = GraphProto {
         name: Some("g".into()),
@@ -42,7 +42,7 @@ pub(crate) fn model(node: Vec<NodeProto>) -> ModelProto {
     }
 }
 
-/// The same with functions, of domain `local`.
+/// Makes a model with functions of the domain `local`.
 pub(crate) fn model_with(node: Vec<NodeProto>, functions: Vec<FunctionProto>) -> ModelProto {
     let mut model = model(node);
     model.opset_import.push(opset("local", 1));
@@ -54,7 +54,7 @@ pub(crate) fn opset(domain: &str, version: i64) -> OperatorSetIdProto {
     OperatorSetIdProto { domain: Some(domain.into()), version: Some(version) }
 }
 
-/// A node that is named like its operator and its first output.
+/// Makes a node that is named after its operator and its first output.
 pub(crate) fn node(op_type: &str, input: &[&str], output: &[&str]) -> NodeProto {
     NodeProto {
         input: input.iter().map(|name| name.to_string()).collect(),
@@ -65,7 +65,7 @@ pub(crate) fn node(op_type: &str, input: &[&str], output: &[&str]) -> NodeProto 
     }
 }
 
-/// A call of a function of domain `local`.
+/// Makes a call of a function of the domain `local`.
 pub(crate) fn call(function: &str, input: &[&str], output: &[&str]) -> NodeProto {
     NodeProto { domain: Some("local".into()), ..node(function, input, output) }
 }
@@ -95,7 +95,7 @@ pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
     }
 }
 
-/// An attribute that refers to one of the function around.
+/// Makes an attribute that refers to an attribute of the surrounding function.
 pub(crate) fn reference(name: &str, to: &str, kind: AttributeType) -> AttributeProto {
     AttributeProto {
         name: Some(name.into()),
@@ -114,7 +114,7 @@ pub(crate) fn graph_attribute(name: &str, graph: GraphProto) -> AttributeProto {
     }
 }
 
-/// The body of an If: no inputs, one output without a type.
+/// Makes the body of an If: no inputs, one output without a type.
 pub(crate) fn body(node: Vec<NodeProto>, output: &str) -> GraphProto {
     let output = ValueInfoProto { name: Some(output.into()), ..Default::default() };
     GraphProto { name: Some("body".into()), node, output: vec![output], ..Default::default() }
@@ -131,7 +131,7 @@ pub(crate) fn value(name: &str, dtype: ElementType, dims: &[i64]) -> ValueInfoPr
     ValueInfoProto { name: Some(name.into()), r#type: Some(ty), ..Default::default() }
 }
 
-/// A tensor of f32 in `raw_data`.
+/// Makes a tensor of f32 in `raw_data`.
 pub(crate) fn tensor(name: &str, dims: &[i64], values: &[f32]) -> TensorProto {
     TensorProto {
         name: Some(name.into()),

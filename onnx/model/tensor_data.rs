@@ -1,4 +1,4 @@
-//! From a `TensorProto` to a [`Tensor`]: sizes checked, typed fields converted, external data mapped.
+//! The conversion of a `TensorProto` to a [`Tensor`]: sizes are checked, typed fields converted, external data mapped.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::error::{Problem, quoted};
 use crate::proto::{DataLocation, StringStringEntryProto, TensorProto};
 use crate::tensor::{ElementType, Tensor, TensorBytes, TensorSource, label};
 
-/// Decodes one tensor. `name` is the value it defines.
+/// Decodes one tensor. `name` is the value that it defines.
 pub(super) fn tensor(
     proto: &TensorProto,
     name: &str,
@@ -27,7 +27,7 @@ pub(super) fn tensor(
     Ok(Tensor { name: name.to_owned(), dtype, dims, bytes, source, metadata })
 }
 
-/// The entries of a `metadata_props` field; of two entries with one key the last counts.
+/// Returns the entries of a `metadata_props` field. The last of several entries with the same key counts.
 pub(super) fn metadata(entries: &[StringStringEntryProto]) -> BTreeMap<String, String> {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     entries.iter().map(|entry| (text(&entry.key), text(&entry.value))).collect()
@@ -39,7 +39,7 @@ fn element_type(code: Option<i32>) -> Result<ElementType, String> {
         .ok_or_else(|| format!("has the element type {code}; ONNX IR 14 defines 1 (f32) to 28"))
 }
 
-/// Checked dims; their product, with an empty dim left out, fits the address space, whatever the order.
+/// Checks dims. Their product, without empty dims, must fit the address space in every order of multiplication.
 pub(super) fn dims(dims: &[i64]) -> Result<Vec<usize>, String> {
     if dims.len() > 64 {
         return Err(format!("has {} dims; at most 64 are supported", dims.len()));
@@ -53,7 +53,7 @@ pub(super) fn dims(dims: &[i64]) -> Result<Vec<usize>, String> {
     Ok(checked)
 }
 
-/// The elements, wherever the file has them. An error continues the words `tensor "x" …`.
+/// Returns the elements, wherever the file stores them. The error text continues `tensor "x" …`.
 fn elements(
     proto: &TensorProto,
     dtype: ElementType,
@@ -82,7 +82,7 @@ fn elements(
     Ok(TensorBytes::Present(bytes))
 }
 
-/// A slice of a file beside the model.
+/// Returns a slice of a file beside the model.
 fn external(proto: &TensorProto, needed: usize, files: &mut ExternalFiles) -> Result<TensorBytes, String> {
     let entries = metadata(&proto.external_data);
     let location = entries.get("location").ok_or("has external data without a `location`")?;
@@ -113,7 +113,7 @@ fn external(proto: &TensorProto, needed: usize, files: &mut ExternalFiles) -> Re
     Ok(TensorBytes::Present(file.slice(offset as usize..end as usize)))
 }
 
-/// The elements of the typed field that belongs to `dtype`, as little-endian bytes.
+/// Returns the elements of the typed field for `dtype`, as little-endian bytes.
 fn typed(proto: &TensorProto, dtype: ElementType, count: usize) -> Result<Bytes, String> {
     use ElementType::*;
     refuse_other_fields(proto, dtype)?;
@@ -135,7 +135,7 @@ fn typed(proto: &TensorProto, dtype: ElementType, count: usize) -> Result<Bytes,
             let narrow = narrowed(&proto.int32_data, i16::MIN.into(), u16::MAX.into(), dtype)?;
             little_endian(&narrow, count, |value| (value as u16).to_le_bytes())?
         }
-        // Elements of 8 bits, or several smaller ones in each entry.
+        // Elements of 8 bits, or several smaller elements in each entry.
         _ => {
             let narrow = narrowed(&proto.int32_data, i8::MIN.into(), u8::MAX.into(), dtype)?;
             little_endian(&narrow, count.div_ceil(8 / dtype.bits()), |value| [value as u8])?
@@ -144,7 +144,7 @@ fn typed(proto: &TensorProto, dtype: ElementType, count: usize) -> Result<Bytes,
     Ok(bytes)
 }
 
-/// Says so when the elements stand in a field that this type does not use.
+/// Refuses elements in a field that this type does not use.
 fn refuse_other_fields(proto: &TensorProto, dtype: ElementType) -> Result<(), String> {
     use ElementType::*;
     let right = match dtype {
@@ -189,7 +189,7 @@ fn little_endian<T: Copy, const N: usize>(
     Ok(bytes.into())
 }
 
-/// The values as `i64`, all between `low` and `high`.
+/// Returns the values as `i64`. All must be between `low` and `high`.
 fn narrowed<T: Copy + TryInto<i64>>(
     values: &[T],
     low: i64,
@@ -202,7 +202,7 @@ fn narrowed<T: Copy + TryInto<i64>>(
     narrow.ok_or_else(|| format!("has an entry outside {low} to {high}, the range of {dtype}"))
 }
 
-/// Packs elements of 6 bits, one an entry, into a stream of bits, lowest first.
+/// Packs elements of 6 bits, one per entry, into a bit stream, lowest bit first.
 fn six_bits(values: &[i64], needed: usize) -> Result<Bytes, String> {
     check_count("int32_data", values.len(), needed)?;
     let groups = values.chunks(4).flat_map(|group| {

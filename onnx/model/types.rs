@@ -11,9 +11,9 @@ use crate::tensor::{ElementType, Tensor};
 /// A value with its declared type: an input or output of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// Its name, unique in the model.
+    /// The name, unique in the model.
     pub name: String,
-    /// Its type.
+    /// The declared type.
     pub ty: ValueType,
 }
 
@@ -22,9 +22,9 @@ pub struct Value {
 pub enum Dim {
     /// A number.
     Known(usize),
-    /// A name: dims of one name have one size.
+    /// A name. Dims with the same name have the same size.
     Named(String),
-    /// Neither (also written as -1).
+    /// Neither is declared (also written as -1).
     Unknown,
 }
 
@@ -33,7 +33,7 @@ pub enum Dim {
 pub struct TensorType {
     /// The type of the elements.
     pub dtype: ElementType,
-    /// The dims; `None`: even their number is not declared.
+    /// The dims; `None` if even their number is not declared.
     pub dims: Option<Vec<Dim>>,
 }
 
@@ -57,7 +57,7 @@ pub enum ValueType {
 }
 
 impl TensorType {
-    /// Whether a tensor is of this type: equal element type, and equal dims where they are known.
+    /// Whether a tensor fits this type: equal element types, and equal dims as far as they are declared.
     pub fn describes(&self, tensor: &Tensor) -> bool {
         let Some(dims) = &self.dims else { return self.dtype == tensor.dtype };
         let fits =
@@ -69,7 +69,7 @@ impl TensorType {
 }
 
 impl ValueType {
-    /// The type, if it is a dense tensor's.
+    /// Returns the type, if it is the type of a dense tensor.
     pub fn tensor(&self) -> Option<&TensorType> {
         match self {
             ValueType::Tensor(tensor) => Some(tensor),
@@ -112,7 +112,7 @@ impl fmt::Display for ValueType {
     }
 }
 
-/// The declared type in `info`.
+/// Returns the declared type in `info`.
 pub(super) fn value_type(info: &ValueInfoProto) -> Result<ValueType, Problem> {
     let name = info.name.as_deref().unwrap_or_default();
     let Some(declared) = &info.r#type else { return Ok(ValueType::Undeclared) };
@@ -121,7 +121,7 @@ pub(super) fn value_type(info: &ValueInfoProto) -> Result<ValueType, Problem> {
     })
 }
 
-/// Decodes a type; an error continues the words `value "x" …`.
+/// Decodes a type. The error text continues `value "x" …`.
 pub(super) fn decode(ty: &TypeProto) -> Result<ValueType, String> {
     let nested = |inner: &Option<Box<TypeProto>>| match inner {
         Some(inner) => decode(inner).map(Box::new),
@@ -148,14 +148,14 @@ pub(super) fn decode(ty: &TypeProto) -> Result<ValueType, String> {
     })
 }
 
-/// `None`: the element type is left open, which says nothing.
+/// Decodes a tensor type. `None` if the element type is not declared.
 fn tensor_type(code: Option<i32>, shape: Option<&TensorShapeProto>) -> Result<Option<TensorType>, String> {
     let dims = shape.map(|shape| {
         let dims = shape.dim.iter().map(|dim| match &dim.value {
             Some(TensorShapeProtoDimensionValue::DimValue(size)) => {
                 usize::try_from(*size).map_or(Dim::Unknown, Dim::Known)
             }
-            // Some exporters write `?` for every dim they do not know: no name, or the dims would be one size.
+            // Some exporters write `?` for every unknown dim. It is not a name, because such dims may have different sizes.
             Some(TensorShapeProtoDimensionValue::DimParam(name)) if !matches!(&name[..], "" | "?") => {
                 Dim::Named(name.clone())
             }

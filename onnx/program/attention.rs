@@ -7,7 +7,7 @@ use ir::ops::attention::Attention;
 use ir::ops::rotary::Rotary;
 use ir::{DType, Dim, Dims, Node, Type};
 
-/// Attention (opset 23). A scale that its attribute cannot hold multiplies the queries before.
+/// Attention (opset 23). If its attribute cannot represent the scale, the queries are multiplied by it first.
 pub(super) fn attention(draft: &mut Draft, node: &Node, op: &Attention) -> Results {
     let mut operands = draft.operands(node)?;
     let q = draft.ty(node.operands[0]);
@@ -28,7 +28,7 @@ pub(super) fn attention(draft: &mut Draft, node: &Node, op: &Attention) -> Resul
         if dtype != DType::Bool {
             operands[3] = draft.cast(operands[3], dtype, q.dtype);
         }
-        // ONNX Runtime stretches batch and heads of a mask, and takes no mask of one row for all queries.
+        // ONNX Runtime broadcasts the batch and heads of a mask, but not a single row to all queries.
         let from = &draft.ty(mask).dims;
         let mut to = from.clone();
         to[2] = q.dims[2].clone();
@@ -44,11 +44,11 @@ pub(super) fn attention(draft: &mut Draft, node: &Node, op: &Attention) -> Resul
     Ok(vec![Some(y), None])
 }
 
-/// RotaryEmbedding (opset 23) of `[batch, heads, sequence, width]` with one table for all heads; else a formula.
+/// RotaryEmbedding (opset 23) of `[batch, heads, sequence, width]` with the same tables for all heads; otherwise a formula.
 pub(super) fn rotary(draft: &mut Draft, node: &Node, op: &Rotary) -> Results {
     let x = draft.ty(node.operands[0]);
     let tables = [1, 2].map(|i| table_dims(x, draft.ty(node.operands[i])));
-    // RotaryEmbedding takes no f64.
+    // RotaryEmbedding does not support f64.
     let ([Some(cos), Some(sin)], true) = (tables, x.dtype != DType::F64) else {
         return formula(draft, node, |draft, node| rotated(draft, node, op));
     };
@@ -65,7 +65,7 @@ pub(super) fn rotary(draft: &mut Draft, node: &Node, op: &Rotary) -> Results {
     one(draft.push("RotaryEmbedding", &inputs, [attribute::flag("interleaved", op.interleaved)]))
 }
 
-/// The dims `[batch or 1, sequence or 1, half of the width]` of a table that is the same for all heads of `x`.
+/// Returns the dims `[batch or 1, sequence or 1, half of the width]` of a table that is the same for all heads of `x`.
 fn table_dims(x: &Type, table: &Type) -> Option<[Dim; 3]> {
     let missing = 4usize.checked_sub(table.ndim()).filter(|_| x.ndim() == 4)?;
     let ones = std::iter::repeat_n(Dim::known(1), missing);
@@ -74,7 +74,7 @@ fn table_dims(x: &Type, table: &Type) -> Option<[Dim; 3]> {
     (fits(0) && dims[1].is_one() && fits(2)).then(|| [dims[0].clone(), dims[2].clone(), dims[3].clone()])
 }
 
-/// `(a·cos - b·sin, b·cos + a·sin)` of the pairs `(a, b)`.
+/// Writes `(a·cos - b·sin, b·cos + a·sin)` for the pairs `(a, b)`.
 fn rotated(draft: &mut Draft, node: &Node, op: &Rotary) -> Results {
     let operands = draft.operands(node)?;
     let x = draft.ty(node.operands[0]);
@@ -84,7 +84,7 @@ fn rotated(draft: &mut Draft, node: &Node, op: &Rotary) -> Results {
     let half = super::draft::size(half)?;
     let tables = [1, 2].map(|i| draft.cast(operands[i], draft.ty(node.operands[i]).dtype, x.dtype));
     let [cos, sin] = tables;
-    // Neighbours are the last dim of a reshape.
+    // Interleaved pairs become the last dim of a reshape.
     let apart: Dims =
         x.dims[..last].iter().cloned().chain([Dim::known(half as u64), Dim::known(2)]).collect();
     let halves = if op.interleaved {

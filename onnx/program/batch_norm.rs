@@ -1,5 +1,5 @@
-//! Batch normalisation. A norm by the statistics of its batch is one node in training form if its running statistics are tensors of
-//! the file that it alone updates; else it is a formula.
+//! Batch normalisation. A norm by the statistics of its batch is one node in training form if its running statistics are tensors
+//! of the file that no other norm updates; otherwise it is a formula.
 
 use super::attribute;
 use super::draft::{Draft, TensorId};
@@ -12,7 +12,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::reduce::ReduceKind;
 use ir::{Definition, Diagnostic, Dim, Dims, Module, Node, Op, OperandRole, StateId, ValueId};
 
-/// BatchNormalization.
+/// Writes BatchNormalization.
 pub(super) fn batch_norm(draft: &mut Draft, node: &Node, op: &BatchNorm) -> Results {
     let Some(eps) = attribute::exact(op.eps.get()) else {
         return formula(draft, node, |draft, node| written_out(draft, node, op.eps));
@@ -27,7 +27,7 @@ pub(super) fn batch_norm(draft: &mut Draft, node: &Node, op: &BatchNorm) -> Resu
     one(draft.push("BatchNormalization", &[x?, scale?, bias?, mean?, variance?], [epsilon]))
 }
 
-/// The node in training form: the import makes states of the running statistics again.
+/// Writes the node in training form. The import then makes states of the running statistics again.
 fn training(draft: &mut Draft, node: &Node, running: Running, epsilon: AttributeProto) -> Results {
     let statistics = [running.mean, running.variance].map(|state| {
         let row = draft.module.states[state].initializer.data();
@@ -50,8 +50,8 @@ struct Running {
 }
 
 impl Running {
-    /// Those of a norm by the statistics of the batch that it normalises, if both are whole tensors of the file with one share that
-    /// stays.
+    /// Returns the running statistics of a norm that uses the statistics of its own operand. Both must be whole tensors of the
+    /// file with the same momentum.
     fn of(module: &Module, norm: &Node) -> Option<Self> {
         let x = norm[OperandRole::Data];
         let mean = state(module, norm[OperandRole::Mean], x, 0)?;
@@ -61,7 +61,7 @@ impl Running {
     }
 }
 
-/// The state that an evaluation reads in place of a statistic of `x`.
+/// Returns the state that an evaluation reads instead of a statistic of `x`.
 fn state(module: &Module, statistic: ValueId, x: ValueId, result: usize) -> Option<StateId> {
     let node = module.producer(statistic).filter(|node| matches!(node.op, Op::InTraining(_)))?;
     let batch = module.producer(node.operands[0]).filter(|node| matches!(node.op, Op::BatchStatistics(_)))?;
@@ -71,7 +71,7 @@ fn state(module: &Module, statistic: ValueId, x: ValueId, result: usize) -> Opti
     (is_own && row.view.is_empty() && row.initializer.data().is_some()).then_some(state)
 }
 
-/// The share of a running statistic that stays: the factor `m` of `m·running + (1 - m)·batch`.
+/// Returns the momentum of a running statistic: the factor `m` of `m·running + (1 - m)·batch`.
 fn share(module: &Module, state: StateId) -> Option<f64> {
     let state = &module.states[state];
     let sum = module.producer(state.output?)?;
@@ -86,7 +86,7 @@ fn share(module: &Module, state: StateId) -> Option<f64> {
     }
 }
 
-/// The mean and the variances of each channel.
+/// Writes the mean and the two variances of each channel.
 pub(super) fn statistics(draft: &mut Draft, node: &Node) -> Results {
     let x = draft.operand(node, 0)?;
     let ty = draft.ty(node.operands[0]);
@@ -99,7 +99,7 @@ pub(super) fn statistics(draft: &mut Draft, node: &Node) -> Results {
     let mut counted = ty.dims.iter().enumerate().filter(|(i, _)| *i != 1).map(|(_, dim)| dim.size());
     let count = counted.try_fold(1u64, |count, size| count.checked_mul(size?));
     let unbiased = count.map(|count| {
-        // Of one element: as if it were two.
+        // For one element the divisor is 1, as for two elements.
         let factor = if count < 2 { 1.0 } else { count as f64 / (count - 1) as f64 };
         let factor = draft.number(ty.dtype, factor);
         draft.push("Mul", &[variance, factor], [])
@@ -107,14 +107,14 @@ pub(super) fn statistics(draft: &mut Draft, node: &Node) -> Results {
     Ok(vec![Some(mean), Some(variance), unbiased])
 }
 
-/// The statistic of the batch, or in an inference the running one.
+/// Writes the statistic of the batch or, in inference form, the running statistic.
 pub(super) fn in_training(draft: &mut Draft, node: &Node) -> Results {
     let index = usize::from(draft.form == Form::Inference);
     let tensor = draft.operand(node, index)?;
     one(draft.push("Identity", &[tensor], []))
 }
 
-/// `(x - mean) / √(variance + eps) · scale + bias`
+/// Writes `(x - mean) / √(variance + eps) · scale + bias`.
 fn written_out(draft: &mut Draft, node: &Node, eps: Float) -> Results {
     let ty = draft.ty(node.operands[0]);
     let x = draft.operand(node, 0)?;

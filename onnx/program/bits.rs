@@ -1,7 +1,7 @@
-//! Integers as rows of bits.
+//! Bitwise operators on integers.
 //!
-//! ONNX shifts unsigned integers alone. The bits of a signed one are shifted as those of the unsigned type of its width; for a shift to the
-//! right a negative number is inverted before and after, so that ones come from the left.
+//! ONNX shifts only unsigned integers. A signed integer is shifted as the unsigned type of its width. For a shift to the right, a
+//! negative number is inverted before and after the shift, so that ones are shifted in.
 
 use super::attribute;
 use super::constants::code;
@@ -10,10 +10,10 @@ use super::operators::{Results, one};
 use ir::ops::elementwise::{Bitcast, Bitwise};
 use ir::{DType, Node};
 
-/// The operator set with BitCast.
+/// The operator set that introduced BitCast.
 const BIT_CAST: i64 = 26;
 
-/// The function of the bits of two integers.
+/// Writes a function of the bits of two integers.
 pub(super) fn bitwise(draft: &mut Draft, node: &Node, op: Bitwise) -> Results {
     let operands = draft.operands(node)?;
     let dtype = draft.ty(node.operands[0]).dtype;
@@ -44,7 +44,7 @@ fn shifted(draft: &mut Draft, dtype: DType, operands: [TensorId; 2], direction: 
     draft.cast(moved, shifts, dtype)
 }
 
-/// The unsigned type of a signed one.
+/// Returns the unsigned type with the width of a signed type.
 fn unsigned(dtype: DType) -> Option<DType> {
     match dtype {
         DType::I64 => Some(DType::U64),
@@ -55,7 +55,7 @@ fn unsigned(dtype: DType) -> Option<DType> {
     }
 }
 
-/// BitCast, for which the file needs a newer operator set than others.
+/// BitCast, which needs a newer operator set than other operators.
 pub(super) fn bitcast(draft: &mut Draft, node: &Node, op: &Bitcast) -> Results {
     draft.needs_opset(BIT_CAST);
     let x = draft.operand(node, 0)?;

@@ -1,7 +1,7 @@
-//! Numbers and sizes in the graph in progress.
+//! Numbers and sizes in the graph under construction.
 //!
-//! A number that its element type cannot hold exactly is stored as a double and cast: a float cast rounds it where the model
-//! runs, and leaves it as it is where the interpreter compares programs exactly.
+//! A number that its element type cannot represent exactly is stored as a double and cast. A float cast rounds it where the model
+//! runs, but not where the interpreter compares programs exactly.
 
 use super::attribute;
 use super::draft::{Draft, TensorId, size};
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use ir::{DType, Diagnostic, Dim, Tensor, Type};
 
 impl Draft<'_> {
-    /// A vector of integers, `i64[n]`.
+    /// Returns a vector of integers, `i64[n]`.
     pub(super) fn integers(&mut self, numbers: &[i64]) -> TensorId {
         if let Some(&known) = self.integers.get(numbers) {
             return known;
@@ -21,7 +21,7 @@ impl Draft<'_> {
         tensor
     }
 
-    /// A scalar of a type.
+    /// Returns a scalar of a type.
     pub(super) fn number(&mut self, dtype: DType, number: f64) -> TensorId {
         let key = (dtype, number.to_bits());
         if let Some(&known) = self.numbers.get(&key) {
@@ -38,21 +38,21 @@ impl Draft<'_> {
         tensor
     }
 
-    /// A `Constant` node.
+    /// Adds a `Constant` node.
     pub(super) fn stored(&mut self, tensor: &Tensor) -> TensorId {
         let proto = proto(&tensor.ty(), Bytes::from(tensor.to_bytes()));
         self.push("Constant", &[], [attribute::tensor("value", proto)])
     }
 
-    /// Elements converted to another type.
+    /// Converts elements to another type.
     pub(super) fn cast(&mut self, x: TensorId, from: DType, to: DType) -> TensorId {
         if from == to { x } else { self.push("Cast", &[x], [attribute::int("to", code(to))]) }
     }
 
-    /// The size of a dim, `i64[1]`.
+    /// Returns the size of a dim, `i64[1]`.
     ///
     /// # Errors
-    /// A size that ONNX cannot say; a symbol that no input has alone.
+    /// The size cannot be represented in ONNX; a symbol is not a whole dim of any input.
     pub(super) fn size(&mut self, dim: &Dim) -> Result<TensorId, Diagnostic> {
         if let Some(known) = dim.size() {
             return Ok(self.integers(&[size(known)?]));
@@ -71,7 +71,7 @@ impl Draft<'_> {
         product.ok_or_else(|| Diagnostic::new(format!("the dim {dim} has no factors")))
     }
 
-    /// The size of a dim as a scalar, i64.
+    /// Returns the size of a dim as a scalar, i64.
     ///
     /// # Errors
     /// As [`Self::size`].
@@ -89,7 +89,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Dims as a tensor, `i64[n]`.
+    /// Returns dims as a tensor, `i64[n]`.
     ///
     /// # Errors
     /// As [`Self::size`].
@@ -128,18 +128,18 @@ impl Draft<'_> {
     }
 }
 
-/// Whether a type holds a number exactly. A NaN is one.
+/// Whether a type can represent a number exactly. NaN counts as exact.
 fn is_exact(dtype: DType, number: f64) -> bool {
     let held = Tensor::splat(dtype, vec![], number).rounded().item();
     !dtype.is_float() || held == number || number.is_nan()
 }
 
-/// The number of an element type in ONNX.
+/// Returns the number of an element type in ONNX.
 pub(super) fn code(dtype: DType) -> i64 {
     i64::from(ElementType::from(dtype).code())
 }
 
-/// A tensor as a message without a name. Dims of a row of data are bound.
+/// Returns a tensor as a message without a name. Dims of a data row are bound.
 pub(super) fn proto(ty: &Type, bytes: Bytes) -> TensorProto {
     TensorProto {
         dims: ty.dims.iter().map(|dim| dim.size().unwrap_or(0) as i64).collect(),

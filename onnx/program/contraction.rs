@@ -1,6 +1,6 @@
-//! Contractions: MatMul where the labels are those of matrices with leading dims, else Einsum.
+//! Contractions: MatMul if the labels are those of matrices with leading dims, otherwise Einsum.
 //!
-//! Transposes bring the dims into MatMul's order, as exporters write them; the pass `canonicalize` folds them back into the
+//! Transposes bring the dims into MatMul's order, as in the files of exporters. The pass `canonicalize` folds them back into the
 //! labels.
 
 use super::attribute;
@@ -11,14 +11,14 @@ use ir::ops::Labels;
 use ir::ops::contract::{Contract, Roles};
 use ir::{DType, Node};
 
-/// The product of two tensors.
+/// Writes the product of two tensors.
 pub(super) fn contract(draft: &mut Draft, node: &Node, op: &Contract) -> Results {
     let (lhs, rhs) = (draft.operand(node, 0)?, draft.operand(node, 1)?);
     one(match order(op) {
         Some(order) => product(draft, op, [lhs, rhs], &order),
         None => {
             let dtype = draft.ty(node.operands[0]).dtype;
-            // Einsum takes no bf16.
+            // Einsum does not support bf16.
             if dtype == DType::BF16 && draft.form == Form::Program {
                 return own::write(draft, node);
             }
@@ -39,7 +39,7 @@ struct Order {
     out: Vec<u8>,
 }
 
-/// The order of dims in which MatMul computes a contraction, if it does.
+/// Returns the order of dims in which MatMul computes a contraction; `None` if it cannot.
 fn order(op: &Contract) -> Option<Order> {
     let Roles { batch, rows, columns, summed } = op.roles();
     if summed.len() != 1 || columns.len() > 1 {
@@ -47,7 +47,7 @@ fn order(op: &Contract) -> Option<Order> {
     }
     let joined = |parts: &[&[u8]]| parts.concat();
     if batch.is_empty() {
-        // All rows are leading dims of one matrix; they keep the order in which they lie.
+        // All rows are leading dims of one matrix, and keep their order.
         let rows: Vec<u8> = op.lhs.0.iter().copied().filter(|label| rows.contains(label)).collect();
         return Some(Order {
             lhs: joined(&[&rows, &summed]),
@@ -69,7 +69,7 @@ fn product(draft: &mut Draft, op: &Contract, [lhs, rhs]: [TensorId; 2], order: &
     draft.transpose(product, &permutation(&order.out, &op.out.0))
 }
 
-/// Where each label of `to` stands in `from`.
+/// Returns the place in `from` of each label of `to`.
 fn permutation(from: &[u8], to: &[u8]) -> Vec<usize> {
     let place = |label: &u8| from.iter().position(|other| other == label);
     to.iter().filter_map(place).collect()

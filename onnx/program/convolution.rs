@@ -1,4 +1,4 @@
-//! Convolutions: Conv, and the gradient in the image as ConvTranspose.
+//! Convolutions: Conv, and the gradient with respect to the image as ConvTranspose.
 
 use super::attribute;
 use super::draft::{Draft, size};
@@ -7,7 +7,7 @@ use crate::proto::AttributeProto;
 use ir::ops::conv::{Conv, ConvGradInput, Windows};
 use ir::{Diagnostic, Dim, Node, Type};
 
-/// Conv.
+/// Writes Conv.
 pub(super) fn conv(draft: &mut Draft, node: &Node, op: &Conv) -> Results {
     let (x, weight) = (draft.ty(node.operands[0]), draft.ty(node.operands[1]));
     let attributes = attributes(op.windows(), x, weight)?;
@@ -15,12 +15,12 @@ pub(super) fn conv(draft: &mut Draft, node: &Node, op: &Conv) -> Results {
     one(draft.push("Conv", &operands, attributes))
 }
 
-/// ConvTranspose: the gradient of a convolution in its image, of a given gradient of its result.
+/// ConvTranspose: the gradient of a convolution with respect to its image, given the gradient of its result.
 pub(super) fn transposed(draft: &mut Draft, node: &Node, op: &ConvGradInput) -> Results {
     let (weight, dy) = (draft.ty(node.operands[0]), draft.ty(node.operands[1]));
     let dx = draft.ty(node.results[0]);
     let mut attributes = attributes(op.windows(), dx, weight)?;
-    // Elements after those that windows reach: several sizes of the image give the same windows.
+    // The elements after those that windows reach. They are needed because several sizes of the image have the same windows.
     let beyond = (0..op.strides.len()).map(|i| beyond(op, i, [dx, weight, dy])).collect::<Option<Vec<i64>>>();
     let beyond = beyond.ok_or_else(|| {
         Diagnostic::new(format!(
@@ -43,7 +43,7 @@ fn beyond(op: &ConvGradInput, dim: usize, [dx, weight, dy]: [&Type; 3]) -> Optio
     (beyond >= 0).then_some(beyond)
 }
 
-/// The attributes that both have. The number of groups is that of `x`'s channels for one of the weight's.
+/// Returns the attributes that both operators have. The number of groups is the quotient of the channels of `x` and of the weight.
 fn attributes(windows: Windows, x: &Type, weight: &Type) -> Result<Vec<AttributeProto>, Diagnostic> {
     let wrong = || Diagnostic::new(format!("the convolution of {x} by {weight} has no form in ONNX"));
     if windows.strides.is_empty() {

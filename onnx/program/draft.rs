@@ -1,7 +1,7 @@
-//! The graph in progress: nodes and tensors that have no names yet.
+//! The graph under construction: nodes and tensors without names.
 //!
-//! The functions that write operators add nodes here. A node that nothing reads in the end is left out, so a function may
-//! compute more than a program needs. Names are given at the end, in `finish`.
+//! The functions that write operators add nodes here. Nodes that no output needs are left out at the end, so a function may
+//! compute more than necessary. Names are given at the end, in `finish`.
 
 use super::reach::Reach;
 use super::{Absent, Form};
@@ -11,68 +11,68 @@ use ir::{DType, Diagnostic, Dim, Dims, Module, Node, NodeId, Type, ValueId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The number of a tensor of the graph.
+/// The index of a tensor of the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct TensorId(usize);
 
 impl TensorId {
-    /// The tensor at a place in [`Draft::tensors`].
+    /// Makes the id of the tensor at an index of [`Draft::tensors`].
     pub(super) fn at(index: usize) -> Self {
         Self(index)
     }
 
-    /// The place in [`Draft::tensors`].
+    /// Returns the index in [`Draft::tensors`].
     pub(super) fn index(self) -> usize {
         self.0
     }
 }
 
-/// The origin of a tensor, from which its name follows.
+/// The origin of a tensor, which determines its name.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Source {
     /// An input of the program, a state or a row of the data table, with its name.
     Named(String),
     /// A result of a node of the program.
     Value(ValueId),
-    /// A tensor on the way to the results of a node of the program, with its own operator.
+    /// An intermediate tensor of a node of the program, with the operator that makes it.
     Between(Option<NodeId>, String),
 }
 
 /// A tensor of the graph.
 #[derive(Clone, Debug)]
 pub(super) struct DraftTensor {
-    /// Where it comes from.
+    /// The origin of the tensor.
     pub(super) source: Source,
-    /// Its type, for the values of the program.
+    /// The type, for values of the program.
     pub(super) ty: Option<Type>,
 }
 
 /// A node of the graph.
 #[derive(Clone, Debug)]
 pub(super) struct DraftNode {
-    /// The operator.
+    /// The operator's name.
     pub(super) operator: String,
     /// Whether the operator is of the domain `trainyard`.
     pub(super) is_own: bool,
-    /// Tensors read; `None` for an optional input that is left out.
+    /// The tensors that the node reads; `None` for an optional input that is left out.
     pub(super) inputs: Vec<Option<TensorId>>,
-    /// Tensors defined.
+    /// The tensors that the node defines.
     pub(super) outputs: Vec<TensorId>,
-    /// Attributes.
+    /// The attributes.
     pub(super) attributes: Vec<AttributeProto>,
-    /// The node of the program that it was written for.
+    /// The node of the program for which it was written.
     pub(super) node: Option<NodeId>,
 }
 
-/// The graph in progress.
+/// The graph under construction.
 pub(super) struct Draft<'m> {
     /// The program.
     pub(super) module: &'m Module,
-    /// The part of it that the file has.
+    /// The part of the program that the file has.
     pub(super) reach: &'m Reach,
-    /// The form that is written.
+    /// The form in which the program is written.
     pub(super) form: Form,
-    /// Tensors without bytes.
+    /// The treatment of tensors without bytes.
     pub(super) absent: Absent,
     /// New bytes of tensors, by name.
     pub(super) bytes: &'m BTreeMap<String, Bytes>,
@@ -84,15 +84,15 @@ pub(super) struct Draft<'m> {
     pub(super) inputs: Vec<TensorId>,
     /// The initializers, in order, without names.
     pub(super) initializers: Vec<(TensorId, TensorProto)>,
-    /// The operator set that the nodes need.
+    /// The newest operator set that a node needs.
     needed_opset: i64,
     /// Whether a node draws random tensors.
     pub(super) draws: bool,
-    /// The size of each symbol of a dim, `i64[1]`.
+    /// The size of each symbol, `i64[1]`.
     pub(super) sizes: BTreeMap<Arc<str>, TensorId>,
-    /// Vectors of integers.
+    /// The vectors of integers.
     pub(super) integers: BTreeMap<Vec<i64>, TensorId>,
-    /// Scalars, by type and bits.
+    /// The scalars, by type and bits.
     pub(super) numbers: BTreeMap<(DType, u64), TensorId>,
     /// The data rows written so far.
     pub(super) rows: BTreeMap<ir::DataId, TensorId>,
@@ -102,12 +102,12 @@ pub(super) struct Draft<'m> {
 
 /// The operator set of written models: the first with Attention, RMSNormalization and RotaryEmbedding.
 pub(super) const OPSET: i64 = 23;
-/// The operator set of models that draw random tensors, if they have no operator of a newer one: ONNX Runtime does not draw in the form of
-/// opset 22.
+/// The operator set of models that draw random tensors and have no operator of a newer set: ONNX Runtime does not support the
+/// random operators of opset 22.
 const OPSET_OF_DRAWS: i64 = 21;
 
 impl<'m> Draft<'m> {
-    /// An empty graph for a program.
+    /// Makes an empty graph for a program.
     pub(super) fn new(
         module: &'m Module,
         reach: &'m Reach,
@@ -136,28 +136,28 @@ impl<'m> Draft<'m> {
         }
     }
 
-    /// Whether the file reads a value of the program.
+    /// Whether the file needs a value of the program.
     pub(super) fn is_read(&self, value: ValueId) -> bool {
         self.reach.has_value(value)
     }
 
-    /// Says that the next nodes are written for this node of the program.
+    /// Sets the node of the program for which the next nodes are written.
     pub(super) fn at(&mut self, node: NodeId) {
         self.node = Some(node);
     }
 
-    /// The type of a value of the program.
+    /// Returns the type of a value of the program.
     pub(super) fn ty(&self, value: ValueId) -> &'m Type {
         self.module.ty(value)
     }
 
-    /// A tensor that a node or a table defines.
+    /// Adds a tensor that a node or a table defines.
     pub(super) fn tensor(&mut self, source: Source, ty: Option<Type>) -> TensorId {
         self.tensors.push(DraftTensor { source, ty });
         TensorId(self.tensors.len() - 1)
     }
 
-    /// Enters the tensor of a value of the program.
+    /// Sets the tensor of a value of the program.
     pub(super) fn define(&mut self, value: ValueId, tensor: Option<TensorId>) {
         let Some(tensor) = tensor else { return };
         self.values[value.as_u32() as usize] = Some(tensor);
@@ -168,10 +168,10 @@ impl<'m> Draft<'m> {
         }
     }
 
-    /// The tensor of a value of the program.
+    /// Returns the tensor of a value of the program.
     ///
     /// # Errors
-    /// A result that the form of its operator in ONNX does not have.
+    /// The ONNX form of the operator does not have this result.
     pub(super) fn value(&self, value: ValueId) -> Result<TensorId, Diagnostic> {
         self.values[value.as_u32() as usize].ok_or_else(|| {
             let error = Diagnostic::new("a result of an operator that ONNX does not give is read");
@@ -184,7 +184,7 @@ impl<'m> Draft<'m> {
         })
     }
 
-    /// The tensor of an operand of a node.
+    /// Returns the tensor of an operand of a node.
     ///
     /// # Errors
     /// As [`Self::value`].
@@ -192,7 +192,7 @@ impl<'m> Draft<'m> {
         self.value(node.operands[index])
     }
 
-    /// The tensors of all operands of a node.
+    /// Returns the tensors of all operands of a node.
     ///
     /// # Errors
     /// As [`Self::value`].
@@ -211,7 +211,7 @@ impl<'m> Draft<'m> {
         self.push_many(operator, &inputs, 1, attributes)[0]
     }
 
-    /// Adds a node of `ai.onnx` with so many outputs; inputs may be left out.
+    /// Adds a node of `ai.onnx` with several outputs. Inputs may be left out.
     pub(super) fn push_many(
         &mut self,
         operator: &str,
@@ -256,35 +256,35 @@ impl<'m> Draft<'m> {
         outputs
     }
 
-    /// Notes that an operator is of this operator set, or has its form since then.
+    /// Records that an operator, or its form, needs this operator set.
     pub(super) fn needs_opset(&mut self, opset: i64) {
         self.needed_opset = self.needed_opset.max(opset);
     }
 
-    /// The operator set of the file.
+    /// Returns the operator set of the file.
     pub(super) fn opset(&self) -> i64 {
         if self.draws { self.needed_opset } else { self.needed_opset.max(OPSET) }
     }
 }
 
-/// A size as ONNX has it.
+/// Returns a size as an integer of ONNX.
 ///
 /// # Errors
-/// A size above 2⁶³ - 1.
+/// The size is above 2⁶³ - 1.
 pub(super) fn size(size: u64) -> Result<i64, Diagnostic> {
     i64::try_from(size).map_err(|_| Diagnostic::new(format!("the size {size} is larger than ONNX can say")))
 }
 
-/// The product of dims.
+/// Returns the product of dims.
 ///
 /// # Errors
-/// A product above 64 bits.
+/// The product does not fit in 64 bits.
 pub(super) fn product(dims: &[Dim]) -> Result<Dim, Diagnostic> {
     let product = dims.iter().try_fold(Dim::known(1), |product, dim| product.product(dim));
     product.ok_or_else(|| Diagnostic::new(format!("the dims {dims:?} have more elements than 64 bits count")))
 }
 
-/// Dims with one put in or replaced.
+/// Returns dims with a further dim at the end.
 pub(super) fn with_last(dims: &[Dim], last: Dim) -> Dims {
     dims.iter().cloned().chain([last]).collect()
 }

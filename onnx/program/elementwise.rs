@@ -1,4 +1,4 @@
-//! Elementwise functions: most are ONNX's by another name, which broadcasts by the same rules.
+//! Elementwise functions. Most are ONNX operators with another name and the same broadcasting rules.
 
 use super::attribute;
 use super::constants::code;
@@ -7,7 +7,7 @@ use super::operators::{Results, one};
 use ir::ops::elementwise::{Binary, Cast, Compare, Logical, Unary};
 use ir::{DType, Diagnostic, Node};
 
-/// A function of one number, or `Not` of a bool.
+/// Writes a function of one number, or `Not` of a bool.
 pub(super) fn unary(draft: &mut Draft, node: &Node, op: Unary) -> Results {
     let x = draft.operand(node, 0)?;
     let name = match op {
@@ -31,7 +31,7 @@ pub(super) fn unary(draft: &mut Draft, node: &Node, op: Unary) -> Results {
         Unary::Relu => "Relu",
         Unary::Gelu => "Gelu",
         Unary::GeluTanh => return one(draft.push("Gelu", &[x], [attribute::text("approximate", "tanh")])),
-        // Swish is an operator of opset 24.
+        // Swish exists only from opset 24 on.
         Unary::Silu => {
             let gate = draft.push("Sigmoid", &[x], []);
             return one(draft.push("Mul", &[x, gate], []));
@@ -45,7 +45,7 @@ pub(super) fn unary(draft: &mut Draft, node: &Node, op: Unary) -> Results {
     one(draft.push(name, &[x], []))
 }
 
-/// The negated number; ONNX negates no unsigned integers, which wrap here.
+/// Writes the negated number. ONNX cannot negate unsigned integers, which wrap here.
 fn negated(draft: &mut Draft, node: &Node, x: TensorId) -> Results {
     let dtype = draft.ty(node.operands[0]).dtype;
     if matches!(dtype, DType::U64 | DType::U32 | DType::U16 | DType::U8) {
@@ -55,7 +55,7 @@ fn negated(draft: &mut Draft, node: &Node, x: TensorId) -> Results {
     one(draft.push("Neg", &[x], []))
 }
 
-/// A function of two numbers. Gradients are not among them.
+/// Writes a function of two numbers. Gradient functions are not supported.
 pub(super) fn binary(draft: &mut Draft, node: &Node, op: Binary) -> Results {
     let operands = draft.operands(node)?;
     let name = match op {
@@ -80,7 +80,7 @@ pub(super) fn binary(draft: &mut Draft, node: &Node, op: Binary) -> Results {
     one(draft.push(name, &operands, []))
 }
 
-/// `x mod y` of floats with the sign of `y`: ONNX has the rest with the sign of `x`, which moves by `y` where the signs differ.
+/// Writes `x mod y` of floats with the sign of `y`. ONNX's remainder has the sign of `x`, so `y` is added where the signs differ.
 fn modulo(draft: &mut Draft, node: &Node, [x, y]: [TensorId; 2]) -> TensorId {
     let zero = draft.number(draft.ty(node.operands[0]).dtype, 0.0);
     let rest = draft.push("Mod", &[x, y], [attribute::flag("fmod", true)]);
@@ -93,7 +93,7 @@ fn modulo(draft: &mut Draft, node: &Node, [x, y]: [TensorId; 2]) -> TensorId {
     draft.push("Where", &[moves, moved, rest], [])
 }
 
-/// A comparison.
+/// Writes a comparison.
 pub(super) fn compare(draft: &mut Draft, node: &Node, op: Compare) -> Results {
     let operands = draft.operands(node)?;
     let name = match op {
@@ -106,7 +106,7 @@ pub(super) fn compare(draft: &mut Draft, node: &Node, op: Compare) -> Results {
     one(draft.push(name, &operands, []))
 }
 
-/// A function of two bools.
+/// Writes a function of two bools.
 pub(super) fn logical(draft: &mut Draft, node: &Node, op: Logical) -> Results {
     let operands = draft.operands(node)?;
     let name = match op {
@@ -117,19 +117,19 @@ pub(super) fn logical(draft: &mut Draft, node: &Node, op: Logical) -> Results {
     one(draft.push(name, &operands, []))
 }
 
-/// Where.
+/// Writes Where.
 pub(super) fn select(draft: &mut Draft, node: &Node) -> Results {
     let operands = draft.operands(node)?;
     one(draft.push("Where", &operands, []))
 }
 
-/// Cast.
+/// Writes Cast.
 pub(super) fn cast(draft: &mut Draft, node: &Node, op: &Cast) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push("Cast", &[x], [attribute::int("to", code(op.to))]))
 }
 
-/// Det.
+/// Writes Det.
 pub(super) fn det(draft: &mut Draft, node: &Node) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push("Det", &[x], []))

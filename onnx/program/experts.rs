@@ -1,4 +1,4 @@
-//! Experts: a matrix for each row, gathered by its index.
+//! Experts: the matrix of each row is gathered by its index.
 
 use super::attribute;
 use super::draft::Draft;
@@ -7,7 +7,7 @@ use super::operators::{Results, one};
 use ir::Node;
 use ir::ops::experts::Experts;
 
-/// `out[t, n] = Σ_k x[t, k] · weights[index[t], k, n]`: a batch of products of one row each.
+/// Writes `out[t, n] = Σ_k x[t, k] · weights[index[t], k, n]` as a batch of products with one row each.
 pub(super) fn experts(draft: &mut Draft, node: &Node, op: &Experts) -> Results {
     let (x, weights) = (draft.operand(node, 0)?, draft.operand(node, 1)?);
     let indices = indices(draft, node, false)?;

@@ -1,8 +1,8 @@
-//! The end of a graph: nodes that nothing reads go, tensors get names, and all becomes messages.
+//! The end of writing a graph: unread nodes are removed, tensors get names, and everything becomes messages.
 //!
-//! A value of the program has the name that it has in the program's text, such as `%12`. Tensors on the way to it have the name
-//! of their operator behind it. A node has the name of the node of the file that it came from, with a number where several came
-//! from one.
+//! A value of the program has its name in the program's text, such as `%12`. An intermediate tensor of its node has this name
+//! followed by the tensor's operator. A node has the name of the file's node from which it was made, with a number if several were
+//! made from the same one.
 
 use super::draft::{Draft, DraftNode, Source, TensorId};
 use super::names::{Names, of_origin};
@@ -17,15 +17,15 @@ use ir::text::Numbering;
 use ir::{Diagnostic, Dim, Phase, Type, ValueId};
 use std::collections::BTreeSet;
 
-/// The format of written files: the first with operator set 23, and with placements on devices.
+/// The format version of written files: the first with operator set 23, and with placements on devices.
 const IR_VERSION: i64 = 11;
-/// The format with operator set 26.
+/// The format version with operator set 26.
 const IR_VERSION_26: i64 = 13;
 
-/// The messages of a graph.
+/// Returns the messages of a graph.
 ///
 /// # Errors
-/// An output that no operator gives; a size that ONNX cannot say.
+/// An output has no tensor; a size cannot be represented in ONNX.
 pub(super) fn model(mut draft: Draft, header: &Header) -> Result<ModelProto, Diagnostic> {
     let configuration =
         if draft.form == Form::Program { sharding::configuration(draft.module)? } else { vec![] };
@@ -76,8 +76,8 @@ fn opset(domain: &str, version: i64) -> OperatorSetIdProto {
     OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(version) }
 }
 
-/// The tensors of the outputs, each with its name. A tensor with another name or another output is an output by way of an
-/// Identity.
+/// Returns the tensors of the outputs, and gives each its name. A tensor that has another name, or is already another output, is
+/// passed through an Identity.
 fn outputs(draft: &mut Draft) -> Result<Vec<TensorId>, Diagnostic> {
     let mut wanted: Vec<(String, ValueId)> = draft.reach.outputs.clone();
     if draft.form == Form::Program {
@@ -94,14 +94,14 @@ fn outputs(draft: &mut Draft) -> Result<Vec<TensorId>, Diagnostic> {
     }
     for (name, value) in wanted {
         let tensor = draft.value(value)?;
-        // An input or a tensor of the file may be an output by its own name.
+        // An input or a tensor of the file may be an output under its own name.
         if draft.tensors[tensor.index()].source == Source::Named(name.clone()) {
             outputs.push(tensor);
             continue;
         }
         let is_free = matches!(draft.tensors[tensor.index()].source, Source::Value(_) | Source::Between(..));
         let is_constant = |node: &DraftNode| node.operator == "Constant" && node.outputs.contains(&tensor);
-        // A constant that is shared keeps its name.
+        // A shared constant keeps its name.
         let is_shared = draft.nodes.iter().any(is_constant);
         let output = if is_free && !is_shared { tensor } else { draft.push("Identity", &[tensor], []) };
         let name = if draft.form == Form::Program { names.free(&name) } else { name };
@@ -112,7 +112,7 @@ fn outputs(draft: &mut Draft) -> Result<Vec<TensorId>, Diagnostic> {
     Ok(outputs)
 }
 
-/// Leaves out the nodes that nothing reads. In a program for a viewer a node of its own stays.
+/// Removes the nodes that nothing reads. In a program for a viewer, nodes of the domain `trainyard` stay.
 fn keep_read(draft: &mut Draft, outputs: &[TensorId]) {
     let mut read: BTreeSet<TensorId> = outputs.iter().copied().collect();
     let mut kept = Vec::new();
@@ -126,24 +126,24 @@ fn keep_read(draft: &mut Draft, outputs: &[TensorId]) {
     draft.nodes = kept;
 }
 
-/// The tensors that a node or an output reads.
+/// Returns the tensors that a node or an output reads.
 fn read(draft: &Draft, outputs: &[TensorId]) -> BTreeSet<TensorId> {
     let inputs = draft.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
     inputs.chain(outputs).copied().collect()
 }
 
-/// The values of the program that are neither inputs nor outputs.
+/// Returns the values of the program that are neither inputs nor outputs.
 fn inner(draft: &Draft, outputs: &[TensorId]) -> Vec<TensorId> {
     let defined = draft.nodes.iter().flat_map(|node| node.outputs.iter().copied());
     defined.filter(|tensor| draft.tensors[tensor.index()].ty.is_some() && !outputs.contains(tensor)).collect()
 }
 
-/// The name of each tensor.
+/// Returns the name of each tensor.
 fn names(draft: &Draft, outputs: &[TensorId]) -> Vec<String> {
     let numbering = Numbering::of(draft.module);
     let mut names = Names::default();
     let mut given = vec![String::new(); draft.tensors.len()];
-    // Names of inputs and outputs come first, then those of tensors of the file: others give way.
+    // Inputs and outputs get their names first, then tensors of the file, then all others.
     let others = (0..draft.tensors.len()).map(TensorId::at);
     for tensor in draft.inputs.iter().chain(outputs).copied().chain(others) {
         let index = tensor.index();
@@ -167,7 +167,7 @@ fn names(draft: &Draft, outputs: &[TensorId]) -> Vec<String> {
     given
 }
 
-/// The name, type and description of a tensor.
+/// Returns the name, type and description of a tensor.
 fn described(
     draft: &Draft,
     names: &[String],
@@ -194,7 +194,7 @@ fn type_message(ty: &Type) -> Result<TypeProto, Diagnostic> {
     Ok(TypeProto { value: Some(TypeProtoValue::TensorType(tensor)), denotation: None })
 }
 
-/// A number, a symbol, or a product such as `2*batch`.
+/// Returns the message of a dim: a number, a symbol, or a product such as `2*batch`.
 fn dim_message(dim: &Dim) -> Result<TensorShapeProtoDimension, Diagnostic> {
     let value = match dim.size() {
         Some(known) => TensorShapeProtoDimensionValue::DimValue(super::draft::size(known)?),
@@ -231,7 +231,7 @@ fn message(draft: &Draft, node: &DraftNode, names: &[String], node_names: &mut N
     message
 }
 
-/// The facts of a node of the program, for a viewer.
+/// Returns the facts of a node of the program, for a viewer.
 fn facts(draft: &Draft, node: &DraftNode) -> Vec<StringStringEntryProto> {
     let Some(node) = node.node.map(|id| draft.module.node(id)) else { return vec![] };
     let mut facts = vec![("operator", node.op.name().to_owned())];
@@ -248,7 +248,7 @@ fn facts(draft: &Draft, node: &DraftNode) -> Vec<StringStringEntryProto> {
     facts.into_iter().map(|(key, value)| fact(key, value)).collect()
 }
 
-/// An entry of metadata of the compiler's.
+/// Makes a metadata entry of the compiler.
 pub(super) fn fact(key: &str, value: String) -> StringStringEntryProto {
     StringStringEntryProto { key: Some(format!("{}.{key}", own::DOMAIN)), value: Some(value) }
 }

@@ -1,17 +1,17 @@
-//! The parts of a model file that a program does not hold: where the file comes from, and descriptions.
+//! The parts of a model file that a program does not hold: the origin of the file, and descriptions.
 
 use crate::model::Model;
 use crate::proto::{StringStringEntryProto, ValueInfoProto};
 use std::collections::BTreeMap;
 
-/// The parts of a model file that a program does not hold. The default is that of a file without a source.
+/// The parts of a model file that a program does not hold. The default is the header of a file without a source.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Header {
     /// The program that made the source file.
     pub producer_name: Option<String>,
-    /// Its version.
+    /// The version of that program.
     pub producer_version: Option<String>,
-    /// The namespace of the model, in reverse order of domains.
+    /// The namespace of the model, in reversed domain order.
     pub domain: Option<String>,
     /// The version of the model.
     pub model_version: Option<i64>,
@@ -19,7 +19,7 @@ pub struct Header {
     pub doc_string: Option<String>,
     /// The metadata of the model.
     pub metadata: Vec<StringStringEntryProto>,
-    /// The name of the graph; without it, that of the program.
+    /// The name of the graph; `None` for the name of the program.
     pub graph_name: Option<String>,
     /// The description of the graph.
     pub graph_doc_string: Option<String>,
@@ -32,14 +32,14 @@ pub struct Header {
 /// The description of an input or an output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ValueHeader {
-    /// The description in words.
+    /// The description as text.
     pub doc_string: Option<String>,
     /// The metadata.
     pub metadata: Vec<StringStringEntryProto>,
 }
 
 impl Header {
-    /// The header of a file.
+    /// Returns the header of a file.
     pub fn of(model: &Model) -> Self {
         let proto = &model.proto;
         let graph = proto.graph.as_ref();

@@ -1,8 +1,8 @@
 //! Reading and writing by index.
 //!
-//! An index outside of the data reads zeros and writes nothing in a program; ONNX refuses it. The import makes such indices for a
-//! ScatterElements with fewer indices than the data has elements, by padding; those are written into an element after the data. All other
-//! indices are taken to be inside.
+//! In a program, an index outside of the data reads zeros and writes nothing; ONNX refuses it. The import makes such indices by
+//! padding for a ScatterElements with fewer indices than elements of the data. These updates are written to an extra element after
+//! the data. All other indices are assumed to be inside.
 
 use super::attribute;
 use super::draft::{Draft, TensorId, with_last};
@@ -12,25 +12,25 @@ use ir::ops::indexing::{Gather, GatherElements, GatherNd};
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
 use ir::{DType, Diagnostic, Dim, Module, Node, Op, OperandRole, ValueId};
 
-/// Gather.
+/// Writes Gather.
 pub(super) fn gather(draft: &mut Draft, node: &Node, op: &Gather) -> Results {
     let operands = [draft.operand(node, 0)?, indices(draft, node, false)?];
     one(draft.push("Gather", &operands, [attribute::int("axis", i64::from(op.dim))]))
 }
 
-/// GatherElements.
+/// Writes GatherElements.
 pub(super) fn gather_elements(draft: &mut Draft, node: &Node, op: &GatherElements) -> Results {
     let operands = [draft.operand(node, 0)?, indices(draft, node, false)?];
     one(draft.push("GatherElements", &operands, [attribute::int("axis", i64::from(op.dim))]))
 }
 
-/// GatherND.
+/// Writes GatherND.
 pub(super) fn gather_nd(draft: &mut Draft, node: &Node, op: &GatherNd) -> Results {
     let operands = [draft.operand(node, 0)?, indices(draft, node, true)?];
     one(draft.push("GatherND", &operands, [attribute::int("batch_dims", i64::from(op.batch_dims))]))
 }
 
-/// ScatterElements.
+/// Writes ScatterElements.
 pub(super) fn scatter_elements(draft: &mut Draft, node: &Node, op: &ScatterElements) -> Results {
     let operands = [draft.operand(node, 0)?, indices(draft, node, false)?, draft.operand(node, 2)?];
     let attributes = vec![attribute::int("axis", i64::from(op.dim)), reduction(op.kind)];
@@ -41,9 +41,9 @@ pub(super) fn scatter_elements(draft: &mut Draft, node: &Node, op: &ScatterEleme
     }
 }
 
-/// Whether indices are padded: with indices outside of the data, since only some of the data is written.
+/// Whether indices were padded with indices outside of the data, because only a part of the data is written.
 fn is_padded(module: &Module, mut indices: ValueId) -> bool {
-    // Through changes of layout and casts.
+    // Looks through changes of layout and casts.
     while let Some(node) = module.producer(indices) {
         match &node.op {
             Op::Pad(_) => return true,
@@ -54,7 +54,8 @@ fn is_padded(module: &Module, mut indices: ValueId) -> bool {
     false
 }
 
-/// A scatter of which some indices lie outside: they write an element after the data, which is cut off again.
+/// Writes a scatter with some indices outside of the data: their updates go to an extra element after the data, which is cut off
+/// again.
 fn beyond(
     draft: &mut Draft,
     node: &Node,
@@ -76,7 +77,7 @@ fn beyond(
     one(draft.slice(written, op.dim, 0, super::draft::size(size)?, 1))
 }
 
-/// ScatterND. It has no batch dims in ONNX: the places along them stand before the other indices.
+/// ScatterND. ONNX has no batch dims for it: the places along them are prepended to the indices.
 pub(super) fn scatter_nd(draft: &mut Draft, node: &Node, op: &ScatterNd) -> Results {
     let mut indices = indices(draft, node, true)?;
     if op.batch_dims != 0 {
@@ -105,7 +106,7 @@ fn reduction(kind: ScatterKind) -> AttributeProto {
     attribute::text("reduction", name)
 }
 
-/// The indices of a node in a type that ONNX takes: i64, or i32 unless they must be wide.
+/// Returns the indices of a node in a type that ONNX accepts: i64, or i32 unless `wide`.
 ///
 /// # Errors
 /// As [`Draft::value`].

@@ -6,34 +6,34 @@ use super::operators::{Results, one};
 use ir::ops::shape::{Concat, Pad, Slice, Transpose};
 use ir::{DType, Diagnostic, Dim, Node};
 
-/// The operand itself: ONNX has nothing that a gradient does not pass.
+/// Writes the operand itself. The operator concerns only gradients, which ONNX does not have.
 pub(super) fn same(draft: &mut Draft, node: &Node) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push("Identity", &[x], []))
 }
 
-/// Reshape.
+/// Writes Reshape.
 pub(super) fn reshape(draft: &mut Draft, node: &Node) -> Results {
     let (from, to) = (&draft.ty(node.operands[0]).dims, &draft.ty(node.results[0]).dims);
     let x = draft.operand(node, 0)?;
     one(draft.reshape(x, from, to)?)
 }
 
-/// Transpose.
+/// Writes Transpose.
 pub(super) fn transpose(draft: &mut Draft, node: &Node, op: &Transpose) -> Results {
     let x = draft.operand(node, 0)?;
     let permutation: Vec<usize> = op.permutation.iter().map(|&dim| dim as usize).collect();
     one(draft.transpose(x, &permutation))
 }
 
-/// Expand.
+/// Writes Expand.
 pub(super) fn broadcast(draft: &mut Draft, node: &Node) -> Results {
     let (from, to) = (&draft.ty(node.operands[0]).dims, &draft.ty(node.results[0]).dims);
     let x = draft.operand(node, 0)?;
     one(draft.expand(x, from, to)?)
 }
 
-/// Slice of one dim.
+/// Writes a Slice of one dim.
 pub(super) fn slice(draft: &mut Draft, node: &Node, op: &Slice) -> Results {
     let (from, to) = (draft.ty(node.operands[0]), draft.ty(node.results[0]));
     let x = draft.operand(node, 0)?;
@@ -47,8 +47,9 @@ pub(super) fn slice(draft: &mut Draft, node: &Node, op: &Slice) -> Results {
     one(draft.slice(x, op.dim, op.start, end, op.step))
 }
 
-/// The bound after the last of `count` elements. Before the first element of a dim ONNX has no place that does not count from its end,
-/// so a slice that runs down to it ends as far away as can be said.
+/// Returns the bound after the last of `count` elements. The place before the first element cannot be written directly, because
+/// negative places count from the end of the dim. So a slice that runs down to the first element ends at the smallest possible
+/// number.
 fn end(op: &Slice, count: i64) -> Option<i64> {
     if count == 0 {
         return Some(op.start);
@@ -61,13 +62,13 @@ fn end(op: &Slice, count: i64) -> Option<i64> {
     })
 }
 
-/// Concat.
+/// Writes Concat.
 pub(super) fn concat(draft: &mut Draft, node: &Node, op: &Concat) -> Results {
     let operands = draft.operands(node)?;
     one(draft.push("Concat", &operands, [attribute::int("axis", i64::from(op.dim))]))
 }
 
-/// Pad of one dim with a constant.
+/// Writes a Pad of one dim with a constant.
 pub(super) fn pad(draft: &mut Draft, node: &Node, op: &Pad) -> Results {
     let (from, to) = (draft.ty(node.operands[0]), draft.ty(node.results[0]));
     let dim = op.dim as usize;
@@ -81,10 +82,10 @@ pub(super) fn pad(draft: &mut Draft, node: &Node, op: &Pad) -> Results {
 }
 
 impl Draft<'_> {
-    /// A number before and after the elements of a dim.
+    /// Adds a number before and after the elements of a dim.
     ///
     /// # Errors
-    /// A size that ONNX cannot say.
+    /// A size cannot be represented in ONNX.
     pub(super) fn pad(
         &mut self,
         x: TensorId,
@@ -99,7 +100,7 @@ impl Draft<'_> {
     }
 }
 
-/// A size that ONNX's operator needs as a number.
+/// Returns a size that the ONNX operator needs as a number.
 fn bound(dim: &Dim, what: &str, ty: &ir::Type) -> Result<u64, Diagnostic> {
     dim.size().ok_or_else(|| {
         Diagnostic::new(format!("{what} of {ty} needs the size {dim}, which is not bound"))

@@ -1,14 +1,14 @@
-//! Changes of dims in the graph in progress: reshape, transpose, expand and slice, left out where they change nothing.
+//! Changes of dims in the graph under construction: reshape, transpose, expand and slice, omitted if they change nothing.
 
 use super::attribute;
 use super::draft::{Draft, TensorId, size};
 use ir::{Diagnostic, Dim};
 
 impl Draft<'_> {
-    /// The elements in other dims.
+    /// Reshapes a tensor.
     ///
     /// # Errors
-    /// A size that ONNX cannot say.
+    /// A size cannot be represented in ONNX.
     pub(super) fn reshape(&mut self, x: TensorId, from: &[Dim], to: &[Dim]) -> Result<TensorId, Diagnostic> {
         if from == to {
             return Ok(x);
@@ -17,7 +17,7 @@ impl Draft<'_> {
             let shape = self.shape(to)?;
             return Ok(self.push("Reshape", &[x, shape], [attribute::int("allowzero", 1)]));
         }
-        // Without an operator of its own for the size: 0 takes the dim of the operand, -1 the elements that are left.
+        // No operators are needed for unbound sizes: 0 takes the dim of the operand, -1 the remaining elements.
         let (mut target, mut open) = (Vec::new(), 0);
         for (i, dim) in to.iter().enumerate() {
             target.push(match dim.size() {
@@ -33,7 +33,7 @@ impl Draft<'_> {
         Ok(self.push("Reshape", &[x, shape], []))
     }
 
-    /// The dims in another order: dim `i` of the result is dim `permutation[i]`.
+    /// Permutes the dims: dim `i` of the result is dim `permutation[i]`.
     pub(super) fn transpose(&mut self, x: TensorId, permutation: &[usize]) -> TensorId {
         if permutation.iter().copied().eq(0..permutation.len()) {
             return x;
@@ -41,16 +41,16 @@ impl Draft<'_> {
         self.push("Transpose", &[x], [attribute::ints("perm", permutation.iter().map(|&dim| dim as i64))])
     }
 
-    /// Dims of size one and missing leading dims stretched.
+    /// Stretches dims of size one, and adds missing leading dims.
     ///
     /// # Errors
-    /// A size that ONNX cannot say.
+    /// A size cannot be represented in ONNX.
     pub(super) fn expand(&mut self, x: TensorId, from: &[Dim], to: &[Dim]) -> Result<TensorId, Diagnostic> {
         if from == to {
             return Ok(x);
         }
         let missing = to.len() - from.len();
-        // A dim that does not change may be given as 1, which needs no size.
+        // A dim that does not change may be written as 1, which needs no size.
         let target: Vec<Dim> = to
             .iter()
             .enumerate()
@@ -63,7 +63,7 @@ impl Draft<'_> {
         Ok(self.push("Expand", &[x, shape], []))
     }
 
-    /// Elements `start`, `start + step`, … before `end` along a dim, as ONNX counts.
+    /// Takes the elements `start`, `start + step`, … before `end` along a dim, as ONNX counts.
     pub(super) fn slice(&mut self, x: TensorId, dim: u32, start: i64, end: i64, step: i64) -> TensorId {
         let [starts, ends, axes, steps] =
             [start, end, i64::from(dim), step].map(|number| self.integers(&[number]));
@@ -71,13 +71,13 @@ impl Draft<'_> {
         self.push("Slice", &inputs, [])
     }
 
-    /// A dim of size one put in before dim `dim`.
+    /// Inserts a dim of size one before dim `dim`.
     pub(super) fn unsqueeze(&mut self, x: TensorId, dim: usize) -> TensorId {
         let axes = self.integers(&[dim as i64]);
         self.push("Unsqueeze", &[x, axes], [])
     }
 
-    /// A dim of size one taken away.
+    /// Removes a dim of size one.
     pub(super) fn squeeze(&mut self, x: TensorId, dim: usize) -> TensorId {
         let axes = self.integers(&[dim as i64]);
         self.push("Squeeze", &[x, axes], [])

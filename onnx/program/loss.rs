@@ -1,4 +1,4 @@
-//! The cross-entropy: SoftmaxCrossEntropyLoss, with the classes in dim 1, where ONNX has them.
+//! The cross-entropy: SoftmaxCrossEntropyLoss, with the classes in dim 1, as in ONNX.
 
 use super::Form;
 use super::attribute;
@@ -10,7 +10,7 @@ use ir::ops::loss::CrossEntropy;
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Diagnostic, Dims, Module, Node, Op, OperandRole};
 
-/// The sum, the weight, and the logarithm of the sum of exponentials at each position.
+/// Writes the sum, the weight, and the logsumexp of each position.
 pub(super) fn cross_entropy(draft: &mut Draft, node: &Node, op: &CrossEntropy) -> Results {
     let logits = Logits::of(draft, node)?;
     let smoothing = op.label_smoothing.get();
@@ -26,7 +26,7 @@ pub(super) fn cross_entropy(draft: &mut Draft, node: &Node, op: &CrossEntropy) -
     let sum = if smoothing == 0.0 {
         hard
     } else {
-        // ε of each position's loss is that of the mean over all classes.
+        // ε times the loss of each position is taken for the mean over all classes.
         let mean = draft.reduced(logits.tensor, ReduceKind::Mean, &[last], false);
         let even = draft.push("Sub", &[logsumexp, mean], []);
         let zero = draft.number(logits.dtype, 0.0);
@@ -39,7 +39,7 @@ pub(super) fn cross_entropy(draft: &mut Draft, node: &Node, op: &CrossEntropy) -
     Ok(vec![Some(sum), Some(weight), Some(logsumexp)])
 }
 
-/// The mean of a cross-entropy, where a division of its sum by its weight stands for it: ONNX has the mean as an operator.
+/// Writes a division of a cross-entropy's sum by its weight as the mean, which is an ONNX operator. `None` for other divisions.
 ///
 /// # Errors
 /// As [`Draft::value`].
@@ -51,7 +51,7 @@ pub(super) fn mean(draft: &mut Draft, division: &Node) -> Result<Option<TensorId
     logits.loss(draft, node, op, "mean").map(Some)
 }
 
-/// The cross-entropy, without label smoothing, whose sum is divided by its weight.
+/// Returns the cross-entropy, without label smoothing, whose sum is divided by its weight.
 fn divided<'m>(module: &'m Module, division: &Node) -> Option<(&'m Node, &'m CrossEntropy)> {
     let node = module.producer(division.operands[0])?;
     let Op::CrossEntropy(op) = &node.op else { return None };
@@ -59,7 +59,7 @@ fn divided<'m>(module: &'m Module, division: &Node) -> Option<(&'m Node, &'m Cro
     (is_mean && op.label_smoothing.get() == 0.0).then_some((node, op))
 }
 
-/// The logits of a loss in the type of its sum.
+/// The logits of a loss, in the type of its sum.
 struct Logits {
     tensor: TensorId,
     dtype: DType,
@@ -73,7 +73,7 @@ impl Logits {
         Ok(Self { tensor: draft.cast(tensor, ty.dtype, dtype), dtype, ndim: ty.ndim() as u32 })
     }
 
-    /// The loss of all positions, as the rows of a matrix.
+    /// Writes the loss of all positions, which are the rows of a matrix.
     fn loss(
         &self,
         draft: &mut Draft,
@@ -95,7 +95,7 @@ impl Logits {
     }
 }
 
-/// Whether each position counts.
+/// Writes whether each position counts.
 fn counted(draft: &mut Draft, node: &Node, op: &CrossEntropy) -> Result<TensorId, Diagnostic> {
     let labels = node[OperandRole::Labels];
     let (tensor, dtype) = (draft.value(labels)?, draft.ty(labels).dtype);

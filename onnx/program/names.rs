@@ -1,4 +1,4 @@
-//! Names of a graph: each is given once.
+//! The names of a graph, each of which is used only once.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 pub(super) struct Names(BTreeSet<String>);
 
 impl Names {
-    /// The name if it is free, else with the smallest number behind it that is.
+    /// Returns the name if it is free, otherwise the name followed by the smallest number that makes it free.
     pub(super) fn free(&mut self, wanted: &str) -> String {
         if self.0.insert(wanted.to_owned()) {
             return wanted.to_owned();
@@ -23,7 +23,7 @@ impl Names {
     }
 }
 
-/// The name of the node that an origin tells of: `node "NAME" (OP, opset N)`; any other origin as it is.
+/// Returns the name in an origin `node "NAME" (OP, opset N)`, or any other origin unchanged.
 pub(super) fn of_origin(origin: &str) -> &str {
     let quoted = origin.strip_prefix("node \"").and_then(|rest| rest.split_once("\" ("));
     quoted.map_or(origin, |(name, _)| name)

@@ -8,7 +8,7 @@ use ir::ops::norm::{LayerNorm, RmsNorm};
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Diagnostic, Dim, Node};
 
-/// LayerNormalization, or a formula where ONNX's attribute cannot hold the epsilon. Statistics are of f32 in ONNX.
+/// LayerNormalization, or a formula if ONNX's attribute cannot represent the epsilon. Statistics are f32 in ONNX.
 pub(super) fn layer_norm(draft: &mut Draft, node: &Node, op: &LayerNorm) -> Results {
     let Some(eps) = attribute::exact(op.eps.get()) else {
         return formula(draft, node, |draft, node| layer_norm_formula(draft, node, op.eps));
@@ -37,7 +37,7 @@ fn layer_norm_formula(draft: &mut Draft, node: &Node, eps: Float) -> Results {
     Ok(vec![Some(y), Some(statistic(draft, node, 1, mean)?), Some(statistic(draft, node, 2, rstd)?)])
 }
 
-/// RMSNormalization, or a formula where the statistic is read, or where ONNX's attribute cannot hold the epsilon.
+/// RMSNormalization, or a formula if the statistic is read, or if ONNX's attribute cannot represent the epsilon.
 pub(super) fn rms_norm(draft: &mut Draft, node: &Node, op: &RmsNorm) -> Results {
     match attribute::exact(op.eps.get()).filter(|_| !draft.is_read(node.results[1])) {
         Some(eps) => {
@@ -57,7 +57,7 @@ pub(super) fn rms_norm(draft: &mut Draft, node: &Node, op: &RmsNorm) -> Results 
     }
 }
 
-/// `1 / √(mean(x²) + eps)` along the last dim, which stays with size one.
+/// Writes `1 / √(mean(x²) + eps)` along the last dim, which is kept with size one.
 fn inverse_deviation(draft: &mut Draft, x: TensorId, dtype: DType, last: u32, eps: Float) -> TensorId {
     let square = draft.push("Mul", &[x, x], []);
     let mean = draft.reduced(square, ReduceKind::Mean, &[last], true);
@@ -67,7 +67,7 @@ fn inverse_deviation(draft: &mut Draft, x: TensorId, dtype: DType, last: u32, ep
     draft.push("Reciprocal", &[deviation], [])
 }
 
-/// A statistic without the last dim of size one.
+/// Removes the last dim of size one from a statistic.
 fn statistic(
     draft: &mut Draft,
     node: &Node,

@@ -1,8 +1,8 @@
-//! The form of each operator in ONNX: one exhaustive match.
+//! The ONNX form of each operator, in one exhaustive match.
 //!
-//! Operators fall into three kinds. Most are one operator of ONNX, with changes of layout around it. Some are formulas of
-//! several operators: in [`Form::Program`] they stay one node of the domain `trainyard`, so that a viewer shows one node for one. The
-//! others belong to a training step and have no form in ONNX.
+//! There are three kinds of operators. Most are one ONNX operator, with changes of layout around it. Some are formulas of several
+//! operators; in [`Form::Program`] they stay one node of the domain `trainyard`, so that a viewer shows one node for each node.
+//! The others belong to a training step and have no form in ONNX.
 
 use super::draft::{Draft, TensorId};
 use super::{
@@ -18,7 +18,7 @@ pub(super) type Results = Result<Vec<Option<TensorId>>, Diagnostic>;
 /// Adds the nodes of an operator.
 ///
 /// # Errors
-/// In a model, an operator without a form in ONNX, or with attributes that ONNX cannot say.
+/// In a model: the operator has no form in ONNX, or its attributes cannot be represented.
 pub(super) fn write(draft: &mut Draft, node: &Node) -> Results {
     if draft.form == Form::Program && !follows_types(draft, node) {
         return own::write(draft, node);
@@ -29,7 +29,7 @@ pub(super) fn write(draft: &mut Draft, node: &Node) -> Results {
         _ => error,
     });
     match results {
-        // A viewer has no use for an error: the node is one of the compiler's own.
+        // In a program for a viewer, the node becomes one of the domain `trainyard` instead of an error.
         Err(_) if draft.form == Form::Program => {
             draft.nodes.truncate(count);
             own::write(draft, node)
@@ -38,8 +38,8 @@ pub(super) fn write(draft: &mut Draft, node: &Node) -> Results {
     }
 }
 
-/// Whether the types of the results are those that the operator infers. They need not be at the level lowered, where kernels cast
-/// operands, so that ONNX's operator would not take them.
+/// Whether the results have the types that the operator infers. At level lowered they may differ, because kernels cast operands;
+/// ONNX's operator would not accept them.
 fn follows_types(draft: &Draft, node: &Node) -> bool {
     let signature = draft.module.signature(node);
     let types = Inference { operands: &signature.operands, declared: &signature.results };
@@ -129,7 +129,7 @@ fn of_operator(draft: &mut Draft, node: &Node) -> Results {
     }
 }
 
-/// A formula of several operators, which a viewer gets as one node.
+/// Writes a formula of several operators, or a single node of the domain `trainyard` for a viewer.
 pub(super) fn formula(
     draft: &mut Draft,
     node: &Node,
@@ -138,7 +138,7 @@ pub(super) fn formula(
     if draft.form == Form::Program { own::write(draft, node) } else { write(draft, node) }
 }
 
-/// The results of an operator with one result.
+/// Returns the result of an operator with one result.
 pub(super) fn one(tensor: TensorId) -> Results {
     Ok(vec![Some(tensor)])
 }

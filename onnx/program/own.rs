@@ -1,7 +1,7 @@
-//! Operators of the domain `trainyard`: one node for one of the program, with its attributes.
+//! Operators of the domain `trainyard`: one node for each node of the program, with its attributes.
 //!
-//! Integers, bools, numbers and lists become attributes of these types. A number that is no f32 exactly and every other attribute
-//! is a text, as in the text of the program.
+//! Integers, bools, numbers and lists become attributes of these types. A number that is not exactly an f32, and every other
+//! attribute, becomes text, as in the text of the program.
 
 use super::Form;
 use super::attribute;
@@ -13,10 +13,10 @@ use ir::{Diagnostic, Node};
 /// The domain of the compiler's own operators.
 pub(super) const DOMAIN: &str = "trainyard";
 
-/// Adds a node of the program as it is.
+/// Writes a node of the program as a node of the domain `trainyard`.
 ///
 /// # Errors
-/// The form is a model of standard operators.
+/// The form allows only standard operators.
 pub(super) fn write(draft: &mut Draft, node: &Node) -> Results {
     if draft.form != Form::Program {
         let error = Diagnostic::new(format!("ONNX has no form of the operator `{}`", node.op.name()));
@@ -29,7 +29,7 @@ pub(super) fn write(draft: &mut Draft, node: &Node) -> Results {
     Ok(outputs.into_iter().map(Some).collect())
 }
 
-/// An attribute, from its text in a program.
+/// Makes an attribute from its text in a program.
 fn typed(name: &str, text: &str) -> AttributeProto {
     if let Some(inner) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
         let words: Vec<&str> = inner.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();

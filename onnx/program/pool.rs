@@ -1,4 +1,4 @@
-//! Pooling. ONNX's windows slide over the dims after batch and channels; other leading dims are made two of them by a reshape.
+//! Pooling. ONNX's windows slide over the dims after batch and channels; a reshape merges other leading dims into these two.
 
 use super::attribute;
 use super::draft::{Draft, TensorId, product, size};
@@ -7,25 +7,25 @@ use crate::proto::AttributeProto;
 use ir::ops::pool::{AvgPool, MaxPool, MaxPoolIndices, Window, Windows};
 use ir::{Diagnostic, Dim, Dims, Node};
 
-/// AveragePool.
+/// Writes AveragePool.
 pub(super) fn average(draft: &mut Draft, node: &Node, op: &AvgPool) -> Results {
     let more = [attribute::flag("count_include_pad", op.count_padding)];
     one(pooled(draft, node, &op.windows, "AveragePool", &more, 0, op.count_padding.then_some(0.0))?)
 }
 
-/// MaxPool.
+/// Writes MaxPool.
 pub(super) fn max(draft: &mut Draft, node: &Node, op: &MaxPool) -> Results {
     one(pooled(draft, node, &op.windows, "MaxPool", &[], 0, Some(f64::NEG_INFINITY))?)
 }
 
-/// The places of MaxPool, which ONNX counts through all planes of the tensor, and the program within each plane.
+/// Writes the places of MaxPool. ONNX counts them through all planes of the tensor, the program within each plane.
 pub(super) fn max_indices(draft: &mut Draft, node: &Node, op: &MaxPoolIndices) -> Results {
     formula(draft, node, |draft, node| {
         let x = draft.ty(node.operands[0]);
         let y = draft.ty(node.results[0]);
         let leading = x.ndim() - op.windows.len();
         let plane = product(&x.dims[leading..])?;
-        // ONNX does not say what the place in a window of nothing but padding is.
+        // ONNX does not define the place for a window with only padding.
         if !op
             .windows
             .iter()
@@ -40,15 +40,15 @@ pub(super) fn max_indices(draft: &mut Draft, node: &Node, op: &MaxPoolIndices) -
     })
 }
 
-/// Whether the first and the last window along a dim cover an element. `from` and `to` are the dim and the number of windows.
+/// Whether the first and the last window along a dim cover an element. `from` is the size of the dim, `to` the number of windows.
 fn is_covered(window: &Window, [from, to]: [&Dim; 2]) -> bool {
     let (Some(from), Some(to)) = (from.size(), to.size()) else { return false };
     let last = to.saturating_sub(1).saturating_mul(window.stride);
     window.before < window.size && last < window.before.saturating_add(from)
 }
 
-/// Nodes of one output of a pooling. ONNX Runtime takes no padding that is as large as a window; `beyond` is the number that stands for
-/// such padding, if there is one.
+/// Writes one output of a pooling. ONNX Runtime does not support padding that is as large as a window; such padding is replaced by
+/// elements with the number `beyond`, if there is one.
 fn pooled(
     draft: &mut Draft,
     node: &Node,

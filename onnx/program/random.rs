@@ -1,4 +1,4 @@
-//! Dropout and random tensors. The numbers that a model draws where it runs are others than the compiler's.
+//! Dropout and random tensors. A written model draws other random numbers than the compiler.
 
 use super::attribute;
 use super::constants::code;
@@ -10,7 +10,7 @@ use ir::ops::dropout::Dropout;
 use ir::ops::random::RandomUniform;
 use ir::{DType, Node, Tensor};
 
-/// Dropout: the operand itself in an inference.
+/// Dropout, or the operand itself in inference form.
 pub(super) fn dropout(draft: &mut Draft, node: &Node, op: &Dropout) -> Results {
     if draft.form == Form::Program {
         return own::write(draft, node);
@@ -24,12 +24,12 @@ pub(super) fn dropout(draft: &mut Draft, node: &Node, op: &Dropout) -> Results {
     one(draft.push("Dropout", &[x, ratio, training], []))
 }
 
-/// The share as the file has it: the import takes the shortest decimal of this f32.
+/// Returns the ratio as it is stored in the file. The import takes the shortest decimal of this f32.
 fn share(ratio: Float) -> f32 {
     ratio.get() as f32
 }
 
-/// RandomUniformLike of a tensor of these dims.
+/// RandomUniformLike of a tensor with these dims.
 pub(super) fn uniform(draft: &mut Draft, node: &Node, _: &RandomUniform) -> Results {
     if draft.form == Form::Program {
         return own::write(draft, node);

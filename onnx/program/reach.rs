@@ -1,21 +1,21 @@
-//! The part of a program that a file has: its outputs, and the nodes and states that they need.
+//! The part of a program that a file has: its outputs, and the nodes and states behind them.
 
 use super::Form;
 use ir::{Definition, Diagnostic, Level, Module, Node, NodeId, Op, Phase, StepOutput, ValueId};
 
 /// The part of a program that a file has.
 pub(super) struct Reach {
-    /// Names and values of the outputs.
+    /// The names and values of the outputs.
     pub(super) outputs: Vec<(String, ValueId)>,
     values: Vec<bool>,
     nodes: Vec<bool>,
 }
 
 impl Reach {
-    /// Finds the part.
+    /// Finds this part of the program.
     ///
     /// # Errors
-    /// A program of which nothing belongs to a forward pass.
+    /// No output of the program belongs to a forward pass.
     pub(super) fn of(module: &Module, form: Form) -> Result<Self, Diagnostic> {
         let outputs = outputs(module, form);
         if outputs.is_empty() && form != Form::Program {
@@ -38,18 +38,18 @@ impl Reach {
         Ok(Self { outputs, values, nodes })
     }
 
-    /// Whether the file has the node.
+    /// Whether the file has a node.
     pub(super) fn has(&self, node: NodeId) -> bool {
         self.nodes[node.as_u32() as usize]
     }
 
-    /// Whether the file has the value.
+    /// Whether the file has a value.
     pub(super) fn has_value(&self, value: ValueId) -> bool {
         self.values[value.as_u32() as usize]
     }
 }
 
-/// The operands that a node reads in a form: what training alone looks at is left out of an inference.
+/// Returns the operands that a node reads in a form. An inference omits operands that only training reads.
 fn read(node: &Node, form: Form) -> impl Iterator<Item = ValueId> + '_ {
     let is_read = move |index: usize| match (&node.op, form) {
         (_, Form::Program) => true,
@@ -61,7 +61,7 @@ fn read(node: &Node, form: Form) -> impl Iterator<Item = ValueId> + '_ {
     node.operands.iter().enumerate().filter(move |(index, _)| is_read(*index)).map(|(_, &value)| value)
 }
 
-/// The outputs that a form has: those of a forward pass are the model's own, which are known before the update.
+/// Returns the outputs that a form has. Those of a forward pass are the model's own outputs, which are known before the update.
 fn outputs(module: &Module, form: Form) -> Vec<(String, ValueId)> {
     let is_model = |name: &str, value: ValueId| {
         let is_forward = match module.value(value).definition {

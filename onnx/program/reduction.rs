@@ -1,4 +1,4 @@
-//! Reductions over dims, running sums, softmax, and places in order.
+//! Reductions over dims, running sums, softmax, and top-k indices.
 
 use super::attribute;
 use super::draft::{Draft, TensorId, size};
@@ -8,7 +8,7 @@ use ir::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
 use ir::{DType, Node};
 
 impl Draft<'_> {
-    /// A reduction over some dims.
+    /// Reduces over some dims.
     pub(super) fn reduced(&mut self, x: TensorId, kind: ReduceKind, dims: &[u32], keep: bool) -> TensorId {
         if dims.is_empty() {
             return x;
@@ -25,7 +25,7 @@ impl Draft<'_> {
     }
 }
 
-/// The type in which ONNX reduces: small integers are not among its types. Sums wrap as they do in the small type.
+/// Returns the type in which ONNX reduces, which is never a small integer. Sums wrap as in the small type.
 fn wide(dtype: DType) -> DType {
     match dtype {
         DType::I8 | DType::I16 | DType::U8 | DType::U16 => DType::I64,
@@ -33,7 +33,7 @@ fn wide(dtype: DType) -> DType {
     }
 }
 
-/// A reduction.
+/// Writes a reduction.
 pub(super) fn reduce(draft: &mut Draft, node: &Node, op: &Reduce) -> Results {
     let (x, dtype) = (draft.operand(node, 0)?, draft.ty(node.operands[0]).dtype);
     let x = draft.cast(x, dtype, wide(dtype));
@@ -41,7 +41,7 @@ pub(super) fn reduce(draft: &mut Draft, node: &Node, op: &Reduce) -> Results {
     one(draft.cast(reduced, wide(dtype), dtype))
 }
 
-/// CumSum.
+/// Writes CumSum.
 pub(super) fn cumulative_sum(draft: &mut Draft, node: &Node, op: &CumulativeSum) -> Results {
     let (x, dtype) = (draft.operand(node, 0)?, draft.ty(node.operands[0]).dtype);
     let x = draft.cast(x, dtype, wide(dtype));
@@ -51,16 +51,16 @@ pub(super) fn cumulative_sum(draft: &mut Draft, node: &Node, op: &CumulativeSum)
     one(draft.cast(sum, wide(dtype), dtype))
 }
 
-/// Softmax or LogSoftmax.
+/// Writes Softmax or LogSoftmax.
 pub(super) fn softmax(draft: &mut Draft, node: &Node, operator: &str, dim: u32) -> Results {
     let x = draft.operand(node, 0)?;
     one(draft.push(operator, &[x], [attribute::int("axis", i64::from(dim))]))
 }
 
-/// The places of TopK.
+/// The indices of TopK.
 pub(super) fn top_k(draft: &mut Draft, node: &Node, op: &TopK) -> Results {
     let (x, dtype) = (draft.operand(node, 0)?, draft.ty(node.operands[0]).dtype);
-    // TopK takes no bf16; f32 keeps the order.
+    // TopK does not support bf16; f32 keeps the order.
     let x = if dtype == DType::BF16 { draft.cast(x, dtype, DType::F32) } else { x };
     let count = draft.integers(&[size(op.count)?]);
     let attributes = [

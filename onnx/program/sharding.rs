@@ -1,9 +1,9 @@
-//! The layout of a program over devices, as the standard's multi-device annotations.
+//! The layout of a program over devices, in the multi-device annotations of the standard.
 //!
-//! The mesh is one device configuration. A node has a sharding for each tensor that it reads or writes and that is not whole: along
-//! each split dim the number of shards, and the devices in row-major order of the shards. Devices that hold the same shard are a
-//! group with a negative number. The standard has no word for a value of which each device holds an addend; such a value is an entry
-//! of the node's metadata, `trainyard.partial.NAME`.
+//! The mesh is one device configuration. A node has a sharding for each tensor that it reads or writes and that is split: along
+//! each split dim the number of shards, and the devices in row-major order of the shards. Devices that hold the same shard form a
+//! group with a negative number. The standard cannot express a value of which each device holds an addend; such a value is an
+//! entry in the node's metadata, `trainyard.partial.NAME`.
 
 use super::draft::{Draft, DraftNode, TensorId};
 use super::finish::fact;
@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 /// The name of the configuration.
 const MESH: &str = "mesh";
 
-/// The most devices of a file: each tensor of each node names the devices that hold it.
+/// The most devices of a file. The list is limited because each tensor of each node names the devices that hold it.
 const MOST_DEVICES: u64 = ir::interp::MOST_RANKS;
 
-/// The devices of a program; none for a single one.
+/// Returns the devices of a program; empty for a single device.
 ///
 /// # Errors
-/// More than [`MOST_DEVICES`].
+/// The program has more than [`MOST_DEVICES`] devices.
 pub(super) fn configuration(module: &Module) -> Result<Vec<DeviceConfigurationProto>, Diagnostic> {
     let count = module.ranks();
     if count == 1 {
@@ -47,18 +47,18 @@ pub(super) fn configuration(module: &Module) -> Result<Vec<DeviceConfigurationPr
     }])
 }
 
-/// The first rank of the devices that have a stage: ranks count by pipeline ranks.
+/// Returns the first rank of the devices that have a stage. Ranks are numbered by pipeline ranks.
 fn first_rank(module: &Module, stage: u32) -> u64 {
     let pipeline_rank = module.pipeline.as_ref().and_then(|pipeline| pipeline.placement.get(stage as usize));
     pipeline_rank.map_or(0, |&rank| u64::from(rank) * module.mesh.devices())
 }
 
-/// Adds the layout of its tensors and its stage to a node.
+/// Adds to a node the layouts of its tensors, and its stage.
 pub(super) fn annotate(draft: &Draft, node: &DraftNode, names: &[String], message: &mut NodeProto) {
     let module = draft.module;
     let Some(origin) = node.node.map(|id| module.node(id)) else { return };
     let is_staged = module.pipeline.is_some() && origin.stage != EVERY_STAGE;
-    // A node of every stage names the devices of the first one.
+    // A node of every stage names the devices of the first pipeline rank.
     let first = first_rank(module, origin.stage);
     let tensors = node.inputs.iter().flatten().chain(&node.outputs);
     let mut specs: Vec<ShardingSpecProto> = Vec::new();
@@ -80,14 +80,14 @@ pub(super) fn annotate(draft: &Draft, node: &DraftNode, names: &[String], messag
     }
 }
 
-/// The sharding of a tensor that is split. `first` is the rank of the first device of its stage.
+/// Returns the sharding of a tensor, if it is split. `first` is the rank of the first device of its stage.
 fn spec(mesh: &Mesh, ty: &Type, name: &str, first: u64) -> Option<ShardingSpecProto> {
     let split: Vec<usize> = (0..ty.ndim()).filter(|&dim| !ty.sharding.axes(dim).is_empty()).collect();
     if split.is_empty() {
         return None;
     }
     let shards = |dim: usize| mesh.size(ty.sharding.axes(dim));
-    // Which devices hold each shard; shards count row-major through the split dims.
+    // The devices that hold each shard. Shards are numbered row-major through the split dims.
     let mut holders: BTreeMap<u64, Vec<i64>> = BTreeMap::new();
     for rank in 0..mesh.devices() {
         let shard =
@@ -121,7 +121,7 @@ fn sharded(ty: &Type, dim: usize, shards: u64) -> ShardedDimProto {
     }
 }
 
-/// The metadata of a value of which each device holds an addend or a candidate.
+/// Returns the metadata of a partial value, of which each device holds an addend or a candidate.
 fn partial(
     mesh: &Mesh,
     ty: &Type,

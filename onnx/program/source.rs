@@ -1,4 +1,4 @@
-//! Values that come from nowhere: constants, equal elements, indices.
+//! Operators without operands: constants, equal elements, indices.
 
 use super::attribute;
 use super::constants::proto;
@@ -9,14 +9,14 @@ use bytes::Bytes;
 use ir::ops::constant::{Constant, Iota, Splat};
 use ir::{DType, Diagnostic, Dim, Dims, Node, Tensor, Type};
 
-/// A row of the data table.
+/// Writes a row of the data table.
 pub(super) fn constant(draft: &mut Draft, node: &Node, op: &Constant) -> Results {
     let row = tensors::row(draft, op.data)?;
     let (from, to) = (&draft.module.data[op.data].ty.dims, &draft.ty(node.results[0]).dims);
     one(draft.reshape(row, from, to)?)
 }
 
-/// Equal elements: a scalar, or ConstantOfShape.
+/// Writes equal elements: a scalar, or ConstantOfShape.
 pub(super) fn splat(draft: &mut Draft, node: &Node, op: &Splat) -> Results {
     let ty = draft.ty(node.results[0]);
     let number = op.value.get();
@@ -33,17 +33,17 @@ pub(super) fn splat(draft: &mut Draft, node: &Node, op: &Splat) -> Results {
     one(draft.push("ConstantOfShape", &[shape], [attribute::tensor("value", value)]))
 }
 
-/// The index along a dim: Range of integers, repeated along the other dims.
+/// Writes the index along a dim: a Range of integers, repeated along the other dims.
 pub(super) fn iota(draft: &mut Draft, node: &Node, op: &Iota) -> Results {
     let ty = draft.ty(node.results[0]);
     one(draft.places(ty.dtype, &ty.dims, op.dim as usize)?)
 }
 
 impl Draft<'_> {
-    /// The index along a dim, in a tensor of these dims.
+    /// Writes the index along a dim, in a tensor of these dims.
     ///
     /// # Errors
-    /// A size that ONNX cannot say.
+    /// A size cannot be represented in ONNX.
     pub(super) fn places(&mut self, dtype: DType, dims: &[Dim], dim: usize) -> Result<TensorId, Diagnostic> {
         let [start, step] = [0.0, 1.0].map(|number| self.number(DType::I64, number));
         let size = self.scalar_size(&dims[dim])?;

@@ -1,7 +1,7 @@
-//! Inputs of the graph, and its initializers: rows of the data table, and states cut out of them by their views.
+//! The inputs of the graph, and its initializers: rows of the data table, and states that views cut out of them.
 //!
 //! In [`Form::Program`] states are inputs, and their values after the step are outputs. In a model the bytes of a row are those
-//! that are given for its name, or those of the program.
+//! given for its name, or the program's.
 
 use super::constants::proto;
 use super::draft::{Draft, Source, TensorId};
@@ -14,7 +14,7 @@ use ir::{
     Blob, Claim, DataId, Diagnostic, Dim, Dims, Initializer, Level, Role, State, Tensor, Type, ViewStep,
 };
 
-/// Constants up to this many bytes that are no initializer of the file stand in nodes.
+/// The most bytes of a constant that becomes a node, unless it is an initializer of the file.
 const SMALL: usize = 1024;
 
 /// Adds the inputs, and in [`Form::Program`] the states.
@@ -43,7 +43,7 @@ fn add_input(draft: &mut Draft, name: String, ty: Type) -> TensorId {
 /// Adds the states that a model reads.
 ///
 /// # Errors
-/// A state without bytes.
+/// A state has no bytes.
 pub(super) fn add_states(draft: &mut Draft) -> Result<(), Diagnostic> {
     if draft.form == Form::Program {
         return Ok(());
@@ -51,7 +51,7 @@ pub(super) fn add_states(draft: &mut Draft) -> Result<(), Diagnostic> {
     let (module, reach) = (draft.module, draft.reach);
     for state in module.states.values().filter(|state| reach.has_value(state.input)) {
         let tensor = match state.initializer.data() {
-            // Experts have values of their own, though they began as a tensor of the file.
+            // Experts have individual values, although they were initialised from the same tensor of the file.
             Some(data) if !is_own(draft, state) => {
                 let row = row(draft, data)?;
                 viewed(draft, row, &draft.module.data[data].ty, state)?
@@ -63,12 +63,13 @@ pub(super) fn add_states(draft: &mut Draft) -> Result<(), Diagnostic> {
     Ok(())
 }
 
-/// Whether a state is written under its own name: its bytes are given under this name, or no view of a tensor of the file makes them.
+/// Whether a state is written under its own name: bytes are given under this name, or no view of the file's tensor gives its
+/// value.
 fn is_own(draft: &Draft, state: &State) -> bool {
     draft.bytes.contains_key(&state.name) || matches!(state.initializer, Initializer::Noisy { .. })
 }
 
-/// A state that is of no file, as an initializer of its name.
+/// Adds a state that is not in the file as an initializer with its name.
 fn own(draft: &mut Draft, state: &State) -> Result<TensorId, Diagnostic> {
     let bytes = match (draft.bytes.get(&state.name), &state.initializer, state.ty.sizes()) {
         (Some(bytes), _, _) => Some(bytes.clone()),
@@ -86,10 +87,10 @@ fn own(draft: &mut Draft, state: &State) -> Result<TensorId, Diagnostic> {
     initializer(draft, &state.name, &state.ty, bytes, Some(claim).filter(|_| state.ty.dtype.is_float()))
 }
 
-/// A row of the data table.
+/// Adds a row of the data table.
 ///
 /// # Errors
-/// A row without bytes, or with another number of them.
+/// The row has no bytes, or a wrong number of bytes.
 pub(super) fn row(draft: &mut Draft, data: DataId) -> Result<TensorId, Diagnostic> {
     if let Some(&known) = draft.rows.get(&data) {
         return Ok(known);
@@ -98,7 +99,7 @@ pub(super) fn row(draft: &mut Draft, data: DataId) -> Result<TensorId, Diagnosti
     let bytes = draft.bytes.get(&row.name).or(row.bytes()).cloned();
     let is_code = matches!(row.blob, Blob::Inline(_)) || row.claim == Some(Claim::Literal);
     let tensor = match bytes {
-        // The import tells constants of the code from parameters by this difference.
+        // By this difference the import distinguishes constants of the code from parameters.
         Some(bytes) if is_code && bytes.len() <= SMALL && Some(bytes.len() as u64) == row.ty.bytes() => {
             let value = attribute::tensor("value", proto(&row.ty, bytes));
             let tensor = draft.push("Constant", &[], [value]);
@@ -141,7 +142,7 @@ fn initializer(
     Ok(tensor)
 }
 
-/// A state, from the tensor of the file that it is cut out of.
+/// Writes a state as a view of the file's tensor.
 fn viewed(
     draft: &mut Draft,
     mut tensor: TensorId,

@@ -1,4 +1,4 @@
-//! Programs that are written and read back.
+//! Tests that write programs and read them back.
 
 mod programs;
 mod round_trips;
@@ -8,7 +8,7 @@ use ir::interp::{self, Missing, Mode};
 use ir::{Module, Tensor};
 use std::collections::BTreeMap;
 
-/// The outputs of a forward pass in exact mode.
+/// Returns the outputs of a forward pass in exact mode.
 fn outputs(module: &Module, inputs: &BTreeMap<String, Tensor>) -> BTreeMap<String, Vec<Tensor>> {
     let mut states =
         interp::initial_states(module, 1, Missing::Refuse).unwrap_or_else(|error| panic!("{error}"));
@@ -16,7 +16,7 @@ fn outputs(module: &Module, inputs: &BTreeMap<String, Tensor>) -> BTreeMap<Strin
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Compares two programs by their outputs, to 1e-12 of the largest element of each.
+/// Compares the outputs of two programs, up to 1e-12 of the largest element of each output.
 fn assert_equal_outputs(name: &str, before: &Module, after: &Module, inputs: &BTreeMap<String, Tensor>) {
     let (expected, found) = (outputs(before, inputs), outputs(after, inputs));
     assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>(), "{name}");

@@ -14,7 +14,7 @@ pub struct DeviceConfigurationProto {
     pub device: Vec<String>,
 }
 
-/// How one node runs on one device configuration.
+/// The placement of a node on a device configuration.
 #[derive(Clone, PartialEq, Message)]
 pub struct NodeDeviceConfigurationProto {
     #[prost(string, optional, tag = "1")]
@@ -25,7 +25,7 @@ pub struct NodeDeviceConfigurationProto {
     pub pipeline_stage: Option<i32>,
 }
 
-/// How one tensor is divided among devices.
+/// The division of a tensor among devices.
 #[derive(Clone, PartialEq, Message)]
 pub struct ShardingSpecProto {
     #[prost(string, optional, tag = "1")]
@@ -38,7 +38,7 @@ pub struct ShardingSpecProto {
     pub sharded_dim: Vec<ShardedDimProto>,
 }
 
-/// One entry of a map from an integer to a list of integers.
+/// An entry of a map from an integer to a list of integers.
 #[derive(Clone, PartialEq, Message)]
 pub struct IntIntListEntryProto {
     #[prost(int64, optional, tag = "1")]

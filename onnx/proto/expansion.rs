@@ -1,28 +1,28 @@
-//! How much memory decoding a model takes, found by walking its bytes and allocating nothing.
+//! Computes the memory that decoding a model takes, by walking its bytes without any allocation.
 //!
-//! Two bytes on the wire (an empty node) become some 300 bytes of structs, so a small hostile file could
-//! ask for a hundred times its size. [`expansion`] adds up the structs before any is made.
+//! Two encoded bytes (an empty node) become some 300 bytes of structs, so a small hostile file could ask for a hundred times its
+//! size. [`expansion`] adds up the structs before any is created.
 
 use std::mem::size_of;
 
 use super::*;
 
-/// What [`expansion`] found.
+/// The result of [`expansion`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expansion {
-    /// Bytes of the structs that the messages decode to, without text and tensor data (which take about what
-    /// they take in the file).
+    /// The bytes of the structs to which the messages decode, without text and tensor data (which take about as much memory as in
+    /// the file).
     pub struct_bytes: usize,
 }
 
-/// Walks an encoded [`ModelProto`]. `Err` says at which byte the file stops being protobuf.
+/// Walks an encoded [`ModelProto`]. `Err` says at which byte the file is not valid protobuf.
 pub fn expansion(file: &[u8]) -> Result<Expansion, String> {
     let mut total = Expansion::default();
     walk(file, 0, Kind::Model, 0, &mut total)?;
     Ok(total)
 }
 
-/// Messages nest at most this deep, as in prost.
+/// The deepest nesting of messages, as in prost.
 const DEPTH_LIMIT: usize = 100;
 
 fn walk(file: &[u8], start: usize, kind: Kind, depth: usize, total: &mut Expansion) -> Result<(), String> {
@@ -56,7 +56,7 @@ fn walk(file: &[u8], start: usize, kind: Kind, depth: usize, total: &mut Expansi
     Ok(())
 }
 
-/// A place in the file; `file` ends where the current message ends.
+/// A position in the file. `file` ends where the current message ends.
 struct Cursor<'a> {
     file: &'a [u8],
     at: usize,
@@ -80,7 +80,7 @@ impl Cursor<'_> {
         Err(format!("the number at byte {start} is longer than 10 bytes"))
     }
 
-    /// Steps over `length` bytes and gives the place behind them.
+    /// Skips `length` bytes, and returns the position after them.
     fn skip(&mut self, length: u64) -> Result<usize, String> {
         let left = (self.file.len() - self.at) as u64;
         if length > left {
@@ -94,7 +94,7 @@ impl Cursor<'_> {
     }
 }
 
-/// The messages that the walk tells apart: those that nest others or occur in numbers.
+/// The messages that the walk distinguishes: those that nest others or occur in large numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Model,
@@ -125,7 +125,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// The message in a field of this message; `None`: no message.
+    /// Returns the kind of the message in a field of this message; `None` if the field has no message.
     fn nested(self, field: u32) -> Option<Kind> {
         use Kind::*;
         Some(match (self, field) {

@@ -8,7 +8,7 @@ use super::*;
 
 const FIELDS: &str = include_str!("fields.txt");
 
-/// One line of `fields.txt`.
+/// A line of `fields.txt`.
 struct Field<'a> {
     message: &'a str,
     name: &'a str,
@@ -29,7 +29,7 @@ fn fields() -> impl Iterator<Item = Field<'static>> {
     })
 }
 
-/// The encoding of a message that has only this field, with a value that is not its default.
+/// Returns the encoding of a message that has only this field, with a value other than its default.
 fn wire(field: &Field) -> Vec<u8> {
     let (wire_type, value): (u32, Vec<u8>) = match field.kind {
         "int32" | "int64" | "uint64" | "enum" => (0, vec![1]),
@@ -47,7 +47,7 @@ fn wire(field: &Field) -> Vec<u8> {
     out
 }
 
-/// Decodes, encodes again, and shows the fields that were set.
+/// Decodes a message, encodes it again, and returns the encoding and the text of its set fields.
 fn round_trip<M: Message + Default + Debug>(bytes: &[u8]) -> (Vec<u8>, String) {
     let message = M::decode(bytes).unwrap();
     (message.encode_to_vec(), format!("{message:?}"))
@@ -82,7 +82,7 @@ fn every_official_field_has_the_same_number_type_and_name_here() {
         let (again, shown) = round_trip_of(field.message, &bytes);
         let place = format!("{}.{}", field.message, field.name);
         assert_eq!(again, bytes, "{place} does not survive decoding and encoding");
-        // Where the text departs from that of an empty message is the field that was set.
+        // The text first differs from that of an empty message at the field that was set.
         let (_, empty) = round_trip_of(field.message, &[]);
         let shared = shown.bytes().zip(empty.bytes()).take_while(|(a, b)| a == b).count();
         assert_eq!(shown[..shared].ends_with('['), field.repeated, "{place}: {shown}");
@@ -97,7 +97,7 @@ fn every_official_field_has_the_same_number_type_and_name_here() {
 
 #[test]
 fn no_message_has_fields_that_the_official_one_lacks() {
-    // Every field prints, so a message prints as many names as its descriptor has fields, a oneof counting once.
+    // Every field is printed, so a message prints as many names as its descriptor has fields; a oneof counts once.
     let known: std::collections::BTreeSet<&str> = fields().map(|field| field.message).collect();
     for message in known {
         let (_, shown) = round_trip_of(message, &[]);

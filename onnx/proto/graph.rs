@@ -1,4 +1,4 @@
-//! Messages of the graph: nodes, attributes, and what is said of values.
+//! Messages of the graph: nodes, attributes, and descriptions of values.
 #![expect(missing_docs, reason = "the fields are those of onnx.proto, which documents them")]
 
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use super::{
     NodeDeviceConfigurationProto, SparseTensorProto, StringStringEntryProto, TensorProto, TypeProto,
 };
 
-/// A graph of nodes, of the model or of a control-flow operator's body.
+/// A graph of nodes: the model's graph, or the body of a control-flow operator.
 #[derive(Clone, PartialEq, Message)]
 pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
@@ -33,7 +33,7 @@ pub struct GraphProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// One application of an operator.
+/// An application of an operator.
 #[derive(Clone, PartialEq, Message)]
 pub struct NodeProto {
     #[prost(string, repeated, tag = "1")]
@@ -99,7 +99,7 @@ pub struct AttributeProto {
     pub type_protos: Vec<TypeProto>,
 }
 
-/// Which field of an [`AttributeProto`] holds its value.
+/// The field of an [`AttributeProto`] that holds its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
 pub enum AttributeType {
@@ -133,7 +133,7 @@ pub struct ValueInfoProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// Which tensors hold the scale and zero point of a quantized one.
+/// The tensors that hold the scale and the zero point of a quantized tensor.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorAnnotation {
     #[prost(string, optional, tag = "1")]

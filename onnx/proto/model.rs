@@ -1,4 +1,4 @@
-//! The outermost messages: the model, its functions, and what it says about training.
+//! The outermost messages: the model, its functions, and its training information.
 #![expect(missing_docs, reason = "the fields are those of onnx.proto, which documents them")]
 
 use prost::Message;
@@ -34,7 +34,7 @@ pub struct ModelProto {
     pub configuration: Vec<DeviceConfigurationProto>,
 }
 
-/// The version of one operator set that a model or a function is written against.
+/// The version of an operator set that a model or a function uses.
 #[derive(Clone, PartialEq, Message)]
 pub struct OperatorSetIdProto {
     #[prost(string, optional, tag = "1")]
@@ -43,7 +43,7 @@ pub struct OperatorSetIdProto {
     pub version: Option<i64>,
 }
 
-/// One entry of a map from strings to strings.
+/// An entry of a map from strings to strings.
 #[derive(Clone, PartialEq, Message)]
 pub struct StringStringEntryProto {
     #[prost(string, optional, tag = "1")]

@@ -41,7 +41,7 @@ pub struct TensorProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// The part of a larger tensor that one [`TensorProto`] holds.
+/// The part of a larger tensor that a [`TensorProto`] holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 pub struct TensorProtoSegment {
     #[prost(int64, optional, tag = "1")]
@@ -50,7 +50,7 @@ pub struct TensorProtoSegment {
     pub end: Option<i64>,
 }
 
-/// Where the elements of a [`TensorProto`] are.
+/// The place of the elements of a [`TensorProto`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
 pub enum DataLocation {
@@ -58,7 +58,7 @@ pub enum DataLocation {
     External = 1,
 }
 
-/// A sparse tensor: the values that are not zero, and where they stand.
+/// A sparse tensor: the nonzero values, and their indices.
 #[derive(Clone, PartialEq, Message)]
 pub struct SparseTensorProto {
     #[prost(message, optional, tag = "1")]

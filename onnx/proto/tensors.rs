@@ -1,8 +1,8 @@
-//! The tensors of a model, wherever they stand in its messages.
+//! A visitor of all tensors in the messages of a model.
 
 use super::{AttributeProto, GraphProto, ModelProto, TensorProto};
 
-/// Visits every dense tensor of the model: initializers, attributes, those of subgraphs and functions.
+/// Visits every dense tensor of the model: initializers, attributes, and those of subgraphs and functions.
 pub(crate) fn each_tensor(model: &mut ModelProto, visit: &mut dyn FnMut(&mut TensorProto)) {
     if let Some(graph) = &mut model.graph {
         each_in_graph(graph, visit);

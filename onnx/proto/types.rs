@@ -29,7 +29,7 @@ pub enum TypeProtoValue {
     OptionalType(Box<TypeProtoOptional>),
 }
 
-/// A dense tensor; without `shape` its number of dims is not known.
+/// A dense tensor. Without `shape` its number of dims is unknown.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProtoTensor {
     #[prost(int32, optional, tag = "1")]
@@ -38,14 +38,14 @@ pub struct TypeProtoTensor {
     pub shape: Option<TensorShapeProto>,
 }
 
-/// A sequence of values of one type.
+/// A sequence of values of the same type.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProtoSequence {
     #[prost(message, optional, boxed, tag = "1")]
     pub elem_type: Option<Box<TypeProto>>,
 }
 
-/// A map from integers or strings to values of one type.
+/// A map from integers or strings to values of the same type.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProtoMap {
     #[prost(int32, optional, tag = "1")]
@@ -70,7 +70,7 @@ pub struct TypeProtoSparseTensor {
     pub shape: Option<TensorShapeProto>,
 }
 
-/// A type that only its domain understands.
+/// A type that is defined only by its domain.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProtoOpaque {
     #[prost(string, optional, tag = "1")]
@@ -86,7 +86,7 @@ pub struct TensorShapeProto {
     pub dim: Vec<TensorShapeProtoDimension>,
 }
 
-/// One dim: a number, a name, or neither.
+/// A dim: a number, a name, or neither.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorShapeProtoDimension {
     #[prost(oneof = "TensorShapeProtoDimensionValue", tags = "1, 2")]

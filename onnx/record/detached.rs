@@ -1,19 +1,19 @@
-//! `detach`: ONNX has no operator for it, so that only the record tells which values no gradient flows through.
+//! `detach`: ONNX has no such operator, so only the record tells through which values no gradient flows.
 //!
-//! A node that reads a detached value has `%detach` among the arguments of its call. The exporter may have merged such a
-//! node with one that is not detached; then a reader asks for a value of the trace that nothing defines any more.
+//! A node that reads a detached value has `%detach` among the arguments of its call. The exporter may have merged such a node with
+//! a node that reads the value itself. Then a call names a value of the trace that no node defines any more.
 
 use super::{Record, TracedCall, call};
 use crate::{Graph, Node};
 use ir::Diagnostic;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which inputs of which nodes are detached.
+/// The detached inputs of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Detached {
-    /// By the first output of the node, the names of the values that it reads detached.
+    /// The names of the values that a node reads detached, by the first output of the node.
     reads: BTreeMap<String, Vec<Read>>,
-    /// Calls whose detached argument is no input of their nodes.
+    /// Calls with a detached argument that could not be matched to an input of their nodes.
     unknown: Vec<String>,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct Detached {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Read {
     value: String,
-    /// The one input that is detached, or all inputs that read the value.
+    /// The detached input; `None` for all inputs that read the value.
     input: Option<usize>,
 }
 
@@ -33,7 +33,7 @@ impl Detached {
             return detached;
         }
         let stored: BTreeSet<&str> = graph.tensors.iter().map(|tensor| &tensor.name[..]).collect();
-        // A `detach` that is a value of the graph is a node of its own, which is honoured.
+        // A `detach` that is a value of the graph is a separate node, which the import handles.
         let mut values: BTreeSet<&str> = graph.inputs.iter().map(|input| &input.name[..]).collect();
         values.extend(graph.nodes.iter().flat_map(|node| node.outputs.iter().map(String::as_str)));
         let mut calls: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
@@ -49,6 +49,13 @@ impl Detached {
         detached
     }
 
+    /// Adds the detached reads of a call that became `nodes`. A call `detach` detaches the input of its node.
+    ///
+    /// Otherwise the call's arguments that are not parameters are matched in order with the values that the nodes read from
+    /// outside: with the inputs of the node if it is a single node with as many; else the values that the call does not name, with
+    /// the arguments that the nodes do not read by name or that are detached. If the numbers differ, the call goes to `unknown`.
+    ///
+    /// Example: for `add(%detach, %x)` that became `Add(h, x)`, input 0 is read detached.
     fn of_call(
         &mut self,
         call: &TracedCall,
@@ -56,7 +63,7 @@ impl Detached {
         is_stored: impl Fn(&str) -> bool,
         values: &BTreeSet<&str>,
     ) {
-        // Without the optimizer the call is a node of its own.
+        // If the file was exported without the optimizer, the call is a separate node.
         if call.operator == "detach" {
             for node in nodes {
                 let read = node.input(0).map(|value| Read { value: value.to_owned(), input: Some(0) });
@@ -72,7 +79,7 @@ impl Detached {
         if !arguments.iter().any(|argument| is_detached(argument)) {
             return;
         }
-        // One node with an input for each argument: they stand in the same order.
+        // A single node with an input for each argument: both are in the same order.
         if let [node] = nodes {
             let reads: Vec<usize> = (0..node.inputs.len()).filter(|&i| is_outer(&node.inputs[i])).collect();
             let values: Vec<&&str> = arguments.iter().filter(|name| !is_parameter(name)).collect();
@@ -115,7 +122,7 @@ impl Detached {
         }
     }
 
-    /// The inputs of a node that are read detached.
+    /// Returns the inputs of a node that are read detached.
     pub(crate) fn inputs(&self, node: &Node) -> Vec<usize> {
         if self.reads.is_empty() {
             return vec![];
@@ -130,7 +137,7 @@ impl Detached {
         inputs.into_iter().collect()
     }
 
-    /// Warns of each `detach` that cannot be honoured for certain.
+    /// Warns of each `detach` that may not have its effect.
     pub(crate) fn warnings(&self, graph: &Graph) -> Vec<Diagnostic> {
         let mut warnings = Vec::new();
         if let Some(first) = self.unknown.first() {
@@ -148,8 +155,8 @@ impl Detached {
         warnings
     }
 
-    /// Readers of a value that depends on a detached one, which the trace knew under a name that is gone: the exporter has
-    /// merged two values, and one of them may not have been detached.
+    /// Warns of a node that reads a value behind a detached one twice, while its call names a value that no longer exists: the
+    /// exporter has merged two values, and one of them may not have been detached.
     fn merged(&self, graph: &Graph) -> Option<Diagnostic> {
         let mut behind: BTreeSet<&str> = BTreeSet::new();
         for node in &graph.nodes {
@@ -177,7 +184,7 @@ impl Detached {
     }
 }
 
-/// The names that a node's values have in the trace.
+/// Returns the names of a node's values in the trace.
 fn defined_by(node: &Node) -> impl Iterator<Item = &str> {
     let traced = call(node).map(|call| call.result);
     node.outputs.iter().map(String::as_str).chain(traced)
@@ -187,12 +194,12 @@ fn reads_by_name(nodes: &[&Node], name: &str) -> bool {
     nodes.iter().any(|node| node.inputs.iter().any(|input| input == name))
 }
 
-/// Whether the trace made up the name for the result of a `detach`: `detach`, `detach_1`.
+/// Whether a name is one that the trace gives to the result of a `detach`: `detach`, `detach_1`.
 fn is_detach(name: &str) -> bool {
     name.strip_prefix("detach").is_some_and(|rest| rest.is_empty() || is_number(rest))
 }
 
-/// Whether a name is that of an operator with a number, as the trace names a second result of the same operator.
+/// Whether a name is that of an operator with a number, as the trace names further results of the same operator.
 fn is_operator_result(name: &str) -> bool {
     name.rfind('_').is_some_and(|at| is_number(&name[at..]))
 }
@@ -202,7 +209,7 @@ fn is_number(rest: &str) -> bool {
         .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Whether the trace names a tensor of the module so.
+/// Whether a name is one that the trace gives to a tensor of the module.
 fn is_parameter(symbol: &str) -> bool {
     symbol.starts_with("p_") || symbol.starts_with("b_") || symbol.starts_with("c_")
 }

@@ -1,14 +1,14 @@
-//! Identities: the legacy exporter merges initializers of equal bytes, and leaves an Identity in place of each.
+//! Identities: the legacy exporter merges initializers with equal bytes, and replaces each by an Identity.
 //!
-//! Equal norms and biases of a fresh model come out so, and so do tied parameters. The first hold zeros and ones, and become
-//! initializers again; the others stay tied, unless the user says that they are not.
+//! It merges equal norms and biases of a fresh model, and also tied parameters. Norms and biases hold zeros and ones, and become
+//! separate initializers again. All others stay tied, unless the user says that they are not.
 
 use super::names::is_author_name;
 use super::{Record, count, is_float};
 use crate::proto::{GraphProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Makes initializers of the Identities that stand for merged ones.
+/// Replaces the Identities of merged initializers by initializers.
 pub(super) fn separate(graph: &mut GraphProto, untied: bool, record: &mut Record) {
     let outputs: BTreeSet<String> = graph.output.iter().map(|value| value.name().to_owned()).collect();
     let tensors = graph.initializer.iter().filter(|tensor| is_float(tensor));
@@ -32,7 +32,7 @@ pub(super) fn separate(graph: &mut GraphProto, untied: bool, record: &mut Record
     graph.initializer.extend(copies);
 }
 
-/// Whether a tensor holds the elements that modules begin with. Of data in another file it is not known.
+/// Whether a tensor has the elements of a fresh module. False for data in another file, which is not read.
 pub(super) fn is_initial(tensor: &TensorProto) -> bool {
     let raw = tensor.raw_data();
     if raw.is_empty() {

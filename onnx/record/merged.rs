@@ -1,9 +1,9 @@
-//! Tensors that an optimiser of ONNX files merged because their elements are equal, in a file without a record.
+//! Tensors that an optimiser of ONNX files merged because their elements are equal, in files without a record.
 //!
-//! The norms and biases of a fresh model are ones and zeros, and so are the second factors of low-rank layers: OnnxSlim, onnxsim and
-//! ONNX Runtime leave one initializer for all of them. A layer that the author calls twice reads its tensors twice as well. Whose
-//! a tensor is follows from its role in each node, from the module in the node's name, from the other tensors of the node, and from the
-//! layers before and behind it. Tensors with other elements are equal because they are one.
+//! The norms and biases of a fresh model are ones and zeros, and so are the second factors of low-rank layers. OnnxSlim, onnxsim
+//! and ONNX Runtime keep one initializer for all of them. A layer that the author calls twice also reads its tensors twice. To
+//! which module a use belongs is decided by the tensor's role in the node, the module in the node's name, the other tensors of the
+//! node, and the layers before and after it. Tensors with other elements are equal because they are the same parameter.
 
 use super::identity::is_initial;
 use super::names::is_author_name;
@@ -12,8 +12,8 @@ use crate::import::names::legacy_module_path;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Gives uses of an initializer that are those of several modules tensors of their own. With `untied` each use gets one. Returns the
-/// initializers, each with the names of the new ones.
+/// Gives each module that uses a shared initializer its own copy. With `untied` each use gets a copy. Returns the initializers,
+/// each with the names of its copies.
 pub(super) fn separate(graph: &mut GraphProto, untied: bool) -> BTreeMap<String, Vec<String>> {
     let changes = decide(graph, untied);
     let mut added = BTreeMap::new();
@@ -40,7 +40,7 @@ struct Use {
     input: usize,
 }
 
-/// New tensors for an initializer: each with its name and the uses that read it.
+/// The copies of an initializer: each with its name and the uses that read it.
 type Copies = Vec<(String, Vec<Use>)>;
 
 fn decide(graph: &GraphProto, untied: bool) -> BTreeMap<String, Copies> {
@@ -77,7 +77,7 @@ fn decide(graph: &GraphProto, untied: bool) -> BTreeMap<String, Copies> {
                 }
             }
         }
-        // The group whose module has the name keeps it.
+        // The group whose module has the tensor's name keeps the original.
         let own = |group: &Vec<Use>| surroundings.author_name(group[0]).as_deref() == Some(tensor);
         let keeps = groups.iter().position(own).unwrap_or(0);
         groups.remove(keeps);
@@ -95,14 +95,14 @@ fn decide(graph: &GraphProto, untied: bool) -> BTreeMap<String, Copies> {
     changes
 }
 
-/// The role of a tensor that a module has for itself.
+/// The role of a tensor that belongs to one module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Scale,
     BiasOfNorm,
     Weight,
     Bias,
-    /// A scale or a bias that is written out.
+    /// A scale or a bias in separate arithmetic nodes.
     Arithmetic,
 }
 
@@ -119,17 +119,17 @@ fn role(node: &NodeProto, input: usize) -> Option<Role> {
     }
 }
 
-/// No model of an author has more norms and layers that could share a tensor.
+/// The most uses of a tensor. No real model has more norms and layers that could share one.
 const MOST_USES: usize = 4096;
-/// Layers further away than this many nodes say nothing about a tensor.
+/// The largest distance, in nodes, of a layer that is compared.
 const FARTHEST: usize = 16;
-/// More layers than these tell two uses apart.
+/// The number of neighbouring layers that is enough to distinguish two uses.
 const MOST_LAYERS: usize = 64;
 
-/// What stands around the nodes of a graph.
+/// The neighbourhoods of the nodes of a graph.
 struct Surroundings<'g> {
     graph: &'g GraphProto,
-    /// Float tensors with elements of their own, which tell layers apart.
+    /// Float tensors whose elements are not initial values, so that they distinguish layers.
     telling: BTreeSet<&'g str>,
     producers: BTreeMap<&'g str, usize>,
     readers: BTreeMap<&'g str, Vec<usize>>,
@@ -159,7 +159,7 @@ impl<'g> Surroundings<'g> {
         }
     }
 
-    /// The module that a node's name tells, without the number of the call.
+    /// Returns the module in a node's name, without the number of the call.
     fn module(&self, node: &NodeProto) -> Option<String> {
         let path = legacy_module_path(node.name())?;
         let is_module = |path: &str| {
@@ -175,7 +175,7 @@ impl<'g> Surroundings<'g> {
         })
     }
 
-    /// The tensors with elements of their own that a node reads.
+    /// Returns the distinguishing tensors that a node reads.
     fn tensors_of(&self, node: &'g NodeProto) -> BTreeSet<&'g str> {
         node.input.iter().map(String::as_str).filter(|name| self.telling.contains(name)).collect()
     }
@@ -190,7 +190,7 @@ impl<'g> Surroundings<'g> {
         inputs.filter_map(|name| self.producers.get(&name[..])).copied().collect()
     }
 
-    /// The tensors of the nearest layers in a direction.
+    /// Returns the distinguishing tensors of the nearest layers in a direction.
     fn nearest(&self, node: usize, near: fn(&Self, usize) -> Vec<usize>) -> BTreeSet<&'g str> {
         let (mut found, mut seen) = (BTreeSet::new(), BTreeSet::from([node]));
         let mut nodes = near(self, node);
@@ -211,7 +211,8 @@ impl<'g> Surroundings<'g> {
         found
     }
 
-    /// The name of the tensor in the author's module, by the module in the node's name or by another tensor of the node.
+    /// Returns the name of the tensor in the author's module, from the module in the node's name or from another tensor of the
+    /// node.
     fn author_name(&self, found: Use) -> Option<String> {
         let node = &self.graph.node[found.node];
         let leaf = match role(node, found.input)? {
@@ -228,24 +229,24 @@ impl<'g> Surroundings<'g> {
     }
 }
 
-/// What tells the module that a use of a tensor is of.
+/// The facts that tell to which module a use of a tensor belongs.
 struct Place<'g> {
     /// The operator, and the role of the tensor in it.
     kind: (&'g str, Option<Role>),
-    /// The module that the node's name tells.
+    /// The module in the node's name.
     module: Option<String>,
-    /// The input that the module is called with.
+    /// The operand with which the module is called.
     data: Option<&'g str>,
     /// Other tensors that the node reads.
     own: BTreeSet<&'g str>,
-    /// The tensors of the layers behind the node.
+    /// The tensors of the layers after the node.
     behind: BTreeSet<&'g str>,
-    /// The tensors of the layers before it.
+    /// The tensors of the layers before the node.
     before: BTreeSet<&'g str>,
 }
 
 impl Place<'_> {
-    /// Whether two uses of a tensor are calls of one module.
+    /// Whether two uses of a tensor are calls of the same module.
     fn is_of_module_of(&self, other: &Self) -> bool {
         if self.kind != other.kind {
             return false;
@@ -253,14 +254,14 @@ impl Place<'_> {
         if let (Some(own), Some(others)) = (&self.module, &other.module) {
             return own == others;
         }
-        // No module is called twice with the same input.
+        // No module is called twice with the same operand.
         if self.data.is_some() && self.data == other.data {
             return false;
         }
         if !self.own.is_empty() || !other.own.is_empty() {
             return self.own == other.own;
         }
-        // A shared block has the same layers behind each of its nodes, or before it.
+        // A shared block has the same layers after each of its nodes, or before it.
         let is_same = |own: &BTreeSet<&str>, others| !own.is_empty() && own == others;
         is_same(&self.behind, &other.behind) || is_same(&self.before, &other.before)
     }

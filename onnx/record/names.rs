@@ -1,20 +1,20 @@
-//! Names: by the form of a tensor's name, whether the author gave it, and how an exporter makes up others.
+//! Names: whether the author gave a tensor its name, according to its form, and the forms of names that exporters make up.
 
-/// Whether a name is one that an author gave: the path of an attribute in Python, such as `layers.0.weight`.
+/// Whether a name has the form of an author's name: the path of an attribute in Python, such as `layers.0.weight`.
 pub(super) fn is_author_name(name: &str) -> bool {
     let is_part = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || c == '_');
     let starts = name.starts_with(|c: char| c.is_alphabetic() || c == '_');
     starts && !is_generated(name) && name.split('.').all(is_part)
 }
 
-/// Whether a name is that of a result of the trace: `sub_1`.
+/// Whether a name has the form of a result of the trace: `sub_1`.
 pub(super) fn is_result(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && !is_generated(name)
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Whether the trace names the result of an operator so that makes a tensor of nothing but numbers.
+/// Whether a name is one that the trace gives to the result of an operator that creates a tensor from numbers.
 pub(super) fn is_created(name: &str) -> bool {
     let operator = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('_');
     let operator = operator.strip_prefix("new_").unwrap_or(operator);
@@ -23,18 +23,18 @@ pub(super) fn is_created(name: &str) -> bool {
     matches!(operator, "zeros" | "ones" | "full" | "empty" | "eye" | "arange" | "linspace" | "scalar_tensor")
 }
 
-/// Whether the legacy exporter gave the name to the transposed weight of a layer, or to a tensor that an exponential is taken of.
+/// Whether the legacy exporter gives such a name to the transposed weight of a layer, or to the operand of an exponential.
 pub(super) fn is_folded_weight(name: &str) -> bool {
     ["onnx::MatMul_", "onnx::Gemm_", "onnx::Exp_"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether a name was made by an exporter.
+/// Whether a name was made up by an exporter.
 pub(crate) fn is_generated(name: &str) -> bool {
     let digits = |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit());
     name.strip_prefix("val_").is_some_and(digits) || name.starts_with("onnx::") || digits(name)
 }
 
-/// Whether the trace made up the name for the result of a transposition: `t`, `permute_3`.
+/// Whether a name is one that the trace gives to the result of a transposition: `t`, `permute_3`.
 pub(super) fn is_transposition(name: &str) -> bool {
     ["t", "permute", "transpose"].iter().any(|operator| {
         let number = name.strip_prefix(operator).map(|rest| rest.strip_prefix('_').unwrap_or(rest));
@@ -42,10 +42,10 @@ pub(super) fn is_transposition(name: &str) -> bool {
     })
 }
 
-/// The key of a node's metadata that holds the modules whose forward functions led to its call.
+/// The key of a node's metadata with the modules whose forward functions led to its call.
 pub(crate) const SCOPES_KEY: &str = "pkg.torch.onnx.name_scopes";
 
-/// The innermost module of a list such as `['', 'm', 'm.layers.0', 'linear']`, whose last entry is the call.
+/// Returns the innermost module of a list such as `['', 'm', 'm.layers.0', 'linear']`, whose last entry is the call.
 pub(crate) fn innermost_module(scopes: &str) -> Option<&str> {
     let inner = scopes.trim().strip_prefix('[')?.strip_suffix(']')?;
     let mut names = inner.split(',').map(|name| name.trim().trim_matches(['\'', '"'])).rev();

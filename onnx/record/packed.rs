@@ -1,7 +1,7 @@
-//! Packed weights: a recurrent layer of ONNX keeps several parameters of the module in one tensor.
+//! Packed weights: a recurrent layer of ONNX stores several parameters of the module in one tensor.
 //!
-//! The exporter computes the three tensors of a layer from the author's, and folds each of them by its own size: one may be an
-//! initializer and another the result of slices. Each is looked at by itself.
+//! The exporter computes the three tensors of a layer from the author's tensors, and folds each of them depending on its size: one
+//! may be an initializer and another the result of slices. So each is examined separately.
 
 use super::signature::Signature;
 use super::traced::{self, Argument, TracedCall};
@@ -12,24 +12,24 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The packed tensors of a graph.
 #[derive(Debug, Default)]
 pub(super) struct Packed<'s> {
-    /// The names of the initializers.
+    /// The names of the packed initializers.
     pub(super) tensors: BTreeSet<String>,
-    /// The parameters that they hold.
+    /// The parameters that they contain.
     pub(super) parameters: BTreeSet<&'s str>,
-    /// Initializers that hold the state before the first step, which the author's code made and no parameter.
+    /// Initializers with the state before the first step, if the author's code made it from no parameter.
     pub(super) initial_states: BTreeSet<String>,
 }
 
-/// The inputs that have the state before the first step.
+/// The inputs with the state before the first step.
 const INITIAL_STATES: [usize; 2] = [5, 6];
 
-/// Finds the recurrent nodes that read initializers which the exporter made of parameters. Tensors that are computed read the
-/// parameters one by one.
+/// Finds the recurrent nodes with initializers that the exporter made from parameters. If a tensor is computed in the graph, its
+/// parameters are separate initializers.
 pub(super) fn find<'s>(graph: &GraphProto, signature: &Signature<'s>) -> Packed<'s> {
     let sources = Sources::new(graph);
     let is_listed = |name: &&str| signature.tensors().any(|listed| listed.name == *name);
     let mut packed = Packed::default();
-    // The nodes of one call are its layers, in order.
+    // Nodes with the same call are its layers, in order.
     let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
     for node in graph.node.iter().filter(|node| matches!(node.op_type(), "LSTM" | "GRU" | "RNN")) {
         let Some(text) = metadata(node, traced::KEY) else { continue };
@@ -54,7 +54,7 @@ pub(super) fn find<'s>(graph: &GraphProto, signature: &Signature<'s>) -> Packed<
     packed
 }
 
-/// The weights of one layer of a call: those of input 1, 2 and 3 of its node.
+/// Returns the weights of one layer of a call: those of the inputs 1, 2 and 3 of its node.
 fn weights_of_layer<'t>(call: &TracedCall<'t>, index: usize) -> [Vec<&'t str>; 3] {
     let weights = call.weights();
     let layers = call.integer(4).and_then(|layers| usize::try_from(layers).ok());
@@ -69,7 +69,7 @@ fn weights_of_layer<'t>(call: &TracedCall<'t>, index: usize) -> [Vec<&'t str>; 3
     inputs
 }
 
-/// Whether the code of the module makes the first state, so that it is computed from no parameter: `gru(x, zeros, …)`.
+/// Whether the module's code makes the first state, so that it depends on no parameter: `gru(x, zeros, …)`.
 fn starts_from_code(call: &TracedCall, signature: &Signature) -> bool {
     let is_made = |argument: &Argument| match argument {
         Argument::Value(symbol) => signature.find(symbol).is_none() && super::names::is_created(symbol),
@@ -97,12 +97,12 @@ impl<'g> Sources<'g> {
         Self { floats: floats.collect(), producers: results.collect() }
     }
 
-    /// Whether an initializer holds the elements that states and modules begin with.
+    /// Whether an initializer has the elements of fresh states and modules.
     fn is_initial(&self, name: &str) -> bool {
         self.floats.get(name).is_some_and(|tensor| super::identity::is_initial(tensor))
     }
 
-    /// The initializers that an input of a node is made of by operators that only move elements.
+    /// Returns the initializers from which an input of a node is made by operators that only move elements.
     fn behind(&self, node: &'g NodeProto, input: usize) -> Vec<&'g str> {
         let mut found = Vec::new();
         let mut stack: Vec<&str> = node.input.get(input).map(String::as_str).into_iter().collect();

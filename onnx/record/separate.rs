@@ -1,4 +1,4 @@
-//! Separation: gives a merged parameter an initializer of its own again, and a dropped zero bias its place.
+//! Separation: gives a merged parameter its own initializer again, and restores a dropped zero bias.
 
 use super::names::{self, SCOPES_KEY, innermost_module};
 use super::signature::{Kind, Listed, Signature};
@@ -10,7 +10,7 @@ use crate::proto::{GraphProto, NodeProto, TensorProto};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Rewires the graph so that no initializer stands for two of the author's tensors, and records the tensor that each holds.
+/// Changes the graph so that no initializer holds two of the author's tensors, and records the tensor of each.
 pub(super) fn apply(graph: &mut GraphProto, sites: &Sites, signature: &Signature, record: &mut Record) {
     let mut holders = Holders::new(graph, signature);
     for site in &sites.known {
@@ -22,7 +22,7 @@ pub(super) fn apply(graph: &mut GraphProto, sites: &Sites, signature: &Signature
     for dropped in &sites.dropped {
         holders.add_bias(graph, dropped.node, &dropped.tensor, record);
     }
-    // An initializer that keeps a listed name is that tensor, also where no node tells.
+    // An initializer with a listed name holds that tensor, even if no node tells.
     for listed in signature.tensors() {
         if holders.floats.contains_key(listed.name) {
             let recorded = || recorded(listed, Some(ir::View::new()));
@@ -35,18 +35,18 @@ fn recorded(tensor: &Listed, view: Option<ir::View>) -> RecordedTensor {
     RecordedTensor { name: tensor.name.to_owned(), is_parameter: tensor.kind == Kind::Parameter, view }
 }
 
-/// Which initializer holds which of the author's tensors.
+/// The initializers that hold the author's tensors.
 struct Holders<'s> {
     /// The float initializers by name, as indices in the graph.
     floats: BTreeMap<String, usize>,
-    /// Names that cannot be given to a new initializer.
+    /// Names that a new initializer cannot have.
     taken: BTreeSet<String>,
     /// The names of the listed tensors.
     listed: BTreeSet<&'s str>,
-    /// The names of copies, by the name of the original and the tensor of the module that the copy holds; `None` for a copy
-    /// that is a constant of the exporter's formula.
+    /// The names of copies, by the name of the original and the module's tensor that the copy holds; `None` for a copy that is a
+    /// constant of the exporter's formula.
     made: BTreeMap<(String, Option<String>), String>,
-    /// The zeros of restored biases, which share them.
+    /// The zeros that all restored biases share.
     zeros: Bytes,
 }
 
@@ -63,7 +63,7 @@ impl<'s> Holders<'s> {
         }
     }
 
-    /// Lets a site read an initializer that stands for its tensor alone.
+    /// Makes a site read an initializer that holds only its tensor.
     fn place(&mut self, graph: &mut GraphProto, site: &Site, record: &mut Record) {
         let Some(name) = graph.node.get(site.node).and_then(|node| node.input.get(site.input)).cloned()
         else {
@@ -85,8 +85,8 @@ impl<'s> Holders<'s> {
         record.tensors.entry(holder).or_insert_with(|| recorded(tensor, view));
     }
 
-    /// The initializer that holds a site's tensor in place of `name`, which holds another: the one that is there already, or
-    /// a copy. `None` if one with the tensor's name has other elements.
+    /// Returns an initializer for a site's tensor, in place of `name`, which holds another tensor: an existing one, or a copy.
+    /// `None` if an initializer with the tensor's name has other elements.
     fn own(&mut self, graph: &mut GraphProto, name: &str, site: &Site) -> Option<String> {
         let wanted = site.tensor.name;
         let key = (name.to_owned(), Some(wanted.to_owned()));
@@ -95,19 +95,19 @@ impl<'s> Holders<'s> {
         }
         let merged = graph.initializer[*self.floats.get(name)?].clone();
         if let Some(&there) = self.floats.get(wanted) {
-            // Tensors are merged because their elements are equal: whatever the record says, no number changes here.
+            // Tensors are merged because their elements are equal. Whatever the record says, no number may change here.
             return has_equal_elements(&graph.initializer[there], &merged).then(|| wanted.to_owned());
         }
         let plain = matches!(site.layout, Layout::Same | Layout::Unknown)
             || site.layout == Layout::Vector && merged.dims.len() == 1;
-        // A matrix that is stored transposed does not get the name of the one that is not.
+        // A matrix that is stored transposed does not get the plain name.
         let own = free_name(&self.taken, if plain { wanted.to_owned() } else { format!("{wanted}.{name}") });
         self.add(graph, TensorProto { name: Some(own.clone()), ..merged });
         self.made.insert(key, own.clone());
         Some(own)
     }
 
-    /// Lets an input of the exporter's own formula read an initializer that is no tensor of the module.
+    /// Makes an input of the exporter's own formula read an initializer that is not a tensor of the module.
     fn keep_apart(&mut self, graph: &mut GraphProto, node: usize, input: usize, record: &mut Record) {
         let Some(name) = graph.node.get(node).and_then(|node| node.input.get(input)).cloned() else { return };
         let Some(&merged) = self.floats.get(&name) else { return };
@@ -126,7 +126,7 @@ impl<'s> Holders<'s> {
         record.made.insert(own);
     }
 
-    /// Gives a node without a bias one of zeros.
+    /// Adds a bias of zeros to a node without a bias.
     fn add_bias(&mut self, graph: &mut GraphProto, node: usize, bias: &Listed, record: &mut Record) {
         let known = self.floats.get(bias.name).map(|&i| graph.initializer[i].dims.clone());
         let weight = graph.node[node].input.get(1).and_then(|name| self.weight(graph, name));
@@ -160,7 +160,7 @@ impl<'s> Holders<'s> {
         record.tensors.insert(bias.name.to_owned(), recorded(bias, Some(ir::View::new())));
     }
 
-    /// The type and dims of a layer's weight: of an initializer, or of a transposed one.
+    /// Returns the type and dims of a layer's weight, which is an initializer or the transpose of one.
     fn weight(&self, graph: &GraphProto, name: &str) -> Option<TensorProto> {
         let stored = |name: &str| {
             let TensorProto { dims, data_type, .. } = &graph.initializer[*self.floats.get(name)?];
@@ -186,16 +186,16 @@ impl<'s> Holders<'s> {
     }
 }
 
-/// Whether two initializers hold the same numbers, in memory or at the same place of another file.
+/// Whether two initializers have the same numbers, in memory or at the same place of another file.
 fn has_equal_elements(one: &TensorProto, other: &TensorProto) -> bool {
     let key = |tensor: &TensorProto| TensorProto { name: None, doc_string: None, ..tensor.clone() };
     one.dims == other.dims && key(one) == key(other)
 }
 
-/// No layer has more outputs: a hostile file must not ask for a bias that fills the memory.
+/// The most outputs of a layer. A hostile file must not ask for a bias that fills the memory.
 const MOST_OUTPUTS: i64 = 1 << 24;
 
-/// The dims of the bias of a layer, from those of its weight.
+/// Returns the dims of a layer's bias, computed from its weight.
 fn bias_dims(node: &NodeProto, weight: &TensorProto) -> Option<Vec<i64>> {
     let size = |i: usize| weight.dims.get(i).copied();
     let size = match node.op_type() {
@@ -209,8 +209,8 @@ fn bias_dims(node: &NodeProto, weight: &TensorProto) -> Option<Vec<i64>> {
     ((1..=MOST_OUTPUTS).contains(&size) && size as u64 <= count(weight)).then(|| vec![size])
 }
 
-/// Which of the lost parameters is the other name of one that the file holds: of a tied parameter the trace knows one name
-/// alone, and a call in the module that has the other name tells which.
+/// Returns the lost parameters that are a second name of a parameter in the file. The trace knows only one name of a tied
+/// parameter; a call in the module of the other name reveals that name.
 pub(super) fn other_names(
     graph: &GraphProto,
     signature: &Signature,
@@ -237,8 +237,8 @@ pub(super) fn other_names(
     tied
 }
 
-/// Weights of linear layers that the exporter transposed and named after the transposition (`permute_3`): the call that made
-/// them is gone, and the module whose call reads one of them tells whose weight it is.
+/// Finds weights of linear layers that the exporter transposed and named after the transposition (`permute_3`). The call that made
+/// them is gone; the module whose call reads such a weight owns it.
 pub(super) fn transposed(
     graph: &GraphProto,
     record: &Record,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// The key of the graph's metadata that holds the list.
+/// The key of the graph's metadata with the list.
 pub(super) const KEY: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 
 /// The kind of a listed tensor.
@@ -17,24 +17,24 @@ pub(super) enum Kind {
 /// A tensor of the author's module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listed<'t> {
-    /// Its kind.
+    /// The kind of the tensor.
     pub(super) kind: Kind,
-    /// Its name in the module: `layers.0.weight`.
+    /// The name in the module: `layers.0.weight`.
     pub(super) name: &'t str,
 }
 
-/// The listed tensors by the symbol that traced calls know them by (`p_layers_0_weight`), and their order.
+/// The listed tensors by their symbols in traced calls (`p_layers_0_weight`), and their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Signature<'t> {
     by_symbol: BTreeMap<&'t str, Listed<'t>>,
-    /// Names in the order of the list.
+    /// The names in the order of the list.
     pub(super) names: Vec<&'t str>,
     /// The names that are keys of `state_dict`: those of parameters and persistent buffers.
     pub(super) keys: Vec<&'t str>,
 }
 
 impl<'t> Signature<'t> {
-    /// Reads the list; lines that say something else are passed over.
+    /// Parses the list. Lines in another form are ignored.
     pub(super) fn parse(text: &'t str) -> Self {
         let mut signature = Self::default();
         for line in text.lines() {
@@ -55,22 +55,22 @@ impl<'t> Signature<'t> {
         signature
     }
 
-    /// The tensor that a traced call means by a value.
+    /// Returns the tensor of a symbol in a traced call.
     pub(super) fn find(&self, symbol: &str) -> Option<&Listed<'t>> {
         self.by_symbol.get(symbol)
     }
 
-    /// Every symbol with its tensor's name.
+    /// Returns every symbol with the name of its tensor.
     pub(super) fn symbols(&self) -> impl Iterator<Item = (&'t str, &'t str)> {
         self.by_symbol.iter().map(|(symbol, listed)| (*symbol, listed.name))
     }
 
-    /// Every tensor of the list.
+    /// Returns every tensor of the list.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Listed<'t>> {
         self.by_symbol.values()
     }
 
-    /// Whether there is no list.
+    /// Whether the list is empty or missing.
     pub(super) fn is_empty(&self) -> bool {
         self.by_symbol.is_empty()
     }

@@ -1,34 +1,34 @@
-//! Sites: which inputs of which nodes stand for which tensors of the author's module.
+//! Sites: the inputs of nodes that hold tensors of the author's module.
 //!
-//! A traced call becomes one or a few nodes, all with the call in their metadata. Where such a node reads an initializer,
-//! the call's arguments tell whose tensor it was before the exporter renamed, reshaped or merged it.
+//! A traced call becomes one or a few nodes, all with the call in their metadata. If such a node reads an initializer, the call's
+//! arguments tell which tensor it was before the exporter renamed, reshaped or merged it.
 
 use super::signature::{Kind, Listed, Signature};
 use super::traced::{self, Argument, TracedCall};
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::BTreeMap;
 
-/// An input of a node that stands for a tensor of the author's module.
+/// An input of a node that holds a tensor of the author's module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Site<'s> {
-    /// The node, as an index in the graph.
+    /// The index of the node in the graph.
     pub(super) node: usize,
-    /// The input, as an index in the node.
+    /// The index of the input in the node.
     pub(super) input: usize,
     /// The tensor.
     pub(super) tensor: Listed<'s>,
-    /// How the initializer's dims lie in the tensor.
+    /// The relation of the initializer's dims to those of the tensor.
     pub(super) layout: Layout,
 }
 
-/// How the dims of an initializer lie in the tensor that it was made from.
+/// The relation of an initializer's dims to those of the tensor from which it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// As they are.
+    /// The same dims.
     Same,
-    /// A matrix, transposed.
+    /// A transposed matrix.
     Transposed,
-    /// A vector with dims of one element added.
+    /// A vector with additional dims of size one.
     Vector,
     /// The record does not tell.
     Unknown,
@@ -37,21 +37,21 @@ pub(super) enum Layout {
 /// A bias that the exporter dropped because it was zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DroppedBias<'s> {
-    /// The node that has no bias, as an index in the graph.
+    /// The index in the graph of the node without a bias.
     pub(super) node: usize,
     /// The bias.
     pub(super) tensor: Listed<'s>,
 }
 
-/// Everything that the record tells of the graph's initializers.
+/// The facts of the record about the graph's initializers.
 #[derive(Debug, Default)]
 pub(super) struct Sites<'s> {
-    /// In the order of nodes and their inputs.
+    /// The sites, in the order of nodes and their inputs.
     pub(super) known: Vec<Site<'s>>,
-    /// Zero biases.
+    /// The dropped zero biases.
     pub(super) dropped: Vec<DroppedBias<'s>>,
-    /// Inputs, each with its node, that read an initializer of the exporter's own formula, such as the scale of the instance
-    /// norm that a group norm becomes.
+    /// Inputs, each with its node, that read an initializer of the exporter's own formula, such as the scale of the instance norm
+    /// to which a group norm is converted.
     pub(super) made: Vec<(usize, usize)>,
 }
 
@@ -84,7 +84,7 @@ struct Slot<'g> {
     tensor: &'g TensorProto,
 }
 
-/// Adds the sites of one call, which became these nodes.
+/// Adds the sites of a call that became these nodes.
 fn of_call<'s>(
     graph: &GraphProto,
     floats: &BTreeMap<&str, &TensorProto>,
@@ -107,7 +107,7 @@ fn of_call<'s>(
     let is_given =
         |argument: usize| !matches!(call.arguments.get(argument), None | Some(Argument::Word("None")));
     let places = slots.iter().map(|slot| place(operator, graph.node[slot.node].op_type(), slot.input));
-    // A norm without a scale gets one from the exporter.
+    // The exporter gives a norm without a scale a scale of its own.
     let places: Vec<Place> = places
         .map(|place| match place {
             Place::Argument(i) if operator.contains("norm") && !is_given(i) => Place::Made,
@@ -140,20 +140,20 @@ fn of_call<'s>(
     }
 }
 
-/// Which argument of a traced call an initializer stands for.
+/// The argument of a traced call that an initializer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// The argument with this index.
     Argument(usize),
-    /// None: the exporter made the initializer for its own formula.
+    /// No argument: the exporter made the initializer for its own formula.
     Made,
-    /// None that the operator tells.
+    /// No argument that can be identified.
     Nothing,
-    /// The operator does not tell.
+    /// The operator does not determine the argument.
     Unknown,
 }
 
-/// The argument of `operator` that input `input` of an `op` node stands for.
+/// Returns the argument of the call `operator` that input `input` of an `op` node holds.
 fn place(operator: &str, op: &str, input: usize) -> Place {
     let is_batch_norm = operator.contains("batch_norm");
     match (operator, op) {
@@ -171,7 +171,7 @@ fn place(operator: &str, op: &str, input: usize) -> Place {
         ("group_norm", "Add") => Place::Argument(3),
         ("instance_norm", "InstanceNormalization") => Place::Argument(input),
         (_, "BatchNormalization") if is_batch_norm => Place::Argument(input),
-        // A batch norm that was folded into a convolution has no tensor left.
+        // A batch norm that was folded into a convolution has no separate tensors.
         _ if is_batch_norm => Place::Nothing,
         // Each input holds several weights.
         ("lstm" | "gru" | "rnn_tanh" | "rnn_relu", _) => Place::Nothing,
@@ -179,7 +179,7 @@ fn place(operator: &str, op: &str, input: usize) -> Place {
     }
 }
 
-/// The argument that is the bias of an operator whose zero bias the exporter drops.
+/// Returns the index of the bias argument, for operators whose zero bias the exporter drops.
 fn bias_argument(operator: &str) -> Option<usize> {
     match operator {
         "addmm" => Some(0),
@@ -189,10 +189,10 @@ fn bias_argument(operator: &str) -> Option<usize> {
     }
 }
 
-/// Which tensor each slot stands for, where the operator does not tell: by name, and the others in order. The inputs of
-/// one node are in the order of the call's arguments (`in_order`), those of several nodes need not be.
+/// Assigns tensors to slots whose operator does not determine the argument: by name, and the others in order. The inputs of one
+/// node are in the order of the call's arguments (`in_order`); those of several nodes need not be.
 fn matched<'g, 's>(slots: &[Slot<'g>], wanted: &[Listed<'s>], in_order: bool) -> Vec<(Slot<'g>, Listed<'s>)> {
-    // Numbers of the code stand between the tensors.
+    // Initializers of one element may be numbers of the code, and are skipped if there are too many.
     let several = |slot: &&Slot| super::count(slot.tensor) != 1;
     let slots: Vec<Slot> = match slots.len() > wanted.len() {
         true => slots.iter().filter(several).copied().collect(),
@@ -211,7 +211,7 @@ fn matched<'g, 's>(slots: &[Slot<'g>], wanted: &[Listed<'s>], in_order: bool) ->
     found
 }
 
-/// Whether a node could have a third input, its bias, and has none.
+/// Whether a node can have a third input, its bias, and does not have it.
 fn lacks_bias(node: &NodeProto) -> bool {
     matches!(node.op_type(), "Conv" | "ConvTranspose" | "Gemm")
         && node.input.len() >= 2
@@ -224,7 +224,7 @@ fn indexes_first_dims(call: &TracedCall) -> bool {
     matches!(call.arguments.get(1), Some(Argument::List(indices)) if indices.iter().all(is_value))
 }
 
-/// How the initializer's dims lie in the author's tensor.
+/// Returns the relation of the initializer's dims to those of the author's tensor.
 fn layout(node: &NodeProto, slot: Slot, call: &TracedCall) -> Layout {
     let is_transposed = super::int_attribute(node, "transB") == Some(1);
     match (node.op_type(), slot.input, call.operator) {
@@ -240,7 +240,7 @@ fn layout(node: &NodeProto, slot: Slot, call: &TracedCall) -> Layout {
         ("BatchNormalization" | "LayerNormalization" | "InstanceNormalization" | "Gather", ..) => {
             Layout::Same
         }
-        // The exporter moves the dims that are indexed to the front, if they are not there.
+        // If other dims are indexed, the exporter moves them to the front.
         ("GatherND", 0, "index") if indexes_first_dims(call) => Layout::Same,
         _ if super::is_generated(slot.tensor.name()) => Layout::Unknown,
         _ => Layout::Same,

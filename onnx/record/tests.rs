@@ -1,4 +1,4 @@
-//! Records of small graphs, as the exporters write them.
+//! Tests with records of small graphs, in the form in which exporters write them.
 
 use super::call;
 use crate::Model;
@@ -11,7 +11,7 @@ fn entry(key: &str, value: &str) -> StringStringEntryProto {
     StringStringEntryProto { key: Some(key.into()), value: Some(value.into()) }
 }
 
-/// A node that was made from this call.
+/// Makes a node with this traced call.
 fn traced(node: NodeProto, operator: &str, arguments: &str) -> NodeProto {
     let result = node.output[0].clone();
     let text = format!(
@@ -20,7 +20,7 @@ fn traced(node: NodeProto, operator: &str, arguments: &str) -> NodeProto {
     NodeProto { metadata_props: vec![entry(super::traced::KEY, &text)], ..node }
 }
 
-/// An f32 initializer of equal elements, but for the last one.
+/// Makes an f32 initializer of equal elements, except for the last one.
 fn floats(name: &str, dims: &[i64], number: f32, last: f32) -> TensorProto {
     let count = dims.iter().product::<i64>() as usize;
     let mut bytes = number.to_le_bytes().repeat(count);
@@ -39,7 +39,7 @@ fn ones(name: &str, dims: &[i64]) -> TensorProto {
     floats(name, dims, 1.0, 1.0)
 }
 
-/// A model of PyTorch's with this list of parameters; none: by the legacy exporter.
+/// Makes a model of PyTorch with this list of parameters. An empty list stands for the legacy exporter.
 fn exported(nodes: Vec<NodeProto>, tensors: Vec<TensorProto>, listed: &[(&str, &str, &str)]) -> ModelProto {
     let mut file = model(nodes);
     file.producer_name = Some("pytorch".into());
@@ -97,7 +97,7 @@ fn a_zero_bias_that_was_dropped_is_back() {
 
 #[test]
 fn a_zero_bias_of_a_transposed_weight_is_back() {
-    // `functional.linear(x, w.t(), bias)` of a weight that is too large to be transposed in advance.
+    // `functional.linear(x, w.t(), bias)` with a weight that is too large to be transposed in advance.
     let turned = traced(node("Transpose", &["w"], &["t"]), "t", "%p_w");
     let product = traced(node("Gemm", &["x", "t"], &["y"]), "linear", "%x, %t, %p_b");
     let product = NodeProto { attribute: vec![int("transB", 1)], ..product };
@@ -138,13 +138,13 @@ fn packed_weights_of_a_recurrent_layer_are_parameters_that_the_file_holds() {
         assert_eq!(claim(&model, name), Some(Claim::Parameter), "{name}");
     }
     assert_eq!(claim(&model, "val_9"), Some(Claim::Unlisted));
-    // The initial state is a parameter too, and no weight.
+    // The initial state is also a parameter, but not a weight.
     let weights = model.record.weights_of(&model.graph.nodes[0]);
     assert_eq!(weights, ["g.weight_ih_l0", "g.weight_hh_l0", "g.bias_ih_l0", "g.bias_hh_l0"]);
     assert_eq!(layer(&["x", "w", "r"]).record.lost, ["g.bias_ih_l0", "g.bias_hh_l0"]);
 }
 
-/// A bidirectional layer as the exporter's optimizer leaves it: the weights of the input are computed, since they are large, and the
+/// A bidirectional layer after the exporter's optimizer: the weights of the input are computed, because they are large, and the
 /// other tensors are folded.
 #[test]
 fn each_tensor_of_a_recurrent_layer_is_looked_at_by_itself() {
@@ -180,7 +180,7 @@ fn each_tensor_of_a_recurrent_layer_is_looked_at_by_itself() {
         assert_eq!(claim(&model, name), Some(Claim::Parameter), "{name}");
     }
     assert_eq!(claim(&model, "val_3"), Some(Claim::Unlisted), "the author's code made the first state");
-    // A first state that may have been made of a parameter which is not in the file.
+    // A first state that may have been made from a parameter that is not in the file.
     assert_eq!(claim(&made("%expand"), "val_3"), None);
 }
 
@@ -236,7 +236,7 @@ fn what_a_complete_list_does_not_have_is_a_constant() {
     let tensors = vec![table("w"), table("table"), table("val_3")];
     let whole = loaded(&exported(nodes.clone(), tensors.clone(), &[("p_w", "PARAMETER", "w")]));
     assert_eq!(claim(&whole, "val_3"), Some(Claim::Unlisted));
-    // A name of the trace: it may have been computed from `w`.
+    // A name of the trace: the tensor may have been computed from `w`.
     assert_eq!(claim(&whole, "table"), Some(Claim::Computed));
     let more = [("p_w", "PARAMETER", "w"), ("p_v", "PARAMETER", "v")];
     let partly = loaded(&exported(nodes, tensors, &more));
@@ -275,14 +275,14 @@ fn without_a_record_untied_gives_each_norm_its_own_tensors() {
         (graph.node[1].input.clone(), graph.initializer.len())
     };
     assert_eq!(read(&file, false), (vec!["h".into(), "one".into(), "offset".into()], 2));
-    // Tensors of unequal elements were not equal by their initialisation alone: they stay tied.
+    // Tensors with unequal elements are equal for another reason than their initialisation, so they stay tied.
     let separated = (vec!["h".into(), "one.2".into(), "offset".into()], 3);
     assert_eq!(read(&file, true), separated);
     file.producer_name = Some("another".into());
     assert_eq!(read(&file, true), separated);
 }
 
-/// The inputs of each node from the second on, after equal tensors were separated.
+/// Returns the inputs of each node from the second on, after equal tensors were separated.
 fn separated(nodes: Vec<NodeProto>, tensors: Vec<TensorProto>) -> (Vec<Vec<String>>, Vec<String>) {
     let mut file = exported(nodes, tensors, &[]);
     let record = super::restore(&mut file, false);
@@ -298,7 +298,7 @@ fn gemm(inputs: [&str; 3], output: &str) -> NodeProto {
 #[test]
 fn equal_tensors_that_an_optimiser_merged_are_apart_again() {
     let own = |name: &str| floats(name, &[2, 2], 1.0, 2.0);
-    // Two linear layers with a norm behind each, all biases zero.
+    // Two linear layers, each followed by a norm; all biases are zero.
     let nodes = vec![
         gemm(["x", "a.weight", "a.bias"], "h"),
         node("LayerNormalization", &["h", "n1.weight", "a.bias"], &["n"]),
@@ -369,7 +369,7 @@ fn the_names_of_nodes_tell_a_module_that_is_called_twice_from_two_modules() {
 #[test]
 fn a_detached_value_that_was_merged_with_another_is_told() {
     let listed = [("p_w", "PARAMETER", "w")];
-    // relu(h.detach()) + relu(h): the exporter has kept one of the two.
+    // relu(h.detach()) + relu(h): the exporter has kept only one of the two.
     let nodes = |second: &str| {
         vec![
             traced(node("Mul", &["x", "w"], &["h"]), "mul", "%x, %p_w"),
@@ -409,7 +409,7 @@ fn a_renamed_vector_is_guessed_to_be_of_its_module_and_a_table_is_not() {
     assert_eq!(guesses, [("onnx::Add_2", "norm.bias"), ("onnx::Mul_1", "norm.weight")]);
 }
 
-/// RWKV multiplies by `mix` and by `1 - mix` for keys, values and receptances: the exporter computes the second.
+/// RWKV multiplies by `mix` and by `1 - mix` for keys, values and receptances. The exporter computes `1 - mix` in advance.
 #[test]
 fn several_renamed_vectors_of_one_module_are_not_guessed_to_be_one_parameter() {
     let named = |name: &str, node: NodeProto| NodeProto { name: Some(name.into()), ..node };
@@ -448,11 +448,11 @@ fn a_matrix_of_experts_that_a_mask_indexes_has_its_name_and_layout() {
     };
     let view = |model: &Model| model.record.tensors["val_1"].view.clone();
     assert_eq!(view(&picks("%p_w, [%rows]")), Some(ir::View::new()));
-    // Of another dim, the exporter would have moved it to the front.
+    // The exporter would have moved another indexed dim to the front.
     assert_eq!(view(&picks("%p_w, [None, %rows]")), None);
 }
 
-/// The operators of the program that a model's nodes become.
+/// Returns the nodes of the program into which a model's nodes are imported.
 fn imported(nodes: Vec<NodeProto>, tensors: Vec<TensorProto>) -> Vec<ir::Node> {
     let listed = [("p_w", "PARAMETER", "w")];
     let model = loaded(&exported(nodes, tensors, &listed));
@@ -465,7 +465,7 @@ fn imported(nodes: Vec<NodeProto>, tensors: Vec<TensorProto>) -> Vec<ir::Node> {
 fn a_detach_that_is_a_node_is_honoured_without_a_warning() {
     let product = traced(node("Mul", &["x", "w"], &["h"]), "mul", "%x, %p_w");
     let detach = traced(node("Identity", &["h"], &["detach"]), "detach", "%h");
-    // One call became two nodes, of which one alone reads the detached value.
+    // One call became two nodes, and only one of them reads the detached value.
     let loss = |node: NodeProto| traced(node, "mse_loss", "%x, %detach");
     let mut second = loss(node("Mul", &["d", "d"], &["y"]));
     let first = loss(node("Sub", &["x", "detach"], &["d"]));
@@ -519,7 +519,7 @@ fn tensors_of_several_nodes_are_matched_by_name_first() {
     };
     let (first, w) = (ones("first", &[2, 2]), floats("w", &[2, 2], 1.0, 2.0));
     assert_eq!(inputs(["w", "first"], vec![first.clone(), w]), ("w".into(), "b".into(), vec![]));
-    // Both were merged: which is which, nothing tells.
+    // Both were merged, and nothing tells which is which.
     let lost = vec!["b".to_owned(), "w".to_owned()];
     assert_eq!(inputs(["first", "first"], vec![first]), ("first".into(), "first".into(), lost));
 }
@@ -533,7 +533,7 @@ fn a_constant_of_a_norm_is_kept_apart_from_the_tensor_that_it_was_merged_with() 
     let tensors = vec![ones("running_var", &[2]), floats("running_mean", &[2], 0.0, 0.0)];
     let model = loaded(&exported(vec![norm], tensors, &listed));
     assert_eq!(model.graph.nodes[0].inputs, ["x", "running_var.constant", "running_mean.constant"]);
-    // One parameter is lost, and the constants are none all the same.
+    // One parameter is lost. Nevertheless the constants are not parameters.
     assert_eq!(model.record.lost, ["w"]);
     assert_eq!(claim(&model, "running_var.constant"), Some(Claim::Unlisted));
 }

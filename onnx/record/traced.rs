@@ -1,21 +1,21 @@
-//! Traced calls: the PyTorch call that a node was before the export, which the dynamo exporter writes into the node's metadata.
+//! Traced calls: the PyTorch call from which a node was made, which the dynamo exporter writes into the node's metadata.
 //!
 //! `%linear : [num_users=1] = call_function[target=torch.ops.aten.linear.default](args = (%x, %p_w, %p_b), kwargs = {})`
 
-/// The key of a node's metadata that holds its traced call.
+/// The key of a node's metadata with its traced call.
 pub(super) const KEY: &str = "pkg.torch.onnx.fx_node";
 
-/// Arguments nest at most this deep.
+/// The deepest nesting of arguments.
 const DEPTH_LIMIT: usize = 16;
 
 /// A call of the traced program.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TracedCall<'t> {
-    /// The value that it defines, without the `%`.
+    /// The value that the call defines, without the `%`.
     pub(crate) result: &'t str,
     /// The operator without namespace and overload: `layer_norm`.
     pub(crate) operator: &'t str,
-    /// The positional arguments, then those given by name.
+    /// The positional arguments, then the named arguments.
     pub(crate) arguments: Vec<Argument<'t>>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) enum Argument<'t> {
 }
 
 impl<'t> TracedCall<'t> {
-    /// Reads a call; `None` when the text is none.
+    /// Parses a call; `None` if the text is not a call.
     pub(crate) fn parse(text: &'t str) -> Option<Self> {
         let (result, rest) = text.trim_start().strip_prefix('%')?.split_once(" : ")?;
         let (_, rest) = rest.split_once("call_function[target=")?;
@@ -46,7 +46,7 @@ impl<'t> TracedCall<'t> {
         Some(Self { result, operator, arguments })
     }
 
-    /// The values among the arguments, those in lists included, in order.
+    /// Returns the values among the arguments, including those in lists, in order.
     pub(crate) fn values(&self) -> Vec<&'t str> {
         fn collect<'t>(arguments: &[Argument<'t>], values: &mut Vec<&'t str>) {
             for argument in arguments {
@@ -62,7 +62,8 @@ impl<'t> TracedCall<'t> {
         values
     }
 
-    /// The weights of a call such as `gru(input, initial, weights, …)`, in order; of other calls nothing of use.
+    /// Returns the weights of a call such as `gru(input, initial, weights, …)`, in order. The result is meaningless for other
+    /// calls.
     pub(crate) fn weights(&self) -> Vec<&'t str> {
         let Some(Argument::List(weights)) = self.arguments.get(2) else { return vec![] };
         let values = weights.iter().filter_map(|weight| match weight {
@@ -72,12 +73,12 @@ impl<'t> TracedCall<'t> {
         values.collect()
     }
 
-    /// An argument that is an integer.
+    /// Returns an argument that is an integer.
     pub(crate) fn integer(&self, i: usize) -> Option<i64> {
         self.word(i)?.parse().ok()
     }
 
-    /// An argument that is a number or a word.
+    /// Returns an argument that is a number or a word.
     pub(crate) fn word(&self, i: usize) -> Option<&'t str> {
         match self.arguments.get(i)? {
             Argument::Word(word) => Some(word),
@@ -92,7 +93,7 @@ struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    /// Arguments up to the closing sign, which is taken. An argument by name loses its name.
+    /// Reads arguments up to and including the closing sign. The name of a named argument is dropped.
     fn list(&mut self, close: char, depth: usize) -> Option<Vec<Argument<'t>>> {
         let mut arguments = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Warnings: the parts of the author's module that a file does not hold, or holds under another name.
+//! Warnings about the parts of the author's module that a file does not hold, or holds under another name.
 
 use super::Record;
 use super::names::{is_folded_weight, is_generated};
@@ -19,7 +19,7 @@ impl Record {
             .collect()
     }
 
-    /// Tensors that an optimiser merged, and that are apart again.
+    /// Warns of tensors that an optimiser merged, and that were separated again.
     fn separated_warning(&self) -> Option<Diagnostic> {
         if self.separated.is_empty() {
             return None;
@@ -35,7 +35,7 @@ impl Record {
         Some(Diagnostic::new(message).note(note))
     }
 
-    /// Parameters that are in no tensor of the file by themselves.
+    /// Warns of parameters that are not separate tensors of the file.
     fn lost_warning(&self, graph: &Graph) -> Option<Diagnostic> {
         if self.lost.is_empty() {
             return None;
@@ -65,7 +65,7 @@ impl Record {
         Some(Diagnostic::new(message).note(note))
     }
 
-    /// Initializers that the exporter computed from parameters without saying from which.
+    /// Warns of initializers that the exporter computed from unknown parameters.
     fn renamed_warning(&self, graph: &Graph, aliases: &BTreeMap<String, Vec<String>>) -> Option<Diagnostic> {
         let is_renamed = |tensor: &&Tensor| {
             let is_number = tensor.dims.is_empty() && !is_folded_weight(&tensor.name);
@@ -99,8 +99,8 @@ impl Record {
     }
 }
 
-/// Whether a convolution or a linear layer is one with the batch norm after it. The dynamo exporter's optimizer says so; the legacy
-/// exporter gives the weight and the bias, which are no longer the module's, names of its own.
+/// Whether a convolution or a linear layer was merged with the batch norm after it. The dynamo exporter's optimizer records this;
+/// the legacy exporter gives new names to the weight and the bias, which are no longer the module's.
 pub(crate) fn has_folded_norm(node: &Node) -> bool {
     let fused = node.metadata.get("pkg.onnxscript.rewriter.rule_name");
     let renamed = |i: usize| node.input(i).is_some_and(|name| is_generated(name) && name.contains("::"));
@@ -113,18 +113,18 @@ fn merged_warning((tensor, with): (&String, &String)) -> Diagnostic {
     Diagnostic::new(message).note("--untied keeps the tensors apart")
 }
 
-/// Whether the exporter may have computed a tensor from parameters: it is no single number and no mask.
+/// Whether the exporter may have computed a tensor from parameters. False for single numbers and masks.
 fn may_be_folded(tensor: &Tensor) -> bool {
     let is_number = tensor.element_count() == 1 && is_generated(&tensor.name);
     !is_number && tensor.source == TensorSource::Initializer && !tensor.name.contains("scalar")
 }
 
-/// The first names of a list in quotes, and how many more there are.
+/// Returns the first names of a list in quotes, and the number of the others.
 pub(crate) fn shortened(names: &[String]) -> String {
     shortened_list(&names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>())
 }
 
-/// The first items of a list, and how many more there are.
+/// Returns the first items of a list, and the number of the others.
 fn shortened_list(items: &[String]) -> String {
     const SHOWN: usize = 200;
     match items.len().saturating_sub(SHOWN) {

@@ -1,4 +1,4 @@
-//! LSTM, GRU and RNN: ONNX keeps the weights of all directions in one tensor, and orders the gates in its own way.
+//! LSTM, GRU and RNN. ONNX stores the weights of all directions in one tensor, and has a different order of gates.
 //!
 //! | | PyTorch's gates | ONNX's gates |
 //! | --- | --- | --- |
@@ -13,7 +13,7 @@ use super::{Found, StateDictEntry, TensorPart};
 use crate::import::names::module_path;
 use crate::{Node, Tensor};
 
-/// The place of each of PyTorch's gates among ONNX's.
+/// Returns the place of each of PyTorch's gates among ONNX's gates.
 fn gates(op_type: &str) -> Option<&'static [u64]> {
     Some(match op_type {
         "LSTM" => &[0, 2, 3, 1],
@@ -28,11 +28,11 @@ pub(super) fn is_recurrent(node: &Node) -> bool {
     gates(&node.op_type).is_some()
 }
 
-/// Adds the weights of recurrent nodes, as far as they are tensors of the file: the dynamo exporter computes large ones from
-/// the author's tensors, which kept their names. `recorded` has the weights of each node's call by the node's name.
+/// Adds the weights of recurrent nodes, as far as they are tensors of the file. The dynamo exporter computes large ones from the
+/// author's tensors, which kept their names. `recorded` has the weights of each node's call, by the node's name.
 pub(super) fn find(found: &mut Found, recorded: &BTreeMap<String, Vec<String>>) {
     let graph = found.graph;
-    // For each module the input weights of its layers so far, which tell a layer from a second use of it.
+    // The input weights of each module's layers so far. They distinguish a new layer from a second use of a layer.
     let mut layers: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for node in graph.nodes.iter().filter(|node| node.domain.is_empty()) {
         let (Some(order), Some(weight)) = (gates(&node.op_type), node.input(1)) else { continue };
@@ -63,7 +63,7 @@ pub(super) fn find(found: &mut Found, recorded: &BTreeMap<String, Vec<String>>) 
 struct Layer {
     directions: u64,
     hidden: u64,
-    /// The place of each of PyTorch's gates among ONNX's.
+    /// The place of each of PyTorch's gates among ONNX's gates.
     order: &'static [u64],
 }
 
@@ -72,7 +72,7 @@ impl Layer {
         let directions = match node.string("direction").ok()?.unwrap_or("forward") {
             "forward" => 1,
             "bidirectional" => 2,
-            // PyTorch has no layer that only goes backwards.
+            // PyTorch has no layer that runs only backwards.
             _ => return None,
         };
         let hidden = u64::try_from(node.int("hidden_size").ok()??).ok()?;
@@ -80,7 +80,7 @@ impl Layer {
         Some(Self { directions, hidden, order })
     }
 
-    /// The author's tensors, direction by direction. `name` is given the direction, and the place of the tensor in
+    /// Returns the author's tensors, direction by direction. The arguments of `name` are the direction, and the index in
     /// `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`.
     fn entries(
         &self,
@@ -89,8 +89,8 @@ impl Layer {
         name: impl Fn(usize, usize) -> String,
     ) -> Vec<StateDictEntry> {
         let width = self.order.len() as u64 * self.hidden;
-        // The inputs of the node: `[directions, width, features]`, `[directions, width, hidden]` and
-        // `[directions, 2 · width]`, which has the biases of the input before those of the state.
+        // The inputs of the node are `[directions, width, features]`, `[directions, width, hidden]` and `[directions, 2 · width]`,
+        // which has the biases of the input before those of the state.
         let rows = [(1, width), (2, width), (3, 2 * width)];
         let fits = |(input, rows): (usize, u64)| {
             found.unnamed(node, input).filter(|tensor| {
@@ -115,7 +115,7 @@ impl Layer {
         entries
     }
 
-    /// The rows of one gate.
+    /// Returns the rows of one gate.
     fn view(&self, tensor: &Tensor, direction: u64, row: u64) -> View {
         smallvec![
             ViewStep::Slice { dim: 0, start: direction, length: 1 },

@@ -1,4 +1,4 @@
-//! Weights that the exporter transposed or reshaped, and gave names of its own: `val_110`, `onnx::MatMul_596`.
+//! Weights that the exporter transposed or reshaped and renamed: `val_110`, `onnx::MatMul_596`.
 
 use ir::{View, ViewStep};
 use smallvec::smallvec;
@@ -9,7 +9,7 @@ use crate::Node;
 use crate::import::names::module_path;
 use crate::record::is_generated;
 
-/// Adds the weights of linear layers and the slopes of PReLU, where `is_key` takes the name that was found for them.
+/// Adds the weights of linear layers and the slopes of PReLU, if `is_key` accepts the name found for them.
 pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
     let graph = found.graph;
     let mut additions: BTreeMap<&str, &Node> = BTreeMap::new();
@@ -31,7 +31,7 @@ pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
                 let view = if as_it_lies { View::new() } else { transposed };
                 weight_name(found, &additions, node).map(|name| (name, view))
             }
-            // A slope for each channel has dims of one behind it.
+            // Slopes for channels have further dims of size one.
             "PRelu" if tensor.dims.iter().filter(|&&size| size != 1).count() <= 1 => {
                 let slopes = tensor.dims.iter().product::<usize>() as u64;
                 let view = smallvec![ViewStep::Reshape(smallvec![slopes])];
@@ -39,8 +39,8 @@ pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
             }
             _ => None,
         };
-        // A tensor that kept this name is another use of the weight.
-        // A tied weight that a function reads, and no layer of its own, has no other name.
+        // If a tensor has kept this name, this is another use of the weight. A tied weight that is read by a function outside of
+        // its layer has no other name.
         let is_of_layer = |name: &str| !found.has_modules_below(name) || !found.is_transposed_copy(tensor);
         let is_free = |name: &str| is_key(name) && !found.tensors.contains_key(name) && is_of_layer(name);
         if let Some((name, view)) = entry.filter(|(name, _)| is_free(name)) {
@@ -49,8 +49,8 @@ pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
     }
 }
 
-/// The name of a linear layer's weight. `additions` has a reader of each value that adds something to it. The name is that of the bias, which kept its name, with `weight` for `bias`; without a bias
-/// `weight` of the node's module.
+/// Returns the name of a linear layer's weight: the name of its bias, if the bias kept it, with `weight` for `bias`; without a
+/// bias `weight` in the node's module. `additions` has, for each value, a node that adds something to it.
 fn weight_name(found: &Found, additions: &BTreeMap<&str, &Node>, node: &Node) -> Option<String> {
     let of_bias = |name: &str| Some(format!("{}weight", name.strip_suffix("bias")?));
     let named = |name: &str| found.tensors.contains_key(name) && !is_generated(name);

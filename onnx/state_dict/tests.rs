@@ -1,11 +1,11 @@
-//! Names and layouts on small graphs. `tests/state_dict.rs` compares them with a module of PyTorch.
+//! Tests of names and layouts on small graphs. `tests/state_dict.rs` compares them with a PyTorch module.
 
 use super::*;
 use crate::model::samples::{int, load, model, node, tensor, with};
 use crate::proto::{AttributeProto, AttributeType, ModelProto, NodeProto};
 use ir::ViewStep;
 
-/// A model that PyTorch wrote, with these initializers (name, dims) and nodes; what it computes is of no account.
+/// Makes a model of PyTorch with these initializers (name, dims) and nodes. The numbers that it computes do not matter.
 fn written(initializers: &[(&str, &[i64])], nodes: Vec<NodeProto>) -> Model {
     let mut proto: ModelProto = model(nodes);
     proto.producer_name = Some("pytorch".into());
@@ -19,7 +19,7 @@ fn named(name: &str, node: NodeProto) -> NodeProto {
     NodeProto { name: Some(name.into()), ..node }
 }
 
-/// The entries as `NAME = TENSOR view`, a part behind the other.
+/// Returns the entries as `NAME = TENSOR view`, with all parts one after the other.
 fn found(model: &Model, recorded: Recorded) -> Vec<String> {
     let part = |part: &TensorPart| format!("{}{}", part.tensor, ir::text::view_text(&part.view));
     let dict = StateDict::recorded(model, recorded);
@@ -58,7 +58,7 @@ fn a_renamed_weight_has_the_name_of_its_bias_or_of_its_module() {
         "head.bias = head.bias",
     ];
     assert_eq!(found(&model, Recorded::default()), expected);
-    // Only PyTorch's files have such names.
+    // Only files from PyTorch have such names.
     let other = Model { producer: "tf2onnx 1.16".into(), ..model };
     assert_eq!(StateDict::recorded(&other, Recorded::default()), StateDict::default());
 }
@@ -126,7 +126,7 @@ fn recorded_names_come_first_and_keys_without_a_value_are_told() {
     assert_eq!(StateDict::recorded(&model, recorded).absent, ["unused"]);
 }
 
-/// A recurrent node of hidden size 1, whose tensors end in `suffix`.
+/// Makes a recurrent node of hidden size 1 with tensors whose names end in `suffix`.
 fn layer(op: &str, name: &str, input: &str, suffix: &str, output: &str) -> NodeProto {
     let tensors = ["W", "R", "B"].map(|part| format!("onnx::{op}_{part}{suffix}"));
     let [w, r, b] = &tensors;
@@ -162,12 +162,12 @@ fn gates_have_pytorchs_order_in_every_layer_and_direction() {
     let gates = |tensor: &str, direction: u64, sizes: &str, rows: &[u64]| {
         rows.iter().map(|row| part(tensor, direction, sizes, *row)).collect::<Vec<_>>().join(" + ")
     };
-    // Input, forget, cell, output, which stand at 0, 2, 3, 1.
+    // Input, forget, cell, output, at the places 0, 2, 3, 1.
     let lstm = format!("m.lstm.weight_ih_l0 = {}", gates("onnx::LSTM_W1", 0, "4, 2", &[0, 2, 3, 1]));
     assert_eq!(found[0], lstm);
     let reverse = format!("m.lstm.bias_hh_l0_reverse = {}", gates("onnx::LSTM_B1", 1, "8", &[4, 6, 7, 5]));
     assert_eq!(found[7], reverse);
-    // Reset, update, new, which stand at 1, 0, 2.
+    // Reset, update, new, at the places 1, 0, 2.
     let gru = format!("gru.weight_hh_l0 = {}", gates("onnx::GRU_R2", 0, "3, 1", &[1, 0, 2]));
     assert_eq!(found[9], gru);
     assert_eq!(found.len(), 8 + 4);
@@ -186,7 +186,7 @@ fn layers_of_a_module_are_counted_and_a_second_use_is_none() {
         layer("LSTM", "/lstm/LSTM_2", "b", "1", "y"),
     ];
     let mut model = written(&initializers, nodes);
-    // Other numbers, so that the second layer is not the first one again.
+    // Different numbers, so that the second layer is not taken for a second use of the first.
     let bytes = model.graph.tensors[0].present().unwrap().iter().rev().copied().collect::<Vec<_>>();
     model.graph.tensors[3].bytes = crate::TensorBytes::Present(bytes.into());
     let name = |entry: &StateDictEntry| entry.name.clone();
@@ -196,13 +196,13 @@ fn layers_of_a_module_are_counted_and_a_second_use_is_none() {
     let expected: Vec<String> =
         [0, 1].iter().flat_map(|layer| kinds.map(|kind| format!("lstm.{kind}_l{layer}"))).collect();
     assert_eq!(names, expected);
-    // A layer whose input weight the exporter computes from the author's tensor is counted all the same.
+    // A layer whose input weight the exporter computes from the author's tensor is counted nevertheless.
     let mut computed = model.clone();
     computed.graph.nodes[0].inputs[1] = "computed".into();
     let dict = StateDict::recorded(&computed, Recorded::default());
     assert_eq!(dict.entries[0].name, "lstm.weight_hh_l0");
     assert_eq!(dict.entries[3].name, "lstm.weight_ih_l1");
-    // The record knows better.
+    // The names of the record have priority.
     let own: Vec<String> = (0..8).map(|i| format!("own.{i}")).collect();
     let recurrent = [("/lstm/LSTM_1".to_owned(), own.clone())].into();
     let dict = StateDict::recorded(&model, Recorded { recurrent, ..Recorded::default() });

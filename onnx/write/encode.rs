@@ -1,5 +1,4 @@
-//! Encodes a model straight into a file: tensor bytes go from where they are to the file, without a copy of the
-//! whole model in between.
+//! Encodes a model directly into a file. Tensor bytes are written from where they are, without a copy of the whole model.
 
 use std::io::{self, Write};
 
@@ -8,12 +7,12 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 
 use crate::proto::{ModelProto, TensorProto};
 
-/// The fields that are written by hand (their numbers in `onnx.proto`).
+/// The fields that are encoded by hand (their numbers in `onnx.proto`).
 const MODEL_GRAPH: u32 = 7;
 const GRAPH_INITIALIZER: u32 = 5;
 const TENSOR_RAW_DATA: u32 = 9;
 
-/// Bytes of the file.
+/// Returns the bytes of the encoded model.
 pub(super) fn encoded_len(model: &ModelProto) -> usize {
     model.encoded_len()
 }
@@ -38,7 +37,7 @@ fn initializer(mut tensor: TensorProto, out: &mut impl Write) -> io::Result<()> 
     out.write_all(&raw)
 }
 
-/// The tag and length of a field whose bytes follow.
+/// Writes the tag and the length of a field whose bytes follow.
 fn announce(field: u32, length: usize, out: &mut impl Write) -> io::Result<()> {
     let mut head = Vec::new();
     encode_key(field, WireType::LengthDelimited, &mut head);

@@ -1,11 +1,11 @@
 //! The inference form of a model that was exported in training mode: batch norms normalise by their running statistics,
 //! dropouts drop nothing, and no layer is left out at random.
 //!
-//! The form is changed in the messages, so that names, metadata and everything else stay as the exporter wrote them.
-//! Outputs that only the training form has are gone; a reader of such an output reads the running statistic. Constants
-//! that only a changed node read are gone too.
+//! The messages are changed in place, so that names, metadata and everything else stay as the exporter wrote them. Outputs that
+//! only the training form has are removed; their readers read the running statistics. Constants that only a changed node read are
+//! removed too.
 //!
-//! How a node says that it trains depends on the opset, as in `import/batch_norm.rs` and `import/dropout.rs`.
+//! The attribute or input that tells the training form depends on the opset, as in `import/batch_norm.rs` and `import/dropout.rs`.
 
 mod stochastic_depth;
 
@@ -23,7 +23,7 @@ pub(super) fn to_inference_form(model: &mut ModelProto) -> usize {
     functions + model.graph.as_mut().map_or(0, |graph| in_graph(graph, opset, &FlagFacts::default()))
 }
 
-/// The number of nodes that draw random numbers, those of functions and subgraphs included.
+/// Returns the number of nodes that draw random numbers, including those of functions and subgraphs.
 pub(super) fn drawing_nodes(model: &ModelProto) -> usize {
     fn count(nodes: &[NodeProto]) -> usize {
         let draws = |node: &NodeProto| {
@@ -38,21 +38,21 @@ pub(super) fn drawing_nodes(model: &ModelProto) -> usize {
     functions + model.graph.as_ref().map_or(0, |graph| count(&graph.node))
 }
 
-/// The version of the operators of domain `ai.onnx`.
+/// Returns the version of the operators of the domain `ai.onnx`.
 fn opset(imports: &[OperatorSetIdProto]) -> i64 {
     let of_onnx =
         imports.iter().find(|import| matches!(import.domain.as_deref(), None | Some("" | "ai.onnx")));
     of_onnx.and_then(|import| import.version).unwrap_or(1)
 }
 
-/// The values of a graph, as far as a training flag depends on them.
+/// Facts about the values of a graph that a training flag may depend on.
 #[derive(Clone, Default)]
 struct FlagFacts {
-    /// Values that depend on an input of the graph: a caller decides about them.
+    /// Values that depend on an input of the graph, so that the caller decides about them.
     varying: BTreeSet<String>,
-    /// Flags that are false.
+    /// Flags that are known to be false.
     off: BTreeSet<String>,
-    /// Constants that are one number.
+    /// Constants with a single number.
     numbers: Numbers,
 }
 
@@ -83,7 +83,7 @@ impl FlagFacts {
             {
                 self.add_tensor(output, tensor);
             }
-            // A subgraph may read any value around it.
+            // A subgraph may read any value of the outer graph.
             let has_graph = node.attribute.iter().any(|attribute| attribute.g.is_some());
             if has_graph || node.input.iter().any(|name| self.varying.contains(name)) {
                 self.varying.extend(node.output.iter().cloned());
@@ -91,20 +91,20 @@ impl FlagFacts {
         }
     }
 
-    /// Whether a dropout with this flag drops.
+    /// Whether a dropout with this flag drops elements.
     fn is_on(&self, flag: &str) -> bool {
         !flag.is_empty() && !self.off.contains(flag) && !self.varying.contains(flag)
     }
 }
 
-/// The values and initializers that the changed nodes of a graph leave without a reader.
+/// The values and initializers that lose their readers when nodes are changed.
 #[derive(Default)]
 struct Leftovers {
-    /// For each output that is gone the value that its readers read instead.
+    /// For each removed output, the value that its readers read instead.
     outputs: BTreeMap<String, String>,
     /// Values that a changed node no longer reads.
     unread: BTreeSet<String>,
-    /// Values that have another type.
+    /// Values whose type has changed.
     retyped: BTreeSet<String>,
     changed: usize,
 }
@@ -158,7 +158,7 @@ fn in_function(function: &mut FunctionProto) -> usize {
     leftovers.changed
 }
 
-/// Changes nodes. `results` are the values that the graph around them yields.
+/// Changes nodes. `results` are the outputs of their graph.
 fn in_nodes(nodes: &mut [NodeProto], opset: i64, known: &FlagFacts, results: &BTreeSet<String>) -> Leftovers {
     let retyped = stochastic_depth::replace(nodes, &known.numbers, results);
     let mut leftovers = Leftovers { changed: retyped.len() / 2, retyped, ..Leftovers::default() };
@@ -178,7 +178,7 @@ fn in_nodes(nodes: &mut [NodeProto], opset: i64, known: &FlagFacts, results: &BT
     leftovers
 }
 
-/// Only the first output is left. The others become the running statistics, which inference does not change.
+/// Keeps only the first output. The others are replaced by the running statistics, which inference does not change.
 fn batch_norm(node: &mut NodeProto, opset: i64, leftovers: &mut Leftovers) -> bool {
     let trains = match opset {
         ..=6 => integer(node, "is_test") == Some(0),
@@ -193,7 +193,7 @@ fn batch_norm(node: &mut NodeProto, opset: i64, leftovers: &mut Leftovers) -> bo
         7..=13 => {}
         _ => set_integer(node, "training_mode", 0),
     }
-    // Outputs 1 and 2 are the running statistics, 3 and 4 (up to opset 13) those that the batch is normalised by.
+    // Outputs 1 and 2 are the running statistics; 3 and 4 (up to opset 13) are the statistics of the batch.
     for (i, output) in node.output.drain(1.min(node.output.len())..).enumerate() {
         if let Some(statistic) = node.input.get(3 + i % 2).filter(|_| !output.is_empty()) {
             let statistic = leftovers.outputs.get(statistic).unwrap_or(statistic).clone();
@@ -203,7 +203,7 @@ fn batch_norm(node: &mut NodeProto, opset: i64, leftovers: &mut Leftovers) -> bo
     true
 }
 
-/// The flag goes; without it a dropout is in inference form. The mask, if it is read, is then all true.
+/// Removes the flag; without it a dropout is in inference form. The mask, if it is read, is then all true.
 fn dropout(node: &mut NodeProto, opset: i64, known: &FlagFacts, leftovers: &mut Leftovers) -> bool {
     match opset {
         ..=6 if integer(node, "is_test") == Some(0) => set_integer(node, "is_test", 1),
@@ -230,7 +230,7 @@ fn is_constant(node: &NodeProto) -> bool {
     node.op_type.as_deref() == Some("Constant")
 }
 
-/// Lets the readers of `gone` outputs read the values that stand for them. A result of the graph keeps its name.
+/// Makes the readers of `gone` outputs read the values that replace them. A result of the graph keeps its name.
 fn rewire(nodes: &mut Vec<NodeProto>, results: &BTreeSet<String>, gone: &BTreeMap<String, String>) {
     for node in nodes.iter_mut() {
         rewire_node(node, gone);
@@ -258,7 +258,7 @@ fn rewire_node(node: &mut NodeProto, gone: &BTreeMap<String, String>) {
     }
 }
 
-/// The values that nodes read, those of their subgraphs included.
+/// Adds the values that nodes read, including those of their subgraphs.
 pub(super) fn reads(nodes: &[NodeProto], read: &mut BTreeSet<String>) {
     for node in nodes {
         read.extend(node.input.iter().cloned());

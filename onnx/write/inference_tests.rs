@@ -1,4 +1,4 @@
-//! The inference form at every opset, and all that a changed node leaves behind.
+//! Tests of the inference form at every opset, and of everything that changed nodes leave behind.
 
 use super::inference::to_inference_form;
 use super::*;
@@ -8,7 +8,7 @@ use crate::tensor::ElementType;
 
 const STATISTICS: [&str; 5] = ["x", "scale", "bias", "mean", "variance"];
 
-/// A model of these nodes at an opset; the statistics and `ratio` are initializers, and so are the flags `on` and `off`.
+/// Makes a model of these nodes at an opset. The statistics, `ratio`, and the flags `on` and `off` are initializers.
 fn model_of(opset_version: i64, nodes: Vec<NodeProto>) -> ModelProto {
     let mut proto = model(nodes);
     proto.opset_import = vec![opset("", opset_version)];
@@ -83,7 +83,7 @@ fn a_batch_norm_in_inference_form_stays_as_it_is() {
 fn readers_of_updated_statistics_read_the_running_ones() {
     let training: AttributeProto = int("training_mode", 1);
     let first = with(node("BatchNormalization", &STATISTICS, &["h", "mean1", "variance1"]), training.clone());
-    // A second norm goes on with the statistics of the first, as shared buffers are exported.
+    // The second norm reads the updated statistics of the first, as shared buffers are exported.
     let second = ["h", "scale", "bias", "mean1", "variance1"];
     let second = with(node("BatchNormalization", &second, &["z", "mean2", "variance2"]), training);
     let reader = node("Add", &["z", "mean2"], &["y"]);
@@ -104,17 +104,17 @@ fn a_dropout_loses_its_flag_and_nothing_keeps_what_it_alone_read() {
     let (changes, graph) = changed(model_of(20, vec![drop("on", "y")]));
     assert_eq!((changes, inputs(&graph.node[0])), (1, vec!["x", "ratio"]));
     assert!(!has(&graph, "on") && has(&graph, "ratio"));
-    // The flag of a Constant node goes with the node.
+    // A flag that is a Constant node is removed with it.
     let constant = AttributeProto { t: Some(Box::new(flag("", 1))), ..int("value", 0) };
     let constant = with(node("Constant", &[], &["set"]), constant);
     let (changes, graph) = changed(model_of(13, vec![constant, drop("set", "y")]));
     assert_eq!((changes, graph.node.len()), (1, 1));
-    // One that is off stays, and a caller who gives the flag still decides.
+    // A dropout that is off stays, and a caller who passes the flag still decides.
     let mut given = model_of(20, vec![drop("off", "h"), drop("given", "y")]);
     given.graph.as_mut().unwrap().input.push(value("given", ElementType::Bool, &[]));
     let before = given.graph.clone().unwrap();
     assert_eq!(changed(given), (0, before));
-    // Before opset 7 an attribute says so; from 7 to 11 a dropout is in inference form.
+    // Before opset 7 an attribute tells the form; from 7 to 11 a dropout is always in inference form.
     let old = with(node("Dropout", &["x"], &["y"]), int("is_test", 0));
     let (changes, graph) = changed(model_of(6, vec![old]));
     assert_eq!((changes, graph.node[0].attribute[0].i), (1, Some(1)));
@@ -129,7 +129,7 @@ fn a_flag_that_another_node_reads_stays() {
     assert!(has(&graph, "on"));
 }
 
-/// `x · cast(uniform < p) / q`, as exporters write stochastic depth.
+/// Makes `x · cast(uniform < p) / q`, the exporters' form of stochastic depth.
 fn stochastic_depth(q: f32, more: Vec<NodeProto>) -> ModelProto {
     let cast = with(node("Cast", &["less"], &["kept"]), int("to", 1));
     let mut nodes = vec![
@@ -154,7 +154,7 @@ fn a_layer_is_left_out_at_random_in_training_alone() {
     assert_eq!((changes, ops), (1, vec!["Shape", "ConstantOfShape", "Cast", "Div", "Mul"]));
     assert_eq!((inputs(&graph.node[0]), inputs(&graph.node[1])), (vec!["mean"], vec!["uniform"]));
     assert_eq!(graph.value_info.len(), 1, "{:?}", graph.value_info);
-    // Noise of another form is the author's.
+    // Noise of another form is intended by the author.
     let another_reader = node("Identity", &["less"], &["z"]);
     for noise in [stochastic_depth(0.7, vec![]), stochastic_depth(0.8, vec![another_reader])] {
         let before = noise.graph.clone().unwrap();
@@ -222,7 +222,7 @@ fn a_trained_model_loads_again_in_inference_form() {
         norms.map(|node| node.outputs.len()).collect::<Vec<_>>()
     };
     assert_eq!((outputs(&model), outputs(&again)), (vec![3; 20], vec![1; 20]));
-    // A model without anything in training form is written as it is.
+    // A model without nodes in training form is written unchanged.
     let model = Model::load(&testdata.join("models/mlp.legacy.onnx")).unwrap();
     assert_eq!(model.inference_form(&BTreeSet::new()).changes, 0);
     model.write_for_inference(&path, &BTreeMap::new(), &BTreeSet::new()).unwrap();

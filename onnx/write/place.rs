@@ -1,4 +1,4 @@
-//! Where the bytes of each tensor go: replaced in the messages, and moved to a data file in large models.
+//! The bytes of tensors in a written model: replaced in the messages, and moved to a data file in large models.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -13,12 +13,12 @@ use crate::proto::{
 };
 use crate::tensor::{Tensor, TensorBytes, TensorSource};
 
-/// Tensors below this many bytes stay in the model's file.
+/// The size below which tensors stay in the model's file.
 const SMALL: usize = 1024;
-/// Tensors begin at multiples of a page, as ONNX recommends for mapping.
+/// The alignment of tensors: a page, as ONNX recommends for mapping.
 const ALIGNMENT: u64 = 4096;
 
-/// The model's messages, with the new bytes, and with the external data of the original in them.
+/// Returns the model's messages with the new bytes, and with the external data of the original included.
 pub(super) fn replaced(
     model: &Model,
     replaced: &BTreeMap<String, Bytes>,
@@ -31,7 +31,7 @@ pub(super) fn replaced(
     if problems.is_empty() { Ok(proto) } else { Err(problems) }
 }
 
-/// The problems that [`replaced`] would have with new bytes for the tensors `names`, whatever those bytes are.
+/// Returns the problems that [`replaced`] would report for new bytes of the tensors `names`, whatever the bytes.
 pub(super) fn problems(model: &Model, names: &BTreeSet<String>) -> Vec<Problem> {
     let tensors = by_name(model);
     let mut problems: Vec<Problem> =
@@ -41,13 +41,13 @@ pub(super) fn problems(model: &Model, names: &BTreeSet<String>) -> Vec<Problem> 
     problems
 }
 
-/// The tensors of the main graph by their names; of equal names the first.
+/// Returns the tensors of the main graph by name; the first if several have the same name.
 fn by_name(model: &Model) -> BTreeMap<&str, &Tensor> {
     model.graph.tensors.iter().rev().map(|tensor| (&tensor.name[..], tensor)).collect()
 }
 
-/// The model's messages, with the new bytes, and with the external data of the original in them; and the data that is not
-/// there.
+/// Returns the model's messages with the new bytes, and with the external data of the original included; and a problem for each
+/// missing file of data.
 fn with_bytes(model: &Model, replaced: &BTreeMap<String, Bytes>) -> (ModelProto, Vec<Problem>) {
     let mut problems = Vec::new();
     let tensors = by_name(model);
@@ -80,7 +80,7 @@ fn with_bytes(model: &Model, replaced: &BTreeMap<String, Bytes>) -> (ModelProto,
     (proto, problems)
 }
 
-/// Whether these bytes can be written for this tensor.
+/// Checks that these bytes can be written for this tensor.
 fn check(name: &str, bytes: &Bytes, tensor: Option<&Tensor>) -> Result<(), Problem> {
     let tensor = replaceable(name, tensor)?;
     match tensor.dtype.bytes_of(tensor.element_count()) {
@@ -93,7 +93,7 @@ fn check(name: &str, bytes: &Bytes, tensor: Option<&Tensor>) -> Result<(), Probl
     }
 }
 
-/// The tensor, if other bytes can be written for it.
+/// Returns the tensor, if its bytes can be replaced.
 fn replaceable<'a>(name: &str, tensor: Option<&'a Tensor>) -> Result<&'a Tensor, Problem> {
     let Some(tensor) = tensor else {
         return Err(Problem::new(format!("the model has no tensor {} to replace", quoted(name))));
@@ -113,7 +113,7 @@ fn is_constant(node: &NodeProto) -> bool {
         && matches!(node.domain.as_deref(), None | Some("" | "ai.onnx"))
 }
 
-/// Makes `bytes` the tensor's data, and removes whatever it had.
+/// Replaces the tensor's data by `bytes`, whatever field it was in.
 fn put(tensor: &mut TensorProto, bytes: Bytes) {
     let old = std::mem::take(tensor);
     *tensor = TensorProto {
@@ -127,7 +127,7 @@ fn put(tensor: &mut TensorProto, bytes: Bytes) {
     };
 }
 
-/// Makes `bytes` the value of a `Constant` node, whichever attribute had it.
+/// Replaces the value of a `Constant` node by `bytes`, whatever attribute it was in.
 fn put_constant(node: &mut NodeProto, tensor: &Tensor, bytes: Bytes) {
     let old = node.attribute.iter_mut().find_map(|attribute| attribute.t.take());
     let mut value = old.map_or_else(TensorProto::default, |old| *old);
@@ -142,10 +142,10 @@ fn put_constant(node: &mut NodeProto, tensor: &Tensor, bytes: Bytes) {
     }];
 }
 
-/// The file that holds a large model's tensors, and what stands where in it.
+/// The file with a large model's tensors, and their places in it.
 #[derive(Default)]
 pub(super) struct DataFile {
-    /// Offset and bytes, in order.
+    /// The offset and the bytes of each tensor, in order.
     pub(super) tensors: Vec<(u64, Bytes)>,
 }
 
@@ -161,7 +161,7 @@ impl DataFile {
     }
 }
 
-/// Moves the large tensors out of the messages, into the data file `location`.
+/// Moves the large tensors out of the messages to the data file `location`.
 pub(super) fn move_out(proto: &mut ModelProto, location: &str) -> DataFile {
     let mut file = DataFile::default();
     let mut end = 0u64;

@@ -1,12 +1,13 @@
-//! The inference form of a model that computes its own loss: outputs that need labels are gone, with all that only they read.
+//! The inference form of a model that computes its own loss: outputs that need labels are removed, with everything that only they
+//! read.
 //!
-//! A scalar output, such as the loss or a metric, is cut if it reads an input that no other output reads: `labels` in most files. The
-//! scalars of a model that has no other output stay.
+//! A scalar output, such as the loss or a metric, is removed if it reads an input that no other output reads: `labels` in most
+//! files. If a model has only scalar outputs, they stay.
 
 use crate::proto::{GraphProto, ModelProto, NodeProto};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Cuts these scalar outputs of a model where they need inputs of their own. Returns the number of outputs that are cut.
+/// Removes these scalar outputs of a model if they need inputs of their own. Returns the number of removed outputs.
 pub(super) fn cut(model: &mut ModelProto, scalars: &BTreeSet<String>) -> usize {
     let Some(graph) = &mut model.graph else { return 0 };
     let outputs: BTreeSet<String> = graph.output.iter().filter_map(|output| output.name.clone()).collect();
@@ -30,7 +31,7 @@ pub(super) fn cut(model: &mut ModelProto, scalars: &BTreeSet<String>) -> usize {
     }
     let before = reader.behind(&outputs);
     let after = reader.behind(&outputs.difference(&gone).cloned().collect());
-    // Nodes and tensors that no output read before stay as the file has them.
+    // Nodes and tensors that no output read before stay unchanged.
     let unread: BTreeSet<&String> = before.values.difference(&after.values).collect();
     let is_unread = |name: Option<&str>| name.is_some_and(|name| unread.contains(&name.to_owned()));
     let mut place = 0..;
@@ -46,7 +47,7 @@ pub(super) fn cut(model: &mut ModelProto, scalars: &BTreeSet<String>) -> usize {
     gone.len()
 }
 
-/// What outputs of a graph read, directly or through nodes.
+/// The nodes and values that outputs of a graph read, directly or through other nodes.
 #[derive(Default)]
 struct Behind {
     nodes: BTreeSet<usize>,

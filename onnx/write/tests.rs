@@ -1,4 +1,4 @@
-//! Writing models and reading them again.
+//! Tests that write models and read them again.
 
 use std::fs;
 use std::path::PathBuf;
@@ -117,7 +117,7 @@ fn a_large_model_keeps_its_tensors_in_a_file_beside_it() {
     let again = Model::load(&path).unwrap();
     assert_eq!(again.graph, model.graph);
 
-    // And back into one file, from the external data.
+    // The external data are then written back into one file.
     let whole = folder.path().join("whole.onnx");
     again.write(&whole, &BTreeMap::new()).unwrap();
     assert_eq!(Model::load(&whole).unwrap().graph, model.graph);
@@ -143,7 +143,7 @@ fn what_cannot_be_replaced_is_refused_and_nothing_is_written() {
 fn a_failure_leaves_the_old_file_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let model = Model::load(&testdata("models/mlp.dynamo.onnx")).unwrap();
-    // A folder stands where the file should go, so that renaming fails after all was written.
+    // A folder has the name of the target, so that renaming fails after everything was written.
     let path = folder.path().join("model.onnx");
     fs::create_dir_all(path.join("inside")).unwrap();
     let error = model.write(&path, &BTreeMap::new()).unwrap_err();

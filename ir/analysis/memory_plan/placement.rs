@@ -5,19 +5,19 @@ use crate::analysis::Lifetime;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-/// Every offset is a multiple of this: a cache line, and the widest vector register.
+/// The divisor of every offset: the bytes of a cache line, and of the widest vector register.
 pub const ALIGNMENT: u64 = 64;
 
-/// Something to be placed.
+/// A buffer to be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Its size.
+    /// The buffer's size.
     pub bytes: u64,
-    /// When it holds something.
+    /// The positions in which the buffer holds data.
     pub lifetime: Lifetime,
 }
 
-/// Where the buffers lie.
+/// The offsets of all buffers in the arena.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The offset of each buffer, in bytes from the start of the arena.
@@ -34,9 +34,9 @@ pub struct Placement {
     "buffers {first} and {second} are both alive at position {position} and share bytes from offset {offset} of the arena"
 )]
 pub struct Overlap {
-    /// One of them.
+    /// The first buffer.
     pub first: usize,
-    /// The other.
+    /// The second buffer.
     pub second: usize,
     /// A position at which both are alive.
     pub position: u32,
@@ -44,13 +44,13 @@ pub struct Overlap {
     pub offset: u64,
 }
 
-/// A size rounded up to the alignment.
+/// Returns a size rounded up to the alignment.
 pub fn aligned(bytes: u64) -> u64 {
     bytes.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
 }
 
-/// Places buffers in one arena. The plan is the same each time, and the number of comparisons of two buffers is bounded,
-/// however many buffers there are.
+/// Places buffers in one arena. The same buffers always get the same plan. The number of comparisons of two buffers is bounded,
+/// whatever the number of buffers.
 pub fn place(buffers: &[Buffer]) -> Placement {
     let live = live_bytes(buffers);
     let sized: Vec<usize> = (0..buffers.len()).filter(|&index| buffers[index].bytes > 0).collect();
@@ -61,19 +61,19 @@ pub fn place(buffers: &[Buffer]) -> Placement {
     Placement { offsets, peak: found.peak, lower_bound: live.into_iter().max().unwrap_or(0) }
 }
 
-/// The first position where the most bytes are alive, each buffer rounded up to the alignment.
+/// Returns the first position with the most bytes alive, each buffer rounded up to the alignment.
 pub fn busiest(buffers: &[Buffer]) -> u32 {
     let live = live_bytes(buffers);
     let most = live.iter().max().copied().unwrap_or(0);
     live.iter().position(|&bytes| bytes == most).unwrap_or(0) as u32
 }
 
-/// The largest sum of bytes, each buffer rounded up to the alignment, that is alive at one position.
+/// Returns the largest sum of bytes that are alive at one position, each buffer rounded up to the alignment.
 pub fn lower_bound(buffers: &[Buffer]) -> u64 {
     live_bytes(buffers).into_iter().max().unwrap_or(0)
 }
 
-/// The bytes that are alive at each position, each buffer rounded up to the alignment.
+/// Returns the bytes that are alive at each position, each buffer rounded up to the alignment.
 pub(super) fn live_bytes(buffers: &[Buffer]) -> Vec<u64> {
     let end = buffers.iter().map(|buffer| buffer.lifetime.last as usize + 1).max().unwrap_or(0);
     let mut change = vec![0i128; end + 1];
@@ -89,12 +89,12 @@ pub(super) fn live_bytes(buffers: &[Buffer]) -> Vec<u64> {
     sums.collect()
 }
 
-/// Proves that no two buffers that are alive together share a byte. Takes `n log n` time for `n` buffers.
+/// Proves that no two buffers that are alive together share a byte, in O(n log n) for n buffers.
 pub fn check(buffers: &[Buffer], offsets: &[u64]) -> Result<(), Overlap> {
     let mut by_time: Vec<usize> = (0..buffers.len()).filter(|&i| buffers[i].bytes > 0).collect();
     by_time.sort_by_key(|&i| (buffers[i].lifetime.first, i));
     let end = |i: usize| offsets[i].saturating_add(buffers[i].bytes);
-    // The buffers that are alive, by offset: as long as none overlaps, only neighbours can meet a new one.
+    // The buffers that are alive, by offset. As long as none overlaps, a new buffer can only overlap its neighbours.
     let mut alive: BTreeSet<(u64, usize)> = BTreeSet::new();
     let mut deaths: BinaryHeap<Reverse<(u32, usize)>> = BinaryHeap::new();
     for new in by_time {
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn overlaps_are_found_wherever_the_other_buffer_lies() {
-        // Each is alive with the last, which is placed over it.
+        // The last buffer is placed over each of the others, which are all alive with it.
         let buffers = [buffer(64, 0, 3), buffer(64, 1, 3), buffer(64, 2, 2), buffer(64, 2, 3)];
         for (over, pair) in [(0, (0, 3)), (64, (1, 3)), (32, (0, 3)), (96, (1, 3)), (128, (2, 3))] {
             let overlap = check(&buffers, &[0, 64, 128, over]).unwrap_err();

@@ -1,5 +1,6 @@
-//! The order in which buffers are placed. Best fit puts each buffer into the smallest gap that holds it; its plan is good only
-//! if the order is good. Several greedy orders are tried, then one buffer at a time is moved in the best of them.
+//! The search for an order in which best fit places the buffers well. Best fit puts each buffer into the smallest gap that holds
+//! it; its plan is good only if the order is good. Several greedy orders are tried, then single buffers are moved within the best
+//! order.
 //!
 //! Best fit compares each pair of buffers, so it has a budget of comparisons. A program of very many buffers begins with a
 //! sweep over time ([`super::sweep`]) instead. The last plans to be tried are skylines ([`super::skyline`]). Sweeps and
@@ -15,14 +16,14 @@ use crate::analysis::Lifetime;
 use crate::random::philox;
 use std::cmp::Reverse;
 
-/// A plan is good enough if it is no more than this part of the lower bound above it.
+/// A plan is good enough if it exceeds the lower bound by at most 1/NEAR of the bound.
 const NEAR: u64 = 1024;
-/// Comparisons of two buffers for the first order: a few tenths of a second, enough for 23,000 buffers. Where there are
-/// more, the first plan is that of [`sweep`].
+/// The budget for the first order, in comparisons of two buffers: a few tenths of a second, enough for 23,000 buffers. For more
+/// buffers, the first plan is made by [`sweep`].
 const FIRST_COMPARISONS: u64 = 1 << 28;
 /// Comparisons of two buffers besides those for the first order: some tens of milliseconds.
 const COMPARISONS: u64 = 1 << 23;
-/// Buffers placed in all skylines: up to a second. There is one skyline at least.
+/// The budget of all skylines together, in placed buffers: up to a second. At least one skyline is made.
 const PLACEMENTS: usize = 1 << 19;
 
 /// An order of placement with its result.
@@ -35,7 +36,7 @@ pub(super) struct PlacementOrder {
     pub(super) order: Vec<usize>,
 }
 
-/// Looks for a small plan of buffers that all have bytes, multiples of the alignment. `live` are the bytes that are
+/// Looks for a small plan. All buffers have a size above 0 that is a multiple of the alignment. `live` has the bytes that are
 /// alive at each position.
 pub(super) fn search(buffers: &[Buffer], live: &[u64]) -> PlacementOrder {
     let bound = live.iter().copied().max().unwrap_or(0);
@@ -66,7 +67,7 @@ pub(super) fn search(buffers: &[Buffer], live: &[u64]) -> PlacementOrder {
     best
 }
 
-/// The plan of the first order, or, if that takes more comparisons than there may be, of a sweep over time.
+/// Returns the plan of the first order. If that would take more than `comparisons`, returns the plan of a sweep over time.
 fn first(packer: &mut Packer, fullest: &Fullest, comparisons: u64) -> PlacementOrder {
     packer.left = comparisons;
     let plan = packer.plan(sorted(packer.buffers, fullest, KEYS[0]), u64::MAX);
@@ -78,11 +79,11 @@ fn first(packer: &mut Packer, fullest: &Fullest, comparisons: u64) -> PlacementO
     })
 }
 
-/// What makes a buffer come early: the greater, the earlier.
+/// A sort key of a buffer. Buffers with greater keys are placed earlier.
 pub(super) type Key = fn(&Buffer, &Fullest) -> (u128, u64);
 
-/// The greedy orders, first the one that is mostly enough. What is alive where memory is shortest must lie without
-/// gaps there: hence those that begin with the fullest position (as MiniMalloc does: Moffitt, ASPLOS 2023).
+/// The keys of the greedy orders; the first is usually good enough. Buffers that are alive at the fullest position must lie there
+/// without gaps, so two of the keys begin with this position (as MiniMalloc does: Moffitt, ASPLOS 2023).
 pub(super) const KEYS: [Key; 7] = [
     |buffer, fullest| (fullest.during(buffer.lifetime).into(), length(buffer)),
     |buffer, _| (buffer.bytes.into(), length(buffer)),
@@ -103,7 +104,7 @@ pub(super) fn sorted(buffers: &[Buffer], fullest: &Fullest, key: Key) -> Vec<usi
     order
 }
 
-/// Moves and swaps buffers in the order of a plan as long as there are comparisons left, and keeps what is no worse.
+/// Moves and swaps buffers in the order of a plan until the comparisons are used up. Keeps each change that gives no larger plan.
 fn climb(packer: &mut Packer, best: &mut PlacementOrder, near: u64) {
     for round in 0u32.. {
         let count = best.order.len();
@@ -119,8 +120,8 @@ fn climb(packer: &mut Packer, best: &mut PlacementOrder, near: u64) {
     }
 }
 
-/// Brings one of the buffers that end at the peak before one that was placed earlier and is alive with it; now and then
-/// two more change places.
+/// Moves one of the buffers that end at the peak before an earlier placed buffer that is alive with it. In some rounds two further
+/// buffers swap their places.
 fn vary(order: &mut [usize], buffers: &[Buffer], plan: &PlacementOrder, round: u32) {
     let words = philox(0, [round, 0, 0, 0]);
     let drawn = |word: u32, from: usize| ((u64::from(word) * from as u64) >> 32) as usize;
@@ -145,9 +146,9 @@ fn vary(order: &mut [usize], buffers: &[Buffer], plan: &PlacementOrder, round: u
 /// Places buffers one after the other.
 struct Packer<'a> {
     buffers: &'a [Buffer],
-    /// By offset.
+    /// The placed buffers, ordered by offset.
     placed: Vec<Placed>,
-    /// Comparisons that may still be made.
+    /// The number of comparisons that may still be made.
     left: u64,
 }
 
@@ -162,13 +163,13 @@ impl<'a> Packer<'a> {
         Self { buffers, placed: Vec::with_capacity(buffers.len()), left: u64::MAX }
     }
 
-    /// The comparisons of two buffers that an order takes: one for each pair.
+    /// Returns the number of comparisons that an order takes: one for each pair of buffers.
     fn comparisons(&self) -> u64 {
         let count = self.buffers.len() as u64;
         count * count.saturating_sub(1) / 2
     }
 
-    /// The plan that an order makes; `None` if it is larger than `most`, or takes more comparisons than are left.
+    /// Returns the plan of an order. `None` if it is larger than `most`, or takes more comparisons than are left.
     fn plan(&mut self, order: Vec<usize>, most: u64) -> Option<PlacementOrder> {
         if self.comparisons() > self.left {
             return None;
@@ -192,7 +193,8 @@ impl<'a> Packer<'a> {
         Some(PlacementOrder { peak, offsets, order })
     }
 
-    /// The start of the smallest gap between what is alive at the same time, or the end of all that.
+    /// Returns the start of the smallest sufficient gap between buffers that are alive at the same time, or the end of these
+    /// buffers.
     fn best_fit(&self, bytes: u64, lifetime: Lifetime) -> u64 {
         let (mut end, mut smallest, mut best) = (0u64, u64::MAX, None);
         for other in self.placed.iter().filter(|other| other.lifetime.overlaps(&lifetime)) {
@@ -206,7 +208,7 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// The most bytes alive at a position of any range, by a table of the ranges whose lengths are powers of two.
+/// The most bytes alive at any position of a range, from a table of the ranges whose lengths are powers of two.
 pub(super) struct Fullest {
     levels: Vec<Vec<u64>>,
 }
@@ -250,7 +252,7 @@ mod tests {
         }
     }
 
-    /// Sizes and lifetimes for which no greedy order is good.
+    /// Buffers whose sizes and lifetimes no greedy order plans well.
     fn stubborn() -> Vec<Buffer> {
         let drawn = |index: u32| {
             let [bytes, first, length, _] = philox(1, [index, 47, 0, 0]).map(|word| word >> 8);

@@ -1,9 +1,9 @@
-//! A plan that grows from offset 0 upwards, for programs with so many buffers that comparing all pairs takes too long.
+//! A plan that is filled from offset 0 upwards, for programs with so many buffers that comparing all pairs takes too long.
 //!
 //! The skyline is the end of the highest buffer at each position. Its lowest valley takes the first unplaced buffer whose
 //! lifetime lies within the valley; if there is none, the valley is raised to its lower neighbour. This is the best-fit
 //! heuristic of strip packing (Burke, Kendall, Whitwell: Operations Research 2004) with fixed positions, as Sekiyama et al.
-//! use it for networks (arXiv 1804.10001). Buffers whose lifetimes lie inside each other lie without gaps.
+//! use it for networks (arXiv 1804.10001). Buffers with nested lifetimes are placed without gaps.
 
 use super::placement::Buffer;
 use super::search::PlacementOrder;
@@ -12,7 +12,7 @@ use crate::analysis::Lifetime;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Plans buffers, where `order` has them by priority. `None` if the plan is larger than `most`.
+/// Plans buffers in the priorities of `order`. Returns `None` if the plan is larger than `most`.
 pub(super) fn plan(buffers: &[Buffer], order: Vec<usize>, most: u64) -> Option<PlacementOrder> {
     let mut unplaced = Unplaced::of(buffers, &order);
     let mut skyline = Skyline::flat(buffers.iter().map(|buffer| buffer.lifetime.last).max().unwrap_or(0));
@@ -36,7 +36,7 @@ pub(super) fn plan(buffers: &[Buffer], order: Vec<usize>, most: u64) -> Option<P
     Some(PlacementOrder { peak, offsets, order })
 }
 
-/// A longest range of positions of one height.
+/// A maximal range of positions with the same height.
 #[derive(Clone, Copy)]
 struct Segment {
     range: Lifetime,
@@ -45,16 +45,16 @@ struct Segment {
 
 /// The end of the highest buffer at each position.
 struct Skyline {
-    /// Each segment, at its first position.
+    /// Each segment, stored at its first position.
     segments: Vec<Option<Segment>>,
-    /// The first position of each segment, at its last position.
+    /// The first position of each segment, stored at its last position.
     starts: Vec<u32>,
-    /// Heights and first positions of segments, and of some that are no more.
+    /// The heights and first positions of segments. Some entries belong to segments that no longer exist.
     lowest: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
 impl Skyline {
-    /// Height 0 at all positions up to the last.
+    /// Creates a skyline of height 0 at all positions up to `last`.
     fn flat(last: u32) -> Self {
         let positions = last as usize + 1;
         let (segments, starts) = (vec![None; positions], vec![0; positions]);
@@ -63,7 +63,7 @@ impl Skyline {
         skyline
     }
 
-    /// Removes the lowest segment, the first of equal ones.
+    /// Removes and returns the lowest segment, the first if several are equal.
     fn take_lowest(&mut self) -> Option<Segment> {
         while let Some(Reverse((height, first))) = self.lowest.pop() {
             let segment = &mut self.segments[first as usize];
@@ -74,7 +74,7 @@ impl Skyline {
         None
     }
 
-    /// Puts a buffer into the valley that was taken. `top` is the buffer's lifetime and its end.
+    /// Puts a buffer into the removed valley. `top` has the buffer's lifetime and its end.
     fn build(&mut self, Segment { range, height }: Segment, top: Segment) {
         if range.first < top.range.first {
             self.add(Segment { range: Lifetime { last: top.range.first - 1, ..range }, height });
@@ -85,14 +85,14 @@ impl Skyline {
         self.add(top);
     }
 
-    /// Fills the valley that was taken up to its lower neighbour.
+    /// Raises the removed valley to the height of its lower neighbour.
     fn raise(&mut self, valley: Segment) {
         let neighbours = self.before(valley.range).into_iter().chain(self.after(valley.range));
         let height = neighbours.map(|segment| segment.height).min().unwrap_or(valley.height);
         self.add(Segment { height, ..valley });
     }
 
-    /// Adds a segment where there is none, as one with its neighbours of the same height.
+    /// Adds a segment where there is none, and merges it with neighbours of the same height.
     fn add(&mut self, Segment { mut range, height }: Segment) {
         if let Some(before) = self.before(range).filter(|before| before.height == height) {
             self.segments[before.range.first as usize] = None;
@@ -107,13 +107,13 @@ impl Skyline {
         self.lowest.push(Reverse((height, range.first)));
     }
 
-    /// The segment that ends just before a range.
+    /// Returns the segment that ends just before a range.
     fn before(&self, range: Lifetime) -> Option<Segment> {
         let last = range.first.checked_sub(1)?;
         self.segments[self.starts[last as usize] as usize].filter(|segment| segment.range.last == last)
     }
 
-    /// The segment that begins just after a range.
+    /// Returns the segment that begins just after a range.
     fn after(&self, range: Lifetime) -> Option<Segment> {
         self.segments.get(range.last as usize + 1).copied().flatten()
     }
@@ -129,7 +129,7 @@ mod tests {
         Buffer { bytes, lifetime: Lifetime { first, last } }
     }
 
-    /// The plan with the longest lifetimes first.
+    /// Returns the plan of the order by lifetime, longest first.
     fn planned(buffers: &[Buffer]) -> PlacementOrder {
         let mut order: Vec<usize> = (0..buffers.len()).collect();
         order.sort_by_key(|&index| {
@@ -147,14 +147,14 @@ mod tests {
         peak
     }
 
-    /// Activations that are read again in reverse order, as backward passes do.
+    /// Activations are read again in reverse order, as by backward passes.
     #[test]
     fn lifetimes_inside_each_other_lie_without_gaps() {
         let nested: Vec<Buffer> = (0..1000).map(|i| buffer(64, i, 2000 - i)).collect();
         assert_eq!(peak(&nested), lower_bound(&nested));
     }
 
-    /// Each gradient of a backward pass lives until the update, and an activation dies where it is made.
+    /// Each gradient of a backward pass lives until the update, and an activation dies where its gradient is made.
     #[test]
     fn gradients_take_the_room_of_activations() {
         let size = |i: u32, word: usize| 64 * u64::from(1 + philox(0, [i, 0, 0, 0])[word] % 9);

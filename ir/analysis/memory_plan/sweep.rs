@@ -1,15 +1,15 @@
-//! A plan in the order of time, as an allocator would make it. It is for programs with so many buffers that comparing all pairs
-//! takes too long.
+//! A plan that places buffers in order of time, as an allocator would. It is for programs with so many buffers that comparing all
+//! pairs takes too long.
 
 use super::placement::Buffer;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-/// The offset of each buffer and the order in which they were placed. A buffer takes the smallest gap that holds it when it
-/// comes to life, the first of equal ones, and gives it back when it dies. Takes `n log n` time for `n` buffers.
+/// Returns the offset of each buffer, and the order in which they were placed. A buffer takes the smallest gap that holds it when
+/// it comes to life (the first if several are equal), and frees its place when it dies. Takes O(n log n) for n buffers.
 pub(super) fn sweep(buffers: &[Buffer]) -> (Vec<u64>, Vec<usize>) {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
-    // Buffers that come to life together are placed by their deaths, the last first, and then by size, the largest first.
+    // Buffers that come to life together are placed by their deaths, the latest first, and then by size, the largest first.
     order.sort_by_key(|&index| {
         let Buffer { bytes, lifetime } = buffers[index];
         (lifetime.first, Reverse(lifetime.last), Reverse(bytes), index)
@@ -29,10 +29,10 @@ pub(super) fn sweep(buffers: &[Buffer]) -> (Vec<u64>, Vec<usize>) {
     (offsets, order)
 }
 
-/// The room between buffers, and above the highest so far.
+/// The gaps between live buffers, and the end of the highest buffer so far.
 #[derive(Default)]
 struct Gaps {
-    /// Bytes of each gap, by its offset.
+    /// The bytes of each gap, by its offset.
     by_offset: BTreeMap<u64, u64>,
     /// Each gap as its bytes and its offset.
     by_bytes: BTreeSet<(u64, u64)>,
@@ -41,7 +41,7 @@ struct Gaps {
 }
 
 impl Gaps {
-    /// The offset of so many bytes that nothing else has from now on.
+    /// Returns the offset of so many free bytes, which are occupied from now on.
     fn take(&mut self, bytes: u64) -> u64 {
         if let Some(&(gap, offset)) = self.by_bytes.range((bytes, 0)..).next() {
             self.remove(offset, gap);
@@ -50,7 +50,7 @@ impl Gaps {
             }
             return offset;
         }
-        // A gap below the end grows.
+        // The last gap is extended if it reaches the end.
         let last = self.by_offset.last_key_value().map(|(&offset, &gap)| (offset, gap));
         let offset = match last.filter(|(offset, gap)| offset.saturating_add(*gap) == self.end) {
             Some((offset, gap)) => {
@@ -63,7 +63,7 @@ impl Gaps {
         offset
     }
 
-    /// Makes a gap of a buffer that died, one with its neighbours.
+    /// Adds the place of a dead buffer to the gaps, merged with neighbouring gaps.
     fn give_back(&mut self, mut offset: u64, mut bytes: u64) {
         let below = self.by_offset.range(..offset).next_back().map(|(&offset, &gap)| (offset, gap));
         if let Some((start, gap)) = below.filter(|(start, gap)| start.saturating_add(*gap) == offset) {
@@ -106,7 +106,7 @@ mod tests {
         buffers.iter().zip(offsets).map(|(buffer, offset)| buffer.bytes + offset).max().unwrap_or(0)
     }
 
-    /// Activations that are read again in reverse order, as backward passes do.
+    /// Activations are read again in reverse order, as by backward passes.
     #[test]
     fn lifetimes_inside_each_other_lie_without_gaps() {
         let nested: Vec<Buffer> = (0..1000).map(|i| buffer(64, i, 2000 - i)).collect();

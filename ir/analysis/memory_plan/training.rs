@@ -1,4 +1,4 @@
-//! Plans of buffers as training steps have them, of random sizes.
+//! Tests with plans of buffers like those of training steps, of random sizes.
 
 use super::placement::{ALIGNMENT, Buffer, aligned, check, live_bytes, lower_bound, place};
 use super::search::{Fullest, KEYS, sorted};
@@ -11,14 +11,14 @@ use crate::random::philox;
 struct Training {
     seed: u64,
     layers: usize,
-    /// Layers of a segment whose activations backward computes again.
+    /// The number of layers in a segment whose activations backward computes again.
     recomputed: Option<usize>,
     /// Whether gradients are summed over microbatches.
     microbatches: bool,
 }
 
 impl Training {
-    /// A step of each kind, with about so many buffers. Gradients are small, as large as activations, or larger.
+    /// Returns steps of every kind with about so many buffers. Gradients are small, as large as activations, or larger.
     fn all(buffers: usize) -> impl Iterator<Item = Self> {
         let kinds = [None, Some(1), Some(4)].into_iter().flat_map(|recomputed| {
             [false, true].map(|microbatches| Self { seed: 0, layers: 8, recomputed, microbatches })
@@ -39,7 +39,7 @@ impl Training {
         (philox(self.seed, counter)[0] >> 8) % below
     }
 
-    /// The operators of a layer. All layers have operators of the same kind, and sizes of their own.
+    /// Returns the operators of a layer. All layers have the same kinds of operators, with sizes drawn for each layer.
     fn layer(&self, layer: usize) -> Vec<Operator> {
         let operator = |index: u32| {
             let kind = |what: u32, below: u32| self.drawn([index, what, 0, 0], below);
@@ -57,7 +57,7 @@ impl Training {
     }
 }
 
-/// Sizes in bytes.
+/// The sizes of an operator's buffers, in bytes.
 struct Operator {
     result: u64,
     weight: Option<u64>,
@@ -66,7 +66,7 @@ struct Operator {
     saved: bool,
 }
 
-/// The buffers so far.
+/// The buffers of a step so far.
 struct Tape {
     now: u32,
     buffers: Vec<Buffer>,
@@ -121,7 +121,7 @@ impl Tape {
         self.buffers[buffer].lifetime.last = self.now;
     }
 
-    /// The operand of a layer and the result of each of its operators.
+    /// Adds the forward pass of a layer. Returns the operand of the layer and the results of its operators.
     fn forward(&mut self, layer: &[Operator], operand: usize) -> Vec<usize> {
         let mut values = vec![operand];
         for operator in layer {
@@ -134,7 +134,8 @@ impl Tape {
         values
     }
 
-    /// The gradient of a layer's operand. Those of its weights are added to `gradients`, or summed in the first of `sums`.
+    /// Adds the backward pass of a layer, and returns the gradient of its operand. The gradients of weights are appended to
+    /// `gradients`, or added to the first of `sums`.
     fn backward(
         &mut self,
         layer: &[Operator],
@@ -166,7 +167,7 @@ impl Tape {
         gradient
     }
 
-    /// The norm of all gradients, then an update of each weight with a temporary of its own.
+    /// Adds the norm of all gradients, then an update of each weight with a temporary.
     fn update(&mut self, gradients: &[usize]) {
         self.now += 1;
         gradients.iter().for_each(|&gradient| self.read(gradient));
@@ -208,7 +209,7 @@ fn plans_of_very_many_buffers_are_near_the_bound_and_the_same_each_time() {
     }
 }
 
-/// Without best fit.
+/// The skyline planner is tested by itself, without best fit.
 #[test]
 fn skylines_of_training_steps_are_near_the_bound() {
     for count in [2000, 20_000] {

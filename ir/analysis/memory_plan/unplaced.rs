@@ -1,15 +1,15 @@
-//! The buffers that a plan has still to place, found by their lifetimes.
+//! The buffers that a plan has not placed yet, searchable by lifetime.
 
 use super::placement::Buffer;
 use crate::analysis::Lifetime;
 
-/// The rank of an empty part of the tree.
+/// The rank of an empty subtree.
 const NONE: u32 = u32::MAX;
 
 /// Buffers in an order of priority. A buffer's rank is its index in that order.
 ///
-/// A k-d tree (Bentley, CACM 1975): each lifetime is the point (first, last), and each node knows the first rank below
-/// it. A query for a range of positions visits O(√n) of `n` buffers in the worst case, and mostly far fewer.
+/// A k-d tree (Bentley, CACM 1975): each lifetime is the point (first, last), and each node stores the first rank below it. A
+/// query for a range of positions visits O(√n) of `n` buffers in the worst case, and mostly far fewer.
 pub(super) struct Unplaced {
     /// The children of node `i` are nodes `2 i` and `2 i + 1`. The root is node 1.
     nodes: Vec<Node>,
@@ -41,7 +41,7 @@ impl Node {
 }
 
 impl Unplaced {
-    /// All buffers, ranked by `order`.
+    /// Builds the tree of all buffers, ranked by `order`.
     pub(super) fn of(buffers: &[Buffer], order: &[usize]) -> Self {
         let mut tree = Self {
             nodes: vec![Node::EMPTY; 2 * order.len().next_power_of_two()],
@@ -53,7 +53,7 @@ impl Unplaced {
         tree
     }
 
-    /// Splits ranks at the median of the first positions, and their parts at the medians of the last positions, in turn.
+    /// Splits ranks alternately at the median of the first positions and at the median of the last positions.
     fn build(&mut self, at: usize, ranks: &mut [u32], lifetimes: &[Lifetime], by_first: bool) {
         match *ranks {
             [] => {}
@@ -81,13 +81,13 @@ impl Unplaced {
         self.nodes[1].rank == NONE
     }
 
-    /// The first rank of a buffer whose lifetime lies within a range of positions.
+    /// Returns the first rank of a buffer whose lifetime lies within a range of positions.
     pub(super) fn first_within(&self, range: Lifetime) -> Option<usize> {
         let rank = self.descend(1, range, NONE);
         (rank != NONE).then_some(rank as usize)
     }
 
-    /// The smaller of `best` and the first rank within a range, below a node.
+    /// Returns the smaller of `best` and the first rank below a node whose lifetime lies within a range.
     fn descend(&self, at: usize, range: Lifetime, best: u32) -> u32 {
         let Node { rank, first, last } = self.nodes[at];
         if rank >= best || first.1 < range.first || range.last < last.0 {
@@ -102,7 +102,7 @@ impl Unplaced {
         self.descend(far, range, best)
     }
 
-    /// Removes the buffer of a rank.
+    /// Removes the buffer with this rank.
     pub(super) fn remove(&mut self, rank: usize) {
         let mut at = self.leaves[rank] as usize;
         self.nodes[at] = Node::EMPTY;

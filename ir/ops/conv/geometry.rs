@@ -1,41 +1,41 @@
-//! The sizes of a convolution as numbers: what its loops run over.
+//! The sizes of a convolution as numbers, which are the bounds of its loops.
 
 use super::Windows;
 
 /// The sizes of a convolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Images.
+    /// The number of images.
     pub batch: usize,
-    /// Groups of channels, convolved apart.
+    /// The number of groups of channels, which are convolved separately.
     pub groups: usize,
-    /// Channels of the image in a group.
+    /// The number of channels of the image in a group.
     pub inputs: usize,
-    /// Channels that a group makes.
+    /// The number of output channels of a group.
     pub outputs: usize,
-    /// The spatial dims; one of a single element where there is none.
+    /// The spatial dims. A convolution without spatial dims has one of a single element.
     pub sides: Vec<Side>,
 }
 
 /// A spatial dim of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
-    /// Elements of the image.
+    /// The number of elements of the image.
     pub image: usize,
-    /// Elements of a window.
+    /// The number of elements of a window.
     pub kernel: usize,
-    /// Windows.
+    /// The number of windows.
     pub positions: usize,
-    /// From window to window.
+    /// The distance between windows.
     pub stride: usize,
-    /// From element to element of a window.
+    /// The distance between the elements of a window.
     pub dilation: usize,
-    /// Zeros before the image.
+    /// The number of zeros before the image.
     pub before: usize,
 }
 
 impl Geometry {
-    /// Of `x[n, g·i, s..]` and `weight[g·o, i, k..]`, whose types `infer` has accepted.
+    /// Makes the sizes for `x[n, g·i, s..]` and `weight[g·o, i, k..]`, whose types `infer` has accepted.
     pub fn new(windows: Windows, x: &[usize], weight: &[usize]) -> Self {
         let groups = x[1] / weight[1].max(1);
         let side = |dim: usize| Side::new(windows, dim, x[dim + 2], weight[dim + 2]);
@@ -46,27 +46,27 @@ impl Geometry {
         Self { batch: x[0], groups, inputs: weight[1], outputs: weight[0] / groups.max(1), sides }
     }
 
-    /// Elements of a channel of the image.
+    /// Returns the number of elements of a channel of the image.
     pub fn area(&self) -> usize {
         self.sides.iter().map(|side| side.image).product()
     }
 
-    /// Elements of a window of one channel.
+    /// Returns the number of elements of a window of one channel.
     pub fn taps(&self) -> usize {
         self.sides.iter().map(|side| side.kernel).product()
     }
 
-    /// Windows, each of which makes an element of every output channel.
+    /// Returns the number of windows. Each window gives one element of every output channel.
     pub fn positions(&self) -> usize {
         self.sides.iter().map(|side| side.positions).product()
     }
 
-    /// Elements of a window of all channels of a group: terms of an element of `y`.
+    /// Returns the number of elements of a window over all channels of a group: the number of terms of an element of `y`.
     pub fn terms(&self) -> usize {
         self.inputs * self.taps()
     }
 
-    /// Whether windows are single elements, each its own: a multiplication over channels and nothing else.
+    /// Whether each window is a single, separate element, so that the convolution only multiplies over channels.
     pub fn is_pointwise(&self) -> bool {
         self.sides.iter().all(|side| side.kernel == 1 && side.stride == 1 && side.positions == side.image)
     }
@@ -82,7 +82,7 @@ impl Side {
         Self { image, kernel, positions: room / stride.max(1) + 1, stride, dilation, before }
     }
 
-    /// Where an element of a window stands in the image; `None`: among the zeros around it.
+    /// Returns the place in the image of element `tap` of a window; `None` if it lies in the zeros around the image.
     pub fn at(&self, tap: usize, position: usize) -> Option<usize> {
         let padded = position * self.stride + tap * self.dilation;
         padded.checked_sub(self.before).filter(|&at| at < self.image)

@@ -1,4 +1,4 @@
-//! The reference semantics: an image's windows side by side are a matrix ("im2col"), which a contraction takes.
+//! The reference convolution. The windows of an image, side by side, are a matrix ("im2col"), to which a contraction is applied.
 
 use super::{Geometry, Windows};
 use crate::ops::contract::Contract;
@@ -6,15 +6,15 @@ use crate::ops::{Interp, Operator};
 use crate::{DType, Tensor, Type};
 use cranelift_entity::PrimaryMap;
 
-/// A convolution of tensors, one image after the other.
+/// A convolution of tensors, one image at a time.
 pub(super) struct Reference {
     pub(super) geometry: Geometry,
-    /// For every element of a window, for every window: where it stands in a channel of the image; `None`: outside.
+    /// For every element of a window and every window: its place in a channel of the image; `None` if it is outside.
     places: Vec<Option<usize>>,
 }
 
 impl Geometry {
-    /// Where element `tap` of the window at `position` stands in a channel of the image; both are row-major numbers.
+    /// Returns the place in a channel of the image of element `tap` of the window at `position`; both are row-major numbers.
     fn place(&self, mut tap: usize, mut position: usize) -> Option<usize> {
         let (mut place, mut stride) = (0, 1);
         for side in self.sides.iter().rev() {
@@ -28,7 +28,7 @@ impl Geometry {
 }
 
 impl Reference {
-    /// Of `x` and `weight` of these sizes.
+    /// Prepares a convolution of `x` and `weight` with these sizes.
     pub(super) fn new(windows: Windows, x: &[usize], weight: &[usize]) -> Self {
         let geometry = Geometry::new(windows, x, weight);
         let positions = geometry.positions();
@@ -45,7 +45,7 @@ impl Reference {
         (0..self.geometry.batch).flat_map(image).collect()
     }
 
-    /// `d x = weightᵀ · d y`, every element of a window added to where it was read.
+    /// `d x = weightᵀ · d y`; every element of a window is added to the place from which it was read.
     pub(super) fn input_gradient(&self, weight: &Tensor, dy: &Tensor) -> Vec<f64> {
         let weight = self.matrices(weight);
         let image = |sample| self.fold(&contract("gop,got->gpt", [&weight, &self.outputs(dy, sample)]));
@@ -63,13 +63,13 @@ impl Reference {
         sum
     }
 
-    /// The weight as a matrix for each group: `[g, o, p]`.
+    /// Returns the weight as a matrix for each group: `[g, o, p]`.
     fn matrices(&self, weight: &Tensor) -> Tensor {
         let Geometry { groups, outputs, .. } = self.geometry;
         Tensor::float(DType::F64, vec![groups, outputs, self.geometry.terms()], weight.floats().to_vec())
     }
 
-    /// An image's part of `y` as a matrix for each group: `[g, o, t]`.
+    /// Returns an image's part of `y` as a matrix for each group: `[g, o, t]`.
     fn outputs(&self, y: &Tensor, sample: usize) -> Tensor {
         let Geometry { groups, outputs, .. } = self.geometry;
         let sizes = vec![groups, outputs, self.geometry.positions()];
@@ -77,7 +77,7 @@ impl Reference {
         Tensor::float(DType::F64, sizes, y.floats()[sample * len..][..len].to_vec())
     }
 
-    /// The windows of an image, side by side: `[g, p, t]`.
+    /// Returns the windows of an image, side by side: `[g, p, t]`.
     fn unfold(&self, x: &Tensor, sample: usize) -> Tensor {
         let Geometry { groups, inputs, .. } = self.geometry;
         let (area, channels) = (self.geometry.area(), groups * inputs);
@@ -90,7 +90,7 @@ impl Reference {
         Tensor::float(DType::F64, vec![groups, self.geometry.terms(), self.geometry.positions()], windows)
     }
 
-    /// The image of which every element is the sum of what windows have in its place.
+    /// Returns an image whose elements are the sums of the window elements at their places. This is the transpose of `unfold`.
     fn fold(&self, windows: &[f64]) -> Vec<f64> {
         let (area, channels) = (self.geometry.area(), self.geometry.groups * self.geometry.inputs);
         let mut image = vec![0.0; channels * area];
@@ -102,7 +102,7 @@ impl Reference {
     }
 }
 
-/// A contraction of two tensors of f64.
+/// Computes a contraction of two tensors of f64.
 fn contract(text: &str, [lhs, rhs]: [&Tensor; 2]) -> Vec<f64> {
     let contract = Contract::new(text);
     let size = |label: &u8| {
@@ -125,12 +125,12 @@ mod tests {
     use crate::ops::{Interp, Op, Operator};
     use crate::tensor::strides;
 
-    /// The index whose row-major number that is.
+    /// Returns the index with this row-major number.
     fn index(number: usize, sizes: &[usize]) -> Vec<usize> {
         sizes.iter().zip(strides(sizes)).map(|(size, stride)| number / stride % size).collect()
     }
 
-    /// An element; zero outside of the tensor.
+    /// Returns an element; zero outside of the tensor.
     fn element(tensor: &Tensor, index: &[i64]) -> f64 {
         if index.iter().zip(&tensor.sizes).any(|(&i, &size)| i < 0 || i >= size as i64) {
             return 0.0;
@@ -139,11 +139,11 @@ mod tests {
         tensor.floats()[at.sum::<usize>()]
     }
 
-    /// An element of `y` by its definition.
+    /// Computes an element of `y` from the definition.
     fn by_definition(conv: &Conv, x: &Tensor, weight: &Tensor, at: &[usize]) -> f64 {
         let (image, channel, position) = (at[0], at[1], &at[2..]);
         let (terms, kernel) = (&weight.sizes[1..], &weight.sizes[2..]);
-        let outputs = weight.sizes[0] * weight.sizes[1] / x.sizes[1]; // of a group
+        let outputs = weight.sizes[0] * weight.sizes[1] / x.sizes[1]; // the number of output channels of a group
         let term = |term: usize| {
             let tap = index(term, terms);
             let input = channel / outputs * weight.sizes[1] + tap[0];

@@ -25,15 +25,15 @@ kinds! {
         Div "div",
         /// `xʸ`
         Pow "pow",
-        /// The larger. Equal operands get half of the gradient each.
+        /// The larger of the two. Equal operands get half of the gradient each.
         Max "max",
-        /// The smaller. Equal operands get half of the gradient each.
+        /// The smaller of the two. Equal operands get half of the gradient each.
         Min "min",
-        /// `x`, but `y` where x is less: a bound. Where they are equal, the gradient goes to `y`.
+        /// A lower bound: `x`, but `y` where `x < y`. Where they are equal, the gradient goes to `y`.
         AtLeast "at_least",
-        /// `x`, but `y` where x is greater: a bound. Where they are equal, the gradient goes to `y`.
+        /// An upper bound: `x`, but `y` where `x > y`. Where they are equal, the gradient goes to `y`.
         AtMost "at_most",
-        /// `x - y·⌊x/y⌋`, with the sign of `y`; of an infinite `y` the one of `x` and `y` that has it.
+        /// `x - y·⌊x/y⌋`, with the sign of `y`. If `y` is infinite, the result is `x` or `y`, whichever has the sign of `y`.
         Mod "mod",
         /// Gradient of `gelu` at x, times y.
         GeluGrad "gelu_grad",
@@ -47,7 +47,7 @@ kinds! {
 }
 
 impl Binary {
-    /// The function on two numbers.
+    /// Applies the function to two numbers.
     pub fn scalar(self, x: f64, y: f64) -> f64 {
         match self {
             Self::Add => x + y,
@@ -55,7 +55,7 @@ impl Binary {
             Self::Mul => x * y,
             Self::Div => x / y,
             Self::Pow => x.powf(y),
-            // Unlike f64::max, a NaN stays.
+            // Unlike `f64::max`, NaN is propagated.
             Self::Max | Self::Min | Self::AtLeast | Self::AtMost if x.is_nan() || y.is_nan() => f64::NAN,
             Self::Max | Self::AtLeast => x.max(y),
             Self::Min | Self::AtMost => x.min(y),
@@ -82,7 +82,7 @@ impl Binary {
         }
     }
 
-    /// The function on two integers, wrapping. Division by zero gives 0.
+    /// Applies the function to two integers, wrapping. Division by zero gives 0.
     pub fn integer(self, x: i64, y: i64) -> i64 {
         match self {
             Self::Add => x.wrapping_add(y),
@@ -102,7 +102,8 @@ impl Binary {
     }
 }
 
-/// Python's and numpy's: the rest of the division towards zero, which is exact, moved to the side of the divisor.
+/// Returns the modulus as in Python and numpy: the exact remainder of truncating division, plus `y` if its sign differs from
+/// `y`'s.
 fn modulo(x: f64, y: f64) -> f64 {
     let rest = x % y;
     if rest != 0.0 && (rest < 0.0) != (y < 0.0) { rest + y } else { rest }
@@ -110,8 +111,8 @@ fn modulo(x: f64, y: f64) -> f64 {
 
 /// The gradients of `out = xʸ`: `y·xʸ⁻¹` for x, `xʸ·ln x` for y.
 ///
-/// Two of these products are zero times infinity although the gradient is 0, and PyTorch gives 0 there: that of x where y is 0, and
-/// that of y where x is 0 and y is not negative.
+/// In two cases a product is zero times infinity although the gradient is 0, which PyTorch returns: the gradient of x where y is
+/// 0, and the gradient of y where x is 0 and y is not negative.
 fn power_gradient(
     b: &mut Builder,
     [x, y]: [ValueId; 2],
@@ -193,7 +194,7 @@ impl Operator for Binary {
                 let zero = b.splat_like(dout, 0.0)?;
                 (b.one(Select, &[inside, dout, zero])?, b.one(Select, &[inside, zero, dout])?)
             }
-            // x mod y = x - n·y with n a whole number, which stays the same around the point.
+            // x mod y = x - n·y, where the whole number n is constant around the point.
             Self::Mod => {
                 let covered = b.one(Self::Sub, &[x, out])?;
                 let times = b.one(Self::Div, &[covered, y])?;
@@ -232,7 +233,7 @@ impl Operator for Binary {
 mod tests {
     use super::*;
 
-    /// As numpy: `np.mod(x, y)`.
+    /// The expected numbers are those of numpy's `np.mod(x, y)`.
     #[test]
     fn a_rest_has_the_sign_of_the_divisor() {
         let infinite = f64::INFINITY;

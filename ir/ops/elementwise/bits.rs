@@ -1,4 +1,4 @@
-//! Integers as rows of bits, and the bits of one type read as another.
+//! Bitwise operators on integers, and reinterpretation of bits as another type.
 
 use super::super::*;
 use super::{gathered, kinds, same_dtype, zip};
@@ -9,8 +9,8 @@ use crate::tensor::Elements;
 use crate::types::broadcast;
 
 kinds! {
-    /// A function of the bits of two integers of the same type, in two's complement. A shift by a negative amount, or
-    /// by the type's width or more, shifts everything out.
+    /// A function of the bits of two integers of the same type, in two's complement. A shift by a negative amount, or by at least
+    /// the type's width, shifts all bits out.
     Bitwise {
         /// The bits set in both.
         And "bitwise_and",
@@ -20,12 +20,12 @@ kinds! {
         Xor "bitwise_xor",
         /// `x·2ʸ`, wrapping.
         ShiftLeft "shift_left",
-        /// `⌊x/2ʸ⌋`: a negative number stays one.
+        /// `⌊x/2ʸ⌋`: a negative number stays negative.
         ShiftRight "shift_right",
     }
 }
 
-/// Elements of another type of the same width with the same bits. None is made a bool, which has two values alone.
+/// Reads the bits of the elements as another type of the same width. The result is never bool, which has only two values.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bitcast {
     /// The type of the result.
@@ -33,7 +33,7 @@ pub struct Bitcast {
 }
 
 impl Bitwise {
-    /// The function on two integers of a type, a u64 as the i64 of the same bits.
+    /// Applies the function to two integers of a type. A u64 is passed as the i64 with the same bits.
     pub fn integer(self, dtype: DType, x: i64, y: i64) -> i64 {
         let signed = matches!(dtype, DType::I64 | DType::I32 | DType::I16 | DType::I8);
         let amount = u32::try_from(y).ok().filter(|&amount| u64::from(amount) < 8 * dtype.bytes());
@@ -68,7 +68,7 @@ impl Operator for Bitwise {
         Factors::elementwise(signature)
     }
 
-    /// None: integers.
+    /// Integers have no gradient.
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None, None])
     }
@@ -104,7 +104,7 @@ impl Operator for Bitcast {
         Factors::elementwise(signature)
     }
 
-    /// None through integers.
+    /// Integers pass no gradient.
     fn gradient(&self, b: &mut Builder, node: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         if b.ty(node.operands[0]).dtype.is_float() && self.to.is_float() {
             return Err(GradientError::Undefined("the bits of a float have no gradient"));
@@ -116,7 +116,7 @@ impl Operator for Bitcast {
         Cost::streaming(signature, 0)
     }
 
-    /// A float has the bits that it would have in its own type.
+    /// A float has the bits of its own type, although it is stored as f64.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let x = cx.operands[0];
         let bits = Tensor::from_bytes(&Type::new(self.to, x.ty().dims), &x.to_bytes());

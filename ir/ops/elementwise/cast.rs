@@ -4,7 +4,7 @@ use super::super::*;
 use crate::DType;
 use crate::tensor::Elements;
 
-/// Elements converted to another type: floats round to nearest even, float to integer truncates, to bool is `≠ 0`.
+/// Conversion to another type: to floats rounds to nearest even, float to integer truncates, and to bool is `≠ 0`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cast {
     /// The type of the result.
@@ -27,7 +27,7 @@ impl Operator for Cast {
         if floats { factors.linear_in(&[0]) } else { factors }
     }
 
-    /// The gradient, cast back; none through integers.
+    /// The gradient is cast back. Integers pass no gradient.
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let from = b.ty(node.operands[0]).dtype;
         match d[0] {
@@ -45,7 +45,7 @@ impl Operator for Cast {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let x = cx.operands[0];
         let sizes = x.sizes.clone();
-        // Between integer types no detour through f64, which holds 53 bits.
+        // Conversion between integer types bypasses f64, which holds only 53 bits.
         vec![match &x.elements {
             Elements::Int(ints) if self.to.is_integer() => {
                 Tensor::int(self.to, sizes, ints.iter().map(|&x| wrap(self.to, x)).collect())
@@ -55,7 +55,7 @@ impl Operator for Cast {
     }
 }
 
-/// Numbers as elements of a type: to integers truncating, to bool `≠ 0`.
+/// Converts numbers to elements of a type: truncated for integers, `≠ 0` for bools.
 pub(super) fn from_numbers(dtype: DType, sizes: Vec<usize>, numbers: Vec<f64>) -> Tensor {
     let elements = match dtype {
         DType::Bool => Elements::Bool(numbers.into_iter().map(|x| x != 0.0).collect()),
@@ -65,7 +65,7 @@ pub(super) fn from_numbers(dtype: DType, sizes: Vec<usize>, numbers: Vec<f64>) -
     Tensor { dtype, sizes, elements }
 }
 
-/// An integer as the type would hold it.
+/// Wraps an integer to the range of its type.
 pub(crate) fn wrap(dtype: DType, x: i64) -> i64 {
     match dtype {
         DType::I32 => i64::from(x as i32),

@@ -1,4 +1,4 @@
-//! Comparisons, logic, and choosing by a condition.
+//! Comparisons, logic, and selection by a condition.
 
 use super::super::*;
 use super::{gathered, kinds, same_dtype, zip};
@@ -26,11 +26,11 @@ kinds! {
 kinds! {
     /// A function of two bools.
     Logical {
-        /// Both.
+        /// True if both are true.
         And "and",
-        /// At least one.
+        /// True if at least one is true.
         Or "or",
-        /// Exactly one.
+        /// True if exactly one is true.
         Xor "xor",
     }
 }
@@ -40,7 +40,7 @@ kinds! {
 pub struct Select;
 
 impl Compare {
-    /// The comparison on two numbers.
+    /// Compares two numbers.
     pub fn scalar<T: PartialOrd>(self, x: T, y: T) -> bool {
         match self {
             Self::Equal => x == y,
@@ -66,7 +66,7 @@ impl Operator for Compare {
         Factors::elementwise(signature)
     }
 
-    /// None: the result is a bool.
+    /// The result is a bool, which has no gradient.
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None, None])
     }
@@ -89,7 +89,7 @@ impl Operator for Compare {
 }
 
 impl Logical {
-    /// The function on two bools.
+    /// Applies the function to two bools.
     pub fn scalar(self, x: bool, y: bool) -> bool {
         match self {
             Self::And => x && y,
@@ -116,7 +116,7 @@ impl Operator for Logical {
         Factors::elementwise(signature)
     }
 
-    /// None: bools.
+    /// Bools have no gradient.
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None, None])
     }
@@ -174,7 +174,7 @@ impl Operator for Select {
         let [condition, x, y] = [0, 1, 2].map(|i| gathered(cx.operands[i], &sizes));
         let Elements::Bool(condition) = &*condition else { unreachable!("infer has checked the types") };
         fn pick<T: Copy>(len: usize, condition: &[bool], x: &[T], y: &[T]) -> Vec<T> {
-            // Where a tensor has a single element it is read for all.
+            // A tensor with a single element is read for all.
             let [condition_step, x_step, y_step] =
                 [condition.len(), x.len(), y.len()].map(|own| usize::from(own != 1));
             let one = |i| if condition[i * condition_step] { x[i * x_step] } else { y[i * y_step] };

@@ -46,11 +46,11 @@ kinds! {
         GeluTanh "gelu_tanh",
         /// `x·sigmoid(x)`
         Silu "silu",
-        /// Largest integer not above.
+        /// The largest integer that is not above x.
         Floor "floor",
-        /// Smallest integer not below.
+        /// The smallest integer that is not below x.
         Ceil "ceil",
-        /// Nearest integer, halves to even.
+        /// The nearest integer; halves are rounded to even.
         Round "round",
         /// Whether the number is NaN.
         IsNan "is_nan",
@@ -66,7 +66,7 @@ pub(super) const GELU_TANH_SCALE: f64 = 0.797_884_560_802_865_4;
 pub(super) const GELU_TANH_CUBE: f64 = 0.044715;
 
 impl Unary {
-    /// The function on a number. Bools are 0 and 1.
+    /// Applies the function to a number. Bools are 0 and 1.
     pub fn scalar(self, x: f64) -> f64 {
         match self {
             Self::Neg => -x,
@@ -83,7 +83,7 @@ impl Unary {
             Self::Tanh => x.tanh(),
             Self::Erf => libm::erf(x),
             Self::Sigmoid => sigmoid(x),
-            // Unlike f64::max, a NaN stays.
+            // Unlike `f64::max`, NaN is propagated.
             Self::Relu if x.is_nan() => x,
             Self::Relu => x.max(0.0),
             Self::Gelu => x * normal_cdf(x),
@@ -97,7 +97,7 @@ impl Unary {
         }
     }
 
-    /// FLOPs an element, counting a transcendental function as 10.
+    /// Returns the FLOPs per element. A transcendental function counts as 10.
     fn flops(self) -> u64 {
         match self {
             Self::Neg | Self::Abs | Self::Sign | Self::Relu | Self::Not | Self::IsNan => 1,
@@ -112,7 +112,7 @@ pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Φ, the distribution function of the standard normal.
+/// Returns Φ(x), the distribution function of the standard normal distribution.
 pub(super) fn normal_cdf(x: f64) -> f64 {
     0.5 * (1.0 + libm::erf(x / SQRT_2))
 }

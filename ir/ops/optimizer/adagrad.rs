@@ -3,13 +3,13 @@
 use super::{ONE_STATE, OPTIONAL, cost, decayed, factors, no_gradient, update, update_types};
 use crate::ops::*;
 
-/// One step of Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011), as PyTorch defines it (no decay of the rate by itself).
+/// One step of Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011), as PyTorch defines it, without learning-rate decay of its own.
 ///
 /// Operands: `parameter, gradient, sum` of one type, `lr, weight_decay` f64 scalars, then `scale` and `skip`. Results: the
 /// new `parameter, sum`: `g ← g + weight_decay·p`, `s ← s + g²`, `p ← p - lr·g / (√s + eps)`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Adagrad {
-    /// Added to the root of the sum of squares.
+    /// A number that is added to the root of the sum of squares.
     pub eps: Float,
 }
 
@@ -22,7 +22,7 @@ impl Operator for Adagrad {
         update_types(types, 5, |parameter| Ok(vec![parameter.clone()]))
     }
 
-    /// The sum starts from zeros: without eps the step would divide zero by it.
+    /// The sum starts at zero. Without eps, padded zeros would become 0/0.
     fn factors(&self, signature: &Signature) -> Factors {
         let factors = factors(signature);
         if self.eps.get() > 0.0 { factors.keeping_zeros() } else { factors }

@@ -12,18 +12,18 @@ use crate::ops::*;
 /// `m ← β₁m + (1-β₁)g`, `v ← β₂v + (1-β₂)g²`, `p ← p - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Adam {
-    /// Decay of the first moment.
+    /// The decay of the first moment.
     pub beta1: Float,
-    /// Decay of the second moment.
+    /// The decay of the second moment.
     pub beta2: Float,
-    /// Added to the root of the second moment.
+    /// A number that is added to the root of the second moment.
     pub eps: Float,
     /// Whether the weight decay bypasses the moments (AdamW).
     pub decoupled: bool,
 }
 
 impl Adam {
-    /// Whether the moments of a parameter of this type may have that type: the same, or bf16, unless the parameter is f64.
+    /// Whether the moments of a parameter may have this type: the parameter's type, or bf16 unless the parameter is f64.
     pub fn moments_may_be(moments: DType, parameter: DType) -> bool {
         moments == parameter || moments == DType::BF16 && matches!(parameter, DType::F32 | DType::F16)
     }
@@ -76,23 +76,23 @@ impl Operator for Adam {
     }
 }
 
-/// The numbers of a step of Adam.
+/// The constants of a step of Adam.
 pub(super) struct AdamStep<'a> {
     rule: &'a Adam,
     lr: f64,
     weight_decay: f64,
-    /// The bias of the moments, as divisors.
+    /// The bias corrections of the moments, as divisors.
     corrections: [f64; 2],
 }
 
 impl<'a> AdamStep<'a> {
-    /// The step with this rate, weight decay and number, which counts from 1.
+    /// Makes a step with this learning rate, weight decay and step number, which counts from 1.
     pub(super) fn of(rule: &'a Adam, [lr, weight_decay, step]: [f64; 3]) -> Self {
         let corrections = [rule.beta1, rule.beta2].map(|beta| 1.0 - beta.get().powf(step));
         Self { rule, lr, weight_decay, corrections }
     }
 
-    /// The new parameter and moments of an element.
+    /// Returns the new parameter and moments of an element.
     pub(super) fn next(&self, mut g: f64, [mut p, m, v]: [f64; 3]) -> [f64; 3] {
         let [beta1, beta2] = [self.rule.beta1.get(), self.rule.beta2.get()];
         if self.rule.decoupled {

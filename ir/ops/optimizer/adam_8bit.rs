@@ -6,38 +6,39 @@ use super::{Adam, OPTIONAL, no_gradient, scale, skipped, update_types};
 use crate::ops::*;
 use crate::{DType, Dim};
 
-/// One step of [`super::Adam`] whose moments are kept in 8 bits (see [`super::quantization`]).
+/// One step of [`super::Adam`] with moments stored in 8 bits (see [`super::quantization`]).
 ///
-/// Operands: `parameter, gradient` of one type, `m` of u8, the largest magnitude of each of its blocks in the parameter's type, `v` of
-/// u8, the largest magnitude of each of its blocks, `lr, weight_decay, step` f64 scalars, then `scale` and `skip`. Results: the new parameter, and the four
-/// states. The moments are those of Adam; the parameter moves by them before they are rounded to codes.
+/// Operands: `parameter, gradient` of one type; `m` in u8, and the largest magnitude of each of its blocks in the parameter's
+/// type; `v` in u8, and the largest magnitude of each of its blocks; `lr, weight_decay, step` as f64 scalars; then `scale` and
+/// `skip`. Results: the new parameter, and the four states. The moments are those of Adam. The parameter is updated with the
+/// moments before they are rounded to codes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Adam8bit {
-    /// Decay of the first moment.
+    /// The decay of the first moment.
     pub beta1: Float,
-    /// Decay of the second moment.
+    /// The decay of the second moment.
     pub beta2: Float,
-    /// Added to the root of the second moment.
+    /// A number that is added to the root of the second moment.
     pub eps: Float,
     /// Whether the weight decay bypasses the moments (AdamW).
     pub decoupled: bool,
-    /// The elements of a block.
+    /// The number of elements of a block.
     pub block: u64,
 }
 
-/// The operands before `scale`.
+/// The number of operands before `scale`.
 const REQUIRED: usize = 9;
 
 impl Adam8bit {
-    /// The blocks of the parameter.
+    /// Returns the blocks of a parameter with these dims.
     fn blocks(&self, dims: &[Dim]) -> Result<Blocks, TypeError> {
         Blocks::of(dims, self.block)
     }
 
-    /// The types of the states of a parameter of this type, in the order of the operands.
+    /// Returns the types of the states of a parameter of this type, in the order of the operands.
     ///
     /// # Errors
-    /// A dim without a size; blocks of no element.
+    /// A dim is unbound; the block size is 0.
     pub fn states(&self, parameter: &Type) -> Result<[Type; 4], TypeError> {
         let Type { dtype, dims, .. } = parameter;
         let codes = Type::new(DType::U8, dims.iter().cloned());
@@ -68,7 +69,7 @@ impl Operator for Adam8bit {
         update_types(types, REQUIRED, |parameter| Ok(self.states(parameter)?.to_vec()))
     }
 
-    /// Blocks stay whole.
+    /// Blocks are not split.
     fn factors(&self, signature: &Signature) -> Factors {
         let dims = &signature.operands[0].dims;
         let blocks = self.blocks(dims).expect("infer has made the blocks");
@@ -83,7 +84,7 @@ impl Operator for Adam8bit {
         no_gradient()
     }
 
-    /// As Adam, and per moment a product to read its code, a quotient to write it, and a search for the nearest of 256 values.
+    /// The cost of Adam and, for each moment, a product to read its code, a quotient to write it, and a search among 256 values.
     fn cost(&self, signature: &Signature) -> Cost {
         let scaled = u64::from(signature.operands.len() > REQUIRED);
         Cost::per_element(signature, &signature.results[0], 15 + 2 * 10 + scaled)
@@ -131,7 +132,7 @@ impl Operator for Adam8bit {
     }
 }
 
-/// Adds the codes of a block, and returns its largest magnitude; NaN if one of its numbers is NaN.
+/// Appends the codes of a block, and returns its largest magnitude; NaN if a number of the block is NaN.
 fn quantize(numbers: &[f64], code: fn(f64) -> u8, codes: &mut Vec<i64>) -> f64 {
     let larger = |largest: f64, x: &f64| if x.abs() > largest || x.is_nan() { x.abs() } else { largest };
     let largest = numbers.iter().fold(0.0, larger);

@@ -3,20 +3,20 @@
 use super::{ONE_STATE, OPTIONAL, cost, factors, no_gradient, update, update_types};
 use crate::ops::*;
 
-/// One step of Lion (Chen et al., arXiv 2302.06675, program 1), which moves each element by the learning rate or not at all.
+/// One step of Lion (Chen et al., arXiv 2302.06675, program 1), which moves each element by the learning rate or by zero.
 ///
 /// Operands: `parameter, gradient, m` of one type, `lr, weight_decay` f64 scalars, then `scale` and `skip`. Results: the new
 /// `parameter, m`: `p ← p·(1 - lr·weight_decay) - lr·sign(β₁m + (1-β₁)g)`, then `m ← β₂m + (1-β₂)g`. The sign of zero is
 /// zero, and that of NaN is NaN.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lion {
-    /// Share of the momentum in the direction of this step.
+    /// The weight of the momentum in the direction of this step.
     pub beta1: Float,
-    /// Decay of the momentum.
+    /// The decay of the momentum.
     pub beta2: Float,
 }
 
-/// -1, 0 or 1; NaN of NaN.
+/// Returns -1, 0 or 1; NaN for NaN.
 fn sign(x: f64) -> f64 {
     if x == 0.0 || x.is_nan() { x } else { x.signum() }
 }

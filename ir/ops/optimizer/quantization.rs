@@ -1,17 +1,18 @@
-//! Moments in 8 bits: blocks with a largest number each, and the codes of the elements (Dettmers et al., 8-bit Optimizers via
+//! Moments in 8 bits: blocks with a common scale, and the codes of their elements (Dettmers et al., 8-bit Optimizers via
 //! Block-wise Quantization, arXiv 2110.02861).
 //!
 //! An element is `value(code) · largest`, where `largest` is the largest magnitude of its block. The values of codes are the
-//! paper's dynamic tree quantization, as bitsandbytes has it (`create_dynamic_map`): decades from 10⁻⁶ to 1, each with twice as
-//! many values as the one below, which divide it evenly. Here the code of zero is 0, so that states of zeros are moments of zero.
+//! paper's dynamic tree quantization, in the form of bitsandbytes (`create_dynamic_map`): seven decades between 10⁻⁷ and 1, each
+//! evenly divided by twice as many values as the decade below. Here the code of zero is 0, so that states of zeros are moments of
+//! zero.
 
 use crate::{Dim, TypeError};
 
-/// The decades of a map, from `10⁻⁶..10⁻⁵` of the values to `10⁻¹..1`, each from a tenth of its power of ten up to it.
+/// The upper ends of a map's decades, which go from `10⁻⁷..10⁻⁶` to `10⁻¹..1`. Each decade begins at a tenth of its upper end.
 const POWERS: [f64; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
 
-/// The values of the codes of a first moment that are not negative: 0, then the values of seven decades of 1, 2, 4, … 64 values,
-/// then 1. The code of a negative number is 256 less the code of its magnitude, which is at most 127.
+/// The values of the nonnegative codes of a first moment: 0, then the values of seven decades with 1, 2, 4, … 64 values, then 1.
+/// The code of a negative number is 256 minus the code of its magnitude, which is at most 127.
 pub const SIGNED: [f64; 129] = values(1);
 
 /// The values of the codes of a second moment: 0, then the values of seven decades of 2, 4, 8, … 128 values, then 1.
@@ -33,7 +34,7 @@ const fn values<const N: usize>(first: usize) -> [f64; N] {
     values
 }
 
-/// The numbers halfway between neighbours of ascending values, of which there are `N + 1`.
+/// Returns the midpoints of neighbours among `N + 1` ascending values.
 pub const fn midpoints<const N: usize>(values: &[f64]) -> [f64; N] {
     let mut midpoints = [0.0; N];
     let mut i = 0;
@@ -44,55 +45,55 @@ pub const fn midpoints<const N: usize>(values: &[f64]) -> [f64; N] {
     midpoints
 }
 
-/// A number from 0 to 1 as the index of the nearest value; halfway between two values, the lower.
+/// Returns the index of the value that is nearest to a number from 0 to 1. Halfway between two values, it is the lower one.
 fn nearest(values: &[f64], x: f64) -> u8 {
     let above = values.partition_point(|&value| value < x).clamp(1, values.len() - 1);
     let half = (values[above - 1] + values[above]) / 2.0;
     (if half < x { above } else { above - 1 }) as u8
 }
 
-/// The number of a first moment's code, between -1 and 1.
+/// Returns the number of a first moment's code, between -1 and 1.
 pub fn signed_value(code: u8) -> f64 {
     if code <= 128 { SIGNED[usize::from(code)] } else { -SIGNED[256 - usize::from(code)] }
 }
 
-/// The code of a first moment, given its number between -1 and 1.
+/// Returns the code of a first moment's number between -1 and 1.
 pub fn signed_code(x: f64) -> u8 {
     if x < 0.0 { nearest(&SIGNED[..128], -x).wrapping_neg() } else { nearest(&SIGNED, x) }
 }
 
-/// The number of a second moment's code, between 0 and 1.
+/// Returns the number of a second moment's code, between 0 and 1.
 pub fn unsigned_value(code: u8) -> f64 {
     UNSIGNED[usize::from(code)]
 }
 
-/// The code of a second moment, given its number between 0 and 1.
+/// Returns the code of a second moment's number between 0 and 1.
 pub fn unsigned_code(x: f64) -> u8 {
     nearest(&UNSIGNED, x)
 }
 
-/// The number of steps between two codes of a moment. Codes stand in a circle: 255 is beside 0.
+/// Returns the number of steps between two codes of a moment. Codes form a circle: 255 is next to 0.
 pub fn distance(a: i64, b: i64) -> i64 {
     (a - b).rem_euclid(256).min((b - a).rem_euclid(256))
 }
 
-/// The blocks of a tensor. Its last dims make rows, row-major; a row is cut into blocks of equal size, the last of which may be
-/// shorter. No block has elements of two rows.
+/// The blocks of a tensor. The tensor's last dims form rows, in row-major order. A row is cut into blocks of equal size; its last
+/// block may be shorter. No block has elements of two rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// The first dim of a row: the last dim from which on a row has a whole block, or dim 0.
+    /// The first dim of a row: the last dim at which a row has at least one whole block, or dim 0.
     pub first: usize,
-    /// The elements of a row.
+    /// The number of elements of a row.
     pub row: u64,
-    /// The elements of a block that is not short.
+    /// The number of elements of a full block.
     pub size: u64,
 }
 
 impl Blocks {
-    /// The blocks of `size` elements of a tensor with these dims.
+    /// Returns the blocks of `size` elements in a tensor with these dims.
     ///
     /// # Errors
-    /// A dim without a size; blocks of no element; more elements than a u64 counts.
+    /// A dim is unbound; `size` is 0; the number of elements does not fit in a u64.
     pub fn of(dims: &[Dim], size: u64) -> Result<Self, TypeError> {
         if size == 0 {
             return Err(TypeError::new("blocks have no element"));
@@ -108,17 +109,17 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// The blocks of a row.
+    /// Returns the number of blocks of a row.
     pub fn in_row(&self) -> u64 {
         self.row.div_ceil(self.size)
     }
 
-    /// The dims of the tensor that has a number for each block, given those of the tensor that has the blocks.
+    /// Returns the dims of a tensor with one number per block, given the dims of the tensor that is cut into blocks.
     pub fn dims(&self, dims: &[Dim]) -> Vec<Dim> {
         dims[..self.first].iter().cloned().chain([Dim::known(self.in_row())]).collect()
     }
 
-    /// The elements of each block, for so many elements in all.
+    /// Returns the range of elements of each block, for a tensor with so many elements.
     pub fn ranges(self, elements: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
         let (row, size) = (self.row as usize, self.size as usize);
         let rows = (0..elements).step_by(row.max(1));
@@ -127,14 +128,14 @@ impl Blocks {
         })
     }
 
-    /// The factors of the dims, as words of a sharding rule: of the tensor, and of the tensor that has a number for each block.
-    /// The dims of a row stay whole, unless its first dim can be divided into whole blocks.
+    /// Returns the words of a sharding rule for the tensor, and for the tensor with one number per block. The dims of a row are
+    /// not split, unless its first dim can be divided into whole blocks.
     pub fn words(&self, dims: &[Dim]) -> [String; 2] {
         let outer = (0..self.first).map(|dim| format!("a{dim}")).collect::<Vec<_>>();
         let mut inner: Vec<String> = (self.first..dims.len()).map(|dim| format!("r{dim}^")).collect();
         let mut blocks = if self.in_row() == 1 { "1" } else { "k^" };
         if self.in_row() > 1 && self.row.is_multiple_of(self.size) {
-            // The dims behind the first one have less than a block, or the row would begin with one of them.
+            // The dims after the first have fewer elements than a block; otherwise the row would begin with one of them.
             let behind = self.row / dims[self.first].size().expect("`of` has read the dims of a row");
             if self.size.is_multiple_of(behind) {
                 (inner[0], blocks) = ("(k r^)".into(), "k");
@@ -149,7 +150,7 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    /// The numbers of bitsandbytes 0.45: `create_dynamic_map(signed)[i]`, sorted.
+    /// The expected numbers are those of bitsandbytes 0.45: `create_dynamic_map(signed)[i]`, sorted.
     #[test]
     fn values_are_those_of_bitsandbytes() {
         for (given, expected) in [

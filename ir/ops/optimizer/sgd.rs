@@ -10,7 +10,7 @@ use crate::ops::*;
 /// `p ← p - lr·(g + momentum·u)`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sgd {
-    /// Decay of the velocity; 0 for plain gradient descent.
+    /// The decay of the velocity; 0 for plain gradient descent.
     pub momentum: Float,
     /// Whether the step looks ahead (Nesterov).
     pub nesterov: bool,

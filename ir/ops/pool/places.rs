@@ -1,34 +1,34 @@
-//! Places of the largest elements in their windows, by which a gradient finds them again without the operand.
+//! Offsets of the largest elements in their windows. With them the gradient of pooling does not need the operand.
 
 use super::*;
 
-/// Where the largest element of each window of [`MaxPool`] stands in its window: u8, counted in row-major order, padding included; 0 for a
-/// window of nothing but padding. Of equals the first. A window has at most 256 elements.
+/// The offset of the largest element of each window of [`MaxPool`] within the window: u8, counted in row-major order, padding
+/// included; 0 for a window with only padding. The first if several are equal. A window has at most 256 elements.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaxPoolOffsets {
     /// As in [`MaxPool`].
     pub windows: Windows,
 }
 
-/// The gradient of [`MaxPool`] by the offsets of [`MaxPoolOffsets`]: all of a window's goes to the element at its offset, in the order of
-/// the windows. Operands: offsets in u8, `d y`. Result: `d x`, of the type that is declared. Padding, and elements beyond the window, get
-/// nothing.
+/// The gradient of [`MaxPool`] by the offsets of [`MaxPoolOffsets`]. The gradient of a window is added to the element at its
+/// offset, window by window. Operands: offsets in u8, `d y`. Result: `d x`, of the declared type. Offsets in the padding or beyond
+/// the window are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaxPoolGradAt {
     /// As in [`MaxPool`].
     pub windows: Windows,
 }
 
-/// The number of elements of a window that an offset of [`MaxPoolOffsets`] can tell apart.
+/// The largest number of elements of a window whose offsets fit in u8.
 const OFFSETS: u64 = 1 << 8;
 
-/// Whether the offsets in these windows fit into u8.
+/// Returns whether the offsets in these windows fit in u8.
 pub fn has_offsets(windows: &[Window]) -> bool {
     let size = windows.iter().try_fold(1u64, |size, window| size.checked_mul(window.size));
     size.is_some_and(|size| size <= OFFSETS)
 }
 
-/// The element of a plane of these sizes at an offset of a window, which has this number among all positions; `None` for padding.
+/// Returns the element, in a plane of these sizes, at an offset of the window with the number `position`; `None` for padding.
 pub fn element_at(
     windows: &[Window],
     sizes: &[usize],
@@ -48,7 +48,7 @@ pub fn element_at(
     (offset == 0).then_some(element)
 }
 
-/// The offset of an element of a plane of these sizes in a window that covers it.
+/// Returns the offset of an element, in a plane of these sizes, within a window that covers it.
 pub fn offset_of(
     windows: &[Window],
     sizes: &[usize],
@@ -84,7 +84,7 @@ impl Operator for MaxPoolOffsets {
         factors(&self.windows, signature, |x, y| format!("{x} -> {y}"))
     }
 
-    /// None: integers.
+    /// Offsets are integers, which have no gradient.
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None])
     }

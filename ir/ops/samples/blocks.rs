@@ -1,5 +1,5 @@
-//! Samples of more than a GPU's block, whose elements no block divides: the last block is partial. Devices are checked with
-//! them besides the others. Sizes are the smallest that reach a second block.
+//! Samples with more elements than a GPU's block has threads, and not a multiple of it, so that the last block is partial. Devices
+//! are checked with them in addition to the other samples. Their sizes are the smallest that need a second block.
 
 use super::table::{f32_type, float, of};
 use super::*;
@@ -28,13 +28,13 @@ use crate::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 use crate::ops::step::Accumulate;
 use smallvec::SmallVec;
 
-/// Samples whose last block is partial.
+/// Returns the samples whose last block is partial.
 pub fn partial() -> Vec<Sample> {
     let families = [elements(), rows(), norms(), losses(), indices(), windows(), products()];
     families.into_iter().flatten().collect()
 }
 
-/// A thread has an element, or a few neighbours.
+/// Kernels in which a thread computes one element or a few neighbours.
 fn elements() -> Vec<Sample> {
     let scalar = |value| of(DType::F64, &[], Fill::Value(value));
     let numbers = || of(DType::I64, &[7], Fill::Integers(-3, 1 << 40));
@@ -90,7 +90,7 @@ fn elements() -> Vec<Sample> {
     ]
 }
 
-/// A group of threads has a row, or neighbours have rows beside each other.
+/// Kernels in which a group of threads computes a row, or neighbouring threads compute neighbouring rows.
 fn rows() -> Vec<Sample> {
     let mut samples = vec![];
     for (dim, dims) in [(1, &[302u64, 7][..]), (1, &[1, 13, 47])] {
@@ -121,7 +121,7 @@ fn norms() -> Vec<Sample> {
         fill: Fill::Result(op, operands.to_vec(), result),
     };
     let (x, scale) = (|| float(&[302, 7]), || float(&[7]));
-    // The sums of a gradient over rows have a thread a column.
+    // The gradient's sums over rows use one thread per column.
     let (wide, of_column) = (|| float(&[5, 301]), || float(&[301]));
     let of_row = |fill: Fill| Operand { ty: f32_type(&[5]), fill };
     let (mean, rstd) =
@@ -164,7 +164,7 @@ fn indices() -> Vec<Sample> {
     let set = ScatterKind::Set;
     vec![
         Sample::new(Gather { dim: 0 }, [float(&[6, 3]), indices(&[301], 6)]),
-        // More keys than a block sorts.
+        // More keys than one block sorts.
         Sample::new(GatherGrad { dim: 0 }, [indices(&[4099], 301), float(&[4099, 7])])
             .declared(f32_type(&[301, 7])),
         Sample::new(
@@ -206,17 +206,17 @@ fn products() -> Vec<Sample> {
         Sample::new(Rotary { interleaved: false }, [float(&[1, 1, 301, 6]), table(), table()]),
     ];
     samples.extend(experts());
-    // A prime number of queries and keys, whatever the tile; widths with and without tensor cores, and a mask.
+    // Prime numbers of queries and keys, which no tile divides; widths with and without tensor cores, and a mask.
     samples.extend(attend([1, 1, 1, 79, 73, 3], false, Some(of(DType::F32, &[1, 1, 79, 73], Fill::Mask))));
     samples.extend(attend([1, 2, 1, 79, 79, 3], true, None));
     samples.extend(attend([1, 1, 1, 151, 149, 64], false, None));
     samples
 }
 
-/// Experts whose rows do not fill a tile.
+/// Experts whose number of rows is not a multiple of the tile.
 fn experts() -> [Sample; 3] {
     let index = || of(DType::I64, &[71], Fill::Integers(0, 2));
-    // Whole packs of a half type, and three tiles of rows.
+    // Whole 16-byte packs of a half type, and three tiles of rows.
     let packs = [of(DType::I64, &[9], Fill::Integers(0, 2)), float(&[9, 136]), float(&[9, 8])];
     let gradient = [index(), float(&[71, 21]), float(&[71, 67])];
     [
@@ -226,7 +226,7 @@ fn experts() -> [Sample; 3] {
     ]
 }
 
-/// Attention of batch, query heads, key-value heads, queries, keys and width, and its gradient.
+/// Attention with these sizes (batch, query heads, key-value heads, queries, keys, width), and its gradient.
 fn attend([b, h, g, s, t, d]: [u64; 6], causal: bool, mask: Option<Operand>) -> [Sample; 2] {
     let scale = Float::new(0.3);
     let op = Attention { scale, causal };

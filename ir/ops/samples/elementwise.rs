@@ -43,7 +43,7 @@ pub(super) fn elementwise() -> Vec<Sample> {
 
 pub(super) fn bits() -> Vec<Sample> {
     let of_bits = |from, to, fill| Sample::new(Bitcast { to }, [of(from, &[2, 4], fill)]);
-    // Bits of floats between 1 and 4, which are no small numbers.
+    // The bits of floats between 1 and 4, which are large integers.
     let (double, brain) = (Fill::Integers(0x3ff0 << 48, 0x4010 << 48), Fill::Integers(0x3f80, 0x4080));
     let mut samples = vec![
         of_bits(DType::F64, DType::I64, Fill::Normal),
@@ -66,7 +66,7 @@ pub(super) fn bits() -> Vec<Sample> {
     samples
 }
 
-/// Rows of whole bytes, rows that end within a byte, and rows of less than one.
+/// Rows of whole bytes, rows that end within a byte, and rows shorter than a byte.
 pub(super) fn packing() -> Vec<Sample> {
     let mut samples = vec![];
     for dims in [&[4u64, 48][..], &[2, 12], &[6], &[2, 2, 1]] {

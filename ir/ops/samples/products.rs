@@ -1,4 +1,4 @@
-//! Samples: contractions, convolutions, and what multiplies beside them: experts, determinants, attention, rotary embedding.
+//! Samples: contractions, convolutions, experts, compression, determinants, attention, rotary embedding.
 
 use super::table::{f32_type, float, of};
 use super::*;
@@ -21,7 +21,7 @@ pub(super) fn contractions() -> Vec<Sample> {
         contract("bshd,hdo->bso", &[2, 4, 2, 6], &[2, 6, 4]),
         contract("ij,ij->", &[4, 6], &[4, 6]),
         contract("ij,ij->ji", &[4, 6], &[4, 6]),
-        // Large enough for the gemm crate.
+        // Large enough that the gemm crate is used.
         contract("bmk,kn->bmn", &[2, 34, 36], &[36, 40]),
     ]
 }
@@ -30,16 +30,16 @@ pub(super) fn convolutions() -> Vec<Sample> {
     [
         convolve([&[2, 4, 7], &[2, 4, 3], &[1], &[1], &[1, 1]]),
         convolve([&[2, 2, 9], &[4, 2, 4], &[3], &[1], &[0, 2]]),
-        // Elements that no window reads.
+        // Some elements are read by no window.
         convolve([&[2, 2, 7], &[2, 2, 1], &[4], &[1], &[0, 0]]),
         convolve([&[2, 2, 5, 7], &[2, 2, 3, 3], &[1, 1], &[1, 1], &[0, 0, 0, 0]]),
         convolve([&[2, 2, 7, 9], &[4, 2, 3, 2], &[2, 3], &[2, 1], &[1, 0, 2, 3]]),
         convolve([&[2, 4, 3, 4], &[6, 4, 1, 1], &[1, 1], &[1, 1], &[0, 0, 0, 0]]),
-        // Groups, also of one channel each.
+        // Several groups, also with one channel each.
         convolve([&[2, 4, 5, 5], &[4, 2, 3, 3], &[2, 2], &[1, 1], &[1, 1, 1, 1]]),
         convolve([&[2, 4, 4, 5], &[8, 1, 3, 3], &[1, 2], &[1, 1], &[0, 1, 2, 1]]),
         convolve([&[2, 2, 3, 4, 5], &[2, 2, 2, 3, 2], &[1, 2, 1], &[2, 1, 1], &[1, 1, 0, 0, 2, 1]]),
-        // Large enough for the gemm crate.
+        // Large enough that the gemm crate is used.
         convolve([&[2, 2, 13, 13], &[12, 2, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]]),
     ]
     .into_iter()
@@ -47,7 +47,7 @@ pub(super) fn convolutions() -> Vec<Sample> {
     .collect()
 }
 
-/// A convolution of an image and a weight with these strides, dilations and pads, and its gradients.
+/// Makes a convolution of an image and a weight with these strides, dilations and pads, and its gradients.
 fn convolve([x, weight, strides, dilations, pads]: [&[u64]; 5]) -> [Sample; 3] {
     let (strides, dilations) = (SmallVec::from_slice(strides), SmallVec::from_slice(dilations));
     let pads = SmallVec::from_slice(pads);
@@ -101,7 +101,7 @@ pub(super) fn compressions() -> Vec<Sample> {
         basis(float(&[2, 4, 4])),
         // More rows than a block has threads.
         basis(float(&[2, 300, 3])),
-        // Columns that depend on others.
+        // Some columns depend on others.
         basis(of(DType::F32, &[2, 10, 3], Fill::Value(2.0))),
         basis(of(DType::F32, &[8, 2], Fill::Value(0.0))),
     ]
@@ -123,14 +123,14 @@ pub(super) fn attention() -> Vec<Sample> {
     samples.extend(attend(grouped, true, None));
     samples.extend(attend(grouped, true, Some(of(DType::F32, &[2, 8, 1, 4], Fill::Mask))));
     samples.extend(masks.into_iter().flat_map(|mask| attend(plain, false, Some(mask))));
-    // In half precision tensor cores take these: rows are whole packs of 16 bytes.
+    // In half precision tensor cores are used, because rows are whole packs of 16 bytes.
     let packs = [2, 4, 2, 18, 18, 16, 8];
     samples.extend(attend(packs, true, Some(of(DType::Bool, &[1, 1, 18, 18], Fill::Mask))));
     samples.extend(attend(packs, false, Some(of(DType::F32, &[1, 4, 18, 18], Fill::HugeMask))));
     samples
 }
 
-/// Attention on these sizes, and its gradient.
+/// Makes attention with these sizes, and its gradient.
 fn attend([b, h, g, s, t, d, e]: [u64; 7], causal: bool, mask: Option<Operand>) -> [Sample; 2] {
     let scale = Float::new(0.7);
     let op = Attention { scale, causal };

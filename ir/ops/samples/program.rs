@@ -1,4 +1,4 @@
-//! Samples as programs: for the interpreter and the devices, which run modules.
+//! Samples as programs, for the interpreter and the devices, which run modules.
 
 use super::*;
 use crate::interp::file_tensor;
@@ -7,24 +7,24 @@ use crate::ops::shape::Transpose;
 use crate::{At, Module, Phase};
 use std::collections::BTreeMap;
 
-/// How the operands of a sample reach its operator.
+/// The way in which the operands of a sample reach its operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Through {
-    /// As inputs.
+    /// The operands are inputs.
     Inputs,
-    /// As inputs with all dims in reverse order, transposed back: strided.
+    /// The operands are inputs with all dims in reverse order, transposed back, so that they are strided.
     Transposes,
-    /// Through two negations: results that die at the operator, so that it may take their place.
+    /// The operands pass through two negations. They die at the operator, so the result may take their place in memory.
     Negations,
 }
 
 impl Through {
-    /// Whether an input with so many dims is given with them in reverse order.
+    /// Whether an input with so many dims is passed with its dims in reverse order.
     fn reverses(self, dims: usize) -> bool {
         self == Self::Transposes && dims > 1
     }
 
-    /// The input that an operand comes from.
+    /// Returns the input from which an operand is made.
     pub fn input(self, operand: Tensor) -> Tensor {
         if !self.reverses(operand.sizes.len()) {
             return operand;
@@ -33,7 +33,7 @@ impl Through {
         forward(&Transpose { permutation }.into(), &[operand], &[0], 0)
     }
 
-    /// The operand, from the value of its input.
+    /// Adds nodes that make the operand from the value of its input.
     pub fn operand(self, b: &mut Builder, input: ValueId) -> ValueId {
         let ty = b.ty(input).clone();
         if self.reverses(ty.ndim()) {
@@ -54,13 +54,14 @@ fn reversal(dims: usize) -> SmallVec<[u32; 4]> {
 }
 
 impl Sample {
-    /// Whether something of it is f32.
+    /// Whether an operand or a declared result is f32.
     pub fn is_single(&self) -> bool {
         self.operands.iter().map(|operand| &operand.ty).chain(&self.declared).any(is_single)
     }
 
-    /// The same with what is f32 in this type instead, its constants rounded to it: all operands, or all but the one that
-    /// stays f32 (the gradient of a sum). `None` if nothing is f32, or the operator does not take this type.
+    /// Returns the sample with f32 types replaced by `dtype`: for all operands, or for all but one if the operator needs that one
+    /// to stay f32 (the gradient of a sum). Constants are rounded. `None` if nothing is f32, or if the operator does not accept
+    /// the type.
     pub fn in_type(&self, dtype: DType) -> Option<Self> {
         let kept = std::iter::once(None).chain((0..self.operands.len()).map(Some));
         let fits = |sample: &Self| {
@@ -83,7 +84,7 @@ impl Sample {
         sample
     }
 
-    /// A module that runs the operator, and its inputs.
+    /// Returns a module that runs the operator, and its inputs.
     pub fn program(&self, through: Through) -> (Module, BTreeMap<String, Tensor>) {
         let (mut module, mut inputs) = (Module::new("sample"), BTreeMap::new());
         module.data = self.data.clone();
@@ -91,8 +92,8 @@ impl Sample {
         (module, inputs)
     }
 
-    /// Adds the operator to a module whose data table is the sample's, or is not looked at by it. The names of its inputs
-    /// and outputs begin with `prefix`.
+    /// Adds the operator to a module. The module must have the sample's data table, unless the operator does not read it. The
+    /// names of the inputs and outputs begin with `prefix`.
     pub fn add_to(
         &self,
         module: &mut Module,

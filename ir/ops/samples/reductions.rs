@@ -86,7 +86,7 @@ pub(super) fn norms() -> Vec<Sample> {
 pub(super) fn batch_norms() -> Vec<Sample> {
     let eps = Float::new(1e-5);
     let mut samples = vec![Sample::new(InTraining, [float(&[4]), float(&[4])])];
-    // Finite differences see the slope that the gradient leaves out.
+    // The slope in finite differences includes the part that `detach` leaves out of the gradient.
     samples.push(Sample { smooth: false, ..Sample::new(Detach, [float(&[4, 6])]) });
     samples.push(Sample::new(Transfer, [float(&[4, 6])]));
     samples.push(Sample::new(Copy { to: Tier::Host }, [float(&[4, 6])]).undifferentiable());
@@ -105,14 +105,14 @@ pub(super) fn batch_norms() -> Vec<Sample> {
 pub(super) fn pools() -> Vec<Sample> {
     let window = |size, stride, dilation, before, after| Window { size, stride, dilation, before, after };
     let plain = window(2, 1, 1, 0, 0);
-    // A window of nothing but padding.
+    // A window with only padding.
     let mut outside = pool(&[2, 4], &[window(2, 3, 1, 3, 1)]);
     outside[0].smooth = false;
     [
         outside,
         pool(&[2, 4, 7], &[window(3, 2, 1, 0, 0)]),
         pool(&[2, 2, 6], &[window(3, 2, 2, 2, 3)]),
-        // Elements that no window covers.
+        // Some elements are covered by no window.
         pool(&[2, 9], &[window(2, 5, 1, 1, 1)]),
         pool(&[2, 2, 5, 6], &[plain, plain]),
         pool(&[2, 2, 7, 8], &[window(3, 2, 1, 1, 1), window(2, 3, 3, 0, 2)]),
@@ -124,7 +124,7 @@ pub(super) fn pools() -> Vec<Sample> {
     .collect()
 }
 
-/// Pooling an operand of these sizes, and its gradients; the largest also where elements are equal.
+/// Makes pooling of an operand of these sizes, and its gradients. The largest element is also tried among equal elements.
 fn pool(sizes: &[u64], windows: &[Window]) -> Vec<Sample> {
     let windows = Windows::from_slice(windows);
     let largest = Sample::new(MaxPool { windows: windows.clone() }, [float(sizes)]);
@@ -140,7 +140,7 @@ fn pool(sizes: &[u64], windows: &[Window]) -> Vec<Sample> {
     for fill in [Fill::Normal, Fill::Integers(-1, 2)] {
         samples.push(Sample::new(MaxPoolOffsets { windows: windows.clone() }, [of(DType::F32, sizes, fill)]));
     }
-    // One offset beyond the window.
+    // One offset lies beyond the window.
     let size: u64 = windows.iter().map(|window| window.size).product();
     let fill = Fill::Integers(0, size as i64 + 1);
     let offsets = Operand { ty: Type::new(DType::U8, dy.ty.dims.clone()), fill };

@@ -54,7 +54,7 @@ pub(super) fn shapes() -> Vec<Sample> {
 
 pub(super) fn indexing() -> Vec<Sample> {
     let indices = |dims: &[u64], size: i64| of(DType::I64, dims, Fill::Integers(-size, size));
-    // Some of them outside, which read zeros.
+    // Some indices are outside, and read zeros.
     let wild = |dims: &[u64], size: i64| of(DType::I32, dims, Fill::Integers(-size - 2, size + 2));
     vec![
         Sample::new(Gather { dim: 0 }, [float(&[6, 2]), indices(&[2, 4], 6)]),
@@ -78,7 +78,7 @@ pub(super) fn indexing() -> Vec<Sample> {
 
 pub(super) fn scatters() -> Vec<Sample> {
     let indices = |dims: &[u64], size: i64| of(DType::I64, dims, Fill::Integers(-size, size));
-    // Some of them outside, which goes nowhere.
+    // Some indices are outside, and their updates are dropped.
     let wild = |dims: &[u64], size: i64| of(DType::I32, dims, Fill::Integers(-size - 2, size + 2));
     let bools = |dims: &[u64]| of(DType::Bool, dims, Fill::Normal);
     let numbers = |dims: &[u64]| of(DType::I16, dims, Fill::Normal);
@@ -93,7 +93,7 @@ pub(super) fn scatters() -> Vec<Sample> {
         Sample::new(GatherNdGrad { batch_dims: 1 }, [wild(&[2, 6, 1], 3), float(&[2, 6, 4])])
             .declared(f32_type(&[2, 3, 4])),
         Sample::new(ScatterElements { dim: 0, kind: set }, [bools(&[4]), indices(&[6], 4), bools(&[6])]),
-        // One place alone.
+        // A single place.
         Sample::new(ScatterNd { batch_dims: 0, kind: set }, [float(&[3, 4]), indices(&[1], 3), float(&[4])]),
     ];
     for kind in [set, ScatterKind::Add, ScatterKind::Mul, ScatterKind::Max, ScatterKind::Min] {
@@ -110,7 +110,7 @@ pub(super) fn scatters() -> Vec<Sample> {
     samples
 }
 
-/// On one device: nothing changes.
+/// Collectives on one device, where they change nothing.
 pub(super) fn collectives() -> Vec<Sample> {
     let sample = |&(op, _): &(Collective, &str)| {
         Sample::new(op, [float(&[2, 4])]).declared(f32_type(&[2, 4])).undifferentiable()

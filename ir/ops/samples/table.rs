@@ -1,8 +1,8 @@
-//! The list of samples: at least one for every operator. Dims that an operator can split are even.
+//! The list of samples: at least one for every operator. Dims that an operator can split have even sizes.
 
 use super::*;
 
-/// The samples of every operator.
+/// Returns the samples of every operator.
 pub fn samples() -> Vec<Sample> {
     let families = [
         elementwise::elementwise(),
@@ -34,12 +34,12 @@ pub fn samples() -> Vec<Sample> {
     families.into_iter().flatten().collect()
 }
 
-/// An operand.
+/// Makes an operand.
 pub fn of(dtype: DType, dims: &[u64], fill: Fill) -> Operand {
     Operand { ty: Type::of(dtype, dims), fill }
 }
 
-/// A normal f32 operand.
+/// Makes a normal f32 operand.
 pub fn float(dims: &[u64]) -> Operand {
     of(DType::F32, dims, Fill::Normal)
 }
@@ -49,20 +49,20 @@ pub(super) fn f32_type(dims: &[u64]) -> Type {
 }
 
 impl Sample {
-    /// A smooth, differentiable sample.
+    /// Makes a smooth, differentiable sample.
     pub fn new(op: impl Into<Op>, operands: impl Into<Vec<Operand>>) -> Self {
         let (op, operands) = (op.into(), operands.into());
         let (declared, statistics, data) = (vec![], vec![], PrimaryMap::new());
         Self { op, operands, declared, data, differentiable: true, statistics, smooth: true }
     }
 
-    /// With the type of a result that the operator does not infer.
+    /// Adds the type of a result that the operator does not infer.
     pub fn declared(mut self, ty: Type) -> Self {
         self.declared.push(ty);
         self
     }
 
-    /// Without a gradient.
+    /// Marks the sample as without a gradient.
     pub(super) fn undifferentiable(mut self) -> Self {
         self.differentiable = false;
         self

@@ -1,4 +1,4 @@
-//! Samples: losses, dropout, random numbers, the updates of optimizers.
+//! Samples: losses, dropout, random numbers, optimizer updates.
 
 use super::table::{f32_type, float, of};
 use super::*;
@@ -9,7 +9,7 @@ use crate::ops::random::RandomUniform;
 
 pub(super) fn losses() -> Vec<Sample> {
     let mut samples = vec![];
-    // Positions, classes, smoothing, and what is ignored, which may be a class.
+    // Positions, number of classes, smoothing, and the ignored label, which may be a class.
     let calls = [(&[2u64, 4][..], 6, 0.0, -100), (&[6], 4, 0.1, -1), (&[2, 6], 4, 0.1, 1)];
     for (positions, classes, smoothing, ignore_index) in calls {
         let label_smoothing = Float::new(smoothing);
@@ -25,7 +25,8 @@ pub(super) fn losses() -> Vec<Sample> {
     samples
 }
 
-/// The samples alone in a dim, before others in one, and after others; one for all; none, as in an evaluation.
+/// The dim of the samples alone, as the major part of a dim, and after other dims; one sample for all; no samples, as in an
+/// evaluation.
 pub(super) fn dropout() -> Vec<Sample> {
     let op = |ratio, id, seed, dim| Dropout { ratio: Float::new(ratio), id, seed, dim };
     let numbers = |samples| of(DType::I64, &[samples], Fill::Integers(-3, 1 << 40));
@@ -38,7 +39,8 @@ pub(super) fn dropout() -> Vec<Sample> {
     ]
 }
 
-/// The samples alone in a dim, before others in one, and after others; one for all; none, as in an evaluation.
+/// The dim of the samples alone, as the major part of a dim, and after other dims; one sample for all; no samples, as in an
+/// evaluation.
 pub(super) fn random() -> Vec<Sample> {
     let numbers = |samples| of(DType::I64, &[samples], Fill::Integers(-3, 1 << 40));
     let drawn = |id, seed, dim, sizes: &[u64], numbers: Option<Operand>| {
@@ -55,7 +57,7 @@ pub(super) fn random() -> Vec<Sample> {
     ]
 }
 
-/// Each rule alone, with a scale, and with a skip that is false and one that is true.
+/// Each rule without scale and skip, with a scale, and with a false and a true skip.
 pub(super) fn optimizers() -> Vec<Sample> {
     let scale = || of(DType::F32, &[], Fill::Value(0.25));
     let skip = |skips| of(DType::Bool, &[], Fill::Value(skips));
@@ -66,7 +68,7 @@ pub(super) fn optimizers() -> Vec<Sample> {
     more.iter().flat_map(|more| rules().into_iter().map(|rule| with(rule, more))).collect()
 }
 
-/// Adam with moments in 8 bits: a row of whole blocks, with a short one, in one block, and of two dims.
+/// Adam with moments in 8 bits: rows of whole blocks, a row with a short block, a row of one block, and rows of two dims.
 fn in_8_bits() -> Vec<(Op, Vec<Operand>)> {
     let scalar = |value| of(DType::F64, &[], Fill::Value(value));
     let rule = |decoupled, dims: &[u64], blocks: &[u64]| {
@@ -86,7 +88,7 @@ fn in_8_bits() -> Vec<(Op, Vec<Operand>)> {
     ]
 }
 
-/// The rules of optimizers, with the operands that none of them can do without.
+/// The rules of optimizers, with their required operands.
 fn rules() -> Vec<(Op, Vec<Operand>)> {
     let scalar = |value| of(DType::F64, &[], Fill::Value(value));
     let (tensor, positive) = (|| float(&[2, 4]), || of(DType::F32, &[2, 4], Fill::Positive));

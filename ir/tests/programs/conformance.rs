@@ -1,7 +1,7 @@
-//! Every operator against its own declarations: types, gradient, sharding rule, attributes.
+//! Checks every operator against its own declarations: types, gradient, sharding rule, attributes.
 //!
-//! The checks are functions of what is declared, so that the tests below can hand them a wrong declaration and see
-//! that it is caught.
+//! The checks take the declaration as an argument, so the tests below can also pass a wrong declaration and check that it is
+//! caught.
 
 mod composed;
 mod differences;
@@ -19,7 +19,7 @@ use ir::tensor::Elements;
 use ir::{Builder, Dim, Op, Operator, PartialKind, Signature, Tensor, Type, ValueId};
 use std::collections::BTreeSet;
 
-/// The result of a check: what is wrong, if something is.
+/// The result of a check: the fault, if there is one.
 type Check = Result<(), String>;
 
 #[test]
@@ -45,7 +45,7 @@ fn every_operator_does_what_it_declares() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The operator with its attributes and types.
+/// Returns the operator with its attributes and types as text.
 fn describe(sample: &Sample) -> String {
     let types: Vec<String> = sample.operand_types().iter().map(Type::to_string).collect();
     format!("{:?} on {}", sample.op, types.join(", "))
@@ -61,7 +61,7 @@ fn interp(sample: &Sample, operands: &[Tensor], results: &[Type]) -> Vec<Tensor>
     sample.op.interp(&Interp { operands: &operands, results, data: &sample.data, parts: None })
 }
 
-/// The results of `interp` are of the types that `infer` declares, and these have the sizes the operands' factors say.
+/// Checks that the results of `interp` have the types that `infer` declares, and the sizes that the operands' factors give.
 fn types(sample: &Sample, declared: &[Type]) -> Check {
     let signature = Signature { operands: sample.operand_types(), results: declared.to_vec() };
     splitting::covers(&sample.op.factors(&signature), &signature)?;
@@ -82,7 +82,7 @@ fn types(sample: &Sample, declared: &[Type]) -> Check {
     Ok(())
 }
 
-/// The attributes survive text.
+/// Checks that the attributes can be printed and parsed back.
 fn attributes(sample: &Sample) -> Check {
     let text: Vec<(String, String)> =
         sample.op.attributes().into_iter().map(|(name, text)| (name.to_string(), text)).collect();
@@ -93,7 +93,7 @@ fn attributes(sample: &Sample) -> Check {
     }
 }
 
-/// Whether two tensors are equal but for rounding; NaN equals NaN.
+/// Whether two tensors are equal up to rounding; NaN equals NaN.
 fn close(left: &Tensor, right: &Tensor) -> bool {
     let (Elements::Float(a), Elements::Float(b)) = (&left.elements, &right.elements) else {
         return left == right;
@@ -104,7 +104,7 @@ fn close(left: &Tensor, right: &Tensor) -> bool {
     left.sizes == right.sizes && a.iter().zip(b).all(equal)
 }
 
-/// The first sample of an operator.
+/// Returns the first sample of an operator.
 fn sample_of(name: &str) -> Sample {
     samples().into_iter().find(|sample| sample.op.name() == name).expect("every operator has a sample")
 }
@@ -117,7 +117,7 @@ fn every_result_type_with_a_wrong_dim_is_caught() {
         let doubled = |(i, dim): (usize, usize)| {
             let mut wrong = inferred.clone();
             wrong[i].dims[dim] = wrong[i].dims[dim].product(&Dim::known(2)).expect("samples are small");
-            // Interp may also stop, where no factor says how large the dim is (concat).
+            // `interp` may also panic, if no factor gives the size of the dim (concat).
             std::panic::catch_unwind(|| types(sample, &wrong)).unwrap_or(Err("interp stopped".into()))
         };
         let results: Vec<Check> = dims.filter(|_| sample.declared.is_empty()).map(doubled).collect();
@@ -132,7 +132,7 @@ fn every_gradient_that_is_wrong_by_a_factor_is_caught() {
         let scale = |x: Option<ValueId>| x.map(|x| b.scale(x, 1.001)).transpose();
         gradients.into_iter().map(scale).collect::<Result<Vec<_>, _>>().map_err(GradientError::from)
     };
-    // Without a gradient, or with none but zeros, there is nothing to scale.
+    // A gradient that does not exist, or is all zeros, cannot be scaled.
     check_all_caught("gradients scaled by 1.001", &["constant", "splat", "iota"], |sample| {
         let checked = sample.differentiable && sample.smooth && differences::has_gradient(sample);
         checked.then(|| differences::check(sample, &scaled))
@@ -178,7 +178,7 @@ fn every_factor_that_is_wrongly_split_is_caught() {
     });
 }
 
-/// The samples with a factor that a partition rule splits.
+/// Returns the samples with a factor that a partition rule splits.
 fn partitioned() -> Vec<(Sample, Factors, u32)> {
     let custom = |sample: Sample| {
         let factors = sample.op.factors(&signature(&sample));
@@ -235,7 +235,7 @@ fn every_dependence_on_a_position_that_is_forgotten_is_caught() {
     let dependent: Vec<Sample> =
         samples().into_iter().filter(|sample| sample.op.depends_on_position()).collect();
     let names: BTreeSet<&str> = dependent.iter().map(|sample| sample.op.name()).collect();
-    // Dropout whose samples have no numbers yet keeps everything everywhere: another sample of it shows the dependence.
+    // Dropout without sample numbers keeps every element at every place; another sample of dropout shows the dependence.
     let caught = dependent.iter().filter(|sample| position::check(sample, false).is_err());
     assert_eq!(caught.map(|sample| sample.op.name()).collect::<BTreeSet<_>>(), names);
     assert!(names.len() >= 10, "{names:?}");
@@ -266,9 +266,9 @@ fn merged_dims_in_the_wrong_order_are_caught() {
         for operand in 0..declared.operands.len() {
             for dim in 0..declared.operands[operand].len() {
                 let merged = &declared.operands[operand][dim];
-                // The gradient's probabilities are normalised again: its logsumexp says no more than which rows are empty.
+                // `attention_grad` normalises the probabilities again, so from its logsumexp it needs only which rows are empty.
                 let redundant = sample.op.name() == "attention_grad" && declared.operands[operand].len() == 3;
-                // An update that may be skipped may read no gradient.
+                // An update that is skipped reads no gradient.
                 let is_unread =
                     operand == 1 && sample.op.name() == "adam_8bit" && declared.operands.len() == 11;
                 if redundant
@@ -324,12 +324,12 @@ fn a_wrong_claim_on_zeros_is_caught() {
     }
 }
 
-/// The outcome of several planted faults, if there are any: one that was not caught, if there is one.
+/// Combines the outcomes of several planted faults: returns one that was not caught, if there is one.
 fn all(results: Vec<Check>) -> Option<Check> {
     results.into_iter().reduce(|first, second| if first.is_ok() { first } else { second })
 }
 
-/// Runs a check with a planted fault on every sample it applies to; it must fail on each, and apply somewhere.
+/// Runs a check with a planted fault on every sample to which it applies. It must fail on each of them, and apply to at least one.
 fn check_all_caught(fault: &str, except: &[&str], check: impl Fn(&Sample) -> Option<Check>) {
     let applied = samples().into_iter().filter(|sample| !except.contains(&sample.op.name()));
     let results: Vec<(Sample, Check)> =

@@ -1,4 +1,4 @@
-//! Text is untrusted: whatever attributes and types stand on an operator, parser and verifier answer, and do not panic.
+//! Text is untrusted: for any attributes and types of an operator, parser and verifier must return and not panic.
 
 use ir::testing::Choices;
 use ir::{Inference, Op, Operator, Type, text, verify};
@@ -83,13 +83,13 @@ const TYPES: &[&str] = &[
 const SHARDINGS: &[&str] =
     &["", " {dp}", " {-, tp}", " {dp, -, -}", " {tp*dp, -}", " partial(sum tp)", " partial(max dp)"];
 
-/// The attributes of an operator, each with a value it reads.
+/// Returns the attributes of an operator, each with a value that it can parse.
 fn attributes(name: &str, choices: &mut Choices) -> String {
     let mut given: Vec<(String, String)> = Vec::new();
     let quoted = |message: &str, after: &str| {
         message.split(after).nth(1).and_then(|rest| rest.split('`').nth(1)).map(str::to_string)
     };
-    // An operator says which attribute it lacks, and which value it does not read.
+    // The error names the missing attribute, or the value that cannot be parsed.
     for tries in 0.. {
         assert!(tries < 10_000, "the list of values has none for an attribute of `{name}`");
         let value = choices.of(VALUES).to_string();
@@ -113,7 +113,7 @@ struct Line {
 }
 
 impl Line {
-    /// Any operator on operands of a few types.
+    /// Draws any operator, with operands of a few types.
     fn random(choices: &mut Choices) -> Self {
         let names = Op::names();
         let name = names[choices.below(names.len())];
@@ -126,7 +126,7 @@ impl Line {
         Self { name, attributes: attributes(name, choices), operands, results }
     }
 
-    /// A module of level placed with this node.
+    /// Returns a module of level placed with this node.
     fn text(&self) -> String {
         let list = |count: usize, from: usize| {
             (from..from + count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ")
@@ -150,7 +150,7 @@ impl Line {
     }
 }
 
-/// Parses and verifies a text in every way, and says what its first node's results should be.
+/// Parses and verifies a text in every way. Returns the correct types of its first node's results.
 fn answer(text: &str) -> Option<Vec<Type>> {
     let _ = text::parse(text);
     let module = text::parse_unchecked(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -170,7 +170,7 @@ fn no_attributes_and_types_make_an_operator_panic() {
             panicking.insert(line.name, line.text());
             continue;
         };
-        // With the types it should have, the node gets as far as the rules of its shardings.
+        // With the correct types, the node reaches the checks of shardings.
         let Some(inferred) = inferred else { continue };
         typed.insert(line.name);
         for _ in 0..4 {

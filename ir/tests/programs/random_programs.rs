@@ -1,4 +1,4 @@
-//! The generator of random programs that other properties rest on.
+//! Tests of the generator of random programs, on which other property tests rely.
 
 use ir::interp::{Missing, Mode, initial_states, step};
 use ir::testing::{microbatch, program};

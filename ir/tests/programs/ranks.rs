@@ -1,10 +1,10 @@
-//! The interpreter on simulated ranks: a placed program gives what the same program gives on one device.
+//! Tests of the interpreter on simulated ranks: a placed program must give the results of the same program on one device.
 
 use ir::interp::{Missing, Mode, StateValues, StepOutputs, initial_states, step};
 use ir::{Builder, Diagnostic, Mesh, Module, Sharding, Tensor, Type, ValueId, random, text, verify};
 use std::collections::BTreeMap;
 
-/// A program of level placed on a mesh with these parameters and nodes; every value in `outputs` is reported.
+/// Makes a program of level placed on a mesh with these parameters and nodes; every value in `outputs` is an output.
 fn placed(mesh: &str, parameters: &str, nodes: &str, outputs: &[&str]) -> Module {
     let outputs: Vec<String> = outputs.iter().map(|value| format!("output \"{value}\" = {value}")).collect();
     let text = format!(
@@ -30,7 +30,7 @@ fn parse(text: &str) -> Module {
     module
 }
 
-/// The program on one device, where collectives do nothing.
+/// Returns the program on one device, where collectives do nothing.
 fn on_one_device(module: &Module) -> Module {
     let mut module = module.clone();
     let results = module.nodes().flat_map(|(_, node)| node.results.clone());
@@ -45,7 +45,7 @@ fn on_one_device(module: &Module) -> Module {
     module
 }
 
-/// Made-up inputs, others in each microbatch.
+/// Makes random inputs, different in each microbatch.
 fn microbatches(module: &Module, count: u64) -> Vec<BTreeMap<String, Tensor>> {
     let tensor = |ty: &Type, stream| {
         let sizes: Vec<usize> = ty.sizes().unwrap().into_iter().map(|size| size as usize).collect();
@@ -79,7 +79,7 @@ fn close(left: &Tensor, right: &Tensor) -> bool {
     left.sizes == right.sizes && x.iter().zip(&y).all(|(x, y)| (x - y).abs() <= 1e-12 * (1.0 + y.abs()))
 }
 
-/// Two steps of two microbatches give on the mesh what they give on one device.
+/// Checks that two steps of two microbatches give the same results on the mesh and on one device.
 fn same_as_on_one_device(module: &Module) {
     let (outputs, states) = run(module, 2).unwrap_or_else(|error| panic!("{error}"));
     let (expected, expected_states) = run(&on_one_device(module), 2).unwrap();
@@ -179,7 +179,7 @@ fn a_bucket_is_reduced_value_by_value() {
     same_as_on_one_device(&placed("dp=4, tp=2", parameters, nodes, &["%4", "%5"]));
 }
 
-/// A step with a split parameter, a gradient that stays partial over microbatches, and a buffer that is carried.
+/// Makes a step with a split parameter, a gradient that stays partial over microbatches, and a buffer that is carried.
 fn training(nodes: &str) -> Module {
     parse(&format!(
         r#"trainyard-ir 1
@@ -222,7 +222,7 @@ fn states_and_sums_over_microbatches_are_kept_by_rank() {
     same_as_on_one_device(&training(TRAINED));
 }
 
-/// Without the verifier, which would refuse these.
+/// Runs a faulty program without the verifier, which would refuse it.
 fn fault(module: &Module, wrong: &str, right: &str) -> String {
     let text = text::print(module);
     assert!(text.contains(right), "{text}");
@@ -237,7 +237,7 @@ fn a_reduction_that_is_missing_is_found_where_the_value_leaves() {
         %3 = all_reduce %2 : f32[8, 4] {dp, -}
         %4 = tanh %3 : f32[8, 4] {dp, -}";
     let module = placed("dp=2, tp=2", MATRICES, nodes, &["%4"]);
-    // A sum that claims to be whole already.
+    // A partial sum that is declared as whole.
     let message = fault(&module, "tanh %2", "tanh %3");
     assert!(
         message.starts_with("ranks 0 and 1 disagree on output `%4`, %4: f32[8, 4] {dp, -}, by up to"),

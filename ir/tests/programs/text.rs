@@ -1,4 +1,4 @@
-//! The text form: printer and parser are exact inverses, and the parser survives any input.
+//! Tests of the text form: printer and parser are exact inverses, and the parser survives any input.
 
 use ir::ops::constant::{Constant, Splat};
 use ir::ops::elementwise::{Binary, Unary};
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
-/// Uses every construct of the grammar, as the printer writes it.
+/// A module with every construct of the grammar, as the printer writes it.
 const EVERYTHING: &str = r#"trainyard-ir 1
 module @"gpt-2 small" training mesh [dp.outer=2, tp=2, "my axis"=1 expert, cp=3 data] {
   data @0 "val_3" : i64[2] = [-1, 32]
@@ -86,7 +86,7 @@ fn a_text_with_everything_prints_as_it_stands() {
 fn line_breaks_and_comments_mean_nothing() {
     let header = "// run: fold\n//\n";
     let spaced = EVERYTHING.replace(", ", "  // a comment, } \" of any kind\n ,").replace("= [", "=[");
-    // Strings hold the separator too, so only texts that parse back are compared.
+    // The replaced separators also occur in strings, so texts are compared after parsing.
     let module = text::parse(&format!("{header}{EVERYTHING}")).unwrap();
     assert_eq!(module, text::parse(EVERYTHING).unwrap());
     assert_eq!(text::parse(&spaced).unwrap(), module);
@@ -290,7 +290,7 @@ fn assert_same(a: &Module, b: &Module) {
     assert_eq!(new(a).into_iter().map(|id| id.map(|id| values[&id])).collect::<Vec<_>>(), new(b));
 }
 
-/// A random program with states, shardings, phases, stages, copies and names that a program of floats has not.
+/// Makes a random program that also has states, shardings, phases, stages, copies and arbitrary names.
 fn decorated(seed: u64, names: &[String]) -> Module {
     let mut module = testing::program(seed, DType::F32, 10);
     let name = |i: usize| format!("{}#{i}", names[i % names.len()]);
@@ -306,7 +306,7 @@ fn decorated(seed: u64, names: &[String]) -> Module {
     let split = |i: u64| -> SmallVec<[AxisId; 1]> { axes.iter().copied().take(pick(i) % 4).collect() };
     if seed.is_multiple_of(3) {
         ty.sharding = Sharding { dims: smallvec![split(0), split(2), split(4)], partial: None };
-        // Whole or not at all: a sharding that splits nothing prints as none.
+        // A sharding that splits nothing prints like no sharding.
         if ty.sharding.is_whole() {
             ty.sharding = Sharding::default();
         }
@@ -414,7 +414,7 @@ proptest! {
     }
 }
 
-/// Cuts a text in words and signs, and repeats, drops, swaps or replaces one of them.
+/// Cuts a text into words and signs, and repeats, drops, swaps or replaces one of them.
 fn damage(text: &str, at: prop::sample::Index, other: prop::sample::Index, how: i32) -> String {
     let mut pieces: Vec<&str> = Vec::new();
     for line in text.split_inclusive('\n') {

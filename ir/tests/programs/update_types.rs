@@ -1,11 +1,11 @@
-//! The types of updates of parameters: each operand that is wrong is named.
+//! Tests of the types of updates: every wrong operand is named in the error.
 
 use expect_test::{Expect, expect};
 use ir::Type;
 use ir::ops::optimizer::{Adam, Adam8bit, Lion};
 use ir::ops::{Float, Inference, Operator};
 
-/// `f32[8]` as a type.
+/// Parses a type such as `f32[8]`.
 fn ty(text: &str) -> Type {
     let program = format!(
         "trainyard-ir 1\nmodule @m imported {{\n  func @forward(%0 \"x\" : {text}) {{\n  }}\n  output \"y\" = %0\n}}"

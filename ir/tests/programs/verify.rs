@@ -1,9 +1,9 @@
-//! The verifier: planted faults, and what it says of each.
+//! Tests of the verifier: planted faults, and the message for each.
 
 use ir::ops::elementwise::Unary;
 use ir::{At, Blob, Builder, DType, Data, Initializer, Module, Phase, Role, Type, testing, text, verify};
 
-/// What the verifier says of a text, without its checks of types: one message a line, `ok` when it is content.
+/// Returns the verifier's messages for a text that was parsed without type checks: one message per line, or `ok`.
 fn verdict(text: &str) -> String {
     let module =
         text::parse_unchecked(&format!("trainyard-ir 1\n{text}")).unwrap_or_else(|e| panic!("{e}\n{text}"));
@@ -17,7 +17,7 @@ fn verdict_of(module: &Module) -> String {
     }
 }
 
-/// A module of level imported with these tables, parameters, nodes and roots.
+/// Makes the text of a module of level imported with these tables, parameters, nodes and roots.
 fn imported(tables: &str, parameters: &str, nodes: &str, roots: &str) -> String {
     format!("module @m imported {{ {tables} func @forward({parameters}) {{ {nodes} }} {roots} }}")
 }
@@ -238,7 +238,7 @@ fn a_sharding_is_well_formed() {
     assert_eq!(input("f32[8] partial(sum)"), "%0: f32[8] partial(sum ): a partial value names its axes");
 }
 
-/// A module of level training with an input, a parameter and these nodes and roots, which defines its loss.
+/// Makes the text of a module of level training with an input, a parameter and these nodes and roots, which define its loss.
 fn training(nodes: &str, roots: &str) -> String {
     format!(
         r#"module @m training {{

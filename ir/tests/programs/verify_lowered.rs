@@ -1,8 +1,8 @@
-//! Level lowered: the float types that kernels may read and write, and the faults that remain faults.
+//! Tests of level lowered: the float types that kernels may read and write, and the faults that are still faults.
 
 use ir::{Module, text, verify};
 
-/// A program at a level with a norm of bf16 that is read as it lies, and a product that is written as f32.
+/// A program at a level with a norm whose bf16 operand is read directly, and a product that is written as f32.
 fn program(level: &str) -> String {
     format!(
         r#"trainyard-ir 1
@@ -22,7 +22,7 @@ module @m {level} {{
     )
 }
 
-/// What the verifier says, one message a line.
+/// Returns the verifier's messages, one per line.
 fn verdict(text: &str) -> String {
     let module: Module = text::parse_unchecked(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     match verify::verify(&module) {

@@ -1,8 +1,8 @@
-//! The verifier on shardings and partial values: planted faults, and what it says of each.
+//! Tests of the verifier on shardings and partial values: planted faults, and the message for each.
 
 use ir::{DType, Level, Module, testing, text, verify};
 
-/// What the verifier says of a text, without its checks of types: one message a line, `ok` when it is content.
+/// Returns the verifier's messages for a text that was parsed without type checks: one message per line, or `ok`.
 fn verdict(text: &str) -> String {
     let module =
         text::parse_unchecked(&format!("trainyard-ir 1\n{text}")).unwrap_or_else(|e| panic!("{e}\n{text}"));
@@ -16,7 +16,7 @@ fn verdict_of(module: &Module) -> String {
     }
 }
 
-/// A module of level placed on a mesh dp=2, tp=2 with these parameters, nodes and roots, which defines its loss.
+/// Makes the text of a module of level placed on a mesh dp=2, tp=2 with these parameters, nodes and roots, which define its loss.
 fn placed(parameters: &str, nodes: &str, roots: &str) -> String {
     format!(
         r#"module @m placed mesh [dp=2, tp=2, cp=1] {{

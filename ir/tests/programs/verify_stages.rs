@@ -1,8 +1,8 @@
-//! The verifier on programs with stages: planted faults, and what it says of each.
+//! Tests of the verifier on programs with stages: planted faults, and the message for each.
 
 use ir::{EVERY_STAGE, Module, Op, Phase, text, verify};
 
-/// Two stages that pass a value forward and its gradient back. Stage 1 makes the gradient of its weight apart.
+/// Two stages that pass a value forward and its gradient back. Stage 1 computes the gradient of its weight in a separate phase.
 const STEP: &str = r#"trainyard-ir 1
     module @m training {
       pipeline "zb-h1" microbatches 2 stages [0, 1] {
@@ -37,7 +37,7 @@ const STEP: &str = r#"trainyard-ir 1
       update @step = %19
     }"#;
 
-/// The step with a change of its text.
+/// Returns the step with a change of its text.
 fn changed(from: &str, to: &str) -> Module {
     assert!(STEP.contains(from), "{from}");
     text::parse(&STEP.replacen(from, to, 1)).unwrap_or_else(|error| panic!("{error}"))
@@ -63,7 +63,7 @@ fn a_node_reads_another_stage_through_a_transfer_alone() {
         verdict(&changed("%6 = mul %5, %2", "%6 = mul %4, %2")),
         "`%6 = mul %4, %2`: reads %4: f32[2, 4] of stage 0 on stage 1 without a transfer"
     );
-    // A pass that loses the mark of a node.
+    // A node that has lost the mark of its stage.
     let lost = changed("%8 = mul %7, %2 : f32[2, 4] !{bwd, stage 1}", "%8 = mul %7, %2 : f32[2, 4] !{bwd}");
     assert_eq!(
         verdict(&lost),
@@ -101,7 +101,7 @@ fn a_stage_is_one_of_the_table() {
 #[test]
 fn backward_reads_nothing_of_weight() {
     let mut module = text::parse(STEP).unwrap();
-    // Backward of stage 1 reads a gradient of the weight.
+    // A node in backward of stage 1 reads a gradient of the weight, which is computed in phase weight.
     let of = |module: &Module, name: &str| {
         let named = module.nodes().find(|(_, node)| node.op.name() == name && node.phase.is_gradient());
         named.map(|(id, node)| (id, node.results[0])).unwrap()
@@ -130,7 +130,7 @@ fn a_broken_timetable_names_both_stages() {
         "rank F1.0 B1.0 F1.1 B1.1 W1.0 W1.1\n        rank F0.0 F0.1 B0.0 W0.0 B0.1 W0.1",
     );
     assert!(lines.contains("F1.0"), "{lines}");
-    // Ranks that wait for each other: each begins with the gradient that it gets from the other one's second microbatch.
+    // Two ranks that wait for each other: each begins with the gradient of the other rank's second microbatch.
     let stuck = broken("rank F1.0 B1.0 F1.1 B1.1 W1.0 W1.1", "rank F1.0 F1.1 B1.0 W1.0 B1.1 W1.1 F0.0");
     assert!(stuck.contains("F0.0"), "{stuck}");
 }
@@ -150,7 +150,7 @@ fn a_step_has_tasks_for_all_its_phases() {
     assert_eq!((transfers, module.pipeline.unwrap().timetable.phases()), (2, vec![Phase::Forward]));
 }
 
-/// A step of an asynchronous schedule, in which stage 0 reads a version of its weight.
+/// A step of an asynchronous schedule, in which stage 0 reads an earlier version of its weight.
 const STREAM: &str = r#"trainyard-ir 1
     module @step training {
       pipeline pipedream microbatches 1 stages [0, 1] delays [1, 0] {
@@ -190,13 +190,13 @@ fn faults_of_a_stream_are_found() {
         verdict(&text::parse(&STREAM.replacen(from, to, 1)).unwrap_or_else(|error| panic!("{error}")))
     };
     let faults = [
-        // Forward reads the newest weight.
+        // Forward reads the newest weight instead of the earlier version.
         (
             "%4 = mul %0, %3",
             "%4 = mul %0, %1",
             "the newest value of a state, where an earlier version is due",
         ),
-        // An update waits for the stage before it.
+        // An update waits for the update of the stage before it.
         (
             "%12 = accumulate %9 : f32[4] !{update, stage 1}",
             "%12 = transfer %11 : f32[4] !{update, stage 1}",
@@ -209,7 +209,7 @@ fn faults_of_a_stream_are_found() {
             "rank F0.2 B0.0",
             "rank 0 runs F0.2 2 steps ahead, but stage 0 reads the weights of 1 update ago, which are not made yet",
         ),
-        // A copy within a stage that is no version.
+        // A transfer within a stage that does not make a version.
         ("update @w.version.1 = %10", "", "a transfer must read a value of one stage on another stage"),
     ];
     for (from, to, expected) in faults {

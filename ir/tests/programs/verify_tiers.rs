@@ -1,4 +1,4 @@
-//! The verifier on programs with values on other tiers: planted faults, and what it says of each.
+//! Tests of the verifier on programs with values on other tiers: planted faults, and the message for each.
 
 use expect_test::{Expect, expect};
 use ir::{Module, text, verify};
@@ -36,7 +36,7 @@ fn verdict(module: &Module) -> String {
     }
 }
 
-/// The verdict on the step with a change of its text.
+/// Checks the verifier's messages for the step with a change of its text.
 fn check(from: &str, to: &str, expected: Expect) {
     assert!(STEP.contains(from), "{from}");
     let module = text::parse(&STEP.replacen(from, to, 1)).unwrap_or_else(|error| panic!("{error}"));

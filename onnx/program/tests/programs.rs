@@ -1,4 +1,5 @@
-//! Programs at every level: layouts over devices, operators of the compiler, states, and the forward part of a training step.
+//! Tests of programs at every level: layouts over devices, operators of the compiler, states, and the forward part of a training
+//! step.
 
 use crate::program::{Absent, Form, Header, model, shown, write};
 use crate::proto::{ModelProto, NodeProto, SimpleShardedDimProtoDim};
@@ -6,7 +7,7 @@ use bytes::Bytes;
 use ir::Module;
 use std::collections::BTreeMap;
 
-/// A training step on two tensor ranks of each of two data ranks.
+/// A training step on two data ranks with two tensor ranks each.
 const PLACED: &str = r#"trainyard-ir 1
 module @row placed mesh [dp=2, tp=2] {
   data @0 "w" : f32[4, 8]
@@ -50,7 +51,7 @@ fn shardings_are_the_standards_annotations() {
     let product = node(&proto, "MatMul");
     let specs = &product.device_configurations[0].sharding_spec;
     let spec = |name: &str| specs.iter().find(|spec| spec.tensor_name() == name).expect("a sharding");
-    // Split along both dims: a shard for each device.
+    // Split along both dims: one shard for each device.
     assert_eq!(spec("x").device, [0, 1, 2, 3]);
     assert!(spec("x").index_to_device_group_map.is_empty());
     let split: Vec<_> =
@@ -58,7 +59,7 @@ fn shardings_are_the_standards_annotations() {
     assert_eq!(split.iter().map(|(axis, _)| *axis).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(split[0].1[0].num_shards(), 2);
     assert_eq!(split[0].1[0].dim, Some(SimpleShardedDimProtoDim::DimValue(6)));
-    // Split along the tensor axis alone: data ranks hold the same shard.
+    // Split only along the tensor axis: data ranks hold the same shard.
     let groups: Vec<_> =
         spec("w").index_to_device_group_map.iter().map(|group| (group.key(), group.value.clone())).collect();
     assert_eq!(spec("w").device, [-1, -2]);
@@ -86,7 +87,7 @@ fn a_placed_program_is_no_model() {
     assert!(error.message.contains("levels imported and training"), "{error}");
 }
 
-/// A step of training, of which the model is `y` alone.
+/// A training step. Only its output `y` belongs to the model.
 const STEP: &str = r#"trainyard-ir 1
 module @step training {
   data @0 "file.weight" : f32[2, 4]
@@ -134,7 +135,7 @@ fn a_tensor_without_bytes_or_with_too_few_is_refused() {
     assert!(error.message.contains("8 bytes are given") && error.message.contains("needs 32"), "{error}");
 }
 
-/// Two stages on each of two pipeline ranks, in the form of a V: rank 0 has the stages 0 and 3.
+/// Two stages on each of two pipeline ranks, in the form of a V: rank 0 has stages 0 and 3.
 #[test]
 fn a_stage_is_on_the_devices_of_its_pipeline_rank() {
     let mut module = placed();

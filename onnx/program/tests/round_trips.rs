@@ -1,4 +1,4 @@
-//! Every model of `testdata` is imported, written, imported again, and gives the same numbers.
+//! Tests that every model of `testdata` gives the same numbers after it was imported, written and imported again.
 
 use super::assert_equal_outputs;
 use crate::program::{Absent, Form, Header, model};
@@ -11,7 +11,7 @@ use protobuf::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Sizes for named dims of the models.
+/// The sizes of named dims of the models.
 const SIZES: [(&str, u64); 2] = [("batch", 2), ("seq", 6)];
 
 fn models(folder: &str) -> Vec<PathBuf> {
@@ -29,14 +29,14 @@ fn imported(model: &Model, bindings: &BTreeMap<String, u64>) -> Imported {
         .unwrap_or_else(|problems| panic!("{problems:?}"))
 }
 
-/// A model, written in training form and read again. Tensors without bytes become inputs.
+/// Writes a model in training form and reads it again. Tensors without bytes become inputs.
 fn rewritten(file: &Model, module: &Module) -> Model {
     let proto = model(module, &Header::of(file), &BTreeMap::new(), Form::Training, Absent::AsInputs)
         .unwrap_or_else(|error| panic!("{error}"));
     Model::from_bytes(proto.encode_to_vec().into(), None).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The symbols of a module's inputs, and their sizes.
+/// Returns the sizes of the symbols of a module's inputs.
 fn bindings(module: &Module) -> BTreeMap<String, u64> {
     let dims = module.inputs.iter().flat_map(|input| &module.ty(input.value).dims);
     let symbols: BTreeSet<String> =
@@ -48,7 +48,7 @@ fn size_of(symbol: &str) -> u64 {
     SIZES.into_iter().find(|(name, _)| symbol.contains(name)).map_or(3, |(_, size)| size)
 }
 
-/// Tensors for the inputs of a module: normal numbers, and integers that are indices of the smallest vocabulary.
+/// Makes tensors for the inputs of a module: normal numbers, and integers that are valid indices in the smallest vocabulary.
 fn inputs(module: &Module) -> BTreeMap<String, Tensor> {
     let fill = |(i, input): (usize, &ir::Input)| {
         let ty = module.ty(input.value);
@@ -65,14 +65,14 @@ fn inputs(module: &Module) -> BTreeMap<String, Tensor> {
     module.inputs.iter().enumerate().map(fill).collect()
 }
 
-/// The names and types of inputs and outputs.
+/// Returns the names and types of inputs and outputs.
 fn named(module: &Module) -> Vec<(String, ir::Type)> {
     let inputs = module.inputs.iter().map(|input| (input.name.clone(), module.ty(input.value).clone()));
     let outputs = module.outputs.iter().map(|output| (output.name.clone(), module.ty(output.value).clone()));
     inputs.chain(outputs).collect()
 }
 
-/// The claims about the floating-point tensors that a program reads.
+/// Returns the claims about the float tensors that a program reads.
 fn claims(module: &Module) -> BTreeMap<String, Option<ir::Claim>> {
     let constants = module.nodes().filter_map(|(_, node)| match &node.op {
         Op::Constant(constant) => Some(&module.data[constant.data]),
@@ -82,7 +82,7 @@ fn claims(module: &Module) -> BTreeMap<String, Option<ir::Claim>> {
     of_file.map(|row| (row.name.clone(), row.claim)).collect()
 }
 
-/// The sizes that a model needs to be imported: none, or all.
+/// Returns the sizes that a model needs to be imported: none, or all.
 fn needed_bindings(file: &Model) -> Option<BTreeMap<String, u64>> {
     let inputs = file.graph.inputs.iter().filter_map(|input| input.ty.tensor()?.dims.as_ref());
     let names = inputs.flatten().filter_map(|dim| match dim {
@@ -96,7 +96,7 @@ fn needed_bindings(file: &Model) -> Option<BTreeMap<String, u64>> {
     [BTreeMap::new(), sized].into_iter().find(can)
 }
 
-/// Writes a model and reads it again: names, symbols and types stay, and so do the numbers if the weights are there. Returns
+/// Writes a model and reads it again. Names, symbols and types must stay, and also the numbers if the weights are present. Returns
 /// whether the model can be read at all.
 fn round_trip(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -119,7 +119,7 @@ fn round_trip(path: &Path) -> bool {
     true
 }
 
-/// Whether an operator computes elements and is no source: those are the same before and after a file.
+/// Whether an operator computes elements from operands. The numbers of these operators are the same before and after writing.
 fn is_computing(op: &Op) -> bool {
     op.movement() == Movement::Computed && !matches!(op, Op::Splat(_) | Op::Constant(_) | Op::Iota(_))
 }

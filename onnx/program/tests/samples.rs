@@ -1,4 +1,4 @@
-//! Every operator with samples is written as a model of one node, and read back it gives the same numbers.
+//! Tests that every operator with samples gives the same numbers after it was written as a model of one node and read back.
 
 use super::assert_equal_outputs;
 use crate::program::{Absent, Form, Header, model};
@@ -54,7 +54,7 @@ fn written(module: &Module) -> Result<Model, Diagnostic> {
     Ok(Model::from_bytes(proto.encode_to_vec().into(), None).unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// The program of a sample, with the results that ONNX gives.
+/// Returns the program of a sample, with the results that ONNX's operator has.
 fn program(sample: &Sample) -> (Module, BTreeMap<String, ir::Tensor>) {
     let (mut module, inputs) = sample.program(Through::Inputs);
     if matches!(sample.op, Op::Attention(_)) {
@@ -63,7 +63,7 @@ fn program(sample: &Sample) -> (Module, BTreeMap<String, ir::Tensor>) {
     (module, inputs)
 }
 
-/// Whether the sample means the same in ONNX: numbers drawn are others there, and so are places in padding.
+/// Whether the sample has the same meaning in ONNX. Random numbers differ there, and so do places in padding.
 fn is_said_by_onnx(sample: &Sample) -> bool {
     match &sample.op {
         Op::Dropout(_) => sample.operands.len() == 1,
@@ -127,7 +127,7 @@ fn operators_are_read_back_as_they_were() {
     assert_eq!(refused, BTreeSet::from(OF_A_STEP));
 }
 
-/// Operators with element types that ONNX does not take in them, by the official checker.
+/// Operators with element types that ONNX does not allow for them, according to the official checker.
 const UNTAKEN: [(&str, ElementType); 4] = [
     ("Einsum", ElementType::Bf16),
     ("RandomUniformLike", ElementType::Bf16),

@@ -1,8 +1,8 @@
-//! Random masks, which exporters spell out: stochastic depth and dropout by hand. The mask is `cast(uniform < p)` or
-//! `floor(uniform + p)`, and the product of `x` and the mask is divided by `p`, in any order (as in
-//! `passes/dropout/mask.rs`, which trains them). In inference form nothing is drawn: the mask is `p` everywhere.
+//! Random masks that exporters write as several nodes: stochastic depth, and dropout by hand. The mask is `cast(uniform < p)` or
+//! `floor(uniform + p)`, and the product of `x` and the mask is divided by `p`, in any order (as in `passes/dropout/mask.rs`,
+//! which trains them). In inference form nothing is drawn: the mask is `p` everywhere.
 //!
-//! The pattern is recognised only as a whole: the division by the same `p` tells a scaled dropout from other noise.
+//! Only the whole pattern is recognised: the division by the same `p` distinguishes a scaled dropout from other noise.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +10,14 @@ use super::reads;
 use crate::proto::{AttributeProto, NodeProto, TensorProto};
 use crate::tensor::ElementType;
 
-/// Single numbers of type f32 by the name of their tensor.
+/// Single numbers of type f32, by the name of their tensor.
 pub(super) type Numbers = BTreeMap<String, f32>;
 
-/// `AttributeProto.AttributeType` of a tensor, and of a list of integers.
+/// `AttributeProto.AttributeType` of a tensor and of a list of integers.
 const TENSOR: i32 = 4;
 const INTS: i32 = 7;
 
-/// The number that a tensor holds, if it is one f32.
+/// Returns the number of a tensor, if it has one f32.
 pub(super) fn number(tensor: &TensorProto) -> Option<f32> {
     let single = tensor.dims.iter().all(|&size| size == 1);
     if !single || tensor.data_type != Some(ElementType::F32.code()) {
@@ -29,8 +29,8 @@ pub(super) fn number(tensor: &TensorProto) -> Option<f32> {
     }
 }
 
-/// Replaces the masks by the share that is kept. Returns the values that have another type afterwards, two for each mask.
-/// `results` are values that are read outside of the nodes.
+/// Replaces masks by the kept share. Returns the values whose type has changed, two for each mask. `results` are values that are
+/// read outside of the nodes.
 pub(super) fn replace(
     nodes: &mut [NodeProto],
     numbers: &Numbers,
@@ -42,7 +42,8 @@ pub(super) fn replace(
     };
     let mut retyped = BTreeSet::new();
     for Mask { uniform, decides, rounds, kept } in masks {
-        // The shape of the draw in its place, and the share in that shape in place of the decision. A cast then has no effect.
+        // The draw becomes the shape of its result, and the decision a tensor of this shape filled with the share. A following
+        // cast has no effect.
         let [shape, whole] = [uniform, decides].map(|at| nodes[at].output[0].clone());
         let draw = &mut nodes[uniform];
         let is_like = draw.op_type.as_deref() == Some("RandomUniformLike");
@@ -76,23 +77,23 @@ pub(super) fn replace(
     retyped
 }
 
-/// A mask: the places of its nodes, and its mean.
+/// A mask: the indices of its nodes, and its mean.
 struct Mask {
     /// The random numbers.
     uniform: usize,
     /// The comparison with the share, or the addition of the share.
     decides: usize,
-    /// The rounding after the addition.
+    /// The rounding after the addition, if the mask has one.
     rounds: Option<usize>,
-    /// The share that is kept, as the model divides by it.
+    /// The kept share, by which the model divides.
     kept: f32,
 }
 
-/// The nodes of a graph, and who reads and defines its values.
+/// The nodes of a graph, with the readers and the definitions of its values.
 struct Graph<'a> {
     nodes: &'a [NodeProto],
     numbers: &'a Numbers,
-    /// The nodes that read a value as an input of theirs.
+    /// The nodes that read a value as an input.
     readers: BTreeMap<&'a str, Vec<usize>>,
     /// The node that defines a value.
     producers: BTreeMap<&'a str, usize>,
@@ -121,7 +122,7 @@ impl<'a> Graph<'a> {
             && matches!(node.domain.as_deref(), None | Some("" | "ai.onnx"))
     }
 
-    /// The readers of a value; none if it is read elsewhere too.
+    /// Returns the readers of a value; empty if it is also read elsewhere.
     fn readers(&self, value: &str) -> &[usize] {
         if self.elsewhere.contains(value) {
             return &[];
@@ -129,7 +130,7 @@ impl<'a> Graph<'a> {
         self.readers.get(value).map_or(&[], Vec::as_slice)
     }
 
-    /// The only reader of a node's first output, and that output.
+    /// Returns the only reader of a node's first output, and that output.
     fn only_reader(&self, at: usize) -> Option<(usize, &'a str)> {
         let output = self.nodes[at].output.first()?;
         match self.readers(output) {
@@ -138,9 +139,9 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The number that a value is, before casts.
+    /// Returns the number of a constant value; looks through casts.
     fn number(&self, mut value: &'a str) -> Option<f32> {
-        // A graph has no circles; a broken one must not hold us up.
+        // A valid graph has no cycles; the bound ends the loop in a broken one.
         for _ in 0..self.nodes.len() {
             if let Some(&number) = self.numbers.get(value) {
                 return Some(number);
@@ -154,7 +155,7 @@ impl<'a> Graph<'a> {
         None
     }
 
-    /// The mask that begins with a node.
+    /// Returns the mask that begins with a node, if there is one.
     fn mask(&self, uniform: usize) -> Option<Mask> {
         let node = &self.nodes[uniform];
         let bound = |name: &str, default: f32| {
@@ -166,7 +167,7 @@ impl<'a> Graph<'a> {
             return None;
         }
         let drawn = node.output.first()?;
-        // A share may be cast to the type of the draw.
+        // The share may be cast to the type of the draw.
         let takes_its_type =
             |at: &usize| self.is(*at, &["CastLike"]) && self.nodes[*at].input.get(1) == Some(drawn);
         let (casts, readers): (Vec<usize>, Vec<usize>) =
@@ -199,7 +200,7 @@ impl<'a> Graph<'a> {
         Some(Mask { uniform, decides, rounds, kept: *divisors.first()? })
     }
 
-    /// The share by which a reader of the mask divides: `mask / share`, `x · mask / share` or `x / share · mask`.
+    /// Returns the share by which a reader of the mask divides: `mask / share`, `x · mask / share` or `x / share · mask`.
     fn divisor(&self, mask: &'a str, reader: usize, kept: f32) -> Option<f32> {
         if let Some(share) = self.divides(reader, mask, kept) {
             return Some(share);
@@ -215,8 +216,8 @@ impl<'a> Graph<'a> {
         self.nodes[before].input.iter().find_map(|input| self.divides(before, input, kept))
     }
 
-    /// The share by which a node divides `x`, as `x / share` or `x · (1 / share)`. `None` if it differs from `kept` by more
-    /// than rounding.
+    /// Returns the share by which a node divides `x`, as `x / share` or `x · (1 / share)`. `None` if it differs from `kept` by
+    /// more than rounding.
     fn divides(&self, at: usize, x: &str, kept: f32) -> Option<f32> {
         let [left, right] = &self.nodes[at].input[..] else { return None };
         let share = if self.is(at, &["Div"]) && left == x {

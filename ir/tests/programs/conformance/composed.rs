@@ -1,4 +1,4 @@
-//! Fused operators against the small operators they stand for.
+//! Compares fused operators with compositions of small operators.
 
 use super::close;
 use ir::interp::{Mode, StateValues, step};
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 type Built = Result<Vec<ValueId>, TypeError>;
 
-/// The tensors that the built values have, given those of the inputs.
+/// Evaluates the built values, given the tensors of the inputs.
 fn evaluate(inputs: &[Tensor], build: impl Fn(&mut Builder, &[ValueId]) -> Built) -> Vec<Tensor> {
     let mut module = Module::new("composed");
     let name = |i: usize| format!("input.{i}");
@@ -41,7 +41,7 @@ fn evaluate(inputs: &[Tensor], build: impl Fn(&mut Builder, &[ValueId]) -> Built
     (0..results.len()).map(|i| outputs[&i.to_string()][0].clone()).collect()
 }
 
-/// Normal tensors of these sizes.
+/// Returns normal tensors of these sizes.
 fn normal(sizes: &[&[u64]]) -> Vec<Tensor> {
     let operands =
         sizes.iter().map(|sizes| Operand { ty: Type::of(DType::F64, sizes), fill: Fill::Normal }).collect();
@@ -60,7 +60,7 @@ fn reduce(b: &mut Builder, kind: ReduceKind, x: ValueId, dim: u32) -> Result<Val
     b.one(Reduce { kind, dims: [dim].into_iter().collect(), keep: true }, &[x])
 }
 
-/// `softmax(scale · q·kᵀ + bias) · v`, and zeros from rows of nothing but −∞, as exporters write it.
+/// Builds `softmax(scale · q·kᵀ + bias) · v`, with zeros for rows of only −∞, as exporters write it.
 fn composed_attention(b: &mut Builder, operands: &[ValueId], scale: f64) -> Result<ValueId, TypeError> {
     let scores = b.one(Contract::new("bhsd,bhtd->bhst"), &operands[..2])?;
     let mut scores = b.scale(scores, scale)?;
@@ -80,7 +80,7 @@ fn composed_attention(b: &mut Builder, operands: &[ValueId], scale: f64) -> Resu
     b.one(Contract::new("bhst,bhte->bhse"), &[probabilities, operands[2]])
 }
 
-/// The gradients of `Σ weight · out` in these values, through whatever has been built so far.
+/// Builds the gradients of `Σ weight · out` in these values, through all given nodes.
 fn gradients(
     b: &mut Builder,
     nodes: &[(Op, Vec<ValueId>, Vec<ValueId>)],
@@ -99,14 +99,14 @@ fn gradients(
     }
 }
 
-/// A forward's result and its gradients in the first three inputs; the last input weighs the result.
+/// Returns the result of a forward function and its gradients in the first three inputs. The last input weighs the result.
 fn with_gradients(
     inputs: &[Tensor],
     forward: impl Fn(&mut Builder, &[ValueId]) -> Result<ValueId, TypeError>,
 ) -> Vec<Tensor> {
     evaluate(inputs, |b, values| {
         let (weight, operands) = values.split_last().expect("a weight");
-        // Nodes get their place in the module only when the builder is done; a copy of it shows them.
+        // The builder gives nodes their place in the module only in `finish`, so a copy of the module is built first.
         let mut copy = b.module().clone();
         let mut scratch = Builder::new(&mut copy, "test");
         forward(&mut scratch, operands)?;
@@ -125,7 +125,7 @@ fn attention_is_its_composition_forward_and_backward_under_every_mask() {
     let scale = 0.7;
     let mut tried = 0;
     for sample in samples() {
-        // The composition here has neither grouped heads nor a causal mask of its own.
+        // The composition supports neither grouped heads nor `causal`.
         let Op::Attention(Attention { causal: false, .. }) = sample.op else { continue };
         if sample.operands[0].ty.dims[1] != sample.operands[1].ty.dims[1] {
             continue;
@@ -139,7 +139,7 @@ fn attention_is_its_composition_forward_and_backward_under_every_mask() {
             Ok(b.push(Attention { scale: Float::new(scale), causal: false }, operands)?[0])
         });
         let composed = with_gradients(&inputs, |b, operands| composed_attention(b, operands, scale));
-        // Where every score is NaN the composition's softmax gradient is too; the fused one has zeros there.
+        // If every score is NaN, so is the softmax gradient of the composition; the fused operator gives zeros there.
         let defined = |x: &Tensor| !x.floats().iter().any(|x| x.is_nan());
         assert!(fused.iter().all(defined));
         all_close(&fused[..1], &composed[..1]);
@@ -243,7 +243,7 @@ fn rotary_turns_halves_or_neighbours() {
         Ok(vec![b.one(Concat { dim: 2 }, &[left, right])?])
     });
     all_close(&halves, &composed);
-    // Neighbours are halves after a permutation of the last dim: 0 2 1 3, which is its own inverse.
+    // Interleaved pairs become halves by the permutation 0 2 1 3 of the last dim, which is its own inverse.
     let permuted = |b: &mut Builder, x: ValueId| {
         let (outer, dims) = (b.reshape(x, [2, 3, 2, 2].map(Dim::known))?, b.ty(x).dims.clone());
         let swapped = b.transpose(outer, &[0, 1, 3, 2])?;
@@ -257,7 +257,7 @@ fn rotary_turns_halves_or_neighbours() {
     all_close(&halves, &neighbours);
 }
 
-/// As PyTorch's `_safe_softmax`: a fully masked row, in whose place others are put, has the gradient zero and not NaN.
+/// As in PyTorch's `_safe_softmax`: the gradient of a fully masked row that is replaced by other numbers is zero and not NaN.
 #[test]
 fn a_softmax_of_which_nothing_is_read_has_the_gradient_zero() {
     let x = Tensor::float(DType::F64, vec![2, 2], vec![f64::NEG_INFINITY, f64::NEG_INFINITY, 0.5, 1.0]);
@@ -271,7 +271,7 @@ fn a_softmax_of_which_nothing_is_read_has_the_gradient_zero() {
         Ok(vec![dx, split, b.one(op, &[y, dy])?])
     }))
     .expect("three results");
-    // y·(1 - y)·(x₀ - x₁)
+    // The derivative is y·(1 - y)·(x₀ - x₁).
     let share = 1.0 / (1.0 + 0.5_f64.exp());
     let slope = share * (1.0 - share) * -0.5;
     let expected = Tensor::float(DType::F64, vec![2, 2], vec![0.0, 0.0, slope, -slope]);
@@ -279,7 +279,7 @@ fn a_softmax_of_which_nothing_is_read_has_the_gradient_zero() {
     assert!(of_nan.floats()[..2].iter().all(|x| x.is_nan()), "{of_nan:?}");
 }
 
-/// The gradients in all operands of an operator on these, those of its result being 1.
+/// Returns the gradients of an operator in all operands, for a gradient of 1 of its result.
 fn gradients_of(op: impl Into<Op>, operands: &[Tensor]) -> Vec<Tensor> {
     let op = op.into();
     evaluate(operands, |b, x| {
@@ -324,7 +324,7 @@ fn equal_largest_elements_share_the_gradient() {
     all_close(&gradients_of(op, &[row(&[3.0, 1.0, 3.0, 2.0])]), &[row(&[0.5, 0.0, 0.5, 0.0])]);
 }
 
-/// A parameter, a gradient and zero states, then `lr`, `weight_decay` and more f64 scalars.
+/// Runs an update of a parameter with a gradient and zero states, then `lr`, `weight_decay` and further f64 scalars.
 fn update(op: impl Into<Op>, states: usize, scalars: &[f64]) -> Vec<Tensor> {
     let vector = |x: [f64; 2]| Tensor::float(DType::F64, vec![2], x.to_vec());
     let mut inputs = vec![vector([2.0, -1.0]), vector([0.5, -3.0])];
@@ -352,9 +352,9 @@ fn the_first_step_of_adam_has_the_length_of_the_learning_rate() {
     expect(&results[0], [1.9, -0.9]);
     expect(&results[1], [0.05, -0.3]);
     expect(&results[2], [0.00025, 0.009]);
-    // Decay of AdamW: 2·(1 - 0.1·0.5) and -1·(1 - 0.1·0.5), before the step.
+    // Weight decay of AdamW: 2·(1 - 0.1·0.5) and -1·(1 - 0.1·0.5), before the step.
     expect(&update(adam(true), 2, &[0.1, 0.5, 1.0])[0], [1.8, -0.85]);
-    // Decay of Adam goes into the gradient, 0.5 + 0.5·2 and -3 - 0.5·1; the step keeps its length.
+    // Weight decay of Adam is added to the gradient, 0.5 + 0.5·2 and -3 - 0.5·1; the step keeps its length.
     let results = update(adam(false), 2, &[0.1, 0.5, 1.0]);
     expect(&results[0], [1.9, -0.9]);
     expect(&results[1], [0.15, -0.35]);
@@ -367,7 +367,7 @@ fn gradient_descent_follows_its_velocity() {
     // g = gradient + parameter = 2.5 and -4; the velocity starts as g.
     assert!(close(&results[0], &Tensor::float(DType::F64, vec![2], vec![1.75, -0.6])));
     assert!(close(&results[1], &Tensor::float(DType::F64, vec![2], vec![2.5, -4.0])));
-    // Nesterov looks half a velocity ahead: 1.5·g.
+    // Nesterov adds half of the velocity to the gradient: 1.5·g.
     let ahead = update(sgd(true), 1, &[0.1, 1.0]);
     assert!(close(&ahead[0], &Tensor::float(DType::F64, vec![2], vec![1.625, -0.4])));
 }
@@ -397,12 +397,12 @@ fn lion_steps_by_the_sign_of_its_momentum_and_gradient() {
     let inputs = [vector([2.0, -1.0, 4.0]), vector([0.5, -3.0, 1.0]), vector([-1.0, 1.0, -1.0])];
     let inputs = [&inputs[..], &[scalar(0.1), scalar(1.0)]].concat();
     let results = evaluate(&inputs, |b, x| Ok(b.push(lion.clone(), x)?.to_vec()));
-    // The directions are -1, -1 and, of a sum of zero, 0; parameters decay by a tenth.
+    // The directions are -1, -1 and (for a sum of zero) 0; parameters decay by a tenth.
     assert!(close(&results[0], &vector([1.9, -0.8, 3.6])));
     assert!(close(&results[1], &vector([-0.625, 0.0, -0.5])));
 }
 
-/// A parameter, a gradient and states of an update, and its f64 scalars.
+/// Returns the parameter, the gradient and the states of an update, and its f64 scalars.
 fn operands_of(rule: &Op, gradient: [f64; 2]) -> Vec<Tensor> {
     let vector = |x: [f64; 2]| Tensor::float(DType::F64, vec![2], x.to_vec());
     let (states, scalars) = match rule {
@@ -430,7 +430,7 @@ fn every_rule() -> [Op; 6] {
     ]
 }
 
-/// The results of an update with more operands behind its own.
+/// Returns the results of an update with further operands after its required ones.
 fn update_with(rule: &Op, gradient: [f64; 2], more: &[Tensor]) -> Vec<Tensor> {
     let operands = [operands_of(rule, gradient), more.to_vec()].concat();
     evaluate(&operands, |b, x| Ok(b.push(rule.clone(), x)?.to_vec()))

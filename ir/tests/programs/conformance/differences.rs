@@ -1,4 +1,4 @@
-//! Gradients against central finite differences, in f64.
+//! Compares gradients with central finite differences, in f64.
 
 use super::{Check, interp};
 use ir::interp::{Mode, StateValues, step};
@@ -7,15 +7,15 @@ use ir::ops::{GradientError, Gradients, NodeRef};
 use ir::{Builder, Module, Op, Tensor, Type, ValueId};
 use std::collections::BTreeMap;
 
-/// How a gradient is built: [`ir::Operator::gradient`], or a wrong one.
+/// A function that builds a gradient: [`ir::Operator::gradient`], or a wrong one.
 pub(crate) type Rule<'a> = &'a dyn Fn(&Op, &mut Builder, NodeRef, &[Option<ValueId>]) -> Gradients;
 
-/// Half the distance of the two points of a difference.
+/// Half the distance between the two points of a difference.
 const STEP: f64 = 1e-5;
-/// Elements of an operand that are looked at; of larger ones a part.
+/// The most elements of an operand that are checked.
 const ELEMENTS: usize = 200;
 
-/// The gradient of `Σ weight · result` over the results that are trained through, in every float operand.
+/// Checks the gradient of `Σ weight · result`, over the results that have a gradient, in every float operand.
 pub(crate) fn check(sample: &Sample, rule: Rule) -> Check {
     let operands = sample.fill(1);
     let results = sample.result_types().map_err(|error| error.to_string())?;
@@ -56,7 +56,7 @@ pub(crate) fn check(sample: &Sample, rule: Rule) -> Check {
     Ok(())
 }
 
-/// Whether some float operand has a gradient that is not zero, by finite differences.
+/// Whether a float operand has a nonzero gradient according to finite differences.
 pub(crate) fn has_gradient(sample: &Sample) -> bool {
     let operands = sample.fill(1);
     let results = sample.result_types().expect("samples are well-typed");
@@ -69,7 +69,7 @@ pub(crate) fn has_gradient(sample: &Sample) -> bool {
     })
 }
 
-/// The weight of a result in the sum that is differentiated; `None` for what is not trained through.
+/// Returns the weight of a result in the differentiated sum; `None` for results without a gradient.
 fn weight(sample: &Sample, result: usize, ty: &Type) -> Option<Tensor> {
     let trained = ty.dtype.is_float() && !sample.statistics.contains(&result);
     trained.then(|| random(ty, 100 + result as u64))
@@ -81,7 +81,7 @@ fn random(ty: &Type, stream: u64) -> Tensor {
     Tensor::float(ty.dtype, sizes, (0..len).map(|i| ir::random::normal(3, stream, i as u64)).collect())
 }
 
-/// The gradients as the rule builds them, evaluated.
+/// Evaluates the gradients that the rule builds.
 fn build(
     sample: &Sample,
     operands: &[Tensor],
@@ -116,7 +116,7 @@ fn build(
         .collect())
 }
 
-/// The derivatives of the weighted sum in elements of an operand: (element, derivative).
+/// Returns the derivatives of the weighted sum in elements of an operand: (element, derivative).
 fn differences(
     sample: &Sample,
     operands: &[Tensor],

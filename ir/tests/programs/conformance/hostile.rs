@@ -1,17 +1,17 @@
-//! Types come from untrusted files: whatever they are, `infer` answers, and what it accepts has a rule and a cost.
+//! Types come from untrusted files: `infer` must return for any types, and types that it accepts must have a rule and a cost.
 
 use ir::ops::Inference;
 use ir::ops::samples::{Sample, samples};
 use ir::{DType, Dim, Operator, Signature, Type};
 
-/// Dims that tend to break arithmetic, and symbols.
+/// Returns dims that often break arithmetic, and symbols.
 fn dims() -> Vec<Dim> {
     let numbers = [0, 1, 2, 3, u64::MAX].map(Dim::known);
     let symbols = [Dim::symbol("batch"), Dim::symbol("batch").product(&Dim::known(2)).expect("small")];
     numbers.into_iter().chain(symbols).collect()
 }
 
-/// Types near that of an operand: one dim changed, removed or added, another element type.
+/// Returns types similar to an operand's: one dim changed, removed or added, or another element type.
 fn near(ty: &Type) -> Vec<Type> {
     let mut types = vec![Type::scalar(ty.dtype)];
     types.extend(
@@ -36,7 +36,7 @@ fn near(ty: &Type) -> Vec<Type> {
     types
 }
 
-/// Infers, and if the types are accepted asks for all that a compiler would.
+/// Infers the result types. If they are accepted, also calls everything that a compiler would call.
 fn infer(sample: &Sample, operands: &[Type], declared: &[Type]) -> bool {
     let Ok(results) = sample.op.infer(&Inference { operands, declared }) else { return false };
     let signature = Signature { operands: operands.to_vec(), results };
@@ -56,7 +56,7 @@ fn no_types_make_an_operator_panic() {
                 let mut changed = operands.clone();
                 changed[i] = ty.clone();
                 tried.push((changed, sample.declared.clone()));
-                // The same change wherever that type stands, so that operands still agree.
+                // The same change for all operands of that type, so that they still agree.
                 let all = operands
                     .iter()
                     .map(|other| if *other == operands[i] { ty.clone() } else { other.clone() });

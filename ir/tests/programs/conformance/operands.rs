@@ -1,4 +1,4 @@
-//! The declared operands of an operator against its samples: their number, the element types that their roles imply, and
+//! Checks the declared operands of an operator against its samples: their number, the element types that their roles imply, and
 //! the movement of their elements.
 
 use super::{Check, interp};
@@ -6,10 +6,10 @@ use ir::ops::samples::Sample;
 use ir::tensor::Elements;
 use ir::{DType, Movement, Op, OperandRole, Operands, Operator, Tensor};
 
-/// More operands than any operator of a fixed number takes.
+/// A number of operands that no operator with a fixed number takes.
 const MANY: usize = 64;
 
-/// Each number of operands in the samples of an operator has roles, and no other number has, unless any number does.
+/// Checks that exactly the numbers of operands that occur in samples have roles, unless the operator takes any number.
 fn numbers(declared: &Operands, samples: &[&Sample]) -> Check {
     for count in 0..MANY {
         let is_sampled = samples.iter().any(|sample| sample.operands.len() == count);
@@ -61,7 +61,7 @@ fn types(declared: &Operands, sample: &Sample) -> Check {
     }
 }
 
-/// The elements as numbers.
+/// Returns the elements as numbers.
 fn numbers_of(tensor: &Tensor) -> Vec<f64> {
     match &tensor.elements {
         Elements::Float(elements) => elements.clone(),
@@ -75,13 +75,13 @@ fn sorted(mut numbers: Vec<f64>) -> Vec<f64> {
     numbers
 }
 
-/// Whether `parts` has each element of `whole` at most as often as `whole` does.
+/// Whether `part` has each number at most as often as `whole`.
 fn has_part(whole: &[f64], part: &[f64]) -> bool {
     let count = |all: &[f64], x: f64| all.iter().filter(|y| y.total_cmp(&x).is_eq()).count();
     part.iter().all(|&x| count(part, x) <= count(whole, x))
 }
 
-/// The elements of the results are those of the operands, moved as declared.
+/// Checks that the elements of the results are those of the operands, moved as declared.
 fn movement(declared: Movement, sample: &Sample) -> Check {
     let operands = sample.fill(1);
     let types = sample.result_types().expect("samples are well-typed");
@@ -106,7 +106,7 @@ fn movement(declared: Movement, sample: &Sample) -> Check {
     if is_moved && is_one_type { Ok(()) } else { Err(format!("the elements are not {declared:?}")) }
 }
 
-/// All checks of one sample's declaration.
+/// Runs all checks on the declaration for one sample.
 pub(super) fn check(declared: &Operands, sample: &Sample) -> Check {
     types(declared, sample)?;
     movement(declared.movement(), sample)
@@ -122,7 +122,7 @@ pub(super) fn check_numbers(samples: &[Sample]) -> Vec<String> {
     Op::names().into_iter().filter_map(check).collect()
 }
 
-/// The first sample of the operator of this name.
+/// Returns the first sample of the operator with this name.
 fn sample(name: &str) -> Sample {
     let mut samples = ir::ops::samples::samples().into_iter();
     samples.find(|sample| sample.op.name() == name).expect("every operator has a sample")

@@ -1,14 +1,14 @@
-//! Claims on zeros: operands with zeros added along a factor give the results with zeros added.
+//! Checks the claims on zeros: padding operands with zeros along a factor must only pad the results with zeros.
 
 use super::{Check, close, interp};
 use ir::factors::{DimFactors, FactorId, FactorKind, Factors};
 use ir::ops::samples::Sample;
 use ir::{Dim, Op, PartialKind, Type, View, ViewStep, view};
 
-/// Steps that are added to a factor.
+/// The number of steps that are added to a factor.
 const ADDED: u64 = 2;
 
-/// Every factor along which the operation is said to leave zeros zeros does.
+/// Checks every factor along which the operation is declared to keep zeros.
 pub(crate) fn check(sample: &Sample, factors: &Factors) -> Check {
     let operands = sample.fill(1);
     let results = sample.result_types().map_err(|error| error.to_string())?;
@@ -41,13 +41,13 @@ pub(crate) fn check(sample: &Sample, factors: &Factors) -> Check {
     Ok(())
 }
 
-/// The dims with the factor, padded.
+/// Returns the padding of the dims that have the factor.
 fn padding(dims: &[DimFactors], factor: FactorId) -> View {
     let has = dims.iter().enumerate().filter(|(_, dim)| dim.contains(&factor));
     has.map(|(dim, _)| ViewStep::Pad { dim: dim as u32, after: ADDED }).collect()
 }
 
-/// Whether the claim is made of a factor that can be split and is merged with no other.
+/// Whether the operation claims to keep zeros along a factor that can be split and is not merged with another.
 fn is_claimed(sample: &Sample, factors: &Factors, factor: FactorId) -> bool {
     let splits = matches!(
         factors.factors[factor as usize].kind,
@@ -55,7 +55,7 @@ fn is_claimed(sample: &Sample, factors: &Factors, factor: FactorId) -> bool {
     );
     let mut all = factors.operands.iter().chain(&factors.results).flatten();
     let alone = all.all(|dim| dim.len() == 1 || !dim.contains(&factor));
-    // An index may count from the end, which is elsewhere then.
+    // An index may count from the end of the dim, and the end moves when the dim is padded.
     let looked_up =
         matches!(sample.op, Op::Gather(_)) && !factors.results[0].iter().any(|dim| dim.contains(&factor));
     splits && alone && !looked_up && factors.keeps_zeros_along(factor)

@@ -1,4 +1,4 @@
-//! Partition rules: the nodes that an operator is taken apart into give its numbers, also when they are split in two.
+//! Checks partition rules: the nodes that replace an operator must give the same numbers, also when they are split in two.
 
 use super::{Check, close, interp};
 use ir::factors::{FactorId, FactorKind, Factors};
@@ -13,10 +13,10 @@ use ir::{
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
-/// How an operator is taken apart: [`Operator::partition`], or a wrong way.
+/// A function that decomposes an operator: [`Operator::partition`], or a wrong one.
 pub(crate) type Rule<'a> = &'a dyn Fn(&Op, &mut Builder, NodeRef) -> Result<Vec<ValueId>, TypeError>;
 
-/// The nodes of a partition rule give the operator's results, whole and on two ranks that split this factor.
+/// Checks that the nodes of a partition rule give the operator's results, whole and on two ranks that split this factor.
 pub(crate) fn check(sample: &Sample, factors: &Factors, factor: FactorId, rule: Rule) -> Check {
     let types = sample.operand_types();
     narrow(sample, &types, rule)?;
@@ -29,14 +29,14 @@ pub(crate) fn check(sample: &Sample, factors: &Factors, factor: FactorId, rule: 
     compare(&placed, &operands, &expected, "taken apart and split")
 }
 
-/// With elements of half precision it is taken apart into values of the same types, too.
+/// Checks that with operands of half precision the rule also gives results of the declared types.
 fn narrow(sample: &Sample, types: &[Type], rule: Rule) -> Check {
     let half = |ty: &Type| if ty.dtype.is_float() { ty.with_dtype(DType::BF16) } else { ty.clone() };
     let types: Vec<Type> = types.iter().map(half).collect();
     build(sample, &types, rule).map(drop)
 }
 
-/// A program of the rule's nodes, with the values that stand for the operator's results.
+/// Builds a program of the rule's nodes. Returns it with the values that replace the operator's results.
 fn build(sample: &Sample, types: &[Type], rule: Rule) -> Result<(Module, Vec<ValueId>), String> {
     let declared = sample.op.infer(&Inference { operands: types, declared: &sample.declared });
     let declared = declared.map_err(|error| error.to_string())?;
@@ -47,7 +47,7 @@ fn build(sample: &Sample, types: &[Type], rule: Rule) -> Result<(Module, Vec<Val
     let whole = b.push_typed(sample.op.clone(), &operands, &sample.declared).map_err(|e| e.to_string())?;
     let node = NodeRef { operands: &operands, results: &whole };
     let results = rule(&sample.op, &mut b, node).map_err(|error| format!("it has no rule: {error}"))?;
-    // The operator itself is first: what the rule built is to stand without it.
+    // The operator itself was added first. It is removed, because the rule's nodes must not read its results.
     let ir::Definition::Node(id, _) = b.module().value(whole[0]).definition else { unreachable!() };
     b.remove(id);
     b.finish();
@@ -74,13 +74,13 @@ fn compare(module: &Module, operands: &[Tensor], expected: &[Tensor], how: &str)
     Ok(())
 }
 
-/// Lays a program over two ranks so that a factor of the operator is split.
+/// Lays a program out over two ranks so that a factor of the operator is split.
 struct Split<'a> {
     module: Module,
     axis: AxisId,
     factors: &'a Factors,
     factor: FactorId,
-    /// What stands for a value once it is reduced.
+    /// The current replacement of each value, after reductions.
     current: BTreeMap<ValueId, ValueId>,
 }
 
@@ -116,13 +116,13 @@ impl<'a> Split<'a> {
         Ok(module)
     }
 
-    /// The sharding that splits these dims.
+    /// Returns the sharding that splits these dims.
     fn along(&self, split: impl Iterator<Item = bool>) -> Sharding {
         let axes = |split: bool| if split { smallvec![self.axis] } else { smallvec![] };
         Sharding { dims: split.map(axes).collect(), partial: None }
     }
 
-    /// Splits a node along the factor in which its operands are; slices those that are whole in it.
+    /// Splits a node along the factor that splits its operands. Operands that are whole along this factor are sliced.
     fn node(&mut self, b: &mut Builder, id: NodeId) -> Result<(), TypeError> {
         let node = b.module().node(id).clone();
         let operands: SmallVec<[ValueId; 4]> =

@@ -1,4 +1,4 @@
-//! Dependence on the place of a part: whether `interp` gives other numbers for the same operands elsewhere in larger tensors.
+//! Checks whether `interp` gives different numbers for the same operands at another place of larger tensors.
 
 use super::{Check, close, interp};
 use ir::ops::samples::Sample;
@@ -7,7 +7,7 @@ use ir::{Operator, Span, Type};
 use smallvec::SmallVec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Numbers that depend on the place of a part are declared to.
+/// Checks that numbers that depend on the place of a part are declared to do so.
 pub(crate) fn check(sample: &Sample, depends: bool) -> Check {
     match depends || !moves(sample) {
         true => Ok(()),
@@ -15,7 +15,7 @@ pub(crate) fn check(sample: &Sample, depends: bool) -> Check {
     }
 }
 
-/// Whether the results differ where all tensors are the second halves of larger ones along some dim, or there are none.
+/// Whether the results change, or `interp` panics, when all tensors are the second halves of larger tensors along some dim.
 fn moves(sample: &Sample) -> bool {
     let results = sample.result_types().expect("samples are well-typed");
     let operands = sample.fill(1);
@@ -36,7 +36,7 @@ fn moves(sample: &Sample) -> bool {
         };
         let operands: Vec<_> = operands.iter().collect();
         let call = Interp { operands: &operands, results: &results, data: &sample.data, parts: Some(&parts) };
-        // Indices may lie in no place of the other half.
+        // `interp` may panic, because indices may lie outside of the second half.
         let there = catch_unwind(AssertUnwindSafe(|| sample.op.interp(&call)));
         there.map_or(true, |there| there.iter().zip(&here).any(|(there, here)| !close(there, here)))
     })

@@ -1,4 +1,4 @@
-//! Sharding rules: every factor split in two and put together again, and linearity.
+//! Checks sharding rules: every factor is split in two and joined again. Also checks linearity.
 
 use super::{Check, close, interp, partition};
 use ir::factors::{DimFactors, FactorKind, Factors};
@@ -8,13 +8,13 @@ use ir::tensor::{Elements, offsets, strides};
 use ir::{Dim, Operator, PartialKind, Signature, Span, Tensor, Type};
 use smallvec::SmallVec;
 
-/// The rule names every dim, every factor that can be split gives the whole when it is, and what is declared to be
-/// linear is.
+/// Checks that the rule names every dim, that splitting any factor that can be split gives the whole result, and that declared
+/// linearity holds.
 pub(crate) fn check(sample: &Sample, factors: &Factors) -> Check {
     checked(sample, factors, false)
 }
 
-/// As [`check`], but halves are not told where they lie.
+/// Checks as [`check`] does, but `interp` is not told the places of the halves.
 pub(crate) fn check_blindly(sample: &Sample, factors: &Factors) -> Check {
     checked(sample, factors, true)
 }
@@ -42,7 +42,7 @@ fn checked(sample: &Sample, factors: &Factors, blind: bool) -> Check {
     factors.linear.iter().try_for_each(|set| rule.linear(set, &whole))
 }
 
-/// The rule is for as many tensors as there are, and the factors of each dim multiply to its size.
+/// Checks that the rule has the right number of tensors, and that the factors of each dim multiply to its size.
 pub(crate) fn covers(factors: &Factors, signature: &Signature) -> Check {
     if factors.operands.len() != signature.operands.len() || factors.results.len() != signature.results.len()
     {
@@ -75,7 +75,7 @@ struct Rule<'a> {
 }
 
 impl Rule<'_> {
-    /// Two halves of a factor, computed apart, make the whole.
+    /// Checks that the results for the two halves of a factor combine to the whole result.
     fn split(&self, factor: u32, reduction: Option<PartialKind>, whole: &[Tensor]) -> Check {
         let has = |dims: &[DimFactors]| dims.iter().any(|dim| dim.contains(&factor));
         if let Some(i) = (0..whole.len()).find(|&i| reduction.is_none() && !has(&self.factors.results[i])) {
@@ -105,7 +105,7 @@ impl Rule<'_> {
         Ok(())
     }
 
-    /// The results of one half, as a rank computes them.
+    /// Computes the results for one half, as a rank does.
     fn half(&self, factor: u32, half: usize) -> Result<Vec<Tensor>, String> {
         let (mut operands, mut parts) = (Vec::new(), Parts { operands: vec![], results: vec![] });
         for (dims, x) in self.factors.operands.iter().zip(self.operands) {
@@ -124,7 +124,7 @@ impl Rule<'_> {
         let operands: Vec<&Tensor> = operands.iter().collect();
         let parts = (!self.blind).then_some(&parts);
         let call = Interp { operands: &operands, results: &results, data: &self.sample.data, parts };
-        // It may also stop, where halves do not belong together.
+        // `interp` may also panic, if the halves do not fit together.
         let run = || self.sample.op.interp(&call);
         let tensors = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
         let tensors = tensors.map_err(|_| format!("half of factor {factor} stops interp"))?;
@@ -134,11 +134,11 @@ impl Rule<'_> {
         }
     }
 
-    /// For each dim the indices that belong to a half of a factor.
+    /// Returns, for each dim, the indices that belong to a half of a factor.
     fn kept(&self, dims: &[DimFactors], sizes: &[usize], factor: u32, half: usize) -> Vec<Vec<usize>> {
         let kept = |(dim, &size): (&DimFactors, &usize)| {
             let Some(position) = dim.iter().position(|&f| f == factor) else { return (0..size).collect() };
-            // Factors of a merged dim are major first: those after it make its stride.
+            // The factors of a merged dim are major first; the stride of a factor is the product of those after it.
             let stride: u64 = dim[position + 1..].iter().map(|&f| self.sizes[f as usize]).product();
             let steps = self.sizes[factor as usize];
             let belongs = |i: &usize| (*i as u64 / stride % steps) / (steps / 2) == half as u64;
@@ -147,7 +147,7 @@ impl Rule<'_> {
         dims.iter().zip(sizes).map(kept).collect()
     }
 
-    /// `f(a + b) = f(a) + f(b)` in these operands together, the others as they are.
+    /// Checks `f(a + b) = f(a) + f(b)` in these operands together; the other operands are fixed.
     fn linear(&self, set: &[u32], of_a: &[Tensor]) -> Check {
         let b = self.sample.fill(2);
         let (mut only_b, mut both) = (self.operands.to_vec(), self.operands.to_vec());
@@ -167,13 +167,13 @@ impl Rule<'_> {
     }
 }
 
-/// Where the elements at these indices of every dim begin.
+/// Returns the first of these indices of every dim, with the size of the dim.
 fn spans(sizes: &[usize], kept: &[Vec<usize>]) -> SmallVec<[Span; 4]> {
     let start = |kept: &Vec<usize>| kept.first().map_or(0, |&first| first as u64);
     kept.iter().zip(sizes).map(|(kept, &size)| Span { start: start(kept), size: size as u64 }).collect()
 }
 
-/// The offsets of the elements at these indices of every dim.
+/// Returns the offsets of the elements at these indices of every dim.
 fn at(sizes: &[usize], kept: &[Vec<usize>]) -> Vec<usize> {
     let own = strides(sizes);
     let mut at = offsets(&[], &[]);
@@ -203,7 +203,7 @@ fn write(to: &mut Tensor, from: &Tensor, kept: &[Vec<usize>]) {
     }
 }
 
-/// Two partial values together.
+/// Combines two partial values.
 fn combine(kind: PartialKind, x: &Tensor, y: &Tensor) -> Tensor {
     let elements = match (&x.elements, &y.elements) {
         (Elements::Float(x), Elements::Float(y)) => {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 const POOL: &str =
     include_str!("../../testdata/filetests/compress_activations/a_pooling_is_remembered_by_places.ir");
 
-/// The program of a filetest.
+/// Returns the program of a filetest.
 fn program(file: &str) -> Module {
     let (_, program) = file.split_once("trainyard-ir").expect("a program");
     let (program, _) = program.split_once("---- expected").expect("an expected program");

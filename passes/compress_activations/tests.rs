@@ -57,7 +57,7 @@ module @gradient placed {
 }
 "#;
 
-/// The gradient of a step whose activation lies between 2^-9 and 2^9.
+/// Returns the gradient of a step whose activation lies between 2^-9 and 2^9.
 fn gradient(module: &Module) -> Vec<f64> {
     let x = (0..4096).map(|i| (f64::from(i) / 4096.0 - 0.5) * 12.0).collect();
     let x = Tensor::float(ir::DType::F32, vec![4096], x).rounded();

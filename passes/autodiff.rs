@@ -82,7 +82,7 @@ impl Transform for Autodiff {
 pub struct Decision {
     /// The classes of the loss.
     pub classes: Vec<Class>,
-    /// The parameters that the loss is computed from. A parameter that is read only through a comparison has no gradient all the same.
+    /// The parameters that the loss is computed from. A parameter that is read only through a comparison has no gradient.
     pub trained: Vec<StateId>,
 }
 

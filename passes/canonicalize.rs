@@ -111,6 +111,8 @@ fn most_nodes(region: usize) -> usize {
     (250 * region).clamp(20_000, 100_000).max(20 * region)
 }
 
+/// Puts the region into an e-graph, applies the rules, and extracts the cheapest program. Returns no decision if the rules add nothing,
+/// or if all chosen nodes are those of the region. A chosen node keeps its maker if it was in the region; otherwise its maker is the rule.
 fn decide<'m>(
     module: &'m Module,
     rules: &[Rule<Head, Typing<'m>>],

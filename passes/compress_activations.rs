@@ -128,12 +128,12 @@ impl Decision {
         self.searches.is_empty() && self.tests.is_empty() && self.masks.is_empty()
     }
 
-    /// The number of activations that are kept as bits.
+    /// Returns the number of activations that are kept as bits.
     fn bits(&self) -> usize {
         self.masks.len() + self.tests.iter().filter(|test| test.output.is_none()).count()
     }
 
-    /// The number of tests that read another activation, which is kept anyway.
+    /// Returns the number of tests that read another activation, which is kept anyway.
     fn outputs(&self) -> usize {
         self.tests.iter().filter(|test| test.output.is_some()).count()
     }

@@ -4,8 +4,8 @@
 //! read the oldest version. The update reads and writes the newest one, and copies each version to the next older one. The delay of a
 //! state is that of its pipeline stage; a weight that several stages read has the delay of its owner.
 //!
-//! In a pipeline forward runs ahead of its step, when `prepare` has still computed its values from the states of the step before. So
-//! nodes of `prepare` that depend on states become nodes of forward.
+//! In a pipeline, forward may run ahead of its step, while the values of `prepare` are still those of the step before. So nodes of
+//! `prepare` that depend on states become nodes of forward.
 //!
 //! Invariants: the update's own nodes stay as they are; with no delay, nothing changes.
 

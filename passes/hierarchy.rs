@@ -3,7 +3,7 @@
 //! An `all_reduce` over axes inside nodes and axes between nodes becomes a `reduce_scatter` inside, an `all_reduce` between and an
 //! `all_gather` inside. Each device then sends only its share over the network, in a ring of as many steps as there are nodes
 //! (Cho et al., BlueConnect, MLSys 2019, without its pipelining). The replacement is made if it is faster on the machine that the
-//! options describe. The machine at hand is not asked, since the replacement changes the order of sums.
+//! options describe. The pass does not look at the machine that it runs on, because the replacement changes the order of sums.
 //!
 //! Invariants: operands and results keep their types; every node stays in its phase, after the producers of its operands.
 

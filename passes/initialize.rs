@@ -1,6 +1,6 @@
 //! Initialize: replaces the file's weights by new ones, by a rule.
 //!
-//! The graph shows the use of a parameter; its name is never asked. A norm's scale starts at one, a bias at zero, and a matrix is drawn
+//! The graph shows the use of a parameter; its name does not matter. A norm's scale starts at one, a bias at zero, and a matrix is drawn
 //! by the rule. Invariant: only initializers of states that are tensors of the file change, and they still name those tensors, so that
 //! an export can write them back.
 

@@ -1,7 +1,7 @@
 //! Join: several contractions of the same tensor become one, such as those of queries, keys and values of a layer, and the similar nodes
 //! of its gradient.
 //!
-//! Four rules find the nodes that are joined to one node, whose result they become slices of:
+//! Four rules find nodes to join. Each of these nodes becomes a slice of the joined node's result:
 //! - several contractions of one tensor become one, with the concatenation of their other operands;
 //! - the same operation on each slice of a tensor becomes the operation on the tensor;
 //! - the same reduction of each part of a concatenation becomes the reduction of the concatenation;

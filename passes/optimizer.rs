@@ -183,7 +183,7 @@ impl fmt::Display for Decision {
 /// Pairs parameters with their gradients, decays and factors of the rate.
 ///
 /// # Errors
-/// The program is not ready for an optimizer, or has one; a group has no parameter.
+/// The program is not ready for an optimizer, or has one already; a group has no parameter.
 pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<Decision, Diagnostic> {
     if module.level != Level::Training || module.state("step").is_some() {
         let error = Diagnostic::new("the optimizer needs a program with gradients and without an optimizer");

@@ -47,7 +47,7 @@ pub struct Parameters {
 /// The tensors that are parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Set {
-    /// Those whose claims and uses say so.
+    /// The tensors that are parameters by their claims and uses.
     #[default]
     Find,
     /// Exactly these, each whole. The reference that a program is verified against gets the program's set in this way.

@@ -49,8 +49,7 @@ impl Recompute {
     pub const FULL: Self = Self { price: 1 << 50, first: None, then: 0, device: None };
 
     /// Returns the same choice on another device. A price is compared with the time of moving a byte in memory, so it scales with this
-    /// time.
-    /// The price of `full` stays: it is more than any time on any device.
+    /// time. The price of `full` stays: it is more than any time on any device.
     pub fn on(self, device: &Device) -> Self {
         let rates = DeviceRates::of(device);
         let before = self.rates().memory();

@@ -78,8 +78,7 @@ impl Stage {
     }
 
     /// Returns the same options with the schedule and the cut that [`decide`] finds for a program, and a report of them. Then the pass
-    /// makes
-    /// the same stages of the model with any other batch.
+    /// makes the same stages of the model with any other batch.
     ///
     /// # Errors
     /// As [`decide`].

@@ -65,7 +65,7 @@ fn decide(module: &Module, batch: u64, carries: &BTreeMap<ValueId, Carry>) -> Ve
                 return false;
             };
             let of_sample = elements / batch;
-            // Every number is a multiple of 1, so a batch of 1 asks for the exact number of elements.
+            // Every number is a multiple of 1, so at a batch of 1 the number must equal the number of elements.
             if batch == 1 { each == of_sample as f64 } else { of_sample.is_multiple_of(each as u64) }
         };
         if each >= 1.0 && each.fract() == 0.0 && !sums.is_empty() && sums.keys().all(fits) {
@@ -112,7 +112,7 @@ fn collect(
     parts.iter().all(|&part| collect(module, constants, carries, part, sums, inner))
 }
 
-/// Builds a value with means over the samples in place of its sums: means of each sample's own sum. `built` has the finished values.
+/// Builds a value in which each sum over samples is replaced by the mean of the samples' own sums. `built` has the finished values.
 fn build(
     b: &mut Builder,
     mean: &MeanOfSums,

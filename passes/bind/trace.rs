@@ -65,7 +65,7 @@ impl Decision {
     }
 }
 
-/// Follows the batch, and changes it to `to` if that is given. Returns `None` if there is nothing to change. An error names the node
+/// Follows the batch, for a change to `to` if that is given. Returns `None` if there is nothing to change. An error names the node
 /// where the batch cannot be followed.
 pub fn decide(module: &Module, to: Option<u64>) -> Result<Option<Decision>, Diagnostic> {
     let Some(from) = batch(module)? else {
@@ -329,7 +329,7 @@ impl<'m> Trace<'m> {
         Ok(())
     }
 
-    /// Marks an operand of a node: it must carry the batch.
+    /// Marks an operand of a node, which must carry the batch.
     fn operand(&mut self, id: NodeId, operand: usize, carry: Carry) -> Result<(), String> {
         let node = self.module.node(id);
         let value = node.operands[operand];

@@ -2,7 +2,7 @@
 //!
 //! An e-class is a value, or the tuple of values of an operator with several results, which [`Head::Result`] takes apart. Hash-consing
 //! merges equal nodes, so a region in the graph has nodes of one phase, stage and copy alone. An operator that draws random numbers has
-//! an id, which tells it from others of the same operand.
+//! an id, which distinguishes it from others with the same operand.
 
 use super::near::Seen;
 use super::stored::Tables;
@@ -123,7 +123,7 @@ impl Sound<Head> for Typing<'_> {
         infer(graph, node).is_ok()
     }
 
-    /// Whether two classes have the same types. Without a stretched operand the result of a term may be narrower.
+    /// Whether two classes have the same types. The term of a rule that drops a broadcast may be narrower than the class.
     fn alike(graph: &Graph, a: Id, b: Id) -> bool {
         graph[a].data.types == graph[b].data.types
     }
@@ -141,8 +141,8 @@ pub(super) trait Ask {
     fn ty(&self, class: Id) -> &Type;
     /// Returns the number that all elements of a class equal.
     fn number(&self, class: Id) -> Option<f64>;
-    /// The same where it can only be chosen or not: also of a stored tensor of one element, as legacy exports write
-    /// numbers, which elsewhere may be a bias to be trained.
+    /// Returns the number of a class, or the number in a stored tensor of one element, as legacy exports write numbers. Only for numbers
+    /// that are selected or multiplied: elsewhere such a tensor may be a trained bias.
     fn choice(&self, class: Id) -> Option<f64>;
     /// Whether all elements of a class equal a number up to 2e-3 of it, so that bf16 constants match.
     fn is(&self, class: Id, number: f64) -> bool;

@@ -1,5 +1,5 @@
-//! The rules of canonicalize. All are directional. None is associativity or commutativity, with which the e-graph would explode; a
-//! pattern tries both orders of a commutative operator instead.
+//! The rules of canonicalize. All are directional. There is no rule for associativity or commutativity, with which the e-graph would
+//! explode; a pattern tries both orders of a commutative operator instead.
 
 mod activation;
 mod algebra;

@@ -125,8 +125,7 @@ impl Search<'_, '_> {
     }
 
     /// Returns the origin of each chosen node. A node of the old program keeps its own. A new node that computes a value of the old
-    /// program,
-    /// or a part of one, has the origin of that value. Any other node has the origin of its first reader.
+    /// program, or a part of one, has the origin of that value. Any other node has the origin of its first reader.
     fn origins(&self, chosen: &[Chosen], positions: &BTreeMap<Id, usize>) -> Vec<Arc<str>> {
         let node = |&position: &usize| self.module.node(self.module.order()[position]).origin.clone();
         let known = |chosen: &Chosen| match self.stood.get(&chosen.node) {

@@ -261,8 +261,8 @@ impl Sound<Head> for Program<'_> {
         true
     }
 
-    /// Whether two classes have the same types, and it is not so that a microbatch makes one and `update` the other: values come from a
-    /// microbatch by `accumulate` alone.
+    /// Whether two classes have the same types, and are not made by a microbatch and by `update`: values of a microbatch enter `update` by
+    /// `accumulate` alone.
     fn alike(graph: &Graph, a: Id, b: Id) -> bool {
         let [a, b] = [&graph[a].data, &graph[b].data];
         let apart = |a: Place, b: Place| a.phase.is_microbatch() && b.phase == Phase::Update;

@@ -26,8 +26,7 @@ pub(super) fn order(chosen: &[Chosen], positions: &BTreeMap<Id, usize>) -> Vec<u
     for reader in (0..chosen.len()).rev() {
         for &arg in &chosen[reader].args {
             // A tuple takes the position of its results. An argument of an earlier phase is early enough. A transfer reads a value of
-            // another
-            // stage in the same phase.
+            // another stage in the same phase.
             if phase(arg) == phase(reader) {
                 at[arg] = at[arg].into_iter().chain(at[reader]).min();
             }

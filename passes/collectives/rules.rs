@@ -21,7 +21,7 @@ use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, EVERY_STAGE, Op, PartialKind, Phase, Type};
 use smallvec::SmallVec;
 
-/// Every rule, in the order it is tried.
+/// Returns every rule, in the order in which they are tried.
 pub(super) fn all<'m>() -> Vec<egraph::Rule<Head, Program<'m>>> {
     RULES.iter().map(|&(name, roots, find)| egraph::Rule { name, roots, find }).collect()
 }

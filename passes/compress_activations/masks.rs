@@ -94,7 +94,7 @@ fn kept_output(module: &Module, node: &Node, candidates: &Candidates) -> Option<
     candidates.relus.get(&x)?.iter().find(is_kept).copied()
 }
 
-/// Makes tests read other activations, or bools that forward compares. Returns these bools, which must still be packed.
+/// Makes tests read other activations, or bools that forward computes. Returns these bools, which must still be packed.
 pub(super) fn compare_in_forward(b: &mut Builder, tests: &[Test]) -> Result<Vec<ValueId>, TypeError> {
     let mut compared = Vec::new();
     for Test { node: id, output } in tests {

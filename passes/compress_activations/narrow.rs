@@ -18,8 +18,8 @@ pub(super) fn choose(module: &Module, activations: &[ValueId], least: u64) -> Ve
     activations.iter().copied().filter(|value| is_rounded(value)).collect()
 }
 
-/// Returns the activations whose elements backward compares with those of activations, to find the largest of a window or of two tensors
-/// again. Rounding would make ties, and a gradient would go to another element. A rounded maximum would equal no element.
+/// Returns the activations that backward compares with other activations, to find the largest element of a window, or the larger of two
+/// tensors, again. Rounding would make ties, and a gradient would go to another element. A rounded maximum would equal no element.
 fn compared(module: &Module) -> BTreeSet<ValueId> {
     let mut compared = BTreeSet::new();
     for (_, node) in module.nodes().filter(|(_, node)| node.phase.is_gradient()) {

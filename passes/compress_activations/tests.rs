@@ -23,7 +23,7 @@ fn compressed(module: &mut Module, options: &str) -> CompressedActivationsReport
     cx.compressed_activations.expect("the pass reports")
 }
 
-/// A ReLU of 72 elements whose result is pooled by 18 windows.
+/// The program has a ReLU of 72 elements, whose result is pooled by 18 windows.
 #[test]
 fn kept_bytes_are_those_of_the_formulas() {
     let bytes = |options: &str| {

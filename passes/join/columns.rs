@@ -82,7 +82,7 @@ impl Search<'_> {
         if members.first() != Some(&first) {
             return None;
         }
-        // The order follows that of the parts which these parts are multiplied with, so that `sums` can join those products.
+        // The parts stand in the order of the parts that they are multiplied with, so that `sums` can join those products.
         members.sort_by_key(|&id| self.partner(other(id), joined));
         let parts = members.iter().map(|&id| other(id)).collect();
         let mut operands = vec![Operand::Same(shared), Operand::Joined { parts, dim: part_dim }];

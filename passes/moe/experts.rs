@@ -240,7 +240,7 @@ impl Moe {
         Ok(b.module().states[added].input)
     }
 
-    /// Returns the number of parts of a dense block, if experts with so many hidden numbers begin as these parts.
+    /// Returns the number of parts into which a dense block is cut, so that each part is the start of an expert with `hidden` hidden numbers.
     fn parts(&self, block: &Block, hidden: u64) -> Result<u64, Diagnostic> {
         if self.start == Start::Fresh {
             return Ok(1);

@@ -43,6 +43,10 @@ pub(super) fn of_expert(moe: &Moe, capacity: f64, sizes: Sizes) -> u64 {
 }
 
 /// Builds the slots for the choices of tokens. Also returns 1 for each choice that has a slot, else 0: `f32[groups, top · tokens]`.
+///
+/// The place of a choice at its expert is the number of earlier choices of this expert: an exclusive running sum over one-hot rows. The
+/// choice has a slot if the place is less than `of_expert`. For example, with one slot for each expert, the choices 0, 1, 0 have the
+/// places 0, 0, 1, so the third choice has no slot.
 pub(super) fn of_tokens(
     b: &mut Builder,
     moe: &Moe,

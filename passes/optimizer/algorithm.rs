@@ -66,8 +66,7 @@ impl Moments {
     pub const LEAST: u64 = 4096;
 
     /// Returns the largest decay of a moment in this form. bf16 has 8 significant bits. Rounding to nearest undoes a change of less than
-    /// half
-    /// a unit, which is at most 2⁻⁸ of the number. With a decay above 1 - 2⁻⁸ a moment may change by less, and then never changes.
+    /// half a unit, which is at most 2⁻⁸ of the number. With a decay above 1 - 2⁻⁸ a moment may change by less, and then never changes.
     pub fn largest_decay(self) -> f64 {
         match self {
             Self::Full | Self::EightBit => 1.0,
@@ -98,8 +97,7 @@ impl Moments {
     }
 
     /// Returns the decay of the second moment if none is given: PyTorch's, or that of DeepSeek-V3 (arXiv 2412.19437, sections 3.3.3 and
-    /// 4.2),
-    /// which was trained with moments of bf16.
+    /// 4.2), which was trained with moments of bf16.
     fn default_beta2(self) -> f64 {
         match self {
             Self::Full | Self::EightBit => 0.999,

@@ -329,8 +329,7 @@ impl<'m> Search<'m> {
     }
 
     /// Whether a node multiplies positions by frequencies: `positions` comes from integers, and only sines and cosines read the product. In
-    /// a
-    /// network with sines, they read products of activations, and the frequencies are trained.
+    /// a network with sines, they read products of activations, and the frequencies are trained.
     fn turns_into_angles(&self, node: &Node, positions: ValueId) -> bool {
         self.paths.feeds_only_angles(node.results[0]) && self.paths.comes_from_integers(positions)
     }

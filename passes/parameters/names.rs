@@ -6,7 +6,7 @@ use crate::pass::PassContext;
 use ir::{DataId, Diagnostic, Module};
 use std::collections::BTreeSet;
 
-/// Makes names that no state has yet.
+/// Gives out names that no state has yet.
 pub(super) struct Names<'m> {
     module: &'m Module,
     taken: BTreeSet<String>,

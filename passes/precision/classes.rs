@@ -4,8 +4,7 @@
 //! | --- | --- | --- |
 //! | half | contractions, also with chosen experts, convolutions, attention, rotary embedding | half, if it depends on a state; contractions whose largest results are chosen (routers) in f32 |
 //! | lookup | gathers | half from a parameter's table, else the table's own type |
-//! | follow | elementwise functions, dropout, pooling, moves of elements, orders of elements, largest and smallest (also scattered),
-//! cross-entropy (whose sums are f32 in any case) | the type of its operands; f32 if one of them is f32 |
+//! | follow | elementwise functions, dropout, pooling, moves of elements, orders of elements, largest and smallest (also scattered), cross-entropy (whose sums are f32 in any case) | the type of its operands; f32 if one of them is f32 |
 //! | full | softmax, batch statistics, sums and means, dot products, running sums, scattered sums and products, determinants, functions that leave the range of half | f32 |
 //! | norm | layer norm, RMS norm, batch norm | f32, as the statistics need; the normalised values go on in half |
 //!

@@ -228,8 +228,7 @@ impl Walk<'_> {
     }
 
     /// Whether half can hold the numbers of a constant: none overflows, and not all nonzero ones become zero. A mask's −1e9 or an epsilon
-    /// of
-    /// 1e-12 needs its order of magnitude.
+    /// of 1e-12 needs its order of magnitude.
     fn holds(&self, node: &Node) -> bool {
         let numbers = match &node.op {
             Op::Splat(splat) => Some(Tensor::splat(DType::F32, vec![], splat.value.get())),

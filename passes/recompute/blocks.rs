@@ -118,6 +118,9 @@ impl Spans {
 }
 
 /// Cuts the forward nodes, by their positions, after each node after which only a single large value is still read.
+///
+/// A walk over the positions counts the values that are alive, and sums up their indices. If the count is one, the sum is the index of
+/// the value that is alone. Each value cuts once, at the first position where it is alone.
 fn segments(spans: &Spans, count: usize) -> Vec<Range<usize>> {
     let least = spans.least();
     let ends_blocks = |span: &&Span| span.bytes >= least && (span.last_read - span.made) * LONG <= count;

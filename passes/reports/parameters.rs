@@ -46,7 +46,7 @@ pub struct StateView {
     pub view: View,
 }
 
-/// The tensor that a tensor is tied to, or the other way round.
+/// A tie of two tensors with the same elements, one of which stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tie {
     /// The name of the other tensor in the file.

@@ -24,11 +24,10 @@ pub struct ValueReport {
     pub operator: &'static str,
     /// The index of its block.
     pub block: usize,
-    /// Its bytes on a device.
+    /// The bytes of the value on a device.
     pub bytes: u64,
     /// The predicted picoseconds of its node on a device. If the value is not computed again, those of all nodes that would have to be
-    /// repeated
-    /// for it. `None` if one of them is a reduction over devices or a transfer, which is never repeated.
+    /// repeated for it. `None` if one of them is a reduction over devices or a transfer, which is never repeated.
     pub picoseconds: Option<u64>,
     /// The choice.
     pub fate: Fate,

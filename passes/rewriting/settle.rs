@@ -44,8 +44,8 @@ fn without_idle_transfers(module: &mut Module, by: &str) -> Stages {
     }
 }
 
-/// Removes the transfers of values that every stage has, from a program whose nodes have their stages. A pass replaced a computed value
-/// by an input there.
+/// Removes the transfers of values that every stage has. They are left over when a pass replaces a computed value by an input. The nodes
+/// must have their stages.
 pub(crate) fn remove_idle_transfers(module: &mut Module, by: &str) {
     while remove_idle(module, by, Module::stage_of) {}
 }

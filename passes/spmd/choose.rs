@@ -120,7 +120,7 @@ fn agreed(tensors: &[Tensor], factor: FactorId) -> Option<FactorAxes> {
     (!first.is_empty() && said.all(|axes| axes == first)).then(|| first.clone())
 }
 
-/// The split of a factor that moves the fewest bytes. The candidates are the splits in its tensors, and the leading axes of each.
+/// Returns the split of a factor that moves the fewest bytes. The candidates are the splits in its tensors, and the leading axes of each.
 fn cheapest(tensors: &[Tensor], factor: FactorId, free: impl Fn(&FactorAxes) -> bool) -> FactorAxes {
     let said = tensors.iter().filter_map(|tensor| tensor.splits.get(&factor));
     let mut ways: Vec<FactorAxes> =

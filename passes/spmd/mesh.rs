@@ -81,7 +81,7 @@ pub(super) fn of_role(mesh: &Mesh, role: AxisRole) -> Vec<AxisId> {
     mesh.axes.iter().filter(|(_, axis)| axis.role == role).map(|(id, _)| id).collect()
 }
 
-/// Returns the axes over which ZeRO shards: the expert axes, and `dp.inner` if there is one, else all data axes.
+/// Returns the axes of the batch over which ZeRO shards: the data axis `dp.inner` if there is one, else all data axes; and the expert axes.
 pub(super) fn zero_axes(mesh: &Mesh) -> Vec<AxisId> {
     let data = of_role(mesh, AxisRole::Data);
     let inner = data.iter().copied().find(|&axis| mesh.axes[axis].name.ends_with(".inner"));

@@ -63,8 +63,7 @@ impl<'b, 'm> Resharder<'b, 'm> {
     }
 
     /// Returns the value in another sharding, for a node that reads it. It is gathered and sliced just before the reader, and reduced as
-    /// soon
-    /// as it is made.
+    /// soon as it is made.
     pub(super) fn reshard(
         &mut self,
         value: ValueId,
@@ -79,6 +78,8 @@ impl<'b, 'm> Resharder<'b, 'm> {
         self.change(value, to, None)
     }
 
+    /// Changes a sharding in steps, each of them one collective. First the partial sums are reduced; if `to` splits a dim over reduced axes,
+    /// the sum is scattered in the same step. Then axes move from dim to dim, surplus axes are gathered, and missing axes are sliced.
     fn change(
         &mut self,
         mut value: ValueId,

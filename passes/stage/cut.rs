@@ -81,8 +81,7 @@ impl<'w> Places<'w> {
     }
 
     /// Returns the places where a stage of at most the time `most` may begin, the latest place first. The stage ends at `end`, follows
-    /// `run`
-    /// others, and must fit into the memory.
+    /// `run` others, and must fit into the memory.
     fn starts(&self, run: usize, end: usize, most: u64) -> impl Iterator<Item = usize> {
         let in_time = move |&start: &usize| self.until[end] - self.until[start] <= most;
         let fitting = move |start: usize| {
@@ -234,8 +233,7 @@ mod tests {
 
     proptest! {
         /// The slowest stage of the result is as fast as in the best division that fits, up to a tie. If none fits, there is no result. The
-        /// least
-        /// memory is that of the best of all divisions.
+        /// least memory is that of the best of all divisions.
         #[test]
         fn a_division_within_memory_is_as_fast_as_the_best_of_all(
             nodes in prop::collection::vec((0u64..40, 0u64..20, 0u64..30, 0u64..9), 1..9),

@@ -28,7 +28,7 @@ pub struct StageMemory {
     pub measured: Vec<u64>,
 }
 
-/// The measured ratio of a plan with exactly the estimated bytes.
+/// The entry of [`StageMemory::measured`] for a plan with exactly the estimated bytes.
 pub const AS_ESTIMATED: u64 = 1024;
 
 impl StageMemory {

@@ -24,7 +24,7 @@ pub(super) struct Forward {
     pub(super) of_weights: BTreeSet<NodeId>,
 }
 
-/// The time of a node's gradient in times of the node: a contraction has one for each operand.
+/// The time of a node's gradient, as a multiple of the node's time. The gradient of a contraction is one contraction for each operand.
 const GRADIENT: u64 = 2;
 
 impl Forward {

@@ -1,8 +1,8 @@
 //! Scaled dot-product attention as exporters spell it.
 //!
 //! The scores `scale · q·kᵀ + mask` go through a softmax, perhaps with the `IsNaN`/`Where` that turns fully masked rows
-//! into zeros, and weigh `v`. A bias and a mask may both be added (T5); then their sum is the mask. Other rules have run before:
-//! transposes are already in the labels (rules of `contraction`), scales are one factor outside the contraction (rules of `algebra`).
+//! into zeros, and weigh `v`. A bias and a mask may both be added (T5); then their sum is the mask. The rules of `contraction` move
+//! transposes into the labels, and the rules of `algebra` make scales one factor outside the contraction.
 
 use super::Row;
 use super::algebra::factor;
@@ -115,7 +115,7 @@ fn unfit_mask(g: &Graph, class: Id) -> Option<String> {
     unfit
 }
 
-/// Returns the reason why a class is no attention's probabilities if it is a view of a softmax of scores.
+/// Returns the reason why a class cannot be the probabilities of an attention, if it is a view of a softmax of scores.
 fn viewed_softmax(g: &Graph, class: Id) -> Option<String> {
     g[class].nodes.iter().filter(|node| node.op().is_some_and(|op| op.movement().is_layout())).find_map(
         |view| {
@@ -250,7 +250,7 @@ fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term
     if weigh_roles.summed != [wt] {
         return None;
     }
-    // A stored number may be a trained temperature: it stays a stored factor, of the queries.
+    // A stored number may be a trained temperature, so it stays a factor, of the queries.
     let scaled = |query, &number: &Id| term(Mul, [factor(g, number), query]);
     let query = scores.factors.iter().fold(ordered(query, query_labels, &[b, h, s, d])?, scaled);
     let each_head = (ordered(key, key_labels, &[b, h, t, d]), ordered(value, &weigh.rhs, &[wb, wh, wt, e]));

@@ -1,9 +1,8 @@
 //! ZB-V (Qi et al., arXiv 2401.10241, section 6; V-ZB in Qi et al., Pipeline Parallelism with Controllable Memory, arXiv
 //! 2405.15362): two chunks a rank, the second on the way back, so that the first rank computes the loss.
 //!
-//! Memory p. With F = Bi = W no rank waits between its first and its last task, if there are at least 2p − 1 microbatches.
-//! The order is that for these costs, as in PyTorch's `ScheduleZBVZeroBubble`
-//! (torch/distributed/pipelining/schedules.py).
+//! Memory p. With F = Bi = W no rank waits between its first and its last task, if there are at least 2p − 1 microbatches. The order is
+//! that for these costs, as in PyTorch's `ScheduleZBVZeroBubble` (torch/distributed/pipelining/schedules.py).
 
 use super::Pipeline;
 use super::tasks::TaskList;

@@ -147,7 +147,7 @@ fn a_head_that_has_the_embeddings_bytes_transposed_is_tied_again() {
     let reports = run(&mut tied, &mut cx, Parameters::default());
     assert_eq!(tied.states.values().map(|state| state.name.as_str()).collect::<Vec<_>>(), ["wte.weight"]);
     assert!(cx.warnings[0].message.contains("transposed"), "{:?}", cx.warnings);
-    // The tied matrix reads the same state, and is written back through a transposing view.
+    // The view leads from the tied matrix to the state, and back.
     let head = &reports["onnx::MatMul_596"];
     let [whole, other] =
         [0, 1].map(|i| interp::file_tensor(&tied.data[ir::DataId::from_u32(i)]).expect("it is here"));

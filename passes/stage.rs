@@ -274,7 +274,8 @@ pub fn apply(module: &mut Module, options: &Stage, decision: Decision) -> Result
     Ok(Changed::Yes)
 }
 
-/// Gives each stage that reads a node of weights its own copy of the node.
+/// Gives each stage that reads a node of weights its own copy of the node. A walk from the last node to the first finds the stages that
+/// read each node, directly or through other such nodes. The node itself goes to the first of these stages, and the others get copies.
 fn share_weights(b: &mut Builder, of_weights: &BTreeSet<NodeId>, last: u32) -> Result<(), Diagnostic> {
     let uses = b.module().uses();
     let roots: BTreeSet<ValueId> = b.module().roots().collect();

@@ -167,7 +167,8 @@ impl Moe {
         Ok(found)
     }
 
-    /// Adds the experts' state for a dense state: in its place, or beside it if the dense block stays.
+    /// Adds the experts' state for a dense state: in its place, or beside it if the dense block stays. Its view cuts the dense tensor along
+    /// the hidden numbers, and repeats the parts. For example, 8 experts of half the hidden numbers are 2 parts, repeated 4 times.
     fn state(
         &self,
         b: &mut Builder,

@@ -53,7 +53,7 @@ pub enum Method {
 impl Method {
     const WORDS: [&'static str; 2] = ["powersgd", "bf16"];
 
-    /// The largest rank with which the paper trains its models.
+    /// The default rank: the largest one with which the paper trains its models.
     const RANK: u64 = 4;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
@@ -207,7 +207,7 @@ impl fmt::Display for Decision {
 /// Finds the gradients that are sums over microbatches, and so over data ranks, and that the method compresses.
 ///
 /// # Errors
-/// A program without gradients, or with an optimizer, or with a scaled loss.
+/// The program has no gradients, an optimizer, a scaled loss or stages; the method compresses none of its gradients.
 pub fn decide(module: &Module, options: &CompressGradients) -> Result<Decision, Diagnostic> {
     let has_gradients = module.outputs.iter().any(|output| StepOutput::gradient_of(&output.name).is_some());
     if module.level != Level::Training || module.state("step").is_some() || !has_gradients {

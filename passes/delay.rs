@@ -72,7 +72,7 @@ impl fmt::Display for Decision {
 /// Finds the delays of a program with its update.
 ///
 /// # Errors
-/// A program that has delays already, or no update.
+/// The program has earlier versions of states already, or no update.
 pub fn decide(module: &Module, options: &Delay) -> Result<Decision, Diagnostic> {
     let delay = |state: &State| match (&options.states[..], &module.pipeline) {
         ([], Some(pipeline)) => pipeline.delay_of(state.stage),

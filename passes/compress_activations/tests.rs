@@ -1,4 +1,4 @@
-//! Bytes of kept activations by their formulas, and the error of rounded ones.
+//! Checks the bytes of kept activations by their formulas, and the error of rounded ones.
 
 use super::*;
 use ir::interp::{self, Missing, Mode};

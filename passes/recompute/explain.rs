@@ -1,4 +1,4 @@
-//! The report of a decision: each block, and each value that it decides about.
+//! Reports a decision: each block, and each value of it with its fate.
 
 use super::Recompute;
 use super::blocks::{base, is_view_or_constant, local_bytes};

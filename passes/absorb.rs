@@ -1,8 +1,8 @@
-//! Absorb: casts that the kernels of a target do as they read and write. Such a node reads the operand of the cast, or makes its
-//! result, and the cast is gone.
+//! Absorb: removes casts that the kernels of a target can do as they read and write. A kernel reads the operand of the cast itself,
+//! or writes the result of the cast itself.
 //!
-//! Invariant: these kernels compute in f32 in any case, so the numbers stay but for one rounding: a product that is cast to f32
-//! is not rounded to a half type before. After this pass the module is at [`Level::Lowered`].
+//! Invariant: these kernels compute in f32 in any case, so the numbers stay except for one rounding: a product that is cast to f32
+//! is no longer rounded to a half type first. After this pass the module is at [`Level::Lowered`].
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -38,21 +38,21 @@ impl Transform for Absorb {
     }
 }
 
-/// The operands that are read as they are before their casts.
+/// The operands that kernels read in the type that they have before a cast.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
     /// The node, the index of the operand, and the value before the cast.
     pub operands: Vec<(NodeId, usize, ValueId)>,
 }
 
-/// The results that are written as the type that a cast gives them.
+/// The results that kernels write in the type that a cast gives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writes {
     /// The result, and the cast that is its only reader.
     pub results: Vec<(ValueId, NodeId)>,
 }
 
-/// The operand of a node that is a cast.
+/// Returns the operand of a node that is a cast of a float.
 fn cast_source(module: &Module, node: &Node) -> Option<ValueId> {
     matches!(node.op, Op::Cast(_)).then(|| node.operands[0]).filter(|&from| module.ty(from).dtype.is_float())
 }
@@ -86,7 +86,7 @@ impl Reads {
     }
 }
 
-/// Finds the results that kernels write as another type than they compute in, where only the cast reads them.
+/// Finds the results that only a cast reads, and whose kernel can write the type of the cast.
 pub fn decide_writes(module: &Module, kernels: &dyn Kernels) -> Writes {
     let uses = module.uses();
     let held = held_values(module);

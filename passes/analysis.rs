@@ -1,4 +1,4 @@
-//! Facts about a program that several passes read: which values are constants, and which numbers a file's numbers stand for.
+//! Facts about a program that several passes read: the constant values, and the exact numbers behind the rounded numbers of a file.
 
 pub(crate) mod constants;
 pub(crate) mod numbers;

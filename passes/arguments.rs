@@ -32,28 +32,28 @@ impl Arguments {
         }
     }
 
-    /// The text of a key, which is then used up.
+    /// Removes the first entry of a key, and returns its text.
     pub fn take(&mut self, key: &str) -> Option<String> {
         let at = self.entries.iter().position(|(k, _)| k == key)?;
         Some(self.entries.remove(at).1)
     }
 
-    /// The texts of all entries of a key, in order.
+    /// Removes all entries of a key, and returns their texts in order.
     pub fn take_all(&mut self, key: &str) -> Vec<String> {
         std::iter::from_fn(|| self.take(key)).collect()
     }
 
-    /// Everything that is left, with its keys.
+    /// Removes all entries that are left, and returns them with their keys.
     pub fn take_rest(&mut self) -> Vec<(String, String)> {
         std::mem::take(&mut self.entries)
     }
 
-    /// The key of the first entry that is left, or its value if it has none.
+    /// Returns the key of the first entry that is left, or its value if it has no key.
     pub(crate) fn first_left(&self) -> Option<&str> {
         self.entries.first().map(|(key, value)| if key.is_empty() { &**value } else { &**key })
     }
 
-    /// The value of a key, or the default if it is not there.
+    /// Removes a key and returns its value, or the default if the key is missing.
     pub fn value<T: FromStr>(&mut self, key: &str, default: T) -> Result<T, String> {
         match self.take(key) {
             Some(text) => text.parse().map_err(|_| format!("`{text}` is not a value of `{key}`")),
@@ -61,7 +61,7 @@ impl Arguments {
         }
     }
 
-    /// Whether the bare word is there.
+    /// Removes the bare word, and returns whether it was there.
     pub fn flag(&mut self, word: &str) -> bool {
         match self.entries.iter().position(|(key, value)| key.is_empty() && value == word) {
             Some(at) => {
@@ -72,7 +72,7 @@ impl Arguments {
         }
     }
 
-    /// The meaning of the first of these words that stands bare.
+    /// Removes the first of these words that stands bare, and returns its meaning.
     pub fn word<T: Copy>(&mut self, words: &[(T, &str)]) -> Option<T> {
         words.iter().find(|(_, word)| self.flag(word)).map(|(meaning, _)| *meaning)
     }
@@ -109,7 +109,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader that stands before the first pass of the text.
+    /// Starts before the first pass of the text.
     pub(crate) fn new(text: &'a str) -> Self {
         Self { rest: text.trim_start() }
     }

@@ -1,16 +1,16 @@
 //! Autodiff: adds the backward phase, and the sums over microbatches that the update starts from.
 //!
-//! Backward starts at `loss.sum` with the constant 1/n, n the number of label positions of a microbatch, so that
-//! gradients have the size of a mean's whatever the batch. The true weight is known only when all microbatches have
-//! run: the update multiplies each accumulated gradient by n/weight.
+//! Backward starts at `loss.sum` with the constant 1/n, where n is the number of label positions of a microbatch. So gradients are
+//! about as large as those of a mean, at any batch size. The true weight is known only after all microbatches have run: the update
+//! multiplies each accumulated gradient by n/weight.
 //!
-//! A loss of several classes ([`crate::loss`]) has a weight for each, so the gradients of each class are accumulated apart:
-//! backward runs once a class. A step of one microbatch knows all weights when backward starts; with the option `whole`
-//! each class starts with 1/weight then, and backward runs once.
+//! A loss of several classes ([`crate::loss`]) has a weight for each class, so the gradients of each class are accumulated separately:
+//! backward runs once for each class. A step of one microbatch knows all weights when backward starts. With the option `whole`, each
+//! class then starts with 1/weight, and backward runs once.
 //!
 //! Invariants: after it the module is at [`Level::Training`]; each trained parameter that the loss depends on has an output
-//! `grad.NAME` in the update phase, of its own type; the outputs of the forward phase stand as they were; the backward phase
-//! opens with the constant that it starts from, which [`crate::precision`] scales.
+//! `grad.NAME` in the update phase, of its own type; the outputs of the forward phase do not change; the backward phase opens with its
+//! start constant, which [`crate::precision`] scales.
 
 mod reported;
 mod weight;
@@ -35,7 +35,7 @@ use std::fmt;
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Autodiff {
-    /// Whether a step has one microbatch alone. It matters to a loss of several classes.
+    /// Whether a step has exactly one microbatch. This matters only for a loss of several classes.
     pub whole: bool,
 }
 
@@ -82,18 +82,19 @@ impl Transform for Autodiff {
 pub struct Decision {
     /// The classes of the loss.
     pub classes: Vec<Class>,
-    /// The parameters that the loss is computed from. One behind a comparison has no gradient all the same.
+    /// The parameters that the loss is computed from. A parameter that is read only through a comparison has no gradient.
     pub trained: Vec<StateId>,
 }
 
-/// A part of the loss: `Σ sum / (max(Σ weight, floor) + epsilon)` over the microbatches, where floor and epsilon may count for each sample.
+/// A class of the loss: `Σ sum / (max(Σ weight, floor) + epsilon)` over the microbatches. The count, if there is one, multiplies floor and
+/// epsilon.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     /// The dividend: the scalar output `loss.sum`.
     pub sum: ValueId,
     /// The scalar that is differentiated: the output `loss.objective` if the program has one, else the dividend.
     pub objective: ValueId,
-    /// The number of terms in it: the scalar output `loss.weight`.
+    /// The number of terms in the sum: the scalar output `loss.weight`.
     pub weight: ValueId,
     /// The smallest divisor; 0 for none.
     pub floor: f64,
@@ -101,7 +102,7 @@ pub struct Class {
     pub epsilon: f64,
     /// The number of samples of a microbatch, by which floor and epsilon are multiplied: the scalar output `loss.count`.
     pub count: Option<ValueId>,
-    /// The number of label positions of a microbatch; the largest that the weight can be.
+    /// The number of label positions of a microbatch, which is the largest possible weight.
     pub nominal: u64,
     /// The nodes on a path from a parameter to the sum, last first.
     pub path: Vec<NodeId>,
@@ -136,7 +137,7 @@ pub fn decide(module: &Module) -> Result<Decision, Diagnostic> {
         for &node in &class.path {
             module.node(node).operands.iter().for_each(|value| read[value.as_u32() as usize] = true);
         }
-        // A term may be a parameter itself.
+        // The objective may be a parameter itself.
         read[class.objective.as_u32() as usize] = true;
     }
     trained.retain(|&id| read[module.states[id].input.as_u32() as usize]);
@@ -146,13 +147,13 @@ pub fn decide(module: &Module) -> Result<Decision, Diagnostic> {
     Ok(Decision { classes, trained })
 }
 
-/// The error about a program whose loss depends on no parameter.
+/// Returns the error about a program whose loss depends on no parameter.
 pub fn nothing_to_train() -> Diagnostic {
     let error = Diagnostic::new("the loss depends on no parameter, so there is nothing to train");
     error.note("`trainyard inspect` lists the parameters that were found, and why")
 }
 
-/// The classes of a scalar that the loss pass took apart.
+/// Returns the classes of a scalar, from the outputs that the loss pass added.
 fn classes(module: &Module, scalar: Scalar) -> Result<Vec<Class>, Diagnostic> {
     let named = |class, part| StepOutput::Part { scalar, class, part };
     let output = |class, part| module.step_output(named(class, part)).map(|output| output.value);
@@ -179,7 +180,7 @@ fn classes(module: &Module, scalar: Scalar) -> Result<Vec<Class>, Diagnostic> {
     Ok(classes)
 }
 
-/// The nodes between the parameters and the loss, last first.
+/// Returns the nodes between the parameters and the loss, last first.
 fn path(module: &Module, parameters: &[StateId], loss: ValueId) -> Vec<NodeId> {
     let index = |value: &ValueId| value.as_u32() as usize;
     let mut depends = vec![false; module.value_count()];
@@ -201,14 +202,14 @@ fn path(module: &Module, parameters: &[StateId], loss: ValueId) -> Vec<NodeId> {
     path
 }
 
-/// The number of positions that the weight of a loss counts, or 1 if the weight is no count.
+/// Returns the number of positions that the weight of a loss counts, or 1 if the weight is no count.
 fn nominal(module: &Module, weight: ValueId) -> Result<u64, Diagnostic> {
     let Some(node) = module.producer(weight) else { return Ok(1) };
     let counted = match &node.op {
         Op::CrossEntropy(_) => module.ty(node[OperandRole::Labels]),
         Op::Reduce(Reduce { kind: ReduceKind::Sum, .. }) => module.ty(node.operands[0]),
         Op::Splat(splat) => return Ok((splat.value.get() as u64).max(1)),
-        // A mean over samples times their number.
+        // The weight is a mean over samples, multiplied by their number.
         Op::Binary(Binary::Mul) => {
             let factor = node.operands.iter().find_map(|&operand| module.splat_number(operand));
             return Ok(factor.map_or(1, |factor| (factor as u64).max(1)));
@@ -247,7 +248,8 @@ pub fn apply(module: &mut Module, options: &Autodiff, decision: &Decision) -> Re
     Ok(Changed::Yes)
 }
 
-/// The gradients of a loss by a backward for each class, each divided by the weight of all microbatches.
+/// Builds the gradients of a loss. Backward runs once for each class, and the gradients are divided by the class's weight over all
+/// microbatches.
 fn each_class(
     b: &mut Builder,
     decision: &Decision,
@@ -290,7 +292,7 @@ fn each_class(
     Ok(totals)
 }
 
-/// The gradients of a loss in a step of one microbatch: one backward, which starts with 1/weight of each class.
+/// Builds the gradients of a loss in a step of one microbatch. Backward runs once, and starts with 1/weight for each class.
 fn all_classes(
     b: &mut Builder,
     decision: &Decision,
@@ -322,8 +324,8 @@ fn all_classes(
     gradients.into_iter().map(accumulated).collect()
 }
 
-/// Sends the inverse of a class's weight to the stage where backward of the class begins, if this stage comes later: backward goes from the
-/// last stage to the first.
+/// Sends the inverse of a class's weight to the stage where backward of the class begins, if the inverse lies on an earlier stage.
+/// Backward goes from the last stage to the first.
 fn where_backward_begins(b: &mut Builder, class: &Class, inverse: ValueId) -> Result<ValueId, TypeError> {
     let [made, begins] = [class.weight, class.objective].map(|value| b.module().stage_of(value));
     if made >= begins || begins == EVERY_STAGE {
@@ -334,8 +336,8 @@ fn where_backward_begins(b: &mut Builder, class: &Class, inverse: ValueId) -> Re
     Ok(there)
 }
 
-/// The sum over the microbatches of a parameter's gradient: of the gradients that the stages have of it, each summed up on its own
-/// stage.
+/// Builds the sum of a parameter's gradient over the microbatches. Each stage that reads the parameter has a gradient of its own, which
+/// is summed up on that stage.
 fn total_of(b: &mut Builder, state: StateId, gradients: &[ValueId]) -> Result<ValueId, TypeError> {
     let mut total = None;
     for &gradient in gradients {
@@ -351,11 +353,11 @@ fn total_of(b: &mut Builder, state: StateId, gradients: &[ValueId]) -> Result<Va
     total.ok_or_else(|| TypeError::new("a trained parameter has a gradient"))
 }
 
-/// The gradients of the loss in values, as far as they are built: addends that are still to be summed.
+/// The gradients of values as far as they are built: lists of addends that are still to be summed.
 #[derive(Default)]
 struct Backward {
     gradients: BTreeMap<ValueId, Vec<ValueId>>,
-    /// Gradients of parameters on other stages, which got the parameter once for all microbatches.
+    /// Gradients from other stages, by parameter. These stages receive the parameter once for all microbatches.
     elsewhere: BTreeMap<ValueId, Vec<ValueId>>,
 }
 
@@ -364,7 +366,7 @@ impl Backward {
         self.gradients.entry(value).or_default().push(gradient);
     }
 
-    /// Goes back along a path. Returns the gradients of each parameter: one of each stage that reads it.
+    /// Goes back along a path. Returns the gradients of each parameter: one for each stage that reads it.
     fn run(
         &mut self,
         b: &mut Builder,
@@ -387,7 +389,7 @@ impl Backward {
         Ok(gradients)
     }
 
-    /// The sum of a value's addends, in the value's dims.
+    /// Adds up a value's addends, and broadcasts the sum to the value's dims.
     fn total(&mut self, b: &mut Builder, value: ValueId) -> Result<Option<ValueId>, TypeError> {
         let Some(addends) = self.gradients.remove(&value) else { return Ok(None) };
         let mut sum = addends[0];
@@ -415,7 +417,7 @@ impl Backward {
                 self.elsewhere.entry(from).or_default().push(gradient);
                 return Ok(());
             }
-            // The gradient travels back.
+            // The gradient goes back to the stage of the operand.
             let stage = b.module().stage_of(from);
             b.stage(stage);
         }
@@ -436,7 +438,7 @@ fn refused(node: &ir::Node, error: GradientError) -> Diagnostic {
     diagnostic.note("--freeze PATTERN excludes the parameters before this node from training")
 }
 
-/// A class of a scalar, accumulated over the microbatches, in f64.
+/// The sums of a class of a scalar over the microbatches, in f64.
 struct Sums {
     sum: ValueId,
     divisor: Divided,
@@ -444,7 +446,7 @@ struct Sums {
 
 /// The divisor of a class.
 struct Divided {
-    /// Whether the divisor is 0, as it is where nothing counts.
+    /// Whether the divisor is 0, because no term counts.
     is_zero: ValueId,
     /// The divisor, or 1 in place of 0.
     by: ValueId,
@@ -452,7 +454,7 @@ struct Divided {
 }
 
 impl Divided {
-    /// By `max(weight, floor) + epsilon`, where both numbers are multiplied by the count if there is one.
+    /// Builds the divisor `max(weight, floor) + epsilon`. The count, if there is one, multiplies floor and epsilon.
     fn by(
         b: &mut Builder,
         class: &Class,
@@ -477,7 +479,7 @@ impl Divided {
         Ok(Self { is_zero, by: b.one(Select, &[is_zero, one, divisor])?, zero })
     }
 
-    /// A number divided by it; 0 where nothing counts.
+    /// Divides a number by this divisor. The quotient is 0 where the divisor is 0.
     fn divide(&self, b: &mut Builder, number: f64) -> Result<ValueId, TypeError> {
         let number = b.scalar(DType::F64, number)?;
         let ratio = b.one(Binary::Div, &[number, self.by])?;
@@ -502,7 +504,7 @@ fn accumulate(b: &mut Builder, classes: &[Class]) -> Result<Vec<Sums>, TypeError
     Ok(sums)
 }
 
-/// The value of a scalar over all microbatches.
+/// Builds the value of a scalar over all microbatches.
 fn value(b: &mut Builder, sums: &[Sums]) -> Result<ValueId, TypeError> {
     let mut total = None;
     for class in sums {

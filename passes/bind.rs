@@ -1,9 +1,9 @@
-//! Bind: fixes symbolic dims, and gives a program that was exported for one batch another.
+//! Bind: fixes symbolic dims, and changes the batch of a program that was exported for a fixed batch.
 //!
-//! The batch is followed from dim 0 of the batched inputs through every node's factors; every dim that carries it is
-//! rescaled, and constants that an exporter repeated over the batch shrink to one sample, stretched again by a
-//! broadcast. Constants shrink also when the batch stays, so that what is trained does not depend on the sample's
-//! number. A sum over samples that is divided by their number becomes a mean. A model of half weights becomes one that computes in f32, with weights in f32: what is trained are these.
+//! The batch is followed from dim 0 of the batched inputs through every node's factors. Every dim that carries the batch is rescaled.
+//! Constants that an exporter repeated over the batch shrink to one sample, and a broadcast stretches them again. They shrink also when
+//! the batch stays, so that a trained tensor does not depend on the number of the sample. A sum over samples that is divided by their
+//! number becomes a mean. A model of half weights becomes a model that computes in f32, and trains its weights in f32.
 //! Invariants: after it all dims are bound; each sample is computed as it was before.
 
 mod counts;
@@ -25,15 +25,15 @@ pub use places::where_places_count;
 pub use trace::{Carry, Decision, Samples, decide, find_samples, where_samples_meet};
 pub(crate) use trace::{SUMS_OVER_BATCH, batch};
 
-/// The pass: sizes by name. `batch` is also the name of the batch of a program without symbols. Names that stand for
-/// nothing here are left to those who know them: an import binds symbols itself.
+/// The pass, with sizes by name. `batch` is also the name of the batch of a program without symbols. Names without a meaning here are
+/// ignored: an import binds symbols itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bind {
     /// Sizes of symbols, and of the batch.
     pub sizes: BTreeMap<String, u64>,
 }
 
-/// The name that stands for the batch, whether it is a symbol or a number that the exporter wrote in.
+/// The name of the batch, whether the exporter wrote it as a symbol or as a number.
 pub const BATCH: &str = "batch";
 
 impl Transform for Bind {
@@ -58,14 +58,14 @@ impl Transform for Bind {
         if module.level != Level::Imported {
             return Err(Diagnostic::new("the dims must be bound before the program is differentiated"));
         }
-        // Before anything is computed of them.
+        // Constants become exact before anything is computed from them.
         let sharpened = fold::sharpen(module)?;
         let widened = rebuild::widen(module)?;
         let symbols = symbols(module);
         let bound = self.bind_symbols(module, &symbols)?;
         cx.exported_batch = batch(module).ok().flatten();
         let wanted = self.sizes.get(BATCH).copied().filter(|_| !symbols.contains(BATCH));
-        // The batch that there is, is none to be changed to.
+        // The batch of the program itself is no change.
         let wanted = wanted.filter(|&size| !matches!(batch(module), Ok(Some(from)) if from == size));
         let gathered = samples::run(module)?;
         let means = means::run(module)?;
@@ -85,7 +85,7 @@ impl Transform for Bind {
                 Changed::Yes
             }
             Ok(None) => Changed::No,
-            // A batch that nobody asked to change may stay where it cannot be followed.
+            // If nobody asked for another batch, a batch that cannot be followed stays.
             Err(_) if wanted.is_none() => Changed::No,
             Err(error) => return Err(error),
         };
@@ -114,7 +114,7 @@ impl Bind {
     }
 }
 
-/// The names of all sizes that are not numbers yet.
+/// Returns the symbols in the sizes of all dims.
 fn symbols(module: &Module) -> BTreeSet<String> {
     let inputs = module.inputs.iter().map(|input| input.value);
     let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());

@@ -1,16 +1,15 @@
-//! Buckets: small collectives travel together.
+//! Buckets: joins small collectives into larger ones.
 //!
-//! A collective takes a while however small it is, and the gradients of norms and biases are small and many. Those of
-//! one kind, over the same axes, of one phase and element type become one collective of several operands, which stands
-//! where its last operand is whole, so that it can run beside what comes after (Li et al., PyTorch Distributed, arXiv
-//! 2006.15704).
+//! Every collective takes a minimum time, and the gradients of norms and biases are small and many. Collectives of one kind, over the
+//! same axes, of one phase and element type become one collective of several operands. It stands where its last operand is complete,
+//! so that it can run beside later computation (Li et al., PyTorch Distributed, arXiv 2006.15704).
 //!
-//! In `update`, where gradients are held already, the readers of a bucket's results wait for it: the program is
-//! reordered, and what they lead to (the norms of gradients) is bucketed likewise. Sums of gradients come in the order in which
-//! backward completes them, so the first buckets can be reduced while backward goes on. In a microbatch a bucket ends where
-//! one of its results is read, so nothing is computed later, and nothing is gathered earlier, than it was.
+//! In `update`, where gradients are in memory already, the readers of a bucket's results wait for the bucket: the program is reordered,
+//! and later collectives that depend on these results (for the norms of gradients) are bucketed too. Sums of gradients come in the
+//! order in which backward completes them, so the first buckets can be reduced while backward goes on. In a microbatch a bucket ends
+//! where one of its results is read, so nothing is computed later, and nothing is gathered earlier, than before.
 //!
-//! Invariants: operands and results stay; every node stays in its phase, after what makes its operands.
+//! Invariants: operands and results stay; every node stays in its phase, after the producers of its operands.
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -27,12 +26,12 @@ use std::fmt;
 /// The pass `buckets`. `buckets(bytes=26214400)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buckets {
-    /// The most bytes in a bucket, of what a device holds of the whole values. A larger collective travels alone.
+    /// The most bytes in a bucket, on one device: the larger of operand and result. A larger collective stays alone.
     pub bytes: u64,
 }
 
 impl Default for Buckets {
-    /// 25 MiB, as PyTorch's DistributedDataParallel.
+    /// Returns 25 MiB, as in PyTorch's DistributedDataParallel.
     fn default() -> Self {
         Self { bytes: 25 << 20 }
     }
@@ -55,13 +54,13 @@ impl Transform for Buckets {
     }
 }
 
-/// The order of the phases that have buckets.
+/// The new order of the phases that have buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     phases: Vec<(Phase, Vec<Slot>)>,
 }
 
-/// A place in a phase.
+/// A place in the new order of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Slot {
     Node(NodeId),
@@ -82,7 +81,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Sorts collectives into buckets of at most so many bytes.
+/// Sorts collectives into buckets of at most `bytes` bytes.
 pub fn decide(module: &Module, bytes: u64) -> Decision {
     let mut decision = Decision::default();
     for (phase, _) in Phase::ALL {
@@ -101,8 +100,8 @@ pub fn decide(module: &Module, bytes: u64) -> Decision {
     decision
 }
 
-/// The nodes of the update with the sums over microbatches first, and then the collectives of these, in the order in which backward
-/// makes the last addend of each.
+/// Returns the nodes of the update in a new order: first the sums over microbatches, then the collectives of these sums, both in the
+/// order in which backward makes the last addend; then all other nodes.
 fn by_completion(module: &Module, mut nodes: Vec<NodeId>) -> Vec<NodeId> {
     let mut place: SecondaryMap<NodeId, usize> = SecondaryMap::new();
     module.order().iter().enumerate().for_each(|(index, &id)| place[id] = index);
@@ -145,7 +144,7 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagno
     Ok(b.finish())
 }
 
-/// One collective in place of several, at the end of their phase.
+/// Replaces several collectives by one, at the end of their phase.
 fn bucket(b: &mut Builder, members: &[NodeId]) -> Result<(), Diagnostic> {
     let nodes: Vec<Node> = members.iter().map(|&id| b.module().node(id).clone()).collect();
     let operands: Vec<ValueId> = nodes.iter().map(|node| node.operands[0]).collect();
@@ -163,7 +162,7 @@ fn bucket(b: &mut Builder, members: &[NodeId]) -> Result<(), Diagnostic> {
     Ok(())
 }
 
-/// What collectives of one bucket share.
+/// The properties that the collectives of one bucket share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     collective: Collective,
@@ -174,7 +173,7 @@ struct Kind {
 }
 
 impl Kind {
-    /// The kind of a collective of one operand that sends something, with its bytes.
+    /// Returns the kind and the bytes of a collective that has one operand and communicates.
     fn of(module: &Module, node: &Node) -> Option<(Self, u64)> {
         let (Op::Collective(collective), &[operand], &[result]) =
             (&node.op, &node.operands[..], &node.results[..])
@@ -195,28 +194,28 @@ impl Kind {
     }
 }
 
-/// A bucket that takes more.
+/// A bucket that can take more collectives.
 #[derive(Default)]
 struct Open {
     members: Vec<NodeId>,
     bytes: u64,
     /// The slot of the last member.
     slot: usize,
-    /// Nodes that need its results.
+    /// Nodes that need the bucket's results.
     waiting: Vec<NodeId>,
 }
 
-/// A phase while it is walked.
+/// The state of a walk over a phase.
 struct Sorting<'m> {
     module: &'m Module,
     limit: u64,
-    /// Whether readers wait for buckets; else they end them.
+    /// Whether readers wait for a bucket. If not, they close it.
     waits: bool,
-    /// Places in the new order; of a bucket's members the last place is the bucket's.
+    /// Places in the new order. A bucket takes the place of its last member; the places of its other members stay empty.
     slots: Vec<Option<Slot>>,
     /// Open buckets, the oldest first.
     open: Vec<(Kind, Open)>,
-    /// The open bucket that a value comes from or waits for; none, if its node is about to be taken up again.
+    /// The open bucket that a value comes from or waits for; `None` if the value's node is about to be visited again.
     held_by: BTreeMap<ValueId, Option<Kind>>,
 }
 
@@ -226,7 +225,7 @@ impl<'m> Sorting<'m> {
         Self { module, limit, waits, slots, open, held_by }
     }
 
-    /// Takes up nodes, and after them all that no longer wait because of them.
+    /// Visits nodes, and after them all nodes that they release.
     fn visit(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
         let mut pending: VecDeque<NodeId> = nodes.into_iter().collect();
         while let Some(id) = pending.pop_front() {
@@ -253,13 +252,13 @@ impl<'m> Sorting<'m> {
         }
     }
 
-    /// Says what the results of a node wait for.
+    /// Records the bucket that the results of a node wait for.
     fn hold(&mut self, id: NodeId, by: Option<&Kind>) {
         let results = self.module.node(id).results.iter();
         self.held_by.extend(results.map(|&result| (result, by.cloned())));
     }
 
-    /// Says that the results of a node can be read.
+    /// Records that the results of a node can be read.
     fn release(&mut self, id: NodeId) {
         self.module.node(id).results.iter().for_each(|result| drop(self.held_by.remove(result)));
     }
@@ -272,7 +271,7 @@ impl<'m> Sorting<'m> {
         &mut self.open[at].1
     }
 
-    /// Puts a collective into the bucket of its kind; the nodes that waited for one that this has filled.
+    /// Puts a collective into the bucket of its kind. Returns the nodes that waited for a bucket that is full now.
     fn join(&mut self, id: NodeId, kind: Kind, bytes: u64) -> Vec<NodeId> {
         let mut freed = Vec::new();
         if self.open_bucket(&kind).bytes.saturating_add(bytes) > self.limit {
@@ -291,7 +290,7 @@ impl<'m> Sorting<'m> {
         freed
     }
 
-    /// Ends a bucket; the nodes that waited for it.
+    /// Closes a bucket. Returns the nodes that waited for it.
     fn close(&mut self, kind: &Kind) -> Vec<NodeId> {
         let Some(at) = self.open.iter().position(|(other, _)| other == kind) else { return Vec::new() };
         let (_, Open { members, slot, waiting, .. }) = self.open.remove(at);
@@ -305,7 +304,7 @@ impl<'m> Sorting<'m> {
         waiting
     }
 
-    /// Ends all buckets, and what the nodes that waited for them begin; the new order.
+    /// Closes all buckets, also those that the released nodes open. Returns the new order.
     fn end(mut self) -> Vec<Slot> {
         while let Some((kind, _)) = self.open.first() {
             let kind = kind.clone();

@@ -1,10 +1,10 @@
-//! Canonicalize: the forward graph in one spelling.
+//! Canonicalize: rewrites the forward graph into one canonical form.
 //!
-//! Contractions lose the reshapes and transposes around them, and what exporters spell out (attention, norms,
-//! activations, rotary embedding) becomes one operator again. The forward nodes go into an e-graph, directional rules
-//! add what is equal, and the cheapest program comes out, counted as a DAG.
+//! Contractions absorb the reshapes and transposes around them, and the many nodes that exporters write for attention, norms,
+//! activations and rotary embedding become one operator again. The forward nodes go into an e-graph, directional rules add equal
+//! forms, and the cheapest program is extracted, counted as a DAG.
 //!
-//! Invariants: forward nodes of one stage and copy alone; nothing that writes state; every result has the type it had.
+//! Invariants: only forward nodes of one stage and copy change; none of them writes state; every result keeps its type.
 
 mod cuts;
 mod graph;
@@ -31,12 +31,12 @@ use near::is_fused;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What the search found: the nodes to put in place of the region.
+/// The result of the search: the nodes that replace the region.
 #[derive(Debug)]
 pub struct Decision {
     nodes: Vec<Chosen>,
     region: Vec<NodeId>,
-    /// For each value that leaves the region, the class it is in.
+    /// The values that leave the region, each with its class.
     exits: Vec<(ValueId, Id)>,
 }
 
@@ -46,18 +46,18 @@ struct Chosen {
     class: Id,
     node: ENode,
     origin: Arc<str>,
-    /// The rule that made it; of a node that stood in the program, what made that.
+    /// The rule that made the node; for a node of the original program, the pass that made it.
     by: Arc<str>,
 }
 
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Canonicalize {
-    /// Names of rules that are left out, to see what they are for.
+    /// Names of rules to leave out, so that their effect can be seen.
     pub without: Vec<String>,
 }
 
-/// The names of all rules.
+/// Returns the names of all rules.
 pub fn rules() -> impl Iterator<Item = &'static str> {
     rules::all().into_iter().map(|rule| rule.name)
 }
@@ -81,7 +81,7 @@ impl Transform for Canonicalize {
         self.without.iter().for_each(|rule| arguments.push("without", rule));
     }
 
-    /// Rewrites the forward graph. A limit that is hit leaves it as it was, with a warning.
+    /// Rewrites the forward graph. If a limit is reached, the graph stays as it was and the user gets a warning.
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         match self.decide(module) {
             Ok((decision, near_misses)) => {
@@ -97,7 +97,7 @@ impl Transform for Canonicalize {
 }
 
 impl Canonicalize {
-    /// Searches; no decision when no rule applies, `Err` when a limit was hit. And what was nearly found.
+    /// Searches. Returns the decision (`None` if no rule applies) and the near misses. Errors: a limit was reached.
     pub fn decide(&self, module: &Module) -> Result<(Option<Decision>, Vec<NearMiss>), Diagnostic> {
         let mut rules = rules::all();
         rules.retain(|rule| self.without.iter().all(|without| without != rule.name));
@@ -105,12 +105,14 @@ impl Canonicalize {
     }
 }
 
-/// The most nodes that the e-graph of a region of so many nodes may have. A node of a model in the tests becomes at most 6 in
-/// the e-graph. A node of a model with unrolled recurrent layers becomes 210, and the time grows with every one.
+/// Returns the most nodes that the e-graph of a region may have. For the models in the tests an e-graph has at most 6 nodes for each
+/// node of the region. For a model with unrolled recurrent layers it has 210, and the time grows with every one.
 fn most_nodes(region: usize) -> usize {
     (250 * region).clamp(20_000, 100_000).max(20 * region)
 }
 
+/// Puts the region into an e-graph, applies the rules, and extracts the cheapest program. Returns no decision if the rules add nothing,
+/// or if all chosen nodes are those of the region. A chosen node keeps its maker if it was in the region; otherwise its maker is the rule.
 fn decide<'m>(
     module: &'m Module,
     rules: &[Rule<Head, Typing<'m>>],
@@ -170,7 +172,7 @@ fn decide<'m>(
     Ok((Some(Decision { nodes, region, exits }), near_misses))
 }
 
-/// Puts the region into the graph; the class of every value it reads or makes.
+/// Puts the region into the graph. Returns the class of every value that the region reads or makes.
 fn insert(graph: &mut Graph, module: &Module, region: &[NodeId]) -> BTreeMap<ValueId, Id> {
     let mut classes: BTreeMap<ValueId, Id> = BTreeMap::new();
     for &id in region {
@@ -194,14 +196,14 @@ fn insert(graph: &mut Graph, module: &Module, region: &[NodeId]) -> BTreeMap<Val
     classes
 }
 
-/// The result type of a node where it does not follow from those of the operands.
+/// Returns the result type of a node if it does not follow from the types of the operands.
 fn declared(module: &Module, node: &Node) -> Option<Type> {
     let operands: Vec<Type> = node.operands.iter().map(|&operand| module.ty(operand).clone()).collect();
     let inferred = node.op.infer(&Inference { operands: &operands, declared: &[] });
     inferred.is_err().then(|| module.ty(node.results[0]).clone())
 }
 
-/// Values made in the region that something outside reads.
+/// Returns the values of the region that something outside reads.
 fn exits(module: &Module, region: &[NodeId]) -> BTreeSet<ValueId> {
     let inside: BTreeSet<NodeId> = region.iter().copied().collect();
     let made: BTreeSet<ValueId> =
@@ -213,13 +215,13 @@ fn exits(module: &Module, region: &[NodeId]) -> BTreeSet<ValueId> {
     outside.chain(module.roots()).filter(|value| made.contains(value)).collect()
 }
 
-/// Added to the price of a softmax that a fused operator makes unnecessary. With few tokens the transposes around that operator
+/// The extra price of a softmax that a fused operator makes unnecessary. With few tokens the transposes around that operator
 /// take longer than the products and the softmax; but the form of a program must not depend on its batch or its sequence.
 const REPLACED: u64 = 1 << 40;
 
-/// Picoseconds on a device of 10 TFLOP/s and 1 TB/s, plus a little for being there at all. Views of what is stored
-/// are free: they become views of a state. A node that becomes no kernel costs the least. A part of a tensor in `cut` costs more than everything
-/// else.
+/// Returns the time of a node in picoseconds on a device of 10 TFLOP/s and 1 TB/s, plus a little for each node. Views of stored tensors
+/// are free: they become views of a state. A node that becomes no kernel has the lowest price. A part of a tensor in `cut` costs more
+/// than everything else.
 fn price(graph: &Graph, stored: &BTreeSet<Id>, cut: &BTreeSet<Id>, node: &ENode) -> u64 {
     const PRESENCE: u64 = 1000;
     let Some(op) = node.op() else { return 1 };
@@ -240,14 +242,14 @@ fn price(graph: &Graph, stored: &BTreeSet<Id>, cut: &BTreeSet<Id>, node: &ENode)
     let Cost { flops, read, written } = op.cost(&signature);
     let replaced = if matches!(op, Op::Softmax(_)) && is_fused(graph, class) { REPLACED } else { 0 };
     let late = if cuts::is_part(op) && cut.contains(&graph.find(node.args[0])) { cuts::LATE } else { 0 };
-    // Of two views of a weight, the one without dims of size one, whatever the batch.
+    // Among views of a weight, those without dims of size one are cheaper, at any batch.
     let of_weights = node.args.iter().filter(|&&arg| stored.contains(&graph.find(arg)));
     let ones = of_weights.map(|&arg| graph.ty(arg).dims.iter().filter(|dim| dim.is_one()).count() as u64);
     let ones: u64 = if matches!(op, Op::Contract(_)) { ones.sum() } else { 0 };
     replaced + PRESENCE + late + ones + (flops / 10).max(read.saturating_add(written))
 }
 
-/// The classes that are a constant seen through views. Walked from the constants up: classes have many nodes, and the
+/// Returns the classes that are a constant seen through views. The walk goes up from the constants: classes have many nodes, and the
 /// paths between them are too many to be tried.
 fn stored(graph: &Graph) -> BTreeSet<Id> {
     let mut views: BTreeMap<Id, Vec<Id>> = BTreeMap::new();
@@ -272,7 +274,7 @@ fn stored(graph: &Graph) -> BTreeSet<Id> {
     stored
 }
 
-/// Where each class of the original program came from: the first node that made it.
+/// Returns the origin of each class of the original program: the origin of the first node that made it.
 fn origins(
     module: &Module,
     graph: &Graph,
@@ -288,7 +290,7 @@ fn origins(
     origins
 }
 
-/// The nodes of the program as they stand in the graph, and what made each.
+/// Returns the e-nodes of the original program, each with its maker.
 fn stood(
     module: &Module,
     graph: &Graph,
@@ -305,7 +307,7 @@ fn stood(
     stood
 }
 
-/// A class that a rule made comes from where its first reader comes from.
+/// Gives a class that a rule made the origin of its first reader.
 fn inherit_origins(graph: &Graph, nodes: &mut [Chosen]) {
     let mut inherited: BTreeMap<Id, Arc<str>> = BTreeMap::new();
     for chosen in nodes.iter_mut().rev() {
@@ -318,7 +320,7 @@ fn inherit_origins(graph: &Graph, nodes: &mut [Chosen]) {
     }
 }
 
-/// The rule that made each e-node first; `None` for those of the original program.
+/// Returns the rule that first made each e-node; `None` for nodes of the original program.
 fn made_by(
     graph: &Graph,
     original: usize,
@@ -336,7 +338,7 @@ fn made_by(
     made_by
 }
 
-/// Puts the chosen nodes in place of the region.
+/// Replaces the region by the chosen nodes.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
     let mut b = Builder::new(module, "canonicalize");
     b.at(At::End(Phase::Forward));

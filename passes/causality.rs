@@ -1,10 +1,10 @@
-//! Causality: whether position t of a result depends on no later position of an input. The analysis changes nothing.
+//! Causality: finds whether position t of a result depends only on positions up to t of an input. The analysis changes nothing.
 //!
 //! Each value has the latest position of the input that its elements depend on. The latest position of an element is the
 //! largest of one number for each index of each dim (`Latest`), which is exact for the programs of decoders: hidden states
 //! `[batch, t, width]` depend on positions up to `t`, and scores `[batch, heads, t, s]` on positions up to `max(t, s)`. A mask
 //! that hides the scores of later positions is known by `bounds`, so the weighted sum over `s` reads no position after `t`.
-//! Where an operator is not known, each element of its result depends on all elements of its operands.
+//! Each element of the result of an unknown operator depends on all elements of its operands.
 
 mod bounds;
 
@@ -19,16 +19,16 @@ use ir::ops::shape::{Concat, Pad, Slice};
 use ir::{Module, Node, Op, Operator, ValueId};
 use std::collections::BTreeMap;
 
-/// Depends on no position.
+/// The position of an element that depends on no position.
 const NONE: i64 = -1;
 
 /// The latest position that each element of a value depends on: the largest of `all`, and of one number for each of the
 /// element's indices in `along`.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Latest {
-    /// For all elements.
+    /// A position that counts for all elements.
     all: i64,
-    /// For each index of some dims.
+    /// A position for each index of some dims.
     along: BTreeMap<usize, Vec<i64>>,
 }
 
@@ -37,7 +37,7 @@ impl Latest {
         Self { all: NONE, along: BTreeMap::new() }
     }
 
-    /// The latest position of all elements.
+    /// Returns the latest position of all elements.
     fn largest(&self) -> i64 {
         self.along.values().flatten().copied().fold(self.all, i64::max)
     }
@@ -62,7 +62,7 @@ impl Latest {
         }
     }
 
-    /// The positions along a dim, and the rest, in which this dim has no number.
+    /// Splits off the positions along a dim. The rest has no numbers for this dim.
     fn split(&self, dim: usize, size: usize) -> (Vec<i64>, Self) {
         let mut rest = self.clone();
         (rest.along.remove(&dim).unwrap_or_else(|| vec![NONE; size]), rest)
@@ -117,14 +117,15 @@ impl<'m> Positions<'m> {
         self.latest.extend(node.results.iter().copied().zip(results));
     }
 
-    /// Each element of each result depends on all elements of all operands.
+    /// Returns the positions of results whose elements each depend on all elements of all operands.
     fn mixed(&self, node: &Node) -> Vec<Latest> {
         let all = (0..node.operands.len()).map(|operand| self.of_operand(node, operand).largest());
         let all = all.fold(NONE, i64::max);
         vec![Latest { all, along: BTreeMap::new() }; node.results.len()]
     }
 
-    /// Operators whose factors do not tell which indices an element reads; the first result, whose dims the others share.
+    /// Handles operators whose factors do not tell which indices an element reads. Returns the positions of the first result; all
+    /// results have the same dims.
     fn special(&mut self, node: &Node) -> Option<Latest> {
         match &node.op {
             Op::Slice(slice) => self.slice(node, slice),
@@ -163,7 +164,7 @@ impl<'m> Positions<'m> {
         Some(latest)
     }
 
-    /// Operands lie side by side. A position on which all elements of one operand depend counts for the indices of that operand alone.
+    /// Puts operands side by side. A position that all elements of one operand depend on counts only for the indices of that operand.
     fn concat(&self, node: &Node, concat: &Concat) -> Option<Latest> {
         let dim = concat.dim as usize;
         let (mut joined, mut beside) = (Latest::none(), vec![]);
@@ -198,7 +199,7 @@ impl<'m> Positions<'m> {
         latest
     }
 
-    /// A window reads the positions of its elements.
+    /// Handles a convolution: a window reads the positions of its elements.
     fn conv(&self, node: &Node, conv: &Conv) -> Option<Latest> {
         let weight = self.of_operand(node, 1).largest();
         let (x, kernel) = (self.of_operand(node, 0), self.sizes(node.operands[1])?);
@@ -206,7 +207,7 @@ impl<'m> Positions<'m> {
         let (mut latest, mut all) = (Latest::none(), x.all.max(weight));
         for (dim, positions) in &x.along {
             let Some(spatial) = dim.checked_sub(2) else {
-                // The batch stays; channels are summed.
+                // The batch dim stays; channels are summed.
                 match dim {
                     0 => latest.add(0, positions.clone()),
                     _ => all = positions.iter().copied().fold(all, i64::max),
@@ -226,7 +227,7 @@ impl<'m> Positions<'m> {
         Some(latest)
     }
 
-    /// A lookup in a table reads the rows that its indices name. With constant indices in one dim, a row is at a known place.
+    /// Handles a lookup in a table, which reads the rows that its indices name. Constant indices in one dim read rows at known places.
     fn gather(&mut self, node: &Node, dim: usize) -> Option<Latest> {
         let (data, indices) = (self.of_operand(node, 0), self.of_operand(node, 1));
         let count = self.sizes(node.operands[1])?.len();
@@ -251,7 +252,7 @@ impl<'m> Positions<'m> {
         Some(latest)
     }
 
-    /// A probability depends on all scores of its row that are not hidden.
+    /// Handles a softmax: a probability depends on all scores of its row that are not hidden.
     fn softmax(&mut self, node: &Node, dim: usize) -> Option<Latest> {
         let sizes = self.sizes(node.operands[0])?;
         let row = sizes.len().checked_sub(2)?;
@@ -264,8 +265,8 @@ impl<'m> Positions<'m> {
         Some(rest)
     }
 
-    /// A sum over the last dim of its left side, or over the last but one of its right side, as that of attention's values.
-    /// Where a factor is zero the other one does not count.
+    /// Handles a sum over the last dim of one side, such as the product of attention's probabilities and values. Where the element of this
+    /// side is zero, the other side does not count.
     fn contract(&mut self, node: &Node, contract: &Contract) -> Option<Latest> {
         let roles = contract.roles();
         let [summed] = roles.summed[..] else { return None };
@@ -299,7 +300,7 @@ impl<'m> Positions<'m> {
         None
     }
 
-    /// Query `i` reads itself, and the keys and values that its mask shows.
+    /// Handles attention: query `i` reads itself, and the keys and values that its mask shows.
     fn attention(&mut self, node: &Node, attention: &Attention) -> Option<Latest> {
         let (queries, keys) = (self.sizes(node.operands[0])?[2], self.sizes(node.operands[1])?[2]);
         let (mut rows, mut latest) = self.of_operand(node, 0).split(2, queries);
@@ -319,7 +320,7 @@ impl<'m> Positions<'m> {
             read.iter_mut().zip(of_keys).for_each(|(read, new)| *read = (*read).max(new));
             hiding = self.bounds.hidden_by_mask(mask);
         }
-        // Heads and widths are not told apart.
+        // Heads and widths are not distinguished.
         latest = Latest { all: latest.largest(), along: BTreeMap::new() };
         let seen = if attention.causal {
             let hidden = |row: usize, key: usize| key > row || hiding.hides(row, key);
@@ -332,7 +333,8 @@ impl<'m> Positions<'m> {
         Some(latest)
     }
 
-    /// An element of a result reads the elements of operands that have its index along a free factor, and all along others.
+    /// Handles any operator with factors: an element of a result reads the elements of operands that have its index along a free factor,
+    /// and all elements along other factors.
     fn by_factors(&self, node: &Node) -> Option<Vec<Latest>> {
         if matches!(node.op, Op::ScatterElements(_) | Op::ScatterNd(_)) {
             return None;
@@ -374,7 +376,7 @@ impl<'m> Positions<'m> {
     }
 }
 
-/// The latest position that each row reads of columns with these positions.
+/// Returns the latest position that each row reads, given the positions of the columns.
 fn visible(read: &[i64], rows: usize, hiding: &Hiding) -> Vec<i64> {
     match hiding {
         Hiding::Nothing => vec![read.iter().copied().fold(NONE, i64::max); rows],
@@ -382,7 +384,7 @@ fn visible(read: &[i64], rows: usize, hiding: &Hiding) -> Vec<i64> {
     }
 }
 
-/// The latest of the positions that are not hidden.
+/// Returns the latest of the positions that are not hidden.
 fn shown(read: &[i64], is_hidden: impl Fn(usize) -> bool) -> i64 {
     let shown = read.iter().enumerate().filter(|(column, _)| !is_hidden(*column));
     shown.map(|(_, &position)| position).fold(NONE, i64::max)
@@ -392,8 +394,8 @@ fn size_of(factors: &Factors, factor: u32) -> Option<usize> {
     factors.factors[factor as usize].size.size().map(|size| size as usize)
 }
 
-/// The positions along a dim, as positions along its factors; `None` in place of a factor for a dim that has none. If the positions are
-/// not the largest of one number for each factor, they are those of the last factor, at any index of the others.
+/// Converts the positions along a dim to positions along its factors. The factor is `None` for a dim without factors. If the positions
+/// are not the maximum of one number for each factor, only the last factor has numbers: the latest at any index of the others.
 fn of_factors(factors: &Factors, dim: &[u32], positions: &[i64]) -> Option<Vec<(Option<u32>, Vec<i64>)>> {
     if let [] | [_] = dim {
         return Some(vec![(dim.first().copied(), positions.to_vec())]);
@@ -423,7 +425,7 @@ fn of_factors(factors: &Factors, dim: &[u32], positions: &[i64]) -> Option<Vec<(
     Some(vec![(Some(dim[last]), latest)])
 }
 
-/// The positions along a dim with these factors.
+/// Returns the positions along a dim with these factors.
 fn merged(factors: &Factors, dim: &[u32], along: &BTreeMap<u32, Vec<i64>>) -> Option<Vec<i64>> {
     let mut merged = vec![NONE];
     for &factor in dim {

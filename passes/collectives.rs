@@ -1,12 +1,11 @@
-//! Collectives: the same program with less communication.
+//! Collectives: rewrites a program so that it communicates less.
 //!
-//! A placed module, in which every collective stands where two shardings meet, goes into an e-graph; rules by factors
-//! and shardings alone (`rules`) say what it is equal to; the cheapest program comes out, counted as a DAG. Sequence
-//! parallelism as in Megatron-LM (Korthikanti et al., arXiv 2205.05198) is what that finds for transformer blocks with
-//! tensor parallelism when activations are large.
+//! A placed module, in which every collective stands where two shardings meet, goes into an e-graph. Rules that know only factors
+//! and shardings (`rules`) add equal forms, and the cheapest program is extracted, counted as a DAG. For transformer blocks with
+//! tensor parallelism and large activations it finds sequence parallelism as in Megatron-LM (Korthikanti et al., arXiv 2205.05198).
 //!
-//! Invariants: what a node computes stays; nothing changes its phase for a later one, its stage or its copy; a gather of
-//! one phase never becomes that of another; every collective goes in with one operand and comes out with one.
+//! Invariants: nodes compute the same values; no node moves to a later phase, another stage or another copy; a gather of one phase never
+//! becomes a gather of another phase; every collective has one operand before and after.
 
 mod decision;
 mod graph;
@@ -34,7 +33,7 @@ use std::collections::BTreeMap;
 
 /// The pass `collectives`. `collectives(any, link=450, latency=1000, memory=3000, flops=600, kept=10, bucket=26214400)`.
 ///
-/// Its first four numbers are the machine that it prices programs for: by default [`Device::assumed`]. The last two are prices of
+/// The first four numbers describe the machine that it prices programs for: by default [`Device::assumed`]. The last two are prices of
 /// the pass itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collectives {
@@ -51,7 +50,7 @@ pub struct Collectives {
     /// The price of keeping a byte from forward to backward, in picoseconds. It is higher than the time of sending a byte, so that
     /// a value that can be gathered again is not kept whole.
     pub kept: u64,
-    /// Bytes at which a reduction of the update pays its whole latency: smaller ones travel in buckets.
+    /// The bytes at which a reduction of the update pays its whole latency. Smaller reductions travel in buckets.
     pub bucket: u64,
 }
 
@@ -76,7 +75,7 @@ const GIGA: f64 = 1e9;
 const TERA: f64 = 1e12;
 
 impl Collectives {
-    /// The device that programs are priced for.
+    /// Returns the device that programs are priced for.
     fn device(&self) -> Device {
         let bandwidth = self.link as f64 * GIGA;
         let link = Link { bandwidth, attained: 1.0, latency: self.latency as f64 * NANO };
@@ -112,7 +111,7 @@ impl Transform for Collectives {
         arguments.push_unless(&default.bucket, "bucket", &self.bucket);
     }
 
-    /// Rewrites a placed program. A limit that is hit leaves it as it was, with a warning.
+    /// Rewrites a placed program. If a limit is reached, the program stays as it was and the user gets a warning.
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         match decide(module, self) {
             Ok(Some(decision)) => apply(module, &decision),
@@ -125,7 +124,7 @@ impl Transform for Collectives {
     }
 }
 
-/// Searches; `None` when nothing is better, `Err` when a limit was hit.
+/// Searches. Returns `None` if nothing is better. Errors: a limit was reached.
 pub fn decide(module: &Module, options: &Collectives) -> Result<Option<Decision>, Diagnostic> {
     if !module.nodes().any(|(_, node)| matches!(node.op, Op::Collective(_))) {
         return Ok(None);
@@ -160,7 +159,7 @@ pub fn decide(module: &Module, options: &Collectives) -> Result<Option<Decision>
         .decision(&chosen))
 }
 
-/// Puts the new program in place of the old.
+/// Replaces the old program by the new one.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
     let old: Vec<NodeId> = module.order().to_vec();
     let mut b = Builder::new(module, Collectives::NAME);

@@ -1,14 +1,12 @@
-//! Compress activations: they wait for backward in fewer bytes (Jain et al., Gist: Efficient Data Encoding for Deep Neural Network Training,
-//! ISCA 2018).
+//! Compress activations: keeps them in fewer bytes until backward (Jain et al., Gist: Efficient Data Encoding for Deep Neural Network
+//! Training, ISCA 2018).
 //!
-//! Lossless forms: `masks` keeps one bit for each element of a mask, and for each element of which backward reads nothing but a
-//! comparison, such as the operand of a ReLU. `indices` keeps the place of the largest element of each window in place of the operand of a
-//! max pooling. The lossy form `dtype` keeps f32 activations in a narrower type. Dropout needs no form:
-//! backward draws its numbers again.
+//! Lossless forms: `masks` keeps one bit for each element of a mask, and of an activation that backward only compares, such as the
+//! operand of a ReLU. `indices` keeps the place of the largest element of each window instead of the operand of a max pooling. The lossy
+//! form `dtype` keeps f32 activations in a narrower type. Dropout needs no form: backward draws its numbers again.
 //!
-//! Invariants: without `dtype`, all values have the bits that they had before. Nodes of forward keep their operands; nodes of backward alone
-//! read the activations that changed back. Statistics that backward reads, such as the logarithms of a softmax's sums, are never
-//! rounded.
+//! Invariants: without `dtype`, all values have the same bits as before. Nodes of forward keep their operands; only nodes of backward
+//! read the restored activations. Statistics that backward reads, such as the logarithms of a softmax's sums, are never rounded.
 
 mod masks;
 mod narrow;
@@ -30,18 +28,18 @@ use std::fmt;
 /// The pass `compress_activations`. `compress_activations(masks, indices, dtype=bf16, least=1024)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompressActivations {
-    /// Whether masks, and activations of which backward reads nothing but a comparison, are kept as bits.
+    /// Whether masks, and activations that backward only compares, are kept as bits.
     pub masks: bool,
-    /// Whether the places of largest elements are kept in place of the operands of max pooling.
+    /// Whether max pooling keeps the places of largest elements instead of its operands.
     pub indices: bool,
-    /// The type in which f32 activations are kept: bf16 or f16. `None`: f32.
+    /// The type in which f32 activations are kept: bf16 or f16. `None` keeps f32.
     pub dtype: Option<DType>,
-    /// Activations of fewer bytes on each device stay as they are.
+    /// The fewest bytes, on each device, of an activation that is compressed.
     pub least: u64,
 }
 
 impl CompressActivations {
-    /// All forms without loss.
+    /// All lossless forms.
     pub const LOSSLESS: Self = Self { masks: true, indices: true, dtype: None, least: 16 << 10 };
 }
 
@@ -99,7 +97,7 @@ impl Transform for CompressActivations {
     }
 }
 
-/// The activations that wait for backward and take memory of a step.
+/// Returns the activations that wait for backward and take memory of a step.
 fn activations(module: &Module) -> Vec<ValueId> {
     let is_constant = |value: &ValueId| {
         let maker = module.producer(*value).map(|node| &node.op);
@@ -108,17 +106,17 @@ fn activations(module: &Module) -> Vec<ValueId> {
     kept::activations(module).into_iter().filter(|value| !is_constant(value)).collect()
 }
 
-/// Bytes on each device of a microbatch's activations that wait for backward.
+/// Returns the bytes, on each device, of a microbatch's activations that wait for backward.
 pub fn kept_bytes(module: &Module) -> u64 {
     KeptReport::of(module, &activations(module)).bytes
 }
 
-/// The activations that are kept in another form without loss.
+/// The activations that are kept in a lossless form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// Gradients of max pooling, which look for the largest elements again.
+    /// Gradients of max pooling, which search for the largest elements again.
     searches: Vec<NodeId>,
-    /// Nodes of backward that read nothing but a comparison of activations.
+    /// Nodes of backward that only compare activations.
     tests: Vec<Test>,
     /// Bools that are kept as bits.
     masks: Vec<ValueId>,
@@ -130,12 +128,12 @@ impl Decision {
         self.searches.is_empty() && self.tests.is_empty() && self.masks.is_empty()
     }
 
-    /// The number of activations that are kept as bits.
+    /// Returns the number of activations that are kept as bits.
     fn bits(&self) -> usize {
         self.masks.len() + self.tests.iter().filter(|test| test.output.is_none()).count()
     }
 
-    /// The number of tests that read another activation, which is kept anyway.
+    /// Returns the number of tests that read another activation, which is kept anyway.
     fn outputs(&self) -> usize {
         self.tests.iter().filter(|test| test.output.is_some()).count()
     }
@@ -172,7 +170,7 @@ impl Candidates {
         let (searches, tests) =
             (nodes(options.indices, pools::is_search), nodes(options.masks, masks::is_test));
         let mut candidates = Self { searches, tests, kept: BTreeSet::new(), relus: masks::relus(module) };
-        // An activation that another node reads is kept in any case. Then it frees nothing if a candidate reads another form.
+        // An activation that another node reads is kept in any case. A candidate that reads another form of it frees nothing.
         loop {
             candidates.kept = candidates.read_by_others(module);
             let is_freed =
@@ -188,7 +186,7 @@ impl Candidates {
         }
     }
 
-    /// The activations that nodes of backward read in any case.
+    /// Returns the activations that nodes of backward read in any case.
     fn read_by_others(&self, module: &Module) -> BTreeSet<ValueId> {
         let candidates: BTreeSet<NodeId> = self.searches.iter().chain(&self.tests).copied().collect();
         let mut read = BTreeSet::new();
@@ -205,7 +203,7 @@ impl Candidates {
     }
 }
 
-/// Chooses the activations that are kept in another form without loss.
+/// Chooses the activations that are kept in a lossless form.
 pub fn decide(module: &Module, options: &CompressActivations) -> Decision {
     let candidates = Candidates::of(module, options);
     let tests = candidates.tests.iter().map(|&node| masks::test(module, node, &candidates)).collect();
@@ -232,9 +230,9 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagno
 /// The activations that are kept in a narrower type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rounded {
-    /// The type.
+    /// The narrower type.
     pub dtype: DType,
-    /// The activations.
+    /// The activations to round.
     pub values: Vec<ValueId>,
 }
 

@@ -1,13 +1,13 @@
-//! Compression of gradients: data ranks reduce factors of low rank, or 16-bit numbers, in place of whole gradients.
+//! Compress gradients: data ranks reduce factors of low rank, or 16-bit numbers, in place of whole gradients.
 //!
-//! Reads the outputs `grad.NAME` of [`crate::autodiff`] and gives each compressed one a new value, which the optimizer then reads.
-//! A gradient `G = Σᵢ Gᵢ` is a sum over the data ranks `i`; the operator `addends` keeps the addends apart, as a tensor `[ranks, ..]` that
-//! is split over the data axes. Every rank keeps the error of its own addend, `error(NAME)`, and adds it to the next one. Everything
-//! here is linear in the addends and summed over the ranks, so the program computes the same gradients on any number of ranks, one
-//! included: `verify` compares it with the same pass on one device.
+//! The pass reads the outputs `grad.NAME` of [`crate::autodiff`] and gives each compressed one a new value, which the optimizer then
+//! reads. A gradient `G = Σᵢ Gᵢ` is a sum over the data ranks `i`. The operator `addends` keeps the addends apart, as a tensor
+//! `[ranks, ..]` that is split over the data axes. Every rank keeps the error of its own addend, `error(NAME)`, and adds it to the next
+//! addend. All operations are linear in the addends and summed over the ranks, so the program computes the same gradients on any number
+//! of ranks, even on one: `verify` compares it with the same pass on one device.
 //!
-//! Invariants: it runs after `autodiff` and before `optimizer`; its nodes are in the update phase, so microbatches are summed first;
-//! the sum of the errors of all ranks is the part of the sum of all gradients that no update has seen yet.
+//! Invariants: the pass runs after `autodiff` and before `optimizer`; its nodes are in the update phase, so microbatches are summed
+//! first; the sum of the errors of all ranks is the part of the sum of all gradients that no update has used yet.
 
 mod powersgd;
 mod sixteen;
@@ -30,19 +30,20 @@ use std::str::FromStr;
 pub struct CompressGradients {
     /// The method.
     pub method: Method,
-    /// The number of data ranks, and so of addends of a gradient.
+    /// The number of data ranks, which is the number of addends of a gradient.
     pub ranks: u64,
 }
 
-/// What travels in place of a gradient.
+/// The form in which gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
-    /// Two factors for each matrix (Vogels et al., NeurIPS 2019, algorithm 1); vectors as they are. Of a tensor with more dims, the
-    /// first dim with several elements has the rows.
+    /// Two factors for each matrix (Vogels et al., NeurIPS 2019, algorithm 1); vectors stay as they are. A tensor with more dims is a
+    /// matrix whose rows are its first dim of more than one element.
     PowerSgd {
-        /// The columns of a factor; of a matrix with fewer rows or columns, as many as these.
+        /// The columns of a factor. A matrix with fewer rows or columns has a factor with so few columns.
         rank: u64,
-        /// A matrix is compressed if it has more than so many times the elements of its factors; with 0 every matrix is.
+        /// The least rate of compression: a matrix is compressed if it has more than `min_rate` times the elements of its factors; with 0
+        /// every matrix is.
         min_rate: f64,
     },
     /// Every tensor in 16 bits.
@@ -52,7 +53,7 @@ pub enum Method {
 impl Method {
     const WORDS: [&'static str; 2] = ["powersgd", "bf16"];
 
-    /// The largest rank with which the paper trains its models.
+    /// The default rank: the largest one with which the paper trains its models.
     const RANK: u64 = 4;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
@@ -87,7 +88,7 @@ impl Method {
     }
 }
 
-/// `powersgd:rank=4,min-rate=2` or `bf16`, as the flag has it.
+/// Reads `powersgd:rank=4,min-rate=2` or `bf16`, as the flag has it.
 impl FromStr for Method {
     type Err = String;
 
@@ -146,31 +147,31 @@ impl Transform for CompressGradients {
     }
 }
 
-/// The gradients that are compressed.
+/// The gradients to compress.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// How the report names the method.
+    /// The method's name in the report.
     name: String,
-    /// One for each compressed gradient, in the order of the outputs.
+    /// The compressed gradients, in the order of the outputs.
     gradients: Vec<Compressed>,
-    /// Trained tensors that travel as they are, and their bytes.
+    /// The number and the bytes of trained tensors that are not compressed.
     others: (usize, u64),
 }
 
-/// How one gradient is compressed.
+/// The compression of one gradient.
 #[derive(Clone, Debug, PartialEq)]
 struct Compressed {
-    /// The place of `grad.NAME` in the table of outputs.
+    /// The index of `grad.NAME` in the table of outputs.
     output: usize,
     parameter: StateId,
-    /// What data ranks would reduce.
+    /// The bytes that data ranks would reduce without compression.
     bytes: u64,
-    /// The bytes that data ranks reduce in its place.
+    /// The bytes that data ranks reduce with compression.
     reduced: u64,
     shape: Shape,
 }
 
-/// The form in which a gradient travels.
+/// The form in which a gradient is reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     /// `[m, r]` and `[n, r]`.
@@ -206,7 +207,7 @@ impl fmt::Display for Decision {
 /// Finds the gradients that are sums over microbatches, and so over data ranks, and that the method compresses.
 ///
 /// # Errors
-/// A program without gradients, or with an optimizer, or with a scaled loss.
+/// The program has no gradients, an optimizer, a scaled loss or stages; the method compresses none of its gradients.
 pub fn decide(module: &Module, options: &CompressGradients) -> Result<Decision, Diagnostic> {
     let has_gradients = module.outputs.iter().any(|output| StepOutput::gradient_of(&output.name).is_some());
     if module.level != Level::Training || module.state("step").is_some() || !has_gradients {
@@ -257,7 +258,7 @@ impl Method {
         }
     }
 
-    /// How a gradient of this type is compressed, and the bytes that data ranks reduce then; `None` if it travels as it is.
+    /// Returns the compressed form of a gradient of this type, and the bytes that data ranks reduce; `None` if it is not compressed.
     fn shape(self, ty: &Type) -> Option<(Shape, u64)> {
         let sizes = ty.sizes()?;
         match self {
@@ -316,7 +317,7 @@ struct States<'a, 'm> {
 }
 
 impl States<'_, '_> {
-    /// Adds a state `KIND(NAME)`, and gives its value.
+    /// Adds a state `KIND(NAME)`, and returns its id and value.
     fn add(&mut self, kind: &str, ty: Type, initializer: Initializer) -> (StateId, ValueId) {
         let name = format!("{kind}({})", self.parameter);
         let id = self.b.tables().add_state(name, ty, Role::Compression, initializer);
@@ -328,8 +329,9 @@ impl States<'_, '_> {
         self.b.tables().states[state].output = Some(new);
     }
 
-    /// The addends of a gradient as `[ranks, sizes..]` of f32, each with the error of its rank: `Mᵢ = Gᵢ + Eᵢ`. Also the state of the
-    /// errors, which begins with zeros. The factors of the gradient multiply its addends, so errors are in the gradient's own units.
+    /// Returns the addends of a gradient as `[ranks, sizes..]` of f32, each with the error of its rank: `Mᵢ = Gᵢ + Eᵢ`. Also returns the
+    /// state of the errors, which starts with zeros. The factors of the gradient multiply its addends, so errors are in the gradient's own
+    /// units.
     fn with_errors(
         &mut self,
         gradient: ValueId,

@@ -1,11 +1,11 @@
 //! Delay: forward and backward of an asynchronous pipeline read the weights of earlier updates.
 //!
 //! A trained state with a delay of d gets d earlier versions as states, `NAME.version.1` to `NAME.version.d`. All phases but `update`
-//! read the oldest. The update reads and writes the newest, and hands each version on to the next older one. A stage of a
-//! pipeline gives its delay to its states; a weight that several stages read has the delay of its owner.
+//! read the oldest version. The update reads and writes the newest one, and copies each version to the next older one. The delay of a
+//! state is that of its pipeline stage; a weight that several stages read has the delay of its owner.
 //!
-//! In a pipeline forward runs ahead of its step, when the values of `prepare` are still those of the step before. So nodes of `prepare`
-//! that depend on states become nodes of forward.
+//! In a pipeline, forward may run ahead of its step, while the values of `prepare` are still those of the step before. So nodes of
+//! `prepare` that depend on states become nodes of forward.
 //!
 //! Invariants: the update's own nodes stay as they are; with no delay, nothing changes.
 
@@ -22,7 +22,7 @@ use std::fmt;
 /// The pass. `delay`, or for a program without stages `delay(state=fc.weight:2)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delay {
-    /// The delays of trained states, by name, in place of those of the stages. A name of no state is passed over.
+    /// The delays of trained states, by name, in place of those of the stages. Names of no state are ignored.
     pub states: Vec<(String, u32)>,
 }
 
@@ -52,12 +52,12 @@ impl Transform for Delay {
     }
 }
 
-/// The name of an earlier version of a state: of so many updates ago.
+/// Returns the name of the version of a state from `age` updates ago.
 pub fn version_name(state: &str, age: u32) -> String {
     format!("{state}.version.{age}")
 }
 
-/// The delay of each trained state that has one.
+/// The delays of trained states, without those of 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     delays: BTreeMap<StateId, u32>,
@@ -69,10 +69,10 @@ impl fmt::Display for Decision {
     }
 }
 
-/// The delays of a program with its update.
+/// Finds the delays of a program with its update.
 ///
 /// # Errors
-/// A program that has delays already, or no update.
+/// The program has earlier versions of states already, or no update.
 pub fn decide(module: &Module, options: &Delay) -> Result<Decision, Diagnostic> {
     let delay = |state: &State| match (&options.states[..], &module.pipeline) {
         ([], Some(pipeline)) => pipeline.delay_of(state.stage),
@@ -90,7 +90,7 @@ pub fn decide(module: &Module, options: &Delay) -> Result<Decision, Diagnostic> 
     Ok(Decision { delays })
 }
 
-/// Adds the versions, and lets forward and backward read the oldest.
+/// Adds the versions, and makes forward and backward read the oldest.
 ///
 /// # Errors
 /// A node that cannot be built: a bug.
@@ -121,8 +121,8 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, TypeEr
     Ok(b.finish())
 }
 
-/// Adds the versions of a state, and returns the oldest. The copies from each version to the next stand at the start of the
-/// update, the oldest version first: so each version is read before it is overwritten.
+/// Adds the versions of a state, and returns the oldest. The copies from each version to the next older one stand at the start of the
+/// update, the oldest first. So each version is read before it is overwritten.
 fn versions(b: &mut Builder, id: StateId, delay: u32) -> Result<ValueId, TypeError> {
     let state = b.module().states[id].clone();
     let mut all = vec![(id, state.input)];
@@ -143,7 +143,7 @@ fn versions(b: &mut Builder, id: StateId, delay: u32) -> Result<ValueId, TypeErr
     Ok(all.last().map_or(state.input, |(_, oldest)| *oldest))
 }
 
-/// The nodes of `prepare` that depend on a state which steps change.
+/// Returns the nodes of `prepare` that depend on a state that steps change.
 fn of_states(module: &Module) -> Vec<NodeId> {
     let changes: BTreeSet<ValueId> =
         module.states.values().filter(|state| state.output.is_some()).map(|state| state.input).collect();

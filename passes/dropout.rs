@@ -1,13 +1,13 @@
 //! Dropout: gives the model's dropouts and random tensors the numbers of their samples, from which they draw.
 //!
-//! The state `dropout.samples` counts the samples of all microbatches before this one, from step 0 on, so that a sample
-//! has the same number however a step is cut into microbatches. Which dim of a value has the samples is found as
-//! [`crate::bind`] finds it. A value without samples (a table of positions) is dropped alike in all microbatches of a
-//! step: its one number is `-1` less the count at the step's start, which no sample has. Invariants: every dropout and
-//! random tensor left has its numbers; its id stays as imported, so that other passes' programs draw the same.
+//! The state `dropout.samples` counts the samples of all microbatches before this one, from step 0 on. So a sample has the same number
+//! however a step is cut into microbatches. [`crate::bind`] finds the dim of a value that has the samples. A value without samples (a
+//! table of positions) is dropped alike in all microbatches of a step: its number is `-1` minus the count at the step's start, which no
+//! sample has. Invariants: every dropout and random tensor that is left has its numbers; its id stays as imported, so that programs of
+//! other passes draw the same numbers.
 //!
-//! Masks that a model spells out become dropouts first ([`mask`]). A random tensor that is none stands for its mean in
-//! an evaluation, and where `--dropout off` asks for it.
+//! Masks that a model computes from random numbers become dropouts first ([`mask`]). A random tensor that is no mask is replaced by its
+//! mean in an evaluation, and with `--dropout off`.
 
 pub mod mask;
 
@@ -31,8 +31,8 @@ use std::fmt;
 pub struct Dropout {
     /// The seed of the run.
     pub seed: u64,
-    /// The share that is dropped, in place of the model's own. It is not for masks of parts of a value, such as those
-    /// of stochastic depth. 0 takes everything random out.
+    /// The share that is dropped, in place of the model's own. It does not apply to masks of parts of a value, such as those of
+    /// stochastic depth. 0 removes everything random.
     pub ratio: Option<f64>,
 }
 
@@ -79,7 +79,7 @@ impl Transform for Dropout {
     }
 }
 
-/// Warns of random tensors that are no dropout: an evaluation cannot know the numbers that the model expects in their place.
+/// Warns about random tensors that are no dropout: an evaluation does not know the numbers that the model expects in their place.
 fn noise(module: &Module) -> Option<Diagnostic> {
     let mut random = module.nodes().filter(|(_, node)| matches!(node.op, Op::RandomUniform(_)));
     let (_, first) = random.next()?;
@@ -97,8 +97,8 @@ fn noise(module: &Module) -> Option<Diagnostic> {
     Some(warning.note("--dropout off uses the mean in training too"))
 }
 
-/// The ids of the dropouts whose share may be set: those of values of the model. A dropout of ones alone is a mask that
-/// the model spells out for parts of a value, as stochastic depth does for whole samples.
+/// Returns the ids of the dropouts whose share may be set: dropouts of values of the model. A dropout of ones alone is a mask that the
+/// model computes for parts of a value, as stochastic depth does for whole samples.
 fn settable(module: &Module) -> BTreeSet<u32> {
     let is_one = |value: ValueId| match module.producer(value).map(|node| &node.op) {
         Some(Op::Splat(splat)) => splat.value.get() == 1.0,
@@ -114,25 +114,25 @@ fn settable(module: &Module) -> BTreeSet<u32> {
 /// The replacement of each dropout and random tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// Those that drop nothing, or stand for their mean.
+    /// The dropouts and random tensors that drop nothing, or are replaced by their mean.
     pub removed: Vec<NodeId>,
-    /// The others, as they will be, and whether their values have samples.
+    /// All others, each with its new operator, and whether its value has samples.
     pub numbered: Vec<(NodeId, Draw, bool)>,
-    /// Samples of a microbatch.
+    /// The number of samples in a microbatch.
     pub batch: u64,
 }
 
-/// An operator that draws.
+/// An operator that draws random numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Draw {
-    /// It drops.
+    /// A dropout.
     Dropout(Operator),
-    /// It gives random numbers.
+    /// A random tensor.
     Uniform(RandomUniform),
 }
 
 impl Draw {
-    /// The operator of a node whose samples have no numbers yet, if it draws.
+    /// Returns the operator of a node, if it draws and its samples have no numbers yet.
     fn without_numbers(node: &ir::Node) -> Option<Self> {
         match &node.op {
             Op::Dropout(op) if node.operands.len() == 1 => Some(Self::Dropout(op.clone())),
@@ -178,7 +178,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Finds the operators that draw and have no numbers, and where their samples are.
+/// Finds the operators that draw and have no numbers yet, and the dim of their samples.
 pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic> {
     let (mut decision, settable) = (Decision::default(), settable(module));
     for (id, node) in module.nodes() {
@@ -208,8 +208,8 @@ pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic
     }
     let samples = find_samples(module).map_err(|error| unclear(&error))?;
     decision.batch = samples.batch.max(1);
-    // A dropout of ones, to make a mask of, is that of the value with the same id: a constant itself, it would do for any
-    // batch.
+    // A dropout of ones makes the mask of a value whose dropout has the same id, and takes its dim of samples from there. The ones are a
+    // constant, which would fit any batch.
     let mut places: BTreeMap<u32, Carry> = BTreeMap::new();
     for (id, draw, _) in &decision.numbered {
         let carry = samples.carries.get(&module.node(*id).results[0]);
@@ -228,7 +228,7 @@ pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic
     Ok(decision)
 }
 
-/// The samples cannot be told apart.
+/// Returns the error that the samples cannot be told apart.
 fn unclear(error: &Diagnostic) -> Diagnostic {
     let found =
         Diagnostic::new(format!("dropout needs to distinguish the samples of a batch: {}", error.message));
@@ -236,7 +236,7 @@ fn unclear(error: &Diagnostic) -> Diagnostic {
     found.note("train without dropout: --dropout off")
 }
 
-/// Gives the numbers.
+/// Gives the operators their numbers, and removes the operators that drop nothing.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
     let mut b = Builder::new(module, Dropout::NAME);
     for &id in &decision.removed {
@@ -259,7 +259,7 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagno
     Ok(Changed::Yes)
 }
 
-/// Takes out every dropout and random tensor, as an evaluation does.
+/// Removes every dropout and random tensor, as an evaluation does.
 pub fn remove(module: &mut Module) -> Result<Changed, TypeError> {
     let draws = |op: &Op| matches!(op, Op::Dropout(_) | Op::RandomUniform(_));
     let found: Vec<NodeId> = module.nodes().filter(|(_, node)| draws(&node.op)).map(|(id, _)| id).collect();
@@ -270,7 +270,7 @@ pub fn remove(module: &mut Module) -> Result<Changed, TypeError> {
     Ok(b.finish())
 }
 
-/// Puts the operand of a dropout, or the mean of random numbers, in the place of the result.
+/// Replaces the result of a dropout by its operand, and random numbers by their mean.
 fn bypass(b: &mut Builder, id: NodeId) -> Result<(), TypeError> {
     let node = b.module().node(id);
     let (op, operands, result) = (node.op.clone(), node.operands.clone(), node.results[0]);
@@ -291,9 +291,9 @@ fn bypass(b: &mut Builder, id: NodeId) -> Result<(), TypeError> {
 
 /// The numbers that dropouts read.
 struct Numbers {
-    /// `[batch]`: of each sample of the microbatch.
+    /// `[batch]`: the numbers of the samples of the microbatch.
     of_samples: ValueId,
-    /// `[1]`: of all microbatches of the step.
+    /// `[1]`: the number for all microbatches of the step.
     of_the_step: ValueId,
 }
 
@@ -311,7 +311,7 @@ impl Numbers {
     }
 }
 
-/// The numbers of a microbatch's samples, `i64[batch]`; the counter then counts them.
+/// Returns the numbers of a microbatch's samples, `i64[batch]`, and makes the counter count them.
 fn count_samples(b: &mut Builder, counter: StateId, batch: u64) -> Result<ValueId, TypeError> {
     let before = b.module().states[counter].input;
     let index = b.one_typed(Iota { dim: 0 }, &[], Type::of(DType::I64, &[batch]))?;
@@ -322,7 +322,7 @@ fn count_samples(b: &mut Builder, counter: StateId, batch: u64) -> Result<ValueI
     Ok(of_samples)
 }
 
-/// The numbers of a microbatch's samples, `i64[batch]`, for a pass that draws random numbers too.
+/// Returns the numbers of a microbatch's samples, `i64[batch]`, for another pass that draws random numbers.
 pub(crate) fn numbers_of_samples(b: &mut Builder, batch: u64) -> Result<ValueId, TypeError> {
     let counter = b.module().states.iter().find(|(_, state)| state.name == SAMPLES).map(|(id, _)| id);
     let counter = counter.unwrap_or_else(|| {
@@ -331,7 +331,7 @@ pub(crate) fn numbers_of_samples(b: &mut Builder, batch: u64) -> Result<ValueId,
     count_samples(b, counter, batch)
 }
 
-/// A number that no random operator of the program has.
+/// Returns an id that no random operator of the program has.
 pub(crate) fn next_id(module: &Module) -> u32 {
     let ids = module.nodes().filter_map(|(_, node)| match &node.op {
         Op::Dropout(dropout) => Some(dropout.id + 1),

@@ -1,7 +1,7 @@
-//! Evaluation: keeps the sums and weights of the loss, which an evaluation reads.
+//! Evaluation: keeps only the sums and weights of the loss, which an evaluation reads.
 //!
-//! Invariants: no state changes, the newest weights are read, nothing is drawn at random, no label is smoothed, and batch norms use their running
-//! statistics.
+//! Invariants: no state changes, the newest weights are read, nothing is drawn at random, no label is smoothed, and batch norms use
+//! their running statistics.
 
 use crate::arguments::Arguments;
 use crate::dropout;
@@ -28,7 +28,7 @@ impl Transform for Evaluation {
 
     fn print(&self, _: &mut Arguments) {}
 
-    /// Errors: a program without a loss.
+    /// Errors: the program has no loss.
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
         let outputs = outputs(module);
         if outputs.is_empty() {
@@ -42,7 +42,7 @@ impl Transform for Evaluation {
         module.outputs.retain(|output| outputs.contains(&output.name));
         module.states.values_mut().for_each(|state| state.output = None);
         if let Some(pipeline) = &mut module.pipeline {
-            // Each batch passes the stages by itself, and a rank begins the next one when it has passed one on.
+            // Each batch passes the stages by itself. A rank begins the next batch when it has passed one on.
             pipeline.microbatches = 1;
             pipeline.delays.clear();
             for tasks in &mut pipeline.timetable.ranks {
@@ -54,14 +54,14 @@ impl Transform for Evaluation {
         read_newest(module);
         dropout::remove(module)?;
         use_running_statistics(module);
-        // An input may take the place of a value that another stage reads: the operand of a dropout, or a running statistic.
+        // A transfer may now carry an input, in place of a dropout of it, or a running statistic.
         remove_idle_transfers(module, Self::NAME);
         remove_dead(module, Self::NAME);
         Ok(Changed::Yes)
     }
 }
 
-/// The outputs that an evaluation reads: those of the classes of the loss.
+/// Returns the outputs that an evaluation reads: those of the classes of the loss.
 pub fn outputs(module: &Module) -> Vec<String> {
     let parts = |class| ScalarPart::ALL.into_iter().map(move |part| StepOutput::loss(class, part));
     let is_there = |output: &StepOutput| module.step_output(*output).is_some();
@@ -69,7 +69,7 @@ pub fn outputs(module: &Module) -> Vec<String> {
     classes.flat_map(parts).filter(is_there).map(String::from).collect()
 }
 
-/// Lets readers of an earlier version of a state read the state.
+/// Makes readers of an earlier version of a state read the state.
 fn read_newest(module: &mut Module) {
     let versions = module.states.values().filter(|state| state.role == Role::Version);
     let newest = |state: &State| match state.initializer {
@@ -82,7 +82,7 @@ fn read_newest(module: &mut Module) {
     b.finish();
 }
 
-/// Gives readers of a batch norm's batch statistics its running statistics.
+/// Replaces a batch norm's batch statistics by its running statistics.
 fn use_running_statistics(module: &mut Module) {
     let found: Vec<NodeId> =
         module.nodes().filter(|(_, node)| matches!(node.op, Op::InTraining(_))).map(|(id, _)| id).collect();

@@ -1,8 +1,8 @@
-//! Fold: computes, once and for all, what depends on no input and no state.
+//! Fold: computes the values that depend on no input and no state, once at compile time.
 //!
-//! Values are folded where the rest of the program reads them. A stretched constant stays small: the broadcast stays
-//! in the program. Invariants: floats of the file, but for single numbers, are never folded through, because they
-//! may become parameters; what the program computes does not change.
+//! A value is folded where the rest of the program reads it. A broadcast of a constant stays in the program, so that the constant stays
+//! small. Invariants: floats of the file, except single numbers, are never folded away, because they may become parameters; the program
+//! computes the same values.
 
 use crate::analysis::constants::{Constants, Constness, Literals, all_equal};
 use crate::analysis::numbers::meant_in;
@@ -37,13 +37,13 @@ impl Transform for Fold {
         let rewritten = sharpened.or(local::run(module, Self::NAME)?);
         let decision = decide(module);
         let folded = apply(module, &decision)?;
-        // A folded operand may have made another rewrite possible.
+        // A folded operand may have made another local rewrite possible.
         let again = local::run(module, Self::NAME)?;
         Ok(rewritten.or(folded).or(again).or(remove_dead(module, Self::NAME)))
     }
 }
 
-/// Gives numbers that were rounded to their type the value they stand for.
+/// Replaces numbers that were rounded to their type by the exact numbers.
 pub(crate) fn sharpen(module: &mut Module) -> Result<Changed, TypeError> {
     let rounded = |(id, node): (NodeId, &ir::Node)| {
         let Op::Splat(splat) = &node.op else { return None };
@@ -61,10 +61,10 @@ pub(crate) fn sharpen(module: &mut Module) -> Result<Changed, TypeError> {
     Ok(b.finish())
 }
 
-/// The values that become constants, with what they are.
+/// The values that become constants, with their tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// In program order. Values that are computed alike share one tensor.
+    /// The constants, in program order. Values of the same computation share one tensor.
     pub folded: Vec<(ValueId, Arc<Tensor>)>,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Finds the constants that something else reads, and computes them.
+/// Finds the constants that other nodes read, and computes them.
 pub fn decide(module: &Module) -> Decision {
     let mut constants = Constants::new(module);
     let mut wanted: BTreeSet<ValueId> = BTreeSet::new();
@@ -90,7 +90,7 @@ pub fn decide(module: &Module) -> Decision {
     Decision { folded: values.collect() }
 }
 
-/// What was stretched into this value, unless that is as simple as a constant can be.
+/// Returns the value behind the broadcasts of a value, unless it is already a constant, a splat or an iota.
 fn computed(module: &Module, value: ValueId) -> Option<ValueId> {
     let value = module.viewed(value, |movement| movement == Movement::Repeated);
     match module.producer(value)?.op {
@@ -99,7 +99,7 @@ fn computed(module: &Module, value: ValueId) -> Option<ValueId> {
     }
 }
 
-/// Puts the constants in their place.
+/// Replaces the values by constants.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, TypeError> {
     let mut b = Builder::new(module, Fold::NAME);
     let mut literals = Literals::default();

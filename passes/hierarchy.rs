@@ -1,11 +1,11 @@
-//! Hierarchy: a reduction over a group that spans nodes becomes three, most of which stay inside nodes.
+//! Hierarchy: replaces a reduction over a group that spans nodes by three collectives, two of which stay inside nodes.
 //!
 //! An `all_reduce` over axes inside nodes and axes between nodes becomes a `reduce_scatter` inside, an `all_reduce` between and an
 //! `all_gather` inside. Each device then sends only its share over the network, in a ring of as many steps as there are nodes
-//! (Cho et al., BlueConnect, MLSys 2019, without its pipelining). The three are taken if they are faster on the machine that the options
-//! describe; no machine is looked at, since sums get another order.
+//! (Cho et al., BlueConnect, MLSys 2019, without its pipelining). The replacement is made if it is faster on the machine that the
+//! options describe. The pass does not look at the machine that it runs on, because the replacement changes the order of sums.
 //!
-//! Invariants: operands and results keep their types; every node stays in its phase, after what makes its operands.
+//! Invariants: operands and results keep their types; every node stays in its phase, after the producers of its operands.
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -13,11 +13,11 @@ use ir::machine::{Cluster, Device, Link, Node as ClusterNode, Preset};
 use ir::ops::collective::{Change, Collective};
 use ir::{At, AxisId, Builder, Changed, Diagnostic, Mesh, Module, Node, NodeId, Op, Sharding, Type, ValueId};
 
-/// The pass `hierarchy`. `hierarchy(devices=8, link=360, latency=1000, network=40, network_latency=5000, launch=1500)`: the
-/// nodes of a cluster, by default [`Preset::H100`]'s.
+/// The pass `hierarchy`. `hierarchy(devices=8, link=360, latency=1000, network=40, network_latency=5000, launch=1500)` describes the
+/// nodes of a cluster, by default those of [`Preset::H100`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hierarchy {
-    /// Devices of a node.
+    /// The number of devices in a node.
     pub devices: u64,
     /// GB/s that a device sends to others of its node.
     pub link: u64,
@@ -41,7 +41,7 @@ const NANO: f64 = 1e-9;
 const GIGA: f64 = 1e9;
 
 impl Hierarchy {
-    /// The choice for the nodes of a cluster.
+    /// Returns the options for the nodes of a cluster.
     pub fn of(cluster: &Cluster) -> Self {
         let in_units = |rate: f64, unit: f64| (rate / unit).round() as u64;
         let device = &cluster.node.device;
@@ -55,7 +55,7 @@ impl Hierarchy {
         }
     }
 
-    /// As many of the nodes as a mesh has devices for.
+    /// Returns a cluster of these nodes that is large enough for a mesh.
     fn cluster(&self, mesh: &Mesh) -> Cluster {
         let link = |rate: u64, latency: u64| Link {
             bandwidth: rate as f64 * GIGA,
@@ -101,7 +101,7 @@ impl Transform for Hierarchy {
     }
 }
 
-/// The reductions that are divided.
+/// The reductions that are replaced.
 pub type Decision = Vec<(NodeId, Division)>;
 
 /// A reduction in three parts.
@@ -109,7 +109,7 @@ pub type Decision = Vec<(NodeId, Division)>;
 pub struct Division {
     inside: Vec<AxisId>,
     between: Vec<AxisId>,
-    /// For each operand the dim that is split inside nodes meanwhile.
+    /// For each operand, the dim that is split inside nodes between the first and the last part.
     dims: Vec<usize>,
 }
 
@@ -120,7 +120,7 @@ pub fn decide(module: &Module, options: &Hierarchy) -> Decision {
     module.nodes().filter_map(division).collect()
 }
 
-/// Divides reductions.
+/// Replaces the reductions.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
     let mut b = Builder::new(module, Hierarchy::NAME);
     decision.iter().try_for_each(|(id, division)| division.insert(&mut b, *id))?;
@@ -128,7 +128,7 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagno
 }
 
 impl Division {
-    /// The division of an `all_reduce` whose axes lie both inside nodes and between them, if it is faster.
+    /// Returns the division of an `all_reduce` whose axes lie both inside nodes and between them, if it is faster.
     fn of(module: &Module, node: &Node, cluster: &Cluster) -> Option<Self> {
         let (Op::Collective(Collective::AllReduce), mesh) = (&node.op, &module.mesh) else { return None };
         let of_operand = |(&from, &to): (&ValueId, &ValueId)| {
@@ -153,14 +153,14 @@ impl Division {
             let link = cluster.link(mesh, axes);
             cluster.node.device.collective_time(&link, kind, bytes, mesh.size(axes)).total()
         };
-        // All shares of a node go to other nodes at once, each over the network link of its device.
+        // All shares of a node go to other nodes at the same time, each over the network link of its device.
         let parts = time(Collective::ReduceScatter, &inside, bytes)
             .saturating_add(time(Collective::AllReduce, &between, bytes / devices))
             .saturating_add(time(Collective::AllGather, &inside, bytes));
         (parts < time(Collective::AllReduce, &axes, bytes)).then_some(Self { inside, between, dims })
     }
 
-    /// Puts the three parts in the place of the reduction.
+    /// Replaces the reduction by its three parts.
     fn insert(&self, b: &mut Builder, id: NodeId) -> Result<(), Diagnostic> {
         let node = b.module().node(id).clone();
         b.at(At::Before(id)).stage(node.stage).copy(node.copy).origin(node.origin.clone());
@@ -197,7 +197,7 @@ impl Division {
     }
 }
 
-/// Takes axes out of those over which a value is partial.
+/// Removes axes from those over which a value is partial.
 fn without(sharding: &mut Sharding, gone: &[AxisId]) {
     if let Some((_, axes)) = &mut sharding.partial {
         axes.retain(|axis| !gone.contains(axis));

@@ -1,8 +1,8 @@
-//! Initialize: new weights in place of the file's, by a rule.
+//! Initialize: replaces the file's weights by new ones, by a rule.
 //!
-//! The use of a parameter is read off the graph and never off its name: a norm's scale starts at one, a bias at zero,
-//! and a matrix is drawn by the rule. Invariant: only initializers of states that stand for tensors of the file change,
-//! and they still name those tensors, so that an export can write them back.
+//! The graph shows the use of a parameter; its name does not matter. A norm's scale starts at one, a bias at zero, and a matrix is drawn
+//! by the rule. Invariant: only initializers of states that are tensors of the file change, and they still name those tensors, so that
+//! an export can write them back.
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -21,14 +21,14 @@ pub struct Initialize {
     pub rule: Rule,
 }
 
-/// How new weights are drawn; norm scales get ones and biases zeros under every rule.
+/// The rule by which new weights are drawn. Under every rule, norm scales start at one and biases at zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// Normal with deviation 0.02, residual projections scaled by 1/√(2 layers) (GPT-2, section 2.3).
     Gpt2,
     /// Normal with deviation √(2 / fan in) (He et al. 2015, equation 10).
     Kaiming,
-    /// Normal with this deviation.
+    /// Normal with a given deviation.
     Normal {
         /// The deviation, above 0.
         std: f64,
@@ -58,7 +58,7 @@ impl Transform for Initialize {
         }
     }
 
-    /// Errors: a program that is no forward program any more.
+    /// Errors: the program is no forward program any more.
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
         if module.level != Level::Imported {
             let error = Diagnostic::new("the use of a parameter is read off the forward program");
@@ -70,40 +70,40 @@ impl Transform for Initialize {
     }
 }
 
-/// The deviation of GPT-2's weights (Radford et al. 2019, and its published code), and of tables under every rule.
+/// The deviation of GPT-2's weights (Radford et al. 2019, and its published code). Tables have it under every rule but `normal`.
 const DEVIATION: f64 = 0.02;
 
-/// What a parameter is for. Of several uses the first in this order counts: a tied head starts as the table it is.
+/// The use of a parameter. If there are several, the first in this order counts: a tied head starts as the table that it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Use {
-    /// Multiplied in, element by element, as a norm's scale.
+    /// A factor of the elements, such as a norm's scale.
     Scale,
-    /// Rows that are looked up, or a tensor that is added or joined to activations, as position embeddings.
+    /// A table of rows that are looked up, or a tensor that is added or joined to activations, such as position embeddings.
     Table,
     /// The weight of a contraction.
     Weight {
-        /// Products that make up one element of the result.
+        /// The number of products that are summed into one element of the result.
         fan_in: u64,
-        /// Whether the result is added to what it was computed from.
+        /// Whether the result is added to a value that it was computed from.
         residual: bool,
     },
-    /// Added along all but one dim.
+    /// A vector that is added along all dims but one.
     Bias,
 }
 
 /// The value of a parameter before step 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Start {
-    /// All elements this number.
+    /// The same number for all elements.
     Fill(f64),
-    /// Normal with this deviation, drawn by seed, state and element.
+    /// Normal numbers with this deviation, drawn by seed, state and element.
     Normal(f64),
 }
 
-/// How every parameter starts, by the name of its state.
+/// The starts of all parameters, by the names of their states.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// For each state what it is for, and its start.
+    /// The use and the start of each state.
     pub starts: BTreeMap<String, (Use, Start)>,
 }
 
@@ -120,7 +120,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Decides how the states that stand for tensors of the file start, frozen ones too.
+/// Decides the starts of the states that are tensors of the file, frozen ones too.
 pub fn decide(module: &Module, rule: Rule) -> Decision {
     let graph = Graph::new(module);
     let uses: Vec<(&State, Use)> = parameters(module).map(|state| (state, graph.found_use(state))).collect();
@@ -149,10 +149,11 @@ pub fn apply(module: &mut Module, decision: &Decision) {
     }
 }
 
-/// - GPT-2: 0.02, and 0.02/√(additions to the residual stream) for what is added to it (Radford et al. 2019, section
+/// Returns the start of a parameter for its use:
+/// - GPT-2: 0.02, and 0.02/√(additions to the residual stream) for weights whose result is added to it (Radford et al. 2019, section
 ///   2.3: "a factor of 1/√N where N is the number of residual layers").
-/// - Kaiming: √(2 / fan in) (He et al. 2015, equation 10). A table has a fan in of one, which would drown all else; it
-///   starts as GPT-2's.
+/// - Kaiming: √(2 / fan in) (He et al. 2015, equation 10). A table starts as GPT-2's: its fan in is one, and the numbers would be so
+///   large that they drown all others.
 fn start(rule: Rule, found: Use, additions: usize) -> Start {
     match (found, rule) {
         (Use::Scale, _) => Start::Fill(1.0),
@@ -170,7 +171,7 @@ fn parameters(module: &Module) -> impl Iterator<Item = &State> {
     module.states.values().filter(|state| state.initializer.data().is_some() && state.ty.dtype.is_float())
 }
 
-/// What is asked about the forward program.
+/// The forward program, with the facts that the search for uses needs.
 struct Graph<'m> {
     module: &'m Module,
     /// The nodes that read each value, by its number.
@@ -197,7 +198,7 @@ impl<'m> Graph<'m> {
         self.module.nodes().filter(|(_, node)| node.phase <= Phase::Forward)
     }
 
-    /// The use of a state that counts; what nothing reads is told by its dims.
+    /// Returns the use of a state. Without a reader, its dims decide.
     fn found_use(&self, state: &State) -> Use {
         let mut found = Vec::new();
         let mut stack = vec![state.input];
@@ -208,7 +209,7 @@ impl<'m> Graph<'m> {
                     _ if node.phase > Phase::Forward => {}
                     op if op.movement().is_view() => stack.push(node.results[0]),
                     Op::InTraining(_) => stack.push(node.results[0]),
-                    // What carries a running statistic on says nothing of what it is.
+                    // Arithmetic that updates a running statistic does not tell its use.
                     Op::Binary(_) if state.output.is_some() => {}
                     _ => found.extend(self.uses_in(state, node, value)),
                 }
@@ -223,7 +224,7 @@ impl<'m> Graph<'m> {
         operands.map(|(index, _)| self.use_as(state, node, index)).collect()
     }
 
-    /// What a state is for that is this operand of a node, perhaps seen through views.
+    /// Returns the use of a state as this operand of a node, perhaps seen through views.
     fn use_as(&self, state: &State, node: &Node, index: usize) -> Use {
         let by_dims = |vector: Use| if self.is_vector(state) { vector } else { Use::Table };
         match &node.op {
@@ -247,9 +248,9 @@ impl<'m> Graph<'m> {
                 let fan_in = self.module.ty(node.operands[index]).dims[summed].size().unwrap_or(1);
                 Use::Weight { fan_in, residual: self.is_residual(node) }
             }
-            // Each row takes the bias of its expert.
+            // The bias of its expert is looked up for each row.
             Op::Gather(_) if self.is_of_experts(state) => by_dims(Use::Bias),
-            // What PyTorch takes for the terms of a sum, also of a transposed convolution.
+            // PyTorch's fan in, also for a transposed convolution.
             Op::Conv(_) | Op::ConvGradInput(_) => {
                 let sizes = self.module.ty(node.operands[index]).dims[1..].iter();
                 let sizes = sizes.map(|dim| dim.size().unwrap_or(1));
@@ -265,13 +266,13 @@ impl<'m> Graph<'m> {
         ty.dims.iter().filter(|dim| !dim.is_one()).count() <= 1
     }
 
-    /// Whether a state has a tensor of the file, or a part of it, for each expert.
+    /// Whether a state stacks a tensor of the file, or a part of it, for each expert.
     fn is_of_experts(&self, state: &State) -> bool {
         state.initializer.data().is_some_and(|row| self.module.data[row].ty.ndim() < state.ty.ndim())
     }
 
-    /// Whether what a contraction makes, once views, biases, dropout and constant factors are passed, is added to something
-    /// that it was itself computed from.
+    /// Whether the result of a contraction is added to a value that the contraction was computed from. Views, biases, dropout and constant
+    /// factors may come in between.
     fn is_residual(&self, contraction: &Node) -> bool {
         let (mut stack, mut seen) = (vec![contraction.results[0]], BTreeSet::new());
         while let Some(value) = stack.pop() {
@@ -300,7 +301,7 @@ impl<'m> Graph<'m> {
         false
     }
 
-    /// Whether a node reads a value, directly or through others.
+    /// Whether a node depends on a value, directly or through other nodes.
     fn depends(&self, node: &Node, on: ValueId) -> bool {
         let (mut stack, mut seen) = (node.operands.to_vec(), BTreeSet::new());
         while let Some(value) = stack.pop() {

@@ -1,14 +1,14 @@
-//! Join: contractions that read the same become one: queries, keys and values of a layer, and the nodes that are alike in its
-//! gradient.
+//! Join: several contractions of the same tensor become one, such as those of queries, keys and values of a layer, and the similar nodes
+//! of its gradient.
 //!
-//! Four rules, each of which says which nodes are joined to one node, of whose result theirs are slices:
-//! - contractions of one tensor with several others become one with the concatenation of these;
-//! - an operation on each slice of a tensor becomes the operation on the tensor;
-//! - a reduction of each part of a concatenation becomes the reduction of the concatenation;
-//! - products of the parts of two concatenations that are added up become one product of the concatenations.
+//! Four rules find nodes to join. Each of these nodes becomes a slice of the joined node's result:
+//! - several contractions of one tensor become one, with the concatenation of their other operands;
+//! - the same operation on each slice of a tensor becomes the operation on the tensor;
+//! - the same reduction of each part of a concatenation becomes the reduction of the concatenation;
+//! - a sum of products of the parts of two concatenations becomes one product of the concatenations.
 //!
-//! Concatenations must cost nothing: their parts are results that kernels write anywhere. So weights are joined where kernels
-//! cast them, and are not where they are states. Invariant: the numbers are the same but for the order of additions.
+//! Concatenations must cost nothing: their parts are results that kernels can write anywhere. So weights that kernels cast are joined,
+//! and weights that are read as states are not. Invariant: only the order of additions changes the numbers.
 
 mod alike;
 mod columns;
@@ -47,7 +47,7 @@ impl Transform for Join {
     }
 }
 
-/// Joins contractions, and the nodes around them that are alike.
+/// Joins contractions, and similar nodes around them.
 fn contractions(module: &mut Module, kernels: &dyn Kernels) -> Changed {
     let mut changed = Changed::No;
     let mut apply = |rule| {
@@ -63,34 +63,34 @@ fn contractions(module: &mut Module, kernels: &dyn Kernels) -> Changed {
     remove_dead(module, Join::NAME).or(changed).or(added)
 }
 
-/// Nodes that become one.
+/// Several nodes that become one.
 struct Group {
     members: Vec<NodeId>,
     operands: Vec<Operand>,
-    /// The dim of the result along which theirs follow each other.
+    /// The dim of the joined result along which the results of the members follow each other.
     dim: usize,
-    /// The member before which it is put.
+    /// The member before which the joined node is inserted.
     place: NodeId,
 }
 
-/// An operand of the one.
+/// An operand of the joined node.
 enum Operand {
-    /// What all of them read.
+    /// A value that all members read.
     Same(ValueId),
-    /// What each of them reads, one after the other along a dim.
+    /// The concatenation along a dim of the values that the members read.
     Joined { parts: Vec<ValueId>, dim: usize },
 }
 
 struct Search<'m> {
     module: &'m Module,
     kernels: &'m dyn Kernels,
-    /// What runs: the rest, which earlier rules have left, is not looked at.
+    /// The nodes that are still needed. Nodes that earlier rules have replaced are ignored.
     live: EntitySet<NodeId>,
     readers: Readers,
     concats: Concats,
 }
 
-/// Concatenations, and where they stand in program order, by what they are of.
+/// Concatenations with their positions in program order, by their parts and dim.
 type Concats = BTreeMap<(Vec<ValueId>, usize), (ValueId, u32)>;
 
 impl<'m> Search<'m> {
@@ -108,7 +108,7 @@ impl<'m> Search<'m> {
         Self { module, kernels, live, readers, concats }
     }
 
-    /// The nodes that run on the device, in program order. The kernels of the host are others.
+    /// Returns the nodes that run on the device, in program order. The kernels of the host are different.
     fn nodes(&self) -> impl Iterator<Item = (NodeId, &'m Node)> {
         let is_on_device = |node: &Node| node.place == Tier::Device;
         self.module.nodes().filter(move |(id, node)| self.live.contains(*id) && is_on_device(node))
@@ -126,12 +126,12 @@ impl<'m> Search<'m> {
         self.module.ty(value).dims.get(dim)?.size()
     }
 
-    /// Whether every device has all of a dim.
+    /// Whether every device has the whole of a dim.
     fn is_whole(&self, value: ValueId, dim: usize) -> bool {
         self.module.ty(value).sharding.axes(dim).is_empty()
     }
 
-    /// Whether two nodes do the same at the same time, and what they make differs along this dim alone.
+    /// Whether two nodes have the same operator and run at the same time and place, and their results differ in the size of this dim alone.
     fn alike(&self, one: NodeId, other: NodeId, dim: usize) -> bool {
         let (this, that) = (self.node(one), self.node(other));
         let [made, makes] = [this, that].map(|node| self.module.ty(node.results[0]));
@@ -145,7 +145,7 @@ impl<'m> Search<'m> {
             && same_dims
     }
 
-    /// A group of these, if there is a place for it: after all that it reads, before all that reads it.
+    /// Returns a group, if there is a place for its node: after the makers of all operands, and before all readers of the results.
     fn group(&self, members: Vec<NodeId>, operands: Vec<Operand>, dim: usize) -> Option<Group> {
         let read = operands.iter().flat_map(|operand| match operand {
             Operand::Same(value) => std::slice::from_ref(value),
@@ -165,8 +165,8 @@ impl<'m> Search<'m> {
         (members.len() > 1 && { results }.all(fits)).then_some(Group { members, operands, dim, place })
     }
 
-    /// The groups, with what makes the last of the parts that each concatenates. Those are left out that concatenate what an
-    /// earlier one makes: it may come later now than where it was found.
+    /// Returns the groups, each with the maker of the last part that it concatenates. Leaves out a group that concatenates a result of an
+    /// earlier group: this result may now come later than where it was found.
     fn without_moved(&self, groups: Vec<Group>) -> Vec<(Group, Option<NodeId>)> {
         let mut moved: EntitySet<NodeId> = EntitySet::new();
         let mut kept = Vec::new();
@@ -184,7 +184,7 @@ impl<'m> Search<'m> {
         kept
     }
 
-    /// What a kernel makes that a value is a view of.
+    /// Returns the result of a kernel that a value is a view of, if the kernel can write it anywhere.
     fn base(&self, value: ValueId) -> Option<ValueId> {
         let writes_anywhere = |op: &Op| self.kernels.writes_anywhere(op);
         made_by_kernel(self.module, &self.readers.held, value, writes_anywhere).map(|(base, _)| base)
@@ -222,8 +222,8 @@ struct Joiner<'m> {
 }
 
 impl Joiner<'_> {
-    /// Puts one node for a group, and slices of it for what the members made. Where the operator does not take the whole,
-    /// they stay.
+    /// Inserts one node for a group, and slices of its result in place of the members. If the operator does not accept the joined operands,
+    /// the members stay.
     fn join(&mut self, group: &Group, last: Option<NodeId>) -> Option<()> {
         let mut operands = Vec::new();
         for operand in &group.operands {
@@ -253,8 +253,8 @@ impl Joiner<'_> {
         Some(())
     }
 
-    /// The concatenation of these for a node before which it must stand; if there is none yet, it is put after the last of
-    /// them.
+    /// Returns the concatenation of these parts for a node that comes after it. If there is none yet, inserts one after the maker of the
+    /// last part.
     fn concatenation(
         &mut self,
         parts: &[ValueId],

@@ -1,4 +1,4 @@
-//! Keep: the outputs that someone reads stay; other outputs go, and with them the nodes that no kept output and no state needs.
+//! Keep: keeps the outputs that are read; removes the other outputs, and the nodes that no kept output and no state needs.
 //!
 //! Invariants: inputs and states stay as they are; outputs and nodes keep their order.
 
@@ -26,7 +26,7 @@ impl Transform for Keep {
         self.outputs.iter().for_each(|output| arguments.push("", output));
     }
 
-    /// Errors: a name that no output has.
+    /// Errors: a name of no output.
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
         if let Some(name) = self.outputs.iter().find(|name| module.output(name).is_none()) {
             return Err(Diagnostic::new(format!("the program has no output `{name}`")));

@@ -1,10 +1,10 @@
-//! The passes: everything that changes a program between its import and its lowering.
+//! The passes, which make every change of a program between its import and its lowering.
 //!
-//! [`pass`] has their trait and the context that they share, [`arguments`] their options as text, [`reports`] what they
-//! found, as data; `analysis` and [`rewriting`] hold the parts that several passes use, and [`causality`] answers a question of the driver. Every other module is one pass,
-//! and imports none of the three that use all passes: [`registry`] lists them, one line each; [`pipeline`] is a list of them;
-//! [`manager`] runs them, verifies after each and shows what they did. A pass decides first (pure, the decision prints)
-//! and then applies what it decided.
+//! [`pass`] has their trait and the context that they share, [`arguments`] their options as text, [`reports`] their findings as data;
+//! `analysis` and [`rewriting`] hold the parts that several passes use, and [`causality`] answers a question of the driver. Every other
+//! module is one pass, and imports none of the three that use all passes: [`registry`] lists them, one line each; [`pipeline`] is a list
+//! of them; [`manager`] runs them, verifies after each and shows their effects. A pass first decides (without changes; the decision
+//! prints) and then applies the decision.
 
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

@@ -1,11 +1,10 @@
-//! Loss: gives the program the scalars that are trained, of one microbatch: `loss.sum` and `loss.weight`.
+//! Loss: gives the program the scalars that are trained, for one microbatch: `loss.sum` and `loss.weight`.
 //!
 //! A model without a loss gets one between an output and the new input `labels`: softmax cross-entropy, squared errors, or
-//! binary cross-entropy. The shift of a next-token loss is the loader's work, so next-token and plain cross-entropy are the
-//! same graph. A model that brings its loss has it taken apart into sums and weights, so that microbatches make the loss of
-//! the whole batch; the other scalars of the model are taken apart as well, to be reported as `metric.NAME`. Invariants:
-//! the outputs `loss.*` and `metric.*` are float scalars of the forward phase; the other outputs stay, but one that would
-//! be taken for the loss is gone.
+//! binary cross-entropy. The loader shifts the labels of a next-token loss, so next-token and plain cross-entropy have the same graph.
+//! A model's own loss is taken apart into sums and weights, so that microbatches make the loss of the whole batch. The other scalars of
+//! the model are taken apart as well, and reported as `metric.NAME`. Invariants: the outputs `loss.*` and `metric.*` are float scalars
+//! of the forward phase; the other outputs stay, except one that would be taken for the loss.
 
 mod build;
 mod kind;
@@ -35,15 +34,15 @@ use terms::Recognizer;
 /// The pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loss {
-    /// Which loss.
+    /// The loss that is trained.
     pub kind: LossKind,
-    /// The label of positions that do not count; `None`: -100, or the model's own.
+    /// The label of positions that do not count; `None` for -100, or for the label that the model's own loss ignores.
     pub ignore_index: Option<i64>,
     /// The share of each label that is spread over all classes; 0 for none.
     pub label_smoothing: f64,
 }
 
-/// The pass's name, in pipelines and in the nodes it makes.
+/// The name of the pass, in pipelines and in the nodes that it makes.
 pub const NAME: &str = "loss";
 
 /// The label that PyTorch ignores by default.
@@ -121,12 +120,12 @@ pub enum Criterion {
     Bce,
 }
 
-/// Where the loss comes from.
+/// The source of the loss.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Choice {
-    /// A loss of this output and labels is added.
+    /// A loss that compares this output with labels, which the compiler adds.
     Criterion(Criterion, Prediction),
-    /// The model's own, taken apart.
+    /// The model's own loss, taken apart.
     Own(Own, Objective),
 }
 
@@ -137,12 +136,12 @@ pub struct Decision {
     pub choice: Choice,
     /// The other scalars of the model, by name.
     pub metrics: Vec<(String, Objective)>,
-    /// The samples of a microbatch.
+    /// The number of samples in a microbatch.
     pub batch: u64,
 }
 
 impl Choice {
-    /// The reading of an output that could mean several losses.
+    /// Returns the role of the output that a criterion compares with labels.
     fn taken_for(&self) -> &'static str {
         match self {
             Self::Criterion(Criterion::Mse, _) => "prediction",
@@ -172,14 +171,14 @@ impl fmt::Display for Decision {
 }
 
 impl Decision {
-    /// Whether the batch that each sum over samples is divided by is known.
+    /// Whether every sum over samples in the loss has a known divisor.
     fn knows_its_sums(&self) -> bool {
         let Choice::Own(_, objective) = &self.choice else { return false };
         let is_sum = |class: &Class| class.divisor == Divisor::One;
         objective.doubts.is_empty() && !objective.classes.iter().any(is_sum)
     }
 
-    /// The outputs that are scalars: the model's own loss and its metrics.
+    /// Returns the outputs that are scalars: the model's own loss and its metrics.
     fn scalars(&self) -> Vec<String> {
         let own = match &self.choice {
             Choice::Own(own, _) => Some(own.output.clone()),
@@ -204,7 +203,7 @@ impl Decision {
     }
 }
 
-/// Finds the loss, or the output to make one of. `exported` is the batch that the file was exported with, if it is not that
+/// Finds the loss, or the output to make one of. `exported` is the batch that the file was exported with, if it differs from the batch
 /// of the module.
 pub fn decide(module: &Module, options: &Loss, exported: Option<u64>) -> Result<Decision, Diagnostic> {
     if module.level != Level::Imported || module.step_output(StepOutput::loss(0, ScalarPart::Sum)).is_some() {
@@ -273,7 +272,7 @@ fn criterion(module: &Module, kind: &LossKind, options: &Loss) -> Result<Choice,
     }
 }
 
-/// The scalars of the model that are not the loss.
+/// Takes apart the scalars of the model that are not the loss.
 fn metrics(
     module: &Module,
     choice: &Choice,
@@ -306,7 +305,7 @@ fn check_own(module: &Module, options: &Loss, objective: &Objective) -> Result<(
     if options.label_smoothing != 0.0 { error("--label-smoothing") } else { Ok(()) }
 }
 
-/// The only cross-entropy of an objective that is nothing else.
+/// Returns the cross-entropy of an objective that consists of nothing else.
 fn cross_entropy<'m>(module: &'m Module, objective: &Objective) -> Option<&'m CrossEntropy> {
     let [Class { addends, .. }] = &objective.classes[..] else { return None };
     let [addend] = &addends[..] else { return None };
@@ -322,7 +321,7 @@ fn output_list(module: &Module) -> String {
     outputs.collect::<Vec<_>>().join(", ")
 }
 
-/// Adds the outputs `loss.*` and `metric.*`, and what they need.
+/// Adds the outputs `loss.*` and `metric.*`, and the nodes that compute them.
 pub fn apply(module: &mut Module, options: &Loss, decision: &Decision) -> Result<Changed, Diagnostic> {
     let mut b = Builder::new(module, Loss::NAME);
     b.at(At::End(Phase::Forward)).origin("loss");

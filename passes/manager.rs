@@ -1,4 +1,4 @@
-//! The pass manager: runs a pipeline, verifies after every pass, times each, and shows what was asked for.
+//! The pass manager: runs a pipeline, verifies after every pass, times each pass, and prints or writes programs on request.
 
 use crate::pass::PassContext;
 use crate::pipeline::Pipeline;
@@ -9,31 +9,31 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How a pipeline is run.
+/// The options of a run of a pipeline.
 #[derive(Clone, Debug, Default)]
 pub struct Manager {
     /// Passes after which the module is printed to the error stream.
     pub print_after: Vec<String>,
     /// Whether the module is printed after every pass that changed it.
     pub print_changed: bool,
-    /// The folder that gets the module after every pass, as `NN-pass.ir`: the number counts the passes of all parts of a
-    /// pipeline that run with one context.
+    /// The folder that gets the module after every pass, as `NN-pass.ir`. The number counts the passes of all parts of a pipeline that run
+    /// with one context.
     pub dump: Option<PathBuf>,
     /// The folder that gets `reproducer.ir` when a pass fails.
     pub reproducer: Option<PathBuf>,
-    /// The folder that gets it, without `reproducer`, when the compiler is to blame.
+    /// The folder that gets `reproducer.ir` when the compiler is to blame, if `reproducer` is not given.
     pub fault_reproducer: Option<PathBuf>,
-    /// Whether the passes run as a trial, without verification: its program is only measured. The passes run again, and are
-    /// verified, for the program that is used.
+    /// Whether the passes run as a trial, without verification: the program is only measured. For the program that is used, the passes run
+    /// again and are verified.
     pub trial: bool,
 }
 
-/// How long a pass took, without its verification.
+/// The duration of a pass, without its verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// The pass.
     pub pass: &'static str,
-    /// What it took.
+    /// The duration.
     pub time: Duration,
 }
 
@@ -42,21 +42,21 @@ pub struct Timing {
 pub struct Failure {
     /// The pass.
     pub pass: &'static str,
-    /// What is wrong.
+    /// The errors of the pass or of the verifier.
     pub diagnostics: Vec<Diagnostic>,
-    /// Whether the compiler is to blame: the verifier refused what the pass made.
+    /// Whether the compiler is to blame: the verifier refused the program after the pass.
     pub fault: bool,
-    /// The program before the pass, with the pipeline that fails on it in the first line.
+    /// The file with the program before the pass, and with the failing pass in the first line.
     pub reproducer: Option<PathBuf>,
 }
 
 impl Failure {
-    /// The sentence that blames the compiler.
+    /// Returns the sentence that blames the compiler.
     fn fault_text(&self) -> String {
         format!("pass `{}` made a program that is not valid; this is a bug of the compiler", self.pass)
     }
 
-    /// The pass, and how to see the failure again.
+    /// Returns the pass, and the command that reproduces the failure.
     fn notes(&self) -> Vec<String> {
         let again = self
             .reproducer
@@ -79,7 +79,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// All diagnostics in one, with the place of the failure.
+/// Joins all diagnostics into one, with the place of the failure.
 impl From<&Failure> for Diagnostic {
     fn from(failure: &Failure) -> Self {
         let mut diagnostics = failure.diagnostics.iter().cloned();
@@ -96,7 +96,7 @@ impl From<&Failure> for Diagnostic {
 }
 
 impl Manager {
-    /// Runs the passes in order and calls `after` with the number, from 0, and the pass, after each.
+    /// Runs the passes in order. After each pass, calls `after` with its number, from 0, and the pass.
     pub fn run(
         &self,
         pipeline: &Pipeline,
@@ -132,7 +132,7 @@ impl Manager {
         Ok(timings)
     }
 
-    /// Whether the program before a pass is looked at after it.
+    /// Whether the program before a pass is still needed after it.
     fn keeps_before(&self) -> bool {
         self.print_changed || self.reproducer.is_some() || self.fault_reproducer.is_some()
     }
@@ -140,7 +140,7 @@ impl Manager {
     fn show(&self, number: usize, pass: &Pass, before: Option<&Module>, module: &Module) -> io::Result<()> {
         let changed = || self.print_changed && before != Some(module);
         if self.print_after.iter().any(|name| name == pass.name()) || changed() {
-            // An error stream that is full or closed is no reason to stop.
+            // The run goes on if the error stream is full or closed.
             let _ = writeln!(io::stderr().lock(), "// after {pass}\n{}", ir::text::print(module));
         }
         if let Some(dir) = &self.dump {
@@ -151,8 +151,8 @@ impl Manager {
     }
 }
 
-/// Writes the program that a pass failed on; the first line is the pipeline that does it again, the second the target, if it
-/// is for one.
+/// Writes the program that a pass failed on. The first line is the pass, which reproduces the failure; the second line is the target, if
+/// there is one.
 fn reproduce(dir: &Path, pass: &Pass, target: Option<&str>, before: &Module) -> io::Result<PathBuf> {
     std::fs::create_dir_all(dir)?;
     let path = dir.join("reproducer.ir");
@@ -161,7 +161,7 @@ fn reproduce(dir: &Path, pass: &Pass, target: Option<&str>, before: &Module) -> 
     Ok(path)
 }
 
-/// Writes a file in place of one of that name. A link of that name is replaced, and its target stays as it is.
+/// Writes a file, and replaces a file of the same name. If that is a link, the link is replaced and its target stays.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink()) {
         std::fs::remove_file(path)?;

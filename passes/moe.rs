@@ -1,11 +1,11 @@
-//! Moe: dense feed-forward blocks become mixtures of experts.
+//! Moe: turns dense feed-forward blocks into mixtures of experts.
 //!
-//! Each block that `find` sees by its structure gets a router and experts, which begin as copies of the block (sparse
+//! Each block that `find` recognises by its structure gets a router and experts, which begin as copies of the block (sparse
 //! upcycling, Komatsuzaki et al., arXiv 2212.05055) or fresh. The routing is written on global shapes, in groups of one sequence,
 //! so that no mesh changes the numbers; `spmd` splits it later. Two forms:
 //!
 //! - **dropless**: every token meets its experts as rows of `experts`;
-//! - **capacity**: each expert has a fixed number of slots in each group; tokens that find none are dropped, which leaves them to the
+//! - **capacity**: each expert has a fixed number of slots in each group; tokens without a slot are dropped, which leaves them to the
 //!   residual stream. Dispatch and combine are gathers, and experts a contraction with a batch dim.
 //!
 //! Invariants: the outputs of the model keep their names and types; a parameter of a block becomes a state of its experts;
@@ -30,45 +30,45 @@ use std::collections::BTreeSet;
 /// The pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moe {
-    /// Experts of a block.
+    /// The number of experts in a block.
     pub experts: u64,
-    /// Of so many blocks the last one becomes a mixture.
+    /// The distance of mixtures: every `every`-th block becomes one.
     pub every: u64,
-    /// Hidden numbers of an expert; `None` for those of the dense block.
+    /// The hidden numbers of an expert; `None` for as many as the dense block has.
     pub hidden: Option<u64>,
     /// The weights of experts before step 0.
     pub start: Start,
-    /// The deviation of the normal numbers that are added to copies.
+    /// The standard deviation of the normal numbers that are added to copies.
     pub noise: f64,
     /// Whether the dense block stays beside the experts, for every token.
     pub shared: bool,
     /// The seed of random choices.
     pub seed: u64,
-    /// Which tokens meet which experts.
+    /// The rule by which tokens and experts meet.
     pub routing: Routing,
 }
 
 /// The weights of experts before step 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
-    /// Those of the dense block; a narrower expert begins as a part of it.
+    /// The weights of the dense block; a narrower expert begins as a part of it.
     #[default]
     Copies,
     /// Normal with deviation √(0.1 / fan in), as Switch Transformers begin (Fedus et al., arXiv 2101.03961, section 2.4).
     Fresh,
 }
 
-/// Which tokens meet which experts.
+/// The rule by which tokens and experts meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// Experts that a token chooses; with `by_experts` nothing.
+    /// The number of experts that a token chooses. Not used with `by_experts`.
     pub top: u64,
     /// The factors of the experts' results.
     pub gates: Gates,
-    /// Slots of an expert for each token that it would have if all had equally many; `None` drops nothing.
+    /// The slots of an expert, as a multiple of the tokens that it would have if all had equally many; `None` drops nothing.
     pub capacity: Option<f64>,
-    /// Equal groups of experts, and of how many a token takes its experts: those with the largest sums of the two highest probabilities
-    /// (DeepSeek-AI, arXiv 2412.19437, section 2.1.2).
+    /// Equal groups of experts, and the number of groups that a token takes its experts from: those with the largest sums of the two
+    /// highest probabilities (DeepSeek-AI, arXiv 2412.19437, section 2.1.2).
     pub limit: Option<GroupLimit>,
     /// Whether the second choice is taken at random, in proportion to its gate (GShard).
     pub random_second: bool,
@@ -76,23 +76,23 @@ pub struct Routing {
     pub by_experts: bool,
     /// The numbers by which tokens choose.
     pub affinity: Affinity,
-    /// By how much a step moves the bias of an expert that has more or fewer tokens than the mean; 0 for no bias
+    /// The change in a step of the bias of an expert that has more or fewer tokens than the mean; 0 for no bias
     /// ([`crate::router_bias`]).
     pub bias: f64,
     /// The factor of the balance loss.
     pub balance: f64,
     /// The factor of the z-loss (Zoph et al., arXiv 2202.08906, equation 5).
     pub z: f64,
-    /// The router's input is multiplied by uniform numbers between 1 minus and 1 plus this.
+    /// The jitter of the router's input: it is multiplied by uniform numbers from 1 - jitter to 1 + jitter.
     pub jitter: f64,
 }
 
 /// Groups of experts, such as those of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLimit {
-    /// Groups of equally many experts.
+    /// The number of groups, which have equally many experts.
     pub groups: u64,
-    /// Groups of which a token takes experts.
+    /// The number of groups that a token takes experts from.
     pub taken: u64,
 }
 
@@ -111,7 +111,7 @@ pub enum Affinity {
 pub enum Gates {
     /// The affinities of the chosen experts.
     Probabilities,
-    /// These divided by their sum.
+    /// The affinities of the chosen experts, divided by their sum.
     Renormalized,
 }
 
@@ -139,8 +139,8 @@ impl Routing {
         jitter: 0.0,
         ..Self::SWITCH
     };
-    /// Expert choice (Zhou et al., arXiv 2202.09368): each expert takes the tokens with the highest scores, twice as many as there are
-    /// tokens for each expert.
+    /// Expert choice (Zhou et al., arXiv 2202.09368): each expert takes the tokens with the highest scores, up to twice its equal share of
+    /// the tokens.
     pub const EXPERT_CHOICE: Self = Self {
         top: 1,
         gates: Gates::Probabilities,
@@ -272,8 +272,8 @@ impl Transform for Moe {
     }
 }
 
-/// Parameters of dense blocks are no tensors of the file any more. The states of routers and experts take their place, under their own
-/// names.
+/// Updates the report of parameters. Those of dense blocks are no tensors of the file any more: the states of routers and experts take
+/// their place, under their own names.
 fn report(module: &Module, cx: &mut PassContext) {
     let names: BTreeSet<&str> = module.states.values().map(|state| state.name.as_str()).collect();
     cx.parameters.retain(|report| report.states.iter().all(|part| names.contains(part.state.as_str())));
@@ -299,7 +299,7 @@ fn report(module: &Module, cx: &mut PassContext) {
     }
 }
 
-/// Experts that choose tokens compare a token with those after it.
+/// Warns if experts choose tokens in a causal model: they compare a token with later tokens.
 fn warn_of_later_tokens(module: &Module, cx: &mut PassContext) {
     let is_causal = |op: &Op| matches!(op, Op::Attention(attention) if attention.causal);
     if module.nodes().any(|(_, node)| is_causal(&node.op)) {

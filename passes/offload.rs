@@ -1,11 +1,12 @@
-//! Offload: states, gradients and activations rest on the host or in a file, and come to the device where they are read.
+//! Offload: keeps states, gradients and activations on the host or in a file, and copies them to the device where they are read.
 //!
 //! `decide` chooses the states, the sums of gradients and the activations that leave the device. `apply` moves the states to their
-//! tier, has the nodes that update them compute on the host, and adds a `copy` wherever a node would read a value of another
+//! tier, lets the nodes that update them compute on the host, and adds a `copy` wherever a node would read a value of another
 //! memory. Lowering plans each memory by the lifetimes that follow.
 //!
-//! Invariants: values are those of the program before; only copies are added, and views of activations that backward reads. Nodes of a
-//! microbatch compute on the device, except look-ups in embeddings and their gradients. Collectives run on the device. A state's new value ends on the tier of the state.
+//! Invariants: all values stay the same; only copies are added, and views of activations that backward reads. Nodes of a microbatch
+//! compute on the device, except look-ups in embeddings and their gradients. Collectives run on the device. A state's new value ends on
+//! the tier of the state.
 
 mod activations;
 mod copies;
@@ -29,14 +30,15 @@ use std::fmt;
 pub struct Offload {
     /// The classes of values that leave the device.
     pub classes: Classes,
-    /// Bytes of states that stay on each device although their class leaves it: weights stay together with the states of their optimizer.
+    /// Bytes of states that stay on each device although their class leaves it. Weights stay together with the states of their optimizer.
     pub keep: u64,
-    /// Bytes of activations that stay on each device although their class leaves it. Those that forward makes last stay, because backward
+    /// Bytes of activations that stay on each device although their class leaves it. The last activations of forward stay, because backward
     /// reads them first.
     pub stay: u64,
-    /// Values of fewer bytes on each device stay: the latency of their copies is longer than the kernels that they save.
+    /// The fewest bytes, on each device, of a value that leaves. For a smaller value, the latency of its copies is longer than the kernels
+    /// that they save.
     pub least: u64,
-    /// Bytes of states that rest on the host; states beyond them rest in a file. `None`: all of them fit.
+    /// Bytes of states that rest on the host; further states rest in a file. `None`: all states fit on the host.
     pub host: Option<u64>,
 }
 
@@ -51,13 +53,13 @@ impl Default for Offload {
 pub struct Classes {
     /// States of the optimizer, and weights that microbatches read only through a cast to a narrower type.
     pub optimizer: bool,
-    /// Weights: each comes to the device for its readers, in forward and again in backward.
+    /// Weights. Each is copied to the device for its readers, in forward and again in backward.
     pub parameters: bool,
     /// Gradients, from their completion to the update, and their sums over microbatches.
     pub gradients: bool,
     /// Results of forward that backward reads.
     pub activations: bool,
-    /// Weights that microbatches read by looking rows up alone, with these look-ups and the states of their optimizer.
+    /// Weights that microbatches read only by look-ups of rows, with these look-ups and the states of their optimizer.
     pub embeddings: bool,
 }
 
@@ -75,7 +77,7 @@ impl Classes {
     pub const NONE: Self =
         Self { optimizer: false, parameters: false, gradients: false, activations: false, embeddings: false };
 
-    /// The classes of both.
+    /// Returns the union of both.
     pub fn with(self, other: Self) -> Self {
         Self {
             optimizer: self.optimizer || other.optimizer,
@@ -86,7 +88,7 @@ impl Classes {
         }
     }
 
-    /// The names of the classes.
+    /// Returns the names of the classes.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         Self::ALL.into_iter().filter(move |(class, _)| self.with(*class) == self).map(|(_, name)| name)
     }
@@ -128,13 +130,13 @@ impl Transform for Offload {
 /// The values that leave the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// The states, with the tier where each rests.
+    /// The states, each with its tier.
     pub states: Vec<(StateId, Tier)>,
     /// The nodes `accumulate` of the gradients.
     pub gradients: Vec<NodeId>,
-    /// The activations.
+    /// The activations that rest on the host.
     pub activations: Vec<ValueId>,
-    /// The nodes of embeddings.
+    /// The look-ups in embeddings and their gradients, which compute on the host.
     pub embeddings: Vec<NodeId>,
 }
 
@@ -161,7 +163,7 @@ pub fn decide(module: &Module, options: &Offload) -> Decision {
     }
 }
 
-/// The sums over microbatches of gradients.
+/// Returns the sums of gradients over microbatches.
 fn sums_of_gradients(module: &Module, least: u64) -> Vec<NodeId> {
     let is_sum = |(id, node): (NodeId, &ir::Node)| {
         let bytes = module.ty(node.results[0]).local_bytes(&module.mesh);
@@ -192,7 +194,7 @@ pub fn apply(module: &mut Module, options: &Offload, decision: &Decision) -> Res
     Ok(changed.or(copied).or(remove_dead(module, Offload::NAME)))
 }
 
-/// Copies a gradient to the host where it is complete, and sums it up there.
+/// Copies a gradient to the host when it is complete, and sums it up there.
 fn move_gradient(b: &mut Builder, sum: NodeId) -> Result<(), TypeError> {
     let gradient = b.module().node(sum).operands[0];
     let Definition::Node(maker, _) = b.module().value(gradient).definition else { return Ok(()) };
@@ -207,7 +209,7 @@ fn move_gradient(b: &mut Builder, sum: NodeId) -> Result<(), TypeError> {
     Ok(())
 }
 
-/// Adds a copy of a value in another memory, with its sharding.
+/// Adds a copy of a value in another memory, with the same sharding.
 fn copy_to(b: &mut Builder, value: ValueId, to: Tier) -> Result<ValueId, TypeError> {
     let sharding = b.ty(value).sharding.clone();
     b.place(Tier::Device);

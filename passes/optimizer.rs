@@ -1,11 +1,11 @@
-//! Optimizer: turns gradients into new parameters, with everything that a step decides (rate, clipping) on the device.
+//! Optimizer: turns gradients into new parameters. Everything that a step decides (rate, clipping) is computed on the device.
 //!
-//! Reads the outputs `grad.NAME` of [`crate::autodiff`]; adds the states `step`, `adam.m(NAME)`, `adam.v(NAME)`,
+//! The pass reads the outputs `grad.NAME` of [`crate::autodiff`]. It adds the states `step`, `adam.m(NAME)`, `adam.v(NAME)`,
 //! `sgd.velocity(NAME)` and the like for each parameter NAME, the outputs `lr` and `grad_norm` (f64; the norm before clipping), and the
 //! new value of each parameter. If the loss is scaled ([`crate::precision`]), a step whose gradients are not finite leaves
-//! every state as it was. The optimizer's operators do both themselves: their operand `scale` has the product of all factors
+//! every state as it was. The optimizer's operators scale and skip themselves: their operand `scale` has the product of all factors
 //! of a gradient, and `skip` says whether the states stay. Plain gradient descent has no operator; its nodes multiply and
-//! select. Invariants: everything it adds is in the update phase; a parameter without a gradient keeps its value.
+//! select. Invariants: all added nodes are in the update phase; a parameter without a gradient keeps its value.
 
 mod adafactor;
 mod algorithm;
@@ -39,15 +39,15 @@ use update::{Scalars, build_update};
 /// The pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer {
-    /// The rule by which a parameter moves.
+    /// The rule that updates a parameter.
     pub algorithm: Algorithm,
     /// The highest learning rate.
     pub lr: f64,
-    /// How the learning rate changes.
+    /// The curve of the learning rate over the steps.
     pub schedule: Schedule,
-    /// Weight decay: decoupled for AdamW, Lion and Adafactor; added to the gradient for the other rules.
+    /// The weight decay: decoupled for AdamW, Lion and Adafactor; added to the gradient for the other rules.
     pub weight_decay: f64,
-    /// Which parameters decay.
+    /// The parameters that decay.
     pub decay: Decay,
     /// Parameters with a learning rate or a decay of their own.
     pub groups: Vec<Group>,
@@ -55,21 +55,21 @@ pub struct Optimizer {
     pub clip: Option<f64>,
     /// Whether the outputs `grad.NAME` stay.
     pub keep_gradients: bool,
-    /// Whether the update reads the gradients `grad.NAME`, and not the tensors of which they are multiples. The pass
-    /// [`crate::update`] needs it.
+    /// Whether the update reads the gradients `grad.NAME` themselves, and not tensors that become gradients by multiplication. The pass
+    /// [`crate::update`] needs this.
     pub reads_gradients: bool,
 }
 
-/// The learning rate of an optimizer for which none is given.
+/// The learning rate if none is given.
 pub const DEFAULT_LEARNING_RATE: f64 = 1e-3;
 
-/// Which parameters decay.
+/// The parameters that decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decay {
-    /// All.
+    /// All parameters.
     All,
-    /// Those whose tensor in the file has two dims or more: no biases, no norms. The biases of a recurrent layer have
-    /// two, and are biases still.
+    /// Parameters whose tensor in the file has two dims or more, which excludes biases and norms. The biases of a recurrent layer have two
+    /// dims, and are excluded all the same.
     #[default]
     Matrices,
 }
@@ -133,7 +133,7 @@ impl Transform for Optimizer {
 }
 
 impl Optimizer {
-    /// Refuses numbers with which no step makes sense.
+    /// Refuses numbers that make no sense in any step.
     fn check(&self) -> Result<(), Diagnostic> {
         self.algorithm
             .check()
@@ -146,23 +146,23 @@ impl Optimizer {
     }
 }
 
-/// What each parameter will get.
+/// The updates of all parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// One entry a parameter with a gradient, in the order of the state table.
+    /// One update for each parameter with a gradient, in the order of the state table.
     pub updates: Vec<Update>,
 }
 
-/// How one parameter moves.
+/// The update of one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
     /// The parameter.
     pub state: StateId,
-    /// Its gradient, of its type.
+    /// The gradient, of the parameter's type.
     pub gradient: ValueId,
-    /// Its weight decay.
+    /// The weight decay.
     pub weight_decay: f64,
-    /// Factor on the learning rate.
+    /// The factor of the learning rate.
     pub lr_factor: f64,
 }
 
@@ -180,10 +180,10 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Pairs parameters with their gradients, decays and shares of the rate.
+/// Pairs parameters with their gradients, decays and factors of the rate.
 ///
 /// # Errors
-/// A program that is not ready for an optimizer, or has one; a group that no parameter is of.
+/// The program is not ready for an optimizer, or has one already; a group has no parameter.
 pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<Decision, Diagnostic> {
     if module.level != Level::Training || module.state("step").is_some() {
         let error = Diagnostic::new("the optimizer needs a program with gradients and without an optimizer");
@@ -195,7 +195,7 @@ pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<
     let mut updates = Vec::new();
     for (state, row) in module.states.iter().filter(|(_, row)| row.role == Role::Parameter) {
         let Some(&gradient) = gradients.get(row.name.as_str()) else { continue };
-        // What is a matrix is told by the file: a slice or a reshape of a bias is still a bias.
+        // The tensor in the file decides whether this is a matrix: a slice or a reshape of a bias is still a bias.
         let data = row.initializer.data().map(|data| &module.data[data]);
         let ndim = data.map_or(row.ty.ndim(), |data| data.ty.ndim());
         let is_vector = data.is_some_and(|data| cx.vectors.contains(&data.name));
@@ -208,8 +208,8 @@ pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<
     Ok(Decision { updates })
 }
 
-/// The names by which a group finds a parameter: those of its tensor in the file, whose parts are never in different
-/// groups; the state's own where there is no file.
+/// Returns the names by which a group finds a parameter: those of its tensor in the file, so that all parts of a tensor are in the same
+/// groups; the state's own name if there is no file.
 fn names<'a>(module: &'a Module, row: &'a State, cx: &'a PassContext) -> Vec<&'a str> {
     let Some(data) = row.initializer.data() else { return vec![row.name.as_str()] };
     let name = &module.data[data].name;
@@ -217,14 +217,14 @@ fn names<'a>(module: &'a Module, row: &'a State, cx: &'a PassContext) -> Vec<&'a
     std::iter::once(name).chain(aliases).map(String::as_str).collect()
 }
 
-/// Refuses a group without a parameter: its pattern is mistyped, or what it fits is not trained.
+/// Refuses a group without a parameter: its pattern is mistyped, or the matching tensors are not trained.
 fn check_groups(
     module: &Module,
     options: &Optimizer,
     cx: &PassContext,
     updates: &[Update],
 ) -> Result<(), Diagnostic> {
-    // That nothing at all is trained is told by others.
+    // If no parameter is trained at all, another error says so.
     if updates.is_empty() {
         return Ok(());
     }
@@ -247,7 +247,7 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
     b.tables().add_output(StepOutput::LearningRate, lr);
     let gradients = factored(&b, options, decision);
     let norm = match b.module().step_output(StepOutput::GradientNorm) {
-        // Where the loss is scaled, the norm has told whether the gradients are finite.
+        // If the loss is scaled, the norm is there already: it shows whether the gradients are finite.
         Some(output) => output.value,
         None => {
             let norm = build_norm(&mut b, &gradients)?;
@@ -287,7 +287,7 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
     Ok(changed.or(settle(module, Optimizer::NAME)?))
 }
 
-/// The gradients as the update reads them.
+/// Returns the gradients in the form that the update reads.
 fn factored(b: &Builder, options: &Optimizer, decision: &Decision) -> Vec<Factored> {
     let factored = |update: &Update| match options.reads_gradients {
         true => Factored::whole(update.gradient),
@@ -298,15 +298,15 @@ fn factored(b: &Builder, options: &Optimizer, decision: &Decision) -> Vec<Factor
 
 /// The factors of the gradients.
 struct Scales {
-    /// The factor that clips.
+    /// The clip factor.
     clip: Option<Casts>,
     products: Products,
-    /// Whether every update has a scale, since another operand follows it.
+    /// Whether every update needs a scale, because the operand `skip` follows it.
     needed: bool,
 }
 
 impl Scales {
-    /// The product of all factors of a gradient, in the gradient's element type; `None` if there are none.
+    /// Returns the product of all factors of a gradient, in the gradient's element type; `None` if there are none.
     fn build(&mut self, b: &mut Builder, gradient: &Factored) -> Result<Option<ValueId>, TypeError> {
         let dtype = b.ty(gradient.tensor).dtype;
         let mut factors = gradient.factors.clone();
@@ -322,9 +322,9 @@ impl Scales {
 
 /// The step counter as f64 scalars.
 struct Step {
-    /// Steps done before this one.
+    /// The number of steps before this one.
     before: ValueId,
-    /// Steps done after it: at least 1.
+    /// The number of steps including this one: at least 1.
     after: ValueId,
 }
 
@@ -337,7 +337,7 @@ fn build_step(b: &mut Builder) -> Result<Step, TypeError> {
     Ok(Step { before: b.cast(counter, DType::F64)?, after: b.cast(next, DType::F64)? })
 }
 
-/// `√Σ g²` over all elements of all gradients.
+/// Builds `√Σ g²` over all elements of all gradients.
 pub(crate) fn build_norm(b: &mut Builder, gradients: &[Factored]) -> Result<ValueId, TypeError> {
     let mut total = b.scalar(DType::F64, 0.0)?;
     let (mut products, mut squares_of) = (Products::default(), BTreeMap::new());
@@ -363,7 +363,7 @@ pub(crate) fn build_norm(b: &mut Builder, gradients: &[Factored]) -> Result<Valu
     b.one(Unary::Sqrt, &[total])
 }
 
-/// `min(1, clip / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` has it.
+/// Builds `min(1, clip / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` does.
 fn build_clip_scale(b: &mut Builder, clip: f64, norm: ValueId) -> Result<ValueId, TypeError> {
     let (clip, one) = (b.scalar(DType::F64, clip)?, b.scalar(DType::F64, 1.0)?);
     let small = b.scalar(DType::F64, 1e-6)?;
@@ -372,8 +372,8 @@ fn build_clip_scale(b: &mut Builder, clip: f64, norm: ValueId) -> Result<ValueId
     b.one(Binary::Min, &[scale, one])
 }
 
-/// Selects the old value of every state that the update changes, where a step is skipped. The scaler's states change all the
-/// same, and operators that skip by themselves need no selection.
+/// Selects the old value of every state that the update changes, if a step is skipped. The scaler's states change in any case, and
+/// operators that skip by themselves need no selection.
 fn build_skip(b: &mut Builder, skipped: ValueId) -> Result<(), TypeError> {
     let states: Vec<StateId> = b.module().states.keys().collect();
     for id in states {
@@ -387,7 +387,7 @@ fn build_skip(b: &mut Builder, skipped: ValueId) -> Result<(), TypeError> {
     Ok(())
 }
 
-/// Whether a state's new value comes from a node of the update that does not look at `skip` itself.
+/// Whether a state's new value comes from a node of the update without an operand `skip`.
 fn is_overwritten(module: &Module, new: ValueId) -> bool {
     let skips = |node: &Node| node.roles().contains(&OperandRole::Skip);
     module.producer(new).is_some_and(|node| node.phase == Phase::Update && !skips(node))

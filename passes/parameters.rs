@@ -1,11 +1,11 @@
 //! Parameters: decides which tensors of the file are trained, and makes them states.
 //!
-//! Claims about a tensor decide first ([`ir::Claim`]): the user's, the exporter's list, the name that its author gave it. Of
-//! a tensor of which nothing is said its uses decide: it is a parameter when it reaches, through views, a contraction, the
-//! data of a gather, a norm's scale or bias, or a bias addition; else a constant. Runs after patterns are found, so that rotary tables
-//! and masks have shown what they are. A parameter all uses of which go through one view is a state of that view;
-//! one that is only cut into slices becomes a state a slice. Invariants: every use of a parameter reads a state; the
-//! program computes what it did; the report names every float tensor of the file with a reason.
+//! Claims about a tensor decide first ([`ir::Claim`]): those of the user, of the exporter's list, and of the author's name for it. A
+//! tensor without a claim is decided by its uses: it is a parameter if it reaches, through views, a contraction, the data of a gather,
+//! a norm's scale or bias, or a bias addition; else it is a constant. The pass runs after patterns are found, when rotary tables and
+//! masks can be recognised. If all uses of a parameter go through one view, the state has that view. If they all go through slices, each
+//! slice becomes a state. Invariants: every use of a parameter reads a state; the program computes the same values; the report names
+//! every float tensor of the file with a reason.
 
 mod claims;
 mod evidence;
@@ -34,23 +34,23 @@ use std::fmt;
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters {
-    /// Which tensors are parameters.
+    /// The tensors that are parameters.
     pub set: Set,
-    /// Whether matrices with equal bytes stay apart.
+    /// Whether matrices with equal bytes stay separate parameters.
     pub untied: bool,
-    /// Parameters that any of these patterns fits are not trained.
+    /// Patterns of parameters that are not trained.
     pub freeze: Vec<String>,
-    /// If there are any, only parameters that one of these patterns fits are trained.
+    /// If there are any, the patterns of the only parameters that are trained.
     pub train_only: Vec<String>,
 }
 
-/// Which tensors are parameters.
+/// The tensors that are parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Set {
-    /// Those that look like it.
+    /// The tensors that are parameters by their claims and uses.
     #[default]
     Find,
-    /// Exactly these, each whole: how the reference that a program is verified against gets the program's set.
+    /// Exactly these, each whole. The reference that a program is verified against gets the program's set in this way.
     Only(Vec<ParameterSpec>),
 }
 
@@ -99,7 +99,7 @@ impl Parameters {
         cx.parameters = report::reports(module, &decision, cx);
         let changed = apply(module, &decision);
         let cleaned = remove_dead(module, Self::NAME);
-        // A tied matrix is read transposed: let contractions read it as it lies.
+        // A tied matrix is read transposed. The contractions absorb the transpose.
         let absorbed = if tied == Changed::Yes { local::run(module, Self::NAME)? } else { Changed::No };
         Ok(tied.or(changed).or(cleaned).or(absorbed).or(remove_dead(module, Self::NAME)))
     }
@@ -108,9 +108,9 @@ impl Parameters {
 /// The decision on every float tensor of the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// In the order of the data table.
+    /// The decisions, in the order of the data table.
     pub rows: Vec<Row>,
-    /// Rows that were found to be another row, before the rows were looked at.
+    /// Rows that were merged with an equal row, before the rows were classified.
     pub ties: Vec<TiedRow>,
 }
 
@@ -119,20 +119,20 @@ pub struct Decision {
 pub struct Row {
     /// The tensor.
     pub data: DataId,
-    /// Why.
+    /// The finding, with its reason.
     pub finding: Finding,
     /// Whether a parameter is left untrained because the user said so.
     pub frozen: bool,
-    /// The states it becomes; none for a constant.
+    /// The states that it becomes; none for a constant.
     pub states: Vec<NewState>,
 }
 
 /// A state that a tensor becomes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewState {
-    /// Its name.
+    /// The name of the state.
     pub name: String,
-    /// Which part of the tensor, and the values that it replaces.
+    /// The part of the tensor, and the values that it replaces.
     pub cut: Cut,
 }
 
@@ -146,13 +146,13 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Whether a row can be a parameter: floats of the file. A scalar is one only if somebody says so.
+/// Whether a row can be a parameter: floats of the file. A scalar can be one only if its claim says that it may be trained.
 fn can_be_trained(data: &Data) -> bool {
     let is_number = data.ty.ndim() == 0 && !data.claim.is_some_and(Claim::may_be_trained);
     data.ty.dtype.is_float() && !is_number && matches!(data.blob, Blob::File(_))
 }
 
-/// The values that read each row that can be a parameter, by row.
+/// Returns the values that read each row that can be a parameter.
 fn readers(module: &Module) -> BTreeMap<DataId, Vec<ValueId>> {
     let mut readers: BTreeMap<DataId, Vec<ValueId>> = BTreeMap::new();
     for (_, node) in module.nodes().filter(|(_, node)| node.phase <= Phase::Forward) {
@@ -187,7 +187,7 @@ pub fn decide(module: &Module, cx: &PassContext, options: &Parameters) -> Result
     Ok(Decision { rows, ties: vec![] })
 }
 
-/// Makes the states and lets the program read them.
+/// Adds the states, and makes the program read them.
 pub fn apply(module: &mut Module, decision: &Decision) -> Changed {
     let mut b = Builder::new(module, Parameters::NAME);
     for row in &decision.rows {
@@ -204,7 +204,7 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Changed {
     b.finish()
 }
 
-/// Whether a tensor that is not trained may be a parameter all the same, so that the user is told of it.
+/// Whether an untrained tensor may be a parameter after all, so that the user must be warned.
 fn is_doubtful(module: &Module, row: &Row) -> bool {
     let data = &module.data[row.data];
     let is_proven = matches!(row.finding.evidence, Evidence::Constant(_));
@@ -219,11 +219,11 @@ fn is_doubtful(module: &Module, row: &Row) -> bool {
     }
 }
 
-/// Warns of what may not be as the user means it.
+/// Warns of decisions that the user may not expect.
 fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
     for tie in &decision.ties {
         let (tied, to) = (&module.data[tie.data].name, &module.data[tie.to].name);
-        // The exporter says so itself.
+        // The exporter says itself that these two are one parameter.
         if cx.authors.contains_key(tied) && cx.authors.get(tied) == cx.authors.get(to) {
             continue;
         }
@@ -266,7 +266,7 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
     }
     if !left_out.is_empty() {
         let names = left_out.iter().map(|row| {
-            // The place of the use is in `inspect`.
+            // `inspect` shows the place of the use.
             let reason = row.finding.reason().split(", node ").next().unwrap_or_default();
             format!("`{}` ({reason})", module.data[row.data].name)
         });
@@ -282,7 +282,8 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
                 Diagnostic::new(format!("`{name}` {ty} is trained, though it may be a constant: {reason}"));
             cx.warn(warning.note(format!("--freeze '{name}' keeps the tensor constant")));
         }
-        // Where the exporter says whose each tensor is, a shared one is a tied one, and so is a named one with elements of its own.
+        // If the exporter names the owner of each tensor, a shared tensor is tied. So is a named tensor whose elements are not initial
+        // ones.
         let is_initial =
             || data.bytes().is_some_and(|bytes| ir::is_initial(bytes, ty.dtype.bytes() as usize));
         let is_doubtful = claim.is_none() || *claim == Some(Claim::Named) && is_initial();

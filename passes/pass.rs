@@ -8,44 +8,44 @@ use crate::reports::{
 use ir::{Changed, Diagnostic, Kernels, Module};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A pass: its options, how they are written in a pipeline, and what it does.
+/// A pass: its options, their text in a pipeline, and its effect.
 pub trait Transform: Sized {
-    /// Its name in pipelines, in `by` of nodes, in errors.
+    /// The name of the pass in pipelines, in `by` of nodes, and in errors.
     const NAME: &'static str;
 
-    /// Whether a program that it has not run on computes something else than one that it has, or is no whole step.
+    /// Whether a program is wrong or incomplete if this pass is skipped.
     const NEEDED: bool;
 
-    /// Reads the options; those left out have their defaults. Errors say what is wrong with an option.
+    /// Reads the options; missing ones have their defaults. Errors: the fault in an option.
     fn parse(arguments: &mut Arguments) -> Result<Self, String>;
 
     /// Writes the options so that [`Transform::parse`] reads them back.
     fn print(&self, arguments: &mut Arguments);
 
-    /// Changes the module. An error is the user's, or a limit of the compiler, never a broken module.
+    /// Changes the module. An error is the user's fault or a limit of the compiler, never a broken module.
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic>;
 }
 
-/// Facts that passes read beside the module, and their reports.
+/// Facts that passes read beside the module, and the reports of passes.
 #[derive(Clone, Debug, Default)]
 pub struct PassContext {
-    /// Other names of the data table's rows: module paths of tensors that the exporter renamed.
+    /// Other names of rows in the data table: module paths of tensors that the exporter renamed.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// The names that the author's module has for rows of the data table, where the exporter recorded them.
+    /// The names of rows of the data table in the author's module, if the exporter recorded them.
     pub authors: BTreeMap<String, String>,
-    /// Rows of the data table that hold vectors, although they have more dims: they decay as biases do.
+    /// The names of rows of the data table that hold vectors although they have more dims. They decay as biases do.
     pub vectors: BTreeSet<String>,
-    /// Rows of the data table that the exporter wrote once for each sample of its batch; filled by `bind`.
+    /// The names of rows of the data table that the exporter repeated for each sample of its batch; filled by `bind`.
     pub repeated: BTreeSet<String>,
-    /// Facts about the kernels of the target, where a program is made ready for one.
+    /// Facts about the kernels of the target, if the program is made for one.
     pub kernels: Option<&'static dyn Kernels>,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
     /// The role of each float tensor of the file; filled by `parameters`.
     pub parameters: Vec<ParameterReport>,
-    /// Where a pattern was nearly found, and why not; filled by `canonicalize`.
+    /// Places where a pattern was nearly found, with reasons; filled by `canonicalize`.
     pub near_misses: Vec<NearMiss>,
-    /// How each input and state lies over the mesh; filled by `spmd`.
+    /// The sharding of each input and state over the mesh; filled by `spmd`.
     pub shardings: Vec<ShardingReport>,
     /// The batch that the constants of the file were made for; filled by `bind`.
     pub exported_batch: Option<u64>,
@@ -62,7 +62,7 @@ pub struct PassContext {
 }
 
 impl PassContext {
-    /// The facts about the target's kernels. Errors: no target is given.
+    /// Returns the facts about the target's kernels. Errors: no target is given.
     pub fn kernels(&self) -> Result<&'static dyn Kernels, Diagnostic> {
         let missing =
             || Diagnostic::new("the pass writes a program for the kernels of a target, and none is given");

@@ -5,7 +5,7 @@ use crate::registry::Pass;
 use std::fmt;
 use std::str::FromStr;
 
-/// Passes in the order they run. Its text parses back to itself.
+/// Passes in the order in which they run. The text of a pipeline parses back to an equal one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pipeline {
     /// The passes.

@@ -1,11 +1,10 @@
 //! Precision: computes a step in bf16 or fp16 where that is safe, on f32 weights.
 //!
-//! `classes` says which operators compute in half, `decide` which values are kept so, and `casts` puts the casts
-//! in; `scaling` keeps fp16 gradients above zero. The pass runs after autodiff, on the backward phase as well, because
-//! there too each operator has its own class: what forward computed in f32 need not be kept in f32 for backward, and
-//! sums of gradients are f32 though their addends are half. Invariants: states, inputs and outputs keep their names,
-//! dims and element types; in `exact` mode, where casts between floats do nothing, the program computes what it did;
-//! no value is cast twice to a type in one phase; the update stays f32.
+//! `classes` says which operators compute in half, `decide` which values are kept in half, and `casts` adds the casts. `scaling` keeps
+//! fp16 gradients above zero. The pass runs after autodiff, and so on the backward phase too, because each operator of backward has its
+//! own class: a value that forward computed in f32 need not be kept in f32 for backward, and sums of gradients are f32 although their
+//! addends are half. Invariants: states, inputs and outputs keep their names, dims and element types; in `exact` mode, where casts
+//! between floats do nothing, the program computes the same values; no value is cast twice to a type in one phase; the update stays f32.
 
 mod casts;
 pub mod classes;
@@ -23,37 +22,36 @@ pub use scaling::SCALE;
 /// The pass. By default it changes nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Precision {
-    /// The type of what need not be f32: [`DType::F32`] for no casts, [`DType::BF16`], or [`DType::F16`], which scales
+    /// The type of values that need not be f32: [`DType::F32`] for no casts, [`DType::BF16`], or [`DType::F16`], which scales
     /// the loss.
     pub compute: DType,
-    /// The type in which gradients of parameters are summed over microbatches and ranks: one of the same three. The
-    /// gradients of one microbatch are half where their operator is; f32 sums of them lose nothing more. The update
-    /// reads f32 in any case.
+    /// The type in which gradients of parameters are summed over microbatches and ranks: one of the same three. The gradients of one
+    /// microbatch are half if their operator is; f32 sums of them lose nothing more. The update reads f32 in any case.
     pub grad_dtype: DType,
-    /// How the loss is scaled; only for [`DType::F16`].
+    /// The scaling of the loss; used only for [`DType::F16`].
     pub scaling: Scaling,
 }
 
 /// The schedule of the loss scale, which doubles while gradients are finite and halves when they are not.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scaling {
-    /// The scale of step 0.
+    /// The scale at step 0.
     pub initial: f64,
-    /// What the scale is multiplied by to grow.
+    /// The factor by which the scale grows.
     pub growth: f64,
-    /// Steps without an overflow before it grows.
+    /// The number of steps without an overflow before the scale grows.
     pub interval: u64,
-    /// What the scale is multiplied by to shrink.
+    /// The factor by which the scale shrinks.
     pub backoff: f64,
-    /// It shrinks at this overflow, and at every later one until it has grown again.
+    /// The number of the overflow at which the scale shrinks first. It shrinks at every later one too, until it has grown again.
     pub hysteresis: u64,
-    /// It never shrinks below.
+    /// The smallest scale.
     pub min: f64,
-    /// It never grows above, so that it stays finite though no gradient ever overflows.
+    /// The largest scale. It keeps the scale finite even if no gradient ever overflows.
     pub max: f64,
 }
 
-/// Megatron-LM's, with Apex's largest scale.
+/// The defaults of Megatron-LM, with Apex's largest scale.
 impl Default for Scaling {
     fn default() -> Self {
         Self {
@@ -74,7 +72,7 @@ impl Default for Precision {
     }
 }
 
-/// What a step may compute in, as users name it.
+/// The types that a step may compute in, with the users' names for them.
 const COMPUTE: [(DType, &str); 3] = [(DType::F32, "fp32"), (DType::BF16, "bf16"), (DType::F16, "fp16")];
 
 impl Transform for Precision {
@@ -137,7 +135,7 @@ impl Transform for Precision {
 }
 
 impl Precision {
-    /// Refuses types that are none of the three, and a scale that could not go up and down.
+    /// Refuses types that are none of the three, and a scale that could not grow and shrink.
     fn check(&self) -> Result<(), Diagnostic> {
         let Scaling { initial, growth, interval, backoff, hysteresis, min, max } = self.scaling;
         let known = |dtype: DType| COMPUTE.iter().any(|(known, _)| *known == dtype);

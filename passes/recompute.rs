@@ -34,7 +34,7 @@ pub struct Recompute {
     pub price: u64,
     /// The number of blocks, from the first on, that this price is for. `None`: all of them.
     pub first: Option<u64>,
-    /// The price in the blocks after these.
+    /// The price in the blocks after the first ones.
     pub then: u64,
     /// The device whose times are compared with the price. `None`: [`Device::assumed`].
     pub device: Option<DeviceRates>,
@@ -48,8 +48,8 @@ impl Recompute {
     /// The price of `--recompute full`: more than any time, so that only bytes count.
     pub const FULL: Self = Self { price: 1 << 50, first: None, then: 0, device: None };
 
-    /// The same choice on a device. A price is compared with the time of moving a byte in memory, so it grows as this time. The
-    /// price of `full` is more than any time on any device.
+    /// Returns the same choice on another device. A price is compared with the time of moving a byte in memory, so it scales with this
+    /// time. The price of `full` stays: it is more than any time on any device.
     pub fn on(self, device: &Device) -> Self {
         let rates = DeviceRates::of(device);
         let before = self.rates().memory();
@@ -60,12 +60,12 @@ impl Recompute {
         Self { price: scaled(self.price), then: scaled(self.then), device: Some(rates), ..self }
     }
 
-    /// The price in a block, by its index.
+    /// Returns the price in a block, by its index.
     fn price_in(&self, block: usize) -> u64 {
         if self.first.is_none_or(|first| (block as u64) < first) { self.price } else { self.then }
     }
 
-    /// The rates of the device whose times are compared with the price.
+    /// Returns the rates of the device whose times are compared with the price.
     pub fn rates(&self) -> DeviceRates {
         self.device.clone().unwrap_or_else(|| DeviceRates::of(&Device::assumed()))
     }
@@ -116,7 +116,7 @@ pub fn decide(module: &Module, options: &Recompute) -> Decision {
     Choices::of(module, &options.rates()).decide(options)
 }
 
-/// Adds the copies, makes backward read them, and removes forward nodes that nobody reads any more.
+/// Adds the copies, makes backward read them, and removes forward nodes that have no reader any more.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
     let copies = add_copies(module, decision)?;
     Ok(if copies.is_empty() { Changed::No } else { Changed::Yes })

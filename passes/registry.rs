@@ -29,21 +29,21 @@ macro_rules! passes {
             /// The names of all passes.
             pub const NAMES: &[&str] = &[$(<$options as Transform>::NAME),*];
 
-            /// The name in pipelines.
+            /// Returns the name in pipelines.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$variant(_) => <$options as Transform>::NAME),*
                 }
             }
 
-            /// Whether a program without it computes something else, or is no whole step.
+            /// Whether a program is wrong or incomplete if this pass is skipped.
             pub fn is_needed(&self) -> bool {
                 match self {
                     $(Self::$variant(_) => <$options as Transform>::NEEDED),*
                 }
             }
 
-            /// The pass of that name with these options; what it does not use stays in `arguments`.
+            /// Returns the pass with this name and these options. Options that it does not use stay in `arguments`.
             pub fn parse(name: &str, arguments: &mut Arguments) -> Result<Self, String> {
                 $(if name == <$options as Transform>::NAME {
                     return Ok(Self::$variant(Transform::parse(arguments)?));
@@ -59,7 +59,7 @@ macro_rules! passes {
                 arguments
             }
 
-            /// Runs the pass, without verifying what it made.
+            /// Runs the pass, without verifying the program after it.
             pub fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
                 match self {
                     $(Self::$variant(options) => options.run(module, cx)),*

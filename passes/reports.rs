@@ -16,47 +16,47 @@ use std::sync::Arc;
 /// The description of the loss for the user.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossReport {
-    /// The objective, and how it was recognised.
+    /// The objective, and the way in which it was recognised.
     pub text: String,
-    /// The outputs of the file that are scalars: its own loss, and metrics.
+    /// The outputs of the file that are scalars: its own loss and metrics.
     pub scalars: Vec<String>,
     /// A warning for steps of several microbatches, whose loss may not be that of the whole batch.
     pub doubt: Option<Diagnostic>,
 }
 
-/// The gradients that data ranks reduce in another form, and the bytes of it.
+/// The gradients that data ranks reduce in another form, and the bytes of that form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompressedGradientsReport {
-    /// The method for the user.
+    /// The name of the method, for the user.
     pub method: String,
-    /// The gradients that are compressed.
+    /// The number of compressed gradients.
     pub compressed: usize,
-    /// All gradients.
+    /// The number of all gradients.
     pub tensors: usize,
-    /// Bytes of all gradients, each of which a reduction of a step would take.
+    /// The bytes of all gradients, which the reductions of a step would take without compression.
     pub before: u64,
-    /// Bytes that the reductions of a step take.
+    /// The bytes that the reductions of a step take.
     pub after: u64,
 }
 
 /// A place where a pattern was nearly found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NearMiss {
-    /// The operator that would have stood there.
+    /// The operator that the pattern would have become.
     pub pattern: &'static str,
-    /// Where in the file.
+    /// The place in the file.
     pub origin: Arc<str>,
     /// The obstacle to the pattern.
     pub reason: String,
 }
 
-/// How a named value is sharded, and why.
+/// The sharding of a named value, and the reasons for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardingReport {
-    /// The state's or input's name.
+    /// The name of the state or input.
     pub name: String,
-    /// Its sharding as text prints it: `{dp, -}`.
+    /// The sharding as text prints it: `{dp, -}`.
     pub sharding: String,
-    /// For each axis what split it.
+    /// The reason for each axis.
     pub reasons: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Changes of a program that several passes make: rewrites of one node, removal of dead nodes, the stages of added nodes, other forms of
+//! Changes of a program that several passes make: rewrites of single nodes, removal of dead nodes, stages of added nodes, other forms of
 //! activations while they wait for backward, and the search of an e-graph for the cheapest program.
 
 pub mod dead;

@@ -1,9 +1,9 @@
-//! Router bias: experts that had too many tokens are chosen less from the next step on, which balances without a loss (Wang et al.,
+//! Router bias: experts with too many tokens are chosen less often from the next step on, which balances without a loss (Wang et al.,
 //! arXiv 2408.15664, algorithm 1; DeepSeek-AI, arXiv 2412.19437, section 2.1.2).
 //!
-//! Reads the outputs `load.NAME`, the choices that fell on each expert in the whole step, and gives the buffers `NAME.bias` of
-//! [`crate::moe`] a new value: `bias + rate · sign(mean load − load)`. Invariants: gradients and gates stay as they are; it runs after
-//! `autodiff`, which sums loads over the microbatches, and before `optimizer`, which keeps every state where a step is skipped.
+//! The pass reads the outputs `load.NAME`, the number of choices of each expert in the whole step, and gives the buffers `NAME.bias` of
+//! [`crate::moe`] a new value: `bias + rate · sign(mean load − load)`. Invariants: gradients and gates stay as they are; the pass runs
+//! after `autodiff`, which sums loads over the microbatches, and before `optimizer`, which keeps every state if a step is skipped.
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -16,11 +16,11 @@ use ir::{
 /// The pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterBias {
-    /// By how much a bias moves in a step.
+    /// The change of a bias in a step.
     pub rate: f64,
 }
 
-/// The name of a router's buffer with a bias for each expert.
+/// Returns the name of a router's buffer, which has a bias for each expert.
 pub fn name(router: &str) -> String {
     format!("{router}.bias")
 }
@@ -41,7 +41,7 @@ impl Transform for RouterBias {
         arguments.push("rate", self.rate);
     }
 
-    /// Errors: a program without an update; no router with a bias.
+    /// Errors: the program has no update; no router has a bias.
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
         let biases = biases(module);
         if module.level != Level::Training || biases.is_empty() {
@@ -57,7 +57,7 @@ impl Transform for RouterBias {
     }
 }
 
-/// The biases and the loads by which they move.
+/// Returns the biases, each with its load.
 fn biases(module: &Module) -> Vec<(StateId, ValueId)> {
     let bias = |output: &ir::Output| {
         let router = StepOutput::load_of(&output.name)?;
@@ -70,7 +70,7 @@ impl RouterBias {
     fn move_bias(self, b: &mut Builder, id: StateId, load: ValueId) -> Result<(), TypeError> {
         let state = b.module().states[id].clone();
         b.origin(state.name.as_str()).stage(state.stage).at(At::End(Phase::Update));
-        // Whole numbers on both sides: experts · load, and the sum of all loads.
+        // Whole numbers are compared: experts · load, and the sum of all loads.
         let experts = b.ty(load).numel().unwrap_or(1) as f64;
         let own = b.scale(load, experts)?;
         let all = b.sum(load, &[0])?;

@@ -1,7 +1,7 @@
-//! Simplify: common subexpressions, arithmetic on known scalars, operations that do nothing, dead nodes.
+//! Simplify: merges common subexpressions, folds scalars, and removes operations without effect and dead nodes.
 //!
-//! Invariants: nodes of different phase, stage or copy are never merged; no result changes by a bit in `exact` mode
-//! but for what folding rounds once and not twice.
+//! Invariants: nodes of different phase, stage or copy are never merged; no result changes by a bit in `exact` mode,
+//! except that a folded computation is rounded once instead of twice.
 
 mod cse;
 

@@ -1,10 +1,10 @@
-//! Spmd: one program for all devices. Shardings of all values from a few seeds, and collectives where they meet.
+//! Spmd: makes one program for all devices. It finds the shardings of all values from a few seeds, and adds collectives where they differ.
 //!
-//! In this order: the mesh; seeds from what the user asked for, from the batch, from experts (`experts`), from the graph (`strategy`), each
-//! passed on by factors (`propagation`); operators that only a rule of their own can split are taken apart; ZeRO
-//! (`zero`); then nodes are made to agree (`partition`). Afterwards level placed holds.
+//! The pass builds the mesh, and then seeds shardings, each of which factors pass on (`propagation`): those of the user, of the batch, of
+//! experts (`experts`), and of the graph (`strategy`). Operators that only a rule of their own can split are replaced by several nodes.
+//! ZeRO follows (`zero`). At last all nodes get operands in agreeing shardings (`partition`), and the module is at level placed.
 //!
-//! Invariants: a collective changes how a value lies and nothing else; no node is computed over other elements than
+//! Invariants: a collective changes only the sharding of a value; no node is computed over other elements than
 //! before; without an axis of two devices or more the program stays as it is.
 
 mod asked;
@@ -85,12 +85,12 @@ impl Transform for Spmd {
 }
 
 impl Spmd {
-    /// Layouts before ZeRO.
+    /// Returns the layouts before ZeRO.
     fn seed(&self, module: &Module, mesh: &Mesh, cx: &PassContext) -> Result<Layouts, Diagnostic> {
         let rules = Rules::new(module, mesh);
         let mut layouts = Layouts::default();
         let fixed = asked::seed(&rules, &mut layouts, &self.shard, cx)?;
-        // Experts are seeded before the batch is split over their axes: where both want an axis, it is the experts'.
+        // Experts are seeded before the batch is split over their axes, so that they get the axes for which both compete.
         let experts = mesh::of_role(mesh, AxisRole::Expert);
         strategy::data(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Data));
         experts::seed(&rules, &mut layouts, &experts)?;
@@ -106,8 +106,8 @@ impl Spmd {
     }
 }
 
-/// Replaces operators of which a factor is split that only their own rule can split, where none of their results has
-/// that factor: there the alternative would be to gather what may be a model's largest activation.
+/// Replaces operators that are split along a factor that only their own rule can split and that no result has. The alternative would
+/// be to gather an operand, which may be a model's largest activation.
 fn take_apart(module: &mut Module, mesh: &Mesh, layouts: &Layouts) -> Result<Changed, Diagnostic> {
     let rules = Rules::new(module, mesh);
     let split: Vec<NodeId> =

@@ -1,9 +1,9 @@
-//! Stage: cuts the forward graph into the stages of a pipeline, and gives it the timetable of a schedule.
+//! Stage: cuts the forward graph into the stages of a pipeline, and gives the pipeline the timetable of a schedule.
 //!
-//! Every node and every state gets its stage. Later passes give backward nodes the stage of their forward nodes, and update nodes
+//! Every node and every state gets a stage. Later passes give backward nodes the stage of their forward nodes, and update nodes
 //! that of their state (`settle`). Invariants: the program computes the same numbers; a value of another stage is read through a
-//! transfer; a state has one owning stage, unless every stage counts it alike. A weight that several stages read belongs to the
-//! first of them, and the others get it once a step.
+//! transfer; a state has one owning stage, unless every stage computes its new value itself. A weight that several stages read belongs
+//! to the first of them, and the others get it once a step.
 
 mod choose;
 mod cut;
@@ -35,39 +35,39 @@ use work::Forward;
 /// The pass `stage`. `stage(ranks=4, schedule=1f1b, microbatches=8)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stage {
-    /// Pipeline ranks.
+    /// The number of pipeline ranks.
     pub ranks: u32,
     /// The schedule. `None`: the synchronous schedule that is predicted to be the fastest within memory.
     pub schedule: Option<ScheduleChoice>,
-    /// Microbatches of a step.
+    /// The number of microbatches of a step.
     pub microbatches: u32,
-    /// Patterns of origins: a stage begins at the first node that fits. Without patterns the stages are balanced.
+    /// Patterns of origins. A stage begins at the first node that matches each. Without patterns the stages are balanced.
     pub cuts: Vec<String>,
-    /// The places where the stages but the first begin, among the nodes that are divided: a cut that was made before.
+    /// The first nodes of all stages but the first, as indices among the nodes that are divided: a cut that was made before.
     pub at: Vec<usize>,
     /// The device whose times balance the stages; its link is the link between stages. `None`: [`Device::assumed`].
     pub device: Option<DeviceRates>,
-    /// The type of `precision`, by which schedules are compared and memory is estimated.
+    /// The type of `precision`, for the comparison of schedules and the estimate of memory.
     pub compute: DType,
-    /// The price of `recompute`, for the same. `None`: nothing is computed again.
+    /// The price of `recompute`, for the same. `None`: nothing is recomputed.
     pub recompute: Option<u64>,
-    /// The memory that every pipeline rank should fit into, by an estimate.
+    /// The memory that the estimate of every pipeline rank should fit into.
     pub memory: Option<StageMemory>,
 }
 
 impl Stage {
-    /// Stages on so many pipeline ranks, of one microbatch a step.
+    /// Makes options for stages on `ranks` pipeline ranks, with one microbatch a step.
     pub fn new(ranks: u32, schedule: Option<ScheduleChoice>) -> Self {
         let (cuts, at, device, recompute, memory) = (vec![], vec![], None, None, None);
         Self { ranks, schedule, microbatches: 1, cuts, at, device, compute: DType::F32, recompute, memory }
     }
 
-    /// The same stages, balanced by the times of a device.
+    /// Returns the same options, with stages balanced by the times of a device.
     pub fn on(self, device: &Device) -> Self {
         Self { device: Some(DeviceRates::of(device)), ..self }
     }
 
-    /// The same stages, with another link between them.
+    /// Returns the same options, with another link between stages.
     pub fn linked_by(self, link: Link) -> Self {
         let device = self.rates().device();
         self.on(&Device { link, ..device })
@@ -77,8 +77,8 @@ impl Stage {
         self.device.clone().unwrap_or_else(|| DeviceRates::of(&Device::assumed()))
     }
 
-    /// The same stages with the schedule and the cut that [`decide`] finds for a program, and a report of them. The pass then makes them
-    /// of the same model with any other batch.
+    /// Returns the same options with the schedule and the cut that [`decide`] finds for a program, and a report of them. Then the pass
+    /// makes the same stages of the model with any other batch.
     ///
     /// # Errors
     /// As [`decide`].
@@ -94,7 +94,7 @@ impl Stage {
     }
 }
 
-/// The schedule of a pass that chooses it.
+/// The text of a schedule that the pass chooses.
 const AUTO: &str = "auto";
 
 impl Transform for Stage {
@@ -153,9 +153,9 @@ pub struct Decision {
     schedule: ScheduleChoice,
     /// The stage of each forward node that is divided.
     nodes: BTreeMap<NodeId, u32>,
-    /// The place where each stage begins.
+    /// The index of the first node of each stage.
     starts: Vec<usize>,
-    /// Nodes that depend on weights alone.
+    /// Nodes that depend only on weights.
     of_weights: BTreeSet<NodeId>,
     report: StageReport,
 }
@@ -170,10 +170,10 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Divides the forward nodes into stages, and chooses the schedule unless it is given.
+/// Divides the forward nodes into stages, and chooses the schedule if none is given.
 ///
 /// # Errors
-/// A program that has stages, or a backward phase; fewer nodes than stages; what the schedule refuses; patterns that leave a stage
+/// The program has stages or a backward phase; it has fewer nodes than stages; the schedule refuses its numbers; a pattern leaves a stage
 /// empty.
 pub fn decide(module: &Module, options: &Stage) -> Result<Decision, Diagnostic> {
     if module.level != Level::Imported || module.pipeline.is_some() {
@@ -193,7 +193,7 @@ pub fn decide(module: &Module, options: &Stage) -> Result<Decision, Diagnostic> 
     Ok(Decision { plan, schedule, nodes, starts, of_weights: forward.of_weights, report })
 }
 
-/// Cuts before the first node that fits each pattern: by its name in the file, or by the name of a parameter that it reads.
+/// Cuts before the first node that matches each pattern, by its name in the file or by the name of a parameter that it reads.
 fn by_hand(
     module: &Module,
     divided: &[NodeId],
@@ -227,13 +227,13 @@ fn by_hand(
     Ok(runs_from(&starts, divided.len()))
 }
 
-/// The runs of so many nodes that begin at these places.
+/// Returns the runs of nodes that begin at these indices.
 fn runs_from(starts: &[usize], nodes: usize) -> Vec<Range<usize>> {
     let ends = starts.iter().skip(1).copied().chain([nodes]);
     starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect()
 }
 
-/// Whether a pattern fits the name of a node in its file, as its origin quotes it, the whole origin, or the name of a parameter that
+/// Whether a pattern matches the name of a node in its file, as its origin quotes it, the whole origin, or the name of a parameter that
 /// the node reads.
 fn fits(module: &Module, id: NodeId, pattern: &str) -> bool {
     let node = module.node(id);
@@ -274,7 +274,8 @@ pub fn apply(module: &mut Module, options: &Stage, decision: Decision) -> Result
     Ok(Changed::Yes)
 }
 
-/// Gives each stage that reads a node of weights alone its own copy of the node.
+/// Gives each stage that reads a node of weights its own copy of the node. A walk from the last node to the first finds the stages that
+/// read each node, directly or through other such nodes. The node itself goes to the first of these stages, and the others get copies.
 fn share_weights(b: &mut Builder, of_weights: &BTreeSet<NodeId>, last: u32) -> Result<(), Diagnostic> {
     let uses = b.module().uses();
     let roots: BTreeSet<ValueId> = b.module().roots().collect();
@@ -290,14 +291,14 @@ fn share_weights(b: &mut Builder, of_weights: &BTreeSet<NodeId>, last: u32) -> R
                     ),
                 }
             }
-            // A result that is reported, or read by nobody, lies on the last stage.
+            // A result that is reported, or that has no reader, belongs to the last stage.
             if roots.contains(&value) || stages.is_empty() {
                 stages.insert(last);
             }
         }
         wanted.insert(id, stages);
     }
-    // The value of each result on each stage but the first that wants it.
+    // The copies of each result on all stages that want it, except the first one.
     let mut copies: BTreeMap<(ValueId, u32), ValueId> = BTreeMap::new();
     for (&id, stages) in &wanted {
         let node = b.module().node(id).clone();
@@ -331,8 +332,8 @@ fn share_weights(b: &mut Builder, of_weights: &BTreeSet<NodeId>, last: u32) -> R
     Ok(())
 }
 
-/// Moves nodes that read a state which forward renews to the stage that renews it, if nothing before that stage reads their results. Else the
-/// state would travel back from this stage to an earlier one, between two microbatches.
+/// Moves nodes that read a state which forward updates to the stage that updates it, if no earlier stage reads their results. Otherwise
+/// the state would be sent back from this stage to an earlier one, between two microbatches.
 fn renew_together(b: &mut Builder) {
     let uses = b.module().uses();
     let renewed = |state: &State| Some((state.input, b.module().stage_of(state.output?)));
@@ -350,7 +351,7 @@ fn renew_together(b: &mut Builder) {
     }
 }
 
-/// Gives each state to the stage that makes its new value, or to the first that reads it.
+/// Gives each state to the stage that makes its new value, or else to the first stage that reads it.
 fn own_states(module: &mut Module) {
     let mut first: BTreeMap<StateId, u32> = BTreeMap::new();
     for (_, node) in module.nodes().filter(|(_, node)| node.stage != EVERY_STAGE) {

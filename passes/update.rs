@@ -1,9 +1,9 @@
-//! Update: from a whole step the update alone, whose inputs are the gradients. `verify` runs it on the reference, to hold new
-//! parameters against the exact update by the gradients that a program reported.
+//! Update: reduces a whole step to its update, whose inputs are the gradients. `verify` runs it on the reference, to compare new
+//! parameters with the exact update by the gradients that a program reported.
 //!
-//! Each output `grad.NAME` becomes an input of that name, summed over microbatches; whatever read the gradient reads this sum.
+//! Each output `grad.NAME` becomes an input of that name, summed over microbatches, and readers of the gradient read this sum.
 //! Invariants: the update's own nodes stay as they are; parameters and the optimizer's states change as before, and no other
-//! state does. A program of level training reports its loss: here it is 0.
+//! state does. A program of level training reports its loss, so the output is there, with the value 0.
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -26,8 +26,7 @@ impl Transform for Update {
 
     fn print(&self, _: &mut Arguments) {}
 
-    /// Errors: a program that is split over devices, or reports no gradients; an update that reads more of a microbatch than
-    /// its gradients.
+    /// Errors: the program is split over devices, or reports no gradients; the update reads more of a microbatch than its gradients.
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
         let gradients = decide(module)?;
         apply(module, &gradients)?;
@@ -35,7 +34,7 @@ impl Transform for Update {
     }
 }
 
-/// The gradients that become inputs.
+/// Finds the gradients that become inputs.
 ///
 /// # Errors
 /// As [`Update::run`].
@@ -57,7 +56,7 @@ pub fn decide(module: &Module) -> Result<Vec<Output>, Diagnostic> {
     Ok(gradients)
 }
 
-/// Makes inputs of these outputs.
+/// Turns these outputs into inputs.
 ///
 /// # Errors
 /// As [`Update::run`].

@@ -1,4 +1,4 @@
-//! Constants of a program: which values depend on nothing that changes, what they are, and what their bytes hold.
+//! Constants of a program: the values that depend on nothing that changes, their numbers, and the content of stored bytes.
 
 use cranelift_entity::SecondaryMap;
 use ir::ops::Interp;
@@ -9,18 +9,19 @@ use std::sync::Arc;
 /// The part of a value that is known before the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Constness {
-    /// All of it.
+    /// The whole value.
     Constant,
-    /// All of it, but it holds floats that may be a parameter, which is never folded through.
+    /// The whole value, but it holds floats that may be a parameter. A parameter is never folded away.
     Weight,
-    /// Nothing: it depends on an input or a state, or on bytes that are not here.
+    /// Nothing: the value depends on an input, a state, a random number or a sum over microbatches, is too large, or its bytes are not
+    /// here.
     Nothing,
 }
 
-/// Tensors of more elements are left to the program: nobody wants to carry them in it.
+/// The most elements of a computed constant. The program computes larger tensors itself, so that it need not carry them.
 const MAX_ELEMENTS: u64 = 1 << 23;
 
-/// Whether a row may hold a parameter: floats of the file, more than one, unless somebody says that the one is trained.
+/// Whether a data row may hold a parameter: floats of the file, and more than one element unless its claim says that it may be trained.
 pub(crate) fn is_candidate(data: &Data) -> bool {
     let single = data.ty.ndim() == 0 || data.ty.numel().is_none_or(|count| count <= 1);
     let may_be = !single || data.claim.is_some_and(Claim::may_be_trained);
@@ -29,17 +30,17 @@ pub(crate) fn is_candidate(data: &Data) -> bool {
 
 /// The constants of a module: [`Constness`] of every value, and values on demand.
 ///
-/// Floats are computed in f64. A number that a float is cut to, or what a comparison of floats gives, follows from the
-/// floats as they are in their types: a position that is just 2 in f32 and 1.9999999 in f64 is 2.
+/// Floats are computed in f64. Integers and booleans that are made of floats are computed from the floats rounded to their types: a
+/// position that is 2 in f32 and 1.9999999 in f64 is 2.
 pub(crate) struct Constants<'m> {
     module: &'m Module,
     known: Vec<Constness>,
     /// The place of each node in program order.
     position: SecondaryMap<NodeId, u32>,
     values: BTreeMap<ValueId, Arc<Tensor>>,
-    /// Floats computed in their types, where those are others.
+    /// Floats computed in their types, where they differ from the f64 values.
     typed: BTreeMap<ValueId, Tensor>,
-    /// The node of each computation that has run: layers compute their masks alike.
+    /// The node of each computation that has run. Layers often repeat the computation of a mask.
     run: BTreeMap<Computation, &'m Node>,
     /// For each value that an earlier node has computed, the result of that node.
     first: BTreeMap<ValueId, ValueId>,
@@ -49,7 +50,7 @@ pub(crate) struct Constants<'m> {
 type Computation = (Op, Vec<ValueId>, Vec<Type>);
 
 impl<'m> Constants<'m> {
-    /// Looks at every node once.
+    /// Classifies the results of all nodes, in one pass.
     pub(crate) fn new(module: &'m Module) -> Self {
         let known = vec![Constness::Nothing; module.value_count()];
         let (values, typed, run, first) = Default::default();
@@ -63,7 +64,7 @@ impl<'m> Constants<'m> {
         constants
     }
 
-    /// How much of a value is known.
+    /// Returns the known part of a value.
     pub(crate) fn known(&self, value: ValueId) -> Constness {
         self.known[value.as_u32() as usize]
     }
@@ -78,7 +79,7 @@ impl<'m> Constants<'m> {
                 data if is_candidate(data) => Constness::Weight,
                 _ => Constness::Constant,
             },
-            // What a dropout drops is not decided before its samples have numbers.
+            // A dropout depends on the numbers of its samples, which are not known here.
             Op::Accumulate(_) | Op::Dropout(_) | Op::RandomUniform(_) => Constness::Nothing,
             _ => Constness::Constant,
         };
@@ -86,12 +87,12 @@ impl<'m> Constants<'m> {
         if known == Constness::Weight && !ty.dtype.is_float() { Constness::Constant } else { known }
     }
 
-    /// The value, if all of it is known and all bytes are here.
+    /// Returns the value, if all of it is known and all bytes are here.
     pub(crate) fn value(&mut self, value: ValueId) -> Option<&Tensor> {
         Some(self.shared(value)?)
     }
 
-    /// The same, to be kept.
+    /// Returns [`Self::value`] in shared ownership, so that the caller can keep it.
     pub(crate) fn shared(&mut self, value: ValueId) -> Option<&Arc<Tensor>> {
         if self.known(value) == Constness::Nothing {
             return None;
@@ -102,12 +103,12 @@ impl<'m> Constants<'m> {
         self.values.get(&self.first(value))
     }
 
-    /// The first value that was computed as this one is.
+    /// Returns the first value that the same computation gave.
     fn first(&self, value: ValueId) -> ValueId {
         self.first.get(&value).copied().unwrap_or(value)
     }
 
-    /// The nodes that must run before a value is there, in program order.
+    /// Returns the nodes that must still run to compute a value, in program order.
     fn missing(&self, value: ValueId) -> Vec<&'m Node> {
         let module = self.module;
         let (mut wanted, mut stack) = (BTreeSet::new(), vec![value]);
@@ -165,7 +166,7 @@ impl<'m> Constants<'m> {
     }
 }
 
-/// The number that all elements equal, bit by bit, if a splat can hold it.
+/// Returns the number that all elements equal bit by bit, if a splat can hold it.
 pub(crate) fn all_equal(tensor: &Tensor) -> Option<f64> {
     let numbers = tensor.numbers();
     let (&first, rest) = numbers.split_first()?;
@@ -184,7 +185,7 @@ pub(crate) fn any_element(data: &Data, predicate: impl Fn(f64) -> bool) -> Optio
     }))
 }
 
-/// The elements at index 0 of the first `dims` dims; `None` if the bytes are not here.
+/// Returns the elements at index 0 of the first `dims` dims; `None` if the bytes are not here.
 pub(crate) fn first_elements(data: &Data, dims: usize) -> Option<Tensor> {
     let ty = Type::of(data.ty.dtype, data.ty.sizes()?.get(dims..)?);
     Tensor::from_bytes(&ty, data.bytes()?.get(..ty.bytes()? as usize)?)
@@ -202,19 +203,19 @@ pub(crate) fn equal_along(data: &Data, dim: usize) -> Option<bool> {
     Some(data.bytes()?.chunks(slices).all(same))
 }
 
-/// Data rows that the compiler made, found again when the same bytes are asked for.
+/// Data rows that the compiler made. Equal tensors share a row.
 #[derive(Default)]
 pub(crate) struct Literals {
     rows: BTreeMap<(Type, Vec<u8>), DataId>,
-    /// The names of the first so many rows of the module's table.
+    /// The names of the first `named` rows of the module's table.
     names: BTreeSet<String>,
     named: usize,
-    /// The first number that may be free, by prefix.
+    /// The next number to try, by prefix.
     next: BTreeMap<String, usize>,
 }
 
 impl Literals {
-    /// The row that holds the tensor, named `prefix.N` if it is new.
+    /// Returns the row that holds the tensor. A new row is named `prefix.N`.
     pub(crate) fn row(&mut self, module: &mut Module, prefix: &str, tensor: &Tensor) -> DataId {
         let key = (tensor.ty(), tensor.to_bytes());
         if let Some(&row) = self.rows.get(&key) {
@@ -227,7 +228,7 @@ impl Literals {
         row
     }
 
-    /// The first name `prefix.N` that no row has.
+    /// Returns the first name `prefix.N` that no row has.
     fn free_name(&mut self, module: &Module, prefix: &str) -> String {
         self.names.extend(module.data.values().skip(self.named).map(|data| data.name.clone()));
         self.named = module.data.len();

@@ -1,19 +1,18 @@
-//! Numbers that a file holds rounded to f32 or half, and the numbers they stand for.
+//! Finds the exact numbers behind numbers that a file holds rounded to f32 or half.
 //!
-//! An exporter writes √(2/π) as the f32 next to it. Interpreted in f64, that error would stand out against a pattern
-//! that is computed with the true number. Every number here rounds to the same f32 as before, so f32 programs are
-//! left as they were.
+//! An exporter writes √(2/π) as the nearest f32. Interpreted in f64, the rounding error would show against a pattern that is computed
+//! with the exact number. Every number found here rounds to the same f32 as before, so f32 programs do not change.
 
 use ir::{DType, Tensor};
 use std::f64::consts::{E, FRAC_1_SQRT_2, FRAC_2_SQRT_PI, LN_2, LN_10, LOG2_E, PI, SQRT_2, TAU};
 
-/// The number that an f32 stands for, of those next to it: a decimal of at most six digits, a constant of
-/// mathematics, or a small root of a small integer (a scale such as 1/√d, or its root); itself if there is none.
+/// Returns the exact number that rounds to this f32: a decimal of at most six digits, a constant of mathematics, or a small root of a
+/// small integer (a scale such as 1/√d, or its root); the f32 itself if there is none.
 pub(crate) fn meant_by(rounded: f32) -> f64 {
     meant_in(DType::F32, f64::from(rounded))
 }
 
-/// The same of a number of any float type; where every number is next to some decimal, a shorter one.
+/// Returns the same for any float type. Half types are so coarse that only shorter decimals count: two digits for f16, one for bf16.
 pub(crate) fn meant_in(dtype: DType, rounded: f64) -> f64 {
     let size = rounded.abs();
     let digits = match dtype {
@@ -33,8 +32,8 @@ pub(crate) fn meant_in(dtype: DType, rounded: f64) -> f64 {
     exact.unwrap_or(size).copysign(rounded)
 }
 
-/// A computed number without the rounding of its computation: the number that its f32 stands for if that is no other one, else
-/// twelve digits of it.
+/// Removes the rounding error of a computation: returns the exact number behind the result's f32 if the result differs from it by 1e-12
+/// at most (relative), else twelve digits of the result.
 pub(crate) fn rounded(computed: f64) -> f64 {
     let meant = meant_by(computed as f32);
     if (meant - computed).abs() <= 1e-12 * computed.abs() {
@@ -43,24 +42,24 @@ pub(crate) fn rounded(computed: f64) -> f64 {
     format!("{computed:.11e}").parse().unwrap_or(computed)
 }
 
-/// The number of that type next to a number.
+/// Rounds a number to a type.
 fn in_dtype(dtype: DType, number: f64) -> f64 {
     Tensor::float(dtype, vec![], vec![number]).rounded().item()
 }
 
-/// The shortest decimal that rounds to the number, if it is short enough not to be chance.
+/// Returns the shortest decimal that rounds to the number, with at most `digits` digits. A longer decimal could match by chance.
 fn decimal(size: f64, digits: usize, is_it: impl Fn(f64) -> bool) -> Option<f64> {
     (0..digits).filter_map(|more| format!("{size:.more$e}").parse().ok()).find(|&exact| is_it(exact))
 }
 
 fn constant(is_it: impl Fn(f64) -> bool) -> Option<f64> {
-    // √(2/π) and the factor of the cube, of GELU
+    // √(2/π), and the coefficient of the cube in GELU
     let (sqrt_2_pi, cube) = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2, 0.044715);
     let constants = [sqrt_2_pi, cube, FRAC_1_SQRT_2, SQRT_2, FRAC_2_SQRT_PI, PI, TAU, E, LN_2, LN_10, LOG2_E];
     constants.into_iter().find(|&exact| is_it(exact))
 }
 
-/// Square and fourth roots, and their inverses, of integers up to 4096.
+/// Returns the number if it is a square or fourth root of an integer up to 4096, or the inverse of such a root.
 fn root(size: f64, is_it: impl Fn(f64) -> bool) -> Option<f64> {
     let roots: [fn(f64) -> f64; 4] =
         [f64::sqrt, |n| 1.0 / n.sqrt(), |n| n.sqrt().sqrt(), |n| 1.0 / n.sqrt().sqrt()];
@@ -90,7 +89,7 @@ mod tests {
     fn a_computed_number_keeps_twelve_digits_or_is_the_one_that_was_meant() {
         let variance = 360.0 / 359.0;
         assert!((rounded(variance) - variance).abs() <= 1e-12 * variance);
-        // Two ways to compute a number meet.
+        // Two ways to compute the same number agree.
         assert_eq!(rounded(1.0 / 0.1), 10.0);
         assert_eq!(rounded(0.1 + 0.2), 0.3);
         assert_eq!(rounded(1.0 / 3.0 * 7.0), rounded(7.0 / 3.0));

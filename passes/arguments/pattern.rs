@@ -3,7 +3,7 @@
 /// Whether the whole name fits the pattern.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    // Greedy with one point to come back to: the last star, and where its text ended.
+    // The search is greedy and backtracks to one point only: the last star, and the end of the text that it matched.
     let (mut p, mut n) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {

@@ -19,7 +19,8 @@ pub(super) fn metrics(b: &mut Builder) -> Result<(), Diagnostic> {
     Ok(())
 }
 
-/// Sums up the loads of experts over the microbatches: the output `load.NAME` becomes one of the update, in f64, which holds every count.
+/// Sums up the loads of experts over the microbatches: the output `load.NAME` becomes an output of the update, in f64, which holds every
+/// count.
 pub(super) fn loads(b: &mut Builder) -> Result<(), TypeError> {
     for index in 0..b.module().outputs.len() {
         let output = &b.module().outputs[index];
@@ -37,7 +38,7 @@ pub(super) fn loads(b: &mut Builder) -> Result<(), TypeError> {
     Ok(())
 }
 
-/// The scalar of the model whose first class has an output as its sum.
+/// Returns the name of the metric whose first class has this output as its sum.
 fn metric_with_sum(module: &Module, output: &str) -> Option<String> {
     let Some(StepOutput::Part { scalar: Scalar::Metric(name), class, part: ScalarPart::Sum }) =
         StepOutput::of(output)
@@ -47,7 +48,7 @@ fn metric_with_sum(module: &Module, output: &str) -> Option<String> {
     let first = StepOutput::Part { scalar: Scalar::Metric(name), class: 0, part: ScalarPart::Sum };
     match class {
         0 => Some(name.to_owned()),
-        // A scalar may be called `NAME.1` itself.
+        // A metric may itself be called `NAME.1`: then there is no metric `NAME`.
         class => module.step_output(first).is_none().then(|| format!("{name}.{class}")),
     }
 }

@@ -1,22 +1,22 @@
-//! Puts gradients of parameters off, into a phase of their own: a pipeline whose schedule runs them apart from the gradients of
-//! activations fills its idle time with them (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2).
+//! Moves gradients of parameters into a phase of their own. A pipeline whose schedule runs them apart from the gradients of activations
+//! fills its idle time with them (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2).
 //!
-//! A node is put off if it leads to sums over microbatches and nowhere else, and is the last node of a parameter's gradient that
-//! computes anything, or moves or adds up what such nodes make. Nodes before it stay: gradients of activations are made of the same
-//! values.
+//! A node is put off if it leads only to sums over microbatches, and if it is the last node of a parameter's gradient that computes
+//! anything, or moves, scales or adds up the results of such nodes. Earlier nodes stay in backward: gradients of activations are made
+//! of the same values.
 
 use ir::ops::elementwise::Binary;
 use ir::{Builder, Definition, Module, NodeId, Op, Phase, ValueId};
 use std::collections::BTreeSet;
 
-/// Puts the gradients of parameters off, if the timetable has tasks for them.
+/// Moves the gradients of parameters into their own phase, if the timetable has tasks for them.
 pub(super) fn put_off(module: &mut Module, by: &str) {
     if module.pipeline.as_ref().is_some_and(|pipeline| pipeline.timetable.splits_backward()) {
         put_off_all(module, by);
     }
 }
 
-/// Puts the gradients of parameters off.
+/// Moves the gradients of parameters into their own phase.
 pub fn put_off_all(module: &mut Module, by: &str) {
     let of_weights = decide(module);
     let mut b = Builder::new(module, by);
@@ -25,12 +25,12 @@ pub fn put_off_all(module: &mut Module, by: &str) {
     b.finish();
 }
 
-/// The nodes that make gradients of parameters alone.
+/// Returns the nodes that make nothing but gradients of parameters.
 fn decide(module: &Module) -> BTreeSet<NodeId> {
     let uses = module.uses();
     let roots: BTreeSet<ValueId> = module.roots().collect();
     let mut chosen = BTreeSet::new();
-    // Readers first.
+    // Readers come before the nodes that they read.
     for (id, node) in module.nodes().rev().filter(|(_, node)| node.phase == Phase::Backward) {
         let is_sum = |reader: &NodeId| matches!(module.node(*reader).op, Op::Accumulate(_));
         let is_passed_on = |reader: &NodeId| chosen.contains(reader) && passes_on(&module.node(*reader).op);
@@ -47,7 +47,7 @@ fn decide(module: &Module) -> BTreeSet<NodeId> {
     chosen
 }
 
-/// Whether a node that is put off lets those before it be put off too: it moves elements, or adds them up.
+/// Whether the producers of a node's operands may be put off with the node: it moves, casts, adds or multiplies elements.
 fn passes_on(op: &Op) -> bool {
     op.movement().is_layout() || matches!(op, Op::Cast(_) | Op::Binary(Binary::Add | Binary::Mul))
 }

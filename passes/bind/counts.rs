@@ -1,8 +1,8 @@
-//! Numbers of samples that a file has as constants, beside a reduction over the samples.
+//! Adapts the number of samples, where a file has it as a constant beside a reduction over the samples.
 //!
 //! Exporters write the unbiased variance as `mean · n / (n − 1)` and a covariance as `zᵀz / (n − 1)`, with the `n` of the export.
-//! With another batch they are others. A number is given the new batch where nothing else explains it, and told where something may:
-//! a width that equals the batch, or a factor alone.
+//! Another batch needs other numbers. A constant gets the number of the new batch if nothing else explains it. If something else may
+//! explain it (a width that equals the batch, or a factor that stands alone), a warning names it.
 
 use super::trace::Carry;
 use crate::analysis::constants::{Constants, Constness};
@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The numbers that depend on the batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Counts {
-    /// The new number of an operand, by its node and its place.
+    /// The new number of an operand, by node and index.
     rebound: BTreeMap<(NodeId, usize), f64>,
-    /// The reductions beside which a number was changed.
+    /// The reductions whose factors were changed.
     pub(super) settled: BTreeSet<NodeId>,
     /// Numbers that may depend on the batch.
     pub(super) warnings: Vec<Diagnostic>,
@@ -27,13 +27,13 @@ pub(super) struct Counts {
 struct Reduction {
     node: NodeId,
     is_mean: bool,
-    /// The number of elements that it takes together.
+    /// The number of elements that are combined into one.
     count: u64,
-    /// Sizes of other dims, which a number may be as well.
+    /// The sizes of other dims. A number may stand for any of these too.
     other_sizes: BTreeSet<u64>,
 }
 
-/// A constant that multiplies or divides a reduction, or an operand of it.
+/// A constant that multiplies or divides a reduction or its operand.
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     node: NodeId,
@@ -42,7 +42,7 @@ struct Factor {
     divides: bool,
 }
 
-/// A number of elements, as formulas have it.
+/// A formula of a number of elements, `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Count {
     /// `n`
@@ -71,7 +71,7 @@ struct Match {
     formula: Count,
     /// Whether the factor is one divided by the formula.
     inverse: bool,
-    /// The number of elements that the formula is of: those of the reduction, or the samples alone.
+    /// The `n` of the formula: the number of elements of the reduction, or the number of samples.
     count: u64,
 }
 
@@ -81,14 +81,14 @@ impl Match {
         self.factor.divides != self.inverse
     }
 
-    /// The number for a batch that is `to / from` times as large.
+    /// Returns the number for a batch that is `to / from` times as large.
     fn rebound(&self, from: u64, to: u64) -> f64 {
         let number = self.formula.number((self.count / from * to) as f64);
         if self.inverse { number.recip() } else { number }
     }
 }
 
-/// Finds the numbers of a program whose batch will be `to` in place of `from`.
+/// Finds the numbers that change when the batch of a program changes from `from` to `to`.
 pub(super) fn decide(module: &Module, carries: &BTreeMap<ValueId, Carry>, from: u64, to: u64) -> Counts {
     let mut counts = Counts::default();
     if from == to {
@@ -115,7 +115,7 @@ pub(super) fn decide(module: &Module, carries: &BTreeMap<ValueId, Carry>, from: 
     counts
 }
 
-/// Gives the numbers of the new batch to their readers.
+/// Replaces the numbers by those of the new batch.
 pub(super) fn apply(module: &mut Module, counts: &Counts) -> Result<Changed, TypeError> {
     let mut b = Builder::new(module, <super::Bind as crate::pass::Transform>::NAME);
     for (&(node, operand), &number) in &counts.rebound {
@@ -129,7 +129,7 @@ pub(super) fn apply(module: &mut Module, counts: &Counts) -> Result<Changed, Typ
     Ok(b.finish())
 }
 
-/// The node as a reduction over the samples.
+/// Returns the node as a reduction over the samples; `None` if it is none.
 fn reduction(
     module: &Module,
     carries: &BTreeMap<ValueId, Carry>,
@@ -179,7 +179,7 @@ fn reduction(
     is_float.then(|| Reduction { node: id, is_mean, count, other_sizes: others.into_iter().collect() })
 }
 
-/// The formula that a factor equals. One that equals the number of elements is taken for it before another.
+/// Returns the formula that a factor equals. The number of elements of the reduction is tried before the number of samples.
 fn matching(factor: Factor, reduction: &Reduction, samples: u64) -> Option<Match> {
     let equal = |a: f64, b: f64| b.is_finite() && (a - b).abs() <= 1e-6 * b.abs();
     let counts = [reduction.count, samples];
@@ -187,21 +187,21 @@ fn matching(factor: Factor, reduction: &Reduction, samples: u64) -> Option<Match
     let all = counts.into_iter().flat_map(|count| forms.clone().map(move |form| (count, form)));
     all.filter(|(count, _)| *count > 1).find_map(|(count, (inverse, formula))| {
         let number = if inverse { factor.number.recip() } else { factor.number };
-        // One is a number of elements less one only where it divides.
+        // A factor of 1 equals `n - 1` only as a divisor, and no other formula.
         let is_one = number == 1.0 && !(factor.divides && formula == Count::AllButOne);
         let is_it = !is_one && equal(number, formula.number(count as f64));
         is_it.then_some(Match { factor, formula, inverse, count })
     })
 }
 
-/// Whether the matches are numbers of samples and nothing else.
+/// Whether the matches can only be numbers of samples.
 fn is_certain(found: &[Match], reduction: &Reduction) -> bool {
     let multiplies =
         |formula: Count| found.iter().filter(|it| it.formula == formula && !it.divides()).count();
     let divides = |formula: Count| found.iter().filter(|it| it.formula == formula && it.divides()).count();
     let may_be_a_width = found.iter().any(|it| reduction.other_sizes.contains(&(it.factor.number as u64)));
     match (reduction.is_mean, found) {
-        // Nobody multiplies by n and divides by n - 1 for another reason.
+        // A product with n and a quotient by n - 1 have no other reason.
         (true, [_, _]) => multiplies(Count::All) == 1 && divides(Count::AllButOne) == 1,
         (true, [one]) => one.formula == Count::Bessel && !one.divides() && one.count > 2,
         (false, [one]) => one.divides() && one.formula != Count::Bessel && !may_be_a_width,
@@ -233,17 +233,17 @@ struct Search<'m> {
     uses: cranelift_entity::SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
 }
 
-/// Longer chains of products are no formula of an author.
+/// The longest chain of products that is searched. An author's formulas are shorter.
 const LONGEST: usize = 8;
 
 impl Search<'_> {
-    /// The factors of an operand.
+    /// Collects the factors of an operand.
     fn before(&mut self, value: ValueId, factors: &mut Vec<Factor>) {
         let mut value = value;
         for _ in 0..LONGEST {
             let Some(node) = self.module.producer(value) else { return };
             let ir::Definition::Node(id, _) = self.module.value(value).definition else { return };
-            // A value that others read as well is divided for another reason.
+            // A value that has other readers is divided for another reason.
             let is_read_once = self.uses[value].len() == 1;
             match self.step(id, node).filter(|_| is_read_once) {
                 Some((next, factor)) => {
@@ -255,7 +255,7 @@ impl Search<'_> {
         }
     }
 
-    /// The factors of a result, as long as it has one reader.
+    /// Collects the factors of a result, as long as each value has one reader.
     fn behind(&mut self, value: ValueId, factors: &mut Vec<Factor>) {
         let mut value = value;
         for _ in 0..LONGEST {
@@ -271,7 +271,7 @@ impl Search<'_> {
         }
     }
 
-    /// The value that a node multiplies, divides, moves or negates, and the constant by which it does.
+    /// Returns the operand that a node multiplies, divides, moves or negates, with the constant factor if there is one.
     fn step(&mut self, id: NodeId, node: &Node) -> Option<(ValueId, Option<Factor>)> {
         match &node.op {
             op if op.movement().is_view() => Some((node.operands[0], None)),
@@ -289,7 +289,7 @@ impl Search<'_> {
         }
     }
 
-    /// An operand that is one number.
+    /// Returns an operand as a factor, if it is a constant of one positive element.
     fn factor(&mut self, node: NodeId, of: &Node, operand: usize, divides: bool) -> Option<Factor> {
         let value = of.operands[operand];
         if self.constants.known(value) != Constness::Constant || self.module.ty(value).numel() != Some(1) {

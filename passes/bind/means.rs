@@ -1,5 +1,5 @@
-//! Means that are written as sums: `Σ x / n`, n a multiple of the batch that the file was exported with, is the mean over
-//! the samples, whatever the batch will be. As a mean it stays one when constants are merged.
+//! Rewrites means that are written as sums: `Σ x / n`, where n is a multiple of the exported batch, is the mean over the samples at any
+//! batch. As a mean it stays correct when constants are merged.
 
 use super::Bind;
 use super::trace::{Carry, batch, find_samples};
@@ -10,14 +10,14 @@ use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{At, Builder, Changed, Module, NodeId, Op, TypeError, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A scalar that is sums over samples, divided by their number.
+/// A scalar made of sums over samples, divided by their number.
 struct MeanOfSums {
     division: NodeId,
-    /// Each sum over samples in the dividend, with where its operand has the samples.
+    /// The sums over samples in the dividend, each with the place of the samples in its operand.
     sums: BTreeMap<ValueId, Carry>,
     /// The values between the sums and the division, sums included.
     inner: BTreeSet<ValueId>,
-    /// The divisor of the sums, apart from the number of samples.
+    /// The divisor without the number of samples in it.
     each: f64,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn run(module: &mut Module) -> Result<Changed, TypeError> {
     Ok(b.finish())
 }
 
-/// Only a division is by a number of samples: a factor is the author's.
+/// Finds the means. Only a division can be by the number of samples: a constant that multiplies is the author's.
 fn decide(module: &Module, batch: u64, carries: &BTreeMap<ValueId, Carry>) -> Vec<MeanOfSums> {
     let mut constants = Constants::new(module);
     let mut found = Vec::new();
@@ -65,7 +65,7 @@ fn decide(module: &Module, batch: u64, carries: &BTreeMap<ValueId, Carry>) -> Ve
                 return false;
             };
             let of_sample = elements / batch;
-            // Any number is a multiple of 1.
+            // Every number is a multiple of 1, so at a batch of 1 the number must equal the number of elements.
             if batch == 1 { each == of_sample as f64 } else { of_sample.is_multiple_of(each as u64) }
         };
         if each >= 1.0 && each.fract() == 0.0 && !sums.is_empty() && sums.keys().all(fits) {
@@ -80,8 +80,8 @@ fn operand(module: &Module, value: ValueId) -> Option<ValueId> {
     module.producer(value).map(|node| node.operands[0])
 }
 
-/// Finds the sums over samples that a scalar is made of, up to views, signs and constant factors. False: it is made of
-/// something else as well.
+/// Finds the sums over samples in a scalar, through additions, reshapes, signs and constant factors. Returns false if the scalar has
+/// any other part.
 fn collect(
     module: &Module,
     constants: &mut Constants,
@@ -112,7 +112,7 @@ fn collect(
     parts.iter().all(|&part| collect(module, constants, carries, part, sums, inner))
 }
 
-/// A value with means in place of its sums: the sums over one sample each. `built` has the values that are done.
+/// Builds a value in which each sum over samples is replaced by the mean of the samples' own sums. `built` has the finished values.
 fn build(
     b: &mut Builder,
     mean: &MeanOfSums,

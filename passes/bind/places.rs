@@ -1,13 +1,14 @@
-//! Rows whose place counts: a sample reads another one through indices, positions or a matrix that are the same in every batch.
+//! Finds nodes that depend on the place of a sample in the batch: the sample reads another sample through indices, positions or a matrix
+//! that are the same in every batch.
 //!
-//! The rows of a graph network are the nodes of its graph: shuffled, or in other company, they are other data. Statistics over the
-//! samples and losses that compare all of them have no use for places.
+//! The rows of a graph network are the nodes of its graph: in another order, or among other rows, they are other data. Statistics over
+//! the samples and losses that compare all samples do not depend on places.
 
 use super::trace::{self, Carry};
 use cranelift_entity::SecondaryMap;
 use ir::{Module, Node, NodeId, Op, OperandRole, ValueId};
 
-/// Returns the first node in which the place of a sample in the microbatch counts. With one sample there is no place.
+/// Returns the first node that depends on the place of a sample in the microbatch. With one sample there is no place.
 pub fn where_places_count(module: &Module) -> Option<NodeId> {
     let (samples, differing) = trace::followed(module);
     if samples.batch < 2 {
@@ -30,7 +31,7 @@ pub fn where_places_count(module: &Module) -> Option<NodeId> {
     None
 }
 
-/// Whether a node puts numbers beside the indices of each sample, as an exporter does with the sample's own number for `ScatterND`.
+/// Whether a node joins integer indices. Exporters join each sample's own number to its indices for `ScatterND`.
 fn joins_indices(module: &Module, node: &Node) -> bool {
     matches!(node.op, Op::Concat(_)) && module.ty(node.results[0]).dtype.is_integer()
 }

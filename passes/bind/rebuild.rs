@@ -1,4 +1,4 @@
-//! Builds a program again in other sizes.
+//! Rebuilds a program with other types.
 
 use super::Bind;
 use super::trace::{Carry, Decision, OneSample};
@@ -10,7 +10,7 @@ use ir::{
 };
 use std::collections::BTreeMap;
 
-/// The program with every type replaced.
+/// Rebuilds the program with every type replaced.
 pub(super) fn retype(
     module: &mut Module,
     types: impl Fn(&Type) -> Result<Type, Diagnostic>,
@@ -20,7 +20,7 @@ pub(super) fn retype(
     Ok(())
 }
 
-/// The program with another batch.
+/// Rebuilds the program with another batch.
 pub(super) fn rescale(module: &mut Module, decision: &Decision) -> Result<(), Diagnostic> {
     let ty = |old: &Module, value: ValueId| {
         let ty = old.ty(value);
@@ -30,7 +30,7 @@ pub(super) fn rescale(module: &mut Module, decision: &Decision) -> Result<(), Di
     Ok(())
 }
 
-/// The program with f32 for half, if tensors of the file are in half: they are cast where they are read.
+/// Rebuilds the program in f32, if tensors of the file are in half. These tensors are cast where they are read.
 pub(super) fn widen(module: &mut Module) -> Result<Changed, Diagnostic> {
     let in_half = |data: &Data| is_half(data.ty.dtype) && is_candidate(data);
     if !module.data.values().any(in_half) {
@@ -49,10 +49,10 @@ fn wide(ty: &Type) -> Type {
     if is_half(ty.dtype) { ty.with_dtype(DType::F32) } else { ty.clone() }
 }
 
-/// The type of a value of the old program in the new one.
+/// Returns the new type of a value of the old program.
 type NewType<'a> = dyn Fn(&Module, ValueId) -> Result<Type, Diagnostic> + 'a;
 
-/// The types and the decision that a new program is built with.
+/// The types and the decision for the new program.
 struct Rebuild<'a> {
     ty: &'a NewType<'a>,
     decision: Option<&'a Decision>,
@@ -94,7 +94,7 @@ impl Rebuild<'_> {
         Ok(new)
     }
 
-    /// Adds a node of the old program; what stands for its results.
+    /// Adds a node of the old program. Returns the new values of its results.
     fn node(
         &self,
         b: &mut Builder,
@@ -148,7 +148,7 @@ fn explain(node: &Node, decision: Option<&Decision>, error: &dyn std::fmt::Displ
     if node.origin.is_empty() { diagnostic } else { diagnostic.at(node.origin.to_string()) }
 }
 
-/// A tensor of the file, cut to one sample and stretched to the new batch.
+/// Cuts a tensor of the file to one sample, and stretches it to the new batch.
 fn weight_of_one_sample(
     b: &mut Builder,
     whole: ValueId,
@@ -163,7 +163,7 @@ fn weight_of_one_sample(
     Ok(stretch(b, one, dims, at, decision.to, ty)?)
 }
 
-/// A constant of one sample, stretched to the new batch.
+/// Adds a constant of one sample, and stretches it to the new batch.
 fn stretched_constant(
     b: &mut Builder,
     literals: &mut Literals,
@@ -182,7 +182,7 @@ fn stretched_constant(
     Ok(stretch(b, constant, dims, at, decision.to, ty)?)
 }
 
-/// Gives the batch a dim of its own; the number of that dim.
+/// Splits the batch off as a dim of its own. Returns the index of that dim.
 fn split(dims: &mut Vec<Dim>, carry: Carry, batch: u64) -> usize {
     let size = dims[carry.dim].size().unwrap_or(0);
     let major = size / (batch * carry.minor).max(1);

@@ -1,5 +1,5 @@
-//! Indices that count the samples: exporters look up row `b` for sample `b` by writing the number `b` into a
-//! constant. Such a lookup is a gather along the other dims, whatever the batch.
+//! Rewrites lookups whose indices count the samples: exporters look up row `b` for sample `b` by writing the number `b` into a
+//! constant. Such a lookup is a gather along the other dims, at any batch.
 
 use super::Bind;
 use crate::analysis::constants::{Constants, Constness, Literals};
@@ -11,9 +11,9 @@ use ir::{At, Builder, Changed, Dim, Module, Node, NodeId, Op, OperandRole, Tenso
 /// A lookup `data[b, indices[..]]` for every sample `b`.
 struct Lookup {
     node: NodeId,
-    /// The data, dim 0 of which counts the samples, perhaps once it is reshaped to these dims.
+    /// The data, and the dims to reshape it to. Then dim 0 counts the samples.
     data: (ValueId, Vec<Dim>),
-    /// The indices of one sample, without the one that counts samples: `[i.., k]`.
+    /// The indices of one sample, without the index that counts samples: `[i.., k]`.
     indices: Tensor,
 }
 
@@ -44,7 +44,7 @@ fn decide(module: &Module) -> Vec<Lookup> {
     module.nodes().filter_map(lookup).collect()
 }
 
-/// `data[b, ..]` where the indices have the number `b`, in dim 0 of the indices.
+/// Finds `data[b, ..]`: the indices hold the number `b`, and their dim 0 counts the samples too.
 fn by_number(module: &Module, constants: &mut Constants, id: NodeId, node: &Node) -> Option<Lookup> {
     let data = node[OperandRole::Data];
     let dims = module.ty(data).dims.to_vec();
@@ -73,7 +73,7 @@ fn by_number(module: &Module, constants: &mut Constants, id: NodeId, node: &Node
     })
 }
 
-/// `data[b·n + ..]` where the data were flattened from `[b, n]`, with the sample `b` in dim 0 of the indices.
+/// Finds `data[b·n + ..]`: the data were flattened from `[b, n]`, and dim 0 of the indices counts the samples.
 fn by_position(module: &Module, constants: &mut Constants, id: NodeId, node: &Node) -> Option<Lookup> {
     let data = node[OperandRole::Data];
     if constants.known(data) != Constness::Nothing {
@@ -101,7 +101,7 @@ fn by_position(module: &Module, constants: &mut Constants, id: NodeId, node: &No
     (inside && parts.all(fits)).then_some(Lookup { node: id, data: (data, dims), indices })
 }
 
-/// `data[b, indices[i.., 0], ..]` by a gather, or by a lookup that shares the batch where there are more indices.
+/// Builds `data[b, indices[i.., 0], ..]`: a gather, or with several indices a `gather_nd` that shares the batch.
 fn build(
     b: &mut Builder,
     literals: &mut Literals,

@@ -1,4 +1,4 @@
-//! Which dim of which value carries the batch.
+//! Finds the dim of each value that carries the batch.
 
 use crate::analysis::constants::{Constants, Constness};
 use ir::factors::{FactorId, FactorKind};
@@ -10,41 +10,41 @@ use ir::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Where a value carries the batch: the size of `dim` is a product with the batch in it, and `minor` is the product
-/// of what comes after it. `[batch·32, 128]` has dim 0 and minor 32.
+/// The place of the batch in a value: the size of `dim` is a product with the batch as a factor, and `minor` is the product of the
+/// factors after it. `[batch·32, 128]` has dim 0 and minor 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Carry {
     /// The dim.
     pub dim: usize,
-    /// How many elements of the dim one sample takes.
+    /// The number of consecutive elements of the dim that belong to one sample.
     pub minor: u64,
 }
 
-/// How the warning of a sum whose divisor may be the batch ends.
+/// The end of the warning about a sum whose divisor may be the batch.
 pub(crate) const SUMS_OVER_BATCH: &str = "sums over the batch";
 
-/// How the batch is changed.
+/// A change of the batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// The batch as it is.
+    /// The old batch.
     pub from: u64,
-    /// The batch as it will be.
+    /// The new batch.
     pub to: u64,
-    /// The values that carry it.
+    /// The values that carry the batch.
     pub carries: BTreeMap<ValueId, Carry>,
-    /// Constants that a node reads for the whole batch: node, operand, and what they are for one sample.
+    /// The constants that nodes read for the whole batch, by node and operand, cut to one sample.
     pub constants: BTreeMap<(NodeId, usize), OneSample>,
-    /// Sums over the batch, each with the warning that a constant which divides it may be meant for the exported batch alone.
+    /// Sums over the batch, each with a warning: a constant that divides the sum may be meant for the exported batch alone.
     pub sums: Vec<(NodeId, Diagnostic)>,
 }
 
 /// A constant that is the same for every sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OneSample {
-    /// Where it carries the batch.
+    /// The place of the batch in the constant.
     pub carry: Carry,
-    /// Its value for one sample: as it is, but 1 in place of the batch in a dim of its own, `[.., major, 1, minor, ..]`
-    /// where the dim holds more than the batch.
+    /// The values for one sample: the constant with size 1 in place of the batch. A dim that holds more than the batch is split, so that
+    /// the batch has its own dim: `[.., major, 1, minor, ..]`.
     pub tensor: Tensor,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Decision {
 }
 
 impl Decision {
-    /// The type with the new batch.
+    /// Returns the type with the new batch.
     pub(super) fn rescaled(&self, ty: &Type, carry: Carry) -> Type {
         let mut ty = Type::new(ty.dtype, ty.dims.clone());
         let size = ty.dims[carry.dim].size().unwrap_or(0);
@@ -65,8 +65,8 @@ impl Decision {
     }
 }
 
-/// Follows the batch, to change it to `to` if that is given. `None` when there is nothing to change; an error names
-/// the node where the batch cannot be followed.
+/// Follows the batch, for a change to `to` if that is given. Returns `None` if there is nothing to change. An error names the node
+/// where the batch cannot be followed.
 pub fn decide(module: &Module, to: Option<u64>) -> Result<Option<Decision>, Diagnostic> {
     let Some(from) = batch(module)? else {
         let error = || Diagnostic::new("the program has no batched input, so its batch cannot be bound");
@@ -81,12 +81,12 @@ pub fn decide(module: &Module, to: Option<u64>) -> Result<Option<Decision>, Diag
     Ok(changes.then_some(decision))
 }
 
-/// The batch, and which values carry it where.
+/// The batch, and its place in each value that carries it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Samples {
-    /// How many there are in a microbatch; 0 without a batched input.
+    /// The number of samples in a microbatch; 0 without a batched input.
     pub batch: u64,
-    /// The values that have them.
+    /// The values that have samples, each with their place.
     pub carries: BTreeMap<ValueId, Carry>,
 }
 
@@ -98,14 +98,14 @@ pub fn find_samples(module: &Module) -> Result<Samples, Diagnostic> {
     Ok(Samples { batch, carries: trace.carries })
 }
 
-/// The values that have samples as far as they can be followed, and the nodes that read a constant which differs from sample to
-/// sample.
+/// Returns the values that have samples, as far as these can be followed, and the nodes that read a constant that differs from sample
+/// to sample.
 pub(super) fn followed(module: &Module) -> (Samples, BTreeSet<NodeId>) {
     let Ok(Some(batch)) = batch(module) else { return Default::default() };
     let mut trace = Trace::new(module, batch, batch);
     while std::mem::take(&mut trace.changed) {
         for id in module.order().iter().chain(module.order().iter().rev()) {
-            // The samples are not followed past a node that computes along the batch.
+            // An error is ignored: samples are not followed past a node that computes along the batch.
             let _ = trace.node(*id);
         }
     }
@@ -131,11 +131,11 @@ pub(super) fn followed(module: &Module) -> (Samples, BTreeSet<NodeId>) {
     (Samples { batch, carries: trace.carries }, differing)
 }
 
-/// Returns the first node whose result for a sample depends on other samples of the microbatch. Cross-entropies are passed
-/// over: they sum over samples, but a label that is ignored adds nothing. An error names the node where the batch cannot be
+/// Returns the first node whose result for a sample depends on other samples of the microbatch. Cross-entropies do not count:
+/// they sum over samples, but a label that is ignored adds nothing. An error names the node where the batch cannot be
 /// followed.
 pub fn where_samples_meet(module: &Module) -> Result<Option<NodeId>, Diagnostic> {
-    // A batch of one is found in dims that have one element for another reason.
+    // A batch of one cannot be told from dims that have one element for another reason.
     let Some(batch) = batch(module)?.filter(|&batch| batch > 1) else { return Ok(None) };
     let mut trace = Trace::new(module, batch, batch);
     trace.run()?;
@@ -150,7 +150,7 @@ fn shrinks_a_weight(module: &Module, decision: &Decision) -> bool {
         .any(|&value| module.producer(value).is_some_and(|node| matches!(node.op, Op::Constant(_))))
 }
 
-/// The tensors of the file that hold the same once for each sample. With a batch of one nothing tells them.
+/// Returns the names of the file's tensors that repeat the same values for each sample. A batch of one shows no repetition.
 pub(super) fn repeated(module: &Module, decision: &Decision) -> BTreeSet<String> {
     let read = decision.constants.keys().map(|&(node, operand)| module.node(node).operands[operand]);
     let values = read.chain(decision.carries.keys().copied()).filter(|_| decision.from > 1);
@@ -165,7 +165,7 @@ pub(super) fn repeated(module: &Module, decision: &Decision) -> BTreeSet<String>
     names.collect()
 }
 
-/// The size of dim 0 of all batched inputs. An error: they differ.
+/// Returns the size of dim 0 of all batched inputs. Errors: the sizes differ.
 pub(crate) fn batch(module: &Module) -> Result<Option<u64>, Diagnostic> {
     let batched = module.inputs.iter().filter(|input| input.batched);
     let sizes: Vec<(&str, Option<u64>)> = batched
@@ -179,8 +179,7 @@ pub(crate) fn batch(module: &Module) -> Result<Option<u64>, Diagnostic> {
     }
 }
 
-/// Whether samples would meet each other along this factor although it can be split: what is looked up in it, and the
-/// positions of a causal attention.
+/// Whether samples would mix along this factor although it can be split: the dim of a lookup, and the positions of a causal attention.
 fn by_position(op: &Op, factors: &Factors, factor: FactorId) -> bool {
     let place = match op {
         Op::Gather(gather) => (0, gather.dim as usize),
@@ -192,7 +191,7 @@ fn by_position(op: &Op, factors: &Factors, factor: FactorId) -> bool {
     factors.operands[place.0][place.1].contains(&factor)
 }
 
-/// Whether an operator gives statistics of the batch. Of another batch they are others, but of each batch its own.
+/// Whether an operator computes statistics of the batch. Another batch has other statistics, as it should.
 fn describes_the_batch(op: &Op) -> bool {
     matches!(op, Op::BatchStatistics(_) | Op::Reduce(Reduce { kind: ReduceKind::Mean, .. }))
 }
@@ -202,13 +201,13 @@ struct Trace<'m> {
     from: u64,
     to: u64,
     constants: Constants<'m>,
-    /// Values computed from random numbers and constants alone: each sample has its own, also where there is one.
+    /// Values computed from random numbers and constants alone. Each sample has its own, also in a batch of one.
     drawn: BTreeSet<ValueId>,
     carries: BTreeMap<ValueId, Carry>,
-    /// Constants that must be there for every sample.
+    /// Constants that must have the same values for every sample.
     wanted: BTreeMap<(NodeId, usize), Carry>,
     summed: BTreeSet<NodeId>,
-    /// Nodes that combine samples, without cross-entropies.
+    /// Nodes that combine samples, except cross-entropies.
     met: BTreeSet<NodeId>,
     changed: bool,
 }
@@ -231,7 +230,7 @@ impl<'m> Trace<'m> {
         }
     }
 
-    /// Passes over the nodes, forwards and backwards, until no value is found to carry the batch any more.
+    /// Passes over the nodes, forwards and backwards, until no more values are found to carry the batch.
     fn run(&mut self) -> Result<(), Diagnostic> {
         while std::mem::take(&mut self.changed) {
             for id in self.module.order().iter().chain(self.module.order().iter().rev()) {
@@ -304,7 +303,7 @@ impl<'m> Trace<'m> {
         Ok(())
     }
 
-    /// A node without operands can be of any size, unless it counts along the batch.
+    /// Checks a node without operands. It can have any size, unless it counts along the batch.
     fn source(&self, node: &Node) -> Result<(), String> {
         match (&node.op, self.carries.get(&node.results[0])) {
             (Op::Iota(iota), Some(carry)) if iota.dim as usize == carry.dim => {
@@ -314,7 +313,7 @@ impl<'m> Trace<'m> {
         }
     }
 
-    /// The batch keeps its distance in memory.
+    /// Follows the batch through a reshape, where it keeps its stride in memory.
     fn reshape(&mut self, id: NodeId, node: &Node) -> Result<(), String> {
         let (from, to) = (node.operands[0], node.results[0]);
         let sizes = |value| self.module.ty(value).sizes().ok_or("has unbound dims");
@@ -330,11 +329,11 @@ impl<'m> Trace<'m> {
         Ok(())
     }
 
-    /// The operand of a node must carry the batch.
+    /// Marks an operand of a node, which must carry the batch.
     fn operand(&mut self, id: NodeId, operand: usize, carry: Carry) -> Result<(), String> {
         let node = self.module.node(id);
         let value = node.operands[operand];
-        // A dim of size one stretches by itself.
+        // A dim of size one is broadcast by the operator.
         let known = self.carries.contains_key(&value) || self.drawn.contains(&value);
         if self.from == 1 && !known && stretches(&node.op, node.role(operand)) {
             return Ok(());
@@ -403,7 +402,7 @@ impl<'m> Trace<'m> {
     }
 }
 
-/// The values that elementwise operators compute from random numbers and constants alone.
+/// Returns the values that elementwise operators compute from random numbers and constants alone.
 fn drawn(module: &Module, constants: &Constants) -> BTreeSet<ValueId> {
     let mut drawn = BTreeSet::new();
     let is_splat =
@@ -411,7 +410,7 @@ fn drawn(module: &Module, constants: &Constants) -> BTreeSet<ValueId> {
     for (_, node) in module.nodes() {
         let own = match &node.op {
             Op::RandomUniform(_) => true,
-            // A mask.
+            // A dropout of a splat is a mask.
             Op::Dropout(_) => is_splat(node[OperandRole::Data]),
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Cast(_) | Op::Select(_) => {
                 let mut others = node.operands.iter().filter(|operand| !drawn.contains(*operand));
@@ -427,7 +426,7 @@ fn drawn(module: &Module, constants: &Constants) -> BTreeSet<ValueId> {
     drawn
 }
 
-/// Whether an operator stretches an operand's dims of size one by itself.
+/// Whether an operator broadcasts an operand's dims of size one.
 fn stretches(op: &Op, operand: OperandRole) -> bool {
     match op {
         Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => true,
@@ -438,7 +437,7 @@ fn stretches(op: &Op, operand: OperandRole) -> bool {
     }
 }
 
-/// The factor of a dim that carries the batch, and what comes after the batch within the factor.
+/// Returns the factor of a dim that carries the batch, and the part of `minor` that lies within the factor.
 fn locate(factors: &Factors, dim: &[u32], minor: u64, batch: u64) -> Option<(u32, u64)> {
     let mut after = dim.iter().map(|&f| factors.factors[f as usize].size.size()).product::<Option<u64>>()?;
     dim.iter().find_map(|&factor| {
@@ -449,7 +448,7 @@ fn locate(factors: &Factors, dim: &[u32], minor: u64, batch: u64) -> Option<(u32
     })
 }
 
-/// Where a tensor carries the batch if this factor does.
+/// Returns the place of the batch in a tensor if this factor carries it.
 fn place(factors: &Factors, dims: &[ir::factors::DimFactors], factor: u32, minor: u64) -> Option<Carry> {
     let dim = dims.iter().position(|dim| dim.contains(&factor))?;
     let at = dims[dim].iter().position(|&f| f == factor)?;
@@ -460,7 +459,7 @@ fn place(factors: &Factors, dims: &[ir::factors::DimFactors], factor: u32, minor
     Some(Carry { dim, minor: minor * after })
 }
 
-/// Where a tensor carries the batch once it has other sizes: preferably in a dim of its own.
+/// Returns the place of the batch in a tensor after a reshape: preferably a dim of its own.
 fn reshaped(carry: Carry, before: &[u64], after: &[u64], batch: u64) -> Option<Carry> {
     let stride = carry.minor * before[carry.dim + 1..].iter().product::<u64>();
     let candidates: Vec<Carry> = (0..after.len())
@@ -474,7 +473,7 @@ fn reshaped(carry: Carry, before: &[u64], after: &[u64], batch: u64) -> Option<C
     alone.or(candidates.first()).copied()
 }
 
-/// The part of one sample, if all samples have the same.
+/// Returns the part of one sample, if all samples have the same values.
 fn one_sample(tensor: &Tensor, carry: Carry, batch: u64) -> Option<Tensor> {
     let (batch, minor) = (batch as usize, carry.minor as usize);
     let mut sizes = tensor.sizes.clone();

@@ -1,7 +1,7 @@
-//! Tensors that the model reads in disjoint parts alone, such as queries, keys and values that one multiplication makes.
+//! Finds tensors that the model reads only in disjoint parts, such as queries, keys and values from one multiplication.
 //!
-//! The model decides that such a tensor is made in parts, from parts of a weight, wherever a rule allows it. By prices alone, which depend on
-//! the batch, a parameter would be one state at one batch size and three states at another.
+//! Such a tensor is made in parts, from parts of a weight, wherever a rule allows it. Prices must not decide this: they depend on the
+//! batch, and a parameter would be one state at one batch size and three states at another.
 
 use super::graph::{Ask, Graph};
 use egg::Id;
@@ -11,7 +11,7 @@ use ir::{Module, Node, NodeId, Op, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The picoseconds that a part of such a tensor costs if the whole tensor is made before: more than any program.
+/// The price, in picoseconds, of a part that is cut from a finished tensor of this kind: more than any program.
 pub(super) const LATE: u64 = 1 << 40;
 
 /// Whether a node takes a part of its first operand.
@@ -19,7 +19,7 @@ pub(super) fn is_part(op: &Op) -> bool {
     matches!(op, Op::Slice(_) | Op::Gather(_))
 }
 
-/// The classes of the values that are read in disjoint parts alone, and of the values from which nothing but such a value is made.
+/// Returns the classes of the values that are read only in disjoint parts, and of the values that serve only to make such a value.
 pub(super) fn cut_classes(
     graph: &Graph,
     module: &Module,
@@ -47,7 +47,7 @@ pub(super) fn cut_classes(
     cut.into_iter().map(|value| graph.find(classes[&value])).collect()
 }
 
-/// The dim and the elements of a value that a node takes.
+/// Returns the dim and the elements of a value that a node takes.
 fn part(
     graph: &Graph,
     module: &Module,
@@ -74,7 +74,7 @@ fn part(
     }
 }
 
-/// Whether parts have no element in common. A single part does not divide a tensor.
+/// Whether there are several parts that have no element in common. A single part does not divide a tensor.
 fn are_disjoint(mut parts: Vec<(u32, Range<i64>)>) -> bool {
     parts.sort_by_key(|(dim, range)| (*dim, range.start));
     let follows = |pair: &[(u32, Range<i64>)]| pair[0].0 == pair[1].0 && pair[0].1.end <= pair[1].1.start;

@@ -1,8 +1,8 @@
 //! The e-graph: the IR's own operators as egg's language.
 //!
-//! An e-class is a value, or the tuple of values of an operator with several results, taken apart by
-//! [`Head::Result`]. Hash-consing makes equal nodes one, so a region put into the graph has nodes of one phase, stage
-//! and copy alone. An operator that draws random numbers has an id, which tells it from others of the same operand.
+//! An e-class is a value, or the tuple of values of an operator with several results, which [`Head::Result`] takes apart. Hash-consing
+//! merges equal nodes, so a region in the graph has nodes of one phase, stage and copy alone. An operator that draws random numbers has
+//! an id, which distinguishes it from others with the same operand.
 
 use super::near::Seen;
 use super::stored::Tables;
@@ -13,14 +13,15 @@ use ir::{Data, Module, Op, Type, ValueId};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What stands at the head of an e-node; its arguments stand beside it.
+/// The head of an e-node. Its arguments are not part of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Head {
     /// A value from outside the region.
     Leaf(ValueId),
-    /// An operator; with its result type where the operator reads that. Shared: the graph has each node several times.
+    /// An operator, with its result type if the type does not follow from the operands. Shared, because the graph has each node several
+    /// times.
     Op(Rc<Op>, Option<Rc<Type>>),
-    /// One result of an operator with several.
+    /// One result of an operator with several results.
     Result(u32),
     /// All values that must come out of the region.
     Root,
@@ -41,39 +42,39 @@ impl Symbol for Head {
 pub(super) type ENode = egraph::ENode<Head>;
 
 impl ENode {
-    /// An operator over classes; with its result type where the operator reads that.
+    /// Makes the e-node of an operator over classes, with its result type if the type does not follow from the operands.
     pub(super) fn of(op: Op, declared: Option<Type>, args: impl IntoIterator<Item = Id>) -> Self {
         Self::new(Head::Op(op.into(), declared.map(Rc::new)), args)
     }
 
-    /// The operator, if one stands at the head.
+    /// Returns the operator, if the head is one.
     pub(super) fn op(&self) -> Option<&Op> {
         if let Head::Op(op, _) = &self.head { Some(op) } else { None }
     }
 }
 
-/// What is known of every e-class.
+/// The facts about an e-class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Facts {
     /// Types of the value, or of all values of a tuple; empty for the root.
     pub(super) types: Vec<Type>,
-    /// The number all elements are equal to, where that is known.
+    /// The number that all elements equal, if it is known.
     pub(super) splat: Option<f64>,
 }
 
-/// The analysis: types follow from the arguments' types. Two classes of different types are never one: asserted, which
-/// catches unsound rules in tests.
+/// The analysis: types follow from the arguments' types. An assertion checks that united classes have the same types, which catches
+/// unsound rules in tests.
 pub(super) struct Typing<'m> {
     /// The program, for types of leaves and bytes of constants.
     pub(super) module: &'m Module,
-    /// What rules have found out about stored tables: a mask is the same in every layer.
+    /// The facts that rules have found about stored tables, kept because a mask is the same in every layer.
     pub(super) tables: RefCell<Tables>,
-    /// What rules have found, and nearly found.
+    /// The matches and near misses of rules.
     pub(super) seen: RefCell<Seen>,
 }
 
 impl<'m> Typing<'m> {
-    /// Of a program that nothing is known of yet.
+    /// Starts without facts about the program.
     pub(super) fn new(module: &'m Module) -> Self {
         Self { module, tables: RefCell::default(), seen: RefCell::default() }
     }
@@ -81,7 +82,7 @@ impl<'m> Typing<'m> {
 
 pub(super) type Graph<'m> = egraph::Graph<Head, Typing<'m>>;
 
-/// The types of an e-node, or why it has none.
+/// Infers the types of an e-node. Errors: the e-node is ill-typed.
 pub(super) fn infer(graph: &Graph, node: &ENode) -> Result<Vec<Type>, ir::TypeError> {
     match &node.head {
         Head::Leaf(value) => Ok(vec![graph.analysis.module.ty(*value).clone()]),
@@ -122,30 +123,30 @@ impl Sound<Head> for Typing<'_> {
         infer(graph, node).is_ok()
     }
 
-    /// Whether two classes have the same types. Without a stretched operand the result of a term may be narrower.
+    /// Whether two classes have the same types. The term of a rule that drops a broadcast may be narrower than the class.
     fn alike(graph: &Graph, a: Id, b: Id) -> bool {
         graph[a].data.types == graph[b].data.types
     }
 }
 
-/// The number that a stored tensor of one element is.
+/// Returns the number in a stored float tensor of one element.
 fn one_number(data: &Data) -> Option<f64> {
     let single = data.ty.dtype.is_float() && data.ty.numel() == Some(1);
     single.then(|| ir::interp::file_tensor(data))?.map(|tensor| tensor.item())
 }
 
-/// Questions rules ask.
+/// Questions that rules ask.
 pub(super) trait Ask {
-    /// The type of a class of one value.
+    /// Returns the type of a class of one value.
     fn ty(&self, class: Id) -> &Type;
-    /// The number all its elements are equal to.
+    /// Returns the number that all elements of a class equal.
     fn number(&self, class: Id) -> Option<f64>;
-    /// The same where it can only be chosen or not: also of a stored tensor of one element, as legacy exports write
-    /// numbers, which elsewhere may be a bias to be trained.
+    /// Returns the number of a class, or the number in a stored tensor of one element, as legacy exports write numbers. Only for numbers
+    /// that are selected or multiplied: elsewhere such a tensor may be a trained bias.
     fn choice(&self, class: Id) -> Option<f64>;
-    /// Whether it is that number, to 2e-3: bf16 constants still match.
+    /// Whether all elements of a class equal a number up to 2e-3 of it, so that bf16 constants match.
     fn is(&self, class: Id, number: f64) -> bool;
-    /// Whether two classes are one.
+    /// Whether two classes are equal.
     fn same(&self, a: Id, b: Id) -> bool;
 }
 

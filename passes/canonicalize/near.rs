@@ -1,7 +1,7 @@
-//! Near misses: where a program has the shape of a pattern and one thing keeps the rule from holding.
+//! Near misses: places where a program has the shape of a pattern, but one condition keeps the rule from holding.
 //!
-//! A rule that has found its shape says here what is unmet. What is unmet in one way and met in another spelling of the
-//! same value is found; what two conditions stand in the way of is likely to be something else.
+//! A rule that has found its shape reports the conditions that fail here. If another spelling of the same value meets all conditions,
+//! the pattern is found. If two conditions fail, the program probably means something else, and nothing is reported.
 
 use super::graph::{Ask, ENode, Graph};
 use crate::reports::NearMiss;
@@ -9,7 +9,7 @@ use egg::Id;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What rules have met, by e-class and pattern.
+/// The matches and near misses of rules, by e-class and pattern.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     found: BTreeSet<(Id, &'static str)>,
@@ -18,18 +18,18 @@ pub(super) struct Seen {
     fused: BTreeSet<Id>,
 }
 
-/// Notes that a fused operator has the softmaxes of a class in it.
+/// Records that a fused operator contains the softmaxes of a class.
 pub(super) fn fuses(g: &Graph, softmaxes: Id) {
     g.analysis.seen.borrow_mut().fused.insert(softmaxes);
 }
 
-/// Whether a fused operator has the softmaxes of a class in it.
+/// Whether a fused operator contains the softmaxes of a class.
 pub(super) fn is_fused(g: &Graph, softmaxes: Id) -> bool {
     let seen = g.analysis.seen.borrow();
     seen.fused.iter().any(|&class| g.find(class) == g.find(softmaxes))
 }
 
-/// Whether nothing is unmet where a rule has found the shape of a pattern at `n`; what is unmet is kept for the user.
+/// Whether all conditions hold where a rule has found the shape of a pattern at `n`. If exactly one fails, it is kept for the user.
 pub(super) fn holds(
     g: &Graph,
     n: &ENode,
@@ -54,12 +54,12 @@ pub(super) fn holds(
     holds
 }
 
-/// A reason, unless the condition holds.
+/// Returns the reason if the condition does not hold.
 pub(super) fn unless(holds: bool, reason: impl FnOnce() -> String) -> Option<String> {
     (!holds).then(reason)
 }
 
-/// Unmet, unless a class is that number.
+/// Returns a reason unless a class is the number `expected`.
 pub(super) fn number(g: &Graph, class: Id, expected: f64) -> Option<String> {
     unless(g.is(class, expected), || match g.number(class) {
         Some(number) => format!("it has the number {number} in place of {expected}"),
@@ -67,13 +67,13 @@ pub(super) fn number(g: &Graph, class: Id, expected: f64) -> Option<String> {
     })
 }
 
-/// Unmet, unless the classes are one.
+/// Returns a reason unless the classes are equal.
 pub(super) fn one_value(g: &Graph, classes: &[Id], what: &str) -> Option<String> {
     let one = classes.windows(2).all(|pair| g.same(pair[0], pair[1]));
     unless(one, || format!("{what} do not read the same value"))
 }
 
-/// What was nearly found in the classes `stood` that the program has, in the order of the patterns' names.
+/// Returns the near misses in the classes `stood` of the original program, in the order of the patterns' names.
 pub(super) fn report(
     g: &Graph,
     stood: impl Iterator<Item = Id>,
@@ -83,7 +83,7 @@ pub(super) fn report(
     let seen = g.analysis.seen.borrow();
     let found: BTreeSet<(Id, &str)> =
         seen.found.iter().map(|&(class, pattern)| (g.find(class), pattern)).collect();
-    // A class that is a view of a found one is the same in another spelling.
+    // A view of a found class is the same pattern in another spelling.
     let is_found = |class: Id, pattern: &'static str| {
         let views =
             g[class].nodes.iter().filter(|node| node.op().is_some_and(|op| op.movement().is_layout()));

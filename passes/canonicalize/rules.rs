@@ -1,5 +1,5 @@
-//! The rules: all directional. Never associativity or commutativity, which explode; a pattern tries both orders of a
-//! commutative operator instead.
+//! The rules of canonicalize. All are directional. There is no rule for associativity or commutativity, with which the e-graph would
+//! explode; a pattern tries both orders of a commutative operator instead.
 
 mod activation;
 mod algebra;
@@ -14,7 +14,7 @@ use super::graph::{ENode, Graph, Head, Typing};
 use super::term::Term;
 use crate::rewriting::egraph::Rule;
 
-/// Every rule, in the order it is tried.
+/// Returns every rule, in the order in which they are tried.
 pub(super) fn all<'m>() -> Vec<Rule<Head, Typing<'m>>> {
     [
         algebra::RULES,
@@ -32,5 +32,5 @@ pub(super) fn all<'m>() -> Vec<Rule<Head, Typing<'m>>> {
     .collect()
 }
 
-/// A row of a rule table: name, operators looked at, function.
+/// A row of a rule table: the rule's name, the names of operators at the root of its pattern, its function.
 type Row = (&'static str, &'static [&'static str], fn(&Graph, &ENode, &mut Vec<Term>));

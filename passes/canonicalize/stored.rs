@@ -1,4 +1,4 @@
-//! Reading the bytes of constants through views, for rules that ask what a table holds.
+//! Reads the bytes of constants through views, for rules that depend on the content of a table.
 
 use super::graph::{Ask, Graph};
 use crate::analysis::constants::any_element;
@@ -8,35 +8,35 @@ use ir::tensor::Elements;
 use ir::{Op, Operator, Tensor, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Tables larger than this are not read: no rule needs it, and a model's weights are larger.
+/// The most bytes of a table that is read: no rule needs larger ones, and a model's weights are larger.
 const LIMIT_BYTES: u64 = 1 << 26;
 
-/// What is known of tables, by class; found out once, since what is stored never changes.
+/// The facts about stored tables, by class. They are computed once, since stored bytes never change.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     masks: BTreeMap<Id, Option<Mask>>,
     pairs: BTreeMap<(Id, bool), Option<bool>>,
 }
 
-/// What a stored attention mask does.
+/// The effect of a stored attention mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mask {
-    /// Which keys it shows, if it does nothing but show and hide.
+    /// The keys that the mask shows, if it does nothing but show and hide.
     pub(super) pattern: Option<Pattern>,
-    /// Whether it makes all scores of some row -∞.
+    /// Whether the mask makes all scores of some row -∞.
     pub(super) hides_a_row: bool,
 }
 
-/// Which keys a mask shows.
+/// The keys that a mask shows to each query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pattern {
-    /// Those up to the query's own.
+    /// The keys up to the query's own position.
     Causal,
-    /// All.
+    /// All keys.
     Open,
 }
 
-/// What a class does as a mask, if it is stored and its bytes are here.
+/// Returns the effect of a class as a mask, if it is stored and its bytes are here.
 pub(super) fn mask(g: &Graph, class: Id) -> Option<Mask> {
     let class = g.find(class);
     if let Some(known) = g.analysis.tables.borrow().masks.get(&class) {
@@ -47,8 +47,8 @@ pub(super) fn mask(g: &Graph, class: Id) -> Option<Mask> {
     found
 }
 
-/// Whether the second half of a stored table's last dim equals the first, or, of neighbours, each second number the one
-/// before; `None` if it is not stored.
+/// Whether the pairs of a stored table's last dim are equal: the second half equals the first, or, with `neighbours`, each second
+/// number equals the number before it. `None` if the table is not stored.
 pub(super) fn has_equal_pairs(g: &Graph, class: Id, neighbours: bool) -> Option<bool> {
     let class = g.find(class);
     if let Some(known) = g.analysis.tables.borrow().pairs.get(&(class, neighbours)) {
@@ -69,7 +69,7 @@ pub(super) fn has_equal_pairs(g: &Graph, class: Id, neighbours: bool) -> Option<
     found
 }
 
-/// Whether a class is a stored table of finite numbers, as weights are; one whose bytes are not here is taken for that.
+/// Whether a class is a stored table of finite numbers, as weights are. A table whose bytes are not here counts as finite.
 pub(super) fn is_finite(g: &Graph, class: Id) -> bool {
     g[class].nodes.iter().any(|node| match node.op() {
         Some(Op::Constant(constant)) => {
@@ -97,12 +97,12 @@ pub(super) fn is_stored(g: &Graph, class: Id) -> bool {
     false
 }
 
-/// Additive masks at or below this hide: e to that power is 0 in every float type.
+/// An additive mask hides where it is at or below this number: e to that power is 0 in every float type.
 pub(super) const HIDDEN: f64 = -1e4;
 
 fn read_mask(table: &Tensor) -> Option<Mask> {
     let [.., queries, keys] = table.sizes[..] else { return None };
-    // Shown and hidden; a float mask that does anything else has no pattern.
+    // Whether each score is shown. A float mask that does more than show and hide has no pattern.
     let shown: Option<Vec<bool>> = match &table.elements {
         Elements::Bool(shown) => Some(shown.clone()),
         Elements::Float(x) => {
@@ -127,8 +127,8 @@ fn read_mask(table: &Tensor) -> Option<Mask> {
     Some(Mask { pattern, hides_a_row })
 }
 
-/// The bytes of a class, if it is stored. `tried` has the classes that were looked at: one that was found not to be
-/// stored, or that is being looked at, is not tried again on another path.
+/// Computes a class from stored bytes, if it is made of nothing else. `tried` has the classes that were visited: a class that is known
+/// not to be stored, or that is being visited, is not tried again on another path.
 fn seen_through(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> Option<Tensor> {
     if !tried.insert(g.find(class)) || g.ty(class).bytes()? > LIMIT_BYTES {
         return None;

@@ -1,4 +1,4 @@
-//! Terms: what a rule says a class is equal to; and the macros to find and to write them.
+//! Terms, which are the right-hand sides of rules; and the macro that finds patterns.
 
 use super::graph::Head;
 use crate::rewriting::egraph;
@@ -7,34 +7,34 @@ use ir::ops::constant::Splat;
 use ir::{DType, Op, Type};
 use std::rc::Rc;
 
-/// What a rule says a class is equal to.
+/// A term that a rule makes equal to a class.
 pub(super) type Term = egraph::Term<Head>;
 
-/// An operator over terms.
+/// Makes an operator over terms.
 pub(super) fn term(op: impl Into<Op>, args: impl Into<Vec<Term>>) -> Term {
     Term::Node(Head::Op(Rc::new(op.into()), None), args.into())
 }
 
-/// An operator over terms that reads its result type.
+/// Makes an operator over terms that reads its result type.
 pub(super) fn typed(op: impl Into<Op>, args: impl Into<Vec<Term>>, ty: Type) -> Term {
     Term::Node(Head::Op(Rc::new(op.into()), Some(Rc::new(ty))), args.into())
 }
 
-/// One result of an operator with several.
+/// Makes one result of an operator with several results.
 pub(super) fn result(index: u32, tuple: Term) -> Term {
     Term::Node(Head::Result(index), vec![tuple])
 }
 
-/// A scalar. Computed numbers are rounded, so that two ways to compute one meet.
+/// Makes a scalar. Rounding errors of computed numbers are removed, so that two ways to compute a number give equal terms.
 pub(super) fn scalar(like: &Type, value: f64) -> Term {
     let value = if like.dtype == DType::F64 { value } else { crate::analysis::numbers::rounded(value) };
     let splat = Splat { value: Float::new(value) };
     typed(splat, [], Type::scalar(like.dtype))
 }
 
-/// `find!(graph, node, ([PATTERN] argument …) => { … })` runs the block for every match below one e-node. `PATTERN`
-/// is an ordinary Rust pattern on [`Op`]; an argument is a name, bound to a class, or again a `([PATTERN] …)` that some
-/// node of the class must match; `%` before the pattern tries both orders of two arguments.
+/// `find!(graph, node, ([PATTERN] argument …) => { … })` runs the block for every match below one e-node. `PATTERN` is an ordinary Rust
+/// pattern on [`Op`]. An argument is a name, which is bound to a class, or again a `([PATTERN] …)` that some node of the class must
+/// match. `%` before the pattern tries both orders of two arguments.
 macro_rules! find {
     ($g:expr, $n:expr, (% $($p:tt)*) => $k:block) => { find!(@both $g, $n, ($($p)*) => $k) };
     ($g:expr, $n:expr, ([$p:pat] $($sub:tt)*) => $k:block) => {

@@ -1,11 +1,11 @@
-//! The extraction on random programs, against the program that went in.
+//! Compares the programs that are extracted for random programs with the originals.
 
 use super::graph::{ENode, Graph, Head, Typing};
 use super::{exits, insert, price, rules, stood, stored};
 use crate::rewriting::egraph::{Limits, Problem, saturate};
 use ir::{DType, Module, NodeId, Phase, testing};
 
-/// The cost of the program that comes out, after the rules were applied or without any.
+/// Returns the cost of the extracted program, with or without the rules.
 fn cost(module: &Module, with_rules: bool) -> u64 {
     let region: Vec<NodeId> =
         module.nodes().filter(|(_, node)| node.phase == Phase::Forward).map(|(id, _)| id).collect();

@@ -1,7 +1,7 @@
 //! Bounds of the elements of masks and of masked scores, over the last two dims.
 //!
-//! A mask is built of constants and, with padding, of inputs. Interval arithmetic over rows and columns tells which scores are hidden
-//! whatever the inputs are: those whose upper bound is so low that e to that power is 0.
+//! A mask is built of constants and, with padding, of inputs. Interval arithmetic over rows and columns finds the scores that are hidden
+//! for all inputs: their upper bound is so low that e to that power is 0.
 
 use crate::analysis::constants::{Constants, Constness};
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
@@ -9,19 +9,19 @@ use ir::{Definition, Module, Node, Op, Tensor, ValueId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Scores that are computed are taken to lie between this and its negative. A mask of -1e4 or less hides them.
+/// The assumed limit of computed scores: they lie between `-ORDINARY` and `ORDINARY`. A mask of -1e4 or less hides them.
 const ORDINARY: f32 = 4999.0;
-/// Scores of at most this are hidden.
+/// The highest score that is hidden.
 const HIDDEN: f32 = -5000.0;
-/// Larger tables are not made.
+/// The most elements of a table.
 const MOST_ELEMENTS: usize = 1 << 22;
-/// So many elements of tables are kept for later questions.
+/// The most elements of all tables that are kept for later questions.
 const MOST_KEPT: usize = 1 << 24;
 
 /// The lowest and the highest value of an element.
 type Interval = (f32, f32);
 
-/// Any number.
+/// The interval of any number.
 const UNBOUNDED: Interval = (f32::NEG_INFINITY, f32::INFINITY);
 
 /// The intervals of a value over its last two dims, at any index of the others.
@@ -32,11 +32,11 @@ struct Table {
     elements: Vec<Interval>,
 }
 
-/// The pairs of a row and a column that do not count.
+/// The pairs of a row and a column that are hidden.
 #[derive(Clone, Debug)]
 pub(super) enum Hiding {
     Nothing,
-    /// By row and column. A dim of size one stretches.
+    /// The pairs by row and column. A dim of size one broadcasts.
     Pairs {
         rows: usize,
         columns: usize,
@@ -75,24 +75,24 @@ impl<'m> Bounds<'m> {
         Self { module, constants: Constants::new(module), known: BTreeMap::new() }
     }
 
-    /// The scores that a softmax makes zero.
+    /// Returns the scores that a softmax turns into zero.
     pub(super) fn hidden_scores(&mut self, scores: ValueId) -> Hiding {
         Hiding::of(self.asked(scores).as_deref(), |(_, high)| high <= HIDDEN)
     }
 
-    /// The scores that an attention's mask hides.
+    /// Returns the scores that an attention's mask hides.
     pub(super) fn hidden_by_mask(&mut self, mask: ValueId) -> Hiding {
         let is_bool = self.module.ty(mask).dtype == ir::DType::Bool;
         let highest = if is_bool { 0.0 } else { HIDDEN };
         Hiding::of(self.asked(mask).as_deref(), |(_, high)| high <= highest)
     }
 
-    /// The elements that are zero.
+    /// Returns the elements that are zero.
     pub(super) fn zeros(&mut self, value: ValueId) -> Hiding {
         Hiding::of(self.asked(value).as_deref(), |element| element == (0.0, 0.0))
     }
 
-    /// The intervals of a value that the analysis asks for: tables of earlier layers make room.
+    /// Returns the intervals of a value for the analysis. Drops the tables of earlier layers if they take too much room.
     fn asked(&mut self, value: ValueId) -> Option<Rc<Table>> {
         let kept: usize = self.known.values().flatten().map(|table| table.elements.len()).sum();
         if kept > MOST_KEPT {
@@ -101,12 +101,12 @@ impl<'m> Bounds<'m> {
         self.table(value)
     }
 
-    /// The intervals of a value; `None` if nothing is known of it.
+    /// Returns the intervals of a value; `None` if nothing is known about it.
     fn table(&mut self, value: ValueId) -> Option<Rc<Table>> {
         if let Some(known) = self.known.get(&value) {
             return known.clone();
         }
-        // A value that is being looked at is not looked at again.
+        // A value that is being computed is not computed again.
         self.known.insert(value, None);
         let table = self.computed(value).map(Rc::new);
         self.known.insert(value, table.clone());
@@ -126,7 +126,7 @@ impl<'m> Bounds<'m> {
         self.of_node(node, rows, columns)
     }
 
-    /// The last two sizes of a value; missing dims have size one.
+    /// Returns the last two sizes of a value; missing dims have size one.
     fn last_two(&self, value: ValueId) -> Option<(usize, usize)> {
         let sizes = self.module.ty(value).sizes()?;
         let size = |from_end: usize| sizes.len().checked_sub(from_end).map_or(1, |dim| sizes[dim] as usize);
@@ -147,7 +147,7 @@ impl<'m> Bounds<'m> {
                 let table = self.table(node.operands[0])?;
                 make(&|row, column| table.at(row, column))
             }
-            // Leading dims of size one come and go.
+            // Only leading dims change.
             Op::Reshape(_) if self.last_two(node.operands[0])? == (rows, columns) => {
                 let table = self.table(node.operands[0])?;
                 make(&|row, column| table.at(row, column))
@@ -266,7 +266,7 @@ impl<'m> Bounds<'m> {
     }
 }
 
-/// An operand, of which perhaps nothing but its type is known.
+/// An operand: its table if it is known, and the bounds of its type.
 struct Operand {
     table: Option<Rc<Table>>,
     unknown: Interval,
@@ -279,13 +279,13 @@ impl Operand {
 }
 
 impl Table {
-    /// The interval of an element; a dim of size one stretches.
+    /// Returns the interval of an element; a dim of size one broadcasts.
     fn at(&self, row: usize, column: usize) -> Interval {
         self.elements[row % self.rows * self.columns + column % self.columns]
     }
 }
 
-/// The intervals of a constant.
+/// Returns the intervals of a constant.
 fn of_tensor(tensor: &Tensor, rows: usize, columns: usize) -> Option<Table> {
     let numbers = tensor.numbers();
     let size = rows.checked_mul(columns).filter(|&size| size > 0)?;
@@ -298,7 +298,7 @@ fn of_tensor(tensor: &Tensor, rows: usize, columns: usize) -> Option<Table> {
     Some(Table { rows, columns, elements })
 }
 
-/// The interval of these corners; of a corner that is no number nothing is known.
+/// Returns the interval of these corners; unbounded if a corner is NaN.
 fn hull(corners: [f32; 4]) -> Interval {
     if corners.iter().any(|corner| corner.is_nan()) {
         return UNBOUNDED;

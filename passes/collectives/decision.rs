@@ -1,4 +1,4 @@
-//! From the chosen e-nodes to the nodes of the new program, in order, each with where it came from.
+//! Turns the chosen e-nodes into the nodes of the new program, in order, each with its origin.
 
 use super::graph::{ENode, Graph, Head, Place};
 use super::insert::Inserted;
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What the search found: the whole program anew. Prints what the rules made of it.
+/// The result of the search: the whole program anew. As text, a line for each node with the rule that made it.
 #[derive(Debug)]
 pub struct Decision {
     pub(super) steps: Vec<Step>,
-    /// Values that something outside the nodes reads, and what it is to read.
+    /// Values that something outside the nodes reads, each with its replacement.
     pub(super) exits: Vec<(ValueId, Source)>,
 }
 
@@ -26,11 +26,11 @@ pub(super) struct Step {
     pub(super) types: Vec<Type>,
     pub(super) place: Place,
     pub(super) origin: Arc<str>,
-    /// The rule that made it; of a node that stood in the program, what made that.
+    /// The rule that made the node; for a node of the old program, the pass that made it.
     pub(super) by: Arc<str>,
 }
 
-/// Where a value of the new program comes from.
+/// The source of a value of the new program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     /// A value that no node makes.
@@ -40,7 +40,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// The value, given those of the steps.
+    /// Returns the value, given the values of the steps.
     pub(super) fn value(self, steps: &[SmallVec<[ValueId; 2]>]) -> ValueId {
         match self {
             Self::Leaf(value) => value,
@@ -58,20 +58,20 @@ impl fmt::Display for Decision {
     }
 }
 
-/// A search that has ended.
+/// A finished search.
 pub(super) struct Search<'a, 'm> {
     pub(super) module: &'m Module,
     pub(super) graph: &'a Graph<'m>,
     pub(super) inserted: Inserted,
     pub(super) stood: BTreeMap<ENode, Option<NodeId>>,
-    /// E-nodes before the first rule was applied.
+    /// The number of e-nodes before the first rule was applied.
     pub(super) original: usize,
-    /// First id made by each application, with the rule.
+    /// The first id that each application of a rule made, with the rule.
     pub(super) provenance: Vec<(usize, &'static str)>,
 }
 
 impl Search<'_, '_> {
-    /// The new program, given the chosen nodes, arguments before their readers; `None` if it is the old one.
+    /// Returns the new program, given the chosen nodes with arguments before their readers; `None` if it is the old program.
     pub(super) fn decision(&self, chosen: &[Chosen]) -> Option<Decision> {
         let steps = || chosen.iter().filter(|chosen| matches!(chosen.node.head, Head::Op(..)));
         let stands = |chosen: &Chosen| self.stood.contains_key(&chosen.node);
@@ -124,8 +124,8 @@ impl Search<'_, '_> {
         Some(decision)
     }
 
-    /// Where each chosen node came from: a node that stood, from where it did; one that stands for a value or for a part
-    /// of one, from where that came from; any other, from where its first reader does.
+    /// Returns the origin of each chosen node. A node of the old program keeps its own. A new node that computes a value of the old
+    /// program, or a part of one, has the origin of that value. Any other node has the origin of its first reader.
     fn origins(&self, chosen: &[Chosen], positions: &BTreeMap<Id, usize>) -> Vec<Arc<str>> {
         let node = |&position: &usize| self.module.node(self.module.order()[position]).origin.clone();
         let known = |chosen: &Chosen| match self.stood.get(&chosen.node) {
@@ -144,7 +144,7 @@ impl Search<'_, '_> {
         origins
     }
 
-    /// The rule that made each e-node of the graph first.
+    /// Returns the rule that first made each e-node of the graph.
     fn made_by(&self) -> BTreeMap<ENode, &'static str> {
         let mut made_by = BTreeMap::new();
         for (i, node) in self.graph.nodes().iter().enumerate().skip(self.original) {

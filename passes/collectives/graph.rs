@@ -1,8 +1,8 @@
 //! The e-graph of a placed program: operators with their place and the types of their results.
 //!
-//! Dims are global and a sharding is part of a type, so an operator on a part is the operator on the whole with other
-//! types, and a rule that cuts a program changes types alone. Hash-consing makes equal nodes one; the place (phase,
-//! stage, copy) is part of a node, so what must stay apart does.
+//! Dims are global and a sharding is part of a type. So an operator on a part is the operator on the whole with other types, and a rule
+//! that cuts a program changes only types. Hash-consing merges equal nodes. The place (phase, stage, copy) is part of a node, so nodes
+//! of different places stay apart.
 
 use super::rows::{self, Dims};
 use crate::rewriting::egraph::{self, Sound, Symbol};
@@ -30,7 +30,7 @@ pub(super) struct TypeId(u32);
 
 pub(super) type TypeIds = SmallVec<[TypeId; 3]>;
 
-/// What stands at the head of an e-node; its arguments stand beside it.
+/// The head of an e-node. Its arguments are not part of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(clippy::large_enum_variant)] // nearly every head is an operator
 pub(super) enum Head {
@@ -38,11 +38,11 @@ pub(super) enum Head {
     Leaf(ValueId),
     /// An operator with the types of its results.
     Op(Op, TypeIds, Place),
-    /// One result of an operator with several.
+    /// One result of an operator with several results.
     Result(u32),
-    /// The operand, kept from forward for this place of backward: the identity, which costs memory.
+    /// The operand, kept from forward for this place of backward: an identity that costs memory.
     Saved(Place),
-    /// All values that must come out.
+    /// All values that must come out of the program.
     Root,
 }
 
@@ -62,7 +62,7 @@ impl Symbol for Head {
 pub(super) type ENode = egraph::ENode<Head>;
 
 impl ENode {
-    /// The collective of one operand, if that is what the node is.
+    /// Returns the collective, if the node is one of a single operand.
     pub(super) fn collective(&self) -> Option<(Collective, TypeId, Place)> {
         match (&self.head, &self.args[..]) {
             (Head::Op(Op::Collective(collective), types, place), [_]) => {
@@ -73,28 +73,28 @@ impl ENode {
     }
 }
 
-/// What a rule says a class is equal to.
+/// A term that a rule makes equal to a class.
 pub(super) type Term = egraph::Term<Head>;
 
 impl Term {
-    /// A collective over a term.
+    /// Makes a collective over a term.
     pub(super) fn collective(collective: Collective, operand: Self, ty: TypeId, place: Place) -> Self {
         Self::Node(Head::Op(Op::Collective(collective), smallvec![ty], place), vec![operand])
     }
 }
 
-/// What is known of every e-class.
+/// The facts about an e-class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Facts {
     /// Types of the value, or of all values of a tuple; none for the root.
     pub(super) types: TypeIds,
-    /// The dims of each that may be cut: see [`super::rows`].
+    /// The dims of each value that may be cut: see [`super::rows`].
     pub(super) rows: SmallVec<[Dims; 3]>,
-    /// Where it is known first; `None` for what no node makes.
+    /// The earliest place that computes it; `None` if no node makes it.
     pub(super) place: Option<Place>,
 }
 
-/// Every type that stands in the e-graph, once.
+/// Every type in the e-graph, once.
 #[derive(Default)]
 struct Types {
     types: Vec<Rc<Type>>,
@@ -104,20 +104,20 @@ struct Types {
 /// A call: the operator, `None` for the identity, and the types of its operands and results.
 pub(super) type Call = (Option<Op>, TypeIds, TypeIds);
 
-/// The types of a call after a factor was split: of operands that have the factor, and of all results.
+/// The types of a call after a factor was split: of the operands that change, and of all results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Split {
     pub(super) operands: SmallVec<[Option<TypeId>; 4]>,
     pub(super) results: TypeIds,
 }
 
-/// The analysis, and what rules ask of the program. Two classes of different types are never one: asserted, which
+/// The analysis, and the facts about the program that rules ask for. An assertion checks that united classes have the same types, which
 /// catches unsound rules in tests.
 pub(super) struct Program<'m> {
     pub(super) module: &'m Module,
     /// Whether every dim may be cut, not only rows.
     any: bool,
-    /// The rows of what is batched.
+    /// The rows of batched inputs.
     batched: BTreeMap<ValueId, Dims>,
     types: RefCell<Types>,
     // Layers are alike, so the same questions come up again and again.
@@ -125,7 +125,7 @@ pub(super) struct Program<'m> {
     splits: RefCell<BTreeMap<SplitKey, Option<Rc<Split>>>>,
 }
 
-/// A call, a factor of it, and the axes to split that over.
+/// A call, a factor of it, and the axes to split the factor over.
 type SplitKey = (Call, FactorId, SmallVec<[AxisId; 2]>);
 
 pub(super) type Graph<'m> = egraph::Graph<Head, Program<'m>>;
@@ -137,12 +137,12 @@ impl<'m> Program<'m> {
         Self { module, any, batched, types, factors, splits }
     }
 
-    /// The rows of an input or a state.
+    /// Returns the rows of an input or a state.
     fn batched(&self, value: ValueId) -> Dims {
         self.batched.get(&value).copied().unwrap_or_default()
     }
 
-    /// The number of a type. Spellings of one sharding are one type.
+    /// Returns the number of a type. Types that differ only in the spelling of a sharding have one number.
     pub(super) fn number(&self, ty: &Type) -> TypeId {
         let ty = normal(ty);
         let mut types = self.types.borrow_mut();
@@ -155,18 +155,18 @@ impl<'m> Program<'m> {
         id
     }
 
-    /// The type of a number.
+    /// Returns the type of a number.
     pub(super) fn ty(&self, id: TypeId) -> Rc<Type> {
         self.types.borrow().types[id.0 as usize].clone()
     }
 
-    /// The types of a call.
+    /// Returns the types of a call.
     pub(super) fn signature(&self, operands: &[TypeId], results: &[TypeId]) -> Signature {
         let types = |ids: &[TypeId]| ids.iter().map(|&id| Type::clone(&self.ty(id))).collect();
         Signature { operands: types(operands), results: types(results) }
     }
 
-    /// The sharding rule of a call.
+    /// Returns the sharding rule of a call.
     pub(super) fn factors(&self, call: &Call) -> Rc<Factors> {
         if let Some(factors) = self.factors.borrow().get(call) {
             return factors.clone();
@@ -180,7 +180,7 @@ impl<'m> Program<'m> {
         factors
     }
 
-    /// Remembers the answer to a question about a call.
+    /// Returns the answer to a question about a call. It is computed once, and then remembered.
     pub(super) fn split(
         &self,
         call: &Call,
@@ -198,7 +198,7 @@ impl<'m> Program<'m> {
     }
 }
 
-/// A type in the one spelling that is compared: an entry for every dim or none, the axes of a sum in order.
+/// Returns a type in normal form: its sharding has an entry for every dim or none, and the axes of a sum are sorted.
 fn normal(ty: &Type) -> Type {
     let mut ty = ty.clone();
     if ty.sharding.dims.iter().all(|axes| axes.is_empty()) {
@@ -256,13 +256,13 @@ impl Analysis<ENode> for Program<'_> {
 }
 
 impl Sound<Head> for Program<'_> {
-    /// Rules write the types of what they make.
+    /// Admits every node: rules write the types of their nodes themselves.
     fn admits(_: &Graph, _: &ENode) -> bool {
         true
     }
 
-    /// Whether the types of two classes are the same, and what `update` reads is not made by a microbatch, from which
-    /// values come by `accumulate` alone.
+    /// Whether two classes have the same types, and are not made by a microbatch and by `update`: values of a microbatch enter `update` by
+    /// `accumulate` alone.
     fn alike(graph: &Graph, a: Id, b: Id) -> bool {
         let [a, b] = [&graph[a].data, &graph[b].data];
         let apart = |a: Place, b: Place| a.phase.is_microbatch() && b.phase == Phase::Update;
@@ -271,13 +271,13 @@ impl Sound<Head> for Program<'_> {
     }
 }
 
-/// Questions rules ask.
+/// Questions that rules ask.
 pub(super) trait Ask {
-    /// The type of a class of one value, as a number.
+    /// Returns the type of a class of one value, as a number.
     fn type_id(&self, class: Id) -> TypeId;
-    /// The type of a class of one value.
+    /// Returns the type of a class of one value.
     fn ty(&self, class: Id) -> Rc<Type>;
-    /// A node that computes, as a call: the operator, `None` for what is saved, with its types.
+    /// Returns a node that computes as a call (the operator, `None` for a saved value, with its types) and its place.
     fn call(&self, node: &ENode) -> Option<(Call, Place)>;
 }
 

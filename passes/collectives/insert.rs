@@ -1,4 +1,4 @@
-//! A module as an e-graph, and which e-nodes are its own.
+//! Puts a module into an e-graph, and keeps a list of the module's own e-nodes.
 
 use super::graph::{ENode, Graph, Head, Place, TypeIds};
 use egg::{Id, Language};
@@ -6,15 +6,15 @@ use ir::analysis::reports;
 use ir::{Module, Node, NodeId, Phase, ValueId};
 use std::collections::BTreeMap;
 
-/// Where the values of a module are in its e-graph.
+/// The place of a module's values in its e-graph.
 pub(super) struct Inserted {
     /// The class of every value that a node reads or makes.
     pub(super) classes: BTreeMap<ValueId, Id>,
-    /// What was put in, each with the node of the module that it is, if it is one.
+    /// The e-nodes that were put in, each with its node of the module if there is one.
     pub(super) nodes: Vec<(Option<NodeId>, ENode)>,
-    /// The class that needs all values that something outside the nodes reads.
+    /// The class that needs all exits.
     pub(super) root: Id,
-    /// Those values.
+    /// The values that something outside the nodes reads.
     pub(super) exits: Vec<ValueId>,
 }
 
@@ -56,14 +56,14 @@ pub(super) fn insert(graph: &mut Graph, module: &Module) -> Inserted {
     Inserted { classes, nodes, root, exits }
 }
 
-/// Whether a value is kept from forward for a node.
+/// Whether a value is kept from forward for a reader in backward.
 fn is_kept(module: &Module, value: ValueId, reader: &Node) -> bool {
     let made = module.producer(value).map(|node| node.phase);
     reader.phase.is_gradient() && made == Some(Phase::Forward)
 }
 
 impl Inserted {
-    /// What was put in as it stands in the graph now; of equal nodes the first.
+    /// Returns the e-nodes that were put in, in their present form. Of equal e-nodes the first counts.
     pub(super) fn stood(&self, graph: &Graph) -> BTreeMap<ENode, Option<NodeId>> {
         let mut stood = BTreeMap::new();
         for (id, node) in &self.nodes {

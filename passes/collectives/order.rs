@@ -1,8 +1,7 @@
-//! The order of the new program: as the old one's, where a part stands for the whole it was cut from.
+//! The order of the new program, which follows the old one.
 //!
-//! A node that stands for a value of the old program, or for a part of one, takes that value's position; one that
-//! nothing stood for comes just before its first reader. So a gather stays beside its use, and a reduction beside what it
-//! reduces.
+//! A node that computes a value of the old program, or a part of one, takes that value's position. A node without such a value comes
+//! just before its first reader. So a gather stays beside its use, and a reduction beside the value that it reduces.
 
 use super::graph::{ENode, Graph, Place};
 use super::insert::Inserted;
@@ -11,7 +10,7 @@ use ir::Module;
 use ir::ops::collective::Collective;
 use std::collections::BTreeMap;
 
-/// An e-node that was chosen: its class, where that is known first, and what it needs, by index.
+/// A chosen e-node: its class, the first place that knows the class, and its arguments by index.
 pub(super) struct Chosen {
     pub(super) class: Id,
     pub(super) node: ENode,
@@ -19,15 +18,15 @@ pub(super) struct Chosen {
     pub(super) args: Vec<usize>,
 }
 
-/// The chosen nodes (arguments before their readers) in program order, by index, given the positions of classes.
+/// Returns the chosen nodes in program order, by index, given the positions of classes. `chosen` has arguments before their readers.
 pub(super) fn order(chosen: &[Chosen], positions: &BTreeMap<Id, usize>) -> Vec<usize> {
     let mut at: Vec<Option<usize>> =
         chosen.iter().map(|chosen| positions.get(&chosen.class).copied()).collect();
     let phase = |index: usize| chosen[index].place.map(|place| place.phase);
     for reader in (0..chosen.len()).rev() {
         for &arg in &chosen[reader].args {
-            // A tuple is known where its results are; what is of an earlier phase is early enough. A transfer reads a value of another
-            // stage in the same phase.
+            // A tuple takes the position of its results. An argument of an earlier phase is early enough. A transfer reads a value of
+            // another stage in the same phase.
             if phase(arg) == phase(reader) {
                 at[arg] = at[arg].into_iter().chain(at[reader]).min();
             }
@@ -39,7 +38,7 @@ pub(super) fn order(chosen: &[Chosen], positions: &BTreeMap<Id, usize>) -> Vec<u
     order
 }
 
-/// Where each class, whole or cut, stood in the old program.
+/// Returns the position in the old program of each class that is a value or a part of one.
 pub(super) fn positions(module: &Module, graph: &Graph, inserted: &Inserted) -> BTreeMap<Id, usize> {
     let mut positions: BTreeMap<Id, usize> = BTreeMap::new();
     for (i, (_, node)) in module.nodes().enumerate() {

@@ -32,7 +32,7 @@ impl Prices {
         Self { device: options.device(), kept, bucket, known: RefCell::default() }
     }
 
-    /// What an e-node costs.
+    /// Returns the cost of an e-node.
     pub(super) fn of(&self, graph: &Graph, node: &ENode) -> u64 {
         match &node.head {
             Head::Op(op, types, place) if !is_free(graph, node) => {
@@ -54,7 +54,7 @@ impl Prices {
         }
     }
 
-    /// The time of a collective on one device's part.
+    /// Returns the time of a collective on one device's part.
     fn collective(
         &self,
         graph: &Graph,
@@ -80,7 +80,7 @@ impl Prices {
         CollectiveTime { latency: share as u64, ..time }.total()
     }
 
-    /// The time of an operator on one device's part.
+    /// Returns the time of an operator on one device's part.
     fn operator(&self, graph: &Graph, op: &Op, operands: &[TypeId], results: &[TypeId]) -> u64 {
         let types = |ids: &[TypeId]| ids.iter().map(|&id| Type::clone(&graph.analysis.ty(id))).collect();
         let signature = Signature { operands: types(operands), results: types(results) };
@@ -89,7 +89,7 @@ impl Prices {
     }
 }
 
-/// Views and constants are no kernels. A slice of what no node makes is a view of it.
+/// Whether a node becomes no kernel: a constant, a view, or a slice of an input, a state or a constant.
 fn is_free(graph: &Graph, node: &ENode) -> bool {
     match &node.head {
         Head::Op(Op::Constant(_) | Op::Splat(_), ..) => true,
@@ -102,15 +102,15 @@ fn is_free(graph: &Graph, node: &ENode) -> bool {
     }
 }
 
-/// Bytes of one device's part.
+/// Returns the bytes of one device's part.
 fn local_bytes(graph: &Graph, id: TypeId) -> u64 {
     let ty = graph.analysis.ty(id);
     let sizes = ty.local(&graph.analysis.module.mesh).unwrap_or_default();
     sizes.iter().fold(ty.dtype.bytes(), |bytes, &size| bytes.saturating_mul(size))
 }
 
-/// Whether an e-node may stand for its class: it is known as early as any. One of a later phase may be equal to it, and
-/// its readers may be earlier than that.
+/// Whether an e-node may be chosen for its class: it must be known as early as the class. An equal e-node of a later phase would come
+/// too late for earlier readers of the class.
 pub(super) fn allowed(graph: &Graph, class: Id, node: &ENode) -> bool {
     let place = match &node.head {
         Head::Op(_, _, place) | Head::Saved(place) => Some(*place),

@@ -1,31 +1,31 @@
-//! Which dims may be cut: those that number the rows of activations.
+//! Finds the dims that may be cut: the rows of activations.
 //!
-//! An activation's rows are what its samples consist of: positions of a sequence, patches of an image. They are found
-//! from the inputs: the dims of a batched input but the first (the samples), followed through the factors of every
-//! operator. Features are no rows: a contraction with a weight ends them. A partial sum that is cut over rows stays
-//! cut through everything that treats rows alike, which cutting features or weights would not.
+//! The rows of a sample are its positions in a sequence, or the patches of an image. They are found from the inputs: all dims of a
+//! batched input but the first (the samples), followed through the factors of every operator. Features are no rows: a contraction with
+//! a weight sums over them. A partial sum that is cut over rows stays cut through all operators that treat rows alike. If features or
+//! weights were cut, it would not.
 
 use ir::{Factors, Module, ValueId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::BitOr;
 
-/// Some dims of a tensor, the first 64 of which count.
+/// A set of dims of a tensor. Only the first 64 dims count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Dims(u64);
 
 impl Dims {
-    /// Every dim.
+    /// Returns the set of all dims.
     pub(super) fn all(ndim: usize) -> Self {
         (0..ndim).collect()
     }
 
-    /// Whether a dim is one of them.
+    /// Whether the set has a dim.
     pub(super) fn has(self, dim: usize) -> bool {
         dim < 64 && self.0 >> dim & 1 == 1
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub(super) fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -45,13 +45,13 @@ impl FromIterator<usize> for Dims {
     }
 }
 
-/// The rows of inputs.
+/// Returns the rows of batched inputs.
 pub(super) fn batched(module: &Module) -> BTreeMap<ValueId, Dims> {
     let inputs = module.inputs.iter().filter(|input| input.batched);
     inputs.map(|input| (input.value, (1..module.ty(input.value).ndim()).collect())).collect()
 }
 
-/// The rows of results, given those of operands.
+/// Returns the rows of results, given the rows of operands.
 pub(super) fn passed_on(factors: &Factors, operands: &[Dims]) -> SmallVec<[Dims; 3]> {
     let mut is_row = vec![false; factors.factors.len()];
     for (rows, dims) in operands.iter().zip(&factors.operands) {

@@ -1,5 +1,4 @@
-//! The rules: what two programs of equal meaning differ in. They know factors, shardings and collectives; no operator
-//! by name, no model.
+//! The rules, which are equalities of programs. They know factors, shardings and collectives, but no operator by name and no model.
 //!
 //! | rule | |
 //! | --- | --- |
@@ -10,9 +9,9 @@
 //! | two changes in one | all_slice (all_gather x) = x, all_slice (all_reduce x) = reduce_scatter x, … |
 //! | sum before | f (all_reduce x, all_reduce y) = all_reduce (f (x, y)), where f is linear in both together |
 //!
-//! No rule makes a gather of one phase equal to one of another, so a parameter that is gathered anew in backward (ZeRO
-//! stage 3) stays so: a gather of a slice is not taken apart, and what goes from forward to backward is kept apart by
-//! [`Head::Saved`].
+//! No rule equates a gather of one phase with a gather of another phase. So a parameter that is gathered again in backward (ZeRO
+//! stage 3) still is: a gather of a slice is not simplified, and [`Head::Saved`] keeps values that go from forward to backward
+//! apart.
 
 use super::graph::{Ask, Call, ENode, Graph, Head, Place, Program, Split, Term, TypeId};
 use super::split::{Tensor, add_axes, differs, split};
@@ -22,12 +21,12 @@ use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, EVERY_STAGE, Op, PartialKind, Phase, Type};
 use smallvec::SmallVec;
 
-/// Every rule, in the order it is tried.
+/// Returns every rule, in the order in which they are tried.
 pub(super) fn all<'m>() -> Vec<egraph::Rule<Head, Program<'m>>> {
     RULES.iter().map(|&(name, roots, find)| egraph::Rule { name, roots, find }).collect()
 }
 
-/// A row of the rule table: name, operators looked at (none: all), function.
+/// A row of the rule table: the rule's name, the names of operators at the root of its pattern (none: all), its function.
 type Row = (&'static str, &'static [&'static str], fn(&Graph, &ENode, &mut Vec<Term>));
 
 const RULES: &[Row] = &[
@@ -83,7 +82,7 @@ fn gather_after(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// A result of a call from its parts: gathered, or summed if it became partial.
+/// Returns a result of a call on parts: gathered, or reduced if it became partial.
 fn gathered(
     g: &Graph,
     node: &ENode,
@@ -114,7 +113,7 @@ fn slice_before(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     }
 }
 
-/// One result of a call on parts of its operands.
+/// Returns one result of a call on parts of its operands.
 fn on_parts(g: &Graph, node: &ENode, place: Place, split: &Split, result: usize) -> Term {
     let args = node.args.iter().zip(&split.operands);
     let args = args.map(|(&arg, part)| part.map_or(Term::Class(arg), |part| slice(g, arg, part, place)));
@@ -125,12 +124,12 @@ fn on_parts(g: &Graph, node: &ENode, place: Place, split: &Split, result: usize)
     take(Term::Node(head, args.collect()), split.results.len(), result)
 }
 
-/// One of several results; the only one as it is.
+/// Returns one of several results, or the only result of the call.
 fn take(call: Term, results: usize, result: usize) -> Term {
     if results == 1 { call } else { Term::Node(Head::Result(result as u32), vec![call]) }
 }
 
-/// The part of a class that has this type: what was gathered to it, or a slice, which is made where the class is known.
+/// Returns the part of a class that has this type: the operand of a gather, or a slice, which is made where the class is first known.
 /// A state is sliced where its part is used: buffers change from phase to phase.
 fn slice(g: &Graph, class: Id, part: TypeId, place: Place) -> Term {
     match gathers(g, class).find(|(operand, _)| g.type_id(*operand) == part) {
@@ -142,7 +141,7 @@ fn slice(g: &Graph, class: Id, part: TypeId, place: Place) -> Term {
     }
 }
 
-/// The place of nodes that read an input or a state for a reader: a transfer reads a state of another stage.
+/// Returns the place of nodes that read an input or a state for a reader. A transfer reads a state of another stage.
 fn of_leaf(g: &Graph, class: Id, reader: Place) -> Place {
     let leaf = g[class].nodes.iter().find_map(|node| match node.head {
         Head::Leaf(value) => Some(g.analysis.module.stage_of(value)),
@@ -157,8 +156,8 @@ fn two_changes_in_one(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     for node in &g[n.args[0]].nodes {
         let Some((inner, ..)) = node.collective() else { continue };
         let (operand, from) = (node.args[0], g.ty(node.args[0]));
-        // The slice of a gathered parameter is the parameter's part. If gathering that again were the first gather, two
-        // gathers of one parameter would be one.
+        // A slice of a gathered parameter is the parameter's part. If a gather of this slice were equal to the first gather, two gathers of
+        // one parameter would be merged.
         if inner == Collective::AllSlice && outer != Collective::AllSlice {
             continue;
         }
@@ -174,8 +173,8 @@ fn two_changes_in_one(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     }
 }
 
-/// Of a reduction over several axes whose result is scattered or reduced further over others, the rest comes last, on
-/// less: `reduce_scatter b (all_reduce a x) = all_reduce a (reduce_scatter b x)`.
+/// Swaps an all_reduce and a following reduce_scatter or slice, so that the axes that only the all_reduce sums over come last, on
+/// less data: `reduce_scatter b (all_reduce a x) = all_reduce a (reduce_scatter b x)`.
 fn reduce_apart(
     g: &Graph,
     outer: Collective,
@@ -244,7 +243,7 @@ fn sum_before(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// An all_reduce of a sum: its operand, its axes, where it is.
+/// An all_reduce of a sum: its operand, its axes and its place.
 struct Sum {
     operand: Id,
     axes: SmallVec<[AxisId; 2]>,
@@ -261,8 +260,8 @@ fn sums(g: &Graph, class: Id) -> Vec<Sum> {
     g[class].nodes.iter().filter_map(sum).collect()
 }
 
-/// Whether one reduction may be better after the operator than before: on no more elements, and run less often or, of
-/// an operator of one operand, on the way there.
+/// Whether a reduction may be cheaper after the operator than before. The results must have no more bytes than the operand, and the
+/// reduction must run less often there. An operator of one operand is always passed, on the way to such a place.
 fn pays(g: &Graph, call: &Call, operand: usize, sum: &Sum, place: Place) -> bool {
     let bytes = |id: TypeId| g.analysis.ty(id).bytes().unwrap_or(u64::MAX);
     let results: u64 = call.2.iter().map(|&id| bytes(id)).fold(0, u64::saturating_add);
@@ -270,7 +269,7 @@ fn pays(g: &Graph, call: &Call, operand: usize, sum: &Sum, place: Place) -> bool
     results <= bytes(call.1[operand]) && (later || call.1.len() == 1)
 }
 
-/// A result of a call on the addends of some operands, summed up.
+/// Returns a result of a call on the addends of some operands, reduced after the call.
 fn summed(
     g: &Graph,
     node: &ENode,
@@ -300,7 +299,7 @@ fn summed(
     Some(Term::collective(Collective::AllReduce, addend, call.2[result], place))
 }
 
-/// Calls `f` with the node that computes a value, and which of its results the value is.
+/// Calls `f` with each node that computes a value, and with the index of the value among the node's results.
 fn for_each_call(g: &Graph, n: &ENode, mut f: impl FnMut(&ENode, usize)) {
     match &n.head {
         Head::Op(_, types, _) if types.len() == 1 => f(n, 0),
@@ -310,7 +309,7 @@ fn for_each_call(g: &Graph, n: &ENode, mut f: impl FnMut(&ENode, usize)) {
     }
 }
 
-/// The gathers that a class is: what is gathered, and how.
+/// Returns the gathers in a class: the operand and the change of sharding of each.
 fn gathers(g: &Graph, class: Id) -> impl Iterator<Item = (Id, Change)> {
     let gather = |node: &ENode| {
         let (Collective::AllGather, to, _) = node.collective()? else { return None };
@@ -319,12 +318,12 @@ fn gathers(g: &Graph, class: Id) -> impl Iterator<Item = (Id, Change)> {
     g[class].nodes.iter().filter_map(gather)
 }
 
-/// Whether a class is the result of such a collective.
+/// Whether a class is the result of this collective.
 fn is(g: &Graph, class: Id, collective: Collective) -> bool {
     g[class].nodes.iter().any(|node| matches!(node.head, Head::Op(Op::Collective(c), ..) if c == collective))
 }
 
-/// The change that leads from a class to a type.
+/// Returns the change of sharding from a class to a type.
 fn change(g: &Graph, from: Id, to: TypeId) -> Option<Change> {
     let (from, to) = (g.ty(from), g.analysis.ty(to));
     Change::between(&from.sharding, &to.sharding, from.ndim()).ok()

@@ -1,4 +1,4 @@
-//! Splitting a factor of a call over more axes: what that does to the types of its operands and results.
+//! Splits a factor of a call over more axes, and finds the types of operands and results after the split.
 
 use super::graph::{Call, Program, Split, TypeId, TypeIds};
 use ir::factors::{DimFactors, FactorId, FactorKind, Factors};
@@ -6,18 +6,17 @@ use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, Mesh, Op, PartialKind, Type};
 use smallvec::SmallVec;
 
-/// Which tensor of a call is meant.
+/// A tensor of a call, by its index.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tensor {
     Operand(usize),
     Result(usize),
 }
 
-/// Splits the factor that `dim` of a tensor of the call would split if these axes were added to it. `None` where the
-/// operator has no such factor or cannot split it, and where any tensor differs over the axes already: an axis does one
-/// thing in a call.
+/// Splits the factor that `dim` of a tensor of the call would split if these axes were added to it. Returns `None` if the operator has no
+/// such factor or cannot split it, or if any tensor already differs along the axes: an axis does one thing in a call.
 ///
-/// A result that lacks the factor becomes partial if it is reduced.
+/// A result that lacks the factor becomes partial if the factor is reduced.
 pub(super) fn split(
     program: &Program,
     call: &Call,
@@ -60,7 +59,7 @@ fn apply(
     still_changes(program, call, &split).then_some(split)
 }
 
-/// A tensor with the factor split, or as it was if it has none.
+/// Returns a tensor with the factor split; unchanged if it lacks the factor.
 fn part(
     program: &Program,
     factors: &Factors,
@@ -84,7 +83,7 @@ fn part(
     Some(program.number(&ty))
 }
 
-/// A tensor that becomes partial over more axes.
+/// Returns a tensor that becomes partial over more axes.
 fn partial(program: &Program, axes: &[AxisId], id: TypeId, kind: PartialKind) -> Option<TypeId> {
     let mut ty = Type::clone(&program.ty(id));
     let (old, partial) = ty.sharding.partial.get_or_insert_with(|| (kind, SmallVec::new()));
@@ -95,7 +94,7 @@ fn partial(program: &Program, axes: &[AxisId], id: TypeId, kind: PartialKind) ->
     Some(program.number(&ty))
 }
 
-/// Whether a call that is a collective still is the same one. Others are whatever their types are.
+/// Whether a call that is a collective is still the same collective. Any other call passes.
 fn still_changes(program: &Program, call: &Call, split: &Split) -> bool {
     let Some(Op::Collective(collective)) = call.0 else { return true };
     let (&[from], &[to]) = (&call.1[..], &split.results[..]) else { return false };
@@ -104,20 +103,20 @@ fn still_changes(program: &Program, call: &Call, split: &Split) -> bool {
     change.is_ok_and(|change| Collective::of(&change) == Some(collective))
 }
 
-/// The type with more axes at the end of a dim's list.
+/// Adds axes at the end of a dim's list.
 pub(super) fn add_axes(ty: &mut Type, dim: usize, axes: &[AxisId]) {
     ty.sharding.dims.resize(ty.dims.len(), SmallVec::new());
     ty.sharding.dims[dim].extend_from_slice(axes);
 }
 
-/// Whether devices along any of these axes hold different things.
+/// Whether devices along any of these axes hold different data.
 pub(super) fn differs(ty: &Type, axes: &[AxisId]) -> bool {
     let sharding = &ty.sharding;
     let mut used = sharding.dims.iter().flatten().chain(sharding.partial_axes());
     used.any(|axis| axes.contains(axis))
 }
 
-/// The factor that takes these axes when they are added to a dim, if it is one that takes them all.
+/// Returns the factor that takes all of these axes when they are added to a dim.
 fn taken(
     mesh: &Mesh,
     factors: &Factors,

@@ -1,4 +1,4 @@
-//! Masks in bits, and the activations of which backward reads nothing but a comparison.
+//! Keeps masks as bits, and comparisons of activations in place of the activations.
 
 use super::Candidates;
 use crate::rewriting::kept::{Form, behind_views, local_bytes};
@@ -10,18 +10,17 @@ use ir::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A node of backward that reads nothing of activations but a comparison: the gradient of a ReLU, which compares with 0, or a
-/// comparison.
+/// A node of backward that only compares activations: a comparison, or the gradient of a ReLU, which compares with 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Test {
     /// The node.
     pub(super) node: NodeId,
-    /// The ReLU's result, if backward reads it anyway: it is positive where the operand is. `None`: forward compares, and a bit for each
-    /// element is kept.
+    /// The ReLU's result, if backward reads it anyway: it is positive where the operand is positive. `None`: forward compares, and a bit
+    /// for each element is kept.
     pub(super) output: Option<ValueId>,
 }
 
-/// Whether a test frees activations of at least so many bytes, which nobody else reads, and its bits take fewer.
+/// Whether a test frees at least `least` bytes of activations that no other node reads, and its bits take fewer bytes.
 pub(super) fn is_freed(module: &Module, node: &Node, candidates: &Candidates, least: u64) -> bool {
     let sources = tested(node).iter().filter_map(|&operand| behind_views(module, operand));
     let freed: BTreeSet<ValueId> = sources.filter(|source| !candidates.kept.contains(source)).collect();
@@ -33,12 +32,12 @@ pub(super) fn is_freed(module: &Module, node: &Node, candidates: &Candidates, le
     freed >= least.max(1) && is_smaller
 }
 
-/// The test of a node, among activations that are kept anyway.
+/// Returns the test of a node.
 pub(super) fn test(module: &Module, node: NodeId, candidates: &Candidates) -> Test {
     Test { node, output: kept_output(module, module.node(node), candidates) }
 }
 
-/// The results of the ReLUs of forward, by their operands.
+/// Returns the results of the ReLUs of forward, by their operands.
 pub(super) fn relus(module: &Module) -> BTreeMap<ValueId, Vec<ValueId>> {
     let mut results: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
     let is_relu = |node: &Node| node.phase == Phase::Forward && matches!(node.op, Op::Unary(Unary::Relu));
@@ -48,7 +47,7 @@ pub(super) fn relus(module: &Module) -> BTreeMap<ValueId, Vec<ValueId>> {
     results
 }
 
-/// The bools of at least so many bytes.
+/// Returns the bools of at least `least` bytes that can be packed.
 pub(super) fn bools(module: &Module, activations: &[ValueId], least: u64) -> Vec<ValueId> {
     let is_mask = |value: &ValueId| {
         let ty = module.ty(*value);
@@ -57,7 +56,7 @@ pub(super) fn bools(module: &Module, activations: &[ValueId], least: u64) -> Vec
     activations.iter().copied().filter(is_mask).collect()
 }
 
-/// The operands of a test that it only compares.
+/// Returns the operands of a test that it only compares.
 pub(super) fn tested(node: &Node) -> &[ValueId] {
     match node.op {
         Op::Binary(Binary::ReluGrad) => &node.operands[..1],
@@ -66,7 +65,7 @@ pub(super) fn tested(node: &Node) -> &[ValueId] {
     }
 }
 
-/// Whether a node of backward is a test whose comparison forward could make.
+/// Whether a node of backward is a test whose comparison forward could compute.
 pub(super) fn is_test(module: &Module, node: &Node) -> bool {
     let is_known = |&operand: &ValueId| {
         module.phase_of(operand) <= Phase::Forward || module.splat_number(operand).is_some()
@@ -74,7 +73,7 @@ pub(super) fn is_test(module: &Module, node: &Node) -> bool {
     node.phase.is_gradient() && !tested(node).is_empty() && tested(node).iter().all(is_known)
 }
 
-/// Whether the bits of a test's comparison can be kept. A partial gradient would need partial zeros beside it.
+/// Whether the bits of a test's comparison can be kept. They cannot if the gradient is partial: it would need partial zeros beside it.
 fn is_packed(module: &Module, node: &Node) -> bool {
     let is_whole = module.ty(node.results[0]).sharding.partial.is_none();
     let ty = match node.op {
@@ -84,7 +83,7 @@ fn is_packed(module: &Module, node: &Node) -> bool {
     is_whole && rows(ty, &module.mesh).is_some()
 }
 
-/// The result of a ReLU whose gradient a node computes, if it is among the kept activations.
+/// Returns the result of the ReLU whose gradient a node computes, if backward keeps it anyway.
 fn kept_output(module: &Module, node: &Node, candidates: &Candidates) -> Option<ValueId> {
     let Op::Binary(Binary::ReluGrad) = node.op else { return None };
     let x = node.operands[0];
@@ -95,7 +94,7 @@ fn kept_output(module: &Module, node: &Node, candidates: &Candidates) -> Option<
     candidates.relus.get(&x)?.iter().find(is_kept).copied()
 }
 
-/// Has tests read other activations, or the bools that forward compares. Returns these bools, which are to be packed.
+/// Makes tests read other activations, or bools that forward computes. Returns these bools, which must still be packed.
 pub(super) fn compare_in_forward(b: &mut Builder, tests: &[Test]) -> Result<Vec<ValueId>, TypeError> {
     let mut compared = Vec::new();
     for Test { node: id, output } in tests {
@@ -109,7 +108,7 @@ pub(super) fn compare_in_forward(b: &mut Builder, tests: &[Test]) -> Result<Vec<
             _ => (Compare::Greater, vec![node.operands[0]]),
         };
         let Some(maker) = last_maker(b.module(), &operands) else { continue };
-        // The last operand may be a constant of every stage.
+        // The last operand may be a constant of every stage, so the stage is the node's.
         b.at(At::After(maker)).copy(0).stage(node.stage);
         let mut known = Vec::new();
         for &operand in &operands {
@@ -135,7 +134,7 @@ pub(super) fn compare_in_forward(b: &mut Builder, tests: &[Test]) -> Result<Vec<
     Ok(compared)
 }
 
-/// A gradient where a mask is true, and 0 elsewhere, in place of a node of backward.
+/// Replaces a node of backward by the gradient where a mask is true, and 0 elsewhere.
 fn chosen(b: &mut Builder, node: NodeId, mask: ValueId, gradient: ValueId) -> Result<ValueId, TypeError> {
     let sharding = b.ty(b.module().node(node).results[0]).sharding.clone();
     b.at(At::Before(node));
@@ -145,7 +144,7 @@ fn chosen(b: &mut Builder, node: NodeId, mask: ValueId, gradient: ValueId) -> Re
     Ok(chosen)
 }
 
-/// The last node in the program order that makes an activation among these values.
+/// Returns the last node in program order that makes an activation among these values.
 fn last_maker(module: &Module, values: &[ValueId]) -> Option<NodeId> {
     let makes = |value: &ValueId| match module.value(*value).definition {
         Definition::Node(id, _) if module.phase_of(*value) == Phase::Forward => Some(id),
@@ -155,7 +154,7 @@ fn last_maker(module: &Module, values: &[ValueId]) -> Option<NodeId> {
     module.nodes().rev().map(|(id, _)| id).find(|id| makers.contains(id))
 }
 
-/// A value that forward can read: the value itself, or an equal splat.
+/// Returns a form of a value that forward can read: the value itself, or an equal splat.
 fn in_forward(b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
     if b.module().phase_of(value) <= Phase::Forward {
         return Ok(value);
@@ -166,13 +165,13 @@ fn in_forward(b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
     Ok(splat)
 }
 
-/// The type in whose rows bools are packed: the last dims, as many as a device has one behind the other, are one. `None` if
+/// Returns the type in whose rows bools are packed: the last dims are merged, as many as lie one after the other on a device. `None` if
 /// each element would take a byte.
 fn rows(ty: &Type, mesh: &Mesh) -> Option<Type> {
     let (sizes, local) = (ty.sizes()?, ty.local(mesh)?);
     let split = (0..sizes.len()).rev().find(|&dim| !ty.sharding.axes(dim).is_empty());
     let is_whole_bytes = |&dim: &usize| local[dim..].iter().product::<u64>().is_multiple_of(BITS);
-    // A split dim becomes one with the dims behind it if the parts are whole bytes.
+    // A split dim is merged with the dims after it if the parts are whole bytes.
     let first = match split {
         None => 0,
         Some(dim) => Some(dim).filter(is_whole_bytes).unwrap_or(dim + 1),
@@ -189,7 +188,7 @@ fn rows(ty: &Type, mesh: &Mesh) -> Option<Type> {
     Some(rows)
 }
 
-/// A bool in a bit.
+/// The form that keeps a bool in a bit.
 pub(super) struct Bits;
 
 impl Form for Bits {

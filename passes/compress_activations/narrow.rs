@@ -1,12 +1,12 @@
-//! Activations in a narrower type while they wait for backward.
+//! Rounds activations to a narrower type while they wait for backward.
 
 use crate::rewriting::kept::{Form, behind_views, local_bytes};
 use ir::ops::elementwise::Compare;
 use ir::{Builder, DType, Definition, Module, Movement, Op, TypeError, ValueId};
 use std::collections::BTreeSet;
 
-/// The f32 activations of at least so many bytes that are rounded. Means, deviations of norms and logarithms of sums are not: they are
-/// few, and gradients depend on their last bits. Neither are activations that backward compares with each other.
+/// Returns the f32 activations of at least `least` bytes that are rounded. Means, deviations of norms and logarithms of sums are not
+/// rounded: they are few, and gradients depend on their last bits. Nor are activations that backward compares with each other.
 pub(super) fn choose(module: &Module, activations: &[ValueId], least: u64) -> Vec<ValueId> {
     let compared = compared(module);
     let is_rounded = |&value: &ValueId| {
@@ -18,8 +18,8 @@ pub(super) fn choose(module: &Module, activations: &[ValueId], least: u64) -> Ve
     activations.iter().copied().filter(|value| is_rounded(value)).collect()
 }
 
-/// The activations whose elements backward compares with those of activations: the largest of a window is sought again, or of two
-/// tensors. Rounding would make ties, and a gradient would go to another element. A rounded maximum would equal no element.
+/// Returns the activations that backward compares with other activations, to find the largest element of a window, or the larger of two
+/// tensors, again. Rounding would make ties, and a gradient would go to another element. A rounded maximum would equal no element.
 fn compared(module: &Module) -> BTreeSet<ValueId> {
     let mut compared = BTreeSet::new();
     for (_, node) in module.nodes().filter(|(_, node)| node.phase.is_gradient()) {
@@ -34,8 +34,8 @@ fn compared(module: &Module) -> BTreeSet<ValueId> {
     compared
 }
 
-/// Adds the activations whose elements a value has, moved in backward. If `repeats`, also the activations from which nodes that are repeated
-/// in backward make it: by rounded operands they make other numbers than forward did.
+/// Adds the activations whose elements backward moves into a value. With `repeats`, also adds the activations from which repeated nodes
+/// in backward compute the value: with rounded operands they would compute other numbers than forward did.
 fn sources(module: &Module, value: ValueId, repeats: bool, found: &mut BTreeSet<ValueId>) {
     let (mut pending, mut seen) = (vec![value], BTreeSet::new());
     while let Some(value) = pending.pop() {
@@ -49,7 +49,7 @@ fn sources(module: &Module, value: ValueId, repeats: bool, found: &mut BTreeSet<
     }
 }
 
-/// A float in another type.
+/// The form that keeps a float in another type.
 pub(super) struct Narrow {
     pub(super) to: DType,
 }

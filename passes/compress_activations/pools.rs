@@ -1,11 +1,11 @@
-//! The operands of max pooling, of which backward needs nothing but the place of the largest element in each window.
+//! Keeps the place of the largest element in each window, instead of the operand of a max pooling.
 
 use super::Candidates;
 use crate::rewriting::kept::{behind_views, local_bytes};
 use ir::ops::pool::{MaxPoolGradAt, MaxPoolOffsets, has_offsets};
 use ir::{At, Builder, Definition, Module, Node, NodeId, Op, Phase, Type, TypeError};
 
-/// Whether a node of backward looks for the largest elements of windows again, and could be told the places instead.
+/// Whether a node of backward searches for the largest elements of windows again, and could read their places instead.
 pub(super) fn is_search(module: &Module, node: &Node) -> bool {
     let Op::MaxPoolGrad(pool) = &node.op else { return false };
     node.phase.is_gradient()
@@ -13,7 +13,7 @@ pub(super) fn is_search(module: &Module, node: &Node) -> bool {
         && module.phase_of(node.operands[0]) == Phase::Forward
 }
 
-/// Whether the places take fewer bytes than the operand, which has at least `least` bytes and which nobody else reads.
+/// Whether the places take fewer bytes than the operand, if this has at least `least` bytes and no other reader in backward.
 pub(super) fn is_freed(module: &Module, node: &Node, candidates: &Candidates, least: u64) -> bool {
     let [x, dy] = [node.operands[0], node.operands[1]];
     let source = behind_views(module, x).filter(|source| !candidates.kept.contains(source));
@@ -24,14 +24,14 @@ pub(super) fn is_freed(module: &Module, node: &Node, candidates: &Candidates, le
     })
 }
 
-/// Has forward find the places, and backward read them.
+/// Makes forward find the places, and backward read them.
 pub(super) fn find_in_forward(b: &mut Builder, searches: &[NodeId]) -> Result<(), TypeError> {
     for &id in searches {
         let node = b.module().node(id).clone();
         let Op::MaxPoolGrad(pool) = &node.op else { continue };
         let [x, dy] = [node.operands[0], node.operands[1]];
         let Definition::Node(maker, _) = b.module().value(x).definition else { continue };
-        // No dim that windows slide over is split.
+        // The dims that windows slide over are not split.
         let sharding = b.ty(x).sharding.clone();
         b.at(At::After(maker)).copy(0);
         let offsets = b.one(MaxPoolOffsets { windows: pool.windows.clone() }, &[x])?;

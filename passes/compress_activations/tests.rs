@@ -1,4 +1,4 @@
-//! Bytes of kept activations by their formulas, and the error of rounded ones.
+//! Checks the bytes of kept activations by their formulas, and the error of rounded ones.
 
 use super::*;
 use ir::interp::{self, Missing, Mode};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 const POOL: &str =
     include_str!("../../testdata/filetests/compress_activations/a_pooling_is_remembered_by_places.ir");
 
-/// The program of a filetest.
+/// Returns the program of a filetest.
 fn program(file: &str) -> Module {
     let (_, program) = file.split_once("trainyard-ir").expect("a program");
     let (program, _) = program.split_once("---- expected").expect("an expected program");
@@ -23,7 +23,7 @@ fn compressed(module: &mut Module, options: &str) -> CompressedActivationsReport
     cx.compressed_activations.expect("the pass reports")
 }
 
-/// A ReLU of 72 elements whose result is pooled by 18 windows.
+/// The program has a ReLU of 72 elements, whose result is pooled by 18 windows.
 #[test]
 fn kept_bytes_are_those_of_the_formulas() {
     let bytes = |options: &str| {
@@ -57,7 +57,7 @@ module @gradient placed {
 }
 "#;
 
-/// The gradient of a step whose activation lies between 2^-9 and 2^9.
+/// Returns the gradient of a step whose activation lies between 2^-9 and 2^9.
 fn gradient(module: &Module) -> Vec<f64> {
     let x = (0..4096).map(|i| (f64::from(i) / 4096.0 - 0.5) * 12.0).collect();
     let x = Tensor::float(ir::DType::F32, vec![4096], x).rounded();

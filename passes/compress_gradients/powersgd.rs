@@ -28,7 +28,7 @@ use ir::ops::contract::Contract;
 use ir::ops::elementwise::Binary;
 use ir::{Initializer, Type, TypeError, ValueId};
 
-/// Builds the nodes for a matrix of so many rows and columns at rank `r`. Returns `Ĝ`, a matrix of the same form.
+/// Builds the nodes for a matrix of `rows` rows and `columns` columns at rank `r`. Returns `Ĝ`, a matrix of the same form.
 pub(super) fn build(
     states: &mut States,
     gradient: ValueId,
@@ -38,7 +38,7 @@ pub(super) fn build(
     let (sum, errors) = states.with_errors(gradient, ranks, &[rows, columns])?;
     let form = if rows <= columns { "mn" } else { "nm" };
     let ty = Type::of(super::FULL, &[rows.max(columns), r]);
-    // Any start without structure will do: the first step is a step of the power method from it.
+    // Any start without structure is good enough: the first step is a step of the power method from it.
     let start = Initializer::Normal { std: 1f64.to_bits(), data: None };
     let (factor, q) = states.add("powersgd.q", ty, start);
     let own_p = product(states, &format!("d{form},nr->dmr"), [sum, q])?;

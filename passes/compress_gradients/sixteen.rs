@@ -1,6 +1,6 @@
 //! Gradients in 16 bits: each rank rounds its addend to bf16, keeps the error of the rounding, and adds it to the next addend.
 //!
-//! `Mᵢ = Gᵢ + Eᵢ`, `Ĝ = Σᵢ bf16(Mᵢ)`, `Eᵢ' = Mᵢ − bf16(Mᵢ)`. The sum over the ranks is in bf16 as well, and no rank makes up for the
+//! `Mᵢ = Gᵢ + Eᵢ`, `Ĝ = Σᵢ bf16(Mᵢ)`, `Eᵢ' = Mᵢ − bf16(Mᵢ)`. The sum over the ranks is in bf16 as well, and no rank corrects the
 //! rounding of this sum.
 
 use super::States;

@@ -1,10 +1,10 @@
-//! Dropouts that a model spells out: random numbers are compared with the share that is kept, and what passes is divided
-//! by that share. Stochastic depth (Huang et al., 2016) does so with one number a sample.
+//! Finds dropouts that a model computes itself: random numbers are compared with the share that is kept, and the kept elements are
+//! divided by that share. Stochastic depth (Huang et al., 2016) does so with one number for each sample.
 //!
-//! A mask of all elements of a value is a dropout of that value; PyTorch's dynamo exporter writes every dropout so. Another,
-//! divided, is a dropout of ones. It drops as before; an evaluation, which drops nothing, computes `x · 1`, and
-//! `--dropout off` takes it out. A mask that is not divided by its share stays as it is: the program does not tell what
-//! the model would compute without it.
+//! A mask of all elements of a value is a dropout of that value; PyTorch's dynamo exporter writes every dropout so. Any other mask,
+//! divided by its share, is a dropout of ones. It drops as before; an evaluation, which drops nothing, computes `x · 1`, and
+//! `--dropout off` removes it. A mask that is not divided by its share stays as it is: the program does not tell what the model would
+//! compute without it.
 
 use cranelift_entity::SecondaryMap;
 use ir::ops::Float;
@@ -14,25 +14,25 @@ use ir::ops::random::RandomUniform;
 use ir::{At, Builder, Module, Node, NodeId, Op, TypeError, ValueId};
 use smallvec::SmallVec;
 
-/// A mask that a dropout of ones can stand for.
+/// A mask that a dropout of ones can replace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mask {
-    /// The node that gives 1 where an element is kept, else 0.
+    /// The node that computes 1 where an element is kept, and 0 elsewhere.
     pub node: NodeId,
-    /// The random numbers that decide.
+    /// The random numbers that decide which elements are kept.
     pub draws: RandomUniform,
-    /// The share that is kept.
+    /// The share of elements that is kept.
     pub keep: f64,
     /// The products that the mask's readers compute.
     pub products: Vec<Product>,
 }
 
-/// A value that has the mask, divided by the share that is kept, as a factor.
+/// A value that is a product with the mask, divided by the share that is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Product {
     /// The value.
     pub value: ValueId,
-    /// The node that gives it, before which its new nodes stand.
+    /// The node before which the nodes of the new product are inserted.
     pub node: NodeId,
     /// The other factor, if there is one.
     pub factor: Option<ValueId>,
@@ -44,7 +44,7 @@ pub fn decide(module: &Module) -> Vec<Mask> {
     module.nodes().filter_map(|(_, node)| graph.mask(node)).collect()
 }
 
-/// Puts a dropout of ones in the place of each divided mask. The nodes that are no longer needed stay, read by nothing.
+/// Replaces each divided mask by a dropout of ones. The nodes that are no longer needed stay, without readers.
 pub fn apply(b: &mut Builder, masks: &[Mask]) -> Result<(), TypeError> {
     for mask in masks {
         let node = b.module().node(mask.node);
@@ -64,7 +64,7 @@ pub fn apply(b: &mut Builder, masks: &[Mask]) -> Result<(), TypeError> {
                 Some(x) => b.mul(x, kept)?,
                 None => kept,
             };
-            // The share may have been stretched to more dims than the mask has.
+            // The share may have been broadcast to more dims than the mask has.
             let product = b.broadcast(product, ty.dims)?;
             b.replace(*value, product);
         }
@@ -72,7 +72,7 @@ pub fn apply(b: &mut Builder, masks: &[Mask]) -> Result<(), TypeError> {
     Ok(())
 }
 
-/// The share that is dropped: the shortest decimal that f32 tells from others, so that 1 - 0.9 is 0.1.
+/// Returns the share that is dropped: the shortest decimal that identifies it in f32, so that 1 - 0.9 is 0.1.
 fn dropped(keep: f64) -> Float {
     let share = 1.0 - keep;
     Float::new((share as f32).to_string().parse().unwrap_or(share))
@@ -92,7 +92,7 @@ impl Graph<'_> {
         let numbers = node.results[0];
         let (_, reader) = self.only_reader(numbers)?;
         let (id, keep) = match &reader.op {
-            // Rounded down, a number plus the share is 1 where it is at least what is dropped.
+            // floor(number + keep) is 1 where the number is at least 1 - keep, the share that is dropped.
             Op::Binary(Binary::Add) => {
                 let keep = self.module.splat_number(other(reader, numbers)?)?;
                 let (floor, node) = self.only_reader(reader.results[0])?;
@@ -128,7 +128,7 @@ impl Graph<'_> {
             return Some(self.multiplied(value).unwrap_or(alone));
         }
         let x = other(node, mask).filter(|_| matches!(node.op, Op::Binary(Binary::Mul)))?;
-        // The division after the product first: another dropout may have divided `x` by the same share.
+        // Look for the division after the product first: another dropout may have divided `x` by the same share.
         if let Some((id, after)) = self.only_reader(value)
             && self.divides(after, value, keep)
         {
@@ -139,7 +139,7 @@ impl Graph<'_> {
         Some(Product { value, node: reader, factor: Some(*whole) })
     }
 
-    /// The product that is all that reads a value.
+    /// Returns the product that is the only reader of a value.
     fn multiplied(&self, value: ValueId) -> Option<Product> {
         let (id, node) = self.only_reader(value)?;
         let factor = other(node, value).filter(|_| matches!(node.op, Op::Binary(Binary::Mul)))?;
@@ -157,7 +157,7 @@ impl Graph<'_> {
         number.is_some_and(|number| (number - expected).abs() <= 1e-6 * expected.abs())
     }
 
-    /// The only node that reads a value, which is no output.
+    /// Returns the only node that reads a value; `None` if the value is an output.
     fn only_reader(&self, value: ValueId) -> Option<(NodeId, &Node)> {
         let &[reader] = &self.uses[value][..] else { return None };
         (!self.is_output(value)).then(|| (reader, self.module.node(reader)))
@@ -168,7 +168,7 @@ impl Graph<'_> {
     }
 }
 
-/// The other operand of a node of two.
+/// Returns the other operand of a node with two operands.
 fn other(node: &Node, one: ValueId) -> Option<ValueId> {
     match node.operands[..] {
         [x, y] if x == one && y != one => Some(y),

@@ -1,11 +1,11 @@
-//! What is done alike to all slices of a tensor, or summed alike of all parts of a concatenation, is done to the whole.
+//! Joins equal operations on all slices of a tensor, and equal reductions of all parts of a concatenation.
 
 use super::{Group, Operand, Search};
 use ir::ops::elementwise::Binary;
 use ir::{NodeId, Op, Sharding, ValueId};
 
 impl Search<'_> {
-    /// What is done alike to each of the slices that a value consists of.
+    /// Finds equal operations on each of the slices that a value consists of.
     pub(super) fn slices(&self) -> Vec<Group> {
         let values = self.nodes().flat_map(|(_, node)| node.results.iter().copied());
         values
@@ -36,7 +36,7 @@ impl Search<'_> {
         self.group(members, operands, dim)
     }
 
-    /// The slices along one dim, one after the other, that are all that reads a value.
+    /// Returns the slices of a value along one dim, in order, if they cover the value and are its only readers.
     fn slices_of(&self, whole: ValueId) -> Option<(Vec<ValueId>, usize)> {
         let mut slices = Vec::new();
         for &reader in &self.readers.of[whole] {
@@ -55,7 +55,7 @@ impl Search<'_> {
         covered.then(|| (slices.into_iter().map(|(_, _, value)| value).collect(), dim))
     }
 
-    /// The number that each slice is multiplied with, if it is one.
+    /// Returns the factor of all slices, if it is the same number without dims.
     fn factor(&self, members: &[NodeId], slices: &[ValueId], side: usize) -> Option<Operand> {
         let factor = self.node(members[0]).operands[1 - side];
         let reads = |(&member, &slice): (&NodeId, &ValueId)| {
@@ -65,7 +65,7 @@ impl Search<'_> {
         (number && members.iter().zip(slices).all(reads)).then_some(Operand::Same(factor))
     }
 
-    /// What is added to each slice, if it is a number a column.
+    /// Returns the biases that are added to the slices, if each is a vector of one number for each column.
     fn biases(&self, members: &[NodeId], slices: &[ValueId], side: usize) -> Option<Operand> {
         let mut parts = Vec::new();
         for (&member, &slice) in members.iter().zip(slices) {
@@ -80,7 +80,7 @@ impl Search<'_> {
         Some(Operand::Joined { parts, dim: 0 })
     }
 
-    /// What is summed alike of each part of a concatenation.
+    /// Finds equal reductions of each part of a concatenation.
     pub(super) fn reductions(&self) -> Vec<Group> {
         self.concats
             .iter()

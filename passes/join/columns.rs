@@ -1,4 +1,4 @@
-//! Contractions of one tensor with several others: one, with the concatenation of these.
+//! Joins contractions of one tensor with several others into one contraction with their concatenation.
 
 use super::{Group, Operand, Search};
 use cranelift_entity::EntitySet;
@@ -7,16 +7,16 @@ use ir::ops::elementwise::{Binary, Unary};
 use ir::{Node, NodeId, Op, ValueId};
 use std::collections::BTreeMap;
 
-/// The most nodes between two that are joined. What lies far apart would keep its operands for long.
+/// The most nodes between two contractions that are joined. Contractions far apart would keep their operands for long.
 const NEAR: u32 = 48;
 
-/// What is in groups already.
+/// The nodes and values that are in groups already.
 #[derive(Default)]
 struct Joined {
     nodes: EntitySet<NodeId>,
-    /// What kernels make that has become a part of a whole.
+    /// The results of kernels that have become parts of a concatenation.
     bases: EntitySet<ValueId>,
-    /// The parts: of which group, and their place in it.
+    /// The group of each part, and its index there.
     place: BTreeMap<ValueId, (usize, usize)>,
     groups: usize,
 }
@@ -35,7 +35,7 @@ impl Joined {
 }
 
 impl Search<'_> {
-    /// Contractions that read one tensor, each with another besides.
+    /// Finds contractions that share one operand.
     pub(super) fn contractions(&self) -> Vec<Group> {
         let mut groups = vec![];
         let mut joined = Joined::default();
@@ -48,7 +48,7 @@ impl Search<'_> {
         groups
     }
 
-    /// A contraction with those that come soon after it and read the same on this side.
+    /// Returns the group of a contraction and those that come soon after it and share its operand on this side.
     fn reading_one(&self, first: NodeId, side: usize, joined: &Joined) -> Option<Group> {
         let Op::Contract(contract) = &self.node(first).op else { return None };
         let shared = self.node(first).operands[side];
@@ -82,7 +82,7 @@ impl Search<'_> {
         if members.first() != Some(&first) {
             return None;
         }
-        // What is multiplied with the parts of a whole comes in their order: see `sums`.
+        // The parts stand in the order of the parts that they are multiplied with, so that `sums` can join those products.
         members.sort_by_key(|&id| self.partner(other(id), joined));
         let parts = members.iter().map(|&id| other(id)).collect();
         let mut operands = vec![Operand::Same(shared), Operand::Joined { parts, dim: part_dim }];
@@ -90,14 +90,14 @@ impl Search<'_> {
         self.group(members, operands, dim)
     }
 
-    /// The place among its like of what a value is multiplied with.
+    /// Returns the group and the index of the part that a value is multiplied with, if that is a part already.
     fn partner(&self, value: ValueId, joined: &Joined) -> Option<(usize, usize)> {
         let contractions = self.readers.of[value].iter().map(|&reader| self.node(reader));
         let contractions = contractions.filter(|node| matches!(node.op, Op::Contract(_)));
         contractions.flat_map(|node| &node.operands).find_map(|operand| joined.place.get(operand).copied())
     }
 
-    /// Whether GELU is applied to it, perhaps with a bias: a multiplication does that too, if it makes nothing else.
+    /// Whether GELU is applied to a value, perhaps after a bias. A multiplication can compute GELU itself if it has no other result.
     fn feeds_gelu(&self, value: ValueId) -> bool {
         let readers = |value: ValueId| self.readers.of[value].iter().map(|&reader| self.node(reader));
         let is_gelu = |node: &Node| matches!(node.op, Op::Unary(Unary::GeluTanh));
@@ -108,8 +108,7 @@ impl Search<'_> {
     }
 }
 
-/// Of a contraction the dim of the result that comes from the other side alone than this one, and which dim of that side it
-/// is; none if there are several.
+/// Returns the result's only dim that belongs to the other operand, and its index there. `None` if there are several.
 fn free_dims(contract: &Contract, side: usize) -> Option<[usize; 2]> {
     let roles = contract.roles();
     let (free, labels) = if side == 0 { (roles.columns, &contract.rhs) } else { (roles.rows, &contract.lhs) };

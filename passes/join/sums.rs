@@ -1,4 +1,4 @@
-//! Products of the parts of two concatenations that are added up: one product of the concatenations.
+//! Joins products of the parts of two concatenations that are added up into one product of the concatenations.
 
 use super::{Join, Search};
 use crate::pass::Transform;
@@ -8,18 +8,18 @@ use ir::ops::elementwise::Binary;
 use ir::{At, Builder, Changed, Kernels, Module, NodeId, Op, Type, ValueId};
 use std::collections::BTreeSet;
 
-/// A sum, some of whose addends are products that become one.
+/// A sum, some of whose addends are products that become one product.
 struct Sum {
     root: NodeId,
     contract: Contract,
-    /// What is multiplied: two concatenations.
+    /// The two concatenations that are multiplied.
     operands: [ValueId; 2],
     /// The type of the product.
     ty: Type,
     others: Vec<ValueId>,
 }
 
-/// Joins products that are added up.
+/// Joins the products in all sums.
 pub(super) fn join(module: &mut Module, kernels: &dyn Kernels) -> Changed {
     let search = Search::new(module, kernels);
     let mut part_of: SecondaryMap<ValueId, Option<(ValueId, usize)>> = SecondaryMap::new();
@@ -36,7 +36,7 @@ pub(super) fn join(module: &mut Module, kernels: &dyn Kernels) -> Changed {
 }
 
 impl Search<'_> {
-    /// A sum that is not a part of another.
+    /// Returns a sum that is not an addend of another sum, if products in it can be joined.
     fn sum(&self, root: NodeId, part_of: &SecondaryMap<ValueId, Option<(ValueId, usize)>>) -> Option<Sum> {
         let inner = |value: ValueId| {
             let reader = self.readers.only(value)?;
@@ -56,13 +56,13 @@ impl Search<'_> {
                 }
             }
         }
-        // What is added twice counts twice.
+        // An addend that occurs twice counts twice.
         let once = addends.iter().collect::<BTreeSet<_>>().len() == addends.len();
         let product = |&addend: &ValueId| self.with_product(root, &addends, addend, part_of);
         once.then(|| addends.iter().find_map(product))?
     }
 
-    /// The sum in which all products with the other parts of what this one's operands are parts of are joined.
+    /// Returns the sum with a product joined to those of the other parts of the same two concatenations.
     fn with_product(
         &self,
         root: NodeId,
@@ -96,7 +96,7 @@ impl Search<'_> {
         whole.then(|| Sum { root, contract: contract.clone(), operands: [lhs, rhs], ty, others })
     }
 
-    /// Whether a value is made before this node runs.
+    /// Whether a value is computed before this node runs.
     fn is_there(&self, value: ValueId, before: NodeId) -> bool {
         self.definition(value).is_none_or(|maker| {
             self.node(maker).phase <= self.node(before).phase

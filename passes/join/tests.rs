@@ -1,11 +1,11 @@
-//! Random programs compute the same when their contractions are joined.
+//! Checks that random programs compute the same values when their contractions are joined.
 
 use super::*;
 use ir::interp::{self, Mode, StateValues, StepOutputs};
 use ir::{DType, testing};
 use proptest::prelude::*;
 
-/// Kernels that write all results anywhere: more is joined for them than for those of any target.
+/// Kernels that write all results anywhere. For them more is joined than for any real target.
 #[derive(Debug)]
 struct WritesAnywhere;
 

@@ -1,6 +1,6 @@
-//! Builds the outputs that a scalar is trained and reported by: the parts of its classes ([`ir::Scalar`]).
+//! Builds the outputs that train and report a scalar: the parts of its classes ([`ir::Scalar`]).
 //!
-//! A floor or an epsilon that is not 0 is a constant. A sum that nothing divides has the weight 0 and the floor 1.
+//! A floor or an epsilon that is not 0 is a constant output. A sum without a divisor has the weight 0 and the floor 1.
 
 use super::prediction::{Prediction, labels};
 use super::terms::{Addend, Class, Divisor, Objective};
@@ -14,20 +14,20 @@ use ir::{Builder, DType, Diagnostic, Scalar, ScalarPart, StepOutput, TypeError, 
 pub(super) struct Scalars {
     pub(super) sum: ValueId,
     pub(super) weight: ValueId,
-    /// The smallest divisor, and what is added to the divisor; 0 for neither.
+    /// The smallest divisor, and the addend of the divisor; 0 for neither.
     pub(super) bounds: [f64; 2],
-    /// The number of samples, if the bounds are those of a mean over them.
+    /// The number of samples, if the sum and the weight are multiples of means over them.
     pub(super) count: Option<u64>,
 }
 
 impl Scalars {
-    /// A sum that is divided by a weight.
+    /// Returns the scalars of a sum that is divided by a weight.
     fn quotient(sum: ValueId, weight: ValueId) -> Self {
         Self { sum, weight, bounds: [0.0; 2], count: None }
     }
 }
 
-/// The scalars of each class of an objective.
+/// Builds the scalars of each class of an objective.
 pub(super) fn objective(
     b: &mut Builder,
     objective: &Objective,
@@ -54,8 +54,8 @@ pub(super) fn add_outputs(b: &mut Builder, scalar: Scalar, classes: &[Scalars]) 
     Ok(())
 }
 
-/// Adds the sum that is differentiated in place of that of the first class, if something is minimised beside the loss: the penalty of a
-/// microbatch counts as often as its labels.
+/// Adds the objective if there is a penalty: the first class's sum plus the penalty times its weight. Backward starts there instead of at
+/// the sum. So the penalty of a microbatch counts as often as its labels.
 pub(super) fn add_objective(b: &mut Builder, classes: &[Scalars]) -> Result<(), TypeError> {
     let penalty = b.module().step_output(StepOutput::Penalty).map(|output| output.value);
     let (Some(penalty), Some(Scalars { sum, weight, .. })) = (penalty, classes.first()) else {
@@ -99,7 +99,7 @@ fn scalars(b: &mut Builder, class: &Class, batch: u64) -> Result<Scalars, TypeEr
     }
 }
 
-/// A term, as a scalar of at least 32 bits.
+/// Builds a term as a scalar of at least 32 bits.
 fn addend(b: &mut Builder, addend: &Addend) -> Result<ValueId, TypeError> {
     let mut value = scalar(b, addend.value)?;
     for factor in &addend.factors {
@@ -116,7 +116,7 @@ fn scalar(b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
     if matches!(dtype, DType::F32 | DType::F64) { Ok(value) } else { b.cast(value, DType::F32) }
 }
 
-/// The loss of a prediction with labels: its only class.
+/// Builds the loss of a prediction with labels, which has one class.
 pub(super) fn criterion(
     b: &mut Builder,
     options: &Loss,
@@ -163,7 +163,7 @@ fn squares(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError
     b.mul(difference, difference)
 }
 
-/// `max(x, 0) - x·y + ln(1 + e^-|x|)`, which does not overflow.
+/// Builds `max(x, 0) - x·y + ln(1 + e^-|x|)`, which does not overflow.
 fn binary_cross_entropies(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
     let positive = b.one(Unary::Relu, &[x])?;
     let product = b.mul(x, y)?;

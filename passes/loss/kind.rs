@@ -3,10 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Which loss is trained.
+/// The loss that is trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LossKind {
-    /// The model's own if it has one, else cross-entropy.
+    /// The model's own loss if it has one, else cross-entropy.
     #[default]
     Auto,
     /// Cross-entropy with the next token; the loader shifts the labels.
@@ -17,17 +17,17 @@ pub enum LossKind {
     Mse,
     /// Binary cross-entropy of logits.
     Bce,
-    /// The model's own.
+    /// The model's own loss.
     Model,
     /// The model's output of this name.
     Output(String),
 }
 
-/// Stands before the name of an output.
+/// The prefix of the name of an output.
 const OUTPUT: &str = "output:";
 
 impl LossKind {
-    /// The kinds that are one word, with that word.
+    /// Returns the kinds that are one word, each with its word.
     pub fn words() -> [(Self, &'static str); 6] {
         [
             (Self::Auto, "auto"),

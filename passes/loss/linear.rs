@@ -1,4 +1,4 @@
-//! Sums and means over the samples of a microbatch: which values are one, and what they read.
+//! Finds the values that are sums or means over the samples of a microbatch, and the inputs and parameters that values depend on.
 
 use crate::analysis::constants::Constants;
 use crate::bind::{Carry, batch, find_samples};
@@ -7,29 +7,29 @@ use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{Diagnostic, Module, Node, NodeId, Op, OperandRole, Role, ValueId};
 use std::collections::BTreeMap;
 
-/// How the values of microbatches make the value of all their samples together.
+/// The way in which the values of microbatches are combined into the value of all their samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linear {
-    /// They are added.
+    /// The values are added.
     Sum,
-    /// Their mean is taken.
+    /// The mean of the values is taken.
     Mean,
 }
 
 /// Facts about each value of a module.
 pub(super) struct Facts<'m> {
     pub(super) module: &'m Module,
-    /// Samples of a microbatch; 1 without a batched input.
+    /// The number of samples in a microbatch; 1 without a batched input.
     pub(super) batch: u64,
-    /// Why the samples could not be followed through the module.
+    /// The reason why the samples could not be followed through the module.
     pub(super) lost: Option<Diagnostic>,
     carries: BTreeMap<ValueId, Carry>,
     constants: Constants<'m>,
     reads_inputs: Vec<bool>,
     reads_parameters: Vec<bool>,
-    /// Values in which the samples of a microbatch have met.
+    /// Values that combine the samples of a microbatch.
     mixes: Vec<bool>,
-    /// How the values of microbatches make that of the whole batch.
+    /// The way in which the values of microbatches are combined, for values where that is possible.
     linear: Vec<Option<Linear>>,
 }
 
@@ -70,7 +70,7 @@ impl<'m> Facts<'m> {
             let mixes = any(&self.mixes);
             for &result in &node.results {
                 self.reads_inputs[index(result)] = inputs;
-                // How many labels count does not depend on the logits.
+                // The number of labels that count does not depend on the logits.
                 let counts = matches!(node.op, Op::CrossEntropy(_)) && result == node.results[1];
                 self.reads_parameters[index(result)] = parameters && !counts;
                 self.mixes[index(result)] = mixes || reduces && !self.carries.contains_key(&result);
@@ -78,7 +78,7 @@ impl<'m> Facts<'m> {
         }
     }
 
-    /// Whether a value depends on what is fed.
+    /// Whether a value depends on an input.
     pub(super) fn reads_inputs(&self, value: ValueId) -> bool {
         self.reads_inputs[value.as_u32() as usize]
     }
@@ -88,7 +88,7 @@ impl<'m> Facts<'m> {
         self.reads_parameters[value.as_u32() as usize]
     }
 
-    /// The number that a value is, if it is a constant of one element.
+    /// Returns the number in a constant of one element.
     pub(super) fn number(&mut self, value: ValueId) -> Option<f64> {
         if self.reads_inputs(value) || self.module.ty(value).numel() != Some(1) {
             return None;
@@ -96,7 +96,7 @@ impl<'m> Facts<'m> {
         self.constants.value(value)?.numbers().first().copied()
     }
 
-    /// Whether a value is a sum or a mean over the samples: its values in microbatches make that of the whole batch.
+    /// Returns the way to combine the values of microbatches, if a value is a sum or a mean over the samples.
     pub(super) fn linear(&self, value: ValueId) -> Option<Linear> {
         self.linear[value.as_u32() as usize]
     }
@@ -112,7 +112,7 @@ impl<'m> Facts<'m> {
         }
     }
 
-    /// As [`Self::linear`], of a result of a node whose operands are known.
+    /// Computes [`Self::linear`] of a result of a node, given that of the operands.
     fn linear_in(&mut self, id: NodeId, node: &Node, value: ValueId) -> Option<Linear> {
         match &node.op {
             Op::CrossEntropy(_) if value != node.results[2] => {
@@ -120,7 +120,7 @@ impl<'m> Facts<'m> {
             }
             op if op.movement().is_layout() => self.linear(node.operands[0]),
             Op::Unary(Unary::Neg) => self.linear(node.operands[0]),
-            // A float that is cut to an integer is no sum any more.
+            // A float that is cast to an integer is no sum any more.
             Op::Cast(_) if self.module.ty(value).dtype.is_float() => self.linear(node.operands[0]),
             Op::Cast(_) if self.module.ty(node.operands[0]).dtype.is_integer() => {
                 self.linear(node.operands[0])
@@ -129,7 +129,7 @@ impl<'m> Facts<'m> {
             Op::Contract(_) => self.contracted(id).then_some(Linear::Sum),
             Op::Binary(Binary::Add | Binary::Sub) => {
                 let [left, right] = [node.operands[0], node.operands[1]].map(|value| self.linear(value));
-                // A mean of sums with a number is the sum of the mean and the number.
+                // The sum of a mean and a number is the mean of the sums with that number.
                 let mut is_number = |operand: usize| self.number(node.operands[operand]).is_some();
                 match (left, right) {
                     (Some(Linear::Mean), None) if is_number(1) => left,
@@ -160,7 +160,7 @@ impl<'m> Facts<'m> {
             }
             Some(_) => None,
             None => self.linear(operand).or_else(|| {
-                // Where samples cannot be followed, a reduction to one number is one over them.
+                // Where samples cannot be followed, a reduction to one number is taken for a reduction over them.
                 let is_last = self.module.ty(node.results[0]).numel() == Some(1);
                 (self.lost.is_some() && is_last).then_some(over_samples)
             }),
@@ -175,12 +175,12 @@ impl<'m> Facts<'m> {
         node.operands.iter().any(carries) && !carries(&node.results[0]) && !node.operands.iter().any(mixes)
     }
 
-    /// Whether each row of the logits is of one sample.
+    /// Whether each row of the logits belongs to one sample.
     fn meets_all(&self, logits: ValueId) -> bool {
         self.lost.is_some() || self.carries.contains_key(&logits) && !self.mixes[logits.as_u32() as usize]
     }
 
-    /// The elements of one sample that a sum over samples adds up; 1 if that is not known.
+    /// Returns the number of elements of one sample that a sum over samples adds up; 1 if it is not known.
     pub(super) fn summed_elements(&self, mut value: ValueId) -> u64 {
         let mut elements = 1;
         while let Some(node) = self.module.producer(value) {
@@ -190,10 +190,10 @@ impl<'m> Facts<'m> {
             let of_sample = |value: ValueId| self.module.ty(value).numel().unwrap_or(1) / self.batch.max(1);
             match &node.op {
                 Op::Reduce(_) => elements = of_sample(operand),
-                // It sums over the labels.
+                // The cross-entropy sums over the labels.
                 Op::CrossEntropy(_) => return of_sample(node[OperandRole::Labels]).max(1),
                 Op::Contract(_) => break,
-                // Behind the reductions are the elements.
+                // Before the reductions there are only the elements.
                 _ if elements > 1 && self.module.ty(value).numel() != Some(1) => break,
                 _ => {}
             }
@@ -202,12 +202,12 @@ impl<'m> Facts<'m> {
         elements.max(1)
     }
 
-    /// A value of one element, before the views and casts that lead to it.
+    /// Returns the value of one element behind views and casts, but never behind a reduction over the samples.
     pub(super) fn through_views(&self, mut value: ValueId) -> ValueId {
         while let Some(before) = before_view(self.module, value) {
             let carry = self.carries.get(&before).map(|carry| carry.dim as u32);
             let node = self.module.producer(value);
-            // Of a batch of one, a mean over the samples is a mean all the same.
+            // At a batch of one, a mean over the samples is still a mean.
             let over_samples = match node.map(|node| &node.op) {
                 Some(Op::Reduce(reduce)) => carry.is_some_and(|dim| reduce.dims.contains(&dim)),
                 _ => false,
@@ -221,7 +221,7 @@ impl<'m> Facts<'m> {
     }
 }
 
-/// A value before the views and casts that lead to it, as long as it has as many elements.
+/// Returns the value behind views and casts, as long as these keep the number of elements.
 pub(super) fn through_views(module: &Module, mut value: ValueId) -> ValueId {
     while let Some(before) = before_view(module, value) {
         value = before;

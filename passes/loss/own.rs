@@ -1,7 +1,7 @@
-//! Which output of the model is its loss.
+//! Finds the output of the model that is its loss.
 //!
-//! An output named `loss` is. So is an output that every other float scalar feeds into. A single float scalar is the loss
-//! if a prediction feeds into it, or if it alone reads an input, as labels are. Anything else is for the user to say.
+//! An output named `loss` is the loss. So is an output that every other float scalar feeds into. A single float scalar is the loss
+//! if a prediction feeds into it, or if it alone reads an input, as a loss alone reads labels. In any other case the user must choose.
 
 use super::kind::LossKind;
 use super::linear::through_views;
@@ -13,13 +13,13 @@ use std::collections::BTreeSet;
 pub struct Own {
     /// The name of the output.
     pub output: String,
-    /// Its value.
+    /// The value of the output.
     pub value: ValueId,
-    /// How it was recognised.
+    /// The reason why it is taken for the loss.
     pub reason: String,
 }
 
-/// The float scalars among the outputs of the model that nodes compute.
+/// Returns the float scalars among the outputs of the model that nodes compute.
 pub(super) fn scalars(module: &Module) -> impl Iterator<Item = &Output> {
     module.outputs.iter().filter(|output| {
         let ty = module.ty(output.value);
@@ -30,7 +30,7 @@ pub(super) fn scalars(module: &Module) -> impl Iterator<Item = &Output> {
     })
 }
 
-/// Finds the model's loss. `None`: no output can be one. Errors: several could be; none is of the name asked for.
+/// Finds the model's loss. `None`: no output can be one. Errors: several outputs could be the loss; no output has the given name.
 pub(super) fn choose(module: &Module, kind: &LossKind) -> Result<Option<Own>, Diagnostic> {
     if let LossKind::Output(name) = kind {
         return named(module, name).map(Some);
@@ -73,7 +73,7 @@ fn own(output: &Output, reason: impl Into<String>) -> Own {
     Own { output: output.name.clone(), value: output.value, reason: reason.into() }
 }
 
-/// The output of this name.
+/// Returns the output with this name, or the reason why it cannot be the loss.
 fn named(module: &Module, name: &str) -> Result<Own, Diagnostic> {
     let Some(output) = module.output(name) else {
         let error = Diagnostic::new(format!("--loss output:{name}: the model has no output `{name}`"));
@@ -92,7 +92,7 @@ fn named(module: &Module, name: &str) -> Result<Own, Diagnostic> {
     Ok(own(output, "--loss names it"))
 }
 
-/// Whether the only float scalar is the loss.
+/// Decides whether the only float scalar is the loss. Errors: the user must choose.
 fn single(module: &Module, sources: &Sources, output: &Output, kind: &LossKind) -> Result<Own, Diagnostic> {
     if module.outputs.len() == 1 {
         return Ok(own(output, "the only output"));
@@ -135,7 +135,7 @@ fn ambiguous(candidates: &[&Output]) -> Diagnostic {
         .note("or export the weighted sum of these outputs as an output named `loss`")
 }
 
-/// Facts about the values that each value is computed from.
+/// Facts about the sources of each value.
 struct Sources<'m> {
     module: &'m Module,
     /// Values through which a parameter can be trained.
@@ -151,7 +151,7 @@ impl<'m> Sources<'m> {
         module.inputs.iter().for_each(|input| reads_inputs[index(input.value)] = true);
         let parameters = module.states.values().filter(|state| state.role == Role::Parameter);
         let parameters: Vec<ValueId> = parameters.map(|state| state.input).collect();
-        // Before it is known what is trained, anything may be.
+        // Without parameters yet, any value counts as trained.
         trains.fill(parameters.is_empty());
         parameters.iter().for_each(|&value| trains[index(value)] = true);
         for (_, node) in module.nodes() {
@@ -166,13 +166,13 @@ impl<'m> Sources<'m> {
         Self { module, trains, reads_inputs }
     }
 
-    /// Whether a value depends on data, and can be trained.
+    /// Whether a value depends on inputs, and can be trained.
     fn can_be_minimised(&self, value: ValueId) -> bool {
         let index = value.as_u32() as usize;
         self.trains[index] && self.reads_inputs[index]
     }
 
-    /// The values that a value is computed from, itself included; of views also the values they look at.
+    /// Returns the values that a value is computed from, itself included.
     fn behind(&self, value: ValueId) -> BTreeSet<ValueId> {
         let (mut found, mut stack) = (BTreeSet::new(), vec![value]);
         while let Some(value) = stack.pop() {

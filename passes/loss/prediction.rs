@@ -1,4 +1,4 @@
-//! Losses of models that bring none: which output is compared with the labels, and the input that the labels are.
+//! Losses of models without one: finds the output that is compared with the labels, and adds the input for the labels.
 
 use crate::bind::{batch, find_samples};
 use ir::ops::elementwise::{Binary, Unary};
@@ -12,18 +12,18 @@ use super::linear::through_views;
 pub struct Prediction {
     /// The name of the output.
     pub output: String,
-    /// Its value, before a softmax or a sigmoid where the loss wants logits.
+    /// The value of the output, before a softmax or a sigmoid if the loss takes logits.
     pub value: ValueId,
-    /// Outputs that could have been meant as well.
+    /// Other outputs that the user could have meant.
     pub others: Vec<String>,
 }
 
-/// Names of outputs that are no predictions.
+/// Parts of the names of outputs that are no predictions.
 const INSIDES: [&str; 5] = ["past_key", "present", "cache", "hidden_state", "attentions"];
 
-/// Finds the output that has the logits of classes: the one named so, else the first float output that is not a cache.
+/// Finds the output that has the logits of classes: the one with `logits` in its name, else the first float output that is not a cache.
 pub(super) fn of_classes(module: &Module) -> Result<Prediction, Diagnostic> {
-    // The cross-entropy of one class is 0, whatever its logit.
+    // The cross-entropy of one class is 0 for any logit.
     let has_classes = |ty: &Type| ty.ndim() >= 2 && ty.dims[ty.ndim() - 1].size().is_none_or(|size| size > 1);
     let Some(mut prediction) = find(module, has_classes) else {
         let error = Diagnostic::new(
@@ -39,8 +39,7 @@ pub(super) fn of_classes(module: &Module) -> Result<Prediction, Diagnostic> {
     Ok(prediction)
 }
 
-/// Finds the output that is compared with labels of its own shape; of probabilities, if `logits` are wanted, what a final
-/// sigmoid was taken of.
+/// Finds the output that is compared with labels of its own shape. With `logits`, a final sigmoid is left out.
 pub(super) fn of_numbers(module: &Module, logits: bool) -> Result<Prediction, Diagnostic> {
     let Some(mut prediction) = find(module, |ty| ty.ndim() >= 1) else {
         let error = Diagnostic::new(
@@ -92,8 +91,8 @@ fn before_sigmoid(module: &Module, value: ValueId) -> ValueId {
     }
 }
 
-/// `x`, if the quotient is a softmax that was written as `exp(x) / Σ exp(x)`. A maximum that was taken off `x` before
-/// changes no cross-entropy.
+/// Returns `x` if the quotient is a softmax that was written as `exp(x) / Σ exp(x)`. If a maximum was subtracted from `x` before, the
+/// cross-entropy is the same.
 fn normalized_exponentials(module: &Module, part: ValueId, sum: ValueId, last: u32) -> Option<ValueId> {
     let Node { op: Op::Unary(Unary::Exp), operands, .. } = module.producer(part)? else { return None };
     let total = module.producer(through_views(module, sum))?;
@@ -101,8 +100,8 @@ fn normalized_exponentials(module: &Module, part: ValueId, sum: ValueId, last: u
     (total.operands[0] == part && dims[..] == [last]).then_some(operands[0])
 }
 
-/// The input `labels`, of these dims. It has its samples first, as all data has; a prediction that has them in another dim,
-/// as those of recurrent models do, reads it transposed.
+/// Returns the labels with these dims. The input `labels` has its samples in the first dim, as all data has. For a prediction with the
+/// samples in another dim, as recurrent models make, it is transposed.
 pub(super) fn labels(
     b: &mut Builder,
     prediction: ValueId,
@@ -131,8 +130,8 @@ pub(super) fn labels(
     }
 }
 
-/// The dim of a prediction that counts the samples, among the first `dims`, 0 if in doubt: where the batch was followed to,
-/// else one of its size. A batch of one is too easily found in a dim that has one element for another reason.
+/// Returns the dim of a prediction that counts the samples, among the first `dims`; 0 if in doubt. The dim is found by following the
+/// batch, or else by its size. A batch of one is not followed: it is too easily found in another dim of one element.
 fn dim_of_samples(module: &Module, prediction: ValueId, dims: usize) -> usize {
     let dims = &module.ty(prediction).dims[..dims];
     let Ok(Some(batch)) = batch(module) else { return 0 };

@@ -1,8 +1,8 @@
-//! Takes a scalar of the model apart into terms that microbatches can be added up by.
+//! Takes a scalar of the model apart into terms that can be added up over microbatches.
 //!
 //! Over microbatches, a quotient of sums is the quotient of the accumulated sums, a mean over samples is the mean of the
 //! microbatches' means, and a sum over samples is the sum of their sums. [`Objective`] says for each part of a scalar
-//! which of these it is.
+//! which of these cases it is.
 
 use super::linear::{Facts, Linear};
 use ir::ops::elementwise::{Binary, Compare, Unary};
@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 /// A scalar as a sum of classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Objective {
-    /// Its parts, by their divisors.
+    /// The parts of the scalar, by their divisors.
     pub classes: Vec<Class>,
-    /// The formula, as a user is told it.
+    /// The formula in words, for the user.
     pub text: String,
-    /// Why several microbatches may not make the value of the whole batch; empty if they do.
+    /// The reasons why several microbatches may not give the value of the whole batch; empty if they do.
     pub doubts: Vec<String>,
     /// A term that depends on no input and no parameter.
     pub constant: Option<f64>,
@@ -47,7 +47,7 @@ pub struct Addend {
 pub struct Factor {
     /// The factor.
     pub value: ValueId,
-    /// Whether it divides.
+    /// Whether the addend is divided by the factor.
     pub divides: bool,
 }
 
@@ -56,39 +56,39 @@ pub struct Factor {
 pub enum Divisor {
     /// The number of samples: the addends are means over the samples of a microbatch.
     Samples,
-    /// Nothing: the addends are sums over samples.
+    /// No divisor: the addends are sums over samples.
     One,
-    /// A sum over microbatches of what the data say.
+    /// A sum over microbatches that depends on the data.
     Weight(Weight),
 }
 
-/// A weight: `max(Σ value, floor) + epsilon`. The value of a mean is multiplied by the samples of a microbatch, and so are its bounds.
+/// A weight: `max(Σ value, floor) + epsilon`. If the value is a mean, the value and the bounds are multiplied by the number of samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weight {
     /// A sum over the samples of a microbatch, or a mean.
     pub value: ValueId,
     /// Whether the value and the addends that it divides are means over the samples.
     pub is_mean: bool,
-    /// The smallest that the sum may be.
+    /// The smallest value of the sum.
     pub floor: Option<f64>,
     /// A number that is added to the sum.
     pub epsilon: f64,
 }
 
-/// Takes scalars apart. `exported` is the batch that the constants of the file were made for, where that is known.
+/// Takes scalars apart. `exported` is the batch that the constants of the file were made for.
 pub(super) struct Recognizer<'f, 'm> {
     facts: &'f mut Facts<'m>,
     exported: u64,
-    /// The outputs of the model that are scalars, to name terms by.
+    /// The outputs of the model that are scalars, by which terms are named.
     names: BTreeMap<ValueId, String>,
     terms: Vec<Term>,
     doubts: Vec<String>,
     constant: Option<f64>,
-    /// Values that were looked at.
+    /// The number of values that were visited.
     steps: usize,
 }
 
-/// No loss that an author writes has more parts. A value that is read twice at each of many steps has 2ⁿ.
+/// The most values that are visited. No loss of an author has more parts. A value that is read twice at each of n steps has 2ⁿ.
 const MOST_STEPS: usize = 1000;
 
 struct Term {
@@ -97,7 +97,7 @@ struct Term {
     text: String,
 }
 
-/// The way from the scalar to a term of it.
+/// The path from the scalar to a term of it: the factors on the way, and the last name.
 #[derive(Clone)]
 struct Path {
     coefficient: f64,
@@ -145,7 +145,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
                 None => classes.push(Class { addends: vec![addend], divisor }),
             }
         }
-        // A scalar of one class without a weight is the addend itself.
+        // A scalar of one class without a weight is itself the only addend.
         if let [Class { addends, divisor: Divisor::Samples | Divisor::One }] = &mut classes[..]
             && whole
         {
@@ -237,8 +237,8 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         }
     }
 
-    /// Whether a sum over samples divided by a number is a mean over them, which is then a term: the number is a multiple
-    /// of the batch that the file was exported with.
+    /// Whether a sum over samples divided by a number is a mean over them: the number must be a multiple of the batch that the file was
+    /// exported with. Such a mean is added as a term.
     fn mean_by(&mut self, part: ValueId, number: f64, path: &Path) -> bool {
         if self.facts.linear(part) != Some(Linear::Sum) {
             return false;
@@ -247,7 +247,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         let each = (number / self.exported as f64).round();
         let elements = self.facts.summed_elements(sum);
         let is_multiple = each >= 1.0 && (number - each * self.exported as f64).abs() <= 1e-5 * number;
-        // Any number is a multiple of 1.
+        // Every number is a multiple of 1.
         let is_count = match self.exported {
             1 => each == elements as f64,
             _ => elements.is_multiple_of(each as u64),
@@ -261,7 +261,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         true
     }
 
-    /// A sum or a mean over the samples as a weight: as it is, or kept from zero.
+    /// Returns a sum or a mean over the samples as a weight: as it is, or bounded away from zero.
     fn weight(&mut self, value: ValueId) -> Option<Weight> {
         let inner = self.facts.through_views(value);
         if self.facts.reads_parameters(inner) {
@@ -288,7 +288,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
                 }
                 Some(weight)
             }
-            // `where(weight == 0, 1, weight)`: nothing counts where the weight is 0.
+            // `where(weight == 0, 1, weight)`: where the weight is 0, no term counts.
             Op::Select(_) => {
                 let (of, compares) = self.compared_with_zero(operands[0])?;
                 let (chosen, number) = match compares {
@@ -304,7 +304,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         }
     }
 
-    /// The value that a comparison compares with 0, and how: the value is on the left.
+    /// Returns the value that a comparison compares with 0, and the comparison with the value on the left.
     fn compared_with_zero(&mut self, value: ValueId) -> Option<(ValueId, Compare)> {
         let node = self.facts.module.producer(self.facts.through_views(value))?;
         let Op::Compare(compare) = node.op else { return None };
@@ -349,7 +349,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         self.terms.push(Term { addend: Addend { value, coefficient, factors }, divisor, text });
     }
 
-    /// Of a batch of one, a sum and a mean over the samples look the same.
+    /// Adds a doubt if a sum may be a mean, since the two are equal at a batch of one, and a doubt if samples could not be followed.
     fn doubt_sums(&mut self) {
         if self.exported == 1 && self.terms.iter().any(|term| term.divisor == Divisor::One) {
             let doubt = "the file was exported with a batch of 1, in which a sum over samples may be a mean over them";
@@ -366,18 +366,18 @@ const MEAN: &str = "mean over the samples";
 const SUM: &str = "sum over the samples";
 
 impl Term {
-    /// Whether its divisor was a number of the file.
+    /// Whether the divisor was a number of the file.
     fn is_mean(&self) -> bool {
         self.divisor == Divisor::Samples && self.addend.coefficient != 1.0
     }
 }
 
-/// A constant factor before a term: `0.1 · `, `-`, or nothing for 1.
+/// Returns a constant factor as text before a term: `0.1 · `, `-`, or nothing for 1.
 fn number(coefficient: f64) -> String {
     match coefficient {
         1.0 => String::new(),
         -1.0 => "-".into(),
-        // A number of f32 has about seven digits.
+        // An f32 has about seven digits.
         other => format!("{} · ", (other as f32)),
     }
 }

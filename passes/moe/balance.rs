@@ -7,14 +7,14 @@ use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::softmax::LogSoftmax;
 use ir::{Builder, DType, Dim, Scalar, ScalarPart, StepOutput, TypeError, ValueId};
 
-/// The scalars of all mixtures, one each.
+/// The scalars of all mixtures, one of each kind for each mixture.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     /// The balance losses and z-losses, each with its factor.
     penalties: Vec<ValueId>,
-    /// E · Σ (share of the tokens · mean probability): 1 where all experts have equally many.
+    /// E · Σ (share of the tokens · mean probability): 1 if all experts have equally many tokens.
     balances: Vec<ValueId>,
-    /// Choices that found no slot, and all choices.
+    /// The number of choices without a slot, and of all choices.
     dropped: Vec<[ValueId; 2]>,
     /// Means over tokens of the entropy of the router's probabilities.
     entropies: Vec<ValueId>,
@@ -22,7 +22,7 @@ pub(super) struct Parts {
     pub(super) loads: Vec<(String, ValueId)>,
 }
 
-/// Adds the scalars of a mixture whose tokens choose, and returns its load. `kept`: for each choice 1 if it has a slot,
+/// Adds the scalars of a mixture whose tokens choose experts, and returns its load. `kept` is 1 for each choice that has a slot, else 0:
 /// `f32[groups, top · tokens]`.
 pub(super) fn of_choices(
     b: &mut Builder,
@@ -36,9 +36,9 @@ pub(super) fn of_choices(
     of_scores(b, moe, parts, scores, sizes)?;
     let Sizes { groups, tokens, .. } = sizes;
     let (experts, top) = (moe.experts, moe.routing.top);
-    // Only first choices count in GShard's loss.
+    // GShard's loss counts first choices only.
     let counted = if moe.routing.random_second { 1 } else { top };
-    // In the order of the slots, so that both read one set of marks.
+    // The choices stand in the order of the slots, so that both read the same marks.
     let chosen = b.slice(choice.experts, 2, 0, Dim::known(counted))?;
     let chosen = b.transpose(chosen, &[0, 2, 1])?;
     let chosen = b.reshape(chosen, known(&[groups, counted * tokens]))?;
@@ -73,7 +73,7 @@ pub(super) fn of_choices(
     Ok(of_all)
 }
 
-/// Adds the scalars that depend on scores alone.
+/// Adds the scalars that depend only on scores.
 pub(super) fn of_scores(
     b: &mut Builder,
     moe: &Moe,
@@ -95,7 +95,7 @@ pub(super) fn of_scores(
     let sum = b.sum(terms, &[0, 1, 2])?;
     parts.entropies.push(b.scale(sum, -1.0 / tokens)?);
     if moe.routing.z > 0.0 {
-        // log Σ exp x = x - log softmax x, of any of the experts.
+        // log Σ exp x = x - log softmax x, for any expert. The first one is taken.
         let first = |b: &mut Builder, x| b.slice(x, 2, 0, Dim::known(1));
         let (logit, log) = (first(b, scores.logits)?, first(b, logs)?);
         let sizes = b.one(Binary::Sub, &[logit, log])?;

@@ -1,4 +1,4 @@
-//! A block at experts: its parameters become those of experts, and its nodes are built again on tokens at their experts.
+//! Turns a block into experts: its parameters become those of experts, and its nodes are built again on tokens at their experts.
 
 use super::balance::{self, Parts};
 use super::find::{Block, Linear, linear};
@@ -15,30 +15,30 @@ use ir::{
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Where tokens meet experts.
+/// The layout of tokens at their experts.
 #[derive(Clone, Copy, Debug)]
 enum Places {
-    /// Each row `[rows, features]` has the number of its expert, `i64[rows]`.
+    /// Rows `[rows, features]`, with the number of each row's expert, `i64[rows]`.
     Rows(ValueId),
-    /// `[experts, slots, features]`.
+    /// Slots `[experts, slots, features]`.
     Slots,
 }
 
-/// How the numbers of a state depend on the block's hidden numbers.
+/// The shape of a state in terms of the block's hidden numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
-    /// A matrix that makes hidden numbers.
+    /// A matrix that computes hidden numbers.
     Entry { transposed: bool },
     /// A matrix that sums over hidden numbers.
     Exit { transposed: bool },
-    /// A number for each hidden number.
+    /// One number for each hidden number.
     Hidden,
-    /// A number for each feature of the result.
+    /// One number for each feature of the result.
     Result,
 }
 
 impl Moe {
-    /// Puts a mixture in the place of a block.
+    /// Replaces a block by a mixture.
     pub(super) fn insert(
         &self,
         b: &mut Builder,
@@ -47,7 +47,7 @@ impl Moe {
         parts: &mut Parts,
     ) -> Result<(), Diagnostic> {
         let (input, output) = (block.input, block.output);
-        // Numbers that an activation reads may be made anywhere before their readers in the block.
+        // The nodes of the mixture stand before the last node of the block, where all its operands are known.
         b.at(At::Before(block.last)).origin(block.origin.clone());
         let ty = b.ty(input).clone();
         let all = ty.sizes().unwrap_or_default();
@@ -86,7 +86,7 @@ impl Moe {
         let mut y = b.reshape(y, b.ty(output).dims.clone())?;
         if self.shared {
             b.at(At::After(block.last));
-            // Readers of the dense result read the sum from now on, and the sum reads a copy of its last node.
+            // Readers of the dense result will read the sum, and the sum reads a copy of the last dense node.
             let last = b.module().node(block.last).clone();
             let dense = b.one(last.op, &last.operands)?;
             y = b.add(dense, y)?;
@@ -95,7 +95,7 @@ impl Moe {
         Ok(())
     }
 
-    /// Every token as a row for each of its choices.
+    /// Builds the experts on rows: each token is a row for each of its choices.
     fn at_rows(
         &self,
         b: &mut Builder,
@@ -135,7 +135,7 @@ impl Moe {
         slots.combine(b, self, y, sizes)
     }
 
-    /// For each parameter of a block that of the experts, by their values.
+    /// Adds the experts' state for each parameter of a block. Returns their values by those of the block.
     fn states(&self, b: &mut Builder, block: &Block) -> Result<BTreeMap<ValueId, ValueId>, Diagnostic> {
         let mut shapes: Vec<(StateId, Shape)> = Vec::new();
         for &id in &block.nodes {
@@ -167,7 +167,8 @@ impl Moe {
         Ok(found)
     }
 
-    /// The experts' state in the place of a dense one, or beside it where the dense block stays.
+    /// Adds the experts' state for a dense state: in its place, or beside it if the dense block stays. Its view cuts the dense tensor along
+    /// the hidden numbers, and repeats the parts. For example, 8 experts of half the hidden numbers are 2 parts, repeated 4 times.
     fn state(
         &self,
         b: &mut Builder,
@@ -240,7 +241,7 @@ impl Moe {
         Ok(b.module().states[added].input)
     }
 
-    /// The parts of a dense block that experts of so many hidden numbers begin as.
+    /// Returns the number of parts into which a dense block is cut, so that each part is the start of an expert with `hidden` hidden numbers.
     fn parts(&self, block: &Block, hidden: u64) -> Result<u64, Diagnostic> {
         if self.start == Start::Fresh {
             return Ok(1);
@@ -263,7 +264,7 @@ fn in_and_out(sizes: &[u64], transposed: bool) -> [u64; 2] {
     if transposed { [sizes[1], sizes[0]] } else { [sizes[0], sizes[1]] }
 }
 
-/// The nodes of a block on tokens at their experts.
+/// Builds the nodes of a block on tokens at their experts.
 fn build(
     b: &mut Builder,
     block: &Block,
@@ -290,7 +291,7 @@ fn build(
                     operands.push(match (made.get(&operand), states.get(&operand)) {
                         (Some(&made), _) => made,
                         (None, Some(&vectors)) => at_places(b, vectors, places)?,
-                        // A number that all elements read.
+                        // A single number, which all elements read.
                         (None, None) => b.reshape(operand, [])?,
                     });
                 }
@@ -302,7 +303,7 @@ fn build(
     Ok(made[&block.output])
 }
 
-/// A vector of each expert, `[experts, n]`, as it is read beside tokens.
+/// Returns the vectors of experts, `[experts, n]`, in a form that broadcasts beside tokens.
 fn at_places(b: &mut Builder, vectors: ValueId, places: Places) -> Result<ValueId, TypeError> {
     match places {
         Places::Rows(index) => b.one(Gather { dim: 0 }, &[vectors, index]),
@@ -313,14 +314,14 @@ fn at_places(b: &mut Builder, vectors: ValueId, places: Places) -> Result<ValueI
     }
 }
 
-/// The name of an expert's parameter: `experts` stands before the last module's name.
+/// Returns the name of an expert's parameter: `experts` is inserted before the last module's name.
 fn expert_name(dense: &str) -> String {
     let mut words: Vec<&str> = dense.split('.').collect();
     words.insert(words.len().saturating_sub(2), "experts");
     words.join(".")
 }
 
-/// The name of the router, beside those of the experts. Its states begin with it.
+/// Returns the name of the router, beside those of the experts. The names of its states begin with it.
 fn router_name(b: &Builder, block: &Block, layer: u32) -> String {
     let module = b.module();
     let weight =

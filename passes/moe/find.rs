@@ -1,5 +1,5 @@
-//! Feed-forward blocks, found by their structure: one or two contractions of sequences with parameters, elementwise functions of their
-//! results, and a contraction back. Names play no part.
+//! Finds feed-forward blocks by their structure: one or two contractions of sequences with parameters, elementwise functions of their
+//! results, and a contraction back. Names do not matter.
 
 use crate::reports::NearMiss;
 use ir::ops::elementwise::Binary;
@@ -8,12 +8,12 @@ use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A multiplication of the last dim of some rows with a parameter.
+/// A multiplication of rows with a parameter along their last dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Linear {
     /// The rows.
     pub(super) rows: ValueId,
-    /// The parameter: a matrix.
+    /// The parameter, a matrix.
     pub(super) weight: StateId,
     /// Whether the matrix is `[out, in]`.
     pub(super) transposed: bool,
@@ -22,19 +22,19 @@ pub(super) struct Linear {
 /// A feed-forward block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// Its tokens: `[samples, .., features]`, or the same as rows, `[tokens, features]`.
+    /// The tokens of the block: `[samples, .., features]`, or the same as rows, `[tokens, features]`.
     pub input: ValueId,
-    /// The samples that the tokens are of.
+    /// The number of samples that the tokens belong to.
     pub samples: Dim,
-    /// All its nodes, in program order, from the first contraction to the last or to the bias that is added to it.
+    /// All nodes of the block in program order, from the first contraction to the last one or to the bias that is added to it.
     pub nodes: Vec<NodeId>,
-    /// Its result: `[samples, .., features]`, or rows.
+    /// The result: `[samples, .., features]`, or rows.
     pub output: ValueId,
-    /// The node that makes the result.
+    /// The node that computes the result.
     pub last: NodeId,
-    /// Its hidden numbers.
+    /// The number of hidden numbers of a token.
     pub hidden: u64,
-    /// The origin of its activation.
+    /// The origin of the activation.
     pub origin: Arc<str>,
 }
 
@@ -43,7 +43,7 @@ pub struct Block {
 pub struct Found {
     /// The blocks.
     pub blocks: Vec<Block>,
-    /// Contractions behind an activation that end no block, and why not.
+    /// Contractions behind an activation that end no block, with the reasons.
     pub near: Vec<NearMiss>,
 }
 
@@ -68,7 +68,7 @@ pub fn blocks(module: &Module) -> Found {
     found
 }
 
-/// The multiplication that a node is, if it is one.
+/// Returns the multiplication with a parameter that a node computes, if it does.
 pub(super) fn linear(module: &Module, node: &Node) -> Option<Linear> {
     let Op::Contract(contract) = &node.op else { return None };
     let (lhs, rhs) = (node[OperandRole::Lhs], node[OperandRole::Rhs]);
@@ -85,8 +85,8 @@ pub(super) fn linear(module: &Module, node: &Node) -> Option<Linear> {
     })
 }
 
-/// The samples of a sequence's tokens. Exporters lay the tokens of all samples out as rows, in OPT before the norm: rows are followed back to
-/// the reshape of a tensor with samples.
+/// Returns the samples of a sequence's tokens. Exporters lay the tokens of all samples out as rows, in OPT before the norm. Rows are
+/// followed back to the reshape of a tensor with a dim of samples.
 fn samples(module: &Module, tokens: ValueId) -> Option<Dim> {
     let ty = module.ty(tokens);
     if ty.ndim() >= 3 {
@@ -96,11 +96,11 @@ fn samples(module: &Module, tokens: ValueId) -> Option<Dim> {
     match node.op {
         Op::Reshape(_) => {
             let from = module.ty(node.operands[0]);
-            // One row a sample is no sequence, such as a pooled one.
+            // A tensor with one row for each sample is no sequence; it may be pooled.
             let joins = from.ndim() >= 3 && from.dims[0] != ty.dims[0] && from.dims.last() == ty.dims.last();
             joins.then(|| from.dims[0].clone())
         }
-        // Norms, functions of single elements, and multiplications keep the rows.
+        // Norms, elementwise functions, and multiplications keep the rows.
         _ => {
             let is_rows = |value: &&ValueId| module.ty(**value).dims.first() == ty.dims.first();
             node.operands.iter().filter(is_rows).find_map(|&value| samples(module, value))
@@ -108,7 +108,7 @@ fn samples(module: &Module, tokens: ValueId) -> Option<Dim> {
     }
 }
 
-/// The trained state that a value is.
+/// Returns the trained state, if a value is one.
 fn parameter(module: &Module, value: ValueId) -> Option<StateId> {
     match module.value(value).definition {
         Definition::State(id) if module.states[id].role == Role::Parameter => Some(id),
@@ -121,21 +121,21 @@ struct Finder<'m, R> {
     readers: R,
 }
 
-/// The walk from the last contraction back to the first.
+/// The walk from the last contraction of a block back to the first.
 #[derive(Default)]
 struct Walk {
     nodes: BTreeSet<NodeId>,
     input: Option<ValueId>,
-    /// The first function that is not linear.
+    /// The first nonlinear function.
     activation: Option<NodeId>,
     entries: usize,
-    /// Values of the block but its result.
+    /// All values of the block except its result.
     inner: BTreeSet<ValueId>,
     states: BTreeSet<StateId>,
 }
 
 impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
-    /// The block that ends with this multiplication. An error has the reason, if the multiplication is nearly the end of one.
+    /// Returns the block that ends with this multiplication. If it is nearly the end of a block, the error has the reason.
     fn block(&self, id: NodeId, last: Linear) -> Result<Block, Option<String>> {
         let module = self.module;
         let hidden = module.ty(last.rows);
@@ -176,7 +176,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         Ok(Block { input, samples, nodes, output, last: end, hidden: width, origin })
     }
 
-    /// Goes back from a value of hidden numbers. The graph may be deeper than the stack of calls.
+    /// Walks back from a value of hidden numbers. Without recursion, since the graph may be deeper than the call stack.
     fn back(&self, walk: &mut Walk, value: ValueId, hidden: &Type) -> Result<(), Option<String>> {
         let mut left = vec![value];
         while let Some(value) = left.pop() {
@@ -188,7 +188,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         Ok(())
     }
 
-    /// Takes the node of a value of hidden numbers into the block. Returns its operands that are hidden numbers.
+    /// Takes the node that computes hidden numbers into the block. Returns its operands that are hidden numbers.
     fn step_back(
         &self,
         walk: &mut Walk,
@@ -208,7 +208,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
             return Ok(SmallVec::new());
         }
         if !is_elementwise(&node.op) {
-            // Attention and norms end here: what follows them is no block.
+            // Attention and norms end the walk: a contraction after them ends no block.
             return Err(walk
                 .activation
                 .map(|_| format!("`{}` is no function of single elements", node.op.name())));
@@ -216,7 +216,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         walk.nodes.insert(id);
         let gates = matches!(node.op, Op::Binary(_))
             && node.operands.iter().all(|&operand| module.ty(operand).dims == hidden.dims);
-        // Numbers beside hidden ones: the bounds of ReLU6, and the sides of a leaky ReLU.
+        // Functions of hidden numbers and constants are activations too: the bounds of ReLU6, and the sides of a leaky ReLU.
         let bends = matches!(node.op, Op::Binary(Binary::Max | Binary::Min | Binary::Pow) | Op::Select(_));
         if gates || bends || matches!(node.op, Op::Unary(_)) {
             walk.activation = Some(id);
@@ -235,13 +235,13 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         Ok(inner)
     }
 
-    /// The parameter that a value is, if it has one number for each hidden number.
+    /// Returns the parameter, if a value is one with one number for each hidden number.
     fn vector(&self, value: ValueId, hidden: &Type) -> Option<StateId> {
         let is_vector = self.module.ty(value).dims[..] == hidden.dims[hidden.ndim() - 1..];
         parameter(self.module, value).filter(|_| is_vector)
     }
 
-    /// The bias that is added to a value and nothing else, with the sum and its node.
+    /// Returns the bias that is added to a value, with the sum and its node, if the addition is the value's only reader.
     fn bias(&self, value: ValueId) -> Option<(StateId, ValueId, NodeId)> {
         let &[reader] = (self.readers)(value) else { return None };
         let node = self.module.node(reader);
@@ -255,7 +255,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
     }
 }
 
-/// Whether a node computes each element of its result from the elements in its place.
+/// Whether a node computes each element of its result from the elements at the same place.
 fn is_elementwise(op: &Op) -> bool {
     matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cast(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_))
 }

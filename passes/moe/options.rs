@@ -1,4 +1,4 @@
-//! The pass's options as text: `moe(experts=8, top=2, every=2)`, which is also what follows the flag `--moe`.
+//! The pass's options as text: `moe(experts=8, top=2, every=2)`. The flag `--moe` takes the same options.
 
 use super::{Affinity, Gates, GroupLimit, Moe, Routing, Start};
 use crate::arguments::Arguments;
@@ -57,7 +57,7 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
     moe.check().map(|()| moe)
 }
 
-/// The factor of the balance loss where none is given: a bias balances without a loss.
+/// Returns the factor of the balance loss if none is given: with a bias there is no balance loss.
 fn balance_beside(bias: f64, preset: &Routing) -> f64 {
     if bias > 0.0 { 0.0 } else { preset.balance }
 }

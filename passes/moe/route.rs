@@ -1,6 +1,6 @@
 //! The router: scores of tokens for experts, the experts that a token chooses, and the factors of their results.
 //!
-//! Scores, probabilities and gates are f32, also where a step runs in half precision (Fedus et al., arXiv 2101.03961, section 2.4).
+//! Scores, probabilities and gates are f32, even if a step runs in half precision (Fedus et al., arXiv 2101.03961, section 2.4).
 
 use super::{Affinity, Gates, GroupLimit, Moe};
 use crate::{dropout, router_bias};
@@ -13,23 +13,23 @@ use ir::ops::ranking::TopK;
 use ir::ops::softmax::Softmax;
 use ir::{Builder, DType, Dim, Initializer, Role, Type, TypeError, ValueId};
 
-/// Sizes of a block's tokens.
+/// The sizes of a block's tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// Groups in which tokens compete for slots: samples.
+    /// The groups in which tokens compete for slots: the samples.
     pub(super) groups: u64,
-    /// Tokens of a group.
+    /// The tokens of a group.
     pub(super) tokens: u64,
-    /// Numbers of a token.
+    /// The features of a token.
     pub(super) features: u64,
 }
 
 /// Scores of tokens for experts: `f32[groups, tokens, experts]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scores {
-    /// The router's results.
+    /// The results of the router's multiplication.
     pub(super) logits: ValueId,
-    /// The numbers by which tokens choose, and of which the gates are made.
+    /// The numbers by which tokens choose, and from which the gates are computed.
     pub(super) affinities: ValueId,
     /// The affinities, divided by their sum over the experts.
     pub(super) probabilities: ValueId,
@@ -42,7 +42,7 @@ pub(super) struct Choice {
     pub(super) experts: ValueId,
     /// The factors of their results, `f32`; 0 where a choice is not taken.
     pub(super) gates: ValueId,
-    /// Whether a choice is taken, `bool`; `None` if all are.
+    /// Whether a choice is taken, `bool`; `None` if all choices are.
     pub(super) taken: Option<ValueId>,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn known(sizes: &[u64]) -> Vec<Dim> {
     sizes.iter().copied().map(Dim::known).collect()
 }
 
-/// The scores of tokens `[groups, tokens, features]`. The router's parameter `NAME.weight` is a matrix `[features, experts]` that
+/// Builds the scores of tokens `[groups, tokens, features]`. The router's parameter `NAME.weight` is a matrix `[features, experts]` that
 /// starts normal with deviation √(0.1 / features), as in [`super::Start::Fresh`].
 pub(super) fn scores(
     b: &mut Builder,
@@ -88,26 +88,26 @@ pub(super) fn scores(
     }
 }
 
-/// Numbers `[groups, tokens, n]` divided by their sums over the last dim.
+/// Divides numbers `[groups, tokens, n]` by their sums over the last dim.
 fn divided_by_sum(b: &mut Builder, x: ValueId, sizes: Sizes) -> Result<ValueId, TypeError> {
     let sum = b.sum(x, &[2])?;
     let sum = b.reshape(sum, known(&[sizes.groups, sizes.tokens, 1]))?;
     b.one(Binary::Div, &[x, sum])
 }
 
-/// The bits of the deviation of fresh weights with so many terms in a sum.
+/// Returns the bits of the deviation of fresh weights whose sums have `fan_in` terms.
 pub(super) fn fresh(fan_in: u64) -> u64 {
     (0.1 / fan_in.max(1) as f64).sqrt().to_bits()
 }
 
-/// Uniform numbers of each sample, drawn in training; their mean in an evaluation.
+/// Adds uniform numbers of each sample, drawn in training. An evaluation uses their mean.
 fn uniform(b: &mut Builder, moe: &Moe, ty: Type, sizes: Sizes) -> Result<ValueId, TypeError> {
     let id = dropout::next_id(b.module());
     let numbers = dropout::numbers_of_samples(b, sizes.groups)?;
     b.one_typed(RandomUniform { id, seed: moe.seed, dim: 0 }, &[numbers], ty)
 }
 
-/// What tokens choose by, of the experts in the groups that a token takes; in all others the least number of f32.
+/// Keeps the numbers by which tokens choose for experts in the groups that a token takes. All other experts get the least f32.
 fn of_groups(
     b: &mut Builder,
     moe: &Moe,
@@ -134,8 +134,8 @@ fn of_groups(
     b.reshape(ranked, known(&[samples, tokens, moe.experts]))
 }
 
-/// The experts that each token chooses. With a bias, the router's buffer `NAME.bias` of each expert is added where experts are compared,
-/// and not in gates; [`crate::router_bias`] changes it.
+/// Builds the choice of experts of each token. With a bias, the router's buffer `NAME.bias` of each expert is added where experts are
+/// compared, and not in gates; [`crate::router_bias`] changes it.
 pub(super) fn choose(
     b: &mut Builder,
     moe: &Moe,

@@ -1,4 +1,4 @@
-//! Slots: with a capacity, each expert has a fixed number of slots in each group, and tokens that find none are dropped.
+//! Slots: with a capacity, each expert has a fixed number of slots in each group, and tokens without a slot are dropped.
 //!
 //! First choices take slots before second ones, and earlier tokens before later ones (GShard, algorithm 1).
 
@@ -16,33 +16,37 @@ use ir::{Builder, DType, Dim, Type, TypeError, ValueId};
 /// The tokens in the slots of experts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slots {
-    /// Slots of an expert in a group.
+    /// The slots of an expert in a group.
     pub(super) of_expert: u64,
-    /// For each slot its token, `i64[groups, experts · slots]`; the first token stands in empty slots, whose results nothing reads.
+    /// The token in each slot, `i64[groups, experts · slots]`. Empty slots have the first token; nothing reads their results.
     tokens: ValueId,
-    /// How results go back.
+    /// The way of the results back to the tokens.
     back: Back,
 }
 
-/// How the results of slots become those of tokens.
+/// The way from the results of slots to those of tokens.
 #[derive(Clone, Copy, Debug)]
 enum Back {
-    /// Each choice of a token reads its slot, `i64[groups, top · tokens]`, and the first slot if it has none. Its gates,
-    /// `[groups, top, tokens]`, are then 0.
+    /// Each choice of a token reads its slot, `i64[groups, top · tokens]`. A choice without a slot reads the first slot, and its gate is 0.
+    /// The gates are `[groups, top, tokens]`.
     Read { slots: ValueId, gates: ValueId },
     /// Each slot adds its result, times its gate `[groups, experts · slots]`, to its token.
     Add { gates: ValueId },
 }
 
-/// The slots of an expert for each group: the tokens that it would have if all experts had equally many, times the capacity, rounded up;
-/// no more than there are tokens.
+/// Returns the slots of an expert in each group: the tokens that it would have if all experts had equally many, times the capacity,
+/// rounded up; at most the number of tokens.
 pub(super) fn of_expert(moe: &Moe, capacity: f64, sizes: Sizes) -> u64 {
     let choices = if moe.routing.by_experts { 1 } else { moe.routing.top };
     let even = (sizes.tokens * choices) as f64 / moe.experts as f64;
     ((even * capacity).ceil() as u64).clamp(1, sizes.tokens)
 }
 
-/// Slots for the choices of tokens; and for each choice 1 if it has a slot, else 0: `f32[groups, top · tokens]`.
+/// Builds the slots for the choices of tokens. Also returns 1 for each choice that has a slot, else 0: `f32[groups, top · tokens]`.
+///
+/// The place of a choice at its expert is the number of earlier choices of this expert: an exclusive running sum over one-hot rows. The
+/// choice has a slot if the place is less than `of_expert`. For example, with one slot for each expert, the choices 0, 1, 0 have the
+/// places 0, 0, 1, so the third choice has no slot.
 pub(super) fn of_tokens(
     b: &mut Builder,
     moe: &Moe,
@@ -52,7 +56,7 @@ pub(super) fn of_tokens(
 ) -> Result<(Slots, ValueId), TypeError> {
     let Sizes { groups, tokens, .. } = sizes;
     let (top, experts) = (moe.routing.top, moe.experts);
-    // First choices of all tokens, then second ones.
+    // The first choices of all tokens come first, then the second ones.
     let in_turn = |b: &mut Builder, x: ValueId| b.transpose(x, &[0, 2, 1]);
     let choices = known(&[groups, top * tokens]);
     let expert = in_turn(b, choice.experts)?;
@@ -78,7 +82,7 @@ pub(super) fn of_tokens(
     };
     let first = b.scale(expert, of_expert as f64)?;
     let slot = b.add(first, place)?;
-    // Choices without a slot write into one more slot, which goes: indices stay within the tensor, as ONNX demands.
+    // Choices without a slot write into an extra slot, which is cut off: indices stay within the tensor, as ONNX demands.
     let all = experts * of_expert;
     let outside = b.splat_like(slot, all as f64)?;
     let written = b.one(Select, &[has_slot, slot, outside])?;
@@ -96,8 +100,8 @@ pub(super) fn of_tokens(
     Ok((Slots { of_expert, tokens: tokens_of, back: Back::Read { slots, gates } }, kept))
 }
 
-/// Slots that experts fill with the tokens of the highest scores. `logits`: `[groups, tokens, experts]`. The gates are the probabilities
-/// over experts (Zhou et al., arXiv 2202.09368, section 3.2).
+/// Builds the slots that experts fill with the tokens of the highest scores. `logits` are `[groups, tokens, experts]`. The gates are the
+/// probabilities over experts (Zhou et al., arXiv 2202.09368, section 3.2).
 pub(super) fn of_experts(
     b: &mut Builder,
     moe: &Moe,
@@ -114,7 +118,7 @@ pub(super) fn of_experts(
     Ok(Slots { of_expert, tokens, back: Back::Add { gates } })
 }
 
-/// 1 where a number is that of a class, else 0: `i64[dims.., classes]` of `i64[dims..]`.
+/// Builds the one-hot form of numbers: `i64[dims.., classes]`, which is 1 at the number's own class and 0 elsewhere, from `i64[dims..]`.
 pub(super) fn one_hot(
     b: &mut Builder,
     numbers: ValueId,
@@ -128,8 +132,8 @@ pub(super) fn one_hot(
 }
 
 impl Slots {
-    /// The tokens `[groups, tokens, features]` in their slots, `[experts, groups · slots, features]`: the rows of an expert lie together,
-    /// and are one multiplication.
+    /// Moves the tokens `[groups, tokens, features]` to their slots, `[experts, groups · slots, features]`. The rows of an expert lie
+    /// together, so that they are one multiplication.
     pub(super) fn dispatch(
         &self,
         b: &mut Builder,
@@ -146,7 +150,7 @@ impl Slots {
         b.reshape(slots, known(&[moe.experts, sizes.groups * self.of_expert]).into_iter().chain([features]))
     }
 
-    /// The sums of the results of a token's slots, `[groups, tokens, features]`, each times its gate; zeros for a token without a slot.
+    /// Sums the results of each token's slots, times their gates: `[groups, tokens, features]`. A token without a slot gets zeros.
     pub(super) fn combine(
         &self,
         b: &mut Builder,

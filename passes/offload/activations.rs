@@ -1,4 +1,4 @@
-//! Activations on the host: each leaves the device after its last reader in forward, and comes back before its first reader in
+//! Activations on the host: each leaves the device after its last reader in forward, and is copied back before its first reader in
 //! backward.
 
 use super::{Offload, copy_to};
@@ -6,8 +6,8 @@ use crate::rewriting::kept::{self, Form};
 use ir::{Builder, Module, Tier, TypeError, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The results of forward that leave: those of at least `least` bytes that backward reads, behind their views. Of each stage the last ones
-/// stay, up to `stay` bytes: backward reads them first, so their copies would have the least time.
+/// Returns the activations that leave: results of forward of at least `least` bytes that backward reads, behind their views. In each
+/// stage the last ones stay, up to `stay` bytes: backward reads them first, so their copies would have the least time.
 pub(super) fn choose(module: &Module, options: &Offload) -> Vec<ValueId> {
     let bytes = |value: ValueId| kept::local_bytes(module, value);
     let large = kept::activations(module).into_iter().filter(|&value| bytes(value) >= options.least);
@@ -25,18 +25,18 @@ pub(super) fn choose(module: &Module, options: &Offload) -> Vec<ValueId> {
     leaving.into_iter().collect()
 }
 
-/// Adds the copies of these activations. Backward reads what came back, or the same views of it.
+/// Adds the copies of these activations. Backward reads the copy on the device, or the same views of it.
 pub(super) fn offload(b: &mut Builder, activations: &[ValueId]) -> Result<(), TypeError> {
     kept::keep(b, activations, &OnHost)?;
     Ok(())
 }
 
-/// The activation on the host.
+/// The form of an activation that rests on the host.
 struct OnHost;
 
 impl Form for OnHost {
     fn put(&self, b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
-        // Rows of an embedding are there already.
+        // Rows of an embedding are on the host already.
         if b.module().tier_of(value) == Tier::Host { Ok(value) } else { copy_to(b, value, Tier::Host) }
     }
 

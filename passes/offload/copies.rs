@@ -1,4 +1,4 @@
-//! The copies between memories: nodes that update states on the host compute there, and every node reads values that lie in its
+//! The copies between memories: nodes that update states of the host compute there, and every node reads values that lie in its
 //! memory.
 
 use super::{Offload, copy_to};
@@ -8,8 +8,8 @@ use ir::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Gives every node its place, and adds the copies that are missing. A value of `fetched` comes to the device for its readers; other
-/// values that microbatches read come once a step.
+/// Places every node, and adds the missing copies. A value of `fetched` is copied to the device for its readers; other values that
+/// microbatches read are copied once a step.
 pub(super) fn add(module: &mut Module, fetched: &BTreeSet<ValueId>) -> Result<Changed, TypeError> {
     let order = module.order().to_vec();
     let fetched = casts_of(module, fetched);
@@ -27,7 +27,7 @@ pub(super) fn add(module: &mut Module, fetched: &BTreeSet<ValueId>) -> Result<Ch
     Ok(copies.b.finish())
 }
 
-/// These values, and the values that `prepare` makes of them: casts of weights, and their parts.
+/// Returns these values, and the values that `prepare` computes from them: casts of weights, and parts of them.
 fn casts_of(module: &Module, values: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
     let mut all = values.clone();
     for (_, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Prepare) {
@@ -48,18 +48,18 @@ struct Reader {
 
 struct Copies<'m> {
     b: Builder<'m>,
-    /// The values that come to the device for their readers.
+    /// The values that are copied to the device for their readers.
     fetched: BTreeSet<ValueId>,
-    /// Copies that serve all later readers of a stage: by the value, the tier, the stage, and whether they are of the update.
+    /// Copies that serve all later readers of a stage, by the value, the tier, the stage, and whether the readers are in the update.
     kept: BTreeMap<(ValueId, Tier, u32, bool), ValueId>,
-    /// For each fetched value and stage its newest copy, and the bytes that had been fetched when it was last read.
+    /// The newest copy of each fetched value on each stage, and the traffic at its last reader.
     windows: BTreeMap<(ValueId, u32), (ValueId, u64)>,
-    /// Bytes that were fetched for readers so far.
+    /// The bytes that were fetched for readers so far.
     traffic: u64,
 }
 
 impl Copies<'_> {
-    /// Places a node, and gives it copies of operands that lie elsewhere.
+    /// Places a node, and replaces operands that lie in another memory by copies.
     fn node(&mut self, id: NodeId) -> Result<(), TypeError> {
         let node = self.b.module().node(id).clone();
         if matches!(node.op, Op::Copy(_)) {
@@ -76,14 +76,14 @@ impl Copies<'_> {
         Ok(())
     }
 
-    /// The memory in which a node computes: outside of microbatches, that of its tensors. Numbers go where tensors are.
+    /// Returns the memory in which a node computes: outside of microbatches, the memory of its tensors. Scalars follow the tensors.
     fn place(&self, node: &Node) -> Tier {
         let moves = match &node.op {
             Op::Collective(collective) => collective.communicates(),
             Op::Transfer(_) => true,
-            // It was placed with its operand.
+            // A sum of gradients was placed with its operand.
             Op::Accumulate(_) => return node.place,
-            // A look-up in an embedding, or its gradient.
+            // A look-up in an embedding, or its gradient, stays on the host.
             _ if node.place == Tier::Host => return Tier::Host,
             _ => false,
         };
@@ -94,10 +94,10 @@ impl Copies<'_> {
         if on_host { Tier::Host } else { Tier::Device }
     }
 
-    /// A value in another memory, for a reader.
+    /// Returns a value in another memory, for a reader.
     fn copy(&mut self, value: ValueId, to: Tier, reader: Reader) -> Result<ValueId, TypeError> {
         let Reader { id, phase, stage } = reader;
-        // The reader may be a transfer, whose operand is of another stage.
+        // The reader may be a transfer, which reads a value of another stage.
         let stage = match self.b.module().stage_of(value) {
             EVERY_STAGE => stage,
             own => own,
@@ -109,7 +109,7 @@ impl Copies<'_> {
         if let Some(&copy) = self.kept.get(&key) {
             return Ok(copy);
         }
-        // A value of microbatches is there behind its node alone.
+        // A value of microbatches is known only after its own node.
         let is_once_a_step = phase.is_microbatch() && !self.is_of_microbatch(value);
         let at = if is_once_a_step { At::End(Phase::Prepare) } else { At::Before(id) };
         let copy = self.moved(value, to, at, stage)?;
@@ -117,7 +117,7 @@ impl Copies<'_> {
         Ok(copy)
     }
 
-    /// Whether a value is an input, or made by a node of microbatches.
+    /// Whether a value is an input, or computed by a microbatch.
     fn is_of_microbatch(&self, value: ValueId) -> bool {
         let module = self.b.module();
         match module.value(value).definition {
@@ -127,8 +127,8 @@ impl Copies<'_> {
         }
     }
 
-    /// A weight on the device, for a reader in a microbatch. It stays for the next reader if the weights that are fetched in
-    /// between are smaller than it is.
+    /// Returns a weight on the device, for a reader in a microbatch. The copy stays for the next reader if the weights that are fetched in
+    /// between have no more bytes than it has.
     fn fetch(&mut self, value: ValueId, reader: NodeId, stage: u32) -> Result<ValueId, TypeError> {
         let bytes = self.b.ty(value).local_bytes(&self.b.module().mesh).unwrap_or(0);
         let copy = match self.windows.get(&(value, stage)) {
@@ -142,7 +142,7 @@ impl Copies<'_> {
         Ok(copy)
     }
 
-    /// Adds the copy, by way of the host if it is between the device and a file.
+    /// Adds a copy. Between the device and a file it goes over the host.
     fn moved(&mut self, value: ValueId, to: Tier, at: At, stage: u32) -> Result<ValueId, TypeError> {
         self.b.at(at).copy(0).stage(stage);
         if let At::End(_) = at {
@@ -154,7 +154,7 @@ impl Copies<'_> {
         copy_to(&mut self.b, value, to)
     }
 
-    /// Brings the new value of each state to the tier of the state.
+    /// Copies the new value of each state to the tier of the state.
     fn states(&mut self) -> Result<(), TypeError> {
         for id in self.b.module().states.keys().collect::<Vec<_>>() {
             let (tier, output) = (self.b.module().states[id].tier, self.b.module().states[id].output);

@@ -1,5 +1,5 @@
-//! Embeddings on the host: a weight whose rows are looked up, and which microbatches read in no other way, rests there. The host looks the
-//! rows up, sums their gradient up, and updates the weight.
+//! Embeddings on the host: a weight that microbatches read only by look-ups of rows rests there. The host looks the rows up, sums their
+//! gradient up, and updates the weight.
 
 use super::Classes;
 use cranelift_entity::SecondaryMap;
@@ -12,12 +12,12 @@ use std::collections::BTreeSet;
 pub(super) struct Embeddings {
     /// The tables and the states of their optimizers.
     pub(super) states: BTreeSet<StateId>,
-    /// The look-ups, the gradients of these, and the sums of the gradients.
+    /// The look-ups, their gradients, and the sums of these gradients.
     pub(super) nodes: Vec<NodeId>,
 }
 
 impl Embeddings {
-    /// The embeddings of at least so many bytes on each device, if their class leaves.
+    /// Returns the embeddings of at least `least` bytes on each device, if their class leaves.
     pub(super) fn of(module: &Module, classes: Classes, least: u64) -> Self {
         let mut all = Self::default();
         if classes.embeddings {
@@ -48,7 +48,7 @@ impl<'m> Search<'m> {
         self.uses[value].iter().map(|&reader| (reader, self.module.node(reader)))
     }
 
-    /// The look-ups in a weight or in a cast of it; `None` if a microbatch reads it otherwise, or not at all.
+    /// Returns the look-ups in a weight or in a cast of it; `None` if a microbatch reads it in any other way, or not at all.
     fn look_ups(&self, weight: ValueId) -> Option<Vec<NodeId>> {
         let mut look_ups = vec![];
         for (id, node) in self.readers(weight).filter(|(_, node)| node.phase != Phase::Update) {
@@ -63,7 +63,7 @@ impl<'m> Search<'m> {
         (!look_ups.is_empty()).then_some(look_ups)
     }
 
-    /// The gradients of look-ups in a table, with their casts and sums.
+    /// Returns the gradients of look-ups in a table, with their casts and sums.
     fn gradients(&self, look_ups: &[NodeId], table: &State) -> Vec<NodeId> {
         let indices: BTreeSet<ValueId> =
             look_ups.iter().map(|&look_up| self.module.node(look_up).operands[1]).collect();
@@ -82,7 +82,7 @@ impl<'m> Search<'m> {
         nodes
     }
 
-    /// The states that the update of a weight reads.
+    /// Returns the optimizer's states that the update of a weight reads.
     fn optimizer_states(&self, weight: ValueId) -> BTreeSet<StateId> {
         let updates = self.readers(weight).filter(|(_, node)| node.phase == Phase::Update);
         let read: BTreeSet<ValueId> = updates.flat_map(|(_, node)| node.operands.iter().copied()).collect();

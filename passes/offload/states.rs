@@ -1,4 +1,4 @@
-//! The states that leave the device, and the tier where each rests.
+//! Chooses the states that leave the device, and their tiers.
 
 use super::embeddings::Embeddings;
 use super::{Classes, Offload};
@@ -6,7 +6,7 @@ use ir::{Definition, Module, Op, Phase, Role, State, StateId, Tier, ValueId};
 use std::collections::BTreeSet;
 
 /// Chooses the states of the classes that leave. In the order of the state table, the first weights stay with the states of their
-/// optimizer, up to `keep` bytes; the next states rest on the host up to `host` bytes, and the others rest in a file.
+/// optimizer, up to `keep` bytes; the next states rest on the host, up to `host` bytes, and all others rest in a file.
 pub(super) fn choose(module: &Module, options: &Offload, embeddings: &Embeddings) -> Vec<(StateId, Tier)> {
     let narrowed = Narrowed::of(module);
     let bytes = |id: StateId| module.states[id].ty.local_bytes(&module.mesh).unwrap_or(u64::MAX);
@@ -23,7 +23,7 @@ pub(super) fn choose(module: &Module, options: &Offload, embeddings: &Embeddings
     };
     let mut chosen = vec![];
     for group in updated_together(module) {
-        // The nodes of an embedding are on the host, whatever room there is.
+        // Embeddings rest on the host however little room there is, since their nodes compute there.
         let group = group.into_iter().filter(leaves);
         let (looked_up, others): (Vec<_>, Vec<_>) = group.partition(|id| embeddings.states.contains(id));
         chosen.extend(looked_up.into_iter().map(|id| (id, Tier::Host)));
@@ -36,8 +36,8 @@ pub(super) fn choose(module: &Module, options: &Offload, embeddings: &Embeddings
     chosen
 }
 
-/// The states in groups: a weight, and the states that its update reads. If one state of a group is on the host, the update computes there, and
-/// the gradient goes there too.
+/// Returns the states in groups: a weight, and the states that its update reads. If one state of a group is on the host, the update
+/// computes there, and needs the gradient there too.
 fn updated_together(module: &Module) -> Vec<Vec<StateId>> {
     let weights = module.states.iter().filter(|(_, state)| state.role == Role::Parameter);
     let mut groups: Vec<Vec<StateId>> = weights.map(|(id, _)| vec![id]).collect();
@@ -51,13 +51,13 @@ fn updated_together(module: &Module) -> Vec<Vec<StateId>> {
     groups
 }
 
-/// The states with tensors that the new value of a state depends on within the update.
+/// Returns the states with tensors that the new value of a state depends on within the update.
 fn read_by_update(module: &Module, state: StateId) -> Vec<StateId> {
     let mut pending: Vec<ValueId> = module.states[state].output.into_iter().collect();
     let mut seen: BTreeSet<ValueId> = BTreeSet::new();
     let mut found = vec![];
     while let Some(value) = pending.pop() {
-        // Numbers, such as the norm of all gradients, join all updates.
+        // Scalars, such as the norm of all gradients, connect all updates.
         if module.ty(value).ndim() == 0 || !seen.insert(value) {
             continue;
         }
@@ -65,7 +65,7 @@ fn read_by_update(module: &Module, state: StateId) -> Vec<StateId> {
             Definition::State(id) => found.push(id),
             Definition::Node(id, result) if module.node(id).phase == Phase::Update => {
                 let node = module.node(id);
-                // A collective of several tensors makes each result of one of them.
+                // Each result of a collective depends only on the operand with the same index.
                 match node.op {
                     Op::Collective(_) => pending.push(node.operands[result as usize]),
                     _ => pending.extend(&node.operands),
@@ -78,12 +78,12 @@ fn read_by_update(module: &Module, state: StateId) -> Vec<StateId> {
     found
 }
 
-/// Whether a state is of a class that leaves.
+/// Whether a state belongs to a class that leaves.
 fn leaves(state: &State, classes: Classes, narrowed: &Narrowed) -> bool {
     match state.role {
         Role::Optimizer => classes.optimizer,
         Role::Parameter => classes.parameters || classes.optimizer && narrowed.has(state.input),
-        // Frozen weights; statistics of batch norm change in every microbatch.
+        // Frozen weights leave; statistics of batch norm change in every microbatch, and stay.
         Role::Buffer => classes.parameters && state.output.is_none(),
         Role::Scaler | Role::Rng | Role::Counter | Role::Version | Role::Compression => false,
     }

@@ -1,4 +1,4 @@
-//! The nodes of Adafactor (Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5), made of operators that sharding and kernels
+//! The nodes of Adafactor (Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5), built of operators that sharding and kernels
 //! know.
 //!
 //! A state with two dims or more keeps, of the second moments of its gradient, the means over its last dim (`adafactor.r(NAME)`)
@@ -8,10 +8,11 @@
 //! - `R ← ρR + (1-ρ)·mean over columns of (G² + eps1)`, `C ← ρC + (1-ρ)·mean over rows of (G² + eps1)`,
 //!   `U = G / √(R·C / mean(R))`; or `V ← ρV + (1-ρ)(G² + eps1)`, `U = G / √V`;
 //! - `α = max(eps2, RMS(X))·min(lr, 1/√t)` if the step is relative, else `lr`;
-//! - `D = α·U / max(1, RMS(U)/clip_threshold)`; with a first moment `M ← beta1·M + (1-beta1)·D`, which takes the place of `D`;
+//! - `D = α·U / max(1, RMS(U)/clip_threshold)`; with a first moment, `M ← beta1·M + (1-beta1)·D` replaces `D`;
 //! - `X ← X·(1 - lr·weight_decay) - D`.
 //!
-//! With the learning rate 0.01 the relative step is the paper's. Halves are computed in f32: `eps1` is no f16 number.
+//! With the learning rate 0.01 the relative step is the paper's. Half types are computed in f32, since f16 has no number as small as
+//! `eps1`.
 
 use super::update::{Scalars, add_state_with};
 use ir::ops::Labels;
@@ -26,15 +27,15 @@ use smallvec::SmallVec;
 pub struct Adafactor {
     /// Whether the step is relative to the root mean square of the parameter.
     pub relative: bool,
-    /// Decay of the first moment; 0 for none, which needs no state.
+    /// The decay of the first moment; 0 for none, which needs no state.
     pub beta1: f64,
-    /// The second moments decay by `1 - t^-decay_rate`.
+    /// The exponent of the second moments' decay, `1 - t^-decay_rate`.
     pub decay_rate: f64,
-    /// The root mean square above which an update is scaled down to it.
+    /// The largest root mean square of an update. Larger updates are scaled down to it.
     pub clip_threshold: f64,
-    /// Added to the squares of the gradient.
+    /// The addend of the squares of the gradient.
     pub eps1: f64,
-    /// The least root mean square of a parameter that a relative step has.
+    /// The least root mean square of a parameter in a relative step.
     pub eps2: f64,
 }
 
@@ -86,7 +87,7 @@ pub(super) fn build(
     b.cast(new, own)
 }
 
-/// `U`: the gradient over the root of its second moments, which are kept.
+/// Builds `U`, the gradient divided by the root of its second moments, and updates the moments.
 fn build_direction(
     b: &mut Builder,
     rule: &Adafactor,
@@ -144,7 +145,7 @@ impl Moments {
         Ok(Self { state, kept: b.cast(kept, dtype)?, added: b.cast(added, dtype)? })
     }
 
-    /// `ρ·old + (1-ρ)·new`, which is kept.
+    /// Builds `ρ·old + (1-ρ)·new`, which becomes the state's new value.
     fn build(&self, b: &mut Builder, kind: &str, new: ValueId) -> Result<ValueId, TypeError> {
         let ty = Type::new(b.ty(new).dtype, b.ty(new).dims.clone());
         let (id, old) = add_state_with(b, kind, self.state, ty);
@@ -156,7 +157,7 @@ impl Moments {
     }
 }
 
-/// The factor on `U`, an f64 scalar: `α / max(1, RMS(U)/clip_threshold)`.
+/// Builds the factor of `U`, an f64 scalar: `α / max(1, RMS(U)/clip_threshold)`.
 fn build_length(
     b: &mut Builder,
     rule: &Adafactor,
@@ -180,7 +181,7 @@ fn build_length(
     b.one(Binary::Div, &[length, divisor])
 }
 
-/// The root mean square of all elements, an f64 scalar.
+/// Builds the root mean square of all elements, an f64 scalar.
 fn build_rms(b: &mut Builder, x: ValueId) -> Result<ValueId, TypeError> {
     let labels = Labels((0..b.ty(x).ndim()).map(|i| b'a' + i as u8).collect());
     let square = Contract { lhs: labels.clone(), rhs: labels, out: Labels::default() };
@@ -191,7 +192,7 @@ fn build_rms(b: &mut Builder, x: ValueId) -> Result<ValueId, TypeError> {
     b.one(Unary::Sqrt, &[mean])
 }
 
-/// The mean over a dim, which goes.
+/// Builds the mean over a dim, and removes the dim.
 fn build_mean(b: &mut Builder, x: ValueId, dim: u32) -> Result<ValueId, TypeError> {
     let count = count(&b.ty(x).dims[dim as usize..=dim as usize])?;
     let sum = Reduce { kind: ReduceKind::Sum, dims: SmallVec::from_slice(&[dim]), keep: false };
@@ -199,7 +200,7 @@ fn build_mean(b: &mut Builder, x: ValueId, dim: u32) -> Result<ValueId, TypeErro
     b.scale(sum, 1.0 / count)
 }
 
-/// The number of elements of these dims.
+/// Returns the number of elements of these dims.
 fn count(dims: &[Dim]) -> Result<f64, TypeError> {
     let sizes = dims.iter().map(|dim| dim.size().map(|size| size as f64));
     let product = sizes.product::<Option<f64>>();

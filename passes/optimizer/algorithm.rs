@@ -1,41 +1,41 @@
-//! The rules by which a parameter moves, and how they are written in a pipeline.
+//! The rules that update a parameter, and their text in a pipeline.
 
 use super::adafactor::Adafactor;
 use crate::arguments::Arguments;
 use ir::DType;
 use ir::ops::optimizer::Adam;
 
-/// The rule by which a parameter moves.
+/// The rule that updates a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Algorithm {
     /// Gradient descent, with momentum unless it is 0; see [`ir::ops::optimizer::Sgd`].
     Sgd {
-        /// Decay of the velocity.
+        /// The decay of the velocity.
         momentum: f64,
         /// Whether the step looks ahead.
         nesterov: bool,
     },
     /// See [`ir::ops::optimizer::Adagrad`].
     Adagrad {
-        /// Added to the root of the sum of squares.
+        /// The addend of the root of the sum of squares.
         eps: f64,
     },
     /// See [`Adafactor`].
     Adafactor(Adafactor),
     /// See [`ir::ops::optimizer::Lion`].
     Lion {
-        /// Share of the momentum in the direction of a step.
+        /// The share of the momentum in the direction of a step.
         beta1: f64,
-        /// Decay of the momentum.
+        /// The decay of the momentum.
         beta2: f64,
     },
     /// Adam, or AdamW if `decoupled`; see [`ir::ops::optimizer::Adam`].
     Adam {
-        /// Decay of the first moment.
+        /// The decay of the first moment.
         beta1: f64,
-        /// Decay of the second moment.
+        /// The decay of the second moment.
         beta2: f64,
-        /// Added to the root of the second moment.
+        /// The addend of the root of the second moment.
         eps: f64,
         /// Whether the weight decay bypasses the moments.
         decoupled: bool,
@@ -47,12 +47,12 @@ pub enum Algorithm {
 /// The form in which Adam keeps its moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moments {
-    /// In the type of the parameter: f32, also where a model is trained in half precision.
+    /// In the type of the parameter: f32, even if a model is trained in half precision.
     #[default]
     Full,
     /// In bf16, except those of f64 parameters.
     Bf16,
-    /// In 8 bits, with a number for each block, except those of small parameters; see [`ir::ops::optimizer::Adam8bit`].
+    /// In 8 bits, with a scale for each block, except those of small parameters; see [`ir::ops::optimizer::Adam8bit`].
     EightBit,
 }
 
@@ -65,8 +65,8 @@ impl Moments {
     /// The fewest elements of a parameter whose moments are kept in 8 bits, as in bitsandbytes.
     pub const LEAST: u64 = 4096;
 
-    /// The largest decay of a moment of this form. bf16 has 8 significant bits. Rounding to nearest undoes a change of less than half a unit,
-    /// which is at most 2⁻⁸ of the number. A decay above 1 - 2⁻⁸ may change a moment by less, so that it stays as it is for ever.
+    /// Returns the largest decay of a moment in this form. bf16 has 8 significant bits. Rounding to nearest undoes a change of less than
+    /// half a unit, which is at most 2⁻⁸ of the number. With a decay above 1 - 2⁻⁸ a moment may change by less, and then never changes.
     pub fn largest_decay(self) -> f64 {
         match self {
             Self::Full | Self::EightBit => 1.0,
@@ -74,7 +74,7 @@ impl Moments {
         }
     }
 
-    /// The element type of the moments of a parameter, where they are numbers.
+    /// Returns the element type of the moments of a parameter, if they are floats.
     pub fn dtype(self, parameter: DType) -> DType {
         match self {
             Self::Bf16 if Adam::moments_may_be(DType::BF16, parameter) => DType::BF16,
@@ -82,7 +82,7 @@ impl Moments {
         }
     }
 
-    /// Refuses a decay with which a moment that is kept so would stay as it was.
+    /// Refuses a decay that is so large that a moment in this form would never change.
     fn check(self, name: &str, decay: f64) -> Result<(), String> {
         if decay <= self.largest_decay() || decay >= 1.0 {
             return Ok(());
@@ -96,8 +96,8 @@ impl Moments {
         ))
     }
 
-    /// The decay of the second moment, if none is given: PyTorch's, or that of DeepSeek-V3 (arXiv 2412.19437, sections 3.3.3 and 4.2), which
-    /// was trained with moments of bf16.
+    /// Returns the decay of the second moment if none is given: PyTorch's, or that of DeepSeek-V3 (arXiv 2412.19437, sections 3.3.3 and
+    /// 4.2), which was trained with moments of bf16.
     fn default_beta2(self) -> f64 {
         match self {
             Self::Full | Self::EightBit => 0.999,
@@ -106,16 +106,16 @@ impl Moments {
     }
 }
 
-/// A word that belongs to an algorithm, under its name in text.
+/// A setting of an algorithm that is a word, under its name in text.
 #[derive(Debug, PartialEq)]
 pub struct Word<'a> {
-    /// Its name.
+    /// The name of the setting.
     pub name: &'static str,
-    /// The choice that the word makes.
+    /// The setting.
     pub choice: Choice<'a>,
 }
 
-/// The setting that a word changes.
+/// A setting that a word changes.
 #[derive(Debug, PartialEq)]
 pub enum Choice<'a> {
     /// The form of Adam's moments.
@@ -125,10 +125,10 @@ pub enum Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Makes the choice of this word.
+    /// Sets this word.
     ///
     /// # Errors
-    /// A word that is none of the choice's.
+    /// The word is not in the setting's list.
     pub fn set(&mut self, word: &str) -> Result<(), String> {
         match self {
             Self::Moments(moments) => **moments = chosen(&Moments::ALL, word)?,
@@ -137,7 +137,7 @@ impl Choice<'_> {
         Ok(())
     }
 
-    /// The word of the choice.
+    /// Returns the word of the setting.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Moments(moments) => name_of(&Moments::ALL, moments),
@@ -158,25 +158,25 @@ fn name_of<T: PartialEq>(words: &[(T, &'static str)], choice: &T) -> &'static st
     words.iter().find(|(other, _)| other == choice).map_or("", |(_, name)| name)
 }
 
-/// A number that belongs to an algorithm, under its name in text.
+/// A setting of an algorithm that is a number, under its name in text.
 #[derive(Debug, PartialEq)]
 pub struct Hyperparameter<'a> {
-    /// Its name.
+    /// The name of the setting.
     pub name: &'static str,
     /// The number.
     pub value: &'a mut f64,
-    /// The numbers that it may be.
+    /// The numbers that are allowed.
     pub range: Range,
 }
 
-/// The numbers that a hyperparameter may be.
+/// The numbers that a hyperparameter may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
     /// At least 0 and below 1.
     Share,
     /// Above 0.
     Positive,
-    /// A small number that keeps a divisor from 0; an optimizer of a file may have the epsilon 0.
+    /// At least 0: a small number that keeps a divisor from 0. An optimizer of a file may have the epsilon 0.
     Epsilon,
 }
 
@@ -205,12 +205,12 @@ impl Algorithm {
         (Self::ADAMW, "adamw"),
     ];
 
-    /// The algorithm of that name, with default hyperparameters.
+    /// Returns the algorithm with this name, with default hyperparameters.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|(_, other)| *other == name).map(|(algorithm, _)| algorithm)
     }
 
-    /// The hyperparameters that its text gives, to be read and set.
+    /// Returns the hyperparameters that its text gives, for reading and setting.
     pub fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>> {
         let share = |name, value| Hyperparameter { name, value, range: Range::Share };
         let epsilon = |value| Hyperparameter { name: "eps", value, range: Range::Epsilon };
@@ -235,7 +235,7 @@ impl Algorithm {
         }
     }
 
-    /// The bytes of its states for each element of an f32 parameter of two dims or more, without terms that vanish in a large one.
+    /// Returns the bytes of its states for each element of an f32 parameter of two dims or more, without terms that vanish in a large one.
     pub fn state_bytes(&self) -> u64 {
         match self {
             Self::Sgd { momentum: 0.0, .. } => 0,
@@ -253,8 +253,8 @@ impl Algorithm {
         }
     }
 
-    /// Whether the update of an element depends on other elements of its parameter, so that a tensor of the file is updated in
-    /// another way if it is cut into several states.
+    /// Whether the update of an element depends on other elements of its parameter. If so, a tensor of the file is updated in another way
+    /// when it is cut into several states.
     pub fn depends_on_cuts(&self) -> bool {
         match self {
             Self::Sgd { .. } | Self::Adagrad { .. } | Self::Lion { .. } => false,
@@ -263,7 +263,7 @@ impl Algorithm {
         }
     }
 
-    /// The words that its text gives, to be read and set before the hyperparameters.
+    /// Returns the words that its text gives, for reading and setting before the hyperparameters.
     pub fn words(&mut self) -> Vec<Word<'_>> {
         match self {
             Self::Sgd { .. } | Self::Adagrad { .. } | Self::Lion { .. } => vec![],
@@ -274,10 +274,10 @@ impl Algorithm {
         }
     }
 
-    /// The same algorithm with the words that `word_of` gives by their names, and with the default hyperparameters of these words.
+    /// Returns the same algorithm with the words that `word_of` gives by their names, and with the default hyperparameters for these words.
     ///
     /// # Errors
-    /// A word that is none of its choice's.
+    /// A word is not in its setting's list.
     pub fn with_words(
         mut self,
         mut word_of: impl FnMut(&'static str) -> Option<String>,
@@ -293,7 +293,7 @@ impl Algorithm {
         Ok(self)
     }
 
-    /// The words that are not the defaults of its name, each with the name of its choice.
+    /// Returns the words that differ from the defaults of the algorithm's name, each with the name of its setting.
     pub fn own_words(&self) -> Vec<(&'static str, &'static str)> {
         let (mut given, mut default) = (*self, Self::named(self.name()).unwrap_or(*self));
         let words = given.words().into_iter().zip(default.words());
@@ -301,7 +301,7 @@ impl Algorithm {
         own.map(|(given, _)| (given.name, given.choice.word())).collect()
     }
 
-    /// The algorithm of the same name and words with default hyperparameters.
+    /// Returns the algorithm with the same name and words, and with default hyperparameters.
     fn default_of(self) -> Self {
         let words = self.own_words();
         let word_of =
@@ -320,7 +320,7 @@ impl Algorithm {
 
     pub(super) fn print(&self, arguments: &mut Arguments) {
         arguments.push("", self.name());
-        // The rule with a momentum goes by two names, so its momentum is always written.
+        // Gradient descent has two names, with and without a momentum, so the momentum is always written.
         let always = matches!(self, Self::Sgd { .. });
         let (mut given, mut default) = (*self, self.default_of());
         self.own_words().into_iter().for_each(|(name, word)| arguments.push(name, word));
@@ -331,7 +331,7 @@ impl Algorithm {
         }
     }
 
-    /// The name under which it is chosen.
+    /// Returns the name by which the algorithm is chosen.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Sgd { nesterov: true, .. } => "nesterov",
@@ -345,7 +345,7 @@ impl Algorithm {
         }
     }
 
-    /// Refuses numbers with which no step makes sense.
+    /// Refuses numbers that make no sense in any step.
     pub fn check(&self) -> Result<(), String> {
         if let Self::Sgd { momentum: 0.0, nesterov: true } = self {
             return Err("nesterov's rule needs a momentum above 0".to_string());

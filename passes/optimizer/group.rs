@@ -1,23 +1,23 @@
-//! Parameters that are treated otherwise than the rest: a share of the learning rate, a weight decay of their own.
+//! Groups of parameters with a learning rate or a weight decay of their own.
 
 use super::algorithm::not_negative;
 use crate::arguments::pattern;
 use std::fmt;
 use std::str::FromStr;
 
-/// What is different for the parameters whose names fit a pattern. Where several groups fit a parameter, the last that
-/// says something of the rate, or of the decay, says it.
+/// The settings of the parameters whose names match a pattern. If several groups match a parameter, the last one that sets the rate
+/// decides the rate, and the last one that sets the decay decides the decay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// A glob over the names of tensors: the file's, and the module paths of those that the exporter renamed.
+    /// A glob over the names of tensors: those of the file, and the module paths of tensors that the exporter renamed.
     pub pattern: String,
-    /// Factor on the learning rate of every step.
+    /// The factor of the learning rate of every step.
     pub lr: Option<f64>,
-    /// The weight decay, in place of that of the optimizer and of its choice of what decays.
+    /// The weight decay, which replaces that of the optimizer, whether the parameter would decay or not.
     pub weight_decay: Option<f64>,
 }
 
-/// `h.*.ln_*:lr=0.5,weight-decay=0`: one of the two or both.
+/// Reads `h.*.ln_*:lr=0.5,weight-decay=0`, with either setting or both.
 impl FromStr for Group {
     type Err = String;
 
@@ -64,13 +64,13 @@ impl fmt::Display for Group {
 }
 
 impl Group {
-    /// Whether the pattern fits one of a parameter's names.
+    /// Whether the pattern matches one of a parameter's names.
     pub fn fits<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> bool {
         names.into_iter().any(|name| pattern::matches(&self.pattern, name))
     }
 }
 
-/// The factor on the learning rate of a parameter of these names, and its weight decay where a group says it.
+/// Returns the factor of the learning rate of a parameter with these names, and its weight decay if a group sets it.
 pub fn settings(groups: &[Group], names: &[&str]) -> (f64, Option<f64>) {
     let fitting = || groups.iter().filter(|group| group.fits(names.iter().copied()));
     let lr = fitting().filter_map(|group| group.lr).next_back();

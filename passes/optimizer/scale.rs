@@ -1,28 +1,28 @@
-//! The factors of a gradient: numbers by which the update multiplies all its elements.
+//! The factors of a gradient: scalars by which the update multiplies all its elements.
 //!
-//! The divisor of the loss and the loss scale are such factors. An optimizer multiplies the gradient by them while it reads
-//! it, and a norm is multiplied once, so no scaled gradient is written to memory.
+//! The divisor of the loss and the loss scale are such factors. An optimizer multiplies the gradient by them as it reads the gradient,
+//! and a norm is multiplied after it is computed, so no scaled gradient is written to memory.
 
 use ir::ops::elementwise::Binary;
 use ir::{Builder, DType, Definition, Module, Op, Phase, TypeError, ValueId};
 use std::collections::BTreeMap;
 
-/// A gradient as a tensor times factors.
+/// A gradient as a product of a tensor and factors.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Factored {
     /// The tensor, of the gradient's type.
     pub(crate) tensor: ValueId,
-    /// Scalars of the gradient's element type, in the order in which they are multiplied.
+    /// The factors, scalars of the gradient's element type, in the order of multiplication.
     pub(crate) factors: Vec<ValueId>,
 }
 
 impl Factored {
-    /// A gradient without factors.
+    /// Returns a gradient without factors.
     pub(crate) fn whole(gradient: ValueId) -> Self {
         Self { tensor: gradient, factors: vec![] }
     }
 
-    /// Takes a gradient apart, as far as nodes of the update multiply a tensor of its type by a scalar.
+    /// Takes a gradient apart: finds the scalars by which nodes of the update multiply a tensor of the same type.
     pub(crate) fn of(module: &Module, gradient: ValueId) -> Self {
         let Some((tensor, factor)) = product(module, gradient) else { return Self::whole(gradient) };
         let mut inner = Self::of(module, tensor);
@@ -31,7 +31,7 @@ impl Factored {
     }
 }
 
-/// The operands of the node that multiplies a tensor by a scalar, if the update makes the value so.
+/// Returns the tensor and the scalar of a product, if a node of the update computes the value as one.
 fn product(module: &Module, value: ValueId) -> Option<(ValueId, ValueId)> {
     let Definition::Node(id, _) = module.value(value).definition else { return None };
     let node = module.node(id);
@@ -45,7 +45,7 @@ fn product(module: &Module, value: ValueId) -> Option<(ValueId, ValueId)> {
 pub(crate) struct Products(BTreeMap<Vec<ValueId>, ValueId>);
 
 impl Products {
-    /// The product of scalars of one type, in their order; `None` of no scalars.
+    /// Returns the product of scalars of one type, in their order; `None` for no scalars.
     pub(crate) fn product(
         &mut self,
         b: &mut Builder,
@@ -75,7 +75,7 @@ impl Casts {
         Self { scalar, casts: BTreeMap::new() }
     }
 
-    /// The scalar in a type.
+    /// Returns the scalar in a type.
     pub(crate) fn cast(&mut self, b: &mut Builder, dtype: DType) -> Result<ValueId, TypeError> {
         if let Some(&cast) = self.casts.get(&dtype) {
             return Ok(cast);

@@ -4,7 +4,7 @@ use crate::arguments::Arguments;
 use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::{Builder, DType, TypeError, ValueId};
 
-/// The learning rate of step `s`, counted from 0. With `lr` the highest rate:
+/// The learning rate of step `s`, counted from 0. `lr` is the highest rate:
 ///
 /// - `s < warmup`: `lr · (s + 1) / warmup`;
 /// - then, with progress `p = min(1, (s - warmup) / (steps - warmup))`: constant `lr`; linear `lr + (min - lr)·p`;
@@ -15,27 +15,27 @@ use ir::{Builder, DType, TypeError, ValueId};
 pub struct Schedule {
     /// The curve after the warm-up.
     pub curve: Curve,
-    /// Steps of linear warm-up; 0 for none.
+    /// The number of steps of linear warm-up; 0 for none.
     pub warmup: u64,
     /// The rate at the end of the curve, as an absolute number.
     pub min: f64,
     /// The step at which the curve ends; more than `warmup` where the curve is not constant.
     pub steps: u64,
-    /// How many steps the rate falls in the end, of warmup-stable-decay; 0 for a tenth of `steps`.
+    /// The number of steps of the final decay of warmup-stable-decay; 0 for a tenth of `steps`.
     pub decay: u64,
 }
 
-/// How the learning rate goes on after the warm-up.
+/// The course of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Curve {
-    /// It stays.
+    /// The rate stays.
     #[default]
     Constant,
-    /// It falls on a line.
+    /// The rate falls linearly.
     Linear,
-    /// It falls on half a cosine.
+    /// The rate falls like half a cosine.
     Cosine,
-    /// It stays, and falls on a line in the end.
+    /// The rate stays, and falls linearly in the end.
     WarmupStableDecay,
 }
 
@@ -78,7 +78,7 @@ impl Schedule {
         arguments.push_unless(&default.decay, "decay", &self.decay);
     }
 
-    /// Whether the numbers make a curve.
+    /// Refuses numbers that make no curve.
     pub(crate) fn check(&self) -> Result<(), String> {
         let Self { curve, warmup, steps, .. } = *self;
         if curve == Curve::Constant {
@@ -96,13 +96,13 @@ impl Schedule {
         Ok(())
     }
 
-    /// The fewest steps that a run can have without a length of the schedule's own: one after the warm-up, and all in which
-    /// the rate falls.
+    /// Returns the fewest steps of a run whose schedule has no length of its own: the warm-up and the final decay, or the warm-up and one
+    /// step.
     pub fn least_steps(&self) -> u64 {
         self.warmup.saturating_add(self.decay.max(1))
     }
 
-    /// How many steps the rate falls in the end, of warmup-stable-decay.
+    /// Returns the number of steps of the final decay of warmup-stable-decay.
     pub fn decay_steps(&self) -> u64 {
         match self.decay {
             0 => (self.steps / 10).clamp(1, self.steps.saturating_sub(self.warmup).max(1)),
@@ -110,7 +110,7 @@ impl Schedule {
         }
     }
 
-    /// The step from which on the rate falls.
+    /// Returns the step at which the rate begins to fall.
     fn fall(&self) -> u64 {
         match self.curve {
             Curve::WarmupStableDecay => self.steps.saturating_sub(self.decay_steps()),
@@ -118,7 +118,7 @@ impl Schedule {
         }
     }
 
-    /// The rate of step `s` as a number: what `build` computes on the device.
+    /// Returns the rate of step `s`, as `build` computes it on the device.
     pub fn rate(&self, lr: f64, s: u64) -> f64 {
         if s < self.warmup {
             return lr * (s + 1) as f64 / self.warmup as f64;

@@ -7,7 +7,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
 use ir::{Builder, Initializer, Role, StateId, Type, TypeError, ValueId};
 
-/// The scalars that an update reads: f64 but for the last two.
+/// The scalars that an update reads: f64, except `scale` and `skip`.
 pub(super) struct Scalars {
     pub(super) lr: ValueId,
     pub(super) weight_decay: ValueId,
@@ -15,13 +15,13 @@ pub(super) struct Scalars {
     pub(super) decays: bool,
     /// The number of this step, from 1.
     pub(super) step: ValueId,
-    /// The factor of the gradient, of its element type.
+    /// The factor of the gradient, in the gradient's element type.
     pub(super) scale: Option<ValueId>,
-    /// Whether the states stay as they are. A program that has it has a scale, too.
+    /// Whether the states keep their values. If a program has `skip`, it also has `scale`.
     pub(super) skip: Option<ValueId>,
 }
 
-/// The new value of a parameter, and of the states that the rule keeps for it.
+/// Builds the new value of a parameter, and of the states that the rule keeps for it.
 pub(super) fn build_update(
     b: &mut Builder,
     algorithm: Algorithm,
@@ -35,7 +35,7 @@ pub(super) fn build_update(
         operands.iter().copied().chain(scale).chain(skip).collect()
     };
     let new = match algorithm {
-        // Without momentum there is no velocity to keep.
+        // Without momentum there is no velocity.
         Algorithm::Sgd { momentum: 0.0, .. } => build_descent(b, parameter, gradient, scalars)?,
         Algorithm::Sgd { momentum, nesterov } => {
             let velocity = add_state(b, "sgd.velocity", state);
@@ -89,7 +89,7 @@ pub(super) fn build_update(
     Ok(())
 }
 
-/// `p - lr·(scale·g + weight_decay·p)`. Without decay an infinite parameter stays as it is: zero times it would be NaN.
+/// Builds `p - lr·(scale·g + weight_decay·p)`. Without decay the last product is left out: zero times an infinite parameter would be NaN.
 fn build_descent(
     b: &mut Builder,
     parameter: ValueId,
@@ -114,13 +114,13 @@ fn build_descent(
     b.one(Binary::Sub, &[parameter, move_by])
 }
 
-/// A state of zeros like a parameter, and its value.
+/// Adds a state of zeros with the type of a parameter. Returns its id and value.
 fn add_state(b: &mut Builder, kind: &str, parameter: StateId) -> (StateId, ValueId) {
     let ty = b.module().states[parameter].ty.clone();
     add_state_with(b, kind, parameter, ty)
 }
 
-/// A state of zeros of this type that belongs to a parameter, and its value.
+/// Adds a state of zeros of this type that belongs to a parameter. Returns its id and value.
 pub(super) fn add_state_with(
     b: &mut Builder,
     kind: &str,
@@ -134,7 +134,7 @@ pub(super) fn add_state_with(
     (id, b.module().states[id].input)
 }
 
-/// The states of moments in 8 bits, in the order of the operator's operands.
+/// Adds the states of moments in 8 bits, in the order of the operator's operands.
 fn add_8bit_states(
     b: &mut Builder,
     rule: &Adam8bit,

@@ -4,7 +4,7 @@ use super::{Evidence, Finding};
 use crate::analysis::constants::{any_element, first_elements};
 use ir::{Claim, Data, DataId, Module};
 
-/// Decides on a tensor by its claim and by `found`, the evidence of its uses.
+/// Decides about a tensor by its claim and by `found`, the evidence of its uses.
 pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
     let row = &module.data[data];
     let use_of = found.reason().to_owned();
@@ -32,7 +32,7 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
             (Some(why), _) => constant(why),
             (None, _) if found.is_compared => constant(&format!("no gradient comes to it; {use_of}")),
             (None, _) if is_sinusoidal(row) => constant("a table of sines and cosines"),
-            // A layer that starts as the identity has such a weight.
+            // A layer that starts as the identity has a weight of zeros and ones.
             (None, Evidence::Parameter(_)) if is_binary(row) => Evidence::Named(format!(
                 "the name is a parameter's, although the tensor holds only zeros and ones; {use_of}"
             )),
@@ -48,7 +48,7 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
     Finding { evidence, ..found }
 }
 
-/// Why a tensor is no parameter, by its name.
+/// Returns the reason why the name of a tensor says that it is no parameter.
 pub(super) fn named_constant(module: &Module, row: &Data) -> Option<&'static str> {
     let (stem, leaf) = row.name.rsplit_once('.').map_or(("", &row.name[..]), |(stem, leaf)| (stem, leaf));
     let exists = |name: String| module.data.values().any(|other| other.name == name);
@@ -62,7 +62,7 @@ pub(super) fn named_constant(module: &Module, row: &Data) -> Option<&'static str
     (is_parametrized || old_form.is_some_and(exists)).then_some("a singular vector of a spectral norm")
 }
 
-/// No table of positions is larger, in elements.
+/// The most elements of a table of positions.
 const LARGEST_TABLE: u64 = 1 << 24;
 
 /// Whether the rows of a table hold the sines and cosines of some angles, as position embeddings that are not trained do (Vaswani
@@ -79,7 +79,7 @@ fn is_sinusoidal(row: &Data) -> bool {
         let squares: f64 = row.iter().map(|x| x * x).sum();
         (squares - half).abs() <= 1e-3 * half && row.iter().all(|x| x.abs() <= 1.0 + 1e-6)
     };
-    // Most matrices fail in their first row.
+    // Most matrices fail already in their first row.
     let first = first_elements(row, row.ty.ndim() - 1);
     if first.is_none_or(|first| !is_of_angles(first.floats())) {
         return false;
@@ -89,7 +89,7 @@ fn is_sinusoidal(row: &Data) -> bool {
     rows.all(is_of_angles) && any_element(row, |x| x != 1.0 && x != -1.0 && x != 0.0) == Some(true)
 }
 
-/// Whether a matrix or a larger tensor holds zeros and ones, both, and nothing else.
+/// Whether a matrix or a larger tensor holds nothing but zeros and ones, and both of them.
 fn is_binary(row: &Data) -> bool {
     let holds = |number: f64| any_element(row, |x| x == number) == Some(true);
     row.ty.ndim() >= 2

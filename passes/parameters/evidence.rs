@@ -1,4 +1,4 @@
-//! The evidence of a tensor's uses: is it trained, or a mask, a table, a number?
+//! The evidence of a tensor's uses: they show whether it is trained, or a mask, a table or a number.
 
 use super::paths::{Paths, large_dims};
 use crate::analysis::constants::{any_element, first_elements};
@@ -14,20 +14,20 @@ use std::fmt;
 /// The evidence of one use, with the reason in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Evidence {
-    /// Nothing that would make it a parameter.
+    /// No use speaks for a parameter.
     None(String),
-    /// It is trained, as far as one can tell.
+    /// The tensor is probably trained.
     Ambiguous(String),
-    /// It is trained.
+    /// The tensor is trained.
     Parameter(String),
-    /// It is trained because it is named as parameters are; its uses do not tell.
+    /// The tensor is trained because it has a parameter's name; its uses do not tell.
     Named(String),
-    /// It is none, whatever the other uses say.
+    /// The tensor is a constant, whatever its other uses say.
     Constant(String),
 }
 
 impl Evidence {
-    /// Which of several decides.
+    /// Returns the rank of the evidence. The strongest of several decides.
     fn strength(&self) -> u8 {
         match self {
             Self::None(_) => 0,
@@ -43,10 +43,10 @@ impl Evidence {
 pub struct Finding {
     /// The strongest evidence.
     pub evidence: Evidence,
-    /// Nodes of the file that use it as a norm's scale or bias or as a bias: of these a model has one each, so more were
-    /// merged.
+    /// The number of nodes of the file that use it as a norm's scale or bias or as a bias. A model has its own tensor for each such
+    /// node, so a number above one shows that tensors were merged.
     pub vector_uses: usize,
-    /// Whether only comparisons and the like read it, so that no gradient comes to it.
+    /// Whether no gradient comes to it, because only comparisons and the like read it.
     pub is_compared: bool,
 }
 
@@ -56,7 +56,7 @@ impl Finding {
         matches!(self.evidence, Evidence::Parameter(_) | Evidence::Named(_) | Evidence::Ambiguous(_))
     }
 
-    /// The reason in words.
+    /// Returns the reason in words.
     pub fn reason(&self) -> &str {
         match &self.evidence {
             Evidence::None(why)
@@ -75,22 +75,22 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Added to scores, numbers below this hide positions; no trained bias is this low.
+/// The largest number of a mask. Added to scores, it hides positions; no trained bias is as low.
 const MASKED: f64 = -9999.0;
 
-/// One use of a tensor: which node reads it, as which operand, in which value, and which slices of it.
+/// One use of a tensor: the node, the index of its operand, the value that it reads, and the slices before that value.
 struct Use<'m> {
     node: &'m Node,
     operand: usize,
     value: ValueId,
-    /// The number of the slices between the tensor and the use, in [`SliceChains`].
+    /// The number of the chain of slices between the tensor and the use, in [`SliceChains`].
     slices: usize,
 }
 
-/// Chains of slices by number, so that a long chain with many uses is not copied for each. Number 0 is the empty chain.
+/// Numbers of chains of slices, so that a long chain with many uses is not copied for each use. Number 0 is the empty chain.
 #[derive(Default)]
 struct SliceChains {
-    /// The number of each chain, by that of the chain without its last slice.
+    /// The number of each chain, by the number of the chain without its last slice, and this slice.
     numbers: BTreeMap<(usize, Slice), usize>,
 }
 
@@ -101,12 +101,12 @@ impl SliceChains {
     }
 }
 
-/// Everything a search looks at again and again.
+/// The facts that a search asks for again and again.
 pub(super) struct Search<'m> {
     module: &'m Module,
     uses: cranelift_entity::SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
     paths: Paths,
-    /// Tensors that the file holds once for each sample.
+    /// The names of tensors that repeat the same values for each sample.
     repeated: &'m BTreeSet<String>,
 }
 
@@ -119,7 +119,7 @@ impl<'m> Search<'m> {
         self.paths.varies(value)
     }
 
-    /// Weighs the uses of `values`, all of which are the tensor `data`.
+    /// Weighs the uses of `values`, each of which is the whole tensor `data`.
     pub(super) fn finding(&mut self, data: DataId, values: &[ValueId]) -> Finding {
         let data = Tensor::of(&self.module.data[data]);
         let is_compared = !values.iter().any(|&value| self.paths.reaches_a_result(value));
@@ -134,7 +134,7 @@ impl<'m> Search<'m> {
                 Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) | Op::Binary(Binary::Add)
             );
             if is_vector && matches!(evidence, Evidence::Parameter(_)) {
-                // What a loop was unrolled into comes from one node of the file, which reads its tensor in every step.
+                // The nodes of an unrolled loop come from one node of the file, which reads its tensor in every step.
                 let origin = &*found.node.origin;
                 let place = (origin, origin.is_empty().then_some(i));
                 vector_uses.entry(found.slices).or_default().insert(place);
@@ -147,7 +147,7 @@ impl<'m> Search<'m> {
         finding
     }
 
-    /// The uses of values and of their views, but not the views themselves.
+    /// Returns the uses of values and of their views, without the views themselves.
     fn final_uses(&self, values: &[ValueId]) -> Vec<Use<'m>> {
         let mut stack: Vec<(ValueId, usize)> = values.iter().map(|&value| (value, 0)).collect();
         let (mut found, mut seen, mut chains) = (Vec::new(), BTreeSet::new(), SliceChains::default());
@@ -170,8 +170,7 @@ impl<'m> Search<'m> {
         found
     }
 
-    /// Whether a node puts tensors of the file together, as an exporter does with the gates of a cell that come in another
-    /// order.
+    /// Whether a node concatenates tensors of the file. An exporter does so with the gates of a cell that come in another order.
     fn joins_tensors(&self, node: &Node) -> bool {
         matches!(node.op, Op::Concat(_)) && !node.operands.iter().any(|&operand| self.varies(operand))
     }
@@ -217,7 +216,7 @@ impl<'m> Search<'m> {
             (Op::Binary(Binary::Sub | Binary::Div | Binary::Mul), _) if self.normalises_input(found) => {
                 Evidence::Constant(format!("normalises an input{place}"))
             }
-            // A norm of the file whose scale has other dims than the normalised ones.
+            // A product made of a norm of the file whose scale has other dims than the normalised ones.
             (Op::Binary(Binary::Mul), _) if is_norm(node) && self.varies(other()) => {
                 parameter("scale of a norm")
             }
@@ -233,7 +232,7 @@ impl<'m> Search<'m> {
         }
     }
 
-    /// `x + tensor`: a bias, a mask, a number, or position embeddings that the exporter folded.
+    /// Returns the evidence of `x + tensor`: a bias, a mask, a number, or position embeddings that the exporter folded.
     fn added(&self, data: &Tensor, found: &Use, other: ValueId, place: &str) -> Evidence {
         if data.holds_masked() {
             return mask(place);
@@ -262,7 +261,7 @@ impl<'m> Search<'m> {
         }
     }
 
-    /// `x · tensor`: the scale of a norm that was not recognised, a table, or what weighs the terms of a loss.
+    /// Returns the evidence of `x · tensor`: the scale of a norm that was not recognised, a table, or weights of the terms of a loss.
     fn multiplied(&self, data: &Tensor, found: &Use, other: ValueId, place: &str) -> Evidence {
         let large = large_dims(self.module, found.value);
         let ndim = self.module.ty(found.node.results[0]).ndim();
@@ -287,8 +286,7 @@ impl<'m> Search<'m> {
         }
     }
 
-    /// Whether the file holds the tensor once for each sample. Then the dims that are left of it with a batch of one do not tell
-    /// its role.
+    /// Whether the file repeats the tensor for each sample. In a batch of one its dims then do not show its role.
     fn is_repeated(&self, tensor: &Tensor) -> bool {
         self.repeated.contains(&tensor.data.name)
     }
@@ -312,7 +310,7 @@ impl<'m> Search<'m> {
         is_scaled(found.node) && matches!(from, Definition::Node(id, _) if is_centred(self.module.node(id)))
     }
 
-    /// The nodes that read what a node computes, once views, concatenations and what `through` names are passed.
+    /// Returns the nodes that read the result of a node, directly or through views, concatenations and the operators of `through`.
     fn readers(&self, node: &Node, through: impl Fn(&Op) -> bool) -> Vec<(&'m Node, ValueId)> {
         let (mut readers, mut stack, mut seen) = (Vec::new(), vec![node.results[0]], BTreeSet::new());
         while let Some(value) = stack.pop() {
@@ -330,13 +328,13 @@ impl<'m> Search<'m> {
         readers
     }
 
-    /// Whether a node multiplies positions by frequencies: `positions` comes from integers, and only sines and cosines are
-    /// taken of the product. Of activations they are taken in a network with sines, whose frequencies are trained.
+    /// Whether a node multiplies positions by frequencies: `positions` comes from integers, and only sines and cosines read the product. In
+    /// a network with sines, they read products of activations, and the frequencies are trained.
     fn turns_into_angles(&self, node: &Node, positions: ValueId) -> bool {
         self.paths.feeds_only_angles(node.results[0]) && self.paths.comes_from_integers(positions)
     }
 
-    /// Whether what is looked up turns queries and keys: as a rotary operator's table, or multiplied in by hand.
+    /// Whether the looked-up rows rotate queries and keys: as the table of a rotary operator, or as factors of activations.
     fn is_rotary_lookup(&self, gather: &Node) -> bool {
         let readers = self.readers(gather, |_| false);
         let turns = |(reader, value): &(&Node, ValueId)| match &reader.op {
@@ -350,7 +348,7 @@ impl<'m> Search<'m> {
         !readers.is_empty() && readers.iter().all(turns)
     }
 
-    /// Whether what is looked up is a number for each label, of which terms of a loss are multiples and that are added up.
+    /// Whether the looked-up value is a number for each label that weighs the terms of a loss, or is added up.
     fn weighs_classes(&self, gather: &Node) -> bool {
         let numbers = self.module.ty(gather[OperandRole::Data]).ndim() == 1;
         let labels = matches!(self.viewed(gather[OperandRole::Indices]), Definition::Input(_));
@@ -366,19 +364,19 @@ impl<'m> Search<'m> {
         self.module.value(self.paths.viewed(value)).definition
     }
 
-    /// Whether the value is the result of a convolution.
+    /// Whether a value is the result of a convolution.
     fn is_convolution(&self, value: ValueId) -> bool {
         let Definition::Node(id, _) = self.module.value(value).definition else { return false };
         matches!(self.module.node(id).op, Op::Conv(_) | Op::ConvGradInput(_))
     }
 }
 
-/// Whether a node was made from a norm of the file, which had no place for the operand.
+/// Whether a node was made from a norm of the file whose operator could not take the operand.
 fn is_norm(node: &Node) -> bool {
     ["(LayerNormalization,", "(RMSNormalization,"].iter().any(|operator| node.origin.contains(operator))
 }
 
-/// A tensor whose uses are weighed, with what its numbers say: read once, however many uses ask.
+/// A tensor whose uses are weighed, with facts about its numbers. Each fact is computed once.
 struct Tensor<'m> {
     data: &'m Data,
     masked: OnceCell<bool>,
@@ -391,12 +389,12 @@ impl<'m> Tensor<'m> {
         Self { data, masked: OnceCell::new(), zero: OnceCell::new(), rotary: OnceCell::new() }
     }
 
-    /// Whether it holds numbers so large that a sum with them loses the other operand.
+    /// Whether it holds numbers so low that a sum with them loses the other operand.
     fn holds_masked(&self) -> bool {
         *self.masked.get_or_init(|| any_element(self.data, |x| x <= MASKED) == Some(true))
     }
 
-    /// Whether its numbers are here, and all of them are zero.
+    /// Whether its bytes are here, and all of its numbers are zero.
     fn is_zero(&self) -> bool {
         *self.zero.get_or_init(|| any_element(self.data, |x| x != 0.0) == Some(false))
     }
@@ -407,8 +405,8 @@ impl<'m> Tensor<'m> {
     }
 }
 
-/// Whether a table may be one of sines and cosines: none is above 1, and those of position 0 are zeros and ones. True for a
-/// table without its numbers.
+/// Whether a table may hold sines and cosines: no number is above 1, and those of position 0 are zeros and ones. True for a table whose
+/// bytes are not here.
 fn may_be_rotary(data: &Data) -> bool {
     let first = first_elements(data, 1);
     let starts = first.is_none_or(|row| row.floats().iter().all(|&x| x == 0.0 || x == 1.0));
@@ -419,7 +417,7 @@ fn mask(place: &str) -> Evidence {
     Evidence::Constant(format!("mask: holds numbers below {MASKED}{place}"))
 }
 
-/// A tensor that is added to attention scores: a mask, or a bias, which may have been folded by the exporter (T5's).
+/// Returns the evidence of a tensor that is added to attention scores: a mask, or a bias, which the exporter may have folded (T5's).
 fn on_scores(data: &Tensor, place: &str) -> Evidence {
     if data.holds_masked() {
         mask(place)

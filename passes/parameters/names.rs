@@ -1,4 +1,4 @@
-//! Names of states, and which of them the user's patterns freeze.
+//! Names the states, and marks those that the user's patterns freeze.
 
 use super::{Parameters, Row};
 use crate::arguments::pattern::matches;
@@ -17,8 +17,8 @@ impl<'m> Names<'m> {
         Self { module, taken: module.states.values().map(|state| state.name.clone()).collect() }
     }
 
-    /// The name of a tensor's states before slices add to it: the file's, or the module path if the exporter made
-    /// the file's up.
+    /// Returns the name of a tensor's states, without the suffixes of slices: the file's name, or the module path if the exporter invented
+    /// the file's name.
     pub(super) fn base(&self, data: DataId, cx: &PassContext) -> String {
         let name = &self.module.data[data].name;
         if let Some(author) = cx.authors.get(name) {
@@ -28,7 +28,7 @@ impl<'m> Names<'m> {
         path.filter(|_| is_made_up(name)).unwrap_or(name).clone()
     }
 
-    /// The name, or the name with a number behind it.
+    /// Returns the name, with a number behind it if the name is taken.
     pub(super) fn unique(&mut self, name: &str) -> String {
         let numbered = (2..).map(|n| format!("{name}.{n}"));
         let free = std::iter::once(name.to_string()).chain(numbered).find(|name| !self.taken.contains(name));
@@ -38,14 +38,13 @@ impl<'m> Names<'m> {
     }
 }
 
-/// Whether an exporter numbered the tensor and did not name it: `val_110`, `onnx::MatMul_596`, `/h.0/Constant_output_0`.
+/// Whether an exporter invented the name by numbering: `val_110`, `onnx::MatMul_596`, `/h.0/Constant_output_0`.
 fn is_made_up(name: &str) -> bool {
     let numbered = name.strip_prefix("val_").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()));
     numbered || name.starts_with("onnx::") || name.starts_with('/')
 }
 
-/// Marks the parameters that the user wants left as they are. A pattern fits a tensor by any of its names; one that
-/// fits nothing is an error.
+/// Marks the parameters that the user freezes. A pattern matches a tensor by any of its names. Errors: a pattern matches no parameter.
 pub(super) fn freeze(
     module: &Module,
     cx: &PassContext,
@@ -58,7 +57,7 @@ pub(super) fn freeze(
     for pattern in options.freeze.iter().chain(&options.train_only) {
         if !parameters().any(|(_, names)| fits(pattern, names)) {
             let constant = rows.iter().zip(&known).find(|(_, names)| fits(pattern, names));
-            // A constant is frozen as it is.
+            // To freeze a constant changes nothing, and is no error.
             if constant.is_some() && options.freeze.contains(pattern) {
                 continue;
             }
@@ -78,7 +77,7 @@ pub(super) fn freeze(
     Ok(())
 }
 
-/// All names of a tensor: the file's, the module's, its states'.
+/// Returns all names of a tensor: those of the file, of the module and of its states.
 fn names(module: &Module, cx: &PassContext, row: &Row) -> Vec<String> {
     let name = &module.data[row.data].name;
     let mut names = vec![name.clone()];

@@ -10,39 +10,39 @@ use ir::{Module, Node, NodeId, Op, ValueId};
 /// The answers, by value.
 pub(super) struct Paths {
     origins: SecondaryMap<ValueId, Origin>,
-    /// Readers once views, concatenations and additions are passed: whether they are softmaxes.
+    /// The readers through views, concatenations and additions, and whether they are softmaxes.
     softmaxes: SecondaryMap<ValueId, Readers>,
-    /// Readers once views, concatenations and multiplications are passed: whether they are sines and cosines.
+    /// The readers through views, concatenations and multiplications, and whether they are sines and cosines.
     angles: SecondaryMap<ValueId, Readers>,
-    /// Whether a result of the program depends on a value through floats alone.
+    /// Whether a result of the program depends on a value through floats only.
     reaches: SecondaryMap<ValueId, bool>,
 }
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, Copy, Debug, Default)]
 struct Origin {
-    /// Whether it depends on an input of the program.
+    /// Whether the value depends on an input of the program.
     varies: bool,
-    /// Whether it is computed from integers alone.
+    /// Whether everything that varies in it is computed from integers.
     from_integers: bool,
-    /// Whether it is a product of two tensors of activations, perhaps with more added.
+    /// Whether it is a product of two tensors of activations, perhaps with addends.
     scores: bool,
-    /// The contraction that it is, through views and scalar factors.
+    /// The contraction behind views and scalar factors, if there is one.
     contraction: Option<NodeId>,
     /// The value that it is a view of, if it is one.
     viewed: Option<ValueId>,
 }
 
-/// The readers of a value, those of its views and sums included.
+/// The readers of a value, directly or through its views and sums.
 #[derive(Clone, Copy, Debug, Default)]
 struct Readers {
     any: bool,
-    /// Whether there is one of another kind.
+    /// Whether one of them is of another kind.
     other: bool,
 }
 
 impl Paths {
-    /// Looks at every node four times.
+    /// Computes all answers, in four passes over the nodes.
     pub(super) fn new(module: &Module) -> Self {
         let through = |op: &Op, more: Binary| matches!(op, Op::Binary(binary) if *binary == more);
         Self {
@@ -57,7 +57,7 @@ impl Paths {
         }
     }
 
-    /// Whether a result of the program depends on a value through floats alone: else a gradient never comes to it.
+    /// Whether a result of the program depends on a value through floats only. If not, no gradient comes to the value.
     pub(super) fn reaches_a_result(&self, value: ValueId) -> bool {
         self.reaches[value]
     }
@@ -67,32 +67,32 @@ impl Paths {
         self.origins[value].varies
     }
 
-    /// Whether a value is computed from integers alone.
+    /// Whether everything that varies in a value is computed from integers.
     pub(super) fn comes_from_integers(&self, value: ValueId) -> bool {
         self.origins[value].from_integers
     }
 
-    /// Whether a value is a product of two tensors of activations, as attention scores are, perhaps with more added.
+    /// Whether a value is a product of two tensors of activations, as attention scores are, perhaps with addends.
     pub(super) fn are_scores(&self, value: ValueId) -> bool {
         self.origins[value].scores
     }
 
-    /// Whether a value is a contraction, through views and scalar factors.
+    /// Whether a value is a contraction behind views and scalar factors.
     pub(super) fn is_contraction(&self, value: ValueId) -> bool {
         self.origins[value].contraction.is_some()
     }
 
-    /// The value that this one is a view of, or this one.
+    /// Returns the value that this one is a view of, or else the value itself.
     pub(super) fn viewed(&self, value: ValueId) -> ValueId {
         self.origins[value].viewed.unwrap_or(value)
     }
 
-    /// Whether only softmaxes read a value, perhaps with more added to it.
+    /// Whether only softmaxes read a value, perhaps after additions.
     pub(super) fn feeds_only_softmax(&self, value: ValueId) -> bool {
         self.softmaxes[value].any && !self.softmaxes[value].other
     }
 
-    /// Whether only sines and cosines read a value, perhaps multiplied by more.
+    /// Whether only sines and cosines read a value, perhaps after multiplications.
     pub(super) fn feeds_only_angles(&self, value: ValueId) -> bool {
         self.angles[value].any && !self.angles[value].other
     }
@@ -105,7 +105,7 @@ fn origins(module: &Module) -> SecondaryMap<ValueId, Origin> {
         origins[input.value] = Origin { varies: true, from_integers, ..Origin::default() };
     }
     for state in module.states.values() {
-        // Nothing that varies is computed from a state alone.
+        // A state alone does not vary.
         origins[state.input].from_integers = true;
     }
     for (id, node) in module.nodes() {
@@ -118,7 +118,7 @@ fn origins(module: &Module) -> SecondaryMap<ValueId, Origin> {
     origins
 }
 
-/// Where the results of a node come from.
+/// Returns the origin of a node's results.
 fn origin(module: &Module, origins: &SecondaryMap<ValueId, Origin>, id: NodeId, node: &Node) -> Origin {
     let of = |value: &ValueId| origins[*value];
     let varies = node.operands.iter().any(|value| of(value).varies);
@@ -147,8 +147,8 @@ fn origin(module: &Module, origins: &SecondaryMap<ValueId, Origin>, id: NodeId, 
     }
 }
 
-/// For each value whether its readers, once views, concatenations and the operators of `through` are passed, are of the
-/// kind `wanted`.
+/// Finds for each value whether its readers, through views, concatenations and the operators of `through`, are all of the kind
+/// `wanted`.
 fn readers(
     module: &Module,
     through: impl Fn(&Op) -> bool,
@@ -169,7 +169,7 @@ fn readers(
     readers
 }
 
-/// For each value whether a chain of floats leads from it to a result of the program. A comparison ends the chain.
+/// Finds for each value whether a chain of floats leads from it to a result of the program. A comparison ends the chain.
 fn reaches(module: &Module) -> SecondaryMap<ValueId, bool> {
     let mut reaches: SecondaryMap<ValueId, bool> = SecondaryMap::new();
     module.roots().for_each(|root| reaches[root] = true);
@@ -182,7 +182,7 @@ fn reaches(module: &Module) -> SecondaryMap<ValueId, bool> {
     reaches
 }
 
-/// The dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the
+/// Returns the dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the
 /// last dim.
 pub(super) fn large_dims(module: &Module, value: ValueId) -> Vec<usize> {
     let dims = module.ty(value).dims.iter().rev().enumerate();

@@ -12,16 +12,16 @@ use ir::{
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// A tensor of the file that is a parameter as a whole, with those that are tied to it.
+/// A tensor of the file that is a parameter as a whole, with the tensors that are tied to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterSpec {
-    /// The file's name; also the name of its state.
+    /// The name in the file, which is also the name of its state.
     pub data: String,
-    /// The tensors that are this one: their names, and how their dims lie in this one.
+    /// The tensors that are tied to it: their names, and the permutations of their dims.
     pub ties: Vec<Tie>,
 }
 
-/// The set of trained tensors that a compiled program has: what its reference is given.
+/// Returns the set of trained tensors of a compiled program. Its reference gets the same set.
 pub fn specs(reports: &[ParameterReport]) -> Vec<ParameterSpec> {
     let trained = reports.iter().filter(|report| report.role == RowRole::Parameter && !report.frozen);
     let (tied, whole): (Vec<_>, Vec<_>) = trained.partition(|report| report.tied.is_some());
@@ -38,7 +38,7 @@ pub fn specs(reports: &[ParameterReport]) -> Vec<ParameterSpec> {
         .collect()
 }
 
-/// A report for every float tensor that the program reads.
+/// Reports every float tensor of the file.
 pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) -> Vec<ParameterReport> {
     let mut reports: BTreeMap<DataId, ParameterReport> = BTreeMap::new();
     for row in &decision.rows {
@@ -60,7 +60,7 @@ pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) ->
         let report = ParameterReport { data, ty, aliases, reason, claim, states, tied, ..main };
         reports.insert(tie.data, report);
     }
-    // The import has made states of what the model keeps by itself.
+    // The import has made states of the buffers that the model updates itself.
     for state in module.states.values().filter(|state| state.role == Role::Buffer) {
         if let Some(data) = state.initializer.data() {
             reports.entry(data).or_insert_with(|| buffer_report(module, data, state, cx));
@@ -74,7 +74,7 @@ pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) ->
     reports.into_values().collect()
 }
 
-/// Of a tensor that no node reads as a tensor.
+/// Reports a tensor that no node reads as a tensor.
 fn unread_report(data: &Data, cx: &PassContext) -> ParameterReport {
     let reason = if data.ty.ndim() == 0 { "a single number" } else { "no node reads it" };
     ParameterReport {
@@ -90,7 +90,7 @@ fn unread_report(data: &Data, cx: &PassContext) -> ParameterReport {
     }
 }
 
-/// Of a tensor that a microbatch leaves changed although it is not trained.
+/// Reports a tensor that a microbatch changes although it is not trained.
 fn buffer_report(module: &Module, data: DataId, state: &State, cx: &PassContext) -> ParameterReport {
     let row = &module.data[data];
     ParameterReport {
@@ -106,7 +106,7 @@ fn buffer_report(module: &Module, data: DataId, state: &State, cx: &PassContext)
     }
 }
 
-/// The step from a tied tensor, which has dim `permutation[i]` of the other as its dim `i`, to the other.
+/// Returns the step from the other tensor back to a tied one. Dim `i` of the tied tensor is dim `permutation[i]` of the other.
 fn back_step(permutation: &[u32]) -> Option<ViewStep> {
     let mut inverse: SmallVec<[u32; 4]> = SmallVec::from_slice(permutation);
     permutation.iter().enumerate().for_each(|(i, &p)| inverse[p as usize] = i as u32);
@@ -118,7 +118,7 @@ fn report(module: &Module, row: &Row, cx: &PassContext) -> ParameterReport {
     let data = &module.data[row.data];
     let of = |state: &super::NewState| {
         let view = &state.cut.view;
-        // Rows that the graph reads apart are states of their own, although a fresh model has equal numbers in them.
+        // Rows with separate states do not stand for each other, although a fresh model has equal numbers in them.
         let stands_for_all = row.states.iter().all(|other| other.cut.view.first() == view.first());
         let views = if stands_for_all { views::copies(data, view) } else { vec![view.clone()] };
         views.into_iter().map(|view| StateView { state: state.name.clone(), view }).collect::<Vec<_>>()
@@ -136,7 +136,7 @@ fn report(module: &Module, row: &Row, cx: &PassContext) -> ParameterReport {
     }
 }
 
-/// Makes exactly these tensors parameters, each whole.
+/// Makes exactly these tensors parameters, each as a whole.
 pub(super) fn apply_specs(module: &mut Module, specs: &[ParameterSpec]) -> Result<Changed, Diagnostic> {
     let rows: BTreeMap<String, DataId> =
         module.data.iter().map(|(id, data)| (data.name.clone(), id)).collect();
@@ -183,7 +183,7 @@ pub(super) fn print_specs(specs: &[ParameterSpec], arguments: &mut Arguments) {
     }
 }
 
-/// Reads what [`print_specs`] wrote.
+/// Reads the options that [`print_specs`] wrote.
 pub(super) fn parse_specs(arguments: &mut Arguments) -> Result<Vec<ParameterSpec>, String> {
     let mut specs: Vec<ParameterSpec> = Vec::new();
     for (key, value) in arguments.take_rest() {

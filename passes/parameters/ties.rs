@@ -1,4 +1,4 @@
-//! Matrices with equal bytes are one parameter again: exporters write a tied head out twice, or transpose it.
+//! Merges matrices with equal bytes into one parameter: exporters write a tied head twice, or transpose it.
 
 use super::{Parameters, readers};
 use crate::pass::{PassContext, Transform};
@@ -6,20 +6,20 @@ use ir::ops::constant::Constant;
 use ir::{At, Builder, Changed, Data, DataId, Definition, Module, TypeError};
 use std::collections::BTreeMap;
 
-/// A matrix that is another one.
+/// A matrix that equals another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TiedRow {
-    /// The matrix that goes.
+    /// The matrix that is replaced.
     pub data: DataId,
-    /// The one that stays.
+    /// The matrix that stays.
     pub to: DataId,
-    /// Dim `i` of the one that goes is dim `permutation[i]` of the one that stays.
+    /// Dim `i` of the replaced matrix is dim `permutation[i]` of the matrix that stays.
     pub permutation: Vec<u32>,
 }
 
-/// Every matrix that has the bytes of an earlier one, also transposed. Matrices of equal elements, and identities, are left
-/// alone: they are equal because they were initialised so. Where the exporter recorded whose two matrices are, its word decides:
-/// layers that were copied have equal weights and are not tied.
+/// Finds every matrix that has the bytes of an earlier one, also transposed. Matrices of equal elements, and identities, are left alone:
+/// they are equal because they were initialised so. If the exporter recorded the owners of two matrices, their names decide: copied
+/// layers have equal weights, and are not tied.
 pub(super) fn decide(module: &Module, cx: &PassContext) -> Vec<TiedRow> {
     let mut groups: BTreeMap<(u64, u64), Vec<DataId>> = BTreeMap::new();
     for id in readers(module).into_keys() {
@@ -52,13 +52,13 @@ pub(super) fn decide(module: &Module, cx: &PassContext) -> Vec<TiedRow> {
     ties
 }
 
-/// The sum of all elements' bits: the same whatever their order.
+/// Returns the sum of all elements' bits, which does not depend on their order.
 fn sum_of_elements(bytes: &[u8], width: usize) -> u64 {
     let bits = |element: &[u8]| element.iter().rev().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
     bytes.chunks(width).map(bits).fold(0, u64::wrapping_add)
 }
 
-/// How a tensor's dims lie in another with the same elements.
+/// Returns the permutation of a tensor's dims in another tensor with the same elements.
 fn permutation(data: &Data, other: &Data) -> Option<Vec<u32>> {
     let (bytes, others) = (data.bytes()?, other.bytes()?);
     if data.ty.dtype != other.ty.dtype {
@@ -82,7 +82,7 @@ fn permutation(data: &Data, other: &Data) -> Option<Vec<u32>> {
     (0..rows).all(|i| (0..columns).all(|j| equal(i, j))).then(|| vec![1, 0])
 }
 
-/// Lets every reader of a tied matrix read the one that stays.
+/// Makes every reader of a tied matrix read the matrix that stays.
 pub(super) fn apply(module: &mut Module, ties: &[TiedRow]) -> Result<Changed, TypeError> {
     let readers = readers(module);
     let mut b = Builder::new(module, Parameters::NAME);

@@ -1,4 +1,4 @@
-//! How a tensor is cut into states: the views that all its uses go through.
+//! Cuts a tensor into states by the views that all its uses go through.
 
 use cranelift_entity::SecondaryMap;
 use ir::{Data, Module, Node, NodeId, Op, ValueId, View, ViewStep};
@@ -7,22 +7,22 @@ use smallvec::SmallVec;
 /// A part of a tensor that becomes one state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cut {
-    /// From the file's tensor to the state.
+    /// The view from the file's tensor to the state.
     pub view: View,
-    /// The values of the program that are this part; they will be the state's.
+    /// The values of the program that are this part. The state replaces them.
     pub values: Vec<ValueId>,
 }
 
 type Uses = SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>;
 
-/// The parts of the tensor `data` that `values`, all of which are the whole tensor, are used in.
+/// Returns the parts in which the tensor `data` is used. Each of `values` is the whole tensor.
 pub(super) fn cuts(module: &Module, uses: &Uses, data: &Data, values: &[ValueId]) -> Vec<Cut> {
     let mut view = View::new();
     let declared = module.ty(values[0]);
     if let (Some(declared), true) = (declared.sizes(), declared.dims != data.ty.dims) {
         view.push(ViewStep::Reshape(declared.into_iter().collect()));
     }
-    // Each part is followed through its views as far as all uses go through them.
+    // Each part is followed through its views as long as all uses go through them.
     let (mut cuts, mut parts) = (Vec::new(), vec![Cut { view, values: values.to_vec() }]);
     while let Some(part) = parts.pop() {
         match inner_parts(module, uses, data, &part) {
@@ -33,7 +33,7 @@ pub(super) fn cuts(module: &Module, uses: &Uses, data: &Data, values: &[ValueId]
     cuts
 }
 
-/// The one view, or the separate slices, that all uses of a part go through; `None` when there is no such.
+/// Returns the parts behind a part: its only view, or its disjoint slices, if all uses go through them.
 fn inner_parts(module: &Module, uses: &Uses, data: &Data, part: &Cut) -> Option<Vec<Cut>> {
     let mut steps: Vec<(ViewStep, Vec<ValueId>)> = Vec::new();
     for &value in &part.values {
@@ -62,7 +62,7 @@ fn inner_parts(module: &Module, uses: &Uses, data: &Data, part: &Cut) -> Option<
     Some(steps.into_iter().map(inner).collect())
 }
 
-/// The step of a view that a node is, if it is one.
+/// Returns the step of a view that a node is, if it is one.
 fn step(module: &Module, node: &Node) -> Option<ViewStep> {
     let (from, to) = (module.ty(*node.operands.first()?), module.ty(node.results[0]));
     match &node.op {
@@ -72,7 +72,7 @@ fn step(module: &Module, node: &Node) -> Option<ViewStep> {
             let length = to.dims[slice.dim as usize].size()?;
             Some(ViewStep::Slice { dim: slice.dim, start: u64::try_from(slice.start).ok()?, length })
         }
-        // Only a wider state holds what the file's tensor does.
+        // Only a cast to a wider type loses nothing of the file's tensor.
         Op::Cast(cast) if cast.to.is_float() && cast.to.bytes() > from.dtype.bytes() => {
             Some(ViewStep::Cast(cast.to))
         }
@@ -80,8 +80,8 @@ fn step(module: &Module, node: &Node) -> Option<ViewStep> {
     }
 }
 
-/// Whether slices cut all of a part into separate states. Elements that nothing reads are the parameter's all the same:
-/// weight decay shrinks them. Of a tensor that an exporter repeated along the batch, one slice stands for all.
+/// Whether slices cut the whole of a part into disjoint states. An element that nothing reads still belongs to the parameter: weight
+/// decay shrinks it. If an exporter repeated a tensor along the batch, one slice stands for all.
 fn are_whole(module: &Module, data: &Data, part: &Cut, steps: &[(ViewStep, Vec<ValueId>)]) -> bool {
     if let [(ViewStep::Slice { dim, start: 0, length: 1 }, _)] = steps
         && part.view.is_empty()
@@ -101,7 +101,7 @@ fn are_whole(module: &Module, data: &Data, part: &Cut, steps: &[(ViewStep, Vec<V
     are_separate && first.1 == 0 && size == Some(last.2)
 }
 
-/// What the slices of a view add to a name: `[0..128]`, `[:,128..256]`.
+/// Returns the suffix of a name for the slices of a view: `[0..128]`, `[:,128..256]`.
 pub(super) fn suffix(view: &View) -> String {
     let mut suffix = String::new();
     for step in view {
@@ -113,8 +113,8 @@ pub(super) fn suffix(view: &View) -> String {
     suffix
 }
 
-/// The views of a tensor that all are this state: one, or, when the state is the first of a dim's slices and the
-/// tensor is the same along that dim (an exporter baked the batch), one for every slice.
+/// Returns the views of a tensor that a state stands for. Usually it is the state's own view. If the state is the first slice along a dim
+/// and the tensor is the same along that dim (an exporter repeated it for the batch), every slice has one.
 pub(super) fn copies(data: &Data, view: &View) -> Vec<View> {
     let alone = || vec![view.clone()];
     let Some((ViewStep::Slice { dim, start: 0, length: 1 }, rest)) = view.split_first() else {

@@ -1,8 +1,8 @@
-//! Puts the casts in: nodes that compute in half are made again in half, and every value is cast once at most.
+//! Adds the casts: nodes that compute in half are made again in half, and every value is cast at most once.
 //!
-//! Where a cast stands: that of a parameter or a constant in `prepare`; one that narrows just after what it reads, so
-//! that backward keeps the narrow value; one that widens just before its first reader in each phase, since it is exact
-//! and cheaper to repeat than to keep. A value that was widened is never narrowed again: its half value is still there.
+//! The cast of a parameter or a constant stands in `prepare`. A narrowing cast stands just after the node that makes its operand, so that
+//! backward keeps the narrow value. A widening cast stands just before its first reader in each phase, since it is exact and cheaper to
+//! repeat than to keep. A value that was widened is never narrowed again: its half value is still there.
 
 use super::Precision;
 use super::classes::{Reads, reads};
@@ -17,7 +17,7 @@ use ir::{
 };
 use std::collections::BTreeMap;
 
-/// Makes the program compute as decided, and accumulate gradients in `gradients`.
+/// Makes the program compute as decided, and accumulate gradients in the type `gradients`.
 pub(super) fn apply(
     module: &mut Module,
     decision: &Decision,
@@ -51,7 +51,7 @@ struct Casts<'a, 'm> {
 }
 
 impl<'m> Casts<'_, 'm> {
-    /// A node of `prepare` or of a microbatch.
+    /// Rewrites a node of `prepare` or of a microbatch.
     fn node(&mut self, id: NodeId) -> Result<(), TypeError> {
         let node = self.b.module().node(id).clone();
         let mut operands = node.operands.clone();
@@ -73,7 +73,7 @@ impl<'m> Casts<'_, 'm> {
         Ok(())
     }
 
-    /// What a node is to read instead of its operand.
+    /// Returns the value that a node must read in place of its operand.
     fn operand(&mut self, id: NodeId, node: &Node, index: usize) -> Result<ValueId, TypeError> {
         let value = node.operands[index];
         if self.b.ty(value).dtype != DType::F32 {
@@ -87,7 +87,7 @@ impl<'m> Casts<'_, 'm> {
         }
     }
 
-    /// Makes a node again that computes in half.
+    /// Makes a node that computes in half again, in half.
     fn again(&mut self, id: NodeId, node: &Node, operands: &[ValueId]) -> Result<(), TypeError> {
         let declared: Vec<Type> = node.results.iter().map(|&value| self.lowered(value)).collect();
         let results = self.b.at(At::Before(id)).push_typed(node.op.clone(), operands, &declared)?;
@@ -101,13 +101,13 @@ impl<'m> Casts<'_, 'm> {
         Ok(())
     }
 
-    /// The type of a value with half for f32.
+    /// Returns the type of a value, with half in place of f32.
     fn lowered(&self, value: ValueId) -> Type {
         let ty = self.b.ty(value);
         if ty.dtype == DType::F32 { ty.with_dtype(self.decision.half) } else { ty.clone() }
     }
 
-    /// A value in f32, for readers of a phase; a cast that is missing goes to `at`.
+    /// Returns a value in f32, for readers of a phase. A missing cast is added at `at`.
     fn full(&mut self, value: ValueId, phase: Phase, at: At) -> Result<ValueId, TypeError> {
         if self.decision.kept(value) != Kept::Half {
             return Ok(value);
@@ -121,7 +121,7 @@ impl<'m> Casts<'_, 'm> {
         Ok(wide)
     }
 
-    /// A value in half.
+    /// Returns a value in half.
     fn half(&mut self, value: ValueId) -> Result<ValueId, TypeError> {
         if let Some(&half) = self.narrow.get(&value) {
             return Ok(half);
@@ -136,13 +136,13 @@ impl<'m> Casts<'_, 'm> {
         Ok(half)
     }
 
-    /// The result of a node in half: made in half where that loses nothing and needs no f32 value, else cast.
+    /// Returns the result of a node in half. It is computed in half if that loses nothing and needs no f32 value; else it is cast.
     fn half_of_node(&mut self, id: NodeId, value: ValueId) -> Result<ValueId, TypeError> {
         let (node, half) = (self.b.module().node(id).clone(), self.decision.half);
         let ty = self.lowered(value);
         match &node.op {
             Op::Splat(Splat { value }) => self.b.at(At::After(id)).splat(ty, value.get()),
-            // The table itself is part of the program; once a step is often enough to round it.
+            // The table itself is part of the program, so it is rounded once a step.
             Op::Constant(_) => {
                 let full = self.b.ty(value).clone();
                 self.apart(At::End(Phase::Prepare), value);
@@ -152,7 +152,7 @@ impl<'m> Casts<'_, 'm> {
             Op::Cast(_) if self.decision.kept(value) == Kept::Free => {
                 self.b.at(At::After(id)).one(Cast { to: half }, &node.operands)
             }
-            // An operator that moves elements unchanged can as well move them in half.
+            // An operator that moves elements unchanged can move them in half.
             op if op.movement().is_unchanged() && self.decision.kept(value) == Kept::Free => {
                 let mut operands = node.operands.clone();
                 for operand in &mut operands {
@@ -164,7 +164,7 @@ impl<'m> Casts<'_, 'm> {
         }
     }
 
-    /// The sum over microbatches of a gradient is made in the type `gradients`, other sums in the type they had.
+    /// Makes the sum of a gradient over microbatches in the type `gradients`, and other sums in their old type.
     fn accumulate(&mut self, id: NodeId, gradients: DType) -> Result<(), TypeError> {
         let (value, sum) = (self.b.module().node(id).operands[0], self.b.module().node(id).results[0]);
         if self.b.ty(value).dtype != DType::F32 {
@@ -190,7 +190,7 @@ impl<'m> Casts<'_, 'm> {
         Ok(())
     }
 
-    /// Outputs and states keep their element types.
+    /// Restores the element types of outputs and states.
     fn roots(&mut self) -> Result<(), TypeError> {
         let roots: Vec<ValueId> = self.b.module().roots().collect();
         for value in roots {
@@ -204,7 +204,7 @@ impl<'m> Casts<'_, 'm> {
         Ok(())
     }
 
-    /// The first place where a value of a microbatch can be read.
+    /// Returns the first place where a value of a microbatch can be read.
     fn behind(&self, value: ValueId) -> At {
         match self.b.module().value(value).definition {
             Definition::Node(id, _) => At::After(id),
@@ -212,7 +212,7 @@ impl<'m> Casts<'_, 'm> {
         }
     }
 
-    /// The builder for nodes that stand by no node; they take over the stage of a value, and the origin of its node.
+    /// Returns the builder for nodes that stand beside no other node. They take the stage of a value, and the origin of its node.
     fn apart(&mut self, at: At, like: ValueId) -> &mut Builder<'m> {
         let module = self.b.module();
         let origin = module.producer(like).map_or(Precision::NAME.into(), |node| node.origin.clone());

@@ -4,9 +4,9 @@
 //! | --- | --- | --- |
 //! | half | contractions, also with chosen experts, convolutions, attention, rotary embedding | half, if it depends on a state; contractions whose largest results are chosen (routers) in f32 |
 //! | lookup | gathers | half from a parameter's table, else the table's own type |
-//! | follow | elementwise functions, dropout, pooling, moves of elements, orders of elements, largest and smallest (also scattered), cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
+//! | follow | elementwise functions, dropout, pooling, moves of elements, orders of elements, largest and smallest (also scattered), cross-entropy (whose sums are f32 in any case) | the type of its operands; f32 if one of them is f32 |
 //! | full | softmax, batch statistics, sums and means, dot products, running sums, scattered sums and products, determinants, functions that leave the range of half | f32 |
-//! | norm | layer norm, RMS norm, batch norm | f32, as the statistics need; what is normalised goes on in half |
+//! | norm | layer norm, RMS norm, batch norm | f32, as the statistics need; the normalised values go on in half |
 //!
 //! After NVIDIA's *Training with Mixed Precision* (section "Tensor Core shapes and arithmetic": reductions and
 //! statistics in f32) and the lists of PyTorch's autocast. Every match is exhaustive: an operator without a class does
@@ -17,44 +17,44 @@ use ir::ops::reduce::ReduceKind;
 use ir::ops::scatter::ScatterKind;
 use ir::{Op, OperandRole};
 
-/// In which type an operator computes.
+/// The rule for the type that an operator computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// In half, if it depends on a state: where the time of a step goes.
+    /// In half, if it depends on a state. These operators take most of the time of a step.
     Half,
-    /// In half, if what it reads from is a parameter; else in the type of that.
+    /// In half, if the table is a parameter; else in the type of the table.
     Lookup,
-    /// In the type of its operands; in f32 if one is f32 for a reason.
+    /// In the type of its operands; in f32 if one of them must be f32.
     Follow,
     /// In f32.
     Full,
-    /// In f32; its first result goes on in half.
+    /// In f32. The first result goes on in half.
     Norm,
-    /// In f32; its first result goes on in the type of its first operand.
+    /// In f32. The first result goes on in the type of the first operand.
     NormGrad,
-    /// It has no float operand: the result is what it is declared to be.
+    /// No float operand: the result has its declared type.
     Source,
-    /// It converts: any operand will do, the result is what it is declared to be.
+    /// A conversion: the operand may have any type, and the result has its declared type.
     Convert,
-    /// Of the update, which stays as it is.
+    /// An operator of the update, which stays as it is.
     Update,
 }
 
-/// In which type a node reads a float operand.
+/// The type in which a node reads a float operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// In the type that the node computes in.
     Own,
-    /// In f32, whatever the node computes in.
+    /// In f32, whatever type the node computes in.
     Full,
-    /// In whichever type there is.
+    /// In any type.
     Any,
 }
 
-/// The class of an operator.
+/// Returns the class of an operator.
 pub fn class(op: &Op) -> Class {
     match op {
-        // A dot product is a sum over many elements, and no work for matrix units.
+        // A dot product is a sum over many elements, which matrix units do not speed up.
         Op::Contract(contract) => {
             let roles = contract.roles();
             let dot = roles.rows.is_empty() && roles.columns.is_empty();
@@ -80,7 +80,7 @@ pub fn class(op: &Op) -> Class {
         Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => Class::Full,
         Op::ScatterElements(scatter) => class_of_scatter(scatter.kind),
         Op::ScatterNd(scatter) => class_of_scatter(scatter.kind),
-        // The bits are those of f32.
+        // The operator reads the bits of an f32.
         Op::Bitcast(_) => Class::Full,
         Op::Softmax(_) | Op::SoftmaxGrad(_) | Op::LogSoftmax(_) => Class::Full,
         Op::BatchStatistics(_) => Class::Full,
@@ -94,7 +94,7 @@ pub fn class(op: &Op) -> Class {
         Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => Class::NormGrad,
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Class::Source,
         Op::PackBits(_) | Op::UnpackBits(_) => Class::Source,
-        // Half would round numbers up to 1.
+        // In half, numbers near 1 would be rounded up to 1.
         Op::RandomUniform(_) => Class::Full,
         Op::Cast(_) => Class::Convert,
         Op::Accumulate(_) | Op::Adagrad(_) | Op::Adam(_) | Op::Adam8bit(_) | Op::Lion(_) | Op::Sgd(_) => {
@@ -122,14 +122,14 @@ fn class_of_unary(unary: Unary) -> Class {
     }
 }
 
-/// How an operator reads its operand of this role, if that is a float.
+/// Returns the type in which an operator reads a float operand of this role.
 pub fn reads(op: &Op, role: OperandRole) -> Reads {
     match (op, role) {
         (Op::Attention(_) | Op::AttentionGrad(_), OperandRole::Mask) => Reads::Any,
-        // Sums of exponentials, and the gradient of a loss, are f32 in any case.
+        // Sums of exponentials and the gradient of a loss are f32 in any case.
         (Op::AttentionGrad(_), OperandRole::LogSumExp) => Reads::Full,
         (Op::CrossEntropyGrad(_), OperandRole::LogSumExp | OperandRole::Gradient) => Reads::Full,
-        // The tables may have another type than the data that they turn.
+        // The tables may have another type than the data that they rotate.
         (Op::Rotary(_), OperandRole::Cosines | OperandRole::Sines) => Reads::Full,
         (Op::Cast(_), _) => Reads::Any,
         _ => Reads::Own,

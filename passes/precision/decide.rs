@@ -1,4 +1,4 @@
-//! What is kept in half precision, and which nodes compute in it.
+//! Decides which values are kept in half precision, and which nodes compute in it.
 
 use super::classes::{Class, Reads, class, reads};
 use cranelift_entity::{EntitySet, SecondaryMap};
@@ -10,14 +10,14 @@ use ir::{
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// In which type a value that was f32 is kept.
+/// The type in which an f32 value is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kept {
-    /// f32; what is computed with it is f32 as well.
+    /// f32. Values that are computed from it are f32 too.
     #[default]
     Full,
-    /// f32, and in half beside it wherever it meets something in half: parameters, numbers that half holds, and what is
-    /// made of these alone.
+    /// f32, with a half value beside it wherever a half value meets it: parameters, constants that half can hold, and values computed from
+    /// these alone.
     Free,
     /// Half.
     Half,
@@ -26,16 +26,16 @@ pub enum Kept {
 /// The types of a step's values.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// The half type; f32 if there is none.
+    /// The half type; f32 for none.
     pub half: DType,
     kept: SecondaryMap<ValueId, Kept>,
     in_half: EntitySet<NodeId>,
-    /// Nodes that depend on a state, by name: how many compute in half, and how many in f32.
+    /// The numbers of nodes that depend on a state, by operator name: those that compute in half, and those in f32.
     counts: BTreeMap<&'static str, [usize; 2]>,
 }
 
 impl Decision {
-    /// In which type a value is kept, if it was f32.
+    /// Returns the type in which a value is kept, if it was f32.
     pub fn kept(&self, value: ValueId) -> Kept {
         self.kept[value]
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Goes over the microbatch phases once, in program order.
+/// Decides in one pass over the microbatch phases, in program order.
 pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
     let mut walk = Walk {
         module,
@@ -76,7 +76,7 @@ pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
     }
     for state in module.states.values() {
         walk.stateful.insert(state.input);
-        // The loss scale may be more than half can hold.
+        // The loss scale may exceed the largest half number.
         if state.role != Role::Scaler {
             walk.decision.kept[state.input] = Kept::Free;
         }
@@ -91,14 +91,14 @@ pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
 struct Walk<'m> {
     module: &'m Module,
     decision: Decision,
-    /// What depends on a state. The rest (masks, positions, tables) is no activation, and stays as it is.
+    /// Values that depend on a state. Other values (masks, positions, tables) are no activations, and stay as they are.
     stateful: EntitySet<ValueId>,
-    /// Contractions by whose results the largest are chosen: those of routers. Half would choose others (Fedus et al., arXiv 2101.03961,
-    /// section 2.4), so they compute in f32.
+    /// Contractions whose largest results are chosen, such as those of routers. In half, others would be chosen (Fedus et al., arXiv
+    /// 2101.03961, section 2.4), so they compute in f32.
     scores: EntitySet<NodeId>,
 }
 
-/// The contractions whose results reach the operand of a `top_k` through functions of single elements, softmaxes and views.
+/// Returns the contractions whose results reach the operand of a `top_k` through elementwise functions, softmaxes and views.
 fn scores(module: &Module) -> EntitySet<NodeId> {
     let mut found = EntitySet::new();
     let top_k = module.nodes().filter(|(_, node)| matches!(node.op, Op::TopK(_)));
@@ -156,7 +156,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The types of the operands that are to have the type that the node computes in.
+    /// Returns the kinds of the operands that the node reads in the type that it computes in.
     fn own(&self, node: &Node) -> impl Iterator<Item = Kept> {
         let own =
             node.operands.iter().zip(node.roles()).filter(move |&(&value, role)| {
@@ -185,7 +185,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The results of a node that computes in half: those are half that its operator makes so.
+    /// Returns the kinds of the results of a node that computes in half: half if its operator infers half.
     fn kept_of_half(&self, node: &Node) -> Result<Vec<Kept>, TypeError> {
         let half = self.decision.half;
         let lowered = |ty: &Type| if ty.dtype == DType::F32 { ty.with_dtype(half) } else { ty.clone() };
@@ -204,13 +204,13 @@ impl Walk<'_> {
         Ok(results.iter().map(kept).collect())
     }
 
-    /// The results of a node that computes in f32.
+    /// Returns the kinds of the results of a node that computes in f32.
     fn kept_of_full(&self, node: &Node, stateful: bool) -> Vec<Kept> {
         let class = class(&node.op);
         let rest = match class {
             Class::Half if stateful => Kept::Full,
             Class::Source if self.holds(node) => Kept::Free,
-            // 0 and 1.
+            // Bools become 0 and 1.
             Class::Convert if self.module.ty(node[OperandRole::Data]).dtype == DType::Bool => Kept::Free,
             Class::Source | Class::Convert | Class::Update => Kept::Full,
             _ if self.own(node).all(|kept| kept == Kept::Free) => Kept::Free,
@@ -227,8 +227,8 @@ impl Walk<'_> {
         kept
     }
 
-    /// Whether half holds the numbers of a constant: none overflows, and not all of those above zero vanish. The order
-    /// of magnitude of a mask's −1e9 or an epsilon of 1e-12 is what they are for.
+    /// Whether half can hold the numbers of a constant: none overflows, and not all nonzero ones become zero. A mask's −1e9 or an epsilon
+    /// of 1e-12 needs its order of magnitude.
     fn holds(&self, node: &Node) -> bool {
         let numbers = match &node.op {
             Op::Splat(splat) => Some(Tensor::splat(DType::F32, vec![], splat.value.get())),

@@ -1,10 +1,9 @@
 //! Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2), for gradients that are too small for f16.
 //!
-//! Backward starts from the loss times the scale; the update divides the gradients by it again, and looks whether they
-//! are finite, all of them at once by their norm. If they are not, the step is skipped: the optimizer keeps the old
-//! value of every state, and the scale shrinks. The division costs no pass over the gradients: the norm is divided, and the
-//! optimizer's operators multiply by the inverse while they read a gradient. The counters are those of Megatron-LM's
-//! `DynamicGradScaler`.
+//! Backward starts from the loss times the scale. The update divides the gradients by the scale again, and checks by their norm whether
+//! all of them are finite. If not, the step is skipped: the optimizer keeps the old value of every state, and the scale shrinks. The
+//! division needs no pass over the gradients: the norm is divided, and the optimizer's operators multiply by the inverse as they read a
+//! gradient. The counters are those of Megatron-LM's `DynamicGradScaler`.
 
 use super::{Precision, Scaling};
 use crate::optimizer::{Casts, Factored, build_norm};
@@ -22,13 +21,13 @@ pub const SCALE: &str = "loss_scale";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scaler {
     scale: StateId,
-    /// Steps since the last that was skipped or at which the scale grew.
+    /// The steps since the last one that was skipped or at which the scale grew.
     good_steps: StateId,
-    /// Steps that may still be skipped before the scale shrinks.
+    /// The overflows that are left before the scale shrinks.
     hysteresis: StateId,
 }
 
-/// Lets backward start from the scaled loss. Autodiff opens the backward phase with the number that it starts from.
+/// Makes backward start from the scaled loss. Autodiff opens the backward phase with the constant that it starts from.
 pub(super) fn scale_backward(module: &mut Module, options: &Scaling) -> Result<Scaler, Diagnostic> {
     let first = module.nodes().find(|(_, node)| node.phase == Phase::Backward);
     let Some((seed, Op::Splat(splat))) = first.map(|(id, node)| (id, node.op.clone())) else {
@@ -62,17 +61,17 @@ fn add_states(b: &mut Builder, options: &Scaling) -> Scaler {
     }
 }
 
-/// Builds the update's part: unscaled gradients, the check, the next scale. The optimizer does the rest.
+/// Builds the scaler's part of the update: unscaled gradients, the check, and the next scale. The optimizer skips the step.
 pub(super) fn build_update(module: &mut Module, options: &Scaling, scaler: Scaler) -> Result<(), TypeError> {
     let mut b = Builder::new(module, Precision::NAME);
     b.origin(Precision::NAME).at(At::End(Phase::Update));
     let [scale, good_steps, hysteresis] =
         [scaler.scale, scaler.good_steps, scaler.hysteresis].map(|state| b.module().states[state].input);
-    // A node of the update, since the state itself is the next scale by the time it is read.
+    // This cast is a node of the update, since the state itself holds the next scale by the time it is read.
     let this_scale = b.cast(scale, DType::F64)?;
     let gradients = unscale(&mut b, this_scale)?;
     let norm = build_norm(&mut b, &gradients)?;
-    // NaN is not below infinity either.
+    // NaN is not less than infinity, so it counts as not finite.
     let infinity = b.scalar(DType::F64, f64::INFINITY)?;
     let finite = b.one(Compare::Less, &[norm, infinity])?;
     let skipped = b.one(Unary::Not, &[finite])?;
@@ -95,7 +94,7 @@ pub(super) fn build_update(module: &mut Module, options: &Scaling, scaler: Scale
     Ok(())
 }
 
-/// Divides the gradients by the scale, an f64.
+/// Divides the gradients by the scale, an f64 scalar.
 fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<Factored>, TypeError> {
     let inverse = b.one(Unary::Reciprocal, &[scale])?;
     let (mut inverses, mut gradients) = (Casts::of(inverse), Vec::new());
@@ -114,7 +113,7 @@ fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<Factored>, TypeError> 
     Ok(gradients)
 }
 
-/// The scale, the count of good steps and the hysteresis that the next step begins with.
+/// Builds the scale, the count of good steps and the hysteresis for the next step.
 fn build_next(
     b: &mut Builder,
     options: &Scaling,
@@ -138,7 +137,7 @@ fn build_next(
         [options.growth, options.max, options.backoff, options.min].map(|x| b.scalar(DType::F32, x));
     let grown = b.mul(scale, growth?)?;
     let grown = b.one(Binary::Min, &[grown, largest?])?;
-    // A scale that begins above the largest does not grow, nor does it fall there.
+    // A scale that starts above the largest one neither grows nor falls to it.
     let grown = b.one(Binary::Max, &[grown, scale])?;
     let shrunk = b.mul(scale, backoff?)?;
     let shrunk = b.one(Binary::Max, &[shrunk, smallest?])?;

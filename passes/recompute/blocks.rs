@@ -1,4 +1,4 @@
-//! Blocks: the parts of the forward phase between which one large value passes, such as the layers of a transformer.
+//! Blocks: parts of the forward phase that are joined by a single large value, such as the layers of a transformer.
 //!
 //! The forward phase is cut wherever a single large value is read later. Values that are small, or that are read over more than
 //! a third of the program, do not count: masks, position tables, the output of an encoder. Equal runs of segments are the model's
@@ -12,9 +12,9 @@ use ir::{Definition, Module, Movement, NodeId, Op, Phase, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A value that is read over more than this share of the forward nodes does not end a block: one in so many.
+/// The inverse of a share of the forward nodes: a value that is read over more than 1/`LONG` of them does not end a block.
 const LONG: usize = 3;
-/// A value of less than this share of the upper quartile of sizes does not end a block: one in so many.
+/// The inverse of a share of sizes: a value smaller than 1/`SMALL` of their upper quartile does not end a block.
 const SMALL: u64 = 16;
 
 /// The blocks of the forward phase.
@@ -52,29 +52,29 @@ impl Blocks {
         Self { nodes, between }
     }
 
-    /// The blocks whose nodes may be repeated: all but the last. Backward begins with the last block, so its activations would
-    /// be made again while they are still there.
+    /// Returns the blocks whose nodes may be repeated: all but the last. Backward begins with the last block, so its activations would
+    /// be computed again while they are still in memory.
     pub(super) fn repeatable(&self) -> &[Vec<NodeId>] {
         &self.nodes[..self.nodes.len().saturating_sub(1)]
     }
 }
 
-/// The value whose bytes a value shows.
+/// Returns the value whose bytes a view shows.
 pub(super) fn base(module: &Module, value: ValueId) -> ValueId {
     module.viewed(value, Movement::is_layout)
 }
 
-/// Bytes of a device's part of a value; the largest number if the bytes of a program are not known.
+/// Returns the bytes of a device's part of a value; `u64::MAX` if they are not known.
 pub(super) fn local_bytes(module: &Module, value: ValueId) -> u64 {
     module.ty(value).local_bytes(&module.mesh).unwrap_or(u64::MAX)
 }
 
-/// Whether an operator makes no bytes in the arena and takes no time: lowering makes views and constants of its results.
+/// Whether an operator needs no bytes in the arena and no time: lowering makes a view or a constant of its result.
 pub(super) fn is_view_or_constant(op: &Op) -> bool {
     op.movement().is_layout() || matches!(op, Op::Constant(_) | Op::Splat(_))
 }
 
-/// A value with the positions, among the forward nodes, of its node and of its last reader.
+/// A value, and the positions of its node and of its last reader among the forward nodes.
 struct Span {
     value: ValueId,
     made: usize,
@@ -82,7 +82,7 @@ struct Span {
     bytes: u64,
 }
 
-/// The spans of all values that forward nodes make and that are no views.
+/// The spans of all values that forward nodes compute, except views and constants.
 struct Spans(Vec<Span>);
 
 impl Spans {
@@ -109,7 +109,7 @@ impl Spans {
         Self(spans)
     }
 
-    /// The least bytes of a value that may end a block.
+    /// Returns the least bytes of a value that may end a block.
     fn least(&self) -> u64 {
         let mut sizes: Vec<u64> = self.0.iter().map(|span| span.bytes).collect();
         sizes.sort_unstable();
@@ -117,11 +117,14 @@ impl Spans {
     }
 }
 
-/// Cuts the forward nodes, by their positions, after each node behind which a single large value is read.
+/// Cuts the forward nodes, by their positions, after each node after which only a single large value is still read.
+///
+/// A walk over the positions counts the values that are alive, and sums up their indices. If the count is one, the sum is the index of
+/// the value that is alone. Each value cuts once, at the first position where it is alone.
 fn segments(spans: &Spans, count: usize) -> Vec<Range<usize>> {
     let least = spans.least();
     let ends_blocks = |span: &&Span| span.bytes >= least && (span.last_read - span.made) * LONG <= count;
-    // By position: the number of values that are alive behind it, and the sum of their numbers; as differences.
+    // At each position, the changes of two sums over the values that are alive after it: their number, and the sum of their indices.
     let mut alive = vec![(0i64, 0i64); count + 1];
     for (index, span) in spans.0.iter().enumerate().filter(|(_, span)| ends_blocks(span)) {
         let index = index as i64;
@@ -148,7 +151,7 @@ fn segments(spans: &Spans, count: usize) -> Vec<Range<usize>> {
     segments
 }
 
-/// A number for each segment; equal segments have equal numbers.
+/// Returns a number for each segment. Equal segments have equal numbers.
 fn signatures(module: &Module, forward: &[NodeId], segments: &[Range<usize>]) -> Vec<usize> {
     let mut known: BTreeMap<Vec<(&'static str, String)>, usize> = BTreeMap::new();
     let mut signature = |segment: &Range<usize>| {
@@ -164,7 +167,7 @@ fn signatures(module: &Module, forward: &[NodeId], segments: &[Range<usize>]) ->
     segments.iter().map(&mut signature).collect()
 }
 
-/// Groups segments, the first of which has this number, into blocks.
+/// Groups segments into blocks. `offset` is the index of the first segment.
 fn group(signatures: &[usize], offset: usize, groups: &mut Vec<Range<usize>>) {
     let count = signatures.len();
     let longest = (1..=count / 2).filter_map(|period| Some((longest_run(signatures, period)?, period)));
@@ -180,7 +183,7 @@ fn group(signatures: &[usize], offset: usize, groups: &mut Vec<Range<usize>>) {
     group(&signatures[run.end..], offset + run.end, groups);
 }
 
-/// The longest run of segments that repeats with a period, cut to whole periods; at least two of them.
+/// Returns the longest run of segments that repeats with a period, cut to whole periods, of which it has at least two.
 fn longest_run(signatures: &[usize], period: usize) -> Option<Range<usize>> {
     let (mut best, mut equal) = (0..0, 0);
     for end in period..signatures.len() {
@@ -194,7 +197,7 @@ fn longest_run(signatures: &[usize], period: usize) -> Option<Range<usize>> {
     (!best.is_empty()).then_some(best)
 }
 
-/// Whether a value is made by a forward node that is no constant.
+/// Whether a forward node computes a value, and it is no constant.
 pub(super) fn is_activation(module: &Module, value: ValueId) -> bool {
     match module.value(value).definition {
         Definition::Node(id, _) => {

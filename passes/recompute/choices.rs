@@ -1,4 +1,4 @@
-//! The choices that a program has, and the decision for one price.
+//! The possible choices of a program, and the decision for a price.
 
 use super::blocks::Blocks;
 use super::cut::{Network, Shape, bytes_of};
@@ -9,17 +9,17 @@ use ir::{Module, NodeId, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The blocks of a program with their flow networks, from which a decision is made for each price.
+/// The blocks of a program with their flow networks. For each price they give a decision.
 pub struct Choices<'a> {
     pub(super) module: &'a Module,
     pub(super) blocks: Blocks,
     /// The network of each block that may be repeated.
     pub(super) networks: Vec<Network>,
-    /// The different shapes of the networks.
+    /// The distinct shapes of the networks.
     pub(super) shapes: Vec<Shape>,
     /// The index of each network's shape.
     shape_of: Vec<usize>,
-    /// Bytes on a device of each block's activations that backward reads, if nothing is repeated.
+    /// The bytes on a device of each block's activations that backward reads, if nothing is repeated.
     kept_before: Vec<u64>,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Debug for Choices<'_> {
 }
 
 impl<'a> Choices<'a> {
-    /// Finds the blocks of a program, and the time of their nodes on a device.
+    /// Finds the blocks of a program, and the times of their nodes on a device.
     pub fn of(module: &'a Module, rates: &DeviceRates) -> Self {
         let live = live_nodes(module);
         let blocks = Blocks::find(module, &live);
@@ -56,7 +56,7 @@ impl<'a> Choices<'a> {
         Self { module, blocks, networks, shapes, shape_of, kept_before }
     }
 
-    /// Chooses the nodes that are repeated. The options name the device whose rates [`Choices::of`] was given.
+    /// Chooses the nodes to repeat. The options name the device whose rates [`Choices::of`] got.
     pub fn decide(&self, options: &Recompute) -> Decision {
         let mut sides: BTreeMap<(usize, u64), Vec<bool>> = BTreeMap::new();
         let blocks = self.networks.iter().enumerate().map(|(index, network)| {
@@ -69,10 +69,10 @@ impl<'a> Choices<'a> {
         Decision { blocks: blocks.collect() }
     }
 
-    /// The lowest price of each decision between two prices, in ascending order. The first is `lowest`.
+    /// Returns each decision between two prices with the lowest price that leads to it, in ascending order. The first price is `lowest`.
     ///
-    /// Each decision is a line, its cost as a function of the price. Where the lines of two decisions cross, a third decision
-    /// is below both, or there is none between them.
+    /// The cost of a decision is a linear function of the price. Where the lines of two decisions cross, either a third decision is cheaper
+    /// than both, or there is none between them.
     pub fn prices(&self, lowest: &Recompute, highest: &Recompute) -> Vec<(Recompute, Decision)> {
         let ends = [lowest, highest].map(|options| (options.clone(), self.decide(options)));
         let [first, last] = ends;
@@ -116,35 +116,35 @@ pub(super) struct BlockDecision {
     pub(super) repeated: BTreeSet<NodeId>,
     /// The values that are kept because backward, or a repeated node, reads them.
     pub(super) needed: BTreeSet<ValueId>,
-    /// Picoseconds of the repeated nodes.
+    /// The picoseconds of the repeated nodes.
     pub(super) time: u64,
-    /// Bytes on a device of the block's activations that backward reads: without the pass, and with it.
+    /// The bytes on a device of the block's activations that backward reads: without the pass, and with it.
     pub(super) kept: [u64; 2],
 }
 
 impl Decision {
-    /// Picoseconds that the repeated nodes of a microbatch take on a device.
+    /// Returns the picoseconds that the repeated nodes of a microbatch take on a device.
     pub fn picoseconds(&self) -> u64 {
         self.blocks.iter().map(|block| block.time).fold(0, u64::saturating_add)
     }
 
-    /// Bytes on a device of the blocks' activations that backward reads and that are kept.
+    /// Returns the bytes on a device of the blocks' activations that backward reads and that are kept.
     pub fn kept(&self) -> u64 {
         self.blocks.iter().map(|block| block.kept[1]).fold(0, u64::saturating_add)
     }
 
-    /// The indices of the blocks that are decided otherwise in `other`.
+    /// Returns the indices of the blocks with different decisions in `other`.
     pub fn changed_blocks<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = usize> + 'a {
         let both = self.blocks.iter().zip(&other.blocks).enumerate();
         both.filter(|(_, (own, other))| own != other).map(|(index, _)| index)
     }
 
-    /// The repeated nodes of all blocks.
+    /// Returns the repeated nodes of all blocks.
     pub(super) fn repeated(&self) -> BTreeSet<NodeId> {
         self.blocks.iter().flat_map(|block| block.repeated.iter().copied()).collect()
     }
 
-    /// The lowest price at which a decision that keeps fewer bytes is cheaper than this one.
+    /// Returns the lowest price at which `other`, a decision that keeps fewer bytes, is cheaper than this one.
     fn crossing(&self, other: &Self) -> Option<u64> {
         let less = self.kept().checked_sub(other.kept()).filter(|&less| less > 0)?;
         let longer = other.picoseconds().saturating_sub(self.picoseconds());

@@ -1,4 +1,4 @@
-//! Copies of forward nodes in backward.
+//! Adds copies of forward nodes to backward.
 
 use super::Recompute;
 use crate::pass::Transform;
@@ -7,8 +7,8 @@ use ir::analysis::live_nodes;
 use ir::{At, Builder, Definition, Diagnostic, Module, NodeId, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Adds a copy of each repeated node before the first backward node that needs it. Backward nodes read the copies from then on.
-/// Returns the copy of each value.
+/// Adds a copy of each repeated node before the first backward node that needs it, and makes backward nodes read the copies. Returns the
+/// copy of each value.
 pub(super) fn insert(
     module: &mut Module,
     repeated: &BTreeSet<NodeId>,
@@ -38,14 +38,14 @@ pub(super) fn insert(
 struct Copies<'a> {
     b: Builder<'a>,
     repeated: &'a BTreeSet<NodeId>,
-    /// The places of repeated nodes in the program order.
+    /// The positions of repeated nodes in the program order.
     position: BTreeMap<NodeId, usize>,
     /// The copy of each value.
     made: BTreeMap<ValueId, ValueId>,
 }
 
 impl Copies<'_> {
-    /// The repeated node that makes a value.
+    /// Returns the repeated node that computes a value, if there is one.
     fn producer(&self, value: ValueId) -> Option<NodeId> {
         match self.b.module().value(value).definition {
             Definition::Node(id, _) => self.repeated.contains(&id).then_some(id),
@@ -53,7 +53,7 @@ impl Copies<'_> {
         }
     }
 
-    /// Makes the copies that a backward node needs and that are not there yet, in the order of the nodes that they repeat.
+    /// Adds the copies that a backward node needs and that are still missing, in the order of the original nodes.
     fn before(&mut self, reader: NodeId) -> Result<(), Diagnostic> {
         let operands = self.b.module().node(reader).operands.clone();
         let (mut missing, mut pending) = (BTreeSet::new(), operands.to_vec());
@@ -76,7 +76,7 @@ impl Copies<'_> {
         Ok(())
     }
 
-    /// Puts a copy of a node before a backward node.
+    /// Adds a copy of a node before a backward node.
     fn copy(&mut self, id: NodeId, reader: NodeId) -> Result<(), Diagnostic> {
         let node = self.b.module().node(id).clone();
         let operands: Vec<ValueId> =

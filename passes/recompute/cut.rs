@@ -1,12 +1,12 @@
-//! The cheapest choice for one block: which activations are kept, and which nodes are repeated.
+//! Finds the cheapest choice for one block: the activations to keep, and the nodes to repeat.
 //!
-//! A value that backward needs is kept, or its node is repeated, and then backward needs the node's operands. That is a minimum
-//! cut: from the source an edge to each value that backward reads; from a value to its node the price of keeping the value; from
-//! a node to each operand an edge that cannot be cut; from a node to the sink the time of the node. Nodes on the source's side
-//! are repeated (as Jia et al., arXiv 1910.02653, and PyTorch's min-cut partitioner, whose formulation has the time inside the
-//! values).
+//! A value that backward needs is kept, or its node is repeated, and then backward needs the node's operands. The cheapest choice is a
+//! minimum cut of a network with these edges: from the source to each value that backward reads, uncuttable; from a value to its node,
+//! the price of keeping the value; from a node to each operand, uncuttable; from a node to the sink, the time of the node. Nodes on the
+//! source's side are repeated (as in Jia et al., arXiv 1910.02653, and in PyTorch's min-cut partitioner, whose formulation has the time
+//! inside the values).
 //!
-//! The networks of equal layers are equal but for the names of their values, so they are cut once for each price.
+//! The networks of equal layers differ only in the names of their values, so they are cut once for each price.
 
 use super::blocks::{Blocks, base, is_activation, is_view_or_constant, local_bytes};
 use cranelift_entity::EntitySet;
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The capacity of an edge that is never cut. A sum of many such edges still fits.
 const UNCUT: u128 = 1 << 112;
 
-/// Capacities are times a KiB, since prices are for a KiB: so they are whole numbers.
+/// The factor of all capacities. Prices are for a KiB, so capacities are whole numbers.
 const KIB: u128 = 1024;
 
 /// A vertex of a flow network.
@@ -36,14 +36,14 @@ pub(super) enum Vertex {
 enum Capacity {
     /// The edge cannot be cut.
     Uncut,
-    /// Picoseconds of a node.
+    /// The picoseconds of a node.
     Time(u64),
-    /// Bytes of a value, which have a price.
+    /// The bytes of a value, which have a price.
     Bytes(u64),
 }
 
 impl Capacity {
-    /// The capacity, if keeping a KiB costs `price` picoseconds.
+    /// Returns the capacity if keeping a KiB costs `price` picoseconds.
     fn at(self, price: u64) -> u128 {
         match self {
             Self::Uncut => UNCUT,
@@ -53,17 +53,17 @@ impl Capacity {
     }
 }
 
-/// The place of the source, the sink, and the first vertex.
+/// The indices of the source, of the sink, and of the first vertex.
 const SOURCE: u32 = 0;
 const SINK: u32 = 1;
 const FIRST: u32 = 2;
 
-/// The edges of a flow network, between the places of its vertices. Equal blocks have equal shapes.
+/// The edges of a flow network, between the indices of its vertices. Equal blocks have equal shapes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Shape(Vec<(u32, u32, Capacity)>);
 
 impl Shape {
-    /// Returns for each vertex whether it is on the source's side of the minimum cut with the smallest such side.
+    /// Returns for each vertex whether it is on the source's side of the minimum cut. Of several minimum cuts, that with the smallest side.
     pub(super) fn source_side(&self, price: u64) -> Vec<bool> {
         let mut graph: DiGraph<(), u128> = DiGraph::new();
         let last = self.0.iter().map(|&(from, to, _)| from.max(to)).max().unwrap_or(SINK);
@@ -96,15 +96,15 @@ impl Shape {
 #[derive(Debug, Default)]
 pub(super) struct Network {
     pub(super) shape: Shape,
-    /// The vertices, in the order in which they were met.
+    /// The vertices, in the order of their indices.
     vertices: Vec<Vertex>,
     places: BTreeMap<Vertex, u32>,
-    /// Picoseconds of each node.
+    /// The picoseconds of each node.
     times: BTreeMap<NodeId, u64>,
 }
 
 impl Network {
-    /// The network of a block.
+    /// Builds the network of a block.
     pub(super) fn of(
         module: &Module,
         blocks: &Blocks,
@@ -153,7 +153,7 @@ impl Network {
         self.shape.0.push((from, to, capacity));
     }
 
-    /// The choice that a cut stands for, by the source's side of it.
+    /// Returns the choice for a cut, given the source's side of it.
     pub(super) fn cut(&self, module: &Module, blocks: &Blocks, source_side: &[bool]) -> Cut {
         let mut repeated = BTreeSet::new();
         let mut needed = Vec::new();
@@ -178,7 +178,7 @@ impl Network {
         self.times.contains_key(&id)
     }
 
-    /// Picoseconds of a node of the block.
+    /// Returns the picoseconds of a node of the block.
     pub(super) fn time(&self, id: NodeId) -> u64 {
         self.times.get(&id).copied().unwrap_or(0)
     }
@@ -190,13 +190,13 @@ pub(super) struct Cut {
     pub(super) repeated: BTreeSet<NodeId>,
     /// The values that are kept because backward, or a repeated node, reads them.
     pub(super) needed: BTreeSet<ValueId>,
-    /// Picoseconds of the repeated nodes.
+    /// The picoseconds of the repeated nodes.
     pub(super) time: u64,
-    /// Bytes on a device of the values that are kept.
+    /// The bytes on a device of the kept values.
     pub(super) kept: u64,
 }
 
-/// Whether the cut decides on a value: a value of the block that is not kept anyway.
+/// Whether the cut decides about a value: it belongs to the block and is not kept in any case.
 pub(super) fn is_choice(
     module: &Module,
     blocks: &Blocks,
@@ -207,7 +207,7 @@ pub(super) fn is_choice(
     members.contains(&id) && is_activation(module, value) && !blocks.between.contains(value)
 }
 
-/// Sums the bytes of the values behind these views. A value counts once. Values between blocks do not count, since they are
+/// Sums the bytes of the values behind these views. Each value counts once. Values between blocks do not count, since they are
 /// always kept.
 pub(super) fn bytes_of(module: &Module, blocks: &Blocks, values: impl Iterator<Item = ValueId>) -> u64 {
     let bases: BTreeSet<ValueId> = values.map(|value| base(module, value)).collect();
@@ -216,7 +216,7 @@ pub(super) fn bytes_of(module: &Module, blocks: &Blocks, values: impl Iterator<I
     counted.map(|value| local_bytes(module, value)).fold(0, u64::saturating_add)
 }
 
-/// Whether a node may run twice. A reduction over devices, or a transfer between stages, is communication that nobody would wait for
+/// Whether a node may be repeated. Reductions over devices and transfers between stages may not: their communication would be waited for
 /// twice.
 pub(super) fn is_repeatable(node: &Node) -> bool {
     match node.op {
@@ -226,7 +226,7 @@ pub(super) fn is_repeatable(node: &Node) -> bool {
     }
 }
 
-/// The time of a node on a device, by the cost model of [`ir::machine`]. Views and constants take none.
+/// Returns the time of a node on a device, by the cost model of [`ir::machine`]. Views and constants take no time.
 fn picoseconds(module: &Module, node: &Node, device: &Device) -> u64 {
     if is_view_or_constant(&node.op) {
         return 0;
@@ -242,6 +242,6 @@ fn picoseconds(module: &Module, node: &Node, device: &Device) -> u64 {
         return device.collective_time(&device.link, *collective, bytes, devices).total();
     }
     let part = module.signature(node).local(&module.mesh);
-    // A node takes some time even if its bytes take none, so that it is not repeated for nothing.
+    // A node takes some time even if its bytes take none, so that it is not repeated without need.
     part.map_or(u64::MAX, |part| device.node_time(&node.op, &part).max(1))
 }

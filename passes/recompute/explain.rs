@@ -1,4 +1,4 @@
-//! The report of a decision: each block, and each value that it decides about.
+//! Reports a decision: each block, and each value of it with its fate.
 
 use super::Recompute;
 use super::blocks::{base, is_view_or_constant, local_bytes};
@@ -9,7 +9,7 @@ use ir::{Definition, NodeId, ValueId};
 use std::collections::BTreeSet;
 
 impl Choices<'_> {
-    /// The report of a decision that these options made.
+    /// Reports a decision that was made with these options.
     pub(super) fn report(&self, decision: &Decision, options: &Recompute) -> RecomputeReport {
         let mut report = RecomputeReport::default();
         for (index, (nodes, made)) in self.blocks.repeatable().iter().zip(&decision.blocks).enumerate() {
@@ -68,7 +68,8 @@ impl Choices<'_> {
         }
     }
 
-    /// Picoseconds of a node and of all others that would have to be repeated with it. `None` if one of them must not be repeated.
+    /// Returns the picoseconds of a node and of all nodes that would have to be repeated with it. `None` if one of them must not be
+    /// repeated.
     fn time_of_repeating(&self, network: &Network, made: &BlockDecision, id: NodeId) -> Option<u64> {
         let (mut seen, mut pending, mut total) = (BTreeSet::new(), vec![id], 0u64);
         while let Some(id) = pending.pop() {

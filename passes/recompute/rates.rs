@@ -5,7 +5,7 @@ use ir::machine::{Device, FlopRates, Link, Preset, Unit};
 use std::fmt;
 use std::str::FromStr;
 
-/// The element types that [`FlopRates`] tells apart.
+/// The element types that [`FlopRates`] distinguishes.
 const TYPES: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
 /// Operations per second in a unit of [`DeviceRates::matrices`] and [`DeviceRates::elements`].
 const GIGA: f64 = 1e9;
@@ -20,7 +20,7 @@ const NANO: f64 = 1e-9;
 pub struct DeviceRates {
     /// GFLOP/s of multiplications in f64, f32, f16 and bf16.
     matrices: [u64; 4],
-    /// GFLOP/s on single elements of these types.
+    /// GFLOP/s on single elements, in the same types.
     elements: [u64; 4],
     /// GFLOP/s of convolutions in f16.
     convolution: u64,
@@ -30,14 +30,14 @@ pub struct DeviceRates {
     memory: u64,
     /// MB/s to the other devices of the node.
     link: u64,
-    /// Nanoseconds of a message to them.
+    /// Nanoseconds of a message to the other devices of the node.
     latency: u64,
     /// Nanoseconds from one kernel to the next.
     launch: u64,
 }
 
 impl DeviceRates {
-    /// The rates of a device.
+    /// Returns the rates of a device.
     pub fn of(device: &Device) -> Self {
         let whole = |number: f64, unit: f64| (number / unit).round().max(1.0) as u64;
         Self {
@@ -52,7 +52,7 @@ impl DeviceRates {
         }
     }
 
-    /// A device that attains these rates.
+    /// Returns a device that attains these rates.
     pub fn device(&self) -> Device {
         let link =
             Link { bandwidth: self.link as f64 * MEGA, attained: 1.0, latency: self.latency as f64 * NANO };
@@ -72,7 +72,7 @@ impl DeviceRates {
         device
     }
 
-    /// MB/s to and from memory.
+    /// Returns the MB/s to and from memory.
     pub(super) fn memory(&self) -> u64 {
         self.memory
     }
@@ -82,7 +82,7 @@ impl DeviceRates {
         presets.find(|(preset, _)| Self::of(&preset.device()) == *self).map(|(_, name)| name)
     }
 
-    /// Every rate with its name.
+    /// Returns every rate with its name.
     fn named(&mut self) -> [(&'static str, &mut [u64]); 8] {
         let Self { matrices, elements, convolution, attention, memory, link, latency, launch } = self;
         [

@@ -1,11 +1,11 @@
-//! Programs with blocks, as the pass finds and changes them.
+//! Tests of the whole pass on programs with blocks.
 
 use super::*;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::Unary;
 use ir::{At, Builder, DType, Phase, Type, ValueId};
 
-/// `count` layers `x + tanh(x · w)`, each with the backward nodes that read their activations.
+/// Makes `count` layers `x + tanh(x · w)`, each with the backward nodes that read their activations.
 fn layers(count: usize) -> Module {
     let mut module = Module::new("layers");
     let ty = Type::of(DType::F32, &[64, 64]);

@@ -11,9 +11,9 @@ pub struct CompressedActivationsReport {
     pub after: KeptReport,
     /// The number of activations that are kept as bits.
     pub masks: u64,
-    /// The number of ReLUs whose gradient reads the result, which is kept anyway, in place of the operand.
+    /// The number of ReLUs whose gradient reads the result, which is kept in any case, in place of the operand.
     pub outputs: u64,
-    /// The number of max poolings of which backward reads the places of the largest elements.
+    /// The number of max poolings for which the places of the largest elements are kept.
     pub indices: u64,
     /// The narrower type, and the number of activations that are kept in it.
     pub rounded: Option<(DType, u64)>,
@@ -22,14 +22,14 @@ pub struct CompressedActivationsReport {
 /// Activations that wait for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeptReport {
-    /// Their number.
+    /// The number of activations.
     pub count: u64,
-    /// Bytes that a microbatch's activations take on each device.
+    /// The bytes of a microbatch's activations on each device.
     pub bytes: u64,
 }
 
 impl KeptReport {
-    /// The report of these activations of a module.
+    /// Reports these activations of a module.
     pub(crate) fn of(module: &Module, values: &[ValueId]) -> Self {
         let bytes = values.iter().filter_map(|&value| module.ty(value).local_bytes(&module.mesh));
         Self { count: values.len() as u64, bytes: bytes.fold(0, u64::saturating_add) }

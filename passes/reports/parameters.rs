@@ -1,28 +1,28 @@
-//! The roles of the tensors of a file, for `inspect`, for an export, which writes weights back, and for `verify`.
+//! The roles of the tensors of a file. `inspect` prints them, an export writes weights back by them, and `verify` uses them.
 
 use ir::{Claim, Type, View};
 
 /// The role of a float tensor of the file, and the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterReport {
-    /// The file's name of it.
+    /// The name in the file.
     pub data: String,
-    /// Its type in the file.
+    /// The type in the file.
     pub ty: Type,
     /// Other names.
     pub aliases: Vec<String>,
-    /// Its role.
+    /// The role.
     pub role: RowRole,
     /// Whether it is a parameter that the user froze.
     pub frozen: bool,
-    /// Why, in words.
+    /// The reason in words.
     pub reason: String,
-    /// The claim about the tensor, apart from its uses.
+    /// The claim about the tensor, independent of its uses.
     pub claim: Option<Claim>,
-    /// The states that hold it; written back through their views they make the tensor again, as far as the program
+    /// The states that hold the tensor. Written back through their views, they give the tensor again, as far as the program
     /// uses it. Empty for a constant.
     pub states: Vec<StateView>,
-    /// The tensor it is tied to, if its bytes were found in another: then `states` are that one's.
+    /// The tensor that it is tied to, if another tensor has the same bytes. Then `states` are those of the other tensor.
     pub tied: Option<Tie>,
 }
 
@@ -31,26 +31,26 @@ pub struct ParameterReport {
 pub enum RowRole {
     /// Trained, unless frozen.
     Parameter,
-    /// Kept by the model without being trained.
+    /// Updated by the model itself, without training.
     Buffer,
-    /// Neither.
+    /// Neither of the two.
     Constant,
 }
 
 /// A state as a view of a tensor of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateView {
-    /// The state's name.
+    /// The name of the state.
     pub state: String,
-    /// From the file's tensor to the state.
+    /// The view from the file's tensor to the state.
     pub view: View,
 }
 
-/// A tensor that is another one.
+/// A tie of two tensors with the same elements, one of which stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tie {
-    /// The file's name of the other tensor.
+    /// The name of the other tensor in the file.
     pub data: String,
-    /// Dim `i` of the one is dim `permutation[i]` of the other.
+    /// Dim `i` of the tied tensor is dim `permutation[i]` of the tensor that stays.
     pub permutation: Vec<u32>,
 }

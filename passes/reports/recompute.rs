@@ -5,9 +5,9 @@ use ir::ValueId;
 /// The repeated parts of the forward phase.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecomputeReport {
-    /// Each block that may be repeated, in program order.
+    /// The blocks that may be repeated, in program order.
     pub blocks: Vec<BlockReport>,
-    /// Each value that these blocks compute, in program order. Views and constants are left out.
+    /// The values that these blocks compute, in program order, without views and constants.
     pub values: Vec<ValueReport>,
 }
 
@@ -16,25 +16,25 @@ pub struct RecomputeReport {
 pub struct ValueReport {
     /// The value of the forward phase.
     pub value: ValueId,
-    /// The value that backward computes again.
+    /// The copy of the value that backward computes, if there is one.
     pub copy: Option<ValueId>,
-    /// The ONNX node that its node came from.
+    /// The origin of its node in the ONNX file.
     pub origin: String,
     /// The name of its operator.
     pub operator: &'static str,
     /// The index of its block.
     pub block: usize,
-    /// Its bytes on a device.
+    /// The bytes of the value on a device.
     pub bytes: u64,
-    /// The predicted picoseconds of its node on a device; of a value that is not computed again, with the nodes that would have
-    /// to be repeated too. `None` if one of them is a reduction over devices, which is never repeated.
+    /// The predicted picoseconds of its node on a device. If the value is not computed again, those of all nodes that would have to be
+    /// repeated for it. `None` if one of them is a reduction over devices or a transfer, which is never repeated.
     pub picoseconds: Option<u64>,
     /// The choice.
     pub fate: Fate,
 }
 
 impl ValueReport {
-    /// The price of keeping the value, in picoseconds, if a KiB costs `price`.
+    /// Returns the price of keeping the value, in picoseconds, if a KiB costs `price`.
     pub fn price(&self, price: u64) -> u128 {
         u128::from(self.bytes) * u128::from(price) / 1024
     }
@@ -43,30 +43,30 @@ impl ValueReport {
 /// The choice that was made for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is kept until backward reads it.
+    /// The value is kept until backward reads it.
     Kept,
-    /// Backward computes it again.
+    /// Backward computes the value again.
     Repeated,
-    /// It is kept because a later block reads it.
+    /// The value is kept because a later block reads it.
     Between,
-    /// Neither backward nor a repeated node reads it.
+    /// Neither backward nor a repeated node reads the value.
     Unread,
 }
 
-/// A block: a part of the forward phase behind which one large value is read.
+/// A block: a part of the forward phase after which a single large value is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockReport {
-    /// The ONNX node that its first node came from.
+    /// The origin of its first node in the ONNX file.
     pub first: String,
-    /// The ONNX node that its last node came from.
+    /// The origin of its last node in the ONNX file.
     pub last: String,
     /// The repeated operators with their counts, in the order of their first node.
     pub operators: Vec<(&'static str, usize)>,
     /// The predicted time of the repeated nodes on a device, in picoseconds.
     pub picoseconds: u64,
-    /// Bytes on a device of the block's activations that backward reads, if nothing is repeated.
+    /// The bytes on a device of the block's activations that backward reads, if nothing is repeated.
     pub kept_before: u64,
-    /// The same bytes with this report's nodes repeated.
+    /// The same bytes, if the nodes of this report are repeated.
     pub kept: u64,
     /// The price of a kept activation in this block: picoseconds for each KiB.
     pub price: u64,

@@ -1,7 +1,7 @@
-//! What every pass that searches an e-graph needs: applying rules to the end, and choosing the cheapest program.
+//! The parts that all passes with an e-graph share: saturation with rules, and the choice of the cheapest program.
 //!
-//! A pass brings the heads of its nodes, what is known of a class, and its rules. What comes out is a function of what goes in: limits are
-//! counts, ties go to the first, and nothing is iterated in the order of a hash map.
+//! A pass brings the heads of its nodes, the facts about a class, and its rules. The result depends only on the input: limits are counts,
+//! the first of equal candidates wins, and no iteration follows the order of a hash map.
 
 mod descent;
 mod extract;

@@ -1,5 +1,5 @@
-//! Activations in another form while they wait for backward: each changes its form after its last reader in forward, and changes back
-//! before its first reader in backward.
+//! Keeps activations in another form while they wait for backward. Each changes its form after its last reader in forward, and changes
+//! back before its first reader in backward.
 
 use ir::{
     At, Builder, Definition, EVERY_STAGE, Module, Movement, NodeId, Op, Phase, Type, TypeError, ValueId,
@@ -15,8 +15,8 @@ pub(crate) trait Form {
     fn take(&self, b: &mut Builder, kept: ValueId, value: ValueId) -> Result<ValueId, TypeError>;
 }
 
-/// The results of forward that backward reads, behind their views, in the order of their ids. Values of every stage are left out: each
-/// stage computes them from constants.
+/// Returns the results of forward that backward reads, behind their views, in the order of their ids. Values of every stage are left out:
+/// each stage computes them from constants.
 pub(crate) fn activations(module: &Module) -> Vec<ValueId> {
     let mut found = BTreeSet::new();
     for (_, node) in module.nodes().filter(|(_, node)| node.phase.is_gradient()) {
@@ -25,12 +25,12 @@ pub(crate) fn activations(module: &Module) -> Vec<ValueId> {
     found.into_iter().filter(|&value| module.stage_of(value) != EVERY_STAGE).collect()
 }
 
-/// Bytes of a device's part of a value; the largest number if the bytes of a program are not known.
+/// Returns the bytes of a device's part of a value; `u64::MAX` if they are not known.
 pub(crate) fn local_bytes(module: &Module, value: ValueId) -> u64 {
     module.ty(value).local_bytes(&module.mesh).unwrap_or(u64::MAX)
 }
 
-/// The result of forward that a value is, or of which it is a view made in forward.
+/// Returns the result of forward behind a value of forward: the value itself, or the value that it is a view of.
 pub(crate) fn behind_views(module: &Module, value: ValueId) -> Option<ValueId> {
     if module.phase_of(value) != Phase::Forward {
         return None;
@@ -50,7 +50,7 @@ pub(crate) fn keep(
     let chosen: BTreeSet<ValueId> = activations.iter().copied().collect();
     let mut kept = BTreeMap::new();
     for (&value, &reader) in &last_readers(b.module(), &chosen) {
-        // The reader may be a transfer, which is of another stage.
+        // The reader may be a transfer, which belongs to another stage.
         let stage = b.module().stage_of(value);
         b.at(At::After(reader)).copy(0).stage(stage);
         kept.insert(value, form.put(b, value)?);
@@ -68,7 +68,7 @@ pub(crate) fn keep(
     Ok(kept)
 }
 
-/// For each activation the last node of forward that reads it or a view of it, or that makes it.
+/// Returns for each activation the last node of forward that reads it or a view of it, or its own node if there is none.
 fn last_readers(module: &Module, chosen: &BTreeSet<ValueId>) -> BTreeMap<ValueId, NodeId> {
     let mut last = BTreeMap::new();
     for (id, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
@@ -80,17 +80,17 @@ fn last_readers(module: &Module, chosen: &BTreeSet<ValueId>) -> BTreeMap<ValueId
     last
 }
 
-/// The activations that changed back.
+/// The activations in their original form, for backward.
 struct Taken<'b, 'm, F> {
     b: &'b mut Builder<'m>,
     form: &'b F,
     kept: &'b BTreeMap<ValueId, ValueId>,
-    /// Each activation, and each view of one, as backward reads it.
+    /// Each activation, and each view of one, in the form that backward reads.
     back: BTreeMap<ValueId, ValueId>,
 }
 
 impl<F: Form> Taken<'_, '_, F> {
-    /// The value that a node of backward reads in place of an operand: `None` if the operand stays.
+    /// Returns the value that a node of backward reads in place of an operand; `None` if the operand stays.
     fn value(&mut self, operand: ValueId, reader: NodeId) -> Result<Option<ValueId>, TypeError> {
         let Some(source) = behind_views(self.b.module(), operand) else { return Ok(None) };
         let Some(&kept) = self.kept.get(&source) else { return Ok(None) };

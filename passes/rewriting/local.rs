@@ -1,4 +1,4 @@
-//! Rewrites that look at one node and its operands: nothing to compute, or nothing left to compute.
+//! Rewrites that look at one node and its operands: operations that do nothing, and operations on constants.
 
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
@@ -12,7 +12,7 @@ use ir::{
 };
 use std::collections::BTreeSet;
 
-/// Rewrites every node once, in program order, so that a node sees what became of its operands.
+/// Rewrites every node once, in program order, so that a node sees its rewritten operands.
 pub(crate) fn run(module: &mut Module, by: &str) -> Result<Changed, Diagnostic> {
     let order: Vec<NodeId> = module.order().to_vec();
     let accumulations = module.nodes().filter(|(_, node)| matches!(node.op, Op::Accumulate(_)));
@@ -24,7 +24,7 @@ pub(crate) fn run(module: &mut Module, by: &str) -> Result<Changed, Diagnostic> 
         let [result] = node.results[..] else { continue };
         b.at(At::Before(id));
         if let Some(new) = rewrite(&mut b, &node, result)? {
-            // A sum over microbatches must go on reading a value that every microbatch has anew.
+            // A sum over microbatches must keep an operand that every microbatch computes anew.
             if accumulated.contains(&result) && !b.module().phase_of(new).is_microbatch() {
                 continue;
             }
@@ -35,7 +35,7 @@ pub(crate) fn run(module: &mut Module, by: &str) -> Result<Changed, Diagnostic> 
     Ok(b.finish())
 }
 
-/// What can stand for the node's one result, if something simpler can.
+/// Returns a simpler value for the single result of a node, if there is one.
 fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<ValueId>, TypeError> {
     if let Some(value) = folded_scalar(b.module(), node, result) {
         let ty = b.ty(result).clone();
@@ -87,7 +87,7 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
             Some(operand(0))
         }
         Op::Cast(_) if same_dims(b, operand(0)) => Some(operand(0)),
-        // Once the backward phase stands, no gradient will be asked for.
+        // After the backward phase is built, no gradient will be asked for.
         Op::Detach(_) if b.module().level >= Level::Training => Some(operand(0)),
         Op::Select(_) if operand(1) == operand(2) && same_dims(b, operand(1)) => Some(operand(1)),
         Op::Unary(Unary::Neg) => match b.module().producer(operand(0)) {
@@ -96,14 +96,14 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
         },
         Op::Contract(contract) => without_transposes(b, node, contract)?,
         Op::Gather(gather) => match producer_in_phase(b, node, node[OperandRole::Indices]) {
-            // What is looked up once is stretched, not looked up again.
+            // A repeated index is looked up once, and the row is broadcast.
             Some(Node { op: Op::Broadcast(_), operands, .. })
                 if b.ty(operands[0]).ndim() == b.ty(node[OperandRole::Indices]).ndim() =>
             {
                 let once = b.one(node.op.clone(), &[node[OperandRole::Data], operands[0]])?;
                 Some(b.broadcast(once, b.ty(result).dims.clone())?)
             }
-            // One after the other from the first: the positions of a sequence.
+            // The indices 0, 1, 2…: the positions of a sequence.
             Some(Node { op: Op::Iota(iota), .. }) => first_ones(b, node, gather.dim, iota.dim, result)?,
             _ => None,
         },
@@ -124,7 +124,7 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
     })
 }
 
-/// The reduction of equal floats, of which there may be more than memory holds.
+/// Builds the reduction of equal floats without their elements, which may exceed memory.
 fn reduced(
     b: &mut Builder,
     kind: ReduceKind,
@@ -143,7 +143,7 @@ fn reduced(
     b.splat(to, number).map(Some)
 }
 
-/// What looks up 0, 1, 2… along a dim is a slice of it, if all of them are there.
+/// Replaces a look-up of 0, 1, 2… along a dim by a slice, if the dim has all of these indices.
 fn first_ones(
     b: &mut Builder,
     node: &Node,
@@ -162,8 +162,8 @@ fn first_ones(
     b.reshape(first, b.ty(result).dims.clone()).map(Some)
 }
 
-/// A sum of two tensors that are zeros but for stretches of one dim, one behind the other: these stretches, concatenated. The gradient of
-/// a tensor that was split is such a sum.
+/// Replaces a sum of two tensors, each of which is padded with zeros so that their stretches of one dim are adjacent, by the concatenation
+/// of the stretches. The gradient of a tensor that was split is such a sum.
 fn side_by_side(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<ValueId>, TypeError> {
     let ty = b.ty(result).clone();
     if node.op != Op::Binary(Binary::Add) || !ty.sharding.is_whole() {
@@ -191,7 +191,7 @@ fn side_by_side(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<
     b.one_typed(Pad { dim, before: first.start, value: Float::new(0.0) }, &[both], ty).map(Some)
 }
 
-/// A contraction that reads what its operands were transposed from, with its labels in that order.
+/// Returns the contraction of the operands before their transposes, with permuted labels.
 fn without_transposes(
     b: &mut Builder,
     node: &Node,
@@ -219,7 +219,7 @@ fn without_transposes(
     b.one(Contract { lhs, rhs, out: contract.out.clone() }, &operands).map(Some)
 }
 
-/// An elementwise node that reads its operands before they were stretched, where it stretches them itself.
+/// Returns the elementwise node on its operands before their broadcasts, if it broadcasts them itself to the same dims.
 fn without_broadcasts(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<ValueId>, TypeError> {
     let mut operands = node.operands.clone();
     for i in 0..operands.len() {
@@ -240,13 +240,13 @@ fn without_broadcasts(b: &mut Builder, node: &Node, result: ValueId) -> Result<O
     if operands == node.operands { Ok(None) } else { b.one(node.op.clone(), &operands).map(Some) }
 }
 
-/// The node that defines a value, if it is of the same phase as its reader: views are not moved over phases, where
-/// what is kept in between would change.
+/// Returns the node that makes a value, if it is in the phase of its reader: views are not moved over phases, since that would change
+/// the values that are kept between them.
 fn producer_in_phase(b: &Builder, reader: &Node, value: ValueId) -> Option<Node> {
     b.module().producer(value).filter(|node| node.phase == reader.phase).cloned()
 }
 
-/// The operand that a binary node passes on, when the other does nothing: `x + 0`, `x - 0`, `x · 1`, `x / 1`.
+/// Returns the operand that a binary node passes on unchanged: `x + 0`, `x - 0`, `x · 1`, `x / 1`.
 fn neutral(module: &Module, op: Binary, node: &Node) -> Option<ValueId> {
     let [x, y] = node.operands[..] else { return None };
     match op {
@@ -260,7 +260,7 @@ fn neutral(module: &Module, op: Binary, node: &Node) -> Option<ValueId> {
     }
 }
 
-/// The factor and the rest of a product with a number, or of a quotient by one, of floats.
+/// Returns the number and the other factor of a product with a number, or of a quotient by one, if they are floats.
 fn multiple(module: &Module, op: Binary, node: &Node) -> Option<(f64, ValueId)> {
     let [x, y] = node.operands[..] else { return None };
     let (factor, rest) = match (op, splat(module, x), splat(module, y)) {
@@ -272,7 +272,7 @@ fn multiple(module: &Module, op: Binary, node: &Node) -> Option<(f64, ValueId)> 
     module.ty(rest).dtype.is_float().then_some((factor, rest))
 }
 
-/// `x` of `x · c / c` and `x / c · c`: in an e-graph, in which a value may be many multiples of itself, searches take long.
+/// Returns `x` for `x · c / c` and `x / c · c`. In an e-graph, a value that is many multiples of itself makes searches long.
 fn undone(module: &Module, op: Binary, node: &Node) -> Option<ValueId> {
     let (outer, product) = multiple(module, op, node)?;
     let Op::Binary(inner_op) = module.producer(product)?.op else { return None };
@@ -280,7 +280,7 @@ fn undone(module: &Module, op: Binary, node: &Node) -> Option<ValueId> {
     (outer.is_finite() && inner.is_finite() && outer * inner == 1.0).then_some(x)
 }
 
-/// The number that all elements of a value equal, if that is written in the program.
+/// Returns the number that all elements of a value equal, if it is a splat.
 fn splat(module: &Module, value: ValueId) -> Option<f64> {
     match &module.producer(value)?.op {
         Op::Splat(splat) => Some(splat.value.get()),
@@ -288,7 +288,7 @@ fn splat(module: &Module, value: ValueId) -> Option<f64> {
     }
 }
 
-/// The value of a node whose operands are all known scalars.
+/// Computes a scalar node whose operands are all known scalars.
 fn folded_scalar(module: &Module, node: &Node, result: ValueId) -> Option<f64> {
     let ty = module.ty(result);
     if node.operands.is_empty() || ty.ndim() != 0 || matches!(node.op, Op::Accumulate(_) | Op::Dropout(_)) {
@@ -299,7 +299,7 @@ fn folded_scalar(module: &Module, node: &Node, result: ValueId) -> Option<f64> {
         let number = splat(module, value)?;
         let ty = module.ty(value);
         let exact = (ty.ndim() == 0).then(|| Tensor::splat(ty.dtype, vec![], number))?;
-        // What a float is cut to is that of the float as its type has it.
+        // An integer result follows from the floats as their types hold them.
         Some(if is_float { exact } else { exact.rounded() })
     };
     let operands: Vec<Tensor> = node.operands.iter().map(known).collect::<Option<_>>()?;

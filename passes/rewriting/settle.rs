@@ -1,12 +1,12 @@
-//! The stages of what passes add to a program with stages, and the transfers between stages.
+//! Gives stages to the nodes that passes add to a program with stages, and adds transfers between stages.
 //!
-//! Forward and backward nodes keep the stage that their pass gave them. Constants, and small values that depend on inputs and
-//! counters alone, are on every stage. Other scalars are computed on the last stage that makes one of their operands: so a norm is
-//! summed up stage by stage, in the order of the parameters. Where a node reads a value of another stage, a transfer is added, one
-//! for each value and stage. What the step reports travels to all pipeline ranks.
+//! Forward and backward nodes keep the stage that their pass gave them. Constants, and small values that depend only on inputs and
+//! counters, are on every stage. Other scalars are computed on the last stage that makes one of their operands. So a norm is summed up
+//! stage by stage, in the order of the parameters. Where a node reads a value of another stage, a transfer is added, one for each value
+//! and stage. The reports of a step are sent to all pipeline ranks.
 //!
-//! In an asynchronous schedule, an update must not wait for the update of an earlier stage, which is behind in time. There, scalars of
-//! the update are computed on the first stage that makes one of their operands, and reports travel to the first stage alone.
+//! In an asynchronous schedule, an update must not wait for the update of an earlier stage, which comes later in time. There, scalars of
+//! the update are computed on the first stage that makes one of their operands, and reports are sent to the first stage alone.
 
 use ir::ops::transfer::Transfer;
 use ir::{
@@ -33,8 +33,8 @@ pub(crate) fn settle(module: &mut Module, by: &str) -> Result<Changed, TypeError
     Ok(transfers.b.finish())
 }
 
-/// The stages of a program, once the transfers are gone whose values every stage has: the gradient of a mean of one number is a
-/// constant.
+/// Finds the stages of a program after removing transfers of values that every stage has. For example, the gradient of a mean of one
+/// number is a constant.
 fn without_idle_transfers(module: &mut Module, by: &str) -> Stages {
     loop {
         let stages = Stages::of(module);
@@ -44,13 +44,13 @@ fn without_idle_transfers(module: &mut Module, by: &str) -> Stages {
     }
 }
 
-/// Removes the transfers whose values every stage has, from a program whose nodes have their stages: a pass gave their readers an
-/// input in place of a computed value.
+/// Removes the transfers of values that every stage has. They are left over when a pass replaces a computed value by an input. The nodes
+/// must have their stages.
 pub(crate) fn remove_idle_transfers(module: &mut Module, by: &str) {
     while remove_idle(module, by, Module::stage_of) {}
 }
 
-/// Removes the transfers of values that are on every stage. Returns whether there were any.
+/// Removes the transfers of values that every stage has. Returns whether there were any.
 fn remove_idle(module: &mut Module, by: &str, stage_of: impl Fn(&Module, ValueId) -> u32) -> bool {
     let is_idle =
         |node: &Node| matches!(node.op, Op::Transfer(_)) && stage_of(module, node.operands[0]) == EVERY_STAGE;
@@ -66,10 +66,10 @@ fn remove_idle(module: &mut Module, by: &str, stage_of: impl Fn(&Module, ValueId
     !idle.is_empty()
 }
 
-/// The most operations for an element of the result, of a node that every stage computes for itself.
+/// The most operations for an element of the result in a node that every stage computes itself.
 const FEW: u64 = 8;
 
-/// Whether every stage can compute a node for itself: it is cheap, or a scalar that no microbatch computes.
+/// Whether every stage can compute a node itself: it is cheap, or no microbatch computes it.
 pub(crate) fn is_cheap(module: &Module, node: &Node) -> bool {
     let signature = module.signature(node);
     let elements = signature.results.iter().map(|ty| ty.numel().unwrap_or(1)).max().unwrap_or(0);
@@ -84,7 +84,7 @@ struct Stages {
 }
 
 impl Stages {
-    /// Follows the program from its states. A counter is on every stage if every stage can compute its new value.
+    /// Finds the stages, starting from the states. A counter is on every stage if every stage can compute its new value.
     fn of(module: &Module) -> Self {
         let counts = |role: Role| matches!(role, Role::Counter | Role::Rng);
         let first = |state: &ir::State| if counts(state.role) { EVERY_STAGE } else { state.stage };
@@ -95,7 +95,7 @@ impl Stages {
         loop {
             let nodes = nodes(module, &states);
             let mut changed = false;
-            // Backward begins with the loss scale, on the last stage that computes a class of the loss. It may have no gradients.
+            // Backward multiplies by the loss scale on the last stage that computes a class of the loss. This stage may have no gradients.
             let of_sums = sums.iter().map(|&value| of(module, &nodes, &states, value));
             let of_loss = of_sums.filter(|&stage| stage != EVERY_STAGE).max();
             for (id, state) in module.states.iter().filter(|(_, state)| is_small(module, state.input)) {
@@ -124,7 +124,7 @@ impl Stages {
     }
 }
 
-/// The stage of a value, given those of nodes and states.
+/// Returns the stage of a value, given the stages of nodes and states.
 fn of(
     module: &Module,
     nodes: &BTreeMap<NodeId, u32>,
@@ -142,7 +142,7 @@ fn is_small(module: &Module, value: ValueId) -> bool {
     module.ty(value).ndim() == 0
 }
 
-/// The stage of each node, given those of the states.
+/// Returns the stage of each node, given the stages of the states.
 fn nodes(module: &Module, states: &BTreeMap<StateId, u32>) -> BTreeMap<NodeId, u32> {
     let mut nodes = BTreeMap::new();
     let is_asynchronous = module.pipeline.as_ref().is_some_and(ir::Pipeline::is_asynchronous);
@@ -163,10 +163,10 @@ fn nodes(module: &Module, states: &BTreeMap<StateId, u32>) -> BTreeMap<NodeId, u
     nodes
 }
 
-/// Transfers, each made once.
+/// The transfers of a program, each made once.
 struct Transfers<'m> {
     b: Builder<'m>,
-    /// The value on another stage.
+    /// The copy of a value on another stage, by value and stage.
     made: BTreeMap<(ValueId, u32), ValueId>,
 }
 
@@ -192,7 +192,7 @@ impl<'m> Transfers<'m> {
         Ok(())
     }
 
-    /// The value on a stage.
+    /// Returns the value on a stage.
     fn on(&mut self, value: ValueId, stage: u32) -> Result<ValueId, TypeError> {
         let from = self.b.module().stage_of(value);
         if from == EVERY_STAGE || from == stage {
@@ -215,7 +215,7 @@ impl<'m> Transfers<'m> {
         Ok(there)
     }
 
-    /// New values of states, on the stages of the states.
+    /// Sends the new values of states to the stages of the states.
     fn states(&mut self) -> Result<(), TypeError> {
         let states: Vec<StateId> = self.b.module().states.keys().collect();
         for id in states {
@@ -227,7 +227,7 @@ impl<'m> Transfers<'m> {
         Ok(())
     }
 
-    /// Sends the numbers that a step reports to the first stage of each pipeline rank that has no stage which knows them.
+    /// Sends the numbers that a step reports to the first stage of each pipeline rank, unless one of its stages has them already.
     fn reports(&mut self) -> Result<(), TypeError> {
         let module = self.b.module();
         let Some(pipeline) = module.pipeline.clone() else { return Ok(()) };

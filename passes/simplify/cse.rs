@@ -1,4 +1,4 @@
-//! Common subexpressions: a node that computes what an earlier one has computed is replaced by it.
+//! Common subexpressions: a node that repeats the computation of an earlier node is replaced by it.
 
 use super::Simplify;
 use crate::pass::Transform;
@@ -6,19 +6,19 @@ use ir::ops::elementwise::Binary;
 use ir::{Builder, Changed, Module, Node, NodeId, Op, Phase, Type, ValueId};
 use std::collections::BTreeMap;
 
-/// A node and the earlier one that has its results.
+/// A node, and an earlier node with the same results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merge {
-    /// The node that goes.
+    /// The node that is removed.
     pub from: NodeId,
-    /// The node whose results stand in.
+    /// The node whose results replace those of the other.
     pub into: NodeId,
 }
 
-/// What two nodes must share to be one: everything but where they came from.
+/// The properties that two nodes must share to be merged: all but their origins.
 type Key = (Op, Vec<ValueId>, Vec<Type>, Phase, u32, u32);
 
-/// Every node that repeats an earlier one of the same phase, stage and copy.
+/// Finds every node that repeats an earlier node of the same phase, stage and copy.
 pub fn decide(module: &Module) -> Vec<Merge> {
     let mut first: BTreeMap<Key, NodeId> = BTreeMap::new();
     let mut same: BTreeMap<ValueId, ValueId> = BTreeMap::new();
@@ -44,7 +44,7 @@ fn key(module: &Module, node: &Node, same: &BTreeMap<ValueId, ValueId>) -> Key {
     (node.op.clone(), operands, types, node.phase, node.stage, node.copy)
 }
 
-/// Replaces them.
+/// Merges the nodes.
 pub(super) fn apply(module: &mut Module, merges: &[Merge]) -> Changed {
     let mut b = Builder::new(module, Simplify::NAME);
     for merge in merges {

@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-/// The states whose names fit a pattern, and the axes that split each dim of their tensors in the file.
+/// The states whose names match a pattern, and the axes that split each dim of their tensors in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// A pattern over names of states, and over those of their tensors in the file.
     pub pattern: String,
-    /// For each dim, as in the file, the names of its axes, major first.
+    /// The names of the axes of each dim of the file's tensor, major first.
     pub dims: Vec<Vec<String>>,
 }
 
-/// `h.*.c_fc.weight=-,tp`: `-` for no axis, `dp*tp` for several. No axis stands twice.
+/// Reads `h.*.c_fc.weight=-,tp`: `-` for no axis, `dp*tp` for several. No axis may stand twice.
 impl FromStr for Shard {
     type Err = String;
 
@@ -53,7 +53,7 @@ impl fmt::Display for Shard {
     }
 }
 
-/// Seeds the states that were asked for and closes them; the values seeded.
+/// Seeds the states that the user named and closes them. Returns the seeded values.
 pub(super) fn seed(
     rules: &Rules,
     layouts: &mut Layouts,
@@ -87,8 +87,8 @@ pub(super) fn seed(
     Ok(seeded)
 }
 
-/// The steps from the tensor that the pattern names to the state; `None` if it names neither the state nor a tensor that
-/// the state is a part of, by the file's name or the module's. Tied tensors may lie otherwise than the one they are.
+/// Returns the steps from the tensor that the pattern names to the state. `None` if the pattern names neither the state nor a tensor
+/// that the state is a part of, by the file's name or the module's. A tied tensor may have its dims in another order.
 fn view_of_named<'a>(
     pattern: &str,
     module: &'a Module,
@@ -107,7 +107,7 @@ fn view_of_named<'a>(
     tied.flat_map(|report| &report.states).find(|part| part.state == state.name).map(|part| &part.view[..])
 }
 
-/// Into how many parts each dim of a state is to be split, where that is asked for, whether it divides or not.
+/// Returns the number of parts that the user asks for in each dim of a state, whether they divide the dim or not.
 pub(super) fn parts(
     module: &Module,
     mesh: &Mesh,
@@ -119,7 +119,7 @@ pub(super) fn parts(
         shards.iter().flat_map(|shard| module.states.values().map(move |state| (shard, state)))
     {
         let Some(view) = view_of_named(&shard.pattern, module, cx, state) else { continue };
-        // What is wrong with it is said when it is seeded.
+        // A fault in the flag is reported when the state is seeded.
         for (dim, axes) in dims(mesh, shard, state, view).into_iter().flatten().enumerate() {
             if !axes.is_empty() {
                 parts.insert((state.input, dim), mesh.size(&axes));
@@ -129,7 +129,7 @@ pub(super) fn parts(
     parts
 }
 
-/// The dims of the state to split, in order, with their axes; checked against its sizes.
+/// Returns the dims of the state to split, in order, with their axes. Errors: an axis does not divide a dim.
 fn axes(
     mesh: &Mesh,
     shard: &Shard,
@@ -157,7 +157,7 @@ fn axes(
         .collect())
 }
 
-/// The axes of each dim of the state.
+/// Returns the axes of each dim of the state.
 fn dims(
     mesh: &Mesh,
     shard: &Shard,
@@ -196,7 +196,7 @@ fn dims(
     })
 }
 
-/// The lists of the file's dims in the order of the state's dims. `None` when they cannot be told apart.
+/// Returns the lists of the file's dims in the order of the state's dims. `None` if a step splits or merges dims.
 fn through_view(mut dims: Vec<Vec<AxisId>>, view: &[ViewStep]) -> Option<Vec<Vec<AxisId>>> {
     for step in view {
         match step {

@@ -1,4 +1,4 @@
-//! Over which axes the factors of one node are split.
+//! Chooses the axes over which the factors of one node are split.
 
 use super::propagation::{Layouts, bytes};
 use super::reshard::Resharder;
@@ -6,16 +6,16 @@ use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
 use ir::{AxisId, Factors, Node, Op, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A tensor of a node as the choice sees it: what it weighs, and how each factor is split in it now.
+/// A tensor of a node for the choice: its bytes, and the current split of each of its factors.
 struct Tensor {
     bytes: u64,
     is_operand: bool,
     splits: BTreeMap<FactorId, FactorAxes>,
 }
 
-/// The axes of each factor of a node. Where all operands that have a factor agree, that is how it is split; else the
-/// way that moves the fewest bytes, the finer one of equals. `pinned` has a factor whose axes are fixed, and `taken` the axes over
-/// which operands stay partial.
+/// Chooses the axes of each factor of a node. If all operands with a factor agree on its split, the factor has this split. If not, it
+/// has the split that moves the fewest bytes, and the finer of equals. `pinned` has a factor whose axes are fixed, and `taken` the axes
+/// over which operands stay partial.
 pub(super) fn choose(
     r: &Resharder,
     layouts: &Layouts,
@@ -28,14 +28,14 @@ pub(super) fn choose(
     let now = operands.iter().zip(&factors.operands).map(|(&value, dims)| {
         tensor(r, factors, value, dims, |dim| r.ty(value).sharding.axes(dim).into(), true)
     });
-    // A sum over microbatches lies as what is summed: nothing else of a microbatch enters `update`.
+    // A sum over microbatches has the sharding of its operand, since values of a microbatch enter `update` in no other way.
     let makes = node.results.iter().zip(&factors.results).filter(|_| !matches!(node.op, Op::Accumulate(_)));
     let planned = makes
         .map(|(&value, dims)| tensor(r, factors, value, dims, |dim| layouts.axes(value, dim).into(), false));
     let tensors: Vec<Tensor> = now.chain(planned).collect();
     let mut used: BTreeSet<AxisId> = taken.clone();
-    // An axis that a result is meant to have somewhere is not given to another factor: that is how the batch keeps its
-    // axis where a weight is sharded over it.
+    // An axis that is planned for a factor of a result is not given to another factor. So the batch keeps its axis where a weight is
+    // sharded over it.
     let mut reserved: BTreeMap<AxisId, FactorId> = BTreeMap::new();
     for (&factor, axes) in
         tensors.iter().filter(|tensor| !tensor.is_operand).flat_map(|tensor| &tensor.splits)
@@ -60,7 +60,7 @@ pub(super) fn choose(
         let unused = |axes: &FactorAxes| axes.iter().all(|axis| !used.contains(axis));
         let own = |axis: &AxisId| reserved.get(axis).is_none_or(|other| *other == factor);
         let free = |axes: &FactorAxes| unused(axes) && axes.iter().all(own);
-        // What all operands sum over is summed where it lies: the sum is scattered to where the result is meant to be.
+        // A factor that all operands sum over is summed where its parts are. The sum is scattered to the planned sharding of the result.
         let summed = matches!(factors.factors[factor as usize].kind, FactorKind::Reduced(_));
         let stays = |axes: &FactorAxes| if summed { unused(axes) } else { free(axes) };
         let chosen = match agreed(&tensors, factor).filter(stays) {
@@ -76,7 +76,7 @@ pub(super) fn choose(
     splits
 }
 
-/// Leaves a factor whole where some dim merges it behind one that is not split up: its parts would have holes.
+/// Leaves a factor whole if a dim merges it behind a factor that is not fully split: its parts would have holes.
 fn keep_contiguous(r: &Resharder, factors: &Factors, splits: &mut BTreeMap<FactorId, FactorAxes>) {
     let split =
         |splits: &BTreeMap<FactorId, FactorAxes>, factor| splits.get(&factor).cloned().unwrap_or_default();
@@ -101,7 +101,7 @@ fn tensor(
 ) -> Tensor {
     let mut splits: BTreeMap<FactorId, FactorAxes> = BTreeMap::new();
     for (i, dim) in dims.iter().enumerate() {
-        // Axes that the dim's factors cannot express go when the operand is changed; those before them stay.
+        // Trailing axes that the dim's factors cannot express are dropped, since the operand is resharded; the axes before them stay.
         let axes = axes(i);
         let fitting =
             (0..=axes.len()).rev().find_map(|count| factors.spread(&r.mesh, dim, &axes[..count]).ok());
@@ -112,7 +112,7 @@ fn tensor(
     Tensor { bytes: bytes(r.ty(value)), is_operand, splits }
 }
 
-/// How a factor is split, if every operand that has it says the same.
+/// Returns the split of a factor, if every operand with the factor has the same one.
 fn agreed(tensors: &[Tensor], factor: FactorId) -> Option<FactorAxes> {
     let mut said =
         tensors.iter().filter(|tensor| tensor.is_operand).filter_map(|tensor| tensor.splits.get(&factor));
@@ -120,7 +120,7 @@ fn agreed(tensors: &[Tensor], factor: FactorId) -> Option<FactorAxes> {
     (!first.is_empty() && said.all(|axes| axes == first)).then(|| first.clone())
 }
 
-/// The split of a factor that moves the fewest bytes. The candidates are the splits in its tensors, and the leading axes of each.
+/// Returns the split of a factor that moves the fewest bytes. The candidates are the splits in its tensors, and the leading axes of each.
 fn cheapest(tensors: &[Tensor], factor: FactorId, free: impl Fn(&FactorAxes) -> bool) -> FactorAxes {
     let said = tensors.iter().filter_map(|tensor| tensor.splits.get(&factor));
     let mut ways: Vec<FactorAxes> =
@@ -132,7 +132,7 @@ fn cheapest(tensors: &[Tensor], factor: FactorId, free: impl Fn(&FactorAxes) -> 
         let moved = |tensor: &Tensor| match tensor.splits.get(&factor) {
             None => 0,
             Some(axes) if axes == way => 0,
-            // An operand is sliced, a result is sliced later: nothing moves.
+            // An operand is sliced now, or a result is sliced later: no bytes move.
             Some(axes) if tensor.is_operand && way.starts_with(axes) => 0,
             Some(axes) if !tensor.is_operand && axes.starts_with(way) => 0,
             Some(_) => tensor.bytes,

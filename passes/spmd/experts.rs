@@ -1,13 +1,13 @@
-//! Experts: weights with a matrix for each expert are split over the expert axes, and rows are multiplied where their matrices lie.
+//! Experts: splits weights with a matrix for each expert over the expert axes, and multiplies rows on the devices of their matrices.
 //!
-//! The expert axes split the batch as well, so rows and matrices contend for them at a product. The matrices keep them there:
+//! The expert axes split the batch as well, so rows and matrices compete for them at a product. The matrices keep them there:
 //!
 //! - Rows with a dim of experts (`becn`: the capacity form of Lepikhin et al., GShard, arXiv 2006.16668) are split over the experts
 //!   instead of the samples, and over the samples again after the last product: one `all_to_all` each way. Between two products
 //!   they stay split over the experts.
 //! - Rows that choose a matrix by an index (the operator `experts`) have no such dim. They are gathered over the expert axes. Each
-//!   device makes zeros for rows of other devices' experts, and the results are summed and scattered. This moves rows, and never
-//!   matrices or their gradients, so a device has room for its own experts alone.
+//!   device makes zeros for rows of other devices' experts, and the results are summed and scattered. This moves rows, but never
+//!   matrices or their gradients, so a device needs room for its own experts only.
 
 use super::propagation::{Cause, Layouts, Rules, Scope, propagate};
 use super::strategy::{EVERYWHERE, stored};
@@ -19,11 +19,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A dim of a value.
 type Place = (ValueId, usize);
 
-/// Splits the experts' weights with all that is stored with them, and the values between their products. Products get their factor
-/// of the experts pinned.
+/// Splits the experts' weights with their gradients and optimizer states, and the values between their products. Pins the axes to the
+/// products' factor of the experts.
 ///
 /// # Errors
-/// A model without experts; a number of experts that the expert axes do not divide.
+/// The model has no experts; the expert axes do not divide the number of experts.
 pub(super) fn seed(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) -> Result<(), Diagnostic> {
     if axes.is_empty() {
         return Ok(());
@@ -50,7 +50,7 @@ fn split(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId], (value, dim): Pl
     }
 }
 
-/// Splits dims of tensors that states hold, with all that is stored with them. States that the user fixed stay as they are.
+/// Splits dims of tensors that states hold, and passes the splits on. States that the user fixed stay as they are.
 fn split_stored(
     rules: &Rules,
     layouts: &mut Layouts,
@@ -75,7 +75,7 @@ fn split_stored(
     Ok(())
 }
 
-/// The axes as `--mesh` takes them: `ep.outer=2,ep.inner=4`.
+/// Returns the axes in the form of `--mesh`: `ep.outer=2,ep.inner=4`.
 fn described(rules: &Rules, axes: &[AxisId]) -> String {
     let axis = |&axis: &AxisId| format!("{}={}", rules.mesh.axes[axis].name, rules.mesh.axes[axis].size);
     axes.iter().map(axis).collect::<Vec<_>>().join(",")
@@ -100,7 +100,7 @@ fn without_experts(rules: &Rules, axes: &[AxisId]) -> Diagnostic {
         .note("a model has experts where rows are multiplied by matrices of their own choice, as in Mixtral")
 }
 
-/// The tensors of matrices in the forward phase that have one matrix for each expert, with the dim of the experts.
+/// Finds the weights of the forward phase that have one matrix for each expert, with the dim of the experts.
 fn weights(rules: &Rules) -> Vec<(Place, StateId)> {
     let nodes = rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward);
     nodes.filter_map(|(id, _)| weight(rules, id)).collect()
@@ -129,13 +129,13 @@ fn weight(rules: &Rules, id: NodeId) -> Option<(Place, StateId)> {
     }
 }
 
-/// Whether all operands and results of a node have a factor: each step of the factor is a product of its own.
+/// Whether all operands and results of a node have a factor as a dim of its own, so that each of its steps is a separate product.
 fn is_batch(rules: &Rules, id: NodeId, factor: FactorId) -> bool {
     rules.tensors(id).all(|(_, dims)| dims.iter().any(|dim| dim[..] == [factor]))
 }
 
-/// The nodes through which a state, its gradient and its optimizer's states are split alike: those that run once a step, those that
-/// show a part of one tensor, and the additions of a gradient's terms.
+/// Returns the nodes through which a state, its gradient and its optimizer's states get equal splits: nodes that run once a step, views
+/// of parts of one tensor, and the additions of a gradient's terms.
 fn along_states(module: &Module) -> BTreeSet<NodeId> {
     let along = |node: &ir::Node| match node.phase {
         Phase::Prepare | Phase::Update => true,
@@ -146,8 +146,8 @@ fn along_states(module: &Module) -> BTreeSet<NodeId> {
     module.nodes().filter(|(_, node)| along(node)).map(|(id, _)| id).collect()
 }
 
-/// The nodes that multiply rows by matrices that are split over the expert axes, or that make the gradients of such matrices, each
-/// with its factor of the experts, which gets the axes.
+/// Pins the nodes that multiply rows by matrices that are split over the expert axes, or that make the gradients of such matrices. Returns
+/// these nodes, each with its factor of the experts, which has the axes.
 fn products(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) -> BTreeMap<NodeId, FactorId> {
     let mut products = BTreeMap::new();
     for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
@@ -156,7 +156,7 @@ fn products(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) -> BTreeMap<N
             Op::Contract(_) => is_batch(rules, id, factor),
             _ => false,
         };
-        // Nothing but what is stored with experts is split over these axes by now.
+        // At this point only the experts' weights, gradients and optimizer states are split over these axes.
         let split = rules.tensors(id).find_map(|(value, dims)| {
             let on = |(dim, factors): (usize, &DimFactors)| {
                 let own = layouts.axes(value, dim);
@@ -174,10 +174,10 @@ fn products(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) -> BTreeMap<N
     products
 }
 
-/// The dims of experts from the result of a product to an operand of another one.
+/// The dims of experts on paths from the result of a product to an operand of another product.
 struct Between {
     places: BTreeSet<Place>,
-    /// The nodes on the way, with their factor of the experts.
+    /// The nodes on these paths, with their factor of the experts.
     nodes: BTreeMap<NodeId, FactorId>,
 }
 
@@ -196,7 +196,7 @@ impl Between {
         Self { nodes: through.collect(), places }
     }
 
-    /// Tensors of states that the nodes on the way read along the experts, such as biases.
+    /// Returns the tensors of states that these nodes read along the experts, such as biases.
     fn biases(&self, rules: &Rules) -> Vec<(Place, StateId)> {
         let of_node = |(&id, &factor): (&NodeId, &FactorId)| {
             let operands = places(&rules.module.node(id).operands, &rules.of(id).operands, factor);
@@ -206,7 +206,7 @@ impl Between {
     }
 }
 
-/// The dims of a node's operands or results that begin with a factor.
+/// Returns the dims of a node's operands or results that begin with a factor.
 fn places(values: &[ValueId], dims: &[Vec<DimFactors>], factor: FactorId) -> Vec<Place> {
     let of_value = |(&value, dims): (&ValueId, &Vec<DimFactors>)| {
         dims.iter().position(|dim| dim.first() == Some(&factor)).map(|dim| (value, dim))
@@ -253,7 +253,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// The dims on the other side of a node; `None` if the node does not compute each expert by itself.
+    /// Returns the dims on the other side of a node; `None` if the node does not compute each expert by itself.
     fn step(&self, id: NodeId, (value, dim): Place, direction: Direction) -> Option<Vec<Reached>> {
         let (node, factors) = (self.rules.module.node(id), self.rules.of(id));
         if self.products.contains_key(&id) || !node.phase.is_microbatch() {

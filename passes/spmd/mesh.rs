@@ -1,22 +1,21 @@
-//! From `dp=2,tp=4` to the mesh of a module, and the axes by what they split.
+//! Builds the mesh of a module from `dp=2,tp=4`, and finds its axes by their roles.
 
 use crate::pass::PassContext;
 use ir::{Axis, AxisId, AxisRole, Diagnostic, Mesh, Module, Op};
 
-/// An axis as it was asked for.
+/// An axis as the user asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AxisSize {
-    /// Name: `dp`, `tp`, or one with a suffix.
+    /// The name: `dp`, `tp`, or one of these with a suffix.
     pub name: String,
-    /// Number of devices along it.
+    /// The number of devices along the axis.
     pub size: u64,
 }
 
-/// The mesh of these axes, for this module. Axes of one device are left out.
+/// Builds the mesh with these axes for a module. Axes of one device are left out.
 ///
-/// A tensor axis that is larger than an attention's number of key and value heads becomes two: over the first the
-/// heads are split, over the second they are repeated (`tp=4` with two of them: `tp.0=2,tp.1=2`), so that gradients
-/// are summed over the second like over any axis.
+/// A tensor axis that is larger than an attention's number of key and value heads becomes two: the heads are split over the first, and
+/// repeated over the second (`tp=4` with two heads: `tp.0=2,tp.1=2`). So gradients are summed over the second as over any axis.
 pub(super) fn build(axes: &[AxisSize], module: &Module, cx: &mut PassContext) -> Result<Mesh, Diagnostic> {
     let mut mesh = Mesh::default();
     for AxisSize { name, size } in axes.iter().filter(|axis| axis.size != 1) {
@@ -50,7 +49,7 @@ pub(super) fn build(axes: &[AxisSize], module: &Module, cx: &mut PassContext) ->
     Ok(mesh)
 }
 
-/// Over how many of `size` devices the key and value heads of every attention can be split; the others repeat them.
+/// Returns the number of devices, of `size`, over which the key and value heads of every attention can be split. The others repeat heads.
 fn shared_heads(module: &Module, name: &str, size: u64) -> Result<u64, Diagnostic> {
     let mut split = size;
     for (_, node) in module.nodes() {
@@ -77,12 +76,12 @@ fn shared_heads(module: &Module, name: &str, size: u64) -> Result<u64, Diagnosti
     Ok(split)
 }
 
-/// The axes of a role, outermost first.
+/// Returns the axes of a role, outermost first.
 pub(super) fn of_role(mesh: &Mesh, role: AxisRole) -> Vec<AxisId> {
     mesh.axes.iter().filter(|(_, axis)| axis.role == role).map(|(id, _)| id).collect()
 }
 
-/// The axes over which ZeRO shards, those of the batch: of the data axes `dp.inner` if there is one, else all; and the expert axes.
+/// Returns the axes of the batch over which ZeRO shards: the data axis `dp.inner` if there is one, else all data axes; and the expert axes.
 pub(super) fn zero_axes(mesh: &Mesh) -> Vec<AxisId> {
     let data = of_role(mesh, AxisRole::Data);
     let inner = data.iter().copied().find(|&axis| mesh.axes[axis].name.ends_with(".inner"));

@@ -1,9 +1,8 @@
-//! Padding: vocabularies that do not divide over the tensor axes, or over the axes that the user asked for, get rows of
-//! zeros until they do.
+//! Padding: a vocabulary that the tensor axes, or the axes that the user asked for, do not divide gets rows of zeros until they do.
 //!
-//! A dim that is looked up in or that a loss takes its classes from is padded with everything that its factors tie to
-//! it: weights, logits, gradients, moments. The zeros stay zeros through each operator that is let in here; the loss
-//! sees −∞ in place of the logits of classes that do not exist. What goes out as an output is cut back.
+//! A vocabulary is a dim along which rows are looked up or from which a loss takes its classes. It is padded in all tensors that factors
+//! tie to it: weights, logits, gradients, moments. The zeros stay zeros through every operator that is allowed here. The loss sees −∞ in
+//! place of the logits of classes that do not exist. Outputs are cut back.
 
 use super::Spmd;
 use crate::pass::Transform;
@@ -17,13 +16,13 @@ use ir::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// At most an eighth more: a dim that is smaller than that allows stays whole.
+/// The inverse of the largest share that is added: a dim that would need more than an eighth more stays whole.
 const LARGEST_SHARE: u64 = 8;
 
-/// Dims of states with the number of parts that they are to divide into.
+/// Dims of states with the numbers of equal parts that the user asks for.
 pub(super) type Asked = BTreeMap<(ValueId, usize), u64>;
 
-/// Pads every vocabulary to a multiple of `parts`, and of what was asked for.
+/// Pads every vocabulary to a multiple of `parts` and of the user's number of parts.
 pub(super) fn apply(module: &mut Module, parts: u64, asked: &Asked) -> Result<(), Diagnostic> {
     if module.level != Level::Training {
         return Ok(());
@@ -35,16 +34,16 @@ pub(super) fn apply(module: &mut Module, parts: u64, asked: &Asked) -> Result<()
     Ok(())
 }
 
-/// A dim with everything that is tied to it.
+/// A dim with all dims that are tied to it.
 struct Vocabulary {
     size: u64,
     padded: u64,
     places: BTreeSet<(ValueId, usize)>,
-    /// The losses and their gradients among the nodes.
+    /// The losses and their gradients among the nodes that have the dim.
     losses: Vec<NodeId>,
 }
 
-/// What a walk over tied dims needs to know of the module, made once.
+/// The facts about the module for a walk over tied dims.
 struct Walk<'m> {
     module: &'m Module,
     uses: cranelift_entity::SecondaryMap<ValueId, smallvec::SmallVec<[NodeId; 2]>>,
@@ -75,7 +74,7 @@ fn find(module: &Module, parts: u64, asked: &Asked) -> Vec<Vocabulary> {
     found
 }
 
-/// The size that divides into so many parts, if it is another one and not much larger.
+/// Returns the size that `parts` divides, if it is larger, but not much larger.
 fn padded(size: u64, parts: u64) -> Option<u64> {
     let padded = size.checked_next_multiple_of(parts)?;
     (padded > size && (padded - size).saturating_mul(LARGEST_SHARE) <= size).then_some(padded)
@@ -86,7 +85,7 @@ fn common_multiple(a: u64, b: u64) -> u64 {
 }
 
 impl Walk<'_> {
-    /// All that is tied to a dim, if it is a vocabulary and each node on the way keeps zeros zeros.
+    /// Returns all dims that are tied to a dim, if it is a vocabulary and each node on the way keeps zeros zeros.
     fn tied(&self, value: ValueId, dim: usize, size: u64) -> Option<Vocabulary> {
         let mut vocabulary = Vocabulary { size, padded: size, places: BTreeSet::new(), losses: Vec::new() };
         let (mut pending, mut is_vocabulary) = (vec![(value, dim)], false);
@@ -122,7 +121,7 @@ impl Walk<'_> {
     }
 }
 
-/// The factor of a dim in a node, if the dim is that factor alone and the same wherever the value is read.
+/// Returns the factor of a dim in a node, if the dim is only this factor, and is so wherever the node reads the value.
 fn factor(node: &Node, rule: &Factors, value: ValueId, dim: usize) -> Option<FactorId> {
     let operands = node.operands.iter().zip(&rule.operands);
     let all = operands.chain(node.results.iter().zip(&rule.results));
@@ -134,7 +133,7 @@ fn factor(node: &Node, rule: &Factors, value: ValueId, dim: usize) -> Option<Fac
     found.all(|other| other == Some(first)).then_some(first)
 }
 
-/// The dims of a node's tensors that are the factor; `None` if it is merged with others somewhere.
+/// Returns the dims of a node's tensors that are the factor; `None` if a dim merges it with other factors.
 fn places(node: &Node, rule: &Factors, factor: FactorId) -> Option<Vec<(ValueId, usize)>> {
     let operands = node.operands.iter().zip(&rule.operands);
     let mut places = Vec::new();
@@ -147,17 +146,17 @@ fn places(node: &Node, rule: &Factors, factor: FactorId) -> Option<Vec<(ValueId,
     Some(places)
 }
 
-/// What a node says of a dim that it has.
+/// The evidence of a node for the role of one of its dims.
 enum Kind {
-    /// It looks rows up along it.
+    /// The node looks rows up along the dim.
     Vocabulary,
-    /// It takes classes from it.
+    /// The node takes classes from the dim.
     Loss,
-    /// Nothing.
+    /// The node tells nothing.
     Other,
 }
 
-/// Whether zeros along a dim stay zeros and add nothing to anything else, and what the node says of the dim.
+/// Returns the evidence of a node, if zeros along a dim stay zeros and add nothing to anything else; otherwise `None`.
 fn keeps_zeros(node: &Node, rule: &Factors, factor: FactorId) -> Option<Kind> {
     let has = |dims: &[DimFactors]| dims.iter().any(|dim| dim.contains(&factor));
     let smooth = |smoothing: Float| (smoothing.get() == 0.0).then_some(Kind::Loss);
@@ -207,7 +206,7 @@ fn pad(module: &mut Module, vocabulary: &Vocabulary) -> Result<(), Diagnostic> {
     Ok(())
 }
 
-/// The logits with −∞ for the classes from `size` on.
+/// Replaces the logits of the classes from `size` on by −∞.
 fn mask(b: &mut Builder, logits: ValueId, size: u64) -> Result<ValueId, Diagnostic> {
     if let Definition::Node(node, _) = b.module().value(logits).definition {
         b.at(At::After(node));

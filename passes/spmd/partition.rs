@@ -1,9 +1,9 @@
 //! Partitioning: makes every node's operands and results agree, by collectives where they do not.
 //!
-//! Nodes are visited in program order. Each chooses over which axes its factors are split ([`choose`]), given how its
-//! operands lie by then; operands that lie otherwise are changed by collectives ([`reshard`]); what the node makes is
-//! split and partial as its rule says. A partial sum is reduced as soon as it is made, unless everything that reads
-//! it is linear in it and makes nothing larger of it.
+//! Nodes are visited in program order. Each node chooses the axes that split its factors ([`choose`]), given the present shardings of its
+//! operands. Operands with other shardings are changed by collectives ([`reshard`]). The rule of the node gives the splits and partial
+//! sums of its results. A partial sum is reduced as soon as it is made, unless all of its readers are linear in it and have results that
+//! are no larger.
 
 use super::choose::choose;
 use super::propagation::Layouts;
@@ -49,7 +49,7 @@ pub(super) fn apply(
     Ok(())
 }
 
-/// Lays inputs and states over the mesh.
+/// Gives inputs and states their shardings.
 fn sources(b: &mut Builder, layouts: &Layouts, demands: &Demands) {
     let inputs: Vec<ValueId> = b.module().inputs.iter().map(|input| input.value).collect();
     for value in inputs {
@@ -63,8 +63,8 @@ fn sources(b: &mut Builder, layouts: &Layouts, demands: &Demands) {
     }
 }
 
-/// Values whose partial sums are handed on: every reader takes them as they are. Several readers would each make a partial sum that is
-/// reduced by itself, so they get the whole sum, unless they lead to sums over microbatches.
+/// Returns the values whose partial sums are passed on, because every reader takes them as they are. If several readers would each make a
+/// partial sum that is reduced by itself, they get the whole sum instead, unless they only lead to sums over microbatches.
 fn pass_on(module: &Module, Passing { nodes: passing, added_up }: &Passing) -> BTreeSet<ValueId> {
     let roots: BTreeSet<ValueId> = module.roots().collect();
     let uses = module.uses();
@@ -81,21 +81,21 @@ fn pass_on(module: &Module, Passing { nodes: passing, added_up }: &Passing) -> B
     read.filter(|value| !roots.contains(value) && !uses[*value].is_empty() && all_pass(value)).collect()
 }
 
-/// What may hand a partial sum on.
+/// The nodes and values that may pass a partial sum on.
 struct Passing {
     nodes: BTreeSet<NodeId>,
-    /// Values that lead to a sum over microbatches and nowhere else.
+    /// Values that lead only to a sum over microbatches.
     added_up: BTreeSet<ValueId>,
 }
 
-/// The nodes that may hand a partial sum on: they are cheap, and what they make is no larger, or leads to a sum over
-/// microbatches and nowhere else: a sum is better made once a step, in the wider type that it is added up in.
+/// Finds the nodes that may pass a partial sum on. They are cheap, and their results are no larger than their operands. A cast may have a
+/// larger result if it leads only to a sum over microbatches: then the reduction runs once a step, in the wider type of this sum.
 fn passing(module: &Module) -> Passing {
     let uses = module.uses();
     let bytes =
         |values: &[ValueId]| values.iter().map(|&value| module.ty(value).bytes().unwrap_or(0)).sum::<u64>();
     let (mut passing, mut added_up) = (BTreeSet::new(), BTreeSet::new());
-    // Readers first.
+    // Readers come before the nodes that they read.
     for (id, node) in module.nodes().rev() {
         let largest = node.operands.iter().map(|&value| bytes(&[value])).max().unwrap_or(0);
         let is_added_up = |value: &ValueId| {
@@ -121,7 +121,7 @@ fn passing(module: &Module) -> Passing {
     Passing { nodes: passing, added_up }
 }
 
-/// Whether a node is linear in some operands, with at most one operation for an element of its largest tensor.
+/// Whether a node is linear in some operands, with at most one operation for each element of its largest tensor.
 fn is_linear(module: &Module, node: &Node) -> bool {
     let signature = module.signature(node);
     let sizes = signature.operands.iter().chain(&signature.results).filter_map(Type::numel);
@@ -134,12 +134,12 @@ struct Partition<'r, 'b, 'm> {
     layouts: &'r Layouts,
     demands: &'r Demands,
     sums: Sums,
-    /// Nodes that take partial sums as they are.
+    /// Nodes that may take partial sums as they are.
     passing: BTreeSet<NodeId>,
-    /// Values that all their readers take so.
+    /// Values whose readers all take partial sums as they are.
     pass_on: BTreeSet<ValueId>,
-    /// What a sum over microbatches adds up instead of a value, where that is demanded to lie in its own way. Other
-    /// readers take the value as they would without, so that it is summed in one order in all stages of ZeRO.
+    /// The addends of sums over microbatches that must have a sharding of their own, by the original value. Other readers keep the original
+    /// value, so that it is summed in the same order in all stages of ZeRO.
     addends: BTreeMap<ValueId, ValueId>,
 }
 
@@ -156,7 +156,7 @@ impl Partition<'_, '_, '_> {
         self.regroup(id, &sum.nodes, &leaves)
     }
 
-    /// Adds up what is partial over the same axes before anything else, so that it is reduced once.
+    /// Adds up the addends that are partial over the same axes first, so that each such group is reduced once.
     fn regroup(&mut self, root: NodeId, nodes: &[NodeId], leaves: &[ValueId]) -> Result<(), Diagnostic> {
         let mut groups: BTreeMap<Vec<AxisId>, Vec<ValueId>> = BTreeMap::new();
         for &leaf in leaves {
@@ -239,7 +239,7 @@ impl Partition<'_, '_, '_> {
         Ok(())
     }
 
-    /// The axes over which the node takes its operands as the partial sums that they are.
+    /// Returns the axes over which the node takes its operands as partial sums.
     fn kept(&self, id: NodeId, node: &Node, operands: &[ValueId], factors: &Factors) -> BTreeSet<AxisId> {
         let partial = |i: u32| self.r.ty(operands[i as usize]).sharding.partial.as_ref();
         let over = |i: u32, axis: AxisId| partial(i).is_some_and(|(_, axes)| axes.contains(&axis));
@@ -258,14 +258,14 @@ impl Partition<'_, '_, '_> {
             let linear =
                 factors.linear.iter().any(|set| set.len() == of.len() && of.iter().all(|i| set.contains(i)));
             let elsewhere = of.iter().all(|&i| self.pass_on.contains(&node.operands[i as usize]));
-            // An axis that splits another operand is taken by a factor.
+            // An axis that splits another operand belongs to a factor.
             let free = operands.iter().all(|&operand| !self.r.splits(operand, axis));
             sums && linear && elsewhere && free
         };
         axes.into_iter().filter(keeps).collect()
     }
 
-    /// Changes a result at once where that is demanded, and where it is partial and something needs it whole.
+    /// Changes the sharding of a result at once if a demand says so, or if it is partial and a reader needs it whole.
     fn settle(&mut self, node: &Node, result: ValueId) -> Result<(), Diagnostic> {
         let actual = self.r.ty(result).sharding.clone();
         let demanded = self.demands.values.get(&result);
@@ -281,7 +281,7 @@ impl Partition<'_, '_, '_> {
                 self.layouts.sharding(result)
             }
             None if actual.partial.is_some() && !self.pass_on.contains(&result) => {
-                // Split over the reduced axes as well, where that is planned.
+                // If the plan splits the result over the reduced axes too, it is reduced and split at once.
                 let planned = self.layouts.sharding(result);
                 if self.r.extends(&actual, &planned) { planned } else { Sharding { partial: None, ..actual } }
             }
@@ -292,7 +292,7 @@ impl Partition<'_, '_, '_> {
         Ok(())
     }
 
-    /// Outputs are whole; states end as they began.
+    /// Makes outputs whole, and gives the new values of states the shardings of the states.
     fn roots(&mut self) -> Result<(), Diagnostic> {
         let outputs: Vec<ValueId> = self.r.b.module().outputs.iter().map(|output| output.value).collect();
         for (i, value) in outputs.into_iter().enumerate() {
@@ -312,7 +312,7 @@ impl Partition<'_, '_, '_> {
     }
 }
 
-/// What a result is partial over: the split factors that it lacks and that are reduced, and what was kept.
+/// Returns the axes over which a result is partial: those of split and reduced factors that it lacks, and those in `kept`.
 fn made_partial(
     factors: &Factors,
     splits: &BTreeMap<FactorId, FactorAxes>,

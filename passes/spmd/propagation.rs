@@ -1,8 +1,8 @@
-//! Propagation: from the shardings of a few values to those of all that their factors tie to them.
+//! Propagation: extends the shardings of a few values to all values that factors tie to them.
 //!
-//! As in Shardy: a node's rule says which dims are the same factor; where one tensor of a node has the factor split and
-//! another does not, the other takes the axes over, unless they already split something else there. Nothing here knows
-//! an operator. What two tensors disagree on stays as it is: partitioning then decides at the node, by cost.
+//! As in Shardy, a node's rule says which dims are the same factor. If one tensor of a node has the factor split and another has not, the
+//! other takes the axes over, unless they already split something else there. No operator is known here. A disagreement between two
+//! tensors stays: partitioning then decides at the node, by cost.
 
 use cranelift_entity::SecondaryMap;
 use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
@@ -10,41 +10,41 @@ use ir::{AxisId, Definition, Factors, Mesh, Module, NodeId, Operator, Phase, Sha
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// For each dim of a value the axes that split it, major first; empty when no dim is split.
+/// The axes that split each dim of a value, major first; empty if no dim is split.
 pub(super) type Layout = SmallVec<[FactorAxes; 4]>;
 
-/// Why a value has the layout it has.
+/// The reason for a split of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// It was asked for, with these words.
+    /// A seed, with the reason in words.
     Seed(String),
-    /// A node that also has this other value ties them.
+    /// A node that ties the value to this other value.
     Node(NodeId, ValueId),
 }
 
-/// Layouts of all values of a module, as far as they are decided.
+/// The layouts of all values of a module, as far as they are decided.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Layouts {
     dims: SecondaryMap<ValueId, Layout>,
-    /// Values whose layout is not to be extended.
+    /// Values whose layouts must not be extended.
     closed: SecondaryMap<ValueId, bool>,
     causes: BTreeMap<(ValueId, AxisId), Cause>,
-    /// Factors of nodes that keep their axes, whatever the node's tensors say.
+    /// Factors of nodes with fixed axes, whatever the node's tensors have.
     pinned: BTreeMap<NodeId, (FactorId, FactorAxes)>,
 }
 
 impl Layouts {
-    /// The axes of each dim of a value: as many lists as it has dims, or none.
+    /// Returns the axes of each dim of a value: as many lists as it has dims, or none.
     pub(super) fn of(&self, value: ValueId) -> &Layout {
         &self.dims[value]
     }
 
-    /// The axes of one dim.
+    /// Returns the axes of one dim.
     pub(super) fn axes(&self, value: ValueId, dim: usize) -> &[AxisId] {
         self.dims[value].get(dim).map_or(&[], |axes| axes)
     }
 
-    /// The value's sharding, not partial.
+    /// Returns the value's sharding, which is not partial.
     pub(super) fn sharding(&self, value: ValueId) -> Sharding {
         Sharding { dims: self.dims[value].clone(), partial: None }
     }
@@ -54,7 +54,7 @@ impl Layouts {
         self.dims[value].iter().any(|axes| axes.contains(&axis))
     }
 
-    /// Splits a dim over one more axis. Does nothing where the axis is used.
+    /// Splits a dim over one more axis. Does nothing if the value uses the axis already.
     pub(super) fn split(&mut self, value: ValueId, ndim: usize, dim: usize, axis: AxisId, cause: Cause) {
         if !self.uses(value, axis) {
             self.dims[value].resize(ndim, FactorAxes::new());
@@ -73,17 +73,17 @@ impl Layouts {
         self.closed[value]
     }
 
-    /// Fixes over which axes a factor of a node is split.
+    /// Fixes the axes that split a factor of a node.
     pub(super) fn pin(&mut self, node: NodeId, factor: FactorId, axes: FactorAxes) {
         self.pinned.insert(node, (factor, axes));
     }
 
-    /// The factor of a node whose axes are fixed, with the axes.
+    /// Returns the factor of a node with fixed axes, and the axes.
     pub(super) fn pinned(&self, node: NodeId) -> Option<(FactorId, FactorAxes)> {
         self.pinned.get(&node).cloned()
     }
 
-    /// Why a value is split over an axis: the first cause, and the nodes on the way from it, nearest first.
+    /// Returns the reason why a value is split over an axis: the words of the seed, and the nodes on the way from it, nearest first.
     pub(super) fn cause(&self, mut value: ValueId, axis: AxisId) -> Option<(&str, Vec<NodeId>)> {
         let mut path = Vec::new();
         loop {
@@ -98,7 +98,7 @@ impl Layouts {
     }
 }
 
-/// A module with the rules of its nodes, which cost something to make.
+/// A module with the rules of its nodes, which are computed once.
 pub(super) struct Rules<'m> {
     pub(super) module: &'m Module,
     pub(super) mesh: &'m Mesh,
@@ -115,17 +115,17 @@ impl<'m> Rules<'m> {
         Self { module, mesh, factors, uses: module.uses() }
     }
 
-    /// The rule of a node in the order.
+    /// Returns the rule of a node in the order.
     pub(super) fn of(&self, node: NodeId) -> &Factors {
         self.factors[node].as_ref().expect("every node in the order has a rule")
     }
 
-    /// The nodes that read a value.
+    /// Returns the nodes that read a value.
     pub(super) fn readers(&self, value: ValueId) -> &[NodeId] {
         &self.uses[value]
     }
 
-    /// The node that makes a value; `None` for an input or a state.
+    /// Returns the node that makes a value; `None` for an input or a state.
     pub(super) fn maker(&self, value: ValueId) -> Option<NodeId> {
         match self.module.value(value).definition {
             Definition::Node(node, _) => Some(node),
@@ -133,12 +133,12 @@ impl<'m> Rules<'m> {
         }
     }
 
-    /// The nodes that read or make a value.
+    /// Returns the nodes that read or make a value.
     fn around(&self, value: ValueId) -> impl Iterator<Item = NodeId> + '_ {
         self.maker(value).into_iter().chain(self.uses[value].iter().copied())
     }
 
-    /// Every operand and result of a node with the factors of its dims.
+    /// Returns every operand and result of a node with the factors of its dims.
     pub(super) fn tensors(&self, id: NodeId) -> impl Iterator<Item = (ValueId, &[DimFactors])> {
         let (node, factors) = (self.module.node(id), self.of(id));
         let operands = node.operands.iter().zip(&factors.operands);
@@ -146,19 +146,19 @@ impl<'m> Rules<'m> {
     }
 }
 
-/// Where a propagation may go.
+/// The limits of a propagation.
 pub(super) struct Scope<'a> {
-    /// The axes that move.
+    /// The axes that are passed on.
     pub(super) axes: &'a [AxisId],
     /// The phases whose nodes pass them on.
     pub(super) phases: &'a [Phase],
-    /// Whether states take them over.
+    /// Whether states take axes over.
     pub(super) states: bool,
-    /// The nodes of these phases that pass them on, or all if `None`.
+    /// The nodes in these phases that pass axes on; `None` for all.
     pub(super) nodes: Option<&'a BTreeSet<NodeId>>,
 }
 
-/// Passes axes on until nothing changes. `from`: the values that were seeded, or all if `None`.
+/// Passes axes on until nothing changes. `from` has the seeded values; `None` for all values.
 pub(super) fn propagate(rules: &Rules, layouts: &mut Layouts, scope: &Scope, from: Option<&[ValueId]>) {
     let within = |node: &NodeId| {
         let listed = scope.nodes.is_none_or(|nodes| nodes.contains(node));
@@ -182,10 +182,10 @@ pub(super) fn propagate(rules: &Rules, layouts: &mut Layouts, scope: &Scope, fro
     }
 }
 
-/// The axes of each factor that the tensors of a node agree on, with a value that has them.
+/// The axes that the tensors of a node agree on, by factor, with a value that has them.
 type AgreedAxes = BTreeMap<FactorId, (FactorAxes, ValueId)>;
 
-/// Passes axes on between the tensors of one node; the values that changed.
+/// Passes axes on between the tensors of one node. Returns the changed values.
 fn visit(rules: &Rules, layouts: &mut Layouts, scope: &Scope, id: NodeId) -> Vec<ValueId> {
     let factors = rules.of(id);
     let Some(known) = agreed(rules, layouts, id) else { return Vec::new() };
@@ -205,7 +205,7 @@ fn visit(rules: &Rules, layouts: &mut Layouts, scope: &Scope, id: NodeId) -> Vec
             }
             for &axis in &wanted[has..] {
                 if !scope.axes.contains(&axis) || layouts.uses(value, axis) {
-                    break; // what would come after it stands behind it
+                    break; // later axes would have to come after this one
                 }
                 let source = dim.iter().filter_map(|factor| known.get(factor));
                 let from = source.into_iter().find(|(axes, _)| axes.contains(&axis)).map(|(_, from)| *from);
@@ -218,7 +218,7 @@ fn visit(rules: &Rules, layouts: &mut Layouts, scope: &Scope, id: NodeId) -> Vec
     changed
 }
 
-/// The axes of every factor that the node's tensors agree on; `None` if there are none.
+/// Returns the axes that the node's tensors agree on, by factor; `None` if there are none.
 fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<AgreedAxes> {
     let factors = rules.of(id);
     let mut known = AgreedAxes::new();
@@ -228,7 +228,7 @@ fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<AgreedAxes> {
             continue;
         }
         for (i, dim) in dims.iter().enumerate() {
-            // What a dim's factors cannot express ties nothing here.
+            // Axes that the dim's factors cannot express are not passed on here.
             let Ok(spread) = factors.spread(rules.mesh, dim, layouts.axes(value, i)) else { continue };
             for (factor, axes) in spread.into_iter().filter(|(_, axes)| !axes.is_empty()) {
                 match known.get_mut(&factor) {
@@ -240,7 +240,7 @@ fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<AgreedAxes> {
             }
         }
     }
-    // A pinned factor goes on nowhere: its axes may split another factor of the node's tensors, and would keep it from going on.
+    // A pinned factor is not passed on: its axes may split another factor of the node's tensors, and would block that one.
     let pinned = layouts.pinned(id).map(|(factor, _)| factor);
     known.retain(|factor, _| {
         let kind = factors.factors[*factor as usize].kind;
@@ -255,7 +255,7 @@ fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<AgreedAxes> {
     (!known.is_empty()).then_some(known)
 }
 
-/// Bytes of a whole tensor, 0 where its dims are not bound.
+/// Returns the bytes of a whole tensor; 0 if its dims are not bound.
 pub(super) fn bytes(ty: &Type) -> u64 {
     ty.bytes().unwrap_or(0)
 }

@@ -1,11 +1,11 @@
-//! Why each state and input lies as it does: what `inspect --why` shows.
+//! Reports the reason for the sharding of each state and input, for `inspect --why`.
 
 use super::propagation::Layouts;
 use super::zero::Demands;
 use crate::reports::ShardingReport;
 use ir::{AxisId, Mesh, Module, ValueId};
 
-/// A report for every input and state.
+/// Reports every input and state.
 pub(super) fn shardings(
     module: &Module,
     mesh: &Mesh,

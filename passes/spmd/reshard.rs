@@ -1,4 +1,4 @@
-//! Changing how a value lies, by collectives, each made once.
+//! Changes the shardings of values by collectives, each of which is made once.
 
 use ir::factors::FactorAxes;
 use ir::ops::collective::{Change, Collective};
@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Resharder<'b, 'm> {
     pub(super) b: &'b mut Builder<'m>,
     pub(super) mesh: Mesh,
-    /// What is read instead of a value of the original program.
+    /// The present replacement of a value of the original program.
     current: BTreeMap<ValueId, ValueId>,
-    /// A value in another sharding, by the phase in which it was made, and its stage: a value of every stage is changed on each.
+    /// A value in another sharding, by the phase and the stage in which it was made. A value of every stage is changed on each.
     made: BTreeMap<(ValueId, Sharding, Phase, u32), ValueId>,
 }
 
@@ -23,12 +23,12 @@ impl<'b, 'm> Resharder<'b, 'm> {
         Self { b, mesh, current: BTreeMap::new(), made: BTreeMap::new() }
     }
 
-    /// The type of a value.
+    /// Returns the type of a value.
     pub(super) fn ty(&self, value: ValueId) -> &Type {
         self.b.ty(value)
     }
 
-    /// What is read instead of a value.
+    /// Returns the value that is read in place of a value.
     pub(super) fn current(&self, value: ValueId) -> ValueId {
         self.current.get(&value).copied().unwrap_or(value)
     }
@@ -45,7 +45,7 @@ impl<'b, 'm> Resharder<'b, 'm> {
         self.ty(value).sharding.dims.iter().any(|axes| axes.contains(&axis))
     }
 
-    /// Whether some values are partial over axes that others are not partial over.
+    /// Whether the values are not all partial over the same axes.
     pub(super) fn is_mixed(&self, values: &[ValueId]) -> bool {
         let axes = |&value: &ValueId| -> BTreeSet<AxisId> {
             self.ty(value).sharding.partial_axes().iter().copied().collect()
@@ -53,7 +53,7 @@ impl<'b, 'm> Resharder<'b, 'm> {
         values.windows(2).any(|pair| axes(&pair[0]) != axes(&pair[1]))
     }
 
-    /// Whether a sharding has every split of another, and splits only over axes the other is partial over beside them.
+    /// Whether `to` has every split of `from`, and its further splits are only over axes that `from` is partial over.
     pub(super) fn extends(&self, from: &Sharding, to: &Sharding) -> bool {
         let ndim = from.dims.len().max(to.dims.len());
         (0..ndim).all(|dim| {
@@ -62,8 +62,8 @@ impl<'b, 'm> Resharder<'b, 'm> {
         })
     }
 
-    /// The value in that sharding, for a node that reads it: gathered and sliced just before the node, reduced as soon
-    /// as it is there.
+    /// Returns the value in another sharding, for a node that reads it. It is gathered and sliced just before the reader, and reduced as
+    /// soon as it is made.
     pub(super) fn reshard(
         &mut self,
         value: ValueId,
@@ -73,11 +73,13 @@ impl<'b, 'm> Resharder<'b, 'm> {
         self.change(value, to, Some(reader))
     }
 
-    /// The value in that sharding, as soon as it is there.
+    /// Returns the value in another sharding, changed as soon as it is made.
     pub(super) fn reshard_after(&mut self, value: ValueId, to: &Sharding) -> Result<ValueId, Diagnostic> {
         self.change(value, to, None)
     }
 
+    /// Changes a sharding in steps, each of them one collective. First the partial sums are reduced; if `to` splits a dim over reduced axes,
+    /// the sum is scattered in the same step. Then axes move from dim to dim, surplus axes are gathered, and missing axes are sliced.
     fn change(
         &mut self,
         mut value: ValueId,
@@ -88,7 +90,7 @@ impl<'b, 'm> Resharder<'b, 'm> {
         let dims = |sharding: &Sharding| -> Vec<FactorAxes> {
             (0..ndim).map(|dim| sharding.axes(dim).into()).collect()
         };
-        // Reduced and split at once where a dim goes on with reduced axes.
+        // A dim that is to be split over reduced axes is reduced and split at once.
         let mut now = self.ty(value).sharding.clone();
         let mut reduced: Vec<AxisId> =
             now.partial_axes().iter().filter(|axis| !to.partial_axes().contains(axis)).copied().collect();
@@ -108,7 +110,7 @@ impl<'b, 'm> Resharder<'b, 'm> {
             value = self.step(value, next.clone(), None)?;
             now = next;
         }
-        // Axes that move from one dim to another.
+        // Then axes move from one dim to another.
         for dim in 0..ndim {
             let (from, wanted) = (now.axes(dim).to_vec(), to.axes(dim).to_vec());
             let Some(leaving) = from.strip_prefix(&wanted[..]).filter(|axes| !axes.is_empty()) else {
@@ -146,7 +148,7 @@ impl<'b, 'm> Resharder<'b, 'm> {
         Ok(value)
     }
 
-    /// One collective, before a reader or just after the value.
+    /// Adds one collective, before a reader or just after the value.
     fn step(&mut self, value: ValueId, to: Sharding, reader: Option<NodeId>) -> Result<ValueId, Diagnostic> {
         let phase = |id: NodeId| self.b.module().node(id).phase;
         let at = match (reader, self.b.module().value(value).definition) {
@@ -155,7 +157,7 @@ impl<'b, 'm> Resharder<'b, 'm> {
             (None, Definition::Input(_)) => At::Start(Phase::Forward),
             (None, Definition::State(_)) => At::Start(Phase::Prepare),
         };
-        // A transfer sends the value as the stage of its operand leaves it.
+        // A transfer reads the value on the stage of its operand.
         let is_transfer = |id: &NodeId| matches!(self.b.module().node(*id).op, Op::Transfer(_));
         let stage = match reader.filter(|reader| !is_transfer(reader)) {
             Some(reader) => self.b.module().node(reader).stage,
@@ -174,7 +176,7 @@ impl<'b, 'm> Resharder<'b, 'm> {
         let collective = change.ok().and_then(|change| Collective::of(&change)).ok_or_else(|| {
             Diagnostic::new(format!("no collective changes {:?} into {to:?}: a bug of spmd", from.sharding))
         })?;
-        // Its result is as large as its operand, so backward keeps the one in place of the other.
+        // The result of an all_to_all is as large as its operand, so backward keeps the result of forward instead of the operand.
         if collective == Collective::AllToAll
             && let Some(&made) = self.made.get(&(value, to.clone(), Phase::Forward, stage))
             && phase.is_gradient()
@@ -198,7 +200,7 @@ fn is_sum(sharding: &Sharding) -> bool {
 
 type Partial = Option<(PartialKind, smallvec::SmallVec<[AxisId; 2]>)>;
 
-/// What is left to reduce once some axes are.
+/// Returns the partial axes that are left after some of them are reduced.
 fn without(sharding: &Sharding, gone: &[AxisId]) -> Partial {
     let (kind, axes) = sharding.partial.as_ref()?;
     let left: smallvec::SmallVec<[AxisId; 2]> =

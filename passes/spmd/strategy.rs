@@ -1,9 +1,9 @@
-//! Where the seeds come from: the batch over the data axes and the expert axes, weights over the tensor axes.
+//! Seeds shardings: the batch over the data axes and the expert axes, and weights over the tensor axes.
 //!
-//! Tensor parallelism is read off the graph, as Megatron-LM (arXiv 1909.08053) cuts it by hand. In program order, each
-//! contraction with a weight is split along the weight's own dim ("column") if what it makes keeps the split up to
-//! contractions that take it up again ("row"), through activations, heads and views. What is already split on the
-//! way in is a row and needs no seed. Tables of rows that are looked up (vocabularies) are split over their rows.
+//! Tensor parallelism is derived from the graph, as Megatron-LM (arXiv 1909.08053) cuts it by hand. In program order, each
+//! contraction with a weight is split along the weight's own dim ("column") if its result stays split, through activations, heads and
+//! views, up to contractions that sum over the split dim ("row"). A contraction whose operand is already split is a row and needs no
+//! seed. Tables of rows that are looked up (vocabularies) are split over their rows.
 
 use super::propagation::{Cause, Layouts, Rules, Scope, propagate};
 use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 pub(super) const EVERYWHERE: [Phase; 5] =
     [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Weight, Phase::Update];
 
-/// Seeds the batch over these data axes or expert axes, behind the axes that split it already, and passes it on.
+/// Seeds the batch over these data axes or expert axes, after the axes that split it already, and passes it on.
 pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     if axes.is_empty() {
         return;
@@ -36,7 +36,7 @@ pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE, states: true, nodes: None }, Some(&seeds));
 }
 
-/// Seeds the addends of partial sums over the data axes, where they are computed, and passes them on in the update.
+/// Seeds the addends of partial sums over the data axes, on the devices that compute them, and passes them on in the update.
 pub(super) fn addends(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     let module = rules.module;
     let made = module.nodes().filter(|(_, node)| matches!(node.op, Op::Addends(_)));
@@ -55,7 +55,7 @@ pub(super) fn addends(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     );
 }
 
-/// Passes on what the user asked for.
+/// Passes the user's shardings on.
 pub(super) fn asked(rules: &Rules, layouts: &mut Layouts, values: &[ValueId]) {
     let axes: Vec<AxisId> = rules.mesh.axes.keys().collect();
     propagate(
@@ -66,7 +66,7 @@ pub(super) fn asked(rules: &Rules, layouts: &mut Layouts, values: &[ValueId]) {
     );
 }
 
-/// Seeds weights over the tensor axes, one after the other, and passes each on before the next is looked at.
+/// Seeds weights over the tensor axes one after the other, and passes each on before the next one is seeded.
 pub(super) fn tensor(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     let scope = Scope { axes, phases: &EVERYWHERE, states: true, nodes: None };
     for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
@@ -84,8 +84,8 @@ pub(super) fn tensor(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     }
 }
 
-/// Seeds the sequence over the tensor axes where a sum over a weight that they split is made whole (arXiv 2205.05198): what
-/// would be reduced for every device is reduced for the one that goes on with it. Splits that meet a weight's end there.
+/// Seeds the sequence over the tensor axes at sums over weights that these axes split (arXiv 2205.05198): such a sum is scattered over
+/// the sequence, in place of a reduction on every device. These splits end where they meet splits of weights.
 pub(super) fn sequence(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     let mut seeds = Vec::new();
     for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
@@ -118,14 +118,14 @@ fn sums_over_a_weight(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: Nod
     })
 }
 
-/// Whether a value has samples, positions and features, none of them split over these axes, and its positions divide.
+/// Whether a value has samples, positions and features, is not split over these axes, and has positions that they divide.
 fn follows_samples(rules: &Rules, layouts: &Layouts, value: ValueId, axes: &[AxisId]) -> bool {
     let ty = rules.module.ty(value);
     let free = axes.iter().all(|&axis| !layouts.uses(value, axis));
     ty.ndim() >= 3 && free && divides(rules, layouts, (value, 1), axes)
 }
 
-/// A weight to split: the operand that holds it, the dim, over what, and why.
+/// A weight to split: the value, the dim, the axes, and the reason.
 struct Seed {
     weight: ValueId,
     dim: usize,
@@ -133,7 +133,7 @@ struct Seed {
     reason: String,
 }
 
-/// The state behind a value that is one but for its layout and element type.
+/// Returns the state behind a value, if they differ only in layout and element type.
 pub(super) fn stored(module: &Module, value: ValueId) -> Option<ir::StateId> {
     match module.value(module.viewed(value, Movement::is_part_of_state)).definition {
         Definition::State(state) => Some(state),
@@ -141,7 +141,8 @@ pub(super) fn stored(module: &Module, value: ValueId) -> Option<ir::StateId> {
     }
 }
 
-/// A contraction of something computed with a weight, or with a weight's matrices of experts, neither of them split over these axes: the weight's own dim, if the split lasts.
+/// Returns the seed for a contraction of a computed value with a weight, or with a weight's matrices of experts, if neither is split over
+/// these axes: the weight's own dim, if the split lasts.
 fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Option<Seed> {
     let (module, factors) = (rules.module, rules.of(id));
     let node = module.node(id);
@@ -167,7 +168,7 @@ fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Opti
         (std::cmp::Reverse(factors.factors[factor as usize].size.size().unwrap_or(0)), dim)
     });
     for (dim, factor) in dims {
-        // All tensor axes, or, where heads are shared, the first.
+        // All tensor axes are tried first, and fewer if heads are shared.
         for count in (1..=axes.len()).rev() {
             let axes = &axes[..count];
             let result = factors.results[0].iter().position(|dim| dim[..] == [factor]);
@@ -182,7 +183,7 @@ fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Opti
     None
 }
 
-/// A table of weights whose rows are looked up and that has many more rows than columns.
+/// Returns the seed for a table of weights whose rows are looked up and that has many more rows than columns.
 fn vocabulary(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Option<Seed> {
     let (module, node) = (rules.module, rules.module.node(id));
     let Op::Gather(gather) = &node.op else { return None };
@@ -202,14 +203,14 @@ fn vocabulary(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> 
     Some(Seed { weight: table, dim, axes: axes.into(), reason })
 }
 
-/// Whether a dim divides over these axes as well as over those that split it already.
+/// Whether the axes, and those that already split a dim, divide it together.
 fn divides(rules: &Rules, layouts: &Layouts, (value, dim): (ValueId, usize), axes: &[AxisId]) -> bool {
     let parts = rules.mesh.size(layouts.axes(value, dim)) * rules.mesh.size(axes);
     rules.module.ty(value).dims[dim].size().is_some_and(|size| size.is_multiple_of(parts))
 }
 
-/// Whether a dim can stay split from where it is made through everything in the forward phase that depends on it, up
-/// to where it is summed over: by a contraction, or by a loss that needs only its sum.
+/// Whether a dim can stay split from its node through all nodes of the forward phase that depend on it, up to nodes that sum over it:
+/// contractions, or a loss that needs only its sum.
 fn lasts(rules: &Rules, layouts: &Layouts, value: ValueId, dim: usize, axes: &[AxisId]) -> bool {
     let mut pending = vec![(value, dim)];
     let mut seen: BTreeSet<(ValueId, usize)> = BTreeSet::new();
@@ -231,13 +232,13 @@ fn lasts(rules: &Rules, layouts: &Layouts, value: ValueId, dim: usize, axes: &[A
     taken_up
 }
 
-/// What becomes of a split dim at a node.
+/// The fate of a split dim at a node.
 enum Next {
-    /// It must be whole there.
+    /// The dim must be whole there.
     Stops,
-    /// It is summed over.
+    /// The node sums over the dim.
     Summed,
-    /// These dims of the results are split likewise.
+    /// These dims of the results get the same split.
     Goes(Vec<(ValueId, usize)>),
 }
 
@@ -254,7 +255,7 @@ fn follow(
         node.operands.iter().zip(&factors.operands).filter(|(operand, _)| **operand == value)
     {
         let Ok(spread) = factors.spread(rules.mesh, &dims[dim], axes) else { return Next::Stops };
-        // Several factors at once (heads and groups of heads) go on together: the first says where.
+        // Several factors of a dim (heads and groups of heads) stay together: the first one decides.
         let Some((factor, _)) = spread.into_iter().find(|(_, axes)| !axes.is_empty()) else {
             return Next::Stops;
         };
@@ -281,7 +282,7 @@ fn follow(
         FactorKind::Custom => Next::Stops,
         FactorKind::Reduced(_) if on.is_empty() => Next::Summed,
         FactorKind::Free | FactorKind::Reduced(_) => {
-            // The results must be able to say it: a merged dim starts with the factor, and its size divides.
+            // The results must be able to express the split: a merged dim starts with the factor, and the axes divide its size.
             let says = |&(result, dim): &(ValueId, usize)| {
                 let index =
                     node.results.iter().position(|&other| other == result).expect("a result of the node");

@@ -1,4 +1,4 @@
-//! Sums of several addends: additions that only feed one another.
+//! Finds sums of several addends: additions whose results only other additions read.
 
 use cranelift_entity::SecondaryMap;
 use ir::ops::elementwise::Binary;
@@ -15,25 +15,25 @@ pub(super) struct Sums {
 /// One sum.
 #[derive(Debug, Default)]
 pub(super) struct Sum {
-    /// Its additions in program order, the last one among them.
+    /// The additions in program order, with the last one.
     pub(super) nodes: Vec<NodeId>,
-    /// Its addends, from left to right.
+    /// The addends, from left to right.
     pub(super) leaves: Vec<ValueId>,
 }
 
 impl Sums {
-    /// Whether the node is an addition of a sum but not its last.
+    /// Whether the node is an addition of a sum, but not its last one.
     pub(super) fn is_inner(&self, id: NodeId) -> bool {
         self.inner[id]
     }
 
-    /// The sum that ends with this node.
+    /// Removes and returns the sum that ends with this node.
     pub(super) fn take(&mut self, id: NodeId) -> Option<Sum> {
         self.of.remove(&id)
     }
 }
 
-/// Every sum of three addends or more, all of one type.
+/// Finds every sum of three addends or more, all of one type.
 pub(super) fn find(module: &Module) -> Sums {
     let uses = module.uses();
     let mut held: SecondaryMap<ValueId, bool> = SecondaryMap::new();
@@ -43,7 +43,7 @@ pub(super) fn find(module: &Module) -> Sums {
         matches!(node.op, Op::Binary(Binary::Add)) && node.operands.iter().all(alike)
     };
     let region = |node: &Node| (node.phase, node.stage, node.copy);
-    // The addition that a value goes into and nowhere else.
+    // The addition that is the only reader of a value.
     let into = |value: ValueId, node: &Node| match uses[value][..] {
         [reader]
             if !held[value] && adds(module.node(reader)) && region(module.node(reader)) == region(node) =>
@@ -72,13 +72,13 @@ pub(super) fn find(module: &Module) -> Sums {
 }
 
 fn collect(module: &Module, inner: &SecondaryMap<NodeId, bool>, root: NodeId, sum: &mut Sum) {
-    // A stack and no recursion: sums can be as long as a model is deep.
+    // A stack in place of recursion, since sums can be as long as a model is deep.
     let mut pending: Vec<ValueId> = vec![module.node(root).results[0]];
     while let Some(value) = pending.pop() {
         match module.value(value).definition {
             Definition::Node(id, _) if id == root || inner[id] => {
                 sum.nodes.push(id);
-                // The left operand comes off first.
+                // The left operand is popped first.
                 pending.extend(module.node(id).operands.iter().rev());
             }
             _ => sum.leaves.push(value),

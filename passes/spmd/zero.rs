@@ -1,32 +1,32 @@
-//! Where states lie between steps, and where gradients are reduced: ZeRO (Rajbhandari et al., arXiv 1910.02054).
+//! Shards states between steps, and places the reductions of gradients: ZeRO (Rajbhandari et al., arXiv 1910.02054).
 //!
 //! | stage | sharded over the axes of the batch | gradients |
 //! | --- | --- | --- |
 //! | 0 | nothing | all_reduce, once a step |
 //! | 1 | the optimizer's states | reduce_scatter, once a step |
-//! | 2 | and the sums of gradients | reduce_scatter, every microbatch |
-//! | 3 | and the parameters, gathered where they are used | the same |
+//! | 2 | also the sums of gradients | reduce_scatter, every microbatch |
+//! | 3 | also the parameters, gathered where they are used | the same |
 //!
-//! States of experts are split over the expert axes already, and ZeRO shards them over the other axes of the batch.
-//! A parameter that the model reads only through casts (a master weight) is the optimizer's, from stage 1 on.
+//! States of experts are already split over the expert axes, and ZeRO shards them over the other axes of the batch.
+//! A parameter that the model reads only through casts (a master weight) counts as a state of the optimizer, from stage 1 on.
 
 use super::mesh;
 use super::propagation::{Cause, Layout, Layouts, Rules, Scope, propagate};
 use ir::{AxisId, Definition, Op, Phase, Role, State, StateId, ValueId};
 use std::collections::BTreeMap;
 
-/// Layouts that partitioning has to make, whatever stands there.
+/// Layouts that partitioning must make, whatever the nodes would choose.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demands {
-    /// Of states between steps.
+    /// The layouts of states between steps.
     pub(super) states: BTreeMap<StateId, Layout>,
-    /// Of values, as soon as they are made.
+    /// The layouts of values as soon as they are made.
     pub(super) values: BTreeMap<ValueId, Layout>,
-    /// Whether weights made in `prepare` stay sharded until a node of the model reads them.
+    /// Whether weights that `prepare` makes stay sharded until a node of the model reads them.
     pub(super) gathers_at_use: bool,
 }
 
-/// Shards states and sums of gradients over the axes of the batch, as the stage says.
+/// Shards states and sums of gradients over the axes of the batch, according to the stage.
 pub(super) fn plan(rules: &Rules, layouts: &mut Layouts, stage: u8) -> Demands {
     let module = rules.module;
     let axes = mesh::zero_axes(rules.mesh);
@@ -83,7 +83,7 @@ fn shard(rules: &Rules, layouts: &mut Layouts, stage: u8, axes: &[AxisId], deman
         }
         layouts.close(state.input);
     }
-    // What is summed is made by the microbatches, whose axis is the batch's.
+    // Microbatches make the addends of the sums, and their batch uses these axes already.
     let sums = module.nodes().filter(|(_, node)| matches!(node.op, Op::Accumulate(_)));
     sums.for_each(|(_, node)| layouts.close(node.operands[0]));
     propagate(
@@ -94,7 +94,7 @@ fn shard(rules: &Rules, layouts: &mut Layouts, stage: u8, axes: &[AxisId], deman
     );
 }
 
-/// Whether the model reads a state only through casts that are made once a step.
+/// Whether the model reads a state only through casts in `prepare`, which run once a step.
 fn is_master(rules: &Rules, state: &State) -> bool {
     let node = |id: &ir::NodeId| rules.module.node(*id);
     let mut readers =
@@ -103,7 +103,7 @@ fn is_master(rules: &Rules, state: &State) -> bool {
         && readers.all(|node| node.phase == Phase::Prepare && matches!(node.op, Op::Cast(_)))
 }
 
-/// The first dim that divides over the data axes too, in the parameter and in its gradients, which may be split over more.
+/// Returns the first dim that these axes divide further, in the parameter and in its gradients, which may be split over more axes.
 fn dim(
     rules: &Rules,
     layouts: &Layouts,
@@ -121,7 +121,7 @@ fn dim(
     })
 }
 
-/// The sums over microbatches that a parameter's new value depends on, element by element.
+/// Returns the sums over microbatches that a parameter's new value depends on element by element.
 fn gradients(rules: &Rules, state: &State) -> Vec<ValueId> {
     let module = rules.module;
     let mut pending: Vec<ValueId> = state.output.into_iter().collect();

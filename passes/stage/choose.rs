@@ -1,8 +1,8 @@
-//! The choice of the schedule, and the cut of each schedule.
+//! Chooses the schedule, and the cut for each schedule.
 //!
-//! Schedules are compared by their timetables, run with the prices of the stages of a cut. The fastest one that fits into the memory of
-//! a device is taken. Of schedules that are as fast, within the exactness of the cost model, the simplest one is taken. Where the
-//! estimate says that none fits, the one with the least bytes is taken.
+//! Schedules are compared by their timetables, run with the prices of the stages of a cut. The fastest schedule that fits into the memory
+//! of a device is chosen. Among schedules that are equally fast, within the exactness of the cost model, the simplest one is chosen. If
+//! none fits by the estimate, the schedule with the least bytes is chosen.
 
 use super::cut::{Room, StageSizes, TIE, balanced, least_bytes};
 use super::memory::{StageBytes, StageMemory};
@@ -17,7 +17,7 @@ use ir::{Diagnostic, Module, Phase};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The schedules that are compared, the simplest first: a schedule with more chunks sends more, and one with a phase of its own for
+/// The schedules that are compared, the simplest first. A schedule with more chunks sends more, and a schedule with a separate phase for
 /// gradients of parameters keeps more.
 const CANDIDATES: [(Schedule, Option<u32>); 8] = [
     (Schedule::OneFOneB, None),
@@ -36,11 +36,11 @@ pub(super) struct Cut {
     pub(super) plan: Plan,
     /// The nodes of each stage.
     pub(super) runs: Vec<Range<usize>>,
-    /// Whether a cut that does not fit would be more balanced.
+    /// Whether memory excludes a cut that would be more balanced.
     is_limited: bool,
 }
 
-/// The schedule and the cut of a program.
+/// Returns the schedule and the cut of a program.
 ///
 /// # Errors
 /// As [`super::decide`].
@@ -77,19 +77,19 @@ pub(super) fn choose(
     Ok((cut, report))
 }
 
-/// The cuts of a program.
+/// Makes the cuts of a program.
 struct Cuts<'a> {
     module: &'a Module,
     forward: &'a Forward,
     options: &'a Stage,
     work: Vec<Work>,
     prices: Option<&'a Prices>,
-    /// The balanced cut by the number of stages, without regard to memory.
+    /// The balanced cuts by the number of stages, without regard to memory.
     balanced: BTreeMap<usize, Option<Vec<Range<usize>>>>,
 }
 
 impl Cuts<'_> {
-    /// The cut for a schedule.
+    /// Returns the cut for a schedule.
     ///
     /// # Errors
     /// As [`super::decide`].
@@ -120,8 +120,8 @@ impl Cuts<'_> {
         Ok(Cut { schedule, plan, runs, is_limited })
     }
 
-    /// The most balanced cut that fits into the memory, or the one with the least bytes. `None` if a cut fits as it is, or if
-    /// memory is not known.
+    /// Returns the most balanced cut that fits into the memory, or else the one with the least bytes. `None` if the given cut fits, or if
+    /// the memory is not known.
     fn within_memory(&self, plan: &Plan, free: &[Range<usize>]) -> Option<Vec<Range<usize>>> {
         let (memory, prices) = (self.options.memory.as_ref()?, self.prices?);
         let microbatches = self.options.microbatches;
@@ -139,13 +139,13 @@ impl Cuts<'_> {
         })
     }
 
-    /// Bytes on a device of each pipeline rank. Empty if memory is not known.
+    /// Returns the bytes on a device of each pipeline rank. Empty if the memory is not known.
     fn estimated(&self, cut: &Cut) -> Vec<u64> {
         let (Some(memory), Some(prices)) = (&self.options.memory, self.prices) else { return vec![] };
         memory.estimated(&cut.plan, self.options.microbatches, prices, &cut.runs)
     }
 
-    /// The fastest schedule that fits. `None` if no schedule can cut the program.
+    /// Returns the fastest schedule that fits. `None` if no schedule can cut the program.
     fn fastest(&mut self, prices: &Prices) -> Option<(Cut, StageReport)> {
         let mut all = vec![];
         for (schedule, chunks) in CANDIDATES {
@@ -181,7 +181,7 @@ impl Cuts<'_> {
         Some((cut, report))
     }
 
-    /// Seconds of the microbatches of a step. `None` of a timetable that cannot run: a bug.
+    /// Returns the seconds that the microbatches of a step take. `None` if the timetable cannot run, which is a bug.
     fn seconds(&self, prices: &Prices, cut: &Cut) -> Option<f64> {
         let Plan { placement, splits_backward, timetable, .. } = &cut.plan;
         let link: Link = self.options.rates().device().link;
@@ -198,7 +198,7 @@ impl Cuts<'_> {
                 _ => weight,
             }
         };
-        // A message goes to the later stage, or comes back from it.
+        // The message between two stages is priced at the later one.
         let message = |Dependency { from, to }: Dependency| messages[from.chunk.max(to.chunk) as usize];
         let chain = Dependency::chain(placement.len() as u32, *splits_backward);
         let timeline = Timeline::new(timetable, placement, self.options.microbatches, &chain, task, message);
@@ -206,7 +206,7 @@ impl Cuts<'_> {
     }
 }
 
-/// The bytes that each stage may take. The stages of a rank share the device in proportion to the bytes that they take in a cut.
+/// Returns the bytes that each stage may take. The stages of a rank share the device in proportion to their bytes in a cut.
 fn limits(memory: &StageMemory, plan: &Plan, cut: &[Range<usize>], bytes: &StageSizes) -> Vec<u64> {
     let own: Vec<u64> = cut.iter().enumerate().map(|(stage, nodes)| bytes(stage, nodes).1).collect();
     let mut of_rank: BTreeMap<u32, u128> = BTreeMap::new();
@@ -220,7 +220,7 @@ fn limits(memory: &StageMemory, plan: &Plan, cut: &[Range<usize>], bytes: &Stage
     plan.placement.iter().zip(&own).map(limit).collect()
 }
 
-/// The bytes of the largest rank's plan, as far as the estimate goes.
+/// Returns the bytes of the largest rank's plan, by the corrected estimate.
 fn largest(memory: &StageMemory, estimated: &[u64]) -> u64 {
     let planned = (0..).zip(estimated).map(|(rank, &bytes)| memory.planned(rank, bytes));
     planned.max().unwrap_or(0)
@@ -237,7 +237,7 @@ fn too_few(stages: usize, nodes: usize, schedule: ScheduleChoice) -> Diagnostic 
     error.note(format!("--mesh pp={ranks} or less would work"))
 }
 
-/// The cut at given places.
+/// Returns the cut at given indices.
 fn given(at: &[usize], stages: usize, nodes: usize) -> Result<Vec<Range<usize>>, Diagnostic> {
     let starts: Vec<usize> = [0].into_iter().chain(at.iter().copied()).collect();
     let ascend = starts.windows(2).all(|pair| pair[0] < pair[1]) && starts.last() < Some(&nodes);
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
     use crate::stage::decide;
 
-    /// Twelve layers of equal size behind an embedding that is larger than any of them, and a loss.
+    /// Twelve layers of equal size, after an embedding that is larger than any of them, and before a loss.
     fn model() -> Module {
         let mut states = String::from("state @e : f32[512, 32] parameter = zeros\n");
         let mut nodes = String::from("%14 = gather %1, %0 {dim = 0} : f32[64, 32] !{fwd}\n");
@@ -295,7 +295,7 @@ mod tests {
         decide(&model(), &options(schedule, limit)).expect("a cut").report
     }
 
-    /// The estimate of every schedule, and its time, by which the choice can be made by hand.
+    /// The choice can be checked by hand from the estimate and the time of every schedule.
     #[test]
     fn of_the_schedules_that_fit_the_fastest_is_chosen_and_of_ties_the_simplest() {
         let mut limited = 0;
@@ -318,7 +318,8 @@ mod tests {
         assert!(limited > 5, "few limits made a difference: {limited}");
     }
 
-    /// A cut is only as unbalanced as it must be, and fits if it is no cut of the least bytes: also where the stages of a rank share it.
+    /// A cut is only as unbalanced as it must be, and fits unless even the cut of the least bytes does not: also if the stages of a rank
+    /// share it.
     #[test]
     fn a_tighter_limit_makes_cuts_that_fit_until_none_does() {
         for schedule in

@@ -1,18 +1,18 @@
 //! Cuts the forward phase into stages.
 //!
-//! Nodes stand in program order, and a stage is a run of them. A stage takes the time of its nodes, and of the messages over the cut
-//! where it begins: activations on their way to it, and their gradients on their way back. The slowest stage is as fast as it can
-//! be. Times within [`TIE`] of that are the same, and of such cuts the one is taken over which the fewest bytes travel. Where the memory
-//! of a device is known, every stage must fit, by an estimate.
+//! A stage is a run of nodes in program order. Its time is that of its nodes, and of the messages over the cut where it begins:
+//! activations on their way to it, and their gradients on their way back. The slowest stage is made as fast as possible. Times within
+//! [`TIE`] of that count as equal, and among such cuts the one with the fewest bytes of messages is taken. If the memory of a device is
+//! known, every stage must fit, by an estimate.
 
 use super::work::Work;
 use std::ops::Range;
 
-/// The slowest stage may be slower by one in so many: the cost model is not more exact.
+/// The inverse of the share by which the slowest stage may be slower: the cost model is not more exact.
 pub(super) const TIE: u64 = 50;
 
-/// The bytes of a stage, by its number and its nodes: a number that is at most as many and does not shrink if the stage begins earlier,
-/// and the bytes.
+/// Returns the bytes of a stage, by its index and its nodes: first a lower bound that does not shrink if the stage begins earlier, then
+/// the bytes.
 pub(super) type StageSizes<'a> = dyn Fn(usize, &Range<usize>) -> (u64, u64) + 'a;
 
 /// The memory of stages.
@@ -24,7 +24,7 @@ pub(super) struct Room<'a> {
     pub(super) limits: &'a [u64],
 }
 
-/// Divides the work into so many runs, of which none is empty. `None` if there are fewer nodes, or if no division fits into the memory.
+/// Divides the work into `stages` runs, none of them empty. `None` if there are fewer nodes, or if no division fits into the memory.
 pub(super) fn balanced(work: &[Work], stages: usize, room: Option<Room>) -> Option<Vec<Range<usize>>> {
     if stages == 0 || work.len() < stages {
         return None;
@@ -34,7 +34,7 @@ pub(super) fn balanced(work: &[Work], stages: usize, room: Option<Room>) -> Opti
     Some(places.lightest(stages, fastest.saturating_add(fastest / TIE)))
 }
 
-/// The least bytes of the largest stage, over all divisions of so many nodes, by dynamic programming over the places.
+/// Returns the least bytes of the largest stage over all divisions of `nodes` nodes, by dynamic programming over the places.
 pub(super) fn least_bytes(nodes: usize, stages: usize, bytes: &StageSizes) -> Option<u64> {
     let mut largest: Vec<Option<u64>> = vec![None; nodes + 1];
     largest[0] = Some(0);
@@ -56,7 +56,7 @@ pub(super) fn least_bytes(nodes: usize, stages: usize, bytes: &StageSizes) -> Op
     largest[nodes]
 }
 
-/// The places between nodes, with the sums of times up to each.
+/// The places between nodes, with the sums of times up to each place.
 struct Places<'w> {
     work: &'w [Work],
     room: Option<Room<'w>>,
@@ -74,21 +74,21 @@ impl<'w> Places<'w> {
         Self { work, room, until }
     }
 
-    /// The time of a stage.
+    /// Returns the time of a stage.
     fn time(&self, start: usize, end: usize) -> u64 {
         let messages = if start == 0 { 0 } else { self.work[start].messages };
         (self.until[end] - self.until[start]).saturating_add(messages)
     }
 
-    /// Where a stage of at most this time may begin that ends here and fits into the memory, the latest place first. The stage is one
-    /// after `run` others.
+    /// Returns the places where a stage of at most the time `most` may begin, the latest place first. The stage ends at `end`, follows
+    /// `run` others, and must fit into the memory.
     fn starts(&self, run: usize, end: usize, most: u64) -> impl Iterator<Item = usize> {
         let in_time = move |&start: &usize| self.until[end] - self.until[start] <= most;
         let fitting = move |start: usize| {
             let Some(room) = &self.room else { return Some((start, true)) };
             let (at_least, bytes) = (room.bytes)(run, &(start..end));
             let limit = room.limits[run];
-            // A stage that begins earlier takes no less.
+            // A stage that begins earlier takes at least as many bytes.
             (at_least <= limit).then_some((start, bytes <= limit))
         };
         let starts = (run..end).rev().take_while(in_time).map_while(fitting);
@@ -96,14 +96,14 @@ impl<'w> Places<'w> {
         starts.filter(move |&start| self.time(start, end) <= most)
     }
 
-    /// The time of the slowest stage in the most balanced division, by dynamic programming over the places.
+    /// Returns the time of the slowest stage in the most balanced division, by dynamic programming over the places.
     fn fastest(&self, stages: usize) -> Option<u64> {
-        // Without messages there is a division of this time, and no cut adds more than the longest messages. It may not fit.
+        // Without messages there is a division of the time `nodes`, and no cut adds more than the longest messages. It may not fit.
         let messages = self.work.iter().map(|work| work.messages).max().unwrap_or(0);
         let nodes =
             if self.room.is_some() { self.until.last().copied()? } else { self.without_messages(stages) };
         let most = nodes.saturating_add(messages);
-        // `slowest[end]`: the slowest of the runs so far, which end there.
+        // `slowest[end]`: the time of the slowest run so far, if the runs end at `end`.
         let mut slowest: Vec<Option<u64>> = vec![None; self.until.len()];
         slowest[0] = Some(0);
         for run in 0..stages {
@@ -116,7 +116,7 @@ impl<'w> Places<'w> {
         slowest.last().copied().flatten()
     }
 
-    /// The time of the slowest stage in the most balanced division, if messages take no time.
+    /// Returns the time of the slowest stage in the most balanced division, if messages take no time.
     fn without_messages(&self, stages: usize) -> u64 {
         let most = self.until.last().copied().unwrap_or(0);
         let (mut low, mut high) = (self.work.iter().map(|work| work.time).max().unwrap_or(0), most);
@@ -127,7 +127,7 @@ impl<'w> Places<'w> {
         low
     }
 
-    /// The fewest runs of nodes of which none takes more than this time.
+    /// Returns the fewest runs of nodes, each of which takes at most this time.
     fn runs(&self, most: u64) -> usize {
         let (mut count, mut sum) = (1, 0u64);
         for work in self.work {
@@ -139,11 +139,12 @@ impl<'w> Places<'w> {
         count
     }
 
-    /// The division into stages of at most this time over whose cuts the fewest bytes travel, by dynamic programming over the
+    /// Returns the division into stages of at most this time with the fewest bytes over its cuts, by dynamic programming over the
     /// places.
     fn lightest(&self, stages: usize, most: u64) -> Vec<Range<usize>> {
         let count = self.work.len();
-        // `bytes[end]`: the fewest bytes over the cuts of the runs so far, which end there; `from[run][end]`: where the last began.
+        // `bytes[end]`: the fewest bytes over the cuts of the runs so far, if they end at `end`; `from[run][end]`: where the last run
+        // begins.
         let mut bytes: Vec<Option<u64>> = vec![None; count + 1];
         bytes[0] = Some(0);
         let mut from = vec![];
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!(balanced(&work, 2, None), Some(vec![0..3, 3..4]));
     }
 
-    /// Every division into so many runs.
+    /// Returns every division into this number of runs.
     fn divisions(nodes: Range<usize>, stages: usize) -> Vec<Vec<Range<usize>>> {
         if stages == 1 {
             return if nodes.is_empty() { vec![] } else { vec![vec![nodes]] };
@@ -231,8 +232,8 @@ mod tests {
     }
 
     proptest! {
-        /// Of all divisions that fit, the slowest stage of the result is the fastest, up to a tie; if none fits, there is none. The least
-        /// memory is that of the best of all divisions.
+        /// The slowest stage of the result is as fast as in the best division that fits, up to a tie. If none fits, there is no result. The
+        /// least memory is that of the best of all divisions.
         #[test]
         fn a_division_within_memory_is_as_fast_as_the_best_of_all(
             nodes in prop::collection::vec((0u64..40, 0u64..20, 0u64..30, 0u64..9), 1..9),

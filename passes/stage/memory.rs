@@ -1,8 +1,8 @@
-//! The memory of pipeline ranks, estimated for a cut: states by the elements of the weights, and activations by the microbatches that
+//! Estimates the memory of pipeline ranks for a cut: states by the elements of the weights, and activations by the microbatches that
 //! the timetable keeps at once.
 //!
-//! The estimate knows neither the fusion of the kernels nor the workspace of the plan. So the caller measures the plan of a rank, and
-//! the next cut counts as many bytes more or less.
+//! The estimate knows neither the fusion of kernels nor the workspace of the plan. So the caller measures the plan of a rank, and
+//! the next cut corrects the estimate by the measured ratio.
 
 use super::prices::{Kept, Prices};
 use super::schedule::Plan;
@@ -11,24 +11,24 @@ use ir::Phase;
 use ir::timetable::{Task, slots};
 use std::ops::Range;
 
-/// The memory of a device, and the bytes that weights and activations take of it.
+/// The memory of a device, and the bytes that weights and activations need of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageMemory {
-    /// Bytes that the program may take on each device.
+    /// The bytes that the program may take on each device.
     pub limit: u64,
-    /// Bytes on a device for 1024 elements of a weight: the weight, and its cast where the program has one.
+    /// The bytes on a device for 1024 elements of a weight: the weight, and its cast if the program has one.
     pub weight: u64,
-    /// Bytes on a device for 1024 elements of a gradient.
+    /// The bytes on a device for 1024 elements of a gradient.
     pub gradient: u64,
-    /// Bytes on a device for the optimizer's states of 1024 elements.
+    /// The bytes on a device for the optimizer's states of 1024 elements.
     pub optimizer: u64,
-    /// Bytes on a device for a MiB of the activations of a microbatch.
+    /// The bytes on a device for a MiB of the activations of a microbatch.
     pub activations: u64,
-    /// For each pipeline rank the bytes of its plan for 1024 bytes that were estimated. Empty before a plan was measured.
+    /// For each pipeline rank, the bytes of its plan for 1024 estimated bytes. Empty before a plan was measured.
     pub measured: Vec<u64>,
 }
 
-/// A byte of the estimate is a byte of the plan.
+/// The entry of [`StageMemory::measured`] for a plan with exactly the estimated bytes.
 pub const AS_ESTIMATED: u64 = 1024;
 
 impl StageMemory {
@@ -62,35 +62,35 @@ impl StageMemory {
         }
     }
 
-    /// The bytes of a rank's plan, for bytes that were estimated.
+    /// Returns the expected bytes of a rank's plan, for its estimated bytes.
     pub(super) fn planned(&self, rank: u32, estimated: u64) -> u64 {
         let ratio = self.measured.get(rank as usize).copied().unwrap_or(AS_ESTIMATED);
         part_of(estimated, ratio, AS_ESTIMATED)
     }
 
-    /// Bytes on a device of the states of a stage, with so many earlier versions of its weights.
+    /// Returns the bytes on a device of the states of a stage, with `delay` earlier versions of its weights.
     fn states(&self, prices: &Prices, nodes: &Range<usize>, delay: u32) -> u64 {
         let own = self.own_states(prices.own_weights(nodes), delay);
         own.saturating_add(self.states_of_others(prices.weights_of_others(nodes)))
     }
 
-    /// Bytes of so many elements of weights that the stage owns.
+    /// Returns the bytes for `elements` elements of weights that the stage owns.
     fn own_states(&self, elements: u64, delay: u32) -> u64 {
         let versions = self.weight.saturating_mul(u64::from(delay) + 1);
         part_of(elements, versions.saturating_add(self.gradient).saturating_add(self.optimizer), 1024)
     }
 
-    /// Bytes of so many elements of weights that an earlier stage owns: the stage has the weight, and a gradient of its own.
+    /// Returns the bytes for `elements` elements of weights that an earlier stage owns: a copy of the weight, and a gradient.
     fn states_of_others(&self, elements: u64) -> u64 {
         part_of(elements, self.weight.saturating_add(self.gradient), 1024)
     }
 
-    /// Bytes on a device of activations.
+    /// Returns the bytes of activations on a device.
     fn activations(&self, bytes: u64) -> u64 {
         part_of(bytes, self.activations, 1 << 20)
     }
 
-    /// Bytes on a device of each pipeline rank, estimated.
+    /// Returns the estimated bytes on a device of each pipeline rank.
     pub(super) fn estimated(
         &self,
         plan: &Plan,
@@ -111,7 +111,7 @@ impl StageMemory {
     }
 }
 
-/// The tasks of each rank: of an asynchronous schedule those of as many steps as fill the pipeline.
+/// Returns the tasks of each rank. For an asynchronous schedule, these are the tasks of as many steps as fill the pipeline.
 fn lists(plan: &Plan, microbatches: u32) -> Vec<Vec<Task>> {
     if plan.delays.is_empty() {
         return plan.timetable.ranks.clone();
@@ -120,14 +120,14 @@ fn lists(plan: &Plan, microbatches: u32) -> Vec<Vec<Task>> {
     plan.timetable.unrolled(microbatches, (2 * ranks).div_ceil(microbatches.max(1)).max(2)).ranks
 }
 
-/// Bytes that a stage keeps of a microbatch: of its own nodes, and the activations that it was sent.
+/// Returns the bytes that a stage keeps of a microbatch: the activations of its own nodes, and those that it receives.
 fn kept(prices: &Prices, nodes: &Range<usize>) -> Kept {
     let own = prices.kept(nodes);
     let sent = if nodes.start == 0 { 0 } else { prices.messages(nodes.start) };
     Kept { backward: own.backward.saturating_add(sent), ..own }
 }
 
-/// The most bytes that the tasks of a rank keep at once. `kept` has the bytes of each stage.
+/// Returns the most bytes that the tasks of a rank keep at once. `kept` has the bytes of each stage.
 fn most_kept(tasks: &[Task], splits: bool, kept: &[Kept]) -> u64 {
     let (mut now, mut most) = (0u64, 0u64);
     for task in tasks {
@@ -146,15 +146,15 @@ fn most_kept(tasks: &[Task], splits: bool, kept: &[Kept]) -> u64 {
     most
 }
 
-/// The bytes of single stages, from which dynamic programming makes a cut.
+/// The bytes of single stages, for the dynamic programming over cuts.
 pub(super) struct StageBytes<'a> {
     memory: &'a StageMemory,
     prices: &'a Prices,
     plan: &'a Plan,
-    /// For each stage the bytes that its plan is expected to take for the nodes before a place: their states, and their activations in as
-    /// many microbatches as the stage keeps at once.
+    /// For each stage, the expected bytes of its plan for the nodes before each place: their states, and their activations in as many
+    /// microbatches as the stage keeps at once.
     until: Vec<Vec<u64>>,
-    /// For each stage the most microbatches whose activations it keeps at once.
+    /// For each stage, the most microbatches whose activations it keeps at once.
     live: Vec<u64>,
 }
 
@@ -192,8 +192,8 @@ impl<'a> StageBytes<'a> {
         Self { memory, prices, plan, until, live }
     }
 
-    /// Bytes that the plan of a stage is expected to take: without the activations that it was sent, which depend on the place
-    /// where it begins; and with them.
+    /// Returns the expected bytes of the plan of a stage: first without the activations that it receives, which depend on the place where
+    /// it begins; then with them.
     pub(super) fn of(&self, stage: usize, nodes: &Range<usize>) -> (u64, u64) {
         let until = &self.until[stage];
         let rank = self.plan.placement[stage];
@@ -207,9 +207,9 @@ impl<'a> StageBytes<'a> {
     }
 }
 
-/// `number · ratio / whole`.
+/// Returns `number · ratio / whole`.
 fn part_of(number: u64, ratio: u64, whole: u64) -> u64 {
-    // Dynamic programming asks millions of times, and wide numbers take long to divide.
+    // Dynamic programming calls this millions of times, and divisions of wide numbers are slow.
     if let Some(product) = number.checked_mul(ratio) {
         return product / whole.max(1);
     }

@@ -1,7 +1,7 @@
 //! The prices of stages: the times of their tasks, the activations that they keep, and the weights that they read.
 //!
-//! A copy of the program runs through the passes that make backward: `autodiff`, and where they are asked for `precision` and
-//! `recompute`. In this copy every divided node is a stage of its own, and passes give each node that they add the stage of a forward node. So
+//! A copy of the program runs through the passes that make backward: `autodiff`, and if the options ask for them `precision` and
+//! `recompute`. In this copy every divided node is a stage of its own, and passes give each added node the stage of a forward node. So
 //! the price of any run of nodes is a difference of two sums.
 
 use super::Stage;
@@ -21,40 +21,40 @@ use std::ops::Range;
 /// The prices of all runs of nodes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Prices {
-    /// Picoseconds of the nodes before a place, for each phase of a task.
+    /// The picoseconds of the nodes before each place, for each phase of a task.
     times: [Vec<u64>; 3],
-    /// Bytes that the nodes before a place keep of a microbatch, for each class of [`Kept`].
+    /// The bytes that the nodes before each place keep of a microbatch, for each class of [`Kept`].
     kept: [Vec<u64>; 3],
-    /// Bytes of a microbatch that travel to a stage that begins at a place.
+    /// The bytes of a microbatch that are sent to a stage that begins at each place.
     messages: Vec<u64>,
-    /// Elements of the trained weights that are read before a place.
+    /// The elements of the trained weights that are first read before each place.
     weights: Vec<u64>,
     /// Weights that are read at several places.
     shared: Vec<Shared>,
 }
 
-/// The kept activations of a stage, by their lives.
+/// The bytes of a stage's kept activations, by their lifetimes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kept {
-    /// From forward to backward.
+    /// The bytes kept from forward to backward.
     pub(super) backward: u64,
-    /// From forward to the gradients of parameters.
+    /// The bytes kept from forward to the gradients of parameters.
     pub(super) weight: u64,
-    /// Gradients, from backward to the gradients of parameters.
+    /// The bytes of gradients, kept from backward to the gradients of parameters.
     pub(super) gradients: u64,
 }
 
-/// A second reader of a weight.
+/// A further reader of a weight.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
-    /// The place of the reader before.
+    /// The place of the previous reader.
     before: usize,
     at: usize,
     elements: u64,
 }
 
 impl Prices {
-    /// The prices of a program. `None` of a program that cannot be trained: `autodiff` says why.
+    /// Computes the prices of a program. `None` if the program cannot be trained: `autodiff` reports the reason.
     pub(super) fn of(module: &Module, forward: &Forward, options: &Stage) -> Option<Self> {
         let places = forward.divided.len();
         let trial = trial(module, forward, options)?;
@@ -79,28 +79,28 @@ impl Prices {
         })
     }
 
-    /// Picoseconds of the forward, backward and weight task of a stage.
+    /// Returns the picoseconds of the forward, backward and weight task of a stage.
     pub(super) fn times(&self, nodes: &Range<usize>) -> [u64; 3] {
         self.times.each_ref().map(|sums| between(sums, nodes))
     }
 
-    /// Bytes that the nodes of a stage keep of a microbatch.
+    /// Returns the bytes that the nodes of a stage keep of a microbatch.
     pub(super) fn kept(&self, nodes: &Range<usize>) -> Kept {
         let [backward, weight, gradients] = self.kept.each_ref().map(|sums| between(sums, nodes));
         Kept { backward, weight, gradients }
     }
 
-    /// Bytes of a microbatch that travel to a stage that begins there.
+    /// Returns the bytes of a microbatch that are sent to a stage that begins at `start`.
     pub(super) fn messages(&self, start: usize) -> u64 {
         self.messages.get(start).copied().unwrap_or(0)
     }
 
-    /// Elements of the trained weights that a stage owns: it is the first that reads them.
+    /// Returns the elements of the trained weights that a stage owns, because it is the first to read them.
     pub(super) fn own_weights(&self, nodes: &Range<usize>) -> u64 {
         between(&self.weights, nodes)
     }
 
-    /// Elements of the trained weights that a stage reads and an earlier stage owns.
+    /// Returns the elements of the trained weights that a stage reads and an earlier stage owns.
     pub(super) fn weights_of_others(&self, nodes: &Range<usize>) -> u64 {
         let is_first = |shared: &&Shared| nodes.contains(&shared.at) && !nodes.contains(&shared.before);
         let of_others = self.shared.iter().filter(is_first).map(|shared| shared.elements);
@@ -108,7 +108,7 @@ impl Prices {
     }
 }
 
-/// The differentiated copy of a program, in which each divided node is a stage.
+/// Returns the differentiated copy of a program, in which each divided node is a stage.
 fn trial(module: &Module, forward: &Forward, options: &Stage) -> Option<Module> {
     let mut trial = module.clone();
     let places: BTreeMap<NodeId, u32> = forward.divided.iter().copied().zip(0..).collect();
@@ -134,12 +134,12 @@ fn place_of(node: &Node, places: usize) -> Option<usize> {
     Some(node.stage as usize).filter(|&place| place < places)
 }
 
-/// Readers take a view's elements from where they lie, and constants are there before the step.
+/// Whether an operator takes no time: readers read a view's elements in place, and constants are made before the step.
 fn takes_no_time(op: &Op) -> bool {
     op.movement().is_layout() || matches!(op, Op::Constant(_) | Op::Splat(_))
 }
 
-/// For each place the bytes of the values that are made there and outlive their task, by class.
+/// Returns the bytes of the values that are made at each place and outlive their task, by class.
 fn kept(trial: &Module, places: usize) -> [Vec<u64>; 3] {
     let mut classes: BTreeMap<ValueId, usize> = BTreeMap::new();
     for (_, node) in trial.nodes().filter(|(_, node)| node.phase.is_gradient()) {
@@ -167,7 +167,7 @@ fn kept(trial: &Module, places: usize) -> [Vec<u64>; 3] {
     kept
 }
 
-/// For each place the bytes of the values that are made before it and read by forward nodes there or later.
+/// Returns for each place the bytes of the values that are made before it and read by forward nodes at or after it.
 fn messages(trial: &Module, places: usize) -> Vec<u64> {
     let mut last: BTreeMap<ValueId, usize> = BTreeMap::new();
     for (_, node) in trial.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
@@ -188,7 +188,7 @@ fn messages(trial: &Module, places: usize) -> Vec<u64> {
     messages
 }
 
-/// For each place the elements of the weights that are first read there, and the weights that are read again.
+/// Returns the elements of the weights that are first read at each place, and the weights that are read again.
 fn weights(module: &Module, forward: &Forward) -> (Vec<u64>, Vec<Shared>) {
     let (mut first, mut shared) = (vec![0u64; forward.divided.len()], vec![]);
     for (state, places) in readers(module, forward) {
@@ -206,7 +206,7 @@ fn weights(module: &Module, forward: &Forward) -> (Vec<u64>, Vec<Shared>) {
     (first, shared)
 }
 
-/// For each state the places of the nodes that read it, directly or through nodes that depend on weights alone.
+/// Returns for each state the places of the nodes that read it, directly or through nodes that depend only on weights.
 fn readers(module: &Module, forward: &Forward) -> BTreeMap<StateId, Vec<usize>> {
     let mut behind: BTreeMap<ValueId, BTreeSet<StateId>> =
         module.states.iter().map(|(id, state)| (state.input, BTreeSet::from([id]))).collect();
@@ -226,7 +226,7 @@ fn readers(module: &Module, forward: &Forward) -> BTreeMap<StateId, Vec<usize>> 
     readers
 }
 
-/// The sums up to each place.
+/// Returns the sums up to each place.
 fn sums(of_places: Vec<u64>) -> Vec<u64> {
     let mut sums = vec![0u64];
     sums.extend(of_places.into_iter().scan(0u64, |sum, own| {

@@ -1,9 +1,9 @@
-//! The schedules of a pipeline: which rank owns which chunk, and in which order it runs the chunk's tasks.
+//! The schedules of a pipeline: the rank that owns each chunk, and the order in which a rank runs the tasks of its chunks.
 //!
 //! A schedule is a pure function of the numbers of ranks, chunks and microbatches. [`ir::timetable::check`] proves its
-//! timetables. Bubbles and memory in the comments are those of equal stages and free transfers: p ranks, v chunks a rank,
-//! m microbatches; F, B (the whole backward), Bi (gradients of activations) and W (gradients of parameters) are the costs of
-//! a stage, that is of all chunks of a rank, and memory counts the activations of one microbatch in a stage.
+//! timetables. The bubbles and the memory in the comments hold for equal stages and free transfers, with p ranks, v chunks a rank and
+//! m microbatches. F, B (the whole backward), Bi (gradients of activations) and W (gradients of parameters) are the costs of
+//! a stage, that is of all chunks of a rank. Memory counts the activations of one microbatch in a stage.
 
 mod asynchronous;
 mod choice;
@@ -21,7 +21,7 @@ pub use choice::ScheduleChoice;
 
 use ir::timetable::{Task, Timetable};
 
-/// The number of tasks above which a plan is refused, so that a mistyped number cannot fill the memory.
+/// The most tasks of a plan, so that a mistyped number cannot fill the memory.
 const MAX_TASKS: u64 = 1 << 24;
 
 /// A schedule of a pipeline.
@@ -29,19 +29,19 @@ const MAX_TASKS: u64 = 1 << 24;
 pub enum Schedule {
     /// All forward tasks, then all backward tasks.
     Gpipe,
-    /// One forward and one backward task in turn; as many microbatches alive as stages follow.
+    /// Forward and backward tasks alternate; a stage keeps one microbatch more than the number of stages after it.
     OneFOneB,
-    /// 1F1B with several chunks a rank, dealt out in turn: a smaller bubble for more transfers.
+    /// 1F1B with several chunks a rank, assigned in turn: a smaller bubble for more transfers.
     Interleaved,
-    /// 1F1B with weight tasks put off into the bubble, and no more memory.
+    /// 1F1B with weight tasks delayed into the bubble, and no more memory.
     ZbH1,
     /// Two chunks a rank, placed as a V, with weight tasks in the bubble.
     ZbV,
     /// Two chunks a rank, placed as a V, with forward and backward tasks in pairs whose transfers overlap.
     DualPipeV,
-    /// 1F1B without a flush, one microbatch an update: each stage keeps the weights of its forward tasks until backward.
+    /// 1F1B without a flush, one microbatch for each update: each stage keeps the weights of its forward tasks until backward.
     PipeDream,
-    /// 1F1B without a flush, p microbatches an update or more: every stage reads the weights of the update before the last.
+    /// 1F1B without a flush, at least p microbatches for each update: every stage reads the weights before the newest update.
     TwoBw,
 }
 
@@ -50,11 +50,11 @@ pub enum Schedule {
 pub struct Plan {
     /// The pipeline rank of each chunk.
     pub placement: Vec<u32>,
-    /// Whether the gradients of parameters are tasks of their own.
+    /// Whether the gradients of parameters are separate tasks.
     pub splits_backward: bool,
-    /// For each chunk the number of updates between the weights that it reads and the newest. Empty of a synchronous schedule.
+    /// For each chunk, the number of updates between the weights that it reads and the newest. Empty for a synchronous schedule.
     pub delays: Vec<u32>,
-    /// The tasks of each rank; of an asynchronous schedule those of one step of an unbroken stream.
+    /// The tasks of each rank; for an asynchronous schedule, those of one step of an unbroken stream.
     pub timetable: Timetable,
 }
 
@@ -79,12 +79,12 @@ impl Schedule {
         (Self::TwoBw, "2bw"),
     ];
 
-    /// The name in text.
+    /// Returns the name in text.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 
-    /// Whether the gradients of parameters are tasks of their own.
+    /// Whether the gradients of parameters are separate tasks.
     pub fn splits_backward(self) -> bool {
         matches!(self, Self::ZbH1 | Self::ZbV | Self::DualPipeV)
     }
@@ -94,7 +94,7 @@ impl Schedule {
         matches!(self, Self::PipeDream | Self::TwoBw)
     }
 
-    /// The chunks of a rank if the user does not say.
+    /// Returns the chunks of a rank if the user gives no number.
     pub fn default_chunks(self) -> u32 {
         match self {
             Self::Gpipe | Self::OneFOneB | Self::ZbH1 | Self::PipeDream | Self::TwoBw => 1,
@@ -102,7 +102,7 @@ impl Schedule {
         }
     }
 
-    /// The pipeline rank of each chunk.
+    /// Returns the pipeline rank of each chunk.
     pub fn placement(self, ranks: u32, chunks_per_rank: u32) -> Vec<u32> {
         let round = 0..ranks;
         match self {
@@ -111,7 +111,7 @@ impl Schedule {
         }
     }
 
-    /// The placement and the timetable. An error says which numbers would work.
+    /// Returns the placement and the timetable. An error names numbers that would work.
     pub fn plan(self, ranks: u32, chunks_per_rank: u32, microbatches: u32) -> Result<Plan, String> {
         let pipeline = Pipeline { ranks, chunks_per_rank, microbatches };
         self.check_size(pipeline)?;
@@ -123,7 +123,7 @@ impl Schedule {
         Ok(Plan { placement, splits_backward: self.splits_backward(), delays, timetable })
     }
 
-    /// The tasks of one rank.
+    /// Returns the tasks of one rank.
     fn tasks(self, pipeline: Pipeline, rank: u32) -> Vec<Task> {
         match self {
             Self::Gpipe => gpipe::tasks(pipeline, rank),
@@ -148,7 +148,7 @@ impl Schedule {
         let phases = if self.splits_backward() { 3 } else { 2 };
         let chunks = u64::from(ranks) * u64::from(chunks_per_rank).max(1);
         let most = MAX_TASKS / phases / chunks;
-        // The list of a short step of ZB-V starts as that of a step that fills the pipeline.
+        // ZB-V makes a short step from the list of a step that fills the pipeline.
         let least = if self == Self::ZbV { 2 * u64::from(ranks) - 1 } else { 1 };
         if least.max(u64::from(microbatches)) <= most {
             return Ok(());
@@ -162,7 +162,7 @@ impl Schedule {
         ))
     }
 
-    /// Refuses a number of chunks a rank that the schedule cannot place.
+    /// Refuses a number of chunks per rank that the schedule cannot place.
     fn check_chunks(self, chunks: u32) -> Result<(), String> {
         let name = self.name();
         match self {

@@ -1,4 +1,4 @@
-//! The work of the forward phase: its nodes in program order with their times, and the bytes that travel if the program is cut
+//! The work of the forward phase: its nodes in program order with their times, and the bytes of messages if the program is cut
 //! before a node.
 
 use crate::recompute::DeviceRates;
@@ -10,21 +10,21 @@ use std::collections::BTreeSet;
 pub(super) struct Work {
     /// The time of the node and of its gradient, in picoseconds.
     pub(super) time: u64,
-    /// Bytes of the values that are made before it and read by it or later.
+    /// The bytes of the values that are made before it and read by it or a later node.
     pub(super) bytes: u64,
-    /// The time of these bytes on the link between stages, there and back as gradients, in picoseconds.
+    /// The time to send these bytes over the link between stages and to send their gradients back, in picoseconds.
     pub(super) messages: u64,
 }
 
 /// The nodes of the forward phase, by the values that they depend on.
 pub(super) struct Forward {
-    /// Nodes that depend on inputs and states: those that are divided into stages.
+    /// Nodes that depend on inputs and states, which are divided into stages.
     pub(super) divided: Vec<NodeId>,
-    /// Nodes that depend on states alone, such as transposed weights. Each stage that reads one has it.
+    /// Nodes that depend only on states, such as transposed weights. Each stage that reads one has a copy.
     pub(super) of_weights: BTreeSet<NodeId>,
 }
 
-/// The gradient of a node takes as long as so many of the node: of a contraction one for each operand.
+/// The time of a node's gradient, as a multiple of the node's time. The gradient of a contraction is one contraction for each operand.
 const GRADIENT: u64 = 2;
 
 impl Forward {
@@ -39,7 +39,7 @@ impl Forward {
                 (true, false) => drop(of_weights.insert(id)),
                 (true, true) => divided.push(id),
                 (false, _) if is_heavy => {
-                    // Too much work for every stage, so its readers depend on a stage.
+                    // The node is too much work for every stage, so its readers depend on a stage.
                     node.results.iter().for_each(|&result| depends.add(result, true, true));
                     divided.push(id);
                 }
@@ -49,13 +49,13 @@ impl Forward {
         Self { divided, of_weights }
     }
 
-    /// The work of the divided nodes.
+    /// Returns the work of the divided nodes.
     pub(super) fn work(&self, module: &Module, rates: &DeviceRates) -> Vec<Work> {
         let device = rates.device();
         let mut work: Vec<Work> = Vec::with_capacity(self.divided.len());
         for &id in &self.divided {
             let node = module.node(id);
-            // Readers take a view's elements from where they lie.
+            // Readers read a view's elements in place.
             let is_view = node.op.movement().is_layout();
             let time = if is_view { 0 } else { device.node_time(&node.op, &module.signature(node)) };
             work.push(Work { time: time.saturating_mul(1 + GRADIENT), ..Work::default() });
@@ -68,7 +68,7 @@ impl Forward {
         work
     }
 
-    /// For each value the bytes, and the places of the nodes after its own up to its last reader.
+    /// Returns for each value its bytes, and the indices of the nodes after its own node up to its last reader.
     fn lifetimes(&self, module: &Module) -> Vec<(u64, std::ops::Range<usize>)> {
         let mut place = vec![None; module.node_count()];
         self.divided.iter().enumerate().for_each(|(at, id)| place[id.as_u32() as usize] = Some(at));
@@ -85,7 +85,7 @@ impl Forward {
     }
 }
 
-/// The values that depend on states that no stage counts for itself, and those that depend on inputs.
+/// The values that depend on states (except those that every stage counts itself), and the values that depend on inputs.
 struct Depends<'m> {
     module: &'m Module,
     on_states: BTreeSet<ValueId>,
@@ -93,7 +93,7 @@ struct Depends<'m> {
 }
 
 impl Depends<'_> {
-    /// Whether any of the operands depends on states, and whether any depends on inputs.
+    /// Returns whether any of the operands depends on states, and whether any depends on inputs.
     fn node(&self, operands: &[ValueId]) -> [bool; 2] {
         let on_states = |value: &ValueId| match self.module.value(*value).definition {
             Definition::State(id) => !is_counted(self.module, id),
@@ -117,7 +117,7 @@ impl Depends<'_> {
     }
 }
 
-/// Whether every stage counts a state for itself.
+/// Whether every stage computes the new value of a state itself.
 fn is_counted(module: &Module, id: StateId) -> bool {
     matches!(module.states[id].role, ir::Role::Counter | ir::Role::Rng)
 }

@@ -1,4 +1,4 @@
-//! Activations spelled out: GELU in both forms, SiLU, log-softmax.
+//! Activations that exporters write as several nodes: GELU in both forms, SiLU, log-softmax.
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
@@ -37,7 +37,7 @@ fn gelu(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// ½ · (x · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))), and with x · (1 + 0.044715 · x²) for the sum in tanh
+/// ½ · (x · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))), also with x · (1 + 0.044715 · x²) for the sum in tanh
 fn gelu_tanh(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Mul)] half (% [Op::Binary(Mul)] x (% [Op::Binary(Add)] one
         ([Op::Unary(Tanh)] (% [Op::Binary(Mul)] r sum))))) => {
@@ -56,13 +56,13 @@ fn gelu_tanh(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 struct Cubic {
     /// Both occurrences of x.
     values: [Id; 2],
-    /// The values of the whole GELU that are to be one, for the user.
+    /// The values of the whole GELU that must be equal, in words for the user.
     values_text: &'static str,
-    /// Classes with the numbers that they are to be.
+    /// Classes with the numbers that they must equal.
     numbers: Vec<(Id, f64)>,
 }
 
-/// The nodes of a class that have the shape of `x · (1 + 0.044715 · x²)` or `x + 0.044715 · x³`.
+/// Finds the nodes of a class that have the shape of `x · (1 + 0.044715 · x²)` or `x + 0.044715 · x³`.
 fn cubics(g: &Graph, class: Id) -> Vec<Cubic> {
     let mut cubics = Vec::new();
     for n in &g[class].nodes {

@@ -1,4 +1,4 @@
-//! Arithmetic with constants: one spelling for what exporters spell in several ways.
+//! Arithmetic with constants: one form for formulas that exporters write in several ways.
 
 use super::Row;
 use super::view::moves_ones_alone;
@@ -38,7 +38,7 @@ fn division_by_root(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// 1/√x by its own name, and 1/x by its own
+/// 1/√x = rsqrt(x), and 1/x = reciprocal(x)
 fn reciprocal(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Unary(Reciprocal)] ([Op::Unary(Sqrt)] x)) => { out.push(term(Rsqrt, [x.into()])) });
     find!(g, n, ([Op::Binary(Div)] one x) => {
@@ -48,7 +48,7 @@ fn reciprocal(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// x² and x³ as products too, which are cheaper; x^½ and x^-½ as roots
+/// x¹ = x; x² and x³ are also products, which are cheaper; x^½ and x^-½ are roots; x⁻¹ is a reciprocal
 fn power(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Binary(Pow)] x e) => {
         let product = |a: Term| term(Mul, [x.into(), a]);
@@ -101,24 +101,24 @@ fn constant_out_of_product(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// Whether a number can be moved out of a product: 0, an infinity and NaN absorb every other factor, so that a product would be
+/// Whether a number can be moved out of a product. 0, an infinity and NaN absorb every other factor: the product would be
 /// equal to its own multiples, without end.
 fn is_factor(number: f64) -> bool {
     number.is_finite() && number != 0.0
 }
 
-/// A factor as one without dims: the class of a number is that already, or is spelled anew; what is stored stays so.
+/// Returns a factor without dims. A class without dims stays as it is, a number is written again, and a stored tensor is reshaped.
 pub(super) fn factor(g: &Graph, class: Id) -> Term {
     let ty = g.ty(class);
     match g.number(class) {
-        // To say what number another stands for takes long, and the class has it already.
+        // `scalar` would search for the exact number again, which takes long.
         _ if ty.ndim() == 0 => class.into(),
         Some(number) => scalar(ty, number),
         None => typed(Reshape, [class.into()], Type::scalar(ty.dtype)),
     }
 }
 
-/// (c · x) × y = c · (x × y), on either side; c may be stored, and trained
+/// (c · x) × y = c · (x × y), on either side; c may be a stored number, even a trained one
 fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Contract(contract)] x y) => {
         for (c, x) in multiples(g, x) {
@@ -130,7 +130,7 @@ fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// Of how much a class is a multiple, and of what; the product may have lost or got dims of size one.
+/// Returns the pairs (c, x) for which a class is c · x. The product may have been reshaped by adding or removing dims of size one.
 fn multiples(g: &Graph, class: Id) -> Vec<(Term, Term)> {
     let mut found = Vec::new();
     find!(@arg g, class, (% [Op::Binary(Mul)] c x) => {

@@ -1,8 +1,8 @@
 //! Scaled dot-product attention as exporters spell it.
 //!
 //! The scores `scale · q·kᵀ + mask` go through a softmax, perhaps with the `IsNaN`/`Where` that turns fully masked rows
-//! into zeros, and weigh `v`. A bias and a mask may both be added (T5); the sum of the two is the mask then. Transposes
-//! are in the labels by then (rules of `contraction`), scales are one factor outside the contraction (rules of `algebra`).
+//! into zeros, and weigh `v`. A bias and a mask may both be added (T5); then their sum is the mask. The rules of `contraction` move
+//! transposes into the labels, and the rules of `algebra` make scales one factor outside the contraction.
 
 use super::Row;
 use super::algebra::factor;
@@ -29,33 +29,33 @@ pub(super) const RULES: &[Row] = &[
     ("grouped key-value heads", &["attention"], grouped_heads),
 ];
 
-/// The scores behind probabilities.
+/// The scores that a softmax turns into probabilities.
 struct Scores {
     query: Id,
     key: Id,
     contract: Contract,
     scale: f64,
-    /// Stored numbers that multiply them as well.
+    /// Stored numbers that multiply the scores too.
     factors: Factors,
     masks: Masks,
 }
 
-/// The outermost first: queries and keys may have been multiplied by one each.
+/// Stored factors, the outermost first. Queries and keys may have been multiplied by one factor each.
 type Factors = SmallVec<[Id; MOST_FACTORS]>;
 
 const MOST_FACTORS: usize = 2;
 
-/// What is added to the product, the last first; or one mask of bools. At most a bias and a mask.
+/// The addends of the product, the last first; or one mask of bools. At most a bias and a mask.
 type Masks = SmallVec<[Id; MOST_MASKS]>;
 
-/// A sum of more is no attention of an exporter.
+/// Exporters of attention add no more masks than these.
 const MOST_MASKS: usize = 2;
 
 fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Contract(weigh)) = n.op() else { return };
     let [probabilities, value] = n.args[..] else { return };
     let four = g.ty(probabilities).ndim() == 4 && matches!(g.ty(value).ndim(), 3 | 4);
-    // One head that has no dim is left to contractions, which any mesh splits: attention is split by its heads.
+    // A single head without a head dim stays a contraction, which any mesh can split; attention is split by its heads.
     let several = !four || g.ty(value).ndim() == 4 || !g.ty(probabilities).dims[1].is_one();
     let found = softmaxes(g, probabilities);
     if found.is_empty()
@@ -100,7 +100,7 @@ fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 /// The name of the fused operator.
 const PATTERN: &str = "attention";
 
-/// What is wrong with the mask that scores have, if nothing else is.
+/// Returns the fault of a mask that is added to scores but does not fit them.
 fn unfit_mask(g: &Graph, class: Id) -> Option<String> {
     let mut unfit = None;
     for node in &g[class].nodes {
@@ -115,7 +115,7 @@ fn unfit_mask(g: &Graph, class: Id) -> Option<String> {
     unfit
 }
 
-/// What stands between a softmax of scores and a contraction that reads it through one view.
+/// Returns the reason why a class cannot be the probabilities of an attention, if it is a view of a softmax of scores.
 fn viewed_softmax(g: &Graph, class: Id) -> Option<String> {
     g[class].nodes.iter().filter(|node| node.op().is_some_and(|op| op.movement().is_layout())).find_map(
         |view| {
@@ -135,11 +135,11 @@ fn viewed_softmax(g: &Graph, class: Id) -> Option<String> {
 struct Probabilities {
     softmax: Id,
     scores: Id,
-    /// Whether rows of NaN become zeros after it.
+    /// Whether rows of NaN become zeros after the softmax.
     guarded: bool,
 }
 
-/// The softmaxes that a class is, perhaps with a guard.
+/// Finds the softmaxes in a class, with or without a guard against NaN.
 fn softmaxes(g: &Graph, class: Id) -> Vec<Probabilities> {
     let mut found = Vec::new();
     let Some(last) = (g.ty(class).ndim() as u32).checked_sub(1) else { return found };
@@ -156,7 +156,7 @@ fn softmaxes(g: &Graph, class: Id) -> Vec<Probabilities> {
     found
 }
 
-/// The readings of a class as `scale · q·kᵀ + mask`.
+/// Finds the ways to read a class as `scale · q·kᵀ + mask`.
 fn all_scores(g: &Graph, class: Id) -> Vec<Scores> {
     let mut found = Vec::new();
     sums(g, class, &Masks::new(), &mut found);
@@ -170,7 +170,7 @@ fn all_scores(g: &Graph, class: Id) -> Vec<Scores> {
     found
 }
 
-/// The readings of a class as a scaled product with something added, to which `masks` are added as well.
+/// Finds the ways to read a class as a scaled product with addends. `masks` has the addends that were found before.
 fn sums(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>) {
     scaled_products(g, class, masks, found);
     if masks.len() == MOST_MASKS {
@@ -186,7 +186,7 @@ fn sums(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>) {
     }
 }
 
-/// Whether scores of this number are hidden. A finite one hides as -∞ does only where each row shows something.
+/// Whether scores of this number are hidden. A finite number hides as -∞ does only if each row shows some key.
 fn hides(g: &Graph, hidden: Id, kept: Id) -> bool {
     g.choice(hidden).is_some_and(|number| {
         let each_row_shows = || stored::mask(g, kept).is_some_and(|mask| !mask.hides_a_row);
@@ -194,7 +194,7 @@ fn hides(g: &Graph, hidden: Id, kept: Id) -> bool {
     })
 }
 
-/// Whether a class is a mask on these scores, of size one where it stretches; leading dims may be missing.
+/// Whether a class can be a mask on these scores: every dim but the last may have size one, and leading dims may be missing.
 fn mask_fits(g: &Graph, mask: Id, scores: Id) -> bool {
     let (dims, scores) = (&g.ty(mask).dims, &g.ty(scores).dims);
     let stretches = |(m, s): (&Dim, &Dim)| m == s || m.is_one();
@@ -212,7 +212,7 @@ fn scaled_products(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>)
         });
         find!(@arg g, class, (% [Op::Binary(Mul)] factor scores) => {
             match g.number(factor) {
-                // Written numbers are one already, the outermost.
+                // Numbers in the program are already merged into one, which is outermost.
                 Some(number) if scale.is_none() && factors.is_empty() => {
                     pending.push((scores, Some(number), Factors::new()));
                 }
@@ -225,7 +225,7 @@ fn scaled_products(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>)
     }
 }
 
-/// A mask with the four dims that the fused operator takes.
+/// Returns a mask with the four dims that the fused operator takes.
 fn with_four_dims(g: &Graph, mask: Id) -> Term {
     let ty = g.ty(mask);
     if ty.ndim() == 4 {
@@ -235,8 +235,8 @@ fn with_four_dims(g: &Graph, mask: Id) -> Term {
     typed(Reshape, [mask.into()], Type::new(ty.dtype, ones.chain(ty.dims.iter().cloned())))
 }
 
-/// The fused operator, with transposes that bring operands and result into its order of dims. Keys and values without
-/// a dim of heads, which all queries share (Shazeer, arXiv 1911.02150), get one of size one.
+/// Returns the fused operator, with transposes that bring operands and result into its order of dims. Keys and values without
+/// a head dim, which all queries share (Shazeer, arXiv 1911.02150), get a head dim of size one.
 fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term> {
     let [b, h, s, t] = scores.contract.out.0[..] else { return None };
     let [d] = scores.contract.roles().summed[..] else { return None };
@@ -250,7 +250,7 @@ fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term
     if weigh_roles.summed != [wt] {
         return None;
     }
-    // A stored number may be a temperature that is trained: it stays what it is, on the queries.
+    // A stored number may be a trained temperature, so it stays a factor, of the queries.
     let scaled = |query, &number: &Id| term(Mul, [factor(g, number), query]);
     let query = scores.factors.iter().fold(ordered(query, query_labels, &[b, h, s, d])?, scaled);
     let each_head = (ordered(key, key_labels, &[b, h, t, d]), ordered(value, &weigh.rhs, &[wb, wh, wt, e]));
@@ -271,12 +271,12 @@ fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term
     transposed(out, &order, &weigh.out.0)
 }
 
-/// A class whose dims have these labels, with its dims in that order.
+/// Returns a class whose dims have these labels, with its dims in the given order.
 fn ordered(class: Id, labels: &Labels, order: &[u8]) -> Option<Term> {
     (labels.0.len() == order.len()).then(|| transposed(class.into(), labels, order))?
 }
 
-/// The same of keys or values that all heads share, with one head.
+/// Returns keys or values that all heads share in the given order, with a head dim of size one.
 fn for_all_heads(g: &Graph, class: Id, labels: &Labels, order: &[u8; 3]) -> Option<Term> {
     let shared = ordered(class, labels, order)?;
     let dim = |label: &u8| labels.0.iter().position(|l| l == label).map(|i| g.ty(class).dims[i].clone());
@@ -292,15 +292,15 @@ fn transposed(x: Term, labels: &Labels, order: &[u8]) -> Option<Term> {
     Some(if same { x } else { term(Transpose { permutation }, [x]) })
 }
 
-/// Whether a mask might leave nothing of some row. Then a plain softmax gives NaN there and the fused operator zeros,
-/// so the two are one only if the exporter's guard is there. A finite mask never makes a NaN.
+/// Whether a mask might hide all keys of some row. There a plain softmax gives NaN and the fused operator gives zeros, so the two are
+/// equal only with the exporter's guard. A finite mask never makes a NaN.
 fn may_hide_a_row(g: &Graph, mask: Id) -> bool {
     stored::mask(g, mask).map_or_else(|| !is_finite(g, mask, &mut BTreeSet::new()), |mask| mask.hides_a_row)
 }
 
-/// Whether a class has finite elements alone: it chooses between finite numbers, or is looked up in a table of weights
-/// or multiplied by a matrix, as biases that are trained are, or is made of weights and integers, as a bias by
-/// distance is. `tried` has the classes that were looked at.
+/// Whether a class has only finite elements: a choice between finite numbers, a lookup in a table of weights or a product with a
+/// matrix (as in trained biases), or arithmetic on weights and integers (as in a bias by distance). `tried` has the classes that
+/// were visited.
 fn is_finite(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
     let finite = |number: Option<f64>| number.is_some_and(f64::is_finite);
     let mut found = false;
@@ -321,8 +321,8 @@ fn is_finite(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
             })
 }
 
-/// A constant mask that shows every key up to the query's own is the attribute `causal`; one that hides nothing goes.
-/// Either may be added to a bias, which stays.
+/// Turns a constant mask that shows the keys up to the query's own into the attribute `causal`, and removes a mask that hides nothing.
+/// The mask may be added to a bias, which stays.
 fn causal_mask(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Attention(attention)) = n.op() else { return };
     let [query, key, value, mask] = n.args[..] else { return };
@@ -342,7 +342,7 @@ fn causal_mask(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// A mask is stretched by the operator itself.
+/// Removes the broadcast of a mask: the operator broadcasts it itself.
 fn stretched_mask(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Attention(attention)] query key value ([Op::Broadcast(_)] mask)) => {
         if g.ty(mask).ndim() == 4 && g.ty(mask).dims[3] == g.ty(key).dims[2] {
@@ -351,7 +351,7 @@ fn stretched_mask(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// Keys and values that repeat heads (`repeat_kv`: a dim of one, stretched and merged) are read unrepeated.
+/// Removes the repetition of key and value heads (`repeat_kv`: a dim of one, stretched and merged).
 fn grouped_heads(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Attention(attention)) = n.op() else { return };
     let [query, key, value, ref mask @ ..] = n.args[..] else { return };
@@ -366,7 +366,7 @@ fn grouped_heads(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     }
 }
 
-/// `x[b, g, s, d]` for a class `[b, g·r, s, d]` that is x with each head repeated r times.
+/// Finds each `x[b, g, s, d]` of which a class `[b, g·r, s, d]` repeats every head r times.
 fn unrepeated(g: &Graph, class: Id) -> Vec<Id> {
     let mut found = Vec::new();
     find!(@arg g, class, ([Op::Reshape(_)] stretched) => {

@@ -1,4 +1,4 @@
-//! Contractions take views into their labels: any number of leading dims, in any order.
+//! Contractions absorb views into their labels, with any number of leading dims in any order.
 
 use super::Row;
 use super::view::merges;
@@ -43,7 +43,7 @@ fn transposed_result(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// The same contraction with labels named `a, b, c…` in the order they are met: equal ones become one node.
+/// Returns the same contraction with labels named `a, b, c…` in the order in which they occur, so that equal contractions become one node.
 pub(super) fn canonical(contract: &Contract) -> Contract {
     let mut met: Vec<u8> = Vec::new();
     for &label in contract.lhs.0.iter().chain(&contract.rhs.0) {
@@ -59,7 +59,7 @@ pub(super) fn canonical(contract: &Contract) -> Contract {
     Contract { lhs: renamed(&contract.lhs), rhs: renamed(&contract.rhs), out: renamed(&contract.out) }
 }
 
-/// merge(x) × y = merge(x × y): the merged dim becomes several labels, on the other side too if it stands there
+/// merge(x) × y = merge(x × y): the merged dim becomes several labels, on the other side too if the dim is there
 fn flattened_operand(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Contract(contract)) = n.op() else { return };
     let [x, y] = n.args[..] else { return };
@@ -72,7 +72,7 @@ fn flattened_operand(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     }
 }
 
-/// The operands of the reshapes in a class that merge dims.
+/// Finds the operands of the reshapes in a class that merge dims.
 fn sources(g: &Graph, x: Id) -> Vec<Id> {
     let mut sources = Vec::new();
     find!(@arg g, x, ([Op::Reshape(_)] inner) => {
@@ -84,8 +84,8 @@ fn sources(g: &Graph, x: Id) -> Vec<Id> {
     sources
 }
 
-/// The contraction of the operands before their dims were merged. A label of one side alone takes its dims apart. A label of both
-/// sides is taken apart where both sides have a border: `[1, 4]` and `[1, 2, 2]` become `[1, 4]`.
+/// Returns the contraction of the operands before their dims were merged. A label of one side alone is split into its dims. A label of
+/// both sides is split only where both sides have a border: `[1, 4]` and `[1, 2, 2]` become `[1, 4]`.
 fn flattened(g: &Graph, contract: &Contract, x: (Id, Id), y: (Id, Id)) -> Option<Term> {
     let runs = |(merged, inner): (Id, Id)| -> Option<Vec<Vec<Dim>>> {
         let runs = merges(&g.ty(inner).dims, &g.ty(merged).dims)?;
@@ -128,8 +128,8 @@ fn flattened(g: &Graph, contract: &Contract, x: (Id, Id), y: (Id, Id)) -> Option
     Some(typed(Reshape, [term(canonical(&wide), operands)], ty))
 }
 
-/// The parts that two ways to take the same dim apart have in common: each part is a product of dims on both sides, and none can be
-/// divided further. `None` for dims whose sizes are not known where the sides differ.
+/// Returns the common parts of two ways to split the same dim: each part is a product of dims on both sides, and no part can be
+/// divided further. `None` if the sides differ in dims of unknown size.
 fn common_parts(one: &[Dim], other: &[Dim]) -> Option<Vec<Dim>> {
     let (mut parts, mut one, mut other) = (Vec::new(), one.iter(), other.iter());
     while let (Some(left), Some(right)) = (one.next(), other.next()) {

@@ -1,4 +1,4 @@
-//! The experts of a mixture as exporters spell them: each token's matrices are gathered, and multiplied one by one.
+//! The experts of a mixture as exporters write them: each token's matrices are gathered, and multiplied one by one.
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
@@ -13,7 +13,7 @@ use ir::{Dim, Op, Type};
 
 pub(super) const RULES: &[Row] = &[("experts", &["contract"], experts)];
 
-/// gather(weights, index) × x = experts(x, weights, index): without a matrix for every row
+/// gather(weights, index) × x = experts(x, weights, index), which needs no copy of a matrix for every row
 fn experts(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Contract(contract)] x y) => {
         let operands = [g.ty(x).clone(), g.ty(y).clone()];
@@ -36,7 +36,7 @@ fn experts(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// The contraction of matrices `weights[index[t..]]` with rows, if each row meets its own matrix and nothing else.
+/// Returns the experts for a contraction of matrices `weights[index[t..]]` with rows, if each row is multiplied by its own matrix only.
 fn chosen(
     g: &Graph,
     contract: &Contract,

@@ -1,4 +1,4 @@
-//! Normalisations spelled out: layer norm and RMS norm over the last dim.
+//! Normalisations that exporters write as several nodes: layer norm and RMS norm over the last dim.
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
@@ -14,26 +14,26 @@ use ir::ops::reduce::{Reduce, ReduceKind};
 
 pub(super) const RULES: &[Row] = &[("layer norm", &["add"], layer_norm), ("rms norm", &["mul"], rms_norm)];
 
-/// Whether a reduction is the mean over the last dim, kept, of an operand like that class.
+/// Whether a reduction is a mean over the last dim that keeps the dim, for an operand with the dims of `x`.
 fn mean_of_last(g: &Graph, reduce: &Reduce, x: Id) -> bool {
     let last = g.ty(x).ndim().checked_sub(1).map(|last| last as u32);
     reduce.kind == ReduceKind::Mean && reduce.keep && reduce.dims.iter().copied().eq(last)
 }
 
-/// Unmet, unless the means are over the last dim.
+/// Returns a reason unless the means are over the last dim.
 fn over_last(holds: bool, mean: &Reduce) -> Option<String> {
     unless(holds, || {
         format!("its `{:?}` over dims {:?} is not the mean over the last dim", mean.kind, mean.dims)
     })
 }
 
-/// Unmet, unless a class is a vector along the last dim of another.
+/// Returns a reason unless a class is a vector along the last dim of another class.
 fn along_last(g: &Graph, vector: Id, x: Id, what: &str) -> Option<String> {
     let fits = g.ty(vector).ndim() == 1 && g.ty(vector).dims.last() == g.ty(x).dims.last();
     unless(fits, || format!("its {what} {} is not a vector along the last dim of {}", g.ty(vector), g.ty(x)))
 }
 
-/// Unmet, unless what is added to the variance is a number.
+/// Returns a reason unless the addend of the variance is a number.
 fn small(g: &Graph, eps: Id) -> Option<String> {
     unless(g.number(eps).is_some(), || {
         format!("the addend of the variance is {}, and not a number", g.ty(eps))
@@ -67,7 +67,7 @@ fn layer_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 fn rms_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Mul)] scale (% [Op::Binary(Mul)] x
         ([Op::Unary(Rsqrt)] (% [Op::Binary(Add)] e ([Op::Reduce(mean)] ([Op::Binary(Pow)] y two)))))) => {
-        // A number is a factor beside the norm's scale.
+        // A number is a separate factor, and not the norm's scale.
         if g.number(scale).is_some() {
             return;
         }

@@ -1,5 +1,5 @@
-//! Rotary position embedding as exporters spell it: `x · cos + turned(x) · sin`, where what is turned are halves or
-//! neighbours (GPT-J), and a table holds each number for both of a pair.
+//! Rotary position embedding as exporters write it: `x · cos + turned(x) · sin`. Elements are turned in pairs: the two halves of the
+//! last dim, or neighbours (GPT-J). A table holds each number twice, once for each element of a pair.
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
@@ -31,10 +31,10 @@ fn rotary(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// How a last dim of that width lies in pairs.
+/// The pairs of elements in a last dim of this width.
 #[derive(Clone, Copy)]
 struct Pairs {
-    /// Whether neighbours are paired, and not halves.
+    /// Whether neighbours are paired, instead of the two halves.
     interleaved: bool,
     width: u64,
 }
@@ -58,7 +58,7 @@ fn is_rotate_half(g: &Graph, turned: Id, x: Id, width: u64) -> bool {
     found
 }
 
-/// Whether a class is `-x[.., 1::2]` and `x[.., ::2]` in turns, put together along a new last dim.
+/// Whether a class is `-x[.., 1::2]` and `x[.., ::2]` interleaved: joined along a new last dim, which is merged.
 fn is_rotate_neighbours(g: &Graph, turned: Id, x: Id, width: u64) -> bool {
     let last = g.ty(x).ndim() as u32 - 1;
     let every_other = |slice: &Slice, part: Id, start: i64| {
@@ -88,7 +88,7 @@ fn is_rotate_neighbours(g: &Graph, turned: Id, x: Id, width: u64) -> bool {
     found
 }
 
-/// Unmet, unless the numbers of each pair of a table are equal.
+/// Returns a reason unless the two numbers of each pair of a table are equal.
 fn uneven(g: &Graph, table: Id, pairs: Pairs) -> Option<String> {
     let what = if pairs.interleaved { "each number" } else { "the first half" };
     unless(is_even(g, table, pairs), || {
@@ -96,7 +96,7 @@ fn uneven(g: &Graph, table: Id, pairs: Pairs) -> Option<String> {
     })
 }
 
-/// Whether the numbers of each pair of a table's last dim are equal.
+/// Whether the two numbers of each pair of a table's last dim are equal.
 fn is_even(g: &Graph, table: Id, pairs: Pairs) -> bool {
     if !pairs.width.is_multiple_of(2) || g.ty(table).dims.last().and_then(Dim::size) != Some(pairs.width) {
         return false;
@@ -105,8 +105,8 @@ fn is_even(g: &Graph, table: Id, pairs: Pairs) -> bool {
         .unwrap_or_else(|| even_by_construction(g, table, pairs, &mut BTreeSet::new()))
 }
 
-/// Whether a table is made by functions of one that repeats, which may be stored. `tried` has the classes that were
-/// looked at.
+/// Whether a table is computed elementwise from a table that repeats its numbers, which may be stored. `tried` has the classes
+/// that were visited.
 fn even_by_construction(g: &Graph, table: Id, pairs: Pairs, tried: &mut BTreeSet<Id>) -> bool {
     if !tried.insert(g.find(table)) {
         return false;
@@ -129,7 +129,7 @@ fn even_by_construction(g: &Graph, table: Id, pairs: Pairs, tried: &mut BTreeSet
     })
 }
 
-/// Whether a table is `concat(f, f)`, or, for neighbours, f with a last dim of one stretched to two and merged.
+/// Whether a table is `concat(f, f)`, or, for neighbours, an f whose last dim of size one is stretched to two and merged.
 fn is_repeated(g: &Graph, table: Id, pairs: Pairs) -> bool {
     let last = g.ty(table).ndim() as u32 - 1;
     let mut found = pairs.interleaved && before_stretch(g, table).is_some();
@@ -139,7 +139,7 @@ fn is_repeated(g: &Graph, table: Id, pairs: Pairs) -> bool {
     found
 }
 
-/// What has a last dim of one that is stretched to two, and merged into a table.
+/// Returns the class whose last dim of size one is stretched to two and merged to make a table.
 fn before_stretch(g: &Graph, table: Id) -> Option<Id> {
     let mut found = None;
     find!(@arg g, table, ([Op::Reshape(_)] stretched) => {
@@ -155,7 +155,7 @@ fn before_stretch(g: &Graph, table: Id) -> Option<Id> {
     found
 }
 
-/// One number of each pair of a table.
+/// Returns one number of each pair of a table.
 fn one_of_each(g: &Graph, table: Id, pairs: Pairs) -> Term {
     let mut ty = g.ty(table).clone();
     let last = ty.ndim() - 1;

@@ -1,5 +1,5 @@
-//! Views (reshape, transpose, broadcast, slice): composed, taken off where they do nothing, and moved towards the
-//! outputs past operators that do not care, so that what flattens and what restores meet and go.
+//! Views (reshape, transpose, broadcast, slice): composes them, removes those without effect, and moves them towards the outputs past
+//! operators that commute with them, so that a view and its inverse meet and cancel.
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
@@ -54,7 +54,7 @@ fn identity(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
         Some(Op::Transpose(t)) if t.permutation.iter().copied().eq(0..t.permutation.len() as u32) => {
             out.push(x.into())
         }
-        // A transpose that moves dims of size one alone is a reshape.
+        // A transpose that moves only dims of size one is a reshape.
         Some(Op::Transpose(t)) => {
             let dims = &g.ty(x).dims;
             let moved = t.permutation.iter().filter(|&&i| !dims[i as usize].is_one());
@@ -75,7 +75,7 @@ fn composition(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// The type an e-node declares for its result. Only of operators that read theirs.
+/// Returns the type that an e-node declares for its result. Only for operators that read their result type.
 fn declared(n: &ENode) -> &Type {
     match &n.head {
         crate::canonicalize::graph::Head::Op(_, Some(ty)) => ty,
@@ -83,12 +83,12 @@ fn declared(n: &ENode) -> &Type {
     }
 }
 
-/// A reshape, or the term itself where it has the type already.
+/// Makes a reshape. The rule `identity view` removes it if the term has the type already.
 fn reshape(x: Term, ty: &Type) -> Term {
     typed(Reshape, [x], ty.clone())
 }
 
-/// For each dim of `to` the run of dims of `from` that it merges; `None` when some dim of `from` is split.
+/// Returns for each dim of `to` the run of dims of `from` that it merges; `None` if a dim of `from` is split.
 pub(super) fn merges(from: &[Dim], to: &[Dim]) -> Option<Vec<Range<usize>>> {
     let mut runs = Vec::new();
     let mut next = 0;
@@ -101,7 +101,7 @@ pub(super) fn merges(from: &[Dim], to: &[Dim]) -> Option<Vec<Range<usize>>> {
         }
         runs.push(start..next);
     }
-    // What is left over can only be ones, which join the last run.
+    // Only dims of size one can be left over. They join the last run.
     let rest = &from[next..];
     let last = runs.last_mut()?;
     rest.iter().all(Dim::is_one).then(|| last.end = from.len())?;
@@ -123,7 +123,7 @@ fn transpose_past_merge(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// merge(transpose(x)) = transpose(merge(x)), where what is merged is together in x as well
+/// merge(transpose(x)) = transpose(merge(x)), where the merged dims are adjacent in x as well
 fn merge_past_transpose(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Reshape(_)] moved) => {
         find!(@arg g, moved, ([Op::Transpose(transpose)] x) => {
@@ -185,15 +185,15 @@ fn past_arithmetic(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     }
 }
 
-/// Whether y broadcasts onto the operand of a reshape just as onto its result: all of y's dims are among the last
-/// dims, which the reshape leaves alone.
+/// Whether y broadcasts onto the operand of a reshape as it does onto the result: all of y's dims are among the last dims, which
+/// the reshape does not change.
 fn below_reshape(g: &Graph, inner: Id, reshaped: Id, y: Id) -> bool {
     let (from, to, y) = (&g.ty(inner).dims, &g.ty(reshaped).dims, &g.ty(y).dims);
     let kept = from.iter().rev().zip(to.iter().rev()).take_while(|(a, b)| a == b).count();
     y.len() <= kept && y.iter().rev().zip(to.iter().rev()).all(|(a, b)| a == b || a.is_one())
 }
 
-/// merge(x) ∘ y = merge(x ∘ split(y)), where y is stretched along some dim, and each other is split as x was
+/// merge(x) ∘ y = merge(x ∘ split(y)), where y broadcasts along some dim, and its other dims are split as those of x
 fn merge_past_arithmetic(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Binary(op)) = n.op() else { return };
     for (first, x, y) in [(true, n.args[0], n.args[1]), (false, n.args[1], n.args[0])] {
@@ -207,8 +207,8 @@ fn merge_past_arithmetic(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     }
 }
 
-/// The dims of an operand of as many dims as what it meets, of size one somewhere, if the other dims are split as those
-/// of `merged` are in `inner`.
+/// Returns the dims of an operand after a split like that of `merged` into `inner`. The operand must have as many dims as
+/// `merged`, and must broadcast along one of them.
 fn split_alike(inner: &[Dim], merged: &[Dim], operand: &[Dim]) -> Option<Vec<Dim>> {
     let stretches = |(dim, whole): (&Dim, &Dim)| dim.is_one() && !whole.is_one();
     if operand.len() != merged.len() || !operand.iter().zip(merged).any(stretches) {
@@ -225,12 +225,12 @@ fn split_alike(inner: &[Dim], merged: &[Dim], operand: &[Dim]) -> Option<Vec<Dim
     Some(dims)
 }
 
-/// Whether a reshape puts in and takes out dims of size one, and does nothing else.
+/// Whether a reshape only adds and removes dims of size one.
 pub(super) fn moves_ones_alone(from: &[Dim], to: &[Dim]) -> bool {
     from.iter().filter(|dim| !dim.is_one()).eq(to.iter().filter(|dim| !dim.is_one()))
 }
 
-/// reshape(broadcast(x)) = broadcast(reshape(x)), where the reshape moves ones alone
+/// reshape(broadcast(x)) = broadcast(reshape(x)), where the reshape only adds and removes dims of size one
 fn ones_past_broadcast(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Reshape(_)] wide) => {
         find!(@arg g, wide, ([Op::Broadcast(_)] x) => {
@@ -238,7 +238,7 @@ fn ones_past_broadcast(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
             if narrow.len() != wide.len() || !moves_ones_alone(wide, to) {
                 continue;
             }
-            // What x has where the result is large: there, too, x may be of size one.
+            // The sizes of x along the large dims of the result. They may be one, where x broadcasts.
             let mut kept = wide.iter().zip(narrow).filter(|(dim, _)| !dim.is_one()).map(|(_, own)| own.clone());
             let own = |dim: &Dim| if dim.is_one() { Some(dim.clone()) } else { kept.next() };
             if let Some(dims) = to.iter().map(own).collect::<Option<Vec<Dim>>>() {
@@ -249,7 +249,7 @@ fn ones_past_broadcast(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// x ∘ broadcast(y) = x ∘ y, where the result has the same dims without it
+/// x ∘ broadcast(y) = x ∘ y, where the result has the same dims without the broadcast
 fn broadcast_into_arithmetic(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Binary(op)) = n.op() else { return };
     let op: Binary = *op;
@@ -257,7 +257,7 @@ fn broadcast_into_arithmetic(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([_] ([Op::Broadcast(Broadcast)] x) y) => { out.push(term(op, [x.into(), y.into()])) });
 }
 
-/// The slice of a class along a dim, of the length that `like` has there.
+/// Slices a class along a dim, to the length that `like` has there.
 fn sliced(g: &Graph, x: Id, slice: &Slice, dim: usize, like: &Type, like_dim: usize) -> Term {
     let mut ty = g.ty(x).clone();
     ty.dims[dim] = like.dims[like_dim].clone();
@@ -281,7 +281,7 @@ fn slice_of_sum(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// slice(x × y) = slice(x) × y or x × slice(y), whichever has the dim
+/// slice(x × y) = slice(x) × slice(y), where an operand without the dim stays whole
 fn slice_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Slice(slice)] ([Op::Contract(contract)] x y)) => {
         let label = contract.out.0[slice.dim as usize];
@@ -303,7 +303,7 @@ fn slice_of_transpose(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// slice(split(x)) = split(slice(x)), along the outermost dim of what was one
+/// slice(split(x)) = split(slice(x)), along the outermost part of a split dim
 fn slice_of_split(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Slice(slice)] split) => {
         let cut = slice.dim as usize;
@@ -327,7 +327,7 @@ fn slice_of_split(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// gather(x, number) = slice(x), where x is computed: of what is stored, a row that is looked up says what it is
+/// gather(x, number) = slice(x), where x is computed. A gather of a stored tensor stays: it shows that the tensor is looked up.
 fn one_index(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Gather(gather)] x index) => {
         let (from, dim) = (g.ty(x), gather.dim as usize);

@@ -1,39 +1,38 @@
-//! The way down from a choice: single exchanges, and all readers of a class at once, as long as that makes the whole
-//! cheaper.
+//! Improves a choice by local search: exchanges of single candidates, and exchanges at all readers of a class at once, as long as
+//! the total cost falls.
 //!
-//! Reference counts make the price of an exchange what it changes. Positions (arguments before their readers) make it
-//! cheap to see that an exchange does not lead in a circle: only what comes into use is looked at, unless the order has
-//! to change.
+//! Reference counts give the change of cost that an exchange makes. Positions (arguments before their readers) make it
+//! cheap to see that an exchange makes no circle: only classes that come into use are visited, unless the order has to change.
 
 use super::problem::Problem;
 use egg::Language;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
-/// Classes to go on with, without the heap: most tries touch a few.
+/// Classes to visit, without an allocation: most exchanges touch a few.
 type Stack = SmallVec<[usize; 8]>;
 
-/// The space between the positions of neighbours in a new order.
+/// The distance between neighbours' positions in a new order.
 const GAP: u64 = 1 << 32;
 
-/// A choice on its way down.
+/// A choice that is being improved.
 pub(super) struct Descent<'p, L> {
     problem: &'p Problem<L>,
     choice: Vec<Option<usize>>,
-    /// How many chosen candidates need each class; the root once more.
+    /// The number of chosen candidates that need each class; the root has one more.
     count: Vec<u32>,
-    /// Of each class in use: higher than those of the classes it needs.
+    /// The position of each class in use, higher than those of the classes that it needs.
     position: Vec<Option<u64>>,
-    /// Classes that went out of use in what is tried.
+    /// Classes that went out of use in the current try.
     gone: Vec<usize>,
-    /// Positions that it changed, and what they were.
+    /// Classes that the current try moved, with their old positions.
     moved: Vec<(usize, Option<u64>)>,
-    /// Whether it changed all.
+    /// Whether the current try gave all classes new positions.
     renumbered: bool,
 }
 
 impl<'p, L: Language> Descent<'p, L> {
-    /// From a choice; `None` if it goes in circles or has gaps.
+    /// Starts from a choice. Returns `None` if it has a circle or a gap.
     pub(super) fn new(problem: &'p Problem<L>, choice: Vec<Option<usize>>) -> Option<Self> {
         let count = vec![0; choice.len()];
         let position = vec![None; choice.len()];
@@ -45,9 +44,9 @@ impl<'p, L: Language> Descent<'p, L> {
         possible.then_some(descent)
     }
 
-    /// Where nothing that is tried makes the whole cheaper.
+    /// Improves the choice until no exchange makes it cheaper, and returns it.
     pub(super) fn end(mut self) -> Vec<Option<usize>> {
-        /// Far more rounds than any descent was seen to take.
+        // Far more rounds than any descent has taken.
         const ROUNDS: usize = 100;
         let readers = self.problem.readers();
         for _ in 0..ROUNDS {
@@ -72,7 +71,7 @@ impl<'p, L: Language> Descent<'p, L> {
         }
         let change = self.replace(class, current, other);
         self.choice[class] = Some(other);
-        // A class that comes into use may lead back here; then the counts deceive.
+        // A class that comes into use may lead back to this one. Then the counts are wrong.
         if change < 0 && self.keeps_order(class) {
             self.keep();
             return true;
@@ -83,8 +82,8 @@ impl<'p, L: Language> Descent<'p, L> {
         false
     }
 
-    /// Lets all readers of a class do without it at once, each in its cheapest other way, if that makes the whole
-    /// cheaper: what one reader would gain by that alone, the others would still pay for.
+    /// Makes all readers of a class do without it at once, each by its cheapest other candidate, if that makes the whole
+    /// cheaper. A single reader gains nothing alone: the other readers still pay for the class.
     fn bypass(&mut self, class: usize, readers: &[usize]) -> bool {
         let reads = |reader: usize| self.needs(reader).is_some_and(|needs| needs.contains(&class));
         let readers: Vec<usize> =
@@ -127,17 +126,17 @@ impl<'p, L: Language> Descent<'p, L> {
         false
     }
 
-    /// What the chosen candidate of a class needs.
+    /// Returns the classes that the chosen candidate of a class needs.
     fn needs(&self, class: usize) -> Option<&'p [usize]> {
         Some(&self.problem.classes[class][self.choice[class]?].needs)
     }
 
-    /// Whether everything that a candidate needs can be made.
+    /// Whether all classes that a candidate needs have a candidate themselves.
     fn is_possible(&self, class: usize, candidate: usize) -> bool {
         self.problem.classes[class][candidate].needs.iter().all(|&need| self.choice[need].is_some())
     }
 
-    /// Counts the uses of what a class needs as if another candidate were chosen: what that changes in cost.
+    /// Updates the counts as if the candidate `new` were chosen instead of `old`. Returns the change of cost.
     fn replace(&mut self, class: usize, old: usize, new: usize) -> i64 {
         let (old, new) = (&self.problem.classes[class][old], &self.problem.classes[class][new]);
         let mut change = new.cost as i64 - old.cost as i64;
@@ -145,7 +144,7 @@ impl<'p, L: Language> Descent<'p, L> {
         change + old.needs.iter().map(|&need| self.drop(need)).sum::<i64>()
     }
 
-    /// Ends a try that is kept: classes that went out of use lose their positions.
+    /// Ends a try that is kept. Classes that went out of use lose their positions.
     fn keep(&mut self) {
         for gone in std::mem::take(&mut self.gone) {
             if self.count[gone] == 0 {
@@ -156,7 +155,7 @@ impl<'p, L: Language> Descent<'p, L> {
         self.renumbered = false;
     }
 
-    /// Ends a try that was taken back: the positions are as before.
+    /// Ends a try that was undone, and restores the positions.
     fn forget(&mut self) {
         self.gone.clear();
         for (class, position) in std::mem::take(&mut self.moved).into_iter().rev() {
@@ -168,11 +167,11 @@ impl<'p, L: Language> Descent<'p, L> {
         self.renumbered = false;
     }
 
-    /// Makes what a class needs stand below it, after another candidate was chosen for it; `false` if it needs itself.
-    /// What stands above it or came into use is put right below it, in order; its other readers stand higher still.
+    /// Moves the classes that a class needs below it, after another candidate was chosen for it; `false` if it needs itself. Classes
+    /// above it or newly in use are put right below it, in order; their other readers are higher still.
     fn keeps_order(&mut self, class: usize) -> bool {
         let Some(above) = self.position[class] else { return self.number() };
-        // Arguments before their readers, as in `Problem::order`.
+        // Arguments come before their readers, as in `Problem::order`.
         let (mut order, mut below) = (Vec::new(), 0);
         let mut path = vec![(class, 0)];
         let (mut on_path, mut seen) = (BTreeSet::from([class]), BTreeSet::from([class]));
@@ -201,7 +200,7 @@ impl<'p, L: Language> Descent<'p, L> {
         step > 0 || self.number()
     }
 
-    /// Gives every class in use a position; `false` if the choice goes in circles or has gaps.
+    /// Gives every class in use a position; `false` if the choice has a circle or a gap.
     fn number(&mut self) -> bool {
         let Some(order) = self.problem.order(&self.choice) else { return false };
         self.renumbered = true;
@@ -210,7 +209,7 @@ impl<'p, L: Language> Descent<'p, L> {
         true
     }
 
-    /// One more use of a class: what that adds to the cost.
+    /// Counts one more use of a class. Returns the change of cost.
     fn take(&mut self, class: usize) -> i64 {
         let (mut change, mut stack) = (0, Stack::from_slice(&[class]));
         while let Some(class) = stack.pop() {
@@ -224,7 +223,7 @@ impl<'p, L: Language> Descent<'p, L> {
         change
     }
 
-    /// One use of a class less: what that takes from the cost, negative.
+    /// Counts one use of a class less. Returns the change of cost, which is not positive.
     fn drop(&mut self, class: usize) -> i64 {
         let (mut change, mut stack) = (0, Stack::from_slice(&[class]));
         while let Some(class) = stack.pop() {

@@ -1,6 +1,6 @@
-//! Choosing the cheapest program out of an e-graph: a greedy choice, then the way down from it.
+//! Extracts the cheapest program from an e-graph: a greedy choice, and a local search from it.
 //!
-//! The same from the program that went in, so that what comes out never costs more.
+//! A second local search starts from the original program, so the result never costs more than the original.
 
 use super::descent::Descent;
 use super::greedy::greedy;
@@ -8,8 +8,8 @@ use super::problem::Problem;
 use egg::Language;
 
 impl<L: Language> Problem<L> {
-    /// The chosen candidate of every class that the root can reach (others have none). `stood` tells the nodes of the
-    /// program that went in.
+    /// Returns the chosen candidate of every class that the root can reach; other classes have none. `stood` says whether a node belongs to
+    /// the original program.
     pub(crate) fn solve(&self, stood: impl Fn(&L) -> bool) -> Option<Vec<Option<usize>>> {
         let greedy = greedy(self);
         let original = self.classes.iter().zip(&greedy).map(|(candidates, &greedy)| {

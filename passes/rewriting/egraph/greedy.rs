@@ -1,15 +1,14 @@
 //! The first choice: greedy over sets of classes, as in egg's extraction gym (`faster-greedy-dag`).
 //!
-//! For each class the cheapest way to make it that is known, with the set of decisions it takes, until nothing gets
-//! cheaper. What every program needs is left out of the sets: its cost decides nothing, and sets are as wide as there are
-//! decisions.
+//! For each class the search keeps the cheapest known candidate, with the set of decisions that it needs, until no class gets cheaper.
+//! Classes that every program needs are left out of the sets: their cost decides nothing, and a set has one bit for each decision.
 
 use super::problem::{Candidate, Problem, all_needs};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-/// The candidate of every class that can be made.
+/// Returns the candidate of every class that has a possible one.
 pub(super) fn greedy<L: egg::Language>(problem: &Problem<L>) -> Vec<Option<usize>> {
     let count = problem.classes.len();
     let parents = problem.readers();
@@ -40,7 +39,7 @@ pub(super) fn greedy<L: egg::Language>(problem: &Problem<L>) -> Vec<Option<usize
     best.into_iter().map(|best| best.map(|best| best.choice)).collect()
 }
 
-/// Postorder numbers: children before parents, as far as circles allow.
+/// Returns postorder numbers: children before parents, except in circles.
 fn ranks<L>(problem: &Problem<L>) -> Vec<usize> {
     let needs: Vec<Vec<usize>> = problem.classes.iter().map(|candidates| all_needs(candidates)).collect();
     let (mut ranks, mut next) = (vec![0; problem.classes.len()], 0);
@@ -61,7 +60,7 @@ fn ranks<L>(problem: &Problem<L>) -> Vec<usize> {
     ranks
 }
 
-/// The classes that sets range over, the place of each class in them, and which classes every program needs.
+/// The classes that the sets contain, the index of each class in a set, and whether every program needs a class.
 struct Decisions {
     classes: Vec<usize>,
     place: Vec<Option<usize>>,
@@ -69,8 +68,8 @@ struct Decisions {
 }
 
 impl Decisions {
-    /// The classes that are not in every program as they are, each with its place in a set. A circle goes through one
-    /// of those at least.
+    /// Finds the classes that have several candidates or are not in every program, and gives each an index in the sets. Every circle goes
+    /// through at least one of them.
     fn of<L>(problem: &Problem<L>) -> Self {
         let mut needed = vec![false; problem.classes.len()];
         let mut pending = vec![problem.root];
@@ -92,7 +91,7 @@ impl Decisions {
         vec![0; self.classes.len().div_ceil(64)].into()
     }
 
-    /// Adds a set to another, and says what it has cost that was not in there.
+    /// Adds a set to another. Returns the cost of the classes that were not in it.
     fn join(&self, set: &mut Rc<[u64]>, other: &Rc<[u64]>, best: &[Option<Best>]) -> Option<u64> {
         let mut cost = 0;
         for (i, &word) in other.iter().enumerate() {
@@ -109,18 +108,18 @@ impl Decisions {
     }
 }
 
-/// The cheapest way found so far to make a class: the decisions it takes as a bitset, and what all cost together.
+/// The cheapest known way to make a class: its decisions as a bitset, and the total cost.
 struct Best {
     total: u64,
-    /// What it adds to the cost of what needs it: nothing if everything does.
+    /// The cost that it adds to its readers: nothing if every program needs it.
     own: u64,
-    /// The cost of the decisions.
+    /// The cost of its decisions.
     carried: u64,
     set: Rc<[u64]>,
     choice: usize,
 }
 
-/// The way to make `class` by `candidate`, if it is possible by now and cheaper than what is known.
+/// Returns the way to make `class` by `candidate`, if it is possible already and cheaper than the known way.
 fn better<L>(
     best: &[Option<Best>],
     decisions: &Decisions,
@@ -130,7 +129,7 @@ fn better<L>(
 ) -> Option<Best> {
     let needs = candidate.needs.iter().map(|&need| best[need].as_ref());
     let mut needs = needs.collect::<Option<Vec<&Best>>>()?;
-    // Most of what the others take, the dearest takes as well: only the rest is counted.
+    // The most expensive set contains most of the other sets, so only the remaining classes are counted.
     needs.sort_by_key(|need| Reverse(need.carried));
     let (mut set, mut carried) =
         needs.first().map_or_else(|| (decisions.none(), 0), |first| (first.set.clone(), first.carried));
@@ -139,7 +138,7 @@ fn better<L>(
     }
     let place = decisions.place[class];
     if place.is_some_and(|place| set[place / 64] >> (place % 64) & 1 == 1) {
-        return None; // in a circle
+        return None; // a circle
     }
     let total = candidate.cost + carried;
     if best[class].as_ref().is_some_and(|best| best.total <= total) {

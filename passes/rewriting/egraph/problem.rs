@@ -1,19 +1,19 @@
-//! The problem that an e-graph poses: of each class one candidate, so that all together cost least.
+//! The extraction problem of an e-graph: a choice of one candidate for each class, with the least total cost.
 //!
-//! What is used twice is paid once (DAG cost). Costs are integers and ties go to the first, so that what is chosen is a
-//! function of the graph.
+//! A class that is used twice is paid once (DAG cost). Costs are integers, and the first of equal candidates wins, so the choice
+//! depends only on the graph.
 
 use egg::{Analysis, EGraph, Id, Language};
 use std::collections::BTreeMap;
 
-/// A candidate: its cost, the classes it needs, and the e-node.
+/// A candidate: its cost, the classes that it needs, and the e-node.
 pub(crate) struct Candidate<L> {
     pub(crate) cost: u64,
     pub(crate) needs: Vec<usize>,
     pub(crate) node: L,
 }
 
-/// What can be reached from a root: the candidates of each class, and the index of the root's class.
+/// The classes that a root can reach with their candidates, and the index of the root's class.
 pub(crate) struct Problem<L> {
     pub(crate) ids: Vec<Id>,
     pub(crate) classes: Vec<Vec<Candidate<L>>>,
@@ -21,7 +21,7 @@ pub(crate) struct Problem<L> {
 }
 
 impl<L: Language> Problem<L> {
-    /// The problem below a root, with a cost for every e-node of a class; without one it may not be chosen.
+    /// Builds the problem below a root. `cost` gives the cost of every e-node of a class, and `None` if the e-node must not be chosen.
     pub(crate) fn new<N: Analysis<L>>(
         graph: &EGraph<L, N>,
         root: Id,
@@ -50,14 +50,14 @@ impl<L: Language> Problem<L> {
         Self { root: index[&graph.find(root)], ids: index.into_keys().collect(), classes }
     }
 
-    /// What a choice costs; the most there is when it goes in circles or has gaps.
+    /// Returns the cost of a choice; `u64::MAX` if it has a circle or a gap.
     pub(crate) fn total(&self, choice: &[Option<usize>]) -> u64 {
         let cost = |class: usize| Some(self.classes[class][choice[class]?].cost);
         let order = self.order(choice);
         order.and_then(|order| order.into_iter().map(cost).sum()).unwrap_or(u64::MAX)
     }
 
-    /// The chosen classes, arguments before their readers; `None` when the choice goes in circles or has gaps.
+    /// Returns the chosen classes, arguments before their readers; `None` if the choice has a circle or a gap.
     pub(crate) fn order(&self, choice: &[Option<usize>]) -> Option<Vec<usize>> {
         let mut state = vec![0u8; self.classes.len()];
         let mut order = Vec::new();
@@ -86,7 +86,7 @@ impl<L: Language> Problem<L> {
         Some(order)
     }
 
-    /// For each class those of which some candidate needs it.
+    /// Returns for each class the classes with a candidate that needs it.
     pub(super) fn readers(&self) -> Vec<Vec<usize>> {
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); self.classes.len()];
         for (class, candidates) in self.classes.iter().enumerate() {
@@ -96,7 +96,7 @@ impl<L: Language> Problem<L> {
     }
 }
 
-/// Every class that some candidate needs, once.
+/// Returns the classes that the candidates need, each once.
 pub(super) fn all_needs<L>(candidates: &[Candidate<L>]) -> Vec<usize> {
     let mut needs: Vec<usize> =
         candidates.iter().flat_map(|candidate| candidate.needs.iter().copied()).collect();

@@ -1,4 +1,4 @@
-//! Applying rules until nothing new comes: the same result every time, on every machine.
+//! Applies rules until they add nothing new, with the same result every time and on every machine.
 
 use super::term::{ENode, Graph, Sound, Symbol, Term};
 use egg::Id;
@@ -9,39 +9,39 @@ pub(crate) type Find<S, N> = fn(&Graph<S, N>, &ENode<S>, &mut Vec<Term<S>>);
 
 /// A rewrite: terms equal to an e-node, found by a function.
 pub(crate) struct Rule<S: Symbol, N: Sound<S>> {
-    /// Name, kept on the nodes it made.
+    /// The name, which is kept on the nodes that the rule makes.
     pub(crate) name: &'static str,
-    /// Names of the operators it looks at; none: all nodes.
+    /// The names of the operators at the root of its pattern; none for all nodes.
     pub(crate) roots: &'static [&'static str],
-    /// How matches are found.
+    /// The function that finds the matches.
     pub(crate) find: Find<S, N>,
 }
 
-/// Limits on the search; counts, never seconds.
+/// Limits of the search. They are counts, never seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Rounds of search and apply.
+    /// The number of rounds of search and application.
     pub(crate) iterations: usize,
-    /// E-nodes ever made.
+    /// The number of e-nodes that are made in all.
     pub(crate) nodes: usize,
 }
 
-/// How the search ended.
+/// The end of the search.
 #[derive(Clone, Debug)]
 pub(crate) struct Saturation {
-    /// Whether nothing new was left; else a limit was hit.
+    /// Whether the rules add nothing new; if not, a limit was reached.
     pub(crate) complete: bool,
-    /// Rounds run.
+    /// The number of rounds.
     pub(crate) iterations: usize,
-    /// First id made by each application, with the rule: what made a node.
+    /// The first id that each application of a rule made, with the rule.
     pub(crate) provenance: Vec<(usize, &'static str)>,
 }
 
-/// How many nodes deep the next round looks for what has changed. A round that finds nothing new is followed by one that
-/// looks everywhere, so patterns that see deeper are found too, only later.
+/// The number of nodes above a change that the next round searches. After a round that finds nothing new, one round searches
+/// everywhere, so that deeper patterns are found too, only later.
 const REACH: usize = 8;
 
-/// Applies the rules to saturation or to a limit. A rule whose term is not sound does not hold there.
+/// Applies the rules to saturation or to a limit. A rule does not apply where its term is not sound.
 pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
     graph: &mut Graph<S, N>,
     rules: &[Rule<S, N>],
@@ -81,7 +81,7 @@ pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
     end
 }
 
-/// For every class, whether one of these is at most [`REACH`] nodes below it.
+/// Returns for every class whether one of these classes is at most [`REACH`] nodes below it.
 fn around<S: Symbol, N: Sound<S>>(graph: &Graph<S, N>, mut classes: Vec<Id>) -> Vec<bool> {
     let mut around = vec![false; graph.nodes().len()];
     for _ in 0..=REACH {
@@ -92,18 +92,18 @@ fn around<S: Symbol, N: Sound<S>>(graph: &Graph<S, N>, mut classes: Vec<Id>) -> 
     around
 }
 
-/// A term, the name of the rule that found it, and the class it was found for.
+/// A term, the name of the rule that made it, and the class that it equals.
 struct Match<S> {
     rule: &'static str,
     class: Id,
     term: Term<S>,
 }
 
-/// Stands for the roots of a rule that looks at every node.
+/// The root of a rule that looks at every node.
 const ANY: &str = "*";
 
-/// The nodes whose heads have this name, or all nodes for [`ANY`], each with its class, in the order of classes; with `near`,
-/// only those of classes of which it is true.
+/// Returns the nodes whose heads have this name, or all nodes for [`ANY`], each with its class, in the order of classes. With `near`,
+/// only nodes of classes that are true in it.
 fn nodes_of<'g, S: Symbol, N: Sound<S>>(
     graph: &'g Graph<S, N>,
     root: &'static str,
@@ -120,8 +120,8 @@ fn nodes_of<'g, S: Symbol, N: Sound<S>>(
     nodes.filter(|(_, node)| root == ANY || node.head.name() == root).collect()
 }
 
-/// The matches of all rules that the graph does not hold yet, in the order of rules and classes, the first `most`; with `near`,
-/// only those for classes of which it is true.
+/// Returns the matches of all rules that the graph does not hold yet, in the order of rules and classes, at most `most`. With `near`,
+/// only those at classes that are true in it.
 fn search<S: Symbol, N: Sound<S>>(
     graph: &Graph<S, N>,
     rules: &[Rule<S, N>],
@@ -135,7 +135,7 @@ fn search<S: Symbol, N: Sound<S>>(
         for &root in roots {
             for &(class, node) in by_root.entry(root).or_insert_with(|| nodes_of(graph, root, near)).iter() {
                 (rule.find)(graph, node, &mut terms);
-                // Every round finds again what the rounds before have found: nearly all of it.
+                // Nearly all terms of a round were found in earlier rounds.
                 for term in terms.drain(..).map(|term| term.known(graph)) {
                     if !matches!(term, Term::Class(known) if graph.find(known) == class) {
                         matches.push(Match { rule: rule.name, class, term });
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// The leaf below a node, through all that has one argument.
+    /// Returns the leaf below a node, through nodes with one argument.
     fn leaf(graph: &Graph<Name, ()>, node: &ENode<Name>) -> Id {
         let mut class = node.args[0];
         while let Some(&below) = graph[class].nodes[0].args.first() {

@@ -1,13 +1,13 @@
-//! What an e-graph is made of: nodes, and the terms that rules write.
+//! The nodes of an e-graph, and the terms that rules make.
 
 use egg::{Analysis, Id, Language};
 use smallvec::SmallVec;
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// What stands at the head of a node.
+/// The head of a node.
 pub(crate) trait Symbol: Clone + Debug + Ord + Hash {
-    /// Its name, by which rules say what they look at.
+    /// Returns the name, by which rules select nodes.
     fn name(&self) -> &'static str;
 }
 
@@ -19,7 +19,7 @@ pub(crate) struct ENode<S> {
 }
 
 impl<S> ENode<S> {
-    /// A node over these classes.
+    /// Makes a node over these classes.
     pub(crate) fn new(head: S, args: impl IntoIterator<Item = Id>) -> Self {
         Self { head, args: args.into_iter().collect() }
     }
@@ -48,18 +48,18 @@ impl<S: Symbol> Language for ENode<S> {
 /// An e-graph of such nodes.
 pub(crate) type Graph<S, N> = egg::EGraph<ENode<S>, N>;
 
-/// What an analysis says of nodes and classes that rules come with.
+/// The judgement of an analysis on the nodes and classes of rules.
 pub(crate) trait Sound<S: Symbol>: Analysis<ENode<S>> {
-    /// Whether a node may stand in the graph: an ill-typed one may not.
+    /// Whether a node may be added to the graph. An ill-typed node may not.
     fn admits(graph: &Graph<S, Self>, node: &ENode<S>) -> bool;
-    /// Whether two classes may be one.
+    /// Whether two classes may be united.
     fn alike(graph: &Graph<S, Self>, a: Id, b: Id) -> bool;
 }
 
-/// A tree over e-classes: what a rule says a class is equal to.
+/// A tree over e-classes: the right-hand side of a rule, which equals a class.
 #[derive(Clone, Debug)]
 pub(crate) enum Term<S> {
-    /// A class that is there already.
+    /// A class of the graph.
     Class(Id),
     /// A node over terms.
     Node(S, Vec<Term<S>>),
@@ -76,7 +76,7 @@ impl<S: Symbol> Term<S> {
         if let Self::Class(class) = self { Some(*class) } else { None }
     }
 
-    /// The same, with a class in place of all that the graph has already.
+    /// Returns the same term, with classes in place of the parts that the graph has already.
     pub(crate) fn known<N: Analysis<ENode<S>>>(self, graph: &Graph<S, N>) -> Self {
         let Self::Node(head, args) = self else { return self };
         let args: Vec<Self> = args.into_iter().map(|arg| arg.known(graph)).collect();
@@ -87,12 +87,12 @@ impl<S: Symbol> Term<S> {
         graph.lookup(&mut node).map_or_else(|| Self::Node(node.head, args), Self::Class)
     }
 
-    /// Adds it, and says which class it is. `None` when a node of it is not sound: then the rule does not apply.
+    /// Adds the term, and returns its class. `None` if one of its nodes is not sound: then the rule does not apply.
     pub(crate) fn add<N: Sound<S>>(self, graph: &mut Graph<S, N>) -> Option<Id> {
         let Self::Node(head, args) = self else { return self.class() };
         let args = args.into_iter().map(|arg| arg.add(graph)).collect::<Option<_>>()?;
         let mut node = ENode { head, args };
-        // What is in the graph was asked about when it came.
+        // A node of the graph was checked when it was added.
         if let Some(class) = graph.lookup(&mut node) {
             return Some(class);
         }

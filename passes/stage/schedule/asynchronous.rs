@@ -1,8 +1,8 @@
 //! PipeDream (Narayanan et al., arXiv 1806.03377, section 3) and PipeDream-2BW (Narayanan et al., arXiv 2006.09503, section 3.1):
 //! 1F1B over an unbroken stream of microbatches.
 //!
-//! Rank r runs ahead by p − 1 − r forward tasks, and then runs one forward and one backward task in turn, over all steps. There is no
-//! bubble, but while the stream begins and ends; memory is p − r. A list has the tasks of one step of the stream.
+//! Rank r runs ahead by p − 1 − r forward tasks, and then alternates forward and backward tasks, over all steps. There is no
+//! bubble except at the beginning and the end of the stream; memory is p − r. A list has the tasks of one step of the stream.
 
 use super::{Pipeline, Schedule};
 use ir::Phase;
@@ -16,7 +16,7 @@ pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
     (0..microbatches).flat_map(pair).collect()
 }
 
-/// For each stage the number of updates between the weights that it reads and the newest. Empty of a synchronous schedule.
+/// Returns for each stage the number of updates between the weights that it reads and the newest. Empty for a synchronous schedule.
 pub(super) fn delays(schedule: Schedule, ranks: u32) -> Vec<u32> {
     match schedule {
         // Weight stashing: backward uses the weights of its forward, and p − 1 − s updates come between (1806.03377, section 3.3).

@@ -1,4 +1,4 @@
-//! A schedule as the user writes it: `1f1b`, `interleaved:chunks=4`.
+//! A schedule in the user's text: `1f1b`, `interleaved:chunks=4`.
 
 use super::Schedule;
 use std::fmt;
@@ -14,7 +14,7 @@ pub struct ScheduleChoice {
 }
 
 impl ScheduleChoice {
-    /// The number of chunks per rank.
+    /// Returns the number of chunks per rank.
     pub fn chunks_per_rank(self) -> u32 {
         self.chunks.unwrap_or(self.schedule.default_chunks())
     }

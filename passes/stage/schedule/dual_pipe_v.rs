@@ -1,6 +1,6 @@
 //! DualPipeV: DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) cut in half by Sea AI Lab (huggingface.co/blog/ufotalent/
-//! cut-in-half). DualPipe runs microbatches from both ends of the pipeline and so keeps every parameter twice; folding the
-//! pipeline into a V gives the same order with half the ranks and each parameter once.
+//! cut-in-half). DualPipe runs microbatches from both ends of the pipeline, and so keeps every parameter twice. A pipeline that is folded
+//! into a V gives the same order with half the ranks and each parameter once.
 //!
 //! A forward task of one chunk stands next to a backward task of the other chunk, so that the transfers of each can overlap
 //! the computation of the other. The eight steps are those of `dualpipev.py` in github.com/deepseek-ai/DualPipe.
@@ -9,9 +9,9 @@ use super::Pipeline;
 use super::tasks::TaskList;
 use ir::timetable::Task;
 
-/// The chunk that comes first in forward.
+/// The chunk on the way from the first rank to the last.
 const DOWN: usize = 0;
-/// The chunk that comes back.
+/// The chunk on the way back.
 const UP: usize = 1;
 
 pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
@@ -49,7 +49,7 @@ fn cool_down(list: &mut TaskList, rank: u32, after: u32) {
         list.forward(UP);
         list.backward_and_weight(DOWN);
     }
-    // The second half of these puts its weight tasks off, so that gradients reach the other ranks earlier.
+    // The second half of these delays its weight tasks, so that gradients reach the other ranks earlier.
     for position in 0..2 * (rank + 1) {
         let chunk = if position % 2 == 0 { UP } else { DOWN };
         match position > rank {

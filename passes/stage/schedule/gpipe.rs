@@ -1,7 +1,7 @@
 //! GPipe (Huang et al., arXiv 1811.06965, section 2.3): all forward tasks, then all backward tasks.
 //!
-//! Bubble (p − 1)(F + B), memory m. The paper runs backward in descending order of microbatches; ours is ascending, as every
-//! schedule's, with the same bubble.
+//! Bubble (p − 1)(F + B), memory m. The paper runs backward in descending order of microbatches. Here the order is ascending, as in all
+//! schedules, with the same bubble.
 
 use super::Pipeline;
 use super::tasks::TaskList;

@@ -11,7 +11,7 @@ use ir::timetable::Task;
 pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
     let Pipeline { ranks, chunks_per_rank, microbatches } = pipeline;
     let total = chunks_per_rank * microbatches;
-    // The first backward task of the rank is that of its last chunk. Until then it runs p forward tasks of each chunk before, and
+    // The first backward task of the rank is that of its last chunk. Before it, the rank runs p forward tasks of each earlier chunk, and
     // two for each rank after it: one while the activation goes there, and one while the gradient comes back.
     let warmup = ((chunks_per_rank - 1) * ranks + 2 * (ranks - 1 - rank)).min(total);
     let mut list = TaskList::new((0..chunks_per_rank).map(|chunk| chunk * ranks + rank).collect());

@@ -1,7 +1,7 @@
 //! 1F1B, also called PipeDream-Flush (Narayanan et al., arXiv 2006.09503, section 3.2; arXiv 2104.04473, section 2.2.1).
 //!
-//! Bubble (p − 1)(F + B), memory p: a rank runs ahead by one forward task for each rank after it, and then runs one forward
-//! and one backward task in turn.
+//! Bubble (p − 1)(F + B), memory p: a rank runs ahead by one forward task for each rank after it, and then alternates forward and
+//! backward tasks.
 
 use super::Pipeline;
 use super::tasks::TaskList;

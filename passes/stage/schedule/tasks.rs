@@ -5,20 +5,20 @@ use ir::timetable::{TASK_PHASES, Task};
 use std::collections::VecDeque;
 
 /// The tasks of a rank, written one after another. Each part takes its microbatches in ascending order, so a schedule names
-/// the part alone.
+/// only the part.
 #[derive(Debug, Default)]
 pub(super) struct TaskList {
     tasks: Vec<Task>,
     /// The next microbatch by phase, then by chunk of the rank.
     next: [Vec<u32>; TASK_PHASES.len()],
-    /// The chunks whose weight tasks have been put off, in the order of their backward tasks.
+    /// The chunks with delayed weight tasks, in the order of their backward tasks.
     delayed: VecDeque<usize>,
     /// The chunks of the rank, in ascending order.
     chunks: Vec<u32>,
 }
 
 impl TaskList {
-    /// The empty list of a rank with these chunks. The functions below count them from 0.
+    /// Makes the empty list of a rank with these chunks. The functions below count the chunks from 0.
     pub(super) fn new(chunks: Vec<u32>) -> Self {
         let next = TASK_PHASES.map(|_| vec![0; chunks.len()]);
         Self { chunks, next, ..Self::default() }
@@ -29,12 +29,12 @@ impl TaskList {
         self.push(0, chunk);
     }
 
-    /// Adds the next backward task of a chunk, of a schedule that does not split backward.
+    /// Adds the next backward task of a chunk, for a schedule that does not split backward.
     pub(super) fn whole_backward(&mut self, chunk: usize) {
         self.push(1, chunk);
     }
 
-    /// Adds the next backward task of a chunk, and puts its weight task off.
+    /// Adds the next backward task of a chunk, and delays its weight task.
     pub(super) fn backward(&mut self, chunk: usize) {
         self.push(1, chunk);
         self.delayed.push_back(chunk);
@@ -46,14 +46,14 @@ impl TaskList {
         self.push(2, chunk);
     }
 
-    /// Adds the weight task that has been put off the longest, if there is one.
+    /// Adds the weight task that has been delayed the longest, if there is one.
     pub(super) fn weight(&mut self) {
         if let Some(chunk) = self.delayed.pop_front() {
             self.push(2, chunk);
         }
     }
 
-    /// Adds the weight task of a chunk that has been put off the longest. Returns whether there was one.
+    /// Adds the weight task of a chunk that has been delayed the longest. Returns whether there was one.
     pub(super) fn weight_of(&mut self, chunk: usize) -> bool {
         let at = self.delayed.iter().position(|&other| other == chunk);
         if let Some(at) = at {
@@ -63,17 +63,17 @@ impl TaskList {
         at.is_some()
     }
 
-    /// The number of forward tasks of a chunk so far.
+    /// Returns the number of forward tasks of a chunk so far.
     pub(super) fn forwards(&self, chunk: usize) -> u32 {
         self.next[0][chunk]
     }
 
-    /// The number of weight tasks that have been put off.
+    /// Returns the number of delayed weight tasks.
     pub(super) fn delayed(&self) -> usize {
         self.delayed.len()
     }
 
-    /// The list, with all weight tasks that are still put off at its end.
+    /// Returns the list, with all delayed weight tasks at its end.
     pub(super) fn finish(mut self) -> Vec<Task> {
         while self.delayed() > 0 {
             self.weight();

@@ -1,4 +1,4 @@
-//! Every schedule passes the checker, and has the bubble and the memory of its paper.
+//! Checks every schedule with the checker, and against the bubble and the memory of its paper.
 
 mod faults;
 
@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     forward: u64,
-    /// Gradients of activations.
+    /// The cost of the gradients of activations.
     backward: u64,
-    /// Gradients of parameters.
+    /// The cost of the gradients of parameters.
     weight: u64,
 }
 
@@ -42,7 +42,7 @@ impl Plan {
         }
     }
 
-    /// The plan of so many steps of an asynchronous schedule, as one long step.
+    /// Returns the plan of several steps of an asynchronous schedule, as one long step.
     fn unrolled(&self, microbatches: u32, steps: u32) -> Self {
         let timetable = self.timetable.unrolled(microbatches, steps);
         Self { timetable, delays: vec![], ..self.clone() }
@@ -60,19 +60,19 @@ impl Plan {
             .expect("a valid timetable")
     }
 
-    /// The number of slots on each rank, from forward to the last phase that reads activations.
+    /// Returns the number of slots on each rank, from forward to the last phase that reads activations.
     fn slots(&self) -> Vec<u32> {
         let last = if self.splits_backward { Weight } else { Backward };
         self.timetable.ranks.iter().map(|tasks| slots(tasks, Forward, last).count).collect()
     }
 }
 
-/// The plan of numbers that the schedule takes.
+/// Returns the plan for numbers that the schedule accepts.
 fn plan(schedule: Schedule, ranks: u32, chunks: u32, microbatches: u32) -> Plan {
     schedule.plan(ranks, chunks, microbatches).expect("numbers that the schedule takes")
 }
 
-/// The numbers of ranks from 2 to 16 and of microbatches from `least(ranks)` to 64.
+/// Returns the numbers of ranks from 2 to 16 and of microbatches from `least(ranks)` to 64.
 fn sizes(least: impl Fn(u32) -> u32) -> impl Iterator<Item = (u32, u32)> {
     (2..=16).flat_map(move |ranks| (least(ranks)..=64).map(move |microbatches| (ranks, microbatches)))
 }
@@ -95,13 +95,13 @@ fn assert_bubble(
     plan
 }
 
-/// (p − 1)(F + B), where B is the whole backward.
+/// Returns (p − 1)(F + B), where B is the whole backward.
 fn one_f_one_b_bubble(others: u64, costs: Costs) -> u64 {
     others * (costs.forward + costs.backward + costs.weight)
 }
 
-/// Whether every task runs where a message waits for the one before it on its channel: by then the task that reads that one has been done.
-/// MPI has the copy of one message for each channel, and a GPU has two.
+/// Whether every task can run if a message waits for the previous one on its channel, until the task that reads that one is done.
+/// MPI has a copy of one message for each channel, and a GPU has two.
 fn runs_with_one_message_a_channel(plan: &Plan, microbatches: u32) -> bool {
     let dependencies = plan.dependencies();
     let rank_of = |part: Part| plan.placement[part.chunk as usize];
@@ -166,7 +166,7 @@ fn every_schedule_passes_the_checker() {
             }
         }
     }
-    // 1024 of each of GPipe, 1F1B, ZB-H1 and ZB-V; the sums of ⌊64/p⌋ · 3 and of 65 − 2p; of PipeDream 16, of 2BW the sum of 65 − p.
+    // 1024 of each of GPipe, 1F1B, ZB-H1 and ZB-V; the sums of ⌊64/p⌋ · 3 and of 65 − 2p; 16 of PipeDream, and the sum of 65 − p of 2BW.
     assert_eq!(count, 4 * 1024 + 3 * 211 + 768 + 16 + 904);
 }
 
@@ -187,8 +187,8 @@ fn one_f_one_b_has_the_bubble_and_the_memory_of_its_paper() {
     }
 }
 
-/// The bubble of a stage is divided by v, so that of a chunk's costs is (p − 1)(F + B). Memory is p(1 + (p − 1)/(pv)) stages,
-/// which is pv + p − 1 chunks, where there are as many.
+/// The bubble in costs of a stage is divided by v, so in costs of a chunk it is (p − 1)(F + B). Memory is p(1 + (p − 1)/(pv)) stages,
+/// which is pv + p − 1 chunks, if there are as many.
 #[test]
 fn interleaved_has_the_bubble_and_the_memory_of_its_paper() {
     for chunks in 2..=4 {
@@ -216,7 +216,7 @@ fn the_first_of_16_ranks_with_3_chunks_needs_63_slots_from_one_pool() {
 /// Zero Bubble, section 2.3: (p − 1)(F + Bi − W), and the memory of 1F1B's first rank on every rank. This holds for W ≤ F.
 ///
 /// With F < W ≤ Bi the bubble is (p − 1)Bi, and no schedule with this memory has less: the first gradient comes back to the
-/// first rank at pF + (p − 1)Bi at the earliest, and until then that rank may run no more than p forward tasks.
+/// first rank at pF + (p − 1)Bi at the earliest, and until then this rank may run no more than p forward tasks.
 #[test]
 fn zb_h1_has_the_bubble_and_the_memory_of_its_paper() {
     for size in sizes(|ranks| ranks) {
@@ -229,7 +229,7 @@ fn zb_h1_has_the_bubble_and_the_memory_of_its_paper() {
 }
 
 /// Zero Bubble, section 6, measures the bubble between the first and the last task of a rank, and has none with F = Bi = W.
-/// Of the whole step, a rank loses the p − 1 forward tasks that the pipeline takes to fill. Memory is p stages: 2p chunks.
+/// In the whole step, a rank loses the p − 1 forward tasks that the pipeline takes to fill. Memory is p stages: 2p chunks.
 #[test]
 fn zb_v_has_no_bubble_and_the_memory_of_1f1b() {
     for (ranks, microbatches) in sizes(|ranks| 2 * ranks - 1) {
@@ -243,8 +243,8 @@ fn zb_v_has_no_bubble_and_the_memory_of_1f1b() {
 }
 
 /// DualPipe's README gives (p − 1)(F&B + B − 3W), where F&B is the time of a forward and a whole backward that run together;
-/// one after the other they take F + Bi + W. It lets gradients leave a rank when W is done. Here they leave when Bi is done,
-/// which with F = Bi takes (p − 1)(F + Bi − W). Memory is 2p + 1 chunks, as there.
+/// one after the other they take F + Bi + W. There gradients leave a rank when W is done. Here they leave when Bi is done,
+/// which with F = Bi takes (p − 1)(F + Bi − W). Memory is 2p + 1 chunks in both.
 #[test]
 fn dual_pipe_v_has_at_most_the_bubble_of_its_source_and_the_same_memory() {
     for (ranks, microbatches) in sizes(|ranks| 2 * ranks) {
@@ -261,7 +261,7 @@ fn dual_pipe_v_has_at_most_the_bubble_of_its_source_and_the_same_memory() {
     }
 }
 
-/// PipeDream (arXiv 1806.03377, section 3.2): "in steady state, there are no pipeline stalls". Of a stream of any number of steps, each
+/// PipeDream (arXiv 1806.03377, section 3.2): "in steady state, there are no pipeline stalls". In a stream of any number of steps, each
 /// rank loses the (p − 1)(F + B) of one fill and one drain, as 1F1B does in every step. Memory is that of 1F1B: p − r microbatches on
 /// rank r (PipeDream-2BW, arXiv 2006.09503, section 3.1, keeps 2 versions of the weights and the activations of at most p microbatches).
 #[test]

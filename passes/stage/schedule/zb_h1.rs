@@ -1,7 +1,7 @@
-//! ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.1): 1F1B whose weight tasks are put off
+//! ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.1): 1F1B with weight tasks that are delayed
 //! into the bubble.
 //!
-//! Bubble (p − 1)(F + Bi − W) for W ≤ F, memory p. Rank r always puts r weight tasks off. It runs ahead by r forward tasks less
+//! Bubble (p − 1)(F + Bi − W) for W ≤ F, memory p. Rank r always delays r weight tasks. It runs ahead by r forward tasks less
 //! than rank 0, so every rank holds the activations of p microbatches.
 
 use super::Pipeline;

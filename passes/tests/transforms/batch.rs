@@ -1,4 +1,4 @@
-//! Programs bound to another batch compute every sample as they did before.
+//! Checks that programs bound to another batch compute every sample as before.
 
 use ir::interp::{self, Missing, Mode};
 use ir::{Blob, DType, Module, Tensor, random};
@@ -29,7 +29,7 @@ fn bind(module: &Module, batch: u64) -> Module {
     module
 }
 
-/// Runs a program on samples `first ..`, as many as its batch; the rows of output `y`, one a sample.
+/// Runs a program on the samples from `first` on, as many as its batch. Returns the rows of output `y`, one for each sample.
 fn rows(module: &Module, first: usize) -> Vec<Vec<f64>> {
     let tensor = |input: &ir::Input| {
         let ty = module.ty(input.value);
@@ -65,7 +65,7 @@ fn check(module: &Module) {
     }
 }
 
-/// An encoder layer as exporters write it, batch and masks baked in.
+/// Returns an encoder layer as exporters write it, for a fixed batch and fixed masks.
 fn encoder(batch: usize) -> String {
     let flat = batch * 3;
     let repeated = |row: &str| vec![row; batch].join(", ");
@@ -171,7 +171,7 @@ fn a_weight_that_differs_from_sample_to_sample_is_refused() {
     );
 }
 
-/// The unbiased variance over the samples and a covariance, as exporters write them for a batch.
+/// Returns the unbiased variance over the samples and a covariance, as exporters write them for a batch.
 fn statistics(batch: u64) -> String {
     let less = batch - 1;
     format!(
@@ -211,7 +211,7 @@ fn numbers_of_samples_follow_the_batch() {
     }
 }
 
-/// The warnings of a mean over 4 samples of this width that a number multiplies, or of a covariance that it divides.
+/// Returns the warnings of a mean over 4 samples of this width that a number multiplies, or of a covariance that it divides.
 fn warned(operators: &str, number: f64, width: usize) -> Vec<String> {
     let text = format!(
         "trainyard-ir 1
@@ -245,12 +245,12 @@ fn a_number_that_may_count_the_samples_is_told_with_its_name() {
         )
     };
     assert!(warned(&covariance(5), 3.0, 5).is_empty(), "the number is that of the new batch");
-    // A width that equals the number may be meant.
+    // The number may stand for a width that equals it.
     let messages = warned(&covariance(3), 3.0, 3);
     assert!(messages.iter().any(|it| it.starts_with("`number` (3) divides a `contract`")), "{messages:?}");
 }
 
-/// Whether the places of the samples count in a program over 4 samples.
+/// Whether the places of the samples matter in a program over 4 samples.
 fn places_count(operators: &str) -> bool {
     let text = format!(
         "trainyard-ir 1
@@ -283,9 +283,9 @@ fn places_count_where_fixed_indices_or_matrices_combine_samples() {
     for operators in [
         // Samples look up rows of a table, in any order.
         "%5 = gather %4, %1 {dim = 0} : f64[4, 3] !{fwd}",
-        // Which sample is looked up depends on the samples.
+        // The samples themselves decide which sample is looked up.
         "%5 = gather %0, %1 {dim = 0} : f64[4, 3] !{fwd}",
-        // All samples are compared with all.
+        // All samples are compared with all samples.
         "%5 = contract %0, %0 {lhs = nd, rhs = md, out = nm} : f64[4, 4] !{fwd}",
         "%5 = contract %0, %4 {lhs = nd, rhs = ed, out = ne} : f64[4, 4] !{fwd}",
         "%5 = reduce %0 {kind = mean, dims = [0], keep = true} : f64[1, 3] !{fwd}",

@@ -7,7 +7,7 @@ use passes::{Pass, PassContext};
 use proptest::prelude::*;
 use std::fmt::Write;
 
-/// The forward pass of a GPT-2 as an exporter spells it, written as text.
+/// The forward pass of a GPT-2 as an exporter writes it, as text.
 #[derive(Default)]
 struct Model {
     data: String,
@@ -19,7 +19,7 @@ struct Model {
 const BATCH_SEQUENCE_WIDTH: &str = "f32[2, 4, 8]";
 
 impl Model {
-    /// A model of that many blocks, of 2 samples, 4 positions, width 8, 2 heads.
+    /// Returns a model of `blocks` blocks, with 2 samples, 4 positions, width 8 and 2 heads.
     fn deep(blocks: usize) -> String {
         let mut model = Self { values: 1, ..Self::default() };
         let mut x = 0;
@@ -60,7 +60,7 @@ impl Model {
         self.node("splat", &[], &format!("value = {number:?}"), "f32[]")
     }
 
-    /// With the leading dims flattened, as `addmm` and `Gemm` want them.
+    /// Adds a linear layer with flattened leading dims, as `addmm` and `Gemm` want them.
     fn linear(&mut self, x: usize, from: usize, to: usize) -> usize {
         let weight = self.constant(&format!("f32[{from}, {to}]"), "");
         let bias = self.constant(&format!("f32[{to}]"), "");
@@ -97,7 +97,7 @@ impl Model {
         self.node("mul", &[product, half], "", ty)
     }
 
-    /// The SDPA form: fused QKV, a root of the scale on q and on k, a causal mask, the guard.
+    /// Adds an attention in the SDPA form: fused QKV, a root of the scale on q and on k, a causal mask, the guard.
     fn attention(&mut self, x: usize) -> usize {
         let qkv = self.linear(x, 8, 24);
         let heads = "f32[2, 2, 4, 4]";
@@ -152,7 +152,7 @@ fn every_pattern_of_24_blocks_is_found() {
     let module = canonical(&Model::deep(24));
     let found = ["attention", "layer_norm", "gelu"].map(|op| count(&module, op));
     assert_eq!(found, [24, 48, 24]);
-    // What the patterns were made of is gone; heads are still split and merged by views.
+    // The operators in the patterns are gone; views still split and merge heads.
     for op in ["erf", "softmax", "select", "is_nan", "pow", "sqrt", "div", "reduce"] {
         assert_eq!(count(&module, op), 0, "{op}");
     }
@@ -180,7 +180,7 @@ fn outputs(module: &Module, seed: u64) -> StepOutputs {
     interp::step(module, Mode::Exact, &mut states, &microbatches).expect("the program runs")
 }
 
-/// The largest difference between outputs, relative to their size.
+/// Returns the largest difference between outputs, relative to their size.
 fn difference(before: &StepOutputs, after: &StepOutputs) -> f64 {
     let mut largest: f64 = 0.0;
     assert!(before.keys().eq(after.keys()));

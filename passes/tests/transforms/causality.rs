@@ -1,11 +1,11 @@
-//! Causality, by the analysis and by the interpreter.
+//! Compares the causality analysis with the interpreter.
 
 use ir::interp::{self, Missing, Mode};
 use ir::{Blob, Module, Tensor, random};
 use passes::causality::is_causal;
 use std::collections::BTreeMap;
 
-/// A program whose result `y[1, 6, 4]` is made by `body` of `%h : f64[1, 6, 4]`, the embedded tokens.
+/// Returns a program whose result `y[1, 6, 4]` is computed by `body` from `%h : f64[1, 6, 4]`, the embedded tokens.
 fn program(body: &str) -> Module {
     let text = format!(
         "trainyard-ir 1
@@ -48,7 +48,7 @@ module @m imported {{
     module
 }
 
-/// The rows of the result for these tokens.
+/// Returns the rows of the result for these tokens.
 fn rows(module: &Module, tokens: [i64; 6]) -> Vec<Vec<f64>> {
     let tokens = Tensor::int(ir::DType::I64, vec![1, 6], tokens.to_vec());
     let microbatch: BTreeMap<String, Tensor> = [("x".to_owned(), tokens)].into();

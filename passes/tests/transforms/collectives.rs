@@ -1,5 +1,5 @@
-//! Collectives on transformers: Megatron-LM's sequence parallelism comes out by itself where it pays, no number changes,
-//! and what is gathered twice on purpose stays so.
+//! Collectives on transformers: the pass finds Megatron-LM's sequence parallelism where it is cheaper, changes no number,
+//! and keeps gathers that are repeated on purpose.
 
 pub(crate) mod decoder;
 
@@ -10,7 +10,7 @@ use ir::{DType, Module, Node, Op, Phase, Tensor, ValueId, random};
 use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 
-/// Runs passes, which must have nothing to warn of.
+/// Runs passes, which must not warn.
 pub(crate) fn run(module: &mut Module, pipeline: &str) {
     let (pipeline, mut cx) = (pipeline.parse::<Pipeline>().expect("a pipeline"), PassContext::default());
     let end = Manager::default().run(&pipeline, module, &mut cx, |_, _, _| {});
@@ -18,7 +18,7 @@ pub(crate) fn run(module: &mut Module, pipeline: &str) {
     assert!(cx.warnings.is_empty(), "{:?}", cx.warnings);
 }
 
-/// The whole step of a decoder, through more passes.
+/// Returns the whole step of a decoder, after more passes.
 fn step(sizes: Sizes, pipeline: &str) -> Module {
     let mut module = sizes.decoder();
     run(&mut module, "loss autodiff optimizer(adamw, lr=0.01, clip=1, keep-gradients) simplify");
@@ -31,7 +31,7 @@ fn large(blocks: usize) -> Sizes {
     Sizes { blocks, batch: 8, sequence: 2048, width: 4096, heads: 32 }
 }
 
-/// How many all_reduces, all_gathers and reduce_scatters there are on activations, forward and backward.
+/// Counts the all_reduces, all_gathers and reduce_scatters on activations, in forward and in backward.
 fn counts(module: &Module) -> [[usize; 3]; 2] {
     let count = |phase: Phase, kind: Collective| {
         let is = |node: &Node| {
@@ -43,7 +43,7 @@ fn counts(module: &Module) -> [[usize; 3]; 2] {
     [Phase::Forward, Phase::Backward].map(|phase| kinds.map(|kind| count(phase, kind)))
 }
 
-/// What happens to a block: its counts, from those of modules with one block and with more.
+/// Returns the counts of a block, from those of modules with one block and with more.
 fn per_block(blocks: usize, pipeline: &str) -> [[usize; 3]; 2] {
     let [one, all] = [1, blocks].map(|blocks| counts(&step(large(blocks), pipeline)));
     let each = |phase: usize, kind: usize| {
@@ -57,7 +57,7 @@ fn per_block(blocks: usize, pipeline: &str) -> [[usize; 3]; 2] {
 #[test]
 fn large_sequences_are_split_between_the_regions_of_tensor_parallelism() {
     assert_eq!(per_block(24, "spmd(mesh=dp:2*tp:4)"), [[2, 0, 0], [2, 0, 0]]);
-    // Two of the gathers of backward are those of forward again: parts are kept, and gathered for the weight's gradient.
+    // Two gathers of backward repeat those of forward: parts are kept, and gathered again for the weight's gradient.
     assert_eq!(per_block(24, "spmd(mesh=dp:2*tp:4) collectives"), [[0, 2, 2], [0, 4, 2]]);
 }
 
@@ -80,7 +80,7 @@ fn the_search_comes_out_the_same_every_time() {
     assert_eq!(text(again), text(placed));
 }
 
-/// Every node as text that names no value: operator, types, place, and its operands likewise.
+/// Returns every node as text without names of values: operator, types, place, and its operands in the same form.
 fn nodes(module: &Module) -> Vec<u64> {
     let mut known: BTreeMap<ValueId, u64> = BTreeMap::new();
     let mut all = Vec::new();
@@ -110,7 +110,7 @@ fn the_flag_and_the_search_give_one_program() {
     assert_ne!(nodes(&found), nodes(&step(large(3), "spmd(mesh=dp:2*tp:4)")));
 }
 
-/// Gathers of parameters by phase.
+/// Counts the gathers of parameters by phase.
 fn gathered_parameters(module: &Module) -> [usize; 2] {
     let is = |node: &Node, phase| {
         let whole = module.ty(node.results[0]);
@@ -142,7 +142,7 @@ fn small_reductions_of_the_update_travel_together() {
     assert!(before > 60 && count(&module) < 12, "{before} became {}", count(&module));
 }
 
-/// Tokens for every input, other ones for every index.
+/// Makes tokens for every input, different ones for every index.
 fn microbatch(module: &Module, index: u64) -> BTreeMap<String, Tensor> {
     let tensor = |input: &ir::Input| {
         let sizes = module.ty(input.value).sizes().expect("dims are bound");
@@ -155,7 +155,7 @@ fn microbatch(module: &Module, index: u64) -> BTreeMap<String, Tensor> {
     module.inputs.iter().map(tensor).collect()
 }
 
-/// What two steps of two microbatches each report and leave.
+/// Returns the reports and the states of two steps of two microbatches each.
 fn outcome(module: &Module) -> BTreeMap<String, Vec<f64>> {
     let mut states: StateValues = interp::initial_states(module, 1, Missing::Draw).expect("states are drawn");
     let mut all = BTreeMap::new();
@@ -186,7 +186,7 @@ fn no_number_changes() {
         "mesh=dp:4, zero=3",
     ] {
         let placed = step(sizes, &format!("spmd({spmd})"));
-        // Whether it pays or not: without latency everything is cut; `any` cuts more than rows.
+        // Whether it is cheaper or not: without latency everything is cut; `any` cuts more than rows.
         for pass in ["collectives", "collectives(latency=0)", "collectives(any, latency=0, memory=1)"] {
             let mut module = placed.clone();
             run(&mut module, &format!("{pass} buckets(bytes=4096)"));

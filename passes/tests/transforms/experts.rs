@@ -1,4 +1,4 @@
-//! Mixtures of experts against numpy's numbers (`testdata/experts.json`, made by `testdata/scripts/make_expert_reference.py`).
+//! Compares mixtures of experts with numpy's numbers (`testdata/experts.json`, made by `testdata/scripts/make_expert_reference.py`).
 
 use ir::interp::{self, Missing, Mode};
 use ir::{DType, Module, Op, Tensor, ValueId};
@@ -39,7 +39,7 @@ fn run(passes: &str, module: &mut Module) {
     ran.unwrap_or_else(|failure| panic!("{passes}: {:?}", failure.diagnostics));
 }
 
-/// The step of a mixture, in which a bias moves at a rate.
+/// Returns the step of a mixture whose router bias moves at a rate, if one is given.
 fn compiled(moe: &str, rate: Option<f64>) -> Module {
     let mut module = ir::text::parse(PROGRAM).expect("the text is a program");
     let bias = rate.map(|rate| format!("router_bias(rate={rate})")).unwrap_or_default();
@@ -101,14 +101,15 @@ fn mixtures_have_numpys_outputs_losses_and_gradients() {
         for (name, gradient) in run["gradients"].as_object().expect("gradients") {
             let id = module.state(name).expect("a state");
             let pairs = before[&id].floats().iter().zip(states[&id].floats());
-            // SGD with the rate 1.
+            // With SGD at the rate 1, the difference is the gradient.
             let given: Vec<f64> = pairs.map(|(before, after)| before - after).collect();
             near(&format!("{moe}: gradient of {name}"), &given, &numbers(gradient));
         }
     }
 }
 
-/// A program of four samples with a mixture, split over a mesh; the experts that tokens choose and the tokens in slots are outputs.
+/// Returns a program of four samples with a mixture, split over a mesh. Its outputs are the experts that tokens choose and the tokens in
+/// slots.
 fn routed(moe: &str, mesh: &str) -> Module {
     let mut module = ir::text::parse(&PROGRAM.replace("[2, 6", "[4, 6")).expect("the text is a program");
     run(moe, &mut module);

@@ -1,4 +1,4 @@
-//! Gradients of random programs against finite differences, and faults planted in gradients that the check must find.
+//! Checks gradients of random programs against finite differences, and plants faults in gradients that this check must find.
 
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::ops::elementwise::{Binary, Unary};
@@ -37,7 +37,7 @@ impl Case {
             .expect("the program runs")
     }
 
-    /// The largest error of a parameter's gradient along a random direction, relative to the size of the terms.
+    /// Returns the largest error of a parameter's gradient along a random direction, relative to the size of the terms.
     fn error(&self) -> f64 {
         let outputs = self.step(&self.states);
         let parameters = self.module.states.iter().filter(|(_, state)| state.role == Role::Parameter);
@@ -99,7 +99,7 @@ proptest! {
     }
 }
 
-/// Puts `fault(value)` in the place of the result of the last backward node that `choose` takes.
+/// Replaces the result of the last backward node that `choose` accepts by `fault(value)`.
 fn plant(
     module: &mut Module,
     choose: impl Fn(&Op) -> bool,
@@ -115,7 +115,7 @@ fn plant(
     let mut b = Builder::new(module, "fault");
     b.at(At::After(id));
     let wrong = fault(&mut b, result);
-    // Each reader is built again on the wrong value.
+    // Each reader is built again with the wrong value.
     for (reader, old) in accumulated {
         let node = b.module().node(reader).clone();
         let operands: Vec<ValueId> =
@@ -130,7 +130,7 @@ fn plant(
     Some(())
 }
 
-/// Plants a fault in a fixed set of programs: how many had a place for it, and in how many the check saw it.
+/// Plants a fault in a fixed set of programs. Returns how many had a place for it, and in how many the check found it.
 fn found(choose: impl Fn(&Op) -> bool, fault: impl Fn(&mut Builder, ValueId) -> ValueId) -> (usize, usize) {
     let (mut planted, mut seen) = (0, 0);
     for seed in 0..30 {

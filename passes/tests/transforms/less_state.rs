@@ -1,5 +1,5 @@
-//! Lion, Adafactor and Adam in 8 bits against numbers that a script computes in f64 from their papers (`testdata/less_state.json`,
-//! made by `testdata/scripts/make_less_state_reference.py`), and the settings that they refuse.
+//! Compares Lion, Adafactor and Adam in 8 bits with numbers that a script computes in f64 from their papers (`testdata/less_state.json`,
+//! made by `testdata/scripts/make_less_state_reference.py`), and checks the settings that they refuse.
 
 use crate::optimizers::{error_of, with_optimizer_of};
 use ir::interp::{self, Missing, Mode, StateValues};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The largest error, of the largest number of a tensor.
+/// The largest error, relative to the largest number of a tensor.
 const TOLERANCE: f64 = 1e-6;
 
 /// Numbers between -1 and 1 by SplitMix64, cubed, as the script draws them.
@@ -32,7 +32,7 @@ impl Draws {
     }
 }
 
-/// The names and sizes of a run's parameters, in the order in which they are drawn.
+/// Returns the names and sizes of a run's parameters, in the order in which they are drawn.
 fn shapes(run: &Value) -> Vec<(String, Vec<usize>)> {
     let pair = |pair: &Value| {
         let sizes = pair[1].as_array().expect("sizes").iter();
@@ -42,7 +42,7 @@ fn shapes(run: &Value) -> Vec<(String, Vec<usize>)> {
     run["shapes"].as_array().expect("shapes").iter().map(pair).collect()
 }
 
-/// A step whose gradients are its inputs.
+/// Returns a step whose gradients are its inputs.
 fn program(shapes: &[(String, Vec<usize>)]) -> String {
     let ty = |sizes: &[usize]| format!("f64{sizes:?}");
     let count = shapes.len();
@@ -82,7 +82,7 @@ fn near(what: &str, given: &Tensor, expected: &Value, samples: usize) {
     assert!((sum - expected).abs() <= close, "{what}: the sum is {sum}, not {expected}");
 }
 
-/// The states with the values before step 0.
+/// Returns the states with their values before step 0.
 fn start(module: &Module, shapes: &[(String, Vec<usize>)], draws: &mut Draws) -> StateValues {
     let mut states = interp::initial_states(module, 0, Missing::Refuse).expect("they are zeros");
     for (name, sizes) in shapes {
@@ -176,7 +176,7 @@ fn the_text_of_an_optimizer_has_its_words() {
     }
 }
 
-/// The estimate of memory for the stages of a pipeline has the bytes of the states that the pass adds.
+/// The memory estimate for the stages of a pipeline uses the bytes of the states that the pass adds.
 #[test]
 fn bytes_of_states_are_those_of_the_states() {
     let text = "trainyard-ir 1

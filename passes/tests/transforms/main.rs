@@ -1,4 +1,4 @@
-//! The passes on programs: written by hand, drawn at random, and as text in `testdata/filetests`.
+//! Tests of the passes on programs that are written by hand, drawn at random, or given as text in `testdata/filetests`.
 
 mod batch;
 mod canonicalize;

@@ -1,4 +1,4 @@
-//! The manager: what it verifies, dumps and writes for a bug report; and pipelines as text.
+//! Tests of the manager (verification, dumps, reproducers for bug reports), and of pipelines as text.
 
 use passes::{Manager, PassContext, Pipeline};
 use proptest::prelude::*;

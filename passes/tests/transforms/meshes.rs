@@ -1,5 +1,5 @@
-//! Random programs on random meshes with random shardings: what `spmd`, and in some cases the passes after it, make of
-//! them passes the verifier and computes, on simulated ranks, what the program computes on one device.
+//! Random programs on random meshes with random shardings. After `spmd`, and in some cases further passes, a program passes the verifier
+//! and computes the same numbers on simulated ranks as on one device.
 
 mod case;
 mod choices;
@@ -16,9 +16,9 @@ use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Cases are drawn in so many groups, each from a seed of its own, so that they are the same on any number of cores.
+/// The number of groups of cases. Each group has a seed of its own, so that the cases are the same on any number of cores.
 const GROUPS: u8 = 16;
-/// Cases of a group.
+/// The number of cases in a group.
 const CASES: u32 = 128;
 
 /// The axes of the batch, outermost first.
@@ -33,7 +33,7 @@ const DATA: [&[(&str, u64)]; 8] = [
     &[("ep", 2), ("dp", 2)],
 ];
 
-/// Numbers that a case is made of; small ones make small cases.
+/// The numbers from which a case is made. Small numbers make small cases.
 type Numbers = (u64, usize, usize, usize, bool, usize);
 
 fn numbers() -> impl Strategy<Value = Numbers> {
@@ -48,10 +48,10 @@ fn case((seed, core, calls, blocks, trained, data): Numbers, samples: &[Sample])
     Case::new(program(recipe, samples), data, Choices::new(seed ^ 0x3e5))
 }
 
-/// Runs the cases of a group and counts what was in them.
+/// Runs the cases of a group, and counts their operators and properties.
 fn group(number: u8, samples: &[Sample]) -> Counts {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[number; 32]);
-    // `PROPTEST_CASES` in the environment asks for more than the usual number.
+    // `PROPTEST_CASES` in the environment can ask for more cases.
     let asked = std::env::var_os("PROPTEST_CASES").map(|_| Config::default().cases);
     let config = Config { cases: asked.unwrap_or(CASES), failure_persistence: None, ..Config::default() };
     let found = RefCell::new(Counts::new());
@@ -59,7 +59,7 @@ fn group(number: u8, samples: &[Sample]) -> Counts {
         let case = case(numbers, samples);
         let split = match case.split() {
             Ok(split) => split,
-            // A sample of an operator may have three experts.
+            // The sample of an operator may have three experts, which the mesh cannot divide.
             Err(error) if error.contains("experts of `") => {
                 *found.borrow_mut().entry("refused for their experts").or_default() += 1;
                 return Ok(());
@@ -77,7 +77,7 @@ fn group(number: u8, samples: &[Sample]) -> Counts {
     found.into_inner()
 }
 
-/// Samples of the operators of a model. Passes add sums over microbatches, collectives, and copies between memories.
+/// Returns samples of the operators of a model, without those that passes add: sums over microbatches, collectives, and copies.
 fn callable() -> Vec<Sample> {
     let is_called =
         |sample: &Sample| !matches!(sample.op, Op::Collective(_) | Op::Accumulate(_) | Op::Copy(_));
@@ -122,7 +122,7 @@ fn random_programs_compute_on_random_meshes_what_they_do_on_one_device() {
     );
 }
 
-/// Puts `fault(value)` in the place of what the first reduction or gather makes that outputs or states depend on.
+/// Replaces the result of the first reduction or gather that outputs or states depend on by `fault(value)`.
 fn plant(module: &mut Module, fault: impl Fn(&mut Builder, ValueId) -> ValueId) -> bool {
     let talks = |node: &Node| {
         let float = module.ty(node.results[0]).dtype.is_float();

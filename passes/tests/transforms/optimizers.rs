@@ -1,5 +1,5 @@
-//! Every optimizer and schedule against PyTorch's numbers (`testdata/optimizers.json`, made by
-//! `testdata/scripts/make_optimizer_reference.py`), and groups of parameters.
+//! Compares every optimizer and schedule with PyTorch's numbers (`testdata/optimizers.json`, made by
+//! `testdata/scripts/make_optimizer_reference.py`), and checks groups of parameters.
 
 use ir::interp::{self, Missing, Mode};
 use ir::{DType, Diagnostic, Module, Tensor};
@@ -30,7 +30,7 @@ fn with_optimizer(pass: &str) -> Result<Module, Vec<Diagnostic>> {
     with_optimizer_of(PROGRAM, pass)
 }
 
-/// A program with an optimizer.
+/// Returns a program with an optimizer.
 pub(crate) fn with_optimizer_of(program: &str, pass: &str) -> Result<Module, Vec<Diagnostic>> {
     let mut module = ir::text::parse(program).expect("the text is a program");
     let pipeline: Pipeline = pass.parse().map_err(|error| vec![Diagnostic::new(error)])?;
@@ -103,7 +103,7 @@ fn every_optimizer_and_schedule_steps_as_pytorchs_do() {
     let reference = reference();
     let runs = reference["runs"].as_array().expect("a list");
     let passes: Vec<&str> = runs.iter().filter_map(|run| run["pass"].as_str()).collect();
-    // PyTorch has no Lion, and another Adafactor: `less_state.rs` has both.
+    // PyTorch has no Lion, and its Adafactor differs: `less_state.rs` tests both.
     let others = ["lion", "adafactor"];
     for name in Algorithm::ALL.map(|(_, name)| name).iter().filter(|name| !others.contains(name)) {
         assert!(passes.iter().any(|pass| pass.contains(&format!("({name},"))), "no run of {name}");
@@ -118,7 +118,7 @@ fn error(pass: &str) -> String {
     error_of(pass)
 }
 
-/// The errors of an optimizer that is refused.
+/// Returns the errors of an optimizer that is refused.
 pub(crate) fn error_of(pass: &str) -> String {
     let errors = with_optimizer(pass).expect_err("it is refused");
     errors.iter().map(|error| format!("{} | {}", error.message, error.notes.join(" | "))).collect()

@@ -1,4 +1,4 @@
-//! Parameters decided by what tensors hold, and not only by where they are read: masks, ties, baked batches, names.
+//! Parameters that are decided by the content of tensors, and not only by their readers: masks, ties, repeated batches, names.
 
 use ir::interp::{self, Missing, Mode};
 use ir::{Blob, DType, Module, Tensor, random, view};
@@ -9,7 +9,7 @@ use passes::reports::{ParameterReport, RowRole};
 use passes::{Pass, PassContext};
 use std::collections::BTreeMap;
 
-/// The program of a text, its file's tensors filled: `numbers` gives each by name.
+/// Parses a program and fills the tensors of its file: `numbers` gives each element by the tensor's name and the index.
 fn module(text: &str, numbers: impl Fn(&str, usize) -> f64) -> Module {
     let mut module = ir::text::parse(text).expect("the text is a program");
     for data in module.data.values_mut() {
@@ -62,7 +62,7 @@ fn what_a_softmax_reads_is_trained_with_a_warning_if_it_hides_nothing() {
     assert_eq!(cx.warnings.len(), 1, "{:?}", cx.warnings);
 }
 
-/// T5's: a bias that the exporter has folded, then a mask.
+/// T5's attention: a bias that the exporter has folded, then a mask.
 const BIASED: &str = "trainyard-ir 1
 module @biased imported {
   data @0 \"bias\" : f32[1, 4, 3, 3]
@@ -94,7 +94,7 @@ fn a_bias_on_scores_is_trained_with_a_warning_beside_a_mask() {
             let reports = run(&mut module, &mut cx, Parameters::default());
             assert_eq!(reports["bias"].role, RowRole::Parameter, "{}", reports["bias"].reason);
             assert_eq!(cx.warnings.len(), 1, "{:?}", cx.warnings);
-            // Fused, the mask is an attribute or gone.
+            // After fusion the mask is an attribute or gone.
             assert_eq!(reports["mask"].role, RowRole::Constant, "{hidden}");
             assert_eq!(reports["mask"].reason == "no node reads it", fused, "{hidden}");
         }
@@ -147,7 +147,7 @@ fn a_head_that_has_the_embeddings_bytes_transposed_is_tied_again() {
     let reports = run(&mut tied, &mut cx, Parameters::default());
     assert_eq!(tied.states.values().map(|state| state.name.as_str()).collect::<Vec<_>>(), ["wte.weight"]);
     assert!(cx.warnings[0].message.contains("transposed"), "{:?}", cx.warnings);
-    // The tied matrix is the state through its view, in both directions.
+    // The view leads from the tied matrix to the state, and back.
     let head = &reports["onnx::MatMul_596"];
     let [whole, other] =
         [0, 1].map(|i| interp::file_tensor(&tied.data[ir::DataId::from_u32(i)]).expect("it is here"));
@@ -155,7 +155,7 @@ fn a_head_that_has_the_embeddings_bytes_transposed_is_tied_again() {
     let mut back = Tensor::splat(DType::F32, vec![4, 7], 0.0);
     view::write_back(&head.states[0].view, &whole, &mut back).expect("the view fits");
     assert_eq!(back, other);
-    // The program computes what it did, and the contraction reads the state as it lies.
+    // The program computes the same values, and the contraction reads the state without a transpose.
     assert!(tied.nodes().all(|(_, node)| node.op.name() != "transpose"));
     let tokens = Tensor::int(DType::I64, vec![2, 3], vec![0, 1, 2, 3, 4, 6]);
     let logits = [module(UNTIED, transposed), tied].map(|module| {
@@ -280,7 +280,7 @@ fn a_named_tensor_is_trained_unless_its_elements_prove_it_a_table_or_a_mask() {
     }
 }
 
-/// A threshold that only a comparison reads beside one that is also subtracted.
+/// Two thresholds: only a comparison reads the first, and the second is also subtracted.
 const THRESHOLDS: &str = "trainyard-ir 1
 module @thresholds imported {
   data @0 \"compared\" : f32[] named

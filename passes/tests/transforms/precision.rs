@@ -1,4 +1,4 @@
-//! Half precision: what must stay equal, how far rounding may go, and what the loss scale does when gradients overflow.
+//! Half precision: the values that must stay equal, the bounds of rounding errors, and the loss scale when gradients overflow.
 
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::ops::elementwise::Cast;
@@ -7,7 +7,7 @@ use passes::{Manager, PassContext, Pipeline};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An embedding, a norm, a layer with a residual connection, and a head whose logits are `factor` times as large.
+/// Returns a model with an embedding, a norm, a layer with a residual connection, and a head whose logits are multiplied by `factor`.
 fn classifier(factor: f64) -> Module {
     let text = format!(
         "trainyard-ir 1
@@ -57,7 +57,7 @@ fn compile(mut module: Module, pipeline: &str) -> Module {
     module
 }
 
-/// Two microbatches, other ones in every step.
+/// Makes two microbatches, different ones in every step.
 fn microbatches(step: u64) -> Vec<BTreeMap<String, Tensor>> {
     let draw = |name: &str, index: u64, below: i64| {
         let stream = random::stream(&format!("{name} {step} {index}"));
@@ -81,13 +81,13 @@ fn step(module: &Module, mode: Mode, states: &mut StateValues, number: u64) -> S
     interp::step(module, mode, states, &microbatches(number)).expect("the program runs")
 }
 
-/// The losses of some steps on the same samples.
+/// Returns the losses of some steps on the same samples.
 fn losses(module: &Module, mode: Mode, steps: u64) -> Vec<f64> {
     let mut states = start(module);
     (0..steps).map(|_| step(module, mode, &mut states, 0)["loss"][0].item()).collect()
 }
 
-/// The largest difference, relative to the largest number.
+/// Returns the largest difference, relative to the largest number.
 fn distance(a: &[f64], b: &[f64]) -> f64 {
     let apart = a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
     apart / b.iter().map(|x| x.abs()).fold(f64::MIN_POSITIVE, f64::max)
@@ -111,14 +111,14 @@ fn with_rounding_the_losses_stay_near_those_of_fp32() {
     assert!(plain[9] < 0.9 * plain[0], "{plain:?}");
     for (options, tolerance) in [
         ("bf16", 1e-2),
-        // The default scale overflows a few times, and a skipped step is no step.
+        // The default scale overflows a few times, and a skipped step changes nothing.
         ("fp16, initial=1024", 2e-3),
         ("bf16, grad-dtype=bf16", 1e-2),
     ] {
         let pipeline = format!("autodiff precision({options}) {ADAMW}");
         let losses = losses(&compile(classifier(1.0), &pipeline), Mode::Typed, 10);
         let distance = distance(&losses, &plain);
-        // Rounding must be seen, else nothing was computed in half.
+        // Rounding must be visible; otherwise nothing was computed in half.
         assert!(distance > 1e-6 && distance < tolerance, "{options}: {distance}");
     }
 }
@@ -184,7 +184,7 @@ fn an_overflow_skips_the_step_and_the_scale_finds_its_size() {
         }
         scaler.update(skipped, 3);
     }
-    // At first it is too large, then it grows to where it is too large again, and comes back each time.
+    // At first the scale is too large. Then it grows until it is too large again, and shrinks each time.
     assert!(history.starts_with("xxx") && history.trim_start_matches('x').contains('x'), "{history}");
     assert!(history.matches('.').count() > 15, "{history}");
 }
@@ -228,7 +228,7 @@ fn options_that_make_no_sense_are_refused() {
     }
 }
 
-/// A value is cast once at most to a type in a phase, and what was widened is never narrowed again.
+/// Checks that a value is cast at most once to a type in a phase, and that a widened value is never narrowed again.
 fn check_casts(module: &Module) {
     let mut seen = BTreeSet::new();
     for (_, node) in module.nodes().filter(|(_, node)| node.phase != Phase::Update) {

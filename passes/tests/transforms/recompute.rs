@@ -1,4 +1,4 @@
-//! Activations that backward keeps, in bytes, beside the formulas of Korthikanti et al., Reducing Activation Recomputation in
+//! Compares the bytes of activations that backward keeps with the formulas of Korthikanti et al., Reducing Activation Recomputation in
 //! Large Transformer Models (arXiv 2205.05198, table 2 and section 4).
 //!
 //! The formulas are for a layer of `GPT` in 16 bits with `s` tokens of `b` sequences, `h` features, `a` heads and `t` tensor ranks.
@@ -18,7 +18,7 @@ const MODEL_175B: Sizes = Sizes { blocks: 0, batch: 1, sequence: 2048, width: 12
 const SELECTIVE: &str = "recompute(price=1536)";
 const FULL: &str = "recompute(price=1125899906842624)";
 
-/// Bytes on a device of the forward values that backward reads.
+/// Returns the bytes on a device of the forward values that backward reads.
 fn saved(module: &Module) -> u64 {
     let backward = module.nodes().filter(|(_, node)| node.phase == Phase::Backward);
     let read = backward.flat_map(|(_, node)| node.operands.iter().copied());
@@ -31,7 +31,7 @@ fn saved(module: &Module) -> u64 {
     kept.map(|value| module.ty(value).local_bytes(&module.mesh).expect("dims are bound")).sum()
 }
 
-/// Bytes that a layer keeps, from models of two and of four layers.
+/// Returns the bytes that a layer keeps, from models of two and of four layers.
 fn per_layer(sizes: Sizes, passes: &str) -> u64 {
     let [two, four] = [2, 4].map(|blocks| {
         let mut module = Sizes { blocks, ..sizes }.decoder();
@@ -46,7 +46,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 const TENSOR: &str = "spmd(mesh=tp:8)";
 const SEQUENCE: &str = "spmd(mesh=tp:8, sequence-parallel) collectives buckets";
 
-/// A row of the paper's table: its passes here, and its formula, of `5as/h` and `t`, in units of `sbh` bytes.
+/// A row of the paper's table: the passes for it, and its formula of `5as/h` and `t`, in units of `sbh` bytes.
 type Row = ([&'static str; 2], fn(f64, f64) -> f64);
 
 const ROWS: [Row; 8] = [
@@ -56,7 +56,7 @@ const ROWS: [Row; 8] = [
     ([TENSOR, SELECTIVE], |_, t| 10.0 + 24.0 / t),
     ([SEQUENCE, SELECTIVE], |_, t| 34.0 / t),
     (["", FULL], |_, _| 2.0),
-    // The result of the reduction behind attention is kept beside the layer's input, since no reduction is repeated.
+    // The result of the reduction after attention is kept beside the layer's input, since no reduction is repeated.
     ([TENSOR, FULL], |_, _| 4.0),
     ([SEQUENCE, FULL], |_, t| 4.0 / t),
 ];
@@ -81,7 +81,7 @@ fn a_layer_keeps_at_most_the_bytes_of_the_published_formulas() {
 
 #[test]
 fn the_first_stages_of_two_models_keep_at_most_their_published_bytes() {
-    // The first of p stages holds p microbatches of L/p layers, and with m parts interleaved (p - 1)/(pm) more.
+    // The first of p stages holds p microbatches of L/p layers, and with m interleaved parts (p - 1)/(pm) more.
     for (sizes, layers, live, published) in
         [(MODEL_22B, 48.0, 1.0, 9.5625), (MODEL_175B, 96.0, 1.0 + 7.0 / 24.0, 12.3516)]
     {

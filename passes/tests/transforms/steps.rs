@@ -1,4 +1,4 @@
-//! Whole steps of small training programs, interpreted: microbatches, schedules, clipping, decay, frozen parameters.
+//! Whole steps of small training programs in the interpreter: microbatches, schedules, clipping, decay, frozen parameters.
 
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::{Blob, DType, Module, Tensor, random};
@@ -6,7 +6,7 @@ use passes::optimizer::schedule::{Curve, Schedule};
 use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 
-/// A classifier over `batch` sequences of two positions: an embedding and a biased matrix, as an importer leaves it.
+/// Returns a classifier of `batch` sequences of two positions: an embedding and a biased matrix, as an importer leaves it.
 fn classifier(batch: usize) -> Module {
     let text = format!(
         "trainyard-ir 1
@@ -45,7 +45,7 @@ fn compile(mut module: Module, pipeline: &str) -> Module {
     module
 }
 
-/// Eight samples with labels; some count, some do not, in unequal numbers.
+/// Returns eight samples with labels. Unequal numbers of them count.
 fn samples() -> Vec<([i64; 2], [i64; 2])> {
     let labels = [[0, -100], [1, 2], [-100, -100], [3, 4], [-100, 0], [1, 1], [2, -100], [4, 3]];
     labels
@@ -55,7 +55,7 @@ fn samples() -> Vec<([i64; 2], [i64; 2])> {
         .collect()
 }
 
-/// The eight samples in microbatches of `batch`.
+/// Returns the eight samples in microbatches of `batch`.
 fn microbatches(batch: usize) -> Vec<BTreeMap<String, Tensor>> {
     let tensor = |rows: Vec<[i64; 2]>| Tensor::int(DType::I64, vec![batch, 2], rows.concat());
     let microbatch = |part: &[([i64; 2], [i64; 2])]| {
@@ -66,7 +66,7 @@ fn microbatches(batch: usize) -> Vec<BTreeMap<String, Tensor>> {
     samples().chunks(batch).map(microbatch).collect()
 }
 
-/// Runs steps on the same eight samples; the outputs of each, and the states by name in the end.
+/// Runs steps on the same eight samples. Returns the outputs of each step, and the final states by name.
 fn train(module: &Module, batch: usize, steps: usize) -> (Vec<StepOutputs>, BTreeMap<String, Tensor>) {
     let mut states: StateValues =
         interp::initial_states(module, 0, Missing::Refuse).expect("the weights are here");

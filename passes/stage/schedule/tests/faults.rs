@@ -1,11 +1,11 @@
-//! A fault planted in each schedule, and the error that finds it.
+//! Plants a fault in each schedule, and checks the error that finds it.
 
 use super::*;
 
 const RANKS: u32 = 4;
 const MICROBATCHES: u32 = 8;
 
-/// The schedules with a flush after each step.
+/// Returns the schedules with a flush after each step.
 fn synchronous() -> impl Iterator<Item = Schedule> {
     Schedule::ALL.into_iter().map(|(schedule, _)| schedule).filter(|schedule| !schedule.is_asynchronous())
 }
@@ -46,7 +46,7 @@ fn swapped_microbatches_are_found_as_out_of_order() {
 
 #[test]
 fn a_backward_before_its_forward_is_found_as_before_its_input() {
-    // On the last rank the two stand side by side.
+    // On the last rank the two tasks are adjacent.
     let [needed, task] = [Forward, Backward].map(|phase| Task::new(phase, 3, 0));
     let plan = plan(OneFOneB, RANKS, 1, MICROBATCHES);
     let mut faulty = plan.clone();
@@ -95,7 +95,7 @@ fn a_slot_reused_too_early_is_found() {
     }
 }
 
-/// The last rank wants all activations before it sends a gradient, as in GPipe; the rank before it wants the first gradient
+/// The last rank needs all activations before it sends a gradient, as in GPipe; the rank before it needs the first gradient
 /// after two activations, as in 1F1B.
 #[test]
 fn ranks_of_two_schedules_are_found_to_wait_for_each_other() {
@@ -121,7 +121,7 @@ fn faults_of_a_stream_are_found() {
     let [needed, task] = [Forward, Backward].map(|phase| Task::new(phase, 3, 0));
     let verdict = verdict_of_stream(|ranks| ranks[3].swap(0, 1));
     assert_eq!(verdict, Err(TimetableError::BeforeItsInput { rank: 3, task, needed }));
-    // Backward of each first microbatch of a step is not there.
+    // The backward task of each step's first microbatch is missing.
     let verdict = verdict_of_stream(|ranks| {
         ranks[1].remove(1);
     });
@@ -130,7 +130,7 @@ fn faults_of_a_stream_are_found() {
 
 #[test]
 fn a_stream_that_waits_for_ever_is_found() {
-    // Rank 3 wants an activation more before it sends a gradient, and rank 2 wants the gradient before it sends the activation.
+    // Rank 3 needs one more activation before it sends a gradient, and rank 2 needs the gradient before it sends the activation.
     let verdict = verdict_of_stream(|ranks| {
         ranks[2].iter_mut().for_each(|task| task.microbatch -= u32::from(task.part.phase == Forward));
         ranks[3].iter_mut().for_each(|task| task.microbatch += u32::from(task.part.phase == Forward));

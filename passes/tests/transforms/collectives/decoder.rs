@@ -1,4 +1,4 @@
-//! Decoders as `canonicalize` leaves them, written as text: any number of blocks of any size.
+//! Decoders in the form that `canonicalize` gives them, as text: any number of blocks of any size.
 
 use ir::Module;
 use std::fmt::Write;
@@ -14,7 +14,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// A GPT of these sizes with learned positions, up to its logits. It has four times as many tokens as features.
+    /// Returns a GPT of these sizes with learned positions, up to its logits. It has four times as many tokens as features.
     pub(crate) fn decoder(self) -> Module {
         let text = Text { sizes: self, ..Text::default() }.decoder();
         ir::text::parse(&text).unwrap_or_else(|error| panic!("{error}"))
@@ -27,7 +27,7 @@ impl Default for Sizes {
     }
 }
 
-/// The values of nodes are numbered from here on, those of parameters below.
+/// The first number of the values of nodes. Parameters have lower numbers.
 const FIRST: usize = 10_000;
 
 /// A module while it is written.
@@ -62,7 +62,7 @@ impl Text {
         )
     }
 
-    /// `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+    /// Adds `x + attention(norm(x))`, then `x + mlp(norm(x))`.
     fn block(&mut self, name: &str, x: usize) -> usize {
         let width = self.sizes.width;
         let (narrow, wide) = (self.rows(width), self.rows(4 * width));
@@ -114,7 +114,7 @@ impl Text {
         self.node("contract", &[x, weight], "lhs = abc, rhs = cd, out = abd", &self.rows(to))
     }
 
-    /// The type of so many features at every position.
+    /// Returns the type of a tensor with `width` features at every position.
     fn rows(&self, width: usize) -> String {
         format!("f32[{}, {}, {width}]", self.sizes.batch, self.sizes.sequence)
     }
@@ -126,7 +126,7 @@ impl Text {
         id
     }
 
-    /// A node named like the parameters that were made last; the number of its first result.
+    /// Adds a node with the name of the latest parameters. Returns the number of its first result.
     fn node(&mut self, op: &str, operands: &[usize], attributes: &str, types: &str) -> usize {
         let operands = operands.iter().map(|operand| format!("%{operand}")).collect::<Vec<_>>().join(", ");
         let attributes = if attributes.is_empty() { String::new() } else { format!("{{{attributes}}} ") };

@@ -1,4 +1,4 @@
-//! A program with a mesh and shardings, split and compared.
+//! A program with a mesh and shardings, which is split and compared.
 
 use super::choices::Choices;
 use super::generator::{Microbatch, Program};
@@ -13,10 +13,10 @@ use passes::spmd::{AxisSize, Shard, Spmd};
 use passes::{Manager, Pass, PassContext, Pipeline};
 use std::collections::BTreeMap;
 
-/// How near every number is: relative to the largest of its tensor, or to one.
+/// The largest difference of a number, relative to the largest of its tensor, or to one.
 const TOLERANCE: f64 = 1e-9;
 
-/// What may come after `spmd`.
+/// The passes that may follow `spmd`.
 const AFTER: [&str; 11] = [
     "",
     "",
@@ -31,13 +31,13 @@ const AFTER: [&str; 11] = [
     "collectives buckets recompute offload(optimizer, parameters, activations, least=0, keep=64, host=256)",
 ];
 
-/// How often things occurred.
+/// The number of times that each operator or property occurred.
 pub(crate) type Counts = BTreeMap<&'static str, usize>;
 
-/// A whole step on one device, and how it is split.
+/// A whole step on one device, and the passes that split it.
 pub(crate) struct Case {
     module: Module,
-    /// `spmd`, and in some cases what comes after it.
+    /// `spmd`, and in some cases passes after it.
     pipeline: Pipeline,
     microbatches: [Microbatch; 2],
 }
@@ -58,7 +58,7 @@ impl Case {
         Self { module, pipeline, microbatches }
     }
 
-    /// The step over the mesh, verified.
+    /// Returns the step over the mesh, verified.
     pub(crate) fn split(&self) -> Result<Module, String> {
         let pipeline = &self.pipeline;
         let (mut split, mut cx) = (self.module.clone(), PassContext::default());
@@ -70,7 +70,7 @@ impl Case {
         }
     }
 
-    /// Compares what a split step does with what the step does; whether all its numbers are numbers.
+    /// Compares the results of a split step with those of the step. Returns whether none of them is NaN.
     pub(crate) fn compare(&self, split: &Module) -> Result<bool, String> {
         let step = |module: &Module| -> Result<_, String> {
             let text = |error: Diagnostic| format!("{}: {error}", self.pipeline);
@@ -102,14 +102,14 @@ impl Case {
     }
 }
 
-/// From a loss to a whole step.
+/// Returns the passes from a loss to a whole step.
 fn training(choices: &mut Choices) -> Vec<Pass> {
     let half = "precision(bf16)".parse::<Pipeline>().expect("a pipeline").passes;
     let moments = choices.of(&[Moments::Full, Moments::Bf16]);
     let adam =
         Algorithm::Adam { beta1: 0.9, beta2: 0.99, eps: 1e-8, decoupled: choices.below(2) == 0, moments };
-    // With a smaller eps, gradients that are zero but for rounding would move parameters. By the sign of Lion they would in any case, and
-    // codes of 8 bits would differ.
+    // With a smaller eps, gradients that are zero except for rounding would move parameters. The sign in Lion would do so in any case, and
+    // 8-bit codes would differ.
     let adagrad = Algorithm::Adagrad { eps: 1e-8 };
     let relative = choices.below(2) == 0;
     let beta1 = choices.of(&[0.0, 0.9]);
@@ -147,7 +147,7 @@ fn run(pipeline: &Pipeline, module: &mut Module) {
     ran.unwrap_or_else(|failure| panic!("{pipeline}: {failure}"));
 }
 
-/// The data axes and tensor axes that the heads of the program's attentions allow, in either order.
+/// Returns data axes and tensor axes that the heads of the program's attentions allow, in either order.
 fn mesh(module: &Module, data: &[(&str, u64)], choices: &mut Choices) -> Vec<AxisSize> {
     let heads: Vec<u64> = module
         .nodes()
@@ -170,7 +170,7 @@ fn mesh(module: &Module, data: &[(&str, u64)], choices: &mut Choices) -> Vec<Axi
     if choices.below(2) == 0 { [data, tensor].concat() } else { [tensor, data].concat() }
 }
 
-/// Random axes for random dims of some states, as in the file, where they divide.
+/// Returns random axes for random dims of some states, in the file's order of dims, if they divide.
 fn shards(module: &Module, mesh: &[AxisSize], choices: &mut Choices) -> Vec<Shard> {
     let mut shards = Vec::new();
     for state in module.states.values() {
@@ -204,7 +204,7 @@ fn as_in_file(mut dims: Vec<Vec<String>>, state: &State) -> Vec<Vec<String>> {
     dims
 }
 
-/// Every number is near, and what is not finite is the same; whether all are numbers, none NaN.
+/// Checks that finite numbers are near and all others are equal. Returns whether none is NaN.
 fn near(what: &str, given: &Tensor, expected: &Tensor) -> Result<bool, String> {
     if given.sizes != expected.sizes {
         return Err(format!("{what} is {:?}, not {:?}", given.sizes, expected.sizes));
@@ -219,7 +219,7 @@ fn near(what: &str, given: &Tensor, expected: &Tensor) -> Result<bool, String> {
     }
 }
 
-/// The operators of a placed program, and of what else there should be some.
+/// Counts the operators of a placed program, and other properties that some programs should have.
 pub(crate) fn counts(module: &Module) -> Counts {
     let mut counts = Counts::new();
     for (_, node) in module.nodes() {

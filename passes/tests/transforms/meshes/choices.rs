@@ -1,4 +1,4 @@
-//! Random choices, one after the other, from a seed.
+//! A sequence of random choices from a seed.
 
 use ir::random;
 
@@ -20,7 +20,7 @@ impl Choices {
         items[self.below(items.len())].clone()
     }
 
-    /// A number to draw others from.
+    /// Returns a number that can be the seed of other choices.
     pub(crate) fn seed(&mut self) -> u64 {
         self.drawn += 1;
         u64::from(random::philox(self.seed, [self.drawn, 0, 0, 1])[0])

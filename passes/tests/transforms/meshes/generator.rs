@@ -1,8 +1,8 @@
-//! Random programs over every operator: a core of smooth ones ([`ir::testing`]), calls of samples of all operators on
-//! what is there already, and blocks that models are made of: embeddings with a head and a loss, transformer layers.
+//! Random programs over every operator: a core of smooth operators ([`ir::testing`]), calls of samples of all operators on
+//! existing values, and blocks of real models: embeddings with a head and a loss, transformer layers.
 //!
-//! A program is a function of a few numbers. Its values stay small; operators that jump take fresh operands alone, since
-//! a number that is summed in another order may fall on the other side.
+//! A program is a function of a few numbers. Its values stay small. Operators with jumps get only fresh operands, since
+//! a number that is summed in another order may fall on the other side of a jump.
 
 use super::choices::Choices;
 use ir::ops::attention::Attention;
@@ -22,20 +22,20 @@ use ir::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a program is made of.
+/// The numbers from which a program is made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recipe {
-    /// Of all that is drawn.
+    /// The seed of all random numbers.
     pub(crate) seed: u64,
-    /// Steps of the smooth core.
+    /// The steps of the smooth core.
     pub(crate) core: usize,
-    /// Calls of samples.
+    /// The calls of samples.
     pub(crate) calls: usize,
-    /// Blocks of models.
+    /// The blocks of models.
     pub(crate) blocks: usize,
-    /// Whether it is to be trained; else it is forward alone, at level `training`.
+    /// Whether the program is to be trained. If not, it has only a forward phase, at level `training`.
     pub(crate) trained: bool,
-    /// Samples are as many as so many devices can share.
+    /// The number of devices that must be able to share the samples equally.
     pub(crate) data_ranks: u64,
     /// Whether a block of four experts comes first.
     pub(crate) experts: bool,
@@ -45,14 +45,14 @@ pub(crate) struct Recipe {
 pub(crate) struct Program {
     pub(crate) module: Module,
     pub(crate) microbatches: [Microbatch; 2],
-    /// Whether it has a loss that depends on a parameter, and is still to be differentiated.
+    /// Whether the program has a loss that depends on a parameter, and must still be differentiated.
     pub(crate) trained: bool,
 }
 
-/// An input each.
+/// A tensor for each input.
 pub(crate) type Microbatch = BTreeMap<String, Tensor>;
 
-/// The program of a recipe.
+/// Makes the program of a recipe.
 pub(crate) fn program(recipe: Recipe, samples: &[Sample]) -> Program {
     let mut module = testing::program(recipe.seed, DType::F32, recipe.core);
     let microbatches = [0, 1].map(|index| testing::microbatch(&module, recipe.seed, index));
@@ -85,7 +85,7 @@ pub(crate) fn program(recipe: Recipe, samples: &[Sample]) -> Program {
     Program { module, microbatches, trained }
 }
 
-/// Adds the mean of each value, weighted at random, to the loss.
+/// Adds the randomly weighted mean of each value to the loss.
 fn to_loss(module: &mut Module, values: &BTreeSet<ValueId>, mut choices: Choices) -> Result<(), TypeError> {
     let at = module.outputs.iter().position(|output| output.name == "loss.sum").expect("the core has one");
     let mut sum = module.outputs[at].value;
@@ -124,7 +124,7 @@ fn trains(module: &Module) -> bool {
     module.states.values().any(|state| state.role == Role::Parameter && needed.contains(&state.input))
 }
 
-/// Makes a forward program a step that trains nothing and reports these values.
+/// Makes a forward program into a step that trains nothing and reports these values.
 fn to_step(module: &mut Module, values: &BTreeSet<ValueId>) {
     for (i, &value) in values.iter().enumerate() {
         module.add_output(format!("unread.{i}"), value);
@@ -137,7 +137,7 @@ fn to_step(module: &mut Module, values: &BTreeSet<ValueId>) {
     b.finish();
 }
 
-/// Normal numbers.
+/// Draws a tensor of normal numbers.
 fn normal(choices: &mut Choices, sizes: &[u64]) -> Tensor {
     let (seed, count) = (choices.seed(), sizes.iter().product::<u64>());
     let elements = (0..count).map(|i| 0.5 * random::normal(seed, 0, i)).collect();
@@ -149,9 +149,9 @@ struct Generator<'m, 's> {
     choices: Choices,
     recipe: Recipe,
     samples: &'s [Sample],
-    /// Small f32 values that may be trained through.
+    /// Small f32 values through which gradients may flow.
     pool: Vec<ValueId>,
-    /// Values that are reported as they are.
+    /// Values that are only reported.
     reported: Vec<ValueId>,
     microbatches: [Microbatch; 2],
 }
@@ -173,7 +173,7 @@ impl Generator<'_, '_> {
         Ok(())
     }
 
-    /// A sample's operator on values of the pool where the types fit, else on fresh ones.
+    /// Adds a sample's operator, on values of the pool whose types fit, or else on fresh values.
     fn call(&mut self) -> Result<(), TypeError> {
         let sample = self.samples[self.choices.below(self.samples.len())].clone();
         let seed = self.choices.seed();
@@ -221,14 +221,14 @@ impl Generator<'_, '_> {
         Ok(())
     }
 
-    /// A value of the pool of an operand's type; not always, even if there is one.
+    /// Returns a value of the pool with the type of an operand; sometimes `None` although there is one.
     fn alike(&mut self, operand: &Operand) -> Option<ValueId> {
         let fits = |value: &&ValueId| self.b.ty(**value).same_shape(&operand.ty);
         let found: Vec<ValueId> = self.pool.iter().filter(fits).copied().collect();
         (!found.is_empty() && self.choices.below(4) > 0).then(|| self.choices.of(&found))
     }
 
-    /// A new input, or a state, of these values in the two microbatches. `closed`: not one that is trained.
+    /// Adds an input or a state with these values in the two microbatches. `closed`: it is never trained.
     fn fresh(&mut self, [first, second]: [Tensor; 2], closed: bool) -> ValueId {
         let ty = first.ty();
         let number = self.b.module().states.len() + self.b.module().inputs.len();
@@ -264,7 +264,7 @@ impl Generator<'_, '_> {
         self.b.tables().add_data(Data { name: name.into(), ty: value.ty(), blob, claim: None })
     }
 
-    /// A new parameter of normal numbers.
+    /// Adds a parameter of normal numbers.
     fn weight(&mut self, sizes: &[u64]) -> ValueId {
         let name = format!("weight.{}", self.b.module().states.len());
         let value = normal(&mut self.choices, sizes);
@@ -277,7 +277,7 @@ impl Generator<'_, '_> {
         Tensor::int(DType::I64, sizes.iter().map(|&size| size as usize).collect(), elements)
     }
 
-    /// Rows looked up in a table, of which a head may make logits for a loss.
+    /// Adds a look-up of rows in a table, perhaps with a head that makes logits for a loss.
     fn vocabulary(&mut self) -> Result<(), TypeError> {
         let rows = self.choices.of(&[7, 8, 9, 10, 14, 16, 18, 20, 24]);
         let (batch, length) =
@@ -306,7 +306,7 @@ impl Generator<'_, '_> {
         Ok(())
     }
 
-    /// A transformer layer, its heads shared or not.
+    /// Adds a transformer layer, with shared heads or without.
     fn layer(&mut self) -> Result<(), TypeError> {
         let (batch, length) = (self.recipe.data_ranks * self.choices.of(&[1, 2]), self.choices.of(&[2, 4]));
         let (heads, shared, size) = (4, self.choices.of(&[1, 2]), 2);
@@ -341,7 +341,7 @@ impl Generator<'_, '_> {
         Ok(())
     }
 
-    /// Two layers of four experts. Rows either have a dim of experts, with a capacity, or choose a matrix by an index.
+    /// Adds two layers of four experts. Rows either have a dim of experts, with a capacity, or choose a matrix by an index.
     fn experts(&mut self) -> Result<(), TypeError> {
         let (batch, length) = (self.recipe.data_ranks * self.choices.of(&[1, 2]), self.choices.of(&[2, 3]));
         let (experts, capacity, width, hidden) = (4, 2, 4, 6);
@@ -382,7 +382,7 @@ impl Generator<'_, '_> {
     }
 }
 
-/// Whether a small change of an operand can be a large one of the result.
+/// Whether a small change of an operand can make a large change of the result.
 fn jumps(op: &Op) -> bool {
     match op {
         Op::Compare(_) | Op::Logical(_) | Op::Bitcast(_) | Op::MaxPoolIndices(_) => true,

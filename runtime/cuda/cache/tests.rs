@@ -1,4 +1,4 @@
-//! Whatever a cache's folder is like, one gets what one would have made.
+//! Tests that a cache returns the right bytes whatever its folder contains.
 
 use super::*;
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::convert::Infallible;
 
 const KEY: &str = "a kernel";
 
-/// What the cache gives, and whether it had to be made.
+/// Returns the cache's bytes, and whether they had to be made.
 fn get(cache: &Cache, key: &str, bytes: &[u8]) -> (Vec<u8>, bool) {
     let made = Cell::new(false);
     let make = || {

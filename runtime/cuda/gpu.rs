@@ -159,7 +159,7 @@ impl Gpu {
             graphs: vec![],
             stamps: Stamps::default(),
             memory: vec![],
-            // Kernels that wait for an exchange wait longer if it does not come first.
+            // The main stream, exchanges and copies are urgent: kernels that wait for them would wait longer behind other work.
             queues: [
                 Queue::new(true)?,
                 Queue::new(false)?,

@@ -1,4 +1,4 @@
-//! Work that keeps a GPU of a given size busy.
+//! The amounts of work that keep a GPU of a given size busy.
 
 use crate::target::Multiprocessors;
 
@@ -8,7 +8,7 @@ impl Multiprocessors {
         2048 * self.0.max(1) as usize
     }
 
-    /// Blocks that keep all multiprocessors busy, at least: two on each.
+    /// The fewest blocks that keep all multiprocessors busy: two on each.
     pub(super) fn blocks(self) -> usize {
         2 * self.0.max(1) as usize
     }

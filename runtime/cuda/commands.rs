@@ -166,7 +166,7 @@ impl<'a> Works<'a> {
         all.chunks((all.len() / layers.max(1)).max(1))
     }
 
-    /// The unit that computes a launch of this instruction.
+    /// Returns the unit that computes a launch of this instruction.
     fn unit(&self, launch: &Launch, instruction: &Instruction) -> Unit {
         let files = &self.cuda.kernels[launch.kernel].files;
         let dtype = instruction.results[0].dtype;
@@ -178,7 +178,7 @@ impl<'a> Works<'a> {
         }
     }
 
-    /// The exchange of a collective, and the bytes that each device reads and writes for it.
+    /// Returns the exchange of a collective, and the bytes that each device reads and writes for it.
     fn exchange(&self, collective: &Collective) -> (Exchange, Work) {
         use ir::ops::collective::Collective as Kind;
         let (kind, devices) = (collective.kind, self.cuda.program.mesh.size(&collective.axes));

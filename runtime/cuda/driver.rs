@@ -90,7 +90,7 @@ pub trait Driver: Send {
     /// Writes memory in the order of the commands.
     fn feed(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError>;
 
-    /// Copies bytes from each place, as many as stand beside it, in the order of the commands.
+    /// Copies bytes from places of the given lengths, in the order of the commands.
     fn fetch(&mut self, places: &[(Address, usize)]) -> Result<Fetched, DriverError>;
 
     /// Waits for the bytes of [`Self::fetch`] and returns them, one place after the other.
@@ -184,7 +184,7 @@ impl Workspace {
     /// Every workspace.
     pub const ALL: [Self; 2] = [Self::Main, Self::Side];
 
-    /// The workspace of a stream.
+    /// Returns the workspace of a stream.
     ///
     /// # Errors
     /// The stream has no workspace.

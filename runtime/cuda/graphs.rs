@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// The way in which commands reach the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
-    /// One by one the first time, which selects the algorithms of libraries; the second time the commands are captured as a CUDA graph,
-    /// which is replayed from then on.
+    /// One by one the first time, because a library's first call may load a module, allocate memory or choose an algorithm, which CUDA
+    /// refuses in a capture. The second time the commands are captured as a CUDA graph, which is replayed from then on.
     #[default]
     Graphs,
     /// One by one each time.
@@ -190,7 +190,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::thread;
 
-    /// Two products, of which the second is added up over microbatches.
+    /// Returns a program of two products. The second is added up over microbatches.
     fn program() -> Arc<Program> {
         let text = r#"trainyard-ir 1
             module @m training {
@@ -212,7 +212,7 @@ mod tests {
         Cuda::new(Host::new(Order::default()), vec![program()]).unwrap()
     }
 
-    /// A step of two microbatches: the first overwrites sums, the second adds to them.
+    /// Runs a step of two microbatches: the first overwrites sums, the second adds to them.
     fn run(device: &mut Cuda<Host>) -> Result<(), DeviceError> {
         let x = vec![vec![0; 8 * 4 * 4]];
         step(device, ProgramId(0), &[x.clone(), x]).map(|_| ())

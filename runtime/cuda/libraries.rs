@@ -153,7 +153,7 @@ pub struct Opened {
 /// The reason why a library is not open.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
-    /// No file has the library's name.
+    /// No file of the library was found.
     #[error("{} was not found in the system's folders{}", library.file(), and_in(.looked))]
     Missing {
         /// The library.
@@ -207,7 +207,7 @@ pub(super) type Kept = std::mem::ManuallyDrop<Handle>;
 
 #[allow(unsafe_code)]
 pub(super) fn load(path: &Path) -> Result<Kept, String> {
-    // SAFETY: opening a library runs its initialisers; those of CUDA's do nothing but set up the library itself.
+    // SAFETY: opening a library runs its initialisers; CUDA's initialisers only set up the library itself.
     let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     // The error's cause is the loader's message.
     handle

@@ -155,8 +155,8 @@ struct Draft {
 }
 
 impl Draft {
-    /// Returns the draft of a step. It reads and writes the memory of its instruction, except for a multiplication, which knows its own
-    /// memory. A later step also reads the results, which an earlier step may have written.
+    /// Returns the draft of a step. It reads and writes the memory of its instruction; a multiplication whose epilogue at most adds a
+    /// matrix touches only its own matrices. A later step also reads the results, which an earlier step may have written.
     fn of(step: Step, instruction: &Instruction, index: usize, is_later: bool) -> Self {
         let all = |views: &[View]| views.iter().map(Place::of).collect::<SmallVec<[Place; 3]>>();
         let scratch = instruction.scratch.iter().map(Place::of);

@@ -57,7 +57,7 @@ impl DeviceFacts {
         if self.capability < OLDEST { Err(TooOld(self.capability)) } else { Ok(()) }
     }
 
-    /// A sentence that refuses the GPU, which has this number, if it is too old.
+    /// Returns a sentence that refuses the GPU, which has this number, if it is too old.
     pub fn refusal(&self, gpu: usize) -> Option<String> {
         self.check().err().map(|old| format!("GPU {gpu} ({}) is {old}", self.name))
     }
@@ -75,7 +75,7 @@ pub enum Unavailable {
     /// The driver does not work.
     #[error("the NVIDIA driver {what}: {error}")]
     Driver {
-        /// The call that failed, such as `does not start`.
+        /// The predicate of the error's sentence, such as `does not start`.
         what: &'static str,
         /// The driver's message.
         error: String,

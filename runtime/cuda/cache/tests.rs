@@ -61,7 +61,7 @@ fn a_damaged_file_is_replaced_with_one_warning() {
 #[test]
 fn a_folder_that_cannot_be_written_does_no_harm() {
     let folder = tempfile::tempdir().unwrap();
-    // Even for a user who may write anywhere, nothing can be made below a file, nor below /proc.
+    // Even a user with all permissions can create nothing below a file, nor below /proc.
     fs::write(folder.path().join("file"), "").unwrap();
     for place in [folder.path().join("file/cubins"), PathBuf::from("/proc/cubins")] {
         let cache = Cache::at(place);

@@ -110,12 +110,12 @@ impl<'a> Writer<'a> {
         self.multiply(dscore, keys, dq);
     }
 
-    /// The sizes of the scores.
+    /// Returns the sizes of the scores.
     fn all(&self) -> [i64; 4] {
         [self.batch, self.heads, self.queries, self.keys]
     }
 
-    /// The sizes of a tensor with one number for each row of the scores.
+    /// Returns the sizes of a tensor with one number for each row of the scores.
     fn rows(&self) -> [i64; 4] {
         [self.batch, self.heads, self.queries, 1]
     }

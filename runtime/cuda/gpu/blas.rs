@@ -134,7 +134,7 @@ impl Call {
     }
 }
 
-/// The largest power of two up to 256 that divides an address.
+/// Returns the largest power of two up to 256 that divides an address.
 fn alignment(at: Address) -> u32 {
     1 << at.0.trailing_zeros().min(8)
 }

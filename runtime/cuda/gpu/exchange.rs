@@ -1,4 +1,5 @@
-//! Copies to and from the device while it computes: nothing here waits for a computation in progress.
+//! Copies to and from the device while it computes. Nothing here waits for a computation in progress, unless an input outgrows its
+//! lanes.
 //!
 //! Bytes that are fed cross on a queue of their own into memory beside the arena, and are copied to their place when their turn comes.
 //! Each place has two such lanes that alternate, so that the next batch crosses while the device works on the present one.

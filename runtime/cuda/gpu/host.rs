@@ -44,12 +44,12 @@ pub(super) struct HostTasks {
 }
 
 impl HostTasks {
-    /// From now on, tasks are captured.
+    /// Lets tasks be captured from now on.
     pub(super) fn begin_capture(&mut self) {
         self.is_capturing = true;
     }
 
-    /// From now on, tasks run.
+    /// Lets tasks run from now on.
     pub(super) fn end_capture(&mut self) {
         self.is_capturing = false;
     }

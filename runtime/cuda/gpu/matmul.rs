@@ -82,7 +82,7 @@ impl Multiplier {
         self.given = choices;
     }
 
-    /// The version of cuBLASLt. Another version may not know an algorithm.
+    /// Returns the version of cuBLASLt. Another version may not know an algorithm.
     pub(super) fn version(&self) -> usize {
         self.functions.version()
     }
@@ -206,7 +206,7 @@ impl Multiplier {
     }
 }
 
-/// The refusal of a multiplication whose plan has no algorithm.
+/// Returns the error of a multiplication whose plan has no algorithm.
 fn without(problem: &Problem) -> DriverError {
     described(DriverError("no algorithm was chosen".into()), problem)
 }

@@ -25,8 +25,8 @@ use std::thread;
 /// in a file for each rank in `folder`. On the first rank, a profile gets the times of the first program.
 ///
 /// # Errors
-/// There are fewer GPUs than ranks; NCCL is not there, or does not start; a GPU refuses as of [`super::gpu`], with its rank; the folder takes no
-/// file.
+/// There are fewer GPUs than ranks; NCCL is not installed, or does not start; a GPU refuses as in [`super::gpu`], with its rank; the
+/// folder takes no file.
 pub fn gpus(
     programs: Vec<StagePrograms>,
     options: Options,

@@ -97,7 +97,7 @@ mod tests {
         assert!(!different.contains(&format!("{:?}", thread::current().id())));
     }
 
-    /// The function of one stream sends the message for which the function of the other stream waits.
+    /// Runs two functions: that of one stream sends the message for which the function of the other stream waits.
     fn two_that_meet(mut host: Host) -> Result<(), DriverError> {
         host.functions.patience = Duration::from_millis(200);
         let (give, given) = channel();

@@ -106,12 +106,12 @@ impl Ptx {
         Ok(Self(Arc::new(Shared { nvrtc, codes: Mutex::default(), table: Mutex::default(), waits })))
     }
 
-    /// The families of kernels whose launches agreed so far.
+    /// Returns the families of kernels whose launches agreed so far.
     pub fn table(&self) -> Table {
         locked(&self.0.table).clone()
     }
 
-    /// The waits that were left out so far, by kernel and number.
+    /// Returns the waits that were left out so far, by kernel and number.
     pub fn waits(&self) -> BTreeMap<(String, usize), LeftOut> {
         self.0.waits.as_ref().map_or_else(BTreeMap::new, |waits| locked(waits).clone())
     }

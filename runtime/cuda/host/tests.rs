@@ -6,7 +6,7 @@ use crate::cuda::program::Task;
 use crate::lower::{LowerOptions, Target};
 use crate::program::{Program, Section};
 
-/// A convolution, and a product.
+/// Returns a program of a convolution and a product.
 fn program() -> Arc<Program> {
     let text = r#"trainyard-ir 1
         module @m placed {

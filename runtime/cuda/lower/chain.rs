@@ -165,7 +165,7 @@ fn neighbours(dims: &Dims, operands: &[View], results: &[View]) -> usize {
     width.max(1)
 }
 
-/// Writes the indices of a thread's first element along all dims but those of size one.
+/// Writes the indices of a thread's first element along all dims, except those of size one.
 fn indices(run: &mut KernelDraft, dims: &Dims, width: usize, index: &str) {
     let count = dims.sizes.len();
     if count > 1 {

@@ -1,4 +1,4 @@
-//! Contractions: multiplications by cuBLASLt where it takes the matrices, else a kernel of their own.
+//! Contractions: multiplications by cuBLASLt if it takes the matrices, else a kernel of their own.
 
 mod unfused;
 

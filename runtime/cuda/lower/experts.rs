@@ -26,7 +26,7 @@ enum Tiles {
 }
 
 impl Tiles {
-    /// The kernel for tensors whose rows have these widths. Tensor cores take halves whose rows consist of whole, aligned
+    /// Returns the kernel for tensors whose rows have these widths. Tensor cores take halves whose rows consist of whole, aligned
     /// packs. `large` says whether tiles of 128 rows fit the problem.
     fn of(views: [&View; 3], widths: [usize; 2], large: bool) -> Self {
         let halves = matches!(views[0].dtype, DType::F16 | DType::BF16);

@@ -27,7 +27,7 @@ pub(super) struct IndexedRows {
 }
 
 impl IndexedRows {
-    /// One index for each position along a dim. The sizes are those of the data and of the indices.
+    /// Returns the rows of an access with one index for each position along a dim. The sizes are those of the data and of the indices.
     pub(super) fn along([data, indices]: [&[usize]; 2], dim: u32) -> Self {
         let dim = dim as usize;
         let (size, rows) = (data[dim], indices.iter().product());
@@ -35,7 +35,7 @@ impl IndexedRows {
         Self { name: format!("Along<{size}, {rows}"), outer, rows, places: size, width, dim: Some(dim) }
     }
 
-    /// One index for each element.
+    /// Returns the rows of an access with one index for each element.
     pub(super) fn elements([data, indices]: [&[usize]; 2], dim: u32) -> Self {
         let dim = dim as usize;
         let inner: usize = data[dim + 1..].iter().product();
@@ -44,7 +44,7 @@ impl IndexedRows {
         Self { name, outer: 1, rows, places, width: 1, dim: Some(dim) }
     }
 
-    /// A row of coordinates for each position.
+    /// Returns the rows of an access with a row of coordinates for each position.
     pub(super) fn coordinates([data, indices]: [&[usize]; 2], batch_dims: u32) -> Self {
         let (batch, last) = (batch_dims as usize, indices.len() - 1);
         let used = batch + indices[last];

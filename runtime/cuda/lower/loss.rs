@@ -34,7 +34,8 @@ impl Rows {
     }
 }
 
-/// Returns the number of neighbours that are read at once. Wherever a row begins, its packs lie alike in all of these tensors.
+/// Returns the number of neighbours that are read at once. Wherever a row begins, its packs are aligned in the same way in all of these
+/// tensors.
 fn width(views: &[&View]) -> usize {
     let aligned = views.iter().all(|view| is_aligned(view, 16) && step(view) == step(views[0]));
     if aligned { 16 / views[0].dtype.bytes() as usize } else { 1 }

@@ -164,7 +164,7 @@ impl ReductionPlan {
             if along { along_way(kept, gone / width, on) } else { across_way(kept / width, gone, on) };
         let terms = if along { gone / width } else { gone };
         let slices = if may_slice { slices.clamp(1, terms.max(1)) } else { 1 };
-        // Each slice has as many terms, so that no slice is empty.
+        // The number of slices may shrink, so that no slice is empty when all but the last have equally many terms.
         let slices = terms.max(1).div_ceil(terms.max(1).div_ceil(slices));
         Self { axes, way, width, slices }
     }

@@ -117,7 +117,7 @@ mod tests {
     use crate::lower::{LowerOptions, Target, lower as lower_module};
     use std::sync::Arc;
 
-    /// A tensor over `tp` that every rank needs, and the gradient of a weight that the data ranks share.
+    /// Returns a program that gathers a tensor over `tp`, and sums the gradient of a weight over `dp`.
     fn program() -> CudaProgram {
         let text = r#"trainyard-ir 1
             module @m placed mesh [dp=2, tp=2] {

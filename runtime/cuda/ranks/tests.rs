@@ -80,7 +80,7 @@ fn a_rank_that_panics_at_a_collective_ends_all() {
     }
 }
 
-/// A table and columns, each split over two ranks. The program reads some rows of the table, and all columns.
+/// Returns a program on a table and columns, each split over two ranks. It reads some rows of the table, and all columns.
 fn split() -> Arc<Program> {
     let text = r#"trainyard-ir 1
         module @m placed mesh [tp=2] {

@@ -26,7 +26,7 @@ impl Exported {
 }
 
 impl Symbols for Exported {
-    /// An address that is never called.
+    /// Returns an address that is never called.
     fn address(&self, name: &str) -> Result<*const c_void, String> {
         self.names.get(name).map(|found| found.as_ptr().cast()).ok_or_else(|| missing(name))
     }

@@ -96,7 +96,7 @@ mod tests {
         }
     }
 
-    /// The places in a program's memory.
+    /// Returns the places in a program's memory.
     fn in_program(multiply: &Multiply) -> MultiplyPlaces {
         let at = |start: i64| Address(ARENA + start as u64);
         let epilogue = &multiply.epilogue;

@@ -22,7 +22,7 @@ pub(super) type Communicator = *mut c_void;
 pub(super) struct UniqueId([c_char; 128]);
 
 impl UniqueId {
-    /// The id as bytes, to be sent to other processes.
+    /// Returns the id as bytes, which are sent to other processes.
     pub(super) fn bytes(&self) -> Vec<u8> {
         self.0.iter().map(|byte| *byte as u8).collect()
     }

@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The largest error of a number, relative to its size and the root mean square of the numbers that were written.
+/// Returns the largest error of a number, relative to its size and the root mean square of the numbers that were written.
 ///
 /// In f16 and bf16 it is twice the distance between neighbouring numbers: one distance for the rounding of the result, and one for a
 /// term of the result that a product takes in this type. Such a term is computed in f32; if it lies next to a tie, its last bit in f32

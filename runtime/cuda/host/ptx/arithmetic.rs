@@ -76,7 +76,7 @@ pub(super) fn evaluate(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate
     }
 }
 
-/// Instructions on bits, without a sign.
+/// Returns the function of an instruction on bits, without a sign.
 fn bits(name: &str, ty: Type) -> Option<Evaluate> {
     let mask = if ty == Type::Predicate { 1 } else { u64::MAX >> (64 - ty.bits()) };
     let of = |f: fn(u64, u64) -> u64| -> Option<Evaluate> { Some(Box::new(move |[x, y, _]| f(x, y) & mask)) };
@@ -91,7 +91,7 @@ fn bits(name: &str, ty: Type) -> Option<Evaluate> {
     }
 }
 
-/// Arithmetic of integers.
+/// Returns the function of an instruction on integers.
 fn integer(name: &str, ty: Type, modifiers: &mut Modifiers) -> Option<Evaluate> {
     type Of = fn(i128, i128, i128) -> i128;
     let of = |f: Of| -> Option<Evaluate> {
@@ -149,7 +149,7 @@ pub(super) fn insert_field(ty: Type, value: u64, base: u64, [first, count]: [u64
     ty.register(ty.integer(base) & !mask | value & mask)
 }
 
-/// Arithmetic of floating-point numbers.
+/// Returns the function of an instruction on floating-point numbers.
 fn real<F: Real>(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate> {
     let [flushes, saturates] = ["ftz", "sat"].map(|modifier| modifiers.take(modifier));
     let is_approximate = modifiers.take("approx");

@@ -102,7 +102,7 @@ impl Cache {
 
 fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    // A relative XDG_CACHE_HOME is to be ignored, says its specification.
+    // By its specification, a relative XDG_CACHE_HOME is ignored.
     let of_user = || set("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     let own =
         || of_user().or_else(|| Some(set("HOME")?.join(".cache"))).map(|caches| caches.join("trainyard"));

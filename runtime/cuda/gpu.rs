@@ -89,7 +89,7 @@ pub fn gpu(
     Ok(Box::new(cuda))
 }
 
-/// A GPU of NVIDIA's.
+/// An NVIDIA GPU.
 ///
 /// Fields are dropped in this order, the context last. [`Gpu::drop`] drops the graphs before the seat.
 pub struct Gpu {

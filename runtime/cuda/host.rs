@@ -56,7 +56,7 @@ pub struct Order {
 /// The stand-in.
 pub struct Host {
     order: Order,
-    /// The bytes that it can hold. `None`: as many as this machine has.
+    /// The bytes that it can hold. `None` stands for the memory of this machine.
     size: Option<u64>,
     compiled: Vec<Arc<Compiled>>,
     /// For each loaded program, whether each entry of its tables is an address.

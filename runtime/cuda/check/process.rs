@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 pub struct Limits {
     /// Until its kernels are compiled.
     pub load: Duration,
-    /// While samples run, in addition for each sample, and while a rate is measured.
+    /// While samples run (plus `sample` for each of them), and while a rate is measured.
     pub run: Duration,
-    /// For each sample that runs.
+    /// The time that each sample adds to `run`.
     pub sample: Duration,
 }
 

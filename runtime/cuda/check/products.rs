@@ -25,7 +25,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// All of them, with their names.
+    /// All passes, with their names.
     pub const ALL: [(Self, &'static str); 3] = [
         (Self::Forward, "forward"),
         (Self::InputGradient, "input_gradient"),

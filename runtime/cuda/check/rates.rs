@@ -164,7 +164,7 @@ impl Rate {
 fn together(direction: Direction) -> usize {
     match direction {
         Direction::ToDevice | Direction::FromDevice => 4,
-        // A copy within the device's memory is faster by as much.
+        // A copy within the device's memory is much faster, so more of them are timed together.
         Direction::WithinDevice => 100,
     }
 }

@@ -136,7 +136,7 @@ fn a_chain_moves_its_ends_and_not_what_is_between() {
     };
     assert_eq!((chain.command.kind.as_str(), chain.command.work.unit), ("chain", Unit::Elements(DType::F32)));
     assert_eq!(chain.command.work.flops, 3 * 4096 * 1024);
-    // x, and the row that is added to all; three results, all of them outputs.
+    // x, and the row that is added to all rows; three results, all of which are outputs.
     assert_eq!(chain.command.work.read, 4 * (4096 * 1024 + 1024));
     assert_eq!(chain.command.work.written, 3 * 4 * 4096 * 1024);
 }

@@ -4,7 +4,7 @@
 use crate::program::{Instruction, Kernel, View};
 use ir::Op;
 
-/// Returns the numbers of equal shares into which an instruction may be divided, ascending.
+/// Returns all numbers of equal shares into which an instruction may be divided, in ascending order.
 pub(crate) fn counts(instruction: &Instruction) -> Vec<usize> {
     let Some([batch, groups]) = sizes(instruction) else { return vec![1] };
     let divisors = |number: usize| (1..=number).filter(move |count| number.is_multiple_of(*count));

@@ -15,7 +15,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Returns a tensor whose dims have this order in memory. It lies `behind` elements after its place.
+    /// Returns a tensor whose dims have this order in memory. The tensor lies `behind` elements after its place.
     pub(crate) fn view(&mut self, dtype: DType, sizes: &[usize], order: &[usize], behind: u64) -> View {
         let layout = Layout::in_order(sizes, order);
         let base = self.next + behind * dtype.bytes();

@@ -347,7 +347,7 @@ fn shares_of_a_sample_are_groups_of_its_heads() {
             assert_eq!(part.scratch, instruction.scratch);
             assert!(Graph::of(part).is_ok());
         }
-        // All of it, and nothing twice.
+        // The shares cover the whole result, and no element twice.
         let mut elements: Vec<(isize, usize)> =
             parts.iter().map(|part| (part.results[0].layout.offset, part.results[0].layout.len())).collect();
         elements.sort_unstable();

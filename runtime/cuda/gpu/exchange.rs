@@ -9,7 +9,7 @@ use crate::cuda::driver::{Address, DriverError, Fetched};
 use cudarc::driver::result;
 use std::collections::HashMap;
 
-/// The fewest bytes that are pinned at once.
+/// The size in bytes of the smallest pinned buffer.
 const LEAST: usize = 256;
 
 /// The copies in both directions.

@@ -57,7 +57,7 @@ impl Gpu {
     /// Plans the multiplications of a program that are not planned yet.
     ///
     /// # Errors
-    /// cuBLASLt is not there, or has no algorithm for one.
+    /// cuBLASLt is not installed, or has no algorithm for a multiplication.
     pub(super) fn plan_multiplications(&mut self, program: &CudaProgram) -> Result<(), DriverError> {
         let multiplications: Vec<&Multiply> = multiplications(program).collect();
         if multiplications.is_empty() {
@@ -111,7 +111,7 @@ impl Gpu {
     /// Takes over the choices of another GPU, if it is of the same kind and has the same cuBLASLt.
     ///
     /// # Errors
-    /// cuBLASLt is not there.
+    /// cuBLASLt is not installed.
     pub(super) fn follow(&mut self, chosen: &Chosen) -> Result<(), DriverError> {
         if chosen.choices.is_empty() || chosen.gpu != self.facts.name {
             return Ok(());

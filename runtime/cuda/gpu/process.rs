@@ -28,8 +28,8 @@ use std::sync::Arc;
 /// disk lie in a file in `folder`. On rank 0, a profile gets the times of the first program.
 ///
 /// # Errors
-/// Programs of another number of ranks; NCCL is not there, or does not start; ranks that would make different calls of NCCL;
-/// a folder that takes no file; a reason for which a GPU of any rank cannot be used, with the rank if it is another one.
+/// Programs of another number of ranks; NCCL is not installed, or does not start; ranks that would make different calls of NCCL; a
+/// folder that takes no file; the reason for which the GPU of any rank cannot be used, with the rank if it is another one.
 pub fn gpu_of_process(
     programs: &[StagePrograms],
     options: Options,

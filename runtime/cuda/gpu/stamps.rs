@@ -8,7 +8,7 @@ use crate::cuda::driver::DriverError;
 pub(super) struct Stamps(Vec<Mark>);
 
 impl Stamps {
-    /// Stamps the moment at which the queue has run its commands so far. New numbers come in order.
+    /// Stamps the moment at which the queue has run its commands so far, under a number.
     pub(super) fn stamp(&mut self, number: usize, queue: &Queue) -> Result<(), DriverError> {
         while self.0.len() <= number {
             self.0.push(Mark::timed()?);

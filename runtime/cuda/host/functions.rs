@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Many times longer than any function takes.
+/// A time many times longer than any function takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A function, the fault that a test injects into its operations on files, and the channel that reports its end.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 pub struct Sectors {
     /// The sectors that were touched.
     pub touched: u64,
-    /// The fewest sectors for as many bytes: for neighbours that begin at a sector.
+    /// The fewest sectors that can hold as many bytes: neighbours that begin at a sector.
     pub fewest: u64,
 }
 

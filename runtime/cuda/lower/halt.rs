@@ -10,8 +10,8 @@ use crate::program::{Instruction, OutputSlot, Program, Section};
 use ir::{Scalar, ScalarPart, StepOutput};
 use smallvec::{SmallVec, smallvec};
 
-/// Whether an output can end a run: a number that is not finite, or a bool that is true. A program that skips steps checks its
-/// gradient's norm itself.
+/// Whether an output can end a run: with a number that is not finite, or with a bool that is true. A program that skips steps checks
+/// its gradient's norm itself.
 fn is_watched(program: &Program, output: &OutputSlot) -> bool {
     let skips = program.output(&StepOutput::Skipped.to_string()).is_some();
     match StepOutput::of(&output.name) {

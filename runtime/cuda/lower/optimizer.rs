@@ -8,7 +8,8 @@ use ir::Dim;
 use ir::ops::optimizer::quantization::Blocks;
 use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
 
-/// The most packs of neighbours that a thread updates, one after the other, if there are more packs than threads fill the device.
+/// The most packs of neighbours that a thread updates, one after the other. A thread has several only if there are more packs than
+/// threads fill the device.
 const EACH: usize = 8;
 
 pub(super) fn adam(

@@ -157,7 +157,7 @@ impl ReductionPlan {
     pub(super) fn of(dtype: DType, axes: Axes, may_slice: bool, on: Multiprocessors) -> Self {
         let along = nearest(&axes.gone) <= nearest(&axes.kept);
         let (inner, other) = if along { (&axes.gone, &axes.kept) } else { (&axes.kept, &axes.gone) };
-        // Slices leave few partial results, so each thread reads one, which makes as many threads as possible.
+        // Slices leave few partial results. Each thread reads one at a time, so that there are many threads.
         let width = if may_slice { width_of(dtype, inner, other, axes.offset) } else { 1 };
         let (kept, gone) = (axes.kept.len(), axes.gone.len());
         let (way, slices) =

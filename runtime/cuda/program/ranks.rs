@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 use std::fmt;
 
 /// A number that differs between the ranks of a mesh, so that all ranks have the same commands: the number on rank 0, and, for each dim
-/// that is cut into parts, a step for every index before the rank's part.
+/// that is cut into parts, a step for every index before the rank's part. For example, a dim of 8 rows of 64 bytes that is split over
+/// `tp=2` has a cut with part 4, whole 8 and step 64: rank 1 adds 4 · 64.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ByRank {
     /// The number on rank 0.

@@ -156,7 +156,7 @@ fn pieces_that_are_not_laid_out_show() {
             });
         }
     };
-    // Each rank may have other bytes left in memory, and an assertion compares the ranks' parts where they are put together.
+    // Each rank may have other bytes left in memory. Then an assertion fails where the ranks' parts are put together.
     let outputs = std::panic::catch_unwind(|| outcome(forget).unwrap());
     assert!(outputs.is_err() || outputs.is_ok_and(|outputs| outputs["columns"][0] != expected()[1]));
 }

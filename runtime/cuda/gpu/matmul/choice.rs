@@ -25,7 +25,7 @@ const WARM_UP: Duration = Duration::from_millis(100);
 /// The share of the time by which another algorithm has to be faster than the first proposal: less may be noise.
 const MARGIN: f64 = 0.03;
 
-/// How an algorithm divides a sum into parts, and how it adds them up.
+/// The way in which an algorithm divides a sum into parts and adds them up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Summation {
     pub(super) parts: u32,
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(fake.runs, [0], "there is nothing to compare it with");
     }
 
-    /// A run of the best algorithm that takes ten times as long, and one of another algorithm that takes a tenth of its time.
+    /// One run of the best algorithm takes ten times as long, or one run of the other algorithm takes a tenth of its time.
     #[test]
     fn a_single_run_does_not_decide() {
         for outlier in 0..2 * (1 + RUNS) {
@@ -398,7 +398,7 @@ mod tests {
         fake.proposals[1].parts = 2;
         assert_eq!(fake.choose(), Ok(vec![2, 0, 1]));
         assert!(!fake.runs.contains(&1));
-        // The first that runs decides.
+        // The first algorithm that runs decides.
         fake.proposals[0].runs = Refused;
         assert_eq!(fake.choose(), Ok(vec![1, 2]));
     }

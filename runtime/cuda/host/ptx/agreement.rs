@@ -253,7 +253,7 @@ mod tests {
         assert!(wrong.expect("it was written").is_beyond_bound());
     }
 
-    /// Bytes that no pointer has a type for have to be equal.
+    /// Bytes for which no pointer has a type have to be equal.
     #[test]
     fn bytes_without_a_type_are_equal() {
         let near = difference(&[1.0], &[1f32.next_up()], &[(0, DType::F32)]).expect("it was written");

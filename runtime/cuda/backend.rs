@@ -9,12 +9,12 @@ use crate::simulator::CommandList;
 use ir::{DType, Diagnostic, Kernels, Op};
 use std::sync::Arc;
 
-/// NVIDIA's GPUs and their stand-in, as lowering sees them.
+/// NVIDIA's GPUs and their stand-in, as a backend.
 #[derive(Debug)]
 pub(crate) struct CudaBackend;
 
-/// The bytes up to which the update keeps a buffer to its end: where no place is used twice, one launch makes the norms of
-/// all gradients.
+/// The largest buffer, in bytes, that the update keeps to its end. If no place of small buffers is used twice, one launch computes the
+/// norms of all gradients.
 const KEPT_IN_UPDATE: u64 = 4096;
 
 impl Backend for CudaBackend {
@@ -38,12 +38,12 @@ impl Backend for CudaBackend {
         Some(&CudaBackend)
     }
 
-    /// cuBLASLt has GELU for half types alone.
+    /// cuBLASLt has GELU only for half types.
     fn epilogues(&self) -> Option<EpilogueLimits> {
         Some(EpilogueLimits { row_bytes: 4, activated: &[DType::F16, DType::BF16], argument_row_bytes: 16 })
     }
 
-    /// A matrix needs rows and columns of one stride each, and one of these strides is 1.
+    /// A matrix needs one stride between all its rows and one between all its columns, and one of these strides must be 1.
     fn multiplies(&self, plan: &ContractionPlan) -> bool {
         lower::batches(plan).is_some()
     }
@@ -52,7 +52,7 @@ impl Backend for CudaBackend {
         true
     }
 
-    /// Kernels read their operands 16 bytes at a time from where buffers begin, and NCCL has an exchange in contiguous pieces.
+    /// Kernels read their operands 16 bytes at a time from the starts of buffers, and NCCL exchanges contiguous pieces.
     fn takes_parts_in_place(&self) -> bool {
         false
     }
@@ -70,7 +70,7 @@ impl Backend for CudaBackend {
     }
 }
 
-/// The number of operands decides only which layouts a kernel reads, so none is given here.
+/// The number of operands decides only which layouts a kernel reads, so this implementation passes 0.
 impl Kernels for CudaBackend {
     fn target(&self) -> &'static str {
         "cuda"

@@ -1,7 +1,7 @@
-//! Compiled kernels on disk, so that a program starts at once the second time.
+//! Keeps compiled kernels on disk, so that a program starts at once the second time.
 //!
-//! A file is written beside its place and renamed, and checked when it is read: whatever is found there, by however many
-//! processes at once, at worst a kernel is compiled again.
+//! A file is written under a temporary name, renamed, and checked when it is read. Whatever a file has, and however many
+//! processes use the folder at once, the worst result is that a kernel is compiled again.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,25 +10,25 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The environment variable with the folder that is used instead of the user's.
+/// The environment variable with the folder that replaces the user's folder for caches.
 pub const FOLDER: &str = "TRAINYARD_CACHE";
 
 /// A folder of compiled kernels.
 #[derive(Debug, Default)]
 pub struct Cache {
-    /// None where nothing is kept.
+    /// The folder. `None` if nothing is kept.
     folder: Option<PathBuf>,
     trouble: OnceLock<String>,
     /// The first kernel that could not be kept.
     unkept: OnceLock<String>,
 }
 
-/// What a compiled kernel is found by: a hash of everything it depends on.
+/// The key of a compiled kernel: a hash of everything that the kernel depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u128);
 
 impl Key {
-    /// The key of what is made from these texts.
+    /// Returns the key of a kernel that is made from these texts.
     pub fn of(texts: &[&str]) -> Self {
         // FNV-1a, 128 bits; each text's length keeps it apart from the next.
         let bytes =
@@ -39,27 +39,27 @@ impl Key {
     }
 }
 
-/// What a file begins with. Another form of files gets another number.
+/// The first bytes of a file. A changed file format gets another number.
 const MAGIC: [u8; 8] = *b"cubin 1\n";
 
-/// Magic, key, length, checksum.
+/// The bytes of magic, key, length and checksum.
 const HEADER: usize = 8 + 16 + 8 + 8;
 
 impl Cache {
-    /// The cache of this process: [`FOLDER`]; else `trainyard` in the user's folder for caches.
+    /// Returns the cache of this process: in [`FOLDER`], else in `trainyard` in the user's folder for caches.
     pub fn of_process() -> Self {
         Self { folder: folder(|name| env::var_os(name)), trouble: OnceLock::new(), unkept: OnceLock::new() }
     }
 
-    /// A cache in a folder, which is made when it is needed.
+    /// Returns a cache in a folder, which is created when needed.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         Self { folder: Some(folder.into()), trouble: OnceLock::new(), unkept: OnceLock::new() }
     }
 
-    /// What is kept for the key; else what is made, which is kept if that can be done.
+    /// Returns the bytes that are kept for the key. If there are none, makes them, and keeps them if possible.
     ///
     /// # Errors
-    /// Those of `make` alone.
+    /// Only the errors of `make`.
     pub fn get_or<E>(&self, key: Key, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
         let Some(folder) = &self.folder else {
             self.unkept.get_or_init(|| {
@@ -85,12 +85,12 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// The first thing that went wrong: worth a warning, no more.
+    /// Returns the first fault, which deserves a warning and no more.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.get().map(String::as_str)
     }
 
-    /// The first kernel that could not be kept, for those who need it kept.
+    /// Returns the first fault that left a kernel unkept, for callers that need all kernels kept.
     pub fn unkept(&self) -> Option<&str> {
         self.unkept.get().map(String::as_str)
     }
@@ -102,7 +102,7 @@ impl Cache {
 
 fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    // A relative XDG_CACHE_HOME is to be ignored, says its specification.
+    // By its specification, a relative XDG_CACHE_HOME is ignored.
     let of_user = || set("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     let own =
         || of_user().or_else(|| Some(set("HOME")?.join(".cache"))).map(|caches| caches.join("trainyard"));
@@ -114,7 +114,7 @@ fn packed(key: Key, bytes: &[u8]) -> Vec<u8> {
     [&MAGIC, &key.0.to_le_bytes()[..], &length, &checksum(bytes).to_le_bytes(), bytes].concat()
 }
 
-/// What was packed under this key, if that is what the file has, whole.
+/// Returns the bytes that were packed under this key, if the file has exactly these.
 fn unpacked(key: Key, file: &[u8]) -> Option<&[u8]> {
     let (header, bytes) = file.split_at_checked(HEADER)?;
     (packed(key, bytes)[..HEADER] == *header).then_some(bytes)

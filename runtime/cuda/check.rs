@@ -1,5 +1,5 @@
-//! Whether a GPU computes what the interpreter does, and how fast it is: for `trainyard doctor --check`, and for tests,
-//! which check its stand-in the same way.
+//! Checks whether a GPU computes the same as the interpreter, and measures how fast it is: for `trainyard doctor --check`, and for
+//! tests, which check its stand-in in the same way.
 //!
 //! A fault of a kernel ends the CUDA context of its process, and all later calls fail. So `process` runs each `part` of a
 //! check in a process of its own, and `search` looks for the sample at fault in fresh ones.
@@ -23,7 +23,7 @@ use super::program::CudaProgram;
 use crate::device::DeviceError;
 use std::time::Duration;
 
-/// From where to where bytes are copied.
+/// The source and the destination of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From pinned memory of the host to the device.
@@ -37,28 +37,28 @@ pub enum Direction {
 /// Copies that are timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copies {
-    /// From where to where.
+    /// The source and the destination.
     pub direction: Direction,
-    /// Bytes of each.
+    /// The bytes of each copy.
     pub bytes: usize,
-    /// How many are timed together, one after the other.
+    /// The number of copies that are timed together, one after the other.
     pub together: usize,
-    /// How often that is timed, after a first time to warm up.
+    /// The number of repetitions, after a first one to warm up.
     pub repeats: usize,
 }
 
-/// A device that is checked: a GPU, or what stands in for one.
+/// A device that is checked: a GPU, or its stand-in.
 pub trait Subject {
-    /// Its driver.
+    /// The device's driver.
     type Driver: Driver + 'static;
 
-    /// The device with a program. Whoever asks drops it before asking again.
+    /// Returns the device with a program. The caller drops it before the next call.
     ///
     /// # Errors
-    /// Kernels that do not compile; what the driver refuses.
+    /// A kernel that does not compile; an error of the driver.
     fn with(&self, program: CudaProgram) -> Result<Cuda<Self::Driver>, DeviceError>;
 
-    /// The same as it is trained with: what a library is there for and faster at, it runs.
+    /// Returns the device as in training: a library runs the work at which it is faster, if it is installed.
     ///
     /// # Errors
     /// As [`Self::with`].
@@ -66,10 +66,10 @@ pub trait Subject {
         self.with(program)
     }
 
-    /// How long these copies take, together, each time.
+    /// Measures the time that these copies take together, for each repetition.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// The driver refuses a call.
     fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError>;
 }
 
@@ -78,12 +78,12 @@ pub trait Subject {
 pub struct OfNumber {
     /// The number.
     pub number: usize,
-    /// How it is used.
+    /// The options of its use.
     pub options: Options,
 }
 
 impl OfNumber {
-    /// As the environment asks for; see [`Options::of_process`].
+    /// Returns the GPU with the options that the environment asks for; see [`Options::of_process`].
     pub fn of_process(number: usize) -> Self {
         Self { number, options: Options::of_process() }
     }

@@ -1,4 +1,4 @@
-//! When a device runs what of a step: moments are stamped on its streams before and after each command.
+//! Measures when a device runs each command of a step: moments are stamped on its streams before and after each command.
 
 use super::device::Cuda;
 use super::driver::{Driver, DriverError};
@@ -8,13 +8,13 @@ use crate::profile::{Profile, Span};
 use crate::program::Section;
 use std::time::Duration;
 
-/// The stamp of a step's beginning; those of commands follow.
+/// The number of the stamp at a step's beginning. The stamps of commands follow.
 const BEGINNING: usize = 0;
 
-/// Stamps commands, and tells a profile when they ran.
+/// Stamps commands, and reports to a profile when they ran.
 pub(super) struct Clock {
     profile: Profile,
-    /// Commands that were stamped since the profile was told.
+    /// The commands that were stamped since the last report.
     stamped: Vec<(Section, usize, Stream)>,
 }
 
@@ -23,19 +23,19 @@ impl Clock {
         Self { profile, stamped: vec![] }
     }
 
-    /// A step begins.
+    /// Begins a step.
     fn begin(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
         self.stamped.clear();
         self.profile.begin_step();
         driver.stamp(Stream::Main, BEGINNING)
     }
 
-    /// A command is about to be given, after all that it waits for.
+    /// Stamps the moment before a command, after all its waits.
     pub(super) fn before(&self, driver: &mut impl Driver, command: &Command) -> Result<(), DriverError> {
         driver.stamp(command.stream, BEGINNING + 1 + 2 * self.stamped.len())
     }
 
-    /// It was given.
+    /// Stamps the moment after a command.
     pub(super) fn after(
         &mut self,
         driver: &mut impl Driver,
@@ -47,7 +47,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Waits for all commands, and tells when they ran. One that is of several instructions counts as its first.
+    /// Waits for all commands, and reports when they ran. A command of several instructions counts as its first instruction.
     fn tell(&mut self, driver: &impl Driver) -> Result<(), DriverError> {
         driver.finish()?;
         let since = |stamp| driver.seconds(BEGINNING, stamp).map(|seconds| seconds.max(0.0));
@@ -62,7 +62,7 @@ impl Clock {
 }
 
 impl<D: Driver> Cuda<D> {
-    /// Tells a profile of the first program's commands from now on.
+    /// Reports to a profile when the first program's commands run, from now on.
     pub fn record(&mut self, profile: Profile) {
         self.clock = Some(Clock::new(profile));
     }
@@ -77,7 +77,7 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Reads what was stamped, if anything was.
+    /// Reports the stamped commands, if there are any.
     pub(super) fn read_clock(&mut self) -> Result<(), DeviceError> {
         let Some(clock) = &mut self.clock else { return Ok(()) };
         clock.tell(&self.driver).map_err(DeviceError::driver)

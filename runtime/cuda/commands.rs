@@ -15,7 +15,7 @@ use ir::ops::elementwise::{Binary, Unary};
 use ir::{DType, Op, Operator, Signature, Type};
 use std::collections::BTreeMap;
 
-/// The commands of a step of so many microbatches.
+/// Returns the commands of a step with this number of microbatches.
 pub fn commands(cuda: &CudaProgram, microbatches: u64) -> CommandList {
     let works = Works::new(cuda, microbatches > 1);
     let parts = Part::ALL.map(|(part, _)| {
@@ -27,7 +27,7 @@ pub fn commands(cuda: &CudaProgram, microbatches: u64) -> CommandList {
     CommandList { mesh: cuda.program.mesh.clone(), microbatches, parts }
 }
 
-/// For each command the numbers of the commands whose marks it waits for.
+/// Returns for each command the indices of the commands whose events it waits for.
 fn waits(commands: &[CudaCommand]) -> Vec<Vec<usize>> {
     let mut marked: BTreeMap<Event, usize> = BTreeMap::new();
     let waits = commands.iter().enumerate().map(|(number, command)| {
@@ -55,7 +55,7 @@ struct Works<'a> {
     cuda: &'a CudaProgram,
     /// The starts of the tables of combined launches, ascending.
     tables: Vec<usize>,
-    /// Whether accumulators are added to.
+    /// Whether the step adds to accumulators, which it does with several microbatches.
     adds: bool,
 }
 
@@ -70,7 +70,7 @@ impl<'a> Works<'a> {
         Self { cuda, tables, adds }
     }
 
-    /// A command of a section.
+    /// Returns a section's command as the simulator's.
     fn command(&self, section: Section, command: &CudaCommand, waits: &[usize]) -> Command {
         let instruction = &self.cuda.program.section(section)[command.instructions.start];
         let (class, work) = match &command.task {
@@ -127,7 +127,8 @@ impl<'a> Works<'a> {
         }
     }
 
-    /// The work of all layers of a launch. Each layer computes an instruction of its own, in the order of the instructions.
+    /// Returns the work of all layers of a launch. Each layer computes an instruction of its own, in the order of the
+    /// instructions.
     fn launched(
         &self,
         launch: &Launch,
@@ -151,7 +152,7 @@ impl<'a> Works<'a> {
         sum
     }
 
-    /// The arguments of each layer of a launch.
+    /// Returns the arguments of each layer of a launch.
     fn given<'l>(&'l self, launch: &'l Launch) -> impl Iterator<Item = &'l [Argument]> {
         let all = match table(launch) {
             Some(start) => {
@@ -165,7 +166,7 @@ impl<'a> Works<'a> {
         all.chunks((all.len() / layers.max(1)).max(1))
     }
 
-    /// The unit that computes a launch of this instruction.
+    /// Returns the unit that computes a launch of this instruction.
     fn unit(&self, launch: &Launch, instruction: &Instruction) -> Unit {
         let files = &self.cuda.kernels[launch.kernel].files;
         let dtype = instruction.results[0].dtype;
@@ -177,7 +178,7 @@ impl<'a> Works<'a> {
         }
     }
 
-    /// The exchange of a collective, and the bytes that each device reads and writes for it.
+    /// Returns the exchange of a collective, and the bytes that each device reads and writes for it.
     fn exchange(&self, collective: &Collective) -> (Exchange, Work) {
         use ir::ops::collective::Collective as Kind;
         let (kind, devices) = (collective.kind, self.cuda.program.mesh.size(&collective.axes));
@@ -208,7 +209,7 @@ fn sizes(instruction: &Instruction, task: &Task) -> Vec<usize> {
     }
 }
 
-/// The start of a launch's table, if the launch combines several.
+/// Returns the start of a combined launch's table. `None` for a launch that combines nothing.
 fn table(launch: &Launch) -> Option<usize> {
     match launch.arguments[..] {
         [Argument::Table(start)] => Some(start),
@@ -216,14 +217,15 @@ fn table(launch: &Launch) -> Option<usize> {
     }
 }
 
-/// Whether a kernel with these arguments computes an instruction: it is given a result's address, or that of the largest operand.
+/// Whether a kernel with these arguments computes an instruction: an argument is the address of a result or of the largest
+/// operand.
 fn is_of(arguments: &[Argument], instruction: &Instruction) -> bool {
     let given = |view: &View| is_given(arguments, view, false);
     let largest = instruction.operands.iter().max_by_key(|view| elements(view));
     instruction.results.iter().any(given) || largest.is_some_and(given)
 }
 
-/// Whether one of the arguments is the address of a tensor's first element; for scratch, of any of its bytes.
+/// Whether one of the arguments is the address of a tensor's first element, or, for scratch, of any of its bytes.
 fn is_given(arguments: &[Argument], view: &View, is_scratch: bool) -> bool {
     let (start, bytes) = (Start::of(view), view.bytes());
     arguments.iter().any(|argument| match argument {
@@ -267,7 +269,7 @@ fn multiplication(multiply: &Multiply, adds: bool) -> Work {
     }
 }
 
-/// Operations on each element of a product before it is stored.
+/// Returns the operations of the epilogue on each element of a product.
 fn finished(multiply: &Multiply) -> u64 {
     let epilogue = &multiply.epilogue;
     let one = Type::of(multiply.out_dtype, &[1]);

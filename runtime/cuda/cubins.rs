@@ -1,4 +1,4 @@
-//! From kernels to cubins: those kept from earlier, the others compiled on several threads.
+//! Makes cubins of kernels: some are read from the cache, the others are compiled on several threads.
 
 use super::cache::{Cache, Key};
 use super::nvrtc::{self, Nvrtc, NvrtcError};
@@ -15,25 +15,25 @@ pub struct Cubins {
 }
 
 impl Cubins {
-    /// For an architecture such as `sm_90a`.
+    /// Returns a maker for an architecture such as `sm_90a`.
     pub fn new(nvrtc: Nvrtc, cache: Cache, architecture: impl Into<String>) -> Self {
         Self { nvrtc, cache, architecture: architecture.into() }
     }
 
-    /// The cubin of a kernel.
+    /// Returns the cubin of a kernel.
     ///
     /// # Errors
-    /// What does not compile.
+    /// The kernel does not compile.
     pub fn of(&self, kernel: &Kernel) -> Result<Vec<u8>, NvrtcError> {
         let options = nvrtc::options(&self.architecture).join(" ");
         let key = Key::of(&[self.nvrtc.version(), &options, &nvrtc::source(kernel)]);
         self.cache.get_or(key, || Ok(self.nvrtc.compile(kernel, &self.architecture)?.bytes))
     }
 
-    /// Those of many kernels, in their order.
+    /// Returns the cubins of many kernels, in their order.
     ///
     /// # Errors
-    /// Of those that do not compile the first.
+    /// The first kernel that does not compile.
     pub fn of_all(&self, kernels: &[&Kernel]) -> Result<Vec<Vec<u8>>, NvrtcError> {
         let threads = thread::available_parallelism().map_or(1, usize::from).min(kernels.len());
         let next = AtomicUsize::new(0);
@@ -57,12 +57,12 @@ impl Cubins {
         made.into_iter().map(|(_, cubin)| cubin).collect()
     }
 
-    /// What went wrong with the cache, which is no error.
+    /// Returns the first fault of the cache, which is no error of the kernels.
     pub fn trouble(&self) -> Option<&str> {
         self.cache.trouble()
     }
 
-    /// The first cubin that could not be kept.
+    /// Returns the first cubin that could not be kept.
     pub fn unkept(&self) -> Option<&str> {
         self.cache.unkept()
     }

@@ -1,5 +1,5 @@
-//! What cuDNN is told, as data: operations over tensors, made from a program's instructions without a call of the library.
-//! `gpu::cudnn` gives it to cuDNN.
+//! Describes a program's instructions for cuDNN as data: tensors and the operations over them. No function of the library is
+//! called here; `gpu::cudnn` builds cuDNN's graphs from the description.
 
 mod attention;
 mod convolution;
@@ -13,23 +13,23 @@ use super::driver::DriverError;
 use crate::program::{Instruction, Kernel, View};
 use ir::{DType, Op};
 
-/// Operations that cuDNN does as one.
+/// Operations that cuDNN runs as one graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Graph {
-    /// What is read and written; operations name them by their places here.
+    /// The tensors that operations read and write. Operations name them by their indices here.
     pub(crate) tensors: Vec<Tensor>,
-    /// In order.
+    /// The operations, in the order in which they run.
     pub(crate) operations: Vec<Operation>,
 }
 
-/// The place of a tensor among its graph's.
+/// The index of a tensor in its graph.
 pub(crate) type TensorId = usize;
 
 /// A tensor of a graph.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tensor {
     pub(crate) dtype: DType,
-    /// Outermost first.
+    /// The size of each dim, outermost first.
     pub(crate) sizes: Vec<i64>,
     /// Elements between neighbours along each dim.
     pub(crate) strides: Vec<i64>,
@@ -41,9 +41,9 @@ pub(crate) struct Tensor {
 pub(crate) enum TensorStorage {
     /// In the device's memory, at an address that `alignment` divides.
     Memory { part: InstructionTensor, alignment: i64 },
-    /// Nowhere: it goes from one operation to others.
+    /// In no memory: the tensor is passed from one operation to others.
     Between,
-    /// With the call: an f32, as its bits.
+    /// With the call: the constant's f32 bits.
     Number(u32),
 }
 
@@ -55,21 +55,22 @@ pub(crate) enum InstructionTensor {
     Scratch,
 }
 
-/// Bytes that cuDNN reads at once at most.
+/// The most bytes that cuDNN reads at once.
 pub(crate) const WIDEST: i64 = 16;
 
-/// What is done to tensors.
+/// An operation over tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Operation {
     /// A convolution, or one of its gradients.
     Convolution(Convolution),
-    /// The products of matrices; those of one side may be fewer, each for several of the other in a row.
+    /// Products of matrices. If one side has fewer matrices, each of them multiplies several consecutive matrices of the other
+    /// side.
     Multiply { sides: [TensorId; 2], out: TensorId },
-    /// A function of each element; tensors that are smaller are stretched.
+    /// A function of each element. Smaller operands are broadcast.
     Map { function: Function, operands: Vec<TensorId>, out: TensorId },
-    /// Sums or maxima, along the dims in which the result is smaller.
+    /// Sums or maxima along the dims in which the result is smaller than the operand.
     Reduce { reduction: Reduction, from: TensorId, out: TensorId },
-    /// The same elements by other strides.
+    /// The same elements with other strides.
     View { from: TensorId, out: TensorId },
 }
 
@@ -84,37 +85,37 @@ pub(crate) enum Function {
     Log,
     /// The index along this dim.
     Index(i64),
-    /// Whether the first is at least the second.
+    /// Whether the first operand is at least the second.
     AtLeast,
-    /// The first where the third is true, else the second.
+    /// The first operand where the third is true, else the second.
     Select,
 }
 
-/// How elements become one.
+/// The function that reduces several elements to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reduction {
     Sum,
     Max,
 }
 
-/// A convolution that makes one of its three tensors of the other two.
+/// A convolution, which computes one of its three tensors from the other two.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Convolution {
     pub(crate) makes: Makes,
     pub(crate) image: TensorId,
     pub(crate) weight: TensorId,
     pub(crate) output: TensorId,
-    /// From window to window, for each spatial dim.
+    /// The distance from window to window, for each spatial dim.
     pub(crate) strides: Vec<i64>,
-    /// From element to element of a window.
+    /// The distance from element to element of a window, for each spatial dim.
     pub(crate) dilations: Vec<i64>,
-    /// Zeros before the image.
+    /// The zeros before the image, for each spatial dim.
     pub(crate) before: Vec<i64>,
-    /// Zeros after the image.
+    /// The zeros after the image, for each spatial dim.
     pub(crate) after: Vec<i64>,
 }
 
-/// Which tensor of a convolution is made.
+/// The tensor that a convolution computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Makes {
     Output,
@@ -123,7 +124,7 @@ pub(crate) enum Makes {
 }
 
 impl Graph {
-    /// The graph of cuDNN that an instruction becomes.
+    /// Returns cuDNN's graph for an instruction.
     pub(crate) fn of(instruction: &Instruction) -> Result<Self, DriverError> {
         Self::or_reason(instruction).map_err(|why| {
             let (name, origin) = (instruction.name(), &instruction.origin);
@@ -132,7 +133,7 @@ impl Graph {
         })
     }
 
-    /// As [`Self::of`], with the bare reason why there is no graph.
+    /// As [`Self::of`], with the bare reason as the error.
     fn or_reason(instruction: &Instruction) -> Result<Self, String> {
         match &instruction.kernel {
             Kernel::Op(op @ (Op::Attention(_) | Op::AttentionGrad(_))) => attention::graph(op, instruction),
@@ -141,13 +142,13 @@ impl Graph {
         }
     }
 
-    /// The type that sums are made in.
+    /// Returns the type in which sums are computed.
     pub(crate) fn computed(&self) -> DType {
         let double = self.tensors.iter().any(|tensor| tensor.dtype == DType::F64);
         if double { DType::F64 } else { DType::F32 }
     }
 
-    /// Whether f32 is multiplied.
+    /// Returns whether a convolution or a multiplication has f32 operands.
     pub(crate) fn multiplies_single(&self) -> bool {
         let single = |id: TensorId| self.tensors[id].dtype == DType::F32;
         self.operations.iter().any(|operation| match operation {
@@ -159,7 +160,7 @@ impl Graph {
 }
 
 impl InstructionTensor {
-    /// The view of an instruction that it is.
+    /// Returns the instruction's view of this tensor.
     pub(crate) fn view(self, instruction: &Instruction) -> Option<&View> {
         match self {
             Self::Operand(index) => instruction.operands.get(index),
@@ -170,7 +171,8 @@ impl InstructionTensor {
 }
 
 impl TensorStorage {
-    /// In memory, as a part of an instruction. Memory begins at multiples of 256.
+    /// Returns the storage of an instruction's tensor. Memory begins at a multiple of 256, so the byte offset gives the
+    /// alignment.
     fn memory(part: InstructionTensor, view: &View) -> Self {
         let byte = view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64;
         Self::Memory { part, alignment: 1 << byte.trailing_zeros().min(WIDEST.trailing_zeros()) }

@@ -22,15 +22,15 @@ pub struct Cuda<D> {
     pub(super) driver: D,
     programs: Vec<Ready>,
     arena: Address,
-    /// Memory of the host and a file, which outlive the driver: fields are dropped in their order.
+    /// The memory of the host and of a file, which outlive the driver: fields are dropped in their order.
     pub(super) host: HostMemory,
     pub(super) pace: Pace,
     pub(super) known: BTreeMap<Stretch, StretchState>,
-    /// The program whose casts of weights are in the arena, made from the weights that are there.
+    /// The program whose casts of weights are in the arena, made from the present weights.
     renewed: Option<ProgramId>,
-    /// When it is watched.
+    /// The clock, if a profile is recorded.
     pub(super) clock: Option<Clock>,
-    /// Runs while a caller waits.
+    /// The clock that runs while a caller waits.
     calls: CallClock,
 }
 
@@ -38,21 +38,21 @@ impl<D: Driver> Cuda<D> {
     /// Allocates the arena (zeroed) and the constants of `programs`, and makes their kernels ready.
     ///
     /// # Errors
-    /// What has no kernel; what the driver refuses.
+    /// An operator without a kernel; an error of the driver.
     pub fn new(driver: D, programs: Vec<Arc<Program>>) -> Result<Self, DeviceError> {
         let programs = programs.into_iter().map(|program| lower(program).map_err(DeviceError::kernel));
         Self::with(driver, programs.collect::<Result<_, _>>()?)
     }
 
-    /// As [`Self::new`], of programs that are lowered already.
+    /// As [`Self::new`], for programs that are lowered already.
     ///
     /// # Errors
-    /// A program for another kind of device, or for several; what the driver refuses.
+    /// A program for another kind of device, or for several devices; an error of the driver.
     pub fn with(driver: D, programs: Vec<CudaProgram>) -> Result<Self, DeviceError> {
         Self::alone(driver, programs, None)
     }
 
-    /// As [`Self::with`], with values on the disk in a file in `folder`; without one, in the system's folder of temporary files.
+    /// As [`Self::with`]. Values on the disk lie in a file in `folder`, or, without one, in the system's folder of temporary files.
     ///
     /// # Errors
     /// As of [`Self::with`]; a folder that takes no file of this size.
@@ -63,7 +63,7 @@ impl<D: Driver> Cuda<D> {
         Self::of_rank(driver, programs, 0, folder)
     }
 
-    /// One of several ranks, whose driver exchanges with those of the others; see [`Self::alone`].
+    /// As [`Self::alone`], for one of several ranks. Its driver exchanges with the drivers of the other ranks.
     ///
     /// # Errors
     /// A program for another kind of device; an error of the driver; a folder that takes no file of this size.
@@ -78,7 +78,7 @@ impl<D: Driver> Cuda<D> {
         }
         crate::room::check_host(programs.iter().map(|cuda| &*cuda.program), 1)?;
         let host = HostMemory::new(programs.iter().map(|cuda| &*cuda.program), folder)?;
-        // Of these two the driver is dropped first, also where an error ends this.
+        // The driver is dropped before `host`, also if an error ends this function.
         let mut driver = driver;
         let room = driver.room(&programs).map_err(DeviceError::driver)?;
         super::room::check(&programs, &room).map_err(|error| DeviceError::TooLarge(Box::new(error)))?;
@@ -126,13 +126,13 @@ impl<D: Driver> Cuda<D> {
         self.programs.get(program.0).ok_or(DeviceError::Unknown { what: "program", index: program.0 })
     }
 
-    /// A turn of a pipeline rank's program.
+    /// Returns a turn of a pipeline rank's program.
     fn turn(&self, id: ProgramId, turn: usize) -> Result<&Turn, DeviceError> {
         let pipeline = self.ready(id)?.cuda.program.pipeline.as_ref().ok_or(DeviceError::Pipeline)?;
         pipeline.turns.get(turn).ok_or(DeviceError::Unknown { what: "turn", index: turn })
     }
 
-    /// The messages among some instructions of a part.
+    /// Returns the indices of the messages among some instructions of a part.
     pub(super) fn messages(&self, id: ProgramId, part: Part, instructions: &Range<usize>) -> Vec<usize> {
         let commands = self.programs[id.0].cuda.part(part).iter();
         let messages = commands.filter(|command| matches!(command.task, Task::Message(_)));
@@ -142,52 +142,52 @@ impl<D: Driver> Cuda<D> {
             .collect()
     }
 
-    /// The turn that was begun.
+    /// Returns the turn that was begun.
     pub(super) fn present_turn(&self, id: ProgramId) -> &PresentTurn {
         &self.programs[id.0].turn
     }
 
-    /// Waits until the device has done all that it was given.
+    /// Waits until the device has run all commands that it was given.
     ///
     /// # Errors
-    /// What went wrong in it.
+    /// A command failed.
     pub fn finish(&self) -> Result<(), DeviceError> {
         self.driver.finish().map_err(|error| self.refused(error))?;
         self.host.check()
     }
 
-    /// What a program was made from.
+    /// Returns the program from which the GPU's program was made.
     pub(super) fn lowered(&self, program: ProgramId) -> Result<&Arc<Program>, DeviceError> {
         Ok(&self.ready(program)?.cuda.program)
     }
 
-    /// Whether results are added to what is there.
+    /// Whether accumulating instructions add to their results.
     pub(super) fn adds(&self, program: ProgramId) -> bool {
         self.programs[program.0].microbatches > 1
     }
 
-    /// The mark of a stream where a section ends.
+    /// Returns the event that a stream records where a section ends.
     pub(super) fn end_of(&self, program: ProgramId, stream: Stream) -> Event {
         self.programs[program.0].cuda.end_of(stream)
     }
 
-    /// Goes back to before the step's first microbatch.
+    /// Goes back to the step's first microbatch.
     pub(super) fn begin_again(&mut self, program: ProgramId) {
         self.programs[program.0].microbatches = 1;
     }
 
-    /// Notes that a program is about to run: what another one keeps in the arena besides states may be overwritten.
+    /// Notes that a program is about to run, which may overwrite the casts that another program keeps in the arena.
     fn take_arena(&mut self, program: ProgramId) {
         self.renewed = self.renewed.filter(|renewed| *renewed == program);
     }
 
-    /// The elements of a view of a program, in row-major order.
+    /// Returns the elements of a view of a program, in row-major order.
     pub(super) fn read_view(&self, program: ProgramId, view: &View) -> Result<Vec<u8>, DeviceError> {
         self.read(self.ready(program)?, view)
     }
 
-    /// Gives the driver the commands of some instructions of a part. They wait only for commands of the same call, so the caller
-    /// joins the streams before it ([`Self::join`]).
+    /// Gives the driver the commands of some instructions of a part. They wait only for commands of the same call, so the caller joins
+    /// the streams before ([`Self::join`]).
     pub(super) fn execute(
         &mut self,
         id: ProgramId,
@@ -220,7 +220,7 @@ impl<D: Driver> Cuda<D> {
         Ok(())
     }
 
-    /// The outputs of a program with these numbers.
+    /// Returns the views of a program's outputs with these numbers.
     fn outputs(&self, program: ProgramId, outputs: &[usize]) -> Result<Vec<&View>, DeviceError> {
         let all = &self.ready(program)?.cuda.program.outputs;
         let view = |&output: &usize| {
@@ -245,7 +245,7 @@ impl<D: Driver> Cuda<D> {
     }
 }
 
-/// The elements of a view in row-major order, given all that it spans.
+/// Returns the elements of a view in row-major order, from all bytes that the view spans.
 fn dense(view: &View, bytes: Vec<u8>) -> Vec<u8> {
     if view.layout.is_dense() {
         return bytes;
@@ -393,7 +393,7 @@ impl<D: Driver> Device for Cuda<D> {
     fn run_ahead(&mut self, program: ProgramId) -> Result<bool, DeviceError> {
         let _call = self.calls.begin();
         let ready = self.ready(program)?;
-        // The ranks of a pipeline look at a loss together before they update.
+        // The ranks of a pipeline check a loss together before they update.
         let (halts, at) = (ready.cuda.halts && ready.cuda.program.pipeline.is_none(), ready.halt);
         if halts {
             let words = [1u32.to_le_bytes(), 0u32.to_le_bytes()].concat();
@@ -406,7 +406,7 @@ impl<D: Driver> Device for Cuda<D> {
         Some(self.calls.clone())
     }
 
-    /// The arena, all constants, the tables of combined launches, and memory of the host.
+    /// Counts the arena, all constants, the tables of combined launches, and memory of the host.
     fn allocated(&self) -> u64 {
         let programs = || self.programs.iter().map(|ready| &ready.cuda);
         let arena = programs().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What a GPU's driver does for a program: memory, kernels, streams and events. There are two: the real one, and a
-//! stand-in on the processor that does the same things in host memory.
+//! The interface of a GPU's driver: memory, kernels, streams and events. It has two implementations: the real driver, and a
+//! stand-in on the processor that does the same in host memory.
 
 use super::program::{Collective, Command, CudaProgram, Event, Launch, Multiply, Stream};
 use crate::program::{Instruction, Region};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
-/// Where the memories of a program begin on a device.
+/// The starts of a program's memories on a device.
 #[derive(Clone, Debug)]
 pub struct Memories {
     /// The arena.
@@ -23,7 +23,7 @@ pub struct Memories {
 }
 
 impl Memories {
-    /// Where a memory begins.
+    /// Returns the start of a memory.
     pub fn of(&self, region: Region) -> Address {
         match region {
             Region::Arena => self.arena,
@@ -37,77 +37,78 @@ impl Memories {
     }
 }
 
-/// Why a driver refuses.
+/// The reason why a driver refuses a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DriverError(pub String);
 
-/// The program's kernels, as the driver knows them: given by [`Driver::load`].
+/// A driver's number for the kernels of a program, from [`Driver::load`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded(pub usize);
 
-/// Commands that were captured, as the driver knows them: given by [`Driver::end_capture`].
+/// A driver's number for captured commands, from [`Driver::end_capture`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub usize);
 
-/// Bytes that are on their way from the device: given by [`Driver::fetch`], to be collected once.
+/// Bytes that are on their way from the device, from [`Driver::fetch`]. They are collected once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fetched(pub usize);
 
-/// What a device can still hold.
+/// The memory that a device has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Bytes that can be allocated.
     pub free: u64,
-    /// Of those, what the driver and its libraries take at most when programs are loaded and run.
+    /// The part of `free` that the driver and its libraries take at most when programs are loaded and run.
     pub reserve: u64,
-    /// The device, for people.
+    /// The device's name for messages.
     pub device: String,
 }
 
-/// Commands are taken in the order of the calls; each stream runs its own in that order, and may be behind. [`Driver::read`]
-/// and [`Driver::write`] wait until every stream is done; [`Driver::feed`] and [`Driver::fetch`] take their turn after all
-/// that was given to any stream and before all that will be, and the caller goes on.
+/// A driver takes commands in the order of the calls. Each stream runs its own commands in that order, and may be behind the
+/// caller. [`Driver::read`] and [`Driver::write`] wait until every stream is done. [`Driver::feed`] and [`Driver::fetch`] return
+/// at once; they run after all earlier commands of every stream and before all later ones.
 pub trait Driver: Send {
-    /// How much memory there is for these programs.
+    /// Returns the memory that is left for these programs.
     fn room(&self, programs: &[CudaProgram]) -> Result<Room, DriverError>;
 
-    /// Zeroed memory, which stays for the driver's life.
+    /// Allocates zeroed memory, which lives as long as the driver.
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError>;
 
-    /// Lets the device copy from memory of the host and to it. The memory outlives the driver.
+    /// Lets the device copy from and to memory of the host, which outlives the driver.
     fn lend(&mut self, memory: *mut u8, bytes: usize) -> Result<Address, DriverError>;
 
     /// Makes the kernels of a program ready.
     fn load(&mut self, program: &CudaProgram) -> Result<Loaded, DriverError>;
 
-    /// Sets memory.
+    /// Writes memory.
     fn write(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError>;
 
     /// Reads memory.
     fn read(&self, at: Address, bytes: &mut [u8]) -> Result<(), DriverError>;
 
-    /// Sets memory in its turn.
+    /// Writes memory in the order of the commands.
     fn feed(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError>;
 
-    /// Copies so many bytes from each of some places in their turn.
+    /// Copies bytes from places of the given lengths, in the order of the commands.
     fn fetch(&mut self, places: &[(Address, usize)]) -> Result<Fetched, DriverError>;
 
-    /// The bytes of [`Self::fetch`], one place after the other, when they are there.
+    /// Waits for the bytes of [`Self::fetch`] and returns them, one place after the other.
     fn collect(&mut self, fetched: Fetched) -> Result<Vec<u8>, DriverError>;
 
-    /// From now on what is given to the streams is kept, not done. It begins on the main stream: another has to wait for
-    /// that before it gets anything, and the main one for all others before the end. Nothing else is called meanwhile.
+    /// Begins a capture: from now on commands are recorded and do not run. The capture begins on the main stream. Any other
+    /// stream has to wait for an event of the main stream before it gets commands, and the main stream has to wait for all others
+    /// before the end. Only commands of streams are given meanwhile.
     fn begin_capture(&mut self) -> Result<(), DriverError>;
 
-    /// Ends the capture, whether it went well or not.
+    /// Ends the capture, whether it succeeded or not.
     fn end_capture(&mut self) -> Result<Graph, DriverError>;
 
-    /// Does on the main stream what was captured, with the arguments that were given then. Memory, kernels and events have
-    /// to be there still.
+    /// Runs captured commands on the main stream, with the arguments of the capture. Their memory, kernels and events must still
+    /// exist.
     fn replay(&mut self, graph: Graph) -> Result<(), DriverError>;
 
-    /// Says what the command that is given next reads and writes. A driver may hold it to that.
+    /// Declares the memory that the next command reads and writes. A driver may check the command against it.
     fn declare(&mut self, _touches: Touches) {}
 
     /// Runs a kernel on a stream. Arguments are 8 bytes each.
@@ -119,7 +120,7 @@ pub trait Driver: Send {
         arguments: &[u64],
     ) -> Result<(), DriverError>;
 
-    /// Multiplies matrices on a stream that has a [`Workspace`]; `add` to what is there.
+    /// Multiplies matrices on a stream that has a [`Workspace`]. With `add`, the product is added to the previous result.
     fn multiply(
         &mut self,
         stream: Stream,
@@ -128,45 +129,45 @@ pub trait Driver: Send {
         add: bool,
     ) -> Result<(), DriverError>;
 
-    /// Runs an instruction by a library, on the main stream ([`check_library`]).
+    /// Runs an instruction with a library, on the main stream ([`check_library`]).
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError>;
 
-    /// Exchanges with other ranks, on a stream. All ranks of a group give the same to each other in the same order.
+    /// Runs a collective with other ranks, on a stream. All ranks of a group issue the same collectives in the same order.
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError>;
 
-    /// Sends a message, in its turn on the main stream: the bytes are copied, and travel beside what follows. The next message of
-    /// the channel waits until they have left.
+    /// Sends a message in the order of the main stream. The bytes are copied, and travel beside later commands. The channel's
+    /// next message waits until they have left.
     fn send(&mut self, task: MessageTask) -> Result<(), DriverError>;
 
-    /// Receives a message, in its turn on the main stream. If `another` of as many bytes comes on the channel, it may arrive beside
-    /// what follows.
+    /// Receives a message in the order of the main stream. `another` says that a further message of as many bytes follows on the
+    /// channel; it may arrive beside later commands.
     fn receive(&mut self, task: MessageTask, another: bool) -> Result<(), DriverError>;
 
     /// Copies bytes between the device's memory and memory of the host that was lent, on a stream.
     fn copy(&mut self, stream: Stream, task: CopyTask) -> Result<(), DriverError>;
 
-    /// Runs an instruction on the host when a stream has come to it.
+    /// Runs an instruction on the host when a stream reaches it.
     fn on_host(&mut self, stream: Stream, task: HostTask) -> Result<(), DriverError>;
 
-    /// A rank's thread is about to end: does what needs it.
+    /// Completes the work that needs the rank's thread, which is about to end.
     fn settle(&mut self) -> Result<(), DriverError>;
 
-    /// Marks what was given to a stream so far.
+    /// Records an event behind all commands that a stream has got so far.
     fn record(&mut self, stream: Stream, event: Event) -> Result<(), DriverError>;
 
-    /// Lets what is given to a stream from now on wait for the last mark.
+    /// Lets later commands of a stream wait for the event's last record.
     fn wait(&mut self, stream: Stream, event: Event) -> Result<(), DriverError>;
 
-    /// Stamps the moment at which a stream has done what it was given so far, under a number, which may be used again.
+    /// Stamps the moment at which a stream has run its commands so far. The stamp gets a number, which may be reused.
     fn stamp(&mut self, stream: Stream, number: usize) -> Result<(), DriverError>;
 
-    /// Seconds from one stamped moment to a later one, when everything is done.
+    /// Returns the seconds from one stamped moment to a later one, once all commands are done.
     fn seconds(&self, from: usize, to: usize) -> Result<f64, DriverError>;
 
-    /// Whether something that was given went wrong, so that nothing goes on. It does not wait for what is being done.
+    /// Returns whether a command has failed, so that no later one will run. Does not wait for running commands.
     fn has_failed(&self) -> bool;
 
-    /// Waits until everything is done.
+    /// Waits until all commands are done.
     fn finish(&self) -> Result<(), DriverError>;
 }
 
@@ -183,10 +184,10 @@ impl Workspace {
     /// Every workspace.
     pub const ALL: [Self; 2] = [Self::Main, Self::Side];
 
-    /// The workspace of a stream.
+    /// Returns the workspace of a stream.
     ///
     /// # Errors
-    /// The stream has none.
+    /// The stream has no workspace.
     pub fn of(stream: Stream) -> Result<Self, DriverError> {
         match stream {
             Stream::Main => Ok(Self::Main),
@@ -201,10 +202,10 @@ impl Workspace {
     }
 }
 
-/// Refuses an instruction for cuDNN on another stream than the main one, for which the only workspace of cuDNN is.
+/// Refuses an instruction for cuDNN on any stream but the main one, which has cuDNN's only workspace.
 ///
 /// # Errors
-/// The stream.
+/// The stream is not the main one.
 pub fn check_library(stream: Stream, task: &LibraryTask) -> Result<(), DriverError> {
     if stream == Stream::Main {
         return Ok(());
@@ -213,16 +214,16 @@ pub fn check_library(stream: Stream, task: &LibraryTask) -> Result<(), DriverErr
     Err(DriverError(format!("`{name}` on the {stream}: only the main stream has a workspace of cuDNN")))
 }
 
-/// What a command reads and writes, and where that memory is.
+/// A command, and the memories that it reads and writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Touches<'a> {
     /// The command.
     pub command: &'a Command,
-    /// Where its memory is.
+    /// The starts of the program's memories.
     pub memories: &'a Memories,
 }
 
-/// Where the matrices of a multiplication begin.
+/// The addresses of a multiplication's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultiplyPlaces {
     /// The left side.
@@ -231,44 +232,44 @@ pub struct MultiplyPlaces {
     pub rhs: Address,
     /// The result.
     pub out: Address,
-    /// Of the epilogue what there is: bias, addend, what the activation is applied to, sums.
+    /// The epilogue's bias, if it has one.
     pub bias: Option<Address>,
-    /// See `bias`.
+    /// The epilogue's addend, if it has one.
     pub addend: Option<Address>,
-    /// See `bias`.
+    /// The tensor with the inputs of the epilogue's activation, if there is one.
     pub aux: Option<Address>,
-    /// See `bias`.
+    /// The epilogue's sums, if it has any.
     pub sums: Option<Address>,
 }
 
-/// What ranks exchange, and where.
+/// A collective, its ranks and its addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectiveTask<'a> {
-    /// What is exchanged.
+    /// The collective.
     pub collective: &'a Collective,
-    /// The ranks that take part, in the order that decides who has which piece.
+    /// The ranks that take part. Their order decides which rank has which piece.
     pub group: &'a [u64],
-    /// For each tensor where it is, and where it goes.
+    /// The source and the destination of each tensor.
     pub places: &'a [[Address; 2]],
 }
 
 /// A message to another pipeline rank, or from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageTask {
-    /// The transfer whose messages keep their order.
+    /// The number of the transfer; its messages keep their order.
     pub channel: u32,
     /// The other rank; ranks count over all stages.
     pub other: u64,
-    /// The memory that it leaves from or arrives in, and its bytes.
+    /// The address of the bytes that leave or arrive.
     pub at: Address,
-    /// See `at`.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
 /// A copy between the memories of the device and of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyTask {
-    /// Where the bytes are.
+    /// The source.
     pub from: Address,
     /// The destination.
     pub to: Address,
@@ -279,11 +280,11 @@ pub struct CopyTask {
 /// An instruction that the host runs. It may be run again and again.
 pub type HostTask = Arc<dyn Fn() + Send + Sync>;
 
-/// An instruction for a library, and where its memory is.
+/// An instruction for a library, and the memories that it uses.
 #[derive(Clone, Copy, Debug)]
 pub struct LibraryTask<'a> {
-    /// What is computed.
+    /// The instruction.
     pub instruction: &'a Instruction,
-    /// Where its memory is.
+    /// The starts of the program's memories.
     pub memories: &'a Memories,
 }

@@ -1,9 +1,9 @@
-//! The real driver: a device of NVIDIA's, by way of cudarc's bindings.
+//! The real driver: an NVIDIA device, through cudarc's bindings.
 //!
-//! Only here is the driver called through cudarc. Its library is opened before: without it cudarc would panic.
+//! Only this module calls the driver through cudarc. The driver's library is opened before, because cudarc panics without it.
 //!
-//! Everything that a step gives to the device goes to its queues, in the order of the calls, and nothing of it waits
-//! on the host, so that it can be captured as a CUDA graph.
+//! All commands of a step go to the device's queues, in the order of the calls. None of them waits on the host, so that a step can be
+//! captured as a CUDA graph.
 
 mod blas;
 pub mod copies;
@@ -66,8 +66,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Programs on the GPU of this number, with values on the disk in a file in `folder`. A profile gets the times of the first program's
-/// commands, which then are no graph. `warn` is told why kernels on disk could not be used, and which work a library did not take.
+/// Returns a device that runs programs on the GPU of this number. Values on the disk lie in a file in `folder`. A profile gets the
+/// times of the first program's commands, which then are no graph. `warn` gets the reason why kernels on disk could not be used, and
+/// the work that a library did not take.
 ///
 /// # Errors
 /// There is no driver, no GPU or no compiler; an operator has no kernel; the GPU refuses a program or its memory; the folder takes no file.
@@ -88,29 +89,29 @@ pub fn gpu(
     Ok(Box::new(cuda))
 }
 
-/// A GPU of NVIDIA's.
+/// An NVIDIA GPU.
 ///
-/// Fields are dropped in this order, the context last; but the graphs are gone before the seat, by [`Gpu::drop`].
+/// Fields are dropped in this order, the context last. [`Gpu::drop`] drops the graphs before the seat.
 pub struct Gpu {
-    /// Where it is one of several.
+    /// The GPU's place among several GPUs, if there are several.
     seat: Option<Seat>,
-    /// In a pipeline, the mailboxes of messages to other stages and from them. NCCL uses their memory until the seat is gone.
+    /// In a pipeline, the mailboxes of messages to and from other stages. NCCL uses their memory until the seat is gone.
     mailboxes: Mailboxes,
     folders: Folders,
     options: Options,
     ordinal: usize,
     facts: DeviceFacts,
-    /// When there is something to multiply.
+    /// The multiplier, if there is something to multiply.
     multiplier: Option<Multiplier>,
-    /// When it was looked for.
+    /// cuDNN, or the reason why it cannot be used. `None` before the first search for it.
     cudnn: Option<Result<Cudnn, DriverError>>,
-    /// When the planning of a program's multiplications began.
+    /// The time at which the planning of a program's multiplications began.
     began: Instant,
     notes: Notes,
     kernels: Kernels,
-    /// By their number, whichever program they are of: each waits for its last mark.
+    /// The events by their numbers, which all programs share. A wait is for an event's last record.
     events: Vec<Mark>,
-    /// Before and after what is written or read from outside.
+    /// The events before and after a write or read from outside.
     fences: [Mark; 2],
     staging: RefCell<Staging>,
     exchange: RefCell<Exchange>,
@@ -118,22 +119,22 @@ pub struct Gpu {
     host_tasks: HostTasks,
     stamps: Stamps,
     memory: Vec<Memory>,
-    /// By [`Stream`].
+    /// The queues, by [`Stream`].
     queues: [Queue; Stream::ALL.len()],
-    /// Memory of the host that was lent.
+    /// The memory of the host that was lent.
     lent: Vec<Lent>,
     context: Context,
 }
 
-// SAFETY: CUDA's handles may be used on any thread on which their context is current, which every call sees to.
+// SAFETY: CUDA's handles may be used on any thread on which their context is current, and every call makes it current.
 #[allow(unsafe_code)]
 unsafe impl Send for Gpu {}
 
 impl Gpu {
-    /// The GPU of this number.
+    /// Opens the GPU of this number.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// The reason why the GPU cannot be used.
     pub fn open(ordinal: usize, options: Options) -> Result<Self, DriverError> {
         let folders = Folders::of_process();
         let told = |error: &dyn std::fmt::Display| DriverError(error.to_string());
@@ -158,7 +159,7 @@ impl Gpu {
             graphs: vec![],
             stamps: Stamps::default(),
             memory: vec![],
-            // Kernels that wait for an exchange wait longer if it does not come first.
+            // The main stream, exchanges and copies are urgent: kernels that wait for them would wait longer behind other work.
             queues: [
                 Queue::new(true)?,
                 Queue::new(false)?,
@@ -178,7 +179,7 @@ impl Gpu {
         })
     }
 
-    /// It, for people.
+    /// Returns the GPU's description for messages.
     fn described(&self) -> String {
         format!("GPU {} ({})", self.ordinal, self.facts.name)
     }
@@ -187,7 +188,7 @@ impl Gpu {
         &self.queues[stream as usize]
     }
 
-    /// Does something on the main queue, after all that was given to any and before all that will be.
+    /// Runs `act` on the main queue, after all earlier commands of every queue and before all later ones.
     fn apart<T>(&self, act: impl FnOnce(&Queue) -> Result<T, DriverError>) -> Result<T, DriverError> {
         let [main, others @ ..] = &self.queues;
         let [before, after] = &self.fences;
@@ -206,20 +207,20 @@ impl Gpu {
         self.events.get(event.0 as usize).ok_or_else(unknown)
     }
 
-    /// Refuses what was computed when another rank had failed.
+    /// Refuses results that were computed after another rank had failed.
     fn together(&self) -> Result<(), DriverError> {
         self.seat.as_ref().map_or(Ok(()), Seat::alive)
     }
 
-    /// Returns the warnings since the last call: why kernels on disk could not be used, and which work a library did not take.
-    /// Everything runs in spite of them.
+    /// Returns the warnings since the last call: the reason why kernels on disk could not be used, and the work that a library did not
+    /// take. Everything runs in spite of them.
     pub fn warnings(&mut self) -> Vec<String> {
         let trouble = self.kernels.trouble().map(str::to_owned);
         trouble.into_iter().chain(self.notes.take()).collect()
     }
 }
 
-/// The GPU of a number, if kernels run on it.
+/// Returns the facts of the GPU of a number, if kernels run on it.
 fn facts_of(ordinal: usize, devices: &[DeviceFacts]) -> Result<&DeviceFacts, DriverError> {
     let facts = devices.get(ordinal).ok_or_else(|| absent(ordinal, devices))?;
     facts.refusal(ordinal).map_or(Ok(facts), |refusal| Err(DriverError(refusal)))
@@ -231,12 +232,12 @@ fn absent(ordinal: usize, devices: &[DeviceFacts]) -> DriverError {
     DriverError(format!("there is no GPU {ordinal}; there are {}", names.join(", ")))
 }
 
-/// Why no message can be sent or received.
+/// Returns the error of a message where there is no other rank.
 fn alone(task: MessageTask) -> DriverError {
     DriverError(format!("a message of channel {}: {}", task.channel, CommError::Alone))
 }
 
-/// Why memory cannot be had.
+/// Returns the error of memory that cannot be allocated.
 fn too_much(bytes: u64, gpu: &str, (free, total): (u64, u64)) -> DriverError {
     DriverError(format!("cannot allocate {bytes} bytes on {gpu}: {free} of its {total} bytes are free"))
 }
@@ -255,7 +256,7 @@ impl Driver for Gpu {
         if bytes > free {
             return Err(too_much(bytes, &gpu, (free, total)));
         }
-        // Free memory may be in pieces.
+        // Free memory may be fragmented.
         let memory = Memory::new(bytes)
             .map_err(|error| DriverError(format!("{}: {error}", too_much(bytes, &gpu, (free, total)))))?;
         let main = self.queue(Stream::Main);
@@ -400,7 +401,7 @@ impl Driver for Gpu {
         self.mailboxes.receive(&self.queues[Stream::Main as usize], seat, task, another)
     }
 
-    /// The commands of a GPU need no thread, but messages have to leave before the rank ends.
+    /// A GPU needs no thread for its commands, but messages have to leave before the rank ends.
     fn settle(&mut self) -> Result<(), DriverError> {
         self.context.bind()?;
         self.mailboxes.finish()?;
@@ -428,7 +429,7 @@ impl Driver for Gpu {
     }
 
     fn has_failed(&self) -> bool {
-        // A question about memory may be answered without a look at the kernels; a query of a stream looks at what it was given.
+        // A question about memory may be answered without a look at the kernels; a query of a stream reports errors of its commands.
         self.context.bind().and_then(|()| self.queues.iter().try_for_each(Queue::check)).is_err()
     }
 
@@ -441,12 +442,12 @@ impl Driver for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // What is given back must not be in use, and is given back in its context.
+        // Memory must not be in use when it is freed, and is freed in its context.
         if let Err(error) = self.finish() {
             self.seat.iter().for_each(|seat| seat.end(&error.0));
             self.host_tasks.leave();
         }
-        // NCCL waits for the graphs that its exchanges are in.
+        // NCCL waits for the graphs that contain its collectives.
         self.graphs.clear();
         self.seat = None;
     }

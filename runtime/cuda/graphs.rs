@@ -1,8 +1,8 @@
-//! How a section's commands reach the driver: one by one, or as a graph that was captured before.
+//! Gives a section's commands to the driver: one by one, or as a graph that was captured before.
 //!
-//! What a run of a section gives to the driver is the same each time, but for whether results are added to what is there,
-//! which only a step's first microbatch does not: learning rate, step and loss scale are values on the device. So a graph for
-//! each of the two is enough.
+//! Every run of a section gives the driver the same commands, because learning rate, step and loss scale are values on the device. Only
+//! one thing differs: a step's first microbatch overwrites sums, and later microbatches add to them. So two graphs are enough, one for
+//! each case.
 
 use super::device::Cuda;
 use super::driver::{Driver, DriverError, Graph};
@@ -12,53 +12,54 @@ use crate::program::Part;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How commands reach the driver.
+/// The way in which commands reach the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
-    /// One by one the first time, when what is chosen on the way is chosen; then captured as a graph, which is replayed.
+    /// One by one the first time, because a library's first call may load a module, allocate memory or choose an algorithm, which CUDA
+    /// refuses in a capture. The second time the commands are captured as a CUDA graph, which is replayed from then on.
     #[default]
     Graphs,
     /// One by one each time.
     Commands,
-    /// One by one, each waited for: what goes wrong is the last one's. It is slow.
+    /// One by one, with a wait after each, so that an error belongs to the last command. It is slow.
     Synchronous,
 }
 
-/// Instructions that are run together.
+/// Instructions that run together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Stretch {
     pub(super) program: ProgramId,
     pub(super) part: Part,
-    /// From one instruction of the part's section to another.
+    /// The start and the end of the range of instructions in the part's section.
     pub(super) instructions: [usize; 2],
-    /// Whether they add to results.
+    /// Whether accumulating instructions add to their results.
     pub(super) adds: bool,
-    /// In a pipeline, where the blocks of the microbatch begin: a graph has the addresses of its slots.
+    /// In a pipeline, the starts of the microbatch's blocks: a graph has the addresses of its slots.
     pub(super) blocks: Arc<[u64]>,
 }
 
-/// The state of a stretch that has been run.
+/// The state of a stretch that has run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum StretchState {
-    /// It was run once.
+    /// The stretch ran once.
     Run,
-    /// It was captured.
+    /// The stretch was captured.
     As(Graph),
 }
 
-/// What a capture that is refused is told with.
+/// The advice in the error of a refused capture.
 const WITHOUT: &str =
     "; with TRAINYARD_GRAPHS=0 a run captures no CUDA graphs, and launches its commands one by one";
 
 impl<D: Driver> Cuda<D> {
-    /// The same, at another pace.
+    /// Returns the device with another pace.
     pub fn at(mut self, pace: Pace) -> Self {
         self.pace = pace;
         self
     }
 
-    /// Runs some instructions of a part, at the device's pace; then every stream waits for all others. Messages are in no graph: other
-    /// streams than those of the graph carry them.
+    /// Runs some instructions of a part, at the device's pace; then every stream waits for all others. Messages are in no graph,
+    /// because other streams than the graph's carry them.
     pub(super) fn perform(
         &mut self,
         id: ProgramId,
@@ -116,7 +117,7 @@ impl<D: Driver> Cuda<D> {
         self.join(id)
     }
 
-    /// Captures a stretch: the streams part from the main one, and come together in it.
+    /// Captures a stretch: the other streams begin at the main stream, and end in it.
     fn capture(
         &mut self,
         id: ProgramId,
@@ -136,7 +137,7 @@ impl<D: Driver> Cuda<D> {
         self.gather(id).and_then(|()| self.part(id)).map_err(|error| self.refused(error))
     }
 
-    /// Lets the main stream wait for the others.
+    /// Lets the main stream wait for all others.
     fn gather(&mut self, id: ProgramId) -> Result<(), DriverError> {
         for stream in Stream::ALL.into_iter().filter(|stream| *stream != Stream::Main) {
             let end = self.end_of(id, stream);
@@ -146,7 +147,7 @@ impl<D: Driver> Cuda<D> {
         Ok(())
     }
 
-    /// Lets the other streams wait for the main one.
+    /// Lets the other streams wait for the main stream.
     fn part(&mut self, id: ProgramId) -> Result<(), DriverError> {
         let end = self.end_of(id, Stream::Main);
         self.driver.record(Stream::Main, end)?;
@@ -154,7 +155,7 @@ impl<D: Driver> Cuda<D> {
         others.into_iter().try_for_each(|stream| self.driver.wait(stream, end))
     }
 
-    /// A refusal of what would be done as a graph; of a device that works it says how to do without.
+    /// Returns the error of a capture or a replay. If the device still works, the error says how to run without graphs.
     fn uncaptured(&self, error: DeviceError) -> DeviceError {
         let mut error = self.blamed(error);
         if let DeviceError::Driver { late: false, message, .. } = &mut error {
@@ -163,12 +164,12 @@ impl<D: Driver> Cuda<D> {
         error
     }
 
-    /// A refusal that has nothing to do with an instruction.
+    /// Returns the error of a call that belongs to no instruction.
     pub(super) fn refused(&self, error: DriverError) -> DeviceError {
         self.blamed(DeviceError::driver(error))
     }
 
-    /// The same error; of a device that has failed it says that an earlier command may be at fault.
+    /// Returns the error. If the device has failed, it says that an earlier command may be at fault.
     pub(super) fn blamed(&self, mut error: DeviceError) -> DeviceError {
         if let DeviceError::Driver { late, .. } = &mut error {
             *late = self.pace != Pace::Synchronous && self.driver.has_failed();
@@ -189,7 +190,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::thread;
 
-    /// A product and a sum, each added up over microbatches.
+    /// Returns a program of two products. The second is added up over microbatches.
     fn program() -> Arc<Program> {
         let text = r#"trainyard-ir 1
             module @m training {
@@ -211,7 +212,7 @@ mod tests {
         Cuda::new(Host::new(Order::default()), vec![program()]).unwrap()
     }
 
-    /// A step of two microbatches: the first overwrites sums, the second adds to them.
+    /// Runs a step of two microbatches: the first overwrites sums, the second adds to them.
     fn run(device: &mut Cuda<Host>) -> Result<(), DeviceError> {
         let x = vec![vec![0; 8 * 4 * 4]];
         step(device, ProgramId(0), &[x.clone(), x]).map(|_| ())
@@ -229,7 +230,7 @@ mod tests {
         assert!(graphs >= 3, "both kinds of microbatch, and the update: {graphs}");
     }
 
-    /// Stage 0 keeps an activation for backward, of two microbatches at once.
+    /// A program of two stages. Stage 0 keeps an activation for backward, of two microbatches at once.
     const TWO_STAGES: &str = r#"trainyard-ir 1
         module @m training {
           pipeline "1f1b" microbatches 4 stages [0, 1] {
@@ -251,7 +252,7 @@ mod tests {
           update @w = %10
         }"#;
 
-    /// Both ranks after three steps of four microbatches with different numbers.
+    /// Returns both ranks after three steps of four microbatches with different numbers.
     fn two_stages(pace: Pace) -> Vec<Cuda<Host>> {
         let module = ir::text::parse(TWO_STAGES).unwrap();
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
@@ -279,7 +280,8 @@ mod tests {
         })
     }
 
-    /// Two microbatches that add to sums lie in different slots: the graph of one would compute with the activations of the other.
+    /// Two microbatches that add to sums lie in different slots: the graph of the first would compute with the activations of the
+    /// second.
     #[test]
     #[ignore = "needs a C++ compiler"]
     fn each_slot_of_a_pipeline_has_graphs_of_its_own() {
@@ -300,7 +302,7 @@ mod tests {
         }
     }
 
-    /// Of a stretch that adds, taken for one that has run because the same stretch without adding has.
+    /// The stretch that adds is marked as run, though only the same stretch without adding has run.
     #[test]
     #[ignore = "needs a C++ compiler"]
     fn a_capture_of_a_stretch_that_never_ran_is_refused() {

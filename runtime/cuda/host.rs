@@ -1,8 +1,7 @@
-//! A stand-in for a GPU and its driver, on the processor: memory is the host's, kernels are compiled by a C++ compiler
-//! (`host.cpp`) and run thread by thread, multiplications are done in f32, and the CPU backend does the work of libraries.
-//! It is for tests, and slow. Streams are kept apart as on a device: commands are queued and run when their results are asked
-//! for, in an order that only the streams and their marks restrict. So a missing wait shows. Functions of the host run on one thread
-//! beside (`functions`).
+//! A stand-in for a GPU and its driver, on the processor: memory is the host's, a C++ compiler compiles the kernels (`host.cpp`), which
+//! run thread by thread, multiplications compute in f32, and the CPU backend does the work of libraries. It is for tests, and slow.
+//! Streams are kept apart as on a device: commands are queued and run when their results are asked for, in an order that only the
+//! streams and their events restrict. So a missing wait shows. Functions of the host run on a further thread (`functions`).
 
 mod builder;
 mod capture;
@@ -43,12 +42,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How the stand-in does what a device leaves open.
+/// The orders that a device leaves open, as the stand-in takes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// The order of a block's threads: 0 by number, 1 the reverse, others are shuffled by it. In an odd order blocks run
-    /// backwards, and a warp runs ahead of the others until it waits for its block. From 2 on two or three blocks are alive
-    /// at once, and take turns where their threads wait.
+    /// The order of a block's threads: 0 is by number, 1 is the reverse, other numbers shuffle the threads. With an odd number, blocks
+    /// run backwards, and a warp runs ahead of the others until it waits for its block. From 2 on, two or three blocks are alive at
+    /// once, and take turns where their threads wait.
     pub threads: u32,
     /// The stream that is served first.
     pub first: Option<Stream>,
@@ -57,31 +56,32 @@ pub struct Order {
 /// The stand-in.
 pub struct Host {
     order: Order,
-    /// Bytes that it holds; none: as many as there are.
+    /// The bytes that it can hold. `None` stands for the memory of this machine.
     size: Option<u64>,
     compiled: Vec<Arc<Compiled>>,
-    /// For each loaded program, which entries of its tables are addresses.
+    /// For each loaded program, whether each entry of its tables is an address.
     tables: Vec<Arc<[bool]>>,
     libraries: Libraries,
-    /// What it exchanges with other ranks through.
+    /// The communicator with the other ranks.
     communicator: Option<Arc<dyn Communicator>>,
-    /// Where the calls of NCCL go that a GPU would make.
+    /// The list of the calls of NCCL that a GPU would make.
     notes: Option<Notes>,
-    /// What is being captured, and what was.
+    /// The present capture; `graphs` has the captures that ended.
     capture: Option<Capture>,
     graphs: Vec<Vec<(Stream, Queued)>>,
     /// The kernels, multiplications and library calls that were given outside of a capture.
     warm: Warm,
-    /// Events whose last mark was in a capture: nothing outside may wait for them.
+    /// The events whose last record was in a capture: no command outside may wait for them.
     inside: BTreeSet<Event>,
-    /// How many blocks run at each end of a grid; 0: all blocks.
+    /// The number of blocks that run at each end of a grid; 0: all blocks.
     corners: u32,
-    /// Whether commands are held to what they say they read and write; and what the next one says.
+    /// Whether a command may touch only the memory that it declares.
     is_checked: bool,
-    /// Runs the launches that are checked by their PTX, too.
+    /// The interpreter that also runs the PTX of the launches that are checked.
     ptx: Option<Ptx>,
-    /// Whether it refuses captures.
+    /// Whether the stand-in refuses captures.
     refuses_captures: bool,
+    /// The memory that the next command declares.
     declared: Vec<Declared>,
     functions: HostThread,
     state: RefCell<State>,
@@ -89,22 +89,22 @@ pub struct Host {
 
 #[derive(Default)]
 struct State {
-    /// Each begins at an address of 256.
+    /// The allocated memory. Each piece begins at a multiple of 256.
     memory: Vec<Memory>,
-    /// Memory of the host that was lent: its addresses.
+    /// The addresses of memory of the host that was lent.
     lent: Vec<Range<u64>>,
     queues: BTreeMap<Stream, VecDeque<Queued>>,
-    /// How often each event was marked: as it was given, and as far as it has come.
+    /// The number of records of each event: in the commands given (`given`), and in the commands run (`marked`).
     given: BTreeMap<Event, u64>,
     marked: BTreeMap<Event, u64>,
-    /// What was fetched and not yet collected, by number; and how often something was fetched.
+    /// The fetched bytes that were not yet collected, by number; and the number of fetches.
     fetched: BTreeMap<usize, Vec<u8>>,
     fetches: usize,
-    /// Kernels that still run, if it is to fail.
+    /// The number of kernels that still run before the stand-in fails, if it is to fail.
     left: Option<u64>,
-    /// The commands that were checked, by their hashes.
+    /// The hashes of the commands that were checked.
     checked: BTreeSet<u64>,
-    /// The memory of a command that is being checked.
+    /// The guards of the memory of a command that is being checked.
     guards: Guards,
     failed: Option<DriverError>,
     stamped: BTreeMap<usize, Instant>,
@@ -132,7 +132,7 @@ enum Queued {
     Receive(MessageTask),
     Copy(CopyTask),
     OnHost(HostTask),
-    /// A command that is held to what it says.
+    /// A command that may touch only the memory that it declares.
     Checked {
         declared: Vec<Declared>,
         command: Box<Queued>,
@@ -150,11 +150,11 @@ enum Queued {
     },
 }
 
-/// Before and after what is fed and fetched.
+/// The events before and after a feed or a fetch.
 const FENCES: [Event; 2] = [Event(u32::MAX - 1), Event(u32::MAX)];
 
 impl Host {
-    /// A device that has the memory of this machine.
+    /// Returns a device that has the memory of this machine.
     pub fn new(order: Order) -> Self {
         Self {
             order,
@@ -178,7 +178,7 @@ impl Host {
         }
     }
 
-    /// Bytes that can be allocated.
+    /// Returns the number of bytes that can be allocated.
     fn free(&self) -> u64 {
         let taken: u64 = self.state.borrow().memory.iter().map(|memory| memory.bytes).sum();
         match self.size {
@@ -200,7 +200,7 @@ impl Host {
         Ok(())
     }
 
-    /// Gives the main stream something between what all were given and what they will be.
+    /// Gives the main stream a command that runs after all earlier commands of every stream and before all later ones.
     fn push_apart(&mut self, queued: Queued) -> Result<(), DriverError> {
         self.outside()?;
         let [before, after] = FENCES;
@@ -214,13 +214,13 @@ impl Host {
         others().try_for_each(|other| self.wait(other, after))
     }
 
-    /// Refuses what would spoil a capture.
+    /// Refuses a call that would spoil a capture.
     fn outside(&self) -> Result<(), DriverError> {
         let spoilt = || DriverError("a capture goes on, which this call would spoil".into());
         if self.capture.is_some() { Err(spoilt()) } else { Ok(()) }
     }
 
-    /// Does everything that was given.
+    /// Runs all commands that were given.
     fn drain(&self) -> Result<(), DriverError> {
         self.outside()?;
         let mut state = self.state.borrow_mut();
@@ -439,7 +439,7 @@ impl Driver for Host {
         self.push(stream, Queued::Exchange(Box::new(Exchange::of(task))))
     }
 
-    /// A device that works by itself sends as soon as it can. Here that is at once, since the other rank may wait while this one
+    /// A real device sends by itself as soon as it can. The stand-in sends at once, because the other rank may wait while this rank
     /// asks for no result.
     fn send(&mut self, task: MessageTask) -> Result<(), DriverError> {
         self.note_message("send", &task);
@@ -460,7 +460,7 @@ impl Driver for Host {
         self.push(stream, Queued::OnHost(task))
     }
 
-    /// Others may wait for what this rank has to give.
+    /// Runs all commands, because other ranks may wait for this rank's part in them.
     fn settle(&mut self) -> Result<(), DriverError> {
         self.drain()
     }
@@ -477,7 +477,7 @@ impl Driver for Host {
         if self.capture.is_none() && self.inside.contains(&event) {
             return Err(DriverError(format!("event {} was last marked in a capture", event.0)));
         }
-        // The last mark that was given: an event that never was is passed, as on a device.
+        // The wait is for the last record so far. An event without a record does not block, as on a device.
         let count = self.state.get_mut().given.get(&event).copied().unwrap_or_default();
         self.push(stream, Queued::Wait(event, count))
     }

@@ -1,18 +1,19 @@
-//! How many times a device is told to do something: what a step takes at least, however small its tensors are.
+//! Counts the commands that a device gets. Each takes some time, so a step's number of commands bounds its time from below,
+//! however small its tensors are.
 
 use super::program::{Command, CudaProgram, Task};
 use crate::program::{Part, Section};
 use std::fmt;
 use std::ops::Add;
 
-/// Commands, by what they are.
+/// The numbers of commands, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launches {
-    /// Kernels of ours; several that are launched as one count once.
+    /// Our kernels. Several that are launched as one count once.
     pub kernels: usize,
     /// Multiplications by cuBLASLt.
     pub multiplications: usize,
-    /// What cuDNN does.
+    /// Calls of cuDNN.
     pub libraries: usize,
     /// Exchanges with other devices, by NCCL.
     pub collectives: usize,
@@ -27,7 +28,7 @@ pub struct Launches {
 }
 
 impl CudaProgram {
-    /// The commands of a part that every step runs: all but the casts of weights that the update of the step before has
+    /// Returns the commands of a part that every step runs: all but the casts of weights that the previous step's update has
     /// renewed.
     pub fn repeated(&self, part: Part) -> &[Command] {
         let all = self.part(part);
@@ -35,7 +36,7 @@ impl CudaProgram {
         &all[all.partition_point(|command| command.instructions.end <= renewed)..]
     }
 
-    /// The launches of one run of a section, in any step but the first.
+    /// Returns the launches of one run of a section, in any step but the first.
     pub fn launches(&self, section: Section) -> Launches {
         self.repeated(section.into()).iter().map(Launches::of).fold(Launches::default(), Add::add)
     }
@@ -57,7 +58,7 @@ impl Launches {
         one
     }
 
-    /// All of them.
+    /// Returns the number of all commands.
     pub fn total(&self) -> usize {
         let Self { kernels, multiplications, libraries, collectives, messages, copies, on_host, with_file } =
             self;

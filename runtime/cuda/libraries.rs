@@ -1,9 +1,9 @@
-//! Finding CUDA's libraries: in the folders that `TRAINYARD_CUDA_LIBS` names, where the system's loader looks, in a Python
-//! environment's packages, and where NVIDIA's installer puts them.
+//! Finds CUDA's libraries: in the folders of `TRAINYARD_CUDA_LIBS`, where the system's loader looks, in the packages of a Python
+//! environment, and where NVIDIA's installer puts them.
 //!
-//! The functions of a library are looked up in the file that was opened here, so that it is the file that `doctor` reports
-//! (`symbols`). The driver alone is called through cudarc, which opens it by its name and panics without it: it is opened
-//! here first, by its path, and the loader then gives cudarc the driver that is open already.
+//! The functions of a library are looked up in the file that was opened here (`symbols`), so that the file that is used is the file
+//! that `doctor` reports. Only the driver is called through cudarc, which opens it by its name and panics without it. So the driver is
+//! opened here first, by its path, and the loader then gives cudarc the open driver.
 
 use super::symbols::function;
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW};
@@ -15,7 +15,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The environment variable with folders to look in first, separated as in `PATH`.
+/// The environment variable with the folders to search first, separated as in `PATH`.
 pub const FOLDERS: &str = "TRAINYARD_CUDA_LIBS";
 
 /// A library of CUDA.
@@ -37,7 +37,7 @@ impl Library {
     /// Every library.
     pub const ALL: [Self; 5] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cudnn, Self::Nccl];
 
-    /// What NVIDIA calls it.
+    /// Returns NVIDIA's name for the library.
     pub fn name(self) -> &'static str {
         match self {
             Self::Driver => "NVIDIA driver",
@@ -48,7 +48,7 @@ impl Library {
         }
     }
 
-    /// The file, by the name that it says it has (its SONAME).
+    /// Returns the name of the library's file (its SONAME).
     pub fn file(self) -> &'static str {
         match self {
             Self::Driver => "libcuda.so.1",
@@ -59,7 +59,7 @@ impl Library {
         }
     }
 
-    /// How to come by it.
+    /// Returns advice on how to install the library.
     pub fn source(self) -> &'static str {
         match self {
             Self::Driver => "install NVIDIA's driver, 580 or newer",
@@ -70,7 +70,7 @@ impl Library {
         }
     }
 
-    /// The function that says the version.
+    /// Returns the name of the function that returns the version.
     pub(super) fn version_function(self) -> Option<&'static str> {
         match self {
             Self::Driver => None,
@@ -81,7 +81,7 @@ impl Library {
         }
     }
 
-    /// How the names of files beside it begin that it opens by name itself.
+    /// Returns the prefix of the names of the files beside the library that it opens by name itself.
     fn companions(self) -> Option<&'static str> {
         match self {
             Self::Nvrtc => Some("libnvrtc-builtins.so."),
@@ -97,17 +97,17 @@ impl fmt::Display for Library {
     }
 }
 
-/// Where libraries are looked for besides where the system's loader looks.
+/// The folders that are searched besides those of the system's loader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Folders {
-    /// Those a user names: before the loader's.
+    /// The folders that a user names, which are searched before the loader's.
     pub given: Vec<PathBuf>,
-    /// Those of installed packages: after them.
+    /// The folders of installed packages, which are searched after the loader's.
     pub installed: Vec<PathBuf>,
 }
 
 impl Folders {
-    /// Of this process: [`FOLDERS`]; the Python environment that is active, and the one that `python3` belongs to; and
+    /// Returns the folders of this process: [`FOLDERS`]; the active Python environment, and the environment of `python3`; and
     /// `/usr/local/cuda`.
     pub fn of_process() -> Self {
         let listed =
@@ -126,7 +126,7 @@ impl Folders {
     }
 }
 
-/// `PREFIX/lib/python3.*/site-packages/nvidia/*/lib`, in order of their names.
+/// Returns `PREFIX/lib/python3.*/site-packages/nvidia/*/lib`, in order of their names.
 fn of_packages(prefix: &Path) -> Vec<PathBuf> {
     let children = |folder: &Path| -> BTreeSet<PathBuf> {
         fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
@@ -139,26 +139,26 @@ fn of_packages(prefix: &Path) -> Vec<PathBuf> {
     folders.filter(|folder| folder.is_dir()).collect()
 }
 
-/// A library that is open, and stays so.
+/// A library that is open, and stays open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// Which.
+    /// The library.
     pub library: Library,
-    /// Where it lies; its name alone where the system's loader found it.
+    /// The path of its file, or the file's name alone if the system's loader found it.
     pub path: PathBuf,
-    /// Its version, if it says one.
+    /// Its version, if it tells one.
     pub version: Option<String>,
 }
 
-/// A library that is not there, or does not open.
+/// The reason why a library is not open.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
-    /// It is nowhere.
+    /// No file of the library was found.
     #[error("{} was not found in the system's folders{}", library.file(), and_in(.looked))]
     Missing {
-        /// Which.
+        /// The library.
         library: Library,
-        /// The folders looked in besides.
+        /// The folders that were searched besides the system's.
         looked: Vec<PathBuf>,
     },
     /// A file of that name does not open.
@@ -166,7 +166,7 @@ pub enum NotOpened {
     Refused {
         /// The file.
         path: PathBuf,
-        /// What the loader says.
+        /// The loader's message.
         reason: String,
     },
 }
@@ -178,7 +178,7 @@ fn and_in(folders: &[PathBuf]) -> String {
 /// Opens a library, for the rest of the process.
 ///
 /// # Errors
-/// It is nowhere; or the first file of its name does not open, though a user named its folder or no other does.
+/// There is no file of its name, or none that opens. Then the error is that of the first such file.
 pub fn open(library: Library, folders: &Folders) -> Result<Opened, NotOpened> {
     let within = |folders: &[PathBuf]| -> Vec<PathBuf> {
         let files = folders.iter().map(|folder| folder.join(library.file()));
@@ -193,7 +193,7 @@ pub fn open(library: Library, folders: &Folders) -> Result<Opened, NotOpened> {
                 load_companions(library, &path);
                 return Ok(Opened { library, version: version(library, &handle), path });
             }
-            // The loader does not say whether there is no such file or a bad one.
+            // The loader does not say whether the file is missing or bad.
             Err(_) if path == by_name => {}
             Err(reason) => refused = refused.or(Some(NotOpened::Refused { path, reason })),
         }
@@ -202,20 +202,20 @@ pub fn open(library: Library, folders: &Folders) -> Result<Opened, NotOpened> {
     Err(refused.unwrap_or(NotOpened::Missing { library, looked }))
 }
 
-/// A library that is never closed: addresses in it are kept.
+/// A library that is never closed, because addresses in it are kept.
 pub(super) type Kept = std::mem::ManuallyDrop<Handle>;
 
 #[allow(unsafe_code)]
 pub(super) fn load(path: &Path) -> Result<Kept, String> {
-    // SAFETY: opening a library runs its initialisers; those of CUDA's do nothing but set up the library itself.
+    // SAFETY: opening a library runs its initialisers; CUDA's initialisers only set up the library itself.
     let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    // What the loader says is the error's cause.
+    // The error's cause is the loader's message.
     handle
         .map(Kept::new)
         .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
 }
 
-/// Opens what a library will look for by name, where it lies beside it. What does not open is missed when it is needed.
+/// Opens the companions of a library that lie beside it. A companion that does not open is missed only when the library needs it.
 fn load_companions(library: Library, path: &Path) {
     let (Some(start), Some(folder)) = (library.companions(), path.parent()) else { return };
     let is_companion = |name: &OsStr| name.to_str().is_some_and(|name| name.starts_with(start));
@@ -227,13 +227,13 @@ fn load_companions(library: Library, path: &Path) {
     }
 }
 
-/// Asks a library for its version: `13.0`, `9.19.1`.
+/// Asks a library for its version, such as `13.0` or `9.19.1`.
 #[allow(unsafe_code)]
 fn version(library: Library, handle: &Handle) -> Option<String> {
     let in_hundreds =
         |version: usize| format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
     let name = library.version_function()?;
-    // SAFETY: each function has this type in NVIDIA's headers, and does nothing but say a version.
+    // SAFETY: each function has this type in NVIDIA's headers, and only tells a version.
     unsafe {
         match library {
             Library::Driver => None,

@@ -15,16 +15,16 @@ const PARAMETERS: usize = 4096;
 /// The most bytes of shared memory that a kernel may declare.
 pub const SHARED: u32 = 48 * 1024;
 
-/// A device gives each warp registers in units of this size.
+/// The unit in which a device gives registers to a warp.
 const REGISTER_UNIT: u32 = 256;
 
 /// The registers of a multiprocessor, which are also the most that a block may have.
 pub const REGISTERS: u32 = 65_536;
 
-/// A grid whose sizes a launch can hold.
+/// Returns a grid with these numbers of blocks.
 ///
 /// # Errors
-/// Why CUDA refuses it.
+/// The reason why CUDA refuses the grid.
 pub(super) fn grid(blocks: [usize; 3]) -> Result<[u32; 3], String> {
     for ((count, most), axis) in blocks.into_iter().zip(GRID).zip(["x", "y", "z"]) {
         if !(1..=most as usize).contains(&count) {
@@ -35,7 +35,7 @@ pub(super) fn grid(blocks: [usize; 3]) -> Result<[u32; 3], String> {
 }
 
 impl Launch {
-    /// Why CUDA refuses the launch, if it does. The sizes of the kernel are checked by [`Resources::refusal`].
+    /// Returns the reason why CUDA refuses the launch, if it does. [`Resources::refusal`] checks the sizes of the kernel.
     pub fn refusal(&self) -> Option<String> {
         if let Err(refusal) = grid(self.grid.map(|count| count as usize)) {
             return Some(refusal);
@@ -50,12 +50,12 @@ impl Launch {
 }
 
 impl Resources {
-    /// The registers of a block of so many threads, as a device allocates them.
+    /// Returns the registers of a block with this number of threads, as a device allocates them.
     pub fn registers_of_block(&self, threads: u32) -> u32 {
         threads.div_ceil(32) * (32 * self.registers).next_multiple_of(REGISTER_UNIT)
     }
 
-    /// Why CUDA refuses to launch the kernel with blocks of so many threads, if it does.
+    /// Returns the reason why CUDA refuses to launch the kernel with blocks of this number of threads, if it does.
     pub fn refusal(&self, threads: u32) -> Option<String> {
         let registers = self.registers_of_block(threads);
         if registers > REGISTERS {
@@ -97,7 +97,7 @@ mod tests {
     fn kernels_beyond_limits_are_refused() {
         let of = |registers, shared| Resources { registers, shared, ..Resources::default() };
         assert_eq!(of(64, SHARED).refusal(1024), None);
-        // 65 registers of 32 threads take as much as 72.
+        // A warp with 65 registers for each thread takes as many as with 72.
         assert_eq!(of(65, 0).registers_of_block(64), 2 * 32 * 72);
         let text = of(65, 0).refusal(1024).unwrap_or_default();
         assert!(text.contains("73728 registers, and CUDA allows 65536"), "{text}");

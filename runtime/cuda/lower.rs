@@ -1,5 +1,5 @@
-//! From a program to what a GPU is told: each instruction becomes one command or a few, then each command gets its stream
-//! and what it waits for.
+//! Lowers a program to commands of a GPU: each instruction becomes one command or a few, then each command gets its stream and its
+//! waits.
 
 mod attention;
 mod batch_norm;
@@ -48,10 +48,10 @@ use source::{KernelDraft, Kernels};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Writes a program for a GPU: one for all ranks of its mesh. What differs between them are arguments.
+/// Lowers a program for a GPU, once for all ranks of its mesh. Numbers that differ between ranks are arguments.
 ///
 /// # Errors
-/// What has no kernel.
+/// An instruction without a kernel.
 pub fn lower(program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
     lower_with(program, &mut AbsentLibraries)
 }
@@ -80,10 +80,10 @@ struct AbsentLibraries;
 
 impl Libraries for AbsentLibraries {}
 
-/// Writes a program as [`lower`] does, for a device whose libraries are asked.
+/// Lowers a program as [`lower`] does, for a device whose libraries answer.
 ///
 /// # Errors
-/// What has no kernel.
+/// An instruction without a kernel.
 pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Result<CudaProgram, Diagnostic> {
     let mut kernels = Kernels::of(program.memory.peak());
     let (mut sections, mut tables) = ([vec![], vec![], vec![]], vec![]);
@@ -126,21 +126,21 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
     Ok(cuda)
 }
 
-/// A part of an instruction.
+/// A step of an instruction.
 enum Step {
     /// A kernel.
     Kernel(KernelDraft),
     /// A multiplication.
     Multiply(Multiply),
-    /// The whole of it, by a library.
+    /// The whole instruction, by a library.
     Library,
-    /// An exchange with other ranks.
+    /// A collective with other ranks.
     Collective(Collective),
-    /// A message to another pipeline rank, or from it.
+    /// A message to or from another pipeline rank.
     Message(PlacedMessage),
-    /// A copy from the host, or to it.
+    /// A copy from or to the host.
     Copy(MemoryCopy),
-    /// The whole of it, on the host.
+    /// The whole instruction, on the host.
     Host,
     /// A copy between the host and a file.
     Disk,
@@ -155,8 +155,8 @@ struct Draft {
 }
 
 impl Draft {
-    /// What a step reads and writes is what its instruction does, but for a multiplication, which says so itself. A later
-    /// step reads what an earlier one has left in the results.
+    /// Returns the draft of a step. It reads and writes the memory of its instruction; a multiplication whose epilogue at most adds a
+    /// matrix touches only its own matrices. A later step also reads the results, which an earlier step may have written.
     fn of(step: Step, instruction: &Instruction, index: usize, is_later: bool) -> Self {
         let all = |views: &[View]| views.iter().map(Place::of).collect::<SmallVec<[Place; 3]>>();
         let scratch = instruction.scratch.iter().map(Place::of);
@@ -166,7 +166,7 @@ impl Draft {
         if instruction.accumulates || is_later {
             reads.extend(all(&instruction.results));
         }
-        // Of an instruction that became several, each has its own part.
+        // If an instruction became several multiplications, each touches only its own part.
         if let Step::Multiply(multiply) = &step
             && multiply.epilogue.is_addition()
         {
@@ -175,7 +175,7 @@ impl Draft {
         Self { step, reads, writes, waves: smallvec![smallvec![index]] }
     }
 
-    /// From the first to the last of the section's instructions that it is of.
+    /// Returns the range of the section's instructions from the draft's first to its last.
     fn instructions(&self) -> Range<usize> {
         let all = || self.waves.iter().flatten().copied();
         let [first, last] =
@@ -206,7 +206,7 @@ impl Draft {
     }
 }
 
-/// The memory that a multiplication reads and writes whose epilogue adds a matrix at most.
+/// Returns the memory that a multiplication reads and writes, if its epilogue at most adds a matrix.
 fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
     let ([m, k, n], dtype, batch) = (multiply.sizes, multiply.dtype, multiply.batch);
     let out = multiply.out.place(multiply.out_dtype, batch, [m, n]);
@@ -220,7 +220,7 @@ fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
     (reads, SmallVec::from_iter([out]))
 }
 
-/// What an instruction becomes on a GPU of this size.
+/// Returns the steps of an instruction on a GPU of this size.
 fn steps(
     instruction: &Instruction,
     on: Multiprocessors,
@@ -248,7 +248,7 @@ fn missing(what: &str) -> Diagnostic {
         .note("--device cpu runs every operator")
 }
 
-/// The kernels of an operator.
+/// Returns the steps of an operator.
 fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Kernel(run)]);
     match op {

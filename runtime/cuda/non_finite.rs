@@ -1,4 +1,4 @@
-//! Which instruction made the first number that is not finite, on a GPU.
+//! Finds the instruction that made the first number that is not finite, on a GPU.
 
 use super::device::Cuda;
 use super::driver::Driver;
@@ -6,16 +6,16 @@ use crate::cpu::{Kind, kind_of, worst};
 use crate::device::{DeviceError, NonFinite, ProgramId};
 use crate::program::{Instruction, Part, Section, Turn, View};
 
-/// Runs a microbatch, looking at every result until a NaN is found; gives the instruction that made it. An
-/// infinity that a mask brought in is no fault: only an instruction whose operands have none of a kind can
-/// make the first of that kind.
+/// Runs a microbatch and reads every result until a NaN is found. Returns the instruction that made the NaN, or else the first
+/// infinity. An infinity that a mask brought in is no fault: an instruction counts only if its results are worse than its operands,
+/// where NaN is worse than infinity.
 pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
     let program = cuda.lowered(id)?.clone();
     cuda.begin_again(id);
     first_of(cuda, id, program.microbatch())
 }
 
-/// As [`first`], of the turn of a pipeline that was begun.
+/// As [`first`], for the turn of a pipeline that was begun.
 pub(super) fn first_of_turn<D: Driver>(
     cuda: &mut Cuda<D>,
     id: ProgramId,
@@ -40,9 +40,9 @@ fn first_of<'i, D: Driver>(
             cuda.execute(id, part, index..index + 1)?;
             cuda.join(id)
         };
-        // The numbers of a message were made by another rank.
+        // Another rank made the numbers of a message.
         if nan.is_some() || instruction.message().is_some() {
-            // Other ranks may need what this one has to say in collectives.
+            // Other ranks may wait for this rank in collectives.
             run(cuda)?;
             continue;
         }

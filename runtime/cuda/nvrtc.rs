@@ -1,6 +1,6 @@
-//! Kernels compiled for a device by NVRTC: one cubin a kernel, and what its assembler says of registers.
+//! Compiles kernels for a device with NVRTC: one cubin for each kernel, and the assembler's report of its registers.
 //!
-//! NVRTC's functions are taken from the very library that was opened: there may be others of other versions.
+//! NVRTC's functions are taken from the very library that was opened, because a machine may have several versions.
 
 mod library;
 
@@ -11,15 +11,15 @@ use library::{Compilation, Functions, Status};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What every kernel is compiled with.
+/// The options that every kernel is compiled with.
 ///
-/// Division and square roots stay exactly rounded and small numbers are not flushed to zero, as NVRTC does unless told
-/// otherwise: fast ones miss the bounds of f32. A product and a sum stay two instructions: recomputation and offload decide which
-/// nodes share a kernel, and must change no bit. A kernel that sums many products says `fma`. Functions of the prelude that a
-/// kernel does not need are no matter (177).
+/// Division and square roots stay exactly rounded, and subnormal numbers are not flushed to zero, as is NVRTC's default: the fast
+/// forms miss the error bounds of f32. A product and a sum stay two instructions: recomputation and offload decide which nodes
+/// share a kernel, and must change no bit. A kernel that sums many products calls `fma`. The warning about unused functions of
+/// the prelude (177) is off.
 pub const OPTIONS: [&str; 4] = ["--std=c++17", "--fmad=false", "--diag-suppress=177", "--ptxas-options=-v"];
 
-/// NVRTC, open.
+/// The opened library NVRTC.
 pub struct Nvrtc {
     functions: Functions,
     opened: Opened,
@@ -29,24 +29,24 @@ pub struct Nvrtc {
 /// A kernel for one architecture.
 #[derive(Clone, Debug)]
 pub struct Cubin {
-    /// What a driver loads.
+    /// The cubin, which a driver loads.
     pub bytes: Vec<u8>,
-    /// The PTX that the assembler was given.
+    /// The PTX that the assembler read.
     pub ptx: String,
-    /// What it takes of a multiprocessor.
+    /// The resources that the kernel takes of a multiprocessor.
     pub resources: Resources,
-    /// What the compiler says.
+    /// The compiler's log.
     pub log: String,
 }
 
-/// What a kernel takes, each thread or each block.
+/// The resources that a kernel takes, for each thread or each block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes of registers that a thread writes to memory because there are too few.
     pub spill_stores: u32,
-    /// Bytes that it reads back.
+    /// Bytes of these registers that a thread reads back.
     pub spill_loads: u32,
     /// Bytes of a thread's stack.
     pub stack: u32,
@@ -54,32 +54,32 @@ pub struct Resources {
     pub shared: u32,
 }
 
-/// Why there is no cubin.
+/// The reasons why a kernel has no cubin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvrtcError {
-    /// There is no NVRTC.
+    /// NVRTC is not installed.
     #[error("{missing}; NVRTC compiles the kernels: {}", Library::Nvrtc.source())]
     Missing {
-        /// Where it was looked for.
+        /// The places that were searched.
         #[from]
         missing: NotOpened,
     },
-    /// The library is not what its name says.
+    /// The library is not NVRTC, whatever its name says.
     #[error("{} is not NVRTC: {reason}", opened.path.display())]
     Strange {
         /// The library.
         opened: Box<Opened>,
-        /// What is missing.
+        /// The fault, such as a missing function.
         reason: String,
     },
-    /// It knows no such device.
+    /// NVRTC does not compile for the device.
     #[error("NVRTC {version} compiles for {}, and the device is sm_{}{}", listed(.known), capability.0, capability.1)]
     Architecture {
-        /// The device's.
+        /// The device's compute capability.
         capability: (i32, i32),
-        /// What it compiles for.
+        /// The architectures that NVRTC compiles for.
         known: Vec<u32>,
-        /// Its version.
+        /// NVRTC's version.
         version: String,
     },
     /// A kernel does not compile.
@@ -87,9 +87,9 @@ pub enum NvrtcError {
     Kernel {
         /// The kernel.
         kernel: String,
-        /// For what.
+        /// The architecture.
         architecture: String,
-        /// What NVRTC calls it.
+        /// NVRTC's text for the error.
         reason: String,
         /// The compiler's messages, with lines of the source.
         log: String,
@@ -107,10 +107,10 @@ impl fmt::Debug for Nvrtc {
 }
 
 impl Nvrtc {
-    /// Opens it.
+    /// Opens the library.
     ///
     /// # Errors
-    /// It is nowhere, or is something else.
+    /// It is not found, or it is not NVRTC.
     pub fn open(folders: &Folders) -> Result<Self, NvrtcError> {
         let opened = libraries::open(Library::Nvrtc, folders)?;
         let strange = |reason| NvrtcError::Strange { opened: Box::new(opened.clone()), reason };
@@ -121,15 +121,15 @@ impl Nvrtc {
         Ok(Self { functions, opened, architectures })
     }
 
-    /// Its version.
+    /// Returns NVRTC's version.
     pub fn version(&self) -> &str {
         self.opened.version.as_deref().unwrap_or("of an unknown version")
     }
 
-    /// What to compile for a device of this compute capability.
+    /// Returns the architecture to compile for on a device of this compute capability.
     ///
     /// # Errors
-    /// Devices that are older or newer than NVRTC.
+    /// The device is older than our kernels, or NVRTC knows no architecture that it runs.
     pub fn architecture(&self, capability: (i32, i32)) -> Result<String, NvrtcError> {
         architecture(&self.architectures, capability).ok_or_else(|| NvrtcError::Architecture {
             capability,
@@ -141,7 +141,7 @@ impl Nvrtc {
     /// Compiles a kernel for an architecture: `sm_80`, `sm_90a`. May be called on several threads at once.
     ///
     /// # Errors
-    /// What the compiler refuses.
+    /// The compiler refuses the kernel.
     pub fn compile(&self, kernel: &Kernel, architecture: &str) -> Result<Cubin, NvrtcError> {
         self.compiled(kernel, architecture, |program| {
             let log = program.log()?;
@@ -152,12 +152,12 @@ impl Nvrtc {
     /// Compiles a kernel to PTX, the text that the assembler reads, for a virtual architecture: `compute_90a`.
     ///
     /// # Errors
-    /// What the compiler refuses.
+    /// The compiler refuses the kernel.
     pub fn ptx(&self, kernel: &Kernel, architecture: &str) -> Result<String, NvrtcError> {
         self.compiled(kernel, architecture, |program| program.ptx())
     }
 
-    /// Takes something from the compilation of a kernel.
+    /// Compiles a kernel and returns the part of the compilation that `take` reads.
     fn compiled<T>(
         &self,
         kernel: &Kernel,
@@ -179,13 +179,13 @@ impl Nvrtc {
     }
 }
 
-/// What a kernel is compiled with, for an architecture.
+/// Returns the compiler's options for an architecture.
 pub fn options(architecture: &str) -> Vec<String> {
     let architecture = format!("--gpu-architecture={architecture}");
     std::iter::once(architecture).chain(OPTIONS.map(str::to_owned)).collect()
 }
 
-/// All that the compiler is given of a kernel; its messages name the files that it is made from.
+/// Returns the whole text that the compiler gets for a kernel. The compiler's messages name the files that it is made from.
 pub fn source(kernel: &Kernel) -> String {
     let files = kernel.files.iter();
     let mut text: String = files.map(|file| format!("#line 1 \"{}\"\n{}\n", file.name, file.text)).collect();
@@ -193,8 +193,8 @@ pub fn source(kernel: &Kernel) -> String {
     text
 }
 
-/// The newest architecture that the device runs: its own, with what only it has; else an older one of its generation. None for
-/// a device that is older than our kernels, even if NVRTC compiles for it.
+/// Returns the newest architecture that the device runs: its own, with the features of this device alone, else an older one of
+/// its generation. `None` for a device that is older than our kernels, even if NVRTC compiles for it.
 fn architecture(known: &[u32], (major, minor): (i32, i32)) -> Option<String> {
     if (major, minor) < OLDEST {
         return None;
@@ -209,13 +209,13 @@ fn architecture(known: &[u32], (major, minor): (i32, i32)) -> Option<String> {
 }
 
 impl Resources {
-    /// What the assembler's log says of each kernel, by its name.
+    /// Reads the resources of each kernel from the assembler's log, by the kernel's name.
     pub fn of_each(log: &str) -> BTreeMap<String, Self> {
         let kernels = log.split("Compiling entry function '").skip(1);
         kernels.filter_map(|part| Some((part.split_once('\'')?.0.to_owned(), Self::of(part)))).collect()
     }
 
-    /// As `ptxas -v` writes them; of several functions the sum of spills and the most of the rest.
+    /// Reads the output of `ptxas -v`. For several functions, spills are summed, and of the other numbers the largest is taken.
     fn of(log: &str) -> Self {
         let all = |unit: &str| -> Vec<u32> { log.lines().filter_map(|line| before(line, unit)).collect() };
         let most = |unit: &str| all(unit).into_iter().max().unwrap_or_default();
@@ -229,7 +229,7 @@ impl Resources {
     }
 }
 
-/// The number that stands before a unit.
+/// Returns the number before a unit.
 fn before(line: &str, unit: &str) -> Option<u32> {
     let text = &line[..line.find(unit)?];
     text.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
@@ -271,7 +271,7 @@ mod tests {
         let file = folder.path().join(Library::Nvrtc.file());
         std::fs::write(&file, "not a library").unwrap();
         let folders = Folders { given: vec![folder.path().into()], installed: vec![] };
-        // A machine may have it where the loader looks.
+        // The loader may still find NVRTC elsewhere on this machine.
         if let Err(error) = Nvrtc::open(&folders) {
             let text = error.to_string();
             assert!(text.contains(&file.display().to_string()) && text.contains("pip install"), "{text}");

@@ -1,19 +1,19 @@
-//! What a machine has for CUDA: asked once, before any other call, without a panic on any machine.
+//! Finds the CUDA driver, the devices and the libraries of a machine. It runs once, before any other call, and panics on no machine.
 
 use super::libraries::{self, Folders, Library, NotOpened, Opened};
 use cudarc::driver::{result, sys};
 use std::fmt;
 
-/// The version of CUDA that the bindings are of.
+/// The version of CUDA for which the bindings are made.
 pub const NEEDED: Version = Version(13_000);
 
 /// The lowest compute capability that kernels run on: they copy asynchronously to shared memory, and multiply bf16 on tensor cores.
 pub const OLDEST: (i32, i32) = (8, 0);
 
-/// What is there.
+/// The CUDA installation of a machine.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// The driver and its devices, or why nothing can run on a GPU.
+    /// The driver and its devices, or the reason why nothing can run on a GPU.
     pub driver: Result<Driver, Unavailable>,
     /// The other libraries.
     pub libraries: Vec<(Library, Result<Opened, NotOpened>)>,
@@ -22,7 +22,7 @@ pub struct Probe {
 /// A driver that works.
 #[derive(Clone, Debug)]
 pub struct Driver {
-    /// Where it lies.
+    /// The driver's library.
     pub opened: Opened,
     /// The newest version of CUDA that it supports.
     pub version: Version,
@@ -33,9 +33,9 @@ pub struct Driver {
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// What NVIDIA calls it.
+    /// NVIDIA's name for the device.
     pub name: String,
-    /// Its architecture: `(9, 0)` is sm_90.
+    /// The compute capability: `(9, 0)` is sm_90.
     pub capability: (i32, i32),
     /// Memory in bytes.
     pub memory: u64,
@@ -43,7 +43,7 @@ pub struct DeviceFacts {
     pub multiprocessors: i32,
 }
 
-/// Why kernels do not run on a GPU.
+/// The reason why kernels do not run on a GPU: its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too old: its compute capability is {}.{}, and kernels need {}.{} or newer", .0.0, .0.1, OLDEST.0, OLDEST.1)]
 pub struct TooOld(pub (i32, i32));
@@ -57,13 +57,13 @@ impl DeviceFacts {
         if self.capability < OLDEST { Err(TooOld(self.capability)) } else { Ok(()) }
     }
 
-    /// A sentence that refuses the GPU, which has this number, if it is too old.
+    /// Returns a sentence that refuses the GPU, which has this number, if it is too old.
     pub fn refusal(&self, gpu: usize) -> Option<String> {
         self.check().err().map(|old| format!("GPU {gpu} ({}) is {old}", self.name))
     }
 }
 
-/// Why nothing can run on a GPU here.
+/// The reason why nothing can run on a GPU here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
     /// There is no driver.
@@ -75,9 +75,9 @@ pub enum Unavailable {
     /// The driver does not work.
     #[error("the NVIDIA driver {what}: {error}")]
     Driver {
-        /// What it did not do.
+        /// The predicate of the error's sentence, such as `does not start`.
         what: &'static str,
-        /// What it says.
+        /// The driver's message.
         error: String,
     },
     /// There is no device.
@@ -85,7 +85,7 @@ pub enum Unavailable {
     NoDevice,
 }
 
-/// A version as the driver counts: 1000 times the major number and 10 times the minor.
+/// A version in the driver's form: 1000 times the major number and 10 times the minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub i32);
 
@@ -95,7 +95,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Looks at the machine.
+/// Probes the machine.
 pub fn probe(folders: &Folders) -> Probe {
     let open = |library| libraries::open(library, folders);
     let others = Library::ALL.into_iter().filter(|&library| library != Library::Driver);
@@ -105,26 +105,26 @@ pub fn probe(folders: &Folders) -> Probe {
     }
 }
 
-/// The release of NVIDIA's kernel driver, `580.95.05`, where the system says it.
+/// Returns the release of NVIDIA's kernel driver, such as `580.95.05`, if the system tells it.
 pub fn release() -> Option<String> {
     release_of(&std::fs::read_to_string("/proc/driver/nvidia/version").ok()?)
 }
 
-/// The first word of a text that is numbers with points between them.
+/// Returns the first word of a text that consists of numbers with points between them.
 fn release_of(text: &str) -> Option<String> {
     let is_release =
         |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
     text.split_whitespace().find(is_release).map(str::to_owned)
 }
 
-/// The driver and its devices.
+/// Returns the driver and its devices.
 ///
 /// # Errors
-/// Why nothing can run on a GPU.
+/// The reason why nothing can run on a GPU.
 pub fn find_driver(folders: &Folders) -> Result<Driver, Unavailable> {
     let opened = libraries::open(Library::Driver, folders)?;
     let refused = |what| move |error: result::DriverError| Unavailable::Driver { what, error: told(error) };
-    // Its version can be asked before it starts, and every driver has that function; others came later.
+    // Every driver has the function that returns the version, and it works before the driver starts. Other functions came later.
     let version = version().map_err(refused("does not say its version"))?;
     if version < NEEDED {
         return Err(Unavailable::OldDriver(version));
@@ -147,7 +147,7 @@ fn told(error: result::DriverError) -> String {
 #[allow(unsafe_code)]
 fn version() -> Result<Version, result::DriverError> {
     let mut version = 0;
-    // SAFETY: the driver writes one number to the place it is given.
+    // SAFETY: the driver writes one number to the given place.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
     Ok(Version(version))
 }
@@ -156,7 +156,7 @@ fn version() -> Result<Version, result::DriverError> {
 fn device(ordinal: i32) -> Result<DeviceFacts, result::DriverError> {
     use sys::CUdevice_attribute as Attribute;
     let device = result::device::get(ordinal)?;
-    // SAFETY: the device was given by the driver just now.
+    // SAFETY: the driver has just returned the device.
     let attribute = |attribute| unsafe { result::device::get_attribute(device, attribute) };
     Ok(DeviceFacts {
         name: result::device::get_name(device)?,
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(TooOld((7, 5)).to_string(), told);
     }
 
-    /// On a machine with a GPU as on one without: an answer, and no panic.
+    /// A machine with a GPU and one without get an answer, and no panic.
     #[test]
     fn every_machine_has_an_answer() {
         let probe = probe(&Folders::of_process());

@@ -1,5 +1,5 @@
-//! What a GPU is told to do: kernels, and commands on streams. Made from a [`Program`] by [`super::lower`]; the memory is
-//! the program's, place for place.
+//! A program for a GPU: kernels, and commands on streams. [`super::lower`] makes it from a [`Program`], and keeps every place in the
+//! memory of that program.
 
 mod ranks;
 
@@ -16,28 +16,28 @@ use std::sync::Arc;
 /// A program for a GPU.
 #[derive(Clone, Debug)]
 pub struct CudaProgram {
-    /// What it was made from: memory, inputs, outputs, states.
+    /// The program that it was made from, with memory, inputs, outputs and states.
     pub program: Arc<Program>,
     /// The kernels, each once.
     pub kernels: Vec<Kernel>,
     /// The commands of each section, by [`Section`].
     pub sections: [Vec<Command>; 3],
-    /// The commands of the rest of a microbatch that is not the last of its step.
+    /// The commands that finish a microbatch which is not the last of its step ([`Part::RestOfMicrobatch`]).
     pub rest_of_microbatch: Vec<Command>,
-    /// How many events there are.
+    /// The number of events.
     pub events: u32,
-    /// The arguments of launches that are several in one, one after the other: they go to the device once.
+    /// The arguments of combined launches, one launch after the other. They go to the device once.
     pub tables: Vec<Argument>,
-    /// Whether everything in the update that writes a state can be kept from it, by [`Argument::Halt`].
+    /// Whether [`Argument::Halt`] can keep all commands of the update from writing a state.
     pub halts: bool,
 }
 
 /// A function that runs on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The function's name: what it is of, and a hash of its text.
+    /// The function's name: a description and a hash of its text.
     pub name: String,
-    /// The files of `kernels/` that stand before its text, in order.
+    /// The files of `kernels/` that precede its text, in order.
     pub files: Vec<&'static File>,
     /// The function, in CUDA C++.
     pub text: String,
@@ -46,27 +46,27 @@ pub struct Kernel {
 /// A file of `kernels/`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct File {
-    /// Its name.
+    /// The file's name.
     pub name: &'static str,
-    /// What it says.
+    /// The file's text.
     pub text: &'static str,
-    /// The files that stand before it, besides the prelude.
+    /// The files that precede it, besides the prelude.
     pub after: &'static [&'static File],
 }
 
 impl File {
-    /// It, and before it the files that it needs.
+    /// Returns the files that it needs, and then the file itself.
     pub(super) fn all(&'static self) -> impl Iterator<Item = &'static Self> {
         self.after.iter().copied().chain([self])
     }
 }
 
-/// A queue of commands; those of one queue run in order.
+/// A queue of commands. The commands of a queue run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stream {
-    /// What everything else waits for sooner or later.
+    /// Commands that all others wait for sooner or later.
     Main,
-    /// What is not needed soon: gradients of weights.
+    /// Commands whose results are not needed soon: gradients of weights.
     Side,
     /// Exchanges with other devices.
     Exchange,
@@ -85,7 +85,7 @@ impl Stream {
     pub const ALL: [Self; 7] =
         [Self::Main, Self::Side, Self::Exchange, Self::Upload, Self::Download, Self::Host, Self::Disk];
 
-    /// Its name.
+    /// Returns the stream's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Main => "main stream",
@@ -99,35 +99,36 @@ impl Stream {
     }
 }
 
-/// A mark on a stream that another stream can wait for.
+/// A mark on a stream, for which another stream can wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event(pub u32);
 
-/// Something that a device does, on a stream.
+/// A command on a stream of a device.
 #[derive(Clone, Debug)]
 pub struct Command {
     /// The stream.
     pub stream: Stream,
-    /// What it waits for besides the commands before it on its stream.
+    /// The events that it waits for, besides the earlier commands of its stream.
     pub waits: SmallVec<[Event; 2]>,
-    /// What is marked when it is done.
+    /// The event that is recorded after it.
     pub records: Option<Event>,
-    /// What is done.
+    /// The work.
     pub task: Task,
     /// The memory that it reads.
     pub reads: SmallVec<[Place; 6]>,
     /// The memory that it writes.
     pub writes: SmallVec<[Place; 3]>,
-    /// From the first to the last of the section's instructions that it is of.
+    /// The range of the section's instructions from its first to its last.
     pub instructions: Range<usize>,
-    /// These instructions.
+    /// Its instructions.
     pub waves: Waves,
 }
 
-/// The instructions of a command, by their places in the section: those of a wave run at once, and waves run one after the other.
+/// The instructions of a command, by their indices in the section. The instructions of a wave run at once, and waves run one after the
+/// other.
 pub type Waves = SmallVec<[SmallVec<[usize; 1]>; 1]>;
 
-/// What a command does.
+/// The work of a command.
 #[derive(Clone, Debug)]
 pub enum Task {
     /// Runs a kernel.
@@ -151,33 +152,33 @@ pub enum Task {
 /// Bytes of a program's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which memory.
+    /// The memory.
     pub region: Region,
     /// The bytes, from the first to the last.
     pub bytes: Range<u64>,
-    /// If not all of them: the runs that they are of.
+    /// The runs of bytes, if there are gaps between them.
     pub runs: Option<Runs>,
 }
 
-/// Bytes of a matrix's rows that are a part of longer rows.
+/// Runs of bytes that are the same part of each row of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
-    /// The bytes of one.
+    /// The number of bytes of a run.
     pub length: u64,
-    /// From the beginning of one to that of the next.
+    /// The number of bytes from the start of a run to the start of the next.
     pub apart: u64,
 }
 
-/// A kernel and what it is given.
+/// A kernel and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Its index among the program's.
+    /// The kernel's index in the program.
     pub kernel: usize,
-    /// Blocks along x, y and z; of several launches in one each is a layer along z.
+    /// The numbers of blocks along x, y and z. In a combined launch, each launch is a layer along z.
     pub grid: [u32; 3],
-    /// Threads of a block, along x.
+    /// The threads of a block, along x.
     pub block: u32,
-    /// What it is given: 8 bytes each.
+    /// The arguments, of 8 bytes each.
     pub arguments: Vec<Argument>,
 }
 
@@ -186,27 +187,27 @@ pub struct Launch {
 pub enum Argument {
     /// The address of a byte of a memory.
     Address(Region, i64),
-    /// The address of a byte of a memory, another on each rank.
+    /// The address of a byte of a memory, which differs between ranks.
     AddressByRank(Region, Box<ByRank>),
     /// A number.
     Number(i64),
-    /// A number that is another on each rank.
+    /// A number that differs between ranks.
     NumberByRank(Box<ByRank>),
-    /// The address of the program's table from this argument on.
+    /// The address of the program's table, from this argument on.
     Table(usize),
-    /// The address of two words: whether the device halts where a number is not finite, and whether it has.
+    /// The address of two words: whether the device halts at a number that is not finite, and whether it has halted.
     Halt,
-    /// 1 if results are added to what is there, else 0: an instruction that accumulates adds from a step's second
-    /// microbatch on.
+    /// 1 if results are added to their previous values, else 0. An instruction that accumulates adds from a step's second microbatch
+    /// on.
     Adds,
 }
 
-/// `out = activation(lhs · rhs + bias + addend)`, or that added to `out`, for each of a number of matrices.
+/// `out = activation(lhs · rhs + bias + addend)` for each of several matrices; an accumulating multiplication adds this to `out`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Multiply {
-    /// Rows of the left side, terms of a sum, columns of the right side.
+    /// The rows of the left side, the terms of a sum, and the columns of the right side.
     pub sizes: [usize; 3],
-    /// How many matrices.
+    /// The number of matrices.
     pub batch: usize,
     /// `[rows, terms]`
     pub lhs: Matrices,
@@ -214,45 +215,45 @@ pub struct Multiply {
     pub rhs: Matrices,
     /// `[rows, columns]`
     pub out: Matrices,
-    /// Element type of both sides; sums are f32, of f64 f64.
+    /// The element type of both sides. Sums are f32, or f64 if the sides are f64.
     pub dtype: DType,
-    /// Element type of the result.
+    /// The element type of the result.
     pub out_dtype: DType,
     /// Whether it adds to `out` from a step's second microbatch on.
     pub accumulates: bool,
-    /// What is done to a product before it is stored. There is none of several matrices.
+    /// The epilogue. Batched multiplications have none.
     pub epilogue: Epilogue,
 }
 
-/// What is done to a product before it is stored.
+/// The operations on a product before it is stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Epilogue {
     /// The vector that is added to every row, of the result's type.
     pub bias: Option<Start>,
     /// The matrix that is added, of the result's type.
     pub addend: Option<Matrices>,
-    /// What is done then.
+    /// The activation, which comes last.
     pub activation: Activation,
-    /// What the activation is applied to, of the result's type: it is stored there, or, by the activation's gradient, read
+    /// The inputs of the activation, of the result's type: the activation stores them there, and the activation's gradient reads them
     /// there.
     pub aux: Option<Matrices>,
-    /// The sums over the terms of the left side (0), one a row of the result, or of the right side (1), one a column, of
-    /// the result's type.
+    /// The sums over the terms of the left side (0), one for each row of the result, or of the right side (1), one for each column.
+    /// They have the result's type.
     pub sums: Option<(u32, Start)>,
 }
 
 /// A message, and the memory that it leaves from or arrives in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedMessage {
-    /// The pipeline ranks, and the transfer whose messages keep their order.
+    /// The pipeline ranks, and the transfer, whose messages keep their order.
     pub message: Message,
-    /// Where its bytes are.
+    /// The start of its bytes.
     pub at: Start,
-    /// How many there are.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
-/// A copy of bytes that follow each other, between the memories of the device and of the host.
+/// A copy of consecutive bytes between the memories of the device and of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryCopy {
     /// The source.
@@ -263,43 +264,43 @@ pub struct MemoryCopy {
     pub bytes: u64,
 }
 
-/// Where something begins.
+/// The start of a value in a program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Which memory.
+    /// The memory.
     pub region: Region,
-    /// Its first byte.
+    /// The first byte.
     pub byte: i64,
 }
 
 impl Start {
-    /// Where the element `[0, 0, …]` of a view is.
+    /// Returns the place of the element `[0, 0, …]` of a view.
     pub fn of(view: &View) -> Self {
         let byte = view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64;
         Self { region: view.region, byte }
     }
 }
 
-/// Matrices that lie alike, one after the other; distances are counted in elements.
+/// Matrices with the same layout, one after the other. Distances are counted in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Matrices {
-    /// Where the first begins.
+    /// The memory.
     pub region: Region,
-    /// Its first byte.
+    /// The first byte of the first matrix.
     pub start: i64,
-    /// Between rows, and between columns; one of them is 1.
+    /// The distance between rows, and between columns. One of them is 1.
     pub strides: [i64; 2],
-    /// Between matrices.
+    /// The distance between matrices.
     pub apart: i64,
 }
 
 impl CudaProgram {
-    /// The commands of a section.
+    /// Returns the commands of a section.
     pub fn section(&self, section: Section) -> &[Command] {
         &self.sections[section as usize]
     }
 
-    /// The commands of a part.
+    /// Returns the commands of a part.
     pub fn part(&self, part: Part) -> &[Command] {
         match part {
             Part::RestOfMicrobatch => &self.rest_of_microbatch,
@@ -307,7 +308,7 @@ impl CudaProgram {
         }
     }
 
-    /// The instructions that go to a library.
+    /// Returns the instructions that go to a library.
     pub fn for_libraries(&self) -> impl Iterator<Item = &Instruction> {
         let of_section = |(section, _): (Section, &str)| {
             let all = self.program.section(section);
@@ -319,12 +320,12 @@ impl CudaProgram {
         Section::ALL.into_iter().flat_map(of_section)
     }
 
-    /// The mark of a stream where a section ends.
+    /// Returns the event that a stream records where a section ends.
     pub fn end_of(&self, stream: Stream) -> Event {
         Event(self.events - 1 - stream as u32)
     }
 
-    /// The part's commands that these instructions of its section became; none if there is one that is of others as well.
+    /// Returns the part's commands for these instructions of its section. `None` if one of the commands has other instructions as well.
     pub fn of_instructions(&self, part: Part, instructions: &Range<usize>) -> Option<Vec<&Command>> {
         let mut own = Vec::new();
         for command in self.part(part) {
@@ -340,12 +341,12 @@ impl CudaProgram {
 }
 
 impl Place {
-    /// Where a view lies.
+    /// Returns the place of a view.
     pub fn of(view: &View) -> Self {
         Self { region: view.region, bytes: view.bytes(), runs: runs(&view.layout, view.dtype) }
     }
 
-    /// Whether two places share a byte; of such as are laid out in different ways, whether they may.
+    /// Whether two places share a byte. For places with different layouts, whether they might.
     pub fn meets(&self, other: &Self) -> bool {
         self.region == other.region
             && self.bytes.start < other.bytes.end
@@ -353,16 +354,16 @@ impl Place {
             && !self.passes(other)
     }
 
-    /// Whether both are parts of the same rows, side by side.
+    /// Whether both places are parts of the same rows, side by side.
     fn passes(&self, other: &Self) -> bool {
         let (Some(own), Some(others)) = (self.runs, other.runs) else { return false };
-        // Where the other's runs begin, seen from the beginning of one of these.
+        // The distance from the start of a run of this place to the next start of a run of the other.
         let after = (other.bytes.start % own.apart + own.apart - self.bytes.start % own.apart) % own.apart;
         own.apart == others.apart && after >= own.length && after + others.length <= own.apart
     }
 }
 
-/// The runs that such elements are of, if they are the same part of rows of one length.
+/// Returns the runs of a layout, if its elements are the same part of rows of one length.
 fn runs(layout: &Layout, dtype: DType) -> Option<Runs> {
     let width = dtype.bytes();
     match layout.transpose(&layout.by_distance()).collapsed()[..] {
@@ -376,7 +377,7 @@ fn runs(layout: &Layout, dtype: DType) -> Option<Runs> {
 }
 
 impl Epilogue {
-    /// Whether the epilogue adds a matrix at most. cuBLASLt does that in every multiplication, without an epilogue of its own.
+    /// Whether the epilogue at most adds a matrix, which cuBLASLt does in every multiplication without an epilogue of its own.
     pub fn is_addition(&self) -> bool {
         let Self { bias, addend: _, activation, aux, sums } = self;
         bias.is_none() && *activation == Activation::None && aux.is_none() && sums.is_none()
@@ -384,7 +385,7 @@ impl Epilogue {
 }
 
 impl Multiply {
-    /// Why cuBLASLt takes no such epilogue, if it does not. The stand-in refuses the same.
+    /// Returns the reason why cuBLASLt refuses the epilogue, if it does. The stand-in refuses the same epilogues.
     pub fn refused_epilogue(&self) -> Option<&'static str> {
         let Self { sizes: [m, k, n], epilogue, dtype, out_dtype, .. } = self;
         if *epilogue == Epilogue::default() {
@@ -407,13 +408,13 @@ impl Multiply {
 }
 
 impl Matrices {
-    /// Whether every row begins at a multiple of so many bytes.
+    /// Whether every row begins at a multiple of this number of bytes.
     fn is_in_rows_of(&self, bytes: i64, dtype: DType) -> bool {
         self.start % bytes == 0
             && self.strides.iter().all(|&stride| stride == 1 || stride * dtype.bytes() as i64 % bytes == 0)
     }
 
-    /// The bytes that these matrices span.
+    /// Returns the place that these matrices span.
     pub fn place(&self, dtype: DType, batch: usize, [rows, columns]: [usize; 2]) -> Place {
         let strides = [self.apart, self.strides[0], self.strides[1]].map(|stride| stride as isize);
         let sizes = Sizes::from_slice(&[batch, rows, columns]);

@@ -1,4 +1,4 @@
-//! Stand-ins of several GPUs: each a rank, on a thread of its own.
+//! Stand-ins of several GPUs: each is a rank, on a thread of its own.
 
 use super::device::Cuda;
 use super::host::{Host, Notes, Order};
@@ -14,7 +14,7 @@ use crate::ranks::{self, Ranks};
 use crate::room;
 use std::sync::Arc;
 
-/// Programs of one mesh on the stand-in of a GPU, or, where there are several ranks, of one for each rank.
+/// Returns the ranks of one mesh, each on a stand-in of a GPU, with their programs.
 ///
 /// # Errors
 /// An instruction without a kernel; programs of different meshes; a kernel that does not compile; programs that do not fit
@@ -32,7 +32,7 @@ pub fn stand_in(programs: Vec<impl Into<StagePrograms>>, order: Order) -> Result
     on_stand_ins(programs, of_rank, order, |communicator| communicator)
 }
 
-/// The programs of each pipeline rank.
+/// Returns the programs of each pipeline rank.
 ///
 /// # Errors
 /// Programs of different numbers of ranks.
@@ -48,7 +48,8 @@ pub(super) fn of_stages(programs: &[StagePrograms]) -> Result<Vec<Vec<Arc<Progra
     }
 }
 
-/// The stand-in of one GPU in a run whose other ranks are other processes. `notes` gets the calls of NCCL that a GPU would make.
+/// Returns the stand-in of one GPU in a run whose other ranks are other processes. `notes` gets the calls of NCCL that a GPU would
+/// make.
 ///
 /// # Errors
 /// As of [`stand_in`]; programs of another number of ranks; ranks that would make different calls.
@@ -70,10 +71,11 @@ pub fn stand_in_of_process(
     Ok(Ranks::of_one(Box::new(device), agreement))
 }
 
-/// A stand-in for each rank: `lowered` are its programs, `through` is what it communicates through, given its communicator.
+/// Returns a stand-in for each rank. `lowered` returns a rank's programs, and `through` returns the communicator that the rank uses in
+/// place of its own.
 ///
 /// # Errors
-/// Programs that are too large for this machine, or whose ranks do not meet.
+/// Programs that are too large for this machine, or whose ranks make different calls of NCCL.
 pub fn on_stand_ins(
     programs: Vec<impl Into<StagePrograms>>,
     lowered: impl Fn(u64) -> Vec<CudaProgram>,
@@ -83,7 +85,7 @@ pub fn on_stand_ins(
     let programs: Vec<StagePrograms> = programs.into_iter().map(Into::into).collect();
     let count = programs.first().map_or(1, StagePrograms::ranks);
     let devices = programs.first().map_or(1, |program| program.first().mesh.devices());
-    // All of them take the memory of this machine; each driver asks for its own rank alone.
+    // All ranks together take the memory of this machine; each driver checks its own rank alone.
     let checked = room::check_processor(programs.iter().map(|program| &**program.largest()), count);
     checked.map_err(|error| DeviceError::TooLarge(Box::new(error)))?;
     let lowered: Vec<Vec<CudaProgram>> = (0..count).map(lowered).collect();
@@ -100,7 +102,7 @@ pub fn on_stand_ins(
     Ok(Ranks::of(devices.collect::<Result<_, DeviceError>>()?, local, Box::new(|_| {})))
 }
 
-/// The programs for GPUs: the same for every rank.
+/// Lowers programs for GPUs; every rank has the same commands.
 fn lowered(programs: &[Arc<Program>]) -> Result<Vec<CudaProgram>, DeviceError> {
     check(programs)?;
     programs.iter().map(|program| lower(program.clone()).map_err(DeviceError::kernel)).collect()
@@ -121,7 +123,7 @@ pub(super) fn check(programs: &[Arc<Program>]) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// The programs of a process that is one of so many ranks.
+/// Returns the programs of a process that is one of `ranks` ranks.
 ///
 /// # Errors
 /// As of [`check`]; programs of another number of ranks.

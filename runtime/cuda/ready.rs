@@ -1,4 +1,4 @@
-//! A program's commands as a driver gets them: with addresses for places.
+//! Gives a program's commands to a driver, with addresses in place of regions and offsets.
 
 use super::clock::Clock;
 use super::driver::{
@@ -14,34 +14,34 @@ use crate::program::{Block, Message, Microbatches, RankPipeline, Section, Turn};
 use ir::timetable::Task;
 use std::sync::Arc;
 
-/// A program on a device: where what belongs to it is.
+/// A program that is loaded on a device.
 pub(super) struct Ready {
     pub(super) cuda: CudaProgram,
     pub(super) loaded: Loaded,
     pub(super) constants: Address,
     pub(super) tables: Address,
     pub(super) halt: Address,
-    /// The program as the host runs its part, and the memory of the host. `None` if nothing lies there.
+    /// The part of the program that the host runs, the host's memory, and its address. `None` if nothing lies there.
     pub(super) host: Option<(HostProgram, HostMemory, Address)>,
-    /// The rank's place in the mesh, which is that of a stage.
+    /// The rank's place in the mesh, which is the mesh of a stage.
     pub(super) rank: u64,
-    /// Microbatches run in this step.
+    /// The number of microbatches of this step that have begun.
     pub(super) microbatches: u64,
-    /// In a pipeline, the turn that was begun.
+    /// In a pipeline, the present turn.
     pub(super) turn: PresentTurn,
 }
 
 /// A turn of a pipeline on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PresentTurn {
-    /// Where the blocks that the turn touches begin in the arena; empty outside of turns.
+    /// The starts in the arena of the blocks that the turn touches; empty outside of turns.
     pub(super) blocks: Arc<[u64]>,
-    /// Whether the step has the same part of another microbatch.
+    /// Whether the step runs the same part of a later microbatch.
     pub(super) is_repeated: bool,
 }
 
 impl PresentTurn {
-    /// A turn of a rank.
+    /// Returns the present form of a rank's turn.
     pub(super) fn of(pipeline: &RankPipeline, turn: &Turn) -> Self {
         let Task { part, microbatch } = turn.task;
         let own = pipeline.blocks.iter().zip(&turn.bases);
@@ -54,19 +54,19 @@ impl PresentTurn {
 }
 
 impl Ready {
-    /// Where its memory is.
+    /// Returns the starts of the program's memories.
     pub(super) fn memories(&self, arena: Address) -> Memories {
         let host = self.host.as_ref().map_or(Address(0), |(_, _, start)| *start);
         Memories { arena, constants: self.constants, host, blocks: self.turn.blocks.clone() }
     }
 
-    /// The place of the stage's first rank among the ranks of all stages.
+    /// Returns the number of the stage's first rank among the ranks of all stages.
     fn first_of_stage(&self) -> u64 {
         let program = &self.cuda.program;
         program.pipeline.as_ref().map_or(0, |pipeline| u64::from(pipeline.rank) * program.mesh.devices())
     }
 
-    /// An argument as the 8 bytes that a kernel gets.
+    /// Returns an argument as the 8 bytes that a kernel gets.
     pub(super) fn word(&self, memories: &Memories, argument: &Argument) -> u64 {
         let (mesh, rank) = (&self.cuda.program.mesh, self.rank);
         let address = |region, start| memories.of(region).0.wrapping_add_signed(start);
@@ -152,7 +152,7 @@ impl Ready {
         command.records.map_or(Ok(()), |event| driver.record(stream, event))
     }
 
-    /// A command of the host: an instruction there, or a copy between it and a file.
+    /// Returns the task of a command that the host runs: an instruction, or a copy between the host's memory and a file.
     fn host_task(&self, section: Section, command: &Command) -> Result<HostTask, DriverError> {
         let without = || DriverError("an instruction of the host in a program without memory there".into());
         let (program, memory, _) = self.host.as_ref().ok_or_else(without)?;
@@ -170,7 +170,7 @@ impl Ready {
         self.microbatches = u64::from(turn.task.microbatch) + 1;
     }
 
-    /// Counts microbatches: the first of a step overwrites the sums of the one before.
+    /// Begins a section and counts microbatches: the first one of a step overwrites the sums of the step before.
     pub(super) fn begin(&mut self, section: Section) -> Result<(), DeviceError> {
         self.turn = PresentTurn::default();
         match section {

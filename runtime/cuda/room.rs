@@ -1,12 +1,12 @@
-//! Whether programs fit on a GPU, with all that they take besides their arena and constants.
+//! Checks whether programs fit on a GPU, with everything that they need besides their arena and constants.
 
 use super::driver::Room;
 use super::program::{Command, CudaProgram, PlacedMessage, Task};
 use crate::room::{self, Place, TooLarge};
 use std::collections::BTreeMap;
 
-/// Bytes of programs that share an arena besides the arena and their constants: tables, inputs on their way, of which there are two
-/// each, and the mailboxes of messages.
+/// Returns the bytes that programs with a common arena need besides the arena and their constants: tables, two buffers for each input
+/// on its way, and the mailboxes of messages.
 fn beside(programs: &[CudaProgram]) -> u64 {
     let of = |cuda: &CudaProgram| {
         let views = cuda.program.inputs.iter().filter_map(|input| input.view.as_ref());
@@ -16,7 +16,7 @@ fn beside(programs: &[CudaProgram]) -> u64 {
     programs.iter().map(of).sum()
 }
 
-/// The bytes of a message of each channel.
+/// Returns the bytes of the mailboxes: one message for each channel.
 fn mailboxes(cuda: &CudaProgram) -> u64 {
     let message = |command: &Command| match command.task {
         Task::Message(PlacedMessage { message, bytes, .. }) => Some((message.channel, bytes)),
@@ -26,7 +26,7 @@ fn mailboxes(cuda: &CudaProgram) -> u64 {
     channels.into_values().sum()
 }
 
-/// Refuses programs for which there is no room.
+/// Refuses programs that do not fit.
 pub(super) fn check(programs: &[CudaProgram], room: &Room) -> Result<(), TooLarge> {
     let beside = beside(programs).saturating_add(room.reserve);
     let place = Place { device: room.device.clone(), free: room.free, beside, ranks: 1, is_host: false };

@@ -1,6 +1,6 @@
-//! Functions of CUDA's libraries, looked up by name in the very file that [`super::libraries`] opened.
+//! Looks up functions of CUDA's libraries by name, in the very file that [`super::libraries`] opened.
 //!
-//! cudarc would open a library by its name alone, which may find another file, and panics if a function is missing there.
+//! cudarc would open a library by its name alone. It might find another file, and it panics if that file lacks a function.
 
 use libloading::os::unix::Library;
 use std::ffi::c_void;
@@ -17,12 +17,12 @@ pub(super) trait Symbols {
 impl Symbols for Library {
     #[allow(unsafe_code)]
     fn address(&self, name: &str) -> Result<*const c_void, String> {
-        // SAFETY: the address is not used here; whoever calls the function answers for its type.
+        // SAFETY: the address is not used here; the caller of the function answers for its type.
         unsafe { self.get::<*const c_void>(name.as_bytes()) }.map(|found| *found).map_err(|_| missing(name))
     }
 }
 
-/// Why a name has no address.
+/// Returns the error for a name that has no address.
 fn missing(name: &str) -> String {
     format!("the library has no function {name}")
 }
@@ -35,7 +35,7 @@ fn missing(name: &str) -> String {
 pub(super) unsafe fn function<F: Copy>(symbols: &dyn Symbols, name: &str) -> Result<F, String> {
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
     let address = symbols.address(name)?;
-    // SAFETY: the caller answers for the type, whose size was compared just now.
+    // SAFETY: the caller answers for the type, whose size is compared above.
     Ok(unsafe { std::mem::transmute_copy(&address) })
 }
 

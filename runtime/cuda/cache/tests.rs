@@ -1,4 +1,4 @@
-//! Whatever a cache's folder is like, one gets what one would have made.
+//! Tests that a cache returns the right bytes whatever its folder contains.
 
 use super::*;
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::convert::Infallible;
 
 const KEY: &str = "a kernel";
 
-/// What the cache gives, and whether it had to be made.
+/// Returns the cache's bytes, and whether they had to be made.
 fn get(cache: &Cache, key: &str, bytes: &[u8]) -> (Vec<u8>, bool) {
     let made = Cell::new(false);
     let make = || {
@@ -61,7 +61,7 @@ fn a_damaged_file_is_replaced_with_one_warning() {
 #[test]
 fn a_folder_that_cannot_be_written_does_no_harm() {
     let folder = tempfile::tempdir().unwrap();
-    // Even for a user who may write anywhere, nothing can be made below a file, nor below /proc.
+    // Even a user with all permissions can create nothing below a file, nor below /proc.
     fs::write(folder.path().join("file"), "").unwrap();
     for place in [folder.path().join("file/cubins"), PathBuf::from("/proc/cubins")] {
         let cache = Cache::at(place);

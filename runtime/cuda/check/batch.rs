@@ -1,4 +1,4 @@
-//! Samples that are checked together, and how they are written on a command line: `f16/transposes/0-3,7`.
+//! Samples that are checked together, and their text on a command line: `f16/transposes/0-3,7`.
 
 use super::samples::SampleVariant;
 use ir::DType;
@@ -6,10 +6,10 @@ use ir::ops::samples::Through;
 use std::fmt;
 use std::str::FromStr;
 
-/// Samples that run as one program, all in one type and laid out in one way.
+/// Samples that run as one program, all in one type and one layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// How the samples are laid out.
+    /// The layout of the samples.
     pub way: SampleVariant,
     /// The type of their numbers.
     pub dtype: DType,
@@ -18,7 +18,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The first and the second half of the samples.
+    /// Returns the first and the second half of the samples.
     pub fn halves(&self) -> [Self; 2] {
         let (first, second) = self.samples.split_at(self.samples.len() / 2);
         [first, second].map(|samples| Self { samples: samples.to_vec(), ..*self })
@@ -53,7 +53,7 @@ impl FromStr for Batch {
     }
 }
 
-/// Ascending indices as text: `0-3,7`.
+/// Returns ascending indices as text: `0-3,7`.
 pub(super) fn ranges(indices: &[usize]) -> String {
     let is_next = |a: &usize, b: &usize| *b == a + 1;
     let range = |run: &[usize]| match run {

@@ -42,13 +42,13 @@ pub struct CheckPart {
 /// The name of [`Place::StandIn`] in text.
 const STAND_IN: &str = "stand-in";
 
-/// How the text of a GPU begins.
+/// The text with which a GPU begins.
 const GPU: &str = "gpu:";
 
-/// How the text of rates begins.
+/// The text with which rates begin.
 const RATES: &str = "rates/";
 
-/// How the text of products begins.
+/// The text with which products begin.
 const PRODUCTS: &str = "products/";
 
 impl fmt::Display for Place {
@@ -157,7 +157,7 @@ fn run_on(subject: &impl Subject, sizes: &Sizes, work: &Work, out: &mut dyn Writ
         Work::Samples(batch) => {
             let out = std::cell::RefCell::new(&mut *out);
             let pace = format!("{:?}", Options::of_process().pace);
-            // A line that is lost here is missed when the next one is written.
+            // If this line is lost, writing the next one fails too.
             let loaded = || drop(write(&mut **out.borrow_mut(), &Line::Loaded(pace.clone())));
             let lines = match run(subject, &samples, batch, &loaded) {
                 Ok(verdicts) => verdicts.into_iter().map(Line::Verdict).collect(),

@@ -1,4 +1,4 @@
-//! Parts of a check in processes of their own: a fault of one leaves the others a sound device.
+//! Runs parts of a check in processes of their own, so that a fault of one part leaves the others a sound device.
 
 use super::batch::Batch;
 use super::part::{CheckPart, Line, Place, Work};
@@ -12,29 +12,30 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a process may say nothing.
+/// The longest times for which a process may report nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Until its kernels are compiled.
     pub load: Duration,
-    /// While samples run, in addition for each sample, and while a rate is measured.
+    /// While samples run (plus `sample` for each of them), and while a rate is measured.
     pub run: Duration,
-    /// For each sample that runs.
+    /// The time that each sample adds to `run`.
     pub sample: Duration,
 }
 
 impl Default for Limits {
-    /// Many times longer than a sound GPU and a slow processor take. cuDNN plans a convolution when it first runs.
+    /// Returns limits that are many times longer than a sound GPU and a slow processor need. cuDNN plans a convolution when it first
+    /// runs.
     fn default() -> Self {
         let [load, run, sample] = [300, 20, 1].map(Duration::from_secs);
         Self { load, run, sample }
     }
 }
 
-/// How often a process is asked whether it has ended, once it was killed.
+/// The time between two questions whether a killed process has ended.
 const POLL: Duration = Duration::from_millis(10);
 
-/// How long a killed process may take to end. A GPU that hangs may keep it for ever.
+/// The longest time that a killed process may take to end. A GPU that hangs may keep it for ever.
 const GONE: Duration = Duration::from_secs(5);
 
 /// Starts a process for each part of a check: `EXECUTABLE doctor --part PART`.
@@ -44,27 +45,27 @@ pub struct Processes {
     pub executable: PathBuf,
     /// The device.
     pub place: Place,
-    /// When a process counts as hanging.
+    /// The times after which a process counts as hanging.
     pub limits: Limits,
-    /// Variables of the environment that are set for each process, besides those of this one.
+    /// Environment variables for each process, in addition to those of this process.
     pub environment: Vec<(String, String)>,
 }
 
 impl Processes {
-    /// Of the program that runs.
+    /// Returns the processes of the program that runs.
     ///
     /// # Errors
-    /// The path of the program cannot be had.
+    /// The path of the program is not known.
     pub fn of_process(place: Place) -> std::io::Result<Self> {
         let executable = std::env::current_exe()?;
         Ok(Self { executable, place, limits: Limits::default(), environment: vec![] })
     }
 
-    /// Measures all rates. A process that ends early costs only the rate that it was at: the others are measured in a
-    /// fresh one. Each rate is told as it comes.
+    /// Measures all rates. A process that ends early costs only the rate that it was measuring: the others are measured in a fresh
+    /// process. `tell` gets each rate as it comes.
     pub fn rates(&self, sizes: &Sizes, tell: &mut dyn FnMut(&Rate)) -> Vec<Rate> {
         let (mut rates, mut tasks) = (Vec::new(), (0..count(sizes)).collect::<Vec<_>>());
-        // Compiling counts too, but it is little.
+        // Compilation counts too, but it takes little.
         let limits = Limits { load: self.limits.load.min(self.limits.run * 3), ..self.limits };
         while !tasks.is_empty() {
             let ended = self.run(Work::Rates(tasks.clone()), limits, &mut |line| {
@@ -85,7 +86,7 @@ impl Processes {
         rates
     }
 
-    /// Runs a part in a fresh process, and gives each of its lines to `take`.
+    /// Runs a part in a fresh process, and passes each of its lines to `take`.
     fn run(&self, work: Work, limits: Limits, take: &mut dyn FnMut(Line)) -> Result<(), Fault> {
         let died = |problem: String| Fault { problem, hung: false };
         let part = CheckPart { place: self.place, work };
@@ -99,7 +100,7 @@ impl Processes {
         let mut limit = limits.load;
         loop {
             match lines.recv_timeout(limit) {
-                // Its results are there: how it ends says nothing about them.
+                // All results are there, so the end of the process does not matter.
                 Ok(Line::Done) => {
                     let _ = wait(&mut child).or_else(|| end(&mut child));
                     return Ok(());
@@ -144,7 +145,7 @@ impl Runner for Processes {
     }
 }
 
-/// The lines of a process as they come. Other text, which libraries may write, is left out.
+/// Returns the lines of a process as they come. Other text, which libraries may write, is dropped.
 fn lines(child: &mut Child) -> Receiver<Line> {
     let (sender, receiver) = channel();
     let out = child.stdout.take().expect("it is piped");
@@ -160,9 +161,9 @@ fn lines(child: &mut Child) -> Receiver<Line> {
     receiver
 }
 
-/// Kills a process. Returns how it ended; `None` if it is still there.
+/// Kills a process. Returns its exit status; `None` if it still runs.
 fn end(child: &mut Child) -> Option<ExitStatus> {
-    // An error says that it has ended by itself.
+    // An error says that the process has already ended.
     let _ = child.kill();
     wait(child)
 }
@@ -178,7 +179,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     None
 }
 
-/// Says how a process ended that has closed its output before it was done.
+/// Describes the end of a process that closed its output before it was done.
 fn ended_early(child: &mut Child) -> String {
     let status = wait(child).or_else(|| end(child));
     match status {

@@ -1,6 +1,6 @@
-//! The products of matrices in a step of the benchmark's models, whose rates the simulator takes.
+//! The matrix products in a step of the benchmark's models. The simulator takes their rates.
 
-/// A linear layer on all tokens of a microbatch: the product of its forward pass and those of its two gradients.
+/// A linear layer on all tokens of a microbatch, with the product of its forward pass and the products of its two gradients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
     /// The model and the layer.
@@ -25,7 +25,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// All of them, with their names.
+    /// All passes, with their names.
     pub const ALL: [(Self, &'static str); 3] = [
         (Self::Forward, "forward"),
         (Self::InputGradient, "input_gradient"),
@@ -34,8 +34,8 @@ impl Pass {
 }
 
 impl Layer {
-    /// The layers of the benchmark's models at its microbatches, in the order of the models' sizes; a shape that a model has
-    /// several times is here once.
+    /// Returns the layers of the benchmark's models at its microbatches, in the order of the models' sizes. A shape that a model has
+    /// several times is listed once.
     pub fn of_benchmark() -> Vec<Self> {
         let models = [
             ("gpt2-124m", 16 * 1024, 768, 50304),
@@ -53,7 +53,7 @@ impl Layer {
             layers.map(|layer| (model, tokens, layer))
         });
         let llama = [
-            // Products of one input are joined.
+            // Layers with the same input are joined.
             ("qkv", 2048, 3072),
             ("projection", 2048, 2048),
             ("gate_up", 2048, 16384),
@@ -70,9 +70,9 @@ impl Layer {
         gpt2.chain(llama).map(layer).collect()
     }
 
-    /// The text of a product as a contraction, and the sizes of its operands.
+    /// Returns the text of a product as a contraction, and the sizes of its operands.
     pub fn product(&self, pass: Pass) -> (String, [[u64; 2]; 2]) {
-        // A weight lies as PyTorch's `Linear` has it.
+        // A weight has the layout of PyTorch's `Linear`.
         let [lhs, rhs, out] = match pass {
             Pass::Forward => ["ti", "oi", "to"],
             Pass::InputGradient => ["to", "oi", "ti"],
@@ -90,7 +90,7 @@ impl Layer {
         (format!("{lhs},{rhs}->{out}"), sizes)
     }
 
-    /// The operations of each product.
+    /// Returns the operations of each product.
     pub fn flops(&self) -> f64 {
         2.0 * self.tokens as f64 * self.input as f64 * self.output as f64
     }

@@ -1,4 +1,4 @@
-//! How fast a device copies, multiplies and attends: medians, after warming up.
+//! Measures how fast a device copies, multiplies and attends: medians, after a warm-up.
 
 use super::products::{Layer, Pass};
 use super::{Copies, Direction, Subject};
@@ -17,27 +17,27 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What is measured.
+/// The sizes of the measurements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Bytes of a copy.
+    /// The bytes of a copy.
     pub copy: usize,
-    /// Rows, columns and terms of a multiplication.
+    /// The rows, columns and terms of a multiplication.
     pub matmul: u64,
-    /// Batch, heads and tokens of an attention.
+    /// The batch, heads and tokens of an attention.
     pub attention: [u64; 3],
-    /// Widths of a head.
+    /// The widths of a head.
     pub widths: Vec<u64>,
-    /// Layers whose products are measured by themselves.
+    /// The layers whose products are measured by themselves.
     pub layers: Vec<Layer>,
-    /// The least time that is taken at once.
+    /// The least time of a measurement.
     pub at_once: Duration,
-    /// How often it is taken.
+    /// The number of measurements.
     pub repeats: usize,
 }
 
 impl Default for Sizes {
-    /// What fills the largest GPU there is, in a few seconds.
+    /// Returns sizes that fill the largest GPU there is, in a few seconds.
     fn default() -> Self {
         Self {
             copy: 256 << 20,
@@ -52,7 +52,7 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// Sizes that the stand-in measures in a second.
+    /// Returns sizes that the stand-in measures in a second.
     pub fn small() -> Self {
         let at_once = Duration::from_micros(1);
         let layers = vec![Layer { name: "toy".into(), tokens: 32, input: 16, output: 24 }];
@@ -61,51 +61,51 @@ impl Sizes {
     }
 }
 
-/// A rate, or why there is none.
+/// A rate, or the reason why it is missing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
-    /// What was measured: `copy_to_device`, `copy_from_device`, `copy_within_device`, `matmul_bf16`,
+    /// The name of the measurement: `copy_to_device`, `copy_from_device`, `copy_within_device`, `matmul_bf16`,
     /// `attention_bf16_d64_forward`, `attention_bf16_d64_backward`, and so on.
     pub name: String,
-    /// Its sizes.
+    /// The sizes of the measurement.
     pub sizes: String,
     /// `GB/s` or `TFLOP/s`, by thousands.
     pub unit: Cow<'static, str>,
     /// The median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// Why it could not be measured.
+    /// The reason why it could not be measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A part of the measuring that can be done by itself.
+/// A task of the measurement, which can run by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Task {
     Copy(Direction),
     Matmul,
-    /// Of this width of a head, with its gradient.
+    /// Attention with this width of a head, and its gradient.
     Attention(u64),
 }
 
-/// The tasks of these sizes, in the order of their rates.
+/// Returns the tasks of these sizes, in the order of their rates.
 fn tasks(sizes: &Sizes) -> Vec<Task> {
     let copies = [Direction::ToDevice, Direction::FromDevice, Direction::WithinDevice].map(Task::Copy);
     let attention = sizes.widths.iter().map(|&width| Task::Attention(width));
     copies.into_iter().chain([Task::Matmul]).chain(attention).collect()
 }
 
-/// How many tasks there are, which [`measure_one`] takes by their number.
+/// Returns the number of tasks. [`measure_one`] takes a task by its number.
 pub fn count(sizes: &Sizes) -> usize {
     tasks(sizes).len()
 }
 
-/// Measures all of it, one after the other.
+/// Measures all tasks, one after the other.
 pub fn measure(subject: &impl Subject, sizes: &Sizes) -> Vec<Rate> {
     (0..count(sizes)).flat_map(|task| measure_one(subject, task, sizes)).collect()
 }
 
-/// Measures the task of a number below [`count`].
+/// Measures the task with a number below [`count`].
 pub fn measure_one(subject: &impl Subject, task: usize, sizes: &Sizes) -> Vec<Rate> {
     match tasks(sizes)[task] {
         Task::Copy(direction) => vec![copy(subject, direction, sizes)],
@@ -117,12 +117,12 @@ pub fn measure_one(subject: &impl Subject, task: usize, sizes: &Sizes) -> Vec<Ra
     }
 }
 
-/// How many products of layers there are, which [`measure_product`] takes by their number.
+/// Returns the number of products of layers. [`measure_product`] takes a product by its number.
 pub fn products(sizes: &Sizes) -> usize {
     sizes.layers.len() * Pass::ALL.len()
 }
 
-/// Measures the product of a number below [`products`], in less time than the tasks: there are many.
+/// Measures the product with a number below [`products`], in less time than a task, because there are many.
 pub fn measure_product(subject: &impl Subject, number: usize, sizes: &Sizes) -> Rate {
     let layer = &sizes.layers[number / Pass::ALL.len()];
     let (pass, name) = Pass::ALL[number % Pass::ALL.len()];
@@ -136,7 +136,7 @@ pub fn measure_product(subject: &impl Subject, number: usize, sizes: &Sizes) -> 
     Rate::of(format!("{}_{name}", layer.name), described, "TFLOP/s", rate)
 }
 
-/// The rates of a task that could not be measured, for this reason.
+/// Returns the rates of a task that could not be measured, with this reason.
 pub fn unmeasured(task: usize, sizes: &Sizes, error: &str) -> Vec<Rate> {
     match tasks(sizes)[task] {
         Task::Copy(direction) => vec![copy_rate(direction, sizes, Err(error))],
@@ -160,11 +160,11 @@ impl Rate {
     }
 }
 
-/// How many copies are timed together.
+/// Returns the number of copies that are timed together.
 fn together(direction: Direction) -> usize {
     match direction {
         Direction::ToDevice | Direction::FromDevice => 4,
-        // A copy within the device's memory is faster by as much.
+        // A copy within the device's memory is much faster, so more of them are timed together.
         Direction::WithinDevice => 100,
     }
 }
@@ -175,7 +175,7 @@ fn copy(subject: &impl Subject, direction: Direction, sizes: &Sizes) -> Rate {
     copy_rate(direction, sizes, subject.copy(copies))
 }
 
-/// Bytes copied by time. Within a device each is read and written, and counts once.
+/// Returns the bytes copied by time. Within a device each byte is read and written, and counts once.
 fn copy_rate<E: Display>(direction: Direction, sizes: &Sizes, times: Result<Vec<Duration>, E>) -> Rate {
     let name = match direction {
         Direction::ToDevice => "copy_to_device",
@@ -198,8 +198,8 @@ fn matmul_rate<E: Display>(sizes: &Sizes, seconds: Result<f64, E>) -> Rate {
     Rate::of("matmul_bf16", format!("[{size}, {size}] x [{size}, {size}]"), "TFLOP/s", rate)
 }
 
-/// Causal attention and its gradient, by the seconds of each. Half of the scores are hidden, and count for nothing; the
-/// gradient has five multiplications where the forward has two.
+/// Returns the rates of causal attention and its gradient, from the seconds of each. Half of the scores are hidden, and count for
+/// nothing; the gradient has five multiplications, and the forward has two.
 fn attention<E: Display>(width: u64, sizes: &Sizes, seconds: Result<&[f64; 2], &E>) -> [Rate; 2] {
     let [batch, heads, tokens] = sizes.attention;
     let forward = 2.0 * (batch * heads * tokens * tokens * width) as f64;
@@ -210,7 +210,7 @@ fn attention<E: Display>(width: u64, sizes: &Sizes, seconds: Result<&[f64; 2], &
     })
 }
 
-/// Seconds of the forward, and of the gradient of what that gave.
+/// Returns the seconds of the forward, and of the gradient at its results.
 fn attention_seconds(subject: &impl Subject, width: u64, sizes: &Sizes) -> Result<[f64; 2], DeviceError> {
     let [batch, heads, tokens] = sizes.attention;
     let scale = (width as f64).powf(-0.5).into();
@@ -235,7 +235,7 @@ struct Runs<D> {
 }
 
 impl<D: Driver> Runs<D> {
-    /// On numbers that are made up.
+    /// Prepares an operator with made-up numbers.
     fn new(
         subject: &impl Subject<Driver = D>,
         op: Op,
@@ -260,7 +260,7 @@ impl<D: Driver> Runs<D> {
         Ok(Self { device })
     }
 
-    /// The operator so many times, one after the other.
+    /// Runs the operator this many times, one after the other, and returns the time.
     fn times(&mut self, count: usize) -> Result<Duration, DeviceError> {
         let start = Instant::now();
         for _ in 0..count {
@@ -271,7 +271,7 @@ impl<D: Driver> Runs<D> {
         Ok(start.elapsed())
     }
 
-    /// The median of what it takes once.
+    /// Returns the median of the time of a single run.
     fn seconds(&mut self, sizes: &Sizes) -> Result<f64, DeviceError> {
         self.times(2)?;
         let once = self.times(1)?.as_secs_f64().max(1e-6);
@@ -281,7 +281,7 @@ impl<D: Driver> Runs<D> {
     }
 }
 
-/// Numbers as there are in training, which take more power than zeros: normal ones, that come again after some.
+/// Returns numbers as in training, which take more power than zeros: normal numbers that repeat after a period.
 fn numbers(ty: &Type, seed: u64) -> Vec<u8> {
     const PERIOD: usize = 65_537;
     let normal = (0..PERIOD as u64).map(|i| random::normal(1, seed, i)).collect();
@@ -294,7 +294,7 @@ fn numbers(ty: &Type, seed: u64) -> Vec<u8> {
     numbers
 }
 
-/// In seconds.
+/// Returns the median, in seconds.
 fn median(mut times: Vec<Duration>) -> f64 {
     times.sort();
     times.get(times.len() / 2).map_or(0.0, Duration::as_secs_f64)

@@ -1,5 +1,5 @@
-//! Every operator's samples on a device, against the interpreter: many in one program, because compiling is what takes
-//! long.
+//! Checks every operator's samples on a device against the interpreter. Many samples share a program, because compilation takes most of
+//! the time.
 
 use super::Subject;
 use super::search::{Fault, Report, Runner, check as search};
@@ -17,27 +17,27 @@ use std::sync::Arc;
 
 pub use super::batch::Batch;
 
-/// The types that are checked.
+/// The types in which samples are checked.
 pub const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// The layout and the lowering options that samples are checked with.
+/// The layout and the lowering options of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleVariant {
-    /// How operands reach the operator.
+    /// The way in which operands reach the operator.
     pub through: Through,
     /// Whether elementwise operators stay kernels of their own.
     pub unfused: bool,
 }
 
 impl SampleVariant {
-    /// Dense, strided, and in the place of an operand.
+    /// Dense operands, strided operands, and results in the place of an operand.
     pub const ALL: [Self; 3] = [
         Self { through: Through::Inputs, unfused: false },
         Self { through: Through::Transposes, unfused: false },
         Self { through: Through::Negations, unfused: true },
     ];
 
-    /// The way, for people.
+    /// Returns the variant's name for messages.
     pub fn name(self) -> &'static str {
         match self.through {
             Through::Inputs => "from inputs",
@@ -56,15 +56,15 @@ pub struct Verdict {
     pub problem: Option<String>,
 }
 
-/// The samples of all operators that are run by a device, also those whose last block is partial. Constants are not run, and copies are between
-/// memories.
+/// Returns the samples of all operators that a device runs, also the samples whose last block is partial. Constants do not run, and
+/// copies are between memories.
 pub fn all() -> Vec<Sample> {
     let runs = |sample: &Sample| !matches!(sample.op, Op::Constant(_) | Op::Copy(_));
     samples().into_iter().chain(partial()).filter(runs).collect()
 }
 
-/// Runs samples in this process, in every type that they take, in these ways. Without cuDNN, samples that need it are
-/// left out. On a GPU a fault spoils all later samples of the process; see [`super::process`].
+/// Runs samples in this process, in every type that they take, in these variants. Without cuDNN, samples that need it are skipped. On a
+/// GPU a fault spoils all later samples of the process; see [`super::process`].
 pub fn check(subject: &impl Subject, samples: &[Sample], ways: &[SampleVariant], cudnn: bool) -> Report {
     let (batches, skipped) = batches(samples, ways, cudnn);
     let mut report = search(&mut InProcess { subject, samples }, samples, &batches, "", &mut |_| ());
@@ -72,7 +72,7 @@ pub fn check(subject: &impl Subject, samples: &[Sample], ways: &[SampleVariant],
     report
 }
 
-/// The batches of these samples, and the number of samples that are left out because cuDNN is not there. Samples that need
+/// Returns the batches of these samples, and the number of samples that are skipped because cuDNN is not installed. Samples that need
 /// cuDNN have batches of their own.
 pub fn batches(samples: &[Sample], ways: &[SampleVariant], cudnn: bool) -> (Vec<Batch>, usize) {
     let (mut batches, mut skipped) = (Vec::new(), 0);
@@ -96,7 +96,7 @@ pub fn batches(samples: &[Sample], ways: &[SampleVariant], cudnn: bool) -> (Vec<
     (batches, skipped)
 }
 
-/// Runs a batch as one program. `loaded` is called when the kernels are compiled, before anything runs.
+/// Runs a batch as one program. `loaded` is called after the kernels are compiled, before anything runs.
 ///
 /// # Errors
 /// A sample cannot be lowered or compiled, or the device refuses it.
@@ -114,7 +114,7 @@ pub fn run(
         loaded();
         Ok(device)
     };
-    // The bound of f32 is for sums, against f64; halves are storage alone, and the interpreter rounds as they do.
+    // The bound of f32 is for sums, compared with f64. Halves are only stored, and the interpreter rounds as they do.
     let mode = if batch.dtype == DType::F32 { Mode::Exact } else { Mode::Typed };
     let (module, inputs) = together(&chosen, batch.way.through);
     let found = differences(&make, mode, &module, &options(batch.way), &[vec![inputs]], unit)?;
@@ -122,7 +122,7 @@ pub fn run(
     Ok(batch.samples.iter().enumerate().map(verdict).collect())
 }
 
-/// The first difference of the sample at a place in its batch.
+/// Returns the first difference of the sample at a place in its batch.
 fn problem(place: usize, found: &[Difference]) -> Option<String> {
     let own = prefix(place);
     found
@@ -162,7 +162,7 @@ fn needs_cudnn(sample: &Sample, way: SampleVariant) -> bool {
     lowered.is_ok_and(is_library)
 }
 
-/// Samples as one program.
+/// Returns samples as one program.
 fn together(samples: &[Sample], through: Through) -> (Module, Microbatch) {
     let (mut module, mut inputs) = (Module::new("samples"), Microbatch::new());
     for (index, sample) in samples.iter().enumerate() {
@@ -171,7 +171,7 @@ fn together(samples: &[Sample], through: Through) -> (Module, Microbatch) {
     (module, inputs)
 }
 
-/// What the names of a sample's inputs and outputs begin with.
+/// Returns the text with which the names of a sample's inputs and outputs begin.
 fn prefix(index: usize) -> String {
     format!("{index} ")
 }

@@ -1,37 +1,37 @@
-//! Which samples of a batch make it fail: a batch that cannot be run is halved until the sample at fault is alone.
+//! Finds the samples that make a batch fail: a batch that cannot run is halved until the sample at fault is alone.
 //!
-//! The search runs each half through a [`Runner`]. Where that is a fresh process, a sample that spoils the device or ends
-//! the process costs no other sample its verdict.
+//! The search runs each half through a [`Runner`]. If that is a fresh process, a sample that spoils the device or ends the process
+//! costs no other sample its verdict.
 
 use super::batch::Batch;
 use super::samples::{Verdict, in_type};
 use ir::ops::samples::Sample;
 use serde::Serialize;
 
-/// Samples of a batch that fail alone before the search in that batch ends: the same fault in many samples needs no more.
+/// The number of samples of a batch that fail alone before the search in that batch ends: the same fault in many samples needs no more.
 const MOST_ERRORS: usize = 10;
 
-/// Halves that are run for all batches together.
+/// The most halves that run for all batches together.
 const MOST_HALVES: usize = 120;
 
-/// How many halves one that hangs counts as, because it takes as long.
+/// The number of halves as which a hanging half counts, because it takes as long.
 const HANG: usize = 6;
 
-/// Why a batch has no verdicts.
+/// The reason why a batch has no verdicts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What happened.
+    /// The problem.
     pub problem: String,
-    /// Whether nothing happened for too long.
+    /// Whether the process reported nothing for too long.
     pub hung: bool,
 }
 
 /// Runs batches of samples.
 pub trait Runner {
-    /// Runs a batch, and says of each sample whether it agrees with the interpreter.
+    /// Runs a batch, and returns for each sample whether it agrees with the interpreter.
     ///
     /// # Errors
-    /// Why the batch could not be run to its end.
+    /// The reason why the batch did not run to its end.
     fn run(&mut self, batch: &Batch) -> Result<Vec<Verdict>, Fault>;
 }
 
@@ -40,7 +40,7 @@ pub trait Runner {
 pub struct Report {
     /// Samples that agree with the interpreter, each counted in every type and way.
     pub passed: usize,
-    /// Samples that were not run: they need cuDNN where it is not, or too much had failed.
+    /// Samples that were not run, because cuDNN is not installed or too much had failed.
     pub skipped: usize,
     /// Samples that do not agree, or could not be run.
     pub failures: Vec<Failure>,
@@ -53,18 +53,18 @@ pub struct Failure {
     pub operator: String,
     /// Types of the operands.
     pub operands: Vec<String>,
-    /// How the operands reach it.
+    /// The way in which the operands reach the operator.
     pub way: &'static str,
-    /// The problem, for people.
+    /// The problem, for messages.
     pub problem: String,
     /// The argument of `doctor --part` that runs it again.
     pub part: String,
 }
 
-/// An event that is told while a check runs.
+/// An event of a running check.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A batch could not be run; its halves are run now.
+    /// A batch cannot run; its halves run next.
     Searching(&'a Batch, &'a Fault),
     /// A sample fails.
     Failed(&'a Failure),
@@ -72,7 +72,7 @@ pub enum Event<'a> {
     Done(&'a Batch, Counts),
 }
 
-/// How many samples of a batch agree, do not, and were not run.
+/// The numbers of samples of a batch that passed, failed, and were not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// See [`Report::passed`].
@@ -83,7 +83,7 @@ pub struct Counts {
     pub skipped: usize,
 }
 
-/// Runs batches, whose indices are those of `samples`. `place` is written before a batch in [`Failure::part`].
+/// Runs batches, whose indices are those of `samples`. `place` precedes the batch in [`Failure::part`].
 pub fn check(
     runner: &mut impl Runner,
     samples: &[Sample],
@@ -114,9 +114,9 @@ struct Search<'a, R> {
     place: &'a str,
     tell: &'a mut dyn FnMut(Event<'_>),
     report: Report,
-    /// Halves that may still be run.
+    /// The number of halves that may still run.
     halves: usize,
-    /// Samples of this batch that fail alone.
+    /// The number of samples of this batch that fail alone.
     errors: usize,
 }
 
@@ -126,7 +126,7 @@ impl<R: Runner> Search<'_, R> {
         Counts { passed: *passed, failed: failures.len(), skipped: *skipped }
     }
 
-    /// Runs samples together; if they cannot be run, each half by itself.
+    /// Runs samples together. If they cannot run, runs each half by itself.
     fn run(&mut self, batch: &Batch) {
         let fault = match self.runner.run(batch) {
             Ok(verdicts) => return self.sort(batch, verdicts),
@@ -154,7 +154,7 @@ impl<R: Runner> Search<'_, R> {
         }
     }
 
-    /// A batch failed, and no sample of it does alone: the batch counts as one failure.
+    /// Counts a batch as one failure: it failed, and no sample of it fails alone.
     fn fail_together(&mut self, batch: &Batch, before: Counts, fault: &Fault) {
         let (others, why) = (batch.samples.len() - 1, &fault.problem);
         let problem = if self.report.skipped > before.skipped {

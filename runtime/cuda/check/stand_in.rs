@@ -1,4 +1,4 @@
-//! The stand-in as a device that is checked, so that tests run what checks a GPU.
+//! The stand-in as a device to check, so that tests run the same code as the check of a GPU.
 
 use super::{Copies, Direction, Subject};
 use crate::cuda::device::Cuda;
@@ -10,26 +10,26 @@ use crate::cuda::program::{CudaProgram, Kernel};
 use crate::device::DeviceError;
 use std::time::{Duration, Instant};
 
-/// The stand-in, which changes the kernels that it is given.
+/// The stand-in, with a change of its kernels.
 #[derive(Clone, Debug)]
 pub struct StandIn {
     /// The order of threads and streams.
     pub order: Order,
     /// The change of a kernel: a planted fault, or nothing.
     pub change: fn(&mut Kernel),
-    /// How commands reach the device.
+    /// The way in which commands reach the device.
     pub pace: Pace,
-    /// Runs each launch by its PTX, too.
+    /// The interpreter that also runs each launch by its PTX, if there is one.
     pub ptx: Option<Ptx>,
 }
 
 impl StandIn {
-    /// With kernels as they are.
+    /// Returns the stand-in with unchanged kernels.
     pub fn sound(order: Order) -> Self {
         Self { order, change: |_| (), pace: Pace::default(), ptx: None }
     }
 
-    /// With the pace that the environment asks for; see [`Options::of_process`].
+    /// Returns the stand-in with the pace that the environment asks for; see [`Options::of_process`].
     pub fn of_process() -> Self {
         Self { pace: Options::of_process().pace, ..Self::sound(Order::default()) }
     }

@@ -1,4 +1,4 @@
-//! Programs of one operator, whose work was counted by hand.
+//! Programs of one operator, with work that was counted by hand.
 
 use super::commands;
 use crate::cuda::lower::lower as lower_for_cuda;
@@ -16,7 +16,7 @@ use ir::ops::norm::LayerNorm;
 use ir::{Builder, DType, Module, Op, Type};
 use std::sync::Arc;
 
-/// The commands of operators on operands of these types, on an H200.
+/// Returns the commands of operators on operands of these types, on an H200.
 fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<SimulatedCommand> {
     let mut module = Module::new("test");
     let mut values: Vec<_> = (types.iter().enumerate())
@@ -88,23 +88,23 @@ fn half_of_causal_attention_is_counted_and_each_part_of_its_gradient_for_itself(
     let kinds: Vec<&str> = parts.iter().map(|part| &part.command.kind[..]).collect();
     assert_eq!(kinds, ["attention_mma", "attention_by_queries_mma", "attention_by_keys_mma"]);
     let flops: Vec<u64> = parts.iter().map(|part| part.command.work.flops).collect();
-    // Two products; three; four.
+    // The forward has two products; the gradient by queries has three, and the gradient by keys has four.
     assert_eq!(flops, [2, 3, 4].map(|products| products * 2 * pairs * width / 2));
     assert!(parts.iter().all(|part| part.command.work.unit == Unit::Attention(DType::BF16)));
     let moved: Vec<[u64; 2]> =
         parts.iter().map(|part| [part.command.work.read, part.command.work.written]).collect();
-    // Scratch has three numbers a row.
+    // The scratch has three numbers for each row.
     let kept = 3 * 4 * rows;
     let expected = [
         [3 * tensor, tensor + 4 * rows],
-        // What it leaves in scratch counts as read.
+        // The numbers that it leaves in scratch count as read.
         [5 * tensor + 4 * rows + kept, tensor],
         [4 * tensor + kept, 2 * tensor],
     ];
     assert_eq!(moved, expected);
 }
 
-/// The commands of experts on rows of these widths, with the units that do their operations.
+/// Returns the commands of experts on rows of these widths, with the units that do their operations.
 fn units_of_experts(dtype: DType, widths: [u64; 2]) -> Vec<(String, u64, Unit)> {
     let (rows, experts, [k, n]) = (1024, 8, widths);
     let types: [(DType, &[u64]); 3] = [(dtype, &[rows, k]), (dtype, &[experts, k, n]), (DType::I64, &[rows])];
@@ -136,7 +136,7 @@ fn a_chain_moves_its_ends_and_not_what_is_between() {
     };
     assert_eq!((chain.command.kind.as_str(), chain.command.work.unit), ("chain", Unit::Elements(DType::F32)));
     assert_eq!(chain.command.work.flops, 3 * 4096 * 1024);
-    // x, and the row that is added to all; three results, all of them outputs.
+    // x, and the row that is added to all rows; three results, all of which are outputs.
     assert_eq!(chain.command.work.read, 4 * (4096 * 1024 + 1024));
     assert_eq!(chain.command.work.written, 3 * 4 * 4096 * 1024);
 }

@@ -1,8 +1,8 @@
-//! Attention in cuDNN's terms: the operations that it knows as one, in the order and with the types by which it knows them
-//! ("scaled dot product attention" of its graph API).
+//! Builds cuDNN's graphs of attention: the operations that cuDNN runs as one, in the order and with the types by which cuDNN
+//! recognizes them ("scaled dot product attention" of its graph API).
 //!
-//! The gradient lets cuDNN hold the scores' gradient as a whole, rounded as everything that is multiplied: to add up `d q`
-//! in memory part by part would take less room, but adds in another order each time.
+//! The gradient lets cuDNN hold the scores' gradient as a whole, rounded like all operands of multiplications. Adding up `d q` in
+//! memory part by part would take less room, but would add in another order each time.
 
 use super::{Function, Graph, InstructionTensor, Operation, Reduction, Tensor, TensorId, TensorStorage};
 use crate::layout::Layout;
@@ -10,7 +10,7 @@ use crate::program::{Instruction, View};
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{DType, Op};
 
-/// The graph of attention or of its gradient, or why there is none.
+/// Returns the graph of attention or of its gradient, or the reason why there is none.
 pub(super) fn graph(op: &Op, instruction: &Instruction) -> Result<Graph, String> {
     let (scale, causal, operands) = match op {
         Op::Attention(Attention { scale, causal }) => (scale.get(), *causal, 3),
@@ -36,15 +36,15 @@ pub(super) fn graph(op: &Op, instruction: &Instruction) -> Result<Graph, String>
     Ok(writer.graph)
 }
 
-/// A graph that is being written.
+/// A graph under construction.
 struct Writer<'a> {
     instruction: &'a Instruction,
     graph: Graph,
-    /// The type of what is multiplied.
+    /// The type of the operands of multiplications.
     dtype: DType,
     batch: i64,
     heads: i64,
-    /// Key-value heads.
+    /// The number of key-value heads.
     groups: i64,
     queries: i64,
     keys: i64,
@@ -59,7 +59,7 @@ impl<'a> Writer<'a> {
         Self { instruction, graph: Graph::default(), dtype, batch, heads, groups, queries, keys }
     }
 
-    /// `out = softmax(scale · q·kᵀ) · v`, and `logsumexp` of the scores.
+    /// Adds `out = softmax(scale · q·kᵀ) · v`, and `logsumexp` of the scores.
     fn forward(&mut self, scale: TensorId, causal: bool) {
         let [q, v, out] =
             [InstructionTensor::Operand(0), InstructionTensor::Operand(2), InstructionTensor::Result(0)]
@@ -81,7 +81,7 @@ impl<'a> Writer<'a> {
         self.multiply(share, v, out);
     }
 
-    /// With the probabilities `p = exp(scale · q·kᵀ - logsumexp)` and `d p = d out · vᵀ`: `d v = pᵀ · d out`,
+    /// Adds the gradient. With the probabilities `p = exp(scale · q·kᵀ - logsumexp)` and `d p = d out · vᵀ`: `d v = pᵀ · d out`,
     /// `d score = p·(d p - Σ d out·out)`, `d q = scale · d score · k`, `d k = scale · d scoreᵀ · q`.
     fn gradient(&mut self, scale: TensorId, causal: bool) {
         let read =
@@ -110,12 +110,12 @@ impl<'a> Writer<'a> {
         self.multiply(dscore, keys, dq);
     }
 
-    /// The sizes of the scores.
+    /// Returns the sizes of the scores.
     fn all(&self) -> [i64; 4] {
         [self.batch, self.heads, self.queries, self.keys]
     }
 
-    /// The sizes of one number a row of the scores.
+    /// Returns the sizes of a tensor with one number for each row of the scores.
     fn rows(&self) -> [i64; 4] {
         [self.batch, self.heads, self.queries, 1]
     }
@@ -126,7 +126,7 @@ impl<'a> Writer<'a> {
         self.graph.tensors.len() - 1
     }
 
-    /// A tensor between operations.
+    /// Adds a tensor between operations.
     fn between(&mut self, dtype: DType, sizes: [i64; 4]) -> TensorId {
         self.push(dtype, sizes, dense(sizes), TensorStorage::Between)
     }
@@ -139,21 +139,21 @@ impl<'a> Writer<'a> {
         part.view(self.instruction).expect("infer has counted, and `scratch` has asked for it")
     }
 
-    /// A tensor in memory.
+    /// Adds a tensor in memory.
     fn memory(&mut self, part: InstructionTensor) -> TensorId {
         let view = self.view(part);
         let (sizes, strides) = lies(&view.layout);
         self.push(view.dtype, sizes, strides, TensorStorage::memory(part, view))
     }
 
-    /// A tensor in memory, its last two dims exchanged.
+    /// Adds a tensor in memory with its last two dims exchanged.
     fn transposed(&mut self, part: InstructionTensor) -> TensorId {
         let view = self.view(part);
         let ([b, h, s, d], [of_b, of_h, of_s, of_d]) = lies(&view.layout);
         self.push(view.dtype, [b, h, d, s], [of_b, of_h, of_d, of_s], TensorStorage::memory(part, view))
     }
 
-    /// A number a row of the scores, in memory without holes.
+    /// Adds a tensor in memory without holes, with one number for each row of the scores.
     fn of_rows(&mut self, part: InstructionTensor) -> TensorId {
         let held = TensorStorage::memory(part, self.view(part));
         self.push(DType::F32, self.rows(), dense(self.rows()), held)
@@ -163,7 +163,7 @@ impl<'a> Writer<'a> {
         self.graph.operations.push(Operation::Map { function, operands: operands.to_vec(), out });
     }
 
-    /// A function's f32 results, of the size of its first operand.
+    /// Adds a function with f32 results, which have the size of its first operand.
     fn map(&mut self, function: Function, operands: &[TensorId]) -> TensorId {
         self.map_as(DType::F32, function, operands)
     }
@@ -176,7 +176,7 @@ impl<'a> Writer<'a> {
         out
     }
 
-    /// A number a row.
+    /// Adds a reduction of each row to one number.
     fn reduced(&mut self, reduction: Reduction, from: TensorId) -> TensorId {
         let out = self.between(DType::F32, self.rows());
         self.graph.operations.push(Operation::Reduce { reduction, from, out });
@@ -187,7 +187,7 @@ impl<'a> Writer<'a> {
         self.graph.operations.push(Operation::Multiply { sides: [left, right], out });
     }
 
-    /// A product of each head, summed over those that share a key-value head.
+    /// Adds the product of each head, summed over the heads that share a key-value head.
     fn multiply_summed(&mut self, left: TensorId, right: TensorId, out: TensorId) {
         if self.heads == self.groups {
             return self.multiply(left, right, out);
@@ -198,14 +198,14 @@ impl<'a> Writer<'a> {
         self.graph.operations.push(Operation::Reduce { reduction: Reduction::Sum, from: of_heads, out });
     }
 
-    /// `scale · q·kᵀ`
+    /// Adds `scale · q·kᵀ`.
     fn scores(&mut self, q: TensorId, k: TensorId, scale: TensorId) -> TensorId {
         let product = self.between(DType::F32, self.all());
         self.multiply(q, k, product);
         self.map(Function::Multiply, &[product, scale])
     }
 
-    /// −∞ for keys that come after the query.
+    /// Replaces the scores of keys after the query with −∞.
     fn hide_later(&mut self, scores: TensorId) -> TensorId {
         let query = self.map_as(DType::I32, Function::Index(2), &[scores]);
         let key = self.map_as(DType::I32, Function::Index(3), &[scores]);
@@ -214,7 +214,7 @@ impl<'a> Writer<'a> {
         self.map(Function::Select, &[scores, hidden, seen])
     }
 
-    /// `Σ d out·out`, a number a row, in scratch: cuDNN makes it first, for all.
+    /// Adds `Σ d out·out`, one number for each row, in scratch: cuDNN computes it for all rows first.
     fn dots_of_rows(&mut self, out: TensorId, dout: TensorId) -> TensorId {
         let products = self.map(Function::Multiply, &[dout, out]);
         let (sum, one) = (self.reduced(Reduction::Sum, products), self.number(1.0));
@@ -223,7 +223,7 @@ impl<'a> Writer<'a> {
         dots
     }
 
-    /// Scores with rows and columns exchanged, to be multiplied.
+    /// Exchanges rows and columns of scores that are to be multiplied.
     fn turned(&mut self, scores: TensorId) -> TensorId {
         let [batch, heads, queries, keys] = self.all();
         let [of_batch, of_heads, of_queries, of_keys] = dense(self.all());
@@ -233,7 +233,7 @@ impl<'a> Writer<'a> {
         out
     }
 
-    /// `k`, of its transpose.
+    /// Returns `k` as a view of its transpose.
     fn keys_again(&mut self, transposed: TensorId) -> TensorId {
         let Tensor { dtype, sizes, strides, .. } = &self.graph.tensors[transposed];
         let (dtype, order) = (*dtype, [0, 1, 3, 2]);
@@ -244,12 +244,13 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The strides of what lies row-major without holes.
+/// Returns the strides of a row-major tensor without holes.
 fn dense([_, b, c, d]: [i64; 4]) -> [i64; 4] {
     [b * c * d, c * d, d, 1]
 }
 
-/// The sizes and strides of four dims. A dim of one element may have any stride, but cuDNN wants a likely one.
+/// Returns the sizes and strides of a tensor of four dims. A dim of one element may have any stride, but cuDNN expects the dense
+/// one.
 fn lies(layout: &Layout) -> ([i64; 4], [i64; 4]) {
     let sizes = [0, 1, 2, 3].map(|dim| layout.sizes[dim] as i64);
     let likely = dense(sizes);

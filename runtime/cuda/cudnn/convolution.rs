@@ -1,4 +1,4 @@
-//! A convolution in cuDNN's terms. cuDNN has images of two or three dims: one of fewer gets more of size 1.
+//! Builds cuDNN's graphs of convolutions. cuDNN has images of two or three dims, so an image of fewer dims gets dims of size 1.
 
 use super::{Convolution, Graph, InstructionTensor, Makes, Operation, Tensor, TensorStorage};
 use crate::layout::Layout;
@@ -10,7 +10,7 @@ use ir::ops::conv::Windows;
 const FEWEST: usize = 2;
 const MOST: usize = 3;
 
-/// The graph of a convolution or of one of its gradients, or why there is none.
+/// Returns the graph of a convolution or of one of its gradients, or the reason why there is none.
 pub(super) fn graph(op: &Op, instruction: &Instruction) -> Result<Graph, String> {
     let (first, second, result) =
         (InstructionTensor::Operand(0), InstructionTensor::Operand(1), InstructionTensor::Result(0));
@@ -46,7 +46,7 @@ pub(super) fn graph(op: &Op, instruction: &Instruction) -> Result<Graph, String>
     Ok(Graph { tensors, operations: vec![Operation::Convolution(convolution)] })
 }
 
-/// A tensor, which lies row-major without holes, with an image's missing dims after batch and channels.
+/// Returns a tensor of the graph, row-major without holes. Missing spatial dims of size 1 are inserted after batch and channels.
 fn tensor(part: InstructionTensor, instruction: &Instruction) -> Option<Tensor> {
     let view = part.view(instruction)?;
     let mut sizes = view.layout.sizes.clone();
@@ -62,7 +62,7 @@ fn tensor(part: InstructionTensor, instruction: &Instruction) -> Option<Tensor> 
     })
 }
 
-/// Numbers for each spatial dim; for the missing ones this.
+/// Returns a number for each spatial dim. Inserted dims come first and get `missing`.
 fn numbers(given: &[u64], missing: i64) -> Result<Vec<i64>, String> {
     let given = given.iter().map(|&number| {
         i32::try_from(number)

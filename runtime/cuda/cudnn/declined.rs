@@ -1,25 +1,25 @@
-//! The attention and the convolutions of a program that cuDNN is not asked for, though it is there.
+//! Lists the attention and the convolutions of a program that do not go to cuDNN even where it is installed.
 
 use super::Graph;
 use crate::program::{Instruction, Kernel, Program, Section};
 use ir::Op;
 use std::collections::BTreeMap;
 
-/// The work that goes to cuDNN where it is there, in one line for people.
+/// The work that goes to cuDNN where it is installed, in one line for the user.
 pub const TAKEN: &str = "convolutions, and attention in f16 and bf16, causal or without a mask; our kernels run all other attention";
 
-/// Instructions of one kind that cuDNN is not asked for.
+/// Instructions of one kind that do not go to cuDNN for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declined {
     /// The kind: `attention`, `gradient of attention` or `convolution`.
     pub kind: &'static str,
     /// The reason.
     pub reason: String,
-    /// The instructions in one run of each section.
+    /// The number of these instructions in one run of each section.
     pub count: usize,
 }
 
-/// Returns the instructions of a program that cuDNN is not asked for: each kind and reason once.
+/// Returns the instructions of a program that do not go to cuDNN: one entry for each kind and reason.
 pub fn declined(program: &Program) -> Vec<Declined> {
     let mut counts: BTreeMap<(&'static str, String), usize> = BTreeMap::new();
     let all = Section::ALL.iter().flat_map(|(section, _)| program.section(*section));
@@ -33,7 +33,7 @@ pub fn declined(program: &Program) -> Vec<Declined> {
     counts.into_iter().map(|((kind, reason), count)| Declined { kind, reason, count }).collect()
 }
 
-/// The kind of work that cuDNN does, if the instruction is of one.
+/// Returns the kind of an instruction that cuDNN might run.
 fn kind(instruction: &Instruction) -> Option<&'static str> {
     match &instruction.kernel {
         Kernel::Op(Op::Attention(_)) => Some("attention"),

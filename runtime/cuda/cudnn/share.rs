@@ -1,10 +1,10 @@
-//! Attention in shares, one after the other: of the batch, and, if that is not enough, of the heads of each sample. A share
-//! takes its part of the room besides the arena.
+//! Divides attention into shares that run one after the other. A share is a part of the batch, or, if that is not small enough, a
+//! part of the heads of one sample. A share needs only its part of the room besides the arena.
 
 use crate::program::{Instruction, Kernel, View};
 use ir::Op;
 
-/// Returns the numbers of equal shares into which an instruction may be divided, ascending.
+/// Returns all numbers of equal shares into which an instruction may be divided, in ascending order.
 pub(crate) fn counts(instruction: &Instruction) -> Vec<usize> {
     let Some([batch, groups]) = sizes(instruction) else { return vec![1] };
     let divisors = |number: usize| (1..=number).filter(move |count| number.is_multiple_of(*count));
@@ -12,7 +12,7 @@ pub(crate) fn counts(instruction: &Instruction) -> Vec<usize> {
     divisors(batch).chain(of_heads).collect()
 }
 
-/// The batch of attention, and its key-value heads: those cut the heads into groups, which stay whole.
+/// Returns attention's batch size and its number of key-value heads. The heads that share a key-value head stay in one share.
 fn sizes(instruction: &Instruction) -> Option<[usize; 2]> {
     match &instruction.kernel {
         Kernel::Op(Op::Attention(_) | Op::AttentionGrad(_)) => {
@@ -23,7 +23,7 @@ fn sizes(instruction: &Instruction) -> Option<[usize; 2]> {
     }
 }
 
-/// Returns so many equal shares of an instruction, one of [`counts`]. All have its scratch.
+/// Returns `count` equal shares of an instruction; `count` is one of [`counts`]. All shares have the instruction's scratch.
 pub(crate) fn shares(instruction: &Instruction, count: usize) -> Vec<Instruction> {
     let Some([batch, _]) = sizes(instruction).filter(|_| count > 1) else { return vec![instruction.clone()] };
     // More shares than samples are shares of each sample's heads.

@@ -1,4 +1,4 @@
-//! Instructions to be given to cuDNN.
+//! Builds instructions for the tests of cuDNN.
 
 use crate::layout::Layout;
 use crate::program::{Instruction, Kernel, Region, View};
@@ -8,14 +8,14 @@ use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{DType, NodeId, Op};
 use smallvec::smallvec;
 
-/// Places one after the other, each at a multiple of 256 bytes.
+/// Gives tensors consecutive places, each at a multiple of 256 bytes.
 #[derive(Default)]
 pub(crate) struct Places {
     next: u64,
 }
 
 impl Places {
-    /// A tensor whose dims have this order in memory, so many elements behind its place.
+    /// Returns a tensor whose dims have this order in memory. The tensor lies `behind` elements after its place.
     pub(crate) fn view(&mut self, dtype: DType, sizes: &[usize], order: &[usize], behind: u64) -> View {
         let layout = Layout::in_order(sizes, order);
         let base = self.next + behind * dtype.bytes();
@@ -23,7 +23,7 @@ impl Places {
         View::whole(Region::Arena, base, dtype, layout)
     }
 
-    /// A tensor without holes, row-major.
+    /// Returns a row-major tensor without holes.
     pub(crate) fn dense(&mut self, dtype: DType, sizes: &[usize], behind: u64) -> View {
         let order: Vec<usize> = (0..sizes.len()).collect();
         self.view(dtype, sizes, &order, behind)
@@ -45,8 +45,8 @@ pub(crate) fn instruction(op: impl Into<Op>, operands: Vec<View>, results: Vec<V
     }
 }
 
-/// Attention of `[batch, heads, key-value heads, length, width]`, and its gradient; in memory heads come after positions,
-/// as models have it.
+/// Returns attention of `[batch, heads, key-value heads, length, width]`, and its gradient. In memory, heads come after
+/// positions, as in real models.
 pub(crate) fn attention(
     [batch, heads, groups, length, width]: [usize; 5],
     dtype: DType,

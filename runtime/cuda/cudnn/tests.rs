@@ -1,4 +1,4 @@
-//! What cuDNN would be told, as text.
+//! Tests of cuDNN's graphs as text.
 
 use super::share::{counts, shares};
 use super::testing::{Places, attention, instruction};
@@ -15,7 +15,7 @@ fn check(instruction: &Instruction, expected: Expect) {
     expected.assert_eq(&text);
 }
 
-/// An operator on dense tensors of these sizes, two operands and a result, so many elements behind their places.
+/// Returns an operator on dense tensors of these sizes (two operands and a result), each `behind` elements after its place.
 fn dense(op: impl Into<Op>, dtype: DType, sizes: [&[usize]; 3], behind: u64) -> Instruction {
     let mut places = Places::default();
     let [first, second, result] = sizes.map(|sizes| places.dense(dtype, sizes, behind));
@@ -324,7 +324,7 @@ fn shares_are_parts_of_the_batch_one_after_the_other() {
     assert_eq!(counts(&dense(conv, DType::F32, [&[6, 1, 1], &[1, 1, 1], &[6, 1, 1]], 0)), [1]);
 }
 
-/// Heads that share keys and values stay together, in the order in which they lie.
+/// Heads that share keys and values stay together, in their order in memory.
 #[test]
 fn shares_of_a_sample_are_groups_of_its_heads() {
     let [forward, gradient] = attention([2, 12, 4, 128, 64], DType::BF16, true);
@@ -347,7 +347,7 @@ fn shares_of_a_sample_are_groups_of_its_heads() {
             assert_eq!(part.scratch, instruction.scratch);
             assert!(Graph::of(part).is_ok());
         }
-        // All of it, and nothing twice.
+        // The shares cover the whole result, and no element twice.
         let mut elements: Vec<(isize, usize)> =
             parts.iter().map(|part| (part.results[0].layout.offset, part.results[0].layout.len())).collect();
         elements.sort_unstable();

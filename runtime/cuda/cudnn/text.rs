@@ -1,4 +1,4 @@
-//! Graphs as text: a line a tensor, a line an operation.
+//! Prints graphs as text: a line for each tensor, then a line for each operation.
 
 use super::{Convolution, Graph, InstructionTensor, Makes, Operation, Tensor, TensorStorage};
 use std::fmt;

@@ -1,7 +1,7 @@
-//! A multiplication in cuBLASLt's terms, as numbers: what it is told, without a device.
+//! A multiplication as numbers for cuBLASLt, without a device.
 //!
-//! cuBLASLt counts matrices column after column. One whose rows are contiguous is to it the transpose of that. So a
-//! result whose rows are contiguous is made as its transpose: `outᵀ = rhsᵀ · lhsᵀ`, with the right side first.
+//! cuBLASLt stores matrices column after column. A matrix with contiguous rows is to it the transpose of such a matrix. So a result
+//! with contiguous rows is computed as its transpose: `outᵀ = rhsᵀ · lhsᵀ`, with the right side first.
 
 use crate::cuda::driver::{Address, DriverError, MultiplyPlaces};
 use crate::cuda::program::{Epilogue, Matrices, Multiply};
@@ -9,64 +9,64 @@ use crate::program::Activation;
 use ir::DType;
 use serde::{Deserialize, Serialize};
 
-/// What cuBLASLt is told for a multiplication.
+/// A call of cuBLASLt for a multiplication.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Call {
-    /// What the choice of an algorithm depends on.
+    /// The part of the call on which the choice of an algorithm depends.
     pub(super) problem: Problem,
-    /// Where the first and the second side, what is added and the result begin.
+    /// The addresses of the first side, the second side, the addend and the result.
     pub(super) places: [Address; 4],
-    /// The bias, or where sums go.
+    /// The address of the bias or of the sums.
     pub(super) vector: Option<Address>,
-    /// What the activation is applied to.
+    /// The address of the activation's inputs.
     pub(super) aux: Option<Address>,
-    /// Whether what is added is added.
+    /// Whether the addend is added.
     pub(super) adds: bool,
 }
 
-/// The shape of a multiplication: those that are alike are done alike.
+/// The shape of a multiplication. Multiplications with the same problem have the same algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Problem {
-    /// The first and the second side, what is added and the result.
+    /// The first side, the second side, the addend and the result.
     pub(super) matrices: [Columns; 4],
     /// Whether the first and the second side are transposed before they are multiplied.
     pub(super) transposed: [bool; 2],
-    /// How many matrices each of them stands for.
+    /// The number of matrices of each.
     pub(super) batch: i32,
-    /// The type of both sides, and of the rest.
+    /// The type of both sides, and the type of the addend and the result.
     #[serde(with = "type_names")]
     pub(super) types: [DType; 2],
-    /// What is done at last.
+    /// The epilogue.
     pub(super) finish: Finish,
-    /// Of the six addresses of a call, powers of two that divide them.
+    /// The largest powers of two that divide the six addresses of a call.
     pub(super) alignments: [u32; 6],
 }
 
-/// Matrices as cuBLASLt counts them: column after column.
+/// Matrices as cuBLASLt stores them: column after column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Columns {
     pub(super) rows: u64,
     pub(super) columns: u64,
-    /// Elements from a column to the next.
+    /// The elements from a column to the next.
     pub(super) leading: i64,
-    /// Elements from a matrix to the next.
+    /// The elements from a matrix to the next.
     pub(super) apart: i64,
 }
 
-/// What is done to a product before it is stored.
+/// The operations on a product before it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) enum Finish {
-    /// Nothing, but perhaps a bias.
+    /// None, except perhaps a bias.
     Plain { bias: bool },
-    /// GELU; what it is applied to may be stored, with so many elements from a column to the next.
+    /// GELU. Its inputs may be stored, with this number of elements from a column to the next.
     Gelu { bias: bool, aux: Option<i64> },
-    /// GELU's gradient at what was stored.
+    /// GELU's gradient at the stored inputs.
     GeluGradient { aux: i64 },
     /// The terms of the first side, or of the second, are summed as well.
     Sums { of_first: bool },
 }
 
-/// Element types by their names, where a problem is sent to another process.
+/// Element types as their names, for a problem that is sent to another process.
 mod type_names {
     use ir::DType;
     use serde::de::Error;
@@ -83,7 +83,7 @@ mod type_names {
     }
 }
 
-/// Matrices whose columns are contiguous, or the transposes of such.
+/// Matrices with contiguous columns, or the transposes of such matrices.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     columns: Columns,
@@ -91,7 +91,7 @@ struct Seen {
 }
 
 impl Call {
-    /// `add` to what the result holds.
+    /// Returns the call of a multiplication. `add` adds to the previous result.
     pub(super) fn of(multiply: &Multiply, places: &MultiplyPlaces, add: bool) -> Result<Self, DriverError> {
         Self::of_lines(multiply, places, add).ok_or_else(|| {
             DriverError(format!("cuBLASLt does not support this layout of matrices: {multiply:?}"))
@@ -102,7 +102,7 @@ impl Call {
         let [m, k, n] = multiply.sizes;
         let out = Seen::of(&multiply.out, [m, n])?;
         let sides = [Seen::of(&multiply.lhs, [m, k])?, Seen::of(&multiply.rhs, [k, n])?];
-        // The transpose of a result has the sides in the other order, each transposed once more.
+        // The transpose of a result has the sides in the other order, and each side transposed.
         let [first, second] = if out.transposed { [sides[1], sides[0]] } else { sides };
         let transposed = [first, second].map(|side| side.transposed != out.transposed);
         let epilogue = &multiply.epilogue;
@@ -134,7 +134,7 @@ impl Call {
     }
 }
 
-/// The largest power of two up to 256 that divides an address.
+/// Returns the largest power of two up to 256 that divides an address.
 fn alignment(at: Address) -> u32 {
     1 << at.0.trailing_zeros().min(8)
 }
@@ -142,7 +142,7 @@ fn alignment(at: Address) -> u32 {
 impl Seen {
     fn of(matrices: &Matrices, [rows, columns]: [usize; 2]) -> Option<Self> {
         let [down, right] = matrices.strides;
-        // Of one line the distance to the next means nothing, but cuBLASLt asks for one that is long enough.
+        // For a single line the distance to the next means nothing, but cuBLASLt requires one that is long enough.
         let across = |lines: usize, distance: i64, length: usize| {
             let least = i64::try_from(length).ok()?;
             if lines == 1 { Some(distance.max(least)) } else { (distance >= least).then_some(distance) }
@@ -169,7 +169,7 @@ impl Finish {
                 Some((seen.transposed == transposed).then_some(seen.columns.leading)?)
             }
         };
-        // cuBLASLt adds a bias to each of its columns, and has one vector for it and for sums.
+        // cuBLASLt adds a bias to each of its columns, and has a single vector for the bias and the sums.
         if bias && (!transposed || epilogue.sums.is_some()) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! How long copies take that nothing else does besides, and how much memory of a GPU is free.
+//! Measures copies on a GPU that does nothing else, and the free memory of a GPU.
 
 use super::handles::{Context, Memory, Pinned, Queue, refused};
 use crate::cuda::check::{Copies, Direction};
@@ -6,22 +6,22 @@ use crate::cuda::driver::{Address, DriverError};
 use cudarc::driver::result;
 use std::time::{Duration, Instant};
 
-/// Bytes of the GPU of a number that are free, and all. The driver is there: see [`crate::cuda::probe`].
+/// Returns the free bytes and all bytes of the GPU with this number. The driver must be open: see [`crate::cuda::probe`].
 ///
 /// # Errors
-/// The GPU is not to be had.
+/// The GPU cannot be used.
 pub fn memory(ordinal: usize) -> Result<(u64, u64), DriverError> {
     context(ordinal)?.memory()
 }
 
-/// How long these copies take on the GPU of a number, together, each time. The driver is there.
+/// Measures the time that these copies take together on the GPU with this number, for each repetition. The driver must be open.
 ///
 /// # Errors
-/// What the driver refuses.
+/// The driver refuses a call.
 pub fn time(ordinal: usize, copies: Copies) -> Result<Vec<Duration>, DriverError> {
     let context = context(ordinal)?;
     let times = Places::new(copies.bytes)?.time(copies);
-    // What was lent is given back by now.
+    // Everything in the context is released by now.
     drop(context);
     times
 }
@@ -30,9 +30,9 @@ fn context(ordinal: usize) -> Result<Context, DriverError> {
     Context::new(i32::try_from(ordinal).map_err(|error| DriverError(error.to_string()))?)
 }
 
-/// What is copied from and to.
+/// The sources and destinations of copies.
 struct Places {
-    // Given back in this order: the driver waits for what uses its memory.
+    // Released in this order: the driver waits for commands that use its memory.
     device: [Memory; 2],
     host: Pinned,
     queue: Queue,
@@ -61,7 +61,7 @@ impl Places {
             self.queue.finish()?;
             times.push(start.elapsed());
         }
-        // The first was to warm up.
+        // The first repetition is a warm-up.
         times.remove(0);
         Ok(times)
     }
@@ -70,8 +70,8 @@ impl Places {
     fn copy(&mut self, copies: Copies) -> Result<(), DriverError> {
         let [Address(first), Address(second)] = [self.device[0].at, self.device[1].at];
         let (host, queue) = (&mut self.host.bytes()[..copies.bytes], self.queue.0);
-        // SAFETY: all three places have so many bytes, and live until the queue is empty: `time` waits for that, and else
-        // they are given back by calls that wait themselves.
+        // SAFETY: all three places have this number of bytes, and live until the queue is empty: `time` waits for that, and otherwise
+        // they are released by calls that wait themselves.
         let copied = unsafe {
             match copies.direction {
                 Direction::ToDevice => result::memcpy_htod_async(first, host, queue),

@@ -1,4 +1,4 @@
-//! What goes to cuDNN: convolutions and attention. How each is done is chosen when its program is loaded, once for each shape.
+//! The work of cuDNN: convolutions and attention. The plans for it are chosen when its program is loaded, once for each shape.
 
 mod descriptors;
 mod functions;
@@ -27,38 +27,39 @@ use std::time::Instant;
 use sys::cudnnBackendAttributeName_t as Name;
 use sys::cudnnBackendDescriptorType_t as Kind;
 
-/// The most room that a way to compute may take besides the arena: of convolutions there is always one that takes none, and
-/// attention is divided until it fits. Convolutions take it for an image whose channels are its last dim, attention's
-/// gradient for the scores.
+/// The most room that a plan may take besides the arena. There is always a convolution's plan that takes none, and attention is divided
+/// until it fits. Convolutions take room for an image whose channels are its last dim, and attention's gradient takes it for the
+/// scores.
 pub(super) const MOST_ROOM: u64 = 512 << 20;
 
 /// cuDNN on a device.
 pub(super) struct Cudnn {
     plans: HashMap<Graph, ExecutionPlan>,
-    /// Into how many shares an instruction is divided, by its whole graph.
+    /// The number of shares of each instruction, by the graph of the whole instruction.
     counts: HashMap<Graph, usize>,
-    /// As much as any plan takes, and its bytes. It is for one stream, which runs everything that goes to cuDNN.
+    /// The room, as much as the largest plan needs, and its bytes. It is for one stream, which runs all work of cuDNN.
     room: Option<(Memory, u64)>,
     single: Single,
     handle: Handle,
     functions: Arc<Functions>,
 }
 
-/// Who computes attention, of what both take.
+/// The library that computes the attention which both cuDNN and our kernels support.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionBy {
-    /// cuDNN, where it is there.
+    /// cuDNN, if it is installed.
     #[default]
     Cudnn,
-    /// Kernels of this crate.
+    /// Our kernels.
     Own,
 }
 
 impl Gpu {
-    /// Writes a program for this GPU: what there are kernels for, and cuDNN does faster, goes to it where it is there.
+    /// Lowers a program for this GPU. Attention that cuDNN supports goes to cuDNN if it is installed; our kernels could run it, but
+    /// cuDNN is faster.
     ///
     /// # Errors
-    /// What has no kernel.
+    /// An instruction without a kernel.
     pub fn lower(&mut self, program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
         self.began = Instant::now();
         lower_with(program, self)
@@ -78,7 +79,7 @@ impl Gpu {
         false
     }
 
-    /// cuDNN, looked for once.
+    /// Returns cuDNN, which is opened once.
     pub(super) fn cudnn(&mut self) -> Result<&mut Cudnn, DriverError> {
         self.context.bind()?;
         let open = || Cudnn::new(&self.folders, self.options.single);
@@ -101,19 +102,19 @@ impl Libraries for Gpu {
 }
 
 impl Cudnn {
-    /// On the device whose context is current.
+    /// Opens cuDNN for the device whose context is current.
     pub(super) fn new(folders: &Folders, single: Single) -> Result<Self, DriverError> {
         let functions = Arc::new(Functions::open(folders)?);
         let handle = Handle::new(&functions)?;
         Ok(Self { plans: HashMap::new(), counts: HashMap::new(), room: None, single, handle, functions })
     }
 
-    /// Makes ready for an instruction: all that takes time. [`Self::make_room`] comes after the last one.
+    /// Does the slow preparations for an instruction. [`Self::make_room`] comes after the last one.
     pub(super) fn load(&mut self, instruction: &Instruction) -> Result<(), DriverError> {
         self.plan_instruction(instruction).map_err(|error| described(&error, instruction))
     }
 
-    /// Finds into how many shares an instruction has to be divided, and makes their plans.
+    /// Finds the number of shares into which an instruction has to be divided, and makes their plans.
     fn plan_instruction(&mut self, instruction: &Instruction) -> Result<(), DriverError> {
         if is_of_nothing(instruction) {
             return Ok(());
@@ -137,7 +138,7 @@ impl Cudnn {
         Ok(())
     }
 
-    /// Takes the memory that the plans need. Nothing may run or have been captured yet: it would use what was there before.
+    /// Allocates the memory that the plans need. Nothing may run or have been captured yet, because it would use the previous memory.
     pub(super) fn make_room(&mut self) -> Result<(), DriverError> {
         let needed = self.plans.values().map(|plan| plan.workspace).max().unwrap_or_default();
         if self.room.as_ref().is_none_or(|(_, bytes)| *bytes < needed) {
@@ -147,7 +148,7 @@ impl Cudnn {
         Ok(())
     }
 
-    /// Runs an instruction that was made ready.
+    /// Runs an instruction that was loaded.
     pub(super) fn run(&self, queue: &Queue, task: &LibraryTask) -> Result<(), DriverError> {
         let instruction = task.instruction;
         if is_of_nothing(instruction) {
@@ -165,7 +166,7 @@ impl Cudnn {
         Ok(())
     }
 
-    /// Where the tensors of a graph are, by their numbers.
+    /// Returns the addresses of a graph's tensors, by their numbers, in cuDNN's form.
     fn pack(&self, places: &[(i64, *mut c_void)]) -> Result<Descriptor, DriverError> {
         let (ids, places): (Vec<i64>, Vec<*mut c_void>) = places.iter().copied().unzip();
         let room = self.room.as_ref().map_or(0, |(memory, _)| memory.at.0) as *mut c_void;
@@ -177,7 +178,7 @@ impl Cudnn {
     }
 }
 
-/// The fewest shares of an instruction that all have a plan.
+/// Returns the fewest shares of an instruction that all have a plan.
 fn fewest_shares(
     instruction: &Instruction,
     mut plan: impl FnMut(&Graph) -> Result<(), DriverError>,
@@ -193,13 +194,13 @@ fn fewest_shares(
     refused
 }
 
-/// Where a part of an instruction begins.
+/// Returns the address of a part of an instruction.
 fn address(view: &View, task: &LibraryTask) -> Address {
     let start = Start::of(view);
     Address(task.memories.of(start.region).0.wrapping_add_signed(start.byte))
 }
 
-/// The numbers of a graph's tensors, and where they are.
+/// Returns the numbers of a graph's tensors, and their addresses.
 fn places(graph: &Graph, task: &LibraryTask) -> Vec<(i64, *mut c_void)> {
     let place = |(id, tensor): (usize, &Tensor)| {
         let place = match &tensor.held {
@@ -220,7 +221,7 @@ fn clear(queue: &Queue, task: &LibraryTask) -> Result<(), DriverError> {
     task.instruction.results.iter().try_for_each(clear)
 }
 
-/// Whether an instruction sums over nothing, which cuDNN does not do: the result is zeros.
+/// Whether an instruction sums over nothing, which cuDNN does not support. Its result is zeros.
 fn is_of_nothing(instruction: &Instruction) -> bool {
     instruction.operands.iter().any(|operand| operand.layout.is_empty())
 }

@@ -1,23 +1,24 @@
-//! What goes to the device and comes from it while it computes: nothing here waits for a computation that is going on.
+//! Copies to and from the device while it computes. Nothing here waits for a computation in progress, unless an input outgrows its
+//! lanes.
 //!
-//! What is fed crosses on a queue of its own into memory beside the arena, and is put in its place when its turn comes. Two
-//! such lanes take turns for each place, so that the next batch crosses while the device works on the one before.
+//! Bytes that are fed cross on a queue of their own into memory beside the arena, and are copied to their place when their turn comes.
+//! Each place has two such lanes that alternate, so that the next batch crosses while the device works on the present one.
 
 use super::handles::{Mark, Memory, Pinned, Queue, refused};
 use crate::cuda::driver::{Address, DriverError, Fetched};
 use cudarc::driver::result;
 use std::collections::HashMap;
 
-/// The least that is pinned at once.
+/// The size in bytes of the smallest pinned buffer.
 const LEAST: usize = 256;
 
-/// Both directions.
+/// The copies in both directions.
 pub(super) struct Exchange {
-    /// By the place that they end in.
+    /// The lanes, by the place in which they end.
     lanes: HashMap<Address, Lanes>,
-    /// What comes back.
+    /// The buffers for bytes that come back.
     returns: Vec<Return>,
-    /// Where copies to the device run beside computations.
+    /// The queue on which copies to the device run beside computations.
     copies: Queue,
 }
 
@@ -27,20 +28,20 @@ struct Lanes {
 }
 
 struct Lane {
-    /// On the host, and on the device.
+    /// The memory on the host; `landing` is the memory on the device.
     from: Pinned,
     landing: Memory,
     bytes: usize,
-    /// It has come to the device: the host's side can be written again.
+    /// Reached when the bytes have arrived on the device: the host's memory can then be written again.
     arrived: Mark,
-    /// It is in its place: the device's side can be.
+    /// Reached when the bytes are in their place: the device's memory can then be written again.
     placed: Mark,
 }
 
 struct Return {
     memory: Pinned,
     capacity: usize,
-    /// Bytes that are coming; none: nobody waits for it.
+    /// The number of bytes that are coming. `None` if nobody waits for the buffer.
     bytes: Option<usize>,
     done: Mark,
 }
@@ -50,7 +51,7 @@ impl Exchange {
         Ok(Self { lanes: HashMap::new(), returns: vec![], copies: Queue::new(true)? })
     }
 
-    /// Puts bytes in their place when their turn on `main` comes. They are the caller's again at once.
+    /// Copies bytes to their place when their turn on `main` comes. The caller may reuse them at once.
     #[allow(unsafe_code)]
     pub(super) fn feed(&mut self, main: &Queue, at: Address, bytes: &[u8]) -> Result<(), DriverError> {
         if bytes.is_empty() {
@@ -59,7 +60,7 @@ impl Exchange {
         let lanes = match self.lanes.get_mut(&at) {
             Some(lanes) if lanes.both[0].bytes >= bytes.len() => lanes,
             _ => {
-                // What is in the old ones has to be in its place first.
+                // The bytes in the old lanes have to be in their place first.
                 main.finish()?;
                 let both = [Lane::new(bytes.len())?, Lane::new(bytes.len())?];
                 self.lanes.entry(at).insert_entry(Lanes { both, next: 0 }).into_mut()
@@ -72,13 +73,13 @@ impl Exchange {
         staged.copy_from_slice(bytes);
         self.copies.wait(&lane.placed)?;
         let landing = lane.landing.at.0;
-        // SAFETY: the host's side stays as it is until `arrived` is reached, which is waited for above. The device's side is
-        // as long, and its last bytes have been put in their place.
+        // SAFETY: the host's memory stays unchanged until `arrived` is reached, which is waited for above. The device's memory is as
+        // long, and its previous bytes are in their place.
         unsafe { result::memcpy_htod_async(landing, staged, self.copies.0) }
             .map_err(refused("copying an input to the GPU"))?;
         lane.arrived.record(&self.copies)?;
         main.wait(&lane.arrived)?;
-        // SAFETY: so many bytes are there, and the place is a program's.
+        // SAFETY: this number of bytes is there, and the place belongs to a program.
         unsafe { result::memcpy_dtod_async(at.0, landing, bytes.len(), main.0) }
             .map_err(refused("putting an input in its place"))?;
         lane.placed.record(main)
@@ -97,7 +98,7 @@ impl Exchange {
         let mut staged = &mut back.memory.bytes()[..total];
         for &(at, bytes) in places {
             let (to, rest) = staged.split_at_mut(bytes);
-            // SAFETY: nothing reads nor writes this memory until `done` is reached. The place is a program's.
+            // SAFETY: nothing reads or writes this memory until `done` is reached. The place belongs to a program.
             unsafe { result::memcpy_dtoh_async(to, at.0, main.0) }
                 .map_err(refused("copying an output from the GPU"))?;
             staged = rest;
@@ -107,7 +108,7 @@ impl Exchange {
         Ok(Fetched(index))
     }
 
-    /// Pinned memory of so many bytes that nobody waits for.
+    /// Returns a buffer of at least this size for which nobody waits.
     fn free_return(&mut self, bytes: usize) -> Result<usize, DriverError> {
         let fits = |back: &Return| back.bytes.is_none() && back.capacity >= bytes;
         if let Some(index) = self.returns.iter().position(fits) {
@@ -119,7 +120,7 @@ impl Exchange {
         Ok(self.returns.len() - 1)
     }
 
-    /// What was fetched, when it has come.
+    /// Waits for the fetched bytes and returns them.
     pub(super) fn collect(&mut self, Fetched(index): Fetched) -> Result<Vec<u8>, DriverError> {
         let gone = || DriverError("the fetched bytes were already collected".into());
         let back = self.returns.get_mut(index).ok_or_else(gone)?;

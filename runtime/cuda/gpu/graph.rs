@@ -1,4 +1,4 @@
-//! CUDA graphs: what was given to a queue while it captured, given again at once.
+//! CUDA graphs: the commands that queues were given during a capture, launched again at once.
 
 use super::handles::{Queue, refused};
 use crate::cuda::driver::DriverError;
@@ -8,8 +8,8 @@ use cudarc::driver::{result, sys};
 pub(super) struct Executable(sys::CUgraphExec);
 
 impl Queue {
-    /// Keeps what it is given from now on, and what queues are given that wait for it. Other threads are not kept from
-    /// anything.
+    /// Records the commands that this queue is given from now on, and those of queues that wait for it, instead of running them. Other
+    /// threads are not restricted.
     #[allow(unsafe_code)]
     pub(super) fn begin_capture(&self) -> Result<(), DriverError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -17,23 +17,23 @@ impl Queue {
         unsafe { result::stream::begin_capture(self.0, mode) }.map_err(refused("beginning a CUDA graph"))
     }
 
-    /// What was kept.
+    /// Ends the capture and returns its graph.
     #[allow(unsafe_code)]
     pub(super) fn end_capture(&self) -> Result<Executable, DriverError> {
-        // SAFETY: the stream is alive. After an error there is no graph, and it captures no more.
+        // SAFETY: the stream is alive. After an error there is no graph, and the capture has ended.
         let graph =
             unsafe { result::stream::end_capture(self.0) }.map_err(refused("capturing a CUDA graph"))?;
-        // SAFETY: the graph was given just now.
+        // SAFETY: the graph was returned just above.
         let executable = with_priorities(|flags| unsafe { result::graph::instantiate(graph, flags) });
-        // SAFETY: it is used no more.
+        // SAFETY: the graph is not used any more.
         let _ = unsafe { result::graph::destroy(graph) };
         executable.map(Executable).map_err(refused("making a CUDA graph ready"))
     }
 
-    /// Does it all, after what it was given before.
+    /// Launches the graph, after the queue's earlier commands.
     #[allow(unsafe_code)]
     pub(super) fn replay(&self, executable: &Executable) -> Result<(), DriverError> {
-        // SAFETY: both are alive, and so are the kernels and the memory that were captured, as long as the driver is.
+        // SAFETY: both are alive, and so are the captured kernels and memory, as long as the driver is.
         unsafe { result::graph::launch(executable.0, self.0) }.map_err(refused("launching a CUDA graph"))
     }
 }
@@ -50,7 +50,7 @@ fn with_priorities<T, E>(
 impl Drop for Executable {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was instantiated once; the driver waits for its launches.
+        // SAFETY: the graph was instantiated once; the driver waits for its launches.
         let _ = unsafe { result::graph::exec_destroy(self.0) };
     }
 }
@@ -59,7 +59,7 @@ impl Drop for Executable {
 mod tests {
     use super::*;
 
-    /// The flags of each call, when the driver answers each by what `accepts` says.
+    /// Returns the flags of each call, and the last answer, for a driver that accepts the flags of which `accepts` is true.
     fn flags(accepts: impl Fn(u32) -> bool) -> (Vec<u32>, Result<u32, u32>) {
         let mut asked = vec![];
         let made = with_priorities(|flags| {

@@ -1,13 +1,13 @@
-//! What the driver lends, each given back when it is dropped: a context, streams, marks, memory, modules.
+//! Handles of the driver: a context, streams, marks, memory, modules. Each is released when it is dropped.
 //!
-//! All calls are for the device whose context is current on the thread: whoever drops one sees to that.
+//! All calls are for the device whose context is current on the thread. The caller makes sure of that, also when a handle is dropped.
 
 use crate::cuda::driver::{Address, DriverError};
 use cudarc::driver::{result, sys};
 use std::ffi::{CString, c_void};
 use std::ptr;
 
-/// What the driver did not do, and why, in its own words.
+/// Returns the error of a failed call, in the driver's own words. `what` names the call.
 pub(super) fn refused(what: &str) -> impl Fn(result::DriverError) -> DriverError {
     move |error| {
         let name = error.error_name().map(|name| name.to_string_lossy().into_owned());
@@ -18,8 +18,8 @@ pub(super) fn refused(what: &str) -> impl Fn(result::DriverError) -> DriverError
     }
 }
 
-/// The fault of the device that a query of a stream tells. Work that goes on is none, and neither is a stream that captures: the
-/// device computes on.
+/// Returns the fault of the device that a query of a stream reports. Unfinished work is no fault, and neither is a stream that
+/// captures, because the device goes on computing.
 fn fault(answer: sys::CUresult) -> Option<result::DriverError> {
     use sys::CUresult as Answer;
     match answer {
@@ -38,25 +38,25 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// The context of a device, made current.
+    /// Creates the context of a device, and makes it current.
     #[allow(unsafe_code)]
     pub(super) fn new(ordinal: i32) -> Result<Self, DriverError> {
         let device = result::device::get(ordinal).map_err(refused("the GPU is not available"))?;
-        // SAFETY: the driver gave the device just now.
+        // SAFETY: the driver has just returned the device.
         let context = unsafe { result::primary_ctx::retain(device) };
         let own = Self { device, context: context.map_err(refused("no context can be created on the GPU"))? };
         own.bind()?;
         Ok(own)
     }
 
-    /// Makes it the current one of this thread, which is cheap if it is.
+    /// Makes it the current context of this thread, which is cheap if it already is.
     #[allow(unsafe_code)]
     pub(super) fn bind(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained for as long as this value lives.
         unsafe { result::ctx::set_current(self.context) }.map_err(refused("the GPU's context"))
     }
 
-    /// Bytes that are free, and all.
+    /// Returns the free bytes and all bytes.
     pub(super) fn memory(&self) -> Result<(u64, u64), DriverError> {
         let (free, total) = result::mem_get_info().map_err(refused("the GPU's memory"))?;
         Ok((free as u64, total as u64))
@@ -66,16 +66,16 @@ impl Context {
 impl Drop for Context {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was retained once, by `new`, and everything that was made in it has been given back.
+        // SAFETY: the context was retained once, by `new`, and everything that was made in it is released.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
-/// A queue of the device's.
+/// A queue of the device.
 pub(super) struct Queue(pub(super) sys::CUstream);
 
 impl Queue {
-    /// One that waits for no other unless it is told to; of urgent ones, work begins first.
+    /// Creates a queue, which waits for no other queue unless told to. Work of urgent queues begins first.
     pub(super) fn new(urgent: bool) -> Result<Self, DriverError> {
         let failed = refused("a stream");
         let (least, greatest) = result::stream::get_priority_range().map_err(&failed)?;
@@ -84,14 +84,14 @@ impl Queue {
         result::stream::create_with_priority(kind, priority).map(Self).map_err(failed)
     }
 
-    /// Waits until it is empty; says what went wrong in it.
+    /// Waits until the queue is empty. Returns the error of a command that failed.
     #[allow(unsafe_code)]
     pub(super) fn finish(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
         unsafe { result::stream::synchronize(self.0) }.map_err(refused("an earlier command of the GPU"))
     }
 
-    /// Says what went wrong in its context so far; it waits for nothing.
+    /// Returns the error of a command in its context that has failed so far. Waits for nothing.
     #[allow(unsafe_code)]
     pub(super) fn check(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
@@ -99,23 +99,23 @@ impl Queue {
         fault(answer).map_or(Ok(()), |error| Err(refused("an earlier command of the GPU")(error)))
     }
 
-    /// Lets what comes from now on wait for a mark; one that was never made is passed.
+    /// Lets later commands wait for a mark. A mark that was never recorded does not block them.
     #[allow(unsafe_code)]
     pub(super) fn wait(&self, mark: &Mark) -> Result<(), DriverError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both are alive.
+        // SAFETY: both handles are alive.
         unsafe { result::stream::wait_event(self.0, mark.0, flags) }.map_err(refused("waiting for a stream"))
     }
 
-    /// Sets so many bytes to zero.
+    /// Sets this number of bytes to zero.
     pub(super) fn clear(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
         self.fill(at, 0, bytes)
     }
 
-    /// Sets so many bytes to a number.
+    /// Sets this number of bytes to a value.
     #[allow(unsafe_code)]
     pub(super) fn fill(&self, at: Address, byte: u8, bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: the address is a program's, which keeps what lies there apart, or a scratch's.
+        // SAFETY: the address belongs to a program, which keeps its tensors apart, or to scratch.
         unsafe { result::memset_d8_async(at.0, byte, bytes as usize, self.0) }
             .map_err(refused("clearing the GPU's memory"))
     }
@@ -124,12 +124,12 @@ impl Queue {
 impl Drop for Queue {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was made by `new`, and is used no more.
+        // SAFETY: the stream was created by `new`, and is not used any more.
         let _ = unsafe { result::stream::destroy(self.0) };
     }
 }
 
-/// A mark on a queue.
+/// A mark on a queue: an event of CUDA.
 pub(super) struct Mark(sys::CUevent);
 
 impl Mark {
@@ -138,13 +138,13 @@ impl Mark {
         result::event::create(flags).map(Self).map_err(refused("an event"))
     }
 
-    /// One that knows the time.
+    /// Creates a mark that records the time.
     pub(super) fn timed() -> Result<Self, DriverError> {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         result::event::create(flags).map(Self).map_err(refused("an event"))
     }
 
-    /// The time from another mark to this one, in seconds. Both know it, and the GPU has passed them.
+    /// Returns the seconds from another mark to this one. Both record the time, and the GPU has passed them.
     #[allow(unsafe_code)]
     pub(super) fn seconds_after(&self, other: &Self) -> Result<f64, DriverError> {
         // SAFETY: both events are alive.
@@ -152,14 +152,14 @@ impl Mark {
         milliseconds.map(|time| f64::from(time) / 1e3).map_err(refused("the time between two events"))
     }
 
-    /// Marks what the queue was given so far.
+    /// Marks the end of the queue's commands so far.
     #[allow(unsafe_code)]
     pub(super) fn record(&self, queue: &Queue) -> Result<(), DriverError> {
-        // SAFETY: both are alive.
+        // SAFETY: both handles are alive.
         unsafe { result::event::record(self.0, queue.0) }.map_err(refused("marking a stream"))
     }
 
-    /// Waits until the queue has come here.
+    /// Waits until the queue has reached the mark.
     #[allow(unsafe_code)]
     pub(super) fn reached(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
@@ -170,7 +170,7 @@ impl Mark {
 impl Drop for Mark {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was made by `new`, and is used no more.
+        // SAFETY: the event was created by `new`, and is not used any more.
         let _ = unsafe { result::event::destroy(self.0) };
     }
 }
@@ -181,19 +181,19 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// So many bytes, of which nothing is known.
+    /// Allocates this number of bytes, with undefined contents.
     #[allow(unsafe_code)]
     pub(super) fn new(bytes: u64) -> Result<Self, DriverError> {
         let count = usize::try_from(bytes).map_err(|error| DriverError(error.to_string()))?;
-        // SAFETY: whoever reads it writes it first. The driver takes no request for nothing.
+        // SAFETY: the memory is written before it is read. The driver refuses a request for no bytes.
         let at = unsafe { result::malloc_sync(count.max(1)) };
         at.map(|at| Self { at: Address(at) }).map_err(refused(&format!("{bytes} bytes of the GPU's memory")))
     }
 
-    /// Fills it with zeros, on a queue.
+    /// Fills the memory with zeros, on a queue.
     #[allow(unsafe_code)]
     pub(super) fn clear(&self, bytes: u64, queue: &Queue) -> Result<(), DriverError> {
-        // SAFETY: so many bytes were allocated, and nothing else was given them yet.
+        // SAFETY: this number of bytes was allocated, and no command has used them yet.
         unsafe { result::memset_d8_async(self.at.0, 0, bytes as usize, queue.0) }
             .map_err(refused("clearing the GPU's memory"))
     }
@@ -202,33 +202,33 @@ impl Memory {
 impl Drop for Memory {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was made by `new`; the driver waits for what uses it.
+        // SAFETY: the memory was allocated by `new`; the driver waits for commands that use it.
         let _ = unsafe { result::free_sync(self.at.0) };
     }
 }
 
-/// Memory of the host that the device copies to and from by itself.
+/// Memory of the host that the device reaches by itself for copies.
 pub(super) struct Pinned {
     start: *mut u8,
     length: usize,
 }
 
 impl Pinned {
-    /// So many zeros.
+    /// Allocates this number of zeros.
     #[allow(unsafe_code)]
     pub(super) fn new(length: usize) -> Result<Self, DriverError> {
-        // SAFETY: it is written just below.
+        // SAFETY: the memory is written just below.
         let start = unsafe { result::malloc_host(length, 0) };
         let start = start.map_err(refused(&format!("{length} bytes of pinned memory")))?.cast::<u8>();
-        // SAFETY: so many bytes begin there.
+        // SAFETY: `length` bytes begin there.
         unsafe { ptr::write_bytes(start, 0, length) };
         Ok(Self { start, length })
     }
 
-    /// It, while the device does not use it.
+    /// Returns the bytes, for use while the device does not use them.
     #[allow(unsafe_code)]
     pub(super) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: so many bytes begin there and were written; they are lent with this value alone.
+        // SAFETY: `length` bytes begin there and were written; they are borrowed together with this value.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
     }
 }
@@ -236,7 +236,7 @@ impl Pinned {
 impl Drop for Pinned {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was made by `new`, and copies from or to it have come to their end.
+        // SAFETY: the memory was allocated by `new`, and copies from and to it have ended.
         let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
     }
 }
@@ -248,12 +248,12 @@ impl Module {
     /// Loads a cubin.
     #[allow(unsafe_code)]
     pub(super) fn load(cubin: &[u8], name: &str) -> Result<Self, DriverError> {
-        // SAFETY: a cubin says itself how long it is, and these are whole: of the compiler, or compared with a checksum.
+        // SAFETY: a cubin contains its own length, and these are whole: they come from the compiler, or were compared with a checksum.
         let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) };
         module.map(Self).map_err(refused(&format!("loading the kernel `{name}`")))
     }
 
-    /// A function, which lives as long as the module.
+    /// Returns a function, which lives as long as the module.
     #[allow(unsafe_code)]
     pub(super) fn function(&self, name: &str) -> Result<Function, DriverError> {
         let text = CString::new(name).map_err(|error| DriverError(error.to_string()))?;
@@ -266,7 +266,7 @@ impl Module {
 impl Drop for Module {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was loaded once, and its kernels have come to their end.
+        // SAFETY: the module was loaded once, and its kernels have ended.
         let _ = unsafe { result::module::unload(self.0) };
     }
 }
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
     use sys::CUresult as Answer;
 
-    /// A kernel that wrote beside its memory, one that was ended, a GPU that fell off the bus, a kernel that trapped.
+    /// Among the faults: a kernel that wrote outside its memory, that was ended, or that trapped, and an error of the GPU's memory.
     #[test]
     fn a_query_of_a_stream_tells_of_a_fault_but_not_of_work_that_goes_on() {
         for answer in [

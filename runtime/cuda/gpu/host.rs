@@ -1,4 +1,4 @@
-//! Memory of the host that a GPU copies from and to by itself, and functions of the host in its streams.
+//! Memory of the host that a GPU reaches by itself for copies, and functions of the host in the GPU's streams.
 
 use super::handles::{Queue, refused};
 use crate::cuda::driver::{Address, CopyTask, DriverError, HostTask};
@@ -14,11 +14,11 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// Registers memory, which the caller keeps for as long as this lives.
+    /// Registers memory, which the caller keeps for as long as this value lives.
     #[allow(unsafe_code)]
     pub(super) fn new(start: *mut u8, bytes: usize) -> Result<Self, DriverError> {
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
-        // SAFETY: so many bytes begin there, and the caller keeps them.
+        // SAFETY: this number of bytes begins there, and the caller keeps them.
         let registered = unsafe { sys::cuMemHostRegister_v2(start.cast::<c_void>(), bytes, flags) };
         let failed = format!(
             "{bytes} bytes of the host's memory cannot be kept in place for the GPU (a smaller --memory host=BYTES, or a higher limit of locked memory, may help)"
@@ -31,12 +31,12 @@ impl Lent {
 impl Drop for Lent {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was registered once, by `new`, and copies from and to it have come to their end.
+        // SAFETY: the memory was registered once, by `new`, and copies from and to it have ended.
         let _ = unsafe { sys::cuMemHostUnregister(self.start.cast::<c_void>()) };
     }
 }
 
-/// The tasks of the host that are in graphs, each in its place in memory.
+/// The tasks of the host that are in graphs, each at a fixed address.
 #[derive(Default)]
 pub(super) struct HostTasks {
     captured: Vec<Pin<Box<HostTask>>>,
@@ -44,17 +44,17 @@ pub(super) struct HostTasks {
 }
 
 impl HostTasks {
-    /// Tasks are captured from now on.
+    /// Lets tasks be captured from now on.
     pub(super) fn begin_capture(&mut self) {
         self.is_capturing = true;
     }
 
-    /// Tasks run from now on.
+    /// Lets tasks run from now on.
     pub(super) fn end_capture(&mut self) {
         self.is_capturing = false;
     }
 
-    /// Gives a queue a task.
+    /// Gives a task to a queue.
     pub(super) fn give(&mut self, queue: &Queue, task: HostTask) -> Result<(), DriverError> {
         if !self.is_capturing {
             return queue.run_once(task);
@@ -72,10 +72,10 @@ impl HostTasks {
 }
 
 impl Queue {
-    /// Copies bytes from the host or to it. With addresses that host and device share, the driver finds the direction itself.
+    /// Copies bytes from or to the host. Host and device share addresses, so the driver finds the direction itself.
     #[allow(unsafe_code)]
     pub(super) fn copy(&self, CopyTask { from, to, bytes }: CopyTask) -> Result<(), DriverError> {
-        // SAFETY: both places are a program's, which keeps its commands in order, and lent memory outlives the queue.
+        // SAFETY: both places belong to a program, which keeps its commands in order, and lent memory outlives the queue.
         let copied = unsafe { sys::cuMemcpyAsync(to.0, from.0, bytes as usize, self.0) };
         copied.result().map_err(refused(&format!("copying {bytes} bytes between host and GPU")))
     }
@@ -103,22 +103,22 @@ impl Queue {
     }
 }
 
-/// Runs a task, and gives it back.
+/// Runs a task, and frees it.
 #[allow(unsafe_code)]
 unsafe extern "C" fn once(task: *mut c_void) {
-    // SAFETY: `run_once` gave the box away, to this call alone.
+    // SAFETY: `run_once` gave the box to this call alone.
     let task = unsafe { Box::from_raw(task.cast::<HostTask>()) };
     run(&task);
 }
 
-/// Runs a task that stays.
+/// Runs a task of a graph, which stays.
 #[allow(unsafe_code)]
 unsafe extern "C" fn again(task: *mut c_void) {
     // SAFETY: the task outlives the graph that this call belongs to.
     run(unsafe { &*task.cast::<HostTask>() });
 }
 
-/// Runs a task on a thread of the driver, through which no panic may pass. States are half written after one, so the process ends.
+/// Runs a task on a thread of the driver, which no panic may cross. After a panic states are half written, so the process ends.
 fn run(task: &HostTask) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task())).is_err() {
         process::abort();

@@ -1,4 +1,4 @@
-//! A program's kernels on the device, each loaded once whichever programs have it.
+//! The programs' kernels on the device. Each kernel is loaded once, however many programs have it.
 
 use super::handles::{Function, Module, Queue, refused};
 use crate::cuda::cubins::Cubins;
@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 
-/// The kernels that are there.
+/// The loaded kernels.
 pub(super) struct Kernels {
     cubins: Cubins,
-    /// By the kernel's name, which has a hash of its text.
+    /// The modules, by the kernel's name, which has a hash of its text.
     modules: BTreeMap<String, (Module, Function)>,
-    /// Of each program.
+    /// The functions of each program.
     programs: Vec<Vec<Function>>,
 }
 
@@ -23,7 +23,7 @@ impl Kernels {
         Self { cubins, modules: BTreeMap::new(), programs: vec![] }
     }
 
-    /// Compiles and loads what is not there yet.
+    /// Compiles and loads the kernels that are not loaded yet.
     pub(super) fn load(&mut self, program: &CudaProgram) -> Result<Loaded, DriverError> {
         let mut seen = BTreeSet::new();
         let missing = program.kernels.iter().filter(|kernel| !self.modules.contains_key(&kernel.name));
@@ -39,7 +39,7 @@ impl Kernels {
         Ok(Loaded(self.programs.len() - 1))
     }
 
-    /// What went wrong with cubins on disk, which is no error.
+    /// Returns the first fault of cubins on disk, which is no error.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.cubins.trouble()
     }
@@ -58,8 +58,8 @@ impl Kernels {
         let [x, y, z] = launch.grid;
         let place = |word: &u64| std::ptr::from_ref(word).cast_mut().cast::<c_void>();
         let mut places: SmallVec<[*mut c_void; 16]> = arguments.iter().map(place).collect();
-        // SAFETY: the function's module is alive. It has as many parameters as its launch has arguments, of 8 bytes each,
-        // which the driver copies before it returns. What it does with addresses is what its program says.
+        // SAFETY: the function's module is alive. It has as many parameters as its launch has arguments, of 8 bytes each, which the
+        // driver copies before it returns. Its program decides what it does with addresses.
         let launched = unsafe {
             result::launch_kernel(function.0, (x, y, z), (launch.block, 1, 1), 0, queue.0, &mut places)
         };

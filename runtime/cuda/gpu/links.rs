@@ -1,29 +1,29 @@
-//! How GPUs of one machine reach each other.
+//! The links between the GPUs of one machine.
 
 use super::handles::refused;
 use crate::cuda::driver::DriverError;
 use cudarc::driver::{result, sys};
 use serde::Serialize;
 
-/// From one GPU to another.
+/// The link from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Link {
     /// The GPU that reads and writes.
     pub from: usize,
-    /// The GPU whose memory it is.
+    /// The GPU that has the memory.
     pub to: usize,
-    /// Whether its memory is reached directly, not through the host's.
+    /// Whether the memory is reached directly, and not through the host's.
     pub peer_access: bool,
-    /// Whether it can be added to there as at home: so it is over NVLink, and hardly ever over PCIe.
+    /// Whether atomic additions work there as in the GPU's own memory: the link is then NVLink, and hardly ever PCIe.
     pub native_atomics: bool,
-    /// How fast it is among the links of the machine, as the driver ranks them: 0 is the fastest.
+    /// The rank of the link's speed among the links of the machine, from the driver: 0 is the fastest.
     pub performance_rank: i32,
 }
 
-/// All links between so many GPUs, both ways. The driver is there: see [`crate::cuda::probe`].
+/// Returns all links between this number of GPUs, in both directions. The driver must be open: see [`crate::cuda::probe`].
 ///
 /// # Errors
-/// What the driver does not say.
+/// The driver does not describe a link.
 pub fn links(gpus: usize) -> Result<Vec<Link>, DriverError> {
     let pairs = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (from, to)));
     pairs.filter(|(from, to)| from != to).map(|(from, to)| link(from, to)).collect()
@@ -50,7 +50,7 @@ fn attribute_of(
     [from, to]: [sys::CUdevice; 2],
 ) -> Result<i32, result::DriverError> {
     let mut value = 0;
-    // SAFETY: the driver gave both devices just now, and writes one number to the place it is given.
+    // SAFETY: the driver has just returned both devices, and writes one number to the given place.
     unsafe { sys::cuDeviceGetP2PAttribute(&mut value, attribute, from, to) }.result()?;
     Ok(value)
 }

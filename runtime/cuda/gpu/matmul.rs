@@ -1,5 +1,4 @@
-//! Multiplications by cuBLASLt: descriptions and the choice of an algorithm are made once for each problem, when a program is
-//! loaded.
+//! Multiplications by cuBLASLt. Each problem is described, and its algorithm chosen, once, when a program is loaded.
 
 mod choice;
 mod descriptions;
@@ -24,9 +23,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Scratch for each stream: what NVIDIA recommends for Hopper and later; less elsewhere would do.
+/// The scratch of each stream: as much as NVIDIA recommends for Hopper and later; older GPUs need less.
 const WORKSPACE: u64 = 32 << 20;
-/// That of all streams.
+/// The scratch of all streams.
 pub(super) const WORKSPACES: u64 = Workspace::ALL.len() as u64 * WORKSPACE;
 
 /// The algorithms that were chosen for problems. Other GPUs of the same kind take them over.
@@ -39,30 +38,30 @@ pub(super) struct Multiplier {
     given: Choices,
     /// The memory of each workspace, by [`Workspace`].
     workspaces: [Memory; Workspace::ALL.len()],
-    /// When the last run of a trial ended.
+    /// The end of the last run of a trial.
     last_trial: Cell<Option<Instant>>,
     single: Single,
     handle: Handle,
     functions: Arc<Functions>,
 }
 
-/// How f32 is multiplied.
+/// The precision of f32 multiplications.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Single {
     /// In f32.
     #[default]
     Full,
-    /// Rounded to 10 bits after the point: a thousandth of a number's size is lost, and it is several times as fast.
+    /// Rounded to 10 bits after the point: a thousandth of a number's size is lost, at several times the speed.
     Tf32,
 }
 
-/// A problem as cuBLASLt is told it.
+/// A problem in the form of cuBLASLt.
 struct Prepared {
     description: Description,
     matrices: [Layout; 4],
 }
 
-/// A problem with its algorithms: the chosen one first, then those to be tried if it is refused.
+/// A problem with its algorithms: the chosen one first, then the algorithms to try if it is refused.
 struct MatmulPlan {
     prepared: Prepared,
     algorithms: Vec<Algorithm>,
@@ -83,7 +82,7 @@ impl Multiplier {
         self.given = choices;
     }
 
-    /// The version of cuBLASLt. Another version may not know an algorithm.
+    /// Returns the version of cuBLASLt. Another version may not know an algorithm.
     pub(super) fn version(&self) -> usize {
         self.functions.version()
     }
@@ -121,7 +120,7 @@ impl Multiplier {
         self.choose(&calls, timer, began)
     }
 
-    /// Chooses the algorithm of calls that are of one problem.
+    /// Chooses the algorithm of calls with the same problem.
     fn choose(
         &mut self,
         calls: &[Call],
@@ -144,14 +143,14 @@ impl Multiplier {
         Ok(())
     }
 
-    /// Multiplies, on a queue, with the workspace of its stream. An algorithm that is refused is given up for the next.
+    /// Multiplies, on a queue, with the workspace of its stream. An algorithm that is refused is dropped, and the next one is tried.
     pub(super) fn run(
         &mut self,
         queue: &Queue,
         workspace: Workspace,
         call: &Call,
     ) -> Result<(), DriverError> {
-        // A multiplication of a program that was loaded is planned.
+        // A multiplication of a loaded program is already planned.
         self.choose(std::slice::from_ref(call), None, Instant::now())?;
         loop {
             let plan = &self.plans[&call.problem];
@@ -181,9 +180,8 @@ impl Multiplier {
         let scale = Scale::of(call.problem.types[0]);
         let (one, zero) = scale.numbers();
         let workspace = self.workspaces[workspace as usize].at.0 as *mut c_void;
-        // SAFETY: the descriptions are alive, and the algorithm was chosen for them. The addresses are a program's, which
-        // keeps what lies there apart, or a scratch's; the workspace is the stream's own. `one` and `zero` are read before
-        // it returns.
+        // SAFETY: the descriptions are alive, and the algorithm was chosen for them. The addresses belong to a program, which keeps its
+        // tensors apart, or to scratch; the workspace is the stream's own. `one` and `zero` are read before the call returns.
         let status = unsafe {
             (self.functions.multiply)(
                 self.handle.raw,
@@ -208,7 +206,7 @@ impl Multiplier {
     }
 }
 
-/// The refusal of a multiplication whose plan has no algorithm.
+/// Returns the error of a multiplication whose plan has no algorithm.
 fn without(problem: &Problem) -> DriverError {
     described(DriverError("no algorithm was chosen".into()), problem)
 }
@@ -222,7 +220,7 @@ impl Prepared {
         let problem = &call.problem;
         let [side, rest] = problem.types.map(data_type);
         let description = Description::new(functions, problem, single)?;
-        // cuBLASLt looks at the alignment of the epilogue's addresses.
+        // cuBLASLt checks the alignment of the epilogue's addresses.
         description.point(call)?;
         let layout = |(columns, ty)| Layout::new(functions, columns, ty, problem.batch);
         let [first, second, added, out] = problem.matrices;
@@ -232,12 +230,12 @@ impl Prepared {
     }
 }
 
-/// The conditions that the algorithms of a problem have to keep.
+/// Returns the conditions that the algorithms of a problem have to meet.
 fn preference(functions: &Arc<Functions>, problem: &Problem) -> Result<Preference, DriverError> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
     let preference = Preference::new(functions)?;
     preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE)?;
-    // Parts of a sum may be made apart, but are kept in the type that sums are made in.
+    // A sum may be computed in parts, but the parts are kept in the type of the sum.
     let kept = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
     preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kept)?;
     let alignments = [

@@ -15,7 +15,7 @@ use std::collections::btree_map::Entry;
 #[derive(Default)]
 pub(super) struct Mailboxes(BTreeMap<Way, Mailbox>);
 
-/// The way of messages. Programs count their channels apart, so channels of the same number may lead to different ranks.
+/// The key of a mailbox. Programs number their channels separately, so channels of the same number may lead to different ranks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Way {
     channel: u32,
@@ -27,18 +27,18 @@ struct Way {
 struct Mailbox {
     memory: Memory,
     bytes: u64,
-    /// Where NCCL works.
+    /// The queue on which NCCL works.
     queue: Queue,
-    /// The mailbox is the queue's: a message to send is in it, or one that has come was taken.
+    /// Recorded when the mailbox passes to the queue: it has a message to send, or its received message was taken.
     given: Mark,
-    /// The mailbox is the program's: a message was sent, or one has come.
+    /// Recorded when the mailbox passes to the program: its message was sent, or a message has come.
     done: Mark,
     /// Whether NCCL was asked for a message that was not taken yet.
     is_asked: bool,
 }
 
 impl Mailboxes {
-    /// Copies a message in its turn on `main`, from where it leaves by itself.
+    /// Copies a message into its mailbox, in its turn on `main`. From there it leaves by itself.
     pub(super) fn send(&mut self, main: &Queue, seat: &Seat, task: MessageTask) -> Result<(), DriverError> {
         let mailbox = self.of(task, true)?;
         main.wait(&mailbox.done)?;
@@ -72,13 +72,14 @@ impl Mailboxes {
         sent.into_iter().try_for_each(|(_, mailbox)| mailbox.queue.finish())
     }
 
-    /// The mailbox of a message, which has room for it.
+    /// Returns the mailbox of a message, with room for it.
     fn of(&mut self, task: MessageTask, sends: bool) -> Result<&mut Mailbox, DriverError> {
         let key = Way { channel: task.channel, other: task.other, sends };
         if self.0.get(&key).is_some_and(|mailbox| mailbox.bytes < task.bytes)
             && let Some(small) = self.0.remove(&key)
         {
-            // A message in it has to leave first. It waits for no message: a step asks for none of another step.
+            // The message in the small mailbox has to leave first. It waits for no other message, because a step asks for none of
+            // another step.
             small.queue.finish()?;
         }
         match self.0.entry(key) {
@@ -101,7 +102,7 @@ impl Mailbox {
         })
     }
 
-    /// Asks for the next message, unless that was done.
+    /// Asks for the next message, unless it was asked for already.
     fn ask(&mut self, seat: &Seat, task: MessageTask) -> Result<(), DriverError> {
         if self.is_asked {
             return Ok(());
@@ -119,7 +120,7 @@ fn copy(main: &Queue, from: Address, to: Address, bytes: u64) -> Result<(), Driv
     if bytes == 0 {
         return Ok(());
     }
-    // SAFETY: so many bytes are at both places: a mailbox's, and a tensor's of the program. The marks keep the queues apart.
+    // SAFETY: this number of bytes is at both places: in a mailbox, and in a tensor of the program. The marks keep the queues in order.
     unsafe { result::memcpy_dtod_async(to.0, from.0, bytes as usize, main.0) }
         .map_err(refused("copying a message"))
 }

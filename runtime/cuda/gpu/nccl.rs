@@ -1,11 +1,11 @@
 //! Exchanges between GPUs by NCCL. The ranks are threads of one process, each with a GPU, or the process is one rank (`process`).
 //!
-//! NCCL's kernels wait for those of the other GPUs. So that a rank's failure is not waited out for ever, its calls return
-//! before they are done, and whoever notices a failure takes all communicators away: the kernels end then, and what waits
-//! for them goes on. The rank itself notices what a call says; a thread beside looks for what went wrong on the GPUs.
+//! NCCL's kernels wait for the kernels of the other GPUs. So that nobody waits for ever after a rank's failure, NCCL's calls return
+//! before they are done, and whoever notices a failure aborts all communicators: then the kernels end, and the commands that wait for
+//! them go on. The rank itself notices the errors of its calls; a separate thread looks for faults on the GPUs.
 //!
-//! NCCL gives the memory of a group back when the last of its communicators is taken away, and waits there until no graph
-//! with an exchange of the group is left.
+//! NCCL frees the memory of a group when the last of its communicators is aborted, and waits there until no graph with a collective of
+//! the group is left.
 
 mod library;
 mod process;
@@ -24,9 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How often a call is asked whether it is done.
+/// The time between two questions whether a call is done.
 const SOON: Duration = Duration::from_micros(20);
-/// How often GPUs are asked whether something went wrong on them.
+/// The time between two questions whether there is a fault on the GPUs.
 const NOW_AND_THEN: Duration = Duration::from_millis(50);
 
 /// The GPUs that exchange with each other.
@@ -34,21 +34,21 @@ pub(super) struct Team {
     functions: Functions,
     /// The ranks of this process, by their numbers.
     members: BTreeMap<u64, Mutex<Member>>,
-    /// The rank that failed first, and why.
+    /// The rank that failed first, and the reason.
     failed: OnceLock<(u64, String)>,
 }
 
 /// The ranks that use a communicator together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
-    /// In the order of their places.
+    /// The ranks, in the order of their places.
     pub(super) ranks: Vec<u64>,
-    /// Of a rank that sends messages to another: the channel of these messages.
+    /// For a rank that sends messages to another: the channel of these messages.
     pub(super) channel: Option<u32>,
 }
 
 impl Group {
-    /// Of a collective.
+    /// Returns the group of a collective.
     pub(super) fn of(ranks: &[u64]) -> Self {
         Self { ranks: ranks.to_vec(), channel: None }
     }
@@ -56,14 +56,14 @@ impl Group {
 
 /// A rank of a team.
 struct Member {
-    /// By their groups.
+    /// The communicators, by their groups.
     communicators: BTreeMap<Group, Communicator>,
-    /// A queue on which nothing is done, and its context: it says whether something went wrong there.
+    /// A queue without commands, and its context. A query of the queue reports the faults of the context.
     watched: Option<(Queue, Context)>,
 }
 
 impl Member {
-    /// A rank on the GPU of this number, without communicators.
+    /// Returns a rank on the GPU of this number, without communicators.
     fn on(ordinal: i32) -> Result<Self, DriverError> {
         let context = Context::new(ordinal)?;
         let watched = Some((Queue::new(false)?, context));
@@ -71,11 +71,11 @@ impl Member {
     }
 }
 
-// SAFETY: NCCL's communicators and CUDA's streams may be used on any thread, by one at a time; a lock sees to that.
+// SAFETY: NCCL's communicators and CUDA's streams may be used on any thread, by one at a time; a lock makes sure of that.
 #[allow(unsafe_code)]
 unsafe impl Send for Member {}
 
-/// A communicator that nobody has any more.
+/// A communicator that no rank has any more.
 #[derive(Clone, Copy)]
 struct Left(Communicator);
 
@@ -83,17 +83,17 @@ struct Left(Communicator);
 #[allow(unsafe_code)]
 unsafe impl Send for Left {}
 
-/// A rank's place in a team. Its communicators are gone when it is dropped; the rank's graphs have to be gone before.
+/// A rank's place in a team. Its communicators are aborted when it is dropped; the rank's graphs have to be dropped before.
 pub(super) struct Seat {
     team: Arc<Team>,
     rank: u64,
 }
 
 impl Team {
-    /// Of so many GPUs, the first a machine has: a rank each, which exchange in these groups, each the list of its ranks.
+    /// Makes a team of the first GPUs of a machine, each of which is a rank. They exchange in these groups.
     ///
     /// # Errors
-    /// NCCL is not there, or refuses.
+    /// NCCL is not installed, or refuses.
     pub(super) fn new(
         ranks: i32,
         groups: &BTreeSet<Group>,
@@ -111,7 +111,7 @@ impl Team {
         team.watched()
     }
 
-    /// The team, with a thread that looks for what goes wrong on its GPUs.
+    /// Returns the team, with a thread that looks for faults on its GPUs.
     fn watched(self: Arc<Self>) -> Result<Arc<Self>, DriverError> {
         let team = self;
         let watcher = Arc::downgrade(&team);
@@ -129,19 +129,19 @@ impl Team {
         Ok(team)
     }
 
-    /// The place of a rank.
+    /// Returns the place of a rank.
     pub(super) fn seat(self: &Arc<Self>, rank: u64) -> Seat {
         Seat { team: self.clone(), rank }
     }
 
-    /// Makes the communicators of a group, of which this thread is all ranks.
+    /// Makes the communicators of a group, all of whose ranks this thread represents.
     #[allow(unsafe_code)]
     fn gather(&self, group: &Group) -> Result<(), DriverError> {
         let refused = |status: Status| self.functions.refused("joining a group", status);
         let mut id = std::mem::MaybeUninit::uninit();
-        // SAFETY: it writes the id.
+        // SAFETY: the function writes the id.
         checked(unsafe { (self.functions.unique_id)(id.as_mut_ptr()) }).map_err(refused)?;
-        // SAFETY: it has been written.
+        // SAFETY: the id was written.
         let id = unsafe { id.assume_init() };
         let mut config = Config::of_calls_that_return();
         let mut communicators = vec![ptr::null_mut(); group.ranks.len()];
@@ -150,8 +150,8 @@ impl Team {
         let mut joined = Ok(());
         for (place, (&rank, communicator)) in group.ranks.iter().zip(&mut communicators).enumerate() {
             joined = joined.and_then(|()| self.bind(rank)).and_then(|()| {
-                // SAFETY: the communicator is written by the end of the group at the latest, the configuration read by
-                // then; the context of the rank's GPU is current.
+                // SAFETY: the communicator is written by the end of the group at the latest, and the configuration is read by then; the
+                // context of the rank's GPU is current.
                 let join = unsafe {
                     (self.functions.join)(
                         communicator,
@@ -175,8 +175,8 @@ impl Team {
         self.connect(group, &group.ranks)
     }
 
-    /// Sends a byte over a channel: NCCL connects two ranks at their first message, and waits for both. Later a rank that sends does not wait
-    /// for the one that receives. `members` are the ranks of the channel in this process.
+    /// Sends a byte over a channel. NCCL connects two ranks at their first message, and waits for both. Later the rank that sends does
+    /// not wait for the rank that receives. `members` are the ranks of the channel in this process.
     #[allow(unsafe_code)]
     fn connect(&self, group: &Group, members: &[u64]) -> Result<(), DriverError> {
         const WHAT: &str = "connecting two pipeline ranks";
@@ -214,7 +214,7 @@ impl Team {
         Ok(())
     }
 
-    /// Makes the context of a rank's GPU the thread's.
+    /// Makes the context of a rank's GPU current on this thread.
     fn bind(&self, rank: u64) -> Result<(), DriverError> {
         self.lock(rank).watched.as_ref().map_or(Ok(()), |(_, context)| context.bind())
     }
@@ -223,14 +223,14 @@ impl Team {
         self.members[&rank].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a rank's communicator has done what it was asked for, which is not that the GPU has done it.
+    /// Waits until a rank's communicator has taken its calls, which does not mean that the GPU has run them.
     #[allow(unsafe_code)]
     fn done(&self, rank: u64, group: &Group, what: &str) -> Result<(), DriverError> {
         loop {
             {
                 let member = self.lock(rank);
                 let communicator = self.communicator(&member, group)?;
-                // SAFETY: the communicator is alive while its member is locked; it writes a number.
+                // SAFETY: the communicator is alive while its member is locked; the function writes a number.
                 let (asked, state) = unsafe {
                     let mut state = IN_PROGRESS;
                     ((self.functions.state)(communicator, &mut state), state)
@@ -244,14 +244,14 @@ impl Team {
         }
     }
 
-    /// A rank's communicator, unless all are gone.
+    /// Returns a rank's communicator, unless all were aborted.
     fn communicator(&self, member: &Member, group: &Group) -> Result<Communicator, DriverError> {
         self.alive()?;
         let unknown = || DriverError(format!("there is no communicator of {group:?}"));
         member.communicators.get(group).copied().ok_or_else(unknown)
     }
 
-    /// Refuses when a rank has failed.
+    /// Returns an error if a rank has failed.
     fn alive(&self) -> Result<(), DriverError> {
         match self.failed.get() {
             Some((rank, why)) => {
@@ -261,8 +261,8 @@ impl Team {
         }
     }
 
-    /// Ends all that ranks wait for from each other, since one has failed. Each communicator is taken away on a thread that
-    /// nobody waits for: all have to be told, and the last of a group waits for the ranks' graphs.
+    /// Ends everything for which ranks wait from each other, because one rank has failed. Each communicator is aborted on a thread for
+    /// which nobody waits: all of them have to be told, and the last one of a group waits for the ranks' graphs.
     pub(super) fn end(self: &Arc<Self>, rank: u64, why: &str) {
         if self.failed.set((rank, why.to_owned())).is_err() {
             return;
@@ -271,7 +271,7 @@ impl Team {
             let team = self.clone();
             let started = thread::Builder::new().name("leave-group".into()).spawn(move || team.abort(left));
             if started.is_err() {
-                // To wait here is better than that all wait for ever.
+                // Waiting here is better than that all ranks wait for ever.
                 self.abort(left);
             }
         }
@@ -279,19 +279,19 @@ impl Team {
 
     /// Takes a rank's communicators from it.
     fn leave(&self, rank: u64) -> Vec<Left> {
-        // The lock is let go of here.
+        // The lock is released here.
         let communicators = std::mem::take(&mut self.lock(rank).communicators);
         communicators.into_values().map(Left).collect()
     }
 
-    /// Takes a communicator away: the kernels that use it end.
+    /// Aborts a communicator: the kernels that use it end.
     #[allow(unsafe_code)]
     fn abort(&self, left: Left) {
-        // SAFETY: nobody has it any more but this. What it says changes nothing.
+        // SAFETY: nobody else has the communicator any more. The answer changes nothing.
         unsafe { (self.functions.abort)(left.0) };
     }
 
-    /// Ends all if something went wrong on a GPU or between two.
+    /// Ends all ranks if there is a fault on a GPU or between two.
     fn look(self: &Arc<Self>) {
         for &rank in self.members.keys() {
             if let Err(error) = self.health(rank) {
@@ -309,7 +309,7 @@ impl Team {
         }
         for &communicator in member.communicators.values() {
             let mut state = 0;
-            // SAFETY: the communicator is alive while its member is locked; it writes a number.
+            // SAFETY: the communicator is alive while its member is locked; the function writes a number.
             checked(unsafe { (self.functions.state)(communicator, &mut state) })
                 .and(checked(state))
                 .map_err(|status| self.functions.refused("exchanging", status))?;
@@ -318,7 +318,7 @@ impl Team {
     }
 }
 
-/// Success, or that it goes on.
+/// Accepts success, and a call that is in progress.
 fn checked(status: Status) -> Result<(), Status> {
     if status == 0 || status == IN_PROGRESS { Ok(()) } else { Err(status) }
 }
@@ -328,12 +328,12 @@ const SENDER: i32 = 0;
 const RECEIVER: i32 = 1;
 
 impl Functions {
-    /// One call of a group.
+    /// Makes one call of a group.
     #[allow(unsafe_code)]
     fn issue(&self, call: &Call, communicator: Communicator, queue: &Queue) -> Result<(), Status> {
         let place = |address: Address| address.0 as *mut c_void;
-        // SAFETY: the communicator is alive, and the queue; the memory is a program's, which keeps it for this alone until
-        // the queue has done it.
+        // SAFETY: the communicator and the queue are alive; the memory belongs to a program, which keeps it for this call alone until
+        // the queue has run it.
         let status = unsafe {
             match *call {
                 Call::AllReduce { from, to, count, ty, operation } => (self.all_reduce)(
@@ -370,7 +370,7 @@ impl Functions {
 }
 
 impl Seat {
-    /// Exchanges, on a queue.
+    /// Runs a collective, on a queue.
     ///
     /// # Errors
     /// NCCL refuses; another rank has failed.
@@ -399,7 +399,7 @@ impl Seat {
         self.together(queue, &group, &[call], "receiving a message")
     }
 
-    /// Calls that go together, on a queue.
+    /// Makes calls that go together, on a queue.
     #[allow(unsafe_code)]
     fn together(&self, queue: &Queue, group: &Group, calls: &[Call], what: &str) -> Result<(), DriverError> {
         let functions = &self.team.functions;
@@ -417,12 +417,12 @@ impl Seat {
         self.team.done(self.rank, group, what)
     }
 
-    /// Refuses when a rank has failed: what was computed since then means nothing.
+    /// Returns an error if a rank has failed: results since then mean nothing.
     pub(super) fn alive(&self) -> Result<(), DriverError> {
         self.team.alive()
     }
 
-    /// Ends all ranks, since this one has failed.
+    /// Ends all ranks, because this one has failed.
     pub(super) fn end(&self, why: &str) {
         self.team.end(self.rank, why);
     }
@@ -431,7 +431,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.team.leave(self.rank).into_iter().for_each(|left| self.team.abort(left));
-        // NCCL may have made another GPU's context the thread's.
+        // NCCL may have made another GPU's context current on this thread.
         let _ = self.team.bind(self.rank);
         self.team.lock(self.rank).watched = None;
     }

@@ -1,8 +1,8 @@
-//! Work that a library of this GPU did not take, for a warning: each reason once, with a count.
+//! Work that a library of this GPU refused, for warnings: each reason once, with a count.
 
 use std::collections::BTreeMap;
 
-/// Reasons by what was decided.
+/// The reasons of each decision, with their counts.
 #[derive(Debug, Default)]
 pub(super) struct Notes(BTreeMap<&'static str, BTreeMap<String, usize>>);
 

@@ -1,4 +1,4 @@
-//! How a GPU is used: by default, and as environment variables ask for it.
+//! The options of a GPU: the defaults, and the values that environment variables ask for.
 
 use super::cudnn::AttentionBy;
 use super::matmul::Single;
@@ -6,29 +6,29 @@ use crate::cuda::graphs::Pace;
 use std::env;
 use std::ffi::OsString;
 
-/// How a GPU is used.
+/// The options of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// How f32 is multiplied.
+    /// The precision of f32 multiplications.
     pub single: Single,
-    /// How commands reach it.
+    /// The way in which commands reach the GPU.
     pub pace: Pace,
-    /// Who computes attention.
+    /// The library that computes attention.
     pub attention: AttentionBy,
     /// Whether gradients of weights stay on the main stream.
     pub without_side_stream: bool,
 }
 
-/// The environment variable that makes a GPU slow, and its errors exact: each command is waited for.
+/// The environment variable that lets a GPU wait for each command, which makes it slow and its errors exact.
 const SYNCHRONOUS: &str = "TRAINYARD_SYNC";
 
 /// The environment variable that keeps a GPU from capturing graphs.
 const GRAPHS: &str = "TRAINYARD_GRAPHS";
 
-/// The environment variable that says who computes attention.
+/// The environment variable that chooses the library that computes attention.
 const ATTENTION: &str = "TRAINYARD_ATTENTION";
 
-/// The environment variable that keeps multiplications from having epilogues, to tell a wrong one from a wrong kernel.
+/// The environment variable that turns epilogues off, to tell a wrong epilogue from a wrong kernel.
 const EPILOGUES: &str = "TRAINYARD_EPILOGUES";
 
 /// The environment variable that keeps gradients of weights on the main stream, to time a step without the side stream.
@@ -40,13 +40,13 @@ pub fn without_epilogues() -> bool {
 }
 
 impl Options {
-    /// The usual ones, but that `TRAINYARD_SYNC=1` asks for [`Pace::Synchronous`], `TRAINYARD_GRAPHS=0` for
-    /// [`Pace::Commands`], `TRAINYARD_ATTENTION=own` for [`AttentionBy::Own`], and `TRAINYARD_SIDE_STREAM=0` for no side stream.
+    /// Returns the defaults, changed by environment variables: `TRAINYARD_SYNC=1` asks for [`Pace::Synchronous`], `TRAINYARD_GRAPHS=0`
+    /// for [`Pace::Commands`], `TRAINYARD_ATTENTION=own` for [`AttentionBy::Own`], and `TRAINYARD_SIDE_STREAM=0` for no side stream.
     pub fn of_process() -> Self {
         Self::of(|name| env::var_os(name))
     }
 
-    /// As [`Self::of_process`], of variables with these values.
+    /// As [`Self::of_process`], for variables with these values.
     fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let is_set = variable(SYNCHRONOUS).is_some_and(|value| !value.is_empty() && value != "0");
         let captures = variable(GRAPHS).is_none_or(|value| value != "0");
@@ -61,8 +61,8 @@ impl Options {
         Self { pace, attention, without_side_stream, ..Self::default() }
     }
 
-    /// Those of all ranks where one is watched, whose commands are in no graph then: an exchange has to be in a graph on
-    /// every rank or on none.
+    /// Returns the options of all ranks if one rank has a profile. Its commands are in no graph then, and a collective has to be in a
+    /// graph on every rank or on none.
     pub(super) fn without_graphs(self) -> Self {
         let pace = if self.pace == Pace::Graphs { Pace::Commands } else { self.pace };
         Self { pace, ..self }

@@ -1,4 +1,4 @@
-//! Multiplications are planned before a program runs: cuBLASLt's algorithms are tried in memory of their own.
+//! Plans multiplications before a program runs: cuBLASLt's algorithms are tried in separate memory.
 
 use super::blas::Problem;
 use super::matmul::{self, Choices, Multiplier, Scratch};
@@ -11,16 +11,17 @@ use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// The choices of a GPU, for other GPUs of its kind: ranks that compute the same shall get the same numbers.
+/// The choices of a GPU, for other GPUs of its kind: ranks with the same computation shall get the same numbers.
 #[derive(Clone)]
 pub(super) struct Chosen {
     gpu: String,
-    /// The version of cuBLASLt; 0 where it was not opened.
+    /// The version of cuBLASLt; 0 if it was not opened.
     version: usize,
     choices: Choices,
 }
 
-/// Choices as they are sent to another process. cuBLASLt lets its algorithms be stored as numbers, for the same version.
+/// Choices in the form in which they are sent to another process. cuBLASLt lets its algorithms be stored as numbers, for the same
+/// version.
 #[derive(Serialize, Deserialize)]
 struct SentChoices {
     gpu: String,
@@ -29,7 +30,7 @@ struct SentChoices {
 }
 
 impl Chosen {
-    /// The choices as bytes, for another process.
+    /// Returns the choices as bytes, for another process.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let numbers =
             |algorithms: &Vec<cublasLtMatmulAlgo_t>| algorithms.iter().map(|one| one.data).collect();
@@ -38,7 +39,7 @@ impl Chosen {
         serde_json::to_vec(&sent).unwrap_or_default()
     }
 
-    /// The choices that another process sent.
+    /// Returns the choices that another process sent.
     ///
     /// # Errors
     /// The bytes are those of another version of this program.
@@ -56,7 +57,7 @@ impl Gpu {
     /// Plans the multiplications of a program that are not planned yet.
     ///
     /// # Errors
-    /// cuBLASLt is not there, or has no algorithm for one.
+    /// cuBLASLt is not installed, or has no algorithm for a multiplication.
     pub(super) fn plan_multiplications(&mut self, program: &CudaProgram) -> Result<(), DriverError> {
         let multiplications: Vec<&Multiply> = multiplications(program).collect();
         if multiplications.is_empty() {
@@ -72,7 +73,7 @@ impl Gpu {
             Some(reason) => Err(DriverError(reason.into())),
             None => self.context.bind().and_then(|()| self.plan_each(&[multiply])),
         };
-        // Without cuBLASLt no program with a multiplication can be loaded, which says why.
+        // Without cuBLASLt no program with a multiplication can be loaded; that error gives the reason.
         let is_there = self.multiplier.is_some();
         match refused {
             Err(error) if is_there => {
@@ -88,11 +89,11 @@ impl Gpu {
         let multiplier = opened(&mut self.multiplier, &self.folders, self.options)?;
         let main = &self.queues[0];
         let (free, _) = self.context.memory()?;
-        // A trial loads its kernel.
+        // A trial also loads its kernel.
         let room = free.saturating_sub(KERNELS);
         let tried = multiplications.iter().filter(|multiply| !multiplier.knows(multiply));
         let needed = tried.map(|multiply| matmul::bytes(multiply)).filter(|bytes| *bytes <= room).max();
-        // Memory may be in pieces. Without it the first proposals are taken.
+        // Memory may be fragmented. Without scratch, the first proposals are taken.
         let scratch = needed.and_then(|bytes| Scratch::new(bytes, main).ok());
         for multiply in multiplications {
             multiplier.plan(multiply, scratch.as_ref(), main, self.began)?;
@@ -110,7 +111,7 @@ impl Gpu {
     /// Takes over the choices of another GPU, if it is of the same kind and has the same cuBLASLt.
     ///
     /// # Errors
-    /// cuBLASLt is not there.
+    /// cuBLASLt is not installed.
     pub(super) fn follow(&mut self, chosen: &Chosen) -> Result<(), DriverError> {
         if chosen.choices.is_empty() || chosen.gpu != self.facts.name {
             return Ok(());
@@ -124,7 +125,7 @@ impl Gpu {
     }
 }
 
-/// Opens cuBLASLt where it is not open, on the device whose context is current.
+/// Opens cuBLASLt for the device whose context is current, unless it is open.
 fn opened<'m>(
     multiplier: &'m mut Option<Multiplier>,
     folders: &Folders,
@@ -137,7 +138,7 @@ fn opened<'m>(
     Ok(multiplier.insert(open))
 }
 
-/// The multiplications of a program.
+/// Returns the multiplications of a program.
 fn multiplications(program: &CudaProgram) -> impl Iterator<Item = &Multiply> {
     program.sections.iter().flatten().filter_map(|command| match &command.task {
         Task::Multiply(multiply) => Some(&**multiply),

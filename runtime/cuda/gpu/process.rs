@@ -24,12 +24,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// This process as a rank, on a GPU of its machine: on the GPU with the number `local_rank`, or on the only one. Values on the disk are in
-/// a file in `folder`. A profile gets the times of the first program, on rank 0.
+/// Returns this process as a rank, on a GPU of its machine: on the GPU with the number `local_rank`, or on the only one. Values on the
+/// disk lie in a file in `folder`. On rank 0, a profile gets the times of the first program.
 ///
 /// # Errors
-/// Programs of another number of ranks; NCCL is not there, or does not start; ranks that would make different calls of NCCL;
-/// a folder that takes no file; a reason for which a GPU of any rank cannot be used, with the rank if it is another one.
+/// Programs of another number of ranks; NCCL is not installed, or does not start; ranks that would make different calls of NCCL; a
+/// folder that takes no file; the reason for which the GPU of any rank cannot be used, with the rank if it is another one.
 pub fn gpu_of_process(
     programs: &[StagePrograms],
     options: Options,
@@ -62,7 +62,7 @@ pub fn gpu_of_process(
     Ok(Ranks::of_one(Box::new(device), agreement.clone()))
 }
 
-/// The result, if no rank failed.
+/// Returns the result, if no rank failed.
 ///
 /// # Errors
 /// The error of this rank, or of the first that failed, with its number.
@@ -78,7 +78,7 @@ fn agreed<T>(agreement: &Agreement, result: Result<T, DeviceError>) -> Result<T,
     }
 }
 
-/// The GPU of this process. If the process sees only one, the launcher has chosen it, or several ranks share it.
+/// Opens the GPU of this process. If the process sees only one, the launcher has chosen it, or several ranks share it.
 fn open(local_rank: Option<u64>, options: Options) -> Result<Gpu, DeviceError> {
     let told = |error: &dyn std::fmt::Display| DeviceError::driver(DriverError(error.to_string()));
     let driver = probe::find_driver(&Folders::of_process()).map_err(|error| told(&error))?;
@@ -88,8 +88,9 @@ fn open(local_rank: Option<u64>, options: Options) -> Result<Gpu, DeviceError> {
     Gpu::open(ordinal as usize, options).map_err(DeviceError::driver)
 }
 
-/// The device of this rank with its programs. The first rank of each stage, which has so many devices, lowers and loads its programs first;
-/// the others of the stage take over its choice of algorithms, since ranks that compute the same shall get the same bits.
+/// Returns the device of this rank with its programs. The first rank of each stage, which has `devices` ranks, lowers and loads its
+/// programs first. The other ranks of the stage take over its choice of algorithms, because ranks with the same computation shall get
+/// the same bits.
 fn alike(
     driver: Gpu,
     programs: &[Arc<Program>],
@@ -109,13 +110,13 @@ fn alike(
     agreed(agreement, follow(driver, &all[first as usize]).map_err(DeviceError::driver).and_then(load))
 }
 
-/// The same GPU, with the algorithms that the first rank of the stage sent.
+/// Returns the GPU with the algorithms that the first rank of the stage sent.
 fn follow(mut driver: Gpu, sent: &[u8]) -> Result<Gpu, DriverError> {
     driver.follow(&Chosen::of_bytes(sent)?)?;
     Ok(driver)
 }
 
-/// Makes memory and kernels ready.
+/// Loads memory and kernels.
 fn load(
     mut driver: Gpu,
     programs: &[Arc<Program>],
@@ -128,13 +129,13 @@ fn load(
     Ok((device.at(options.pace), lowered))
 }
 
-/// The groups of a rank, one for each split of any rank, in an order that is the same on all ranks; each once. The rank is in none of some
-/// splits.
+/// Returns the groups of a rank: one for each split of any rank, each once, in an order that is the same on all ranks. `None` is a
+/// split of which no group has the rank.
 fn own_groups(splits: impl Iterator<Item = Split>, mesh: &Mesh, rank: u64) -> Vec<Option<Group>> {
     let splits: BTreeSet<Split> = splits.collect();
     let mut groups: Vec<Option<Group>> = vec![];
     for group in splits.iter().map(|split| split.group(mesh, rank)) {
-        // Axes of one device may give a group twice, and then on every rank.
+        // Axes of one device may give the same group twice, and then on every rank.
         if group.is_none() || !groups.contains(&group) {
             groups.push(group);
         }

@@ -1,4 +1,4 @@
-//! Several GPUs: a rank each, on a thread of this process.
+//! Several GPUs: each is a rank, on a thread of this process.
 
 use super::nccl::{Group, Team};
 use super::splits::Split;
@@ -21,12 +21,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-/// Programs of one mesh on the first GPUs of this machine: on one, or, where there are several ranks, on one for each. Values on the disk
-/// are in a file for each rank in `folder`. A profile gets the times of the first program, on the first rank.
+/// Returns the ranks of one mesh on the first GPUs of this machine, one GPU for each rank, with their programs. Values on the disk lie
+/// in a file for each rank in `folder`. On the first rank, a profile gets the times of the first program.
 ///
 /// # Errors
-/// There are fewer GPUs than ranks; NCCL is not there, or does not start; a GPU refuses as of [`super::gpu`], with its rank; the folder takes no
-/// file.
+/// There are fewer GPUs than ranks; NCCL is not installed, or does not start; a GPU refuses as in [`super::gpu`], with its rank; the
+/// folder takes no file.
 pub fn gpus(
     programs: Vec<StagePrograms>,
     options: Options,
@@ -47,7 +47,7 @@ pub fn gpus(
     enough(&format!("the mesh {mesh}"), ranks, &driver.devices).map_err(DeviceError::driver)?;
     let options = if profile.is_some() { options.without_graphs() } else { options };
     let (mut gpus, lowered) = open(devices, &stages, options, folder)?;
-    // All have the same kernels, from the same folder.
+    // All GPUs have the same kernels, from the same folder.
     let warnings: BTreeSet<String> = gpus.iter_mut().flat_map(|device| device.driver.warnings()).collect();
     warnings.iter().for_each(|warning| warn(warning));
     let count = i32::try_from(ranks).map_err(|error| told(&error))?;
@@ -61,7 +61,7 @@ pub fn gpus(
     Ok(Ranks::of(gpus, Local::new(ranks), abort))
 }
 
-/// The mesh of a program, with the pipeline ranks: `pp=2,dp=2`.
+/// Returns the mesh of a program, with the pipeline ranks: `pp=2,dp=2`.
 fn described(program: &StagePrograms) -> String {
     let mesh = program.first().mesh.to_string();
     match program.iter().len() {
@@ -71,10 +71,10 @@ fn described(program: &StagePrograms) -> String {
     }
 }
 
-/// Refuses ranks that are more than the GPUs there are; `mesh` says what has them.
+/// Refuses more ranks than there are GPUs. `mesh` says in the error what has these ranks.
 ///
 /// # Errors
-/// Why, with the names of the GPUs.
+/// The reason, with the names of the GPUs.
 pub fn enough(mesh: &str, ranks: u64, devices: &[DeviceFacts]) -> Result<(), DriverError> {
     if ranks <= devices.len() as u64 {
         return Ok(());
@@ -87,7 +87,7 @@ pub fn enough(mesh: &str, ranks: u64, devices: &[DeviceFacts]) -> Result<(), Dri
     )))
 }
 
-/// The GPUs of all stages, each of so many devices, and the programs of each stage.
+/// Opens the GPUs of all stages, `devices` for each, and returns them with the programs of each stage.
 #[allow(clippy::type_complexity)]
 fn open(
     devices: u64,
@@ -106,8 +106,9 @@ fn open(
     Ok((gpus, lowered))
 }
 
-/// A GPU for each rank of a stage, with its memory and kernels, and the programs, which are the same on all. The first rank decides which
-/// instructions go to libraries, and compiles the kernels; the other ranks, all at once, find the compiled kernels.
+/// Opens a GPU for each rank of a stage, with its memory and kernels, and returns them with the programs, which are the same on all.
+/// The first rank decides which instructions go to libraries, and compiles the kernels. The other ranks, all at once, find the compiled
+/// kernels.
 fn open_stage(
     ranks: Range<u64>,
     programs: &[Arc<Program>],
@@ -145,7 +146,7 @@ fn open_stage(
     Ok((devices, lowered))
 }
 
-/// The ranks that exchange with each other in any of these programs, which are given for each stage.
+/// Returns the groups of ranks that exchange in any of these programs, which are given for each stage.
 fn groups(stages: &[Vec<CudaProgram>]) -> BTreeSet<Group> {
     let mut groups = BTreeSet::new();
     for (stage, programs) in (0..).zip(stages) {
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(error, "--mesh dp=2,tp=2 needs 4 GPUs; this machine has 2: NVIDIA H200, NVIDIA A100");
     }
 
-    /// Axes alone and together, in both orders; a group that nothing goes over has no communicator.
+    /// Groups over one axis, and over both axes in both orders. A group without a collective has no communicator.
     #[test]
     fn each_group_that_exchanges_is_listed_once_in_its_order() {
         let text = r#"trainyard-ir 1
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(listed, [vec![0, 2], vec![0, 2, 1, 3], vec![1, 3]]);
     }
 
-    /// With GPUs or without: an answer, and no panic.
+    /// A machine with GPUs and one without get an answer, and no panic.
     #[test]
     fn every_machine_has_an_answer_for_a_thousand_ranks() {
         let text = r#"trainyard-ir 1

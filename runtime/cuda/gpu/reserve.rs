@@ -1,4 +1,4 @@
-//! What a GPU's libraries take of its memory once programs have been found to fit: it is kept free for them.
+//! The memory that a GPU's libraries take after programs have been found to fit. It is kept free for them.
 
 use super::splits::Split;
 use super::{cudnn, matmul};
@@ -6,30 +6,30 @@ use crate::cuda::program::{Collective, CudaProgram, Task};
 use ir::ops::collective::Collective as Kind;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes that the driver takes for kernels, for graphs, and for the modules that cuBLASLt and cuDNN load at their first call.
-/// This is a guess until it is measured, and a generous one: too small a reserve ends a run in its first or second step.
+/// Bytes that the driver takes for kernels, for graphs, and for the modules that cuBLASLt and cuDNN load at their first call. This is a
+/// guess until it is measured, and a generous guess: too small a reserve ends a run in its first or second step.
 pub(super) const KERNELS: u64 = 512 << 20;
 
-/// What NCCL takes on a GPU for a group of which it is one. A guess, to be measured: others report 544 MiB for two A100 and
-/// 688 MiB for four (NCCL's issue 964); newer GPUs have more channels.
+/// Bytes that NCCL takes on a GPU for each of its groups. A guess, to be measured: others report 544 MiB for two A100 and 688 MiB for
+/// four (NCCL's issue 964); newer GPUs have more channels.
 const GROUP: u64 = 1 << 30;
 
-/// What NCCL takes besides for each other GPU that this one sends to and receives from. A guess, to be measured: others
-/// report 3.3 GB for the first all-to-all of eight H100 (NCCL's issue 1685).
+/// Bytes that NCCL takes in addition for each other GPU to which this GPU sends and from which it receives. A guess, to be measured:
+/// others report 3.3 GB for the first all-to-all of eight H100 (NCCL's issue 1685).
 const PEER: u64 = 512 << 20;
 
-/// What NCCL takes for a channel between two pipeline ranks. A guess, to be measured: two GPUs that exchange nothing but messages have the
-/// buffers of one connection.
+/// Bytes that NCCL takes for a channel between two pipeline ranks. A guess, to be measured: two GPUs that exchange only messages have
+/// the buffers of one connection.
 const CHANNEL: u64 = 128 << 20;
 
-/// Bytes that the libraries take at most, on each rank.
+/// Returns the most bytes that the libraries take, on each rank.
 pub(super) fn reserve(programs: &[CudaProgram]) -> u64 {
     let by_cudnn = programs.iter().any(|cuda| cuda.for_libraries().next().is_some());
     let workspace = if by_cudnn { cudnn::MOST_ROOM } else { 0 };
     KERNELS + matmul::WORKSPACES + workspace + exchanges(programs) + channels(programs)
 }
 
-/// What exchanges with other ranks take. Every rank is in as many groups, of the same sizes, as the first one is.
+/// Returns the bytes that collectives take. Every rank is in as many groups as the first rank, of the same sizes.
 fn exchanges(programs: &[CudaProgram]) -> u64 {
     let mut groups: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
     for cuda in programs {
@@ -45,13 +45,13 @@ fn exchanges(programs: &[CudaProgram]) -> u64 {
     groups.into_values().sum()
 }
 
-/// What NCCL takes for the channels of messages to other stages and from them.
+/// Returns the bytes that NCCL takes for the channels of messages to and from other stages.
 fn channels(programs: &[CudaProgram]) -> u64 {
     let splits: BTreeSet<Split> = programs.iter().flat_map(Split::all).collect();
     splits.iter().filter(|split| matches!(split, Split::Channel { .. })).count() as u64 * CHANNEL
 }
 
-/// How many others each rank of a group sends to, by itself.
+/// Returns the number of other ranks to which each rank of a group sends separately.
 fn peers(collective: &Collective, ranks: u64) -> u64 {
     if collective.kind == Kind::AllToAll { ranks - 1 } else { 0 }
 }
@@ -62,13 +62,13 @@ mod tests {
     use crate::lower::{LowerOptions, Target, lower};
     use std::sync::Arc;
 
-    /// Beyond what every program has kept for it.
+    /// Returns the reserve beyond the bytes that every program has.
     fn beyond(text: &str) -> u64 {
         let module = ir::text::parse(&format!("trainyard-ir 1\n{text}")).unwrap();
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
         let program = Arc::new(lower(&module, &options).unwrap());
         let cuda = crate::cuda::lower::lower(program).unwrap();
-        // Programs of one device share what there is.
+        // Programs of one device share the reserve.
         reserve(&[cuda.clone(), cuda]) - KERNELS - matmul::WORKSPACES
     }
 
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(beyond(convolution), cudnn::MOST_ROOM);
     }
 
-    /// Over `dp` twice, over both axes once, and over `tp` with each other rank.
+    /// A group over `dp` with two collectives, a group over both axes, and a group over `tp` in which each rank sends to every other.
     #[test]
     fn nccl_has_room_for_each_group_of_a_rank_and_for_those_that_it_sends_to() {
         let text = r#"module @m placed mesh [dp=2, tp=4] {

@@ -1,4 +1,4 @@
-//! The groups in which ranks exchange. All ranks split them off in the same order, so a split is described alike on all of them.
+//! The groups in which ranks exchange. All ranks split them off in the same order, so a split has the same description on all of them.
 
 use super::nccl::Group;
 use crate::cuda::program::{CudaProgram, Task};
@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 /// A division of ranks into groups.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Split {
-    /// Each stage's ranks along some axes, by their indices.
+    /// Each stage's ranks along some axes, which are given by their indices.
     Along(Vec<u32>),
-    /// The two ranks of each place in the stages of two pipeline ranks, for the messages of a channel.
+    /// For the messages of a channel: the two ranks at the same place in the stages of two pipeline ranks.
     Channel {
         /// The pipeline rank that sends.
         from: u32,
@@ -24,7 +24,7 @@ pub(super) enum Split {
 }
 
 impl Split {
-    /// Those that a program exchanges in.
+    /// Returns the splits that a program needs.
     pub(super) fn all(cuda: &CudaProgram) -> BTreeSet<Self> {
         let split = |task: &Task| match task {
             Task::Collective(collective) => {
@@ -41,7 +41,7 @@ impl Split {
         cuda.sections.iter().flatten().filter_map(|command| split(&command.task)).collect()
     }
 
-    /// The group of a rank, if it is in one. Ranks count stage by stage, and `mesh` is that of a stage.
+    /// Returns the group of a rank, if the split has one for it. Ranks count stage by stage, and `mesh` is the mesh of a stage.
     pub(super) fn group(&self, mesh: &Mesh, rank: u64) -> Option<Group> {
         let (stage, place) = (rank / mesh.devices(), rank % mesh.devices());
         match self {

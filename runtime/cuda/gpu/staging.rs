@@ -1,14 +1,13 @@
-//! Copies between host and device, through memory of the host that the device reaches by itself: a copy of one part goes on
-//! while the next is laid ready.
+//! Copies between host and device through pinned memory: while one part is copied, the next is prepared.
 
 use super::handles::{Mark, Pinned, Queue, refused};
 use crate::cuda::driver::{Address, DriverError};
 use cudarc::driver::result;
 
-/// Bytes of a part: enough that starting a copy takes no time in comparison.
+/// The bytes of a part: so many that the start of a copy takes no time in comparison.
 const PART: usize = 4 << 20;
 
-/// Two parts that take turns.
+/// Two parts that alternate.
 pub(super) struct Staging {
     parts: [StagingBuffer; 2],
     next: usize,
@@ -17,7 +16,7 @@ pub(super) struct Staging {
 /// A buffer of pinned memory.
 struct StagingBuffer {
     memory: Pinned,
-    /// Where the last copy from or to it ends.
+    /// The end of the last copy from or to the buffer.
     done: Mark,
 }
 
@@ -27,7 +26,7 @@ impl Staging {
         Ok(Self { parts: [part()?, part()?], next: 0 })
     }
 
-    /// The part whose turn it is, when the device is done with it.
+    /// Returns the next part, when the device has finished with it.
     fn take(&mut self) -> Result<usize, DriverError> {
         let index = self.next;
         self.next = (index + 1) % self.parts.len();
@@ -35,7 +34,7 @@ impl Staging {
         Ok(index)
     }
 
-    /// Has bytes copied to the device. They are the caller's again at once; the device may still be at it.
+    /// Copies bytes to the device. The caller may reuse them at once, but the device may still be copying.
     #[allow(unsafe_code)]
     pub(super) fn write(&mut self, queue: &Queue, at: Address, bytes: &[u8]) -> Result<(), DriverError> {
         for (number, chunk) in bytes.chunks(PART).enumerate() {
@@ -44,8 +43,8 @@ impl Staging {
             let staged = &mut part.memory.bytes()[..chunk.len()];
             staged.copy_from_slice(chunk);
             let to = at.0 + (number * PART) as u64;
-            // SAFETY: the part stays as it is until `done` is reached: nothing writes it without having taken it. The
-            // device's memory is that of a program.
+            // SAFETY: the part stays unchanged until `done` is reached: it is written only after `take`. The device's memory belongs to
+            // a program.
             unsafe { result::memcpy_htod_async(to, staged, queue.0) }
                 .map_err(|error| refused(&copying(chunk.len(), "to", to))(error))?;
             part.done.record(queue)?;
@@ -62,7 +61,7 @@ impl Staging {
             let part = &mut self.parts[index];
             let staged = &mut part.memory.bytes()[..chunk.len()];
             let from = at.0 + (number * PART) as u64;
-            // SAFETY: nothing reads nor writes the part until `done` is reached.
+            // SAFETY: nothing reads or writes the part until `done` is reached.
             unsafe { result::memcpy_dtoh_async(staged, from, queue.0) }
                 .map_err(|error| refused(&copying(staged.len(), "from", from))(error))?;
             part.done.record(queue)?;

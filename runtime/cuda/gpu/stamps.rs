@@ -3,12 +3,12 @@
 use super::handles::{Mark, Queue};
 use crate::cuda::driver::DriverError;
 
-/// Marks that know the time.
+/// Marks that record the time.
 #[derive(Default)]
 pub(super) struct Stamps(Vec<Mark>);
 
 impl Stamps {
-    /// Stamps what the queue was given so far. Numbers are begun in their order.
+    /// Stamps the moment at which the queue has run its commands so far, under a number.
     pub(super) fn stamp(&mut self, number: usize, queue: &Queue) -> Result<(), DriverError> {
         while self.0.len() <= number {
             self.0.push(Mark::timed()?);
@@ -16,7 +16,7 @@ impl Stamps {
         self.0[number].record(queue)
     }
 
-    /// Seconds from one to another.
+    /// Returns the seconds from one stamp to another.
     pub(super) fn seconds(&self, from: usize, to: usize) -> Result<f64, DriverError> {
         let mark = |number: usize| {
             self.0.get(number).ok_or_else(|| DriverError(format!("there is no time stamp {number}")))

@@ -1,4 +1,4 @@
-//! What can be told of a GPU without one, and, with one, that it keeps what it is given.
+//! Tests of the driver that pass on machines with a GPU and without.
 
 use super::*;
 use crate::cuda::Pace;
@@ -13,7 +13,7 @@ fn a_gpu_that_is_not_there_is_named_with_those_that_are() {
     assert_eq!(error, "there is no GPU 3; there are 0 (NVIDIA H200), 1 (NVIDIA A100)");
 }
 
-/// NVRTC compiles for a T4 too, so nothing but this check keeps kernels from it.
+/// NVRTC compiles for a T4 too, so only this check keeps kernels from running on it.
 #[test]
 fn a_gpu_that_is_too_old_is_refused_before_a_kernel_is_compiled() {
     let devices = [facts("NVIDIA A100"), DeviceFacts { capability: (7, 5), ..facts("Tesla T4") }];
@@ -30,7 +30,7 @@ fn memory_that_is_not_there_is_counted() {
     assert_eq!(error, counted);
 }
 
-/// With a GPU or without: an answer, and no panic.
+/// A machine with a GPU and one without get an answer, and no panic.
 #[test]
 fn every_machine_has_an_answer() {
     match gpu(vec![], 0, Options::default(), None, None, &|_| {}) {
@@ -42,7 +42,7 @@ fn every_machine_has_an_answer() {
     assert!(["libcuda", "NVIDIA", "no GPU"].iter().any(|part| error.contains(part)), "{error}");
 }
 
-/// What is in a graph on one rank has to be in one on all.
+/// A collective has to be in a graph on all ranks or on none.
 #[test]
 fn ranks_of_which_one_is_watched_capture_no_graphs() {
     let at = |pace| Options { pace, ..Options::default() }.without_graphs().pace;

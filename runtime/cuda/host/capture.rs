@@ -1,5 +1,4 @@
-//! What is captured rather than done, under the rules that CUDA has for it: a capture that a device would refuse is refused
-//! here.
+//! Records the commands of a capture, under CUDA's rules for captures: a capture that a device would refuse is refused here.
 
 use super::Queued;
 use crate::cuda::driver::DriverError;
@@ -31,8 +30,8 @@ impl Warm {
 }
 
 impl Queued {
-    /// What a driver or a library makes ready for a command at its first use: a name for people, and a hash of all that the
-    /// choice of an algorithm may depend on.
+    /// Returns the thing that a driver or a library prepares for a command at its first use: a name for messages, and a hash of
+    /// everything on which the choice of an algorithm may depend.
     fn loads(&self) -> Option<(String, u64)> {
         let mut hasher = DefaultHasher::new();
         let name = match self {
@@ -60,9 +59,9 @@ impl Queued {
 #[derive(Default)]
 pub(super) struct Capture {
     commands: Vec<(Stream, Queued)>,
-    /// Which command marked each event last.
+    /// The index of the command that recorded each event last.
     marks: BTreeMap<Event, usize>,
-    /// Streams besides the main one that have joined it, and which of their commands the main one waits for.
+    /// The streams besides the main one that have joined the capture, with the last of their commands for which the main stream waits.
     joined: BTreeMap<Stream, Option<usize>>,
 }
 
@@ -91,12 +90,12 @@ impl Capture {
         Ok(())
     }
 
-    /// The events that were marked.
+    /// Returns the events that were recorded.
     pub(super) fn events(&self) -> BTreeSet<Event> {
         self.marks.keys().copied().collect()
     }
 
-    /// All of it, if the main stream waits for what the others did last.
+    /// Returns all commands, if the main stream waits for the last command of every other stream.
     pub(super) fn end(self) -> Result<Vec<(Stream, Queued)>, DriverError> {
         for (stream, awaited) in &self.joined {
             let last = self.commands.iter().rposition(|(own, queued)| {
@@ -120,7 +119,7 @@ mod tests {
     use crate::program::Region;
     use ir::DType;
 
-    /// A mark of the main stream that the other one waits for, so that it joins.
+    /// An event of the main stream for which the other stream waits, so that it joins.
     const FORK: Event = Event(0);
     const END: Event = Event(1);
 
@@ -149,7 +148,7 @@ mod tests {
         host.record(Stream::Side, END).unwrap();
         host.wait(Stream::Main, END).unwrap();
         let graph = host.end_capture().unwrap();
-        // What is waited for outside has to be marked outside.
+        // An event has to be recorded outside of captures before a stream waits for it there.
         refused(host.wait(Stream::Side, FORK), "last marked in a capture");
         host.record(Stream::Main, FORK).unwrap();
         host.replay(graph).unwrap();
@@ -157,7 +156,7 @@ mod tests {
         refused(host.wait(Stream::Main, END), "last marked in a capture");
     }
 
-    /// A multiplication of a matrix of so many rows.
+    /// Returns a multiplication of a matrix with this number of rows.
     fn multiplication(rows: usize, add: bool) -> Queued {
         let matrices = Matrices { region: Region::Arena, start: 0, strides: [4, 1], apart: 0 };
         let multiply = Multiply {

@@ -1,13 +1,11 @@
-//! Holds commands to the memory that they say they read and write.
+//! Checks that commands touch only the memory that they declare.
 //!
-//! A command runs twice. Each of its operands and results is moved into a mapping of its own (`guarded.rs`), between pages
-//! that may not be touched: it ends at the pages behind it in one run, and begins at the pages before it in the other. The
-//! few bytes between it and the pages on its other side are filled with one byte, then with another. Results that differ
-//! between the runs were made from those bytes, and bytes that changed outside of the results are not the command's to
-//! write.
+//! A command runs twice. Each of its operands and results is moved into a mapping of its own (`guarded.rs`), between guard pages, which
+//! may not be touched: it ends at the pages behind it in one run, and begins at the pages before it in the other. The few bytes between
+//! it and the pages on its other side are filled with one byte, then with another. Results that differ between the runs were computed
+//! from those bytes, and bytes that changed outside of the results are not the command's to write.
 //!
-//! Calls of libraries run in the device's memory itself. All of it that the call does not say it reads is filled in the same
-//! way.
+//! Calls of libraries run in the device's memory itself. All bytes that the call does not declare as read are filled in the same way.
 
 use super::guarded::{Guards, Side};
 use super::pages::Memory;
@@ -20,16 +18,16 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-/// The fillings of the two runs: numbers that are not finite, which are the integer -1, and zeros. Bytes that are written
-/// and not read are filled with the other byte than those that are neither, so that a copy from elsewhere changes them.
+/// The fillings of the two runs: 0xff, which makes the integer -1 and numbers that are not finite, and zeros. Bytes that are written
+/// and not read are filled with the other byte than bytes that are neither, so that a copy from elsewhere changes them.
 pub(super) const FILLS: [[u8; 2]; 2] = [[0xff, 0], [0, 0xff]];
 
-/// The bytes of a memory that a command says it touches.
+/// The bytes of a memory that a command declares.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Declared {
-    /// Where the memory begins.
+    /// The start of the memory.
     pub(super) memory: Address,
-    /// The memory's name, for people.
+    /// The memory's name for messages.
     pub(super) name: &'static str,
     /// The operands that lie in it.
     pub(super) reads: Vec<DeclaredTensor>,
@@ -40,14 +38,14 @@ pub(super) struct Declared {
 /// An operand or a result of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct DeclaredTensor {
-    /// Its number among those that the command reads, or writes.
+    /// Its number among the operands of the command, or among the results.
     pub(super) number: usize,
-    /// Its bytes, counted from the memory's first.
+    /// Its bytes, counted from the memory's first byte.
     pub(super) bytes: Range<u64>,
 }
 
 impl Declared {
-    /// The bytes that a command says it touches, by memory.
+    /// Returns the bytes that a command declares, by memory.
     pub(super) fn of(touches: &Touches) -> Vec<Self> {
         let memories = [(Region::Arena, "the arena"), (Region::Constants, "the constants")];
         let of = |(region, name): (Region, _)| {
@@ -69,7 +67,7 @@ impl Declared {
 }
 
 impl Queued {
-    /// A command that is held to what it says; what is not one goes its way.
+    /// Returns a command that is checked against its declaration. Entries of a queue that are no commands stay as they are.
     pub(super) fn checked(self, declared: Vec<Declared>) -> Self {
         match self {
             Self::Launch { .. } | Self::Multiply { .. } | Self::Library { .. } => {
@@ -79,7 +77,7 @@ impl Queued {
         }
     }
 
-    /// What it is, for people; and all that it is given.
+    /// Returns the command's name for messages, and a text of all its arguments.
     pub(super) fn described(&self) -> (String, String) {
         match self {
             Self::Launch { sizes, words, kernel, .. } => {
@@ -116,7 +114,7 @@ impl Host {
         .map_err(|stray| stray.of(&name))
     }
 
-    /// Runs a command twice, its operands between guards.
+    /// Runs a command twice, with its operands between guards.
     fn run_between_guards(
         &self,
         state: &mut State,
@@ -169,14 +167,14 @@ impl Host {
     }
 }
 
-/// The end of a check that found something.
+/// The error of a check.
 enum Error {
     Driver(DriverError),
     Stray(Stray),
 }
 
 impl Error {
-    /// The driver's error of a command.
+    /// Returns the driver's error for a command of this name.
     fn of(self, name: &str) -> DriverError {
         match self {
             Self::Driver(error) => error,
@@ -198,8 +196,8 @@ impl From<Stray> for Error {
 }
 
 impl State {
-    /// The memory that a launch between guards may touch: its operands, its tables, and memory of the device that commands do not
-    /// declare, as the word that halts the device.
+    /// Returns the memory that a launch between guards may touch: its operands, its tables, and memory of the device that commands do
+    /// not declare, such as the word that halts the device.
     fn snapshot(&self, declared: &[Declared]) -> Snapshot {
         let is_declared =
             |memory: &&Memory| declared.iter().any(|declared| declared.memory == memory.start());
@@ -207,7 +205,7 @@ impl State {
         Snapshot::of(&self.guards, others.map(|memory| (memory.start().0, memory.all().to_vec())))
     }
 
-    /// Runs a launch by its PTX, too. Other commands have none.
+    /// Runs a launch by its PTX, too. Other commands have no PTX.
     fn check_by_ptx(
         &self,
         ptx: &Ptx,
@@ -219,7 +217,7 @@ impl State {
         let place = |(address, count)| Ok(&*self.bytes(Address(address), Some(count))?);
         let after = before.places().map(place).collect::<Result<Vec<&[u8]>, DriverError>>()?;
         let launch = CheckedLaunch { kernel, sizes: *sizes, words: &words.values, before, after };
-        // Each launch runs in all orders, in two of them at each side.
+        // Each launch runs in all four orders, two of them at each side.
         let schedules = match side {
             Side::Behind => [Schedule::Forward, Schedule::Random(1)],
             Side::Before => [Schedule::Backward, Schedule::Turns],
@@ -228,7 +226,7 @@ impl State {
         checked.map_err(|problem| DriverError(format!("{}, by its PTX: {problem}", kernel.name)))
     }
 
-    /// The memory that begins at an address.
+    /// Returns the memory that begins at an address.
     fn whole<'a>(&self, at: Address) -> Result<&'a mut [u8], DriverError> {
         let memory = self.memory.iter().find(|memory| memory.start() == at);
         let none = || DriverError(format!("no memory begins at {:#x}", at.0));
@@ -236,12 +234,12 @@ impl State {
     }
 }
 
-/// An access that a command does not say it makes.
+/// An access that a command does not declare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stray {
-    /// It writes this byte of a memory.
+    /// The command writes this byte of a memory.
     Writes(&'static str, i64),
-    /// What it writes there is made from what it does not say it reads.
+    /// The command computes this byte of a memory from bytes that it does not declare as read.
     Reads(&'static str, i64),
 }
 
@@ -258,16 +256,16 @@ impl fmt::Display for Stray {
     }
 }
 
-/// Bytes of a memory while a command is held to its declaration. Ranges are counted from the first of them.
+/// Bytes of a memory while a command is checked. Ranges are counted from the first of these bytes.
 pub(super) struct WatchedBytes {
     name: &'static str,
-    /// The place of the first byte in its memory.
+    /// The index of the first byte in its memory.
     first: u64,
     reads: Vec<Range<usize>>,
     writes: Vec<Range<usize>>,
     /// The bytes before the check.
     saved: Vec<u8>,
-    /// The bytes that should be there after a run, with those around them.
+    /// The expected bytes after a run, with those around them.
     filled: Vec<u8>,
     runs: Vec<WrittenBytes>,
 }
@@ -279,7 +277,7 @@ struct WrittenBytes {
 }
 
 impl WatchedBytes {
-    /// Of the range of a memory that has these bytes.
+    /// Watches a range of a memory, which has these bytes.
     pub(super) fn of(declared: &Declared, range: &Range<u64>, bytes: &[u8]) -> Self {
         let within = |parts: &[DeclaredTensor]| {
             let own = parts
@@ -299,12 +297,12 @@ impl WatchedBytes {
         }
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub(super) fn len(&self) -> usize {
         self.saved.len()
     }
 
-    /// Fills memory for the next run; the bytes begin at `start` in it.
+    /// Fills memory for the next run. The watched bytes begin at `start` in it.
     pub(super) fn fill(&mut self, memory: &mut [u8], start: usize) {
         let [foreign, written] = FILLS[self.runs.len()];
         memory.fill(foreign);
@@ -318,7 +316,7 @@ impl WatchedBytes {
         self.filled = memory.to_vec();
     }
 
-    /// Looks at the memory after a run.
+    /// Compares the memory after a run with the expected bytes.
     pub(super) fn look(&mut self, memory: &[u8], start: usize) -> Result<(), Stray> {
         let (filled, bytes) = (&mut self.filled[start..], &memory[start..]);
         let written =
@@ -334,7 +332,7 @@ impl WatchedBytes {
         Err(Stray::Writes(self.name, self.first as i64 + at.unwrap_or_default() as i64 - start as i64))
     }
 
-    /// Puts the results into the memory that the bytes are of, and the other bytes back.
+    /// Writes the results into the memory of these bytes, and restores the other bytes.
     pub(super) fn restore(self, bytes: &mut [u8]) -> Result<(), Stray> {
         bytes.copy_from_slice(&self.saved);
         let [first, second] = &self.runs[..] else { unreachable!("there are two fills") };
@@ -345,7 +343,7 @@ impl WatchedBytes {
             } else if after != before {
                 return Err(Stray::Reads(self.name, self.first as i64 + at as i64));
             }
-            // Else nothing was written there: rows that lie apart have others between them.
+            // Otherwise nothing was written there: between strided rows lie other bytes.
         }
         Ok(())
     }
@@ -358,7 +356,7 @@ mod tests {
     /// Bytes before and after the memory.
     const GUARD: usize = 32;
 
-    /// The result of a command on a memory of 16 bytes, of which it says that it reads 0 to 4 and writes 8 to 12.
+    /// Returns the result of a command on a memory of 16 bytes, which declares that it reads bytes 0 to 4 and writes bytes 8 to 12.
     fn held(command: impl Fn(&mut [u8])) -> Result<Vec<u8>, Stray> {
         let [reads, writes] = [0..4, 8..12].map(|bytes| vec![DeclaredTensor { number: 0, bytes }]);
         let declared = Declared { memory: Address(0), name: "the arena", reads, writes };

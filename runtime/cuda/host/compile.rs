@@ -1,5 +1,5 @@
-//! Kernels compiled for the processor: one shared library a program, by the C++ compiler that `CXX` names, or `c++`. The code that runs
-//! their threads (`host.cpp`) takes longer to compile than most kernels, so it is compiled once a process.
+//! Compiles kernels for the processor: one shared library for each program, by the C++ compiler that `CXX` names, or `c++`. The code
+//! that runs their threads (`host.cpp`) takes longer to compile than most kernels, so it is compiled once for each process.
 
 use super::fault::{self, Fault};
 use super::sectors::{Counts, Sectors};
@@ -16,26 +16,26 @@ use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex};
 use tempfile::TempDir;
 
-/// The threads of a GPU on the processor, as kernels see them.
+/// A GPU's threads on the processor, as kernels see them.
 const HEADER: &str = include_str!("host.h");
-/// The object that runs them.
+/// The object code that runs the threads.
 static THREADS: LazyLock<Result<Vec<u8>, DriverError>> = LazyLock::new(compile_threads);
 
-/// The kernels of a program, loaded.
+/// The loaded kernels of a program.
 pub(super) struct Compiled {
     functions: Vec<Entry>,
     kernels: Vec<Arc<Kernel>>,
-    /// The sectors of the last launch.
+    /// Returns the sectors of the last launch.
     sectors: SectorsOf,
     /// The counts of sectors that a launch adds to, if they are counted.
     counts: Option<Counts>,
-    /// Ends the block that runs, from the stack of one of its fibers.
+    /// Ends the running block, from the stack of one of its fibers.
     abandon: Abandon,
-    /// The threads that a library counts are its own: one launch at a time.
+    /// The library. Its state is for one launch at a time.
     library: Arc<Mutex<Library>>,
 }
 
-/// The kernels of programs, each compiled once for all that share this.
+/// The kernels of programs. Each is compiled once for all that share this value.
 #[derive(Clone, Default)]
 pub(super) struct Libraries {
     known: Arc<Mutex<BTreeMap<String, Arc<Compiled>>>>,
@@ -43,12 +43,12 @@ pub(super) struct Libraries {
 }
 
 impl Libraries {
-    /// Libraries whose kernels count the sectors that they touch.
+    /// Returns libraries whose kernels count the sectors that they touch.
     pub(super) fn counting(counts: Counts) -> Self {
         Self { counts: Some(counts), ..Self::default() }
     }
 
-    /// The kernels, loaded.
+    /// Returns the loaded kernels.
     pub(super) fn of(&self, kernels: &[Kernel]) -> Result<Arc<Compiled>, DriverError> {
         let mut known = self.known.lock().unwrap_or_else(|broken| broken.into_inner());
         let source = source(kernels, self.counts.is_some());
@@ -65,9 +65,9 @@ type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> *const c_char;
 type Abandon = unsafe extern "C" fn();
 type SectorsOf = unsafe extern "C" fn(*mut u64);
 
-/// Why a kernel did not come to its end.
+/// The reason why a kernel did not come to its end.
 pub(super) enum Stop {
-    /// The stand-in's reason.
+    /// A reason of the stand-in.
     Text(String),
     /// A fault of the processor.
     Fault(Fault),
@@ -91,8 +91,8 @@ impl Function {
     #[allow(unsafe_code)]
     pub(super) fn run(&self, sizes: &[u32; 5], words: &[u64], order: u32) -> Result<(), Stop> {
         let _one_at_a_time = self.library.lock().unwrap_or_else(|broken| broken.into_inner());
-        // SAFETY: the entry was written with the kernel, and takes these. A kernel that touches memory which is not its own
-        // is a fault of what is tested; guards find most of them.
+        // SAFETY: the entry was written with the kernel, and takes these arguments. A kernel that touches memory which is not its own
+        // is a fault of the tested code; guards find most of them.
         let run = || unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) };
         let text = fault::caught(self.abandon, run).map_err(Stop::Fault)?;
         if let Some((counts, kernel)) = &self.counted {
@@ -117,16 +117,16 @@ impl Compiled {
         Function { entry, abandon, sectors, counted, library }
     }
 
-    /// The kernel of this number, as it was given.
+    /// Returns the kernel of this number.
     pub(super) fn kernel(&self, kernel: usize) -> &Arc<Kernel> {
         &self.kernels[kernel]
     }
 }
 
-/// All of a program's kernels as one source, which counts sectors or does not.
+/// Returns all of a program's kernels as one source, which counts sectors or does not.
 fn source(kernels: &[Kernel], counts: bool) -> String {
     let mut files: Vec<&File> = Vec::new();
-    // Each once, and after those that stand before it wherever it does.
+    // Each file once, after the files that precede it.
     for file in kernels.iter().flat_map(|kernel| &kernel.files) {
         if !files.iter().any(|known| known.name == file.name) {
             files.push(file);
@@ -157,14 +157,14 @@ fn failed(what: &str, error: &dyn std::fmt::Display) -> DriverError {
 fn run_compiler(folder: &Path, arguments: &[&str]) -> Result<(), DriverError> {
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
     let flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique"];
-    // Sums stay as they are written, one rounding a step, and pointers may be of any type.
+    // Sums stay as they are written, with one rounding for each step, and pointers may be of any type.
     let flags = flags.into_iter().chain(["-ffp-contract=off", "-fno-strict-aliasing", "-w"]);
-    // `fma` is one instruction where the processor has it, and elsewhere a function that makes the same bits.
+    // `fma` is one instruction if the processor has it, and otherwise a function that makes the same bits.
     #[cfg(target_arch = "x86_64")]
     let flags = flags.chain(std::arch::is_x86_feature_detected!("fma").then_some("-mfma"));
     // An access whose address is not a multiple of its type's alignment is a trap, which needs no library.
     let flags = flags.chain(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]);
-    // A wait is known by the calls that lead to it: frames have pointers, and no wait is copied into several paths.
+    // A wait is identified by the calls that lead to it: frames have pointers, and no wait is copied into several paths.
     let flags = flags.chain(["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-thread-jumps"]);
     let output = Command::new(&compiler).args(flags).args(arguments).current_dir(folder).output();
     let output = output.map_err(|error| failed(&compiler, &error))?;
@@ -198,7 +198,7 @@ fn compile(kernels: &[Kernel], source: &str, counts: Option<Counts>) -> Result<C
     write(&folder.path().join("kernels.cpp"), source.as_bytes())?;
     write(&folder.path().join("host.o"), THREADS.as_ref().map_err(Clone::clone)?)?;
     run_compiler(folder.path(), &["-shared", "-o", "kernels.so", "host.o", "kernels.cpp"])?;
-    // SAFETY: the library is what was just compiled; it runs nothing when it is opened.
+    // SAFETY: the library was just compiled; it runs nothing when it is opened.
     let library = unsafe { Library::open(Some(&to), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|error| failed("kernels.so", &error))?;
     let function = |kernel: &Kernel| {

@@ -1,4 +1,4 @@
-//! NCCL's part on the processor: ranks are threads, and exchange what lies in their memories.
+//! Collectives and messages by NCCL, on the processor: ranks are threads, and exchange the contents of their memories.
 
 use super::compile::Libraries;
 use super::{Host, Order, State};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub type Notes = Arc<Mutex<Vec<String>>>;
 
 impl Host {
-    /// One for each rank, given what it communicates through. What they run is compiled once.
+    /// Returns a stand-in for each rank, with its communicator. Kernels are compiled once for all of them.
     pub(crate) fn ranks(order: Order, communicators: Vec<Arc<dyn Communicator>>) -> Vec<Self> {
         let libraries = Libraries::default();
         let one = |communicator| Self {
@@ -25,7 +25,8 @@ impl Host {
         communicators.into_iter().map(one).collect()
     }
 
-    /// One that notes the calls of NCCL that a GPU would make, in their order. A graph that is replayed makes none.
+    /// Returns the stand-in with a list for the calls of NCCL that a GPU would make, in their order. A graph that is replayed makes
+    /// none.
     pub(crate) fn noting(self, notes: Notes) -> Self {
         Self { notes: Some(notes), ..self }
     }
@@ -51,7 +52,7 @@ impl Host {
     }
 }
 
-/// Messages, when their turn has come.
+/// Messages, in their turn.
 impl Host {
     pub(super) fn send_now(&self, state: &State, task: MessageTask) -> Result<(), DriverError> {
         let bytes = state.bytes(task.at, Some(task.bytes as usize))?;
@@ -86,7 +87,7 @@ impl Exchange {
         Self { collective: collective.clone(), group: group.to_vec(), places: places.to_vec() }
     }
 
-    /// Exchanges, when all ranks of the group have come to it.
+    /// Runs the collective, when all ranks of the group have come to it.
     pub(super) fn run(
         &self,
         state: &State,
@@ -96,7 +97,7 @@ impl Exchange {
         let communicator = communicator.ok_or_else(|| told(CommError::Alone))?;
         let (collective, group) = (&self.collective, &self.group[..]);
         let ranks = group.len();
-        // Pieces of a tensor are one after the other: it is cut, and put together, along its only dim.
+        // Pieces of a tensor are one after the other, so the tensor is cut and gathered along its only dim.
         let (gathers, splits) = match collective.kind {
             Kind::AllReduce | Kind::AllSlice => (false, false),
             Kind::AllGather => (true, false),

@@ -12,11 +12,11 @@ use std::sync::OnceLock;
 /// The reason why a kernel could not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It touched an address that it may not.
+    /// The kernel touched an address that it may not touch.
     Access {
         /// The first byte that may not be touched.
         address: usize,
-        /// Whether it would have written there.
+        /// Whether the access was a write.
         writes: bool,
     },
     /// An address is not a multiple of the alignment of its type.
@@ -25,7 +25,7 @@ pub(super) enum Fault {
 
 /// A kernel that the thread runs.
 struct Running {
-    /// The kernel's library lets the scheduler of fibers go on, and ends the block.
+    /// Ends the block in the kernel's library, where the scheduler of fibers goes on.
     abandon: unsafe extern "C" fn(),
     fault: Option<Fault>,
 }
@@ -34,8 +34,8 @@ thread_local! {
     static RUNNING: Cell<*mut Running> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Runs a kernel, and returns its fault if it has one. After a fault the thread goes on in `abandon`, on the stack of the
-/// fiber that faulted.
+/// Runs a kernel, and returns its fault if it has one. After a fault the thread continues in `abandon`, on the stack of the fiber that
+/// faulted.
 pub(super) fn caught<T>(abandon: unsafe extern "C" fn(), run: impl FnOnce() -> T) -> Result<T, Fault> {
     install();
     let mut running = Running { abandon, fault: None };
@@ -47,15 +47,15 @@ pub(super) fn caught<T>(abandon: unsafe extern "C" fn(), run: impl FnOnce() -> T
 
 const SIGNALS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP];
 
-/// The handlers that were there before, by their places in [`SIGNALS`].
+/// The previous handlers, by their indices in [`SIGNALS`].
 static BEFORE: OnceLock<[libc::sigaction; 4]> = OnceLock::new();
 
 #[allow(unsafe_code)]
 fn install() {
     BEFORE.get_or_init(|| {
         SIGNALS.map(|signal| {
-            // SAFETY: an action of zeros is a valid one; the handler has the type that SA_SIGINFO asks for, and calls
-            // nothing that a signal may not interrupt.
+            // SAFETY: an action of zeros is valid; the handler has the type that SA_SIGINFO requires, and calls nothing that a signal
+            // may not interrupt.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 let mut before: libc::sigaction = std::mem::zeroed();
@@ -71,21 +71,21 @@ fn install() {
 #[allow(unsafe_code)]
 unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let running = RUNNING.get();
-    // SAFETY: the pointer is of a value on this thread's stack, in a frame that has not returned. Both others are the
+    // SAFETY: the pointer is to a value on this thread's stack, in a frame that has not returned. `info` and `context` are the
     // system's.
     let handled = !running.is_null() && unsafe { redirect(&mut *running, signal, info, context) };
     if handled {
         return;
     }
-    // The instruction is done again when the handler returns, and its signal goes to the one that was there before.
+    // The instruction runs again when this handler returns, and its signal goes to the previous handler.
     let index = SIGNALS.iter().position(|own| *own == signal).unwrap_or_default();
     if let Some(before) = BEFORE.get() {
-        // SAFETY: the action is the one that the system gave.
+        // SAFETY: the system gave this action.
         unsafe { libc::sigaction(signal, &before[index], ptr::null_mut()) };
     }
 }
 
-/// Keeps the fault, and lets the thread go on in the library's `abandon`. Whether it can.
+/// Keeps the fault, and lets the thread continue in the library's `abandon`. Returns whether that is possible.
 ///
 /// # Safety
 /// `info` and `context` are those of a handler of `signal`, which the thread's kernel raised.
@@ -97,11 +97,11 @@ unsafe fn redirect(
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) -> bool {
-    /// Bytes below the stack pointer that a function may use without moving it, and more.
+    /// Bytes below the stack pointer that a function may use without moving it, with a margin.
     const RED_ZONE: i64 = 512;
-    /// The bit of a page fault's code that says that the access is a write.
+    /// The bit of a page fault's code that marks a write.
     const WRITES: i64 = 2;
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees both pointers.
     let (info, context) = unsafe { (&*info, &mut *context.cast::<libc::ucontext_t>()) };
     let registers = &mut context.uc_mcontext.gregs;
     let fault = match signal {
@@ -113,7 +113,7 @@ unsafe fn redirect(
         _ => Fault::Misaligned,
     };
     running.fault.get_or_insert(fault);
-    // As if it were called: the stack is aligned to 16 bytes before the address of return.
+    // As in a call, the stack is aligned to 16 bytes before the return address.
     let stack = &mut registers[libc::REG_RSP as usize];
     *stack = ((*stack - RED_ZONE) & !15) - 8;
     registers[libc::REG_RIP as usize] = running.abandon as *const () as i64;

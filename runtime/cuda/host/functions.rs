@@ -1,6 +1,6 @@
 //! Functions of the host in the stand-in's streams. CUDA's driver may run the functions of all streams on one thread, one after the
-//! other. So does the stand-in, on a thread of its own: a function that waits for another one, or for a lock of the thread that gives
-//! commands, would keep a GPU for ever, and is an error here.
+//! other. So does the stand-in, on a thread of its own. A function that waits for another function, or for a lock of the thread that
+//! gives commands, would keep a GPU waiting for ever, and is an error here.
 
 use crate::cuda::driver::{DriverError, HostTask};
 use files::fault::{self, LentFault};
@@ -9,13 +9,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Many times longer than any function takes.
+/// A time many times longer than any function takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A function with the fault that a test injects into its operations on files, and where its end is told.
+/// A function, the fault that a test injects into its operations on files, and the channel that reports its end.
 type Given = (HostTask, LentFault, Sender<LentFault>);
 
-/// The thread that runs functions, which starts with the first one.
+/// The thread that runs functions. It starts with the first function.
 pub(super) struct HostThread {
     given: OnceCell<Sender<Given>>,
     patience: Duration,
@@ -31,7 +31,7 @@ impl HostThread {
     /// Runs a function to its end.
     ///
     /// # Errors
-    /// It does not end, or it panicked.
+    /// The function does not end, or it panicked.
     pub(super) fn run(&self, task: HostTask) -> Result<(), DriverError> {
         let (end, ended) = channel();
         let panicked = || DriverError("a function of the host panicked".into());
@@ -54,7 +54,7 @@ fn start() -> Sender<Given> {
     thread::spawn(move || {
         for (task, fault, end) in given {
             let fault = fault.during(|| task());
-            // The stand-in may have lost its patience.
+            // The stand-in may no longer wait for it.
             let _ = end.send(fault);
         }
     });
@@ -97,7 +97,7 @@ mod tests {
         assert!(!different.contains(&format!("{:?}", thread::current().id())));
     }
 
-    /// The function of one stream sends what the function of the other stream waits for.
+    /// Runs two functions: that of one stream sends the message for which the function of the other stream waits.
     fn two_that_meet(mut host: Host) -> Result<(), DriverError> {
         host.functions.patience = Duration::from_millis(200);
         let (give, given) = channel();

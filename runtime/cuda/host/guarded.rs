@@ -1,7 +1,7 @@
-//! The operands of a command that is checked, each in a mapping of its own between pages that may not be touched.
+//! The operands of a command that is checked, each in a mapping of its own between guard pages, which may not be touched.
 //!
-//! Operands and results that overlap share a mapping. An address that the command is given is moved with the operand that it
-//! lies in; an address of which the command says nothing is moved to pages that may not be touched.
+//! Operands and results that overlap share a mapping. An address that the command gets is moved with the operand in which it lies. An
+//! address that the command does not declare is moved to guard pages.
 
 use super::checked::{Declared, DeclaredTensor, WatchedBytes};
 use super::fault::Fault;
@@ -12,10 +12,10 @@ use crate::cuda::program::{Argument, Launch};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Packs and copies are aligned to this at most: an operand keeps its address modulo it.
+/// The largest alignment of packs and copies. An operand keeps its address modulo this number.
 const ALIGNMENT: usize = 16;
 
-/// The arguments of a launch, and which of them are addresses.
+/// The arguments of a launch, each with its kind.
 #[derive(Clone)]
 pub(super) struct Words {
     /// The arguments, as a kernel gets them.
@@ -27,12 +27,12 @@ pub(super) struct Words {
 enum Kind {
     Number,
     Address,
-    /// The address of a table, and which of its entries are addresses.
+    /// The address of a table: whether each entry of the program's tables is an address, and the table's first entry.
     Table(Arc<[bool]>, usize),
 }
 
 impl Words {
-    /// Of a launch of a program with these tables.
+    /// Returns the arguments of a launch of a program with these tables.
     pub(super) fn of(launch: &Launch, arguments: &[u64], tables: &Arc<[bool]>) -> Self {
         let kind = |argument: &Argument| match argument {
             Argument::Table(first) => Kind::Table(tables.clone(), *first),
@@ -48,21 +48,21 @@ pub(super) fn is_address(argument: &Argument) -> bool {
     matches!(argument, Argument::Address(..) | Argument::AddressByRank(..))
 }
 
-/// The side on which operands touch the pages that may not be touched.
+/// The side on which operands touch the guard pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// The last byte is the last before the pages, but for what alignment takes.
+    /// The last byte is next to the pages behind, except for alignment.
     Behind,
-    /// The first byte is the first after the pages, but for what alignment takes.
+    /// The first byte is next to the pages before, except for alignment.
     Before,
 }
 
 /// The memory of a command that is checked.
 #[derive(Default)]
 pub(super) struct Guards {
-    /// Its operands and results.
+    /// The operands and results.
     pub(super) mapped: Vec<Mapped>,
-    /// Addresses for the other bytes of the memories.
+    /// The addresses that replace those of the other bytes of the memories.
     shadows: Vec<Shadow>,
     tables: Vec<Table>,
 }
@@ -70,14 +70,14 @@ pub(super) struct Guards {
 /// Operands and results that overlap.
 pub(super) struct Mapped {
     declared: Declared,
-    /// Their bytes in the memory that they are of.
+    /// The range of their bytes in their memory.
     range: Range<u64>,
     pages: Pages,
-    /// The place of their first byte among the pages' bytes.
+    /// The index of their first byte in the pages.
     start: usize,
 }
 
-/// Addresses that stand for those of a memory, and may not be touched.
+/// Addresses that replace those of a memory, and may not be touched.
 struct Shadow {
     memory: Address,
     name: &'static str,
@@ -85,14 +85,14 @@ struct Shadow {
     pages: Pages,
 }
 
-/// A table of arguments, whose addresses are moved.
+/// A copy of a table of arguments, in which addresses are moved.
 struct Table {
     pages: Pages,
     start: usize,
 }
 
 impl Guards {
-    /// Mappings for what a command declares.
+    /// Maps the memory that a command declares.
     pub(super) fn of(declared: &[Declared], state: &State) -> Result<Self, DriverError> {
         let mut guards = Self::default();
         for declared in declared {
@@ -108,7 +108,7 @@ impl Guards {
         Ok(guards)
     }
 
-    /// Lays the operands at one side of their mappings.
+    /// Places the operands at one side of their mappings.
     pub(super) fn place(&mut self, side: Side) {
         self.tables.clear();
         for mapped in &mut self.mapped {
@@ -123,7 +123,7 @@ impl Guards {
         }
     }
 
-    /// The operands and the tables of arguments, where they are now.
+    /// Returns the operands and the tables of arguments, at their present places.
     pub(super) fn memories<'a>(&self) -> impl Iterator<Item = (Address, &'a mut [u8])> {
         let operands = self.mapped.iter().map(|mapped| {
             let own = mapped.start..mapped.start + mapped.len();
@@ -136,7 +136,7 @@ impl Guards {
         })
     }
 
-    /// The place of an address in an operand, if the command declares one there.
+    /// Returns the moved address of a byte of an operand, if the command declares one there.
     fn operand(&self, at: Address) -> Option<Address> {
         let contains = |mapped: &&Mapped| {
             let first = mapped.original().0;
@@ -147,7 +147,7 @@ impl Guards {
         Some(Address(start + at.0 - mapped.original().0))
     }
 
-    /// The place of an address among the operands, or else among the bytes that may not be touched.
+    /// Returns the moved address of a byte: in an operand, or else among the bytes that may not be touched.
     fn moved(&self, at: u64) -> u64 {
         if let Some(operand) = self.operand(Address(at)) {
             return operand.0;
@@ -159,7 +159,7 @@ impl Guards {
         self.shadows.iter().find_map(in_shadow).unwrap_or(at)
     }
 
-    /// A copy of a table, whose addresses are moved. It ends at pages that may not be touched.
+    /// Copies a table, in which addresses are moved. The copy ends at guard pages.
     fn table(&mut self, bytes: &[u8], are_addresses: &[bool]) -> Result<u64, DriverError> {
         let pages = Pages::new(bytes.len())?;
         let start = pages.len() - bytes.len();
@@ -175,7 +175,7 @@ impl Guards {
     }
 }
 
-/// The ranges of a memory that operands and results lie in; those that overlap are one.
+/// Returns the ranges of a memory in which operands and results lie. Ranges that overlap are merged.
 fn merged(declared: &Declared) -> Vec<Range<u64>> {
     let parts = declared.reads.iter().chain(&declared.writes);
     let mut all: Vec<_> = parts.map(|part| part.bytes.clone()).filter(|bytes| !bytes.is_empty()).collect();
@@ -191,32 +191,32 @@ fn merged(declared: &Declared) -> Vec<Range<u64>> {
 }
 
 impl Mapped {
-    /// Where they lie when no command is checked.
+    /// Returns their address outside of checks.
     pub(super) fn original(&self) -> Address {
         Address(self.declared.memory.0 + self.range.start)
     }
 
-    /// How many bytes they have.
+    /// Returns the number of their bytes.
     pub(super) fn len(&self) -> usize {
         (self.range.end - self.range.start) as usize
     }
 
-    /// The place of their first byte among all that may be touched.
+    /// Returns the index of their first byte among all bytes that may be touched.
     pub(super) fn start(&self) -> usize {
         self.start
     }
 
-    /// All bytes that may be touched.
+    /// Returns all bytes that may be touched.
     pub(super) fn all<'a>(&self) -> &'a mut [u8] {
         self.pages.all()
     }
 
-    /// Holds a command to what it declares of these bytes.
+    /// Returns the bytes as they are watched while the command runs.
     pub(super) fn held(&self, bytes: &[u8]) -> WatchedBytes {
         WatchedBytes::of(&self.declared, &self.range, bytes)
     }
 
-    /// Says where an address outside of these bytes is: `4 bytes behind operand 1`.
+    /// Describes an address outside of these bytes: `4 bytes behind operand 1`.
     fn described(&self, address: usize) -> String {
         let first = self.pages.start() + self.start;
         let (distance, side, nearest) = match address < first {
@@ -229,7 +229,7 @@ impl Mapped {
         format!("{distance} byte{plural} {side} {nearest}")
     }
 
-    /// The name of the operand or result whose bytes are the ones that are looked for.
+    /// Returns the name of the operand or result whose bytes satisfy `is_it`.
     fn part(&self, is_it: impl Fn(&Range<u64>) -> bool) -> String {
         let Declared { name, reads, writes, .. } = &self.declared;
         let named = |of: &str, parts: &[DeclaredTensor]| {
@@ -242,7 +242,7 @@ impl Mapped {
 }
 
 impl Queued {
-    /// The command on operands between guards.
+    /// Returns the command with its operands between guards.
     pub(super) fn between(&self, state: &mut State) -> Result<Self, DriverError> {
         let mut moved = self.clone();
         match &mut moved {
@@ -277,7 +277,7 @@ impl Queued {
 }
 
 impl State {
-    /// Says what is wrong with an address that a command was given and does not declare.
+    /// Describes the fault of an address that a command gets and does not declare.
     fn undeclared(&self, at: Address) -> String {
         let of = |shadow: &Shadow| Some((shadow.name, at.0.checked_sub(shadow.memory.0)?));
         let within = |(_, byte): &(&str, u64), shadow: &Shadow| *byte <= shadow.bytes as u64;
@@ -291,7 +291,7 @@ impl State {
         }
     }
 
-    /// A fault of a kernel, as the end of a sentence about the kernel.
+    /// Describes a fault of a kernel, as the end of a sentence about the kernel.
     pub(super) fn described(&self, fault: Fault) -> String {
         let Fault::Access { address, writes } = fault else {
             return "accesses an address that is not a multiple of its type's alignment".into();

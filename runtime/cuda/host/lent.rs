@@ -1,4 +1,4 @@
-//! Memory of the host that was lent to the stand-in, apart from its own: only copies reach both.
+//! Memory of the host that was lent to the stand-in. It is apart from the stand-in's own memory: only copies reach both.
 
 use super::State;
 use crate::cuda::driver::{Address, CopyTask, DriverError};
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::ptr;
 
 impl State {
-    /// Copies bytes from the host, or to it.
+    /// Copies bytes from or to the host.
     pub(super) fn copy(&self, CopyTask { from, to, bytes }: CopyTask) -> Result<(), DriverError> {
         let bytes = bytes as usize;
         match (self.lent(from, bytes), self.lent(to, bytes)) {
@@ -17,7 +17,7 @@ impl State {
         Ok(())
     }
 
-    /// Bytes of memory that was lent, if they are in it.
+    /// Returns bytes of lent memory, if all of them lie in it.
     #[allow(unsafe_code)]
     pub(super) fn lent<'a>(&self, at: Address, bytes: usize) -> Option<&'a mut [u8]> {
         let is_within = |lent: &Range<u64>| lent.start <= at.0 && at.0 + bytes as u64 <= lent.end;

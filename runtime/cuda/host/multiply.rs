@@ -1,4 +1,4 @@
-//! cuBLASLt's part on the processor: matrices where the description says, sums in f32, of f64 in f64.
+//! Multiplications by cuBLASLt, on the processor. Sums are in f32, or in f64 for matrices of f64.
 
 use crate::cpu::{product_f32, product_f64};
 use crate::cuda::driver::DriverError;
@@ -9,7 +9,7 @@ use ir::DType;
 use ir::ops::elementwise::{Binary, Unary};
 use std::ops::Range;
 
-/// The memory of a multiplication: slices that begin where its matrices and vectors do.
+/// The memory of a multiplication: slices that begin at its matrices and vectors.
 pub(super) struct Memory<'a> {
     pub(super) lhs: &'a [u8],
     pub(super) rhs: &'a [u8],
@@ -20,7 +20,7 @@ pub(super) struct Memory<'a> {
     pub(super) sums: Option<&'a mut [u8]>,
 }
 
-/// Refuses a multiplication that touches bytes behind the memory of one of its sides.
+/// Refuses a multiplication that touches bytes beyond the memory of one of its sides.
 pub(super) fn check_bounds(multiply: &Multiply, memory: &Memory) -> Result<(), DriverError> {
     let Multiply { sizes: [m, k, n], batch, dtype, out_dtype, epilogue, .. } = multiply;
     let of = |matrices: &Matrices, dtype: DType, batch, sizes| {
@@ -75,7 +75,7 @@ pub(super) fn multiply(multiply: &Multiply, mut memory: Memory, add: bool) {
     }
 }
 
-/// The number that an element of the product becomes, which is stored, or rounded and added to the number that is there. Everything is
+/// Returns the number that an element of the product becomes. It is stored, or rounded and added to the previous number. Everything is
 /// computed in f32 or better.
 fn epilogue(multiply: &Multiply, memory: &mut Memory, element: [usize; 2], product: f64) -> f64 {
     let (epilogue, dtype) = (&multiply.epilogue, multiply.out_dtype);
@@ -101,7 +101,7 @@ fn epilogue(multiply: &Multiply, memory: &mut Memory, element: [usize; 2], produ
     }
 }
 
-/// The product of two dense matrices, in the type that sums are made in.
+/// Returns the product of two dense matrices, in the type of sums.
 fn product(dtype: DType, sizes: [usize; 3], lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
     if dtype == DType::F64 {
         return product_f64(sizes, lhs, rhs);

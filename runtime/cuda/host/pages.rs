@@ -4,30 +4,30 @@ use crate::cuda::driver::{Address, DriverError};
 use std::io;
 use std::ptr;
 
-/// Bytes before and after a memory that may not be touched. They are addresses alone, so they can be many: an index that is
-/// wrong by a row or a matrix still meets them.
+/// Bytes before and after a memory that may not be touched. They take only addresses, so they can be many: an index that is wrong by a
+/// row or a matrix still meets them.
 const GUARD: usize = 1 << 28;
 
-/// Zeroed memory from the system, between two guards. A page takes room when it is first written.
+/// Zeroed memory from the system, between two guards. A page takes memory when it is first written.
 pub(super) struct Pages {
-    /// The first byte of the guard before.
+    /// The first byte of the guard before the memory.
     first: usize,
-    /// Bytes that may be touched, a multiple of a page's.
+    /// The bytes that may be touched, a multiple of a page's.
     bytes: usize,
 }
 
-/// Bytes of a page.
+/// The bytes of a page.
 const PAGE: usize = 4096;
 
 impl Pages {
-    /// Memory for at least so many bytes.
+    /// Maps memory of at least this number of bytes.
     pub(super) fn new(bytes: usize) -> Result<Self, DriverError> {
         let pages = Self::untouchable(bytes)?;
         pages.open()?;
         Ok(pages)
     }
 
-    /// Addresses for at least so many bytes, none of which may be touched.
+    /// Reserves addresses for at least this number of bytes, none of which may be touched.
     #[allow(unsafe_code)]
     pub(super) fn untouchable(bytes: usize) -> Result<Self, DriverError> {
         let bytes = bytes.next_multiple_of(PAGE);
@@ -40,7 +40,7 @@ impl Pages {
         Ok(Self { first: first.expose_provenance(), bytes })
     }
 
-    /// Lets the bytes between the guards be touched.
+    /// Allows accesses to the bytes between the guards.
     #[allow(unsafe_code)]
     fn open(&self) -> Result<(), DriverError> {
         let start = ptr::with_exposed_provenance_mut(self.start());
@@ -49,7 +49,7 @@ impl Pages {
         if opened == 0 || self.bytes == 0 { Ok(()) } else { Err(refused(self.bytes)) }
     }
 
-    /// The address of the first byte after the guard.
+    /// Returns the address of the first byte after the guard.
     pub(super) fn start(&self) -> usize {
         self.first + GUARD
     }
@@ -59,16 +59,16 @@ impl Pages {
         (self.first..self.first + self.bytes + 2 * GUARD).contains(&address)
     }
 
-    /// How many bytes may be touched.
+    /// Returns the number of bytes that may be touched.
     pub(super) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The bytes between the guards, of memory that was made by [`Self::new`].
+    /// Returns the bytes between the guards, of memory that was made by [`Self::new`].
     #[allow(unsafe_code)]
     pub(super) fn all<'a>(&self) -> &'a mut [u8] {
-        // SAFETY: the mapping stays where it is until it is dropped, which no user of a slice outlives: the driver keeps
-        // its memories for its life, a check its own until its command is done. Slices are used one command at a time.
+        // SAFETY: the mapping stays until it is dropped, which no user of a slice outlives: the driver keeps its memories for its life,
+        // and a check keeps its mappings until its command is done. Only one command at a time uses slices.
         unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(self.start()), self.bytes) }
     }
 }
@@ -80,17 +80,17 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// So many bytes.
+    /// Allocates this number of bytes.
     pub(super) fn new(bytes: u64) -> Result<Self, DriverError> {
         Ok(Self { pages: Pages::new(bytes as usize)?, bytes })
     }
 
-    /// The address of its first byte.
+    /// Returns the address of the first byte.
     pub(super) fn start(&self) -> Address {
         Address(self.pages.start() as u64)
     }
 
-    /// All of its bytes.
+    /// Returns all bytes.
     pub(super) fn all<'a>(&self) -> &'a mut [u8] {
         &mut self.pages.all()[..self.bytes as usize]
     }

@@ -49,10 +49,10 @@ pub struct Ptx(Arc<Shared>);
 
 struct Shared {
     nvrtc: Nvrtc,
-    /// By the source.
+    /// The instructions of kernels, by their source.
     codes: Mutex<BTreeMap<String, Arc<Code>>>,
     table: Mutex<Table>,
-    /// The waits that were left out in turn, by kernel and number; none if no faults are planted.
+    /// The waits that were left out in turn, by kernel and number. `None` if no faults are planted.
     waits: Option<Mutex<BTreeMap<(String, usize), LeftOut>>>,
 }
 
@@ -106,17 +106,17 @@ impl Ptx {
         Ok(Self(Arc::new(Shared { nvrtc, codes: Mutex::default(), table: Mutex::default(), waits })))
     }
 
-    /// The families of kernels whose launches agreed so far.
+    /// Returns the families of kernels whose launches agreed so far.
     pub fn table(&self) -> Table {
         locked(&self.0.table).clone()
     }
 
-    /// The waits that were left out so far, by kernel and number.
+    /// Returns the waits that were left out so far, by kernel and number.
     pub fn waits(&self) -> BTreeMap<(String, usize), LeftOut> {
         self.0.waits.as_ref().map_or_else(BTreeMap::new, |waits| locked(waits).clone())
     }
 
-    /// The instructions of a kernel.
+    /// Returns the instructions of a kernel.
     fn code(&self, kernel: &Kernel) -> Result<Arc<Code>, String> {
         let source = crate::cuda::nvrtc::source(kernel);
         if let Some(code) = locked(&self.0.codes).get(&source) {
@@ -178,7 +178,7 @@ impl Ptx {
 }
 
 impl CheckedLaunch<'_> {
-    /// Runs the launch by its PTX: the largest difference of each operand that was written, and whether a thread came to the
+    /// Runs the launch by its PTX. Returns the largest difference of each operand that was written, and whether a thread came to the
     /// instruction that is left out.
     fn run(
         &self,
@@ -203,8 +203,8 @@ impl CheckedLaunch<'_> {
         Ok((differences, reached_left_out))
     }
 
-    /// The addresses that the kernel is given, with the types of their elements. A launch that is several in one has them in a table:
-    /// `const auto a0 = (const float*)own[0];`.
+    /// Returns the addresses that the kernel is given, with the types of their elements. A combined launch has them in a table: `const
+    /// auto a0 = (const float*)own[0];`.
     fn pointers(&self) -> Vec<(u64, DType)> {
         let Kernel { name, text, .. } = self.kernel;
         let parameters = text.split_once(&format!("{name}(")).and_then(|(_, rest)| rest.split_once(')'));
@@ -223,7 +223,7 @@ impl CheckedLaunch<'_> {
             let words = table
                 .chunks_exact(8)
                 .map(|bytes| u64::from_le_bytes(std::array::from_fn(|byte| bytes[byte])));
-            // The table of the program goes on behind the arguments of this launch.
+            // The table of the program goes on after the arguments of this launch.
             let own = words.take(self.sizes[2] as usize * entries.len());
             pointers
                 .extend(own.zip(entries.iter().cycle()).filter_map(|(word, dtype)| Some((word, (*dtype)?))));
@@ -232,17 +232,17 @@ impl CheckedLaunch<'_> {
     }
 }
 
-/// The memory that a launch may touch, before it: the addresses of operands and tables, and their bytes.
+/// The memory that a launch may touch, before the launch: the addresses of operands and tables, and their bytes.
 pub(super) struct Snapshot(Vec<(u64, Vec<u8>)>);
 
 impl Snapshot {
-    /// The operands between guards with the tables, and other memory.
+    /// Returns the operands between guards, the tables, and other memory.
     pub(super) fn of(guards: &Guards, others: impl Iterator<Item = (u64, Vec<u8>)>) -> Self {
         let operands = guards.memories().map(|(address, bytes)| (address.0, bytes.to_vec()));
         Self(operands.chain(others).collect())
     }
 
-    /// The address and the bytes of each of its parts.
+    /// Returns the address and the number of bytes of each part.
     pub(super) fn places(&self) -> impl Iterator<Item = (u64, usize)> {
         self.0.iter().map(|(address, bytes)| (*address, bytes.len()))
     }

@@ -1,9 +1,9 @@
-//! Counts of the sectors of memory that kernels touch. A GPU reads and writes memory in sectors of 32 bytes: a warp whose
-//! threads touch bytes far apart moves many bytes that nobody asked for.
+//! Counts of the sectors of memory that kernels touch. A GPU reads and writes memory in sectors of 32 bytes: a warp whose threads touch
+//! bytes far apart moves many bytes that nobody needs.
 //!
-//! Packs are counted (`load` and `store` of `prelude.cuh`, and asynchronous copies), on global memory alone. Plain accesses
-//! through a pointer are not. All bytes of a pack are one access: that a device takes one instruction for 16
-//! bytes of them, or for all of a smaller pack, is for `tests/cuda/nvrtc/packs.rs` to show.
+//! Only packs are counted (`load` and `store` of `prelude.cuh`, and asynchronous copies), and only in global memory. Plain accesses
+//! through a pointer are not. All bytes of a pack are one access; `tests/cuda/nvrtc/packs.rs` shows that a device takes one instruction
+//! for 16 bytes of them, or for all of a smaller pack.
 
 use super::Host;
 use super::compile::Libraries;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 pub struct Sectors {
     /// The sectors that were touched.
     pub touched: u64,
-    /// The sectors that as many bytes take if they are neighbours and begin at a sector.
+    /// The fewest sectors that can hold as many bytes: neighbours that begin at a sector.
     pub fewest: u64,
 }
 
@@ -38,14 +38,14 @@ impl Counts {
         *counts.entry(kernel.into()).or_default() += sectors;
     }
 
-    /// The sectors of each kernel that has run.
+    /// Returns the sectors of each kernel that has run.
     pub fn by_kernel(&self) -> BTreeMap<String, Sectors> {
         self.0.lock().unwrap_or_else(|broken| broken.into_inner()).clone()
     }
 }
 
 impl Host {
-    /// One whose kernels count the sectors that they touch.
+    /// Returns a stand-in whose kernels count the sectors that they touch.
     pub fn counting(self, counts: &Counts) -> Self {
         Self { libraries: Libraries::counting(counts.clone()), ..self }
     }

@@ -5,7 +5,7 @@ use crate::cuda::driver::{Address, DriverError};
 use crate::cuda::program::Stream;
 
 impl State {
-    /// The next of a stream, unless it waits for a mark.
+    /// Returns the next command of a stream, unless it waits for an event.
     pub(super) fn take(&mut self, stream: Stream) -> Option<Queued> {
         let queue = self.queues.get_mut(&stream)?;
         if let Queued::Wait(event, count) = queue.front()?
@@ -16,7 +16,7 @@ impl State {
         queue.pop_front()
     }
 
-    /// The memory from an address on: so many bytes, or all there are.
+    /// Returns the memory from an address on: this number of bytes, or all bytes.
     pub(super) fn bytes<'a>(&self, at: Address, bytes: Option<usize>) -> Result<&'a mut [u8], DriverError> {
         let memories = self.memory.iter().map(|memory| (memory.start(), memory.all()));
         for (start, all) in memories.chain(self.guards.memories()) {

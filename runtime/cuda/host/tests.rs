@@ -1,4 +1,4 @@
-//! Calls that a GPU cannot carry out are errors, and no panics.
+//! Tests that calls which a GPU cannot carry out return errors, and do not panic.
 
 use super::*;
 use crate::cuda::lower::lower;
@@ -6,7 +6,7 @@ use crate::cuda::program::Task;
 use crate::lower::{LowerOptions, Target};
 use crate::program::{Program, Section};
 
-/// A convolution, and a product.
+/// Returns a program of a convolution and a product.
 fn program() -> Arc<Program> {
     let text = r#"trainyard-ir 1
         module @m placed {
@@ -22,7 +22,7 @@ fn program() -> Arc<Program> {
     Arc::new(crate::lower::lower(&module, &options).unwrap())
 }
 
-/// The streams that take a call, and the refusals of the others.
+/// Returns the streams that take a call, and the refusals of the others.
 fn taken(mut call: impl FnMut(&mut Host, Stream) -> Result<(), DriverError>) -> (Vec<Stream>, Vec<String>) {
     let mut host = Host::new(Order::default());
     let (mut taken, mut refusals) = (vec![], vec![]);

@@ -1,4 +1,4 @@
-//! Attention and its gradient: by tensor cores what they take, all else in tiles of any type, width and mask.
+//! Attention and its gradient: on tensor cores if they take it, else in tiles of any type, width and mask.
 
 mod matrices;
 
@@ -42,7 +42,7 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     let mut runs = vec![];
     if gradient.call.queries > 0 {
         runs.push(gradient.prepare());
-        // Only a float can be so huge that a logsumexp says nothing of the sum.
+        // Only a float can be so large that a logsumexp tells nothing of the sum.
         runs.extend(gradient.call.mask.filter(|mask| mask.dtype.is_float()).map(|_| gradient.normalize()));
         runs.push(gradient.by_queries());
     }
@@ -52,17 +52,18 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     Ok(runs.into_iter().map(Step::Kernel).collect())
 }
 
-/// The f32 numbers of scratch that the kernels take: three numbers a row of the scores, or those that tensor cores take.
+/// Returns the f32 numbers of scratch that the kernels take: three numbers for each row of the scores, or the numbers that tensor cores
+/// take.
 pub(super) fn scratch(_: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
     let dq = &results[0];
     let (heads, queries) = (dq.layout.sizes[0] * dq.layout.sizes[1], dq.layout.sizes[2]);
     let numbers = if operands[0].dtype == DType::F64 { 6 } else { 3 };
-    // One at least: where there are no queries it is there, and not used.
+    // At least one: without queries the scratch exists, but is not used.
     let adds = operands.len() > 6 && operands[3].dtype.is_float();
     (numbers * heads * queries).max(matrices::scratch(heads, queries, adds)).max(1)
 }
 
-/// What forward and gradient share.
+/// The operands and sizes that forward and gradient share.
 struct Call<'a> {
     q: &'a View,
     k: &'a View,
@@ -74,17 +75,17 @@ struct Call<'a> {
     whole: Option<&'a Type>,
     batch: usize,
     heads: usize,
-    /// Key-value heads.
+    /// The number of key-value heads.
     groups: usize,
     queries: usize,
     keys: usize,
-    /// Of queries and keys.
+    /// The width of queries and keys.
     width: usize,
     value_width: usize,
 }
 
 impl<'a> Call<'a> {
-    /// Of `q, k, v` and perhaps a mask.
+    /// Reads a call from `q, k, v` and a mask, if there is one.
     fn of(operands: &'a [View], instruction: &'a Instruction, scale: f64, causal: bool) -> Self {
         let [q, k, v, mask @ ..] = operands else { unreachable!("infer has counted") };
         let [batch, heads, queries, width] = [0, 1, 2, 3].map(|dim| q.layout.sizes[dim]);
@@ -106,33 +107,33 @@ impl<'a> Call<'a> {
         format!("attention::Mask<{}>", numbers(&layout, 4))
     }
 
-    /// The mask as an argument.
+    /// Returns the mask as an argument.
     fn mask(&self, run: &mut KernelDraft) -> String {
         self.mask.map_or_else(|| "(const u8*)0".into(), |mask| run.reads(mask))
     }
 
-    /// The factor on the scores, and where the first query stands among all.
+    /// Returns the factor on the scores, and the position of the first query among all queries.
     fn numbers(&self, run: &mut KernelDraft) -> [String; 2] {
         let first = run.parameter("i64", super::indexing::start(self.whole, 2, self.queries));
         [format!("({}){:e}", computed(self.q.dtype), self.scale), first]
     }
 
-    /// How the work is cut, with what is read and written besides; `most` tiles of columns a block.
+    /// Divides the work into tiles. `others` are further views that are read or written; a block has at most `most` tiles of columns.
     fn tiles(&self, others: &[&View], most: usize) -> Tiles {
         let dtype = self.q.dtype;
         let blocks = self.batch * self.heads * self.queries.div_ceil(64);
-        // Smaller tiles make more blocks, where there are few for a device.
+        // If there are too few blocks for a device, smaller tiles make more.
         let size = if dtype == DType::F64 || blocks < 256 { 32 } else { 64 };
         let pack = if self.in_packs(others) { self.pack() } else { 1 };
         Tiles { dtype, size, pack, most }
     }
 
-    /// The elements of 16 bytes.
+    /// Returns the number of elements in 16 bytes.
     fn pack(&self) -> usize {
         16 / self.q.dtype.bytes() as usize
     }
 
-    /// Whether all rows, of others too, consist of whole and aligned packs.
+    /// Whether all rows, also those of `others`, consist of whole and aligned packs.
     fn in_packs(&self, others: &[&View]) -> bool {
         let pack = self.pack();
         let fits = |view: &&View| {
@@ -145,13 +146,13 @@ impl<'a> Call<'a> {
     }
 }
 
-/// How work is cut into tiles of rows and columns.
+/// The division of the work into tiles of rows and columns.
 struct Tiles {
     dtype: DType,
     size: usize,
-    /// Elements that are read at once.
+    /// The number of elements that are read at once.
     pack: usize,
-    /// Tiles of columns that a block has, at most.
+    /// The most tiles of columns of a block.
     most: usize,
 }
 
@@ -160,14 +161,14 @@ impl Tiles {
         format!("attention::Tile<{}, {}, {}>", computed(self.dtype), self.size, self.pack)
     }
 
-    /// The tiles of columns that a block has, and how many blocks that takes.
+    /// Returns the tiles of columns of a block, and the number of blocks for all columns.
     fn columns(&self, width: usize) -> (usize, usize) {
         let tiles = width.div_ceil(self.size).clamp(1, self.most);
         (tiles, width.div_ceil(tiles * self.size).max(1))
     }
 
-    /// A block for each tile of the rows of so many heads, whose threads add up their share of so many tiles. Their sums are
-    /// to stay in registers: 128 of them do for two small tiles.
+    /// Launches a block for each tile of the rows of `heads` heads. Its threads hold their share of `sums` tiles. These should stay in
+    /// registers: 128 registers are enough for two small tiles.
     fn blocks(&self, run: KernelDraft, [rows, heads]: [usize; 2], sums: usize) -> KernelDraft {
         let lanes = self.size as u32 / 4;
         let together = if lanes == 8 && sums <= 2 && self.dtype != DType::F64 { 8 } else { 1 };
@@ -175,7 +176,7 @@ impl Tiles {
     }
 }
 
-/// The gradient.
+/// The gradient of attention.
 struct Gradient<'a> {
     call: Call<'a>,
     out: &'a View,
@@ -185,7 +186,7 @@ struct Gradient<'a> {
 }
 
 impl Gradient<'_> {
-    /// What is needed of each row of the scores, in scratch.
+    /// Returns the kernel that computes the numbers of each row of the scores, in scratch.
     fn prepare(&self) -> KernelDraft {
         let Self { call, out, logsumexp, dout, .. } = self;
         let mut run = KernelDraft::of("attention_rows", &ATTENTION_GRAD);
@@ -221,7 +222,7 @@ impl Gradient<'_> {
         self.by("by_queries", run, &[dq], call.width, [call.queries, call.heads])
     }
 
-    /// The kernel that computes these results of that width, for so many rows and heads.
+    /// Returns the kernel that computes these results of that width, for `count` rows and `heads` heads.
     fn by(
         &self,
         name: &str,
@@ -231,7 +232,7 @@ impl Gradient<'_> {
         [count, heads]: [usize; 2],
     ) -> KernelDraft {
         let call = &self.call;
-        // Two columns of doubles more do not fit into a thread's registers.
+        // A second tile of columns of doubles does not fit into a thread's registers.
         let most = if self.dout.dtype == DType::F64 { 1 } else { 2 };
         let others: Vec<&View> = [self.dout].into_iter().chain(results.iter().copied()).collect();
         let tiles = call.tiles(&others, most);
@@ -248,7 +249,7 @@ impl Gradient<'_> {
         tiles.blocks(run, [count, call.batch * heads], results.len() * columns).blocks_along_y(across)
     }
 
-    /// The rows in scratch, as an argument.
+    /// Returns the rows in scratch, as an argument.
     fn rows(&self, run: &mut KernelDraft) -> String {
         let scratch = self.instruction.scratch.as_ref().expect("`scratch` has asked for it");
         let ty = format!("attention::Row<{}>*", computed(self.dout.dtype));
@@ -256,12 +257,12 @@ impl Gradient<'_> {
     }
 }
 
-/// Where a view's rows begin.
+/// Returns the type of a view's rows, with their strides.
 fn rows(view: &View) -> String {
     format!("attention::Rows<{}>", numbers(&view.layout, 3))
 }
 
-/// The first strides of a layout.
+/// Returns the first strides of a layout.
 fn numbers(layout: &Layout, count: usize) -> String {
     let strides: Vec<String> = layout.strides[..count].iter().map(|stride| stride.to_string()).collect();
     strides.join(", ")

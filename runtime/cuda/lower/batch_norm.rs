@@ -64,7 +64,7 @@ pub(super) fn normalize(op: &BatchNorm, instruction: &Instruction) -> Result<Vec
     Ok(vec![Step::Kernel(run.threads(count / width))])
 }
 
-/// The f32 numbers of scratch that the kernels take: two for each slice.
+/// Returns the f32 numbers of scratch that the kernels take: two for each slice.
 pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], on: Multiprocessors) -> usize {
     let Unplaced { dtype, layout } = &operands[0];
     let slices = Slices::of(layout, on);
@@ -77,28 +77,28 @@ fn scratch_of(run: &mut KernelDraft, instruction: &Instruction) -> String {
     run.parameter(format!("{sums}*"), address(scratch))
 }
 
-/// Samples, channels, and the elements that a sample has of a channel.
+/// Returns the numbers of samples, of channels, and of elements of a channel in a sample.
 fn extents(layout: &Layout) -> [usize; 3] {
     let sizes = &layout.sizes;
     [sizes[0], sizes[1], sizes[2..].iter().product()]
 }
 
-/// The name of a shape.
+/// Returns the name of a shape.
 fn shape([samples, channels, plane]: [usize; 3]) -> String {
     format!("batch_norm::Shape<{samples}, {channels}, {plane}>")
 }
 
-/// A tensor `[samples, channels, ..]`, and how its channels are cut.
+/// A tensor `[samples, channels, ..]`, and the division of its channels into slices.
 struct Slices {
     samples: usize,
     channels: usize,
-    /// Elements that a sample has of a channel.
+    /// The elements of a channel in a sample.
     plane: usize,
-    /// Elements that a thread takes.
+    /// The elements of a thread.
     each: usize,
 }
 
-/// Channels that a block takes where planes are shorter than what memory gives at once.
+/// The channels of a block if planes are shorter than the bytes that memory gives at once.
 const LANES: usize = 32;
 
 impl Slices {
@@ -115,12 +115,12 @@ impl Slices {
         if self.plane < 8 { LANES } else { 1 }
     }
 
-    /// Elements of a slice.
+    /// Returns the elements of a slice.
     fn elements(&self) -> usize {
         BLOCK as usize / self.lanes() * self.each
     }
 
-    /// Slices of a channel.
+    /// Returns the slices of a channel.
     fn count(&self) -> usize {
         (self.samples * self.plane).div_ceil(self.elements())
     }
@@ -129,7 +129,7 @@ impl Slices {
         self.channels.div_ceil(self.lanes()) * self.count()
     }
 
-    /// How many neighbours a thread takes at once of these views.
+    /// Returns how many neighbours of these views a thread takes at once.
     fn neighbours(&self, views: &[&View]) -> usize {
         let width = 16 / views[0].dtype.bytes() as usize;
         let fits = self.lanes() == 1
@@ -148,7 +148,7 @@ impl Slices {
         format!("batch_norm::Slices<{shape}, {elements}, {lanes}, {width}, {packs}>")
     }
 
-    /// The launch over slices, and the one that puts these together.
+    /// Returns the launch over slices, and the launch that combines their results.
     fn steps(&self, parts: KernelDraft, whole: KernelDraft, width: usize) -> Vec<Step> {
         let warps = |threads: usize| (threads.next_multiple_of(32) as u32).min(BLOCK);
         let threads =

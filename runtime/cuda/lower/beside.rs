@@ -1,12 +1,12 @@
-//! Instructions that do not compute on the GPU: those of the host, copies from its memory and to it, and copies between it and a
-//! file.
+//! Instructions that do not compute on the GPU: instructions of the host, copies from and to its memory, and copies between the host
+//! and a file.
 
 use super::Step;
 use crate::cuda::program::{MemoryCopy, Start};
 use crate::program::{Instruction, Kernel, Region, View};
 use ir::{Diagnostic, Op};
 
-/// The step of an instruction that touches memory of the host, or a file. `None` if it touches the device alone.
+/// Returns the step of an instruction that touches memory of the host, or a file. `None` if it touches only the device.
 ///
 /// # Errors
 /// An instruction that computes with tensors of both memories, which the verifier excludes; a copy between a file and anything but

@@ -1,6 +1,6 @@
 //! Chains of elementwise operators as kernels: a thread computes a few neighbours of the result, all steps in registers.
 //!
-//! What a step makes of f16 or bf16 is rounded to it, as if it had been stored: so fusing changes no number.
+//! Each step rounds an f16 or bf16 result as if it were stored, so fusion changes no number.
 
 use super::source::{ELEMENTWISE, KernelDraft, computed, index_type, is_aligned, stored};
 use crate::cuda::program::Argument;
@@ -10,7 +10,7 @@ use ir::ops::elementwise::{Binary, Bitwise, Compare, Logical, Unary};
 use ir::{DType, Op};
 use smallvec::SmallVec;
 
-/// The kernel of a chain.
+/// Returns the kernel of a chain.
 pub(super) fn run(chain: &Chain, instruction: &Instruction) -> KernelDraft {
     let Instruction { operands, results, .. } = instruction;
     let dims = Dims::of(operands, results);
@@ -21,7 +21,7 @@ pub(super) fn run(chain: &Chain, instruction: &Instruction) -> KernelDraft {
     let targets: Vec<String> = results.iter().map(|result| run.writes(result)).collect();
     let index = index_type(count);
     run.line(format!("const {index} first = ({index})thread_index();"));
-    // Tensors that lie in one line have one kernel, whatever their size.
+    // Tensors of a single merged dim share a kernel, whatever their size.
     let end = match dims.sizes.len() {
         0 | 1 => run.parameter("i64", Argument::Number((count / width) as i64)),
         _ => (count / width).to_string(),
@@ -53,7 +53,7 @@ pub(super) fn run(chain: &Chain, instruction: &Instruction) -> KernelDraft {
     run.threads(count / width)
 }
 
-/// Writes what is done with an element `x` of each operand: the steps, and which of them are results.
+/// Writes the computation of one element, from an element `x` of each operand: the steps, and the results among them.
 fn steps(run: &mut KernelDraft, chain: &Chain, instruction: &Instruction) {
     let dtype_of = |source: &ChainSource| match *source {
         ChainSource::Operand(operand) => instruction.operands[operand as usize].dtype,
@@ -77,11 +77,10 @@ fn steps(run: &mut KernelDraft, chain: &Chain, instruction: &Instruction) {
     }
 }
 
-/// The dims of a chain in the order in which its first result lies in memory, neighbours merged where all operands and
-/// results allow it.
+/// The dims of a chain, in the order of the first result in memory. Neighbouring dims are merged if all operands and results allow it.
 struct Dims {
     sizes: Sizes,
-    /// For each operand, then for each result, its strides.
+    /// The strides of each operand, then those of each result.
     strides: Vec<SmallVec<[isize; 6]>>,
 }
 
@@ -97,7 +96,7 @@ impl Dims {
         dims
     }
 
-    /// Adds a dim within the others: merged with the last, if each stride of that reaches over it.
+    /// Adds an inner dim. It is merged with the last dim if every stride of the last dim spans it.
     fn push(&mut self, size: usize, own: &[isize]) {
         let reaches = |(strides, own): (&SmallVec<[isize; 6]>, &isize)| {
             strides.last().is_some_and(|last| *last == own * size as isize)
@@ -121,7 +120,7 @@ impl Dims {
         self.strides[view].last().copied().unwrap_or(0)
     }
 
-    /// Whether so many neighbours of a view may be moved at once wherever a thread begins.
+    /// Whether `width` neighbours of a view can be moved at once, wherever a thread begins.
     fn in_packs(&self, index: usize, view: &View, width: usize) -> bool {
         let bytes = view.dtype.bytes() as usize;
         let at_once = 16.min(width * bytes);
@@ -131,14 +130,14 @@ impl Dims {
         near && is_aligned(view, at_once) && { outer }.all(steps_fit)
     }
 
-    /// The condition that packs of a view are aligned wherever a thread begins, for the compiler.
+    /// Returns the assertion, for the compiler, that packs of a view are aligned wherever a thread begins.
     fn assertion(&self, index: usize, view: &View, width: usize) -> String {
         let outer = self.strides[index].iter().rev().skip(1).map(|stride| format!(", {stride}"));
         let (ty, outer) = (stored(view.dtype), outer.collect::<String>());
         format!("static_assert(in_packs<{ty}, {width}{outer}>, \"packs are not aligned\");")
     }
 
-    /// The place of a thread's first element in a view, as an expression.
+    /// Returns the place of a thread's first element in a view, as an expression.
     fn place(&self, view: usize) -> String {
         let terms = self.strides[view].iter().enumerate().filter(|(_, stride)| **stride != 0);
         let terms: Vec<String> = terms.map(|(dim, stride)| format!("i{dim} * {stride}")).collect();
@@ -146,7 +145,8 @@ impl Dims {
     }
 }
 
-/// How many neighbours a thread computes: what the narrowest type has in 16 bytes, at most 8, if the inner dim divides.
+/// Returns how many neighbours a thread computes: as many elements of the narrowest type as 16 bytes hold, at most 8, and fewer if the
+/// inner dim or the results require it.
 fn neighbours(dims: &Dims, operands: &[View], results: &[View]) -> usize {
     let moved =
         operands.iter().enumerate().filter(|(i, _)| dims.strides[*i].iter().any(|&stride| stride != 0));
@@ -165,7 +165,7 @@ fn neighbours(dims: &Dims, operands: &[View], results: &[View]) -> usize {
     width.max(1)
 }
 
-/// Writes the indices of a thread's first element along all dims but those of size one.
+/// Writes the indices of a thread's first element along all dims, except those of size one.
 fn indices(run: &mut KernelDraft, dims: &Dims, width: usize, index: &str) {
     let count = dims.sizes.len();
     if count > 1 {
@@ -184,13 +184,13 @@ fn indices(run: &mut KernelDraft, dims: &Dims, width: usize, index: &str) {
     }
 }
 
-/// How a thread reads an operand.
+/// The way in which a thread reads an operand.
 enum Read {
-    /// One element for all of the thread's.
+    /// One element for all elements of the thread.
     One,
     /// Neighbours at once.
     Pack,
-    /// Element by element, so far apart.
+    /// Element by element, at this distance.
     Apart(isize),
 }
 
@@ -223,7 +223,7 @@ impl Read {
                 run.line(dims.assertion(index, view, width));
                 run.line(format!("const Pack<{ty}, {width}> p{index} = load<{width}>({source} + {place});"));
             }
-            // All operands are read before a result is written, which may take their place.
+            // All operands are read before a result is written, because a result may take an operand's place.
             Self::Apart(stride) => {
                 run.line(format!("Pack<{ty}, {width}> p{index};"));
                 run.line("#pragma unroll");
@@ -242,7 +242,7 @@ impl Read {
     }
 }
 
-/// A step as an expression over its sources. Operands of one step have one type, but for a choice's condition.
+/// Returns a step as an expression over its sources. The operands of a step have one type, except for the condition of a select.
 fn expression(step: &ChainStep, names: &[String], dtype: DType) -> String {
     let x = &names[0];
     let [float, own] = [dtype.is_float(), step.dtype.is_float()];
@@ -272,7 +272,7 @@ fn expression(step: &ChainStep, names: &[String], dtype: DType) -> String {
         Op::Cast(_) => match (float, own) {
             _ if step.dtype == DType::Bool => format!("{x} != 0"),
             (true, false) => format!("elementwise::to_integer({x})"),
-            // f32 between would round twice.
+            // A conversion through f32 would round twice.
             (false, true) if step.dtype.bytes() == 2 => format!("(double){x}"),
             _ => x.clone(),
         },

@@ -1,7 +1,7 @@
-//! What ranks exchange, and the part that each keeps of what all have.
+//! Collectives between ranks, and each rank's own part of a tensor that all ranks have.
 //!
-//! NCCL takes what lies in pieces, one for each rank, one after the other. A tensor that is cut along another dim than its
-//! first is copied to scratch before, or from there after.
+//! NCCL takes contiguous pieces, one for each rank, one after the other. A tensor that is cut along another dim than its first is
+//! copied to scratch before the collective, or from scratch after it.
 
 use super::copy::moved;
 use super::shape::copied;
@@ -13,7 +13,7 @@ use crate::program::{Exchange, Instruction, LocalPart, Moved, View};
 use ir::{DType, Diagnostic};
 use smallvec::SmallVec;
 
-/// The rank's part of what every rank has: a copy from another place on each.
+/// Returns a copy of the rank's part of a tensor that every rank has. The part begins at another place on each rank.
 pub(super) fn part(part: &LocalPart, instruction: &Instruction) -> KernelDraft {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
     let Argument::Address(region, first) = address(from) else { unreachable!("an address") };
@@ -27,7 +27,7 @@ pub(super) fn part(part: &LocalPart, instruction: &Instruction) -> KernelDraft {
     moved(instruction, &layout, Argument::AddressByRank(region, Box::new(ByRank { first, cuts })))
 }
 
-/// Copies to scratch, the exchange, copies from there; of tensors that lie as they should the exchange alone.
+/// Returns the copies to scratch, the collective, and the copies from scratch. Tensors that lie in contiguous pieces need no copies.
 pub(super) fn steps(exchange: &Exchange, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let Instruction { operands, results, scratch, .. } = instruction;
     let (mut before, mut after, mut tensors) = (vec![], vec![], vec![]);
@@ -63,7 +63,7 @@ pub(super) fn steps(exchange: &Exchange, instruction: &Instruction) -> Result<Ve
     Ok(before.into_iter().chain([Step::Collective(collective)]).chain(after).collect())
 }
 
-/// NCCL has no integers of 16 bits.
+/// Refuses reductions of 16-bit integers, which NCCL does not have.
 fn combines(exchange: &Exchange, dtype: DType) -> Result<(), Diagnostic> {
     match (exchange.reduced, dtype) {
         (Some(_), DType::I16 | DType::U16) => Err(missing(&format!("a reduction of {dtype} over GPUs"))),
@@ -73,23 +73,23 @@ fn combines(exchange: &Exchange, dtype: DType) -> Result<(), Diagnostic> {
 
 /// The number of pieces of a tensor in an exchange, and its copies in scratch, piece by piece.
 struct PieceCopies {
-    /// Pieces of what is cut, or put together.
+    /// The number of pieces of a dim that is cut or gathered.
     ranks: usize,
-    /// How it is laid out before it is sent, unless it is.
+    /// The copy before the tensor is sent, unless its pieces are contiguous.
     sent: Option<Copy>,
-    /// How it is laid out after it was received, unless it is.
+    /// The copy after the tensor is received, unless its pieces are contiguous.
     received: Option<Copy>,
 }
 
 /// A tensor that is copied from or to scratch.
 struct Copy {
-    /// It, piece by piece.
+    /// The tensor's layout, piece by piece.
     layout: Layout,
-    /// Where that is in scratch, in bytes.
+    /// The start of the copy in scratch, in bytes.
     room: u64,
 }
 
-/// The way of each tensor, and the bytes of scratch that this takes.
+/// Returns the copies of each tensor, and the bytes of scratch that they take.
 fn ways<'a>(
     exchange: &Exchange,
     tensors: impl Iterator<Item = (DType, [&'a Layout; 2])>,
@@ -112,14 +112,14 @@ fn ways<'a>(
     (ways, end)
 }
 
-/// How many ranks a tensor goes over, if a dim of it is cut or put together.
+/// Returns the number of ranks between which a dim of a tensor is cut or gathered; 1 if no dim is.
 fn ranks(moved: &Moved, from: &Layout, to: &Layout) -> usize {
     let parts = |whole: &Layout, part: &Layout, dim: usize| whole.sizes[dim].checked_div(part.sizes[dim]);
     let cut = moved.split.and_then(|dim| parts(from, to, dim));
     cut.or_else(|| moved.gathered.and_then(|dim| parts(to, from, dim))).unwrap_or(1).max(1)
 }
 
-/// A layout with the pieces of a dim as a dim before all others.
+/// Returns a layout with the pieces of a dim as a new first dim.
 fn by_piece(layout: &Layout, dim: usize, pieces: usize) -> Layout {
     let mut own = layout.clone();
     own.sizes[dim] /= pieces;
@@ -129,7 +129,7 @@ fn by_piece(layout: &Layout, dim: usize, pieces: usize) -> Layout {
     own
 }
 
-/// The f32 numbers of scratch that the kernels take.
+/// Returns the f32 numbers of scratch that the kernels take.
 pub(in crate::cuda) fn scratch(exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize {
     let lie = operands.iter().zip(results).map(|(from, to)| (from.dtype, [&from.layout, &to.layout]));
     ways(exchange, lie).1.div_ceil(4) as usize

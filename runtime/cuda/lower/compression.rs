@@ -6,7 +6,7 @@ use crate::program::Instruction;
 use ir::ops::compression::Orthogonalize;
 use ir::{Diagnostic, Op};
 
-/// Threads of a block that has a matrix: a column has few rows for each thread, and every dot product waits for all threads.
+/// The threads of a block, which has one matrix: a column has few rows for each thread, and every dot product waits for all threads.
 const THREADS: u32 = 512;
 
 pub(super) fn addends(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
@@ -31,11 +31,11 @@ pub(super) fn orthogonalize(instruction: &Instruction) -> Result<Vec<Step>, Diag
     run.line(format!(
         "compression::orthogonalize<{m}, {r}, {attempts}>({source}, {scratch}, {target}, {epsilon:e});"
     ));
-    // Without this bound the assembler keeps to 32 registers a thread, and spills.
+    // Without this bound the assembler gives a thread at most 32 registers, and spills.
     Ok(vec![Step::Kernel(run.blocks(x.layout.len() / (m * r).max(1), THREADS).together(2))])
 }
 
-/// The f32 numbers of scratch that the kernel takes: the columns in f64.
+/// Returns the f32 numbers of scratch that the kernel takes: the columns in f64.
 pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
     2 * operands[0].layout.len()
 }

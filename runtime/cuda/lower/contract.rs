@@ -1,4 +1,4 @@
-//! Contractions: multiplications by cuBLASLt where it takes the matrices, else a kernel of their own.
+//! Contractions: multiplications by cuBLASLt if it takes the matrices, else a kernel of their own.
 
 mod unfused;
 
@@ -11,7 +11,7 @@ use crate::program::{FusedContract, Instruction, View};
 use ir::ops::contract::Contract;
 use ir::{DType, Diagnostic, Op};
 
-/// Multiplications that a contraction may become; more take longer to start than one kernel to run.
+/// The most multiplications that a contraction may become. More would take longer to start than one kernel takes to run.
 const MOST: usize = 16;
 
 pub(super) fn steps(
@@ -33,7 +33,7 @@ pub(super) fn steps(
     }
 }
 
-/// A sum of products, of tensors that lie alike: each block its slice of it, then one block adds up.
+/// Returns the kernels of a sum of products of tensors with one layout: each block sums its slice, then one block adds up the slices.
 fn dot(contract: &Contract, instruction: &Instruction, on: Multiprocessors) -> Option<Vec<Step>> {
     let scratch = instruction.scratch.as_ref()?;
     let [x, y, to] = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
@@ -44,7 +44,7 @@ fn dot(contract: &Contract, instruction: &Instruction, on: Multiprocessors) -> O
     let (x, y) = (part.reads(x), part.reads(y));
     let sums = part.parameter(format!("{computed}*"), address(scratch));
     let packs = packs(terms, width);
-    // Tensors that lie in one line have one kernel, whatever their size.
+    // Tensors of a single merged dim share a kernel, whatever their size.
     let places = if packs.sizes.len() == 1 { format!("Line<{width}>") } else { layout(&packs) };
     let count = part.parameter("i64", Argument::Number(packs.len() as i64));
     part.line(format!("dot<{places}, {width}, {computed}>({x}, {y}, {sums}, {count});"));
@@ -57,8 +57,8 @@ fn dot(contract: &Contract, instruction: &Instruction, on: Multiprocessors) -> O
     Some(vec![Step::Kernel(part.blocks(blocks, BLOCK)), Step::Kernel(total.blocks(1, BLOCK))])
 }
 
-/// The products that a contraction of two tensors that lie alike adds up: where they are in both, in the order in which they
-/// lie; none if it makes more than one number, or they have no neighbours.
+/// Returns the layout of the products that a contraction of two tensors with one layout adds up, in the order of memory. `None` if it
+/// makes more than one number, or if the tensors have no neighbours.
 fn terms(contract: &Contract, layouts: [&Layout; 3]) -> Option<Layout> {
     let [x, y, to] = layouts;
     let alike = contract.lhs == contract.rhs && x.strides == y.strides && to.len() == 1;
@@ -70,8 +70,8 @@ fn terms(contract: &Contract, layouts: [&Layout; 3]) -> Option<Layout> {
     })
 }
 
-/// Blocks that share the terms: few enough to be added up by one. There are few numbers of them, so that many tensors are
-/// one launch.
+/// Returns the number of blocks that share the terms: few enough for one block to add up their sums. The number has few different
+/// values, so that many tensors share a launch.
 fn slices(terms: usize, on: Multiprocessors) -> usize {
     match terms.div_ceil(BLOCK as usize * 16) {
         0 | 1 => 1,
@@ -80,7 +80,7 @@ fn slices(terms: usize, on: Multiprocessors) -> usize {
     }
 }
 
-/// Neighbours that are read at once.
+/// Returns how many neighbours are read at once.
 fn pack(terms: &Layout, views: [&View; 2]) -> usize {
     let bytes = views[0].dtype.bytes() as usize;
     let most = 16 / bytes;
@@ -91,7 +91,7 @@ fn pack(terms: &Layout, views: [&View; 2]) -> usize {
     if fits { most } else { 1 }
 }
 
-/// Where every so many neighbours begin.
+/// Returns the starts of packs of `width` neighbours.
 fn packs(mut terms: Layout, width: usize) -> Layout {
     let last = terms.sizes.len() - 1;
     terms.sizes[last] /= width;
@@ -99,7 +99,7 @@ fn packs(mut terms: Layout, width: usize) -> Layout {
     terms
 }
 
-/// The f32 numbers of scratch that the kernels take.
+/// Returns the f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
     let Op::Contract(contract) = op else { unreachable!("the contract of contractions names this") };
     let layouts = [&operands[0].layout, &operands[1].layout, &results[0].layout];
@@ -107,8 +107,8 @@ pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: 
     terms(contract, layouts).map_or(0, |terms| slices(terms.len(), on) * width)
 }
 
-/// Returns the steps of a contraction with an epilogue: one multiplication, as [`FusedContract`] is made, or a multiplication
-/// and kernels if cuBLASLt does not take the epilogue.
+/// Returns the steps of a contraction with an epilogue: one multiplication, by the construction of [`FusedContract`], or a
+/// multiplication and kernels if cuBLASLt does not take the epilogue.
 pub(super) fn fused(
     fused: &FusedContract,
     instruction: &Instruction,
@@ -137,7 +137,7 @@ pub(super) fn fused(
     Ok(unfused::steps(multiply, instruction, on))
 }
 
-/// The multiplications that make a contraction of left side, right side and result, if cuBLASLt takes them.
+/// Returns the multiplications of a contraction of left side, right side and result, if cuBLASLt takes them.
 fn multiplications(contract: &Contract, views: [&View; 3]) -> Option<Vec<Multiply>> {
     let [dtype, out_dtype] = [views[0].dtype, views[2].dtype];
     let plan = ContractionPlan::of(contract, views.map(|view| view.layout.clone()));
@@ -168,7 +168,7 @@ fn multiplications(contract: &Contract, views: [&View; 3]) -> Option<Vec<Multipl
     Some((0..count).map(multiply).collect())
 }
 
-/// A contraction of floats as multiplications by cuBLASLt. `None` if it does not take the matrices, if there would be too
+/// Returns a contraction of floats as multiplications by cuBLASLt. `None` if cuBLASLt does not take the matrices, if there would be too
 /// many multiplications, or if there is nothing to multiply.
 pub(crate) fn batches(plan: &ContractionPlan) -> Option<Batches> {
     let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
@@ -177,7 +177,7 @@ pub(crate) fn batches(plan: &ContractionPlan) -> Option<Batches> {
     (count > 0 && count <= MOST && batches.batch.size > 0).then_some(batches)
 }
 
-/// A thread an element of the result.
+/// Returns the kernel with a thread for each element of the result.
 fn kernel(contract: &Contract, instruction: &Instruction) -> KernelDraft {
     let [lhs, rhs] = [&instruction.operands[0], &instruction.operands[1]];
     let to = &instruction.results[0];
@@ -189,7 +189,7 @@ fn kernel(contract: &Contract, instruction: &Instruction) -> KernelDraft {
         let found = dim(&contract.lhs, lhs, label).or_else(|| dim(&contract.rhs, rhs, label));
         found.map_or(1, |(size, _)| size)
     };
-    // An operand laid out over other labels; along those it lacks it does not move.
+    // An operand's layout over other labels. Its stride is 0 along a label that it lacks.
     let over = |labels: &ir::ops::Labels, view: &View, over: &[u8]| Layout {
         sizes: over.iter().map(|&label| size(label)).collect(),
         strides: over.iter().map(|&label| dim(labels, view, label).map_or(0, |(_, stride)| stride)).collect(),

@@ -1,8 +1,7 @@
 //! Copies between layouts, and sums over microbatches: the kernels of `kernels/copy.cuh`.
 //!
-//! The dims of source and result are brought together and ordered as the result lies in memory. Where the last of them has
-//! neighbours in both, they move in packs of up to 16 bytes. Where another dim has the source's neighbours, tiles go through
-//! shared memory.
+//! The dims of source and result are matched, and ordered as the result lies in memory. If the last of them has neighbours in both,
+//! these move in packs of up to 16 bytes. If another dim has the source's neighbours, tiles go through shared memory.
 
 use super::source::{COPY, KernelDraft, address, index_type, layout, word};
 use crate::cuda::program::{Argument, Cut};
@@ -10,27 +9,27 @@ use crate::layout::Layout;
 use crate::program::{Instruction, View};
 use smallvec::SmallVec;
 
-/// Bytes that a thread reads or writes at once, at most.
+/// The most bytes that a thread reads or writes at once.
 const PACK: usize = 16;
 
-/// The size that both dims of a transpose have at least: of narrower ones a tile would stay empty for the most part.
+/// The least size of both dims of a transpose: with a smaller dim, most of a tile would stay empty.
 const LEAST: usize = 16;
 
 /// Threads of a block that transposes: `WARPS` of the kernel.
 const TRANSPOSING: u32 = 8 * 32;
 
-/// The first operand in the layout of the result, element for element in the order of its sizes.
+/// Copies the first operand to the layout of the result, element by element in the order of its sizes.
 pub(super) fn copy(instruction: &Instruction) -> KernelDraft {
     let from = &instruction.operands[0];
     moved(instruction, &from.layout, address(from))
 }
 
-/// A copy to the result, from elements that lie like this from an address on.
+/// Returns a copy to the result, from elements with this layout at an address.
 pub(super) fn moved(instruction: &Instruction, from: &Layout, start: Argument) -> KernelDraft {
     between("copy", from, start, &instruction.results[0])
 }
 
-/// A copy from elements that lie like this from an address on.
+/// Returns a copy to a view, from elements with this layout at an address.
 pub(super) fn between(name: &str, from: &Layout, start: Argument, to: &View) -> KernelDraft {
     let word = word(to.dtype);
     let mut run = KernelDraft::of(name, &COPY);
@@ -40,7 +39,7 @@ pub(super) fn between(name: &str, from: &Layout, start: Argument, to: &View) -> 
     way.write(run, &source, &target, "0")
 }
 
-/// The operand in the first microbatch of a step, and its sum with the result in later ones.
+/// Returns the kernel that stores the operand in a step's first microbatch, and adds it to the result in later ones.
 pub(super) fn accumulate(instruction: &Instruction) -> KernelDraft {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
     let mut run = KernelDraft::of("accumulate", &COPY);
@@ -50,15 +49,15 @@ pub(super) fn accumulate(instruction: &Instruction) -> KernelDraft {
     way.write(run, &source, &target, &adds)
 }
 
-/// A dim: its size, and the distance of neighbours.
+/// A dim: its size and its stride.
 type Dim = (usize, isize);
 
-/// A dim of source and result: its size, and the distances of neighbours in both.
+/// A dim of source and result: its size, and its stride in each of the two.
 type Both = (usize, [isize; 2]);
 
 /// The access pattern of a copy.
 enum CopyMethod {
-    /// So many neighbours of the result a thread, of which some are neighbours in the source as well.
+    /// A thread moves `width` neighbours of the result. In the source, `read` of them are neighbours as well.
     Packs { from: Layout, to: Layout, width: usize, read: usize, step: isize },
     /// The matrices of a batch, tile by tile.
     Tiles {
@@ -66,7 +65,7 @@ enum CopyMethod {
         to: Layout,
         /// The sizes of the dims whose elements are neighbours in the source, and in the result.
         sizes: [usize; 2],
-        /// The distances along the second in the source, and along the first in the result.
+        /// The strides of the second dim in the source, and of the first dim in the result.
         strides: [isize; 2],
         /// Whether as many elements as possible are read and written at once.
         packs: [bool; 2],
@@ -110,7 +109,7 @@ impl CopyMethod {
     }
 }
 
-/// The dims of source and result, outermost of the result first, merged where both allow it. `None` if the sizes of one cut
+/// Returns the dims of source and result, outermost of the result first, merged where both allow it. `None` if the sizes of one cut
 /// across those of the other, as in a reshape of a transposed matrix.
 fn together(from: &Layout, to: &Layout) -> Option<Vec<Both>> {
     let [mut from, mut to] = [from, to].map(Layout::collapsed);
@@ -126,7 +125,7 @@ fn together(from: &Layout, to: &Layout) -> Option<Vec<Both>> {
             runs.extend((left != size).then_some((left / size, stride * size as isize)));
         }
     }
-    // The order of the loop is innermost first; sorting keeps it for equal distances.
+    // The loop runs innermost first, so its order is reversed; the sort keeps it for equal distances.
     dims.reverse();
     dims.sort_by_key(|dim| std::cmp::Reverse(dim.1[1].unsigned_abs()));
     let mut merged: Vec<Both> = Vec::new();
@@ -141,8 +140,8 @@ fn together(from: &Layout, to: &Layout) -> Option<Vec<Both>> {
     Some(merged)
 }
 
-/// Tiles, if a dim other than the result's innermost has the source's neighbours. `aligned` says of how many elements the
-/// first addresses are multiples.
+/// Returns tiles, if a dim other than the result's innermost has the source's neighbours. `aligned` are the numbers of elements of
+/// which the first addresses are multiples.
 fn tiles(dims: &[Both], bytes: usize, aligned: [usize; 2]) -> Option<CopyMethod> {
     let (&(b, [from_b, 1]), outer) = dims.split_last()? else { return None };
     let index = outer.iter().position(|(_, [from, _])| *from == 1)?;
@@ -152,7 +151,7 @@ fn tiles(dims: &[Both], bytes: usize, aligned: [usize; 2]) -> Option<CopyMethod>
     }
     let batch: Vec<&Both> =
         outer.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, dim)| dim).collect();
-    // Of elements under 4 bytes a thread moves two at once.
+    // A thread moves two elements at once if they have fewer than 4 bytes.
     let width = if bytes < 4 { 2 } else { 1 };
     let fits = |side: usize, size: usize, stride: isize| {
         let strides = batch.iter().map(|dim| dim.1[side]).chain([stride]);
@@ -168,7 +167,7 @@ fn tiles(dims: &[Both], bytes: usize, aligned: [usize; 2]) -> Option<CopyMethod>
     Some(CopyMethod::Tiles { from, to, sizes: [a, b], strides: [from_b, to_a], packs, side: 32 * width })
 }
 
-/// Packs of the widest width that sizes, strides and addresses allow: that of the result's, of which as many are read at once
+/// Returns packs of the widest width that sizes, strides and addresses of the result allow. As many elements of a pack are read at once
 /// as the source allows.
 fn packs(from: &[Dim], to: &[Dim], bytes: usize, aligned: [usize; 2]) -> CopyMethod {
     let step = from.last().map_or(1, |dim| dim.1);
@@ -201,7 +200,8 @@ fn of_dims(dims: &[Dim]) -> Layout {
     Layout { sizes, strides, offset: 0 }
 }
 
-/// The bytes that an address is a multiple of on every rank, at most [`PACK`]. Memory itself begins at one of 256.
+/// Returns the number of bytes of which an address is a multiple on every rank, at most [`PACK`]. Memory itself begins at a multiple of
+/// 256.
 fn alignment(start: &Argument) -> usize {
     let power = |byte: i64| if byte == 0 { PACK } else { PACK.min(1 << byte.trailing_zeros().min(8)) };
     match start {

@@ -7,7 +7,7 @@ use crate::program::Instruction;
 use ir::ops::det::Det;
 use ir::{Diagnostic, Op};
 
-/// Rows of a matrix that registers hold, and of one that shared memory does.
+/// The most rows of a matrix that registers hold, and that shared memory holds.
 const IN_REGISTERS: usize = 5;
 const IN_SHARED: usize = 76;
 
@@ -27,7 +27,7 @@ pub(super) fn det(_: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagn
             run.line(format!("det::in_scratch<{n}>({source}, {scratch}, {target});"));
         }
     }
-    // A row of up to 32 is a warp's; more warps would wait for each other.
+    // A row of up to 32 elements is processed by one warp; more warps would wait for each other.
     Ok(vec![Step::Kernel(run.blocks(count, if n <= 32 { 32 } else { BLOCK }))])
 }
 
@@ -35,7 +35,7 @@ fn rows(layout: &Layout) -> usize {
     layout.sizes.last().copied().unwrap_or(0)
 }
 
-/// The f32 numbers of scratch that the kernel takes: matrices in f64 that nothing else holds.
+/// Returns the f32 numbers of scratch that the kernel takes: matrices in f64 that shared memory cannot hold.
 pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
     let x = &operands[0].layout;
     if rows(x) > IN_SHARED { 2 * x.len() } else { 0 }

@@ -1,4 +1,4 @@
-//! Dropout and uniform numbers, with the words of the interpreter.
+//! Dropout and uniform numbers, with the same random words as the interpreter.
 
 use super::Step;
 use super::source::{DROPOUT, KernelDraft, computed, index_type, is_aligned, layout};
@@ -12,7 +12,7 @@ use ir::{Diagnostic, Span, Type};
 
 pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([x, numbers], [y]) = (&instruction.operands[..], &instruction.results[..]) else {
-        // Nothing is dropped of samples without numbers.
+        // Samples without numbers lose no element.
         return Ok(vec![Step::Kernel(super::copy::copy(instruction))]);
     };
     let draws = op.draws();
@@ -33,7 +33,7 @@ pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Ste
     Ok(vec![Step::Kernel(run.threads(count / width))])
 }
 
-/// Uniform numbers; without numbers of samples, their mean.
+/// Returns the kernel of uniform numbers. Without numbers of samples it writes their mean.
 pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let y = &instruction.results[0];
     let (count, sums) = (y.layout.len(), computed(y.dtype));
@@ -56,16 +56,16 @@ pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> Result<V
     Ok(vec![Step::Kernel(run.threads(count / width))])
 }
 
-/// The parameters that tell the words. The run's seed and the operator's id are arguments, so that all dropouts of a
-/// model are one kernel.
+/// Returns the parameters that determine the random words. The run's seed and the operator's id are arguments, so that all dropouts of
+/// a model share a kernel.
 fn counters(run: &mut KernelDraft, draws: &Draws, start: Argument) -> [String; 3] {
     let numbers = [draws.key() as i64, i64::from(draws.id)].map(Argument::Number);
     let [key, id] = numbers.map(|number| run.parameter("i64", number));
     [key, id, run.parameter("i64", start)]
 }
 
-/// Where the elements stand in their samples, and where the first does. The operand with this index has the numbers of
-/// the samples.
+/// Returns the positions of the elements in their samples, and the position of the first element. The operand with this index has the
+/// numbers of the samples.
 fn positions(draws: &Draws, instruction: &Instruction, operand: usize) -> (Positions, Argument) {
     let (x, numbers) = (&instruction.results[0].layout.sizes, &instruction.operands[operand].layout.sizes);
     let whole = |ty: Option<&Type>, dim: usize, own: usize| {
@@ -79,10 +79,10 @@ fn positions(draws: &Draws, instruction: &Instruction, operand: usize) -> (Posit
     (positions, start)
 }
 
-/// Where the first element of a rank's part stands in its sample.
+/// Returns the position of the first element of a rank's part in its sample.
 fn start(positions: &Positions, whole: Option<&Type>, own: &[usize], samples: u64) -> Argument {
     let Some(whole) = whole else { return Argument::Number(0) };
-    // The dim of the samples is two: the samples, which have numbers of their own, and the rest.
+    // The dim of the samples counts as two: the samples, which have numbers of their own, and the rest.
     let dims = positions.dims.iter().enumerate().filter(|(place, _)| *place != positions.samples);
     let cut = |(place, along): (usize, &Along)| {
         let dim = if place > positions.samples { place - 1 } else { place };
@@ -95,7 +95,7 @@ fn start(positions: &Positions, whole: Option<&Type>, own: &[usize], samples: u6
     Argument::NumberByRank(Box::new(ByRank { first: 0, cuts: dims.map(cut).collect() }))
 }
 
-/// An element's place in its sample, and its sample, by its index.
+/// Returns the layouts that map an element's index to its place in its sample, and to its sample.
 fn layouts(positions: &Positions) -> [Layout; 2] {
     let of = |stride: &dyn Fn(usize) -> isize| Layout {
         sizes: positions.dims.iter().map(|along| along.size).collect(),
@@ -105,7 +105,7 @@ fn layouts(positions: &Positions) -> [Layout; 2] {
     [of(&|dim| positions.dims[dim].stride as isize), of(&|dim| isize::from(dim == positions.samples))]
 }
 
-/// How many neighbours a thread takes: 4 or more where they share random words, else 1.
+/// Returns how many neighbours a thread takes: 4 or more if they share random words, else 1.
 fn neighbours(positions: &Positions, views: &[&View], split: bool) -> usize {
     let width = (16 / views[0].dtype.bytes() as usize).max(4);
     let shares = |&(size, stride): &(usize, isize)| match stride {

@@ -1,4 +1,4 @@
-//! Rows times the matrix of the expert each belongs to: f16 and bf16 on tensor cores, other types in tiles of plain sums.
+//! Multiplies each row by the matrix of its expert: f16 and bf16 on tensor cores, other types in tiles of plain sums.
 
 use super::source::{BLOCK, EXPERTS, EXPERTS_MMA, KernelDraft, address, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
@@ -13,7 +13,7 @@ const COLUMNS: usize = 128;
 /// The elements of a pack of 16 bytes in f16 and bf16.
 const PACK: usize = 8;
 
-/// Rows of an expert from which on the rows that fill up its last tile of 128 cost little.
+/// The rows of an expert from which on padding its last tile of 128 rows costs little.
 const MANY_ROWS: usize = 512;
 
 /// The kernel that multiplies, and the size of its tiles.
@@ -26,7 +26,7 @@ enum Tiles {
 }
 
 impl Tiles {
-    /// The kernel for tensors whose rows have these widths. Tensor cores take halves whose rows consist of whole, aligned
+    /// Returns the kernel for tensors whose rows have these widths. Tensor cores take halves whose rows consist of whole, aligned
     /// packs. `large` says whether tiles of 128 rows fit the problem.
     fn of(views: [&View; 3], widths: [usize; 2], large: bool) -> Self {
         let halves = matches!(views[0].dtype, DType::F16 | DType::BF16);
@@ -44,7 +44,7 @@ impl Tiles {
         }
     }
 
-    /// A kernel, by its name on tensor cores and without them.
+    /// Returns the kernel of this name, or its variant for tensor cores.
     fn run(self, name: &str) -> KernelDraft {
         match self {
             Self::Matrices { .. } => KernelDraft::of(format!("{name}_mma"), &EXPERTS_MMA),
@@ -52,7 +52,7 @@ impl Tiles {
         }
     }
 
-    /// A call of a template with these first parameters.
+    /// Returns a call of a template with these first parameters.
     fn call(self, function: &str, parameters: &str) -> String {
         match self {
             Self::Matrices { down } => format!("experts::{function}_mma<{parameters}, {down}>"),
@@ -60,7 +60,7 @@ impl Tiles {
         }
     }
 
-    /// So many blocks. Sums in registers leave room for 512 threads on a multiprocessor.
+    /// Launches `count` blocks. Sums in registers leave room for 512 threads on a multiprocessor.
     fn blocks(self, run: KernelDraft, count: usize) -> KernelDraft {
         match self {
             Self::Matrices { down } => run.blocks(count, 128 * down as u32).together(4 / down as u32),
@@ -130,7 +130,7 @@ fn sort(instruction: &Instruction, index: &View, experts: usize, whole: Option<&
     Step::Kernel(run.blocks(experts + 1, BLOCK))
 }
 
-/// The scratch: the rows in their order, then where those of each expert start.
+/// Returns the parts of scratch: the rows in their order, and the starts of the experts' rows.
 fn sorted(run: &mut KernelDraft, instruction: &Instruction, rows: usize) -> [String; 2] {
     let scratch = instruction.scratch.as_ref().expect("rows are sorted in scratch");
     let mut starts = scratch.clone();
@@ -138,13 +138,13 @@ fn sorted(run: &mut KernelDraft, instruction: &Instruction, rows: usize) -> [Str
     [scratch, &starts].map(|view| run.parameter("i32*", address(view)))
 }
 
-/// The f32 numbers of scratch that the kernels of experts take.
+/// Returns the f32 numbers of scratch that the kernels of experts take.
 pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
     let (index, weights) = (&operands[2], &operands[1]);
     starts(index, weights)
 }
 
-/// The f32 numbers of scratch that the kernels of the weights' gradient take.
+/// Returns the f32 numbers of scratch that the kernels of the weights' gradient take.
 pub(super) fn scratch_of_gradient(
     _: &Op,
     operands: &[Unplaced],
@@ -155,7 +155,8 @@ pub(super) fn scratch_of_gradient(
     starts(index, weights)
 }
 
-/// A place for each row, and the start of each expert's rows, of the rows that no expert takes, and the end.
+/// Returns the size of the scratch: a place for each row, the start of each expert's rows, the start of the rows that no expert takes,
+/// and the end.
 fn starts(index: &Unplaced, weights: &Unplaced) -> usize {
     index.layout.len() + weights.layout.sizes[0] + 2
 }

@@ -1,7 +1,7 @@
-//! What keeps a device that runs ahead from harm: an update whose loss or gradient nobody has looked at yet.
+//! Protects the states of a device that runs ahead of the host, and so begins updates before the host has read their loss and gradient.
 //!
-//! A word in its memory says that a number was not finite; once it is set, kernels of the update that write states return
-//! at once. So the states stay what they were until the host has come to look at that number.
+//! A word in the device's memory says that a number was not finite. Once it is set, kernels of the update that write states return at
+//! once. So the states stay unchanged until the host has read that number.
 
 use super::source::{HALT, KernelDraft};
 use super::{Draft, Step};
@@ -10,7 +10,7 @@ use crate::program::{Instruction, OutputSlot, Program, Section};
 use ir::{Scalar, ScalarPart, StepOutput};
 use smallvec::{SmallVec, smallvec};
 
-/// The outputs that end a run: numbers that are not finite, bools that are true. A program that skips a step by itself looks at
+/// Whether an output can end a run: with a number that is not finite, or with a bool that is true. A program that skips steps checks
 /// its gradient's norm itself.
 fn is_watched(program: &Program, output: &OutputSlot) -> bool {
     let skips = program.output(&StepOutput::Skipped.to_string()).is_some();
@@ -35,7 +35,7 @@ fn is_watched(program: &Program, output: &OutputSlot) -> bool {
     }
 }
 
-/// What looks at outputs that this instruction of a section makes; none in a program that has no update.
+/// Returns the kernels that watch the outputs that this instruction of a section makes; none in a program that has no update.
 pub(super) fn watches(program: &Program, section: Section, index: usize) -> Vec<Draft> {
     if program.section(Section::Update).is_empty() {
         return vec![];
@@ -61,7 +61,7 @@ fn watch(output: &OutputSlot, index: usize) -> Draft {
     Draft { step: Step::Kernel(run.threads(1)), reads, writes: SmallVec::new(), waves }
 }
 
-/// Keeps a step from changing states on a device that has halted. Whether that can be done.
+/// Keeps a step from changing states on a device that has halted. Returns whether that can be done.
 pub(super) fn guard(program: &Program, instruction: &Instruction, step: &mut Step) -> bool {
     let is_state = |place: &Place| program.states.iter().any(|state| Place::of(&state.view).meets(place));
     if !instruction.results.iter().map(Place::of).any(|place| is_state(&place)) {

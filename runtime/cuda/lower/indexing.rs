@@ -1,4 +1,4 @@
-//! Reading at indices, and the gradients of that, summed in one order.
+//! Reads at indices, and the gradients of these reads, which are summed in a fixed order.
 
 use super::Step;
 use super::scatter;
@@ -12,22 +12,22 @@ use smallvec::SmallVec;
 
 /// The rows of the data that indices select.
 pub(super) struct IndexedRows {
-    /// The kernels' name of it, but for the type that is counted in.
+    /// The kernels' name for this access, without the counting type.
     name: String,
-    /// How often the same indices count, each time for other places.
+    /// How often the same indices are used, each time for other rows.
     pub(super) outer: usize,
-    /// Rows that are read or written each time.
+    /// The rows that are read or written each time.
     pub(super) rows: usize,
-    /// Rows of the data each time.
+    /// The rows of the data each time.
     pub(super) places: usize,
     /// Elements of a row.
     pub(super) width: usize,
-    /// The dim of the data that counts across devices, if one does.
+    /// The dim of the data whose indices count across devices, if there is one.
     dim: Option<usize>,
 }
 
 impl IndexedRows {
-    /// One index a position along a dim. Sizes: of the data, of the indices.
+    /// Returns the rows of an access with one index for each position along a dim. The sizes are those of the data and of the indices.
     pub(super) fn along([data, indices]: [&[usize]; 2], dim: u32) -> Self {
         let dim = dim as usize;
         let (size, rows) = (data[dim], indices.iter().product());
@@ -35,7 +35,7 @@ impl IndexedRows {
         Self { name: format!("Along<{size}, {rows}"), outer, rows, places: size, width, dim: Some(dim) }
     }
 
-    /// One index an element.
+    /// Returns the rows of an access with one index for each element.
     pub(super) fn elements([data, indices]: [&[usize]; 2], dim: u32) -> Self {
         let dim = dim as usize;
         let inner: usize = data[dim + 1..].iter().product();
@@ -44,7 +44,7 @@ impl IndexedRows {
         Self { name, outer: 1, rows, places, width: 1, dim: Some(dim) }
     }
 
-    /// A row of coordinates a position.
+    /// Returns the rows of an access with a row of coordinates for each position.
     pub(super) fn coordinates([data, indices]: [&[usize]; 2], batch_dims: u32) -> Self {
         let (batch, last) = (batch_dims as usize, indices.len() - 1);
         let used = batch + indices[last];
@@ -55,18 +55,18 @@ impl IndexedRows {
         Self { name, outer: 1, rows, places, width: data[used..].iter().product(), dim: None }
     }
 
-    /// The kernels' name of it.
+    /// Returns the kernels' name for this access.
     pub(super) fn name(&self, index: &str) -> String {
         format!("indexing::{}, {index}>", self.name)
     }
 
-    /// The arguments that say which part of the indexed dim the data has.
+    /// Returns the arguments that say which part of the indexed dim the data has.
     pub(super) fn span(&self, run: &mut KernelDraft, ty: Option<&Type>, data: &View) -> [String; 2] {
         self.dim.map_or_else(|| ["0".into(), "0".into()], |dim| span(run, ty, data, dim).1)
     }
 }
 
-/// Whether a tensor has all of a dim; the first index that it has, and the size of the whole dim, as arguments.
+/// Returns whether a tensor has all of a dim, and, as arguments, the first index that it has and the size of the whole dim.
 pub(super) fn span(run: &mut KernelDraft, ty: Option<&Type>, part: &View, dim: usize) -> (bool, [String; 2]) {
     let own = part.layout.sizes[dim];
     let split = ty.filter(|ty| !ty.sharding.axes(dim).is_empty());
@@ -77,7 +77,7 @@ pub(super) fn span(run: &mut KernelDraft, ty: Option<&Type>, part: &View, dim: u
     (all == own as u64, [start, run.parameter("i64", Argument::Number(all as i64))])
 }
 
-/// The first index along a dim, of which a rank has so many, of its part of a tensor.
+/// Returns the first index of a rank's part of a tensor, along a dim of which each rank has `own` indices.
 pub(super) fn start(ty: Option<&Type>, dim: usize, own: usize) -> Argument {
     match ty.filter(|ty| !ty.sharding.axes(dim).is_empty()) {
         Some(ty) => {
@@ -88,7 +88,7 @@ pub(super) fn start(ty: Option<&Type>, dim: usize, own: usize) -> Argument {
     }
 }
 
-/// Neighbours that are read and written at once, of rows of this width.
+/// Returns how many neighbours of rows of this width are read and written at once.
 pub(super) fn neighbours(width: usize, views: &[&View]) -> usize {
     let bytes = views[0].dtype.bytes() as usize;
     let fits = |count: &usize| {
@@ -101,7 +101,7 @@ pub(super) fn sizes<'v>(data: &'v View, indices: &'v View) -> [&'v [usize]; 2] {
     [&data.layout.sizes, &indices.layout.sizes]
 }
 
-/// A thread for each pack of the result.
+/// Launches a thread for each pack of the result.
 fn read(way: &IndexedRows, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([data, indices], out) = (&instruction.operands[..], &instruction.results[0]) else {
         unreachable!("two operands");

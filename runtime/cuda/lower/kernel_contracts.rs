@@ -8,7 +8,7 @@ use crate::kernel_contract::{KernelContract, WritableStrides};
 use ir::Op;
 use ir::ops::reduce::ReduceKind;
 
-/// Returns the contract of the kernel that runs an operator with so many operands.
+/// Returns the contract of the kernel that runs an operator with this number of operands.
 pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
     use KernelContract as Kernel;
     use WritableStrides::{Any, Rows};
@@ -18,13 +18,13 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
             Kernel::elementwise().writing(Any).in_place(&[(0, 0), (1, 0)])
         }
         Op::Select(_) => Kernel::elementwise().writing(Any).in_place(&[(0, 0), (1, 0), (2, 0)]),
-        // cuBLASLt adds up in f32 anyway.
+        // cuBLASLt adds up in f32 in any case.
         Op::Contract(op) => {
             let product = Kernel::product(op).writing(Any).writing_wide().accumulating();
             product.with_scratch(contract::scratch)
         }
         Op::Reduce(reduce) => {
-            // A mean would be added with its last product, in one rounding.
+            // The last product of a mean and its addition to the result would be rounded together.
             let adds = reduce.kind == ReduceKind::Sum;
             Kernel::strided().reading_half(&[0]).accumulating_if(adds).with_scratch(reduce::scratch)
         }
@@ -41,7 +41,7 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         Op::Dropout(_) | Op::LogSoftmax(_) | Op::Softmax(_) => Kernel::dense().in_place(&[(0, 0)]),
         Op::SoftmaxGrad(_) => Kernel::dense().in_place(&[(0, 0), (1, 0)]),
         Op::LayerNorm(_) | Op::RmsNorm(_) => Kernel::dense().reading_half(&[0]).writing_half(),
-        // They read x and d y.
+        // The half-precision operands are x and d y.
         Op::LayerNormGrad(_) => {
             let gradient = Kernel::dense().reading_half(&[0, 4]).writing_half().adding_operand();
             gradient.with_scratch(norm::scratch)
@@ -66,7 +66,7 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         Op::MaxPoolGrad(_) => Kernel::dense().with_scratch(pool::scratch),
         Op::Experts(_) => Kernel::dense().with_scratch(experts::scratch),
         Op::ExpertsGrad(_) => Kernel::dense().accumulating().with_scratch(experts::scratch_of_gradient),
-        // The stand-in runs them as the processor does.
+        // The stand-in runs convolutions as the processor does.
         Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
             Kernel::dense().with_scratch(convolution::scratch)
         }

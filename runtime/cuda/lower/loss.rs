@@ -34,13 +34,14 @@ impl Rows {
     }
 }
 
-/// The number of neighbours that are read at once: wherever a row begins, its packs lie alike in all of these tensors.
+/// Returns the number of neighbours that are read at once. Wherever a row begins, its packs are aligned in the same way in all of these
+/// tensors.
 fn width(views: &[&View]) -> usize {
     let aligned = views.iter().all(|view| is_aligned(view, 16) && step(view) == step(views[0]));
     if aligned { 16 / views[0].dtype.bytes() as usize } else { 1 }
 }
 
-/// The distance between rows, in elements.
+/// Returns the distance between rows, in elements.
 fn step(rows: &View) -> usize {
     match rows.layout.collapsed()[..] {
         [.., (_, step), (_, 1)] => step.unsigned_abs(),
@@ -48,7 +49,7 @@ fn step(rows: &View) -> usize {
     }
 }
 
-/// Rows by themselves, their losses into scratch; then the sum of these.
+/// Returns the kernels of the loss: the first writes the loss of each row to scratch, and the second adds up these losses.
 pub(super) fn cross_entropy(op: &CrossEntropy, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([logits, labels], [sum, weight, logsumexps]) = (&instruction.operands[..], &instruction.results[..])
     else {
@@ -110,7 +111,7 @@ pub(super) fn cross_entropy_grad(
     Ok(vec![Step::Kernel(rows.launch(run))])
 }
 
-/// The f32 numbers of scratch that the kernels of the loss take: an f64 a row.
+/// Returns the f32 numbers of scratch that the kernels of the loss take: an f64 for each row.
 pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
     operands[1].layout.len().saturating_mul(2)
 }

@@ -1,8 +1,9 @@
-//! Launches that are alike as one: the updates of all parameters of one shape, the casts of all weights. Tensors that ranks
-//! exchange in the same way travel together.
+//! Combines launches of the same kernel into one: the updates of all parameters of one shape, the casts of all weights. Tensors of
+//! collectives of the same kind travel together.
 //!
-//! Not within a microbatch, whose instructions are looked at one by one when a number is not finite, nor across instructions of a
-//! microbatch in the update; nor across an instruction that makes an output, because the loop may look at that before it goes on.
+//! Launches within a microbatch stay apart, because its instructions are examined one by one when a number is not finite. So do
+//! launches of a microbatch's instructions in the update. Launches before and after an instruction that makes an output stay apart,
+//! because the loop may read the output before it goes on.
 
 use super::order::conflict;
 use super::source::KernelDraft;
@@ -10,7 +11,7 @@ use super::{Draft, Step};
 use crate::cuda::program::{Argument, Place};
 use crate::program::{Instruction, Program, Section};
 
-/// The same with fewer launches.
+/// Returns the drafts with fewer launches.
 pub(super) fn merged(
     program: &Program,
     section: Section,
@@ -34,8 +35,8 @@ pub(super) fn merged(
     result
 }
 
-/// The numbers of the instructions that begin a stretch of their own, ascending: those after one that makes an output, the first that runs
-/// where the casts of weights are left out, messages, and those after one.
+/// Returns the indices of the instructions that begin a new stretch, ascending: instructions after one that makes an output, the first
+/// instruction that runs if the casts of weights are left out, messages, and instructions after a message.
 fn ends(program: &Program, section: Section) -> Vec<usize> {
     let outputs = program.outputs.iter().filter(|output| output.section == section);
     let instructions = program.section(section);
@@ -54,8 +55,8 @@ fn ends(program: &Program, section: Section) -> Vec<usize> {
     ends
 }
 
-/// Launches that nothing keeps apart and that are alike, as one each. What comes first is what waits for nothing, then
-/// what waits for that alone, and so on.
+/// Combines launches of the same kernel that nothing orders. First come launches that wait for nothing, then launches that wait for
+/// those alone, and so on.
 fn within(stretch: Vec<Draft>, table: &mut Vec<Argument>) -> Vec<Draft> {
     let mut levels: Vec<usize> = Vec::new();
     for (index, draft) in stretch.iter().enumerate() {
@@ -79,7 +80,7 @@ fn within(stretch: Vec<Draft>, table: &mut Vec<Argument>) -> Vec<Draft> {
     in_turn(groups.into_iter().flatten().map(|group| one(group, table)).collect())
 }
 
-/// What one thread does, then one thread again, as one: a step has many numbers that are made from one another.
+/// Combines consecutive launches of a single thread into one: a step has many numbers that are computed from one another.
 fn in_turn(drafts: Vec<Draft>) -> Vec<Draft> {
     let mut result: Vec<Draft> = Vec::new();
     for draft in drafts {
@@ -93,7 +94,7 @@ fn in_turn(drafts: Vec<Draft>) -> Vec<Draft> {
 }
 
 impl Draft {
-    /// This and the next: as one, if one thread does both.
+    /// Returns this draft and the next, as one if a single thread does both.
     fn then(mut self, mut next: Self) -> Vec<Self> {
         match (self.step, next.step) {
             (Step::Kernel(run), Step::Kernel(after)) if run.continues(&after) => {
@@ -107,7 +108,7 @@ impl Draft {
     }
 }
 
-/// Layers of blocks that a launch may have.
+/// The most layers of blocks of a launch.
 const MOST: usize = 65_535;
 
 fn one(group: Vec<Draft>, table: &mut Vec<Argument>) -> Draft {
@@ -117,7 +118,7 @@ fn one(group: Vec<Draft>, table: &mut Vec<Argument>) -> Draft {
     for draft in drafts {
         first.reads.extend(draft.reads);
         first.writes.extend(draft.writes);
-        // Launches that are alike are combined before launches that follow each other are, so each has one wave.
+        // Launches of the same kernel are combined before consecutive launches are, so each draft has one wave.
         first.waves[0].extend(draft.waves.into_iter().flatten());
         match (&mut first.step, draft.step) {
             (Step::Kernel(_), Step::Kernel(run)) => others.push(run),

@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm, and their gradients.
 //!
-//! Blocks of a gradient's kernel go through the rows; the sums for scale and bias of each go to scratch, where a second
-//! kernel adds them up.
+//! Blocks of a gradient's kernel go through the rows. Each block leaves its sums for scale and bias in scratch, where a second kernel
+//! adds them up.
 
 use super::reduce::{Axes, ReductionPlan, sums, words};
 use super::rows::{Along, RegisterBudget, unplaced};
@@ -40,7 +40,7 @@ pub(super) fn rms_norm_grad(
     instruction: &Instruction,
     on: Multiprocessors,
 ) -> Result<Vec<Step>, Diagnostic> {
-    // There is no mean: nothing reads what stands for it.
+    // There is no mean: nothing reads the operand in its place.
     Ok(gradient("rms_norm_grad", [2, 2, 3], instruction, on))
 }
 
@@ -56,17 +56,17 @@ fn forward(name: &str, eps: f64, instruction: &Instruction, on: Multiprocessors)
     vec![Step::Kernel(run.blocks(along.rows.div_ceil(along.groups), along.threads()))]
 }
 
-/// The rows of the first of these, which lie alike but for the offsets.
+/// Returns the rows of the first of these tensors, which have the same layout except for their offsets.
 fn along(tensors: &[Unplaced], held: RegisterBudget, on: Multiprocessors) -> Along {
     let (last, leading) = tensors[0].layout.sizes.split_last().expect("`infer` has found a last dim");
     Along::of(&tensors.iter().collect::<Vec<_>>(), leading.iter().product(), *last, held, on)
 }
 
-/// A gradient's blocks.
+/// The blocks of a gradient's kernel.
 struct Blocks {
     along: Along,
     count: usize,
-    /// Sums of a column that each leaves.
+    /// The sums of a column that each block leaves.
     sums: usize,
 }
 
@@ -76,14 +76,14 @@ impl Blocks {
         let held = RegisterBudget { by_warp: 16, by_block: 16, threads: 512 };
         let along = along(&op.map(Unplaced::clone), held, on);
         let rounds = along.rows.div_ceil(along.groups);
-        // So many that the device is busy, or that each adds up at most 64 terms; few sums to add up later.
+        // Enough blocks to keep the device busy, or to add up at most 64 terms each; but few sums to add up later.
         let least = if along.own() <= 8 { 2 * on.blocks() } else { on.blocks() };
         let most = if along.held { least } else { least.min(along.rows.div_ceil(4)) };
         Self { count: rounds.min(most.max(rounds.div_ceil(64))), along, sums: if centred { 2 } else { 1 } }
     }
 }
 
-/// `operands` are the places of mean, rstd and d y among the instruction's.
+/// Returns the kernels of a gradient. `operands` are the indices of mean, rstd and d y among the instruction's operands.
 fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let Instruction { operands: views, results, .. } = instruction;
     let centred = results.len() == 3;
@@ -97,7 +97,7 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Mul
         let mut run = KernelDraft::of(name, &NORM);
         let places = [0, 1, operands[0], operands[1], operands[2]];
         let mut sources: Vec<String> = places.iter().map(|&place| run.reads(&views[place])).collect();
-        // A gradient with an operand more adds that to d x; else nothing reads what stands for it.
+        // A further operand is added to d x. Without it, nothing reads the argument in its place.
         let added = views.get(operands[2] + 1);
         let stands = sources[0].clone();
         sources.push(added.map_or(stands, |view| run.reads(view)));
@@ -116,7 +116,7 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Mul
     let mut run = KernelDraft::of(format!("{name}_sums"), &REDUCE);
     let source = run.parameter(format!("const {}*", stored(sums(dtype))), address(scratch));
     let targets: Vec<String> = results[1..].iter().map(|result| run.writes(result)).collect();
-    // Which of the sums a block adds up.
+    // The sums that a block adds up.
     let source = format!("{source} + blockIdx.y * {size}");
     let target = match &targets[..] {
         [scale, bias] => format!("blockIdx.y == 0 ? {scale} : {bias}"),
@@ -127,7 +127,7 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Mul
     steps
 }
 
-/// The f32 numbers of scratch that the kernels take.
+/// Returns the f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
     let centred = matches!(op, Op::LayerNormGrad(_));
     let dy = &operands[if centred { 4 } else { 3 }];

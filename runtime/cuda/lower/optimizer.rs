@@ -8,7 +8,8 @@ use ir::Dim;
 use ir::ops::optimizer::quantization::Blocks;
 use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
 
-/// The most packs of neighbours that a thread updates, one after the other, if there are more packs than threads fill the device.
+/// The most packs of neighbours that a thread updates, one after the other. A thread has several only if there are more packs than
+/// threads fill the device.
 const EACH: usize = 8;
 
 pub(super) fn adam(
@@ -88,9 +89,9 @@ pub(super) fn sgd(op: &Sgd, instruction: &Instruction, on: Multiprocessors) -> R
 /// The index of the gradient among the operands.
 const GRADIENT: usize = 1;
 
-/// Updates `tensors`, the parameter and its moments, by the gradient. `flags` and `numbers` are the rule's, as template
-/// arguments and as arguments; `scalars` are the operands that are f64 scalars, which `scale` and `skip` may follow. One result
-/// more than there are tensors is a half-precision copy of the parameter.
+/// Updates `tensors`, the parameter and its moments, by the gradient. `flags` are the rule's template arguments and `numbers` its
+/// arguments; `scalars` are the operands that are f64 scalars, which `scale` and `skip` may follow. A result beyond those of the
+/// tensors is a half-precision copy of the parameter.
 fn update(
     rule: &str,
     flags: &str,
@@ -129,7 +130,7 @@ fn update(
     vec![Step::Kernel(run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK))]
 }
 
-/// The half-precision copy of the parameter, if there is one, in C++: so many neighbours are written at once.
+/// Returns the half-precision copy of the parameter, if there is one, in C++. `width` neighbours are written at once.
 fn copy_of_parameter(run: &mut KernelDraft, copies: &[View], index: &str, width: usize) -> String {
     let Some(copy) = copies.first() else { return "optimizer::NoCopy{}".into() };
     let to = run.writes(copy);
@@ -137,7 +138,7 @@ fn copy_of_parameter(run: &mut KernelDraft, copies: &[View], index: &str, width:
     format!("optimizer::Copy<{half}, {places}, {index}, {}>{{{to}}}", is_in_packs(copy, width))
 }
 
-/// The operands `scale` and `skip`, as far as there are any, in C++.
+/// Returns the operands `scale` and `skip`, if there are any, in C++.
 fn optional_operands(run: &mut KernelDraft, operands: &[View]) -> String {
     let names: Vec<String> = operands.iter().map(|view| run.reads(view)).collect();
     let of = operands.first().map_or("", |scale| stored(scale.dtype));
@@ -148,14 +149,14 @@ fn optional_operands(run: &mut KernelDraft, operands: &[View]) -> String {
     }
 }
 
-/// Returns whether every pack of so many elements of a tensor lies together, at an aligned place.
+/// Returns whether every pack of `width` elements of a tensor is contiguous and aligned.
 fn is_in_packs(tensor: &View, width: usize) -> bool {
     let [ref outer @ .., (inner, 1)] = tensor.layout.collapsed()[..] else { return false };
     let steps_fit = outer.iter().all(|(_, stride)| stride.unsigned_abs().is_multiple_of(width));
     inner.is_multiple_of(width) && steps_fit && is_aligned(tensor, width * tensor.dtype.bytes() as usize)
 }
 
-/// How many neighbours are read and written at once: 16 bytes of them, if everything allows it.
+/// Returns how many neighbours are read and written at once: 16 bytes of them if all tensors allow it, else one.
 fn neighbours(old: &[&View], gradient: &View, results: &[View]) -> usize {
     let width = 16 / gradient.dtype.bytes() as usize;
     let dense = gradient.layout.collapsed().len() == 1 && gradient.layout.is_dense();

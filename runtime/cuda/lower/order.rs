@@ -1,13 +1,13 @@
-//! Which stream a command runs on, and what it waits for.
+//! Chooses the stream of each command, and its waits.
 //!
-//! A command must come after those before it that touch the same memory, if either writes. On its own stream it does by
-//! itself; for those of the other streams it waits for a mark, unless an earlier wait has seen to it.
+//! A command must run after all earlier commands that touch the same memory, if either of the two writes. Its own stream keeps that
+//! order. For a command of another stream it waits for an event, unless an earlier wait covers it.
 
 use crate::cuda::program::{Command, CudaProgram, Event, Place, Stream, Task};
 use crate::program::{Kernel, Part, Program, Region, Section};
 use std::collections::BTreeSet;
 
-/// Chooses the streams and sets the marks. A section begins where all streams have ended the one before. Without a side stream, its
+/// Chooses the streams and sets the events. A section begins when all streams have ended the section before. Without a side stream, its
 /// commands run on the main stream.
 pub(super) fn order(cuda: &mut CudaProgram, has_side_stream: bool) {
     let mut events = 0;
@@ -24,15 +24,16 @@ pub(super) fn order(cuda: &mut CudaProgram, has_side_stream: bool) {
         }
         events = marks(commands, events);
     }
-    // One a stream, for where sections meet.
+    // One more event for each stream, for the end of a section.
     cuda.events = events + Stream::ALL.len() as u32;
 }
 
-/// Copies from the host and to it have a stream for each direction. Instructions on the host have a stream of their own, and so have
-/// copies between it and a file, which take longer.
-/// Collectives run on the exchange stream, with the copies before and after them. What only looks at a result stays on the main stream,
-/// where the update is that it keeps back. A multiplication of a microbatch goes to the side stream if no instruction of the microbatch
-/// reads its result: it computes the gradient of a weight.
+/// Chooses the stream of each command of a section.
+///
+/// Copies from and to the host have a stream for each direction. Instructions on the host have a stream of their own, and so have
+/// copies between the host and a file, which take longer. Collectives run on the exchange stream, with the copies before and after
+/// them. A kernel that only watches a result stays on the main stream, with the update that it can stop. A multiplication of a
+/// microbatch goes to the side stream if no instruction of the microbatch reads its result: it computes the gradient of a weight.
 fn streams(program: &Program, section: Section, commands: &mut [Command]) {
     let instruction = |command: &Command| &program.section(section)[command.instructions.start];
     let of_microbatch =
@@ -62,14 +63,14 @@ fn streams(program: &Program, section: Section, commands: &mut [Command]) {
     }
 }
 
-/// What a command reads and writes.
+/// The memory that a command reads, and the memory that it writes.
 pub(super) type Touches<'a> = [&'a [Place]; 2];
 
 fn touches(command: &Command) -> Touches<'_> {
     [&command.reads, &command.writes]
 }
 
-/// Whether two commands may not change places.
+/// Whether two commands must keep their order.
 pub(super) fn conflict([reads, writes]: Touches, [later_reads, later_writes]: Touches) -> bool {
     let meet = |these: &[Place], those: &[Place]| {
         these.iter().any(|this| this.region != Region::Constants && those.iter().any(|that| this.meets(that)))
@@ -77,10 +78,10 @@ pub(super) fn conflict([reads, writes]: Touches, [later_reads, later_writes]: To
     meet(writes, later_writes) || meet(writes, later_reads) || meet(reads, later_writes)
 }
 
-/// Adds waits and marks, counting events from `next`; gives the next number.
+/// Adds waits and events, whose numbers begin at `next`. Returns the next number.
 fn marks(commands: &mut [Command], mut next: u32) -> u32 {
     const STREAMS: usize = Stream::ALL.len();
-    // For each stream, up to which command of each other it has waited.
+    // For each stream, the last command of each other stream that it has waited for.
     let mut seen: [[Option<usize>; STREAMS]; STREAMS] = [[None; STREAMS]; STREAMS];
     for index in 0..commands.len() {
         let own = commands[index].stream as usize;
@@ -102,9 +103,9 @@ fn marks(commands: &mut [Command], mut next: u32) -> u32 {
     next
 }
 
-/// Pairs of commands of a section, by their places in it, that touch the same memory with nothing to keep their order.
+/// Returns the pairs of commands of a section, by their indices, that touch the same memory without anything that keeps their order.
 pub fn races(commands: &[Command]) -> Vec<(usize, usize)> {
-    // What has surely been done before each command begins.
+    // The commands that have surely run before each command begins.
     let mut before: Vec<BTreeSet<usize>> = Vec::new();
     for (index, command) in commands.iter().enumerate() {
         let mut done = BTreeSet::new();

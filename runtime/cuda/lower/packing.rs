@@ -1,4 +1,4 @@
-//! Bools in the bits of bytes, and back.
+//! Packs bools into the bits of bytes, and unpacks them.
 
 use super::Step;
 use super::source::{KernelDraft, PACKING};
@@ -15,7 +15,7 @@ pub(super) fn unpack(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
     Ok(vec![step("unpack", instruction, bools, bytes)])
 }
 
-/// A thread for each byte.
+/// Launches a thread for each byte.
 fn step(name: &str, instruction: &Instruction, bools: &View, bytes: &View) -> Step {
     let mut run = KernelDraft::of(format!("{name}_bits"), &PACKING);
     let (source, target) = (run.reads(&instruction.operands[0]), run.writes(&instruction.results[0]));

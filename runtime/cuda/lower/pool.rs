@@ -50,7 +50,7 @@ pub(super) fn max_pool_indices(
     Ok(vec![slides.largest("max_pool_indices", x, "i64", places)])
 }
 
-/// First where the largest elements are, then what each element gets.
+/// Returns two kernels: the first finds the places of the largest elements, and the second computes the gradient of each element.
 pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let [x, dy] = [0, 1].map(|operand| &instruction.operands[operand]);
     let dx = &instruction.results[0];
@@ -74,7 +74,7 @@ pub(super) fn max_pool_offsets(
     Ok(vec![slides.largest("max_pool_offsets", x, "u8", offsets)])
 }
 
-/// The gradient of each element, by the offsets that forward has found.
+/// Returns the kernel of the gradient, which reads the offsets that forward has found.
 pub(super) fn max_pool_grad_at(
     op: &MaxPoolGradAt,
     instruction: &Instruction,
@@ -88,7 +88,7 @@ pub(super) fn max_pool_grad_at(
     Ok(vec![Step::Kernel(run.threads(dx.layout.len()))])
 }
 
-/// The f32 numbers of scratch that the kernels take: the place of each window's largest element.
+/// Returns the f32 numbers of scratch that the kernels take: the place of each window's largest element.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
     let Op::MaxPoolGrad(op) = op else { unreachable!("the contract of this gradient names this") };
     let [x, y] = [0, 1].map(|operand| &operands[operand].layout);
@@ -98,23 +98,23 @@ pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multipr
 
 /// Windows over the last dims of a tensor.
 struct Slides {
-    /// Their type in CUDA C++.
+    /// The windows' type in CUDA C++.
     plane: String,
     /// The product of the other dims.
     planes: usize,
-    /// The type that elements are counted in; signed.
+    /// The signed type that counts elements.
     index: &'static str,
-    /// Elements of a window.
+    /// The number of elements of a window.
     size: u64,
-    /// Elements of `y`.
+    /// The number of elements of `y`.
     results: usize,
 }
 
-/// Elements from which on a warp shares a window.
+/// The most elements of a window of one thread; a warp shares a larger window.
 const LARGE: u64 = 64;
 
 impl Slides {
-    /// Over an `x` of these sizes that is pooled to a `y` of these.
+    /// Returns the windows over an `x` of these sizes, which is pooled to a `y` of these sizes.
     fn of(windows: &Windows, x: &[usize], y: &[usize]) -> Self {
         let (leading, lengths) = x.split_at(x.len() - windows.len());
         let positions = &y[leading.len()..];
@@ -134,12 +134,12 @@ impl Slides {
         }
     }
 
-    /// Threads that share a window.
+    /// Returns the number of threads that share a window.
     fn lanes(&self) -> usize {
         if self.size > LARGE { 32 } else { 1 }
     }
 
-    /// The kernel of this name, which looks for the largest element of each window and writes results of this type.
+    /// Returns the kernel of this name, which finds the largest element of each window and writes results of the type `ty`.
     fn largest(&self, name: &str, source: &View, ty: &str, target: &View) -> Step {
         let Self { plane, planes, index, .. } = self;
         let (mut run, lanes) = (KernelDraft::of(name, &POOL), self.lanes());
@@ -149,7 +149,7 @@ impl Slides {
     }
 }
 
-/// Distances that nothing is counted in, of one position or one element, are 1.
+/// Returns the type of a window. A stride between fewer than two positions, or a dilation between fewer than two elements, is set to 1.
 fn along_dim(window: &Window, length: usize, positions: usize) -> String {
     let Window { size, stride, dilation, before, .. } = *window;
     let stride = if positions == 1 { 1 } else { stride };

@@ -1,4 +1,4 @@
-//! Places of elements in their order along a dim.
+//! `top_k`: the indices of the largest or smallest elements along a dim.
 
 use super::Step;
 use super::source::{KernelDraft, RANKING};
@@ -9,8 +9,8 @@ use ir::ops::ranking::TopK;
 /// Lanes of a warp.
 const WARP: usize = 32;
 
-/// A group of lanes has a row: one lane where neighbouring threads read neighbouring rows, up to a warp where the elements of
-/// a row are neighbours.
+/// Launches a group of lanes for each row. A group is one lane if neighbouring threads read neighbouring rows, and up to a warp if the
+/// elements of a row are neighbours.
 pub(super) fn top_k(op: &TopK, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let (x, out) = (&instruction.operands[0], &instruction.results[0]);
     let (before, after) = x.layout.sizes.split_at(op.dim as usize);

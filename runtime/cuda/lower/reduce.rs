@@ -1,5 +1,5 @@
-//! Reductions: what is read by neighbouring threads are neighbours in memory, of one result or of several; where results
-//! are few, blocks share the work on each, and a second kernel combines what they leave in scratch.
+//! Reductions. Neighbouring threads read neighbours in memory, which belong to one result or to several. If there are few results,
+//! blocks share the work on each result, and a second kernel combines the partial results that they leave in scratch.
 
 use super::rows::width;
 use super::source::{KernelDraft, REDUCE, address, layout, stored};
@@ -17,7 +17,7 @@ pub(super) fn steps(reduce: &Reduce, instruction: &Instruction, on: Multiprocess
     let plan =
         |may_slice| ReductionPlan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), may_slice, on);
     let sliced = plan(true);
-    // Slices leave their sums in scratch.
+    // Slices leave their partial results in scratch.
     let plan = if sliced.slices > 1 && instruction.scratch.is_none() { plan(false) } else { sliced };
     let combine = match reduce.kind {
         ReduceKind::Sum | ReduceKind::Mean => "Sum",
@@ -50,7 +50,7 @@ pub(super) fn steps(reduce: &Reduce, instruction: &Instruction, on: Multiprocess
     steps
 }
 
-/// The type that elements are combined in.
+/// Returns the type in which elements are combined.
 pub(super) fn sums(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
@@ -59,7 +59,7 @@ pub(super) fn sums(dtype: DType) -> DType {
     }
 }
 
-/// The f32 numbers of scratch that the kernels take.
+/// Returns the f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
     let Op::Reduce(reduce) = op else { unreachable!("the contract of reductions names this") };
     let (from, to) = (&operands[0], &results[0]);
@@ -72,13 +72,13 @@ pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: 
     }
 }
 
-/// What a combined number takes, in f32 numbers.
+/// Returns the size of a combined number, in f32 numbers.
 pub(super) fn words(dtype: DType) -> usize {
     (sums(dtype).bytes() / DType::F32.bytes()) as usize
 }
 
-/// The dims of a reduction, each kind with the largest strides first: those that stay, in the operand and in the result,
-/// and those that go.
+/// The dims of a reduction: the kept dims, in the operand and in the result, and the reduced dims. In each layout the largest strides
+/// come first.
 pub(super) struct Axes {
     kept: Layout,
     to: Layout,
@@ -95,7 +95,7 @@ impl Axes {
         Self::sorted(pick(from, &kept), pick(to, &to_dims), pick(from, &gone), from.offset)
     }
 
-    /// Of `rows` rows that are so far apart, over the rows, to neighbours.
+    /// Returns the axes of a reduction over `rows` rows at the distance `apart`, whose results are neighbours.
     pub(super) fn of_columns(rows: usize, columns: usize, apart: usize) -> Self {
         let one = |size: usize, stride: usize| Layout {
             sizes: [size].into_iter().collect(),
@@ -117,12 +117,12 @@ impl Axes {
     }
 }
 
-/// These dims alone; the offset is the pointer's.
+/// Returns the layout of these dims alone. The pointer has the offset.
 fn pick(layout: &Layout, dims: &[usize]) -> Layout {
     Layout { offset: 0, ..layout.transpose(dims) }
 }
 
-/// How far apart neighbours along a dim are; of those that are none, as far as can be.
+/// Returns the distance of neighbours along a dim. A dim without neighbours has the largest distance.
 fn distance(layout: &Layout, dim: usize) -> usize {
     match (layout.sizes[dim], layout.strides[dim].unsigned_abs()) {
         (1, _) | (_, 0) => usize::MAX,
@@ -134,42 +134,42 @@ fn nearest(layout: &Layout) -> usize {
     (0..layout.sizes.len()).map(|dim| distance(layout, dim)).min().unwrap_or(usize::MAX)
 }
 
-/// A reduction divided among threads.
+/// The division of a reduction among threads.
 pub(super) struct ReductionPlan {
     axes: Axes,
     way: ReductionThreads,
-    /// Neighbours that are read at once.
+    /// The number of neighbours that are read at once.
     width: usize,
-    /// Parts of a result that blocks of their own combine.
+    /// The number of parts of a result that are combined by blocks of their own.
     slices: usize,
 }
 
 /// The assignment of threads to results.
 enum ReductionThreads {
-    /// Neighbours are combined; a result has so many threads.
+    /// Neighbours are combined, and `group` threads share a result.
     Along { group: usize },
-    /// Neighbours are of different results; of a block's threads so many have neighbours, and so many the same.
+    /// Neighbours belong to different results. Of a block's threads, `across` have neighbours, and `down` share a result.
     Across { across: usize, down: usize },
 }
 
 impl ReductionPlan {
-    /// With one slice, unless it `may_slice`.
+    /// Plans a reduction. It has one slice, unless it `may_slice`.
     pub(super) fn of(dtype: DType, axes: Axes, may_slice: bool, on: Multiprocessors) -> Self {
         let along = nearest(&axes.gone) <= nearest(&axes.kept);
         let (inner, other) = if along { (&axes.gone, &axes.kept) } else { (&axes.kept, &axes.gone) };
-        // Of what slices leave there is little: each thread takes one, so that there are many.
+        // Slices leave few partial results. Each thread reads one at a time, so that there are many threads.
         let width = if may_slice { width_of(dtype, inner, other, axes.offset) } else { 1 };
         let (kept, gone) = (axes.kept.len(), axes.gone.len());
         let (way, slices) =
             if along { along_way(kept, gone / width, on) } else { across_way(kept / width, gone, on) };
         let terms = if along { gone / width } else { gone };
         let slices = if may_slice { slices.clamp(1, terms.max(1)) } else { 1 };
-        // Of as many terms each, so that none is without.
+        // The number of slices may shrink, so that no slice is empty when all but the last have equally many terms.
         let slices = terms.max(1).div_ceil(terms.max(1).div_ceil(slices));
         Self { axes, way, width, slices }
     }
 
-    /// Of what the slices of this one leave.
+    /// Returns the plan that combines the partial results of this plan's slices.
     fn of_slices(&self, sums: DType, on: Multiprocessors) -> Self {
         let Axes { kept, to, .. } = &self.axes;
         let results = Layout::dense(&kept.sizes);
@@ -177,7 +177,8 @@ impl ReductionPlan {
         Self::of(sums, Axes { kept: results, to: to.clone(), gone, offset: 0 }, false, on)
     }
 
-    /// The kernel's line; `how` are: what combines, in which type, a factor, whether it adds.
+    /// Returns the kernel's line. `how` has the combining function, its type, a factor, and whether results are added to previous
+    /// values.
     pub(super) fn line(&self, how: [&str; 4], source: &str, target: &str) -> String {
         let [combine, sums, factor, adds] = how;
         let Axes { kept, to, gone, .. } = &self.axes;
@@ -207,7 +208,7 @@ impl ReductionPlan {
     }
 }
 
-/// Few packs make a result: few threads have one. A warp has one of many, a block one of few.
+/// Chooses the threads of a result: few if it has few packs, at most a warp if there are many results, and at most a block otherwise.
 fn along_way(results: usize, packs: usize, on: Multiprocessors) -> (ReductionThreads, usize) {
     let most = if packs >= 1024 || results * 32 < on.blocks() * THREADS { THREADS } else { 32 };
     let group = packs.div_ceil(4).next_power_of_two().min(most);
@@ -216,7 +217,7 @@ fn along_way(results: usize, packs: usize, on: Multiprocessors) -> (ReductionThr
     (ReductionThreads::Along { group }, if group == THREADS { slices } else { 1 })
 }
 
-/// A warp reads neighbours, if there are as many.
+/// Chooses the threads of a block so that a warp reads neighbours, if there are enough.
 fn across_way(packs: usize, rows: usize, on: Multiprocessors) -> (ReductionThreads, usize) {
     let most = THREADS / packs.next_power_of_two().min(32);
     let down = rows.div_ceil(4).next_power_of_two().min(most);
@@ -225,7 +226,7 @@ fn across_way(packs: usize, rows: usize, on: Multiprocessors) -> (ReductionThrea
     (ReductionThreads::Across { across, down }, slices)
 }
 
-/// How many neighbours along `inner` can be read at once, wherever along the dims of `other`.
+/// Returns how many neighbours along `inner` can be read at once, at any place along the dims of `other`.
 fn width_of(dtype: DType, inner: &Layout, other: &Layout, offset: isize) -> usize {
     let runs = inner.collapsed();
     let Some((&(size, 1), outer)) = runs.split_last() else { return 1 };
@@ -234,7 +235,7 @@ fn width_of(dtype: DType, inner: &Layout, other: &Layout, offset: isize) -> usiz
     width(dtype, |width| steps.iter().all(|step| step.is_multiple_of(width)))
 }
 
-/// The packs of a layout whose innermost run has neighbours.
+/// Returns the packs of a layout whose innermost run has neighbours.
 fn packs(layout: &Layout, width: usize) -> Layout {
     let mut runs = layout.collapsed();
     if let Some(inner) = runs.last_mut().filter(|_| width > 1) {

@@ -18,7 +18,7 @@ pub(super) fn rotary(op: &Rotary, instruction: &Instruction) -> Result<Vec<Step>
     let tables = [cos, sin].map(|table| (table, table.layout.broadcast(&sizes)));
     let count = neighbours(half, &[(x, x.layout.clone()), (out, out.layout.clone())], &tables);
     let places = |from: &Layout, step: usize| layout(&packs(from, out, [half / count, count * step]));
-    // Neighbours that make a pair are read pair after pair, if not one by one.
+    // The distance between the elements of a pair. 0 stands for pairs of neighbours that are read in packs.
     let (apart, step) = match (op.interleaved, count) {
         (false, _) => (half, 1),
         (true, 1) => (1, 2),
@@ -35,7 +35,8 @@ pub(super) fn rotary(op: &Rotary, instruction: &Instruction) -> Result<Vec<Step>
     Ok(vec![Step::Kernel(run.threads(threads))])
 }
 
-/// How many pairs a thread rotates: what 16 bytes hold of one half of a row, if all lie where packs may.
+/// Returns how many pairs a thread rotates: as many elements of half a row as 16 bytes hold, if all tensors are aligned for that, else
+/// one.
 fn neighbours(half: usize, rows: &[(&View, Layout)], tables: &[(&View, Layout)]) -> usize {
     let count = 16 / rows[0].0.dtype.bytes() as usize;
     let lies_well = |(view, layout): &(&View, Layout)| {
@@ -48,7 +49,7 @@ fn neighbours(half: usize, rows: &[(&View, Layout)], tables: &[(&View, Layout)])
     if fits { count } else { 1 }
 }
 
-/// Where every so many pairs begin, in the order in which the result lies: so many a row, so far apart.
+/// Returns the layout of the threads' first pairs, in the order of the result in memory: `count` in a row, at the distance `step`.
 fn packs(from: &Layout, result: &View, [count, step]: [usize; 2]) -> Layout {
     let last = from.sizes.len() - 1;
     let mut packs = from.clone();

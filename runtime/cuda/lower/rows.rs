@@ -1,4 +1,4 @@
-//! How rows go to the threads of a kernel: the shapes of `kernels/rows.cuh`.
+//! The division of rows among the threads of a kernel: the shapes of `kernels/rows.cuh`.
 
 use super::{Multiprocessors, Unplaced};
 use crate::program::View;
@@ -7,21 +7,21 @@ use ir::DType;
 /// The part of a row that a kernel may hold in registers.
 #[derive(Clone, Copy)]
 pub(super) struct RegisterBudget {
-    /// Elements of a thread, where a warp or less has a row.
+    /// The elements of a thread, if at most a warp has a row.
     pub(super) by_warp: usize,
-    /// Elements of a thread where more have one.
+    /// The elements of a thread, if more threads than a warp have a row.
     pub(super) by_block: usize,
-    /// Threads that have a row, at most.
+    /// The most threads of a row.
     pub(super) threads: usize,
 }
 
 impl RegisterBudget {
-    /// Kernels that hold one row, which leaves registers for much of it.
+    /// The budget of kernels that hold one row, which leaves registers for much of it.
     pub(super) const ONE: Self = Self { by_warp: 32, by_block: 32, threads: 1024 };
-    /// Kernels that hold two.
+    /// The budget of kernels that hold two rows.
     pub(super) const TWO: Self = Self { by_warp: 32, by_block: 32, threads: 512 };
 
-    /// In packs of so many elements; of wide ones registers hold half as many.
+    /// Returns the budget in packs of `width` elements. Registers hold half as many f64 elements.
     fn packs(self, dtype: DType, width: usize) -> [usize; 2] {
         let share = if dtype == DType::F64 { 2 } else { 1 };
         [self.by_warp, self.by_block].map(|elements| (elements / share / width).max(1))
@@ -32,18 +32,18 @@ impl RegisterBudget {
 pub(super) struct Along {
     pub(super) rows: usize,
     pub(super) size: usize,
-    /// Elements that are read at once.
+    /// The elements that are read at once.
     width: usize,
-    /// Threads of a row.
+    /// The threads of a row.
     group: usize,
-    /// Rows that a block does at once.
+    /// The rows that a block processes at once.
     pub(super) groups: usize,
     /// Whether registers hold a row.
     pub(super) held: bool,
 }
 
 impl Along {
-    /// The rows of operands and results, each dense; what is computed goes by the type of the first.
+    /// Returns the shape of the rows of dense operands and results. The first tensor has the type of the computation.
     pub(super) fn of(
         tensors: &[&Unplaced],
         rows: usize,
@@ -69,17 +69,17 @@ impl Along {
         Self { rows, size, width, group, groups, held: packs <= group * most }
     }
 
-    /// Threads of a block.
+    /// Returns the threads of a block.
     pub(super) fn threads(&self) -> u32 {
         (self.group * self.groups) as u32
     }
 
-    /// Elements of a thread.
+    /// Returns the elements of a thread.
     pub(super) fn own(&self) -> usize {
         self.size.div_ceil(self.group)
     }
 
-    /// The shape's name.
+    /// Returns the shape's name.
     pub(super) fn name(&self) -> String {
         let Self { rows, size, width, group, groups, held } = self;
         format!("rows::Along<{rows}, {size}, {width}, {group}, {groups}, {held}>")
@@ -108,7 +108,7 @@ impl Shape {
             return Self { name: along.name(), blocks, threads: along.threads() };
         }
         let rows = outer * inner;
-        // Neighbouring threads read neighbouring rows; of few rows each has more threads.
+        // Neighbouring threads read neighbouring rows. If there are few rows, each has more threads.
         let most = if rows < 2048 { 32 } else { 8 };
         let mut down = 1;
         while down < most && size >= 4 * down && (size > 32 * down || rows * down < 1 << 16) {
@@ -122,7 +122,7 @@ impl Shape {
     }
 }
 
-/// The most elements of a type that are read at once and fit.
+/// Returns the most elements of a type that can be read at once, among the widths that `fits` accepts.
 pub(super) fn width(dtype: DType, fits: impl Fn(usize) -> bool) -> usize {
     let mut width = (16 / dtype.bytes() as usize).min(8);
     while width > 1 && !fits(width) {
@@ -131,7 +131,7 @@ pub(super) fn width(dtype: DType, fits: impl Fn(usize) -> bool) -> usize {
     width
 }
 
-/// A tensor without its place: what can be said before memory is planned. A place begins at a multiple of 64 bytes.
+/// Returns a tensor without its place, as it is known before memory is planned. A place begins at a multiple of 64 bytes.
 pub(super) fn unplaced(view: &View) -> Unplaced {
     Unplaced { dtype: view.dtype, layout: view.layout.clone() }
 }

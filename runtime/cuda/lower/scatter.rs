@@ -1,7 +1,7 @@
-//! Writing at indices, in one order: updates are sorted by where they go, then those of one place are combined.
+//! Writes at indices, in a fixed order: updates are sorted by their places, then the updates of one place are combined.
 //!
-//! Scratch has their keys, 8 bytes each, twice if a block is not enough to sort them; then what threads leave that
-//! combine only some of the updates of a place.
+//! Scratch has the keys of the updates, 8 bytes each, twice if one block is not enough to sort them. Then it has the partial results of
+//! threads that combine only some of the updates of a place.
 
 use super::copy::{copy, moved};
 use super::indexing::{IndexedRows, neighbours, sizes};
@@ -12,24 +12,24 @@ use crate::program::{Instruction, View};
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
 use ir::{DType, Diagnostic, Op, Type};
 
-/// Keys that a thread sorts, and threads of a block that does.
+/// Keys that a thread sorts, and the most threads of a block that sorts.
 const EACH: usize = 4;
 const MOST_THREADS: usize = 1024;
-/// Updates that a thread combines, as the kernels' `RUN`.
+/// Updates that a thread combines; `RUN` of the kernels.
 const RUN: usize = 64;
 
-/// The scratch of a way: f32 numbers from its start.
+/// The parts of scratch, in f32 numbers from its start.
 struct Room {
-    /// Where the keys lie that are sorted, and where those that are merged.
+    /// The start of the keys that are sorted, and of the keys that are merged.
     keys: [usize; 2],
-    /// Where what runs leave begins.
+    /// The start of the partial results of runs.
     left: usize,
     end: usize,
 }
 
 impl Room {
     fn of(way: &IndexedRows, kind: ScatterKind, dtype: DType) -> Self {
-        // Multiples of 16 bytes.
+        // The keys take multiples of 16 bytes.
         let keys = way.rows.saturating_mul(2).next_multiple_of(4);
         let second = if way.rows > EACH * MOST_THREADS { keys } else { 0 };
         let left = keys.saturating_add(second);
@@ -41,18 +41,18 @@ impl Room {
     }
 }
 
-/// The type that updates are combined in, and the f32 numbers that take its place.
+/// Returns the type in which updates are combined, and its size in f32 numbers.
 fn number(kind: ScatterKind, dtype: DType) -> (&'static str, usize) {
     match dtype {
         DType::F64 => (computed(dtype), 2),
         dtype if dtype.is_float() => (computed(dtype), 1),
-        // Sums and products wrap, and integers compare as the widest that have a sign.
+        // Sums and products wrap, and integers compare in the widest signed type.
         _ if matches!(kind, ScatterKind::Max | ScatterKind::Min) => ("i64", 2),
         _ => ("u64", 2),
     }
 }
 
-/// The f32 numbers of scratch that the kernels take.
+/// Returns the f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
     let result = &results[0];
     let sizes = |indices: &Unplaced, of: fn([&[usize]; 2], u32) -> IndexedRows, argument| {
@@ -71,7 +71,7 @@ pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: M
     Room::of(&way, kind, result.dtype).end
 }
 
-/// Updates on their way into a result.
+/// Updates that are written into a result.
 struct Scatter<'a> {
     way: &'a IndexedRows,
     kind: ScatterKind,
@@ -79,19 +79,19 @@ struct Scatter<'a> {
     updates: &'a View,
     result: &'a View,
     scratch: Option<&'a View>,
-    /// The whole result, if this is a part of it.
+    /// The type of the whole result, if this is a part of it.
     whole: Option<&'a Type>,
-    /// Whether what comes is combined with what is there: as a parameter, or always.
+    /// The argument that says whether updates are combined with previous values. `None` if they never are.
     adds: Option<Argument>,
 }
 
 impl Scatter<'_> {
-    /// Bits for the number of a row of updates.
+    /// Returns the number of bits that number the rows of updates.
     fn bits(&self) -> u32 {
         usize::BITS - (self.way.rows - 1).leading_zeros()
     }
 
-    /// A pointer into the scratch, so many f32 numbers from its start.
+    /// Returns a pointer into the scratch, `numbers` f32 numbers from its start.
     fn pointer(&self, run: &mut KernelDraft, ty: &str, numbers: usize) -> String {
         match self.scratch {
             Some(scratch) => {
@@ -121,7 +121,7 @@ impl Scatter<'_> {
         steps
     }
 
-    /// Zeros, but where what comes is added to what is there.
+    /// Returns the kernel that sets the result to zero, unless updates are added to its previous values.
     fn clear(&self) -> KernelDraft {
         let mut run = KernelDraft::of("clear", &SCATTER);
         let (target, adds) = (run.writes(self.result), self.adds(&mut run));
@@ -132,7 +132,7 @@ impl Scatter<'_> {
         run.threads(packs)
     }
 
-    /// The keys, in the order of the updates.
+    /// Returns the kernel that computes the keys, in the order of the updates.
     fn keys(&self) -> Step {
         let IndexedRows { rows, places, .. } = *self.way;
         let mut run = KernelDraft::of("keys", &INDEXING);
@@ -144,7 +144,7 @@ impl Scatter<'_> {
         Step::Kernel(run.threads(rows))
     }
 
-    /// Sorts the keys; gives the place where they are then.
+    /// Sorts the keys. Returns the start of the sorted keys.
     fn sort(&self, [mut from, mut to]: [usize; 2], steps: &mut Vec<Step>) -> usize {
         let rows = self.way.rows;
         let threads = rows.div_ceil(EACH).next_multiple_of(32).min(MOST_THREADS);
@@ -166,12 +166,12 @@ impl Scatter<'_> {
         from
     }
 
-    /// What the kernels call `Sorted`, and its neighbours.
+    /// Returns the type `Sorted` of the kernels, and the number of neighbours that a thread takes.
     fn sorted(&self) -> (String, usize) {
         let IndexedRows { outer, rows, places, width, .. } = *self.way;
         let most = match self.kind {
             ScatterKind::Set => 16,
-            // In the type that is computed in a thread has 32 bytes.
+            // A thread has 32 bytes in the type of the computation.
             _ => 8 / number(self.kind, self.result.dtype).1,
         };
         let neighbours = neighbours(width, &[self.updates, self.result]).min(most);
@@ -181,7 +181,7 @@ impl Scatter<'_> {
         (name, neighbours)
     }
 
-    /// A thread for each key and pack, or for what each run may have left.
+    /// Launches a thread for each key and pack, or for the partial result of each run.
     fn combine(&self, name: &str, keys: usize, left: usize) -> Step {
         let combine = match self.kind {
             ScatterKind::Set | ScatterKind::Add => "Sum",
@@ -208,7 +208,7 @@ impl Scatter<'_> {
         Step::Kernel(run.threads(columns * self.way.rows))
     }
 
-    /// A thread for each key and pack: the last of a place is what stays.
+    /// Launches a thread for each key and pack. The last update of a place stays.
     fn set(&self, keys: usize) -> Step {
         let word = word(self.result.dtype);
         let mut run = KernelDraft::of("set", &SCATTER);
@@ -221,7 +221,7 @@ impl Scatter<'_> {
     }
 }
 
-/// The gradient of reading: sums of updates, and zeros where none go; if there is an operand more, that and the sums.
+/// Returns the gradient of reading: the sums of updates, and zeros where no update goes. A further operand is added to the sums.
 pub(super) fn sums(way: &IndexedRows, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([indices, updates, addend @ ..], result) = (&instruction.operands[..], &instruction.results[0])
     else {
@@ -249,7 +249,7 @@ pub(super) fn sums(way: &IndexedRows, instruction: &Instruction) -> Result<Vec<S
     Ok(steps)
 }
 
-/// The data, changed by updates.
+/// Returns the data, changed by updates.
 fn changed(way: &IndexedRows, kind: ScatterKind, instruction: &Instruction) -> Vec<Step> {
     let ([_, indices, updates], result) = (&instruction.operands[..], &instruction.results[0]) else {
         unreachable!("three operands");

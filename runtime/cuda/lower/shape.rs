@@ -1,4 +1,4 @@
-//! Laying tensors together, padding, running sums.
+//! Concatenation, padding, and running sums.
 
 use super::copy::between;
 use super::source::{
@@ -12,7 +12,7 @@ use ir::ops::reduce::CumulativeSum;
 use ir::ops::shape::{Concat, Pad};
 use ir::{DType, Diagnostic, Op, Tensor};
 
-/// A copy for each operand.
+/// Returns a copy for each operand.
 pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let (result, dim) = (&instruction.results[0], op.dim as usize);
     let mut start = 0;
@@ -29,12 +29,12 @@ pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>
     Ok(steps)
 }
 
-/// A copy between two places.
+/// Returns a copy between two places.
 pub(super) fn copied(name: &str, from: &View, to: &View) -> KernelDraft {
     between(name, &from.layout, address(from), to)
 }
 
-/// How many neighbours of a view can be read at once, everywhere: a power of two, 16 bytes at most.
+/// Returns how many neighbours of a view can be read at once everywhere: a power of two, 16 bytes at most.
 fn widest(view: &View) -> usize {
     let runs = view.layout.collapsed();
     let Some(((size, 1), outer)) = runs.split_last() else { return 1 };
@@ -47,7 +47,7 @@ fn widest(view: &View) -> usize {
     [16, 8, 4, 2].into_iter().find(|width| width * bytes <= 16 && fits(*width)).unwrap_or(1)
 }
 
-/// The layout of words of so many neighbours.
+/// Returns the layout in words of `width` neighbours.
 fn in_words(layout: &Layout, width: usize) -> Layout {
     let mut runs = layout.collapsed();
     if let (2.., Some((last, outer))) = (width, runs.split_last_mut()) {
@@ -58,7 +58,7 @@ fn in_words(layout: &Layout, width: usize) -> Layout {
     Layout { sizes, strides: runs.iter().map(|run| run.1).collect(), offset: 0 }
 }
 
-/// The type of so many neighbours, for what only moves them.
+/// Returns the type of `width` neighbours, for kernels that only move them.
 fn word_of(dtype: DType, width: usize) -> &'static str {
     match dtype.bytes() as usize * width {
         16 => "Pack<u32, 4>",
@@ -97,7 +97,7 @@ pub(super) fn pad(op: &Pad, instruction: &Instruction) -> Result<Vec<Step>, Diag
     Ok(vec![Step::Kernel(run.threads(total))])
 }
 
-/// 8 bytes of an element over and over.
+/// Returns 8 bytes that repeat an element.
 fn pattern(dtype: DType, value: f64) -> u64 {
     let element = Tensor::splat(dtype, vec![], value).to_bytes();
     let bytes: Vec<u8> = element.iter().copied().cycle().take(8).collect();
@@ -128,18 +128,18 @@ pub(super) fn cumulative_sum(op: &CumulativeSum, instruction: &Instruction) -> R
     Ok(if rows.chunks() > 1 { vec![run("sums"), run("run")] } else { vec![run("run")] })
 }
 
-/// The type that running sums are made in; integers wrap.
+/// Returns the type of running sums; integers wrap.
 fn sums_of(dtype: DType) -> &'static str {
     if dtype.is_float() { computed(dtype) } else { "u64" }
 }
 
-/// How rows are cut into chunks.
+/// The division of rows into chunks.
 struct Rows {
     outer: usize,
     size: usize,
     inner: usize,
     chunk: usize,
-    /// Whether a block takes a chunk, or a thread.
+    /// Whether a block takes a chunk; if not, a thread does.
     by_block: bool,
 }
 
@@ -167,7 +167,7 @@ impl Rows {
     }
 }
 
-/// The f32 numbers of scratch that the kernels take: a sum for each chunk.
+/// Returns the f32 numbers of scratch that the kernels take: a sum for each chunk.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
     let Op::CumulativeSum(op) = op else { unreachable!("the contract of cumulative sums names this") };
     let Unplaced { dtype, layout } = &operands[0];

@@ -31,7 +31,7 @@ pub(super) fn softmax_grad(
     Ok(by_rows("gradient", op.dim, instruction, RegisterBudget::TWO, on))
 }
 
-/// A kernel that reads a row of each operand and writes one of the result.
+/// Returns a kernel that reads a row of each operand and writes a row of the result.
 fn by_rows(
     way: &str,
     dim: u32,

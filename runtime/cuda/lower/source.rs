@@ -1,4 +1,4 @@
-//! Writing kernels: names of types and layouts in CUDA C++, and the function around a body.
+//! Writes kernels: the names of types and layouts in CUDA C++, and the function around a body.
 
 use crate::cuda::limits;
 use crate::cuda::program::{Argument, File, Kernel, Launch, Start};
@@ -54,7 +54,7 @@ files! {
     SOFTMAX "softmax.cuh" after ROWS;
 }
 
-/// The type of stored elements. Bools are bytes.
+/// Returns the type of stored elements. Bools are bytes.
 pub(crate) fn stored(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
@@ -72,7 +72,7 @@ pub(crate) fn stored(dtype: DType) -> &'static str {
     }
 }
 
-/// The type that elements are computed in.
+/// Returns the type in which elements are computed.
 pub(super) fn computed(dtype: DType) -> &'static str {
     match dtype {
         DType::F16 | DType::BF16 => "float",
@@ -80,7 +80,7 @@ pub(super) fn computed(dtype: DType) -> &'static str {
     }
 }
 
-/// The unsigned type of elements of so many bytes, for what only moves them.
+/// Returns the unsigned type of elements of this size, for kernels that only move them.
 pub(super) fn word(dtype: DType) -> &'static str {
     match dtype.bytes() {
         1 => "u8",
@@ -90,7 +90,7 @@ pub(super) fn word(dtype: DType) -> &'static str {
     }
 }
 
-/// `Layout<List<sizes…>, List<strides…>>` of the prelude, which counts from the first element.
+/// Returns `Layout<List<sizes…>, List<strides…>>` of the prelude, which counts from the first element.
 pub(super) fn layout(layout: &Layout) -> String {
     let runs = layout.collapsed();
     let list = |numbers: &mut dyn Iterator<Item = i64>| {
@@ -102,18 +102,18 @@ pub(super) fn layout(layout: &Layout) -> String {
     format!("Layout<{sizes}, {strides}>")
 }
 
-/// The type that so many elements are counted in.
+/// Returns the type that counts this number of elements.
 pub(super) fn index_type(count: usize) -> &'static str {
     if count < 1 << 31 { "u32" } else { "i64" }
 }
 
-/// Where the element `[0, 0, …]` of a view is.
+/// Returns the address of the element `[0, 0, …]` of a view.
 pub(super) fn address(view: &View) -> Argument {
     let Start { region, byte } = Start::of(view);
     Argument::Address(region, byte)
 }
 
-/// A kernel with its arguments: written parameter by parameter, then its body.
+/// A kernel with its arguments. First its parameters are written, then its body.
 pub(super) struct KernelDraft {
     of: String,
     file: &'static File,
@@ -124,20 +124,20 @@ pub(super) struct KernelDraft {
     /// Blocks along x, y and z. `Kernels::launch` refuses more than a device takes.
     grid: [usize; 3],
     block: u32,
-    /// Blocks that a multiprocessor shall have at once.
+    /// The number of blocks that a multiprocessor must have at once.
     together: Option<u32>,
-    /// Whether one thread does all of it.
+    /// Whether one thread does all the work.
     alone: bool,
 }
 
-/// The most parameters of what one thread does in turn: kernels take 4 KiB of them.
+/// The most parameters of a kernel in which one thread does several pieces of work in turn: kernels take 4 KiB of parameters.
 const MOST_PARAMETERS: usize = 400;
 
-/// Threads of a block, where nothing speaks for another number.
+/// The threads of a block, unless there is a reason for another number.
 pub(super) const BLOCK: u32 = 256;
 
 impl KernelDraft {
-    /// A kernel of this name, an instance of something in a file.
+    /// Returns a kernel of this name, an instance of a template in a file.
     pub(super) fn of(name: impl Into<String>, file: &'static File) -> Self {
         Self {
             of: name.into(),
@@ -152,24 +152,24 @@ impl KernelDraft {
         }
     }
 
-    /// A pointer to the view's first element, to be read; gives the parameter's name.
+    /// Adds a pointer to the view's first element, for reading. Returns the parameter's name.
     pub(super) fn reads(&mut self, view: &View) -> String {
         self.parameter(format!("const {}*", stored(view.dtype)), address(view))
     }
 
-    /// A pointer to the view's first element, to be written; gives the parameter's name.
+    /// Adds a pointer to the view's first element, for writing. Returns the parameter's name.
     pub(super) fn writes(&mut self, view: &View) -> String {
         self.parameter(format!("{}*", stored(view.dtype)), address(view))
     }
 
-    /// A parameter of this type, of 8 bytes when it travels; gives its name.
+    /// Adds a parameter of this type, which takes 8 bytes. Returns its name.
     pub(super) fn parameter(&mut self, ty: impl Into<String>, argument: Argument) -> String {
         self.types.push(ty.into());
         self.arguments.push(argument);
         format!("a{}", self.arguments.len() - 1)
     }
 
-    /// Whether results are added to what is there, as an expression.
+    /// Returns, as an expression, whether results are added to their previous values.
     pub(super) fn adds(&mut self, instruction: &Instruction) -> String {
         match instruction.accumulates {
             true => self.parameter("i64", Argument::Adds),
@@ -177,44 +177,44 @@ impl KernelDraft {
         }
     }
 
-    /// Adds to the body.
+    /// Adds a line to the body.
     pub(super) fn line(&mut self, text: impl AsRef<str>) {
         let _ = writeln!(self.body, "    {}", text.as_ref());
     }
 
-    /// Does nothing on a device that has halted.
+    /// Lets the kernel do nothing on a device that has halted.
     pub(super) fn unless_halted(&mut self) {
         let halt = self.parameter("const u32*", Argument::Halt);
         self.body.insert_str(0, &format!("    if ({halt}[1]) return;\n"));
     }
 
-    /// A thread for each of so many.
+    /// Launches a thread for each of `count` elements.
     pub(super) fn threads(self, count: usize) -> Self {
         let block = if count < BLOCK as usize { count.next_multiple_of(32) as u32 } else { BLOCK };
         Self { alone: count == 1, ..self.blocks(count.div_ceil(block as usize), block) }
     }
 
-    /// So many blocks of so many threads.
+    /// Launches `count` blocks of `threads` threads.
     pub(super) fn blocks(mut self, count: usize, threads: u32) -> Self {
         self.grid = [count, 1, 1];
         self.block = threads;
         self
     }
 
-    /// Blocks along y as well.
+    /// Launches blocks along y as well.
     pub(super) fn blocks_along_y(mut self, count: usize) -> Self {
         self.grid[1] = count;
         self
     }
 
-    /// So many blocks shall have a multiprocessor's registers among them. Where nothing is said the assembler may keep less
-    /// in registers than a kernel needs, so that more blocks fit.
+    /// Requires that this number of blocks share a multiprocessor's registers. Without it the assembler may keep less in registers than
+    /// a kernel needs, so that more blocks fit.
     pub(super) fn together(mut self, blocks: u32) -> Self {
         self.together = Some(blocks);
         self
     }
 
-    /// Whether both are the same kernel on as many blocks, and what they are given is known when the program is loaded.
+    /// Whether both have the same kernel and the same grid, and arguments that are known when the program is loaded.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let launch = |run: &Self| (run.file.name, run.grid, run.block, run.together);
         launch(self) == launch(other)
@@ -223,8 +223,7 @@ impl KernelDraft {
             && !self.arguments.contains(&Argument::Adds)
     }
 
-    /// This and others that are like it as one launch: what each is given stands in a table, of which the launch has a
-    /// layer of blocks each.
+    /// Combines this launch and others that are like it into one. A table has the arguments of each, and each gets a layer of blocks.
     pub(super) fn with(self, others: Vec<Self>, table: &mut Vec<Argument>) -> Self {
         let start = table.len();
         let layers = others.len() + 1;
@@ -246,7 +245,7 @@ impl KernelDraft {
         }
     }
 
-    /// Whether one thread does both this and what comes next, so that one launch may.
+    /// Whether a single thread does both this work and the next, so that one launch can do both.
     pub(super) fn continues(&self, next: &Self) -> bool {
         let parameters = self.types.len() + next.types.len();
         self.alone
@@ -256,11 +255,11 @@ impl KernelDraft {
             && parameters <= MOST_PARAMETERS
     }
 
-    /// This, and then what one thread does next.
+    /// Adds the next work of the same thread.
     pub(super) fn then(mut self, next: Self) -> Self {
         let before = self.types.len();
         let _ = writeln!(self.body, "    {{");
-        // The names go up, so that none is hidden before it is read.
+        // The names ascend, so that none is hidden before it is read.
         for index in 0..next.types.len() {
             let _ = writeln!(self.body, "    const auto a{index} = a{};", index + before);
         }
@@ -276,8 +275,8 @@ impl KernelDraft {
 pub(super) struct Kernels {
     kernels: Vec<Kernel>,
     by_name: BTreeMap<String, usize>,
-    /// Whether a device may hold the program. If none does, the program is refused for its memory when it is loaded, with
-    /// advice that an error about a launch lacks. So its launches may have too many blocks.
+    /// Whether a device may hold the program. If none does, the program is refused for its memory when it is loaded, with advice that
+    /// the error of a launch lacks. So its launches may have too many blocks.
     fits: bool,
 }
 
@@ -285,12 +284,12 @@ pub(super) struct Kernels {
 const MOST_MEMORY: u64 = 1 << 45;
 
 impl Kernels {
-    /// No kernel yet, of a program that needs so many bytes.
+    /// Returns an empty list of kernels, for a program that needs this number of bytes.
     pub(super) fn of(bytes: u64) -> Self {
         Self { kernels: vec![], by_name: BTreeMap::new(), fits: bytes <= MOST_MEMORY }
     }
 
-    /// The kernel that a run needs, by its index, and the run as a launch of it.
+    /// Returns a draft as a launch of its kernel, which is added if it is new.
     ///
     /// # Errors
     /// A launch that no device takes.
@@ -330,7 +329,7 @@ fn fnv(text: &str) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Whether a program's address is a multiple of this many bytes. Memory itself begins at one of 256.
+/// Whether a view's address is a multiple of this number of bytes. Memory itself begins at a multiple of 256.
 pub(super) fn is_aligned(view: &View, bytes: usize) -> bool {
     match address(view) {
         Argument::Address(_, start) => start.rem_euclid(bytes as i64) == 0,

@@ -1,4 +1,4 @@
-//! A collective as calls of NCCL: what can be said of them without a GPU.
+//! A collective as calls of NCCL, without a GPU.
 
 use crate::cuda::driver::{Address, CollectiveTask, DriverError};
 use ir::ops::collective::Collective as Kind;
@@ -20,7 +20,7 @@ pub(in crate::cuda) enum Element {
     BF16 = 9,
 }
 
-/// NCCL's numbers of what combines elements. Of these, the largest and the smallest pass over NaN.
+/// NCCL's numbers of reductions. Its maximum and its minimum ignore NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) enum Operation {
     Sum = 0,
@@ -28,7 +28,7 @@ pub(in crate::cuda) enum Operation {
     Min = 3,
 }
 
-/// A call; all of a collective go together. Counts are of elements.
+/// A call. All calls of a collective go together. Counts are of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cuda) enum Call {
     AllReduce {
@@ -38,7 +38,7 @@ pub(in crate::cuda) enum Call {
         ty: Element,
         operation: Operation,
     },
-    /// `count` of a rank's result.
+    /// `count` is that of a rank's result.
     ReduceScatter {
         from: Address,
         to: Address,
@@ -46,21 +46,21 @@ pub(in crate::cuda) enum Call {
         ty: Element,
         operation: Operation,
     },
-    /// `count` of a rank's operand.
+    /// `count` is that of a rank's operand.
     AllGather {
         from: Address,
         to: Address,
         count: usize,
         ty: Element,
     },
-    /// To another of the group, by its place there.
+    /// Sends to a rank of the group, by its place there.
     Send {
         from: Address,
         count: usize,
         ty: Element,
         peer: i32,
     },
-    /// From another of the group, by its place there.
+    /// Receives from a rank of the group, by its place there.
     Receive {
         to: Address,
         count: usize,
@@ -102,15 +102,15 @@ impl fmt::Display for Call {
     }
 }
 
-/// The calls of a collective.
+/// Returns the calls of a collective.
 ///
 /// # Errors
-/// What NCCL does not combine.
+/// NCCL does not reduce the type.
 pub(in crate::cuda) fn of(task: &CollectiveTask) -> Result<Vec<Call>, DriverError> {
     let CollectiveTask { collective, group, places } = *task;
     let mut calls = vec![];
     for (pieces, &[from, to]) in collective.tensors.iter().zip(places) {
-        // What is only moved is bytes.
+        // Tensors that are only moved are sent as bytes.
         let bytes = pieces.count * pieces.dtype.bytes() as usize;
         let combined = || {
             let operation = operation(collective.reduced.unwrap_or(PartialKind::Sum));
@@ -151,7 +151,7 @@ fn element(dtype: DType) -> Result<Element, DriverError> {
         DType::I8 => Element::I8,
         DType::U64 => Element::U64,
         DType::U32 => Element::U32,
-        // Of a bool at most one part is not zero where parts are added.
+        // Bools are added as bytes: at most one of the parts is not zero.
         DType::U8 | DType::Bool => Element::U8,
         DType::I16 | DType::U16 => return Err(DriverError(format!("NCCL does not reduce {dtype}"))),
     })
@@ -180,7 +180,7 @@ mod tests {
         of(&CollectiveTask { collective: &collective, group: &[4, 6], places: &places })
     }
 
-    /// As in nccl.h.
+    /// The numbers of nccl.h.
     #[test]
     fn types_and_operations_have_nccls_numbers() {
         let all = [(DType::I8, 0), (DType::U8, 1), (DType::Bool, 1), (DType::I32, 2), (DType::U32, 3)];
@@ -207,7 +207,7 @@ mod tests {
         assert!(calls(Kind::AllReduce, Some(PartialKind::Sum), DType::I16).is_err());
     }
 
-    /// Peers are counted by their place in the group.
+    /// A peer is given by its place in the group.
     #[test]
     fn an_all_to_all_sends_each_its_piece_and_receives_one_of_each() {
         let (count, ty) = (40, Element::U8);

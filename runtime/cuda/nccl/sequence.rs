@@ -1,5 +1,5 @@
-//! The sequence of NCCL calls of a rank. All ranks must make the same calls in the same order: if they do not, NCCL waits for
-//! ever or mixes up bytes, and says nothing. So ranks compare their sequences before the first call.
+//! The sequence of NCCL calls of a rank. All ranks must make the same calls in the same order: otherwise NCCL waits for ever or mixes
+//! up bytes, and reports nothing. So ranks compare their sequences before the first call.
 
 use super::calls;
 use crate::comm::agreement::Agreement;
@@ -11,15 +11,16 @@ use ir::Diagnostic;
 use std::fmt::Write as _;
 use twox_hash::XxHash3_64;
 
-/// The calls of a rank, in order: one text for each message and each collective, with its part of the step, stream, operations, counts, types and axes.
+/// The calls of a rank, in order: one text for each message and each collective, with its part of the step, stream, operations, counts,
+/// types and axes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sequence(pub Vec<String>);
 
 impl Sequence {
-    /// The calls that programs make: those of each part of a step once.
+    /// Returns the calls that programs make. The calls of each part of a step are listed once.
     ///
     /// # Errors
-    /// A collective that NCCL does not do.
+    /// A collective that NCCL does not support.
     pub fn of(programs: &[CudaProgram]) -> Result<Self, DriverError> {
         let mut calls = vec![];
         for cuda in programs {
@@ -52,7 +53,7 @@ impl Sequence {
 
 /// `exchange stream: all_reduce of f32 x 4096 (sum), over [axis0] of 2 ranks`
 pub(crate) fn text(stream: Stream, collective: &Collective, ranks: usize) -> Result<String, DriverError> {
-    // Ranks differ in their addresses and in the members of their group, and in nothing else.
+    // Ranks differ only in their addresses and in the members of their group.
     let group: Vec<u64> = (0..ranks as u64).collect();
     let places = vec![[Address(0); 2]; collective.tensors.len()];
     let calls = calls::of(&CollectiveTask { collective, group: &group, places: &places })?;
@@ -72,7 +73,7 @@ pub fn check(ranks: &[Sequence]) -> Result<(), Diagnostic> {
     check_stages(ranks, ranks.len())
 }
 
-/// Refuses ranks of a stage of so many devices that make different calls; the ranks of other stages make others.
+/// Refuses ranks of a stage that make different calls. A stage has `devices` ranks; the ranks of other stages make other calls.
 ///
 /// # Errors
 /// The first rank that differs from the first of its stage, and the first call in which it does.
@@ -93,8 +94,8 @@ pub(crate) fn check_stages(ranks: &[Sequence], devices: usize) -> Result<(), Dia
     Ok(())
 }
 
-/// Refuses to begin unless all ranks of each stage, which has so many devices, make the same calls. Ranks send checksums, and the calls
-/// themselves only if they differ.
+/// Refuses to begin unless all ranks of each stage, which has `devices` ranks, make the same calls. Ranks send checksums, and the calls
+/// themselves only if these differ.
 ///
 /// # Errors
 /// The same as those of [`check_stages`], on all ranks; a rank failed.
@@ -116,7 +117,7 @@ mod tests {
     use crate::lower::{LowerOptions, Target, lower as lower_module};
     use std::sync::Arc;
 
-    /// A row-parallel product, whose sum every rank needs, and the gradient of a weight that the data ranks share.
+    /// Returns a program that gathers a tensor over `tp`, and sums the gradient of a weight over `dp`.
     fn program() -> CudaProgram {
         let text = r#"trainyard-ir 1
             module @m placed mesh [dp=2, tp=2] {

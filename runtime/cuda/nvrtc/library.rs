@@ -4,7 +4,7 @@ use crate::cuda::symbols::{Symbols, function};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
-/// 0 is success.
+/// A status of NVRTC; 0 is success.
 pub(super) type Status = c_int;
 type Program = *mut c_void;
 type GetSize = unsafe extern "C" fn(Program, *mut usize) -> Status;
@@ -31,7 +31,7 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Of the library itself, which stays open.
+    /// Finds the functions in the library, which stays open.
     #[allow(unsafe_code)]
     pub(super) fn of(handle: &dyn Symbols) -> Result<Self, String> {
         fn get<F: Copy>(handle: &dyn Symbols, name: &str) -> Result<F, String> {
@@ -51,22 +51,22 @@ impl Functions {
         })
     }
 
-    /// The devices that it compiles for: 90 is sm_90.
+    /// Returns the architectures that NVRTC compiles for: 90 is sm_90.
     #[allow(unsafe_code)]
     pub(super) fn architectures(&self) -> Result<Vec<u32>, Status> {
         let mut count = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the function writes one number.
         succeeded(unsafe { (self.count_architectures)(&mut count) })?;
         let mut all = vec![0; usize::try_from(count).unwrap_or_default()];
-        // SAFETY: it writes as many numbers as it said just now.
+        // SAFETY: the function writes as many numbers as it has just counted.
         succeeded(unsafe { (self.architectures)(all.as_mut_ptr()) })?;
         Ok(all.into_iter().filter_map(|architecture| u32::try_from(architecture).ok()).collect())
     }
 
-    /// What NVRTC calls an error.
+    /// Returns NVRTC's text for an error.
     #[allow(unsafe_code)]
     pub(super) fn text(&self, error: Status) -> &str {
-        // SAFETY: it gives a text for any number, which is part of the library; null is taken care of.
+        // SAFETY: the function returns a text of the library for any number; null is handled.
         let text = unsafe {
             let text = (self.text)(error);
             if text.is_null() { None } else { CStr::from_ptr(text).to_str().ok() }
@@ -79,19 +79,19 @@ fn succeeded(status: Status) -> Result<(), Status> {
     if status == 0 { Ok(()) } else { Err(status) }
 }
 
-/// `NVRTC_ERROR_INVALID_INPUT`, for what is no text of C.
+/// `NVRTC_ERROR_INVALID_INPUT`, for a text that C cannot represent.
 const INVALID_INPUT: Status = 3;
 
-/// A program of NVRTC, which is destroyed in the end.
+/// A program of NVRTC, which is destroyed when it is dropped.
 pub(super) struct Compilation<'a> {
     functions: &'a Functions,
     program: Program,
-    /// The program may point to it.
+    /// The source, to which the program may point.
     _source: CString,
 }
 
 impl<'a> Compilation<'a> {
-    /// Of a source.
+    /// Creates a program from its source.
     #[allow(unsafe_code)]
     pub(super) fn new(functions: &'a Functions, source: &str) -> Result<Self, Status> {
         let source = CString::new(source).map_err(|_| INVALID_INPUT)?;
@@ -105,13 +105,13 @@ impl<'a> Compilation<'a> {
         Ok(Self { functions, program, _source: source })
     }
 
-    /// Compiles it.
+    /// Compiles the program.
     #[allow(unsafe_code)]
     pub(super) fn run(&self, options: &[String]) -> Result<(), Status> {
         let options = options.iter().map(|option| CString::new(option.as_str()));
         let options: Vec<CString> = options.collect::<Result<_, _>>().map_err(|_| INVALID_INPUT)?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program is alive; there are so many options, which end with zeros.
+        // SAFETY: the program is alive; `pointers` has that many options, which end with zeros.
         succeeded(unsafe {
             (self.functions.compile)(self.program, pointers.len() as c_int, pointers.as_ptr())
         })
@@ -120,31 +120,31 @@ impl<'a> Compilation<'a> {
     #[allow(unsafe_code)]
     fn bytes(&self, (size_of, bytes_of): (GetSize, GetBytes)) -> Result<Vec<u8>, Status> {
         let mut size = 0;
-        // SAFETY: the program is alive; it writes one number.
+        // SAFETY: the program is alive; the function writes one number.
         succeeded(unsafe { size_of(self.program, &mut size) })?;
         let mut bytes = vec![0_u8; size];
-        // SAFETY: it writes as many bytes as it said just now.
+        // SAFETY: the function writes as many bytes as it has just counted.
         succeeded(unsafe { bytes_of(self.program, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
 
-    /// A text, without the zero at its end.
+    /// Returns a text, without the zero at its end.
     fn text(&self, functions: (GetSize, GetBytes)) -> Result<String, Status> {
         let bytes = self.bytes(functions)?;
         Ok(String::from_utf8_lossy(&bytes).trim_end_matches(['\0', '\n']).to_owned())
     }
 
-    /// What the compiler says.
+    /// Returns the compiler's log.
     pub(super) fn log(&self) -> Result<String, Status> {
         self.text(self.functions.log)
     }
 
-    /// The instructions that it was compiled to, as text.
+    /// Returns the program's PTX.
     pub(super) fn ptx(&self) -> Result<String, Status> {
         self.text(self.functions.ptx)
     }
 
-    /// What it was compiled to.
+    /// Returns the program's cubin.
     pub(super) fn cubin(&self) -> Result<Vec<u8>, Status> {
         self.bytes(self.functions.cubin)
     }

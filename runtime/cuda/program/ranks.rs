@@ -1,15 +1,16 @@
-//! What a program for several GPUs has besides: numbers that differ between ranks, and what ranks exchange.
+//! Numbers that differ between the ranks of a program for several GPUs, and the collectives of such a program.
 
 use super::Start;
 use ir::{AxisId, DType, Mesh, PartialKind, Type};
 use smallvec::SmallVec;
 use std::fmt;
 
-/// A number that differs between the ranks of a mesh, so that all have the same commands: what it is on the rank 0, and, for
-/// each dim that is cut into parts, a step for every index before the rank's part.
+/// A number that differs between the ranks of a mesh, so that all ranks have the same commands: the number on rank 0, and, for each dim
+/// that is cut into parts, a step for every index before the rank's part. For example, a dim of 8 rows of 64 bytes that is split over
+/// `tp=2` has a cut with part 4, whole 8 and step 64: rank 1 adds 4 · 64.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ByRank {
-    /// What it is on the rank 0.
+    /// The number on rank 0.
     pub first: i64,
     /// The dims that are cut.
     pub cuts: SmallVec<[Cut; 2]>,
@@ -18,18 +19,18 @@ pub struct ByRank {
 /// A dim that is cut into parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// The axes that split it, first one major.
+    /// The axes that split the dim, the major axis first.
     pub axes: SmallVec<[AxisId; 2]>,
-    /// Its size on each rank.
+    /// The dim's size on each rank.
     pub part: u64,
-    /// Indices are counted up to this, and begin again: the dim's size, or a whole part of it.
+    /// The number at which indices begin again at 0: the dim's size, or a whole part of it.
     pub whole: u64,
-    /// What an index counts.
+    /// The number that each index adds.
     pub step: i64,
 }
 
 impl ByRank {
-    /// What it is on a rank.
+    /// Returns the number of a rank.
     pub fn on(&self, mesh: &Mesh, rank: u64) -> i64 {
         let before = |cut: &Cut| {
             let index = mesh.place(rank, &cut.axes) * cut.part;
@@ -40,44 +41,44 @@ impl ByRank {
 }
 
 impl Cut {
-    /// A dim of a tensor of which a rank has so much.
+    /// Returns the cut of a tensor's dim of which each rank has `part` indices.
     pub fn of(ty: &Type, dim: usize, part: usize) -> Self {
         let axes = SmallVec::from_slice(ty.sharding.axes(dim));
         Self { axes, part: part as u64, whole: ty.dims[dim].size().unwrap_or(part as u64), step: 1 }
     }
 }
 
-/// What the ranks of a group exchange. Every tensor lies in pieces, one after the other; pieces are alike, and there is one
-/// for each rank of the group where there are several.
+/// A collective between the ranks of a group. Every tensor lies in equal pieces, one after the other: either one piece, or one for each
+/// rank of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collective {
-    /// Which; one that communicates.
+    /// The kind, which is one that communicates.
     pub kind: ir::ops::collective::Collective,
-    /// The axes of its groups ([`Mesh::group`]), first one major.
+    /// The axes of its groups ([`Mesh::group`]), the major axis first.
     pub axes: SmallVec<[AxisId; 2]>,
-    /// How pieces combine, where they do.
+    /// The reduction that combines pieces, if the kind has one.
     pub reduced: Option<PartialKind>,
     /// The tensors that travel together.
     pub tensors: Vec<Pieces>,
 }
 
 impl Collective {
-    /// Whether the tensors of both can travel together.
+    /// Whether the tensors of both collectives can travel together.
     pub(in crate::cuda) fn is_like(&self, other: &Self) -> bool {
         (self.kind, &self.axes, self.reduced) == (other.kind, &other.axes, other.reduced)
     }
 }
 
-/// A tensor that travels.
+/// A tensor of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pieces {
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
-    /// Elements of a piece.
+    /// The number of elements of a piece.
     pub count: usize,
-    /// Where it is: a piece, or one for each rank.
+    /// The source: one piece, or one for each rank.
     pub from: Start,
-    /// Where it goes: a piece, or one of each rank.
+    /// The destination: one piece, or one from each rank.
     pub to: Start,
 }
 

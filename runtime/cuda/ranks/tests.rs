@@ -1,5 +1,5 @@
-//! Stand-ins of several GPUs when something goes wrong: one fails in the middle of a step, and all end with its error; or what
-//! they are told is wrong, and shows. They need a C++ compiler.
+//! Faults of several stand-ins: a rank fails in the middle of a step, and all ranks end with its error; or the ranks' programs are
+//! wrong, and the results show it. The tests need a C++ compiler.
 
 use super::{lowered, on_stand_ins, stand_in};
 use crate::calls::CallClock;
@@ -40,7 +40,7 @@ fn the_memory_of_all_ranks_is_asked_for_together() {
     assert!(matches!(&error, DeviceError::TooLarge(large) if large.ranks == 2), "{error}");
 }
 
-/// Three microbatches, in which the second rank fails at its second collective.
+/// Runs three microbatches, in which the second rank fails at its second collective, and returns the error.
 fn ended(ranks: usize, panics: bool) -> String {
     let programs = vec![program(ranks)];
     let own = lowered(&programs).unwrap();
@@ -56,7 +56,7 @@ fn ended(ranks: usize, panics: bool) -> String {
     let mut ranks = made.unwrap();
     let x = vec![vec![0; 8 * 4 * 4]; 1];
     let error = ranks.step(ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
-    // States may be those of different steps now: nothing can be saved.
+    // The ranks' states may be those of different steps now, so none can be saved.
     assert!(matches!(ranks.read_state(ProgramId(0), 0), Err(DeviceError::Ended)));
     assert!(matches!(ranks.step(ProgramId(0), &[]), Err(DeviceError::Ended)));
     error.to_string()
@@ -80,7 +80,7 @@ fn a_rank_that_panics_at_a_collective_ends_all() {
     }
 }
 
-/// A table and columns, each split over two ranks: what is read of the one, and all of the other.
+/// Returns a program on a table and columns, each split over two ranks. It reads some rows of the table, and all columns.
 fn split() -> Arc<Program> {
     let text = r#"trainyard-ir 1
         module @m placed mesh [tp=2] {
@@ -96,7 +96,7 @@ fn split() -> Arc<Program> {
     Arc::new(lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap())
 }
 
-/// What comes of that when the programs of ranks are changed.
+/// Runs `split` after a change of each rank's programs.
 fn outcome(change: impl Fn(u64, &mut CudaProgram)) -> Result<StepOutputs, DeviceError> {
     let programs = vec![split()];
     let own = lowered(&programs).unwrap();
@@ -156,7 +156,7 @@ fn pieces_that_are_not_laid_out_show() {
             });
         }
     };
-    // What is left in memory may be other on each rank, which is asserted where their parts are put together.
+    // Each rank may have other bytes left in memory. Then an assertion fails where the ranks' parts are put together.
     let outputs = std::panic::catch_unwind(|| outcome(forget).unwrap());
     assert!(outputs.is_err() || outputs.is_ok_and(|outputs| outputs["columns"][0] != expected()[1]));
 }
@@ -209,7 +209,7 @@ fn a_gpu_is_in_a_call_while_it_waits_for_another() {
         let begun = Instant::now();
         let mut seen = false;
         while !seen && begun.elapsed() < Duration::from_secs(60) {
-            // One call that lasts so long: the step waits in it.
+            // A single call has lasted this long: the step waits in it.
             let lasts = |clock: &CallClock| clock.is_late(begun.elapsed(), Duration::from_millis(300));
             seen = clocks.iter().all(lasts);
         }

@@ -1,4 +1,4 @@
-//! Lists of the names that pinned wheels export, in the place of the libraries, which are too large for every test run.
+//! Lists of the names that pinned wheels export. They stand in for the libraries, which are too large for every test run.
 
 use super::{Symbols, missing};
 use crate::cuda::libraries::{self, Folders, Library};
@@ -26,7 +26,7 @@ impl Exported {
 }
 
 impl Symbols for Exported {
-    /// An address that is never called.
+    /// Returns an address that is never called.
     fn address(&self, name: &str) -> Result<*const c_void, String> {
         self.names.get(name).map(|found| found.as_ptr().cast()).ok_or_else(|| missing(name))
     }
@@ -39,7 +39,7 @@ fn a_wrong_name_is_missing() {
     assert_eq!(exported.address("cublasLtMatMul"), Err(missing("cublasLtMatMul")));
 }
 
-/// The names by which `libraries` asks for versions.
+/// `libraries` asks these functions for versions.
 #[test]
 fn every_library_says_its_version() {
     for library in Library::ALL {
@@ -49,7 +49,7 @@ fn every_library_says_its_version() {
     }
 }
 
-/// The lists are those of the wheels: with what is looked up in the lists, all of it is in the libraries.
+/// The lists are those of the wheels. Other tests look names up in the lists, so those names are in the libraries.
 #[test]
 #[ignore = "needs the wheels of testdata/requirements-libraries.txt, 1.5 GB"]
 fn the_wheels_export_every_name_of_the_lists() {

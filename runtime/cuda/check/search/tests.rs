@@ -1,4 +1,4 @@
-//! Planted faults: samples that fail, that spoil all others of their batch, that hang, and that fail in company alone.
+//! Planted faults: samples that fail, that spoil all others of their batch, that hang, and that fail only together with others.
 
 use super::super::samples::{SampleVariant, all};
 use super::*;
@@ -17,7 +17,7 @@ enum Plant {
     KillsWith(usize),
 }
 
-/// A runner with planted faults. A process has no memory: only the batch that it is given decides.
+/// A runner with planted faults. Like a fresh process it has no memory, so only the batch decides.
 struct Planted {
     plants: Vec<(usize, Plant)>,
     runs: usize,
@@ -47,7 +47,7 @@ fn batch(samples: std::ops::Range<usize>) -> Batch {
     Batch { way: SampleVariant::ALL[0], dtype: DType::F32, samples: samples.collect() }
 }
 
-/// The report of a check of these batches, and how often something was run.
+/// Returns the report of a check of these batches, and the number of runs.
 fn checked(batches: &[Batch], plants: &[(usize, Plant)]) -> (Report, usize) {
     let mut runner = Planted { plants: plants.to_vec(), runs: 0 };
     let (samples, mut told) = (all(), Counts::default());

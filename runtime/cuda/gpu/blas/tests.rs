@@ -1,11 +1,11 @@
-//! What cuBLASLt is told means what the multiplication says, by cuBLASLt's documentation read out in plain loops.
+//! Tests that a call of cuBLASLt computes its multiplication, with cuBLASLt's documentation written as plain loops.
 
 use super::*;
 use crate::cuda::program::Start;
 use crate::program::Region;
 use ir::ops::elementwise::{Binary, Unary};
 
-/// Numbers of f64 for each part; an address is that of a part and an element: `part * PART + element * 8`.
+/// The addresses of each part; its numbers are f64. The address of an element is `part * PART + element * 8`.
 const PART: u64 = 1 << 32;
 const PARTS: usize = 7;
 
@@ -30,7 +30,7 @@ fn matrices(strides: [i64; 2], apart: i64) -> Matrices {
     Matrices { region: Region::Arena, start: 0, strides, apart }
 }
 
-/// Strides of `[rows, columns]` with so many elements too much between lines.
+/// Returns the strides of `[rows, columns]`, with `more` elements between lines.
 fn lines(by_rows: bool, [rows, columns]: [usize; 2], more: i64) -> [i64; 2] {
     if by_rows { [columns as i64 + more, 1] } else { [1, rows as i64 + more] }
 }
@@ -53,7 +53,7 @@ fn at(matrices: &Matrices, matrix: usize, [row, column]: [usize; 2]) -> usize {
     (matrix as i64 * matrices.apart + row as i64 * down + column as i64 * right) as usize
 }
 
-/// What a multiplication means.
+/// Computes a multiplication by its definition.
 fn meant(multiply: &Multiply, memory: &mut Memory, add: bool) {
     let ([m, k, n], epilogue) = (multiply.sizes, &multiply.epilogue);
     let before = memory.clone();
@@ -94,7 +94,7 @@ fn all([a, b, c]: [usize; 3]) -> impl Iterator<Item = (usize, usize, usize)> {
     (0..a).flat_map(move |i| (0..b).flat_map(move |j| (0..c).map(move |l| (i, j, l))))
 }
 
-/// What cuBLASLt does when it is told so: `D = finish(op(A) · op(B) + C)`, by columns.
+/// Computes a call as cuBLASLt does: `D = finish(op(A) · op(B) + C)`, by columns.
 fn told(call: &Call, memory: &mut Memory) {
     let Call { problem, places, adds, .. } = call;
     let [a, b, c, d] = &problem.matrices;
@@ -175,7 +175,7 @@ fn assert_same(multiply: &Multiply, add: bool) {
 
 const BOTH: [bool; 2] = [true, false];
 
-/// The ways in which both sides and the result may lie.
+/// Returns every combination of layouts of both sides and the result.
 fn ways() -> impl Iterator<Item = [bool; 3]> {
     all([2, 2, 2]).map(|(a, b, c)| [a, b, c].map(|way| BOTH[way]))
 }
@@ -201,7 +201,7 @@ fn matrices_of_all_sizes_lie_in_all_ways() {
     }
 }
 
-/// As heads lie in `[token, head, number]`, and as one matrix is multiplied by many.
+/// Matrices lie interleaved, as heads in `[token, head, number]`; or one matrix is multiplied by many.
 #[test]
 fn matrices_of_a_batch_are_interleaved_or_one() {
     let ([m, k, n], heads) = ([4, 3, 5], 2);
@@ -250,7 +250,7 @@ fn what_cublaslt_cannot_do_is_refused() {
         let error = Call::of(multiply, &places(multiply), add).unwrap_err();
         assert!(error.to_string().contains("cuBLASLt"), "{error}");
     };
-    // No side is contiguous; lines overlap.
+    // A side has no contiguous dim; lines overlap.
     refused(&Multiply { lhs: matrices([8, 2], 0), ..plain.clone() }, false);
     refused(&Multiply { rhs: rows(4), ..plain.clone() }, false);
     refused(&Multiply { batch: usize::MAX, ..plain.clone() }, false);

@@ -1,4 +1,4 @@
-//! What cuDNN is handed, each given back when it is dropped.
+//! The handle and the descriptors of cuDNN. Each is destroyed when it is dropped.
 
 use super::functions::{Functions, RawDescriptor, RawHandle};
 use crate::cuda::driver::DriverError;
@@ -11,7 +11,7 @@ use sys::cudnnBackendAttributeName_t as Name;
 use sys::cudnnBackendAttributeType_t as Type;
 use sys::cudnnBackendDescriptorType_t as Kind;
 
-/// cuDNN on the device whose context was current when it was made.
+/// cuDNN on the device whose context was current when the handle was created.
 pub(super) struct Handle {
     pub(super) raw: RawHandle,
     functions: Arc<Functions>,
@@ -21,7 +21,7 @@ impl Handle {
     #[allow(unsafe_code)]
     pub(super) fn new(functions: &Arc<Functions>) -> Result<Self, DriverError> {
         let mut raw = ptr::null_mut();
-        // SAFETY: it writes one pointer.
+        // SAFETY: the function writes one pointer.
         functions.check_status("to begin with", unsafe { (functions.create)(&mut raw) })?;
         Ok(Self { raw, functions: functions.clone() })
     }
@@ -38,7 +38,7 @@ impl Handle {
         // SAFETY: handle and stream are alive.
         let status = unsafe { (functions.set_stream)(self.raw, queue.0.cast()) };
         functions.check_status("on a stream", status)?;
-        // SAFETY: all are alive, and finalized. What the plan does with the addresses of the pack is what its graph says.
+        // SAFETY: all are alive and finalized. The plan's graph decides what it does with the addresses of the pack.
         let status = unsafe { (functions.execute)(self.raw, plan.raw, pack.raw) };
         functions.check_status("running", status)
     }
@@ -47,7 +47,7 @@ impl Handle {
 impl Drop for Handle {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was created once.
+        // SAFETY: the handle was created once.
         let _ = unsafe { (self.functions.destroy)(self.raw) };
     }
 }
@@ -72,7 +72,7 @@ pub(super) enum Value<'a> {
     Text(&'a str),
 }
 
-/// Something that cuDNN is told.
+/// A descriptor of cuDNN: a set of attributes.
 pub(super) struct Descriptor {
     raw: RawDescriptor,
     functions: Arc<Functions>,
@@ -82,7 +82,7 @@ impl Descriptor {
     #[allow(unsafe_code)]
     pub(super) fn new(functions: &Arc<Functions>, kind: Kind) -> Result<Self, DriverError> {
         let mut raw = ptr::null_mut();
-        // SAFETY: it writes one pointer.
+        // SAFETY: the function writes one pointer.
         let status = unsafe { (functions.create_descriptor)(kind as i32, &mut raw) };
         functions.check_status(&format!("{kind:?}"), status)?;
         Ok(Self { raw, functions: functions.clone() })
@@ -121,13 +121,13 @@ impl Descriptor {
     #[allow(unsafe_code)]
     fn set_all<T>(&self, name: Name, ty: Type, values: &[T]) -> Result<(), DriverError> {
         let count = values.len() as i64;
-        // SAFETY: the descriptor is alive; so many values of the type are read. A wrong type is an error.
+        // SAFETY: the descriptor is alive; `count` values of the type are read. A wrong type is an error.
         let status =
             unsafe { (self.functions.set)(self.raw, name as i32, ty as i32, count, values.as_ptr().cast()) };
         self.functions.check_status(&format!("{name:?}"), status)
     }
 
-    /// Says that all is set.
+    /// Ends the list of attributes.
     #[allow(unsafe_code)]
     pub(super) fn finalize(self, what: &str) -> Result<Self, DriverError> {
         // SAFETY: the descriptor is alive.
@@ -136,25 +136,25 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// A number.
+    /// Returns an attribute that is a number.
     pub(super) fn integer(&self, name: Name) -> Result<i64, DriverError> {
         let mut number = [0_i64];
         self.get(name, Type::CUDNN_TYPE_INT64, &mut number)?;
         Ok(number[0])
     }
 
-    /// What cuDNN notes of how it computes, as numbers of its enum.
+    /// Returns cuDNN's numerical notes of an engine, as numbers of its enum.
     pub(super) fn notes(&self) -> Result<Vec<i32>, DriverError> {
-        // More than there are.
+        // There are fewer notes than this.
         let mut notes = [0_i32; 64];
         let name = Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE;
         let count = self.get(name, Type::CUDNN_TYPE_NUMERICAL_NOTE, &mut notes)?;
         Ok(notes[..count].to_vec())
     }
 
-    /// Other descriptors, of which there are so many at most.
+    /// Returns an attribute that consists of other descriptors, at most this number of them.
     pub(super) fn descriptors(&self, name: Name, kind: Kind, most: usize) -> Result<Vec<Self>, DriverError> {
-        // cuDNN fills those that it is given.
+        // cuDNN fills descriptors that the caller has made.
         let made = (0..most).map(|_| Self::new(&self.functions, kind));
         let mut made = made.collect::<Result<Vec<_>, _>>()?;
         let mut raw: Vec<RawDescriptor> = made.iter().map(|descriptor| descriptor.raw).collect();
@@ -163,11 +163,11 @@ impl Descriptor {
         Ok(made)
     }
 
-    /// Reads values, as many as fit; says how many there are.
+    /// Reads values, as many as fit. Returns their number.
     #[allow(unsafe_code)]
     fn get<T>(&self, name: Name, ty: Type, values: &mut [T]) -> Result<usize, DriverError> {
         let (room, mut count) = (values.len() as i64, 0);
-        // SAFETY: the descriptor is alive; so many values of the type are written at most. A wrong type is an error.
+        // SAFETY: the descriptor is alive; at most `room` values of the type are written. A wrong type is an error.
         let status = unsafe {
             let to = values.as_mut_ptr().cast();
             (self.functions.get)(self.raw, name as i32, ty as i32, room, &mut count, to)
@@ -180,7 +180,7 @@ impl Descriptor {
 impl Drop for Descriptor {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was created once.
+        // SAFETY: the descriptor was created once.
         let _ = unsafe { (self.functions.destroy_descriptor)(self.raw) };
     }
 }

@@ -1,26 +1,26 @@
 //! cuDNN's functions, as its headers declare them.
 //!
-//! They are taken from the very library that was opened, and not through cudarc: its bindings give a status as a Rust enum,
-//! of which a status of a newer cuDNN would be no value. The names of attributes and types are cudarc's.
+//! They are taken from the very library that was opened, and not through cudarc: its bindings return a status as a Rust enum, of which
+//! a status of a newer cuDNN would be no value. The names of attributes and types are cudarc's.
 
 use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::{self, Folders, Library, Opened};
 use crate::cuda::symbols::{Symbols, function};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// 0 is success.
+/// A status of cuDNN; 0 is success.
 type Status = c_int;
-/// cuDNN on a device.
+/// A handle of cuDNN on a device.
 pub(super) type RawHandle = *mut c_void;
-/// Something that cuDNN is told.
+/// A descriptor of cuDNN.
 pub(super) type RawDescriptor = *mut c_void;
 
-/// The oldest cuDNN that is taken, as it counts versions: the first that there is for CUDA 13.
+/// The oldest cuDNN that is accepted, in cuDNN's form of versions: the first one for CUDA 13.
 const OLDEST: usize = 91_200;
-/// The CUDA that it must have been built for, as that counts versions.
+/// The CUDA for which cuDNN must have been built, in CUDA's form of versions.
 const CUDA: usize = 13_000;
 
-/// cuDNN, open.
+/// The opened library cuDNN.
 pub(super) struct Functions {
     pub(super) create: unsafe extern "C" fn(*mut RawHandle) -> Status,
     pub(super) destroy: unsafe extern "C" fn(RawHandle) -> Status,
@@ -38,7 +38,7 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Opens cuDNN, and what it will look for by name.
+    /// Opens cuDNN, and the libraries that it opens by name.
     pub(super) fn open(folders: &Folders) -> Result<Self, DriverError> {
         let wanted = |error: &dyn std::fmt::Display, library: Library| {
             DriverError(format!(
@@ -47,7 +47,7 @@ impl Functions {
                 library.source()
             ))
         };
-        // Without these it ends the process when it comes to need them.
+        // Without these libraries, cuDNN ends the process when it first needs them.
         for library in [Library::CublasLt, Library::Nvrtc] {
             libraries::open(library, folders).map_err(|error| wanted(&error, library))?;
         }
@@ -86,7 +86,7 @@ impl Functions {
 
     #[allow(unsafe_code)]
     fn check(&self, opened: &Opened) -> Result<(), String> {
-        // SAFETY: each says a number.
+        // SAFETY: each function returns a number.
         let (version, cuda) = unsafe { ((self.version)(), (self.cuda)()) };
         if version < OLDEST {
             let version = opened.version.as_deref().unwrap_or("unknown");
@@ -98,15 +98,15 @@ impl Functions {
         Ok(())
     }
 
-    /// What cuDNN did not do, and why, in its own words.
+    /// Turns a status into an error in cuDNN's own words. `what` names the call.
     #[allow(unsafe_code)]
     pub(super) fn check_status(&self, what: &str, status: Status) -> Result<(), DriverError> {
         if status == 0 {
             return Ok(());
         }
         let mut message = [0 as c_char; 512];
-        // SAFETY: the first gives a text for any number, which is part of the library; the second writes so many bytes at
-        // most, the last of which is 0.
+        // SAFETY: the first function returns a text of the library, for any number. The second writes at most this number of bytes, the
+        // last of which is 0.
         let (text, message) = unsafe {
             let text = (self.text)(status);
             (self.last_error)(message.as_mut_ptr(), message.len());

@@ -1,4 +1,4 @@
-//! A graph, given to cuDNN.
+//! Builds cuDNN's descriptors of a graph.
 
 use super::descriptors::{Descriptor, Value};
 use super::functions::Functions;
@@ -15,16 +15,16 @@ use sys::cudnnBackendDescriptorType_t as Kind;
 /// A graph's descriptors.
 pub(super) struct Described {
     pub(super) graph: Descriptor,
-    /// What the graph is made of, which lives as long.
+    /// The descriptors from which the graph is made, which live as long.
     _parts: Vec<Descriptor>,
 }
 
-/// The number of a tensor for cuDNN.
+/// Returns the number of a tensor for cuDNN.
 pub(super) fn number_of(id: TensorId) -> i64 {
     id as i64 + 1
 }
 
-/// Describes a graph; `device` says for which device.
+/// Describes a graph. `device` sets the device for which it is.
 pub(super) fn describe(
     functions: &Arc<Functions>,
     graph: &Graph,
@@ -59,7 +59,7 @@ fn describe_tensor(
     own.set(Name::CUDNN_ATTR_TENSOR_STRIDES, Value::Integers(&tensor.strides))?;
     let alignment = match tensor.held {
         TensorStorage::Memory { alignment, .. } => alignment,
-        // Such are nowhere, or as cuDNN likes it.
+        // Tensors between operations have no address, and numbers have no alignment of their own.
         TensorStorage::Between | TensorStorage::Number(_) => WIDEST,
     };
     own.set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Value::Integers(&[alignment]))?;
@@ -73,10 +73,10 @@ fn describe_tensor(
 
 struct Writer<'a> {
     functions: &'a Arc<Functions>,
-    /// The type that sums are made in.
+    /// The type in which sums are computed.
     computed: DType,
     tensors: Vec<Descriptor>,
-    /// What operations are made of besides tensors.
+    /// The descriptors from which operations are made, besides tensors.
     parts: Vec<Descriptor>,
 }
 
@@ -199,7 +199,7 @@ impl Writer<'_> {
         let dims = [convolution.strides.len() as i64];
         own.set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Value::Integers(&dims))?;
         own.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Value::DataType(data_type(self.computed)))?;
-        // Without a flip of the weight.
+        // The weight is not flipped.
         let mode = sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION;
         own.set(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, Value::ConvolutionMode(mode))?;
         let numbers = [
@@ -233,7 +233,7 @@ impl Writer<'_> {
     }
 }
 
-/// What cuDNN calls the parts of a convolution.
+/// cuDNN's names for the parts of a convolution.
 struct Names {
     kind: Kind,
     windows: Name,
@@ -278,7 +278,7 @@ impl Names {
     }
 }
 
-/// Graphs have no other types.
+/// Returns cuDNN's name of a type. Graphs have no other types.
 fn data_type(dtype: DType) -> sys::cudnnDataType_t {
     match dtype {
         DType::F64 => sys::cudnnDataType_t::CUDNN_DATA_DOUBLE,

@@ -1,5 +1,5 @@
-//! How cuDNN does a graph: the first of the ways that it proposes that computes as it should and takes no more room than
-//! there is.
+//! Chooses cuDNN's plan for a graph: the first engine configuration that cuDNN proposes which computes precisely enough and needs no
+//! more than the allowed room.
 
 use super::descriptors::{Descriptor, Handle, Value};
 use super::functions::Functions;
@@ -14,15 +14,15 @@ use sys::cudnnBackendDescriptorType_t as Kind;
 use sys::cudnnBackendHeurMode_t as Mode;
 use sys::cudnnBackendNumericalNote_t as Note;
 
-/// More ways than cuDNN proposes at once.
+/// A number above that of the configurations that cuDNN proposes at once.
 const MOST_WAYS: usize = 128;
 
-/// The device that a graph is for.
+/// The device for which a graph is planned.
 #[derive(Clone, Copy)]
 pub(super) enum Target<'a> {
-    /// The one that is here.
+    /// The device of a handle.
     Here(&'a Handle),
-    /// One of these properties, which need not be here.
+    /// A device with these properties, which need not be here.
     #[cfg(test)]
     Told(&'a Descriptor),
 }
@@ -30,13 +30,13 @@ pub(super) enum Target<'a> {
 /// A graph with the engine configuration that executes it.
 pub(super) struct ExecutionPlan {
     pub(super) descriptor: Descriptor,
-    /// Bytes that it takes besides.
+    /// The bytes of workspace.
     pub(super) workspace: u64,
-    /// What it is made from, which lives as long.
+    /// The descriptors from which it is made, which live as long.
     _made_from: (Described, Descriptor),
 }
 
-/// What is told for which device it is.
+/// The descriptor that gets the device.
 #[derive(Clone, Copy)]
 enum For {
     Graph,
@@ -50,7 +50,7 @@ impl Target<'_> {
             (Self::Here(handle), For::Graph) => {
                 (Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Value::Handle(handle))
             }
-            // The graph has told them.
+            // The graph already has the handle.
             (Self::Here(_), For::Ways) => return Ok(()),
             (Self::Here(handle), For::Plan) => {
                 (Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Value::Handle(handle))
@@ -71,7 +71,7 @@ impl Target<'_> {
 }
 
 impl ExecutionPlan {
-    /// Of a graph, with so many bytes of room at most.
+    /// Plans a graph, with at most this number of bytes of room.
     pub(super) fn new(
         functions: &Arc<Functions>,
         target: Target,
@@ -81,7 +81,7 @@ impl ExecutionPlan {
     ) -> Result<Self, DriverError> {
         let described = describe(functions, graph, |graph| target.tell(For::Graph, graph))?;
         let mut last = None;
-        // First what cuDNN believes to be the fastest, then what it has for everything.
+        // First the configurations that cuDNN believes to be the fastest, then those that it has for everything.
         for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
             for way in ways(functions, target, &described, mode)? {
                 if !computes_well(&way, graph, single)? {
@@ -91,7 +91,7 @@ impl ExecutionPlan {
                     last = Some(format!("it needs {bytes} additional bytes"));
                     continue;
                 }
-                // What it proposes it need not be able to do.
+                // cuDNN may propose a configuration that it cannot run.
                 match planned(functions, target, &way) {
                     Ok((descriptor, workspace)) if workspace <= room => {
                         return Ok(Self { descriptor, workspace, _made_from: (described, way) });
@@ -106,7 +106,7 @@ impl ExecutionPlan {
     }
 }
 
-/// The ways that cuDNN proposes, the best first.
+/// Returns the configurations that cuDNN proposes, the best first.
 fn ways(
     functions: &Arc<Functions>,
     target: Target,
@@ -117,13 +117,13 @@ fn ways(
     heuristics.set(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, Value::Descriptor(&described.graph))?;
     heuristics.set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, Value::HeuristicMode(mode))?;
     target.tell(For::Ways, &heuristics)?;
-    // It may have none for a graph, which is no reason to end.
+    // cuDNN may have none for a graph, which is no error.
     let Ok(heuristics) = heuristics.finalize("ways") else { return Ok(vec![]) };
     let (name, kind) = (Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     heuristics.descriptors(name, kind, MOST_WAYS)
 }
 
-/// Whether a way gives the same numbers each time, and as good ones as f32 has.
+/// Whether a configuration gives the same numbers each time, and numbers as precise as f32.
 fn computes_well(way: &Descriptor, graph: &Graph, single: Single) -> Result<bool, DriverError> {
     let (name, kind) = (Name::CUDNN_ATTR_ENGINECFG_ENGINE, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     let engines = way.descriptors(name, kind, 1)?;
@@ -148,14 +148,14 @@ fn computes_well(way: &Descriptor, graph: &Graph, single: Single) -> Result<bool
     Ok(!refused.into_iter().any(|note| notes.contains(&(note as i32))))
 }
 
-/// The bytes that a way takes besides, if they are known to be more than there are. Some ways say so only when they are
-/// ready, which may take a second.
+/// Returns the workspace of a configuration in bytes, if it is known to exceed the room. Some configurations tell their workspace only
+/// once they are planned, which may take a second.
 fn too_large(way: &Descriptor, room: u64) -> Option<u64> {
     let bytes = way.integer(Name::CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE).ok()?;
     u64::try_from(bytes).ok().filter(|bytes| *bytes > room)
 }
 
-/// A way made ready, and the bytes that it takes besides.
+/// Returns the plan of a configuration, and the bytes of its workspace.
 fn planned(
     functions: &Arc<Functions>,
     target: Target,

@@ -1,5 +1,5 @@
-//! Plans for a device that need not be here: cuDNN makes them from the device's properties, and only to run them takes a
-//! GPU. So a graph that cuDNN does not take, or an attribute of a wrong type, shows on any machine with the libraries:
+//! Plans for a device that need not be here: cuDNN makes them from the device's properties, and only running them takes a GPU. So a
+//! graph that cuDNN refuses, or an attribute of a wrong type, shows on any machine with the libraries:
 //!
 //! `pip install --no-deps nvidia-cudnn-cu13 nvidia-cublas==13.0.* nvidia-cuda-nvrtc==13.0.*`, then
 //! `cargo test -p runtime --lib cuda::gpu::cudnn -- --ignored` with that environment active.
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// As cuDNN 9.28 writes the properties of a device; an older one takes no notice of what it does not know.
+/// The properties of a device, as cuDNN 9.28 writes them. An older cuDNN ignores the properties that it does not know.
 const H200: &str = r#"{
     "deviceName": "NVIDIA H200", "cudaDeviceId": 0, "pciDeviceId": 0, "deviceVer": 900, "driverVer": 13000,
     "maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536,
@@ -27,7 +27,7 @@ const H200: &str = r#"{
     "smClockRateKHz": 1980000, "memClockRateKHz": 3201000, "memoryBusWidth": 6144, "l2CacheSize": 62914560
 }"#;
 
-/// cuDNN, with a driver beneath it that has no device, where there is none at all.
+/// Opens cuDNN. If there is no driver, a driver without a device is opened beneath it.
 fn functions() -> Arc<Functions> {
     static OPEN: OnceLock<Arc<Functions>> = OnceLock::new();
     let open = || {
@@ -40,7 +40,7 @@ fn functions() -> Arc<Functions> {
     OPEN.get_or_init(open).clone()
 }
 
-/// Whatever cuDNN asks of it as it makes plans, it says yes to.
+/// Opens a driver that answers every question which cuDNN asks while it makes plans.
 fn open_driver_without_device() {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, library) = (Path::new("cuda/gpu/cudnn/no_device.c"), folder.path().join("libcuda.so.1"));
@@ -64,7 +64,7 @@ fn plan(graph: &Graph, single: Single) -> Result<ExecutionPlan, DriverError> {
     ExecutionPlan::new(&functions, Target::Told(&device), graph, single, MOST_ROOM)
 }
 
-/// An operator on dense tensors, each so many elements behind a multiple of 256 bytes.
+/// Returns an operator on dense tensors, each `behind` elements after a multiple of 256 bytes.
 fn dense(op: Op, dtype: DType, operands: &[Type], results: &[Type], behind: u64) -> Instruction {
     let mut places = Places::default();
     let mut view = |ty: &Type| {
@@ -75,7 +75,7 @@ fn dense(op: Op, dtype: DType, operands: &[Type], results: &[Type], behind: u64)
     instruction(op, operands, results.iter().map(&mut view).collect())
 }
 
-/// A convolution and its gradients: sizes of image and weight, strides, dilations, pads.
+/// Returns a convolution and its gradients, from the sizes of image and weight, strides, dilations and pads.
 fn convolutions([x, weight, strides, dilations, pads]: [&[u64]; 5]) -> Vec<(Op, Vec<Type>, Type)> {
     let (strides, dilations) = (SmallVec::from_slice(strides), SmallVec::from_slice(dilations));
     let pads = SmallVec::<[u64; 6]>::from_slice(pads);
@@ -93,7 +93,7 @@ fn convolutions([x, weight, strides, dilations, pads]: [&[u64]; 5]) -> Vec<(Op, 
     ]
 }
 
-/// With cuDNN where the system's loader looks, or without.
+/// The system's loader may find cuDNN or not.
 #[test]
 fn without_cudnn_it_is_said_where_it_was_looked_for() {
     let folders = Folders { given: vec!["/nowhere".into()], installed: vec![] };
@@ -130,7 +130,7 @@ fn every_convolution_of_the_samples_has_a_plan_in_every_type() {
     assert!(count > 200, "{count}");
 }
 
-/// ResNet's and others', as large as in training: what takes more room than there is must not be chosen.
+/// Convolutions of ResNet and other models, as large as in training. A plan that needs more than the allowed room must not be chosen.
 #[test]
 #[ignore = "needs cuDNN"]
 fn convolutions_of_large_models_keep_to_their_room() {
@@ -168,7 +168,7 @@ fn a_result_of_a_wrong_size_is_refused_in_cudnns_words() {
     assert!(error.starts_with("cuDNN, a convolution: CUDNN_STATUS_BAD_PARAM"), "{error}");
 }
 
-/// The gradient holds all scores, which may be more than there is room for: then it is divided.
+/// The gradient holds all scores. If they need more than the allowed room, the gradient is divided.
 #[test]
 #[ignore = "needs cuDNN"]
 fn attention_and_its_gradient_have_plans() {
@@ -178,7 +178,7 @@ fn attention_and_its_gradient_have_plans() {
         ([16, 16, 16, 2048, 64], DType::BF16, true, 8),
         ([2, 4, 4, 1000, 64], DType::F16, false, 1),
         ([1, 6, 2, 77, 128], DType::BF16, true, 1),
-        // One sample's scores outgrow the room.
+        // The scores of one sample exceed the room.
         ([1, 16, 16, 4096, 64], DType::BF16, true, 2),
         ([2, 16, 4, 4096, 128], DType::BF16, true, 4),
     ] {

@@ -1,41 +1,41 @@
-//! Chooses the algorithm of a multiplication among those that cuBLASLt proposes. Nothing here needs a device.
+//! Chooses the algorithm of a multiplication among the proposals of cuBLASLt. Nothing here needs a device.
 //!
-//! The choice shall change speed alone. So an algorithm takes the first proposal's place only if it divides sums in the same
-//! way and is measurably faster. A device that was idle runs at a lower clock, and slows down again when it is hot. So the runs
-//! begin after a warm-up, the algorithms take turns, and the median of an algorithm's runs counts.
+//! The choice may change only the speed. So an algorithm takes the first proposal's place only if it divides sums in the same way and
+//! is measurably faster. A device that was idle runs at a lower clock, and slows down again when it is hot. So the runs begin after a
+//! warm-up, the algorithms take turns, and the median of an algorithm's runs counts.
 
 use crate::cuda::driver::DriverError;
 use std::time::Duration;
 
-/// How many proposals cuBLASLt is asked for.
+/// The number of proposals for which cuBLASLt is asked.
 pub(super) const PROPOSALS: usize = 8;
 
-/// The time that the multiplications of one program may be timed for. After that the first proposal is taken.
+/// The longest time for which the multiplications of one program are timed. After that the first proposal is taken.
 pub(super) const BUDGET: Duration = Duration::from_secs(2);
 
-/// Timed runs of an algorithm, after one that is not timed. An odd number, so that one of them is the median.
+/// The number of timed runs of an algorithm, after one run that is not timed. It is odd, so that one of the runs is the median.
 const RUNS: usize = 3;
 
-/// After so long without a trial the device is taken to have lowered its clock. A guess, to be measured.
+/// The time without a trial after which the device is assumed to have lowered its clock. A guess, to be measured.
 const COLD: Duration = Duration::from_millis(500);
 
 /// The time for which a cold device runs algorithms that are not timed. A guess, to be measured.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// How much faster than the first proposal another one has to be, as a share of the time: less may be noise.
+/// The share of the time by which another algorithm has to be faster than the first proposal: less may be noise.
 const MARGIN: f64 = 0.03;
 
-/// How an algorithm divides a sum into parts, and how it adds them up.
+/// The way in which an algorithm divides a sum into parts and adds them up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Summation {
     pub(super) parts: u32,
     pub(super) scheme: u32,
 }
 
-/// Why a run of an algorithm ended.
+/// The reason why a run of an algorithm failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// cuBLASLt refused it, and nothing was run.
+    /// cuBLASLt refused the algorithm, and nothing was run.
     Refused(DriverError),
     /// The device failed. No other algorithm can run after that.
     Device(DriverError),
@@ -46,10 +46,10 @@ pub(super) trait Trial {
     /// An algorithm of cuBLASLt.
     type Algorithm: Copy;
 
-    /// Returns the proposed algorithms, the one first that cuBLASLt believes to be the fastest.
+    /// Returns the proposed algorithms. The first is the one that cuBLASLt believes to be the fastest.
     fn propose(&mut self) -> Result<Vec<Self::Algorithm>, DriverError>;
 
-    /// Returns why cuBLASLt does not take an algorithm for this multiplication, or its summation.
+    /// Returns the summation of an algorithm, or the reason why cuBLASLt refuses the algorithm for this multiplication.
     fn check(&mut self, algorithm: Self::Algorithm) -> Result<Summation, DriverError>;
 
     /// Returns whether there is memory to run an algorithm on.
@@ -61,14 +61,14 @@ pub(super) trait Trial {
     /// Returns the time since the planning of the program began.
     fn elapsed(&self) -> Duration;
 
-    /// Returns the time since the last run of any trial on this device; none if there was no run.
+    /// Returns the time since the last run of any trial on this device; `None` if there was no run.
     fn idle(&self) -> Option<Duration>;
 }
 
-/// Returns the algorithms for a multiplication: the chosen one first, then those to be tried if it is refused.
+/// Returns the algorithms for a multiplication: the chosen one first, then the algorithms to try if it is refused.
 ///
 /// # Errors
-/// cuBLASLt proposes no algorithm, or refuses to run each; the device failed.
+/// cuBLASLt proposes no algorithm, or refuses to run every one; the device failed.
 pub(super) fn choose<T: Trial>(trial: &mut T) -> Result<Vec<T::Algorithm>, DriverError> {
     let (mut accepted, mut doubtful) = (Vec::new(), Vec::new());
     let mut refusal = DriverError("cuBLASLt proposes no algorithm".into());
@@ -155,7 +155,7 @@ fn compare<T: Trial>(
     Ok(refusal)
 }
 
-/// Returns the median of an algorithm's runs; none if there are too few.
+/// Returns the median of an algorithm's runs; `None` if there are too few.
 fn median(runs: &[f64]) -> Option<f64> {
     let mut sorted = runs.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -180,14 +180,14 @@ fn fastest_first<A: Copy>(timings: &Timings<A>) -> Vec<A> {
 mod tests {
     use super::*;
 
-    /// A made-up cuBLASLt with a clock that runs during runs alone.
+    /// A fake cuBLASLt, with a clock that advances only during runs.
     struct Fake {
         proposals: Vec<Proposal>,
         /// Whether there is no memory.
         no_memory: bool,
         elapsed: f64,
         idle: Option<Duration>,
-        /// How many times as long as on a warm device a run takes that begins after so many seconds and runs.
+        /// The time of a run as a multiple of its time on a warm device, by the seconds and the runs before it.
         slowness: Box<dyn Fn(f64, usize) -> f64>,
         /// The algorithms that were run, in order.
         runs: Vec<usize>,
@@ -195,13 +195,13 @@ mod tests {
 
     #[derive(Clone, Copy)]
     enum Runs {
-        /// In so many seconds.
+        /// The run takes this number of seconds.
         In(f64),
         /// cuBLASLt's check refuses it, and so does a run.
         FailsTheCheck,
-        /// cuBLASLt's check refuses it, but it runs in so many seconds.
+        /// cuBLASLt's check refuses it, but its run takes this number of seconds.
         InDespiteTheCheck(f64),
-        /// In a thousandth of a second, until so many runs of any algorithm were made. Then it is refused.
+        /// The run takes a thousandth of a second. After this number of runs of any algorithm, it is refused.
         RefusedFrom(usize),
         Refused,
         BreaksTheDevice,
@@ -220,12 +220,12 @@ mod tests {
             Self { proposals, no_memory: false, elapsed: 0.0, idle, slowness, runs: vec![] }
         }
 
-        /// The same with another speed of its runs.
+        /// Returns the fake with another speed of its runs.
         fn slowed(self, slowness: impl Fn(f64, usize) -> f64 + 'static) -> Self {
             Self { slowness: Box::new(slowness), ..self }
         }
 
-        /// The same after so long without a trial.
+        /// Returns the fake after this time without a trial.
         fn after(self, idle: Option<Duration>) -> Self {
             Self { idle, ..self }
         }
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(fake.runs, [0], "there is nothing to compare it with");
     }
 
-    /// A run of the best algorithm that takes ten times as long, and one of another algorithm that takes a tenth of its time.
+    /// One run of the best algorithm takes ten times as long, or one run of the other algorithm takes a tenth of its time.
     #[test]
     fn a_single_run_does_not_decide() {
         for outlier in 0..2 * (1 + RUNS) {
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(Fake::of(&[]).choose(), Err("cuBLASLt proposes no algorithm".into()));
     }
 
-    /// The check's word counts less than a run's.
+    /// A run counts more than the check.
     #[test]
     fn when_the_check_accepts_nothing_runs_decide() {
         let despite = [FailsTheCheck, InDespiteTheCheck(2e-3), InDespiteTheCheck(1e-3)];
@@ -391,14 +391,14 @@ mod tests {
         assert_eq!(fake.runs.last(), Some(&1));
     }
 
-    /// The second algorithm divides sums as the first one that runs does not: it is a last resort, however fast it is.
+    /// The second algorithm divides sums in another way than the first one that runs. So it is a last resort, however fast it is.
     #[test]
     fn an_algorithm_that_sums_in_another_order_is_not_timed() {
         let mut fake = Fake::of(&[In(3e-3), In(1e-3), In(2e-3)]);
         fake.proposals[1].parts = 2;
         assert_eq!(fake.choose(), Ok(vec![2, 0, 1]));
         assert!(!fake.runs.contains(&1));
-        // The first that runs decides.
+        // The first algorithm that runs decides.
         fake.proposals[0].runs = Refused;
         assert_eq!(fake.choose(), Ok(vec![1, 2]));
     }

@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-/// The types of a multiplication's insides.
+/// The type of a multiplication's factors and sums.
 #[derive(Clone, Copy)]
 pub(super) enum Scale {
     Single,
@@ -29,7 +29,7 @@ impl Scale {
         }
     }
 
-    /// One and zero, of that type.
+    /// Returns one and zero, in this type.
     pub(super) fn numbers(self) -> (*const c_void, *const c_void) {
         static SINGLES: [f32; 2] = [1.0, 0.0];
         static DOUBLES: [f64; 2] = [1.0, 0.0];
@@ -40,7 +40,7 @@ impl Scale {
     }
 }
 
-/// Sums are made in f32 even where halves are multiplied.
+/// Returns the type of sums, which are f32 even for products of halves.
 fn compute_type(dtype: DType, single: Single) -> sys::cublasComputeType_t {
     match (dtype, single) {
         (DType::F64, _) => sys::cublasComputeType_t::CUBLAS_COMPUTE_64F,
@@ -49,7 +49,7 @@ fn compute_type(dtype: DType, single: Single) -> sys::cublasComputeType_t {
     }
 }
 
-/// Lowering multiplies floats alone.
+/// Returns cuBLASLt's name of a type. Lowering multiplies only floats.
 pub(super) fn data_type(dtype: DType) -> sys::cudaDataType {
     match dtype {
         DType::F64 => sys::cudaDataType::CUDA_R_64F,
@@ -81,7 +81,7 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// Makes one for the device whose context is current.
+    /// Creates a handle for the device whose context is current.
     #[allow(unsafe_code)]
     pub(super) fn new(functions: &Arc<Functions>) -> Result<Self, DriverError> {
         let mut raw = ptr::null_mut();
@@ -180,8 +180,7 @@ fn set<T: Copy>(
     attribute: u32,
     value: T,
 ) -> Status {
-    // SAFETY: `raw` is alive, and the function is for its kind; so many bytes are copied from the value. A wrong size is an
-    // error.
+    // SAFETY: `raw` is alive, and the function is for its kind; the bytes of the value are copied. A wrong size is an error.
     unsafe { function(raw, attribute, ptr::from_ref(&value).cast(), size_of::<T>()) }
 }
 
@@ -231,7 +230,7 @@ impl Drop for Layout {
     }
 }
 
-/// The conditions that an algorithm has to keep.
+/// The conditions that an algorithm has to meet.
 pub(super) struct Preference {
     pub(super) raw: Raw,
     functions: Arc<Functions>,

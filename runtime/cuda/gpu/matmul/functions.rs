@@ -10,14 +10,14 @@ use crate::cuda::symbols::{Symbols, function};
 use cudarc::cublaslt::sys;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-/// 0 is success.
+/// A status of cuBLASLt; 0 is success.
 pub(super) type Status = c_int;
 /// A handle of cuBLASLt, a description, a layout or a preference.
 pub(super) type Raw = *mut c_void;
-/// An algorithm, which cuBLASLt lets be copied.
+/// An algorithm, which cuBLASLt allows to be copied.
 pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
 
-/// The oldest cuBLASLt that is accepted, as it counts versions.
+/// The oldest cuBLASLt that is accepted, in cuBLASLt's form of versions.
 const OLDEST: usize = 120_000;
 
 /// `cublasLtMatmulHeuristicResult_t`: an algorithm that cuBLASLt proposes, or its answer about one.
@@ -34,7 +34,7 @@ pub(super) struct Proposal {
 }
 
 impl Proposal {
-    /// A place that cuBLASLt writes.
+    /// A proposal that cuBLASLt has not written yet.
     pub(super) const EMPTY: Self = Self {
         algorithm: Algorithm { data: [0; 8] },
         workspace: 0,
@@ -66,7 +66,7 @@ type Multiply = unsafe extern "C" fn(
     *mut c_void,
 ) -> Status;
 
-/// cuBLASLt, open.
+/// The opened library cuBLASLt.
 pub(super) struct Functions {
     pub(super) create: unsafe extern "C" fn(*mut Raw) -> Status,
     pub(super) destroy: Destroy,
@@ -136,10 +136,10 @@ impl Functions {
         })
     }
 
-    /// The version, as cuBLASLt counts it.
+    /// Returns the version, in cuBLASLt's form.
     #[allow(unsafe_code)]
     pub(super) fn version(&self) -> usize {
-        // SAFETY: it gives a number.
+        // SAFETY: the function returns a number.
         unsafe { (self.version)() }
     }
 
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Proposal, waves), std::mem::offset_of!(Theirs, wavesCount));
     }
 
-    /// With cuBLASLt or without: an answer, and no panic.
+    /// A machine with cuBLASLt and one without get an answer, and no panic.
     #[test]
     fn every_machine_has_an_answer() {
         match Functions::open(&Folders::of_process()) {

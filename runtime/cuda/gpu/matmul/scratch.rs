@@ -1,32 +1,32 @@
-//! Memory in which algorithms are tried before a program runs: nothing of the program lies there.
+//! Memory in which algorithms are tried before a program runs. Nothing of the program lies there.
 
 use crate::cuda::driver::{Address, DriverError, MultiplyPlaces};
 use crate::cuda::gpu::handles::{Memory, Queue};
 use crate::cuda::program::{Matrices, Multiply};
 use ir::DType;
 
-/// Memory begins at multiples of this, and cuBLASLt looks at no larger alignment.
+/// Memory begins at a multiple of this number of bytes, and cuBLASLt looks at no larger alignment.
 const ALIGNMENT: u64 = 256;
 
-/// A byte that is no special number in any type: 0.0115 in f32 and bf16, 1.06 in f16. Numbers that are not zero take the power
-/// that a program's numbers take.
+/// A byte that makes an ordinary number in every type: 0.0115 in f32 and bf16, 1.06 in f16. Numbers that are not zero take as much
+/// power as a program's numbers.
 const FILL: u8 = 0x3c;
 
-/// Memory of its own for trial runs.
+/// Separate memory for trial runs.
 pub(in crate::cuda::gpu) struct Scratch {
     memory: Memory,
     bytes: u64,
 }
 
 impl Scratch {
-    /// Allocates so many bytes and fills them.
+    /// Allocates this number of bytes and fills them.
     pub(in crate::cuda::gpu) fn new(bytes: u64, queue: &Queue) -> Result<Self, DriverError> {
         let memory = Memory::new(bytes)?;
         queue.fill(memory.at, FILL, bytes)?;
         Ok(Self { memory, bytes })
     }
 
-    /// Returns where the matrices of a multiplication lie, if there is room for them.
+    /// Returns the places of the matrices of a multiplication, if there is room for them.
     pub(super) fn places(&self, multiply: &Multiply) -> Option<MultiplyPlaces> {
         let (places, end) = places(multiply, self.memory.at);
         (end.0 <= self.memory.at.0 + self.bytes).then_some(places)
@@ -38,7 +38,7 @@ pub(in crate::cuda::gpu) fn bytes(multiply: &Multiply) -> u64 {
     places(multiply, Address(0)).1.0
 }
 
-/// Returns places that are never read or written, for questions that no run answers.
+/// Returns places that are never read or written, for questions that need no run.
 pub(super) fn nowhere(multiply: &Multiply) -> MultiplyPlaces {
     places(multiply, Address(1 << 40)).0
 }
@@ -55,7 +55,7 @@ fn places(multiply: &Multiply, start: Address) -> (MultiplyPlaces, Address) {
     };
     let mut matrices = |matrices: &Matrices, dtype: DType, sizes: [usize; 2]| {
         let span = matrices.place(dtype, multiply.batch, sizes).bytes;
-        // Matrices that follow each other downwards lie before the first.
+        // Matrices at a negative distance lie before the first.
         let before = matrices.apart.min(0).unsigned_abs() * (multiply.batch as u64 - 1) * dtype.bytes();
         take(matrices.start, before, span.end - span.start)
     };
@@ -96,7 +96,7 @@ mod tests {
         }
     }
 
-    /// The places in a program's memory.
+    /// Returns the places in a program's memory.
     fn in_program(multiply: &Multiply) -> MultiplyPlaces {
         let at = |start: i64| Address(ARENA + start as u64);
         let epilogue = &multiply.epilogue;
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Whether a sum is added to makes no other problem, so one plan serves both.
+    /// Adding to the result makes no other problem, so one plan serves both calls.
     #[test]
     fn a_multiplication_that_adds_is_the_same_problem() {
         let multiply = multiply(Epilogue::default());

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 pub(super) struct OnDevice<'a> {
     pub(super) multiplier: &'a Multiplier,
     pub(super) prepared: &'a Prepared,
-    /// The calls of the multiplication: alike but for whether they add to the result.
+    /// The calls of the multiplication, which differ only in whether they add to the result.
     pub(super) calls: &'a [Call],
-    /// The queue of the main stream, and marks on it. None without memory.
+    /// The queue of the main stream, and marks on it. `None` without memory.
     pub(super) timer: Option<(&'a Queue, [Mark; 2])>,
-    /// When the planning of the program began.
+    /// The time at which the planning of the program began.
     pub(super) began: Instant,
 }
 
@@ -30,7 +30,7 @@ impl OnDevice<'_> {
     fn attribute(&self, algorithm: &Algorithm, attribute: Attribute) -> Result<u32, DriverError> {
         let (mut value, mut written) = (0_u32, 0);
         let to = std::ptr::from_mut(&mut value).cast();
-        // SAFETY: the algorithm is cuBLASLt's; four bytes are written at most.
+        // SAFETY: the algorithm is cuBLASLt's; at most four bytes are written.
         let status = unsafe {
             (self.functions().algorithm)(algorithm, attribute as u32, to, size_of::<u32>(), &mut written)
         };
@@ -50,7 +50,7 @@ impl Trial for OnDevice<'_> {
         let (handle, description) = (self.multiplier.handle.raw, self.prepared.description.raw);
         let (mut proposals, mut count) = ([Proposal::EMPTY; PROPOSALS], 0);
         let (most, to) = (PROPOSALS as i32, proposals.as_mut_ptr());
-        // SAFETY: all of these are alive, and there is room for so many proposals.
+        // SAFETY: all of these are alive, and there is room for `most` proposals.
         let status = unsafe {
             let preference = preference.raw;
             (functions.propose)(

@@ -1,5 +1,5 @@
-//! NCCL's functions, as its header declares them. cudarc has bindings, but does not look for the file by the name that the
-//! library has.
+//! NCCL's functions, as its header declares them. cudarc has bindings, but looks for the library under a name that its file does not
+//! have.
 
 use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::{self, Folders, Library};
@@ -8,33 +8,33 @@ use cudarc::driver::sys::CUstream;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
-/// 0 is success.
+/// A status of NCCL; 0 is success.
 pub(super) type Status = c_int;
-/// What is asked for goes on.
+/// The status of a call in progress.
 pub(super) const IN_PROGRESS: Status = 7;
 
 /// A communicator: a rank's place in a group.
 pub(super) type Communicator = *mut c_void;
 
-/// What the ranks of a group find each other by.
+/// The id by which the ranks of a group find each other.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct UniqueId([c_char; 128]);
 
 impl UniqueId {
-    /// The id as bytes, to be sent to other processes.
+    /// Returns the id as bytes, which are sent to other processes.
     pub(super) fn bytes(&self) -> Vec<u8> {
         self.0.iter().map(|byte| *byte as u8).collect()
     }
 
-    /// The id that another process sent. `None` if the bytes are not as many as an id has.
+    /// Returns the id that another process sent. `None` if there are not as many bytes as an id has.
     pub(super) fn of_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: [u8; 128] = bytes.try_into().ok()?;
         Some(Self(bytes.map(|byte| byte as c_char)))
     }
 }
 
-/// How a communicator is made, as NCCL 2.17 has it; later ones take that, and choose what they have besides.
+/// The configuration of a communicator, as in NCCL 2.17. Later versions accept it, and choose the options that they have in addition.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -48,17 +48,18 @@ pub(super) struct Config {
     shares: c_int,
 }
 
-/// The number of the version that `Config` is of.
+/// The version of `Config`.
 const CONFIG_VERSION: c_uint = 21_700;
-/// What NCCL knows a configuration by, and what is left to it.
+/// The number that marks a configuration, and the value of an option that is left to NCCL.
 const MAGIC: c_uint = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
 
-/// The oldest that is taken, as NCCL counts versions.
+/// The oldest NCCL that is accepted, in NCCL's form of versions.
 const OLDEST: c_int = 21_800;
 
 impl Config {
-    /// Calls return before they are done, so that another rank's failure can end them.
+    /// Returns the configuration of a communicator whose calls return before they are done, so that another rank's failure can end
+    /// them.
     pub(super) fn of_calls_that_return() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -79,7 +80,7 @@ type Gather =
 type Reduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, CUstream) -> Status;
 
-/// The functions that are used.
+/// NCCL's functions that are used here.
 pub(super) struct Functions {
     pub(super) unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
     pub(super) join: unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> Status,
@@ -104,7 +105,7 @@ impl Functions {
     /// Opens NCCL.
     ///
     /// # Errors
-    /// It is not there, or too old.
+    /// NCCL is not installed, or is too old.
     #[allow(unsafe_code)]
     pub(super) fn open(folders: &Folders) -> Result<Self, DriverError> {
         let missing = |error: &dyn std::fmt::Display| {
@@ -115,7 +116,7 @@ impl Functions {
         let mut version = 0;
         let ask: unsafe extern "C" fn(*mut c_int) -> Status =
             get(&*handle, "ncclGetVersion").map_err(|error| missing(&error))?;
-        // SAFETY: it writes a number.
+        // SAFETY: the function writes a number.
         unsafe { ask(&mut version) };
         if version < OLDEST {
             let path = opened.path.display();
@@ -143,24 +144,24 @@ impl Functions {
         })
     }
 
-    /// What NCCL did not do, and why, in its own words.
+    /// Turns a status into an error in NCCL's own words. `what` names the call.
     #[allow(unsafe_code)]
     pub(super) fn refused(&self, what: &str, status: Status) -> DriverError {
         let told = |text: *const c_char| {
             if text.is_null() {
                 return String::new();
             }
-            // SAFETY: the texts that NCCL gives end with zero and live as long as it or the thread.
+            // SAFETY: NCCL's texts end with zero and live as long as NCCL or the thread.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
         };
-        // SAFETY: they give texts, for any number, and for no communicator.
+        // SAFETY: the functions return texts, for any number, and without a communicator.
         let (text, last) = unsafe { (told((self.text)(status)), told((self.last_error)(ptr::null_mut()))) };
         let last = if last.is_empty() { last } else { format!(": {last}") };
         DriverError(format!("NCCL, {what}: {text}{last}"))
     }
 }
 
-/// A function, whose type is that of NCCL's header.
+/// Returns a function, whose type is that of NCCL's header.
 #[allow(unsafe_code)]
 fn get<F: Copy>(handle: &dyn Symbols, name: &str) -> Result<F, String> {
     // SAFETY: `F` is the type that NCCL's header declares for the name; the library is never closed.
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(Functions::of(&Exported::of(Library::Nccl)).map(drop), Ok(()));
     }
 
-    /// Of `ncclConfig_v21700` in nccl.h.
+    /// The layout of `ncclConfig_v21700` in nccl.h.
     #[test]
     fn a_configuration_lies_as_nccl_reads_it() {
         assert_eq!(size_of::<Config>(), 48);
@@ -194,7 +195,7 @@ mod tests {
         assert!(UniqueId::of_bytes(&[1; 127]).is_none());
     }
 
-    /// With NCCL or without: an answer, and no panic.
+    /// A machine with NCCL and one without get an answer, and no panic.
     #[test]
     fn every_machine_has_an_answer() {
         match Functions::open(&Folders::of_process()) {

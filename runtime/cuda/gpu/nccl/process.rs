@@ -1,8 +1,8 @@
-//! The communicators of a process that is one rank: one of all ranks, made with an id that rank 0 sends, and one for each of
-//! the rank's groups, split off it.
+//! The communicators of a process that is one rank: one of all ranks, made with an id that rank 0 sends, and one for each of the rank's
+//! groups, split off from the first.
 //!
-//! All ranks must split in the same order, and a rank that is in none of the groups that are split off takes part as well. A group of all
-//! ranks in their order needs no split.
+//! All ranks must split in the same order, and a rank that is in none of the split-off groups takes part as well. A group of all ranks
+//! in their order needs no split.
 
 use super::library::{Communicator, Config, Functions, UniqueId};
 use super::{Group, Member, Team, checked};
@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 pub(in crate::cuda::gpu) struct Lone {
     functions: Functions,
     member: Member,
-    /// Of rank 0 the id by which the ranks find each other.
+    /// The id by which the ranks find each other. Until it is shared, only rank 0 has it.
     id: Option<UniqueId>,
 }
 
@@ -27,7 +27,7 @@ impl Lone {
     /// Opens NCCL for the GPU of this number.
     ///
     /// # Errors
-    /// NCCL is not there, or refuses.
+    /// NCCL is not installed, or refuses.
     #[allow(unsafe_code)]
     pub(in crate::cuda::gpu) fn open(
         ordinal: usize,
@@ -40,7 +40,7 @@ impl Lone {
         let mut id = None;
         if is_first {
             let mut made = std::mem::MaybeUninit::uninit();
-            // SAFETY: it writes the id, which is read only if it has been written.
+            // SAFETY: the function writes the id, which is read only if it was written.
             id = Some(unsafe {
                 checked((functions.unique_id)(made.as_mut_ptr()))
                     .map_err(|status| functions.refused("making an id", status))?;
@@ -50,7 +50,7 @@ impl Lone {
         Ok(Self { functions, member, id })
     }
 
-    /// Gives the id of rank 0 to all ranks.
+    /// Sends the id of rank 0 to all ranks.
     ///
     /// # Errors
     /// A rank failed.
@@ -91,7 +91,7 @@ impl Lone {
     }
 }
 
-/// The place at which NCCL writes a communicator, from another thread and perhaps late. It is never freed.
+/// Returns a place for a communicator. NCCL writes it from another thread and perhaps late, so it is never freed.
 fn place() -> *mut Communicator {
     Box::into_raw(Box::new(ptr::null_mut()))
 }
@@ -103,7 +103,7 @@ impl Team {
         const WHAT: &str = "joining all ranks";
         self.bind(rank)?;
         let (place, mut config) = (place(), Config::of_calls_that_return());
-        // SAFETY: the place stays, the configuration is read before the call returns, the rank's GPU is current.
+        // SAFETY: the place stays, the configuration is read before the call returns, and the rank's GPU is current.
         let joined =
             unsafe { (self.functions.join)(place, all.ranks.len() as c_int, id, rank as c_int, &mut config) };
         checked(joined).map_err(|status| self.functions.refused(WHAT, status))?;
@@ -113,7 +113,8 @@ impl Team {
         self.done(rank, all, WHAT)
     }
 
-    /// Makes the communicator of a group, or of none. The other ranks make those of their groups at the same time.
+    /// Makes the communicator of a group, or takes part without a group. The other ranks make the communicators of their groups at the
+    /// same time.
     #[allow(unsafe_code)]
     fn split(&self, rank: u64, all: &Group, group: Option<&Group>) -> Result<(), DriverError> {
         const WHAT: &str = "splitting off a group";
@@ -129,7 +130,7 @@ impl Team {
         }
         self.done(rank, all, WHAT)?;
         let Some(group) = group else { return Ok(()) };
-        // SAFETY: NCCL has written the place when the parent is done; it does so atomically.
+        // SAFETY: NCCL has written the place, atomically, when the parent is done.
         let communicator = unsafe { ptr::read_volatile(place) };
         if communicator.is_null() {
             return Err(DriverError("NCCL, splitting off a group: it made no communicator".into()));
@@ -143,8 +144,8 @@ impl Team {
 /// The color of a rank that is in no group: NCCL_SPLIT_NOCOLOR.
 const NO_COLOR: c_int = -1;
 
-/// The number of a rank's group among those that are split at once, and the place of the rank in the group. Groups have no rank in
-/// common, so the smallest rank of each is a number of its own.
+/// Returns the number of a rank's group among the groups of a split, and the rank's place in its group. Groups share no rank, so the
+/// smallest rank of each is unique.
 fn color_and_key(rank: u64, group: &[u64]) -> (c_int, c_int) {
     let smallest = group.iter().copied().min().unwrap_or(rank);
     let place = group.iter().position(|&member| member == rank).unwrap_or_default();

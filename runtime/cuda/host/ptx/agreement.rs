@@ -6,14 +6,15 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The largest error of a number, relative to its size and the root mean square of the numbers that were written.
+/// Returns the largest error of a number, relative to its size and the root mean square of the numbers that were written.
 ///
-/// In f16 and bf16 it is two distances of neighbours: one for the rounding of the result, and one for a term of it that a product takes
-/// in the type. Such a term is computed in f32, and where it lies next to a tie, its last bit in f32 decides. For example: a gradient of
-/// attention adds up 35 terms to -0.0179, of which one is -0.36 and 4e-5 of a distance beside a tie. It is -0.0181 or -0.0177.
+/// In f16 and bf16 it is twice the distance between neighbouring numbers: one distance for the rounding of the result, and one for a
+/// term of the result that a product takes in this type. Such a term is computed in f32; if it lies next to a tie, its last bit in f32
+/// decides the rounding. For example: a gradient of attention adds up 35 terms to -0.0179, of which one is -0.36 and 4e-5 of a distance
+/// beside a tie. The gradient is -0.0181 or -0.0177.
 ///
-/// In f32 and f64 the bound leaves room for sums in another order and for approximations. A kernel that is given numbers in f32 or less
-/// computes in f32, also if it stores f64.
+/// In f32 and f64 the bound leaves room for sums in another order and for approximations. A kernel that gets numbers in f32 or narrower
+/// types computes in f32, also if it stores f64.
 fn bound(dtype: DType, is_of_single: bool) -> f64 {
     match dtype {
         DType::F64 if is_of_single => bound(DType::F32, false),
@@ -25,8 +26,8 @@ fn bound(dtype: DType, is_of_single: bool) -> f64 {
     }
 }
 
-/// The type of the elements that a type of CUDA C++ points to: `const bf16*`. A structure has elements of one type:
-/// `attention::Row<float>*`. None if it is no pointer.
+/// Returns the type of the elements to which a pointer of CUDA C++ points: `const bf16*`. A structure has elements of one type:
+/// `attention::Row<float>*`. `None` if the text is no pointer.
 pub(super) fn pointed_to(text: &str) -> Option<DType> {
     let element = text.trim().trim_start_matches("const ").strip_suffix('*')?.trim_end();
     let element = match element.split_once('<') {
@@ -38,12 +39,12 @@ pub(super) fn pointed_to(text: &str) -> Option<DType> {
     DType::ALL.into_iter().find(|dtype| *dtype != DType::Bool && stored(*dtype) == element)
 }
 
-/// The bytes of an operand, before a launch and after it, in both ways.
+/// The bytes of an operand: before a launch, and after it on the stand-in and by the PTX.
 pub(super) struct Outcome<'a> {
     pub(super) before: &'a [u8],
     pub(super) stand_in: &'a [u8],
     pub(super) ptx: &'a [u8],
-    /// Whether the kernel is given numbers in f32, f16 or bf16.
+    /// Whether the kernel gets numbers in f32, f16 or bf16.
     pub(super) is_of_single: bool,
 }
 
@@ -51,7 +52,7 @@ pub(super) struct Outcome<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Difference {
     pub(super) dtype: DType,
-    /// The number of the element of the largest error.
+    /// The index of the element with the largest error.
     pub(super) element: usize,
     pub(super) error: f64,
     /// The largest error that an element may have.
@@ -70,15 +71,15 @@ impl fmt::Display for Difference {
 }
 
 impl Difference {
-    /// Whether the numbers do not agree.
+    /// Whether the error exceeds its bound.
     pub(super) fn is_beyond_bound(&self) -> bool {
         self.error > self.bound
     }
 }
 
 impl Outcome<'_> {
-    /// The largest error in the type of a pointer into the operand, which begins at an address; if pointers of several types point
-    /// into it, the one that fits best. None if nothing was written.
+    /// Returns the largest error of an operand that begins at an address, in the type of a pointer into it. If pointers of several
+    /// types point into it, the type that fits best is taken. `None` if nothing was written.
     pub(super) fn least_difference(&self, address: u64, pointers: &[(u64, DType)]) -> Option<Difference> {
         if self.before == self.stand_in && self.before == self.ptx {
             return None;
@@ -87,7 +88,7 @@ impl Outcome<'_> {
             |pointer: u64| pointer.checked_sub(address).filter(|offset| *offset < self.before.len() as u64);
         let own: Vec<(u64, DType)> =
             pointers.iter().filter_map(|(pointer, dtype)| Some((offset(*pointer)?, *dtype))).collect();
-        // The bits of an integer are a tiny number in a floating-point type, and two of them differ by next to nothing.
+        // The bits of an integer make a tiny number in a floating-point type, and two of them differ by next to nothing.
         let is_ambiguous = own.iter().any(|(_, dtype)| *dtype != own[0].1);
         let differences =
             own.iter().map(|(offset, dtype)| self.difference(*dtype, *offset as usize, is_ambiguous));
@@ -97,9 +98,10 @@ impl Outcome<'_> {
         Some(least.unwrap_or_else(|| self.difference(DType::U8, 0, false)))
     }
 
-    /// The largest error of the elements, which begin `start` bytes behind the first byte. Tiny numbers may have to be equal.
+    /// Returns the largest error of the elements, which begin `start` bytes after the first byte. With `tiny_are_equal`, tiny numbers
+    /// have to be equal.
     fn difference(&self, dtype: DType, start: usize, tiny_are_equal: bool) -> Difference {
-        // An f64 does not hold all integers of 64 bits: their halves are compared.
+        // An f64 does not hold all integers of 64 bits, so their halves are compared.
         let dtype = if matches!(dtype, DType::I64 | DType::U64) { DType::U32 } else { dtype };
         let bound = bound(dtype, self.is_of_single);
         let size = dtype.bytes() as usize;
@@ -126,8 +128,8 @@ impl Outcome<'_> {
     }
 }
 
-/// The root mean square of the finite numbers that are not zero, without those above a thousand times their median: a masked score
-/// (the least f32) must not hide the errors of the others.
+/// Returns the root mean square of the finite numbers that are not zero, without those above a thousand times their median: a masked
+/// score (the least f32) must not hide the errors of the other numbers.
 fn typical_size(sizes: impl Iterator<Item = f64>) -> f64 {
     let mut sizes: Vec<f64> = sizes.filter(|size| size.is_finite() && *size != 0.0).collect();
     sizes.sort_by(f64::total_cmp);
@@ -136,7 +138,7 @@ fn typical_size(sizes: impl Iterator<Item = f64>) -> f64 {
     (sizes.iter().map(|size| size * size).sum::<f64>() / sizes.len().max(1) as f64).sqrt()
 }
 
-/// An element as an f64, which holds every integer of 32 bits.
+/// Returns an element as an f64, which holds every integer of 32 bits.
 fn number(dtype: DType, bytes: &[u8]) -> f64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);
@@ -155,7 +157,7 @@ fn number(dtype: DType, bytes: &[u8]) -> f64 {
 pub struct Row {
     /// The kernels.
     pub kernels: BTreeSet<String>,
-    /// Results that were compared: of each launch, in each order, each operand that it wrote.
+    /// The number of results that were compared: each operand that a launch wrote, in each order of each launch.
     pub results: usize,
     /// The largest error, relative to the number and the typical size of the numbers that were written.
     pub error: f64,
@@ -196,7 +198,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// The name of a kernel without the hash of its text.
+/// Returns the name of a kernel without the hash of its text.
 pub fn family(kernel: &str) -> &str {
     match kernel.rsplit_once('_') {
         Some((family, hash)) if hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
@@ -214,7 +216,7 @@ mod tests {
         numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
     }
 
-    /// The difference of two results in f32, of memory that was zeros.
+    /// Returns the difference of two results in f32, in memory that was zeros.
     fn difference(stand_in: &[f32], ptx: &[f32], pointers: &[(u64, DType)]) -> Option<Difference> {
         let [before, stand_in, ptx] = [bytes(&vec![0.0; ptx.len()]), bytes(stand_in), bytes(ptx)];
         let outcome = Outcome { before: &before, stand_in: &stand_in, ptx: &ptx, is_of_single: true };
@@ -251,7 +253,7 @@ mod tests {
         assert!(wrong.expect("it was written").is_beyond_bound());
     }
 
-    /// Bytes that no pointer has a type for have to be equal.
+    /// Bytes for which no pointer has a type have to be equal.
     #[test]
     fn bytes_without_a_type_are_equal() {
         let near = difference(&[1.0], &[1f32.next_up()], &[(0, DType::F32)]).expect("it was written");

@@ -1,17 +1,18 @@
-//! Instructions of PTX that make a number of numbers: each as a function of up to three registers.
+//! Instructions of PTX that compute a number from numbers, each as a function of up to three registers.
 //!
-//! `modifiers` are the words of an instruction behind its name: of `fma.rn.f32` they are `rn` and `f32`. A function takes those that
-//! it models; one that is left over is refused by the caller. The meaning of each instruction is that of the PTX ISA, version 9.0,
-//! chapter 9.7. Approximations (`ex2.approx`) are rounded from f64 here, and differ on a device by a few units in the last place.
+//! `modifiers` are the words of an instruction after its name: those of `fma.rn.f32` are `rn` and `f32`. A function takes the modifiers
+//! that it models; the caller refuses an instruction with modifiers left over. The meaning of each instruction is that of the PTX ISA,
+//! version 9.0, chapter 9.7. Approximations (`ex2.approx`) are rounded from f64 here, and differ on a device by a few units in the last
+//! place.
 
 use super::conversion::conversion;
 use super::types::{Real, Type};
 use std::cmp::Ordering;
 
-/// Makes a register of three registers. Those that an instruction lacks are zeros.
+/// Computes a register from three registers. Registers that an instruction lacks are zeros.
 pub(super) type Evaluate = Box<dyn Fn([u64; 3]) -> u64 + Send + Sync>;
 
-/// The words of an instruction behind its name, in their order.
+/// The words of an instruction after its name, in their order.
 #[derive(Clone, Debug)]
 pub(super) struct Modifiers<'a>(pub(super) Vec<&'a str>);
 
@@ -39,7 +40,7 @@ impl<'a> Modifiers<'a> {
     }
 }
 
-/// The number of operands that an instruction makes its result of.
+/// Returns the number of operands from which an instruction computes its result.
 pub(super) fn operands(name: &str, modifiers: &Modifiers) -> usize {
     let has = |words: &[&str]| words.iter().any(|word| modifiers.0.contains(word));
     match name {
@@ -52,7 +53,7 @@ pub(super) fn operands(name: &str, modifiers: &Modifiers) -> usize {
     }
 }
 
-/// The function of an instruction; none if it is not modelled.
+/// Returns the function of an instruction; `None` if it is not modelled.
 pub(super) fn evaluate(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate> {
     match name {
         "cvt" => return conversion(modifiers),
@@ -75,7 +76,7 @@ pub(super) fn evaluate(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate
     }
 }
 
-/// Instructions on bits, without a sign.
+/// Returns the function of an instruction on bits, without a sign.
 fn bits(name: &str, ty: Type) -> Option<Evaluate> {
     let mask = if ty == Type::Predicate { 1 } else { u64::MAX >> (64 - ty.bits()) };
     let of = |f: fn(u64, u64) -> u64| -> Option<Evaluate> { Some(Box::new(move |[x, y, _]| f(x, y) & mask)) };
@@ -84,13 +85,13 @@ fn bits(name: &str, ty: Type) -> Option<Evaluate> {
         "or" => of(|x, y| x | y),
         "xor" => of(|x, y| x ^ y),
         "not" => of(|x, _| !x),
-        // The distance is an unsigned number of 32 bits, and all bits may leave.
+        // The distance is an unsigned number of 32 bits, and may shift all bits out.
         "shl" => of(|x, distance| x.checked_shl(distance as u32).unwrap_or(0)),
         _ => None,
     }
 }
 
-/// Arithmetic of integers.
+/// Returns the function of an instruction on integers.
 fn integer(name: &str, ty: Type, modifiers: &mut Modifiers) -> Option<Evaluate> {
     type Of = fn(i128, i128, i128) -> i128;
     let of = |f: Of| -> Option<Evaluate> {
@@ -135,12 +136,12 @@ fn integer(name: &str, ty: Type, modifiers: &mut Modifiers) -> Option<Evaluate> 
     }
 }
 
-/// The mask of so many bits.
+/// Returns the mask of `count` bits.
 fn field(count: u64) -> i128 {
     (1 << (count & 255).min(64)) - 1
 }
 
-/// `bfi`: a number with a field of another one in place of its bits from `first` on.
+/// `bfi`: returns `base` with the lowest `count` bits of `value` in place of its bits from `first` on.
 pub(super) fn insert_field(ty: Type, value: u64, base: u64, [first, count]: [u64; 2]) -> u64 {
     let first = first & 255;
     let mask = if first >= u64::from(ty.bits()) { 0 } else { field(count) << first };
@@ -148,7 +149,7 @@ pub(super) fn insert_field(ty: Type, value: u64, base: u64, [first, count]: [u64
     ty.register(ty.integer(base) & !mask | value & mask)
 }
 
-/// Arithmetic of floating-point numbers.
+/// Returns the function of an instruction on floating-point numbers.
 fn real<F: Real>(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate> {
     let [flushes, saturates] = ["ftz", "sat"].map(|modifier| modifiers.take(modifier));
     let is_approximate = modifiers.take("approx");
@@ -164,7 +165,7 @@ fn real<F: Real>(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate> {
     let one = |f: fn(f64) -> f64| -> Option<Evaluate> {
         Some(Box::new(move |[x, ..]| ended(F::nearest(f(given(x))))))
     };
-    // A sum, a product or a quotient in f64, rounded to f32, is the one that is rounded once.
+    // A sum, a product or a quotient in f64, rounded to f32, equals the result that is rounded once.
     let two = |f: fn(f64, f64) -> f64| -> Option<Evaluate> {
         Some(Box::new(move |[x, y, _]| ended(F::nearest(f(given(x), given(y))))))
     };
@@ -199,7 +200,7 @@ fn real<F: Real>(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate> {
         "neg" => one(|x| -x),
         "copysign" => two(|sign, x| x.copysign(sign)),
         "sqrt" => one(f64::sqrt),
-        // The lower half of an f64's approximation is zero.
+        // The approximation of an f64 has zeros in its lower half.
         "rcp" if is_approximate && size_of::<F>() == 8 => {
             one(|x| f64::from_bits((1.0 / x).to_bits() & !0xffff_ffff))
         }
@@ -214,8 +215,8 @@ fn real<F: Real>(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate> {
     }
 }
 
-/// The smaller or the larger of two numbers. Zeros are ordered by their signs. The number is returned if the other operand is NaN,
-/// unless NaN is propagated.
+/// Returns the smaller or the larger of two numbers. Zeros are ordered by their signs. If one operand is NaN, returns the other
+/// operand, unless NaN is propagated.
 fn extreme(wanted: Ordering, propagates_nan: bool, x: f64, y: f64) -> f64 {
     match (x.is_nan(), y.is_nan()) {
         (true, _) | (_, true) if propagates_nan => f64::NAN,
@@ -226,7 +227,7 @@ fn extreme(wanted: Ordering, propagates_nan: bool, x: f64, y: f64) -> f64 {
     }
 }
 
-/// The sum of two f64 as an f32, rounded down (`rm`), up (`rp`) or towards zero (`rz`).
+/// Returns the sum of two f64 as an f32, rounded down (`rm`), up (`rp`) or towards zero (`rz`).
 ///
 /// The sum in f64 and its error (Knuth's TwoSum) tell on which side of the nearest f32 the exact sum lies.
 pub(super) fn directed_sum(rounding: &str, x: f64, y: f64) -> f32 {
@@ -300,7 +301,7 @@ fn class(modifiers: &mut Modifiers) -> Option<Evaluate> {
     }
 }
 
-/// `dp2a.lo.u32.u32`: the products of two numbers of 16 bits and two of 8 bits, and a sum.
+/// `dp2a.lo.u32.u32`: adds the products of two numbers of 16 bits and two numbers of 8 bits to a third operand.
 fn products_of_halves(modifiers: &mut Modifiers) -> Option<Evaluate> {
     let is_modelled = modifiers.0 == ["lo", "u32", "u32"];
     modifiers.0.clear();
@@ -312,7 +313,7 @@ fn products_of_halves(modifiers: &mut Modifiers) -> Option<Evaluate> {
     })
 }
 
-/// `prmt.b32`: each byte of the result is one of the eight of both operands, or its sign.
+/// `prmt.b32`: each byte of the result is one of the eight bytes of both operands, or that byte's sign.
 fn permutation(modifiers: &mut Modifiers) -> Option<Evaluate> {
     (modifiers.take_type()? == Type::U32).then(|| -> Evaluate {
         Box::new(|[low, high, selection]| {
@@ -345,7 +346,7 @@ fn funnel_shift(modifiers: &mut Modifiers) -> Option<Evaluate> {
 mod tests {
     use super::*;
 
-    /// The result of an instruction on registers.
+    /// Returns the result of an instruction on registers.
     fn result(instruction: &str, registers: [u64; 3]) -> u64 {
         let mut words = instruction.split('.');
         let name = words.next().expect("a name");

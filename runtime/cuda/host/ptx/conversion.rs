@@ -3,7 +3,7 @@
 use super::arithmetic::{Evaluate, Modifiers, directed_sum};
 use super::types::{Real, Type};
 
-/// `cvt`: a number as another type, which stands first.
+/// Returns the function of `cvt`, which makes a number of another type. The type of the result stands first.
 pub(super) fn conversion(modifiers: &mut Modifiers) -> Option<Evaluate> {
     let [to, from] = [modifiers.take_type()?, modifiers.take_type()?];
     let [flushes, saturates] = ["ftz", "sat"].map(|modifier| modifiers.take(modifier));
@@ -25,7 +25,7 @@ pub(super) fn conversion(modifiers: &mut Modifiers) -> Option<Evaluate> {
     if !to.is_integer() && to.rounded(0.0).is_none() || !from.is_integer() && from.real(0).is_none() {
         return None;
     }
-    // A conversion to a narrower type rounds to the nearest, but for f64 to f32, which may round towards zero.
+    // A conversion to a narrower type rounds to the nearest, except for f64 to f32, which may round towards zero.
     let to_zero = rounding == Some("rz") && (from, to) == (Type::F64, Type::F32);
     let narrows_twice = from == Type::F64 && matches!(to, Type::F16 | Type::BF16);
     if !matches!(rounding, None | Some("rn")) && !to_zero || narrows_twice || flushes && from != Type::F32 {
@@ -51,7 +51,7 @@ pub(super) fn conversion(modifiers: &mut Modifiers) -> Option<Evaluate> {
         (true, false) => Box::new(move |[x, ..]| of_integer(to, from.integer(x))),
         (false, true) => Box::new(move |[x, ..]| {
             let x = given(x).unwrap_or(0.0);
-            // Of NaN the highest bit is set alone, or none (PTX ISA 9.0, 9.7.9.21).
+            // For NaN only the highest bit is set, or none (PTX ISA 9.0, 9.7.9.21).
             let is_wide = from == Type::F64 || to.bits() == 64;
             let of_nan = if is_wide { 1 << (to.bits() - 1) } else { 0 };
             to.register(if x.is_nan() { of_nan } else { (whole_number(x) as i128).clamp(least, largest) })
@@ -66,7 +66,7 @@ pub(super) fn conversion(modifiers: &mut Modifiers) -> Option<Evaluate> {
     })
 }
 
-/// The nearest number of a type. An integer of 64 bits becomes an f32 at once: over f64 it would be rounded twice.
+/// Returns the nearest number of a type. A 64-bit integer becomes an f32 directly: over f64 it would be rounded twice.
 fn of_integer(to: Type, integer: i128) -> u64 {
     match to {
         Type::F32 => (integer as f32).to_bits().into(),

@@ -1,4 +1,4 @@
-//! Instructions by their names: the words and operands of each, and its operation.
+//! Decodes instructions by their names: the words and operands of each instruction, and its operation.
 
 use super::arithmetic::{Modifiers, evaluate, insert_field, operands};
 use super::instruction::{Operand, Operation, Shuffle, Space};
@@ -6,7 +6,7 @@ use super::memory::{LOCAL_WINDOW, SHARED_WINDOW};
 use super::parse::{CallNames, Parser, list};
 use super::types::Type;
 
-/// An instruction that is read: `ld.global.v2.b32 {%r1, %r2}, [%rd1+8]`. Whoever understands a modifier takes it.
+/// An instruction that is decoded: `ld.global.v2.b32 {%r1, %r2}, [%rd1+8]`. A function takes the modifiers that it understands.
 pub(super) struct Words<'a> {
     /// `ld`
     pub(super) name: &'a str,
@@ -21,7 +21,7 @@ impl<'a> Words<'a> {
         self.operands.get(index).copied().ok_or_else(|| format!("`{}` has no operand {index}", self.name))
     }
 
-    /// The error of words that are left.
+    /// Returns the error of words that are left over.
     pub(super) fn unmodelled(&self) -> String {
         format!("`{}.{}` is not modelled", self.name, self.modifiers.0.join("."))
     }
@@ -31,12 +31,12 @@ impl<'a> Words<'a> {
         self.modifiers.take_type().ok_or_else(|| self.unmodelled())
     }
 
-    /// Takes one of these words, which has to be there.
+    /// Takes one of these words; one must be there.
     fn take_one(&mut self, words: &[&'static str]) -> Result<&'static str, String> {
         self.modifiers.take_one(words).ok_or_else(|| self.unmodelled())
     }
 
-    /// Takes all words, which have to be these.
+    /// Takes all words, which must be these.
     fn take_all(&mut self, words: &str) -> Result<(), String> {
         if self.modifiers.0.join(".") != words {
             return Err(self.unmodelled());
@@ -45,20 +45,20 @@ impl<'a> Words<'a> {
         Ok(())
     }
 
-    /// The operand in memory and the other one, of a load or a store.
+    /// Returns the operand in memory and the other operand, of a load or a store.
     fn place_and_number(&self) -> Result<[&'a str; 2], String> {
         let [first, second] = [self.operand(0)?, self.operand(1)?];
         Ok(if self.name == "ld" { [second, first] } else { [first, second] })
     }
 }
 
-/// The text inside of braces, brackets or parentheses.
+/// Returns the text inside of braces, brackets or parentheses.
 fn inside(text: &str) -> &str {
     text.trim_matches(['{', '}', '[', ']', '(', ')'])
 }
 
 impl Parser<'_> {
-    /// The operation of an instruction.
+    /// Returns the operation of an instruction.
     pub(super) fn operation(&mut self, words: &mut Words) -> Result<Operation, String> {
         match words.name {
             "ld" | "st" if words.modifiers.take("param") => self.parameter(words),
@@ -119,7 +119,7 @@ impl Parser<'_> {
         Ok(Operation::Store { space, ty, to: place, of })
     }
 
-    /// Between an address of a memory and a generic one.
+    /// Converts between an address of a memory and a generic address.
     fn converted_address(&mut self, words: &mut Words) -> Result<Operation, String> {
         let is_narrowed = words.modifiers.take("to");
         let window = match Self::space(words) {
@@ -137,7 +137,7 @@ impl Parser<'_> {
         Ok(Operation::Compute { to: self.register(words.operand(0)?)?, of, evaluate })
     }
 
-    /// `mov.b32 %r1, {%rs1, %rs2}`, and the other way.
+    /// `mov.b32 %r1, {%rs1, %rs2}`, and the reverse.
     fn packed(&mut self, words: &mut Words) -> Result<Operation, String> {
         let ty = words.take_type()?;
         let [to, of] = [words.operand(0)?, words.operand(1)?];

@@ -10,13 +10,13 @@ use std::fmt;
 #[derive(Clone, Copy)]
 pub(super) struct Copy {
     to: u64,
-    /// None if zeros are copied.
+    /// The source; `None` if zeros are copied.
     from: Option<u64>,
     /// The source when the copy began.
     bytes: [u8; COPIED],
 }
 
-/// Bytes of the target of a copy, and of a row of a matrix.
+/// The bytes of the target of a copy, and of a row of a matrix.
 pub(super) const COPIED: usize = 16;
 
 impl Machine<'_> {
@@ -51,7 +51,7 @@ impl Machine<'_> {
         Accessor { block: self.block, thread, block_epoch, warp_epoch }
     }
 
-    /// The bytes that a lane accesses.
+    /// Returns the bytes that a lane accesses.
     pub(super) fn access(
         &mut self,
         warp: usize,
@@ -64,7 +64,7 @@ impl Machine<'_> {
         self.memory.access(space, address, count, writes, by)
     }
 
-    /// Executes an instruction for these lanes. `at_fault` is the thread at fault.
+    /// Executes an instruction for these lanes. `at_fault` becomes the thread at fault.
     pub(super) fn execute(
         &mut self,
         operation: &Operation,
@@ -222,7 +222,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The bytes that a copy is of.
+    /// Returns the bytes at the source of a copy.
     fn source(&mut self, warp: usize, lane: usize, from: Option<u64>) -> Result<[u8; COPIED], Problem> {
         let mut bytes = [0; COPIED];
         if let Some(from) = from {
@@ -231,7 +231,7 @@ impl Machine<'_> {
         Ok(bytes)
     }
 
-    /// Lets a thread's copies arrive but those of its last groups.
+    /// Lets a thread's copies arrive, except for those of its last `but` groups.
     fn make_copies(&mut self, warp: usize, lane: usize, but: usize) -> Result<(), LaneProblem> {
         let groups = &mut self.threads[LANES * warp + lane].groups;
         let arrived = groups.len().saturating_sub(but);
@@ -275,7 +275,7 @@ impl fmt::Display for LaneProblem {
     }
 }
 
-/// The register of a number in memory: a signed integer is extended.
+/// Returns the register of a number in memory. A signed integer is extended.
 fn word_of(ty: Type, bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);

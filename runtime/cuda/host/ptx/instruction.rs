@@ -7,11 +7,11 @@ use super::types::Type;
 pub(super) struct Code {
     /// The instructions of all functions, one function after the other.
     pub(super) instructions: Vec<Instruction>,
-    /// The place of the kernel's first instruction.
+    /// The index of the kernel's first instruction.
     pub(super) start: usize,
     /// The number of registers of a thread.
     pub(super) registers: usize,
-    /// The number of parameters of functions, those of the kernel first; each takes 8 bytes.
+    /// The number of parameters of all functions, the kernel's first; each takes 8 bytes.
     pub(super) slots: usize,
     /// The number of the kernel's parameters.
     pub(super) parameters: usize,
@@ -24,7 +24,7 @@ pub(super) struct Code {
 }
 
 impl Code {
-    /// The places of the waits: for the block, for the warp, and for copies.
+    /// Returns the indices of the waits: for the block, for the warp, and for copies.
     pub(super) fn waits(&self) -> Vec<usize> {
         let is_wait = |instruction: &Instruction| {
             use Operation::{Barrier, WaitForAllCopies, WaitForCopies, WarpBarrier};
@@ -47,7 +47,7 @@ pub(super) struct Instruction {
     pub(super) text: String,
 }
 
-/// A predicate that has to hold, or must not.
+/// A predicate that has to be true, or false if it is negated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guard {
     pub(super) predicate: Register,
@@ -105,19 +105,19 @@ pub(super) enum Shuffle {
 
 /// The effect of an instruction.
 pub(super) enum Operation {
-    /// Makes a number of up to three numbers.
+    /// Computes a number from up to three numbers.
     Compute {
         to: Register,
         of: [Operand; 3],
         evaluate: Evaluate,
     },
-    /// Joins numbers of so many bits, the lowest first.
+    /// Joins numbers of `bits` bits, the lowest first.
     Join {
         to: Register,
         parts: Vec<Operand>,
         bits: u32,
     },
-    /// Takes a number apart.
+    /// Splits a number into numbers of `bits` bits, the lowest first.
     Split {
         to: Vec<Option<Register>>,
         of: Operand,
@@ -153,7 +153,7 @@ pub(super) enum Operation {
         copied: Vec<[usize; 2]>,
         returned: Vec<[usize; 2]>,
     },
-    /// Ends a function; ends the thread, if it is in the kernel.
+    /// Ends a function; in the kernel, ends the thread.
     Return,
     Trap,
     /// Waits for the block.
@@ -171,13 +171,13 @@ pub(super) enum Operation {
         clamp: Operand,
         mask: Operand,
     },
-    /// Loads four matrices of 8 x 8 numbers of 16 bits, one row a lane.
+    /// Loads four matrices of 8 x 8 numbers of 16 bits, one row for each lane.
     LoadMatrices {
         to: [Register; 4],
         from: Place,
         is_transposed: bool,
     },
-    /// Multiplies matrices of 16 x 16 and 16 x 8 numbers of a type, and adds one of f32.
+    /// Multiplies matrices of 16 x 16 and 16 x 8 numbers of a type, and adds a matrix of f32.
     MultiplyMatrices {
         ty: Type,
         to: [Register; 4],
@@ -185,7 +185,7 @@ pub(super) enum Operation {
         rhs: [Operand; 2],
         addend: [Operand; 4],
     },
-    /// Copies 16 bytes to shared memory later: so many from memory, and zeros.
+    /// Begins a copy of 16 bytes to shared memory: `bytes` of them come from memory, and the others are zeros.
     CopyLater {
         to: Place,
         from: Place,
@@ -193,7 +193,7 @@ pub(super) enum Operation {
     },
     /// Closes a group of copies.
     CloseCopies,
-    /// Waits for all groups of copies but the last so many.
+    /// Waits for all groups of copies except the last `but`.
     WaitForCopies {
         but: usize,
     },

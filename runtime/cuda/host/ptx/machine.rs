@@ -1,4 +1,4 @@
-//! Runs a launch by its PTX, block by block. The threads of a warp execute an instruction together where they stand at the same one.
+//! Runs a launch by its PTX, block by block. The threads of a warp that are at the same instruction execute it together.
 //!
 //! A device promises little about order: warps run beside each other, threads of a warp may part and need not meet again by
 //! themselves, and blocks come in any order. A [`Schedule`] chooses an order. A kernel that relies on more than its waits gives
@@ -15,9 +15,9 @@ use super::memory::{Memory, Region};
 /// The order in which threads run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda::host) enum Schedule {
-    /// A warp runs until it waits for its block; warps and blocks by their numbers.
+    /// A warp runs until it waits for its block; warps and blocks run in the order of their numbers.
     Forward,
-    /// The same in reverse.
+    /// As `Forward`, with warps and blocks in reverse order.
     Backward,
     /// Warps take turns after each instruction.
     Turns,
@@ -26,7 +26,7 @@ pub(in crate::cuda::host) enum Schedule {
 }
 
 impl Schedule {
-    /// The bits that registers have before they are written: results that depend on them differ between orders.
+    /// Returns the bits of registers before they are written: results that depend on them differ between orders.
     fn unset(self) -> u64 {
         match self {
             Self::Forward => u64::MAX,
@@ -42,7 +42,7 @@ pub(super) struct Launch<'a> {
     pub(super) grid: [u32; 3],
     pub(super) threads: u32,
     pub(super) parameters: &'a [u64],
-    /// Steps of a block's warps: a kernel that takes more does not come to its end.
+    /// The most steps of a block's warps. A kernel that takes more is taken to run without end.
     pub(super) most_steps: u64,
 }
 
@@ -54,30 +54,30 @@ pub(super) const LANES: usize = 32;
 /// A thread of the block that runs.
 #[derive(Clone, Default)]
 pub(super) struct Thread {
-    /// The number of the instruction that comes next.
+    /// The index of the next instruction.
     pub(super) next: usize,
     pub(super) has_ended: bool,
-    /// The call in whose function it is, and the calls around it, by the numbers of their instructions.
+    /// The call of the function that the thread is in, and the calls around it, by the indices of their instructions.
     pub(super) calls: Vec<usize>,
-    /// Parameters of functions.
+    /// The parameters of functions.
     pub(super) slots: Vec<u64>,
-    /// Closed groups of copies that have not arrived, and the copies of no group yet.
+    /// The closed groups of copies that have not arrived; `open` has the copies of no group yet.
     pub(super) groups: Vec<Vec<Copy>>,
     pub(super) open: Vec<Copy>,
 }
 
-/// A launch that runs.
+/// A running launch.
 pub(super) struct Machine<'a> {
     pub(super) code: &'a Code,
     pub(super) launch: &'a Launch<'a>,
     schedule: Schedule,
     random: u64,
     pub(super) memory: Memory,
-    /// The block that runs: its number, and its place in the grid.
+    /// The number of the running block; `place` is its place in the grid.
     pub(super) block: u32,
     pub(super) place: [u32; 3],
     pub(super) threads: Vec<Thread>,
-    /// The registers of each warp, one after the other; each has a number for each lane.
+    /// The registers of each warp, one after the other. Each register has a number for each lane.
     pub(super) registers: Vec<[u64; LANES]>,
     pub(super) block_epoch: u32,
     pub(super) warp_epochs: Vec<u32>,
@@ -86,7 +86,7 @@ pub(super) struct Machine<'a> {
     reached_left_out: bool,
 }
 
-/// Lanes of a warp, a bit each.
+/// Lanes of a warp, one bit for each.
 pub(super) type Mask = u32;
 
 pub(super) fn lanes(mask: Mask) -> impl Iterator<Item = usize> {
@@ -149,7 +149,7 @@ pub(super) fn run(
 /// The lanes of a warp that can go on, or the reason why there are none.
 enum Ready {
     Lanes(Mask),
-    /// All lanes have ended, wait for the block, or wait for lanes that do.
+    /// All lanes have ended, wait for the block, or wait for lanes that wait for the block.
     None,
 }
 
@@ -158,7 +158,7 @@ impl Machine<'_> {
         self.threads.len().div_ceil(LANES)
     }
 
-    /// The lanes of a warp that have threads.
+    /// Returns the lanes of a warp that have threads.
     pub(super) fn all_lanes(&self, warp: usize) -> Mask {
         let count = (self.threads.len() - LANES * warp).min(LANES);
         Mask::MAX >> (LANES - count)
@@ -226,7 +226,7 @@ impl Machine<'_> {
         Ok(went_on)
     }
 
-    /// Lets the block go on, whose threads all wait at one barrier.
+    /// Lets the block go on if all its threads wait at one barrier.
     fn pass_barrier(&mut self) -> Result<(), Stop> {
         let at = |thread: &Thread| &self.code.instructions[thread.next];
         let waits = |thread: &Thread| !thread.has_ended && matches!(at(thread).operation, Operation::Barrier);
@@ -249,19 +249,19 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A fault of a thread, with its instruction.
+    /// Returns a fault of a thread, with its instruction.
     fn fault(&self, problem: &str, thread: usize) -> Stop {
         let next = self.threads[thread].next;
         let Instruction { line, text, .. } = &self.code.instructions[next];
         format!("{problem} (thread {thread} of block {}, line {line} of the PTX: `{text}`)", self.block)
     }
 
-    /// The lanes of a warp that execute the next instruction together. Those inside of more calls come first, then those that stand
-    /// earlier in the code: so lanes that parted meet again.
+    /// Returns the lanes of a warp that execute the next instruction together. Lanes inside of more calls come first, then lanes that
+    /// are earlier in the code, so that lanes that parted meet again.
     fn ready(&mut self, warp: usize) -> Result<Ready, Stop> {
         let threads = &self.threads[LANES * warp..(LANES * warp + LANES).min(self.threads.len())];
         let mut live: Mask = 0;
-        // Groups of lanes by where they stand. Most of the time there is one.
+        // Groups of lanes by their place in the code. Most of the time there is one group.
         let mut groups: Vec<((usize, usize), Mask)> = Vec::new();
         for (lane, thread) in threads.iter().enumerate().filter(|(_, thread)| !thread.has_ended) {
             live |= 1 << lane;
@@ -318,7 +318,7 @@ impl Machine<'_> {
         Ok(Ready::Lanes(if part == 0 { chosen } else { part }))
     }
 
-    /// The lanes that an instruction of the warp names.
+    /// Returns the lanes that an instruction of the warp names.
     fn wanted(&self, warp: usize, lane: usize, operation: &Operation) -> Mask {
         match operation {
             Operation::WarpBarrier { mask } | Operation::Shuffle { mask, .. } => {
@@ -328,7 +328,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Executes the next instruction of these lanes, which is the same.
+    /// Executes the next instruction of these lanes, which is the same for all of them.
     fn step(&mut self, warp: usize, group: Mask) -> Result<(), Stop> {
         let code = self.code;
         self.steps += 1;

@@ -1,15 +1,14 @@
 //! The memory of a launch, and the order of the accesses to each of its bytes.
 //!
-//! Two accesses of a byte race if one of them writes, they are of different threads, and no wait of both threads lies between them.
-//! A wait for the block orders the threads of a block; a wait for the warp orders those of a warp. Nothing orders blocks. So an
-//! access carries the number of waits that its block and its warp have come through, its epochs: accesses of equal epochs are not
-//! ordered.
+//! Two accesses of a byte race if one of them writes, they are of different threads, and no wait of both threads lies between them. A
+//! wait for the block orders the threads of a block; a wait for the warp orders the threads of a warp. Nothing orders blocks. So an
+//! access carries the numbers of waits that its block and its warp have passed, its epochs: accesses of equal epochs are not ordered.
 
 use super::instruction::Space;
 use std::fmt;
 
-/// Generic addresses of shared memory, of a thread's variables and of the module's variables begin here: no address of the host's
-/// memory is that large.
+/// The first generic addresses of shared memory, of a thread's variables and of the module's variables. No address of the host's memory
+/// is that large.
 pub(super) const SHARED_WINDOW: u64 = 1 << 56;
 pub(super) const LOCAL_WINDOW: u64 = 2 << 56;
 pub(super) const MODULE_WINDOW: u64 = 3 << 56;
@@ -19,7 +18,7 @@ pub(super) const MODULE_WINDOW: u64 = 3 << 56;
 pub(super) struct Accessor {
     pub(super) block: u32,
     pub(super) thread: u32,
-    /// The waits that the block and the warp have come through.
+    /// The numbers of waits that the block and the warp have passed.
     pub(super) block_epoch: u32,
     pub(super) warp_epoch: u32,
 }
@@ -60,7 +59,7 @@ impl Readers {
             {
                 Self::Blocks
             }
-            // The accesses before a wait are ordered before all that follow: the new reader takes their place.
+            // The accesses before a wait are ordered before all later accesses, so the new reader replaces them.
             Self::Thread(earlier) | Self::Warp(earlier) | Self::Block(earlier)
                 if earlier.block_epoch != reader.block_epoch =>
             {
@@ -78,7 +77,7 @@ impl Readers {
         }
     }
 
-    /// Whether a write is ordered behind all of them.
+    /// Whether a write is ordered after all these reads.
     fn are_before(self, writer: Accessor) -> bool {
         match self {
             Self::None => true,
@@ -99,7 +98,7 @@ impl Readers {
 struct Shadow {
     writer: Option<Accessor>,
     readers: Readers,
-    /// Whether a thread has written it; only shared memory needs to know.
+    /// Whether a thread has written the byte; only shared memory needs this.
     is_written: bool,
     /// Whether a copy into it is under way.
     is_under_way: bool,
@@ -118,7 +117,7 @@ impl Region {
         Self { address, bytes, shadows }
     }
 
-    /// The place of some bytes in it.
+    /// Returns the index of some bytes in the region, if the region has them all.
     fn place(&self, address: u64, count: usize) -> Option<usize> {
         let place = usize::try_from(address.checked_sub(self.address)?).ok()?;
         (place.checked_add(count)? <= self.bytes.len()).then_some(place)
@@ -149,7 +148,7 @@ impl Region {
 pub(super) enum Problem {
     Outside(Space, u64),
     Misaligned(u64),
-    /// Another thread accessed the byte, and no wait lies between. The other one, if it wrote.
+    /// Another thread accessed the byte, and no wait lies between. `other` is that thread, if it wrote.
     Race {
         writes: bool,
         other: Option<Accessor>,
@@ -210,7 +209,7 @@ impl fmt::Display for Problem {
 pub(super) struct Memory {
     /// Operands and results, tables, variables of the module.
     pub(super) regions: Vec<Region>,
-    /// The place of the region that was accessed last.
+    /// The index of the region that was accessed last.
     last: usize,
     /// The memory that the threads of the block share. It begins at 0.
     shared: Region,
@@ -223,16 +222,16 @@ impl Memory {
         Self { regions, last: 0, shared: Region::new(0, vec![]), local: vec![] }
     }
 
-    /// Begins a block. The variables of its threads are filled with a byte, and the memory that they share with ones.
+    /// Begins a block. The variables of its threads are filled with a byte, and its shared memory with 0xff.
     pub(super) fn begin_block(&mut self, shared: usize, local: usize, threads: usize, unset: u8) {
         self.shared = Region::new(0, vec![0xff; shared]);
         self.local = vec![vec![unset; local]; threads];
     }
 
-    /// The bytes at an address that a thread accesses.
+    /// Returns the bytes at an address that a thread accesses.
     ///
     /// # Errors
-    /// Addresses outside of all memory, or not aligned; races; reads of shared memory that nothing wrote.
+    /// An address outside of all memory, or not aligned; a race; a read of shared memory that no thread wrote.
     pub(super) fn access(
         &mut self,
         space: Space,

@@ -21,7 +21,7 @@ use super::memory::MODULE_WINDOW;
 use super::types::Type;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The instructions of a kernel.
+/// Reads the instructions of a kernel.
 ///
 /// # Errors
 /// Words that are not modelled, with their line.
@@ -49,13 +49,13 @@ pub(super) fn parse(text: &str, kernel: &str) -> Result<Code, String> {
     parser.finish()
 }
 
-/// The text with spaces in place of comments; lines keep their numbers.
+/// Returns the text without comments; lines keep their numbers.
 fn without_comments(text: &str) -> String {
     let lines = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// A part of a file: what stands before the first brace or semicolon, and the text in braces of a function.
+/// A part of a file: the text before the first brace or semicolon, and, for a function, the text in braces.
 struct Item<'a> {
     head: &'a str,
     body: Option<&'a str>,
@@ -63,7 +63,7 @@ struct Item<'a> {
     line: usize,
 }
 
-/// The variables and functions of a file.
+/// Returns the variables and functions of a file.
 fn items(text: &str) -> Vec<Item<'_>> {
     let mut items = Vec::new();
     let mut start = 0;
@@ -84,7 +84,7 @@ fn items(text: &str) -> Vec<Item<'_>> {
     items
 }
 
-/// The place of the brace that closes the one at a place; the end of the text if there is none.
+/// Returns the place of the brace that closes the brace at `open`; the end of the text if there is none.
 fn matching_brace(text: &str, open: usize) -> usize {
     let mut depth = 0;
     for (place, byte) in text.bytes().enumerate().skip(open) {
@@ -98,7 +98,7 @@ fn matching_brace(text: &str, open: usize) -> usize {
     text.len()
 }
 
-/// The parts of a list that stand between commas outside of all brackets.
+/// Returns the parts of a list, which commas outside of all brackets separate.
 pub(super) fn list(text: &str) -> Vec<&str> {
     let (mut parts, mut depth, mut start) = (Vec::new(), 0, 0);
     for (place, byte) in text.bytes().enumerate() {
@@ -143,7 +143,7 @@ pub(super) struct Parser<'a> {
     shared: usize,
     local: usize,
     initialised: Vec<(u64, Vec<u8>)>,
-    /// The name of the function that is read, and the line.
+    /// The name of the function that is being read, and the line.
     scope: String,
     line: usize,
 }
@@ -193,7 +193,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// The statements of a body. Braces within it separate them as semicolons do.
+    /// Reads the statements of a body. Braces within it separate them as semicolons do.
     fn body(&mut self, body: &str, line: usize) -> Result<(), String> {
         let mut start = 0;
         while start < body.len() {
@@ -264,7 +264,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// A branch to a label, whose place is not known yet.
+    /// Returns a branch to a label, whose place is not known yet.
     pub(super) fn branch(&mut self, label: &str) -> Operation {
         self.branches.push((self.instructions.len(), format!("{}::{label}", self.scope)));
         Operation::Branch(0)
@@ -275,13 +275,13 @@ impl Parser<'_> {
         self.calls.push((self.instructions.len(), call));
     }
 
-    /// The slot of a parameter that was declared.
+    /// Returns the slot of a parameter that was declared.
     pub(super) fn known_slot(&self, name: &str) -> Result<usize, String> {
         let slot = self.slots.get(&format!("{}::{name}", self.scope));
         slot.copied().ok_or_else(|| format!("there is no parameter `{name}`"))
     }
 
-    /// The slot of a parameter that is declared: `.param .b64 first`, or `.param .align 4 .b8 first[8]`. It has 8 bytes.
+    /// Returns the slot of a parameter that is declared here: `.param .b64 first`, or `.param .align 4 .b8 first[8]`. It has 8 bytes.
     fn slot(&mut self, declared: &str) -> Result<usize, String> {
         let name = declared.split_whitespace().last().unwrap_or_default();
         let (name, count) = name.split_once('[').unwrap_or((name, "1"));
@@ -302,7 +302,7 @@ impl Parser<'_> {
         Ok(Register(*self.registers.entry(known).or_insert(next)))
     }
 
-    /// The register of a result; none for `_`.
+    /// Returns the register of a result; `None` for `_`.
     pub(super) fn result(&mut self, name: &str) -> Result<Option<Register>, String> {
         if name == "_" { Ok(None) } else { self.register(name).map(Some) }
     }
@@ -311,21 +311,21 @@ impl Parser<'_> {
         names.iter().map(|name| self.result(name)).collect()
     }
 
-    /// `%r1, %r2, …`, of a known number.
+    /// Reads `%r1, %r2, …`, a known number of registers.
     pub(super) fn registers<const N: usize>(&mut self, text: &str) -> Result<[Register; N], String> {
         let names = list(text);
         let all = names.into_iter().map(|name| self.register(name)).collect::<Result<Vec<_>, _>>()?;
         all.try_into().map_err(|_| format!("{N} registers are expected"))
     }
 
-    /// The operands, of a known number.
+    /// Reads a known number of operands.
     pub(super) fn all<const N: usize>(&mut self, names: &[&str]) -> Result<[Operand; N], String> {
         let names = names.iter();
         let all = names.into_iter().map(|name| self.operand(name)).collect::<Result<Vec<_>, _>>()?;
         all.try_into().map_err(|_| format!("{N} operands are expected"))
     }
 
-    /// Up to three operands; zeros take the place of those that are missing.
+    /// Reads up to three operands; zeros replace missing ones.
     pub(super) fn three(&mut self, texts: &[&str]) -> Result<[Operand; 3], String> {
         let mut all = [Operand::Number(0); 3];
         for (operand, text) in all.iter_mut().zip(texts) {
@@ -348,7 +348,7 @@ impl Parser<'_> {
             .ok_or_else(|| format!("the operand `{text}` is not modelled"))
     }
 
-    /// `[%rd1+16]`.
+    /// Reads `[%rd1+16]`.
     pub(super) fn place(&mut self, text: &str) -> Result<Place, String> {
         let inside = text
             .strip_prefix('[')
@@ -359,7 +359,7 @@ impl Parser<'_> {
         Ok(Place { base: self.operand(base.trim())?, distance: distance as i64 })
     }
 
-    /// `.shared .align 4 .b8 name[128]`, or a variable of the module with its first value.
+    /// Reads `.shared .align 4 .b8 name[128]`, or a variable of the module with its first value.
     fn variable(&mut self, text: &str) -> Result<(), String> {
         let (declared, values) = match text.split_once('=') {
             Some((declared, values)) => (declared.trim(), list(values.trim().trim_matches(['{', '}']))),
@@ -453,13 +453,13 @@ fn placed(memory: &mut usize, alignment: usize, bytes: usize) -> u64 {
     start as u64
 }
 
-/// The label that a text begins with.
+/// Returns the label with which a text begins.
 fn label(text: &str) -> Option<&str> {
     let end = text.find(|c: char| !c.is_ascii_alphanumeric() && !"_$%".contains(c))?;
     (end > 0 && text.as_bytes()[end] == b':' && !text[end..].starts_with("::")).then(|| &text[..end])
 }
 
-/// An integer, or the bits of a floating-point number: `0f3F800000`, `0d3FF0000000000000`.
+/// Reads an integer, or the bits of a floating-point number: `0f3F800000`, `0d3FF0000000000000`.
 fn number(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     if let Some(digits) = ["0f", "0d", "0x"].iter().find_map(|prefix| lower.strip_prefix(prefix)) {
@@ -469,7 +469,7 @@ fn number(text: &str) -> Option<u64> {
     digits.parse().ok().or_else(|| digits.parse::<i64>().ok().map(|negative| negative as u64))
 }
 
-/// A register that the processor sets. Blocks lie along x.
+/// Reads a register that the processor sets. The threads of a block lie along x.
 fn special(text: &str) -> Option<Operand> {
     let dim = |name: &str| ["x", "y", "z"].iter().position(|dim| *dim == name);
     Some(match text.split_once('.') {

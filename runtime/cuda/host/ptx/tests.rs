@@ -1,16 +1,16 @@
-//! Small kernels in PTX: right ones, and one for each fault that is found.
+//! Small kernels in PTX: correct kernels, and a kernel for each fault that is found.
 
 use super::machine::{self, Launch, Schedule};
 use super::memory::Region;
 use super::parse::parse;
 
-/// Where the operand lies.
+/// The address of the operand.
 const AT: u64 = 0x1000;
 
 const SCHEDULES: [Schedule; 4] =
     [Schedule::Forward, Schedule::Backward, Schedule::Turns, Schedule::Random(3)];
 
-/// A kernel that is given the address of its operand in `%rd1`, with the number of the thread in `%r1`.
+/// Returns a kernel that gets the address of its operand in `%rd1`, and the number of the thread in `%r1`.
 fn kernel(before: &str, body: &str) -> String {
     format!(
         ".version 9.0\n.target sm_90a\n.address_size 64\n{before}\n.visible .entry test(\n.param .u64 .ptr .align 1 test_param_0\n)\n\
@@ -19,7 +19,8 @@ fn kernel(before: &str, body: &str) -> String {
     )
 }
 
-/// The numbers that a kernel leaves, one for each of 64 threads, in every order. Before it, byte `i` of its operand is `i`.
+/// Returns the numbers that a kernel leaves, one for each of 64 threads, in every order. Before the run, byte `i` of its operand is
+/// `i`.
 fn run_with(before: &str, body: &str) -> Result<Vec<u32>, String> {
     let code = parse(&kernel(before, body), "test")?;
     let launch = Launch { grid: [1; 3], threads: 64, parameters: &[AT], most_steps: 10_000 };
@@ -45,10 +46,10 @@ fn assert_fails(body: &str, part: &str) {
     assert!(error.contains(part), "`{part}` is not in `{error}`");
 }
 
-/// Each thread stores `%r2` at its place.
+/// Lets each thread store `%r2` at its place.
 const STORE: &str = "mul.wide.u32 %rd2, %r1, 4;\nadd.s64 %rd3, %rd1, %rd2;\nst.global.b32 [%rd3], %r2;";
 
-/// Each thread writes its number to shared memory, and `%r5` is the address of the number of a thread of the other warp.
+/// Lets each thread write its number to shared memory. `%r5` is the address of the number of a thread of the other warp.
 const SHARE: &str = "shl.b32 %r3, %r1, 2;\nmov.u32 %r4, held;\nadd.s32 %r4, %r4, %r3;\nst.shared.b32 [%r4], %r1;\n\
                      xor.b32 %r5, %r3, 128;";
 
@@ -79,8 +80,8 @@ fn a_wait_for_the_block_orders_its_threads() {
     assert_fails(&format!("{SHARE}\n{later}\n{STORE}"), "a race: ");
 }
 
-/// Threads of the first warp read the numbers that those of the second overwrite. In some orders the write comes first, and the
-/// numbers of the barrier before are read.
+/// Threads of the first warp read the numbers that threads of the second warp overwrite. In some orders the write comes first; in
+/// others the reads still get the old numbers.
 #[test]
 fn a_write_that_does_not_wait_for_readers_is_a_race() {
     let body = format!(
@@ -121,7 +122,7 @@ fn addresses_outside_and_between_numbers_are_found() {
     );
 }
 
-/// Thread 0 copies 16 bytes of the operand, from byte 16 on, to shared memory, and stores the first number of them.
+/// Returns a kernel in which thread 0 copies 16 bytes of the operand, from byte 16 on, to shared memory, and stores their first number.
 fn copying(bytes: u32, before_load: &str) -> String {
     let copy = "cp.async.cg.shared.global [%r4], [%rd1+16]";
     format!(
@@ -151,7 +152,7 @@ fn copies_arrive_where_their_thread_waits() {
     );
 }
 
-/// In segments of 8 lanes, lane 3 of each gives its number to all.
+/// In segments of 8 lanes, lane 3 of each segment gives its number to all lanes of the segment.
 #[test]
 fn shuffles_keep_to_their_segment() {
     let numbers = run(&format!("shfl.sync.idx.b32 %r2, %r1, 3, 6175, -1;\n{STORE}")).expect("it is right");

@@ -27,7 +27,7 @@ pub(super) enum Type {
 }
 
 impl Type {
-    /// The type of a modifier: `u32` of `add.u32`.
+    /// Returns the type of a modifier: `u32` of `add.u32`.
     pub(super) fn of(modifier: &str) -> Option<Self> {
         Some(match modifier {
             "pred" => Self::Predicate,
@@ -49,7 +49,7 @@ impl Type {
         })
     }
 
-    /// Bytes of a number in memory.
+    /// Returns the bytes of a number in memory.
     pub(super) fn bytes(self) -> usize {
         match self {
             Self::Predicate | Self::U8 | Self::I8 => 1,
@@ -59,7 +59,7 @@ impl Type {
         }
     }
 
-    /// Bits of a number.
+    /// Returns the bits of a number.
     pub(super) fn bits(self) -> u32 {
         8 * self.bytes() as u32
     }
@@ -72,7 +72,7 @@ impl Type {
         self.is_signed() || matches!(self, Self::U8 | Self::U16 | Self::U32 | Self::U64)
     }
 
-    /// The integer in a register.
+    /// Returns the integer in a register.
     pub(super) fn integer(self, bits: u64) -> i128 {
         let unused = 64 - self.bits();
         if self.is_signed() {
@@ -82,19 +82,19 @@ impl Type {
         }
     }
 
-    /// The register of an integer, of which the bits beyond the type are dropped. A signed integer is extended by its sign, as a
-    /// load or a conversion into a wider register does.
+    /// Returns the register of an integer. Bits beyond the type are dropped. A signed integer is extended by its sign, as by a load or
+    /// a conversion into a wider register.
     pub(super) fn register(self, integer: i128) -> u64 {
         self.integer(integer as u64) as u64
     }
 
-    /// The least and the largest integer.
+    /// Returns the least and the largest integer.
     pub(super) fn limits(self) -> [i128; 2] {
         let bits = self.bits();
         if self.is_signed() { [-(1 << (bits - 1)), (1 << (bits - 1)) - 1] } else { [0, (1 << bits) - 1] }
     }
 
-    /// The floating-point number in a register; none if the type has none, or several.
+    /// Returns the floating-point number in a register; `None` if the type has none, or several.
     pub(super) fn real(self, bits: u64) -> Option<f64> {
         Some(match self {
             Self::F16 => f16::from_bits(bits as u16).to_f64(),
@@ -105,10 +105,11 @@ impl Type {
         })
     }
 
-    /// The register of a floating-point number, rounded to the nearest, ties to even.
+    /// Returns the register of a floating-point number, rounded to the nearest, ties to even.
     pub(super) fn rounded(self, real: f64) -> Option<u64> {
         Some(match self {
-            // Over f32: `half` drops the lower half of an f64. All that becomes a half here is an f32, or a small integer.
+            // The conversion goes over f32, because `half` drops the lower half of an f64. Every number that becomes a half here is an
+            // f32, or a small integer.
             Self::F16 => f16::from_f32(real as f32).to_bits().into(),
             Self::BF16 => bf16::from_f32(real as f32).to_bits().into(),
             Self::F32 => (real as f32).to_bits().into(),

@@ -6,7 +6,7 @@ use super::machine::{LANES, Machine, Mask, lanes};
 use super::types::Type;
 
 impl Machine<'_> {
-    /// `shfl.sync`, as the PTX ISA's table of source lanes has it: a segment is a part of the warp that `clamp` bounds.
+    /// `shfl.sync`, by the PTX ISA's table of source lanes. A segment is a part of the warp that `clamp` bounds.
     pub(super) fn shuffle(
         &mut self,
         warp: usize,
@@ -37,8 +37,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// `ldmatrix.x4`: lane `8 i + r` names row r of matrix i; lane l gets the numbers `2 (l % 4)` and the next of row `l / 4` of
-    /// each, or those of the column if they are transposed.
+    /// `ldmatrix.x4`: lane `8 i + r` names row r of matrix i. Lane l gets the numbers `2 (l % 4)` and the next of row `l / 4` of each
+    /// matrix, or of column `l / 4` if the matrices are transposed.
     pub(super) fn load_matrices(
         &mut self,
         warp: usize,
@@ -76,7 +76,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// `mma.m16n8k16`, with the places of the PTX ISA, 9.7.15.5.8: sums in f64 are rounded once to f32, where a device rounds or cuts
+    /// `mma.m16n8k16`, with the places of the PTX ISA, 9.7.15.5.8. Sums in f64 are rounded once to f32, whereas a device rounds or cuts
     /// each term in its own way.
     pub(super) fn multiply_matrices(
         &mut self,

@@ -1,4 +1,4 @@
-//! Attention by tensor cores: of f16 and bf16, of rows that are whole packs and not too wide, under any mask.
+//! Attention on tensor cores: for f16 and bf16, for rows that are whole packs and not too wide, under any mask.
 
 use super::{Call, Gradient, rows};
 use crate::cuda::lower::source::{ATTENTION_MMA, ATTENTION_MMA_GRAD, KernelDraft, address, is_aligned};
@@ -6,7 +6,7 @@ use crate::cuda::program::Argument;
 use crate::program::View;
 use ir::DType;
 
-/// Queries of which a head has whole multiples in scratch; `PAIRS` of attention_mma_grad.cuh.
+/// The queries of a head in scratch are a multiple of this number; `PAIRS` of attention_mma_grad.cuh.
 const PAIRS: usize = 64;
 
 /// The widest rows of queries, keys and values: a warp holds 16 rows of sums in registers, and a block holds
@@ -16,21 +16,20 @@ const WIDEST: usize = 128;
 /// Warps of a block, of 16 rows each.
 const WARPS: usize = 4;
 
-/// Whether tensor cores take a call, which reads or writes these other views too. The types decide, never a
-/// mask's elements. The scale must be positive: the largest score is found before scores are scaled.
+/// Whether tensor cores take a call, which also reads or writes `others`. The types decide, never a mask's elements. The scale must be
+/// positive, because the largest score is found before scores are scaled.
 pub(super) fn take(call: &Call, others: &[&View]) -> bool {
     let halves = matches!(call.q.dtype, DType::F16 | DType::BF16);
     let widths = (1..=WIDEST).contains(&call.width) && (1..=WIDEST).contains(&call.value_width);
     halves && widths && call.scale > 0.0 && call.queries > 0 && call.keys > 0 && call.in_packs(others)
 }
 
-/// The f32 numbers of scratch that the gradient takes: a pair for each query, and a factor if a mask is added
-/// to scores.
+/// Returns the f32 numbers of scratch that the gradient takes: a pair for each query, and a factor if a mask is added to scores.
 pub(super) fn scratch(heads: usize, queries: usize, adds: bool) -> usize {
     (if adds { 3 } else { 2 }) * heads * queries.next_multiple_of(PAIRS)
 }
 
-/// A block for each tile of rows; a multiprocessor shall have so many blocks at once.
+/// Launches a block for each tile of rows. `together` is the number of blocks that a multiprocessor must have at once.
 fn blocks(run: KernelDraft, call: &Call, rows: usize, heads: usize, together: Option<u32>) -> KernelDraft {
     let run = run.blocks(rows.div_ceil(16 * WARPS) * heads * call.batch, 32 * WARPS as u32);
     match together {
@@ -65,9 +64,8 @@ pub(super) fn forward(call: &Call, out: &View, logsumexp: &View) -> KernelDraft 
     blocks(run, call, call.queries, call.heads, forward_together(call))
 }
 
-/// Blocks of the forward that share a multiprocessor. Three leave a thread 168 registers. Rows of more than
-/// 96 elements need about as many: without a mask the assembler keeps to 168 if no number is asked for, under
-/// a mask it would spill.
+/// Returns the number of blocks of the forward that share a multiprocessor. Three leave a thread 168 registers. Rows of more than 96
+/// elements need about as many: without a mask the assembler keeps to 168 if no number is given, but under a mask it would spill.
 fn forward_together(call: &Call) -> Option<u32> {
     match (call.width.max(call.value_width), call.mask) {
         (..=96, _) => Some(3),
@@ -76,8 +74,7 @@ fn forward_together(call: &Call) -> Option<u32> {
     }
 }
 
-/// The keys of a tile of the forward, and the number of tiles in shared memory: 32 KiB for rows of 64, 48 KiB
-/// for rows of 128.
+/// Returns the keys of a tile of the forward, and the number of tiles in shared memory: 32 KiB for rows of 64, 48 KiB for rows of 128.
 fn stages(call: &Call) -> [usize; 2] {
     if is_narrow(call) { [64, 2] } else { [32, 3] }
 }
@@ -87,15 +84,15 @@ fn is_narrow(call: &Call) -> bool {
     call.width.max(call.value_width) <= 64
 }
 
-/// The gradient of queries comes first: it writes the numbers of each query that the other kernel reads to
-/// scratch.
+/// Returns the kernels of the gradient. The gradient of queries comes first, because it writes numbers of each query to scratch that
+/// the other kernel reads.
 pub(super) fn gradient(gradient: &Gradient) -> Vec<KernelDraft> {
     vec![by_queries(gradient), by_keys(gradient)]
 }
 
-/// Blocks of the gradient that share a multiprocessor. Wide rows, and any rows under a mask that is added, need
-/// more than the 168 registers of three blocks; two blocks leave a thread 255. If no number is asked for, the
-/// assembler may spill to make room for a third block.
+/// Returns the number of blocks of the gradient that share a multiprocessor. Wide rows, and any rows under a mask that is added, need
+/// more than the 168 registers of three blocks; two blocks leave a thread 255. If no number is given, the assembler may spill to make
+/// room for a third block.
 fn gradient_together(call: &Call) -> Option<u32> {
     let adds = call.mask.is_some_and(|mask| mask.dtype.is_float());
     Some(if is_narrow(call) && !adds { 3 } else { 2 })
@@ -142,15 +139,13 @@ fn by_keys(gradient: &Gradient) -> KernelDraft {
     blocks(run, call, call.keys, call.groups, gradient_together(call))
 }
 
-/// Queries of a tile of the gradient of keys and values, and of a part of it. A warp holds the scores of a
-/// part in registers: 32 queries would spill. Under a mask shared memory holds wide keys, which leaves room
-/// for 16 queries.
+/// Returns the queries of a tile of the gradient of keys and values, and of a part of it. A warp holds the scores of a part in
+/// registers: 32 queries would spill. Under a mask, shared memory holds wide keys, which leaves room for 16 queries.
 fn query_tile(call: &Call) -> [usize; 2] {
     if is_narrow(call) || call.mask.is_none() { [32, 16] } else { [16, 16] }
 }
 
-/// The pairs and the factors of the queries, in scratch, as arguments. Only a mask that is added to scores
-/// needs factors.
+/// Returns the pairs and the factors of the queries, in scratch, as arguments. Only a mask that is added to scores needs factors.
 fn kept(gradient: &Gradient, run: &mut KernelDraft) -> [String; 2] {
     let Gradient { call, instruction, .. } = gradient;
     let scratch = address(instruction.scratch.as_ref().expect("`scratch` has asked for it"));

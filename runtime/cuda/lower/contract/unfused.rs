@@ -1,6 +1,6 @@
-//! A multiplication whose epilogue cuBLASLt refuses: the multiplication without the epilogue, and kernels for the rest.
+//! A multiplication whose epilogue cuBLASLt refuses: the multiplication without the epilogue, and kernels for the epilogue.
 //!
-//! A matrix that is added stays with the multiplication, which adds it before it writes the result: the result may lie in the
+//! A matrix that is added stays with the multiplication, which adds it before it writes the result, because the result may lie in the
 //! matrix's place. The product is rounded to the result's type before a kernel reads it.
 
 use super::super::{Multiprocessors, Step, chain, reduce};
@@ -12,7 +12,7 @@ use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{DType, Op};
 use smallvec::{SmallVec, smallvec};
 
-/// Returns the steps of a multiplication with an epilogue, of an instruction whose node and origin they have.
+/// Returns the steps of a multiplication with an epilogue. They get the instruction's node and origin.
 pub(super) fn steps(multiply: Multiply, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let addend = multiply.epilogue.addend.clone();
     let plain = Multiply { epilogue: Epilogue { addend, ..Epilogue::default() }, ..multiply.clone() };
@@ -24,7 +24,7 @@ pub(super) fn steps(multiply: Multiply, instruction: &Instruction, on: Multiproc
     steps
 }
 
-/// The work of an epilogue without the addition of a matrix.
+/// The work of an epilogue, except for the addition of a matrix.
 struct Rest<'a> {
     multiply: &'a Multiply,
     instruction: &'a Instruction,
@@ -32,7 +32,7 @@ struct Rest<'a> {
 }
 
 impl Rest<'_> {
-    /// The sums over the terms of a side.
+    /// Returns the kernels that compute the sums over the terms of a side.
     fn sums(&self) -> Option<Vec<Step>> {
         let Multiply { sizes: [m, k, n], dtype, out_dtype, .. } = *self.multiply;
         let (side, start) = self.multiply.epilogue.sums?;
@@ -47,7 +47,7 @@ impl Rest<'_> {
         Some(reduce::steps(&reduce, &instruction, self.on))
     }
 
-    /// The kernel that adds the bias and applies the activation to the product, in its place.
+    /// Returns the kernel that adds the bias to the product and applies the activation, in the product's place.
     fn chain(&self) -> Option<Step> {
         let Multiply { sizes: [_, _, n], out_dtype, ref out, ref epilogue, .. } = *self.multiply;
         let product = self.of_result(out);
@@ -75,7 +75,7 @@ impl Rest<'_> {
                 last = writer.step(Binary::GeluTanhGrad, smallvec![aux, last]);
             }
         }
-        // Without a bias or an activation there is nothing to do.
+        // Without a bias or an activation, no kernel is needed.
         let ChainSource::Step(step) = last else { return None };
         stores.insert(0, step);
         let Writer { operands, steps, .. } = writer;
@@ -84,7 +84,7 @@ impl Rest<'_> {
         Some(Step::Kernel(chain::run(&chain, &instruction)))
     }
 
-    /// A matrix of the result's sizes and type.
+    /// Returns a matrix of the result's sizes and type.
     fn of_result(&self, matrix: &Matrices) -> View {
         let [m, _, n] = self.multiply.sizes;
         view(matrix, self.multiply.out_dtype, [m, n])
@@ -108,7 +108,7 @@ impl Rest<'_> {
     }
 }
 
-/// A chain that is being written.
+/// A chain under construction.
 struct Writer<'a> {
     chain: &'a Rest<'a>,
     operands: Vec<View>,
@@ -128,7 +128,7 @@ impl Writer<'_> {
         ChainSource::Step(self.steps.len() as u32 - 1)
     }
 
-    /// The step that makes a value which is stored. An operand becomes one by a cast to its own type.
+    /// Returns the step that makes a stored value. An operand becomes a step by a cast to its own type.
     fn stored(&mut self, source: ChainSource) -> u32 {
         let to = self.chain.multiply.out_dtype;
         let made = match source {
@@ -140,13 +140,13 @@ impl Writer<'_> {
     }
 }
 
-/// A single matrix as a view.
+/// Returns a single matrix as a view.
 fn view(matrix: &Matrices, dtype: DType, [rows, columns]: [usize; 2]) -> View {
     let [down, right] = matrix.strides.map(|stride| stride as isize);
     lying(matrix.region, matrix.start, dtype, &[(rows, down), (columns, right)])
 }
 
-/// A view that begins at a byte, with the size and the stride of each dim.
+/// Returns a view that begins at a byte, with the size and the stride of each dim.
 fn lying(region: Region, byte: i64, dtype: DType, dims: &[(usize, isize)]) -> View {
     let sizes: Sizes = dims.iter().map(|dim| dim.0).collect();
     let strides = dims.iter().map(|dim| dim.1).collect();

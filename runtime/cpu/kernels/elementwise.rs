@@ -1,5 +1,5 @@
 //! Chains of elementwise operators, block by block. Operands whose layout differs from the results' are first loaded into registers (blocks
-//! that stay in the first-level cache). Every step writes a register, and the last step writes the result.
+//! that stay in the first-level cache). Every step writes a register; a step whose result the chain returns also stores it.
 //!
 //! Registers hold f16 and bf16 as f32. The result of a step of such a type is rounded to it, as if it had been stored. So fusion changes no
 //! number.

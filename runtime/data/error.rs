@@ -235,7 +235,7 @@ pub enum DataError {
         /// The reason why a batch cannot be filled up.
         reason: String,
     },
-    /// A token that would index beyond an embedding.
+    /// A token is not below the vocabulary, so it would index beyond an embedding.
     #[error("token {value} at position {position} of `{data}` is outside the vocabulary of {vocabulary} (0 to {})", vocabulary - 1)]
     OutsideVocabulary {
         /// The file, or the file's key.

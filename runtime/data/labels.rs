@@ -14,6 +14,10 @@ use super::tables::Tables;
 
 /// Builds the labels of the samples whose inputs are `features`; `decisions` has their sources, in the same order.
 ///
+/// The user's choice (`--input LABEL=SOURCE`) comes first. Otherwise labels come from the data: the next tokens of a token stream; arrays,
+/// columns or a field with a usual name; or the tokens of an input, moved one place. Synthetic labels are the next synthetic tokens, or
+/// random classes.
+///
 /// # Errors
 /// Data without suitable labels, or with labels outside the classes.
 pub(super) fn column(

@@ -410,7 +410,8 @@ impl<'m> Drafts<'m> {
         Ok(())
     }
 
-    /// Drafts elementwise nodes as one instruction.
+    /// Drafts elementwise nodes as one instruction. Each node is a step, which reads the results of earlier steps or operands of the
+    /// instruction; a value that several steps read is one operand. The results that are `stored` all get the layout of [`chain_layout`].
     fn chain(&mut self, nodes: &[NodeId], stored: &[ValueId]) -> Result<(), Diagnostic> {
         let module = self.module;
         let (mut values, mut operands): (Vec<ValueId>, Vec<Located>) = (vec![], vec![]);

@@ -64,6 +64,9 @@ fn split(module: &Module, items: Vec<Item>, section: Section) -> (Vec<Item>, Vec
 
 /// Returns the slot of each item of the update: the index of the item of backward after which it runs. `None` if no item of the update
 /// depends on backward.
+///
+/// The first slot is in backward, behind all items that make an output. From the last item to the first: an item with an operand from
+/// backward runs as soon as it can; any other item waits for its first reader, if it has one.
 fn slots(module: &Module, [prepare, microbatch, update]: [&[Item]; 3]) -> Option<Vec<usize>> {
     let is_backward = |item: &Item| module.node(item.nodes()[0]).phase == Phase::Backward;
     let backward = microbatch.iter().position(is_backward)?;

@@ -204,7 +204,9 @@ fn has_rows(module: &Module, value: ValueId) -> bool {
 }
 
 impl Drafts<'_> {
-    /// Drafts a contraction with an epilogue.
+    /// Drafts a contraction with an epilogue. Operands and results get layouts that one multiplication accepts, with rows aligned as
+    /// [`EpilogueLimits`] says. An operand with another layout is copied. A result with another layout gets a buffer of its own instead,
+    /// from which its concatenation copies it later.
     pub(super) fn fused_contract(&mut self, fused: &Fused) -> Result<(), Diagnostic> {
         let module = self.module;
         let id = fused.nodes[0];

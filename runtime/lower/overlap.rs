@@ -32,7 +32,7 @@ const IN_FLIGHT: usize = 2;
 /// The most bytes of weights that travel together: the size of a bucket in the pass `buckets`. A larger weight travels alone.
 const GROUP: u64 = 25 << 20;
 
-/// Sorts the instructions, which are grouped by section, into their new order. The first `renewed` instructions stay.
+/// Puts the instructions, which are sorted by section, into their new order. The first `renewed` instructions stay.
 ///
 /// # Errors
 /// Two instructions that touch the same buffer changed places: a bug.

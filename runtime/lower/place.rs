@@ -233,6 +233,11 @@ struct Addresses {
 
 /// Computes the address of every buffer, and the size of each memory: states first, then all buffers that are planned by lifetimes, then
 /// the slots of blocks. Constants have a region of their own.
+///
+/// The first loop gives states and constants their addresses, and sorts all other buffers that have a lifetime: a buffer that several parts
+/// of a microbatch touch goes into a block; the others are planned on the device, or in the memory of the host or the disk. Then each
+/// memory is planned, and slots for the blocks follow the plan. Programs that share states (`states_of`) take the addresses of the other
+/// program's states.
 fn addresses(
     drafts: &Drafts,
     (lifetimes, tiers): (&[Option<Lifetime>], &[Tier]),

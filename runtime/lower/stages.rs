@@ -392,6 +392,10 @@ pub(super) struct Slots {
 }
 
 /// Returns the turns of a rank, given the instructions of the section `microbatch` and their parts.
+///
+/// The turns are the tasks that run ahead of the first step, and then those of `period` steps. Each turn gets the range of its part's
+/// instructions, and the address of every block that is alive in it: the slot of its microbatch and, in a forward task, the version of the
+/// weights.
 pub(super) fn turns(
     stages: &RankStages,
     blocks: Blocks,

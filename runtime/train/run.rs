@@ -127,6 +127,10 @@ pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> R
 }
 
 /// Runs the steps, and saves.
+///
+/// Each step is given to the device (`begin_step`) and read when it is done (`end_step`, `report`). If the device runs ahead, a step stays
+/// `open`: it is read only after the next one was given to the device, unless it is followed by an evaluation or a checkpoint. Between
+/// streams (single steps, unless the schedule is asynchronous) all ranks agree whether to stop.
 fn steps<'scope, 'a: 'scope>(
     run: &mut TrainingRun<'a>,
     saves: &mut Saves<'scope, '_>,

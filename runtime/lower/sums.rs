@@ -72,8 +72,9 @@ impl Drafts<'_> {
         }
     }
 
-    /// Returns the values whose sums are still to be made: values that no instruction of the microbatch makes, unless an early update moved
-    /// it. In a pipeline, the first part of the stage that has the value as an input makes their sums.
+    /// Returns the values whose sums are still to be made at the end of a microbatch, because no instruction of it makes the value, as with
+    /// inputs. Values of instructions that early updates moved have no place yet, and are not included. In a pipeline, the first part of
+    /// the stage that has the value as an input makes its sum.
     pub(super) fn leftover_sums(&self, part: Option<Part>) -> Vec<ValueId> {
         let is_here = |value| part.is_none() || self.part_of(value).is_none_or(|own| Some(own) == part);
         let is_left = |value: ValueId, sums: &[Sum]| {

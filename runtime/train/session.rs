@@ -41,7 +41,7 @@ pub struct Session<'d> {
 }
 
 /// The number of microbatches per pipeline rank after which an asynchronous pipeline drains, so that all ranks can agree whether the run
-/// goes on. Filling the pipeline again takes one microbatch for each rank but one.
+/// goes on. Filling the pipeline again takes the time of one microbatch for each rank but one.
 const STREAM: u64 = 64;
 
 /// A program that evaluates a batch shorter than a microbatch.

@@ -67,7 +67,7 @@ pub(super) struct Due {
 }
 
 /// Returns the states whose new value is complete when a section ends. States of microbatch phases are written at the end of each
-/// microbatch; all others are written in `update`.
+/// microbatch, and go from one microbatch to the next. All others are written in `update`.
 fn due_states(drafts: &Drafts, section: Section, part: Option<Part>) -> Vec<Due> {
     let module = drafts.module;
     let due = |(index, state): (usize, &State)| {

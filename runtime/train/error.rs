@@ -265,7 +265,7 @@ fn kept_text(kept: &Option<PathBuf>, cause: &Option<Cause>) -> String {
     }
 }
 
-/// Explains that changed weights are lost, except those of the last checkpoint.
+/// Explains that the weights have changed, so that only those of the last checkpoint remain.
 fn updated_text(by: ChangedBy, kept: &Option<PathBuf>) -> String {
     let (reason, remedy) = match by {
         ChangedBy::EarlyUpdates => ("of --update early", "--update late"),

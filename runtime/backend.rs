@@ -1,4 +1,4 @@
-//! The seam between lowering and backends: all that lowering asks of the device that a program is for.
+//! The interface between lowering and backends: every question that lowering asks about the device of a program.
 //!
 //! Lowering knows a backend as this trait alone. A backend implements it once, and [`Target`](crate::target::Target) names the
 //! implementation.
@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 /// A kind of device, as lowering sees it.
 pub(crate) trait Backend: Sync {
-    /// Returns the contract of the kernel that runs an operator with so many operands.
+    /// Returns the contract of the kernel that runs an operator with this number of operands.
     fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op>;
 
-    /// Returns the f32 numbers of scratch that an exchange with other devices takes.
+    /// Returns the number of f32 elements of scratch that an exchange with other devices takes.
     fn exchange_scratch(&self, exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize;
 
     /// Returns the limits of a chain of elementwise operators.
@@ -31,26 +31,25 @@ pub(crate) trait Backend: Sync {
     /// Returns the limits of the epilogues of a multiplication. `None` if multiplications have no epilogues.
     fn epilogues(&self) -> Option<EpilogueLimits>;
 
-    /// Whether its matrix multiplication computes a contraction of tensors that lie so. Lowering copies other operands, where
-    /// that pays.
+    /// Returns whether the backend's matrix multiplication computes a contraction of tensors with the layouts of this plan. If not,
+    /// lowering copies operands first, where that pays.
     fn multiplies(&self, plan: &ContractionPlan) -> bool;
 
-    /// Whether the rows of half-precision products begin at multiples of 16 bytes, so that multiplications read and write them
-    /// faster.
+    /// Whether the rows of half-precision products begin at multiples of 16 bytes. Multiplications then read and write them faster.
     fn pads_rows(&self) -> bool;
 
-    /// Whether a kernel takes a device's part of a tensor where it lies, though its address then depends on the device; and
-    /// whether a gather leaves a part in place that is where it belongs. Else parts are copied.
+    /// Whether kernels read and write a device's part of a tensor in place, though its address then depends on the device, and a gather
+    /// keeps the part that already lies in its place in the result. If not, parts are copied.
     fn takes_parts_in_place(&self) -> bool;
 
     /// Whether copies from the host run beside kernels, so that it pays to begin them early.
     fn copies_beside(&self) -> bool;
 
-    /// Whether a buffer of so many bytes that the update accesses lives through the whole update. Instructions whose buffers
-    /// share no place can run as one.
+    /// Whether a buffer of this size that the update accesses lives through the whole update. Instructions whose buffers share no place can
+    /// run as one.
     fn keeps_in_update(&self, bytes: u64) -> bool;
 
-    /// Returns the commands that the device is given for a step of so many microbatches.
+    /// Returns the commands that the device is given for a step of this number of microbatches.
     ///
     /// # Errors
     /// An operator without a kernel.
@@ -58,7 +57,7 @@ pub(crate) trait Backend: Sync {
 }
 
 impl dyn Backend {
-    /// The backend whose kernels run the nodes of a place: on the host those of the processor.
+    /// Returns the backend whose kernels run the nodes that compute in a memory: the CPU backend for the host and the disk.
     pub(crate) fn at(&'static self, place: Tier) -> &'static dyn Backend {
         match place {
             Tier::Device => self,
@@ -67,22 +66,22 @@ impl dyn Backend {
     }
 }
 
-/// The limits of a chain.
+/// The limits of a chain of elementwise operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChainLimits {
-    /// The most operators.
+    /// The largest number of operators.
     pub(crate) operators: usize,
-    /// The most results.
+    /// The largest number of results.
     pub(crate) results: usize,
 }
 
 /// The limits of the epilogues of a multiplication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EpilogueLimits {
-    /// The bytes at a multiple of which each row of a matrix begins.
+    /// The alignment of each row of a matrix, in bytes.
     pub(crate) row_bytes: u64,
-    /// The types of results that an activation is applied to.
+    /// The types of results to which an activation can be applied.
     pub(crate) activated: &'static [DType],
-    /// The bytes at a multiple of which each row of an activation's argument begins, where that is stored or read.
+    /// The alignment of each row of an activation's argument, in bytes, if the argument is stored or read.
     pub(crate) argument_row_bytes: u64,
 }

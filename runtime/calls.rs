@@ -1,4 +1,4 @@
-//! How long a device has been in a call, so that another thread can report a device that never answers.
+//! The time that a device has spent in a call, so that another thread can report a device that never answers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,11 +14,11 @@ struct State {
     seen: Option<Duration>,
 }
 
-/// A call. It ends when this is dropped.
+/// A call in progress. It ends when this is dropped.
 pub(crate) struct Call(CallClock);
 
 impl CallClock {
-    /// Begins a call. Within another call it counts as a part of that one.
+    /// Begins a call. Returns `None` within another call, which then includes this one.
     pub(crate) fn begin(&self) -> Option<Call> {
         let mut state = self.state();
         if state.is_called {
@@ -28,7 +28,8 @@ impl CallClock {
         Some(Call(self.clone()))
     }
 
-    /// Whether the device has been in a call for this long, at this time of a watchdog's, which looks again and again.
+    /// Returns whether the device has been in one call for at least `timeout` at `time`, by the watchdog's clock. The watchdog asks
+    /// repeatedly; the time of a call counts from the first time that it was asked about.
     pub(crate) fn is_late(&self, time: Duration, timeout: Duration) -> bool {
         let mut state = self.state();
         state.is_called && time.saturating_sub(*state.seen.get_or_insert(time)) >= timeout

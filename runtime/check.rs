@@ -1,4 +1,4 @@
-//! Holds a device against the interpreter: both run the same module on the same inputs.
+//! Compares a device with the interpreter: both run the same module on the same inputs.
 
 use crate::device::{Device, DeviceError, ProgramId, step};
 use crate::lower::{LowerOptions, lower};
@@ -14,17 +14,17 @@ use std::fmt;
 /// The inputs of one microbatch, by name.
 pub type Microbatch = BTreeMap<String, Tensor>;
 
-/// What makes a device with a program.
+/// A function that makes a device with a program.
 pub type Make<'a> = &'a dyn Fn(Program) -> Result<Box<dyn Device>, DeviceError>;
 
-/// An output or a state that is not what the interpreter makes.
+/// An output or a state that differs from the interpreter's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The step, from 0.
     pub step: usize,
     /// The output or the state.
     pub name: String,
-    /// The first element that differs, or the type.
+    /// The first element that differs, or the type, with the expected one.
     pub what: String,
 }
 
@@ -35,13 +35,13 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Why a module could not be checked.
+/// The reason why a module could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum Unchecked {
-    /// It cannot be lowered, or the interpreter refuses it.
+    /// The module cannot be lowered, or the interpreter refuses it.
     #[error(transparent)]
     Module(#[from] Diagnostic),
-    /// No device can be had with it.
+    /// The device for the program cannot be made.
     #[error(transparent)]
     Device(DeviceError),
     /// The device failed while it ran.
@@ -49,8 +49,8 @@ pub enum Unchecked {
     Run(DeviceError),
 }
 
-/// How far a number of a type may be off, relative to the largest: what sums of a few hundred terms leave, or, of a
-/// type that is storage alone, the distance from 1 to the next number.
+/// Returns the tolerance of a type, relative to the largest element: the rounding error of sums of a few hundred terms or, for a type that
+/// is only stored, the distance from 1 to the next number.
 pub fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),
@@ -60,8 +60,8 @@ pub fn unit(dtype: DType) -> f64 {
     }
 }
 
-/// How two tensors differ: in type, or in an element; floats by more than a tolerance relative to the largest element
-/// that is expected, or to 1, everything else at all.
+/// Describes how two tensors differ: in type, or in an element. Floats differ if they are apart by more than the tolerance times the
+/// largest expected magnitude (at least 1); other elements differ if they are not equal.
 pub fn difference(given: &Tensor, expected: &Tensor, tolerance: f64) -> Option<String> {
     if (given.dtype, &given.sizes) != (expected.dtype, &expected.sizes) {
         return Some(format!("it is {}, and it should be {}", given.ty(), expected.ty()));
@@ -82,14 +82,14 @@ pub fn difference(given: &Tensor, expected: &Tensor, tolerance: f64) -> Option<S
     Some(format!("element {i} is {given}, and it should be {expected}"))
 }
 
-/// Whether a value has codes of moments in 8 bits.
+/// Returns whether a value has codes of optimizer moments in 8 bits.
 fn is_codes(module: &Module, value: ValueId) -> bool {
     let has_codes = |node: &Node| node.roles().contains(&OperandRole::Codes);
     module.ty(value).dtype == DType::U8 && module.producer(value).is_some_and(has_codes)
 }
 
-/// How codes of moments in 8 bits differ: by more than one, around zero. A number halfway between the values of two codes may be
-/// rounded to either of them, after other roundings.
+/// Describes how codes of moments in 8 bits differ, if they are apart by more than one step. After other roundings, a number halfway
+/// between the values of two codes may be rounded to either code.
 fn difference_of_codes(given: &Tensor, expected: &Tensor) -> Option<String> {
     let (Elements::Int(codes), Elements::Int(expected_codes)) = (&given.elements, &expected.elements) else {
         return difference(given, expected, 0.0);
@@ -103,15 +103,15 @@ fn difference_of_codes(given: &Tensor, expected: &Tensor) -> Option<String> {
     }
 }
 
-/// The bytes of every input, in the program's order.
+/// Returns the bytes of every input, in the program's order.
 pub fn bytes(program: &Program, microbatch: &Microbatch) -> Vec<Vec<u8>> {
     program.inputs.iter().map(|input| microbatch[&input.name].to_bytes()).collect()
 }
 
-/// The states of a device's only program as tensors.
+/// Reads the states of a device's only program as tensors.
 ///
 /// # Errors
-/// What the device refuses.
+/// Errors of the device.
 pub fn states(device: &dyn Device, module: &Module) -> Result<StateValues, DeviceError> {
     let tensor = |(index, (id, state)): (usize, (StateId, &ir::State))| {
         let bytes = device.read_state(ProgramId(0), index)?;
@@ -120,10 +120,10 @@ pub fn states(device: &dyn Device, module: &Module) -> Result<StateValues, Devic
     module.states.iter().enumerate().map(tensor).collect()
 }
 
-/// One step of a device's only program.
+/// Runs one step of a device's only program.
 ///
 /// # Errors
-/// What the device refuses.
+/// Errors of the device.
 pub fn step_on(
     device: &mut dyn Device,
     module: &Module,
@@ -144,11 +144,11 @@ pub fn step_on(
     Ok(outputs.into_iter().map(all).collect())
 }
 
-/// Runs some steps on a device that is made and by the interpreter in this mode, and says which outputs and states
-/// differ, with a tolerance for each element type.
+/// Runs some steps on a new device, and by the interpreter in this mode, and returns the outputs and states that differ. `tolerance` gives
+/// the tolerance of each element type.
 ///
 /// # Errors
-/// What cannot be lowered, interpreted, or run.
+/// A program that cannot be lowered, interpreted, or run.
 pub fn differences(
     make: Make,
     mode: Mode,
@@ -160,7 +160,7 @@ pub fn differences(
     differences_of(make, mode, module, lower(module, options)?, steps, tolerance)
 }
 
-/// As [`differences`], with a program that was lowered from the module after passes had rewritten it.
+/// Does the same as [`differences`], with a program that was lowered from the module after passes had rewritten it.
 ///
 /// # Errors
 /// A program that cannot be interpreted or run.

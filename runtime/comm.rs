@@ -1,8 +1,8 @@
-//! Communication between ranks: how the collectives of a program are carried out.
+//! Communication between ranks, which carries out the collectives of a program.
 //!
-//! A rank issues its collectives in program order through its own [`Communicator`]. [`local`] is the one of ranks that
-//! are threads of one process. [`check`] proves, before anything runs, that the programs of all ranks issue the same
-//! collectives in the same order.
+//! A rank issues its collectives in program order through its own [`Communicator`]. [`local`] has the communicator of ranks that are
+//! threads of one process. [`check`] proves, before anything runs, that the programs of all ranks issue the same collectives in the same
+//! order.
 //!
 //! `loom/` is a package of its own: it compiles `at_work`, `error`, `lent`, `mail` and `meeting` with loom's locks in place of
 //! `sync`, and tries their interleavings.
@@ -39,58 +39,57 @@ use messages::Aligned;
 use std::fmt;
 use std::sync::Arc;
 
-/// A tensor that a collective goes over: what this rank has of it before, and room for what it has after. Both are
-/// dense, row-major.
+/// A tensor of a collective: this rank's data before the collective, and room for its data after it. Both are dense and row-major.
 ///
-/// An `all_reduce` may have the operand in the place of the result. A gather along the first dim of more than one element may have it
-/// within the result, where it belongs.
+/// The operand of an `all_reduce` may lie in the place of the result. The operand of a gather may lie in its place within the result, if
+/// the gathered dim is the first dim with more than one element.
 pub struct Exchanged<'a> {
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
-    /// Sizes of this rank's part before; equal on all ranks of the group.
+    /// The sizes of this rank's operand, which are equal on all ranks of the group.
     pub sizes: &'a [usize],
-    /// The dim along which the group's parts are put one after the other, in the group's order.
+    /// The dim along which the group's parts are concatenated, in the group's order.
     pub gathered: Option<usize>,
-    /// The dim of which this rank keeps the share of its place in the group.
+    /// The dim that is cut into shares. Each rank keeps the share at its own place in the group.
     pub split: Option<usize>,
-    /// The bytes before; `None` if the result holds them: all of it in an `all_reduce`, in a gather this rank's part.
+    /// The bytes of the operand. `None` if the result holds them: all of the result in an `all_reduce`, this rank's part in a gather.
     pub operand: Option<&'a [u8]>,
-    /// Where the bytes after go.
+    /// The bytes of the result.
     pub result: &'a mut [u8],
 }
 
 impl<'a> Exchanged<'a> {
-    /// The bytes before, of a collective that has them apart from the result.
+    /// Returns the bytes of an operand that lies apart from the result.
     ///
     /// # Panics
-    /// They are within the result.
+    /// Panics if the operand lies within the result.
     fn operand(&self) -> &'a [u8] {
         self.operand.expect("only an all_reduce and a gather have their operands within their results")
     }
 
-    /// A copy of the operand of an `all_reduce` that lies in the place of the result; nothing of an operand that lies apart.
+    /// Returns a copy of the operand of an `all_reduce` that lies in the place of the result, and an empty copy if it lies apart.
     fn held(&self) -> Aligned {
         self.operand.map_or_else(|| Aligned::of(self.result), |_| Aligned::of(&[]))
     }
 }
 
-/// What a rank communicates through. `group` lists the ranks that take part, this one among them, in the order that
-/// decides who has which part ([`ir::Mesh::group`]); all of them must issue the same. Several tensors travel together
-/// and are treated alike, each apart.
+/// The interface through which a rank communicates. `group` lists the ranks that take part, this rank included. Its order decides which
+/// rank has which part ([`ir::Mesh::group`]). All ranks of the group must issue the same collectives. Several tensors travel together; each
+/// is exchanged like a tensor alone.
 ///
-/// Floats are summed in the order of ranks, whatever the order of the group; f16 and bf16 in f32, rounded once. So
-/// every rank computes the same bits, and an all_reduce those of a reduce_scatter with an all_gather after it.
+/// Floats are summed in the order of ranks, whatever the order of the group; f16 and bf16 are summed in f32 and rounded once. So every rank
+/// computes the same bits, and an all_reduce gives the same bits as a reduce_scatter followed by an all_gather.
 pub trait Communicator: Send + Sync {
-    /// Which rank this is.
+    /// Returns the number of this rank.
     fn rank(&self) -> u64;
 
-    /// Names the node of the program that the next exchange is for, to those who keep a record.
+    /// Tells communicators that keep a record the program's node whose exchange comes next.
     fn comes_from(&self, _origin: &Arc<str>) {}
 
-    /// Names the task of a pipeline that the rank begins, to those who keep a record; `None` if it leaves the microbatches.
+    /// Tells communicators that keep a record the task of a pipeline that the rank begins. `None` after the microbatches.
     fn turns_to(&self, _task: Option<Task>) {}
 
-    /// Every rank gets the combination of all parts.
+    /// Combines the operands of all ranks. Every rank gets the whole combination.
     fn all_reduce(
         &self,
         group: &[u64],
@@ -98,10 +97,10 @@ pub trait Communicator: Send + Sync {
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError>;
 
-    /// Every rank gets all parts, one after the other along the gathered dim.
+    /// Concatenates the operands of all ranks along the gathered dim. Every rank gets the whole result.
     fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
 
-    /// Every rank gets its share, along the split dim, of the combination of all parts.
+    /// Combines the operands of all ranks. Every rank gets its share of the combination along the split dim.
     fn reduce_scatter(
         &self,
         group: &[u64],
@@ -109,18 +108,18 @@ pub trait Communicator: Send + Sync {
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError>;
 
-    /// Every rank gets its share of every part along the split dim, one after the other along the gathered dim.
+    /// Gives every rank its share of every operand along the split dim. The rank's shares are concatenated along the gathered dim.
     fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
 
     /// Sends bytes to another rank, and returns when the transport has a copy. The receiver may come later. Messages of one channel
     /// between two ranks keep their order. Ranks count over all stages of a pipeline.
     fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError>;
 
-    /// Receives bytes from another rank, which sends as many on this channel.
+    /// Receives bytes from another rank, which sends the same number of bytes on this channel.
     fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError>;
 }
 
-/// What a rank says it issues: equal on all ranks of a group, or nothing is exchanged.
+/// The description of a collective that a rank issues. Nothing is exchanged unless it is equal on all ranks of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Terms {
     name: &'static str,
@@ -148,7 +147,7 @@ impl Terms {
         Self { name, group: group.to_vec(), reduced, tensors: tensors.iter().map(terms).collect() }
     }
 
-    /// Of a message of so many bytes from one rank to another.
+    /// Returns the terms of a message of this number of bytes from one rank to another.
     fn of_message(from: u64, to: u64, bytes: usize) -> Self {
         let tensor = TensorTerms { dtype: DType::U8, sizes: vec![bytes], gathered: None, split: None };
         Self { name: "send", group: vec![from, to], reduced: None, tensors: vec![tensor] }

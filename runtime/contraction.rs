@@ -1,12 +1,12 @@
-//! A contraction as multiplications of strided matrices: labels of one role that one stride reaches through become one dim
-//! of the matrix; what is left over is looped over. So a transposed operand costs no copy.
+//! A contraction as multiplications of strided matrices. Labels of one role that can share one stride become one dim of the matrix; the
+//! remaining labels become loops. So a transposed operand costs no copy.
 
 use crate::layout::Layout;
 use ir::ops::Labels;
 use ir::ops::contract::Contract;
 use std::ops::Range;
 
-/// A size with the strides it has in left operand, right operand and result.
+/// A size with its strides in the left operand, the right operand and the result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StridedLoop {
     pub(crate) size: usize,
@@ -21,11 +21,11 @@ pub(crate) struct ContractionPlan {
     pub(crate) rows: StridedLoop,
     pub(crate) columns: StridedLoop,
     pub(crate) summed: StridedLoop,
-    /// Each step writes elsewhere.
+    /// Loops of which each step writes another place.
     pub(crate) outer: Vec<StridedLoop>,
-    /// Each step adds to the same place.
+    /// Loops of which each step adds to the same place.
     pub(crate) inner: Vec<StridedLoop>,
-    /// Where each tensor starts.
+    /// The offset of the first element of each tensor.
     pub(crate) offsets: [isize; 3],
 }
 
@@ -54,8 +54,8 @@ impl ContractionPlan {
         Self { rows, columns, summed, outer, inner, offsets: layouts.map(|layout| layout.offset) }
     }
 
-    /// The strides of left side, right side and result, rows and columns, if each is a matrix that has a dim of stride 1
-    /// and whose other dim reaches over a whole line.
+    /// Returns the strides, of rows and columns, of the left operand, the right operand and the result. Each must be a matrix with one dim
+    /// of stride 1, whose lines do not overlap; else returns `None`.
     pub(crate) fn matrices(&self) -> Option<[[i64; 2]; 3]> {
         let side = |run: StridedLoop, tensor: usize| (run.size, run.strides[tensor]);
         let Self { rows, summed, columns, .. } = *self;
@@ -66,8 +66,7 @@ impl ContractionPlan {
         ])
     }
 
-    /// The contraction as batched multiplications, if its operands and its result are such matrices and its sums need no
-    /// loop.
+    /// Returns the contraction as batched multiplications, if its operands and its result are such matrices and its sums need no loop.
     pub(crate) fn batches(&self) -> Option<Batches> {
         let strides = self.matrices().filter(|_| self.inner.is_empty())?;
         let mut loops = self.outer.clone();
@@ -76,18 +75,18 @@ impl ContractionPlan {
         Some(Batches { strides, batch, loops })
     }
 
-    /// Whether it is one multiplication of such matrices.
+    /// Returns whether the contraction is one multiplication of such matrices.
     pub(crate) fn is_one(&self) -> bool {
         self.outer.is_empty() && self.inner.is_empty() && self.matrices().is_some()
     }
 
-    /// Where the tensors of a step of the outer loops start.
+    /// Returns the offsets of the tensors at a step of the outer loops.
     pub(crate) fn outer_step(&self, step: usize) -> [isize; 3] {
         shifted(self.offsets, &self.outer, step)
     }
 
-    /// The distance between the results of neighbouring outer steps, if each is a block of its own after the one
-    /// before.
+    /// Returns the distance between the results of neighbouring outer steps, if each result is a block of its own that lies after the block
+    /// before it.
     pub(crate) fn block(&self) -> Option<usize> {
         let mut next = self.extent();
         for (i, run) in self.outer.iter().rev().enumerate() {
@@ -100,7 +99,7 @@ impl ContractionPlan {
         self.outer.last().map(|run| run.strides[2] as usize)
     }
 
-    /// From the first to the last element of one multiplication's result.
+    /// Returns the number of elements from the first to the last element of one multiplication's result.
     fn extent(&self) -> usize {
         [self.rows, self.columns]
             .iter()
@@ -109,7 +108,7 @@ impl ContractionPlan {
             + 1
     }
 
-    /// What a contraction into one number reads of each operand, if that is a stretch without holes.
+    /// Returns the elements of each operand that a contraction into one number reads, if they are a range without gaps.
     pub(crate) fn stretches(&self) -> Option<[Range<usize>; 2]> {
         let [rows, columns] = [self.rows.size, self.columns.size];
         let one = rows == 1 && columns == 1 && self.outer.is_empty() && self.inner.is_empty();
@@ -119,7 +118,7 @@ impl ContractionPlan {
     }
 }
 
-/// Runs from the largest stride in tensor `by` to the smallest, neighbours merged where every tensor allows it.
+/// Sorts loops from the largest stride in tensor `by` to the smallest, and merges neighbours where every tensor allows it.
 fn merged(mut runs: Vec<StridedLoop>, by: usize) -> Vec<StridedLoop> {
     runs.retain(|run| run.size != 1);
     runs.sort_by_key(|run| std::cmp::Reverse(run.strides[by]));
@@ -135,7 +134,7 @@ fn merged(mut runs: Vec<StridedLoop>, by: usize) -> Vec<StridedLoop> {
     merged
 }
 
-/// The strides of a matrix; a side of one element takes any.
+/// Returns the strides of a matrix with rows or columns of stride 1, if its lines do not overlap. A dim of size one may have any stride.
 fn matrix_strides([(rows, down), (columns, right)]: [(usize, isize); 2]) -> Option<[i64; 2]> {
     let lines_of = |length: usize, along: isize, count: usize, across: isize| {
         let along_fits = length == 1 || along == 1;
@@ -154,7 +153,7 @@ pub(crate) struct Batches {
     pub(crate) strides: [[i64; 2]; 3],
     /// The batch of one multiplication: the largest of the outer loops.
     pub(crate) batch: StridedLoop,
-    /// The other outer loops: each of their steps is a multiplication.
+    /// The other outer loops. Each of their steps is one multiplication.
     pub(crate) loops: Vec<StridedLoop>,
 }
 
@@ -165,9 +164,9 @@ impl Batches {
     }
 }
 
-/// Offsets after `step` of nested loops.
+/// Returns the offsets at step `step` of nested loops.
 pub(crate) fn shifted(mut offsets: [isize; 3], loops: &[StridedLoop], mut step: usize) -> [isize; 3] {
-    // A loop without a step leaves the offsets.
+    // A loop of no steps leaves the offsets unchanged.
     for run in loops.iter().rev().filter(|run| run.size > 0) {
         let index = (step % run.size) as isize;
         step /= run.size;

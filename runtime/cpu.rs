@@ -1,7 +1,6 @@
-//! The CPU backend: one arena, one pool of threads, one kernel an instruction. f16 and bf16 are storage, computed in
-//! f32.
+//! The CPU backend: one arena, one pool of threads, one kernel for each instruction. f16 and bf16 are only stored; kernels compute in f32.
 //!
-//! Results do not depend on the number of threads: work is divided by sizes alone wherever the division shows.
+//! Results do not depend on the number of threads: where the division of work affects rounding, it depends on sizes alone.
 
 mod arena;
 mod backend;
@@ -43,13 +42,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A CPU with programs that share one arena: all of a mesh of one device, or one rank of a larger one. A rank is given,
-/// and gives, its part of every tensor.
+/// A CPU with programs that share one arena. It is the only device of its mesh, or one rank of a larger mesh. A rank reads and writes only
+/// its part of every tensor.
 pub struct Cpu {
     programs: Vec<Loaded>,
     arena: Arena,
     threads: rayon::ThreadPool,
-    /// The exchanges with other ranks, if there are any.
+    /// The exchanges with other ranks, if there are other ranks.
     queue: Option<ExchangeQueue>,
     profile: Option<Profile>,
 }
@@ -58,15 +57,15 @@ struct Loaded {
     program: Arc<Program>,
     constants: Arc<Constants>,
     schedules: Schedules,
-    /// Microbatches run in this step.
+    /// The number of microbatches that began in this step.
     microbatches: u64,
-    /// In a pipeline, where the blocks of the present microbatch begin.
+    /// In a pipeline, the places of the blocks of the present microbatch.
     bases: Arc<[u64]>,
 }
 
 impl Cpu {
-    /// Allocates the arena (zeroed) and the constants of `programs`, which share their states if they were lowered
-    /// so, and starts `threads` threads, or as many as there are cores.
+    /// Allocates the arena (zeroed) and the constants of `programs`, and starts `threads` threads, or one for each core. The programs share
+    /// their states if they were lowered so.
     ///
     /// # Errors
     /// No memory, no threads, a program for several devices.
@@ -74,10 +73,11 @@ impl Cpu {
         Self::with_file(programs, threads, None)
     }
 
-    /// The same as [`Self::new`], with values on the disk in a file in `folder`; without one, in the system's folder of temporary files.
+    /// Does the same as [`Self::new`]. Values on the disk are in a file in `folder`, or in the system's folder of temporary files without
+    /// one.
     ///
     /// # Errors
-    /// As of [`Self::new`]; a folder that takes no file of this size.
+    /// Those of [`Self::new`]; a folder in which no file of this size can be made.
     pub fn with_file(
         programs: Vec<Arc<Program>>,
         threads: Option<usize>,
@@ -90,7 +90,7 @@ impl Cpu {
         Self::with(programs, threads, None, folder)
     }
 
-    /// A rank that communicates with others through `communicator`; see [`Self::with_file`].
+    /// Makes a rank that communicates with others through `communicator`; see [`Self::with_file`].
     ///
     /// # Errors
     /// No memory, no threads.
@@ -103,13 +103,13 @@ impl Cpu {
         Self::with(programs, Some(threads), Some(communicator), folder)
     }
 
-    /// Carries exchanges out one by one, where they began. For a rank that shares all cores with others: an exchange between threads
-    /// is work for a core, so nothing is gained beside it.
+    /// Makes exchanges run one by one, in program order. This is for a rank that shares all cores with others: an exchange between threads
+    /// is work for a core, so running it beside computation gains nothing.
     pub(crate) fn exchange_one_by_one(&mut self) {
         self.programs.iter_mut().for_each(|loaded| loaded.schedules.one_by_one());
     }
 
-    /// Refuses programs that do not fit this machine's memory, once for each of so many ranks.
+    /// Refuses programs that do not fit this machine's memory, if each of `ranks` ranks takes as much.
     pub(crate) fn has_room(programs: &[Arc<Program>], ranks: u64) -> Result<(), DeviceError> {
         let checked = room::check_processor(programs.iter().map(|program| &**program), ranks);
         checked.map_err(|error| DeviceError::TooLarge(Box::new(error)))
@@ -157,7 +157,7 @@ impl Cpu {
         self.profile = Some(profile);
     }
 
-    /// Runs a section as [`Device::run`] does, and gives the time each instruction took.
+    /// Runs a section as [`Device::run`] does, and returns the time of each instruction.
     pub fn run_timed(&mut self, id: ProgramId, section: Section) -> Result<Vec<Duration>, DeviceError> {
         self.loaded(id)?;
         let Self { programs, arena, threads, queue, .. } = self;
@@ -176,14 +176,14 @@ impl Cpu {
         self.programs.get(program.0).ok_or(DeviceError::Unknown { what: "program", index: program.0 })
     }
 
-    /// Tells those who keep a record of exchanges where in a pipeline's step the rank is.
+    /// Tells communicators that keep a record of exchanges the task that the rank begins or leaves.
     fn turns_to(&self, task: Option<Task>) {
         if let Some(queue) = &self.queue {
             queue.communicator().turns_to(task);
         }
     }
 
-    /// Runs steps of a part.
+    /// Runs these steps of a part.
     fn execute(&mut self, id: ProgramId, part: Part, steps: Range<usize>) -> Result<(), DeviceError> {
         self.loaded(id)?;
         let Self { programs, arena, threads, queue, profile } = self;
@@ -205,7 +205,7 @@ impl Cpu {
         Ok(())
     }
 
-    /// The profile of a program, if it has one: that of the first.
+    /// Returns the profile of a program, if it has one. Only the first program has one.
     fn profile_of(&self, id: ProgramId) -> Option<&Profile> {
         self.profile.as_ref().filter(|_| id == ProgramId::default())
     }
@@ -218,14 +218,14 @@ struct Run<'a> {
     queue: Option<&'a mut ExchangeQueue>,
     profile: Option<&'a Profile>,
     section: Section,
-    /// Whether it is of a step's first microbatch.
+    /// Whether the run belongs to the first microbatch of a step.
     first: bool,
     /// The collectives that were started, by their place in the section.
     started: Vec<(usize, Started)>,
 }
 
 impl Run<'_> {
-    /// Runs an instruction, or starts it as an exchange beside those behind it.
+    /// Runs an instruction, or starts it as an exchange beside the following instructions.
     fn step(&mut self, step: &Scheduled) -> Result<(), DeviceError> {
         if let (Some(newest), Some(queue)) = (step.waits_for, &self.queue)
             && let Some((_, started)) = self.started.iter().rev().find(|(index, _)| *index <= newest)
@@ -253,7 +253,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A collective, to be carried out beside the instructions behind it.
+    /// Returns the job of a collective that runs beside the following instructions.
     fn exchange(&self, index: usize) -> Job {
         let Loaded { program, constants, .. } = self.loaded;
         let (program, constants, arena) = (program.clone(), constants.clone(), self.arena.clone());
@@ -263,8 +263,8 @@ impl Run<'_> {
             let start = Instant::now();
             let instruction = &program.section(section)[index];
             let place = Place { mesh: &program.mesh, rank: communicator.rank(), bases: &bases };
-            // SAFETY: by `beside`, no instruction that runs before this exchange is waited for touches its operands and results
-            // otherwise than it may. `Run` waits for it before anything else can touch the arena.
+            // SAFETY: `beside` makes every instruction that conflicts with the operands and results of this exchange wait for it.
+            // `Run` waits for the exchange before anything else can touch the arena.
             #[allow(unsafe_code)]
             let call = unsafe { arena.borrow(&constants, instruction, first, place) };
             kernels::run(call, Some(communicator))?;
@@ -282,7 +282,7 @@ impl Run<'_> {
 }
 
 impl Drop for Run<'_> {
-    /// A kernel that panics leaves the arena to exchanges that still run.
+    /// Waits for the exchanges that still run if a kernel panics, since they use the arena.
     fn drop(&mut self) {
         self.queue.iter().for_each(|queue| queue.settle());
     }
@@ -359,7 +359,7 @@ impl Device for Cpu {
         self.arena.read(&loaded.constants, &slot.view, &loaded.bases)
     }
 
-    /// The arena and all constants.
+    /// Returns the bytes of the arena and of all constants.
     fn allocated(&self) -> u64 {
         let constants: u64 = self.programs.iter().map(|loaded| loaded.program.memory.constants).sum();
         self.arena.len() + self.arena.host_len() + constants
@@ -389,13 +389,13 @@ impl Device for Cpu {
 }
 
 impl Loaded {
-    /// A turn of a pipeline rank.
+    /// Returns a turn of a pipeline rank.
     fn turn(&self, turn: usize) -> Result<&Turn, DeviceError> {
         let turns = self.program.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.turns);
         turns.get(turn).ok_or(DeviceError::Unknown { what: "turn", index: turn })
     }
 
-    /// Who runs the program.
+    /// Returns the mesh, the rank and the places of blocks with which the program runs.
     fn place(&self, communicator: Option<&dyn Communicator>) -> Place<'_> {
         let rank = communicator.map_or(0, Communicator::rank);
         Place { mesh: &self.program.mesh, rank, bases: &self.bases }
@@ -416,13 +416,13 @@ impl Loaded {
             let copied = unsafe { arena.copy_with_file(&self.constants, instruction, &self.bases) };
             return copied.map_err(DeviceError::Disk);
         }
-        // SAFETY: instructions run one after the other, but for exchanges, which `beside` keeps apart.
+        // SAFETY: instructions run one after the other, except exchanges, and `beside` keeps those apart.
         #[allow(unsafe_code)]
         let call = unsafe { arena.borrow(&self.constants, instruction, first, self.place(communicator)) };
         Ok(kernels::run(call, communicator)?)
     }
 
-    /// Counts microbatches: the first of a step overwrites the sums of the one before.
+    /// Counts microbatches: the first microbatch of a step overwrites the sums of the step before.
     fn begin(&mut self, section: Section) -> Result<(), DeviceError> {
         match section {
             Section::Prepare => self.microbatches = 0,
@@ -438,13 +438,13 @@ impl Loaded {
     }
 }
 
-/// The cores that this process may use.
+/// Returns the number of cores that this process may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Runs one instruction on memory that is elsewhere: the arena and the constants that it has its places in, and in a pipeline the
-/// places of the blocks in the arena.
+/// Runs one instruction on memory that the caller has: the arena and the constants in which the instruction has its places and, in a
+/// pipeline, the places of the blocks in the arena.
 pub(crate) fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: &[u8], bases: &[u64]) {
     let mesh = ir::Mesh::default();
     let place = Place { mesh: &mesh, rank: 0, bases };
@@ -452,16 +452,16 @@ pub(crate) fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: 
     // SAFETY: the memory is the caller's alone.
     #[allow(unsafe_code)]
     let call = unsafe { arena::borrow(memories, instruction, false, place) };
-    // Only collectives fail, and they are no instructions of one device.
+    // Only collectives fail, and a program for one device has none.
     let _ = kernels::run(call, None);
 }
 
-/// `lhs[m, k] · rhs[k, n]`, row-major, in f32.
+/// Returns `lhs[m, k] · rhs[k, n]`, row-major, in f32.
 pub(crate) fn product_f32(sizes: [usize; 3], lhs: &[f32], rhs: &[f32]) -> Vec<f32> {
     product(sizes, lhs, rhs)
 }
 
-/// `lhs[m, k] · rhs[k, n]`, row-major, in f64.
+/// Returns `lhs[m, k] · rhs[k, n]`, row-major, in f64.
 pub(crate) fn product_f64(sizes: [usize; 3], lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
     product(sizes, lhs, rhs)
 }

@@ -1,8 +1,8 @@
 //! NVIDIA GPUs. CUDA's libraries are opened at run time, so one binary runs with and without them.
 //!
-//! `lower` writes a program as commands and kernels (`program`), `backend` answers what lowering asks before; `device` gives them to a driver (`driver`), which is
-//! the real one (`gpu`) or its stand-in on the processor (`host`). Kernels are compiled by NVRTC (`nvrtc`) and kept on disk
-//! (`cache`).
+//! `lower` writes a program as commands and kernels (`program`), and `backend` answers the questions of lowering before that. `device`
+//! gives the commands to a `driver`: the real one (`gpu`) or its stand-in on the processor (`host`). Kernels are compiled by NVRTC
+//! (`nvrtc`) and kept on disk (`cache`).
 
 mod backend;
 pub mod cache;

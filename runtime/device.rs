@@ -1,4 +1,4 @@
-//! Devices: what runs a program, and the step that they all run alike.
+//! The interface of a device that runs programs, and the order of a step, which is the same on all devices.
 
 use crate::calls::CallClock;
 use crate::comm::CommError;
@@ -15,62 +15,62 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A program on a device, by its place in the list the device was made with.
+/// A program on a device: its index in the list with which the device was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProgramId(pub usize);
 
 /// Runs programs that share one arena. Bytes are little-endian and row-major.
 ///
-/// A step is: write the states (once), run `prepare`; for each microbatch write the inputs, run `microbatch`, read
-/// its outputs, and end it unless it is the last; run `update`, read its outputs. [`step`] does that. States stay from step to step; everything else in
-/// the arena may be overwritten by another program.
+/// A step does the following, as [`step`] does. Write the states (once) and run `prepare`. For each microbatch, write the inputs, run
+/// `microbatch`, read its outputs, and end it unless it is the last. Run `update` and read its outputs. States stay from step to step;
+/// another program may overwrite everything else in the arena.
 pub trait Device {
-    /// A program of the device.
+    /// Returns a program of the device.
     fn program(&self, program: ProgramId) -> &Arc<Program>;
 
     /// Sets a state.
     fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// The bytes of a state; of a device whose memory can be read in place, not a copy.
+    /// Returns the bytes of a state. They are not copied if the device's memory can be read in place.
     fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError>;
 
-    /// Feeds the next microbatch one input. Inputs that no instruction reads are checked and forgotten.
+    /// Gives the next microbatch one input. An input that no instruction reads is checked and dropped.
     fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
     /// Runs a section. `Prepare` begins a step, even if it has no instruction: sums over microbatches start anew.
     fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError>;
 
-    /// In a pipeline, begins a turn ([`crate::program::RankPipeline::turns`]) of the present step, after its `prepare`: inputs that are
-    /// written from now on are those of its microbatch.
+    /// Begins a turn ([`crate::program::RankPipeline::turns`]) of the present step of a pipeline, after its `prepare`. Inputs that are
+    /// written from now on belong to the turn's microbatch.
     fn begin_turn(&mut self, _program: ProgramId, _turn: usize) -> Result<(), DeviceError> {
         Err(DeviceError::Pipeline)
     }
 
-    /// Runs the instructions of the turn that was begun. Its outputs are there until the next turn begins.
+    /// Runs the instructions of the turn that was begun. Its outputs can be read until the next turn begins.
     fn run_turn(&mut self, _program: ProgramId, _turn: usize) -> Result<(), DeviceError> {
         Err(DeviceError::Pipeline)
     }
 
-    /// Ends a microbatch that is not the last of its step: runs [`Program::rest_of_microbatch`]. The rest of the last one is a part of
-    /// `update`.
+    /// Ends a microbatch that is not the last of its step: runs [`Program::rest_of_microbatch`]. In the last microbatch, `update` runs
+    /// these instructions.
     fn end_microbatch(&mut self, program: ProgramId) -> Result<(), DeviceError>;
 
-    /// Runs some instructions of `update`: all of them, in order and each once, are what [`Device::run`] does with
-    /// that section. In between, what was made so far can be looked at, and the step be given up. A device may refuse to
-    /// stop elsewhere than after an instruction that makes an output.
+    /// Runs some instructions of `update`. All of them, each once and in order, have the effect of [`Device::run`] with that section.
+    /// Between two calls the caller can read finished outputs, and can give up the step. A device may refuse to stop anywhere but after an
+    /// instruction that makes an output.
     fn run_update(&mut self, program: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError>;
 
-    /// The bytes of an output, after the section it belongs to.
+    /// Returns the bytes of an output, after its section has run.
     fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError>;
 
-    /// Asks for outputs as [`Device::read_output`] gives them now. Where a device computes by itself, the caller goes on,
-    /// and what it gives the device next may change them.
+    /// Asks for the present bytes of outputs, as [`Device::read_output`] returns them. On a device that computes asynchronously the caller
+    /// goes on at once; what it gives the device next may change the outputs.
     fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
         let bytes = outputs.into_iter().map(|output| self.read_output(program, output));
         Ok(Later::Read(bytes.collect::<Result<_, _>>()?))
     }
 
-    /// The bytes of the outputs that were asked for, each once they are there.
+    /// Returns the bytes of the outputs that were asked for, after waiting for each.
     fn collect(&mut self, later: Later) -> Result<Vec<Vec<u8>>, DeviceError> {
         match later {
             Later::Read(bytes) => Ok(bytes),
@@ -78,33 +78,32 @@ pub trait Device {
         }
     }
 
-    /// Lets the caller give the device a step of this program before it has looked at the outputs of the one before: as soon
-    /// as a loss is not finite, or a gradient's norm that nothing in the program looks at, or a loss scale can get no
-    /// smaller, no update changes a state any more. Whether the device can do that; unless it can, nothing changes.
+    /// Lets the caller give the device the next step of this program before it has read the outputs of the step before. From then on no
+    /// update changes a state any more, once a loss is not finite, a gradient norm that the program itself does not check is not finite, or
+    /// a loss scale can get no smaller. Returns whether the device can do that; if not, nothing changes.
     fn run_ahead(&mut self, _program: ProgramId) -> Result<bool, DeviceError> {
         Ok(false)
     }
 
-    /// Since when the device has been in a call, of a device that may never answer: a GPU waits for others.
+    /// Returns the clock of the device's calls, if a call may never return: a GPU waits for other GPUs.
     fn calls(&self) -> Option<CallClock> {
         None
     }
 
-    /// Bytes of memory that the device has allocated for its programs.
+    /// Returns the bytes of memory that the device has allocated for its programs.
     fn allocated(&self) -> u64;
 
-    /// Does the work that needs the thread of the device's rank, which is about to end.
+    /// Does the remaining work that must run on the thread of the device's rank, before that thread ends.
     fn settle(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Runs a microbatch once more, instruction by instruction, and names the first that makes a number
-    /// that is not finite from finite ones. To be asked when a loss is not finite, with the microbatch's inputs
-    /// written again and before `update`; sums over microbatches are spoilt by it. All ranks are asked at once, and each
-    /// looks at its own parts.
+    /// Runs a microbatch once more, instruction by instruction, and returns the first instruction that makes a number that is not finite
+    /// from finite ones. It is called when a loss is not finite, before `update`, with the microbatch's inputs written again. It spoils the
+    /// sums over microbatches. All ranks are asked at once, and each searches its own parts.
     fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError>;
 
-    /// As [`Device::first_non_finite`], of the turn of a pipeline that was begun: in place of [`Device::run_turn`].
+    /// Does the same as [`Device::first_non_finite`] for the turn of a pipeline that was begun, in place of [`Device::run_turn`].
     fn first_non_finite_of_turn(
         &mut self,
         _program: ProgramId,
@@ -114,26 +113,26 @@ pub trait Device {
     }
 }
 
-/// Outputs that were asked for: given by [`Device::read_later`].
+/// Outputs that [`Device::read_later`] asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Later {
-    /// They were there.
+    /// The bytes, where the device had them at once.
     Read(Vec<Vec<u8>>),
-    /// They are on their way.
+    /// Outputs that the device is still computing.
     Coming {
         /// The program.
         program: ProgramId,
         /// The outputs, by index.
         outputs: Vec<usize>,
-        /// By which the device knows them.
+        /// The number by which the device knows the request.
         number: usize,
     },
 }
 
-/// The outputs of a step: for each name the bytes of every microbatch, or of the step.
+/// The outputs of a step by name: the bytes of every microbatch, or one entry for the step.
 pub type StepOutputs = BTreeMap<String, Vec<Vec<u8>>>;
 
-/// Runs one step: `microbatches` has, for each, the bytes of every input in the program's order.
+/// Runs one step. `microbatches` has, for each microbatch, the bytes of every input in the program's order.
 pub fn step(
     device: &mut dyn Device,
     id: ProgramId,
@@ -193,26 +192,26 @@ pub fn step(
 /// An instruction that made a number that is not finite from finite ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NonFinite {
-    /// Its place in the microbatch ([`Program::microbatch`]).
+    /// The instruction's place in the microbatch ([`Program::microbatch`]).
     pub instruction: usize,
     /// The operator.
     pub operator: String,
-    /// The ONNX node it came from.
+    /// The ONNX node of the instruction.
     pub origin: String,
-    /// The first such number.
+    /// The first number that is not finite.
     #[serde(with = "number_bits")]
     pub value: f64,
-    /// On which of several ranks.
+    /// The rank that found it, if there are several.
     pub rank: Option<u64>,
-    /// In a pipeline, where in the step.
+    /// The turn in which it was found, in a pipeline.
     pub turn: Option<FoundIn>,
-    /// For a NaN, what made the first infinity before it, if anything did: often the cause.
+    /// For a NaN, the instruction that made the first infinity before it, if there is one: often the cause.
     pub infinity: Option<Box<NonFinite>>,
 }
 
 impl NonFinite {
-    /// The first that any rank found, given those of all ranks in their order: a NaN before an infinity. A rank that is alone
-    /// is not named.
+    /// Returns the first finding of all ranks, given in their order: a NaN comes before an infinity. The finding of a single rank does not
+    /// name the rank.
     pub fn first(mut of_ranks: Vec<Option<Self>>) -> Option<Self> {
         if of_ranks.len() == 1 {
             return of_ranks.pop()?;
@@ -226,19 +225,19 @@ impl NonFinite {
     }
 }
 
-/// A turn of a pipeline, in which a number was made.
+/// The turn of a pipeline in which a number was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoundIn {
     /// The stage.
     pub stage: u32,
     /// The microbatch, counted from 0.
     pub microbatch: u32,
-    /// Whether it is of backward or of weight gradients.
+    /// Whether the turn is a backward turn or one of weight gradients.
     pub is_backward: bool,
 }
 
 impl FoundIn {
-    /// The place of the stage in the order in which a microbatch passes the stages.
+    /// Returns the place of the stage in the order in which a microbatch passes the stages.
     fn order(self) -> i64 {
         if self.is_backward { -i64::from(self.stage) } else { i64::from(self.stage) }
     }
@@ -279,18 +278,18 @@ impl fmt::Display for NonFinite {
     }
 }
 
-/// Why a device refuses.
+/// The reason why a device refuses or fails.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The arena cannot be had.
+    /// The arena cannot be allocated.
     #[error("cannot allocate {bytes} bytes: {source}")]
     Memory {
         /// Bytes asked for.
         bytes: u64,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A folder takes no file for values that rest on the disk.
+    /// The file for values on the disk cannot be made in this folder.
     #[error("cannot make a file of {bytes} bytes in {}: {source}", visible(&folder.to_string_lossy()))]
     NoFile {
         /// Bytes asked for.
@@ -300,47 +299,47 @@ pub enum DeviceError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The file of values that rest on the disk cannot be read or written.
+    /// The file of values on the disk cannot be read or written.
     #[error("the file of states on the disk failed: {0}")]
     Disk(std::io::Error),
-    /// The host has less memory than the values of all GPUs take there.
+    /// The values of all GPUs on the host take more memory than the host has.
     #[error(
         "values on the host take {} for each of {ranks} ranks, and this machine has {} free; --memory host=BYTES says what they may take",
         TooLarge::size(*bytes),
         TooLarge::size(*free)
     )]
     NoRoomOnHost {
-        /// Bytes that each rank takes.
+        /// Bytes that each rank takes on the host.
         bytes: u64,
         /// Ranks of this process.
         ranks: u64,
         /// Bytes that the system can give.
         free: u64,
     },
-    /// A device has less memory than the programs take.
+    /// The programs take more memory than a device has.
     #[error(transparent)]
     TooLarge(Box<TooLarge>),
     /// The threads cannot be started.
     #[error("cannot start {threads} threads: {message}")]
     Threads {
-        /// How many.
+        /// The number of threads.
         threads: usize,
-        /// What the system says.
+        /// The system's message.
         message: String,
     },
-    /// A number of bytes that is not the type's.
+    /// The number of bytes does not match the type.
     #[error("`{}` is {ty} and needs {taken} bytes, and {given} bytes were given", visible(name))]
     Size {
         /// The state or input.
         name: String,
         /// Its type.
         ty: Box<ir::Type>,
-        /// Bytes it takes.
+        /// Bytes of the type.
         taken: u64,
         /// Bytes given.
         given: u64,
     },
-    /// A number of inputs that is not the program's.
+    /// The number of inputs is not the program's.
     #[error("the program takes {taken} inputs, and {given} were given")]
     Inputs {
         /// Inputs given.
@@ -348,7 +347,7 @@ pub enum DeviceError {
         /// Inputs taken.
         taken: usize,
     },
-    /// A step of a pipeline with too few microbatches.
+    /// A step of a pipeline got too few microbatches.
     #[error("a step of the pipeline has {taken} microbatches, and {given} were given")]
     Microbatches {
         /// Microbatches given.
@@ -356,21 +355,21 @@ pub enum DeviceError {
         /// Microbatches of a step.
         taken: usize,
     },
-    /// A pipeline on a device that runs none.
+    /// The device runs no pipelines.
     #[error("the device runs no pipelines yet")]
     Pipeline,
-    /// There is nothing with this index.
+    /// The program has nothing with this index.
     #[error("the program has no {what} {index}")]
     Unknown {
-        /// State, input, output, program.
+        /// The kind of the missing item: state, input, output, program.
         what: &'static str,
         /// The index.
         index: usize,
     },
-    /// A program lowered for one microbatch was given a second.
+    /// A program lowered for one microbatch got a second one.
     #[error("the program was lowered for one microbatch per step; lower it for {:?}", Microbatches::Many)]
     OneMicrobatch,
-    /// A program for another number of devices.
+    /// The program is for another number of devices.
     #[error(
         "the program `{}` is for the {devices} devices of the mesh {mesh}, not for {given}",
         visible(program)
@@ -385,10 +384,10 @@ pub enum DeviceError {
         /// Devices given.
         given: u64,
     },
-    /// Programs whose collectives do not fit each other.
+    /// The collectives of the programs do not match each other.
     #[error(transparent)]
     Collectives(Box<ir::Diagnostic>),
-    /// A collective did not happen.
+    /// A collective failed.
     #[error(transparent)]
     Communication(#[from] CommError),
     /// One of several ranks refused or failed. The others ended with it, and none can go on.
@@ -401,40 +400,40 @@ pub enum DeviceError {
         /// Its error.
         source: Box<DeviceError>,
     },
-    /// A rank panicked: a fault of this program.
+    /// A rank panicked: a bug in Trainyard.
     #[error("it panicked: {message}")]
     Panicked {
-        /// What the panic says.
+        /// The panic's message.
         message: String,
     },
-    /// A program for a device of another kind.
+    /// The program was lowered for a device of another kind.
     #[error("the program `{}` was lowered for a device of another kind", visible(program))]
     Target {
         /// The program.
         program: String,
     },
-    /// Instructions of which some are run with others.
+    /// Some of the instructions asked for are run in one kernel with others.
     #[error("the device fuses some of the instructions {instructions:?} with other instructions")]
     Apart {
-        /// Those asked for.
+        /// The instructions asked for.
         instructions: Range<usize>,
     },
-    /// Something has no kernel on this device.
+    /// An operator has no kernel on this device.
     #[error(transparent)]
     Kernel(Box<ir::Diagnostic>),
-    /// The driver of a device that computes by itself refuses.
+    /// The driver of a device that computes asynchronously failed.
     #[error("{}{message}{}", of_operator(operator, origin, *late), if *late { SYNCHRONOUS } else { "" })]
     Driver {
-        /// The operator that was run, if one was.
+        /// The operator that was run, if there was one.
         operator: String,
-        /// The ONNX node it came from.
+        /// The ONNX node of the operator.
         origin: Arc<str>,
-        /// What the driver says.
+        /// The driver's message.
         message: String,
-        /// Whether something that the GPU was given earlier may be at fault instead: it tells late.
+        /// Whether an earlier command of the GPU may be at fault instead: a GPU reports errors late.
         late: bool,
     },
-    /// Ranks that ended with an error were asked for more.
+    /// Ranks that ended with an error were asked to run again.
     #[error("the ranks have ended with an error")]
     Ended,
 }
@@ -454,7 +453,7 @@ fn of_operator(operator: &str, origin: &str, late: bool) -> String {
 }
 
 impl DeviceError {
-    /// Whether the machine is at fault, perhaps for a time: memory or threads that others have, a disk, a rank that is lost.
+    /// Returns whether the machine is at fault, perhaps for a time: memory or threads that other processes use, a disk, a lost rank.
     fn is_passing(&self) -> bool {
         match self {
             Self::Memory { .. } | Self::Disk(_) | Self::Threads { .. } => true,
@@ -470,7 +469,7 @@ impl DeviceError {
         }
     }
 
-    /// Refuses bytes that are not those of a rank's part of a type.
+    /// Refuses bytes whose number is not that of a rank's part of a type.
     pub(crate) fn check_size(name: &str, ty: &ir::Type, mesh: &ir::Mesh, bytes: &[u8]) -> Result<(), Self> {
         let local = ty.local(mesh).map(|sizes| sizes.iter().product::<u64>() * ty.dtype.bytes());
         let (taken, given) = (local.unwrap_or(u64::MAX), bytes.len() as u64);
@@ -480,18 +479,18 @@ impl DeviceError {
         Err(Self::Size { name: name.into(), ty: Box::new(ty.clone()), taken, given })
     }
 
-    /// A program is not for so many devices.
+    /// Returns the error of a program that is not for this number of devices.
     pub(crate) fn devices(program: &Program, given: u64) -> Self {
         let (mesh, devices) = (Box::new(program.mesh.clone()), program.mesh.devices());
         Self::Devices { program: program.name.clone(), mesh, devices, given }
     }
 
-    /// A driver refuses, whatever the operator.
+    /// Returns the error of a driver outside of any operator.
     pub(crate) fn driver(error: impl fmt::Display) -> Self {
         Self::Driver { operator: String::new(), origin: "".into(), message: error.to_string(), late: false }
     }
 
-    /// Something has no kernel.
+    /// Returns the error of an operator without a kernel.
     pub(crate) fn kernel(diagnostic: ir::Diagnostic) -> Self {
         Self::Kernel(Box::new(diagnostic))
     }

@@ -1,9 +1,9 @@
-//! Kernel contracts: all that lowering must know of a backend's kernel of an operator, as one record.
+//! Kernel contracts: one record with all that lowering must know about a backend's kernel for an operator.
 //!
-//! Each backend answers in one exhaustive match, its file `kernel_contracts.rs`, so that a new operator does not compile without
-//! an answer. A record starts as that of a family ([`KernelContract::dense`] and its neighbours) and says where the kernel can
-//! do more. Facts of an operator's meaning are no part of a contract: [`Op::depends_on_position`] says whether the numbers of a
-//! device's part depend on the place of that part.
+//! Each backend answers in one exhaustive match, in its file `kernel_contracts.rs`, so a new operator does not compile without an answer. A
+//! record starts as the contract of a family ([`KernelContract::dense`] and its neighbours) and adds the further abilities of the kernel.
+//! Facts about an operator's meaning are no part of a contract: [`Op::depends_on_position`] says whether the numbers of a device's part
+//! depend on the place of that part.
 
 use crate::layout::{Layout, Sizes};
 use crate::target::Multiprocessors;
@@ -13,58 +13,58 @@ use ir::{DType, Op};
 /// The contract of one kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelContract<'op> {
-    /// The layouts that it reads of its operands.
+    /// The layouts in which the kernel reads its operands.
     reads: OperandLayouts,
-    /// The layout in which it writes its results, where nothing else is asked of it.
+    /// The layout in which the kernel writes its results, unless lowering asks for another.
     writes: ResultLayout<'op>,
-    /// The strides with which it can write its results instead.
+    /// The strides with which the kernel can write its results instead.
     strides: WritableStrides,
-    /// Pairs (operand, result) such that the result may overwrite the operand while it is computed, provided both are laid
-    /// out alike: every element of the result depends, of that operand, on elements that the kernel has read by the time it
-    /// writes (the element itself, or its row).
+    /// Pairs (operand, result) whose result may overwrite the operand while it is computed, if both have the same layout: the kernel has
+    /// read the elements of the operand on which an element of the result depends (that element itself, or its row) before it writes the
+    /// element.
     in_place: &'static [(usize, usize)],
     /// Whether chains compute the operator, element by element.
     pub(crate) in_chains: bool,
-    /// Whether the kernel can add to what its only result holds.
+    /// Whether the kernel can add to the old contents of its only result.
     accumulates: bool,
-    /// Whether the kernel takes one operand more, the last, and adds it to its first result.
+    /// Whether the kernel takes an additional last operand and adds it to its first result.
     pub(crate) adds_operand: bool,
-    /// Whether the kernel writes, as one result more, a half-precision copy of its first result.
+    /// Whether the kernel writes a half-precision copy of its first result as an additional result.
     pub(crate) writes_half_copy: bool,
-    /// The operands that the kernel reads as f16 or bf16 too, where the operator takes f32.
+    /// The operands that the kernel also reads as f16 or bf16, though the operator takes f32.
     reads_half: &'static [usize],
-    /// The types in which the kernel writes its first result, besides the operator's own.
+    /// The other types in which the kernel writes its first result.
     also_writes: OtherType,
-    /// The f32 numbers of scratch that the kernel takes.
+    /// The number of f32 elements of scratch that the kernel takes.
     scratch: Scratch,
 }
 
-/// The f32 numbers of scratch that the kernel of an operator takes for operands and results, on a GPU of this size if it is for
-/// one.
+/// A function that returns the number of f32 elements of scratch that the kernel of an operator takes for operands and results. On a GPU it
+/// depends on the size of the GPU.
 pub(crate) type Scratch = fn(&Op, &[Unplaced], &[Unplaced], Multiprocessors) -> usize;
 
-/// A tensor that has no place yet.
+/// A tensor that has no address yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Unplaced {
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
 }
 
-/// The layouts that a kernel reads of an operand; operands that lie otherwise are copied first.
+/// The layouts in which a kernel reads an operand. Operands with other layouts are copied first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OperandLayout {
     /// Any strides.
     Any,
-    /// Any, as long as neighbours along the last dim are neighbours in memory.
+    /// Any strides, if neighbours along the last dim are neighbours in memory.
     InnerContiguous,
-    /// Rows along the last dim, each without holes, one after the other at one distance.
+    /// Contiguous rows along the last dim, one after the other at a constant distance.
     Rows,
-    /// Row-major without holes.
+    /// Row-major without gaps.
     Dense,
 }
 
 impl OperandLayout {
-    /// Whether a kernel reads an operand that lies so.
+    /// Returns whether a kernel reads an operand with this layout.
     pub(crate) fn accepts(self, layout: &Layout) -> bool {
         match self {
             Self::Any => true,
@@ -75,37 +75,37 @@ impl OperandLayout {
     }
 }
 
-/// The layouts that a kernel reads of each operand.
+/// The layouts in which a kernel reads each operand.
 #[derive(Clone, Copy, Debug)]
 struct OperandLayouts {
-    /// Of all operands without an exception.
+    /// The layout of all operands without an exception.
     all: OperandLayout,
-    /// Of operands at these indices.
+    /// The layouts of operands at these indices.
     except: &'static [(usize, OperandLayout)],
 }
 
 /// The layout in which a kernel writes its results.
 #[derive(Clone, Copy, Debug)]
 enum ResultLayout<'op> {
-    /// Row-major without holes.
+    /// Row-major without gaps.
     Dense,
-    /// Results of four dims `[batch, head, position, feature]` lie in the order batch, position, head, feature, into which
-    /// transformers turn them next. Others are row-major.
+    /// Results of four dims `[batch, head, position, feature]` lie in the order batch, position, head, feature, which the next transpose of
+    /// a transformer asks for. Other results are row-major.
     HeadsAfterPositions,
-    /// In the order of the dims of the first operand, if its last dim is the innermost one there.
+    /// The order of the dims in memory of the first operand, if its last dim is innermost there; else row-major.
     AsFirstOperand,
-    /// A contraction's.
+    /// The layout of a contraction's result ([`product_layout`]).
     Product(&'op Contract),
 }
 
 /// The strides with which a kernel can write a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum WritableStrides {
-    /// Those of the layout that the contract gives.
+    /// The strides of the layout that the contract gives.
     Own,
-    /// Those of rows along the last dim at any one distance, too.
+    /// Also rows along the last dim at any constant distance.
     Rows,
-    /// Any.
+    /// Any strides.
     Any,
 }
 
@@ -121,7 +121,7 @@ enum OtherType {
 
 /// Families of kernels.
 impl<'op> KernelContract<'op> {
-    /// A kernel that reads and writes tensors without holes in row-major order.
+    /// A kernel that reads and writes tensors in row-major order without gaps.
     pub(crate) const fn dense() -> Self {
         Self {
             reads: OperandLayouts { all: OperandLayout::Dense, except: &[] },
@@ -143,12 +143,12 @@ impl<'op> KernelContract<'op> {
         Self { reads: OperandLayouts { all: OperandLayout::Any, except: &[] }, ..Self::dense() }
     }
 
-    /// A step of a chain.
+    /// A step of a chain of elementwise operators.
     pub(crate) const fn elementwise() -> Self {
         Self { in_chains: true, ..Self::strided() }
     }
 
-    /// A multiplication.
+    /// A multiplication of matrices.
     pub(crate) const fn product(contract: &'op Contract) -> Self {
         Self { writes: ResultLayout::Product(contract), ..Self::strided() }
     }
@@ -179,13 +179,13 @@ impl<'op> KernelContract<'op> {
         Self { reads, writes: ResultLayout::AsFirstOperand, ..Self::dense() }
     }
 
-    /// An optimizer, which overwrites the weight and its other states. The gradient may lie as a contraction left it.
+    /// An optimizer, which overwrites the weight and its other states. The gradient may have the layout in which a contraction left it.
     pub(crate) const fn optimizer(in_place: &'static [(usize, usize)]) -> Self {
         let reads = OperandLayouts { all: OperandLayout::Dense, except: &[(1, OperandLayout::Any)] };
         Self { reads, in_place, ..Self::dense() }
     }
 
-    /// A kernel that reads its first operand in rows at any distance.
+    /// A kernel that reads the rows of its first operand at any distance.
     pub(crate) const fn by_rows() -> Self {
         let reads = OperandLayouts { all: OperandLayout::Dense, except: &[(0, OperandLayout::Rows)] };
         Self { reads, ..Self::dense() }
@@ -194,52 +194,52 @@ impl<'op> KernelContract<'op> {
 
 /// Abilities of a kernel beyond those of its family.
 impl KernelContract<'_> {
-    /// It can write a result over an operand.
+    /// The kernel can write a result over an operand.
     pub(crate) const fn in_place(self, in_place: &'static [(usize, usize)]) -> Self {
         Self { in_place, ..self }
     }
 
-    /// It can write results with these strides.
+    /// The kernel can write results with these strides.
     pub(crate) const fn writing(self, strides: WritableStrides) -> Self {
         Self { strides, ..self }
     }
 
-    /// It can add to what its result holds, if this holds.
+    /// The kernel can add to the old contents of its result if `accumulates` is set.
     pub(crate) const fn accumulating_if(self, accumulates: bool) -> Self {
         Self { accumulates, ..self }
     }
 
-    /// It can add to what its result holds.
+    /// The kernel can add to the old contents of its result.
     pub(crate) const fn accumulating(self) -> Self {
         self.accumulating_if(true)
     }
 
-    /// It can add one operand more.
+    /// The kernel can add an additional operand.
     pub(crate) const fn adding_operand(self) -> Self {
         Self { adds_operand: true, ..self }
     }
 
-    /// It can write a half-precision copy of its first result.
+    /// The kernel can write a half-precision copy of its first result.
     pub(crate) const fn writing_half_copy(self) -> Self {
         Self { writes_half_copy: true, ..self }
     }
 
-    /// It can read these operands as f16 or bf16.
+    /// The kernel can read these operands as f16 or bf16.
     pub(crate) const fn reading_half(self, reads_half: &'static [usize]) -> Self {
         Self { reads_half, ..self }
     }
 
-    /// It can write its first result, which is f32, as f16 or bf16.
+    /// The kernel can write its first result, which is f32, as f16 or bf16.
     pub(crate) const fn writing_half(self) -> Self {
         Self { also_writes: OtherType::Half, ..self }
     }
 
-    /// It can write its first result, which is f16 or bf16, as f32.
+    /// The kernel can write its first result, which is f16 or bf16, as f32.
     pub(crate) const fn writing_wide(self) -> Self {
         Self { also_writes: OtherType::Wide, ..self }
     }
 
-    /// It takes scratch.
+    /// The kernel takes scratch.
     pub(crate) const fn with_scratch(self, scratch: Scratch) -> Self {
         Self { scratch, ..self }
     }
@@ -247,13 +247,14 @@ impl KernelContract<'_> {
 
 /// Questions that lowering asks.
 impl KernelContract<'_> {
-    /// Whether the kernel can add to what its only result holds, if this is of that type. It makes the bits that another instruction
-    /// would make, which adds the finished result. In f16 and bf16 it would not: a kernel has its sums in f32, and would round once.
+    /// Returns whether the kernel can add to the old contents of its only result, if that has this type. The bits are those of a separate
+    /// instruction that adds the finished result. In f16 and bf16 they would differ, because a kernel keeps its sums in f32 and would round
+    /// only once.
     pub(crate) fn accumulates(&self, dtype: DType) -> bool {
         self.accumulates && !matches!(dtype, DType::F16 | DType::BF16)
     }
 
-    /// Returns the layouts that the kernel reads of an operand.
+    /// Returns the layouts in which the kernel reads an operand.
     pub(crate) fn reads(&self, operand: usize) -> OperandLayout {
         let OperandLayouts { all, except } = self.reads;
         except.iter().find(|(index, _)| *index == operand).map_or(all, |(_, layout)| *layout)
@@ -275,22 +276,22 @@ impl KernelContract<'_> {
         }
     }
 
-    /// Whether the kernel can write results with these strides.
+    /// Returns whether the kernel can write results with these strides.
     pub(crate) fn can_write(&self, strides: WritableStrides) -> bool {
         self.strides >= strides
     }
 
-    /// Whether the kernel may write a result over an operand that is laid out alike.
+    /// Returns whether the kernel may write a result over an operand with the same layout.
     pub(crate) fn may_overwrite(&self, operand: usize, result: usize) -> bool {
         self.in_place.contains(&(operand, result))
     }
 
-    /// Whether the kernel of an operator that computes in f32 reads an operand as f16 or bf16 as well.
+    /// Returns whether the kernel of an operator that computes in f32 also reads this operand as f16 or bf16.
     pub(crate) fn reads_half(&self, operand: usize) -> bool {
         self.reads_half.contains(&operand)
     }
 
-    /// Whether the kernel writes a result as `to`, though the operator makes `made`.
+    /// Returns whether the kernel can write a result as `to`, though the operator makes `made`.
     pub(crate) fn writes_as(&self, result: usize, made: DType, to: DType) -> bool {
         let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
         result == 0
@@ -301,7 +302,7 @@ impl KernelContract<'_> {
             }
     }
 
-    /// Returns the f32 numbers of scratch that the kernel takes for `op`, the operator that the contract is for.
+    /// Returns the number of f32 elements of scratch that the kernel takes for `op`, the operator of this contract.
     pub(crate) fn scratch(
         &self,
         op: &Op,
@@ -313,8 +314,8 @@ impl KernelContract<'_> {
     }
 }
 
-/// The layout of a contraction's result: row-major if rows and columns of the multiplication each keep to one stride there;
-/// else batch, rows and columns one after the other, so that one multiplication makes it.
+/// Returns the layout of a contraction's result. It is row-major if the rows and the columns of the multiplication each have one stride
+/// there. Otherwise the order in memory is batch, rows, columns, so that one multiplication can write it.
 fn product_layout(contract: &Contract, sizes: &[usize]) -> Layout {
     let roles = contract.roles();
     let dim = |label: &u8| contract.out.0.iter().position(|l| l == label).unwrap_or_default();

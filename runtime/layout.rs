@@ -1,4 +1,4 @@
-//! Layouts: how the elements of a tensor lie in memory, as sizes and strides.
+//! Layouts: the places of a tensor's elements in memory, as sizes and strides.
 //!
 //! Transposes, broadcasts, slices and most reshapes are other layouts of the same bytes, so lowering computes
 //! nothing for them.
@@ -10,26 +10,26 @@ use std::ops::Range;
 /// A number for each dim.
 pub type Sizes = SmallVec<[usize; 6]>;
 
-/// Element `[i, j, …]` of a tensor stands at `offset + i·strides[0] + j·strides[1] + …`, counted in elements from the
-/// start of its buffer. A stride of 0 repeats an element; a negative one runs backwards.
+/// The sizes and strides of a tensor. Element `[i, j, …]` lies at `offset + i·strides[0] + j·strides[1] + …`, counted in elements from the
+/// start of its buffer. A stride of 0 repeats an element; a negative stride runs backwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Sizes, outermost first.
+    /// The sizes, outermost first.
     pub sizes: Sizes,
-    /// Distance between neighbours along each dim.
+    /// The distance between neighbours along each dim.
     pub strides: SmallVec<[isize; 6]>,
-    /// Where the element `[0, 0, …]` stands.
+    /// The offset of the element `[0, 0, …]`.
     pub offset: isize,
 }
 
 impl Layout {
-    /// Row-major from the start of the buffer.
+    /// Returns the row-major layout from the start of the buffer.
     pub fn dense(sizes: &[usize]) -> Self {
         let order: Sizes = (0..sizes.len()).collect();
         Self::in_order(sizes, &order)
     }
 
-    /// Without holes, with the dims in this order in memory, outermost first.
+    /// Returns a layout without gaps whose dims have this order in memory, outermost first.
     pub fn in_order(sizes: &[usize], order: &[usize]) -> Self {
         let mut strides = SmallVec::from_elem(0, sizes.len());
         let mut next = 1;
@@ -40,7 +40,7 @@ impl Layout {
         Self { sizes: Sizes::from_slice(sizes), strides, offset: 0 }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.sizes.iter().product()
     }
@@ -50,7 +50,7 @@ impl Layout {
         self.len() == 0
     }
 
-    /// From the first element in memory to the last, end excluded.
+    /// Returns the range from the first element in memory to the last.
     pub fn span(&self) -> Range<isize> {
         if self.is_empty() {
             return self.offset..self.offset;
@@ -64,7 +64,7 @@ impl Layout {
         first..last + 1
     }
 
-    /// Whether the elements stand one after the other in row-major order.
+    /// Returns whether the elements lie one after the other in row-major order.
     pub fn is_dense(&self) -> bool {
         let mut next = 1;
         for (&size, &stride) in self.sizes.iter().zip(&self.strides).rev() {
@@ -76,21 +76,20 @@ impl Layout {
         true
     }
 
-    /// Whether the elements stand in rows along the last dim, in row-major order, with one distance from each row to the next.
+    /// Returns whether the elements lie in contiguous rows along the last dim, in row-major order, at a constant distance from row to row.
     pub fn is_in_rows(&self) -> bool {
         let runs = self.collapsed();
         let is_last = |&(size, stride): &(usize, isize)| stride == 1 && Some(&size) == self.sizes.last();
         matches!(&runs[..], [(_, step), last] if is_last(last) && *step >= last.0 as isize)
     }
 
-    /// Whether neighbours along the last dim are neighbours in memory.
+    /// Returns whether neighbours along the last dim are neighbours in memory.
     pub fn is_inner_contiguous(&self) -> bool {
         let last = self.sizes.last().zip(self.strides.last());
         last.is_none_or(|(&size, &stride)| size <= 1 || stride == 1)
     }
 
-    /// The dims from the one whose neighbours are farthest apart to the one whose neighbours are nearest. Dims of one
-    /// element come first: their strides say nothing.
+    /// Returns the dims from the largest stride to the smallest. Dims of size one come first, because their strides have no effect.
     pub fn by_distance(&self) -> Sizes {
         let mut order: Sizes = (0..self.sizes.len()).collect();
         order.sort_by_key(|&dim| {
@@ -99,7 +98,7 @@ impl Layout {
         order
     }
 
-    /// The order of the dims in memory, outermost first, if the elements fill their span without holes or repeats.
+    /// Returns the order of the dims in memory, outermost first, if the elements fill their span without gaps or repeats.
     pub fn memory_order(&self) -> Option<Sizes> {
         let order = self.by_distance();
         let ordered = Self::in_order(&self.sizes, &order);
@@ -107,7 +106,7 @@ impl Layout {
         (0..self.sizes.len()).all(same).then_some(order)
     }
 
-    /// Dim `i` of the result is dim `permutation[i]` of `self`.
+    /// Permutes the dims: dim `i` of the result is dim `permutation[i]` of `self`.
     pub fn transpose(&self, permutation: &[usize]) -> Self {
         Self {
             sizes: permutation.iter().map(|&dim| self.sizes[dim]).collect(),
@@ -116,7 +115,7 @@ impl Layout {
         }
     }
 
-    /// Stretched to sizes that it broadcasts to.
+    /// Broadcasts to these sizes.
     pub fn broadcast(&self, sizes: &[usize]) -> Self {
         let missing = sizes.len() - self.sizes.len();
         let stride = |dim: usize| match dim.checked_sub(missing) {
@@ -130,7 +129,7 @@ impl Layout {
         }
     }
 
-    /// Elements `start, start + step, …` of a dim.
+    /// Selects the elements `start, start + step, …` of a dim.
     pub fn slice(&self, dim: usize, start: i64, step: i64, length: usize) -> Self {
         let mut sliced = self.clone();
         sliced.offset += start as isize * self.strides[dim];
@@ -139,7 +138,7 @@ impl Layout {
         sliced
     }
 
-    /// The same elements in row-major order with other sizes, if strides can say that.
+    /// Returns the same elements in row-major order with other sizes, if strides can express it.
     pub fn reshape(&self, sizes: &[usize]) -> Option<Self> {
         if self.is_empty() {
             return Some(Self { offset: self.offset, ..Self::dense(sizes) });
@@ -162,8 +161,8 @@ impl Layout {
         (left == 1).then(|| Self { sizes: Sizes::from_slice(sizes), strides, offset: self.offset })
     }
 
-    /// Whether it is sure that none of its elements is one of the other's: they lie before or after it, or beside it in
-    /// every row of some length.
+    /// Returns whether it is certain that the two layouts share no element: one lies before the other, or, for some row length, the two
+    /// take separate ranges of every row.
     pub fn is_apart(&self, other: &Self) -> bool {
         let apart = |one: Range<isize>, other: Range<isize>| one.end <= other.start || other.end <= one.start;
         let beside = |row: isize| Some(apart(self.within_rows(row)?, other.within_rows(row)?));
@@ -171,7 +170,7 @@ impl Layout {
         apart(self.span(), other.span()) || rows.any(|row| beside(row) == Some(true))
     }
 
-    /// What it takes up of each row of this length, if it never goes over the end of one.
+    /// Returns the range of each row of this length that the layout takes, if no part of it crosses the end of a row.
     fn within_rows(&self, row: isize) -> Option<Range<isize>> {
         let along = self.sizes.iter().zip(&self.strides).filter(|(_, stride)| **stride % row != 0);
         let last: isize = along.map(|(&size, &stride)| (size as isize - 1).max(0) * stride).sum();
@@ -180,7 +179,7 @@ impl Layout {
         fits.then_some(start..start + last + 1)
     }
 
-    /// Sizes and strides with dims of size one gone and neighbours merged where one stride reaches through both.
+    /// Returns sizes and strides without dims of size one. Neighbours that one stride can cover are merged.
     pub fn collapsed(&self) -> SmallVec<[(usize, isize); 6]> {
         let mut runs: SmallVec<[(usize, isize); 6]> = SmallVec::new();
         for (&size, &stride) in self.sizes.iter().zip(&self.strides) {

@@ -1,4 +1,4 @@
-//! What runs a program: lowering, devices, and the exchange between ranks.
+//! Lowering of programs, the devices that run them, and the exchange between ranks.
 
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

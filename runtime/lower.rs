@@ -1,16 +1,21 @@
-//! Lowering: from a module to the program a device runs; of several devices, the one that each of them runs on its
-//! parts of the tensors.
+//! Lowering: turns a module into the program that a device runs. With several devices, each runs the same program on its parts of the
+//! tensors.
 //!
-//! The module is lowered as it is, with all its outputs; [`Target::rewrites`] names the passes that make it ready for a target.
-//! Nodes on which nothing depends are left out. The device is a `backend::Backend`: no step knows more of it
-//! than this trait says. In order: `fuse` groups elementwise nodes into chains, and `epilogue` has multiplications do the work that
-//! follows them; `early` moves updates into backward, if they are to run there; `draft` writes instructions over buffers without
-//! addresses (views cost nothing, kernels read and write the layouts of their contracts, `parts` are written where they belong in a
-//! whole, `matrices` are copied for multiplications, `pad` keeps rows of logits aligned, `constants` makes the bytes that never
-//! change, `ranks` says what devices exchange, `stages` what the ranks of a pipeline do, `sums` are kept over microbatches); `commit` brings new state values into the states'
-//! own buffers; `renew` has optimizers write the casts of the weights that the next step reads; `overlap` orders exchanges between
-//! devices so that they run beside computation; `tiers` says in which memory each buffer lies, and `values` which value; `lives` says how long; `place` shares
-//! dying buffers in place, plans the arena, and fixes every address; `classes` counts the memory by its classes.
+//! The module is lowered as it is, with all its outputs; [`Target::rewrites`] names the passes that make it ready for a target. Nodes on
+//! which nothing depends are left out. The steps know the device only as a `backend::Backend`. In their order:
+//!
+//! - `fuse` groups elementwise nodes into chains, and `epilogue` folds the operators after a multiplication into it.
+//! - `early` moves updates into backward, if they are to run there.
+//! - `draft` writes instructions over buffers without addresses. Views cost nothing; kernels read and write the layouts of their contracts.
+//!   `parts` are written at their place in a whole, `matrices` are copied for multiplications, `pad` keeps rows of logits aligned,
+//!   `constants` makes the bytes that never change, `ranks` has the exchanges of devices, `stages` the work of pipeline ranks, and `sums`
+//!   the sums over microbatches.
+//! - `commit` brings new state values into the states' own buffers.
+//! - `renew` makes optimizers write the casts of the weights that the next step reads.
+//! - `overlap` orders exchanges between devices so that they run beside computation.
+//! - `tiers` chooses the memory of each buffer, `values` lists the values in them, and `lives` has their live ranges.
+//! - `place` lets results overwrite dying buffers, plans the arena, and fixes every address.
+//! - `classes` counts the memory by its classes.
 
 mod classes;
 mod commit;
@@ -45,29 +50,29 @@ use ir::timetable::Part;
 use ir::{Diagnostic, Module, NodeId};
 use stages::RankStages;
 
-/// How to lower.
+/// The options of lowering.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LowerOptions<'a> {
-    /// How many microbatches a step has.
+    /// The number of microbatches that a step may have.
     pub microbatches: Microbatches,
-    /// When its updates run.
+    /// The time at which updates run.
     pub update: UpdateTime,
-    /// A program whose states this one shares: states of the same name lie at the same place, so that both can run
-    /// on one device in turns (evaluation between the steps of training).
+    /// A program whose states this one shares. States of the same name lie at the same place, so that one device can run both programs in
+    /// turns (evaluation between the steps of training).
     pub states_of: Option<&'a Program>,
     /// Whether elementwise nodes stay single instructions.
     pub unfused: bool,
-    /// Whether multiplications have no epilogues, though the target's can have some.
+    /// Whether multiplications have no epilogues, even if the target supports them.
     pub without_epilogues: bool,
-    /// Whose kernels it is for.
+    /// The kind of device.
     pub target: Target,
-    /// The size of the GPU that it is for, if it is for one.
+    /// The size of the GPU, if the program is for a GPU.
     pub multiprocessors: Multiprocessors,
 }
 
 /// Lowers a module.
 ///
-/// Errors: unbound dims, constants whose bytes are not here, states that `states_of` lacks; a module with several stages.
+/// Errors: unbound dims, constants whose bytes are not loaded, states that `states_of` lacks; a module with several stages.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
     if module.pipeline.is_some() {
         return Err(Diagnostic::new("a program with stages is lowered for each pipeline rank"));
@@ -79,9 +84,9 @@ pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnos
     lower_in(module, options, None, order)
 }
 
-/// Lowers the part of a pipeline rank. `states_of` is a program of the same rank.
+/// Lowers the stages of a pipeline rank. `states_of` is a program of the same rank.
 ///
-/// Errors: as of [`lower`]; a module without stages; early updates.
+/// Errors: those of [`lower`]; a module without stages; early updates.
 pub fn lower_rank(module: &Module, rank: u32, options: &LowerOptions) -> Result<Program, Diagnostic> {
     let Some(pipeline) = &module.pipeline else {
         return Err(Diagnostic::new("a program without stages has no pipeline ranks"));
@@ -98,7 +103,7 @@ pub fn lower_rank(module: &Module, rank: u32, options: &LowerOptions) -> Result<
     lower_in(&module.of_pipeline_rank(rank), &options, Some(stages), order)
 }
 
-/// Lowers a module as [`lower`] does, in this order.
+/// Lowers a module as [`lower`] does, with its items in the order that `order` gives.
 fn lower_in(
     module: &Module,
     options: &LowerOptions,
@@ -143,7 +148,7 @@ fn lower_in(
     place::program(drafts, options, renewed)
 }
 
-/// The runs of instructions that are drafted one after the other: the sections, and in a pipeline the parts of a microbatch.
+/// Returns the runs of instructions that are drafted one after the other: the sections and, in a pipeline, the parts of a microbatch.
 fn runs(drafts: &Drafts) -> Vec<(Section, Option<Part>)> {
     let parts = |section| match (section, &drafts.stages) {
         (Section::Microbatch, Some(stages)) => stages.parts(drafts.module).into_iter().map(Some).collect(),

@@ -1,4 +1,4 @@
-//! Where the time of a step goes, instruction by instruction, and how far contractions are from what the machine can do.
+//! Profiles: the time of each instruction of a step, and the rate of contractions compared with the machine's.
 
 mod turns;
 
@@ -20,27 +20,27 @@ use turns::Turns;
 pub struct Profiles(Arc<Mutex<BTreeMap<u64, Profile>>>);
 
 impl Profiles {
-    /// The profile of a rank.
+    /// Returns the profile of a rank.
     pub fn of_rank(&self, rank: u64) -> Profile {
         let mut profiles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         profiles.entry(rank).or_default().clone()
     }
 
-    /// The profile of a rank with such programs, if it is to have one.
+    /// Returns the profile of a rank with these programs, if the rank is to have one.
     pub(crate) fn for_programs(&self, rank: u64, programs: &[Arc<Program>]) -> Option<Profile> {
         let is_pipeline = programs.first().is_some_and(|program| program.pipeline.is_some());
         (rank == 0 || is_pipeline).then(|| self.of_rank(rank))
     }
 
-    /// The ranks that have a profile, with it.
+    /// Returns all profiles with their ranks.
     pub fn all(&self) -> Vec<(u64, Profile)> {
         let profiles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         profiles.iter().map(|(rank, profile)| (*rank, profile.clone())).collect()
     }
 }
 
-/// Times of a program's instructions, added up while it runs. The first step is left out: it meets cold caches and pages
-/// that were never touched.
+/// Times of a program's instructions, summed while it runs. The first step is left out, because its caches are cold and its pages were
+/// never touched.
 #[derive(Clone, Debug, Default)]
 pub struct Profile(Arc<Mutex<Times>>);
 
@@ -48,30 +48,30 @@ pub struct Profile(Arc<Mutex<Times>>);
 struct Times {
     steps: u64,
     sections: [Vec<Duration>; 3],
-    /// The seconds of each exchange in which nothing else ran, of all steps but the newest.
+    /// The seconds of each exchange in which nothing else ran, over all steps but the newest.
     not_hidden: BTreeMap<(Section, usize), f64>,
     began: Option<Instant>,
-    /// Of the newest step.
+    /// The spans of the newest step.
     spans: Vec<Span>,
     turns: Turns,
 }
 
-/// When an instruction was run.
+/// The time span of one instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The section of the instruction.
     pub section: Section,
-    /// Its number there.
+    /// The instruction's place in its section.
     pub instruction: usize,
-    /// What ran it: one thing after the other.
+    /// The name of the track, such as the processor or a queue. A track runs one instruction after the other.
     pub track: &'static str,
-    /// Since the step began.
+    /// The time from the begin of the step to the start.
     pub start: Duration,
-    /// How long it took.
+    /// The duration.
     pub time: Duration,
 }
 
-/// What the instructions of one kind took, of one step.
+/// The time of the instructions of one kind in one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Share {
     /// The kernel's name; `elementwise` for chains.
@@ -82,12 +82,12 @@ pub struct Share {
     pub instructions: usize,
     /// The milliseconds of exchanges in which nothing else ran; `None` for other kernels.
     pub not_hidden: Option<f64>,
-    /// Floating-point operations of those that multiply matrices; 0 for others.
+    /// Floating-point operations of instructions that multiply matrices; 0 for others.
     pub flops: u64,
 }
 
 impl Share {
-    /// Billions of floating-point operations a second.
+    /// Returns the rate in billions of floating-point operations a second.
     pub fn gflops(&self) -> f64 {
         self.flops as f64 / self.milliseconds / 1e6
     }
@@ -117,7 +117,7 @@ impl Profile {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).turns.end();
     }
 
-    /// Adds the time of instructions of a section, from the first to the end of the last.
+    /// Adds the time of a run of instructions of a section, from the first to the end of the last.
     pub(crate) fn add_run(&self, section: Section, time: Duration) {
         let turns = &mut self.0.lock().unwrap_or_else(PoisonError::into_inner).turns;
         match section {
@@ -127,7 +127,7 @@ impl Profile {
         }
     }
 
-    /// The tasks of a pipeline rank. Moments count from `zero`.
+    /// Returns the tasks of a pipeline rank. Times count from `zero`.
     pub fn measured(&self, zero: Instant) -> MeasuredRank {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         times.turns.measured(times.steps.saturating_sub(1).max(1), zero)
@@ -138,14 +138,14 @@ impl Profile {
         let began = self.0.lock().unwrap_or_else(PoisonError::into_inner).began;
         let start = began.map_or(Duration::ZERO, |began| began.elapsed().saturating_sub(time));
         let track = if is_exchange(instruction) { EXCHANGE } else { "processor" };
-        // A receiver waits until the message is there; a sender leaves a copy.
+        // Only the receiver of a message waits for it. The sender leaves a copy.
         if matches!(instruction.kernel, Kernel::Message(_)) && !instruction.results.is_empty() {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).turns.wait(time);
         }
         self.add_span(Span { section, instruction: index, track, start, time });
     }
 
-    /// Adds when an instruction was run.
+    /// Adds the span of an instruction.
     pub(crate) fn add_span(&self, span: Span) {
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let section = &mut times.sections[span.section as usize];
@@ -156,13 +156,13 @@ impl Profile {
         times.spans.push(span);
     }
 
-    /// The newest step of `program`, as Perfetto and chrome://tracing read it: JSON, with a track for each thing that runs
-    /// instructions, and for each instruction its operator, its section, and the node that it comes from.
+    /// Returns the newest step of `program` in the format of Perfetto and chrome://tracing: JSON, with a track for each queue that runs
+    /// instructions, and for each instruction its operator, its section, and its ONNX node.
     pub fn timeline(&self, program: &Program) -> Value {
         json!({ "displayTimeUnit": "ms", "traceEvents": self.events(program, 0, None) })
     }
 
-    /// The events of [`Self::timeline`] as those of a process. Moments count from `zero`, or from the begin of the step.
+    /// Returns the events of [`Self::timeline`] as those of one process. Times count from `zero`, or from the begin of the step.
     pub fn events(&self, program: &Program, process: u64, zero: Option<Instant>) -> Vec<Value> {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let began = zero.zip(times.began).map_or(0.0, |(zero, began)| turns::moment(began, zero) * 1e3);
@@ -189,7 +189,7 @@ impl Profile {
         names.chain(spans).collect()
     }
 
-    /// The kinds of kernels of `program`, whose steps these are, by falling time; of a step of `microbatches`.
+    /// Returns the time of each kind of kernel in a step of `microbatches`, longest first. `program` is the one whose steps were measured.
     pub fn shares(&self, program: &Program, microbatches: u64) -> Vec<Share> {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let steps = times.steps.saturating_sub(1).max(1) as f64;
@@ -226,7 +226,7 @@ impl Profile {
 const EXCHANGE: &str = "exchange";
 
 impl Times {
-    /// The seconds of exchanges in which nothing else ran, with those of the newest step.
+    /// Returns the seconds of each exchange in which nothing else ran, including the newest step.
     fn all_not_hidden(&self) -> BTreeMap<(Section, usize), f64> {
         let seconds = |span: &Span| {
             let begin = span.start.as_secs_f64();
@@ -248,7 +248,7 @@ fn is_exchange(instruction: &Instruction) -> bool {
     matches!(instruction.kernel, Kernel::Collective(_))
 }
 
-/// The operator's name, and one name for all chains.
+/// Returns the operator's name, or one name for all chains.
 fn kind(instruction: &Instruction) -> String {
     match &instruction.kernel {
         Kernel::Elementwise(_) => "elementwise".into(),
@@ -256,7 +256,7 @@ fn kind(instruction: &Instruction) -> String {
     }
 }
 
-/// The operations of an instruction that multiplies matrices of more than one row and column.
+/// Returns the floating-point operations of an instruction that multiplies matrices of more than one row and column.
 fn matrix_flops(instruction: &Instruction) -> u64 {
     use ir::Op;
     let fused;

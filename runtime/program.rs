@@ -1,5 +1,5 @@
-//! The lowered program: a flat list of instructions over one arena, every offset fixed. One program serves all ranks of
-//! a mesh: each runs it on its own parts of the tensors.
+//! The lowered program: a flat list of instructions over one arena, with fixed offsets. All ranks of a mesh share one program, and each
+//! runs it on its own parts of the tensors.
 
 mod memory;
 mod pipeline;
@@ -22,40 +22,40 @@ use std::sync::Arc;
 pub use values::{InstructionValues, Values};
 pub use view::{RankStep, RankSteps, Region, View};
 
-/// What a device runs. Made by [`crate::lower::lower`].
+/// The program of a device, made by [`crate::lower::lower`].
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The module's name.
     pub name: String,
-    /// The devices. Places, sizes and memory are those of one of them; types are of whole tensors.
+    /// The devices. Places, sizes and memory are those of one device; types are those of whole tensors.
     pub mesh: Mesh,
     /// The instructions of each section, by [`Section`].
     pub sections: [Vec<Instruction>; 3],
-    /// How many instructions at the start of `prepare` the update makes unnecessary for the next step: they cast weights, and
-    /// the optimizer writes the same casts beside the new weights. They run in a step whose casts are not in memory: the first
-    /// one, and one after a state was written or another program ran.
+    /// The number of instructions at the start of `prepare` that the next step need not run after an update: they cast weights, and the
+    /// optimizer writes the same casts beside the new weights. They run only if the casts are not in memory: in the first step, and after a
+    /// state was written or another program ran.
     pub renewed: usize,
-    /// What a microbatch is fed, in the module's order.
+    /// The inputs of a microbatch, in the module's order.
     pub inputs: Vec<InputSlot>,
-    /// What is reported, in the module's order.
+    /// The outputs, in the module's order.
     pub outputs: Vec<OutputSlot>,
-    /// What outlives a step, in the module's order. States lie at the start of the arena.
+    /// The states, which outlive a step, in the module's order. They lie at the start of the arena.
     pub states: Vec<StateSlot>,
-    /// Bytes that never change, in a region of their own.
+    /// Bytes that never change. They have a region of their own.
     pub constants: Vec<ConstantSlot>,
-    /// How many microbatches a step may have.
+    /// The number of microbatches that a step may have.
     pub microbatches: Microbatches,
-    /// Of a pipeline rank, its turns in the microbatches of a step.
+    /// The turns of a pipeline rank in the microbatches of a step.
     pub pipeline: Option<RankPipeline>,
-    /// When its updates run.
+    /// The time at which updates run.
     pub update: UpdateTime,
-    /// Whose kernels it is for.
+    /// The kind of device.
     pub target: Target,
-    /// The size of the GPU that it is for, by which its scratch is sized.
+    /// The size of the GPU; the scratch of kernels is sized for it.
     pub multiprocessors: Multiprocessors,
-    /// The values that lie in its places.
+    /// The values in the program's places.
     pub values: Values,
-    /// How much memory it takes.
+    /// The program's memory.
     pub memory: Memory,
     /// FNV-1a of the program's text and constants: equal for equal programs, on every machine.
     pub hash: u64,
@@ -88,7 +88,7 @@ impl From<Phase> for Section {
     }
 }
 
-/// What a device runs at once: a section, or the rest of a microbatch.
+/// A unit that a device runs at once: a section, or the rest of a microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// The section `prepare`.
@@ -110,7 +110,7 @@ impl Part {
         (Self::Update, "update"),
     ];
 
-    /// The section that has its instructions.
+    /// Returns the section that contains the part's instructions.
     pub fn section(self) -> Section {
         match self {
             Self::Prepare => Section::Prepare,
@@ -119,7 +119,7 @@ impl Part {
         }
     }
 
-    /// How often a step of so many microbatches runs it.
+    /// Returns the number of times that a step of this number of microbatches runs the part.
     pub fn runs(self, microbatches: u64) -> u64 {
         match self {
             Self::Prepare | Self::Update => 1,
@@ -139,20 +139,20 @@ impl From<Section> for Part {
     }
 }
 
-/// How many microbatches a step may have.
+/// The number of microbatches that a step may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Microbatches {
-    /// Exactly one: nothing is summed, a gradient lies nowhere but where it was made.
+    /// Exactly one: nothing is summed, and a gradient stays in the buffer in which it was made.
     One,
-    /// Any number from one: sums over microbatches have buffers of their own.
+    /// One or more: sums over microbatches have buffers of their own.
     #[default]
     Many,
 }
 
-/// When an update runs.
+/// The time at which an update runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum UpdateTime {
-    /// After backward: all gradients are there, and their norm is known before a weight changes.
+    /// After backward: all gradients are complete, and their norm is known before a weight changes.
     #[default]
     Late,
     /// As soon as its gradient is complete, in a step of one microbatch.
@@ -162,31 +162,31 @@ pub enum UpdateTime {
 /// One kernel on fixed places.
 #[derive(Clone, Debug)]
 pub struct Instruction {
-    /// What is computed.
+    /// The computation.
     pub kernel: Kernel,
-    /// What it reads.
+    /// The tensors that it reads.
     pub operands: Vec<View>,
-    /// What it writes.
+    /// The tensors that it writes.
     pub results: Vec<View>,
-    /// Room that the kernel needs besides, of which nothing is left when it is done. Planned like every other buffer.
+    /// Temporary memory of the kernel, planned like every other buffer. Its contents are dead when the kernel is done.
     pub scratch: Option<View>,
-    /// Pairs (operand, result) that are the same place. Of a gather: the operand is this device's part of the result.
+    /// Pairs (operand, result) that share one place. For a gather, the operand is this device's part of the result.
     pub in_place: SmallVec<[(u32, u32); 2]>,
-    /// Whether results are added to what is there, from the second microbatch on.
+    /// Whether results are added to the old contents from the second microbatch on.
     pub accumulates: bool,
-    /// Whether it is of the section `update` and runs in every microbatch: see [`Program::rest_of_microbatch`].
+    /// Whether the instruction is in the section `update` but runs in every microbatch: see [`Program::rest_of_microbatch`].
     pub of_microbatch: bool,
-    /// For an operator whose numbers depend on where a device's parts lie: the types of the whole tensors, with their
-    /// shardings, if any is split.
+    /// The types of the whole tensors with their shardings, for an operator whose numbers depend on the places of a device's parts. `None`
+    /// if no tensor is split.
     pub parts: Option<Box<Signature>>,
-    /// The node it came from, or the last of them.
+    /// The node of the instruction, or the last of several.
     pub node: NodeId,
-    /// Where that came from: the ONNX node.
+    /// The ONNX node of that node.
     pub origin: Arc<str>,
 }
 
 impl Instruction {
-    /// Whether it computes on the host: its tensors lie there, but for constants.
+    /// Returns whether the instruction computes on the host: all its tensors but constants lie there.
     pub fn is_on_host(&self) -> bool {
         let mut touched = self.operands.iter().chain(&self.results).chain(&self.scratch);
         let on_host = |view: &View| view.region.is_on_host();
@@ -194,7 +194,7 @@ impl Instruction {
     }
 }
 
-/// What an instruction computes.
+/// The computation of an instruction.
 #[derive(Clone, Debug)]
 pub enum Kernel {
     /// An operator of the IR.
@@ -203,11 +203,11 @@ pub enum Kernel {
     Elementwise(Chain),
     /// A contraction with its epilogue, on a backend whose multiplications have epilogues.
     Contract(Box<FusedContract>),
-    /// The operand's elements in the result's layout.
+    /// A copy of the operand in the result's layout.
     Copy,
-    /// The operand, added to what the result held before; in a step's first microbatch instead of it.
+    /// The sum of the operand and the old result. In a step's first microbatch, the operand alone.
     Accumulate,
-    /// Of the operand, which every device has, this device's part.
+    /// This device's part of the operand, which every device has whole.
     Part(LocalPart),
     /// A collective: operands and results are dense, each in its own place.
     Collective(Exchange),
@@ -215,72 +215,72 @@ pub enum Kernel {
     Message(Message),
 }
 
-/// `out = activation(lhs · rhs + bias + addend)`, row by row. Operands: both sides, then, those that there are, bias, addend,
-/// and what the gradient of an activation was applied to. Results: `out`, then, those that there are, what the activation
-/// was applied to, and the sum over the rows of a side.
+/// `out = activation(lhs · rhs + bias + addend)`, row by row. Operands: both sides, and then, if present, the bias, the addend, and the
+/// saved argument of the activation whose gradient is applied. Results: `out`, and then, if present, the argument of the activation, and
+/// the sum over the rows of a side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FusedContract {
-    /// The contraction. What it sums over is no dim of its result, whose last dim counts columns.
+    /// The contraction. A label that it sums over is no dim of its result, and the last dim of the result counts columns.
     pub contract: Contract,
-    /// Whether there is a bias: one number a column.
+    /// Whether there is a bias with one number for each column.
     pub bias: bool,
-    /// Whether there is an addend, of the result's dims.
+    /// Whether there is an addend with the result's dims.
     pub addend: bool,
-    /// What is done after that.
+    /// The activation, applied last.
     pub activation: Activation,
-    /// Whether what the activation is applied to is a result as well.
+    /// Whether the argument of the activation is a result as well.
     pub keeps: bool,
-    /// The side (0 or 1) whose rows are summed to another result.
+    /// The side (0 or 1) whose rows are summed into another result.
     pub sums: Option<u32>,
 }
 
-/// What a contraction does to its result at last.
+/// The last step of a contraction's epilogue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activation {
     /// Nothing.
     #[default]
     None,
-    /// GELU by tanh.
+    /// GELU, computed with tanh.
     GeluTanh,
-    /// It is multiplied by the derivative of GELU by tanh at an operand.
+    /// The product with the derivative of tanh GELU at an operand.
     GeluTanhGrad,
 }
 
 /// The part of a tensor that a device keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPart {
-    /// The dims that are cut, each with the axes that split it, major first.
+    /// The dims that are cut. Each has the axes that split it, major first.
     pub dims: SmallVec<[(usize, SmallVec<[AxisId; 2]>); 2]>,
 }
 
-/// What devices exchange.
+/// A collective that devices carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// The collective; one that communicates.
+    /// The collective, which is one that communicates.
     pub collective: Collective,
-    /// The axes of its groups ([`Mesh::group`]), first one major. Each has more than one device.
+    /// The axes of its groups ([`Mesh::group`]), major first. Each has more than one device.
     pub axes: SmallVec<[AxisId; 2]>,
-    /// How parts combine, where they do.
+    /// The combination of parts, if the collective combines them.
     pub reduced: Option<PartialKind>,
-    /// For each operand what changes.
+    /// The changes of dims, for each operand.
     pub dims: Vec<Moved>,
 }
 
-/// What a collective does to the dims of one operand.
+/// The effect of a collective on the dims of one operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// The dim along which parts are put together.
+    /// The dim along which parts are concatenated.
     pub gathered: Option<usize>,
     /// The dim that is cut into parts.
     pub split: Option<usize>,
 }
 
-/// Elementwise operators run as one: each element is computed through all steps while it is in cache.
+/// Elementwise operators run as one: all steps of the chain compute a block of elements while it is in cache.
 #[derive(Clone, Debug)]
 pub struct Chain {
-    /// In order; a step reads operands of the instruction and earlier steps.
+    /// The steps, in order. A step reads operands of the instruction and results of earlier steps.
     pub steps: Vec<ChainStep>,
-    /// For each result of the instruction the step that makes it. All have the same layout.
+    /// The step that makes each result of the instruction. All results have the same layout.
     pub stores: SmallVec<[u32; 2]>,
 }
 
@@ -289,22 +289,22 @@ pub struct Chain {
 pub struct ChainStep {
     /// An elementwise operator.
     pub op: Op,
-    /// What it reads.
+    /// The values that it reads.
     pub sources: SmallVec<[ChainSource; 3]>,
-    /// Element type of what it makes.
+    /// The element type of the result.
     pub dtype: DType,
-    /// The node it came from.
+    /// The node of the step.
     pub node: NodeId,
-    /// Where that came from.
+    /// The ONNX node of that node.
     pub origin: Arc<str>,
 }
 
-/// What a step of a chain reads.
+/// A value that a step of a chain reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainSource {
     /// This operand of the instruction, broadcast to the chain's sizes.
     Operand(u32),
-    /// What this step made.
+    /// The result of this step.
     Step(u32),
 }
 
@@ -317,9 +317,9 @@ pub struct InputSlot {
     pub ty: Type,
     /// Whether dim 0 counts the samples of a microbatch.
     pub batched: bool,
-    /// The stage that is fed, of a pipeline rank.
+    /// The stage that reads the input, in a pipeline.
     pub stage: u32,
-    /// Where it goes; `None` if nothing reads it.
+    /// The place of the input. `None` if nothing reads it.
     pub view: Option<View>,
 }
 
@@ -330,11 +330,11 @@ pub struct OutputSlot {
     pub name: String,
     /// Its type, of the whole tensor.
     pub ty: Type,
-    /// After which section it is there, until the next begins.
+    /// The section after which the output can be read, until the next section begins.
     pub section: Section,
-    /// Of a pipeline, the part of a microbatch after which it is there, until the next begins.
+    /// In a pipeline, the part of a microbatch after which the output can be read, until the next part begins.
     pub part: Option<timetable::Part>,
-    /// Where it is.
+    /// The place of the output.
     pub view: View,
 }
 
@@ -345,34 +345,35 @@ pub struct StateSlot {
     pub name: String,
     /// Its type, of the whole tensor.
     pub ty: Type,
-    /// What it is for.
+    /// The state's purpose.
     pub role: Role,
-    /// Where it is, dense.
+    /// The place of the state, dense.
     pub view: View,
 }
 
 /// Bytes in the region of constants.
 #[derive(Clone, Debug)]
 pub struct ConstantSlot {
-    /// Where they go, in bytes.
+    /// The offset of the place, in bytes.
     pub base: u64,
     /// The bytes.
     pub bytes: Bytes,
 }
 
 impl Program {
-    /// The instructions of a section.
+    /// Returns the instructions of a section.
     pub fn section(&self, section: Section) -> &[Instruction] {
         &self.sections[section as usize]
     }
 
-    /// The part of a microbatch that runs in the section `update` in a step's last microbatch, since exchanges or updates run among
-    /// it: the instructions, with their places in that section. In every other microbatch they run behind its section.
+    /// Returns the instructions of the section `update` that belong to a microbatch, with their places in that section. They stand there
+    /// because exchanges or updates run among them. In the last microbatch of a step, `update` runs them; in every other microbatch, they
+    /// run after the section `microbatch`.
     pub fn rest_of_microbatch(&self) -> impl Iterator<Item = (usize, &Instruction)> {
         self.section(Section::Update).iter().enumerate().filter(|(_, instruction)| instruction.of_microbatch)
     }
 
-    /// The instructions of a part, with their places in its section.
+    /// Returns the instructions of a part, with their places in its section.
     pub fn part(&self, part: Part) -> Vec<(usize, &Instruction)> {
         match part {
             Part::RestOfMicrobatch => self.rest_of_microbatch().collect(),
@@ -380,7 +381,7 @@ impl Program {
         }
     }
 
-    /// All instructions of a microbatch, with their sections and their places there.
+    /// Returns all instructions of a microbatch, with their sections and their places there.
     pub fn microbatch(&self) -> impl Iterator<Item = (Section, usize, &Instruction)> {
         let first = self.section(Section::Microbatch).iter().enumerate();
         let first = first.map(|(index, instruction)| (Section::Microbatch, index, instruction));
@@ -389,11 +390,11 @@ impl Program {
         )
     }
 
-    /// The program with the places of one device: a view that lies elsewhere on each device lies where it does on that rank.
+    /// Returns the program with the addresses of one rank: views whose place depends on the rank get their place on this rank.
     pub(crate) fn on_rank(self: &Arc<Self>, rank: u64) -> Arc<Self> {
         let used = self.sections.iter().flatten().flat_map(|own| own.operands.iter().chain(&own.results));
         let mut views = used.chain(self.outputs.iter().map(|output| &output.view));
-        // Threads of one process share a program that is the same for all.
+        // Threads of one process share a program whose places are the same on all ranks.
         if views.all(|view| view.by_rank.is_empty()) {
             return self.clone();
         }
@@ -405,17 +406,17 @@ impl Program {
         Arc::new(program)
     }
 
-    /// The index of the input of that name.
+    /// Returns the index of the input of that name.
     pub fn input(&self, name: &str) -> Option<usize> {
         self.inputs.iter().position(|input| input.name == name)
     }
 
-    /// The index of the output of that name.
+    /// Returns the index of the output of that name.
     pub fn output(&self, name: &str) -> Option<usize> {
         self.outputs.iter().position(|output| output.name == name)
     }
 
-    /// FNV-1a, 64 bits, of everything that decides what the program computes.
+    /// Returns the FNV-1a hash, 64 bits, of everything that decides what the program computes.
     pub(crate) fn content_hash(&self) -> u64 {
         let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let text = self.to_string();
@@ -425,7 +426,7 @@ impl Program {
 }
 
 impl Chain {
-    /// An elementwise instruction of one operator, as a chain of one step.
+    /// Returns an elementwise instruction of one operator as a chain of one step.
     pub(crate) fn of_one(op: &Op, instruction: &Instruction) -> Self {
         let step = ChainStep {
             op: op.clone(),
@@ -439,7 +440,7 @@ impl Chain {
 }
 
 impl Instruction {
-    /// The kernel's name: the operator's, or the operators' of a chain.
+    /// Returns the name of the operator, or the names of a chain's operators.
     pub fn name(&self) -> String {
         match &self.kernel {
             Kernel::Op(op) => op.name().into(),
@@ -455,7 +456,7 @@ impl Instruction {
         }
     }
 
-    /// The message that it sends or receives, if it does.
+    /// Returns the message that the instruction sends or receives, if it does.
     pub fn message(&self) -> Option<Message> {
         match self.kernel {
             Kernel::Message(message) => Some(message),

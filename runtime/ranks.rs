@@ -1,9 +1,8 @@
-//! The ranks of this process: each has a device of its own, the processor's share of it or a GPU, and runs the same program
-//! on its parts of the tensors.
+//! The ranks of this process. Each has a device of its own (a GPU, or its share of the processor), and runs the same program on its parts
+//! of the tensors.
 //!
-//! [`Ranks::run`] gives every rank a thread, which the rank keeps until its work is done. A rank that fails ends all, and its
-//! error is reported, not the errors of those that ended with it. `whole` runs steps with whole tensors for those who compare
-//! programs.
+//! [`Ranks::run`] gives every rank a thread until its work is done. If a rank fails, all ranks end, and only the error of that rank is
+//! reported. `whole` runs steps with whole tensors, for `verify` and tests.
 
 mod fate;
 mod parts;
@@ -35,9 +34,9 @@ pub use whole::{NamedInputs, NamedOutputs};
 
 /// A rank at work, on its own thread.
 pub struct Rank<'d> {
-    /// Its device, which takes and gives the rank's part of every tensor.
+    /// The rank's device, which reads and writes the rank's part of every tensor.
     pub device: &'d mut (dyn Device + 'static),
-    /// All ranks of the run.
+    /// The agreement with all ranks of the run.
     pub agreement: Agreement,
 }
 
@@ -46,11 +45,11 @@ pub struct Ranks {
     devices: Vec<Box<dyn Device + Send>>,
     ranks: LocalRanks,
     fate: Fate,
-    /// Looks after the ranks, once it is asked to.
+    /// The watchdog of the ranks, after [`Ranks::watch`].
     watchdog: Option<Watchdog>,
 }
 
-/// How the ranks of a process agree.
+/// The ranks of this process, by the way in which they agree.
 enum LocalRanks {
     /// The only rank of this process, which runs on the caller's thread.
     One(Agreement),
@@ -58,12 +57,12 @@ enum LocalRanks {
     Threads(Local, Vec<Arc<dyn Communicator>>),
 }
 
-/// Ranks for programs of any mesh on the processor, with `threads` threads in all, or as many as there are cores: one for a
-/// mesh of one device. See [`Cpu::new`] and [`Ranks::new`]. Profiles get the times of the first program: on rank 0, or on all
+/// Makes ranks on the processor for programs of any mesh, with `threads` threads in all, or one for each core. A mesh of one device has one
+/// rank with all threads. See [`Cpu::with_file`] and [`Ranks::new`]. Profiles get the times of the first program: on rank 0, or on all
 /// ranks of a pipeline.
 ///
 /// # Errors
-/// Those of either.
+/// Those of [`Cpu::with_file`] or of [`Ranks::new`].
 pub fn on_processor(
     programs: Vec<impl Into<StagePrograms>>,
     threads: Option<usize>,
@@ -81,11 +80,11 @@ pub fn on_processor(
 }
 
 impl Ranks {
-    /// As many ranks as the programs' mesh has devices, which share `threads` threads, or as many as there are cores;
-    /// each gets at least one. Every rank has all programs; they share their states if they were lowered so.
+    /// Makes one rank for each device of the programs' mesh. They share `threads` threads, or one for each core; each rank gets at least
+    /// one. Every rank has all programs, which share their states if they were lowered so.
     ///
     /// # Errors
-    /// No memory, no threads; programs of different meshes; collectives that would not meet.
+    /// No memory, no threads; programs of different meshes; collectives that do not match.
     pub fn new(programs: Vec<impl Into<StagePrograms>>, threads: Option<usize>) -> Result<Self, DeviceError> {
         Self::of_programs(programs.into_iter().map(Into::into).collect(), threads, None, None)
     }
@@ -104,11 +103,10 @@ impl Ranks {
         Self::with((0..ranks).map(of_rank).collect(), threads, profiles, folder, |communicator| communicator)
     }
 
-    /// Ranks of which each has programs of its own; `through` gives each rank the communicator that its device uses, from the
-    /// rank's own.
+    /// Makes ranks that have programs of their own. `through` wraps each rank's communicator; the rank's device uses the result.
     ///
     /// # Errors
-    /// Programs that do not meet; a device that cannot be opened.
+    /// Programs whose collectives do not match; a device that cannot be opened.
     pub fn with(
         programs: Vec<Vec<Arc<Program>>>,
         threads: Option<usize>,
@@ -147,11 +145,11 @@ impl Ranks {
         Ok(Self::of(devices, local, Box::new(|_| {})))
     }
 
-    /// One rank of a run whose other ranks are other processes, on the processor, with `threads` threads. Profiles get
-    /// the times of the first program: on rank 0, or on all ranks of a pipeline.
+    /// Makes one rank on the processor, with `threads` threads, of a run whose other ranks are other processes. Profiles get the times of
+    /// the first program: on rank 0, or on all ranks of a pipeline.
     ///
     /// # Errors
-    /// No memory, no threads; programs of another number of devices than `ranks`; collectives that would not meet.
+    /// No memory, no threads; programs for another number of devices than `ranks`; collectives that do not match.
     pub fn of_process(
         programs: Vec<StagePrograms>,
         threads: usize,
@@ -174,31 +172,31 @@ impl Ranks {
         Ok(Self::of_one(Box::new(cpu), Agreement::of(communicator.clone(), ranks)))
     }
 
-    /// The only rank of a mesh of one device.
+    /// Makes the only rank of a mesh of one device.
     pub fn alone(device: Box<dyn Device + Send>) -> Self {
         Self::of_one(device, Agreement::alone())
     }
 
-    /// One rank of a run whose other ranks are other processes, on this device.
+    /// Makes one rank on this device, of a run whose other ranks are other processes.
     pub(crate) fn of_one(device: Box<dyn Device + Send>, agreement: Agreement) -> Self {
         let fate = Fate::new(Box::new(|_| {}));
         Self { devices: vec![device], ranks: LocalRanks::One(agreement), fate, watchdog: None }
     }
 
-    /// Ranks with these devices, which agree through `local`. If a rank fails, `abort` ends everything that other ranks wait
-    /// for outside of `local`.
+    /// Makes ranks with these devices, which agree through `local`. If a rank fails, `abort` ends everything outside of `local` that other
+    /// ranks wait for.
     pub(crate) fn of(devices: Vec<Box<dyn Device + Send>>, local: Local, abort: Abort) -> Self {
         let communicators = (0..devices.len() as u64).map(|rank| local.recorded(rank)).collect();
         let ranks = LocalRanks::Threads(local, communicators);
         Self { devices, ranks, fate: Fate::new(abort), watchdog: None }
     }
 
-    /// Looks after the ranks of this process: `give_up` is told, once, of a rank that is a thread and that others have waited for this
-    /// long, or of a GPU that has not answered for as long, with the last exchanges of the ranks that are threads. It is to end the
-    /// process. Where a rank is a process, its communicator looks after exchanges on the processor.
+    /// Starts a watchdog over the ranks of this process. It calls `give_up` once, with the last exchanges of the ranks that are threads, if
+    /// other ranks have waited for a thread for `timeout`, or a GPU has not answered for as long. `give_up` is to end the process. If ranks
+    /// are processes, the communicator watches exchanges on the processor instead.
     ///
     /// # Errors
-    /// The system starts no thread.
+    /// The system cannot start a thread.
     pub fn watch(
         &mut self,
         timeout: Duration,
@@ -209,7 +207,7 @@ impl Ranks {
             LocalRanks::Threads(local, _) => (0, Some(local.clone())),
         };
         let calls: Vec<(u64, CallClock)> = (first..).zip(self.clocks()).collect();
-        // A single GPU waits for nobody.
+        // A single GPU waits for no other rank.
         let is_alone = matches!(&self.ranks, LocalRanks::One(agreement) if agreement.is_alone());
         if is_alone || calls.is_empty() && local.is_none() {
             return Ok(());
@@ -217,7 +215,7 @@ impl Ranks {
         let records = local.as_ref().map_or(vec![], |local| local.records().to_vec());
         let seconds = timeout.as_secs();
         let look = move |time| {
-            // Each is looked at, so that its time counts. Where both are late, a rank that does not come is told of, and no GPU.
+            // Every clock is asked, so that its time counts. If a rank and a GPU are late, only the rank is reported.
             let late = local.as_ref().and_then(|local| local.late(time, timeout));
             let stalled = calls.iter().filter(|(_, clock)| clock.is_late(time, timeout));
             let stalled: Vec<u64> = stalled.map(|(rank, _)| *rank).collect();
@@ -229,7 +227,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// The clocks of the devices, which are of one kind: all have one, or none.
+    /// Returns the clocks of the devices. The devices are of one kind, so all have a clock or none has.
     pub(crate) fn clocks(&self) -> Vec<CallClock> {
         self.devices.iter().filter_map(|device| device.calls()).collect()
     }
@@ -239,7 +237,7 @@ impl Ranks {
         self.devices.len()
     }
 
-    /// Whether rank 0, which leads the run, is the first of this process.
+    /// Returns whether rank 0, which leads the run, is a rank of this process.
     pub fn leads(&self) -> bool {
         match &self.ranks {
             LocalRanks::One(agreement) => agreement.is_first(),
@@ -247,26 +245,25 @@ impl Ranks {
         }
     }
 
-    /// Bytes allocated by all ranks together.
+    /// Returns the bytes that all ranks together have allocated.
     pub fn allocated(&self) -> u64 {
         self.devices.iter().map(|device| device.allocated()).sum()
     }
 
-    /// Another device for each rank, made from the rank's own.
+    /// Replaces the device of each rank with one made from it.
     pub fn exchange(mut self, other: impl Fn(u64, Box<dyn Device + Send>) -> Box<dyn Device + Send>) -> Self {
         let devices = self.devices.into_iter();
         self.devices = (0..).zip(devices).map(|(rank, device)| other(rank, device)).collect();
         self
     }
 
-    /// Lets every rank do its work, each with its own of the values `given`, from the beginning to the end on one thread.
-    /// Returns the results of all ranks.
+    /// Runs `work` for every rank on a thread of its own, with the rank's value of `given`. Returns the results of all ranks.
     ///
     /// # Errors
-    /// The error of the rank that failed first; [`DeviceError::Ended`] if ranks failed before.
+    /// The error of the rank that failed first; [`DeviceError::Ended`] if ranks failed in an earlier call.
     ///
     /// # Panics
-    /// Panics if there are not as many values as ranks.
+    /// Panics if there are more or fewer values than ranks.
     pub fn run<T: Send, R: Send, E: RankError>(
         &mut self,
         given: Vec<T>,
@@ -275,7 +272,7 @@ impl Ranks {
         self.on_threads(|rank| thread::Builder::new().name(format!("rank-{rank}")), given, work)
     }
 
-    /// As [`Self::run`]; `thread` makes the thread of a rank.
+    /// Does the same as [`Self::run`]; `thread` makes the thread of a rank.
     fn on_threads<T: Send, R: Send, E: RankError>(
         &mut self,
         thread: impl Fn(u64) -> thread::Builder,
@@ -311,7 +308,7 @@ impl Ranks {
                 let rank = at_work.rank();
                 let own = move || one(at_work, fate, || work(&mut **device, communicator, given));
                 threads.push(thread(rank).spawn_scoped(scope, own).map_err(|error| {
-                    // The others have begun, and wait for this one.
+                    // The ranks that have begun wait for this one.
                     fate.end(rank);
                     absent.get_or_insert(CommError::Ended { rank });
                     DeviceError::Threads { threads: 1, message: error.to_string() }
@@ -327,7 +324,7 @@ impl Ranks {
     }
 }
 
-/// The communicator of a rank among the ranks of its stage, if its programs are of a pipeline.
+/// Returns the communicator of a rank among the ranks of its stage, if its programs are of a pipeline.
 fn in_stage(communicator: Arc<dyn Communicator>, programs: &[Arc<Program>]) -> Arc<dyn Communicator> {
     let Some(program) = programs.first().filter(|program| program.pipeline.is_some()) else {
         return communicator;
@@ -337,23 +334,23 @@ fn in_stage(communicator: Arc<dyn Communicator>, programs: &[Arc<Program>]) -> A
     Arc::new(OfStage::new(communicator, first))
 }
 
-/// Refuses programs, one for each rank, whose collectives would not meet.
+/// Refuses programs, one for each rank, whose collectives do not match.
 fn all_meet(programs: &[&Program]) -> Result<(), DeviceError> {
     check::check(programs).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
 }
 
-/// Refuses a program that all ranks run, if its collectives would not meet.
+/// Refuses a program that all ranks run if its collectives do not match.
 pub(crate) fn meet(program: &Program) -> Result<(), DeviceError> {
     check::check_along(&[program], &[]).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
 }
 
 impl<'d> Rank<'d> {
-    /// The only rank of a run.
+    /// Makes the only rank of a run.
     pub fn alone(device: &'d mut (dyn Device + 'static)) -> Self {
         Self { device, agreement: Agreement::alone() }
     }
 
-    /// The place of the rank in the mesh of its program, which is that of a stage.
+    /// Returns the place of the rank in the mesh of its program. In a pipeline, that is the mesh of one stage.
     pub fn place(&self, program: &Program) -> u64 {
         self.agreement.rank() % program.mesh.devices()
     }
@@ -361,7 +358,7 @@ impl<'d> Rank<'d> {
     /// Sets the rank's part of a state, given the whole state.
     ///
     /// # Errors
-    /// Another number of bytes than the whole state has; what the device refuses.
+    /// The number of bytes is not that of the whole state; errors of the device.
     pub fn write_whole_state(
         &mut self,
         id: ProgramId,
@@ -376,10 +373,10 @@ impl<'d> Rank<'d> {
         self.device.write_state(id, state, &parts.cut(rank, bytes))
     }
 
-    /// Feeds the rank's part of an input, given these rows of the whole input: all of its rows, or those that hold the part.
+    /// Gives the device the rank's part of an input, given these rows of the whole input: all of its rows, or those that hold the part.
     ///
     /// # Errors
-    /// Another number of bytes than the rows have; what the device refuses.
+    /// The number of bytes is not that of the rows; errors of the device.
     pub fn write_rows(
         &mut self,
         id: ProgramId,

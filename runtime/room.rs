@@ -1,4 +1,4 @@
-//! Whether programs fit on a device: told from their plans, before a kernel is compiled or a byte of them put there.
+//! Checks that programs fit on a device, from their plans, before a kernel is compiled or memory is allocated.
 
 use crate::device::DeviceError;
 use crate::program::{Program, Section};
@@ -7,44 +7,44 @@ use ir::Role;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Programs that take more than a device has.
+/// The error of programs that take more memory than a device has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct TooLarge {
     /// The program that takes the most.
     pub program: String,
-    /// The device, for people.
+    /// The device, as messages show it.
     pub device: String,
     /// Ranks that share the device, each with programs of its own.
     pub ranks: u64,
     /// Bytes that are free there.
     pub free: u64,
-    /// The bytes that one rank takes, by kind: the kinds that are there.
+    /// The bytes that one rank takes, by kind, for the kinds that it has.
     pub kinds: Vec<(&'static str, u64)>,
-    /// The largest values that the microbatches make: the instruction with its ONNX node, and the bytes.
+    /// The largest values of a microbatch: the instruction with its ONNX node, and the bytes.
     pub largest: Vec<(String, u64)>,
-    /// Of `free` the bytes that the programs of one rank can have: their arena and constants.
+    /// The bytes of `free` that remain for the arena and constants of one rank's programs.
     pub of_programs: u64,
 }
 
-/// How many of the largest are told.
+/// The number of largest values in a message.
 const TOLD: usize = 3;
 
-/// Where programs are to run.
+/// The device on which programs are to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The device, for people.
+    /// The device, as messages show it.
     pub(crate) device: String,
     /// Bytes that are free there.
     pub(crate) free: u64,
-    /// Bytes that a rank's programs take besides their arena and constants.
+    /// Bytes that a rank takes besides the arena and constants of its programs.
     pub(crate) beside: u64,
     /// Ranks that share the device.
     pub(crate) ranks: u64,
-    /// Whether the device's memory is that of the host, so that values on the host take it too.
+    /// Whether the device's memory is the host's, so that values on the host take it too.
     pub(crate) is_host: bool,
 }
 
-/// Refuses programs that share an arena and for which a place has no room.
+/// Refuses programs that share an arena if a place has no room for them.
 pub(crate) fn check<'p>(
     programs: impl Iterator<Item = &'p Program> + Clone,
     place: &Place,
@@ -77,7 +77,7 @@ pub(crate) fn check<'p>(
     })
 }
 
-/// Refuses programs that do not fit this machine's memory, once for each of the ranks that run them as threads.
+/// Refuses programs that do not fit this machine's memory. Each rank that runs them as a thread takes as much.
 pub(crate) fn check_processor<'p>(
     programs: impl Iterator<Item = &'p Program> + Clone,
     ranks: u64,
@@ -91,7 +91,7 @@ pub(crate) fn check_processor<'p>(
     }
 }
 
-/// Refuses programs of GPUs whose values on the host do not fit this machine's memory, once for each of these ranks.
+/// Refuses programs of GPUs whose values on the host do not fit this machine's memory. Each rank takes as much.
 pub(crate) fn check_host<'p>(
     programs: impl Iterator<Item = &'p Program> + Clone,
     ranks: u64,
@@ -105,12 +105,12 @@ pub(crate) fn check_host<'p>(
     }
 }
 
-/// Bytes on the host of programs that share their memory.
+/// Returns the bytes on the host of programs that share their memory.
 fn on_host<'p>(programs: impl Iterator<Item = &'p Program>) -> u64 {
     programs.map(|program| program.memory.host.total).max().unwrap_or(0)
 }
 
-/// Bytes of the model's own states, and of those that training adds.
+/// Returns the bytes of the model's own states, and of the states that training adds.
 fn states(program: &Program) -> [u64; 2] {
     let mut bytes = [0; 2];
     for state in program.states.iter().filter(|state| state.view.region.is_in_arena()) {
@@ -120,7 +120,7 @@ fn states(program: &Program) -> [u64; 2] {
     bytes
 }
 
-/// The largest results of a microbatch, each place once.
+/// Returns the largest results of a microbatch, each place once.
 fn made(program: &Program) -> Vec<(String, u64)> {
     let mut by_place: BTreeMap<u64, (u64, String)> = BTreeMap::new();
     for instruction in program.section(Section::Microbatch) {
@@ -139,7 +139,7 @@ fn made(program: &Program) -> Vec<(String, u64)> {
     all.into_iter().take(TOLD).map(|(bytes, name)| (name, bytes)).collect()
 }
 
-/// Bytes for people.
+/// Bytes in the form that messages show.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -155,12 +155,12 @@ impl fmt::Display for Size {
 }
 
 impl TooLarge {
-    /// Bytes for people: `1.5 GiB`.
+    /// Formats bytes for messages: `1.5 GiB`.
     pub fn size(bytes: u64) -> String {
         Size(bytes).to_string()
     }
 
-    /// The largest that the microbatches make, for people.
+    /// Describes the largest results of a microbatch for messages.
     pub fn told(&self) -> String {
         let all = self.largest.iter().map(|(name, bytes)| format!("{} by {name}", Size(*bytes)));
         format!("the largest results of a microbatch: {}", all.collect::<Vec<_>>().join(", "))

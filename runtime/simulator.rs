@@ -1,11 +1,11 @@
-//! The simulator: a step of a program on a machine that need not be here.
+//! The simulator: predicts a step of a program on a machine, which need not be this one.
 //!
-//! It runs the list of commands that a device is given ([`Target::commands`](crate::target::Target::commands)), so it describes no
-//! other program. All ranks of a mesh run the same list, so one rank stands for all of them. A command takes its latency, and
-//! then its bytes at the attained bandwidth or its operations at the attained rate, whichever take longer (`price`).
-//! Commands of one queue run one after the other; commands that run at once share memory, arithmetic and links
-//! (`schedule`). [`ir::machine`] has the rates and their sources. The prediction assumes that every kernel fills the
-//! device, and is as good as the best of its kind. A measured time is longer, and the difference says where to look.
+//! It runs the list of commands that a device gets ([`Target::commands`](crate::target::Target::commands)), so it always describes the
+//! program that really runs. All ranks of a mesh run the same list, so one rank stands for all of them. A command takes its latency, and
+//! then its bytes at the attained bandwidth or its operations at the attained rate, whichever takes longer (`price`). Commands of one queue
+//! run one after the other; commands that run at once share memory, arithmetic and links (`schedule`). [`ir::machine`] has the rates and
+//! their sources. The prediction assumes that every kernel fills the device and is as good as the best of its kind. A measured time is
+//! longer, and the difference says where to look.
 
 pub mod pipeline;
 mod price;
@@ -39,17 +39,17 @@ pub struct CommandList {
 pub struct Command {
     /// Its class.
     pub class: CommandClass,
-    /// A kernel's name without the parts that distinguish its instances, `multiply`, or the name of an operator.
+    /// The name of a kernel without the parts that distinguish its instances, `multiply`, or the name of an operator.
     pub kind: String,
-    /// The sizes that it works on: of a multiplication `[batch, rows, terms, columns]`, else of its largest tensor.
+    /// The sizes that it works on: `[batch, rows, terms, columns]` for a multiplication, else those of its largest tensor.
     pub sizes: Vec<usize>,
-    /// The ONNX node that it comes from, or the first of several.
+    /// The ONNX node of the command, or the first of several.
     pub origin: Arc<str>,
     /// Its queue.
     pub queue: Queue,
-    /// The commands of the part that it waits for, by number, besides the command before it on its queue.
+    /// The commands of the part that must end before it, by number, besides the previous command on its queue.
     pub waits: SmallVec<[usize; 2]>,
-    /// The number of launches that are combined in it.
+    /// The number of launches that are combined in this command.
     pub layers: u32,
     /// Its bytes and operations.
     pub work: Work,
@@ -66,18 +66,18 @@ pub enum CommandClass {
     Library,
     /// An exchange with other devices.
     Collective(Exchange),
-    /// A copy of so many bytes from the host to the device.
+    /// A copy of this number of bytes from the host to the device.
     Upload(u64),
-    /// A copy of so many bytes from the device to the host.
+    /// A copy of this number of bytes from the device to the host.
     Download(u64),
     /// An instruction that the host runs.
     OnHost,
-    /// A copy of so many bytes between the host and a file.
+    /// A copy of this number of bytes between the host and a file.
     Disk(u64),
 }
 
 impl Command {
-    /// Its exchange with other devices, if it is a collective.
+    /// Returns the exchange with other devices, if the command is a collective.
     pub fn exchange(&self) -> Option<&Exchange> {
         match &self.class {
             CommandClass::Collective(exchange) => Some(exchange),
@@ -87,7 +87,7 @@ impl Command {
         }
     }
 
-    /// Whether the device itself computes it.
+    /// Whether the device itself computes the command.
     fn is_computed(&self) -> bool {
         matches!(self.class, CommandClass::Kernel | CommandClass::Multiplication | CommandClass::Library)
     }
@@ -124,7 +124,7 @@ impl Queue {
         (Self::Disk, "disk"),
     ];
 
-    /// Its name.
+    /// Returns the queue's name.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
@@ -137,12 +137,12 @@ pub struct Exchange {
     pub kind: Collective,
     /// The axes of its groups.
     pub axes: SmallVec<[AxisId; 2]>,
-    /// Bytes of the values that a group has together ([`Collective::group_bytes`]).
+    /// The bytes of a group's values together ([`Collective::group_bytes`]).
     pub group_bytes: u64,
 }
 
 impl Exchange {
-    /// Bytes that each device sends, as a ring does it.
+    /// Returns the bytes that each device sends in a ring algorithm.
     pub fn sent(&self, mesh: &Mesh) -> u64 {
         self.kind.bytes_sent(self.group_bytes, mesh.size(&self.axes))
     }
@@ -162,7 +162,7 @@ pub struct SimulatedStep {
 pub struct SimulatedPart {
     /// The commands, in order.
     pub commands: Vec<SimulatedCommand>,
-    /// Seconds from its begin to the end of its last command.
+    /// Seconds from the begin of the part to the end of its last command.
     pub seconds: f64,
 }
 
@@ -171,18 +171,18 @@ pub struct SimulatedPart {
 pub struct SimulatedCommand {
     /// The command.
     pub command: Command,
-    /// The part of its time that is the longest.
+    /// The resource that limits its time.
     pub bound: Bound,
-    /// Seconds that it takes if nothing else runs.
+    /// Seconds that the command takes if nothing else runs.
     pub alone: f64,
-    /// Its begin and end, in seconds after the begin of the part.
+    /// The begin and end of the command, in seconds after the begin of the part.
     pub span: Span,
 }
 
-/// The longest part of a command's time.
+/// The resource that limits a command's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Bound {
-    /// Bytes to and from memory.
+    /// Bytes to and from the device's memory.
     Memory,
     /// Operations.
     Compute,
@@ -197,7 +197,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Its name.
+    /// Returns the resource's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -215,7 +215,7 @@ impl Bound {
 pub struct ExchangeTime {
     /// The number of collectives.
     pub count: u64,
-    /// Seconds in which they run.
+    /// Seconds in which the collectives run.
     pub seconds: f64,
     /// Seconds of these in which the device does nothing else.
     pub not_hidden: f64,
@@ -228,18 +228,18 @@ impl SimulatedStep {
         Self { microbatches: list.microbatches, parts: Part::ALL.map(of) }
     }
 
-    /// The number of runs of a part in a step.
+    /// Returns the number of runs of a part in a step.
     pub fn runs(&self, part: Part) -> u64 {
         part.runs(self.microbatches)
     }
 
-    /// Seconds of a step.
+    /// Returns the seconds of a step.
     pub fn seconds(&self) -> f64 {
         let seconds = |(part, _)| self.parts[part as usize].seconds * self.runs(part) as f64;
         Part::ALL.into_iter().map(seconds).sum()
     }
 
-    /// The collectives of a step, by their kind and axes.
+    /// Returns the collectives of a step, by their kind and axes.
     pub fn exchanges(&self) -> BTreeMap<(Collective, SmallVec<[AxisId; 2]>), ExchangeTime> {
         let mut times: BTreeMap<_, ExchangeTime> = BTreeMap::new();
         for (part, _) in Part::ALL {
@@ -280,7 +280,7 @@ impl SimulatedPart {
     }
 }
 
-/// Seconds of a collective in which no command that computes runs.
+/// Returns the seconds of a collective in which no computing command runs.
 fn not_hidden(collective: &SimulatedCommand, commands: &[SimulatedCommand]) -> f64 {
     let computing = commands.iter().filter(|other| other.command.is_computed());
     collective.span.uncovered(computing.map(|other| other.span))

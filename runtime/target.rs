@@ -22,7 +22,7 @@ impl Target {
     /// Every target, with its name.
     pub const ALL: [(Self, &'static str); 2] = [(Self::Cpu, "cpu"), (Self::Cuda, "cuda")];
 
-    /// The backend that programs for this kind of device are lowered for.
+    /// Returns the backend for which programs for this kind of device are lowered.
     pub(crate) fn backend(self) -> &'static dyn Backend {
         match self {
             Self::Cpu => &cpu::CpuBackend,
@@ -30,12 +30,12 @@ impl Target {
         }
     }
 
-    /// The rewrites that make a program ready for [`crate::lower::lower`], as the text of a pipeline of passes.
+    /// Returns the rewrites that make a program ready for [`crate::lower::lower`], as the text of a pipeline of passes.
     pub fn rewrites(self) -> &'static str {
         self.backend().rewrites()
     }
 
-    /// The target of a kind of device.
+    /// Returns the target of a kind of device.
     pub fn of(kind: DeviceKind) -> Self {
         match kind {
             DeviceKind::Cpu => Self::Cpu,
@@ -43,7 +43,7 @@ impl Target {
         }
     }
 
-    /// The commands that a device is given for a step of so many microbatches of a program, which is for its target.
+    /// Returns the commands that the device of the program's target gets for a step of this number of microbatches.
     ///
     /// # Errors
     /// An operator without a kernel.
@@ -51,21 +51,21 @@ impl Target {
         program.target.backend().commands(program, microbatches)
     }
 
-    /// The facts about its kernels that the rewrites ask for. `None` for a target that wants no rewrites.
+    /// Returns the facts about its kernels that the rewrites ask for. `None` if the target has no rewrites.
     pub fn kernels(self) -> Option<&'static dyn Kernels> {
         self.backend().kernels()
     }
 }
 
-/// The number of a GPU's multiprocessors: its size, by which kernels whose blocks share work choose their number of blocks.
+/// The number of multiprocessors of a GPU. Kernels whose blocks share work choose their number of blocks by it.
 ///
-/// Scratch is sized and grids are chosen for the same number, which a program carries with it: a program for a small GPU runs
-/// on a large one too, but leaves a part of it idle.
+/// A program carries this number, and both scratch and grids are sized for it. So a program for a small GPU also runs on a large one, but
+/// leaves a part of it idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multiprocessors(pub u32);
 
 impl Default for Multiprocessors {
-    /// 132, as an H100 and an H200 have: for programs whose GPU is not known.
+    /// Returns 132, the number of an H100 and an H200, for programs whose GPU is not known.
     fn default() -> Self {
         Self(132)
     }

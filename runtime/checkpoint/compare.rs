@@ -1,22 +1,22 @@
-//! How the state table of a checkpoint differs from a program's.
+//! The differences between the state table of a checkpoint and that of a program.
 
 use super::description::StateRow;
 use ir::visible;
 use std::collections::BTreeMap;
 
-/// The rows of two state tables that do not agree.
+/// The differing rows of two state tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
     /// States of the program that the checkpoint does not have.
     pub missing: Vec<StateRow>,
     /// States of the checkpoint that the program does not have.
     pub unexpected: Vec<StateRow>,
-    /// States of one name and different types or views: the program's, then the checkpoint's.
+    /// States with the same name and different types or views: the program's row, then the checkpoint's.
     pub different: Vec<(StateRow, StateRow)>,
 }
 
 impl Differences {
-    /// What keeps a program with the states `wanted` from going on with the states `found`.
+    /// Returns the differences that prevent a program with the states `wanted` from resuming with the states `found`.
     pub fn between(wanted: &[StateRow], found: &[StateRow]) -> Self {
         let by_name = |rows: &[StateRow]| -> BTreeMap<String, StateRow> {
             rows.iter().map(|row| (row.name.clone(), row.clone())).collect()
@@ -34,7 +34,7 @@ impl Differences {
         differences
     }
 
-    /// A note for each kind of difference.
+    /// Returns a note for each kind of difference.
     pub fn notes(&self) -> Vec<String> {
         let rows = |rows: &[StateRow]| rows.iter().map(StateRow::to_string).collect::<Vec<_>>();
         let other = |(wanted, found): &(StateRow, StateRow)| {
@@ -53,13 +53,13 @@ impl Differences {
         notes.into_iter().flatten().collect()
     }
 
-    /// Whether the tables agree.
+    /// Returns whether the tables agree.
     pub fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.different.is_empty()
     }
 }
 
-/// The most rows that are listed of each kind.
+/// The largest number of rows that are listed for each kind of difference.
 const LISTED: usize = 8;
 
 fn list(title: &str, rows: &[String]) -> Option<String> {

@@ -1,4 +1,4 @@
-//! `checkpoint.json`: what the values of a checkpoint belong to.
+//! `checkpoint.json`: the description of a checkpoint.
 
 use super::evaluations::Evaluations;
 use super::fingerprint::DataFingerprint;
@@ -11,20 +11,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-/// The version of the format; it changes when an older program could not read, or would misread, a newer file.
+/// The version of the format. It changes when an older program could not read a newer file, or would misread it.
 ///
-/// Version 1 had no checksums and no evaluations; its files are still read. Version 3 has a file for each rank; a checkpoint of
-/// one device is of version 2.
+/// Version 1 had no checksums and no evaluations; its files are still read. Version 3 has a file for each rank; a checkpoint of one device
+/// has version 2.
 pub const FORMAT: u64 = 3;
 /// The version of a checkpoint whose states are in one file.
 pub(super) const ONE_FILE: u64 = 2;
 
-/// Everything of a checkpoint but the values of its states.
+/// All contents of a checkpoint except the values of its states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
     /// The module's name.
     pub module: String,
-    /// Where in the data the next step begins, and so how many steps are done.
+    /// The position in the data at which the next step begins. It also has the number of completed steps.
     pub position: DataPosition,
     /// The training data.
     pub data: DataFingerprint,
@@ -38,13 +38,13 @@ pub struct Description {
 /// The contents of `checkpoint.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Document {
-    /// [`FORMAT`].
+    /// The format version: [`FORMAT`] or [`ONE_FILE`].
     pub(super) format: u64,
-    /// The checksum of the file's bytes, with zeros in place of these digits.
+    /// The checksum of the file's bytes, computed with zeros in place of these digits.
     checksum: String,
     /// The other files of the checkpoint, with their sizes in bytes.
     pub(super) files: BTreeMap<String, u64>,
-    /// The checksums of the states' tensors, where they are in one file.
+    /// The checksums of the states' tensors, if they are in one file.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) checksums: Checksums,
     /// The files of several ranks.
@@ -57,9 +57,9 @@ pub(super) struct Document {
 /// A file of blocks that one rank has written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
-    /// Its name in the folder of the checkpoint.
+    /// The name of the file in the folder of the checkpoint.
     pub(super) file: String,
-    /// Its size in bytes.
+    /// The size of the file in bytes.
     pub(super) bytes: u64,
     /// The checksums of its blocks, by the states' names.
     pub(super) checksums: Checksums,
@@ -71,20 +71,20 @@ pub struct Shard {
 const BEFORE_CHECKSUM: &[u8] = b"\"checksum\": \"";
 
 impl Document {
-    /// Of a checkpoint whose states are in one file.
+    /// Makes the document of a checkpoint whose states are in one file.
     pub(super) fn new(description: Description, files: BTreeMap<String, u64>, checksums: Checksums) -> Self {
         let checksum = "0".repeat(Checksum::DIGITS);
         Self { format: ONE_FILE, checksum, files, checksums, shards: vec![], description }
     }
 
-    /// Of a checkpoint of several ranks.
+    /// Makes the document of a checkpoint of several ranks.
     pub(super) fn of_shards(description: Description, shards: Vec<Shard>) -> Self {
         let files = shards.iter().map(|shard| (shard.file.clone(), shard.bytes)).collect();
         let checksum = "0".repeat(Checksum::DIGITS);
         Self { format: FORMAT, checksum, files, checksums: Checksums::new(), shards, description }
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut text = serde_json::to_vec_pretty(self).expect("numbers and strings have a JSON form");
         let digits = checksum_digits(&text).expect("the checksum is a field of it");
@@ -94,7 +94,7 @@ impl Document {
         text
     }
 
-    /// Reads the bytes of a file; the error is a sentence on the defect.
+    /// Parses the bytes of a file. The error is a sentence about the fault.
     pub(super) fn of_bytes(text: &[u8]) -> Result<Self, String> {
         if !is_summed(text) {
             return Err(NOT_SUMMED.to_owned());
@@ -103,10 +103,10 @@ impl Document {
     }
 }
 
-/// The defect of bytes that are not [`is_summed`].
+/// The fault of bytes that fail [`is_summed`].
 pub(super) const NOT_SUMMED: &str = "its contents do not match their checksum";
 
-/// Whether the bytes of a file have the checksum that is in them.
+/// Returns whether the bytes of a file have the checksum that they contain.
 pub(super) fn is_summed(text: &[u8]) -> bool {
     let Some(digits) = checksum_digits(text) else { return false };
     let mut sum = Checksum::of(&text[..digits.start]);
@@ -115,7 +115,7 @@ pub(super) fn is_summed(text: &[u8]) -> bool {
     sum.to_string().as_bytes() == &text[digits]
 }
 
-/// Where the digits of the checksum are in a document.
+/// Returns the place of the checksum's digits in a document.
 pub(super) fn checksum_digits(text: &[u8]) -> Option<Range<usize>> {
     let begin = text.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
     let begin = begin + BEFORE_CHECKSUM.len();
@@ -132,15 +132,15 @@ pub struct StateRow {
     pub dtype: String,
     /// Its global sizes without padding, outermost first.
     pub dims: Vec<u64>,
-    /// What it is for, as in the text of a module.
+    /// Its purpose, as in the text of a module.
     pub role: String,
-    /// How it is cut out of the file's tensor, before padding, as in the text of a module; empty if it is that tensor.
+    /// Its view of the file's tensor, before padding, as in the text of a module. Empty if it is that tensor.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub view: String,
 }
 
 impl Description {
-    /// The description of a checkpoint of `module` at a place in the data.
+    /// Makes the description of a checkpoint of `module` at a position in the data.
     pub fn new(module: &Module, position: DataPosition, data: DataFingerprint) -> Self {
         Self {
             module: module.name.clone(),
@@ -151,40 +151,40 @@ impl Description {
         }
     }
 
-    /// Steps done.
+    /// Returns the number of completed steps.
     pub fn step(&self) -> u64 {
         self.position.step
     }
 }
 
 impl StateRow {
-    /// The rows of a module's state table, in its order.
+    /// Returns the rows of a module's state table, in its order.
     pub fn table(module: &Module) -> Vec<Self> {
         module.states.values().map(Self::of).collect()
     }
 
-    /// The rows of a module's parameters, by name.
+    /// Returns the rows of a module's parameters, by name.
     pub fn parameters(module: &Module) -> BTreeMap<String, Self> {
         let parameters = module.states.values().filter(|state| state.role == Role::Parameter).map(Self::of);
         parameters.map(|row| (row.name.clone(), row)).collect()
     }
 
     fn of(state: &State) -> Self {
-        // The mesh may not show: a run goes on on another, with other padding.
+        // The row must not depend on the mesh: a run may be resumed on another mesh, with other padding.
         let sizes: Option<Vec<u64>> = state.ty.sizes();
         let (padding, dims) = ir::view::padding(&state.view, sizes.as_deref().unwrap_or_default());
         let unbound = || state.ty.dims.iter().map(|dim| dim.size().unwrap_or(u64::MAX)).collect();
         Self {
             name: state.name.clone(),
             dtype: state.ty.dtype.to_string(),
-            // Programs that are lowered have no unbound dims; a symbol would never equal a number.
+            // Programs that are lowered have no unbound dims. A symbol never equals a number.
             dims: if sizes.is_some() { dims } else { unbound() },
             role: state.role.name().to_owned(),
             view: ir::text::view_text(&state.view[..state.view.len() - padding.len()]),
         }
     }
 
-    /// Type, role and view.
+    /// Describes the type, role and view.
     pub(super) fn what(&self) -> String {
         let view = if self.view.is_empty() { String::new() } else { format!(" view {}", self.view) };
         visible(&format!("{}{:?} {}{view}", self.dtype, self.dims, self.role)).into_owned()

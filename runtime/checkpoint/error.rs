@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint, each with the path, the numbers and what would work.
+//! The faults of checkpoints. Each error has the path, the numbers and a remedy.
 
 use super::compare::Differences;
 use super::fingerprint::DataFingerprint;
@@ -7,79 +7,79 @@ use ir::{Diagnostic, visible};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A checkpoint that cannot be written, read or used. Its text is one line, in which names and paths are escaped; the
-/// [`Diagnostic`] made from it also has its notes.
+/// A checkpoint that cannot be written, read or used. Its text is one line, in which names and paths are escaped; the [`Diagnostic`] made
+/// from it also has its notes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The file system refused, most often for want of space.
+    /// The checkpoint cannot be written, most often because the disk is full.
     #[error(
         "cannot save the checkpoint of step {step} to `{}`, which needs {needed} bytes: {}",
         shown(path), visible(&source.to_string())
     )]
     Write {
-        /// Where it was to be.
+        /// The intended path.
         path: PathBuf,
         /// The step.
         step: u64,
         /// Bytes of the files.
         needed: u64,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
         /// The newest whole checkpoint, if there is one.
         kept: Option<PathBuf>,
     },
-    /// The file system refused.
+    /// A file or folder cannot be read.
     #[error("cannot read `{}`: {}", shown(path), visible(&source.to_string()))]
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The newest checkpoint cannot be read, so that nobody knows whether it is whole.
+    /// The newest checkpoint cannot be read, so it is not known whether it is whole.
     #[error("{source}")]
     OutOfReach {
         /// The error.
         source: Box<CheckpointError>,
     },
-    /// The file system refused.
+    /// A checkpoint cannot be removed.
     #[error("cannot remove `{}`: {}", shown(path), visible(&source.to_string()))]
     Remove {
         /// The checkpoint.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// No checkpoint of the step that was asked for.
+    /// There is no checkpoint of the requested step.
     #[error("`{}` has no checkpoint of step {step}{}", shown(folder), steps_text(.steps))]
     NoStep {
         /// The folder of the checkpoints.
         folder: PathBuf,
         /// The step.
         step: u64,
-        /// The steps of which there are checkpoints.
+        /// The steps that have checkpoints.
         steps: Vec<u64>,
     },
-    /// The contents are not a checkpoint's, or not all of it is there.
+    /// The contents are not those of a checkpoint, or are incomplete.
     #[error("`{}` is damaged: {}", shown(path), visible(reason))]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         reason: String,
     },
-    /// Bytes that are not those that were written.
+    /// Bytes changed after they were written.
     #[error("`{}` is damaged: the bytes of `{}` do not match their checksum", shown(path), visible(tensor))]
     Damaged {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The newest checkpoint beside it that is whole.
+        /// The newest whole checkpoint in the same folder.
         whole: Option<PathBuf>,
     },
-    /// Written by another version of the format.
+    /// Another version of the format wrote the file.
     #[error(
         "`{}` has format version {found}, and this program reads versions up to {}: resume with the version \
          of the program that wrote it",
@@ -97,12 +97,12 @@ pub enum CheckpointError {
     OtherModel {
         /// The checkpoint.
         path: PathBuf,
-        /// The module it was made with.
+        /// The module with which it was made.
         module: String,
-        /// How the tables differ.
+        /// The differences of the tables.
         differences: Differences,
     },
-    /// Other training data.
+    /// The run has other training data than the checkpoint.
     #[error("`{}` belongs to a run with other data: {then}; this run has {now}", shown(path))]
     OtherData {
         /// The checkpoint.
@@ -112,20 +112,20 @@ pub enum CheckpointError {
         /// This run's data.
         now: Box<DataFingerprint>,
     },
-    /// Training data that cannot be read.
+    /// Training data cannot be read.
     #[error("{}", one_line(.0))]
     Data(#[from] DataError),
-    /// The source of the values does not have a state as the module's table says.
+    /// The source of the values lacks a state, or has it with another size than the module's table.
     #[error("the value of state `{}` has {found} bytes, and its type needs {expected}", visible(name))]
     State {
         /// The state.
         name: String,
-        /// Bytes there are; 0 if there is no such state.
+        /// The number of bytes; 0 if there is no such state.
         found: u64,
-        /// Bytes there should be.
+        /// The expected number of bytes.
         expected: u64,
     },
-    /// A name that a safetensors file cannot hold.
+    /// A state has a name that a safetensors file cannot hold.
     #[error(
         "a state cannot be saved under the name `{}`, which the safetensors format reserves",
         visible(name)
@@ -137,7 +137,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Why, and what to do about it; one thought each.
+    /// Returns the reason and the remedies, one thought each.
     fn notes(&self) -> Vec<String> {
         match self {
             Self::Write { kept, .. } => vec![kept_text(kept)],
@@ -169,7 +169,7 @@ impl CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether the disk is at fault, perhaps for a time.
+    /// Returns whether the disk is at fault, perhaps for a time.
     fn is_passing(&self) -> bool {
         match self {
             Self::Write { source, .. } | Self::Read { source, .. } | Self::Remove { source, .. } => {
@@ -194,7 +194,7 @@ impl From<CheckpointError> for Diagnostic {
     }
 }
 
-/// A path on one line.
+/// Formats a path for one line.
 fn shown(path: &Path) -> String {
     visible(&path.display().to_string()).into_owned()
 }

@@ -1,4 +1,4 @@
-//! The evaluations of a run as a checkpoint has them: their losses, and the conditions under which they compare.
+//! The evaluations of a run in its checkpoints: their losses, and the conditions under which they are comparable.
 
 use super::fingerprint::{DataFiles, DataFingerprint};
 use super::load::Checkpoint;
@@ -7,12 +7,12 @@ use data::DataError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The evaluations of a run up to a checkpoint. Losses of other conditions than these are not among them.
+/// The evaluations of a run up to a checkpoint. Losses under other conditions are not included.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluations {
     /// The evaluation data, if they are files of their own.
     pub data: DataFingerprint,
-    /// The loss and all else that eval losses depend on, as text.
+    /// The loss function and everything else on which eval losses depend, as text.
     pub measure: String,
     /// The losses, in the order of steps.
     pub losses: Vec<EvalLoss>,
@@ -21,14 +21,14 @@ pub struct Evaluations {
 /// The loss of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalLoss {
-    /// Steps done before it.
+    /// The number of steps completed before it.
     pub steps: u64,
     /// The loss.
     #[serde(with = "exact")]
     pub loss: f64,
 }
 
-/// Numbers as text, which is read back bit for bit. A number in JSON may be read as the one beside it.
+/// Serializes numbers as text, which is read back bit for bit. A JSON number may be read as its neighbour.
 mod exact {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -43,33 +43,33 @@ mod exact {
     }
 }
 
-/// The conditions of a run's evaluations: losses under other conditions cannot be compared.
+/// The conditions of a run's evaluations. Losses under other conditions cannot be compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EvalConditions {
-    /// The files of evaluation data; none if the data is held out from the training data or made up.
+    /// The files of evaluation data; empty if the data is held out from the training data or generated.
     pub files: DataFiles,
-    /// The loss and all else that eval losses depend on, as text.
+    /// The loss function and everything else on which eval losses depend, as text.
     pub measure: String,
 }
 
-/// The evaluations of a checkpoint for a run that goes on from it.
+/// The evaluations of a checkpoint, for a run that continues from it.
 #[derive(Debug)]
 pub struct EarlierEvaluations {
     /// The fingerprint of the run's evaluation data.
     pub data: PendingFingerprint,
-    /// The losses by the steps before each. `None` if the checkpoint does not have them.
+    /// The losses, by the number of steps before each. `None` if the checkpoint does not have them.
     pub losses: Option<BTreeMap<u64, f64>>,
-    /// Why earlier losses do not count.
+    /// The changed condition, if earlier losses are therefore not comparable.
     pub changed: Option<&'static str>,
 }
 
 impl Checkpoint {
-    /// Whether the run was evaluated before the checkpoint.
+    /// Returns whether the run was evaluated before the checkpoint.
     pub fn has_eval_losses(&self) -> bool {
         self.description.evaluations.as_ref().is_some_and(|then| !then.losses.is_empty())
     }
 
-    /// The evaluations that count for a run with these conditions: none of other conditions.
+    /// Returns the evaluations that are comparable for a run with these conditions; none if the conditions changed.
     ///
     /// # Errors
     /// A file of evaluation data cannot be read.
@@ -79,7 +79,7 @@ impl Checkpoint {
             let data = PendingFingerprint::start(files.clone());
             return Ok(EarlierEvaluations { data, losses: None, changed: None });
         };
-        // Files of another size need not be read to be told apart.
+        // Files of another size differ without being read.
         let now = match files.bytes(then.data.rule)? == then.data.bytes {
             true => Some(files.fingerprint_like(&then.data)?),
             false => None,
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A checkpoint of a run that was evaluated on a file of these bytes, and the conditions.
+    /// Returns a checkpoint of a run that was evaluated on a file of these bytes, and the conditions.
     fn evaluated(sampled: bool) -> (tempfile::TempDir, Checkpoint, EvalConditions) {
         let (folder, checkpoints) = saved(&[1]);
         let path = folder.path().join("eval.bin");
@@ -121,7 +121,7 @@ mod tests {
             true => super::super::sampled::fingerprint(&files).unwrap(),
             false => files.fingerprint(None).unwrap(),
         };
-        // Losses after the checkpoint's step, and such that are no numbers, are none of the run's.
+        // Losses after the checkpoint's step, and losses that are not numbers, do not belong to the run.
         let losses = [(0, f64::NAN), (1, 0.1 + 0.2), (2, 0.1), (u64::MAX, 0.1)];
         let losses = losses.map(|(steps, loss)| EvalLoss { steps, loss }).into();
         let saved = Evaluations { data, measure: "mse".to_owned(), losses };

@@ -1,4 +1,4 @@
-//! Finding a checkpoint of a run: the newest whole one, or that of a step.
+//! Finds a checkpoint of a run: the newest whole one, or that of a step.
 
 use super::error::CheckpointError;
 use super::load::Checkpoint;
@@ -11,24 +11,24 @@ use std::path::{Path, PathBuf};
 pub struct Latest {
     /// The checkpoint; `None` if there is no whole one.
     pub checkpoint: Option<Checkpoint>,
-    /// The faults of the newer checkpoints, none of which is whole.
+    /// The errors of the newer checkpoints, none of which is whole.
     pub damaged: Vec<CheckpointError>,
 }
 
-/// Whether a checkpoint was found and could not be read, so that nobody knows whether it is whole.
+/// Returns whether a checkpoint was found and could not be read, so that it is not known whether it is whole.
 fn is_out_of_reach(error: &CheckpointError) -> bool {
     use std::io::ErrorKind::{IsADirectory, NotADirectory, NotFound, Other, UnexpectedEof};
-    // No file, something else in its place (`Other` is a pipe or a device), or too short a file.
+    // The checkpoint is damaged: no file, something else in its place (`Other` is a pipe or a device), or too short a file.
     let damaged = [NotFound, NotADirectory, IsADirectory, Other, UnexpectedEof];
     matches!(error, CheckpointError::Read { source, .. } if !damaged.contains(&source.kind()))
 }
 
 impl Checkpoints {
-    /// The newest whole checkpoint. Temporary folders are passed over; so are damaged checkpoints, which are told.
+    /// Returns the newest whole checkpoint. Temporary folders are skipped. Damaged checkpoints are skipped too, and reported.
     ///
     /// # Errors
-    /// The folder cannot be read; the newest checkpoint cannot be read or has another version of the format, so that going on
-    /// from an older one would lose work that is there.
+    /// The folder cannot be read; the newest checkpoint cannot be read or has another version of the format. In these cases an older
+    /// checkpoint would lose existing work.
     pub fn latest(&self) -> Result<Latest, CheckpointError> {
         let mut damaged = Vec::new();
         for (_, path) in folders(&self.folder)?.into_iter().rev() {
@@ -44,34 +44,34 @@ impl Checkpoints {
         Ok(Latest { checkpoint: None, damaged })
     }
 
-    /// The checkpoint of a step.
+    /// Returns the checkpoint of a step.
     ///
     /// # Errors
-    /// There is none of that step, with the steps of which there are; it is not whole.
+    /// There is no checkpoint of that step (the error lists the existing steps); it is not whole.
     pub fn at(&self, step: u64) -> Result<Checkpoint, CheckpointError> {
         self.check_step(step)?;
         Checkpoint::open(&self.path(step))
     }
 }
 
-/// The newest checkpoint of a folder that can be read.
+/// Returns the newest readable checkpoint of a folder.
 pub(super) fn newest_whole(folder: &Path) -> Option<Checkpoint> {
     folders(folder).ok()?.into_iter().rev().find_map(|(_, path)| Checkpoint::open(&path).ok())
 }
 
-/// The newest checkpoint of a folder, other than the one at `except`, of which every value has its checksum.
+/// Returns the newest checkpoint of a folder, except the one at `except`, whose values all match their checksums.
 pub(super) fn newest_verified(folder: &Path, except: &Path) -> Option<PathBuf> {
     let folders = folders(folder).ok()?;
     let mut others = folders.into_iter().rev().map(|(_, path)| path).filter(|path| path != except);
     others.find(|path| Checkpoint::open(path).is_ok_and(|checkpoint| checkpoint.is_verified()))
 }
 
-/// The step in the name `step-N` of a folder.
+/// Returns the step in the name `step-N` of a folder.
 pub(super) fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 
-/// The folders `step-N`, by N.
+/// Returns the folders `step-N`, sorted by N.
 pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let read = |source| CheckpointError::Read { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!((found.checkpoint.unwrap().description.step(), found.damaged.len()), (10, 1));
     }
 
-    /// A link that leads to itself stands for a file that may not be read, since a test may run as root.
+    /// A link to itself takes the place of an unreadable file, since a test may run as root.
     #[cfg(unix)]
     #[test]
     fn a_checkpoint_that_cannot_be_read_is_not_passed_over() {
@@ -174,7 +174,7 @@ mod tests {
         for step in [2, 3] {
             let path = checkpoints.path(step).join(STATES);
             let mut bytes = fs::read(&path).unwrap();
-            // The last tensor in the file is the one of the narrowest elements.
+            // The last tensor in the file is the one with the narrowest elements.
             *bytes.last_mut().unwrap() ^= 1;
             fs::write(&path, bytes).unwrap();
         }

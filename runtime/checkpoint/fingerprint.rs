@@ -1,7 +1,7 @@
-//! Fingerprints of training data: a hash of all its bytes, so that a run never goes on with other data unnoticed.
+//! Fingerprints of training data: a hash of all bytes, so that a run is never resumed with other data unnoticed.
 //!
-//! Reading all bytes takes a while. A new run hashes its data beside the training ([`super::PendingFingerprint`]), and a run
-//! that goes on does not read a file again if its path, size and times are the same.
+//! Reading all bytes takes a while. A new run hashes its data beside the training ([`super::PendingFingerprint`]). A resumed run does not
+//! read a file again if its path, size and times are unchanged.
 
 use super::sampled;
 use data::{DataError, regular_files};
@@ -14,46 +14,46 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The files and folders that training samples are made from.
+/// The files and folders from which training samples are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataFiles {
-    /// The data; `None` if it is made up.
+    /// The data; `None` if they are generated.
     pub train: Option<PathBuf>,
-    /// The tokenizer of the text: other tokens are other data.
+    /// The tokenizer of the text, because other tokens are other data.
     pub tokenizer: Option<PathBuf>,
     /// Files that feed an input of their own, by the input's name.
     pub inputs: BTreeMap<String, PathBuf>,
 }
 
-/// A value that other data does not have.
+/// A value that identifies data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFingerprint {
-    /// Bytes of all files; 0 for made-up data.
+    /// The bytes of all files; 0 for generated data.
     pub bytes: u64,
-    /// A hash in hexadecimal, made by the rule. Names and times of files do not count: a copy of the data is the same data.
+    /// The hash in hexadecimal, by the rule below. Names and times of files do not count: a copy of the data is the same data.
     pub hash: String,
     /// The rule of the hash.
     #[serde(default, skip_serializing_if = "HashRule::is_whole")]
     pub rule: HashRule,
-    /// Each file, if the hash is of all bytes. Empty for made-up data. A checkpoint lists no more than [`MOST_LISTED`].
+    /// The files, if the hash covers all bytes. Empty for generated data. A checkpoint lists at most [`MOST_LISTED`] files.
     #[serde(default, skip_serializing_if = "is_not_listed")]
     pub files: Vec<HashedFile>,
-    /// The checksum of the places and sizes of all files, if those are too many for a list. `None` also if a file was written
-    /// so shortly before that a later change might not show.
+    /// The checksum of the places and sizes of all files, if these are too many for a list. It is also `None` if a file was written so
+    /// recently that a later change might not alter its times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub places: Option<String>,
 }
 
-/// A rule by which data becomes a hash.
+/// A rule that turns data into a hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HashRule {
     /// XXH3 of the XXH3 hashes of all files, in their order, and of their purposes.
     #[default]
     Whole,
-    /// XXH3 of the sizes and samples of all files: of a checkpoint that was saved before all bytes were read.
+    /// XXH3 of the sizes and samples of all files, for a checkpoint that was saved before all bytes were read.
     Samples,
-    /// The rule of format 1, whose files do not name it: samples without those of `--input` files.
+    /// The rule of format 1, whose files do not name it: samples, without those of `--input` files.
     SamplesOfFormat1,
 }
 
@@ -63,7 +63,7 @@ impl HashRule {
     }
 }
 
-/// The most files that a checkpoint lists, which takes about 3 MB. One checksum stands for the places of more files.
+/// The largest number of files that a checkpoint lists, which takes about 3 MB. With more files, one checksum covers all their places.
 pub const MOST_LISTED: usize = 10_000;
 
 fn is_not_listed(files: &[HashedFile]) -> bool {
@@ -77,20 +77,20 @@ pub struct HashedFile {
     pub bytes: u64,
     /// XXH3 of its bytes, in hexadecimal.
     pub hash: String,
-    /// Where it was; `None` if it was written so shortly before that a later change might not show.
+    /// The place of the file; `None` if it was written so recently that a later change might not alter its times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<FilePlace>,
 }
 
-/// A place in the file system and its times: as long as they and the size are the same, so are the bytes.
+/// A place in the file system with its times. As long as they and the size are unchanged, so are the bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilePlace {
     /// The absolute path.
     pub path: String,
-    /// When the bytes were written last, in nanoseconds since 1970.
+    /// The time of the last write, in nanoseconds since 1970.
     pub modified: u64,
-    /// When the bytes or anything else of the file changed last, in nanoseconds since 1970. A program can set the time above
-    /// back, and cannot set this one. 0 where the system has none.
+    /// The time of the last change of the bytes or the metadata, in nanoseconds since 1970. A program can set the time above back, but not
+    /// this one. 0 if the system has none.
     pub changed: u64,
 }
 
@@ -98,11 +98,11 @@ pub struct FilePlace {
 pub(super) type NamedFile = (String, PathBuf);
 
 impl DataFiles {
-    /// The fingerprint of all bytes. The hash of a file is taken from `known` where the file is at a place of it and
-    /// unchanged; every other file is read.
+    /// Returns the fingerprint of all bytes. If a file is unchanged at a place in `known`, its hash is taken from there. Every other file
+    /// is read.
     ///
     /// # Errors
-    /// A file that cannot be read, or that changes while it is read.
+    /// A file cannot be read, or changes while it is read.
     pub fn fingerprint(&self, known: Option<&DataFingerprint>) -> Result<DataFingerprint, DataError> {
         let files = self.list()?;
         if let Some(known) = known.filter(|known| known.places.is_some())
@@ -136,10 +136,10 @@ impl DataFiles {
         Ok(fingerprint)
     }
 
-    /// The fingerprint by the rule of another one, with which it is to be compared.
+    /// Returns the fingerprint by the rule of another one with which it will be compared.
     ///
     /// # Errors
-    /// A file that cannot be read, or that changes while it is read.
+    /// A file cannot be read, or changes while it is read.
     pub(super) fn fingerprint_like(&self, other: &DataFingerprint) -> Result<DataFingerprint, DataError> {
         match other.rule {
             HashRule::Whole => self.fingerprint(Some(other)),
@@ -148,18 +148,18 @@ impl DataFiles {
         }
     }
 
-    /// The fingerprint of the files' sizes and of samples of them, which takes seconds at most.
+    /// Returns the fingerprint of the files' sizes and of samples of them, which takes seconds at most.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// A file cannot be read.
     pub fn sampled(&self) -> Result<DataFingerprint, DataError> {
         sampled::fingerprint(self)
     }
 
-    /// Bytes of all files that the rule counts: in format 1 those of the training data alone.
+    /// Returns the bytes of all files that the rule counts: in format 1 only those of the training data.
     ///
     /// # Errors
-    /// A file that cannot be found.
+    /// A file cannot be found.
     pub(super) fn bytes(&self, rule: HashRule) -> Result<u64, DataError> {
         let size = |(_, path): NamedFile| match fs::metadata(&path) {
             Ok(metadata) => Ok(metadata.len()),
@@ -169,7 +169,7 @@ impl DataFiles {
         self.list()?.into_iter().filter(is_counted).map(size).sum()
     }
 
-    /// All files, in the order in which they are hashed.
+    /// Returns all files, in the order in which they are hashed.
     pub(super) fn list(&self) -> Result<Vec<NamedFile>, DataError> {
         let sources = [("train", &self.train), ("tokenizer", &self.tokenizer)];
         let sources = sources.into_iter().filter_map(|(name, path)| Some((name.to_owned(), path.as_ref()?)));
@@ -183,7 +183,7 @@ impl DataFiles {
 }
 
 impl DataFingerprint {
-    /// The fingerprint of data that is made up as it is needed.
+    /// Returns the fingerprint of generated data.
     pub fn synthetic() -> Self {
         Self {
             bytes: 0,
@@ -194,13 +194,13 @@ impl DataFingerprint {
         }
     }
 
-    /// Whether the data is the same, wherever it is.
+    /// Returns whether the data is the same, wherever it is stored.
     pub(super) fn is_of_same_data(&self, other: &Self) -> bool {
         (self.bytes, &self.hash, self.rule) == (other.bytes, &other.hash, other.rule)
     }
 }
 
-/// The checksum of the places of files as they are now.
+/// Returns the checksum of the present places of files.
 fn places_of(files: &[NamedFile]) -> Result<Option<String>, DataError> {
     let now = |(purpose, path): &NamedFile| {
         let metadata = fs::metadata(path)?;
@@ -212,7 +212,7 @@ fn places_of(files: &[NamedFile]) -> Result<Option<String>, DataError> {
     Ok(sum_of_places(now.iter().map(|(purpose, place, bytes)| Some((purpose.as_str(), place, *bytes)))))
 }
 
-/// The checksum of purposes, places and sizes of files. `None` if a place is not known.
+/// Returns the checksum of purposes, places and sizes of files. `None` if a place is unknown.
 fn sum_of_places<'f>(
     mut files: impl Iterator<Item = Option<(&'f str, &'f FilePlace, u64)>>,
 ) -> Option<String> {
@@ -230,7 +230,7 @@ impl fmt::Display for DataFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.bytes)?;
         match self.hash.as_str() {
-            // Files of another size need no hash.
+            // A difference in size needs no hash.
             "" => Ok(()),
             hash => write!(f, " (hash {})", ir::visible(hash)),
         }
@@ -239,11 +239,11 @@ impl fmt::Display for DataFingerprint {
 
 const CHANGED: &str = "the file changed while it was read; train on a file that no other program changes";
 
-/// Hashes a file, or takes the hash from `known`, by path.
+/// Hashes a file, or takes its hash from `known`, which is keyed by path.
 fn hashed(path: &Path, known: &BTreeMap<&str, &HashedFile>) -> io::Result<HashedFile> {
     let mut file = open_regular(path)?;
     let opened = file.metadata()?;
-    // The run trains on the mapped bytes: those of a file that was replaced or written to since then are others.
+    // The run trains on the mapped bytes, which differ from those of a file that was replaced or written to since.
     if !files::is_as_mapped(path, &opened) {
         return Err(io::Error::other(CHANGED));
     }
@@ -298,7 +298,7 @@ fn nanoseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether a file changed so long before `opened_at` that another change gives it another time: file systems count time in
+/// Returns whether a file last changed so long before `opened_at` that another change gives it another time. File systems count time in
 /// steps, the coarsest of two seconds.
 fn is_old(place: &FilePlace, opened_at: SystemTime) -> bool {
     const COARSEST: Duration = Duration::from_secs(2);
@@ -319,7 +319,7 @@ mod tests {
         (0..1_000_000u32).map(|i| ((i * 31) >> 3) as u8).collect()
     }
 
-    /// Makes a file look as if it was written an hour ago, but for its time of change.
+    /// Makes a file look as if it was written an hour ago, except for its time of change.
     fn date_back(path: &Path) {
         let hour_ago = SystemTime::now() - Duration::from_secs(3600);
         let file = File::options().write(true).open(path).unwrap();
@@ -341,7 +341,7 @@ mod tests {
         fs::write(&longer, &bytes).unwrap();
         assert!(!fingerprint.is_of_same_data(&of(&longer).unwrap()));
         bytes.pop();
-        // The old rule looked at 64 blocks: a change between two of them was not seen.
+        // The old rule read only 64 blocks, so it missed a change between two of them.
         bytes[4096 + 5000] ^= 1;
         fs::write(&changed, &bytes).unwrap();
         assert!(!fingerprint.is_of_same_data(&of(&changed).unwrap()));
@@ -417,7 +417,7 @@ mod tests {
         fs::write(&path, "the bytes").unwrap();
         let files = DataFiles { train: Some(path.clone()), ..DataFiles::default() };
         let metadata = fs::metadata(&path).unwrap();
-        // A hash that reading would not give.
+        // A hash that differs from the real one.
         let known = HashedFile {
             bytes: metadata.len(),
             hash: "0".repeat(16),
@@ -437,7 +437,7 @@ mod tests {
         };
         assert!(changed(&|place| place.path.push('x')));
         assert!(changed(&|place| place.modified += 1));
-        // Other bytes of the same number, with the time of the first set back: the time of change alone tells.
+        // Other bytes of the same number, with their time of writing set back: only the time of change differs.
         assert!(changed(&|place| place.changed -= 1));
         assert_eq!(fingerprint(&HashedFile { bytes: 8, ..known.clone() }).hash, read.hash);
     }
@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(read.files.len(), MOST_LISTED + 1);
         let text = serde_json::to_string(&read).unwrap();
         assert!(text.len() < 200, "{} bytes", text.len());
-        // As if they had been old enough, with a hash that reading would not give.
+        // As if the files had been old enough, with a hash that differs from the real one.
         let places = super::places_of(&files.list().unwrap()).unwrap();
         let known = DataFingerprint { places, hash: "0".repeat(16), ..serde_json::from_str(&text).unwrap() };
         assert_eq!(files.fingerprint(Some(&known)).unwrap(), known);

@@ -1,4 +1,4 @@
-//! The values of states before step 0, as bytes: what `ir::interp::initial_states` has as numbers.
+//! The values of states before step 0, as bytes; `ir::interp::initial_states` has them as numbers.
 
 use super::StateBytes;
 use super::raw_view::{self, RawTensor};
@@ -11,18 +11,17 @@ use runtime::comm::block::{self, Block};
 use runtime::layout::Sizes;
 use std::collections::BTreeSet;
 
-/// Elements drawn at once: enough to be quick, few enough that their f64 take no memory to speak of.
+/// The number of elements drawn at once: enough to be fast, and few enough that their f64 take little memory.
 const DRAWN: usize = 1 << 16;
-/// The deviation of what is drawn in place of weights that are not here.
+/// The standard deviation of numbers drawn in place of missing weights.
 const DEVIATION: f64 = 0.02;
-/// The most samples of a tensor in a checksum of samples, and the bytes of one.
+/// The largest number of samples of a tensor in a checksum of samples, and the bytes of one sample.
 const SAMPLES: usize = 64;
 const SAMPLE: usize = 4096;
-/// The most names listed in a message.
+/// The largest number of names listed in a message.
 const LISTED: usize = 8;
 
-/// The value of every state before step 0: what is `given` of it (weights of the user's), else what its initializer
-/// says.
+/// Returns the value of every state before step 0: the value in `given` (weights of the user's), or else the value of its initializer.
 ///
 /// # Errors
 /// Those of [`InitialValues::new`] and of [`InitialValues::value`].
@@ -37,7 +36,7 @@ pub fn initial_states(
     states.map(|state| Ok((state.name.clone(), values.value(state)?))).collect()
 }
 
-/// The values of states before step 0, made when they are asked for: whole, or only a block of one.
+/// The values of states before step 0, made on demand: a whole value, or only a block of it.
 #[derive(Clone, Debug)]
 pub struct InitialValues<'m> {
     module: &'m Module,
@@ -46,11 +45,11 @@ pub struct InitialValues<'m> {
 }
 
 impl<'m> InitialValues<'m> {
-    /// The values of a module's states; `given` comes before the values of initializers.
+    /// Prepares the values of a module's states. Values in `given` replace those of initializers.
     ///
     /// # Errors
-    /// Weights that are not here, all of them in one message, unless `missing` says to draw them; a value of `given` that does
-    /// not fit its state's type.
+    /// Weights are missing (one message lists all) and `missing` does not say to draw them; a value in `given` does not fit its state's
+    /// type.
     pub fn new(
         module: &'m Module,
         seed: u64,
@@ -61,20 +60,20 @@ impl<'m> InitialValues<'m> {
         Ok(Self { module, seed, given })
     }
 
-    /// The value of a state. Data of the file goes through the state's view, and is not copied where the view is empty.
+    /// Returns the value of a state. Data of the file goes through the state's view, and is not copied if the view is empty.
     ///
     /// # Errors
-    /// As [`Self::block`].
+    /// Those of [`Self::block`].
     pub fn value(&self, state: &State) -> Result<Bytes, Diagnostic> {
         let sizes = state.ty.sizes().ok_or_else(|| unbound(state))?;
         self.block(state, &vec![0; sizes.len()], &sizes)
     }
 
-    /// The elements of a state's value from index `start` on, along each dim as many as `sizes` says. Elements that are drawn have
-    /// the values that they have in the whole.
+    /// Returns the elements of a state's value from index `start` on, `sizes` elements along each dim. Drawn elements have the same values
+    /// as in the whole.
     ///
     /// # Errors
-    /// A view that does not fit its state's type; a copy of a state that is defined later; dims that are unbound.
+    /// A view does not fit its state's type; a state is a copy of a later one; dims are unbound.
     pub fn block(&self, state: &State, start: &[u64], sizes: &[u64]) -> Result<Bytes, Diagnostic> {
         let dtype = state.ty.dtype;
         if let Some(given) = self.given.get(&state.name) {
@@ -114,14 +113,14 @@ impl<'m> InitialValues<'m> {
         }
     }
 
-    /// As [`Self::block`], of the state of that name; `None` if there is none.
+    /// Does the same as [`Self::block`] for the state of that name; `None` if there is none.
     pub fn block_of(&self, name: &str, start: &[u64], sizes: &[u64]) -> Result<Option<Bytes>, Diagnostic> {
         let state = self.module.states.values().find(|state| state.name == name);
         state.map(|state| self.block(state, start, sizes)).transpose()
     }
 
-    /// A checksum of what the values are made of, in hexadecimal digits: the seed, and samples of the file's tensors and of those
-    /// that are given. Every byte of a tensor of up to 256 KiB is a sample.
+    /// Returns a checksum of the sources of the values, in hexadecimal digits: the seed, and samples of the file's tensors and of the given
+    /// ones. Every byte of a tensor of up to 256 KiB is a sample.
     pub fn sampled_checksum(&self) -> String {
         let of_file = self.module.data.values().filter_map(|data| Some((&data.name, data.bytes()?)));
         let mut sum = Checksum::default();
@@ -182,7 +181,7 @@ impl<'m> InitialValues<'m> {
         block.map(|block| block.bytes).ok_or_else(misfit)
     }
 
-    /// Normal numbers of a deviation, drawn by (seed, name, element).
+    /// Returns normal numbers with this standard deviation, drawn by (seed, name, element).
     fn drawn(
         &self,
         state: &State,
@@ -212,7 +211,7 @@ impl<'m> InitialValues<'m> {
     }
 }
 
-/// The sums of elements of a float type.
+/// Adds elements of a float type.
 fn added(dtype: DType, x: Bytes, y: Bytes) -> Result<Bytes, Diagnostic> {
     let ty = Type::of(dtype, &[x.len() as u64 / dtype.bytes()]);
     let [x, y] = [x, y].map(|bytes| Tensor::from_bytes(&ty, &bytes));
@@ -223,8 +222,8 @@ fn added(dtype: DType, x: Bytes, y: Bytes) -> Result<Bytes, Diagnostic> {
     Ok(Tensor::float(dtype, x.sizes, sum).to_bytes().into())
 }
 
-/// The runs of elements that a block has in a whole tensor, each with its first element in the whole and its length, which is at most
-/// [`DRAWN`].
+/// Calls `piece` for the runs of elements that a block has in a whole tensor, each with its first element in the whole and its length,
+/// which is at most [`DRAWN`].
 fn for_pieces(whole: &[u64], start: &[u64], sizes: &[u64], mut piece: impl FnMut(usize, usize)) {
     let of = |sizes: &[u64]| -> Sizes { sizes.iter().map(|&size| size as usize).collect() };
     let block = Block { whole: of(whole), start: of(start) };
@@ -235,8 +234,8 @@ fn for_pieces(whole: &[u64], start: &[u64], sizes: &[u64], mut piece: impl FnMut
     });
 }
 
-/// A block of a state with its padding. `made` makes a block of the unpadded value, given the sizes of that value, the first index
-/// of the block and the sizes of the block.
+/// Returns a block of a state with its padding. `made` makes a block of the unpadded value, given the sizes of that value, the first index
+/// of the block, and the sizes of the block.
 fn padded(
     state: &State,
     start: &[u64],
@@ -256,11 +255,11 @@ fn unbound(state: &State) -> Diagnostic {
     Diagnostic::new(format!("state `{}` has dims that are unbound or too large: {}", state.name, state.ty))
 }
 
-/// Refuses a module whose weights are neither here, nor in `given`, nor drawn: what [`initial_states`] begins with, for
-/// callers that allocate before it. A model without its weights may be larger than this machine.
+/// Returns an error if a module's weights are neither loaded, nor in `given`, nor drawn. [`initial_states`] begins with this check; callers
+/// that allocate memory before it can run it alone, because a model without its weights may be larger than this machine.
 ///
 /// # Errors
-/// A value of `given` that does not fit; weights that are not here, all of them in one message.
+/// A value in `given` does not fit; weights are missing (one message lists all).
 pub fn check_weights(module: &Module, missing: Missing, given: &StateBytes) -> Result<(), Diagnostic> {
     for state in module.states.values() {
         given.get(&state.name).map_or(Ok(()), |value| check_size(state, value))?;
@@ -280,7 +279,7 @@ fn check_size(state: &State, value: &Bytes) -> Result<(), Diagnostic> {
     }
 }
 
-/// The names of tensors of the file that states need and that are neither here nor drawn.
+/// Returns the names of tensors of the file that states need and that are neither loaded nor drawn.
 fn absent<'m>(module: &'m Module, missing: Missing, given: &StateBytes) -> BTreeSet<&'m str> {
     let needed = module.states.values().filter(|state| {
         let is_drawn = missing == Missing::Draw && state.ty.dtype.is_float();
@@ -290,7 +289,7 @@ fn absent<'m>(module: &'m Module, missing: Missing, given: &StateBytes) -> BTree
     rows.filter(|row| row.bytes().is_none()).map(|row| row.name.as_str()).collect()
 }
 
-/// The row of the data table that the initial value is cut out of.
+/// Returns the row of the data table from which the initial value is made.
 fn data(state: &State) -> Option<DataId> {
     match state.initializer {
         Initializer::Data(row) | Initializer::Noisy { data: row, .. } => Some(row),
@@ -314,7 +313,7 @@ mod tests {
     use ir::{Blob, DType, Data, Role, StateId, Type, ViewStep};
     use smallvec::smallvec;
 
-    /// Every kind of initializer, every kind of view.
+    /// Returns a module with every kind of initializer and every kind of view.
     fn module() -> Module {
         let mut module = Module::new("kinds");
         let tensor = Tensor::float(DType::F32, vec![4, 6], (0..24).map(|i| f64::from(i) * 0.1).collect());

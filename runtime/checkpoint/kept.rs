@@ -1,4 +1,4 @@
-//! The checkpoints that a run has: their steps, and the removal of those that it no longer needs.
+//! The existing checkpoints of a run: their steps, and the removal of checkpoints that it no longer needs.
 
 use super::error::CheckpointError;
 use super::find::folders;
@@ -6,7 +6,7 @@ use super::save::Checkpoints;
 use files::disk;
 
 impl Checkpoints {
-    /// The steps of the checkpoints in the folder, whole or not, in order.
+    /// Returns the steps of the checkpoints in the folder, whole or not, in order.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -14,10 +14,10 @@ impl Checkpoints {
         Ok(folders(&self.folder)?.into_iter().map(|(step, _)| step).collect())
     }
 
-    /// Refuses a step of which there is no checkpoint.
+    /// Returns an error if there is no checkpoint of a step.
     ///
     /// # Errors
-    /// The steps of which there are checkpoints; the folder cannot be read.
+    /// There is no such checkpoint (the error lists the existing steps); the folder cannot be read.
     pub fn check_step(&self, step: u64) -> Result<(), CheckpointError> {
         let steps = self.steps()?;
         if steps.contains(&step) {
@@ -26,8 +26,8 @@ impl Checkpoints {
         Err(CheckpointError::NoStep { folder: self.folder.clone(), step, steps })
     }
 
-    /// Removes the checkpoints of a run that goes on at an earlier `step`: those after it, the newest first, so that a crash
-    /// leaves the run at one of them.
+    /// Removes the checkpoints after `step`, at which the run resumes. The newest is removed first, so that a crash leaves the run at one
+    /// of them.
     ///
     /// # Errors
     /// The folder cannot be read or changed.
@@ -39,8 +39,8 @@ impl Checkpoints {
             .try_for_each(|later| self.remove(later))
     }
 
-    /// Removes old checkpoints: of those up to the step `done`, which was just saved, the newest `count` and that of the step
-    /// `best` stay. Later ones are not looked at: they are damaged, so that the run went on from an earlier one.
+    /// Removes old checkpoints. Of the checkpoints up to the step `done`, which was just saved, the newest `count` and that of the step
+    /// `best` stay. Later ones are ignored: they are damaged, since the run resumed from an earlier one.
     ///
     /// # Errors
     /// The folder cannot be read or changed.
@@ -48,12 +48,12 @@ impl Checkpoints {
         let steps: Vec<u64> = self.steps()?.into_iter().filter(|&step| step <= done).collect();
         let old = steps.len().saturating_sub(count.max(1) as usize);
         let old = steps[..old].iter().filter(|&&step| Some(step) != best);
-        // One that cannot be removed keeps no other.
+        // A failure to remove one does not prevent the removal of the others.
         let removed: Vec<_> = old.map(|&step| self.remove(step)).collect();
         removed.into_iter().collect()
     }
 
-    /// Removes a checkpoint. It loses its name first, so that a crash leaves no part of it under that name.
+    /// Removes a checkpoint. It is renamed first, so that a crash leaves no part of it under its name.
     fn remove(&self, step: u64) -> Result<(), CheckpointError> {
         let path = self.path(step);
         let removed = files::temporary_name(&path);

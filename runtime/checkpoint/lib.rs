@@ -1,10 +1,10 @@
 //! Values of states on disk: checkpoints, weights given by the user, and the values before step 0.
 //!
-//! A checkpoint is a folder `checkpoints/step-N` of two files. `state.safetensors` has every state of the module's
-//! table by name: global, unsharded, without padding, in its element type. `checkpoint.json` says what they belong to
-//! ([`Description`]). Both are written into a folder of a temporary name, flushed to the disk and only then renamed,
-//! so that a folder `step-N` is whole whenever there is one. Every tensor has a checksum, and so has `checkpoint.json`:
-//! bytes that a disk changed afterwards are refused, with the name of the tensor.
+//! A checkpoint is a folder `checkpoints/step-N` of two files. `state.safetensors` has every state of the module's table by name: global,
+//! unsharded, without padding, in its element type. With several ranks, each rank writes its blocks of the states to a file of its own
+//! instead. `checkpoint.json` describes the checkpoint ([`Description`]). The files are written into a folder with a temporary name,
+//! flushed to the disk and only then renamed, so an existing folder `step-N` is always whole. Every tensor has a checksum, and so has
+//! `checkpoint.json`: bytes that a disk changed later are refused, with the name of the tensor.
 
 mod compare;
 mod description;
@@ -51,9 +51,9 @@ use std::collections::BTreeMap;
 /// Values of states by name: little endian, row-major, in the state's element type.
 pub type StateBytes = BTreeMap<String, Bytes>;
 
-/// Whatever holds the values of states: a device, or a map.
+/// A source of the values of states, such as a device or a map.
 pub trait StateSource {
-    /// The bytes of the state of that name (little endian, row-major); `None` if there is none.
+    /// Returns the bytes of the state of that name (little endian, row-major); `None` if there is none.
     fn state(&self, name: &str) -> Option<Cow<'_, [u8]>>;
 }
 
@@ -65,5 +65,5 @@ impl StateSource for StateBytes {
 
 /// The name of the file of states in a checkpoint's folder.
 const STATES: &str = "state.safetensors";
-/// The name of the file that says what a checkpoint is.
+/// The name of the file with the description of a checkpoint.
 const DESCRIPTION: &str = "checkpoint.json";

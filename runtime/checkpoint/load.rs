@@ -1,4 +1,4 @@
-//! Reading a checkpoint, and giving its values to a program of the same states.
+//! Reads a checkpoint, and gives its values to a program with the same states.
 
 use super::compare::Differences;
 use super::description::{Description, Document, FORMAT, NOT_SUMMED, StateRow, checksum_digits, is_summed};
@@ -22,12 +22,12 @@ use std::path::{Path, PathBuf};
 pub struct Checkpoint {
     /// Its folder.
     pub path: PathBuf,
-    /// What it belongs to.
+    /// The description of the checkpoint.
     pub description: Description,
     states: TensorFile,
 }
 
-/// Refuses the checkpoint of another step than the name of its folder says: a copy in the place of another one.
+/// Refuses a checkpoint whose step is not the one in the name of its folder: a copy in the place of another checkpoint.
 fn check_name(path: &Path, description: &Description) -> Result<(), CheckpointError> {
     let named = path.file_name().and_then(|name| step_of(name.to_str()?));
     match named.filter(|&step| step != description.step()) {
@@ -42,16 +42,15 @@ fn check_name(path: &Path, description: &Description) -> Result<(), CheckpointEr
     }
 }
 
-/// No honest description is longer: a row of the table takes a few hundred bytes.
+/// The largest size of a description in bytes. Honest ones are smaller, since a row of the table takes a few hundred bytes.
 const LONGEST_DESCRIPTION: u64 = 256 << 20;
 
 impl Checkpoint {
-    /// Opens the checkpoint in a folder `step-N` and checks that it is whole, as far as that can be told without reading the
-    /// values; those are read, and compared with their checksums, by [`Self::load`].
+    /// Opens the checkpoint in a folder `step-N`, and checks that it is whole, as far as possible without reading the values.
+    /// [`Self::load`] reads the values and compares them with their checksums.
     ///
     /// # Errors
-    /// Files that are missing or damaged or of another version of the format; the checkpoint of another step than the folder's
-    /// name says.
+    /// Files are missing, damaged, or of another version of the format; the checkpoint is of another step than the folder's name says.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let (description, checksums) = match read_description(&path.join(DESCRIPTION))? {
             Read::OneFile(description, checksums) => {
@@ -90,11 +89,11 @@ impl Checkpoint {
         }
     }
 
-    /// Refuses a program of another state table. Compression of gradients may begin or end here: its states are worth no more than the step
-    /// that they save, so they may be missing on either side.
+    /// Returns an error if a program has another state table. Compression of gradients may begin or end here, so its states may be missing
+    /// on either side: losing them costs at most one step of training progress.
     ///
     /// # Errors
-    /// The differences of the tables.
+    /// The tables differ; the error has the differences.
     pub fn check_table(&self, module: &Module) -> Result<(), CheckpointError> {
         let mut differences = Differences::between(&StateRow::table(module), &self.description.states);
         let is_needed = |row: &StateRow| row.role != Role::Compression.name();
@@ -107,11 +106,11 @@ impl Checkpoint {
         Err(CheckpointError::OtherModel { path, module, differences })
     }
 
-    /// The values of all states of `module`.
+    /// Returns the values of all states of `module`.
     ///
     /// # Errors
-    /// Another state table, with the differences; a file that cannot be read; values that do not have the checksum that
-    /// they were written with, with the newest checkpoint beside this one that is whole.
+    /// The state table differs (the error has the differences); a file cannot be read; values do not match their checksums (the error names
+    /// the newest whole checkpoint in the same folder).
     pub fn load(&self, module: &Module) -> Result<StateBytes, CheckpointError> {
         self.check_table(module)?;
         let mut values = StateBytes::new();
@@ -122,10 +121,10 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// The value of a state of `module`, which has the checkpoint's table of states; `None` if there is none of that name.
+    /// Returns the value of a state of `module`, whose state table is the checkpoint's; `None` if there is no state of that name.
     ///
     /// # Errors
-    /// As [`Self::load`], but for the table.
+    /// Those of [`Self::load`], except for the table.
     pub fn value(&self, module: &Module, name: &str) -> Result<Option<Bytes>, CheckpointError> {
         let state = module.states.values().find(|state| state.name == name);
         state.map_or(Ok(None), |state| self.value_of(state))
@@ -136,10 +135,10 @@ impl Checkpoint {
         Ok(if padding::is_padded(state) { padding::add(state, bytes) } else { Some(bytes) })
     }
 
-    /// The parts that a rank of `module` has of its states. Of each state only the pieces are read that meet the part.
+    /// Returns a rank's parts of the states of `module`. Only the stored blocks that overlap a part are read.
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// Those of [`Self::load`].
     pub fn load_part(&self, module: &Module, rank: u64) -> Result<StateBytes, CheckpointError> {
         self.check_table(module)?;
         let mut values = StateBytes::new();
@@ -166,7 +165,7 @@ impl Checkpoint {
         self.states.read(state).map_err(|error| self.with_whole(error))
     }
 
-    /// Adds the newest whole checkpoint beside this one to the error of a value that is damaged.
+    /// Adds the newest whole checkpoint in the same folder to the error of a damaged value.
     fn with_whole(&self, error: CheckpointError) -> CheckpointError {
         match error {
             CheckpointError::Damaged { path, tensor, .. } => {
@@ -180,18 +179,18 @@ impl Checkpoint {
     /// Checks that [`Self::load`] would succeed. Reads the values one after the other, and keeps none.
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// Those of [`Self::load`].
     pub fn verify(&self, module: &Module) -> Result<(), CheckpointError> {
         self.check_table(module)?;
         self.description.states.iter().try_for_each(|row| self.read(&row.name).map(drop))
     }
 
-    /// Whether every value has its checksum.
+    /// Returns whether every value matches its checksum.
     pub(super) fn is_verified(&self) -> bool {
         self.description.states.iter().all(|row| matches!(self.states.read(&row.name), Ok(Some(_))))
     }
 
-    /// Refuses to go on with training data of another size, which takes a moment.
+    /// Returns an error if the training data has another size. This check is quick.
     ///
     /// # Errors
     /// The data has changed; a file cannot be found.
@@ -204,8 +203,8 @@ impl Checkpoint {
         Err(self.other_data(DataFingerprint { bytes, hash: String::new(), ..DataFingerprint::synthetic() }))
     }
 
-    /// Refuses to go on with other training data than that in `files`, of the same size; returns its fingerprint. Files that are
-    /// where and as they were are not read again. The data is compared by the rule that the checkpoint has of it.
+    /// Returns an error if the training data in `files` differs from the checkpoint's data of the same size; otherwise returns its
+    /// fingerprint. Unchanged files are not read again. The data is compared by the rule of the checkpoint's fingerprint.
     ///
     /// # Errors
     /// The data has changed; a file cannot be read.
@@ -223,8 +222,8 @@ impl Checkpoint {
     }
 }
 
-/// Zeros for a state of so many bytes with which compression of gradients begins: no error was made yet, and the first factors are found
-/// without a start.
+/// Returns zeros for a state of this number of bytes with which compression of gradients begins: there is no error yet, and the first
+/// factors need no start.
 fn begun(state: &State, bytes: Option<u64>) -> Option<Bytes> {
     let bytes = bytes.filter(|_| state.role == Role::Compression)?;
     Some(vec![0; bytes as usize].into())
@@ -232,9 +231,9 @@ fn begun(state: &State, bytes: Option<u64>) -> Option<Bytes> {
 
 /// The contents of `checkpoint.json`.
 enum Read {
-    /// The description, and the checksums of the states; `None` of a file of version 1, which has none.
+    /// The description, and the checksums of the states. `None` in a file of version 1, which has none.
     OneFile(Box<Description>, Option<Checksums>),
-    /// Of a checkpoint of several ranks.
+    /// The document of a checkpoint of several ranks.
     Shards(Box<Document>),
 }
 
@@ -248,10 +247,10 @@ fn read_description(path: &Path) -> Result<Read, CheckpointError> {
     let file = files::open_regular(path).map_err(read)?;
     let mut text = Vec::new();
     file.take(LONGEST_DESCRIPTION).read_to_end(&mut text).map_err(read)?;
-    // The version first: the rest of another one may look different. A damaged file may have any version in it.
+    // The version is read first, because other fields differ between versions. A damaged file may have any version.
     let versioned: Versioned = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
     match versioned.format {
-        // A file with a checksum is no file of version 1: its version is damaged.
+        // Files of version 1 have no checksum. If there is one, the version is damaged.
         1 if checksum_digits(&text).is_none() => {
             let mut description: Description =
                 serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
@@ -266,7 +265,7 @@ fn read_description(path: &Path) -> Result<Read, CheckpointError> {
                 _ => Read::OneFile(Box::new(document.description), Some(document.checksums)),
             })
         }
-        // A damaged version is none.
+        // If the checksum does not match, the version is damaged as well.
         _ if checksum_digits(&text).is_some() && !is_summed(&text) => Err(malformed(NOT_SUMMED.to_owned())),
         found => Err(CheckpointError::Version { path: path.to_owned(), found }),
     }

@@ -1,15 +1,15 @@
-//! Which tensor of a weights file belongs to which state, and which way round it lies there.
+//! Matches tensors of a weights file with states, and finds out whether a tensor is stored transposed.
 //!
-//! Names are tried in this order: the model file's tensor, the state, the module paths. A tensor under the model
-//! file's own name lies as it does there. One under a module path is PyTorch's, and the exporter that renamed it most
-//! often stored it transposed; sizes tell, and where they cannot (a square matrix) the other matrices of the file do.
+//! Names are tried in this order: the model file's tensor, the state, the module paths. A tensor with the model file's own name has the
+//! model file's layout. A tensor with a module path is PyTorch's, and the exporter that renamed it often stored it transposed. Its sizes
+//! tell the layout. If they cannot (a square matrix), the other matrices of the file decide.
 
 use super::padding;
 use super::tensor_file::{Entry, TensorFile};
 use ir::{Module, Role, State};
 use std::collections::BTreeMap;
 
-/// A state with the tensor that has one of its names.
+/// A state, with the tensor that has one of its names.
 #[derive(Clone, Debug)]
 pub(super) struct Match<'m> {
     pub(super) state: &'m State,
@@ -17,33 +17,32 @@ pub(super) struct Match<'m> {
     pub(super) lies: Lies,
 }
 
-/// How a tensor of a weights file lies.
+/// The layout of a tensor of a weights file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lies {
-    /// As the state does.
+    /// The layout of the state.
     AsState,
-    /// As the model file's tensor, of which the state is a view.
+    /// The layout of the model file's tensor, of which the state is a view.
     AsFile,
-    /// As the model file's tensor: a matrix under a module path.
+    /// The layout of the model file's tensor, for a matrix with a module path.
     Straight,
-    /// As the transpose of the model file's tensor: a matrix under a module path.
+    /// The transposed layout of the model file's tensor, for a matrix with a module path.
     Transposed,
-    /// One of these two: the matrix is square.
+    /// One of the last two, since the matrix is square.
     Square,
 }
 
-/// What came of the names.
+/// The result of matching names.
 #[derive(Debug, Default)]
 pub(super) struct Matching<'m> {
     pub(super) matches: Vec<Match<'m>>,
-    /// States that no tensor has a name of.
+    /// States that match the name of no tensor.
     pub(super) without: Vec<String>,
-    /// Tensors of the right name that do not fit, with the reason.
+    /// Tensors with a matching name that do not fit, with the reason.
     pub(super) refused: Vec<String>,
 }
 
-/// Matches the parameters and buffers of `module` with the tensors of `file`. `aliases` has other names of rows of
-/// the data table.
+/// Matches the parameters and buffers of `module` with the tensors of `file`. `aliases` has other names for rows of the data table.
 pub(super) fn decide<'m>(
     module: &'m Module,
     file: &TensorFile,
@@ -100,7 +99,7 @@ fn lies(module: &Module, state: &State, name: &str, entry: &Entry, of_states: bo
     }
 }
 
-/// Square matrices lie as most of those that are not square do; without any, as PyTorch's do if it wrote the file.
+/// Gives square matrices the layout of most other matrices of the file. Without a majority, they are transposed if PyTorch wrote the file.
 fn settle_squares(matches: &mut [Match], file: &TensorFile) {
     let count = |lies| matches.iter().filter(|found| found.lies == lies).count();
     let (transposed, straight) = (count(Lies::Transposed), count(Lies::Straight));

@@ -1,22 +1,22 @@
-//! Padding, which is of the mesh and not of the model: a state that was made to divide over the mesh lies on disk
-//! without what was added, so that a run goes on on any other.
+//! Padding belongs to the mesh and not to the model. A state that was padded to divide over the mesh is stored without padding, so the run
+//! can be resumed on any other mesh.
 
 use super::raw_view::RawTensor;
 use bytes::Bytes;
 use ir::{State, Type, ViewStep};
 
-/// The type of a state without padding; `None` while a dim is unbound.
+/// Returns the type of a state without padding; `None` if a dim is unbound.
 pub fn unpadded_type(state: &State) -> Option<Type> {
     let (_, sizes) = ir::view::padding(&state.view, &state.ty.sizes()?);
     Some(Type::of(state.ty.dtype, &sizes))
 }
 
-/// Whether a state is padded.
+/// Returns whether a state is padded.
 pub(super) fn is_padded(state: &State) -> bool {
     matches!(state.view.last(), Some(ViewStep::Pad { .. }))
 }
 
-/// The value on disk of a state's value. `None` if it does not have the state's size.
+/// Removes the padding from a state's value, for the disk. `None` if the value does not have the state's size.
 pub(super) fn remove(state: &State, value: Bytes) -> Option<Bytes> {
     let (padding, _) = ir::view::padding(&state.view, &[]);
     let mut tensor = RawTensor::new(state.ty.dtype, state.ty.sizes()?, value)?;
@@ -28,7 +28,7 @@ pub(super) fn remove(state: &State, value: Bytes) -> Option<Bytes> {
     Some(tensor.bytes)
 }
 
-/// The state's value of a value on disk. `None` if that does not have the size of the state without padding.
+/// Adds the padding to a state's value from the disk. `None` if the value does not have the state's size without padding.
 pub(super) fn add(state: &State, value: Bytes) -> Option<Bytes> {
     let (padding, sizes) = ir::view::padding(&state.view, &state.ty.sizes()?);
     Some(RawTensor::new(state.ty.dtype, sizes, value)?.view(padding)?.bytes)

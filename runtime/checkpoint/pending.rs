@@ -7,23 +7,23 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest time that all checkpoints of a run together wait for the hash of all bytes. Ten seconds are short enough after
-/// Ctrl-C. Gigabytes are read in that time; a terabyte takes an hour.
+/// The longest time that all checkpoints of a run together wait for the hash of all bytes. Ten seconds are short enough after Ctrl-C.
+/// Gigabytes are read in that time; a terabyte takes an hour.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A fingerprint that a thread may still compute. It is needed first for a checkpoint.
+/// A fingerprint that a thread may still be computing. The first checkpoint is the first to need it.
 #[derive(Debug)]
 pub struct PendingFingerprint {
-    /// The fingerprint of samples, and then that of all bytes.
+    /// The fingerprint of samples, and later that of all bytes.
     known: Option<DataFingerprint>,
-    /// The thread's results, until the last of them is there.
+    /// The thread's results, until the last of them has arrived.
     results: Option<Receiver<Result<DataFingerprint, DataError>>>,
-    /// The time that checkpoints may still wait.
+    /// The remaining time for which checkpoints may wait.
     patience: Duration,
 }
 
 impl PendingFingerprint {
-    /// Begins to read the files, on a thread of its own.
+    /// Starts to read the files, on a thread of its own.
     pub fn start(files: DataFiles) -> Self {
         if files == DataFiles::default() {
             return DataFingerprint::synthetic().into();
@@ -41,7 +41,7 @@ impl PendingFingerprint {
         Self { known: None, results: Some(results), patience: PATIENCE }
     }
 
-    /// The fingerprint of all bytes of the files: `found`, or computed on a thread if that is of samples.
+    /// Returns the fingerprint of all bytes of the files: `found`, or a computation on a thread if `found` is of samples.
     pub(super) fn whole(found: DataFingerprint, files: &DataFiles) -> Self {
         match found.rule {
             HashRule::Whole => found.into(),
@@ -49,22 +49,22 @@ impl PendingFingerprint {
         }
     }
 
-    /// Tells of files that could not be read, as soon as that is known: before steps are done that no checkpoint could be
-    /// made of. Does not wait.
+    /// Reports files that could not be read, as soon as this is known, before more steps are done that no checkpoint could save. Does not
+    /// wait.
     ///
     /// # Errors
-    /// A file that cannot be read, or that changed while it was read.
+    /// A file cannot be read, or changed while it was read.
     pub fn check(&mut self) -> Result<(), DataError> {
         self.receive(Duration::ZERO)
     }
 
-    /// The fingerprint for a checkpoint: the hash of all bytes if it is ready in time, and otherwise the hash of samples.
+    /// Returns the fingerprint for a checkpoint: the hash of all bytes if it is ready in time, and otherwise the hash of samples.
     ///
     /// # Errors
-    /// A file that cannot be read, or that changed while it was read.
+    /// A file cannot be read, or changed while it was read.
     ///
     /// # Panics
-    /// If an earlier call failed: the run ends with its error.
+    /// Panics if an earlier call failed: the run ends with its error.
     pub fn for_checkpoint(&mut self) -> Result<&DataFingerprint, DataError> {
         let begin = Instant::now();
         self.receive(self.patience)?;
@@ -75,13 +75,13 @@ impl PendingFingerprint {
         Ok(self.get())
     }
 
-    /// The fingerprint of all bytes. Waits until they are read.
+    /// Returns the fingerprint of all bytes. Waits until they are read.
     ///
     /// # Errors
-    /// A file that cannot be read, or that changed while it was read.
+    /// A file cannot be read, or changed while it was read.
     ///
     /// # Panics
-    /// If an earlier call failed: the run ends with its error.
+    /// Panics if an earlier call failed: the run ends with its error.
     pub fn wait(&mut self) -> Result<&DataFingerprint, DataError> {
         while self.results.is_some() {
             self.receive_one()?;
@@ -93,7 +93,7 @@ impl PendingFingerprint {
         self.known.as_ref().expect("the run ended with the error that the thread gave")
     }
 
-    /// Takes all results that come within this time.
+    /// Takes all results that arrive within this time.
     fn receive(&mut self, time: Duration) -> Result<(), DataError> {
         let begin = Instant::now();
         while let Some(results) = &self.results {
@@ -126,11 +126,11 @@ impl PendingFingerprint {
     }
 }
 
-/// Sends the fingerprint of samples, which takes a moment, and that of all bytes.
+/// Sends the fingerprint of samples, which is quick, and then that of all bytes.
 fn compute(files: &DataFiles, results: &Sender<Result<DataFingerprint, DataError>>) {
     let samples = sampled::fingerprint(files);
     let is_readable = samples.is_ok();
-    // The receiver may have gone, with the run.
+    // The receiver may be gone if the run has ended.
     let _ = results.send(samples);
     if is_readable {
         let _ = results.send(files.fingerprint(None));
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(pending.wait().unwrap(), &DataFingerprint::synthetic());
     }
 
-    /// The data are a terabyte: the hash of all bytes is there when the test says so.
+    /// Acts as if the data were a terabyte: the hash of all bytes is sent when the test decides.
     #[test]
     fn a_checkpoint_does_not_wait_long_for_the_hash_of_all_bytes() {
         let (sender, results) = mpsc::channel();
@@ -183,7 +183,7 @@ mod tests {
         pending.patience = Duration::from_millis(20);
         let begin = Instant::now();
         thread::scope(|scope| {
-            // Samples are waited for, also when no patience is left.
+            // Samples are waited for even if no patience is left.
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(60));
                 sender.send(Ok(samples.clone())).unwrap();

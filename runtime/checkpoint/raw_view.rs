@@ -1,7 +1,6 @@
-//! Views of plain bytes: what `ir::view::apply` does to tensors of numbers, without making numbers of them.
+//! Views of plain bytes: the steps of `ir::view::apply` on tensors that are not converted to numbers.
 //!
-//! A view that only reshapes, or slices the outermost dim, shares the bytes it was given: the weights of a mapped file
-//! are not copied.
+//! A view that only reshapes, or slices the outermost dim, shares the given bytes: the weights of a mapped file are not copied.
 
 use bytes::Bytes;
 use ir::{DType, Tensor, Type, ViewStep};
@@ -20,12 +19,12 @@ pub struct RawTensor {
 }
 
 impl RawTensor {
-    /// `None` unless there are as many bytes as the type takes.
+    /// Makes a tensor; `None` unless the number of bytes is that of the type.
     pub fn new(dtype: DType, sizes: Vec<u64>, bytes: Bytes) -> Option<Self> {
         (Type::of(dtype, &sizes).bytes()? == bytes.len() as u64).then_some(Self { dtype, sizes, bytes })
     }
 
-    /// What the view makes of it. `None` when a step does not fit, or casts from or to something other than floats.
+    /// Applies a view. `None` if a step does not fit, or casts from or to a type that is no float.
     pub fn view(mut self, view: &[ViewStep]) -> Option<Self> {
         for step in view {
             let sizes = ir::view::sizes(std::slice::from_ref(step), &self.sizes)?;
@@ -47,9 +46,9 @@ impl RawTensor {
         Some(self)
     }
 
-    /// A block of what the view makes of it: the elements from index `start` on, along each dim as many as `sizes` says. `None` as
-    /// of [`Self::view`], and when the block does not lie in the result. The rest of the tensor is not read, unless it must be
-    /// reshaped after it was copied.
+    /// Returns a block of the view's result: the elements from index `start` on, `sizes` elements along each dim. `None` in the cases of
+    /// [`Self::view`], and if the block does not lie in the result. Other elements of the tensor are not read, unless the tensor must be
+    /// reshaped after a copy.
     pub fn block(&self, view: &[ViewStep], start: &[u64], sizes: &[u64]) -> Option<Self> {
         let whole = ir::view::sizes(view, &self.sizes)?;
         let lies_within =
@@ -58,7 +57,7 @@ impl RawTensor {
         if lies_within && is_of_rank { self.block_of(view, start, sizes) } else { None }
     }
 
-    /// As [`Self::block`], of a block that lies in the result.
+    /// Does the same as [`Self::block`] for a block that lies in the result.
     fn block_of(&self, view: &[ViewStep], start: &[u64], sizes: &[u64]) -> Option<Self> {
         let Some((step, before)) = view.split_last() else { return Some(self.cut(start, sizes)) };
         let (mut first, mut inner) = (start.to_vec(), sizes.to_vec());
@@ -84,7 +83,7 @@ impl RawTensor {
         }
     }
 
-    /// A block of what the view makes of it, repeated along dim 0.
+    /// Returns a block of the view's result, repeated along dim 0.
     fn repeated(&self, view: &[ViewStep], start: &[u64], sizes: &[u64]) -> Option<Self> {
         let period = *ir::view::sizes(view, &self.sizes)?.first()?;
         let (mut start, mut left) = (start.to_vec(), sizes.to_vec());
@@ -101,7 +100,7 @@ impl RawTensor {
         Some(Self { dtype, sizes: sizes.to_vec(), bytes: bytes.into() })
     }
 
-    /// The elements of a block. They are not copied if they lie in one piece.
+    /// Returns the elements of a block. They are not copied if they are contiguous.
     fn cut(&self, start: &[u64], sizes: &[u64]) -> Self {
         let of = |sizes: &[u64]| -> Sizes { sizes.iter().map(|&size| size as usize).collect() };
         let (width, block) =
@@ -115,13 +114,13 @@ impl RawTensor {
         Self { dtype: self.dtype, sizes: sizes.to_vec(), bytes }
     }
 
-    /// With zeros at the end of a dim, up to the size that it has in `sizes`.
+    /// Appends zeros to a dim, up to its size in `sizes`.
     pub(super) fn extended(self, dim: u32, sizes: &[u64]) -> Option<Self> {
         let after = sizes.get(dim as usize)?.checked_sub(*self.sizes.get(dim as usize)?)?;
         if after == 0 { Some(self) } else { self.view(&[ViewStep::Pad { dim, after }]) }
     }
 
-    /// Converted to another float type, rounding to nearest even; as it is if it is of that type.
+    /// Converts to another float type, rounding to nearest even. A tensor that already has the type is returned unchanged.
     pub(super) fn cast(self, to: DType) -> Option<Self> {
         if self.dtype == to {
             return Some(self);
@@ -138,7 +137,7 @@ impl RawTensor {
         self.bytes.len() as u64 / self.dtype.bytes()
     }
 
-    /// Elements before and after a dim, in bytes from one index of the dim to the next: `(outer, inner)`.
+    /// Returns the number of elements before a dim, and the bytes from one index of the dim to the next: `(outer, inner)`.
     fn around(&self, dim: usize) -> (usize, usize) {
         let inner = self.sizes[dim + 1..].iter().product::<u64>() * self.dtype.bytes();
         (self.sizes[..dim].iter().product::<u64>() as usize, inner as usize)
@@ -160,7 +159,7 @@ impl RawTensor {
         (0..outer).flat_map(|i| [&self.bytes[i * row..(i + 1) * row], &zeros].concat()).collect()
     }
 
-    /// Copies the runs that stay together, in the order of the result.
+    /// Copies the runs that remain contiguous, in the order of the result.
     fn transposed(&self, permutation: &[u32]) -> Vec<u8> {
         let width = self.dtype.bytes() as usize;
         let sizes: Vec<usize> = self.sizes.iter().map(|&size| size as usize).collect();
@@ -184,7 +183,7 @@ impl RawTensor {
     }
 }
 
-/// The sizes of those elements of a block that lie in a tensor of the sizes `whole`.
+/// Returns the sizes of the part of a block that lies in a tensor of the sizes `whole`.
 pub(super) fn within(whole: &[u64], start: &[u64], sizes: &[u64]) -> Vec<u64> {
     let kept = |((&whole, &start), &size): ((&u64, &u64), &u64)| size.min(whole.saturating_sub(start));
     whole.iter().zip(start).zip(sizes).map(kept).collect()
@@ -196,7 +195,7 @@ mod tests {
     use proptest::prelude::*;
     use smallvec::{SmallVec, smallvec};
 
-    /// A random step that fits a tensor of these sizes.
+    /// Returns a random step that fits a tensor of these sizes.
     fn step(sizes: &[u64], choice: [u64; 3]) -> ViewStep {
         let dim = (choice[1] % sizes.len().max(1) as u64) as u32;
         let size = sizes.get(dim as usize).copied();

@@ -1,7 +1,7 @@
-//! Fingerprints of samples: the files' sizes, and blocks of 4 KiB of each file.
+//! Fingerprints of samples: the sizes of the files, and blocks of 4 KiB of each file.
 //!
-//! A file of which most bytes changed may have the same samples, so that a checkpoint has such a fingerprint only if it was
-//! saved before all bytes were read ([`super::PendingFingerprint`]), and in format 1.
+//! A file may have the same samples although most of its bytes changed. So a checkpoint has such a fingerprint only if it was saved before
+//! all bytes were read ([`super::PendingFingerprint`]), or in format 1.
 
 use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
 use data::{DataError, regular_files};
@@ -10,17 +10,17 @@ use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Bytes read at each place of a file, and the most places.
+/// The bytes read at each place of a file, and the largest number of places.
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 64;
 
-/// The most places of all files together: samples of 256 MiB are read in seconds, as long as there are fewer files.
+/// The largest number of places in all files together. Samples of 256 MiB are read in seconds, unless there are more files.
 const BLOCKS_OF_ALL: u64 = 1 << 16;
 
-/// The fingerprint of the sizes and samples of all files.
+/// Returns the fingerprint of the sizes and samples of all files.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file cannot be read.
 pub(super) fn fingerprint(files: &DataFiles) -> Result<DataFingerprint, DataError> {
     let files = files.list()?;
     let mut fingerprint = DataFingerprint::synthetic();
@@ -37,10 +37,10 @@ pub(super) fn fingerprint(files: &DataFiles) -> Result<DataFingerprint, DataErro
     Ok(fingerprint)
 }
 
-/// The fingerprint of the training data by the rule of format 1, which left `--input NAME=FILE` out.
+/// Returns the fingerprint of the training data by the rule of format 1, which omitted `--input NAME=FILE`.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file cannot be read.
 pub(super) fn fingerprint_of_format_1(files: &DataFiles) -> Result<DataFingerprint, DataError> {
     let mut fingerprint = match &files.train {
         Some(path) => of(path)?,
@@ -63,7 +63,7 @@ fn of(path: &Path) -> Result<DataFingerprint, DataError> {
     Ok(DataFingerprint { bytes, hash: hash.to_string(), ..DataFingerprint::synthetic() })
 }
 
-/// Gives `add` the size and up to so many blocks, the first and the last among them; returns the size.
+/// Passes the size and up to `most` blocks to `add`, including the first and the last block. Returns the size.
 fn sample(path: &Path, most: u64, add: &mut dyn FnMut(&[u8])) -> io::Result<u64> {
     let mut file = open_regular(path)?;
     let size = file.metadata()?.len();
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// The values are those that the program wrote before it had format 2.
+    /// The values are those that the program wrote before format 2.
     #[test]
     fn the_old_rule_gives_what_it_gave() {
         let folder = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ mod tests {
         let hashes: std::collections::BTreeSet<String> =
             all.iter().map(|files| fingerprint(files).unwrap().hash).collect();
         assert_eq!(hashes.len(), all.len());
-        // Data that is made up has no samples, and the fingerprint of the whole.
+        // Generated data has no samples; its fingerprint is that of the whole.
         assert_eq!(fingerprint(&DataFiles::default()).unwrap(), DataFingerprint::synthetic());
     }
 }

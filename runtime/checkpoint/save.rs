@@ -1,4 +1,4 @@
-//! Writing a checkpoint: into a temporary folder beside it, flushed, then renamed.
+//! Writes a checkpoint into a temporary folder beside it, which is flushed and then renamed.
 
 use super::description::{Description, Document, Shard};
 use super::error::CheckpointError;
@@ -15,29 +15,29 @@ use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// The checkpoints of one run: DIR/checkpoints.
+/// The checkpoints of one run, in DIR/checkpoints.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     pub(super) folder: PathBuf,
 }
 
 impl Checkpoints {
-    /// The checkpoints in `folder` (DIR/checkpoints). Nothing is created before the first save.
+    /// Makes the checkpoints in `folder` (DIR/checkpoints). Nothing is created before the first save.
     pub fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
     }
 
-    /// The folder that has a folder for each checkpoint.
+    /// Returns the folder that has a folder for each checkpoint.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Where the checkpoint of a step is.
+    /// Returns the path of the checkpoint of a step.
     pub fn path(&self, step: u64) -> PathBuf {
         self.folder.join(format!("step-{step}"))
     }
 
-    /// Removes every checkpoint, whole or not, of a run that another takes the place of.
+    /// Removes every checkpoint, whole or not, of a run that another run replaces.
     ///
     /// # Errors
     /// The folder cannot be read or changed.
@@ -49,7 +49,7 @@ impl Checkpoints {
         files::remove_leftovers(&self.folder)?;
         for entry in entries {
             let entry = entry?;
-            // Other files in there are the user's.
+            // Other files in the folder belong to the user.
             if entry.file_name().to_str().is_some_and(|name| name.starts_with("step-")) {
                 disk::remove(&entry.path())?;
             }
@@ -57,12 +57,12 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Writes the checkpoint that `description` describes, replacing one of the same step, and returns its path. The folder
-    /// above [`Self::folder`] is there.
+    /// Writes the checkpoint that `description` describes, replacing one of the same step, and returns its path. The folder above
+    /// [`Self::folder`] must exist.
     ///
     /// # Errors
-    /// A value that is not there or has another size; a disk that is full, a folder that cannot be written or is gone. Then
-    /// nothing of this checkpoint is left, and earlier ones are as they were.
+    /// A value is missing or has another size; the disk is full; the folder cannot be written or is gone. Then nothing of this checkpoint
+    /// remains, and earlier ones are unchanged.
     pub fn save(
         &self,
         module: &Module,
@@ -82,8 +82,8 @@ impl Checkpoints {
         Ok(path)
     }
 
-    /// Begins the checkpoint of a step that several ranks write: makes the folder for their files, under a temporary name. Rank
-    /// 0 calls this, then every rank [`Self::write_shard`], and rank 0 [`Self::commit`], or [`Self::abandon`] if a rank failed.
+    /// Begins the checkpoint of a step that several ranks write: makes the folder for their files, with a temporary name. Rank 0 calls
+    /// this, then every rank calls [`Self::write_shard`], and then rank 0 calls [`Self::commit`], or [`Self::abandon`] if a rank failed.
     ///
     /// # Errors
     /// The folder cannot be made.
@@ -97,7 +97,7 @@ impl Checkpoints {
     /// Writes the blocks of states that a rank owns into the folder `temporary`. `states` gives the rank's part of each state.
     ///
     /// # Errors
-    /// A part that is not there or has another size; a disk that is full.
+    /// A part is missing or has another size; the disk is full.
     pub fn write_shard(
         &self,
         temporary: &Path,
@@ -119,10 +119,10 @@ impl Checkpoints {
         }
     }
 
-    /// Ends a checkpoint that all ranks have written, and gives the folder its name. Returns its path.
+    /// Completes a checkpoint that all ranks have written, and gives the folder its name. Returns its path.
     ///
     /// # Errors
-    /// A folder that cannot be written or is gone. Then nothing of this checkpoint is left.
+    /// The folder cannot be written or is gone. Then nothing of this checkpoint remains.
     pub fn commit(
         &self,
         temporary: &Path,
@@ -147,9 +147,9 @@ impl Checkpoints {
         Ok(path)
     }
 
-    /// Gives up a checkpoint that was begun.
+    /// Abandons a checkpoint that was begun.
     pub fn abandon(&self, temporary: &Path) {
-        // A folder that cannot be removed stays under its temporary name, which no reader takes for a checkpoint.
+        // A folder that cannot be removed keeps its temporary name, which no reader takes for a checkpoint.
         let _ = disk::remove(temporary);
     }
 
@@ -158,7 +158,7 @@ impl Checkpoints {
         CheckpointError::Write { path: self.path(step), step, needed, source, kept }
     }
 
-    /// Makes the folder of all checkpoints, if it is not there.
+    /// Makes the folder of all checkpoints, if it does not exist.
     fn make_folder(&self) -> io::Result<()> {
         if !self.folder.is_dir() {
             disk::create_folder(&self.folder)?;
@@ -167,7 +167,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Writes all files into the folder `temporary`, which gets the name `path` when they are on the disk.
+    /// Writes all files into the folder `temporary`, and renames it to `path` when they are on the disk.
     fn write(
         &self,
         table: &StateTable,
@@ -189,8 +189,8 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Gives a folder that is whole its name. A folder that has the name already goes first, and out of the way, since
-    /// renaming onto a folder with files in it is refused.
+    /// Gives a complete folder its name. A folder that already has this name is first renamed, because renaming onto a folder with files
+    /// fails, and removed at the end.
     fn publish(&self, temporary: &Path, path: &Path) -> io::Result<()> {
         let replaced = files::temporary_name(path);
         if path.exists() {
@@ -213,7 +213,7 @@ fn write_file<T>(path: &Path, contents: impl FnOnce(&mut Out) -> Result<T, Failu
     Ok(result)
 }
 
-/// Why a checkpoint was not written.
+/// The reason why a checkpoint was not written.
 enum Failure {
     Disk(io::Error),
     State(CheckpointError),
@@ -225,7 +225,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// The states of a program as a file has them.
+/// The states of a program in the form of a file.
 struct StateTable<'m> {
     layout: TensorLayout<'static>,
     states: BTreeMap<&'m str, &'m State>,
@@ -246,7 +246,7 @@ impl<'m> StateTable<'m> {
         })
     }
 
-    /// The bytes of a state without padding.
+    /// Returns the bytes of a state without padding.
     fn value<'s>(&self, row: &TensorRow, states: &'s dyn StateSource) -> Result<Cow<'s, [u8]>, Failure> {
         let mut value = states.state(&row.name).unwrap_or_default();
         if let Some(state) = self.states.get(row.name.as_str()).filter(|state| padding::is_padded(state))
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
     use files::fault::{Fault, count, inject};
 
-    /// A run with the checkpoint of step 10.
+    /// Makes a run with the checkpoint of step 10.
     fn run() -> (tempfile::TempDir, Checkpoints) {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// After any fault at any operation, the checkpoint before or the one after is there and whole.
+    /// After any fault at any operation, the checkpoint before or the one after exists and is whole.
     #[test]
     fn a_save_survives_every_fault_at_every_operation() {
         for replaced in [20, 10] {
@@ -306,7 +306,7 @@ mod tests {
             println!("a save of step {replaced} after step 10: {operations} operations");
             for (at, fault) in (0..operations).flat_map(|at| Fault::ALL.map(|fault| (at, fault))) {
                 let (_folder, checkpoints) = run();
-                // A second checkpoint is before it, since the one of the same step goes out of the way first.
+                // There is a second, earlier checkpoint, since the one of the same step is renamed first.
                 checkpoints.save(&module(), &description(9), &values(9)).unwrap();
                 let _ = inject(at, fault, || save(&checkpoints));
                 let found = checkpoints.latest().unwrap();

@@ -1,6 +1,6 @@
 //! Checkpoints of several ranks: each rank writes the blocks of states that it owns into a file of its own.
 //!
-//! The blocks lie in the global tensor without padding, so a run goes on on any other mesh.
+//! The blocks are those of the global tensor without padding, so a run can be resumed on any other mesh.
 
 use super::description::{Document, Shard};
 use super::error::CheckpointError;
@@ -17,7 +17,7 @@ use std::path::Path;
 pub(super) struct Owned<'m> {
     rank: u64,
     ranks: u64,
-    /// Its place in the mesh.
+    /// The rank's place in the mesh.
     place: u64,
     mesh: &'m Mesh,
     states: BTreeMap<&'m str, &'m State>,
@@ -26,10 +26,10 @@ pub(super) struct Owned<'m> {
 }
 
 impl<'m> Owned<'m> {
-    /// The blocks of a rank of the module's mesh.
+    /// Returns the blocks of a rank of the module's mesh.
     ///
     /// # Errors
-    /// A state whose dims have no sizes or do not divide; the name that the format keeps for itself.
+    /// A state's dims have no sizes or do not divide; a state has the name that the format reserves.
     pub(super) fn of(module: &'m Module, rank: u64) -> Result<Self, CheckpointError> {
         let (mut rows, mut blocks) = (vec![], BTreeMap::new());
         let (place, stage) = (module.place_in_mesh(rank), rank / module.mesh.devices());
@@ -53,15 +53,15 @@ impl<'m> Owned<'m> {
         Ok(Self { rank, ranks, place, mesh: &module.mesh, states, layout, blocks })
     }
 
-    /// The name of the file.
+    /// Returns the name of the rank's file.
     pub(super) fn file(&self) -> String {
         format!("state-{:05}-of-{:05}.safetensors", self.rank, self.ranks)
     }
 
-    /// The bytes of a block, given the rank's part of its state.
+    /// Returns the bytes of a block, given the rank's part of its state.
     ///
     /// # Errors
-    /// A part of another size.
+    /// The part has another size.
     pub(super) fn cut<'b>(
         &self,
         row: &TensorRow,
@@ -78,7 +78,7 @@ impl<'m> Owned<'m> {
         Ok(parts.within(self.place, part, &whole))
     }
 
-    /// The file with these checksums.
+    /// Returns the description of the written file, with these checksums.
     pub(super) fn written(self, checksums: Checksums) -> Shard {
         Shard { file: self.file(), bytes: self.layout.bytes(), checksums, blocks: self.blocks }
     }
@@ -87,8 +87,8 @@ impl<'m> Owned<'m> {
 /// A block: its first index and its sizes.
 type Block = (Vec<u64>, Vec<u64>);
 
-/// The block of a state that a rank writes, within the sizes `whole`. Of the ranks that hold the same block one writes it,
-/// another one for each state, so that the files are about equally large. The outer `None`: the dims do not divide.
+/// Returns the block of a state that a rank writes, within the sizes `whole`. Of the ranks with the same block, one writes it. The writer
+/// differs from state to state, so that the files are about equally large. The outer `None` means that the dims do not divide.
 fn owned_block(mesh: &Mesh, index: usize, state: &State, rank: u64, whole: &[u64]) -> Option<Option<Block>> {
     let starts = |rank: u64| -> Option<Vec<u64>> {
         Some(state.ty.spans(mesh, rank)?.iter().map(|span| span.start).collect())
@@ -102,7 +102,7 @@ fn owned_block(mesh: &Mesh, index: usize, state: &State, rank: u64, whole: &[u64
         .zip(whole)
         .map(|((&local, &start), &whole)| local.min(whole.saturating_sub(start)))
         .collect();
-    // A part of padding alone is nobody's. An empty state is written whole by its owner.
+    // A part of padding alone is not written. An empty state is written whole by its owner.
     let is_padding = sizes.contains(&0) && !whole.contains(&0);
     let is_owner = replicas.get(index % replicas.len().max(1)) == Some(&rank);
     Some((is_owner && !is_padding).then_some((own, sizes)))
@@ -111,7 +111,7 @@ fn owned_block(mesh: &Mesh, index: usize, state: &State, rank: u64, whole: &[u64
 /// Opens the files of a checkpoint of several ranks as one file of whole tensors.
 ///
 /// # Errors
-/// A file that cannot be read or is not the one that was written; blocks that do not make up their states.
+/// A file cannot be read, or is not the one that was written; blocks do not cover their states.
 pub(super) fn open(folder: &Path, document: &Document) -> Result<TensorFile, CheckpointError> {
     let mut all: BTreeMap<&str, Vec<BlockPlace>> = BTreeMap::new();
     let mut files = vec![];
@@ -137,7 +137,7 @@ pub(super) fn open(folder: &Path, document: &Document) -> Result<TensorFile, Che
     Ok(TensorFile::of_blocks(folder, files, whole))
 }
 
-/// Refuses blocks that do not make up a state of these sizes: some reach beyond it, lie at one place, or are missing.
+/// Returns an error if blocks do not cover a state of these sizes: some reach beyond it, overlap, or are missing.
 fn covers(dims: &[u64], name: &str, blocks: &[BlockPlace], files: &[TensorFile]) -> Result<(), String> {
     let mut elements = 0;
     for BlockPlace { part, start } in blocks {

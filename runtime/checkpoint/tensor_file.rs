@@ -1,4 +1,4 @@
-//! Files of safetensors: the header checked against the file's length, tensors mapped and not copied.
+//! Safetensors files: the header is checked against the file's length, and tensors are mapped and not copied.
 
 use super::error::CheckpointError;
 use super::tensor_writer::{CHECKSUMS, Checksums, sum_text, type_text};
@@ -13,50 +13,50 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Bytes before the header: its length.
+/// The bytes before the header, which hold its length.
 const LENGTH: u64 = 8;
-/// No header of an honest file is longer; it is read into memory whole.
+/// The largest header in bytes; it is read into memory whole, and honest headers are smaller.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// The word of the metadata by which a file of states is known.
+/// The metadata entry that marks a file of states.
 pub(super) const MARK: (&str, &str) = ("trainyard", "states");
 
 /// An open file of named tensors.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    /// The bytes of the file, mapped; none where all tensors are in `parts`.
+    /// The bytes of the file, mapped; empty if all tensors are in `parts`.
     file: Bytes,
     tensors: BTreeMap<String, Entry>,
-    /// The checksums of the tensors, if the writer left them.
+    /// The checksums of the tensors, if the writer stored them.
     checksums: Option<Checksums>,
     /// The tensors of the file without a checksum, if others have one.
     unchecked: Vec<String>,
-    /// Files of blocks.
+    /// The files of blocks.
     parts: Vec<TensorFile>,
-    /// Written by a checkpoint: names and sizes are those of states.
+    /// Whether a checkpoint wrote the file. Its names and sizes are then those of states.
     pub(super) of_states: bool,
-    /// Written by PyTorch's own writer, which says so.
+    /// Whether PyTorch's own writer wrote the file, as its metadata says.
     pub(super) of_pytorch: bool,
 }
 
 /// One tensor of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// The element type, unless the IR has none like it.
+    /// The element type, or the name of one that the IR does not have.
     pub(super) dtype: Result<DType, String>,
-    /// Sizes, outermost first.
+    /// The sizes, outermost first.
     pub(super) dims: Vec<u64>,
-    /// The element type as it is written.
+    /// The element type in the file.
     stored: Stored,
     place: Place,
 }
 
-/// Where the bytes of a tensor are.
+/// The place of a tensor's bytes.
 #[derive(Clone, Debug)]
 enum Place {
-    /// In the file.
+    /// A range of the file.
     File(Range<u64>),
-    /// Here: the caller put the tensor together.
+    /// Bytes in memory, which the caller inserted.
     Memory(Bytes),
     /// Blocks in other files.
     Blocks(Vec<BlockPlace>),
@@ -65,13 +65,13 @@ enum Place {
 /// A block of a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct BlockPlace {
-    /// The file that has it, by its number.
+    /// The number of the file that contains it.
     pub(super) part: usize,
-    /// Its first index in the tensor.
+    /// The first index of the block in the tensor.
     pub(super) start: Vec<u64>,
 }
 
-/// A tensor that lies in several files.
+/// A tensor that is divided among several files.
 pub(super) struct SplitTensor {
     pub(super) name: String,
     pub(super) dims: Vec<u64>,
@@ -79,10 +79,10 @@ pub(super) struct SplitTensor {
 }
 
 impl TensorFile {
-    /// Opens `path` and checks its header: every tensor lies in the file, and they fill it.
+    /// Opens `path` and checks its header: every tensor lies in the file, and together they fill it.
     ///
     /// # Errors
-    /// A file that cannot be read, or is no file of safetensors, or not all of one.
+    /// The file cannot be read, is no safetensors file, or is incomplete.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let read = |source| CheckpointError::Read { path: path.to_owned(), source };
         let file = files::map(path).map_err(read)?;
@@ -112,7 +112,7 @@ impl TensorFile {
         })
     }
 
-    /// The states of a checkpoint in the folder `path`, whose blocks are in `parts`, as one file.
+    /// Makes one file from the states of a checkpoint in the folder `path`, whose blocks are in `parts`.
     pub(super) fn of_blocks(path: &Path, parts: Vec<Self>, states: Vec<SplitTensor>) -> Self {
         let entry = |SplitTensor { name, dims, blocks }| {
             let first = parts[blocks.first()?.part].entry(&name)?.clone();
@@ -124,27 +124,27 @@ impl TensorFile {
         Self { path, file, tensors, checksums, unchecked, parts, of_states: true, of_pytorch: false }
     }
 
-    /// The tensors of the file without a checksum, if others have one.
+    /// Returns the tensors of the file without a checksum, if others have one.
     pub(super) fn unchecked(&self) -> &[String] {
         &self.unchecked
     }
 
-    /// The names of the tensors, sorted.
+    /// Returns the names of the tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether a checkpoint wrote the file: names and sizes are those of states.
+    /// Returns whether a checkpoint wrote the file. Its names and sizes are then those of states.
     pub fn holds_states(&self) -> bool {
         self.of_states
     }
 
-    /// Adds a tensor that the caller made of tensors of the file. `bytes` has the size that the type takes.
+    /// Adds a tensor that the caller made from tensors of the file. `bytes` must have the size of the type.
     pub fn insert(&mut self, name: &str, ty: &Type, bytes: Bytes) {
         let dims = ty.sizes().unwrap_or_default();
         let stored = safetensors_types::stored(ty.dtype);
@@ -152,7 +152,7 @@ impl TensorFile {
         self.tensors.insert(name.to_owned(), entry);
     }
 
-    /// Leaves a tensor of the file out from now on.
+    /// Removes a tensor, as if the file did not have it.
     pub fn remove(&mut self, name: &str) {
         self.tensors.remove(name);
     }
@@ -161,22 +161,21 @@ impl TensorFile {
         self.tensors.get(name)
     }
 
-    /// The element type and sizes of a tensor; `None` if there is no such tensor, or the IR has no such type.
+    /// Returns the element type and sizes of a tensor; `None` if there is no such tensor, or the IR has no such type.
     pub fn ty(&self, name: &str) -> Option<Type> {
         let entry = self.entry(name)?;
         Some(Type::of(entry.dtype.clone().ok()?, &entry.dims))
     }
 
-    /// The checksums of the tensors, if the writer of the file left them.
+    /// Returns the checksums of the tensors, if the writer of the file stored them.
     pub(super) fn checksums(&self) -> Option<&Checksums> {
         self.checksums.as_ref()
     }
 
-    /// The bytes of a tensor, little endian, row-major; `None` if there is none of that name. A tensor that lies in one piece is
-    /// not copied.
+    /// Returns the bytes of a tensor, little endian, row-major; `None` if there is none of that name. A contiguous tensor is not copied.
     ///
     /// # Errors
-    /// The bytes do not have the checksum that they were written with.
+    /// The bytes do not match the checksum with which they were written.
     pub fn read(&self, name: &str) -> Result<Option<Bytes>, CheckpointError> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         let range = match &entry.place {
@@ -197,8 +196,8 @@ impl TensorFile {
 }
 
 impl TensorFile {
-    /// The elements of a tensor in a block with this first index and these sizes; `None` if there is no such tensor, or it has
-    /// another number of dims. Of a tensor that lies in several files only the pieces are read that meet the block.
+    /// Returns the elements of a tensor in a block with this first index and these sizes; `None` if there is no such tensor, or it has
+    /// another number of dims. If the tensor is divided among several files, only the pieces that overlap the block are read.
     ///
     /// # Errors
     /// Those of [`Self::read`].
@@ -237,12 +236,12 @@ impl TensorFile {
 /// The elements that two blocks of a tensor share.
 struct Met {
     sizes: Sizes,
-    /// Where they lie in each of the two.
+    /// The places of these elements in each of the two blocks.
     blocks: [Block; 2],
 }
 
 impl Met {
-    /// Of two blocks, each with its first index in the tensor and its sizes; `None` if they share nothing.
+    /// Intersects two blocks, each given by its first index in the tensor and its sizes; `None` if they share nothing.
     fn of(one: (&[u64], &[u64]), other: (&[u64], &[u64])) -> Option<Self> {
         let begin = |dim: usize| one.0[dim].max(other.0[dim]);
         let end = |dim: usize| (one.0[dim] + one.1[dim]).min(other.0[dim] + other.1[dim]);
@@ -258,8 +257,8 @@ impl Met {
     }
 }
 
-/// The tensors without a checksum. A tool that adds or converts tensors leaves the sums of the tensors before: a tensor of
-/// another type or other sizes than its sum is another tensor.
+/// Returns the tensors without a valid checksum. A tool that adds or converts tensors keeps the old checksums: a tensor whose type or sizes
+/// differ from those in its checksum is another tensor.
 fn unchecked(tensors: &BTreeMap<String, Entry>, checksums: Option<&Checksums>) -> Vec<String> {
     let Some(checksums) = checksums else { return Vec::new() };
     let is_unchecked = |(name, entry): &(&String, &Entry)| entry.sum(name, checksums).is_none();
@@ -275,7 +274,7 @@ fn entry(info: &TensorInfo, start: u64) -> Entry {
 }
 
 impl Entry {
-    /// The checksum of the tensor. `None` if there is none, or if it is of another type or other sizes.
+    /// Returns the checksum of the tensor. `None` if there is none, or if it is for another type or other sizes.
     fn sum<'c>(&self, name: &str, checksums: &'c Checksums) -> Option<&'c String> {
         let ty = self.type_text();
         checksums.get(name).filter(|sum| sum.split_once(' ').is_some_and(|(_, summed)| summed == ty))
@@ -286,12 +285,12 @@ impl Entry {
     }
 }
 
-/// The checksums in the metadata, or the defect.
+/// Parses the checksums in the metadata. The error describes the fault.
 fn read_checksums(text: &str) -> Result<Checksums, String> {
     serde_json::from_str(text).map_err(|error| format!("its checksums cannot be read: {error}"))
 }
 
-/// The header, and where the tensors start; or the defect.
+/// Returns the header, and the position of the first tensor. The error describes the fault.
 fn read_header(file: &[u8]) -> Result<(Metadata, u64), String> {
     let size = file.len() as u64;
     let Some((length, rest)) = file.split_first_chunk() else {
@@ -393,7 +392,7 @@ mod tests {
         assert!(error.contains("the bytes of `b` do not match their checksum"), "{error}");
     }
 
-    /// The header of a file that a tool wrote, with the sums that were there before.
+    /// Returns the header of a file that a tool wrote, with the old checksums.
     fn edited(words: &str, dtype: &str, shape: &str) -> String {
         let sums = words.replace('"', "\\\"");
         format!(

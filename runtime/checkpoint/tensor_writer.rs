@@ -1,6 +1,5 @@
-//! Writing a file of safetensors with the checksum of each tensor in it. Format:
-//! <https://github.com/huggingface/safetensors#format>; the checksums are a word of the file's metadata, which other
-//! readers pass over.
+//! Writes a safetensors file that includes the checksum of each tensor. The format: <https://github.com/huggingface/safetensors#format>.
+//! The checksums are an entry of the file's metadata, which other readers ignore.
 
 use data::safetensors_types;
 use files::Checksum;
@@ -12,17 +11,17 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Seek, SeekFrom, Write};
 
-/// The word of the metadata that has the checksums: a JSON object from names to [`sum_text`]s.
+/// The metadata entry with the checksums: a JSON object from names to [`sum_text`]s.
 pub(super) const CHECKSUMS: &str = "trainyard.xxh3";
-/// The name that the format keeps for its metadata.
+/// The name that the format reserves for its metadata.
 const METADATA: &str = "__metadata__";
-/// Bytes before the header: its length.
+/// The bytes before the header, which hold its length.
 const LENGTH: usize = 8;
 
-/// The checksum of each tensor of a file with the tensor's type, by name: `0123456789abcdef F32[2,3]`.
+/// The checksum and the type of each tensor of a file, by name: `0123456789abcdef F32[2,3]`.
 pub type Checksums = BTreeMap<String, String>;
 
-/// A tensor that is to be written.
+/// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRow {
     /// Its name.
@@ -34,13 +33,13 @@ pub struct TensorRow {
 }
 
 impl TensorRow {
-    /// Bytes of its elements.
+    /// Returns the bytes of its elements.
     pub fn bytes(&self) -> u64 {
         self.dims.iter().product::<u64>() * self.dtype.bytes()
     }
 }
 
-/// A file before its tensors are known: their names and types, and words about it.
+/// A file whose tensors are not known yet: their names and types, and further metadata entries.
 #[derive(Debug)]
 pub struct TensorLayout<'a> {
     rows: Vec<TensorRow>,
@@ -48,10 +47,10 @@ pub struct TensorLayout<'a> {
 }
 
 impl<'a> TensorLayout<'a> {
-    /// The layout of a file of these tensors. Tensors of wide elements come first, so that each is aligned to its elements.
+    /// Makes the layout of a file with these tensors. Tensors with wide elements come first, so that each is aligned to its elements.
     ///
     /// # Errors
-    /// The name that the format keeps for itself.
+    /// A tensor has the name that the format reserves.
     pub fn new(mut rows: Vec<TensorRow>, words: &[(&'a str, &str)]) -> Result<Self, String> {
         if rows.iter().any(|row| row.name == METADATA) {
             return Err(METADATA.to_owned());
@@ -61,13 +60,13 @@ impl<'a> TensorLayout<'a> {
         Ok(Self { rows, words })
     }
 
-    /// Bytes of the file.
+    /// Returns the bytes of the file.
     pub fn bytes(&self) -> u64 {
         self.header(&self.no_checksums()).len() as u64 + self.rows.iter().map(TensorRow::bytes).sum::<u64>()
     }
 
-    /// Writes the file from its beginning. `value` gives the bytes of a tensor, as many as its type takes, when its turn
-    /// comes; the header is written last, over a place that was kept for it, since it has the checksums.
+    /// Writes the file from its beginning. `value` is called for each tensor in turn, and must return as many bytes as the tensor's type
+    /// takes. The header is written last, into space that was reserved for it, since it has the checksums.
     ///
     /// # Errors
     /// Those of `value` and of the file.
@@ -89,14 +88,14 @@ impl<'a> TensorLayout<'a> {
         Ok(checksums)
     }
 
-    /// Sums of the right length.
+    /// Returns placeholders with the length of checksums.
     fn no_checksums(&self) -> Checksums {
         let zeros = "0".repeat(Checksum::DIGITS);
         let type_text = |row: &TensorRow| type_text(safetensors_types::stored(row.dtype), &row.dims);
         self.rows.iter().map(|row| (row.name.clone(), format!("{zeros} {}", type_text(row)))).collect()
     }
 
-    /// Length and header, the same number of bytes for all checksums.
+    /// Returns the length and the header. Their size does not depend on the values of the checksums.
     fn header(&self, checksums: &Checksums) -> Vec<u8> {
         let json = "names, sizes and digits have a JSON form";
         let mut words = self.words.clone();
@@ -112,7 +111,7 @@ impl<'a> TensorLayout<'a> {
         });
         let entries = [(METADATA, Entry::Words(&words))].into_iter().chain(tensors).collect();
         let mut text = serde_json::to_vec(&Header(entries)).expect(json);
-        // Tensors start at a multiple of 8 bytes, as other writers have it.
+        // Tensors start at a multiple of 8 bytes, as with other writers.
         text.resize(text.len().next_multiple_of(LENGTH), b' ');
         [&(text.len() as u64).to_le_bytes(), text.as_slice()].concat()
     }
@@ -134,14 +133,14 @@ impl Serialize for Header<'_> {
     }
 }
 
-/// An element type and sizes as checksums have them: `F32[2,3]`. The text is a part of the file format.
+/// Formats an element type and sizes as in checksums: `F32[2,3]`. The text is part of the file format.
 pub(super) fn type_text(dtype: Dtype, dims: &[u64]) -> String {
     let dims: Vec<String> = dims.iter().map(u64::to_string).collect();
     format!("{}[{}]", safetensors_types::name(dtype), dims.join(","))
 }
 
-/// The checksum of a tensor and its type: `0123456789abcdef F32[2,3]`. The sum is of the type too, so that the two belong
-/// together.
+/// Returns the checksum of a tensor with its type: `0123456789abcdef F32[2,3]`. The type is included in the checksum, so that the two
+/// cannot be separated.
 pub(super) fn sum_text(ty: &str, bytes: &[u8]) -> String {
     let mut sum = Checksum::of(ty.as_bytes());
     sum.add(bytes);
@@ -178,7 +177,7 @@ mod tests {
         assert!(checksums.len() == 3 && checksums.values().all(|sum| !sum.starts_with(&"0".repeat(16))));
     }
 
-    /// Files that were written before must be read: a change here is a new format.
+    /// Files that were written earlier must be readable, so a change here needs a new format.
     #[test]
     fn the_text_of_a_sum_is_as_it_was() {
         let bytes: Vec<u8> = (0..24).collect();

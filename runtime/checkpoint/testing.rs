@@ -13,7 +13,7 @@ pub(super) fn module_with(states: &[(&str, DType, &[u64])]) -> Module {
     module
 }
 
-/// States of wide, narrow and no elements, wide ones last.
+/// Returns a module with states of wide, narrow and no elements, the wide ones last.
 pub(super) fn module() -> Module {
     module_with(&[
         ("half", DType::BF16, &[3]),
@@ -49,7 +49,7 @@ pub(super) fn description(step: u64) -> Description {
     Description::new(&module(), position, data())
 }
 
-/// A folder with the checkpoints of these steps.
+/// Returns a folder with the checkpoints of these steps.
 pub(super) fn saved(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));

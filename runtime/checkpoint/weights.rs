@@ -1,4 +1,4 @@
-//! `--weights FILE.safetensors`: values of parameters and buffers by name, and a list of what did not match.
+//! `--weights FILE.safetensors`: values of parameters and buffers by name, and a report of mismatches.
 
 use super::StateBytes;
 use super::load::Checkpoint;
@@ -12,43 +12,43 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What a weights file gave.
+/// The result of loading a weights file.
 #[derive(Debug)]
 pub struct Weights {
-    /// Values of states, each of the size its type takes. States that the file does not have are not in it.
+    /// Values of states, each with the size of its type. States that the file lacks are not included.
     pub values: StateBytes,
-    /// What matched and what did not.
+    /// The matches and mismatches.
     pub report: WeightsReport,
 }
 
-/// What matched between a weights file and a program, and what did not; its `Display` is for the user.
+/// The matches and mismatches between a weights file and a program. Its `Display` is for the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WeightsReport {
     /// The file.
     pub path: PathBuf,
-    /// State and tensor.
+    /// The loaded states, each with its tensor.
     pub loaded: Vec<(String, String)>,
-    /// Of the loaded tensors those that lay transposed.
+    /// The loaded tensors that were stored transposed.
     pub transposed: Vec<String>,
     /// Tensors that have a state's name and do not fit it, with the reason.
     pub refused: Vec<String>,
-    /// Parameters and buffers that keep the value they had.
+    /// Parameters and buffers that keep their old values.
     pub without: Vec<String>,
-    /// Tensors that no state has the name of.
+    /// Tensors that match the name of no state.
     pub unused: Vec<String>,
-    /// Tensors without a checksum in a file where others have one.
+    /// Tensors without a checksum, in a file in which others have one.
     pub unchecked: Vec<String>,
 }
 
-/// Reads the values of parameters and buffers from `path`: a safetensors file of PyTorch or of another program, or
-/// the folder of a checkpoint.
+/// Reads the values of parameters and buffers from `path`: a safetensors file of PyTorch or of another program, or the folder of a
+/// checkpoint.
 ///
-/// A tensor is found under the model file's name (the row of the data table), the state's name, or one of the
-/// `aliases` of that row (module paths). A whole tensor of the model goes through the state's view; in a checkpoint's
-/// file a state is found under its own name alone, and is taken as it is. Floats are converted to the state's type.
+/// A tensor is found by the model file's name (the row of the data table), the state's name, or one of the `aliases` of that row (module
+/// paths). A whole tensor of the model goes through the state's view. In a checkpoint's file, a state is found only by its own name, and
+/// its tensor is used unchanged. Floats are converted to the state's type.
 ///
 /// # Errors
-/// A file that cannot be read; a file of which nothing matches.
+/// The file cannot be read; nothing in it matches.
 pub fn load_weights(
     path: &Path,
     module: &Module,
@@ -58,10 +58,10 @@ pub fn load_weights(
     weights_of(&file, module, aliases)
 }
 
-/// Does what [`load_weights`] does with an open file.
+/// Does the same as [`load_weights`] with an open file.
 ///
 /// # Errors
-/// As [`load_weights`].
+/// Those of [`load_weights`].
 pub fn weights_of(
     file: &TensorFile,
     module: &Module,
@@ -74,7 +74,7 @@ pub fn weights_of(
         WeightsReport { path: file.path().to_owned(), without: matching.without, ..Default::default() };
     let mut last = (String::new(), Bytes::new());
     for found in matching.matches {
-        // States that are slices of one tensor follow each other: it is read once.
+        // States that are slices of one tensor follow each other, so the tensor is read only once.
         if last.0 != found.tensor {
             last = (found.tensor.clone(), file.read(&found.tensor)?.unwrap_or_default());
         }
@@ -117,7 +117,7 @@ fn value(module: &Module, found: &Match, file: &TensorFile, bytes: Bytes) -> Opt
     (value.sizes == found.state.ty.sizes()?).then_some(value.bytes)
 }
 
-/// Tensors of no state; a checkpoint's optimizer states are left out where the program has them too.
+/// Returns the tensors of no state, without a checkpoint's optimizer states that the program has too.
 fn unused(module: &Module, file: &TensorFile, report: &WeightsReport) -> Vec<String> {
     let mut used: BTreeSet<&str> = report.loaded.iter().map(|(_, tensor)| tensor.as_str()).collect();
     if file.of_states {
@@ -141,7 +141,7 @@ fn nothing(module: &Module, file: &TensorFile, report: &WeightsReport) -> Diagno
     diagnostic
 }
 
-/// The most names listed of a kind.
+/// The largest number of names listed for a kind of mismatch.
 const LISTED: usize = 8;
 
 fn list(names: &[String]) -> String {
@@ -151,7 +151,7 @@ fn list(names: &[String]) -> String {
     format!("{}{more}", named.join(", "))
 }
 
-/// How much was loaded, and a line for each kind of mismatch.
+/// The number of loaded states, and a line for each kind of mismatch.
 impl fmt::Display for WeightsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (loaded, missed) = (self.loaded.len(), self.without.len() + self.refused.len());
@@ -194,7 +194,7 @@ mod tests {
         numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
     }
 
-    /// `qkv` of the file is f32[2, 6], of which `q` and `k` are columns; `bias` is a tensor of its own.
+    /// `qkv` of the file is f32[2, 6], and `q` and `k` are columns of it; `bias` is a tensor of its own.
     fn module() -> Module {
         let mut module = Module::new("attention");
         let mut row = |name: &str, sizes: &[u64]| {

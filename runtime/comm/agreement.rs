@@ -1,4 +1,4 @@
-//! Agreement: small messages that every rank gives and every rank gets, so that all ranks decide alike.
+//! Agreement: small messages that every rank sends to all ranks, so that all ranks decide alike.
 
 use super::{CommError, Communicator, Exchanged};
 use ir::DType;
@@ -6,31 +6,31 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
-/// The ranks of a run, as one of them sees them. All ranks must call the same functions in the same order.
+/// One rank's access to all ranks of a run. All ranks must call the same functions in the same order.
 #[derive(Clone)]
 pub struct Agreement {
-    /// `None` of a rank that is alone.
+    /// The communicator. `None` if the rank is alone.
     communicator: Option<Arc<dyn Communicator>>,
     ranks: Vec<u64>,
 }
 
 impl Agreement {
-    /// The only rank of a run.
+    /// Makes the only rank of a run.
     pub fn alone() -> Self {
         Self { communicator: None, ranks: vec![0] }
     }
 
-    /// One of so many ranks.
+    /// Makes one of `ranks` ranks.
     pub fn of(communicator: Arc<dyn Communicator>, ranks: u64) -> Self {
         Self { communicator: Some(communicator), ranks: (0..ranks).collect() }
     }
 
-    /// The number of this rank.
+    /// Returns the number of this rank.
     pub fn rank(&self) -> u64 {
         self.communicator.as_ref().map_or(0, |communicator| communicator.rank())
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn count(&self) -> u64 {
         self.ranks.len() as u64
     }
@@ -40,12 +40,12 @@ impl Agreement {
         self.rank() == 0
     }
 
-    /// Whether there is no other rank.
+    /// Whether this is the only rank.
     pub fn is_alone(&self) -> bool {
         self.communicator.is_none()
     }
 
-    /// Whether any rank says so.
+    /// Returns whether `own` is true on any rank.
     ///
     /// # Errors
     /// A rank failed.
@@ -53,7 +53,7 @@ impl Agreement {
         Ok(self.union(own.into())? != 0)
     }
 
-    /// The bits that any rank has.
+    /// Returns the bits that are set on any rank.
     ///
     /// # Errors
     /// A rank failed.
@@ -61,10 +61,10 @@ impl Agreement {
         Ok(self.all(&[own])?.into_iter().fold(0, |all, bits| all | bits))
     }
 
-    /// The values of all ranks, in the order of the ranks.
+    /// Returns the values of all ranks, in the order of the ranks.
     ///
     /// # Errors
-    /// A rank failed, or is another version of this program.
+    /// A rank failed, or runs another version of this program.
     pub fn gather<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>, CommError> {
         if self.communicator.is_none() {
             return Ok(vec![own]);
@@ -75,7 +75,7 @@ impl Agreement {
         all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(told)).collect()
     }
 
-    /// The bytes of all ranks, in the order of the ranks; each may have another number of them.
+    /// Returns the bytes of all ranks, in the order of the ranks. Their lengths may differ.
     ///
     /// # Errors
     /// A rank failed.
@@ -93,7 +93,7 @@ impl Agreement {
         Ok(all.chunks_exact(longest).zip(lengths).map(|(bytes, length)| bytes[..length].to_vec()).collect())
     }
 
-    /// The bytes of all ranks one after the other; all have the same number of them.
+    /// Concatenates the bytes of all ranks, which have equal lengths.
     fn all(&self, own: &[u8]) -> Result<Vec<u8>, CommError> {
         let Some(communicator) = &self.communicator else { return Ok(own.to_vec()) };
         let mut all = vec![0; own.len() * self.ranks.len()];
@@ -111,7 +111,7 @@ impl Agreement {
     }
 }
 
-/// The results of a function on so many ranks that are threads, by rank.
+/// Runs a function on this number of ranks, which are threads, and returns the results by rank.
 #[cfg(test)]
 pub(crate) fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Agreement) -> R + Sync) -> Vec<R> {
     let local = super::local::Local::new(ranks);

@@ -1,11 +1,10 @@
-//! A rank's presence among the others, from the beginning of its work to the end.
+//! The presence of a rank among the others, from the beginning of its work to the end.
 
 use super::meeting::World;
 use super::sync::panicking;
 use std::sync::Arc;
 
-/// A rank at work. Dropping it marks the rank as done, and ranks that wait for it get an error. If it is dropped by a panic,
-/// all ranks end.
+/// A rank at work. Dropping it marks the rank as done, and ranks that still wait for it get an error. If a panic drops it, all ranks end.
 pub struct AtWork {
     world: Arc<World>,
     rank: u64,
@@ -16,12 +15,12 @@ impl AtWork {
         Self { world, rank }
     }
 
-    /// Which rank this is.
+    /// Returns the number of this rank.
     pub fn rank(&self) -> u64 {
         self.rank
     }
 
-    /// Ends all ranks with this rank's failure, whether they wait now or later.
+    /// Ends all ranks because this rank failed, whether they wait now or later.
     pub fn fail(self) {
         self.world.end(self.rank);
     }

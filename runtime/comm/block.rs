@@ -1,9 +1,8 @@
-//! Blocks of dense tensors: where the contiguous runs of a part lie in the whole.
+//! Blocks of dense tensors: the places of a part's contiguous runs in the whole tensor.
 
 use crate::layout::{Layout, Sizes};
 
-/// A dense tensor's block: its first element's index, and the tensor's sizes. How large the block is, whoever reads
-/// or writes it knows.
+/// A block of a dense tensor, as the index of its first element. The code that reads or writes the block knows the block's sizes.
 pub struct Block {
     /// The sizes of the tensor.
     pub whole: Sizes,
@@ -12,24 +11,24 @@ pub struct Block {
 }
 
 impl Block {
-    /// All of a tensor.
+    /// Returns the block of a whole tensor.
     pub fn all(sizes: &[usize]) -> Self {
         Self { whole: Sizes::from_slice(sizes), start: Sizes::from_elem(0, sizes.len()) }
     }
 
-    /// The block of a tensor that begins at index `start` of a dim.
+    /// Returns the block of a tensor that begins at index `start` of a dim.
     pub fn from(sizes: &[usize], dim: usize, start: usize) -> Self {
         let mut block = Self::all(sizes);
         block.start[dim] = start;
         block
     }
 
-    /// The first dim from which on a block of these sizes is contiguous.
+    /// Returns the first dim from which on a block of these sizes is contiguous.
     fn cut(&self, sizes: &[usize]) -> usize {
         (0..sizes.len()).rev().find(|&dim| sizes[dim] != self.whole[dim]).unwrap_or(0)
     }
 
-    /// Where the runs begin that a block of these sizes has, cut before this dim, in order.
+    /// Returns the starts of the runs of a block with these sizes, in order. Each run covers the dims from `cut` on.
     fn starts(&self, sizes: &[usize], cut: usize) -> Vec<usize> {
         let strides = Layout::dense(&self.whole).strides;
         let place = |dim: usize, index: usize| (self.start[dim] + index) * strides[dim] as usize;
@@ -41,8 +40,8 @@ impl Block {
     }
 }
 
-/// For each contiguous run that blocks of these sizes have in common: where it begins in each, and its length. In
-/// row-major order.
+/// Calls `run` for each contiguous run that blocks of these sizes have in common, in row-major order, with its start in each block's tensor
+/// and its length.
 pub fn for_runs<const N: usize>(
     sizes: &[usize],
     blocks: [&Block; N],

@@ -1,33 +1,33 @@
-//! The static check: the programs of all ranks issue the same collectives in the same order, so that no rank waits for
-//! one that never comes.
+//! The static check: the programs of all ranks issue the same collectives in the same order, so no rank waits for a collective that never
+//! comes.
 //!
-//! Each part of a step is walked through as the ranks will run it: a group whose members all stand at a collective of that
-//! group goes on together, if they agree on what it is. When nobody can go on and somebody has not come to the end,
-//! the programs would stand still there. Ranks run parts in step, so the order between parts is not in question.
+//! The check walks through each part of a step as the ranks will run it. A group goes on together when all its members are at a collective
+//! of that group and agree on its dims and types. If no rank can go on and some rank has not reached the end, the programs would deadlock
+//! there. All ranks run the parts in the same order, so only the order within a part is checked.
 
 use crate::program::{Exchange, Instruction, Kernel, Part, Program, View};
 use ir::{AxisId, Diagnostic, Mesh};
 use std::fmt;
 
-/// Proves that ranks can run these programs, one for each, together.
+/// Proves that ranks can run these programs together, one program for each rank.
 ///
 /// # Errors
-/// Another mesh, or another number of devices; collectives that differ, are missing, or wait for each other in a
-/// circle: with both sides.
+/// Another mesh, or another number of devices; collectives that differ, are missing, or wait for each other in a circle. The error names
+/// both sides.
 pub fn check(programs: &[&Program]) -> Result<(), Diagnostic> {
     let Some(first) = programs.first() else { return Ok(()) };
     let axes: Vec<AxisId> = first.mesh.axes.keys().collect();
     check_along(programs, &axes)
 }
 
-/// Proves that ranks can run programs that differ along these axes of the mesh alone: one program for each place along them, the
+/// Proves that ranks can run programs that differ only along these axes of the mesh. There is one program for each place along them, the
 /// last axis fastest. The work does not grow with the other axes.
 ///
-/// Ranks that differ along other axes alone run the same program, so they always stand at the same collective. Each place
-/// therefore represents all of its ranks, on a mesh whose other axes have one device.
+/// Ranks that differ only along other axes run the same program, so they are always at the same collective. Each place therefore represents
+/// all of its ranks, on a mesh whose other axes have one device.
 ///
 /// # Errors
-/// As [`check`].
+/// Those of [`check`].
 pub fn check_along(programs: &[&Program], axes: &[AxisId]) -> Result<(), Diagnostic> {
     let Some(first) = programs.first() else { return Ok(()) };
     if let Some(place) = programs.iter().position(|program| program.mesh != first.mesh) {
@@ -51,7 +51,7 @@ pub fn check_along(programs: &[&Program], axes: &[AxisId]) -> Result<(), Diagnos
     })
 }
 
-/// A mesh whose other axes have one device.
+/// Returns the mesh with one device on every axis but these.
 fn collapsed(mesh: &Mesh, axes: &[AxisId]) -> Mesh {
     let mut collapsed = mesh.clone();
     let others = collapsed.axes.iter_mut().filter(|(axis, _)| !axes.contains(axis));
@@ -59,7 +59,7 @@ fn collapsed(mesh: &Mesh, axes: &[AxisId]) -> Mesh {
     collapsed
 }
 
-/// The first of the ranks that a place of the collapsed mesh represents.
+/// Returns the first of the ranks that a place of the collapsed mesh represents.
 fn rank(mesh: &Mesh, collapsed: &Mesh, place: usize) -> u64 {
     let coordinates = collapsed.coordinates(place as u64);
     mesh.axes.iter().fold(0, |rank, (id, axis)| rank * axis.size + coordinates[id])
@@ -83,7 +83,7 @@ fn issued(program: &Program, part: Part) -> Vec<Issued<'_>> {
     program.part(part).into_iter().filter_map(collective).collect()
 }
 
-/// What ranks must agree on: dims and types, not places.
+/// Compares the facts on which ranks must agree: dims and types, not addresses.
 impl PartialEq for Issued<'_> {
     fn eq(&self, other: &Self) -> bool {
         let shape = |views: &[View]| -> Vec<_> {
@@ -115,12 +115,12 @@ impl fmt::Display for Told<'_> {
 /// The ranks on their way through a section, each known by its place in the collapsed mesh.
 struct Walk<'p> {
     mesh: &'p Mesh,
-    /// The mesh of the places, of which each represents ranks with the same program.
+    /// The mesh of the places. Each place represents ranks with the same program.
     collapsed: &'p Mesh,
     section: &'static str,
-    /// What each issues.
+    /// The collectives that each place issues.
     ranks: Vec<Vec<Issued<'p>>>,
-    /// How many of those each is past.
+    /// The number of collectives that each place has passed.
     next: Vec<usize>,
 }
 
@@ -130,7 +130,7 @@ impl<'p> Walk<'p> {
         while let Some(rank) = moved.pop() {
             let Some(group) = self.group(rank) else { continue };
             if group.iter().any(|&member| self.group(member).as_ref() != Some(&group)) {
-                continue; // the last to come looks again
+                continue; // the last member to arrive looks again
             }
             if let Some(&other) = group.iter().find(|&&member| self.at(member) != self.at(group[0])) {
                 return Err(self.different(group[0], other));
@@ -144,19 +144,19 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// What a rank issues next.
+    /// Returns the next collective of a rank.
     fn at(&self, rank: usize) -> Option<Issued<'p>> {
         self.ranks[rank].get(self.next[rank]).copied()
     }
 
-    /// The ranks that a rank waits for next, with itself.
+    /// Returns the ranks that a rank waits for next, including itself.
     fn group(&self, rank: usize) -> Option<Vec<usize>> {
         let axes = &self.at(rank)?.exchange.axes;
         let group = self.collapsed.group(rank as u64, axes);
         Some(group.into_iter().map(|rank| rank as usize).collect())
     }
 
-    /// The number of a rank.
+    /// Returns the number of the rank at a place.
     fn number(&self, place: usize) -> u64 {
         rank(self.mesh, self.collapsed, place)
     }
@@ -178,7 +178,8 @@ impl<'p> Walk<'p> {
         self.diagnostic(message, &[first, second])
     }
 
-    /// Why a rank cannot go on: from it to whom it waits for, until one has come to the end or closes a circle.
+    /// Describes why a rank cannot go on. Follows the ranks from each to one that it waits for, until a rank has reached the end or closes
+    /// a circle.
     fn stuck(&self, rank: usize) -> Diagnostic {
         let mut path = vec![rank];
         loop {

@@ -1,12 +1,12 @@
-//! Sums, largest and smallest elements of several ranks' parts.
+//! Combines the parts of several ranks element by element: by sum, maximum or minimum.
 
 use super::stores::Stores;
 use ir::{DType, PartialKind};
 
-/// Elements combined while they are in the first-level cache.
+/// The number of elements that are combined while they are in the first-level cache.
 const BLOCK: usize = 1024;
 
-/// An element type, and the type it is combined in.
+/// An element type, and the type in which it is combined.
 trait Element: bytemuck::Pod {
     type Wide: Copy + Default;
     fn widen(self) -> Self::Wide;
@@ -29,7 +29,7 @@ macro_rules! floats {
             fn sum(a: $wide, b: $wide) -> $wide {
                 a + b
             }
-            /// NaN if one is, as the operator `max`.
+            /// Returns NaN if one argument is NaN, as the operator `max` does.
             fn max(a: $wide, b: $wide) -> $wide {
                 if a > b || a.is_nan() { a } else { b }
             }
@@ -70,10 +70,10 @@ macro_rules! integers {
 }
 integers!(i64, i32, i16, i8, u64, u32, u16, u8);
 
-/// The bytes that a rank has of a tensor; `None` if they lie where the result is written.
+/// The bytes of a rank's tensor; `None` if they lie in the place of the result.
 pub(super) type Addend<'a> = Option<&'a [u8]>;
 
-/// `out = parts[0] ∘ parts[1] ∘ …`, from left to right, each of the same length in bytes.
+/// Computes `out = parts[0] ∘ parts[1] ∘ …`, from left to right. All parts have the same length in bytes.
 pub(super) fn combine(dtype: DType, kind: PartialKind, parts: &[Addend], out: &mut [u8], stores: Stores) {
     match dtype {
         DType::F64 => combine_by::<f64>(kind, parts, out, stores),
@@ -87,7 +87,7 @@ pub(super) fn combine(dtype: DType, kind: PartialKind, parts: &[Addend], out: &m
         DType::U64 => combine_by::<u64>(kind, parts, out, stores),
         DType::U32 => combine_by::<u32>(kind, parts, out, stores),
         DType::U16 => combine_by::<u16>(kind, parts, out, stores),
-        // Of a bool at most one part is not zero where parts are added.
+        // If bools are added, at most one part is not zero.
         DType::U8 | DType::Bool => combine_by::<u8>(kind, parts, out, stores),
     }
 }
@@ -124,7 +124,7 @@ fn fold<T: Element>(
     for start in (0..count).step_by(BLOCK) {
         let end = (start + BLOCK).min(count);
         let here = start * size_of::<T>()..end * size_of::<T>();
-        // A result is written over its addend, which is read before.
+        // The addend in the place of the result is read before the result is written over it.
         if let Some(held) = held.get_mut(..end - start) {
             held.copy_from_slice(elements(&out[here.clone()]));
         }
@@ -134,7 +134,7 @@ fn fold<T: Element>(
             Stores::PastCaches => &mut aside[..end - start],
         };
         match parts.len() {
-            // In one pass, since most groups of threads are pairs.
+            // Two parts are combined in one pass, since most groups of threads are pairs.
             2 => {
                 let both = block(0).iter().zip(block(1)).map(|(x, y)| combine(x.widen(), y.widen()));
                 narrow.iter_mut().zip(both).for_each(|(out, x)| *out = T::narrow(x));
@@ -176,7 +176,7 @@ mod tests {
             let mut other = vec![0; out.len()];
             combine(dtype, kind, &addends, &mut other, stores);
             assert_eq!(out, other);
-            // Each addend in the place of the result.
+            // Each addend once in the place of the result.
             for (place, part) in parts.iter().enumerate() {
                 let mut addends = addends.clone();
                 addends[place] = None;
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn sums_of_half_types_are_rounded_once() {
-        // In bf16 256 + 1 is 256; three of them in a row would be lost.
+        // In bf16, 256 + 1 is 256: three ones added one by one would be lost.
         let parts: [&[f64]; 4] = [&[256.0], &[1.0], &[1.0], &[1.0]];
         assert_eq!(combined(DType::BF16, PartialKind::Sum, &parts), [260.0]);
         assert_eq!(combined(DType::F16, PartialKind::Sum, &[&[2048.0], &[1.0], &[1.0]]), [2050.0]);

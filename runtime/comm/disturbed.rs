@@ -1,4 +1,4 @@
-//! Exchanges that fail or are late on purpose: for tests of what waits for them.
+//! Exchanges that fail or are late on purpose, to test the code that waits for them.
 
 use super::{CommError, Communicator, Exchanged};
 use ir::PartialKind;
@@ -13,12 +13,12 @@ use std::time::Duration;
 pub struct Disturbed {
     inner: Arc<dyn Communicator>,
     issued: AtomicUsize,
-    /// Given the number of the exchange, from 0.
+    /// A function that is called before each exchange with its number, from 0.
     disturb: Box<dyn Fn(usize) -> Result<(), CommError> + Send + Sync>,
 }
 
 impl Disturbed {
-    /// Fails or panics at the exchange with the number `fails_at`.
+    /// Makes a communicator that fails or panics at the exchange with the number `fails_at`.
     pub fn within(inner: Arc<dyn Communicator>, fails_at: usize, panics: bool) -> Arc<dyn Communicator> {
         let rank = inner.rank();
         let disturb = move |number| {
@@ -31,7 +31,7 @@ impl Disturbed {
         Arc::new(Self { inner, issued: AtomicUsize::new(0), disturb: Box::new(disturb) })
     }
 
-    /// Begins each exchange after a delay.
+    /// Makes a communicator that begins each exchange after a delay.
     pub fn late(inner: Arc<dyn Communicator>, by: Duration) -> Arc<dyn Communicator> {
         let disturb = move |_| {
             thread::sleep(by);
@@ -40,12 +40,12 @@ impl Disturbed {
         Arc::new(Self { inner, issued: AtomicUsize::new(0), disturb: Box::new(disturb) })
     }
 
-    /// Begins the exchange with the number `at` only when it is told to.
+    /// Makes a communicator that begins the exchange with the number `at` only after a message on `told`.
     pub fn once(inner: Arc<dyn Communicator>, at: usize, told: Receiver<()>) -> Arc<dyn Communicator> {
         let told = Mutex::new(told);
         let disturb = move |number| {
             if number == at {
-                // Nobody is left to tell where a test has failed.
+                // If the test has failed, the sender is gone.
                 let _ = told.lock().unwrap_or_else(PoisonError::into_inner).recv();
             }
             Ok(())

@@ -1,12 +1,12 @@
-//! Why a collective did not happen.
+//! The reasons why a collective failed.
 
-/// Why a collective did not happen.
+/// The reason why a collective failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CommError {
     /// Another rank failed first.
     #[error("rank {rank} failed, and therefore all ranks ended")]
     Ended {
-        /// The rank that did.
+        /// The rank that failed.
         rank: u64,
     },
     /// Ranks of one group issued different collectives.
@@ -17,13 +17,13 @@ pub enum CommError {
         /// Another rank, and the collective that it issued.
         second: (u64, String),
     },
-    /// Every rank that is still at work waits for another.
+    /// Every rank that is still at work waits for another rank.
     #[error("no rank can continue: {}", waiting(.0))]
     Stuck(
-        /// For each rank that waits: its number, and the collective that it issued.
+        /// The number of each waiting rank, and the collective that it issued.
         Vec<(u64, String)>,
     ),
-    /// A rank outside the group, or outside the world, issued something.
+    /// A rank outside the group, or outside the world, issued a collective or a message.
     #[error("rank {rank} is not in the group {group:?}")]
     Outside {
         /// The rank.
@@ -31,20 +31,20 @@ pub enum CommError {
         /// The group.
         group: Vec<u64>,
     },
-    /// The message of a rank cannot be read.
+    /// The message of a rank cannot be decoded.
     #[error("a rank sent a message that cannot be read: {message}")]
     Message {
-        /// The fault in it.
+        /// The fault in the message.
         message: String,
     },
-    /// Ranks did not come in time.
+    /// Ranks did not arrive in time.
     #[error("rank {rank} waited for {seconds} s for the ranks {missing:?}")]
     Late {
         /// The rank that waited.
         rank: u64,
         /// Seconds that it waited.
         seconds: u64,
-        /// The ranks that did not come.
+        /// The ranks that did not arrive.
         missing: Vec<u64>,
     },
     /// A GPU does not answer.
@@ -52,12 +52,12 @@ pub enum CommError {
         "the GPU of rank {rank} has not finished a call for {seconds} s: it stands still, or it waits for the GPU of another rank"
     )]
     Stalled {
-        /// The rank whose GPU it is.
+        /// The rank of the GPU.
         rank: u64,
-        /// Seconds that it waited.
+        /// Seconds of the wait.
         seconds: u64,
     },
-    /// The library that carries messages refuses.
+    /// The library that carries messages failed.
     #[error("rank {rank} cannot exchange messages: {message}")]
     Transport {
         /// The rank.
@@ -65,7 +65,7 @@ pub enum CommError {
         /// The reason that the library gives.
         message: String,
     },
-    /// A device by itself was given a program for several.
+    /// A single device was given a program for several.
     #[error("the device runs alone and cannot communicate")]
     Alone,
 }

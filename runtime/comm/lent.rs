@@ -1,20 +1,20 @@
-//! Bytes that one rank lets others read: the one place of the communicator where a borrow crosses threads.
+//! Bytes that one rank lets others read: the only place of the communicator where a borrow crosses threads.
 
 use super::sync::Byte;
 use std::marker::PhantomData;
 
-/// A slice whose borrow the compiler does not follow. [`super::meeting`] keeps the promise that [`Lent::get`] needs:
-/// no rank leaves a collective before all have stopped reading.
+/// A slice whose borrow the compiler does not check. [`super::meeting`] guarantees the condition of [`Lent::get`]: no rank leaves a
+/// collective before all ranks have stopped reading.
 pub(super) struct Lent {
     start: *const Byte,
     len: usize,
     bytes: PhantomData<*const [Byte]>,
 }
 
-// SAFETY: a `Lent` is a shared slice of bytes; those may be read from any thread, by several at once.
+// SAFETY: a `Lent` is a shared slice of bytes, which several threads may read at once.
 #[allow(unsafe_code)]
 unsafe impl Send for Lent {}
-// SAFETY: as above.
+// SAFETY: the same reason.
 #[allow(unsafe_code)]
 unsafe impl Sync for Lent {}
 
@@ -23,10 +23,10 @@ impl Lent {
         Self { start: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     ///
     /// # Safety
-    /// The slice that was lent is still borrowed, and stays so until the result is gone.
+    /// The slice that was lent is still borrowed, and stays borrowed as long as the result is used.
     #[allow(unsafe_code)]
     pub(super) unsafe fn get<'a>(&self) -> &'a [Byte] {
         // SAFETY: pointer and length come from a slice, which by the caller's promise is still borrowed.

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process: each reads the others' operands where they are, and writes its own result alone.
+//! Ranks as threads of one process. Each rank reads the others' operands in place, and writes only its own result.
 
 pub use super::at_work::AtWork;
 use super::block::{self, Block};
@@ -22,45 +22,46 @@ pub struct Local {
     records: Arc<[FlightRecord]>,
 }
 
-/// One of them.
+/// One rank of this process.
 pub struct LocalRank {
     world: Arc<World>,
     rank: u64,
 }
 
 impl Local {
-    /// So many ranks.
+    /// Makes this number of ranks.
     pub fn new(ranks: u64) -> Self {
         let records = (0..ranks).map(|_| FlightRecord::new()).collect();
         Self { world: Arc::new(World::new(ranks)), records }
     }
 
-    /// The communicator of a rank.
+    /// Returns the communicator of a rank.
     pub fn communicator(&self, rank: u64) -> LocalRank {
         LocalRank { world: self.world.clone(), rank }
     }
 
-    /// The communicator of a rank that keeps a record of its exchanges.
+    /// Returns the communicator of a rank that keeps a record of its exchanges.
     pub fn recorded(&self, rank: u64) -> Arc<dyn Communicator> {
         Arc::new(Recorded::new(Arc::new(self.communicator(rank)), self.records[rank as usize].clone()))
     }
 
-    /// The last exchanges of each rank that has a record.
+    /// Returns the last exchanges of each rank that has a record.
     pub fn records(&self) -> &[FlightRecord] {
         &self.records
     }
 
-    /// Why all ranks ended, since they were put to work, if they did.
+    /// Returns the reason why all ranks ended, if they ended since [`Self::begin`].
     pub(crate) fn ended(&self) -> Option<CommError> {
         self.world.ended()
     }
 
-    /// The ranks that others have waited for this long, at this time of a watchdog's, which looks again and again.
+    /// Returns an error that names ranks for which others have waited for at least `timeout` at `time`, by the watchdog's clock. The
+    /// watchdog asks repeatedly; a wait counts from the first time that it was asked about.
     pub(crate) fn late(&self, time: Duration, timeout: Duration) -> Option<CommError> {
         self.world.late(time, timeout)
     }
 
-    /// Puts all ranks to work, each on a thread of its own. To be called when none is.
+    /// Puts all ranks to work, each on a thread of its own. No rank may be at work when this is called.
     pub fn begin(&self) -> Vec<AtWork> {
         self.world.begin();
         (0..self.records.len() as u64).map(|rank| AtWork::new(self.world.clone(), rank)).collect()
@@ -82,7 +83,7 @@ impl Communicator for LocalRank {
         if tensors.iter().map(|tensor| tensor.result.len()).sum::<usize>() > SMALL {
             return self.by_shares(group, terms, kind, tensors);
         }
-        // Others read the operand while the result is written: from a copy, if the two are one place.
+        // Others read the operand while the result is written. If the two share one place, they read a copy.
         let held: Vec<Aligned> = tensors.iter().map(Exchanged::held).collect();
         let operands = tensors.iter().zip(&held).map(|(tensor, held)| tensor.operand.unwrap_or(held.bytes()));
         let (operands, order) = (operands.collect::<Vec<_>>(), by_rank(group));
@@ -144,9 +145,9 @@ impl LocalRank {
         group.iter().position(|&member| member == self.rank).unwrap_or(0)
     }
 
-    /// An `all_reduce` of two meetings: every rank combines its share, and then takes the shares of the others from them. In the first
-    /// meeting a rank lends everything but its share, which it writes; in the second it lends its share, and writes everything else. So
-    /// each result may lie in the place of its operand.
+    /// Runs an `all_reduce` in two meetings: every rank combines its share, and then copies the shares of the others from them. In the
+    /// first meeting a rank lends everything but its share, which it writes. In the second it lends its share, and writes everything else.
+    /// So each result may lie in the place of its operand.
     fn by_shares(
         &self,
         group: &[u64],
@@ -197,7 +198,7 @@ impl LocalRank {
         })
     }
 
-    /// From every rank its part, or this rank's share of it, one after the other.
+    /// Concatenates the parts of all ranks, or this rank's share of each part.
     fn put_together(
         &self,
         name: &'static str,
@@ -243,19 +244,19 @@ impl LocalRank {
     }
 }
 
-/// Where the parts of a gather go.
+/// The places into which the parts of a gather are copied.
 enum Room<'a> {
     /// The whole result.
     Whole(&'a mut [u8]),
-    /// The parts of the other ranks, by place: this rank's is where it belongs.
+    /// The parts of the other ranks, by place. This rank's part already lies in its place.
     Others(Vec<&'a mut [u8]>),
 }
 
-/// Below this number of bytes of all tensors together every rank combines everything by itself: to meet once more would take longer.
-/// The bits are the same.
+/// If all tensors together have fewer bytes than this, every rank combines everything by itself, because a second meeting would take
+/// longer. The bits are the same.
 const SMALL: usize = 1 << 14;
 
-/// The parts in the order of ranks.
+/// Returns the parts in the order of ranks.
 fn in_order<'a>(parts: &[&'a [u8]], order: &[usize]) -> Vec<Addend<'a>> {
     order.iter().map(|&place| Some(parts[place])).collect()
 }

@@ -1,14 +1,14 @@
 //! Messages between two ranks: the sender leaves a copy and goes on, and the receiver waits for it.
 //!
-//! Messages of one channel arrive in the order in which they were sent. The memory of a message that has arrived is used again for
-//! the next one of its channel, so the ranks of a pipeline hold as many copies as were ever on the way at once.
+//! Messages of one channel arrive in the order in which they were sent. The memory of a received message is reused for the next message of
+//! its channel. So the ranks of a pipeline hold as many copies as were ever in transit at once.
 
 use super::meeting::{Board, Seat, World};
 use super::{CommError, Terms};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// The way of a message.
+/// The sender, receiver and channel of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Way {
     pub(super) from: u64,
@@ -16,19 +16,19 @@ pub(super) struct Way {
     pub(super) channel: u32,
 }
 
-/// The messages of all ways.
+/// The messages between all ranks.
 #[derive(Default)]
 pub(super) struct Mail {
-    /// Sent, and not received.
+    /// Messages that were sent and not yet received.
     sent: BTreeMap<Way, VecDeque<Vec<u8>>>,
-    /// Memory of messages that have arrived.
+    /// The memory of received messages, for reuse.
     spare: BTreeMap<Way, Vec<Vec<u8>>>,
-    /// The ways on which a rank waits, with the watchdog's time when it first saw it wait.
+    /// The ways on which a rank waits, with the watchdog's time when it first saw that rank wait.
     awaited: BTreeMap<Way, Option<Duration>>,
 }
 
 impl Mail {
-    /// For each way on which a rank has waited this long, that time.
+    /// Returns the ways on which a rank has waited for at least `timeout`, each with the time when the watchdog first saw it wait.
     pub(super) fn late(&mut self, time: Duration, timeout: Duration) -> Vec<(Way, Duration)> {
         let mut late = vec![];
         for (way, seen) in &mut self.awaited {
@@ -59,7 +59,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits for a message.
+    /// Waits for a message and copies it to `bytes`.
     pub(super) fn take(&self, way: Way, bytes: &mut [u8]) -> Result<(), CommError> {
         let mut board = self.board();
         let mut turns = 0;
@@ -101,7 +101,7 @@ impl World {
 }
 
 impl Board {
-    /// Notes whether the receiver of a way waits.
+    /// Records whether the receiver of a way waits.
     fn awaits(&mut self, way: Way, waits: bool) {
         match waits {
             true => drop(self.mail.awaited.insert(way, None)),

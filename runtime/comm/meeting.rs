@@ -1,9 +1,9 @@
-//! Where ranks meet: a barrier for each group, which an error or a panic of any rank opens for all.
+//! The meetings of ranks: a barrier for each group, which an error or a panic of any rank opens for all.
 //!
-//! A collective is a meeting in three steps. A rank comes, says what it issues and lends the bytes that others may
-//! read, and waits for its group. When all ranks have come, they are *inside*: each does bounded work on memory. A rank
-//! goes when all ranks have stopped reading. Waiting for a rank to come ends, with an error, when any rank fails, and when nobody is left who could
-//! come; ranks that are inside always go, a panic included. So nothing waits for ever, and no borrow is outlived.
+//! A collective is a meeting in three steps. A rank arrives, says which collective it issues, lends the bytes that others may read, and
+//! waits for its group. When all ranks have arrived, they are *inside*: each does bounded work on memory. A rank leaves when all ranks have
+//! stopped reading. Waiting for a rank to arrive ends with an error when any rank fails, or when no rank is left that could arrive. Ranks
+//! that are inside always leave, even after a panic. So no rank waits for ever, and no borrow is outlived.
 
 use super::lent::Lent;
 use super::mail::{Mail, Way};
@@ -20,38 +20,38 @@ pub(super) struct World {
 }
 
 pub(super) struct Board {
-    /// Why all ranks end, once they do.
+    /// The reason why all ranks end, once they do.
     pub(super) ended: Option<CommError>,
     seats: Vec<Seat>,
-    /// By group.
+    /// The meetings by group.
     meetings: BTreeMap<Vec<u64>, Meeting>,
     pub(super) mail: Mail,
 }
 
-/// What a rank is doing.
+/// The state of a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Seat {
-    /// Nothing: it will come to no meeting.
+    /// Not at work: the rank will come to no meeting.
     Away,
-    /// Something that ends.
+    /// At work, and not waiting for others.
     Busy,
-    /// Waiting for a group to come together.
+    /// Waiting for a group to be complete, or for a message.
     Waiting { issued: String },
 }
 
-/// A group that comes together again and again.
+/// A group that meets repeatedly.
 #[derive(Default)]
 struct Meeting {
-    /// What those who are there have posted, by their place in the group.
+    /// The posts of the ranks that have arrived, by their place in the group.
     posts: Vec<Option<Post>>,
     here: usize,
-    /// The watchdog's time when it first saw them wait.
+    /// The watchdog's time when it first saw ranks wait here.
     seen: Option<Duration>,
-    /// How often the group has been complete.
+    /// The number of times that the group has been complete.
     opened: u64,
-    /// What was posted when it last was.
+    /// The posts of the last time that the group was complete.
     agenda: Arc<Vec<Post>>,
-    /// How many have not gone since.
+    /// The number of ranks that have not left since then.
     inside: usize,
 }
 
@@ -70,11 +70,11 @@ impl World {
     }
 
     pub(super) fn board(&self) -> MutexGuard<'_, Board> {
-        // Nothing panics while it holds the lock, but if it did the abort must still go through.
+        // Nothing panics while it holds the lock. If it did, the ranks must still be able to end.
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every rank is at work now; what went wrong before is forgotten.
+    /// Marks every rank as at work, and forgets earlier errors.
     pub(super) fn begin(&self) {
         let mut board = self.board();
         board.ended = None;
@@ -83,12 +83,12 @@ impl World {
         board.seats.fill(Seat::Busy);
     }
 
-    /// Why all ranks ended, if they did.
+    /// Returns the reason why all ranks ended, if they did.
     pub(super) fn ended(&self) -> Option<CommError> {
         self.board().ended.clone()
     }
 
-    /// A rank has done all its work: who waits for it waits in vain.
+    /// Marks a rank as done. Ranks that still wait for it get an error.
     pub(super) fn leave(&self, rank: u64) {
         let mut board = self.board();
         board.sit(rank, Seat::Away);
@@ -96,14 +96,14 @@ impl World {
         self.changed.notify_all();
     }
 
-    /// Ends all ranks, since this one failed.
+    /// Ends all ranks because this one failed.
     pub(super) fn end(&self, rank: u64) {
         let mut board = self.board();
         board.ended.get_or_insert(CommError::Ended { rank });
         self.changed.notify_all();
     }
 
-    /// The ranks that others have waited for this long, at this time of the watchdog's.
+    /// Returns an error that names ranks for which others have waited for at least `timeout`, at this time of the watchdog.
     pub(super) fn late(&self, time: Duration, timeout: Duration) -> Option<CommError> {
         let mut board = self.board();
         if board.ended.is_some() {
@@ -115,7 +115,7 @@ impl World {
         for meeting in meetings.values_mut().filter(|meeting| meeting.here > 0) {
             is_late |= time.saturating_sub(*meeting.seen.get_or_insert(time)) >= timeout;
         }
-        // A missing rank may itself wait in another meeting. The one to name waits nowhere.
+        // A missing rank may itself wait in another meeting. Only ranks that wait nowhere are named.
         let is_waiting = |rank: u64| matches!(seats.get(rank as usize), Some(Seat::Waiting { .. }));
         let one = |(group, meeting): (&Vec<u64>, &Meeting)| {
             let (here, missing): (Vec<_>, Vec<_>) =
@@ -134,7 +134,7 @@ impl World {
         all.min_by_key(|(seen, _)| *seen).map(|(_, late)| late)
     }
 
-    /// Meets the group: `inside` runs when all have come, and sees what they lent.
+    /// Meets the group. `inside` runs when all ranks have arrived, and reads the bytes that they lent.
     pub(super) fn meet<R>(
         &self,
         rank: u64,
@@ -148,7 +148,7 @@ impl World {
         let lent = lent.iter().map(|bytes| Lent::new(bytes)).collect();
         let agenda = self.come(rank, group, place, Post { terms, lent })?;
         let room = Inside { world: self, group, place, agenda };
-        Ok(inside(&room)) // `room` goes, also when this panics
+        Ok(inside(&room)) // `room` leaves, also if this panics
     }
 
     /// Waits for the group to be complete.
@@ -183,7 +183,7 @@ impl World {
                 return Ok(meeting.agenda.clone());
             }
             if let Some(ended) = ended {
-                // Nobody has seen it.
+                // No other rank has seen the post.
                 meeting.posts[place] = None;
                 meeting.here -= 1;
                 board.sit(rank, Seat::Busy);
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// Lets others change the board: for some turns, then until they do.
+    /// Lets other ranks change the board: for some turns, and then by sleeping until they do.
     pub(super) fn pause<'b>(
         &'b self,
         board: MutexGuard<'b, Board>,
@@ -221,7 +221,7 @@ impl Board {
         }
     }
 
-    /// Lets a complete group in, if all of it issued the same.
+    /// Opens the meeting of a complete group, if all its ranks issued the same collective.
     fn open(&mut self, group: &[u64]) {
         let meeting = self.meeting(group);
         let posts: Vec<&Post> = meeting.posts.iter().flatten().collect();
@@ -238,7 +238,7 @@ impl Board {
         group.iter().for_each(|&member| self.sit(member, Seat::Busy));
     }
 
-    /// Ends all ranks if those that are not away all wait for others to come.
+    /// Ends all ranks if every rank that is at work waits for others to arrive.
     pub(super) fn end_if_stuck(&mut self) -> bool {
         if self.ended.is_some() || self.seats.contains(&Seat::Busy) {
             return false;
@@ -256,8 +256,8 @@ impl Board {
     }
 }
 
-/// A rank's presence in a meeting whose group is complete. Dropping it waits until nobody reads any more; what was
-/// lent is not needed after that.
+/// A rank's presence in a meeting whose group is complete. Dropping it waits until no rank reads any more; the lent bytes are not needed
+/// after that.
 pub(super) struct Inside<'w> {
     world: &'w World,
     group: &'w [u64],
@@ -266,15 +266,15 @@ pub(super) struct Inside<'w> {
 }
 
 impl Inside<'_> {
-    /// This rank's place in the group.
+    /// Returns this rank's place in the group.
     pub(super) fn place(&self) -> usize {
         self.place
     }
 
-    /// What each rank of the group lent of a tensor, by place.
+    /// Returns the bytes that each rank of the group lent for a tensor, by place.
     pub(super) fn lent(&self, tensor: usize) -> Vec<&[Byte]> {
-        // SAFETY: every member of the meeting keeps what it lent borrowed until it goes, and it goes only when all
-        // have stopped reading: this reference ends before `self`, whose drop says so.
+        // SAFETY: every member of the meeting keeps its lent bytes borrowed until it leaves, and it leaves only when all have
+        // stopped reading. This reference ends before `self`, whose drop reports the end of reading.
         #[allow(unsafe_code)]
         self.agenda.iter().map(|post| unsafe { post.lent[tensor].get() }).collect()
     }

@@ -1,7 +1,7 @@
 //! Collectives over messages between ranks, for ranks that share no memory.
 //!
-//! A transport implements [`Messages`]. [`ByMessages`] makes a [`Communicator`] of it: ranks exchange the pieces of their
-//! tensors and combine them by themselves, in the order of ranks. So a mesh has the bits of ranks that are threads.
+//! A transport implements [`Messages`]. [`ByMessages`] makes a [`Communicator`] from it: ranks exchange the pieces of their tensors and
+//! combine them in the order of ranks. So a mesh has the same bits as ranks that are threads.
 
 use super::block::{self, Block};
 use super::combine::{Addend, combine};
@@ -11,49 +11,48 @@ use super::{CommError, Communicator, Exchanged, Terms};
 use ir::{DType, PartialKind};
 use twox_hash::XxHash3_64;
 
-/// A message to a rank.
+/// The receiver of a message, and its bytes.
 pub type Sent<'a> = (u64, &'a [u8]);
-/// Room for a message from a rank.
+/// The sender of a message, and room for its bytes.
 pub type Received<'a> = (u64, &'a mut [u8]);
 
-/// Messages between ranks. Those from one rank to another arrive in the order in which they were sent.
+/// A transport of messages between ranks. Messages from one rank to another arrive in the order in which they were sent.
 pub trait Messages: Send + Sync {
-    /// The number of this rank.
+    /// Returns the number of this rank.
     fn rank(&self) -> u64;
 
-    /// Sends and receives messages, all of them at once, and returns when all are done. A message that arrives has the length
-    /// of its room.
+    /// Sends and receives all messages at once, and returns when all are done. A message that arrives has the length of its room.
     ///
     /// # Errors
-    /// A rank failed, or did not come in time.
+    /// A rank failed, or did not send in time.
     fn exchange(&self, sent: &[Sent<'_>], received: Vec<Received<'_>>) -> Result<(), CommError>;
 
-    /// Sends a copy of a message on a channel, and returns before it is received. Messages of a channel between two ranks keep their
-    /// order, and no message of [`Messages::exchange`] is among them.
+    /// Sends a copy of a message on a channel, and returns before it is received. Messages of one channel between two ranks keep their
+    /// order, and do not mix with messages of [`Messages::exchange`].
     ///
     /// # Errors
-    /// A rank failed; a channel that the transport cannot tell apart from others.
+    /// A rank failed; the transport has no separate channel with this number.
     fn post(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError>;
 
-    /// Waits for a message on a channel. Returns its length, which is that of the room, or less.
+    /// Waits for a message on a channel. Returns its length, which is at most that of the room.
     ///
     /// # Errors
-    /// A message that is longer than its room; a rank failed, or did not come in time.
+    /// A message that is longer than its room; a rank failed, or did not send in time.
     fn take(&self, from: u64, channel: u32, room: &mut [u8]) -> Result<usize, CommError>;
 }
 
 /// The collectives of ranks that exchange messages.
 pub struct ByMessages<M>(pub M);
 
-/// Below this number of bytes of all tensors together every rank sends everything to all: a second round of messages would take
-/// longer. The bits are the same.
+/// If all tensors together have fewer bytes than this, every rank sends everything to all ranks, because a second round of messages would
+/// take longer. The bits are the same.
 const SMALL: usize = 1 << 14;
 
-/// A reduction takes pieces of the other ranks into room of so many bytes, one after the other: a large tensor takes no more memory
-/// than a small one.
+/// The bytes of memory into which a reduction receives pieces of the other ranks, one after the other. So a large tensor takes no more
+/// memory than a small one.
 const ROOM: usize = if cfg!(test) { 1 << 10 } else { 8 << 20 };
 
-/// Pieces begin at multiples of so many bytes, so that they hold whole elements of any type.
+/// The alignment of pieces in bytes, so that they hold whole elements of any type.
 const ALIGNED: usize = size_of::<u64>();
 
 impl<M: Messages> Communicator for ByMessages<M> {
@@ -141,34 +140,34 @@ impl<M: Messages> Communicator for ByMessages<M> {
 }
 
 impl<M: Messages> ByMessages<M> {
-    /// The place of this rank in a group.
+    /// Returns the place of this rank in a group.
     fn place(&self, group: &[u64]) -> Result<usize, CommError> {
         let rank = self.rank();
         let outside = || CommError::Outside { rank, group: group.to_vec() };
         group.iter().position(|&member| member == rank).ok_or_else(outside)
     }
 
-    /// The other ranks of a group, in its order.
+    /// Returns the other ranks of a group, in its order.
     fn others<'g>(&self, group: &'g [u64]) -> impl Iterator<Item = u64> + use<'g, M> {
         let rank = self.rank();
         group.iter().copied().filter(move |&member| member != rank)
     }
 
-    /// A message to each other rank of a group, by its place.
+    /// Returns a message to each other rank of a group. `bytes` gives the bytes for a place in the group.
     fn to_others<'b>(&self, group: &[u64], bytes: impl Fn(usize) -> &'b [u8]) -> Vec<Sent<'b>> {
         let rank = self.rank();
         let others = group.iter().enumerate().filter(|(_, member)| **member != rank);
         others.map(|(place, &member)| (member, bytes(place))).collect()
     }
 
-    /// Exchanges messages, but for empty ones.
+    /// Exchanges all messages that are not empty.
     fn swap(&self, mut sent: Vec<Sent<'_>>, mut received: Vec<Received<'_>>) -> Result<(), CommError> {
         sent.retain(|(_, bytes)| !bytes.is_empty());
         received.retain(|(_, room)| !room.is_empty());
         self.0.exchange(&sent, received)
     }
 
-    /// Refuses to exchange tensors unless all ranks of the group issued the same collective.
+    /// Returns an error unless all ranks of the group issued the same collective.
     fn agree(&self, group: &[u64], terms: &Terms) -> Result<(), CommError> {
         self.place(group)?;
         let own = Header::of(terms);
@@ -182,7 +181,7 @@ impl<M: Messages> ByMessages<M> {
             .try_for_each(|(other, header)| self.compare(&own, other, Header(header)))
     }
 
-    /// Refuses another rank's header that is not this rank's.
+    /// Returns an error if another rank's header differs from this rank's.
     fn compare(&self, own: &Header, other: u64, header: Header) -> Result<(), CommError> {
         if own.0 == header.0 {
             return Ok(());
@@ -193,8 +192,8 @@ impl<M: Messages> ByMessages<M> {
         Err(CommError::Different { first, second })
     }
 
-    /// Combines the pieces that the ranks of a group have for this rank into `result`. `pieces` has the pieces of this rank, one for each
-    /// rank; its piece for itself may lie in the place of the result.
+    /// Combines the pieces that the ranks of a group have for this rank into `result`. `pieces` has this rank's pieces, one for each rank;
+    /// its piece for itself may lie in the place of the result.
     fn reduce(
         &self,
         group: &[u64],
@@ -224,7 +223,7 @@ impl<M: Messages> ByMessages<M> {
         Ok(())
     }
 
-    /// From every rank its part, or this rank's share of it, one after the other.
+    /// Concatenates the parts of all ranks, or this rank's share of each part.
     fn put_together(
         &self,
         name: &'static str,
@@ -267,7 +266,7 @@ impl<M: Messages> ByMessages<M> {
     }
 }
 
-/// A piece of a tensor: where it lies, or copied if it does not lie in one run.
+/// A piece of a tensor: its bytes in place, or a copy if it is not contiguous.
 enum Piece<'a> {
     Run(&'a [u8]),
     Copy(Aligned),
@@ -284,7 +283,7 @@ impl Aligned {
         Self { words: vec![0; length.div_ceil(size_of::<u64>())], length }
     }
 
-    /// A copy of bytes.
+    /// Returns an aligned copy of bytes.
     pub(super) fn of(bytes: &[u8]) -> Self {
         let mut copy = Self::new(bytes.len());
         copy.bytes_mut().copy_from_slice(bytes);
@@ -309,7 +308,7 @@ impl Piece<'_> {
     }
 }
 
-/// The piece of this rank's tensor that a place gets.
+/// Returns the piece of this rank's tensor for a place of the group.
 fn piece<'a>(tensor: &Exchanged<'a>, shape: &Shape, place: usize) -> Piece<'a> {
     let (width, share) = (tensor.dtype.bytes() as usize, shape.share(place));
     let length = shape.part.iter().product::<usize>() * width;
@@ -323,17 +322,17 @@ fn piece<'a>(tensor: &Exchanged<'a>, shape: &Shape, place: usize) -> Piece<'a> {
     Piece::Copy(copy)
 }
 
-/// Whether a block of these sizes is one run.
+/// Returns whether a block of these sizes is contiguous.
 fn is_contiguous(sizes: &[usize], block: &Block) -> bool {
     let mut runs = 0;
     block::for_runs(sizes, [block], |_, _| runs += 1);
     runs <= 1
 }
 
-/// Bytes of a header.
+/// The number of bytes of a header.
 const HEADER: usize = 256;
 
-/// The terms of a collective as a message: a checksum of their text, and as much of the text as there is room for.
+/// The terms of a collective as a message: a checksum of their text, and as much of the text as fits.
 struct Header([u8; HEADER]);
 
 impl Header {

@@ -5,15 +5,15 @@ use ir::PartialKind;
 use ir::timetable::Task;
 use std::sync::Arc;
 
-/// A rank among those of its stage: they count from 0 in collectives. Messages go to ranks of all stages.
+/// A rank among the ranks of its stage, which count from 0 in collectives. Messages go to ranks of all stages.
 pub struct OfStage {
     inner: Arc<dyn Communicator>,
-    /// The first rank of the stage, among all.
+    /// The number of the stage's first rank among all ranks.
     first: u64,
 }
 
 impl OfStage {
-    /// A rank of the stage that begins with the rank `first`.
+    /// Makes a rank of the stage whose first rank is `first`.
     pub fn new(inner: Arc<dyn Communicator>, first: u64) -> Self {
         Self { inner, first }
     }

@@ -5,7 +5,7 @@ use super::block::Block;
 use ir::DType;
 use std::ops::Range;
 
-/// The shares of a group in a tensor: whole elements, as equal as can be.
+/// The shares of a tensor for the ranks of a group: whole elements, of nearly equal length.
 #[derive(Clone, Copy)]
 pub(super) struct Shares {
     pub(super) dtype: DType,
@@ -14,26 +14,26 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// The shares of so many ranks in the result of a tensor.
+    /// Returns the shares of `count` ranks in the result of a tensor.
     pub(super) fn of(tensor: &Exchanged, count: usize) -> Self {
         Self { dtype: tensor.dtype, bytes: tensor.result.len(), count }
     }
 
-    /// The bytes of a place's share.
+    /// Returns the bytes of the share of a place.
     pub(super) fn at(&self, place: usize) -> Range<usize> {
         let width = self.dtype.bytes() as usize;
         let at = |place: usize| (self.bytes / width) * place / self.count * width;
         at(place)..at(place + 1)
     }
 
-    /// The bytes of a place's share, counted from the end of the share of a place before it.
+    /// Returns the bytes of the share of a place, counted from the end of the share of the earlier place `before`.
     pub(super) fn behind(&self, before: usize, place: usize) -> Range<usize> {
         let (end, share) = (self.at(before).end, self.at(place));
         share.start - end..share.end - end
     }
 }
 
-/// The parts of a tensor, of equal length and one after the other.
+/// Cuts a tensor into parts of equal length.
 pub(super) fn in_parts(tensor: &mut [u8], count: usize) -> Vec<&mut [u8]> {
     match tensor.len() / count {
         0 => (0..count).map(|_| Default::default()).collect(),
@@ -41,10 +41,10 @@ pub(super) fn in_parts(tensor: &mut [u8], count: usize) -> Vec<&mut [u8]> {
     }
 }
 
-/// The sizes that a tensor's parts have in a collective.
+/// The sizes of a tensor's parts in a collective.
 pub(super) struct Shape {
     before: Vec<usize>,
-    /// The sizes of what goes from one rank to another.
+    /// The sizes of the part that goes from one rank to another.
     pub(super) part: Vec<usize>,
     gathered: Option<usize>,
     split: Option<usize>,
@@ -59,7 +59,7 @@ impl Shape {
         Self { before: tensor.sizes.to_vec(), part, gathered: tensor.gathered, split: tensor.split }
     }
 
-    /// The block that a place gets of every part.
+    /// Returns the block of every part that a place gets.
     pub(super) fn share(&self, place: usize) -> Block {
         self.split.map_or_else(
             || Block::all(&self.before),
@@ -67,7 +67,7 @@ impl Shape {
         )
     }
 
-    /// The block of the result that comes from a place.
+    /// Returns the block of the result that comes from a place.
     pub(super) fn place(&self, place: usize, count: usize) -> Block {
         let Some(dim) = self.gathered else { return Block::all(&self.part) };
         let mut after = self.part.clone();
@@ -76,7 +76,7 @@ impl Shape {
     }
 }
 
-/// The places of a group in the order of its ranks.
+/// Returns the places of a group in the order of its ranks.
 pub(super) fn by_rank(group: &[u64]) -> Vec<usize> {
     let mut places: Vec<usize> = (0..group.len()).collect();
     places.sort_by_key(|&place| group[place]);

@@ -1,7 +1,8 @@
-//! Exchanges that run beside computation: a thread of its own carries out what a rank starts, in the order in which it was started.
+//! Exchanges that run beside computation: a thread runs the exchanges that a rank starts, in the order of their starts.
 //!
-//! All exchanges of a rank keep one order, so a rank that exchanges by itself waits for the queue first ([`ExchangeQueue::finish`]). Ranks
-//! start the same exchanges in the same order, so each finds its partners, whatever the others compute in the meantime.
+//! All exchanges of a rank keep one order, so a rank that exchanges outside of the queue waits for the queue first
+//! ([`ExchangeQueue::finish`]). All ranks start the same exchanges in the same order, so each exchange finds its partners, whatever else
+//! the ranks compute meanwhile.
 
 use super::sync::{TURNS, turn};
 use super::{CommError, Communicator};
@@ -11,19 +12,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-/// An exchange.
+/// An exchange, as a function to run.
 pub type Job = Box<dyn FnOnce(&dyn Communicator) -> Result<(), CommError> + Send>;
 
-/// The exchanges of a rank that run beside its computation. After an exchange that failed, none is carried out. Dropping it waits
-/// for the exchange that runs, and gives up the others.
+/// The exchanges of a rank that run beside its computation. After a failed exchange, no further one runs. Dropping the queue waits for the
+/// exchange that runs, and drops the others.
 pub struct ExchangeQueue {
     communicator: Arc<dyn Communicator>,
     shared: Arc<Shared>,
-    /// Started with the first exchange.
+    /// The thread of the exchanges, which the first exchange starts.
     worker: Option<JoinHandle<()>>,
 }
 
-/// An exchange that was started.
+/// The number of an exchange that was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Started(u64);
 
@@ -38,25 +39,25 @@ struct Board {
     waiting: VecDeque<Job>,
     started: u64,
     ended: u64,
-    /// The first failure. No exchange is carried out after it.
+    /// The first failure. No exchange runs after it.
     failed: Option<CommError>,
-    /// The panic of an exchange, until the rank takes it over.
+    /// The panic of an exchange, until the rank resumes it.
     panic: Option<Box<dyn Any + Send>>,
     closed: bool,
 }
 
 impl ExchangeQueue {
-    /// A queue without exchanges.
+    /// Makes a queue without exchanges.
     pub fn new(communicator: Arc<dyn Communicator>) -> Self {
         Self { communicator, shared: Arc::default(), worker: None }
     }
 
-    /// What the exchanges go through. [`Self::finish`] must come before it is used.
+    /// Returns the communicator of the exchanges. [`Self::finish`] must be called before it is used.
     pub fn communicator(&self) -> &dyn Communicator {
         &*self.communicator
     }
 
-    /// Starts an exchange behind all others. Where no thread can be started, it is carried out here.
+    /// Starts an exchange after all others. If no thread can be started, the exchange runs here.
     pub fn start(&mut self, job: Job) -> Started {
         let number = {
             let mut board = self.shared.board();
@@ -77,13 +78,13 @@ impl ExchangeQueue {
         Started(number)
     }
 
-    /// Waits until an exchange, and all that were started before it, are done.
+    /// Waits until an exchange, and all exchanges that were started before it, are done.
     ///
     /// # Errors
-    /// One of these failed, or an earlier one.
+    /// One of these exchanges failed, or an earlier one did.
     ///
     /// # Panics
-    /// One of these panicked: this thread goes on with its panic.
+    /// One of these exchanges panicked: this thread resumes the panic.
     pub fn wait(&self, started: Started) -> Result<(), CommError> {
         let mut board = self.ended(started);
         if let Some(panic) = board.panic.take() {
@@ -93,7 +94,7 @@ impl ExchangeQueue {
         board.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// The board once an exchange has ended.
+    /// Returns the board once an exchange has ended.
     fn ended(&self, Started(number): Started) -> MutexGuard<'_, Board> {
         let mut board = self.shared.board();
         let mut turns = 0;
@@ -113,15 +114,15 @@ impl ExchangeQueue {
     /// Waits until all exchanges are done.
     ///
     /// # Errors
-    /// One of them failed.
+    /// An exchange failed.
     ///
     /// # Panics
-    /// As [`Self::wait`].
+    /// Those of [`Self::wait`].
     pub fn finish(&self) -> Result<(), CommError> {
         self.wait(self.newest())
     }
 
-    /// Waits until all exchanges have ended, however they did.
+    /// Waits until all exchanges have ended, with or without an error.
     pub fn settle(&self) {
         drop(self.ended(self.newest()));
     }
@@ -136,7 +137,7 @@ impl Drop for ExchangeQueue {
         self.shared.board().closed = true;
         self.shared.changed.notify_all();
         if let Some(worker) = self.worker.take() {
-            // A panic of an exchange was caught.
+            // Panics of exchanges were caught already.
             let _ = worker.join();
         }
     }
@@ -148,7 +149,7 @@ impl Shared {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out exchanges until the queue is closed, or only until it is empty.
+    /// Runs exchanges until the queue is closed, or only until it is empty.
     fn work(&self, communicator: &dyn Communicator, until_empty: bool) {
         loop {
             let mut board = self.board();

@@ -1,4 +1,4 @@
-//! A flight record: the last exchanges of a rank, for the case that it ends badly.
+//! A flight record: the last exchanges of a rank, to diagnose a run that ends badly.
 
 use super::{CommError, Communicator, Exchanged, Terms};
 use ir::PartialKind;
@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Exchanges that are kept.
+/// The number of exchanges that are kept.
 const LENGTH: usize = 1000;
 
 /// The last exchanges of a rank.
@@ -24,28 +24,28 @@ enum Operation {
 
 struct Exchanges {
     began: Instant,
-    /// The node that the next exchange is for.
+    /// The node whose exchange comes next.
     origin: Option<Arc<str>>,
-    /// The task of a pipeline that the rank is at.
+    /// The task of a pipeline that the rank runs.
     task: Option<Task>,
-    /// Exchanges before the first that is kept.
+    /// The number of exchanges before the first that is kept.
     before: u64,
     kept: VecDeque<OneExchange>,
 }
 
 struct OneExchange {
     operation: Operation,
-    /// The node of the program that it is for, if it is for one.
+    /// The node of the program that needs the exchange, if there is one.
     origin: Option<Arc<str>>,
-    /// The task of a pipeline that it is part of.
+    /// The task of a pipeline that the exchange belongs to.
     task: Option<Task>,
     start: Duration,
-    /// `None` while it is not done.
+    /// The time of its end; `None` while it runs.
     end: Option<Duration>,
 }
 
 impl FlightRecord {
-    /// An empty record. Times count from now.
+    /// Makes an empty record. Times count from now.
     #[allow(clippy::new_without_default, reason = "it begins to count time")]
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(Exchanges {
@@ -57,13 +57,13 @@ impl FlightRecord {
         })))
     }
 
-    /// The exchange that the rank is in, if it is in one.
+    /// Returns the exchange that the rank waits in, if there is one.
     pub fn open(&self) -> Option<String> {
         let exchanges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         exchanges.kept.back().filter(|last| last.end.is_none()).map(OneExchange::to_string)
     }
 
-    /// The exchange that the rank is in, if it has been in it for so long.
+    /// Returns the exchange that the rank waits in, if it has lasted at least this long.
     pub fn open_for(&self, time: Duration) -> Option<String> {
         let exchanges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old = |start: Duration| exchanges.began.elapsed().saturating_sub(start) >= time;
@@ -71,12 +71,12 @@ impl FlightRecord {
         (last.end.is_none() && is_old(last.start)).then(|| last.to_string())
     }
 
-    /// The task of a pipeline that the rank is at, if it is at one.
+    /// Returns the task of a pipeline that the rank runs, if there is one.
     pub fn task(&self) -> Option<Task> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).task
     }
 
-    /// Does an exchange, and keeps it.
+    /// Runs an exchange and records it.
     fn keep<R>(
         &self,
         operation: Operation,
@@ -103,7 +103,7 @@ impl FlightRecord {
     }
 }
 
-/// One line for each exchange: its number, seconds since the beginning, microseconds that it took, the operation, the ranks.
+/// One line for each exchange: its number, its start in seconds, its duration in microseconds, the operation, and the ranks.
 impl fmt::Display for FlightRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exchanges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +142,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// A communicator that keeps its exchanges in `record`.
+    /// Makes a communicator that keeps its exchanges in `record`.
     pub fn new(inner: Arc<dyn Communicator>, record: FlightRecord) -> Self {
         Self { inner, record }
     }

@@ -1,4 +1,4 @@
-//! Collectives of made-up tensors: a transport is checked against ranks that share memory.
+//! Collectives of generated tensors, with which a transport is compared with ranks that share memory.
 
 use super::local::{AtWork, Local};
 use super::messages::Aligned;
@@ -28,7 +28,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// All of them.
+    /// All collectives.
     pub const ALL: [Self; 11] = [
         Self::Sum,
         Self::Max,
@@ -43,7 +43,7 @@ impl Collective {
         Self::Transpose(1),
     ];
 
-    /// The dims that it gathers and splits.
+    /// Returns the dims that it gathers and splits.
     fn dims(self) -> (Option<usize>, Option<usize>) {
         match self {
             Self::Sum | Self::Max | Self::SumInPlace | Self::MaxInPlace => (None, None),
@@ -62,12 +62,12 @@ pub struct Sample {
     pub collective: Collective,
     /// The ranks that take part.
     pub group: Vec<u64>,
-    /// For each tensor its element type and the sizes of a rank's part before; dims that are split divide by the group.
+    /// The element type of each tensor, and the sizes of a rank's operand. The group's size divides dims that are split.
     pub tensors: Vec<(DType, Vec<usize>)>,
 }
 
 impl Sample {
-    /// Runs the collective. Returns the bytes of each result; none on a rank outside the group.
+    /// Runs the collective. Returns the bytes of each result; no results on a rank outside the group.
     ///
     /// # Errors
     /// Those of the communicator.
@@ -118,7 +118,7 @@ impl Sample {
         Ok(room.iter().map(|result| result.bytes().to_vec()).collect())
     }
 
-    /// Bytes of a result.
+    /// Returns the number of bytes of a result.
     fn after(&self, operand: &Aligned) -> usize {
         let ranks = self.group.len();
         match self.collective.dims() {
@@ -129,7 +129,7 @@ impl Sample {
     }
 }
 
-/// The bytes of a rank's operand: numbers whose sum depends on the order.
+/// Returns the bytes of a rank's operand: numbers whose sum depends on the order.
 fn operand((dtype, sizes): &(DType, Vec<usize>), rank: u64) -> Aligned {
     let count: usize = sizes.iter().product();
     let rough = |i: usize| random::normal(3, rank, i as u64) * 10f64.powi((i % 5) as i32);
@@ -144,10 +144,10 @@ fn operand((dtype, sizes): &(DType, Vec<usize>), rank: u64) -> Aligned {
     Aligned::of(&bytes)
 }
 
-/// The results of a function on so many ranks that are threads, by rank.
+/// Runs a function on this number of ranks, which are threads, and returns the results by rank.
 ///
 /// # Panics
-/// Panics if the function does on any rank.
+/// Panics if the function panics on any rank.
 pub fn on_threads<R: Send>(ranks: u64, work: impl Fn(&dyn Communicator) -> R + Sync) -> Vec<R> {
     let local = Local::new(ranks);
     thread::scope(|scope| {

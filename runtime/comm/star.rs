@@ -1,11 +1,11 @@
-//! Small messages between processes that share no MPI: every process has one TCP connection, to rank 0.
+//! Small messages between processes without MPI: every process has one TCP connection to rank 0.
 //!
-//! [`rendezvous`] makes the connections when a run starts. They carry NCCL's unique id and the messages of
-//! [`super::agreement`], and no tensors. Rank 0 collects the bytes of all ranks and gives them to each.
+//! [`rendezvous`] makes the connections when a run starts. They carry NCCL's unique id and the messages of [`super::agreement`], but no
+//! tensors. Rank 0 collects the bytes of all ranks and sends them to each.
 //!
-//! A connection also tells whether a process lives: it closes when the process is killed, and a process that stands still
-//! sends no beats. [`rendezvous::join`] takes a function that is told of a lost process at once, on a thread of its own: the rank itself
-//! may wait for a GPU, which waits for the lost process for ever.
+//! A connection also shows whether a process is alive: it closes when the process is killed, and a process that hangs sends no beats.
+//! [`rendezvous::join`] takes a function that is called at once when a process is lost, on a thread of its own. The rank's own thread may
+//! be waiting for a GPU, which would wait for the lost process for ever.
 
 mod frames;
 pub mod meeting_point;
@@ -24,10 +24,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Why a process ends before its work is done.
+/// The reason why a process ends before its work is done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Loss {
-    /// Another process is lost, which nobody has told the user yet.
+    /// Another process is lost, and no process has told the user yet.
     Noticed(CommError),
     /// Another process failed, and has told the user.
     Told {
@@ -37,7 +37,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// The rank that is lost.
+    /// Returns the rank that is lost.
     fn rank(&self) -> u64 {
         match self {
             Self::Told { rank } | Self::Noticed(CommError::Ended { rank }) => *rank,
@@ -47,36 +47,36 @@ impl Loss {
     }
 }
 
-/// Told once that the run cannot go on.
+/// A function that is called once when the run cannot go on.
 pub type GiveUp = Box<dyn Fn(&Loss) + Send + Sync>;
 
 /// The connections of a process. Dropping it tells the others that its work is done.
 pub struct Star {
     shared: Arc<Shared>,
-    /// Messages of the other side of each connection: of all other ranks in their order on rank 0, else of rank 0.
+    /// The received messages of each connection: on rank 0 those of all other ranks in order, elsewhere those of rank 0.
     inboxes: Vec<Mutex<Receiver<Vec<u8>>>>,
     timeout: Duration,
 }
 
-/// The part of a star that its threads have too.
+/// The part of a star that its threads share.
 struct Shared {
     rank: u64,
     ranks: u64,
-    /// The rank at the other side of each connection, and the side that is written.
+    /// The rank at the other end of each connection, and the stream for writing.
     peers: Vec<(u64, Mutex<TcpStream>)>,
     give_up: GiveUp,
     /// Whether the run cannot go on, or the work of this process is done.
     is_over: AtomicBool,
 }
 
-/// A process sends a beat this often, and more often if the timeout is short.
+/// The longest time between two beats of a process. With a short timeout it is shorter.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// The time that ranks wait for rank 0 beyond the timeout. Rank 0 knows which rank is missing, and shall tell it first.
+/// The additional time that ranks wait for rank 0 beyond the timeout. Rank 0 knows which rank is missing, and should report it first.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Star {
-    /// The connections to other ranks, each already made. A process that sends nothing for `timeout` is lost.
+    /// Makes a star from connections to the other ranks. A process that sends nothing for `timeout` is lost.
     ///
     /// # Errors
     /// The system starts no threads, or refuses a timeout.
@@ -121,7 +121,7 @@ impl Star {
         self.shared.send_to_all(Kind::Failed, &self.shared.rank.to_le_bytes());
     }
 
-    /// The bytes of all ranks, one after the other in the order of ranks. All ranks give equally many.
+    /// Concatenates the bytes of all ranks in the order of ranks. All ranks give the same number of bytes.
     fn gather(&self, own: &[u8], all: &mut [u8]) -> Result<(), CommError> {
         if self.shared.rank > 0 {
             self.shared.send(0, Kind::Message, own)?;
@@ -144,7 +144,7 @@ impl Star {
         (0..self.inboxes.len()).try_for_each(|index| self.shared.send(index, Kind::Message, all))
     }
 
-    /// A message of the other side of a connection.
+    /// Returns the next message of a connection.
     fn receive(&self, index: usize, timeout: Duration) -> Result<Vec<u8>, CommError> {
         let (peer, inbox) = (self.shared.peers[index].0, &self.inboxes[index]);
         let received = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(timeout);
@@ -160,7 +160,7 @@ impl Star {
     }
 }
 
-/// Copies a message to its room.
+/// Copies a message to its room. Returns an error if their lengths differ.
 fn copied(message: &[u8], room: &mut [u8], rank: u64) -> Result<(), CommError> {
     if message.len() != room.len() {
         let (length, expected) = (message.len(), room.len());
@@ -179,7 +179,7 @@ impl Drop for Star {
     }
 }
 
-/// A thread that only waits.
+/// Returns the builder of a thread that only waits and needs little stack.
 fn small_thread(name: String) -> thread::Builder {
     thread::Builder::new().name(name).stack_size(256 << 10)
 }
@@ -202,7 +202,7 @@ impl Shared {
         sent.map_err(|_| CommError::Ended { rank: self.peers[index].0 })
     }
 
-    /// Sends to the other side of each connection. A side that is gone changes nothing: its reader tells of it.
+    /// Sends to every connection. A failure is ignored, because the reader of that connection reports it.
     fn send_to_all(&self, kind: Kind, bytes: &[u8]) {
         (0..self.peers.len()).for_each(|index| drop(self.send(index, kind, bytes)));
     }
@@ -228,7 +228,7 @@ impl Shared {
         self.lose(&loss);
     }
 
-    /// Tells of a loss, unless one was told before. Rank 0 tells all other ranks.
+    /// Reports a loss, unless one was reported before. Rank 0 tells all other ranks.
     fn lose(&self, loss: &Loss) {
         if self.is_over.swap(true, Ordering::SeqCst) {
             return;
@@ -240,7 +240,7 @@ impl Shared {
     }
 }
 
-/// Whether a read ended since nothing came in time.
+/// Returns whether a read ended because nothing arrived in time.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -254,7 +254,7 @@ impl Communicator for Star {
         Err(self.refused("`all_reduce`"))
     }
 
-    /// Of all ranks in their order, and along the first dim, as agreement does it.
+    /// Gathers from all ranks in order along the first dim, as agreement needs it.
     fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
         if !group.iter().copied().eq(0..self.shared.ranks) {
             return Err(self.refused("`all_gather` of a part of the ranks"));

@@ -1,28 +1,28 @@
-//! Stores into the caches of a processor, or past them.
+//! Stores into the caches of a processor, or past them (non-temporal stores).
 //!
 //! A processor reads a line of memory into its cache before it writes a part of it. A copy then moves three bytes between memory and
-//! processor for each byte that is copied, and not two. Stores past the caches do without that read. For results that are larger than the
-//! cache nothing is lost: they would leave it before they are read.
+//! processor for each copied byte, instead of two. Stores past the caches avoid that read. Results that are larger than the cache lose
+//! nothing: they would be evicted before they are read.
 
-/// How an exchange writes its results.
+/// The kind of stores with which an exchange writes its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stores {
-    /// Into the caches, where they are read next.
+    /// Stores into the caches, from which the results are read next.
     Cached,
-    /// Past the caches.
+    /// Stores past the caches.
     PastCaches,
 }
 
-/// Bytes from which on results go past the caches: a share of the cache that most processors have for each core.
+/// The number of bytes from which results are stored past the caches: a share of the cache that most processors have for each core.
 const LARGE: usize = 4 << 20;
 
 impl Stores {
-    /// Of an exchange in which a rank writes so many bytes.
+    /// Returns the kind of stores for an exchange in which a rank writes this number of bytes.
     pub(super) fn of(bytes: usize) -> Self {
         if bytes < LARGE { Self::Cached } else { Self::PastCaches }
     }
 
-    /// Copies bytes; both have the same length.
+    /// Copies bytes between slices of the same length.
     pub(super) fn copy(self, from: &[u8], to: &mut [u8]) {
         match self {
             Self::Cached => to.copy_from_slice(from),
@@ -51,7 +51,7 @@ fn stream(from: &[u8], to: &mut [u8]) {
         }
     }
     tail.copy_from_slice(last);
-    // SAFETY: x86-64 has SSE2. Other threads see the stores before whatever this thread does next.
+    // SAFETY: x86-64 has SSE2. The fence makes the stores visible to other threads before this thread's later actions.
     #[allow(unsafe_code)]
     unsafe {
         _mm_sfence();

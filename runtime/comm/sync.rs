@@ -1,5 +1,5 @@
-//! The locks that ranks meet through, and the bytes that they lend. The models of `loom/` compile their callers with
-//! loom's locks and tracked bytes in place of these.
+//! The locks through which ranks meet, and the bytes that they lend. The models of `loom/` compile the callers of this module with loom's
+//! locks and tracked bytes instead.
 
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
 pub(super) use std::thread::panicking;
@@ -7,10 +7,11 @@ pub(super) use std::thread::panicking;
 /// The unit of lent memory.
 pub(super) type Byte = u8;
 
-/// Turns for which a rank looks again before it sleeps, some 400 µs: to wake a thread takes longer than most ranks are apart.
+/// The number of turns in which a rank looks again before it sleeps, about 400 µs: waking a thread takes longer than ranks usually wait for
+/// each other.
 pub(super) const TURNS: u32 = 512;
 
-/// Passes a turn. Other threads that wait for this core run.
+/// Ends a turn. Other threads that wait for this core can run.
 pub(super) fn turn() {
     (0..16).for_each(|_| std::hint::spin_loop());
     std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! The local communicator: every collective against what it says, and every way a rank can fail.
+//! The local communicator: the result of every collective, and every way in which a rank can fail.
 
 use super::local::{AtWork, Local, LocalRank};
 use super::samples::{Collective, Sample, on_threads};
@@ -7,7 +7,7 @@ use ir::{DType, PartialKind};
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-/// Runs a closure on every rank, each on a thread, and gives what each returned; `None` where it panicked.
+/// Runs a closure on every rank, each on a thread, and returns the values of all ranks; `None` if a rank panicked.
 fn on_ranks<R: Send>(ranks: u64, run: impl Fn(u64, &LocalRank) -> R + Sync) -> Vec<Option<R>> {
     let local = Local::new(ranks);
     let work = local.begin();
@@ -26,12 +26,12 @@ fn on_ranks<R: Send>(ranks: u64, run: impl Fn(u64, &LocalRank) -> R + Sync) -> V
     })
 }
 
-/// The operand of a rank: `rank·100 + index`.
+/// Returns the operand of a rank: `rank·100 + index`.
 fn operand(rank: u64, len: usize) -> Vec<f32> {
     (0..len).map(|i| (rank * 100) as f32 + i as f32).collect()
 }
 
-/// One tensor of f32 through a collective.
+/// Runs a collective on one tensor of f32.
 fn exchange(
     sizes: &[usize],
     (gathered, split): (Option<usize>, Option<usize>),
@@ -78,8 +78,8 @@ fn a_gather_around_parts_that_are_in_place_is_a_gather() {
     assert_eq!(gather(Collective::GatherInPlace), gather(Collective::Gather(0)));
 }
 
-/// Tensors that are reduced at once, and tensors that are reduced by shares. A rank may have no share of a small tensor beside a large
-/// one.
+/// Covers tensors that are reduced at once and tensors that are reduced by shares. A rank may have no share of a small tensor beside a
+/// large one.
 #[test]
 fn a_reduction_in_the_place_of_its_operands_has_the_bits_of_one_beside_them() {
     let small = [(DType::F32, vec![3, 5]), (DType::BF16, vec![7]), (DType::I64, vec![0, 4])];
@@ -113,7 +113,7 @@ fn an_all_to_all_moves_the_split_from_one_dim_to_another() {
     assert_eq!(moved, [Some(vec![0., 1., 100., 101.]), Some(vec![2., 3., 102., 103.])]);
 }
 
-/// Numbers whose sum depends on the order.
+/// Returns numbers whose sum depends on the order.
 fn rough(rank: u64, len: usize) -> Vec<f32> {
     (0..len).map(|i| ir::random::normal(7, rank, i as u64) as f32 * 10f32.powi((i % 9) as i32)).collect()
 }
@@ -123,7 +123,7 @@ fn an_all_reduce_is_bitwise_a_reduce_scatter_and_a_gather() {
     for (rows, columns) in [(4, 3), (64, 777)] {
         let len = rows * columns;
         let reduced = on_ranks(4, |rank, comm| {
-            // The group in another order than that of ranks: the sum must not change.
+            // The group is not in the order of ranks; the sum must not change.
             let group = [2, 0, 3, 1];
             let own = rough(rank, len);
             let sum = PartialKind::Sum;
@@ -210,7 +210,7 @@ fn groups_meet_many_times_without_each_other() {
     sums.into_iter().for_each(|sum| assert_eq!(sum.unwrap(), vec![1.5; 5000]));
 }
 
-/// `all_reduce` of five numbers by the ranks of a group.
+/// Runs an `all_reduce` of 5000 numbers by the ranks of a group.
 fn reduce(comm: &dyn Communicator, group: &[u64]) -> Result<(), CommError> {
     let own = operand(comm.rank(), 5000);
     exchange(&[5000], (None, None), &own, 5000, |t| comm.all_reduce(group, PartialKind::Sum, t)).map(drop)
@@ -233,7 +233,7 @@ fn a_rank_that_panics_ends_all_that_wait_for_it() {
 
 #[test]
 fn a_rank_that_panics_inside_a_collective_ends_all() {
-    // Its result has no room for the sum.
+    // The result of rank 2 has no room for the sum.
     let ended = on_ranks(4, |rank, comm| {
         let own = operand(rank, 8);
         let len = if rank == 2 { 7 } else { 8 };
@@ -298,7 +298,7 @@ fn of_a_chain_of_ranks_that_wait_the_one_is_named_that_waits_for_nobody() {
     let by = |rank, seconds, missing: u64| Some(CommError::Late { rank, seconds, missing: vec![missing] });
     let [first, second] = [0, 1].map(|rank| local.communicator(rank));
     let told = std::thread::scope(|scope| {
-        // Rank 0 waits for rank 1, which begins later to wait for rank 2.
+        // Rank 0 waits for rank 1, which later waits for rank 2.
         scope.spawn(|| reduce(&first, &[0, 1]));
         while late(0, 0).is_none() {
             std::thread::yield_now();

@@ -1,26 +1,26 @@
-//! A watchdog over the ranks of a process: a rank or a GPU that stands still does not let the others wait for ever.
+//! A watchdog over the ranks of a process: it reports a rank or a GPU that hangs, so that the others do not wait for ever.
 //!
-//! A rank cannot be ended from outside: it may be anywhere, even in a kernel that writes what others read. So the watchdog only tells, and
-//! whoever it tells ends the process.
+//! A rank cannot be ended from outside: it may be anywhere, even in a kernel that writes bytes that others read. So the watchdog only
+//! reports, and the function that it calls ends the process.
 
 use super::CommError;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The act when something was waited for too long.
+/// A function that is called after too long a wait.
 pub type GiveUp = Box<dyn FnOnce(&CommError) + Send>;
 
-/// A thread that looks after ranks until it is dropped.
+/// A thread that watches ranks until it is dropped.
 pub struct Watchdog {
-    /// Dropped to end the thread.
+    /// The sender that ends the thread when it is dropped.
     alive: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    /// Looks again and again, and gives `look` a time that goes on while this process runs. If it tells of something that was waited
-    /// for too long, `give_up` is told, once.
+    /// Calls `look` repeatedly, with a time that only advances while this process runs. If `look` returns an error about too long a wait,
+    /// `give_up` is called once with it.
     ///
     /// # Errors
     /// The system starts no thread.
@@ -32,7 +32,7 @@ impl Watchdog {
         let (alive, ended) = mpsc::channel();
         let look_after = move || {
             let interval = (timeout / 8).min(Duration::from_secs(1));
-            // A process may be stopped and go on later. It waited for nobody meanwhile, so time is counted in looks.
+            // A process may be stopped and continued later. Ranks do not wait meanwhile, so time is counted in looks.
             let mut time = Duration::ZERO;
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 time += interval;
@@ -50,7 +50,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         drop(self.alive.take());
         if let Some(thread) = self.thread.take() {
-            // A panic while it told of a rank was printed.
+            // If `give_up` panicked, the panic was already printed.
             let _ = thread.join();
         }
     }

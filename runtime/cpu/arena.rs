@@ -1,7 +1,7 @@
-//! The memory of the CPU backend: an anonymous mapping for each tier, from which every instruction borrows its slices.
+//! The memory of the CPU backend: an anonymous mapping for each memory, from which every instruction borrows its slices.
 //!
-//! A collective may run beside the instructions behind it, on another thread. So no reference spans the whole mapping while
-//! instructions run: each has slices of its own operands and results, and [`super::beside`] keeps those apart that run at once.
+//! A collective may run on another thread beside the following instructions. So no reference spans the whole mapping while instructions
+//! run. Each instruction has slices of its own operands and results, and [`super::beside`] keeps instructions that run at once apart.
 
 use super::call::{Call, Place};
 use super::kernels::copy;
@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Zeroed memory of the device and of the host, and a file. Pages are taken when they are first touched. Clones are the same memory.
+/// Zeroed memory of the device and of the host, and a file. The system provides pages when they are first touched. Clones share the memory.
 #[derive(Clone)]
 pub(super) struct Arena {
     device: Arc<MmapRaw>,
@@ -37,7 +37,7 @@ pub(super) struct Sizes {
 pub(super) struct Constants(MmapMut);
 
 impl Arena {
-    /// Memories of these sizes. The file is in `folder`.
+    /// Allocates memories of these sizes. The file is in `folder`.
     pub(super) fn new(sizes: Sizes, folder: Option<&Path>) -> Result<Self, DeviceError> {
         let memory = |bytes| map(bytes).map_err(|source| DeviceError::Memory { bytes, source });
         let shared = |bytes| Ok::<_, DeviceError>(Arc::new(MmapRaw::from(memory(bytes)?)));
@@ -55,27 +55,27 @@ impl Arena {
         Ok(Self { device: shared(device)?, host, disk })
     }
 
-    /// Bytes of the device's memory.
+    /// Returns the bytes of the device's memory.
     pub(super) fn len(&self) -> u64 {
         self.device.len() as u64
     }
 
-    /// Where the host's memory begins, and its bytes, if there is any.
+    /// Returns the start and the length of the host's memory, if there is any.
     pub(super) fn host(&self) -> Option<(*mut u8, usize)> {
         self.host.as_ref().map(|host| (host.as_mut_ptr(), host.len()))
     }
 
-    /// Bytes of the host's memory.
+    /// Returns the bytes of the host's memory.
     pub(super) fn host_len(&self) -> u64 {
         self.host.as_ref().map_or(0, |host| host.len() as u64)
     }
 
-    /// The file. Programs with values in it have one.
+    /// Returns the file. Programs with values in it have one.
     fn disk(&self) -> &ScratchFile {
         self.disk.as_deref().expect("a program with values in a file has one")
     }
 
-    /// The bytes of a dense view, of memory or read from the file.
+    /// Returns the bytes of a dense view, in memory or read from the file.
     pub(super) fn read_dense(&self, view: &View) -> Result<Cow<'_, [u8]>, DeviceError> {
         if view.region != Region::Disk {
             return Ok(self.bytes(view, &[]).into());
@@ -83,7 +83,7 @@ impl Arena {
         self.read_file(view).map(Cow::from).map_err(DeviceError::Disk)
     }
 
-    /// The bytes of a view of the file, which is dense.
+    /// Returns the bytes of a view of the file, which is dense.
     fn read_file(&self, view: &View) -> io::Result<Vec<u8>> {
         let range = view.bytes();
         let mut bytes = vec![0; (range.end - range.start) as usize];
@@ -91,7 +91,7 @@ impl Arena {
         Ok(bytes)
     }
 
-    /// Sets a dense view, of memory or of the file.
+    /// Writes a dense view, in memory or in the file.
     pub(super) fn write_dense(&mut self, view: &View, bytes: &[u8]) -> Result<(), DeviceError> {
         match view.region {
             Region::Disk => self.disk().write(view.bytes().start, bytes).map_err(DeviceError::Disk),
@@ -102,13 +102,13 @@ impl Arena {
         }
     }
 
-    /// Carries out a copy from the file, or to it. Views in the file are dense.
+    /// Runs a copy from the file or to it. Views in the file are dense.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// Errors of the disk.
     ///
     /// # Safety
-    /// As of [`borrow`].
+    /// See [`borrow`].
     #[allow(unsafe_code)]
     pub(super) unsafe fn copy_with_file(
         &self,
@@ -136,32 +136,33 @@ impl Arena {
         Memories { device, host, constants: &constants.0 }
     }
 
-    /// The memory of a region of values that change.
+    /// Returns the memory of a region of values that change.
     fn memory(&self, region: Region) -> Memory {
         match &self.host {
             Some(host) if region.is_on_host() => Memory::of_map(host),
-            // A view of the host then has no bytes, which the checks of ranges find.
+            // A view of the host has no bytes in this case. The checks of ranges find other views.
             None if region.is_on_host() => Memory::of(&mut []),
             _ => Memory::of_map(&self.device),
         }
     }
 
-    /// The bytes of a dense view. The caller makes sure that no instruction writes them meanwhile; this holds for all methods below.
+    /// Returns the bytes of a dense view. Here and in all methods below, the caller makes sure that no instruction writes them meanwhile.
     #[allow(unsafe_code)]
     pub(super) fn bytes(&self, view: &View, bases: &[u64]) -> &[u8] {
-        // SAFETY: the mapping lives as long as `self`. Instructions run in `Cpu`, which gives up its arena to nobody else while one of them
-        // runs, and in `HostTask`, whose caller orders the commands that touch the same bytes (`cuda::lower`).
+        // SAFETY: the mapping lives as long as `self`. Instructions run in two places: in `Cpu`, which gives its arena to nobody else while
+        // an
+        // instruction runs, and in `HostTask`, whose caller orders the commands that touch the same bytes (`cuda::lower`).
         unsafe { self.memory(view.region).slice(range(view, bases)) }
     }
 
-    /// Sets a dense view.
+    /// Writes a dense view.
     #[allow(unsafe_code)]
     pub(super) fn write(&mut self, view: &View, bases: &[u64], bytes: &[u8]) {
         // SAFETY: as in `bytes`.
         unsafe { self.memory(view.region).slice_mut(range(view, bases)) }.copy_from_slice(bytes);
     }
 
-    /// The elements of a view in row-major order, of memory or read from the file.
+    /// Returns the elements of a view in row-major order, from memory or from the file.
     pub(super) fn read(
         &self,
         constants: &Constants,
@@ -174,7 +175,7 @@ impl Arena {
         }
     }
 
-    /// The elements of a view that is no constant, in row-major order, of memory or read from the file.
+    /// Returns the elements of a view that is no constant, in row-major order, from memory or from the file.
     pub(super) fn read_changing(&self, view: &View, bases: &[u64]) -> Result<Vec<u8>, DeviceError> {
         match view.region {
             Region::Disk => self.read_file(view).map_err(DeviceError::Disk),
@@ -182,7 +183,7 @@ impl Arena {
         }
     }
 
-    /// The bytes that a view of memory spans.
+    /// Returns the bytes that a view of memory spans.
     pub(super) fn span<'a>(&'a self, constants: &'a Constants, view: &View, bases: &[u64]) -> &'a [u8] {
         match view.region {
             Region::Constants => &constants.0[range(view, bases)],
@@ -190,10 +191,10 @@ impl Arena {
         }
     }
 
-    /// What an instruction reads and writes.
+    /// Borrows the memory that an instruction reads and writes.
     ///
     /// # Safety
-    /// As of [`borrow`].
+    /// See [`borrow`].
     #[allow(unsafe_code)]
     pub(super) unsafe fn borrow<'a>(
         &'a self,
@@ -217,13 +218,13 @@ pub(super) struct Memories<'a> {
 }
 
 impl Memories<'_> {
-    /// The memory of a region of values that change.
+    /// Returns the memory of a region of values that change.
     fn of(&self, region: Region) -> Memory {
         if region.is_on_host() { self.host } else { self.device }
     }
 }
 
-/// Memory that instructions change: where it begins, and its bytes.
+/// Memory that instructions change: its start and its length.
 #[derive(Clone, Copy)]
 pub(super) struct Memory {
     start: *mut u8,
@@ -231,7 +232,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Memory that the caller has for itself.
+    /// Returns memory that belongs to the caller alone.
     pub(super) fn of(bytes: &mut [u8]) -> Self {
         Self { start: bytes.as_mut_ptr(), len: bytes.len() }
     }
@@ -240,10 +241,10 @@ impl Memory {
         Self { start: map.as_mut_ptr(), len: map.len() }
     }
 
-    /// The bytes of a range.
+    /// Returns the bytes of a range.
     ///
     /// # Safety
-    /// The memory is there, and nothing writes the range while the slice is used.
+    /// The memory is valid, and nothing writes the range while the slice is used.
     #[allow(unsafe_code)]
     unsafe fn slice<'a>(self, range: Range<usize>) -> &'a [u8] {
         assert!(range.start <= range.end && range.end <= self.len);
@@ -251,10 +252,10 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 
-    /// The bytes of a range, to be changed.
+    /// Returns the bytes of a range for writing.
     ///
     /// # Safety
-    /// The memory is there, and nothing else reads or writes the range while the slice is used.
+    /// The memory is valid, and nothing else reads or writes the range while the slice is used.
     #[allow(unsafe_code)]
     unsafe fn slice_mut<'a>(self, range: Range<usize>) -> &'a mut [u8] {
         assert!(range.start <= range.end && range.end <= self.len);
@@ -263,12 +264,12 @@ impl Memory {
     }
 }
 
-/// Borrows the operands, the results and the scratch of an instruction from the memories. An operand that is the place of a result has no
-/// slice of its own: the result's holds it. Panics if a result overlaps anything else, which the memory plan excludes.
+/// Borrows the operands, the results and the scratch of an instruction from the memories. An operand in the place of a result has no slice
+/// of its own: the result's slice holds it. Panics if a result overlaps anything else, which the memory plan excludes.
 ///
 /// # Safety
-/// While the call is used the memory is there, nothing else writes what its operands span, and nothing else reads or writes its
-/// results and its scratch.
+/// While the call is used, the memory is valid, nothing else writes the bytes of its operands, and nothing else reads or writes its results
+/// and its scratch.
 #[allow(unsafe_code)]
 pub(super) unsafe fn borrow<'a>(
     memories: Memories<'a>,
@@ -308,7 +309,7 @@ pub(super) unsafe fn borrow<'a>(
     Call { instruction, operands, scratch: scratch.unwrap_or_default(), results, add, place }
 }
 
-/// The memory of a view, by the region that is all of it.
+/// Returns the memory of a view, as the region that spans the whole memory.
 fn memory_of(view: &View) -> Region {
     match view.region {
         Region::Block(_) => Region::Arena,
@@ -323,7 +324,7 @@ fn overlap(one: &(Region, Range<usize>), other: &(Region, Range<usize>)) -> bool
 }
 
 impl Constants {
-    /// No constants.
+    /// Returns an empty list of constants.
     pub(super) fn none() -> io::Result<Self> {
         Ok(Self(map(0)?))
     }
@@ -340,20 +341,20 @@ impl Constants {
 fn map(bytes: u64) -> io::Result<MmapMut> {
     let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
     let memory = MmapMut::map_anon(bytes.max(1))?;
-    // Tensors are read and written as a whole, from end to end. A kernel without huge pages refuses, and nothing is lost.
+    // Tensors are read and written from end to end, so huge pages help. If the system has none, the advice fails without harm.
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
     Ok(memory)
 }
 
-/// The elements of a view in row-major order, given all bytes that it spans.
+/// Returns the elements of a view in row-major order, given all bytes that it spans.
 fn dense(bytes: &[u8], view: &View) -> Vec<u8> {
     let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
     copy::gather(bytes, view, &mut dense);
     dense
 }
 
-/// The bytes that a view spans. `bases` says where the blocks begin.
+/// Returns the bytes that a view spans. `bases` has the start of each block.
 fn range(view: &View, bases: &[u64]) -> Range<usize> {
     let (bytes, base) = (view.bytes(), view.region.start(bases));
     assert!(base != Turn::NOWHERE, "a block is alive where it is used");

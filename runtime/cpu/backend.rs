@@ -1,4 +1,4 @@
-//! The CPU backend, as lowering sees it.
+//! The CPU backend's answers to lowering.
 
 use super::{commands, kernel_contracts};
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
@@ -9,7 +9,7 @@ use crate::simulator::CommandList;
 use ir::{Diagnostic, Kernels, Op};
 use std::sync::Arc;
 
-/// The processor, as lowering sees it.
+/// The processor as a backend of lowering.
 pub(crate) struct CpuBackend;
 
 impl Backend for CpuBackend {
@@ -17,12 +17,12 @@ impl Backend for CpuBackend {
         kernel_contracts::of(op, operands)
     }
 
-    /// Ranks read each other's operands where they lie.
+    /// No scratch: ranks read each other's operands in place.
     fn exchange_scratch(&self, _: &Exchange, _: &[Unplaced], _: &[Unplaced]) -> usize {
         0
     }
 
-    /// The blocks of a chain's operators stay in the first-level cache.
+    /// The blocks of 16 operators and 4 results stay in the first-level cache.
     fn chain_limits(&self) -> ChainLimits {
         ChainLimits { operators: 16, results: 4 }
     }
@@ -39,7 +39,7 @@ impl Backend for CpuBackend {
         None
     }
 
-    /// Its kernel loops over what no stride reaches through.
+    /// Every contraction: the kernel loops over the dims that do not fit into a matrix.
     fn multiplies(&self, _: &ContractionPlan) -> bool {
         true
     }
@@ -52,7 +52,7 @@ impl Backend for CpuBackend {
         true
     }
 
-    /// A copy is work for the cores that compute.
+    /// No: a copy is work for the cores that compute.
     fn copies_beside(&self) -> bool {
         false
     }

@@ -1,7 +1,7 @@
-//! Which collectives run beside the instructions behind them, and which of them an instruction waits for.
+//! Finds the collectives that run beside the instructions behind them, and for each instruction the collective that it waits for.
 //!
-//! It follows from the bytes alone: an instruction waits for the collectives before it that write what it touches, or read what it
-//! writes. Collectives are carried out in their order, so it waits for the newest of these, and no collective waits for another.
+//! Only the bytes decide: an instruction waits for every collective before it that writes bytes that the instruction reads or writes, or
+//! reads bytes that it writes. Collectives run in their order, so it waits for the newest of these, and no collective waits for another.
 
 use crate::program::{Instruction, Kernel, Part, Program, Region, View};
 use std::ops::Range;
@@ -13,11 +13,11 @@ pub(super) struct Scheduled {
     pub(super) index: usize,
     /// The place in the section of the newest collective that it waits for.
     pub(super) waits_for: Option<usize>,
-    /// Whether it is a collective, and something runs beside it.
+    /// Whether the instruction is a collective that runs beside other instructions.
     pub(super) is_beside: bool,
 }
 
-/// The instructions of each part of a step, in order: by [`Part`].
+/// The instructions of each part of a step, in order, indexed by [`Part`].
 pub(super) struct Schedules([Vec<Scheduled>; 4]);
 
 impl Schedules {
@@ -25,7 +25,7 @@ impl Schedules {
         Self(Part::ALL.map(|(part, _)| schedule(program.part(part))))
     }
 
-    /// Lets nothing run beside a collective.
+    /// Makes every collective run alone.
     pub(super) fn one_by_one(&mut self) {
         self.0.iter_mut().flatten().for_each(|scheduled| scheduled.is_beside = false);
     }
@@ -37,7 +37,7 @@ impl Schedules {
 
 fn schedule(instructions: Vec<(usize, &Instruction)>) -> Vec<Scheduled> {
     let mut steps: Vec<Scheduled> = vec![];
-    // Collectives that nothing has waited for, by their place among the steps.
+    // Collectives that no instruction has waited for, by their place among the steps.
     let mut open: Vec<(usize, Touched)> = vec![];
     for (index, instruction) in instructions {
         let touched = Touched::by(instruction);
@@ -46,7 +46,7 @@ fn schedule(instructions: Vec<(usize, &Instruction)>) -> Vec<Scheduled> {
         let waits_for = newest.map(|newest| {
             let (number, _) = open[newest];
             open.drain(..=newest);
-            // Nothing runs beside a collective that the next instruction waits for.
+            // A collective that the next instruction waits for has nothing to run beside.
             steps[number].is_beside &= number + 1 < steps.len();
             steps[number].index
         });
@@ -61,7 +61,7 @@ fn schedule(instructions: Vec<(usize, &Instruction)>) -> Vec<Scheduled> {
     steps
 }
 
-/// The bytes of the arena that an instruction reads and writes.
+/// The bytes of the memories that an instruction reads and writes.
 struct Touched {
     reads: Vec<(Region, Range<u64>)>,
     writes: Vec<(Region, Range<u64>)>,
@@ -105,7 +105,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    /// Two gradients, each reduced as soon as it is made, and then updates.
+    /// Two gradients, each reduced as soon as it is made, followed by updates.
     fn program() -> Program {
         let text = r#"trainyard-ir 1
             module @m placed mesh [dp=2] {
@@ -169,14 +169,14 @@ mod tests {
     fn an_instruction_that_writes_what_a_collective_reads_waits_for_it() {
         let mut program = program();
         let update = &mut program.sections[Section::Update as usize];
-        // A plan that gave the memory of the first operand away at once.
+        // As if the memory plan had freed the memory of the first operand too early.
         let operand = update[0].operands[0].clone();
         update[2].results[0] = operand;
         assert_eq!(Schedules::of(&program).part(Part::Update)[2].waits_for, Some(0));
     }
 
-    /// The states of both ranks after three steps, where each exchange is late. `change` edits the schedules of each rank before the
-    /// first step. Without waits this is a race.
+    /// Returns the states of both ranks after three steps in which each exchange is late. `change` edits the schedules of each rank before
+    /// the first step. Without waits this is a race.
     fn states(change: fn(&mut Schedules)) -> Vec<Vec<u8>> {
         let (program, local) = (Arc::new(program()), Local::new(2));
         let rank = |at_work: AtWork| {

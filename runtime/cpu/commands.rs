@@ -1,4 +1,4 @@
-//! The instructions of a program on the processor as the simulator sees them: each is one command, in order.
+//! The commands of a program on the processor, for the simulator: each instruction is one command, in order.
 
 use super::beside::{Scheduled, Schedules};
 use crate::program::{self, Instruction, Kernel, Part, Program, Region, View};
@@ -7,7 +7,7 @@ use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
 use ir::{Mesh, Op};
 use smallvec::SmallVec;
 
-/// The commands of a step of so many microbatches.
+/// Returns the commands of a step of this number of microbatches.
 pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
     let command = |instruction: &Instruction| command(instruction, &program.mesh, microbatches > 1);
     let schedules = Schedules::of(program);
@@ -16,11 +16,11 @@ pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
         let scheduled = schedules.part(part);
         let one = |(number, own): (usize, &Scheduled)| {
             let command = command(&section[own.index]);
-            // A rank that exchanges by itself waits for the exchanges before.
+            // A collective that runs alone waits for the collectives before it.
             let is_alone = matches!(command.class, CommandClass::Collective(_)) && !own.is_beside;
             let waits_for = match is_alone {
                 true => scheduled[..number].iter().rposition(|other| other.is_beside),
-                // A command waits by its number in the part.
+                // A command names the command that it waits for by its number in the part.
                 false => {
                     own.waits_for.and_then(|newest| scheduled.iter().position(|other| other.index == newest))
                 }
@@ -49,7 +49,7 @@ fn command(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Command {
     }
 }
 
-/// The bytes that a processor reads because it is about to write them: of results that lie in the place of no operand.
+/// Returns the bytes that a processor reads before it writes them: those of results that neither overwrite an operand nor are added to.
 fn allocated(instruction: &Instruction, adds: bool) -> u64 {
     let is_read = |result: usize| {
         instruction.in_place.iter().any(|&(_, place)| place as usize == result)
@@ -74,7 +74,7 @@ fn class(instruction: &Instruction, mesh: &Mesh) -> CommandClass {
     }
 }
 
-/// Whether an instruction reads a file, or writes it.
+/// Returns whether an instruction reads or writes a file.
 fn is_with_file(instruction: &Instruction) -> bool {
     let mut touched = instruction.operands.iter().chain(&instruction.results);
     touched.any(|view| view.region == Region::Disk)
@@ -95,7 +95,7 @@ mod tests {
     use ir::ops::elementwise::Unary;
     use ir::{At, Builder, DType, Module, Phase, Type};
 
-    /// The commands of `y = exp(-x)` and of `z = -y` with `x` of 1024 numbers, each an instruction.
+    /// Returns the commands of `y = exp(-x)` and of `z = -y` with `x` of 1024 numbers, each an instruction.
     fn two() -> Vec<Command> {
         let mut module = Module::new("test");
         let x = module.add_input("x", Type::of(DType::F32, &[1024]), false);
@@ -112,7 +112,7 @@ mod tests {
         microbatch
     }
 
-    /// A device that exchanges by itself waits for the exchanges that run beside it.
+    /// A collective that runs alone waits for the collectives that run beside other instructions.
     #[test]
     fn the_last_collective_of_a_part_waits_for_those_before_it() {
         let text = r#"trainyard-ir 1

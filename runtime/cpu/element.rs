@@ -35,7 +35,7 @@ macro_rules! elements {
 }
 elements!(f64, f32, i64, i32, i16, i8, u64, u32, u16, u8);
 
-/// Runs `$body` with `$t` the float type that a dtype is.
+/// Runs `$body` with `$t` as the float type of a dtype.
 macro_rules! with_float {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
@@ -53,7 +53,7 @@ macro_rules! with_float {
 }
 pub(super) use with_float;
 
-/// Runs `$body` with `$t` the float type of two bytes that a dtype is.
+/// Runs `$body` with `$t` as the two-byte float type of a dtype.
 macro_rules! with_half {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
@@ -71,7 +71,7 @@ macro_rules! with_half {
 }
 pub(super) use with_half;
 
-/// Runs `$body` with `$t` the type that floats of a dtype are computed in.
+/// Runs `$body` with `$t` as the type in which floats of a dtype are computed.
 macro_rules! with_real {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
@@ -88,7 +88,7 @@ macro_rules! with_real {
 }
 pub(super) use with_real;
 
-/// Runs `$body` with `$t` the integer type that a dtype is.
+/// Runs `$body` with `$t` as the integer type of a dtype.
 macro_rules! with_integer {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
@@ -130,7 +130,7 @@ macro_rules! with_integer {
 }
 pub(super) use with_integer;
 
-/// Runs `$body` with `$t` the unsigned type of a width in bytes: for kernels that only move elements.
+/// Runs `$body` with `$t` as the unsigned type of this width in bytes, for kernels that only move elements.
 macro_rules! with_width {
     ($bytes:expr, $t:ident => $body:expr) => {
         match $bytes {
@@ -155,7 +155,7 @@ macro_rules! with_width {
 }
 pub(super) use with_width;
 
-/// Integers of any type as i64.
+/// Converts integers of any type to i64.
 pub(super) fn integers(dtype: DType, bytes: &[u8]) -> Vec<i64> {
     with_integer!(dtype, T => bytemuck::cast_slice::<u8, T>(bytes).iter().map(|x| x.to_i64()).collect())
 }

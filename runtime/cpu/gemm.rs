@@ -1,7 +1,7 @@
-//! The one door to the gemm crate.
+//! The only module that calls the gemm crate.
 //!
-//! The crate multiplies into columns, from a left operand of columns: one of rows, such as a weight `[outputs, inputs]`, it
-//! gathers element by element. Where that is slow, another way is taken.
+//! The crate multiplies into a column-major result from a column-major left operand. If the left operand is row-major, such as a weight
+//! `[outputs, inputs]`, the crate gathers it element by element. Where that is slow, this module multiplies another way.
 
 mod turn;
 
@@ -11,39 +11,39 @@ use std::ops::Range;
 use std::thread::LocalKey;
 use turn::turn;
 
-/// How a matrix lies in a slice.
+/// The place and strides of a matrix in a slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix {
-    /// Where its first element stands.
+    /// The offset of its first element.
     pub(super) offset: isize,
-    /// From row to row.
+    /// The distance from row to row.
     pub(super) rows: isize,
-    /// From column to column.
+    /// The distance from column to column.
     pub(super) columns: isize,
 }
 
 impl Matrix {
-    /// Row-major rows with this distance.
+    /// Returns a row-major matrix with this distance between rows.
     pub(super) fn with_rows(distance: usize) -> Self {
         Self { offset: 0, rows: distance as isize, columns: 1 }
     }
 
-    /// The same elements, mirrored.
+    /// Returns the transposed matrix over the same elements.
     pub(super) fn transposed(self) -> Self {
         Self { rows: self.columns, columns: self.rows, ..self }
     }
 
-    /// Without so many first rows.
+    /// Returns the matrix without its first `count` rows.
     pub(super) fn skip_rows(self, count: usize) -> Self {
         Self { offset: self.offset + count as isize * self.rows, ..self }
     }
 
-    /// Without so many first columns.
+    /// Returns the matrix without its first `count` columns.
     pub(super) fn skip_columns(self, count: usize) -> Self {
         self.transposed().skip_rows(count).transposed()
     }
 
-    /// Whether all elements of a matrix of these sizes lie in a slice of `len`.
+    /// Returns whether all elements of a matrix of these sizes lie in a slice of `len` elements.
     fn fits(&self, rows: usize, columns: usize, len: usize) -> bool {
         let far = |size: usize, stride: isize| (size as i128 - 1) * stride as i128;
         let (down, right) = (far(rows, self.rows), far(columns, self.columns));
@@ -53,14 +53,14 @@ impl Matrix {
     }
 }
 
-/// What a multiplication does besides.
+/// The options of a multiplication.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Multiply<T> {
     /// A factor on the product.
     pub(super) factor: T,
-    /// Whether the product is added to what is there.
+    /// Whether the product is added to the old contents of the result.
     pub(super) add: bool,
-    /// Whether it may use all threads.
+    /// Whether the multiplication may use all threads.
     pub(super) parallel: bool,
 }
 
@@ -79,13 +79,14 @@ pub(super) fn gemm<T: Real>(
     into_columns(sizes, out, lhs, rhs, how);
 }
 
-/// Whether a product is made as the transposed product of the transposed operands, since its result has rows.
+/// Returns whether a product is computed as the transposed product of the transposed operands, because its result is row-major.
 fn is_mirrored(out: Matrix) -> bool {
     out.rows.abs() > out.columns.abs()
 }
 
-/// `out += factor · Σ lhs · rhs` over these places of the operands, where the sum is rounded before it is added: as if [`gemm`] had made it
-/// elsewhere, place after place. The crate adds products of few terms one by one, and those of many terms block by block.
+/// Computes `out += factor · Σ lhs · rhs` over these places of the operands, and rounds the sum before it is added: as if [`gemm`] had
+/// summed the products elsewhere, place after place. The crate itself adds products of few terms one by one, and products of many terms
+/// block by block.
 pub(super) fn add_rounded<T: Real>(
     [m, k, n]: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
@@ -100,10 +101,10 @@ pub(super) fn add_rounded<T: Real>(
     add_to_columns([m, k, n], (out, out_matrix), [lhs, rhs], places, how);
 }
 
-/// Elements of a product that wait to be added.
+/// The number of elements of a product that wait to be added.
 const WAITING: usize = 1 << 15;
 
-/// As [`add_rounded`], block by block.
+/// Does the same as [`add_rounded`] for a column-major result, block by block.
 fn add_to_columns<T: Real>(
     sizes: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
@@ -115,7 +116,7 @@ fn add_to_columns<T: Real>(
     if m == 0 || n == 0 || places.is_empty() {
         return;
     }
-    // It depends on the distances between rows and columns, which all places have in common.
+    // The way depends on the distances between rows and columns, which are the same for all places.
     let way = way(sizes, out_matrix, places[0][0]);
     let rows = m.min(WAITING / n.min(FEW));
     let columns = n.min(WAITING / rows);
@@ -142,17 +143,17 @@ fn add_to_columns<T: Real>(
     });
 }
 
-/// The crate multiplies fewer columns than these in another order.
+/// The crate multiplies fewer columns than this in another order.
 const FEW: usize = 16;
 
-/// Parts of a size, none of them much smaller than the others, of at most so many elements. The crate multiplies small matrices in another
-/// order than large ones: a small rest would have other bits than the same rows of another division.
+/// Cuts a size into parts of nearly equal length, of at most `most` elements. The crate multiplies small matrices in another order than
+/// large ones: a small last part would have other bits than the same rows of another division.
 fn parts(size: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let count = size.div_ceil(most);
     (0..count).map(move |part| part * size / count..(part + 1) * size / count)
 }
 
-/// Adds numbers to the elements of a slice from `first` on, so far apart.
+/// Adds numbers to the elements of a slice that start at `first` and are `apart` elements from each other.
 fn add_column<T: Real>(made: &[T], out: &mut [T], first: isize, apart: isize) {
     if apart == 1 {
         let out = &mut out[first as usize..][..made.len()];
@@ -164,12 +165,12 @@ fn add_column<T: Real>(made: &[T], out: &mut [T], first: isize, apart: isize) {
     }
 }
 
-/// Whatever is smaller is left to the crate.
+/// Matrices with a smaller size are left to the crate.
 const SMALL: usize = 32;
-/// A product of more columns is not mirrored.
+/// The largest number of columns of a product that is mirrored.
 const LARGE: usize = 512;
-/// Rows so many bytes apart, or a multiple of it, fall into the same few sets of an L1 cache of 4 KiB a way, out of which
-/// gathering a column throws what the next column needs.
+/// If the distance of rows is a multiple of this number of bytes, rows fall into the same few sets of an L1 cache with 4 KiB per way.
+/// Gathering a column then evicts the lines that the next column needs.
 const SAME_SETS: usize = 2048;
 
 fn into_columns<T: Real>(
@@ -182,10 +183,10 @@ fn into_columns<T: Real>(
     way(sizes, out_matrix, lhs_matrix)(sizes, (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
 }
 
-/// A way to multiply into columns.
+/// A function that multiplies into a column-major result.
 type Way<T> = fn([usize; 3], (&mut [T], Matrix), (&[T], Matrix), (&[T], Matrix), Multiply<T>);
 
-/// The fastest way to multiply matrices that lie so.
+/// Returns the fastest way to multiply matrices with these sizes and strides.
 fn way<T: Real>(sizes: [usize; 3], out_matrix: Matrix, lhs_matrix: Matrix) -> Way<T> {
     let [m, k, n] = sizes;
     let is_gathered =
@@ -201,7 +202,7 @@ fn way<T: Real>(sizes: [usize; 3], out_matrix: Matrix, lhs_matrix: Matrix) -> Wa
     }
 }
 
-/// Elements of working memory: what stays in an L2 cache.
+/// The number of elements of working memory, which stays in an L2 cache.
 const ROOM: usize = 1 << 17;
 
 thread_local! {
@@ -209,7 +210,7 @@ thread_local! {
     static SUMS: WorkingMemory = const { WorkingMemory::new() };
 }
 
-/// Memory of a thread that stays allocated.
+/// Memory of a thread, which stays allocated.
 struct WorkingMemory(Cell<Vec<u64>>);
 
 impl WorkingMemory {
@@ -218,21 +219,21 @@ impl WorkingMemory {
     }
 }
 
-/// Calls with memory of this thread for so many elements.
+/// Calls `f` with memory of this thread for this number of elements.
 fn with_memory<T: Real>(of: &'static LocalKey<WorkingMemory>, elements: usize, f: impl FnOnce(&mut [T])) {
-    // Taken, not borrowed: while this thread waits for others, it may be given another multiplication.
+    // The memory is taken, not borrowed: while this thread waits for others, rayon may run another multiplication on it.
     let mut memory = of.with(|memory| memory.0.take());
     memory.resize((elements * size_of::<T>()).div_ceil(size_of::<u64>()), 0);
     f(&mut bytemuck::cast_slice_mut(&mut memory)[..elements]);
     of.with(|of| of.0.set(memory));
 }
 
-/// Calls with [`ROOM`] elements of this thread.
+/// Calls `f` with [`ROOM`] elements of this thread.
 fn with_room<T: Real>(f: impl FnOnce(&mut [T])) {
     with_memory(&MEMORY, ROOM, f);
 }
 
-/// The product of few columns as one of few rows, turned afterwards: then the smaller operand is the one gathered.
+/// Computes a product of few columns as one of few rows and transposes it afterwards. Then the crate gathers the smaller operand.
 fn mirrored<T: Real>(
     [m, k, n]: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
@@ -255,7 +256,7 @@ fn mirrored<T: Real>(
     });
 }
 
-/// The product by blocks of the left operand that are turned first.
+/// Computes the product in blocks of the left operand, each of which is first transposed.
 fn turned<T: Real>(
     [m, k, n]: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
@@ -284,7 +285,7 @@ fn turned<T: Real>(
     });
 }
 
-/// [`gemm`] as the crate does it.
+/// Multiplies as [`gemm`] does, by the crate.
 #[allow(unsafe_code)]
 fn multiply<T: Real>(
     [m, k, n]: [usize; 3],
@@ -398,8 +399,8 @@ mod tests {
         }
     }
 
-    /// Operands of rows and of columns, with rows that fall into the same sets and with others, of more than a block and of
-    /// odd sizes, into rows and into columns.
+    /// Row-major and column-major operands and results; rows that fall into the same cache sets and rows that do not; sizes above one
+    /// block, and odd sizes.
     #[test]
     fn whichever_way_the_matrices_lie_the_product_is_the_same() {
         let numbers = |count: usize, prime: usize| -> Vec<f64> {
@@ -416,7 +417,7 @@ mod tests {
         let at = |matrix: &Matrix, row: usize, column: usize| {
             (matrix.offset + row as isize * matrix.rows + column as isize * matrix.columns) as usize
         };
-        // Rows lie two elements further apart than they are long.
+        // The distance between rows is two elements more than their length.
         let turned = [293, 3 * SAME_SETS / size_of::<f64>() - 2, 170];
         let mirrored = [ROOM / 100 + 90, 250, 100];
         for [m, k, n] in [turned, mirrored, [SMALL, SMALL + 1, 53], [SMALL / 2, 40, 40]] {

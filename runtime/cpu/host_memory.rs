@@ -1,8 +1,8 @@
-//! Memories beside that of a GPU: the host's, and a file. Instructions that compute on the host are run by the processor's kernels, on
-//! the threads of rayon's global pool, which the ranks of a process share. Copies between the host and the file are done there too.
+//! The memories beside a GPU's: the host's memory, and a file. The processor's kernels run the instructions that compute on the host, on
+//! the threads of rayon's global pool, which the ranks of a process share. Copies between the host and the file run there too.
 //!
-//! They run while the GPU works, and nobody waits for one of them alone. So the error of a refused request to the disk is kept: no
-//! instruction runs on the host after it, and [`HostMemory::check`] returns it to whoever waits for the GPU.
+//! They run while the GPU works, and nothing waits for a single one of them. So the first error of the disk is kept: no instruction runs on
+//! the host after it, and [`HostMemory::check`] returns it to the code that waits for the GPU.
 
 use super::arena::{Arena, Constants, Sizes};
 use super::call::Place;
@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone)]
 pub(crate) struct HostMemory {
     arena: Arena,
-    /// The first refusal of the disk in an instruction.
+    /// The first error of the disk in an instruction.
     failure: Arc<OnceLock<io::Error>>,
 }
 
@@ -34,19 +34,20 @@ pub(crate) struct HostTask {
     pub(crate) memory: HostMemory,
     pub(crate) program: HostProgram,
     pub(crate) section: Section,
-    /// Its place in the section.
+    /// The instruction's place in the section.
     pub(crate) index: usize,
-    /// Where the blocks of the present microbatch begin.
+    /// The start of each block of the present microbatch.
     pub(crate) blocks: Arc<[u64]>,
-    /// Whether it adds to its results.
+    /// Whether the instruction adds to its results.
     pub(crate) adds: bool,
 }
 
 impl HostMemory {
-    /// Zeroed memory and a file for these programs. The file is in `folder`; without one, in the system's folder of temporary files.
+    /// Makes zeroed memory and a file for these programs. The file is in `folder`, or in the system's folder of temporary files without
+    /// one.
     ///
     /// # Errors
-    /// The system does not grant the memory; the folder takes no file of this size.
+    /// The system does not grant the memory; no file of this size can be made in the folder.
     pub(crate) fn new<'p>(
         programs: impl Iterator<Item = &'p Program> + Clone,
         folder: Option<&Path>,
@@ -58,23 +59,23 @@ impl HostMemory {
         Ok(Self { arena, failure: Arc::default() })
     }
 
-    /// Returns the first address and the length of the host's memory; `None` for no bytes.
+    /// Returns the address and the length of the host's memory; `None` for no bytes.
     pub(crate) fn place(&self) -> Option<(*mut u8, usize)> {
         self.arena.host()
     }
 
-    /// Sets a dense view. No instruction uses it meanwhile.
+    /// Writes a dense view. No instruction uses it meanwhile.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// Errors of the disk.
     pub(crate) fn write_dense(&mut self, view: &View, bytes: &[u8]) -> Result<(), DeviceError> {
         self.arena.write_dense(view, bytes)
     }
 
-    /// The elements of a view in row-major order. No instruction writes them meanwhile.
+    /// Returns the elements of a view in row-major order. No instruction writes them meanwhile.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// Errors of the disk.
     pub(crate) fn read(&self, view: &View, blocks: &[u64]) -> Result<Vec<u8>, DeviceError> {
         self.arena.read_changing(view, blocks)
     }
@@ -82,13 +83,13 @@ impl HostMemory {
     /// Returns the first error of the disk in an instruction, if there was one.
     ///
     /// # Errors
-    /// That error. All that was computed after it is worthless.
+    /// That error. All results that were computed after it are invalid.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         self.failure.get().map_or(Ok(()), |cause| Err(DeviceError::Disk(again(cause))))
     }
 }
 
-/// The same error.
+/// Returns a copy of an error.
 fn again(error: &io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),
@@ -97,10 +98,10 @@ fn again(error: &io::Error) -> io::Error {
 }
 
 impl HostProgram {
-    /// A program, as a rank runs it on the host.
+    /// Prepares a program to run on the host as a rank.
     ///
     /// # Errors
-    /// No memory for the constants.
+    /// There is no memory for the constants.
     pub(crate) fn new(program: &Arc<Program>, rank: u64) -> Result<Self, DeviceError> {
         let program = program.on_rank(rank);
         let reads_constants = |instruction: &Instruction| {
@@ -118,7 +119,7 @@ impl HostProgram {
 }
 
 impl HostTask {
-    /// Runs it, unless an earlier request to the disk was refused. No other command writes its operands or touches its results
+    /// Runs the instruction, unless an earlier one had an error of the disk. No other command writes its operands or touches its results
     /// meanwhile.
     pub(crate) fn run(&self) {
         let Self { memory, program: HostProgram { program, constants, rank }, blocks, adds, .. } = self;
@@ -132,13 +133,13 @@ impl HostTask {
             #[allow(unsafe_code)]
             let copied = unsafe { memory.arena.copy_with_file(constants, instruction, blocks) };
             if let Err(cause) = copied {
-                // Of several errors the first is kept.
+                // The first of several errors is kept.
                 let _ = memory.failure.set(cause);
             }
             return;
         }
         let place = Place { mesh: &program.mesh, rank: *rank, bases: blocks };
-        // SAFETY: `cuda::lower` orders the commands of all streams that touch the same memory, that of the host and of the file too.
+        // SAFETY: `cuda::lower` orders the commands of all streams that touch the same memory, including the host's and the file.
         #[allow(unsafe_code)]
         let call = unsafe { memory.arena.borrow(constants, instruction, !adds, place) };
         let done = kernels::run(call, None);

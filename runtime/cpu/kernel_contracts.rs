@@ -1,4 +1,4 @@
-//! The contracts of the processor's kernels, operator by operator.
+//! The contracts of the CPU kernels, operator by operator.
 
 use super::scratch;
 use crate::convolution;
@@ -6,7 +6,7 @@ use crate::kernel_contract::KernelContract;
 use ir::Op;
 use ir::ops::reduce::ReduceKind;
 
-/// Returns the contract of the kernel that runs an operator with so many operands.
+/// Returns the contract of the kernel that runs an operator with this number of operands.
 pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
     use KernelContract as Kernel;
     match op {

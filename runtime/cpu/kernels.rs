@@ -1,4 +1,4 @@
-//! The kernels: one for each operator of the IR; a missing one does not compile.
+//! The CPU kernels: one for each operator of the IR. A missing one does not compile.
 
 pub(super) mod attention;
 mod attention_grad;
@@ -31,10 +31,10 @@ use crate::comm::{CommError, Communicator};
 use crate::program::{Chain, Kernel};
 use ir::Op;
 
-/// Below this number of elements a second thread costs more than it brings.
+/// The number of elements below which a second thread costs more than it gains.
 const PARALLEL: usize = 1 << 15;
 
-/// Runs an instruction. Errors: a collective that did not happen.
+/// Runs an instruction. Errors: a collective failed.
 pub(super) fn run(call: Call, communicator: Option<&dyn Communicator>) -> Result<(), CommError> {
     let sends = matches!(call.instruction.kernel, Kernel::Message(_));
     if !sends && call.results.iter().all(|result| result.is_empty()) {
@@ -71,7 +71,7 @@ fn run_operator(op: &Op, call: Call) {
         Op::BatchNorm(norm) => batch_norm::normalize(norm, call),
         Op::BatchNormGrad(norm) => batch_norm::gradient(norm, call),
         Op::BatchStatistics(_) => batch_norm::statistics(call),
-        // The same bytes, whatever they are read as.
+        // A copy of the same bytes: only their type changes.
         Op::Bitcast(_) => copy::run(call),
         Op::Concat(concat) => shape::concat(concat, call),
         Op::Contract(contract) => contract::run(contract, call),
@@ -113,17 +113,17 @@ fn run_operator(op: &Op, call: Call) {
         Op::Sgd(sgd) => optimizer::sgd(sgd, call),
         Op::Softmax(softmax) => softmax::softmax(softmax.dim, call),
         Op::SoftmaxGrad(softmax) => softmax::softmax_grad(softmax.dim, call),
-        // Lowering makes chains of these; one alone is a chain of one step.
+        // Lowering makes chains of these. A single operator runs as a chain of one step.
         Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
             elementwise::run(&Chain::of_one(op, call.instruction), call);
         }
         Op::Select(_) | Op::Cast(_) => elementwise::run(&Chain::of_one(op, call.instruction), call),
-        // Lowering makes views of these; what it copies it copies as `Kernel::Copy`. On one device collectives are
-        // nothing; on several they are `Kernel::Part` and `Kernel::Collective`.
+        // Lowering turns these into views, or into `Kernel::Copy` where it copies. Collectives do nothing on one device; on several
+        // devices they are `Kernel::Part` and `Kernel::Collective`.
         Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) | Op::Collective(_) => {
             copy::run(call)
         }
-        // A step reads the first operand, or the only one.
+        // In a step these read the first operand, or the only one.
         Op::Copy(_) | Op::Detach(_) | Op::InTraining(_) | Op::Transfer(_) => copy::run(call),
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => {}

@@ -1,11 +1,11 @@
-//! Arithmetic of the float kernels: f32 functions as polynomials that vectorize, f64 ones as the libraries have them.
+//! Arithmetic of the float kernels. The f32 functions are polynomials that vectorize; the f64 functions are those of libraries.
 //!
-//! The f32 functions are within a few units in the last place of the true values (tests hold them against f64).
+//! The f32 functions are within a few units in the last place of the true values (tests compare them with f64).
 
 use super::storage::Float;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// A float type that kernels compute in.
+/// A float type in which kernels compute.
 pub(super) trait Real:
     Float<Real = Self>
     + Add<Output = Self>
@@ -18,9 +18,9 @@ pub(super) trait Real:
     const ONE: Self;
     const NEG_INFINITY: Self;
 
-    /// The nearest number of this type.
+    /// Returns the nearest number of this type.
     fn of(x: f64) -> Self;
-    /// `self · factor + addend`, rounded once.
+    /// Returns `self · factor + addend`, rounded once.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
     fn exp(self) -> Self;
     fn ln(self) -> Self;
@@ -30,7 +30,7 @@ pub(super) trait Real:
     fn sin(self) -> Self;
     fn cos(self) -> Self;
     fn atan(self) -> Self;
-    /// The rest of the division towards zero, which is exact.
+    /// Returns the remainder of the division rounded towards zero, which is exact.
     fn rest(self, divisor: Self) -> Self;
     fn powf(self, exponent: Self) -> Self;
     fn abs(self) -> Self;
@@ -38,13 +38,13 @@ pub(super) trait Real:
     fn ceil(self) -> Self;
     fn round_ties_even(self) -> Self;
 
-    /// The larger; NaN if one is.
+    /// Returns the larger number; NaN if one is NaN.
     #[inline(always)]
     fn larger(self, other: Self) -> Self {
         if self > other || self.is_nan() { self } else { other }
     }
 
-    /// The smaller; NaN if one is.
+    /// Returns the smaller number; NaN if one is NaN.
     #[inline(always)]
     fn smaller(self, other: Self) -> Self {
         if self < other || self.is_nan() { self } else { other }
@@ -62,7 +62,7 @@ pub(super) trait Real:
         Self::ONE / (Self::ONE + (-self).exp())
     }
 
-    /// Φ, the distribution function of the standard normal.
+    /// Returns Φ, the distribution function of the standard normal.
     #[inline(always)]
     fn normal_cdf(self) -> Self {
         let erf = (self * Self::of(std::f64::consts::FRAC_1_SQRT_2)).erf();
@@ -155,7 +155,7 @@ impl Real for f32 {
     }
 }
 
-/// `coefficients[0] + x·(coefficients[1] + x·…)`
+/// Returns `coefficients[0] + x·(coefficients[1] + x·…)`.
 #[inline(always)]
 fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
     let mut sum = coefficients[N - 1];
@@ -167,13 +167,13 @@ fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
     sum
 }
 
-/// `eˣ = 2ⁿ·eʳ` with n the nearest integer to x/ln 2, and eʳ by the polynomial of the Cephes library (`expf`).
-/// Results below the least normal number are 0: the kernels make no subnormal numbers, which are slow.
+/// Computes `eˣ = 2ⁿ·eʳ` with n the nearest integer to x/ln 2, and eʳ with the polynomial of the Cephes library (`expf`). Results below the
+/// smallest normal number are 0: subnormal numbers are slow, and the kernels make none.
 #[inline(always)]
 fn exp_f32(x: f32) -> f32 {
-    /// Adding it rounds to an integer, which then stands in the low bits.
+    /// The number whose addition rounds to an integer, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    /// ln 2 in two parts, the first of few bits.
+    /// ln 2 as a sum of two parts; the first has few bits.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     const OVERFLOW: f32 = 89.0;
     const UNDERFLOW: f32 = -87.336_54;
@@ -194,10 +194,10 @@ fn exp_f32(x: f32) -> f32 {
     if x < UNDERFLOW { 0.0 } else { scaled }
 }
 
-/// The rational approximation of Eigen (`generic_fast_tanh_float`): odd over even polynomial.
+/// Computes tanh with the rational approximation of Eigen (`generic_fast_tanh_float`): an odd polynomial over an even one.
 #[inline(always)]
 fn tanh_f32(x: f32) -> f32 {
-    /// From here on tanh rounds to ±1.
+    /// The number from which tanh rounds to ±1.
     const ONE_FROM: f32 = 7.998_812;
     let clamped = if x > ONE_FROM { ONE_FROM } else { x };
     let clamped = if clamped < -ONE_FROM { -ONE_FROM } else { clamped };
@@ -218,10 +218,10 @@ fn tanh_f32(x: f32) -> f32 {
     clamped * odd / even
 }
 
-/// The rational approximation of XLA and Eigen: odd over even polynomial.
+/// Computes erf with the rational approximation of XLA and Eigen: an odd polynomial over an even one.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {
-    /// From here on erf rounds to ±1.
+    /// The number from which erf rounds to ±1.
     const ONE_FROM: f32 = 3.832_507;
     let clamped = if x > ONE_FROM { ONE_FROM } else { x };
     let clamped = if clamped < -ONE_FROM { -ONE_FROM } else { clamped };
@@ -249,8 +249,7 @@ fn erf_f32(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// The largest error over a range, in units in the last place of the true value, or of `least` where that is
-    /// larger.
+    /// Returns the largest error over a range, in units in the last place of the true value, or of `least` where that is larger.
     fn worst(range: std::ops::Range<f32>, least: f32, f: fn(f32) -> f32, truth: fn(f64) -> f64) -> f64 {
         let steps = 400_000;
         let error = |i: i32| {

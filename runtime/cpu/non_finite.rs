@@ -1,4 +1,4 @@
-//! Which operator made the first number that is not finite.
+//! Finds the operator that made the first number that is not finite.
 
 use super::arena::Arena;
 use super::call::Call;
@@ -11,8 +11,8 @@ use crate::program::{Chain, Instruction, Kernel, Section, Turn, View};
 use smallvec::smallvec;
 use std::sync::Arc;
 
-/// Runs a microbatch, looking at every result until a NaN is found; gives the instruction that made it. An infinity that a mask
-/// brought in is no fault: only an operator whose operands have none of a kind can make the first of that kind.
+/// Runs a microbatch and checks every result until a NaN is found. Returns the instruction that made it. An infinity from a mask is no
+/// fault: an operator is reported only if its operands have no number of the kind (infinity or NaN) that its result has.
 pub(super) fn first(
     loaded: &Loaded,
     arena: &mut Arena,
@@ -22,7 +22,7 @@ pub(super) fn first(
     first_of(instructions, loaded, arena, communicator)
 }
 
-/// As [`first`], of a turn of a pipeline.
+/// Does the same as [`first`] for a turn of a pipeline.
 pub(super) fn first_of_turn(
     loaded: &Loaded,
     turn: &Turn,
@@ -43,9 +43,9 @@ fn first_of<'i>(
     let mut infinity = None;
     let mut nan = None;
     for (index, instruction) in instructions.enumerate() {
-        // The numbers of a message were made by another rank.
+        // The numbers of a message come from another rank.
         if nan.is_some() || matches!(instruction.kernel, Kernel::Message(_)) {
-            // Other ranks may need what this one has to say in collectives.
+            // The instruction still runs: other ranks may need this rank's part of later collectives.
             loaded.issue(arena, instruction, true, communicator)?;
             continue;
         }
@@ -62,8 +62,8 @@ fn first_of<'i>(
     Ok(nan.map(|found| NonFinite { infinity: infinity_before, ..found }).or(infinity))
 }
 
-/// Runs an instruction; gives the numbers that are not finite and of a kind that its operands have none of, in the
-/// order in which it makes them.
+/// Runs an instruction. Returns the numbers that are not finite and of a kind that its operands do not have, in the order in which the
+/// instruction makes them.
 fn made_by(
     loaded: &Loaded,
     arena: &mut Arena,
@@ -93,19 +93,19 @@ fn made_by(
     Ok(made.into_iter().filter_map(found).collect())
 }
 
-/// What a number is that is not finite, the better first.
+/// The kind of a number that is not finite. The worse kind is greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Infinity,
     NaN,
 }
 
-/// The worst of several.
+/// Returns the worst of several numbers.
 pub(crate) fn worst(kinds: impl Iterator<Item = Option<(Kind, f64)>>) -> Option<(Kind, f64)> {
     kinds.flatten().reduce(|a, b| if b.0 > a.0 { b } else { a })
 }
 
-/// The worst number, among these bytes, that is not finite.
+/// Returns the worst number that is not finite in these bytes of a view.
 pub(crate) fn kind_of(view: &View, bytes: &[u8]) -> Option<(Kind, f64)> {
     let worst_of = |numbers: &mut dyn Iterator<Item = f64>| {
         let kind = |x: f64| if x.is_nan() { Kind::NaN } else { Kind::Infinity };
@@ -120,11 +120,10 @@ pub(crate) fn kind_of(view: &View, bytes: &[u8]) -> Option<(Kind, f64)> {
     })
 }
 
-/// An operator, its node, and the worst number it made.
+/// An operator, its ONNX node, and the worst number in its result.
 type Made = (String, Arc<str>, Option<(Kind, f64)>);
 
-/// What each step of a chain makes. Runs the chain up to each step in turn,
-/// into memory beside the arena.
+/// Returns the results of a chain's steps. Runs the chain up to each step in turn, into memory beside the arena.
 fn steps_of(
     chain: &Chain,
     instruction: &Instruction,

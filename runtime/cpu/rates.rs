@@ -1,4 +1,4 @@
-//! The rates of this machine's processor: how fast its kernels stream, multiply, attend and start.
+//! Measures the rates of this machine's processor: memory bandwidth, the rates of several operators, and the time to start a kernel.
 
 use super::{Cpu, cores, gemm};
 use crate::device::{Device, DeviceError, ProgramId};
@@ -14,8 +14,8 @@ use smallvec::smallvec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The GFLOP/s of this machine, with `threads` threads or one for each core: the best of several products of two matrices of 1024 x 1024
-/// f32 numbers.
+/// Returns the GFLOP/s of this machine, with `threads` threads or one for each core: the best of several products of two matrices of 1024 x
+/// 1024 f32 numbers.
 pub fn peak_gflops(threads: Option<usize>) -> f64 {
     let threads = threads.unwrap_or_else(cores);
     const SIZE: usize = 1024;
@@ -35,25 +35,25 @@ pub fn peak_gflops(threads: Option<usize>) -> f64 {
     }
 }
 
-/// The sizes of the operators that are measured.
+/// The sizes of the measured operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Elements that a kernel streams from memory.
+    /// The number of elements that a kernel streams from memory.
     pub streamed: u64,
-    /// Elements that a kernel computes in cache.
+    /// The number of elements that a kernel computes in cache.
     pub computed: u64,
-    /// Rows, columns and terms of a multiplication.
+    /// The rows, columns and terms of a multiplication.
     pub matrices: u64,
-    /// Batch, channels and the height and width of the images of a convolution with windows of 3 x 3.
+    /// The batch, the channels, and the height and width of the images of a convolution with windows of 3 x 3.
     pub convolution: [u64; 3],
-    /// Batch, heads, tokens and width of a head of attention.
+    /// The batch, heads, tokens, and width of a head of attention.
     pub attention: [u64; 4],
-    /// The runs of each kernel, of which the median counts.
+    /// The number of runs of each kernel; their median counts.
     pub runs: usize,
 }
 
 impl Default for Sizes {
-    /// Sizes that take some seconds, and are those of small models: larger ones attain somewhat more.
+    /// Returns sizes whose measurement takes some seconds. They are those of small models; larger sizes attain slightly more.
     fn default() -> Self {
         Self {
             streamed: 1 << 25,
@@ -67,7 +67,7 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// Sizes that a test measures in no time.
+    /// Returns sizes that a test measures quickly.
     pub fn small() -> Self {
         Self {
             streamed: 1 << 12,
@@ -80,24 +80,25 @@ impl Sizes {
     }
 }
 
-/// Rates that were measured.
+/// Measured rates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Bytes per second to and from memory: read, and written twice, since a line is read before it is written.
+    /// Bytes per second to and from memory. An element that is read and written counts three times, since its line in the result is read
+    /// before it is written.
     pub memory: f64,
     /// Operations per second of a multiplication of matrices.
     pub matrices: FlopRates,
-    /// Operations per second on single elements, of GELU by tanh.
+    /// Operations per second of an elementwise operator, GELU by tanh.
     pub elements: FlopRates,
     /// Operations per second of a convolution in f32.
     pub convolution: f64,
     /// Operations per second of attention in f32.
     pub attention: f64,
-    /// Seconds that a kernel takes without elements to speak of.
+    /// Seconds of a kernel with almost no elements.
     pub launch: f64,
 }
 
-/// Measures the rates with `threads` threads, or as many as there are cores.
+/// Measures the rates with `threads` threads, or one for each core.
 ///
 /// # Errors
 /// No memory, no threads.
@@ -133,10 +134,10 @@ pub fn measure(sizes: &Sizes, threads: Option<usize>) -> Result<Rates, DeviceErr
     })
 }
 
-/// Measures the bytes per second to and from memory, as [`measure`] does.
+/// Measures only the bytes per second to and from memory, as [`measure`] does.
 ///
 /// # Errors
-/// As [`measure`].
+/// Those of [`measure`].
 pub fn memory(sizes: &Sizes, threads: Option<usize>) -> Result<f64, DeviceError> {
     Bench { runs: sizes.runs, threads }.streaming(sizes.streamed)
 }
@@ -148,20 +149,20 @@ struct Bench {
 }
 
 impl Bench {
-    /// Bytes per second of an elementwise kernel.
+    /// Returns the bytes per second of an elementwise kernel.
     fn streaming(&self, elements: u64) -> Result<f64, DeviceError> {
         let ty = Type::of(DType::F32, &[elements]);
         let seconds = self.timed(&[(Unary::Neg.into(), vec![ty])])?.seconds;
         Ok(3.0 * DType::F32.bytes() as f64 * elements as f64 / seconds)
     }
 
-    /// Operations per second of an operator, as its cost counts them.
+    /// Returns the operations per second of an operator, with its cost as the number of operations.
     fn rate(&self, op: impl Into<Op>, operands: &[Type]) -> Result<f64, DeviceError> {
         let Timed { flops, seconds } = self.timed(&[(op.into(), operands.to_vec())])?;
         Ok(flops as f64 / seconds)
     }
 
-    /// The median of the time of all instructions of these operators, each with operands of its own.
+    /// Returns the median time of all instructions of these operators, each with operands of its own.
     fn timed(&self, operators: &[(Op, Vec<Type>)]) -> Result<Timed, DeviceError> {
         let mut module = Module::new("rate");
         let mut operands = Vec::new();
@@ -185,7 +186,7 @@ impl Bench {
         for (index, ty) in operators.iter().flat_map(|(_, types)| types).enumerate() {
             cpu.write_input(ProgramId(0), index, &numbers(ty))?;
         }
-        // The first runs meet pages that were never touched.
+        // The first run meets pages that were never touched.
         let mut once =
             || Ok::<_, DeviceError>(cpu.run_timed(ProgramId(0), Section::Microbatch)?.iter().sum());
         once()?;
@@ -201,7 +202,7 @@ struct Timed {
     seconds: f64,
 }
 
-/// Normal numbers, repeated after some.
+/// Returns normal numbers for a type; they repeat after a period.
 fn numbers(ty: &Type) -> Vec<u8> {
     const PERIOD: usize = 4_099;
     let normal = (0..PERIOD as u64).map(|i| random::normal(1, 0, i)).collect();

@@ -1,17 +1,17 @@
-//! The scratch of the processor's kernels, in f32 numbers.
+//! The scratch of the CPU kernels, counted in f32 elements.
 
 use crate::kernel_contract::Unplaced;
 use crate::target::Multiprocessors;
 use ir::ops::Labels;
 use ir::{DType, Op};
 
-/// The most f32 numbers of scratch that a contraction gets: 4 MiB.
+/// The largest number of f32 elements of scratch of a contraction: 4 MiB.
 const MOST_SCRATCH: usize = 1 << 20;
-/// Multiplications of one contraction that have scratch of their own, at most.
+/// The largest number of multiplications of one contraction that have scratch of their own.
 const MOST_SHARES: usize = 16;
 
-/// Returns the scratch of a contraction. One of f16 or bf16 widens its operands there and adds up there, whole ones if they are
-/// small, else tile by tile.
+/// Returns the scratch of a contraction. A contraction of f16 or bf16 converts its operands to f32 there and sums there: whole operands if
+/// they are small, else tile by tile.
 pub(super) fn contraction(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
     let Op::Contract(contract) = op else { unreachable!("it is in the contract of contractions") };
     if !matches!(results[0].dtype, DType::F16 | DType::BF16) {
@@ -31,7 +31,7 @@ pub(super) fn contraction(op: &Op, operands: &[Unplaced], results: &[Unplaced], 
     numbers.saturating_mul(product(&roles.batch).min(MOST_SHARES)).clamp(3, MOST_SCRATCH)
 }
 
-/// Returns the scratch of experts: the rows of both sides laid together, and a matrix.
+/// Returns the scratch of experts: the gathered rows of both sides, and one matrix.
 pub(super) fn experts(_: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
     let (x, y) = (&operands[0].layout.sizes, &results[0].layout.sizes);
     rows_and_matrix([x[0], x[1], y[1]], results[0].dtype)

@@ -1,9 +1,9 @@
-//! Loops compiled for the vector instructions of the machine at hand, chosen at run time by the `pulp` crate.
+//! Loops compiled for the vector instructions of the present machine, which the `pulp` crate selects at run time.
 
 use super::math::Real;
 
-/// Defines a function whose body is compiled once for each instruction set that `pulp` knows, and dispatched when
-/// called. What the body calls must be `#[inline(always)]`.
+/// Defines a function whose body is compiled once for each instruction set that `pulp` knows, and dispatched when called. All functions
+/// that the body calls must be `#[inline(always)]`.
 macro_rules! vectorized {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$($life:lifetime),*; $($t:ident: $bound:path),*>
         ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
@@ -54,10 +54,10 @@ vectorized! {
     }
 }
 
-/// How many partial sums a reduction of one row keeps, so that it vectorizes; fixed, so that it is deterministic.
+/// The number of partial sums of a row's reduction. Several let it vectorize; a fixed number makes it deterministic.
 const LANES: usize = 32;
 
-/// `Σ f([a[i], b[i], …])` with [`LANES`] partial sums, over the length of the shortest slice.
+/// Returns `Σ f([a[i], b[i], …])` with [`LANES`] partial sums, over the length of the shortest slice.
 #[inline(always)]
 pub(super) fn sum<A: Copy, T: Real, const N: usize>(slices: [&[A]; N], f: impl Fn([A; N]) -> T) -> T {
     let mut partial = [T::ZERO; LANES];
@@ -65,7 +65,7 @@ pub(super) fn sum<A: Copy, T: Real, const N: usize>(slices: [&[A]; N], f: impl F
     let whole = count / LANES * LANES;
     let mut start = 0;
     while start < whole {
-        // Checked once a chunk: a check at every element would keep it from being vectorized.
+        // The bounds are checked once per chunk: a check at every element would prevent vectorization.
         let chunks = slices.map(|slice| &slice[start..start + LANES]);
         for (lane, partial) in partial.iter_mut().enumerate() {
             *partial = *partial + f(chunks.map(|chunk| chunk[lane]));
@@ -85,7 +85,7 @@ pub(super) fn sum<A: Copy, T: Real, const N: usize>(slices: [&[A]; N], f: impl F
     partial[0]
 }
 
-/// The largest element, or `-∞`. It may pass over a NaN, which makes the sum of a softmax NaN all the same.
+/// Returns the largest element, or `-∞`. It may pass over a NaN; the sum of a softmax is then NaN in any case.
 #[inline(always)]
 pub(super) fn max<T: Real>(x: &[T]) -> T {
     let mut partial = [T::NEG_INFINITY; LANES];

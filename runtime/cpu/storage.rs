@@ -1,7 +1,6 @@
-//! Float types in memory and the types they are computed in: f16 and bf16 are storage alone, their arithmetic is f32.
-//!
-//! A kernel reads a number with [`Float::widen`], computes in [`Float::Real`], and rounds once, to nearest even, where
-//! it stores a result. The conversions are bit operations without branches, so loops over them vectorize.
+//! Float types in memory, and the types in which they are computed: f16 and bf16 are only stored, and computed in f32.
+//! A kernel reads a number with [`Float::widen`], computes in [`Float::Real`], and rounds once, to nearest even, where it stores a result.
+//! The conversions are bit operations without branches, so loops over them vectorize.
 
 use super::element::{Element, with_float, with_half};
 use super::math::Real;
@@ -10,18 +9,18 @@ use half::{bf16, f16};
 use ir::DType;
 use ir::rounding::{to_bf16, to_f16};
 
-/// A float type as it lies in memory.
+/// A float type in memory.
 pub(super) trait Float: Element {
-    /// What it is computed in.
+    /// The type in which it is computed.
     type Real: Real;
 
-    /// The same number.
+    /// Converts the number exactly.
     fn widen(self) -> Self::Real;
-    /// The nearest number, of two the even one.
+    /// Returns the nearest number, or the even one of two.
     fn narrow(x: Self::Real) -> Self;
-    /// The elements as they are, if they are computed in their own type.
+    /// Returns the elements themselves if they are computed in their own type.
     fn as_reals(elements: &[Self]) -> Option<&[Self::Real]>;
-    /// The elements as they are, if they are computed in their own type.
+    /// Returns the elements themselves if they are computed in their own type.
     fn as_reals_mut(elements: &mut [Self]) -> Option<&mut [Self::Real]>;
 }
 
@@ -103,13 +102,13 @@ fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let odd = (bits >> 16) & 1;
     let rounded = bits.wrapping_add(0x7fff + odd);
-    // A NaN stays one: its low bits may be all that tell it from an infinity.
+    // A NaN must stay a NaN: perhaps only its low bits distinguish it from an infinity.
     let bits = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
     (bits >> 16) as u16
 }
 
-/// The exponent is brought to f32's bias by a multiplication, which also normalises subnormal numbers
-/// (F. Giesen, "Half to float done quick").
+/// Converts f16 to f32. A multiplication changes the exponent's bias, and also normalises subnormal numbers (F. Giesen, "Half to float done
+/// quick").
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     /// 2¹¹², the difference of the biases.
@@ -122,15 +121,15 @@ fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(magnitude | (bits & 0x8000) << 16)
 }
 
-/// Normal numbers round in the bits, subnormal ones by adding a number whose unit in the last place is theirs
-/// (F. Giesen, "Float to half").
+/// Converts f32 to f16. Normal numbers are rounded in their bits. Subnormal numbers are rounded by adding a number whose unit in the last
+/// place is theirs (F. Giesen, "Float to half").
 #[inline(always)]
 fn f32_to_f16(x: f32) -> u16 {
-    /// From here on everything is infinite: 2¹⁶.
+    /// The number from which all are infinite: 2¹⁶.
     const INFINITE: u32 = (127 + 16) << 23;
-    /// The least normal number: 2⁻¹⁴.
+    /// The smallest normal number: 2⁻¹⁴.
     const NORMAL: u32 = (127 - 14) << 23;
-    /// Its unit in the last place is the least subnormal f16, 2⁻²⁴.
+    /// A number whose unit in the last place is the smallest subnormal f16, 2⁻²⁴.
     const ALIGN: f32 = 0.5;
     let bits = x.to_bits();
     let magnitude = bits & 0x7fff_ffff;
@@ -144,12 +143,12 @@ fn f32_to_f16(x: f32) -> u16 {
     (rounded | bits >> 16 & 0x8000) as u16
 }
 
-/// The type that numbers of a type are computed in.
+/// Returns the type in which numbers of a type are computed.
 pub(super) fn computed(dtype: DType) -> DType {
     if is_half(dtype) { DType::F32 } else { dtype }
 }
 
-/// Whether a type is storage alone.
+/// Returns whether a type is only stored.
 pub(super) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
@@ -166,7 +165,7 @@ vectorized! {
     }
 }
 
-/// Brings elements of a half type into f32.
+/// Converts elements of a half type to f32.
 pub(super) fn widen_half(dtype: DType, from: &[u8], to: &mut [f32]) {
     with_half!(dtype, S => widen::<S>(bytemuck::cast_slice(from), to));
 }
@@ -176,17 +175,17 @@ pub(super) fn narrow_half(dtype: DType, from: &[f32], to: &mut [u8]) {
     with_half!(dtype, S => narrow::<S>(from, bytemuck::cast_slice_mut(to)));
 }
 
-/// The float with this index, of any type.
+/// Returns the float with this index, from bytes of any float type.
 pub(super) fn number<T: Real>(dtype: DType, bytes: &[u8], index: usize) -> T {
     with_float!(dtype, S => T::of(bytemuck::cast_slice::<u8, S>(bytes)[index].to_f64()))
 }
 
-/// Stores a float as the first element, of any type.
+/// Stores a float as the first element, in bytes of any float type.
 pub(super) fn set_number<T: Real>(dtype: DType, bytes: &mut [u8], x: T) {
     with_float!(dtype, S => bytemuck::cast_slice_mut::<u8, S>(bytes)[0] = <S as Element>::from_f64(x.to_f64()));
 }
 
-/// Room for a row in the type that is computed in, where it lies in memory in another.
+/// Scratch for a row in the type in which it is computed, if its type in memory is another.
 pub(super) struct Scratch<T>(Vec<T>);
 
 impl<T: Real> Scratch<T> {
@@ -194,7 +193,7 @@ impl<T: Real> Scratch<T> {
         Self(vec![])
     }
 
-    /// These elements: themselves, or widened.
+    /// Returns these elements: themselves, or converted.
     pub(super) fn read<'s, S: Float<Real = T>>(&'s mut self, elements: &'s [S]) -> &'s [T] {
         if let Some(reals) = S::as_reals(elements) {
             return reals;
@@ -204,7 +203,7 @@ impl<T: Real> Scratch<T> {
         &self.0
     }
 
-    /// Lets `change` change a row, which is rounded when that is done.
+    /// Lets `change` update a row, and rounds it afterwards.
     pub(super) fn update<S: Float<Real = T>>(&mut self, row: &mut [S], change: impl FnOnce(&mut [T])) {
         if S::as_reals(row).is_none() {
             self.0.resize(row.len(), T::ZERO);
@@ -213,7 +212,7 @@ impl<T: Real> Scratch<T> {
         self.write(row, change);
     }
 
-    /// Lets `make` make a row, whose elements mean nothing yet; it is rounded when that is done.
+    /// Lets `make` write a row whose old elements are undefined, and rounds it afterwards. Returns the value of `make`.
     pub(super) fn write<S: Float<Real = T>, R>(
         &mut self,
         row: &mut [S],
@@ -233,7 +232,7 @@ impl<T: Real> Scratch<T> {
 mod tests {
     use super::*;
 
-    /// Every f16, and the numbers between two of them where rounding turns, against the crate `half`.
+    /// Compares every f16, and the numbers halfway between two of them with their neighbours, with the crate `half`.
     #[test]
     fn conversions_of_f16_are_those_of_the_library() {
         for half in (0..=u16::MAX).map(f16::from_bits) {
@@ -256,12 +255,12 @@ mod tests {
         }
     }
 
-    /// Whether two numbers are the same: zeros with their sign, a NaN whatever its bits.
+    /// Returns whether two numbers are the same: zeros with their sign, NaNs whatever their bits.
     fn same(a: f32, b: f32) -> bool {
         a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
     }
 
-    /// A number, and numbers about half a unit of f16 and of bf16 away from it.
+    /// Checks a number, and numbers about half a unit of f16 and of bf16 away from it.
     fn around(x: f32, check: impl Fn(f32)) {
         for half_unit in [0u32, 1 << 12, 1 << 15] {
             for step in [half_unit.wrapping_sub(1), half_unit, half_unit + 1] {

@@ -1,16 +1,16 @@
-//! Reading strided elements in the order in which results lie in memory.
+//! Reading strided elements in the memory order of results.
 
 use crate::layout::Layout;
 use smallvec::SmallVec;
 
-/// A layout as runs: sizes and strides, merged where one stride reaches through.
+/// A layout as runs: sizes and strides, merged where one stride covers several dims.
 #[derive(Clone, Debug)]
 pub(super) struct Walk {
     runs: SmallVec<[(usize, isize); 6]>,
     offset: isize,
 }
 
-/// What a walk amounts to.
+/// The access pattern of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     /// One element after the other.
@@ -22,12 +22,12 @@ pub(super) enum Shape {
 }
 
 impl Walk {
-    /// Through a layout with its dims in this order, outermost first.
+    /// Walks through a layout with its dims in this order, outermost first.
     pub(super) fn new(layout: &Layout, order: &[usize]) -> Self {
         Self { runs: layout.transpose(order).collapsed(), offset: layout.offset }
     }
 
-    /// Through a layout in row-major order.
+    /// Walks through a layout in row-major order.
     pub(super) fn row_major(layout: &Layout) -> Self {
         Self { runs: layout.collapsed(), offset: layout.offset }
     }
@@ -40,7 +40,7 @@ impl Walk {
         }
     }
 
-    /// Where the element with this index stands.
+    /// Returns the position of the element with this index.
     #[cfg(test)]
     fn position(&self, mut index: usize) -> usize {
         let mut position = self.offset;
@@ -51,7 +51,7 @@ impl Walk {
         position as usize
     }
 
-    /// Reads the elements from this index on.
+    /// Reads the elements from index `start` on.
     #[inline]
     pub(super) fn load<T: Copy>(&self, elements: &[T], start: usize, out: &mut [T]) {
         self.for_runs(start, out.len(), |at, position, stride, count| {
@@ -68,8 +68,8 @@ impl Walk {
         });
     }
 
-    /// Calls for each stretch of one stride, of `count` elements from an index on: where it starts in the output, its
-    /// first element's position, the stride, how many.
+    /// Calls `run` for each stretch of one stride among `count` elements from index `start` on, with the stretch's start in the output, the
+    /// position of its first element, the stride, and its length.
     #[inline]
     pub(super) fn for_runs(
         &self,

@@ -1,4 +1,4 @@
-//! A tensor as plain bytes, and a batch of named ones: what the loader hands to a step.
+//! Tensors as plain bytes, and batches of named tensors, which the loader gives to a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,10 +19,10 @@ pub struct Array {
 }
 
 impl Array {
-    /// Rows `range` of dim 0: dims `[range.len(), dims[1..]]`.
+    /// Returns rows `range` of dim 0; the result has the dims `[range.len(), dims[1..]]`.
     ///
     /// # Panics
-    /// When there is no dim 0, or it is shorter than `range.end`.
+    /// Panics if there is no dim 0, or if it is shorter than `range.end`.
     pub fn rows(&self, range: Range<u64>) -> Self {
         assert!(range.end <= self.dims[0], "rows {range:?} of dims {:?}", self.dims);
         let row = self.dims[1..].iter().product::<u64>() * self.dtype.bytes();
@@ -32,7 +32,7 @@ impl Array {
         Self { dtype: self.dtype, dims, bytes }
     }
 
-    /// The elements as `f64` (exact but for 64-bit integers beyond 2^53).
+    /// Returns the elements as `f64` (exact except for 64-bit integers beyond 2^53).
     pub fn to_f64s(&self) -> Vec<f64> {
         let scalar = |bytes| match element::read(self.dtype, bytes) {
             Scalar::Integer(value) => value as f64,
@@ -41,7 +41,7 @@ impl Array {
         self.bytes.chunks_exact(self.dtype.bytes() as usize).map(scalar).collect()
     }
 
-    /// The elements of an integer or bool array; `None` for floats and for values beyond `i64`.
+    /// Returns the elements of an integer or bool array; `None` for floats and for values beyond `i64`.
     pub fn to_i64s(&self) -> Option<Vec<i64>> {
         let scalar = |bytes| match element::read(self.dtype, bytes) {
             Scalar::Integer(value) => i64::try_from(value).ok(),
@@ -54,21 +54,21 @@ impl Array {
 /// Named tensors for one step, one microbatch or one evaluation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Inputs and labels by name. Dim 0 of the batched ones is [`rows`](Self::rows).
+    /// Inputs and labels by name. Dim 0 of the batched tensors is [`rows`](Self::rows).
     pub tensors: BTreeMap<String, Array>,
-    /// The inputs that are the same for every sample: they have no batch dim.
+    /// The inputs that are the same for every sample, which have no batch dim.
     pub broadcast: BTreeSet<String>,
     /// The length of dim 0.
     pub rows: u64,
-    /// How many rows are samples; the ones after them fill the batch up, and all their labels are ignored.
+    /// The number of rows that are samples. The rows after them fill the batch up, and all their labels are ignored.
     pub samples: u64,
 }
 
 impl Batch {
-    /// Microbatch `index` of `count` equal ones: rows `index * rows / count ..` of dim 0.
+    /// Returns microbatch `index` of `count` equal ones: rows `index * rows / count ..` of dim 0.
     ///
     /// # Panics
-    /// When `count` does not divide the rows, or `index` is not below it.
+    /// Panics if `count` does not divide the rows, or if `index` is not below it.
     pub fn microbatch(&self, index: u64, count: u64) -> Self {
         assert!(
             index < count && self.rows.is_multiple_of(count),
@@ -79,10 +79,10 @@ impl Batch {
         self.slice(index * rows..(index + 1) * rows)
     }
 
-    /// Rows `range` of every batched tensor; broadcast ones stay whole.
+    /// Returns rows `range` of every batched tensor, and whole broadcast tensors.
     ///
     /// # Panics
-    /// When `range` ends after [`rows`](Self::rows).
+    /// Panics if `range` ends after [`rows`](Self::rows).
     pub fn slice(&self, range: Range<u64>) -> Self {
         let cut = |(name, array): (&String, &Array)| {
             let whole = self.broadcast.contains(name);

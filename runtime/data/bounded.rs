@@ -1,9 +1,9 @@
-//! The steps of a `tokenizer.json` before its model, each with a bound on the bytes that it makes of a text.
+//! The steps of a `tokenizer.json` before its model. Each has a bound on the number of bytes that it makes from a text.
 //!
-//! A step may make a text longer: `Replace` writes up to megabytes for each character, and forty steps that double a text
-//! make a terabyte of a byte. A step whose result could be too long is therefore tried on a piece of the text after the
-//! other first, and not begun if it is. The library's own sequences of steps do not ask in between, so that a sequence is
-//! taken apart here, whatever is nested in it.
+//! A step may make a text longer: `Replace` writes up to megabytes for each character, and forty steps that double a text make a terabyte
+//! from one byte. If the result of a step could be too long, the step is first tried on the text piece by piece, and is not run if the
+//! result would be too long. The library's own sequences of steps do not check in between. So a sequence is split into its steps here,
+//! however deeply sequences are nested.
 
 use std::cell::RefCell;
 
@@ -15,25 +15,26 @@ use tokenizers::{
     PreTokenizer, PreTokenizerWrapper, Result,
 };
 
-/// Steps of one kind; honest files have up to about ten.
+/// The largest number of steps of one kind; honest files have up to about ten.
 const MOST_STEPS: usize = 64;
 
-/// So many times its bytes may a text become, and a bit more for short ones. NFKD makes 11 times of the worst text.
+/// The largest factor by which the bytes of a text may grow, with some more room for short texts. NFKD makes 11 times the bytes of the
+/// worst text.
 const MOST_GROWTH: usize = 16;
 const ROOM: usize = 4096;
 
-/// A step that could make so many times a text's bytes is begun without a trial.
+/// The largest growth factor of a step that runs without a trial.
 const UNTRIED_GROWTH: usize = 64;
 
-/// Bytes that a trial may come to.
+/// The approximate number of bytes that a piece becomes in a trial.
 const TRIAL: usize = 1 << 20;
 
 thread_local! {
-    /// Why a step was not begun, or failed. The library drops errors of normalizers, and goes on with the text as it is.
+    /// The reason why a step was not run, or failed. The library drops errors of normalizers, and continues with the unchanged text.
     static REFUSED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Why a step of this thread was not begun, or failed, since the last call.
+/// Returns the reason why a step of this thread was not run, or failed, since the last call.
 pub(super) fn take_refusal() -> Option<String> {
     REFUSED.take()
 }
@@ -42,9 +43,9 @@ pub(super) fn take_refusal() -> Option<String> {
 #[derive(Clone, Debug)]
 struct Step<S> {
     step: S,
-    /// How many times longer it makes the worst text.
+    /// The factor by which it lengthens the worst text.
     times: usize,
-    /// How many bytes it adds once to every text.
+    /// The number of bytes that it adds once to every text.
     plus: usize,
 }
 
@@ -56,7 +57,7 @@ pub(super) struct BoundedNormalizer(Vec<Step<NormalizerWrapper>>);
 #[derive(Clone, Debug)]
 pub(super) struct BoundedPreTokenizer(Vec<Step<PreTokenizerWrapper>>);
 
-/// Parts of a tokenizer that have no say in the tokens of a text: what adds special tokens, and what makes text of tokens.
+/// A placeholder for parts of a tokenizer that do not affect the tokens of a text: the part that adds special tokens, and the decoder.
 #[derive(Clone, Debug)]
 pub(super) struct Unused;
 
@@ -100,7 +101,7 @@ impl Normalizer for BoundedNormalizer {
 }
 
 impl Step<NormalizerWrapper> {
-    /// Changes a text, which had `before` bytes before the first step.
+    /// Changes a text that had `before` bytes before the first step.
     fn normalize(&self, text: &mut NormalizedString, before: usize) -> Result<()> {
         let most = |times: usize| before.saturating_mul(times).saturating_add(ROOM);
         let possible = text.len().saturating_mul(self.times).saturating_add(self.plus);
@@ -117,7 +118,7 @@ impl Step<NormalizerWrapper> {
         self.step.normalize(text)
     }
 
-    /// About how many bytes the step makes of `text`, or the first number above `most` that a part of it comes to.
+    /// Returns about how many bytes the step makes from `text`. Stops as soon as the number exceeds `most`.
     fn trial(&self, text: &str, most: usize) -> Result<usize> {
         let (mut bytes, mut rest) = (self.plus, text);
         while !rest.is_empty() && bytes <= most {
@@ -155,7 +156,7 @@ impl Decoder for Unused {
     }
 }
 
-/// The steps in a file's order; those of a sequence stand under `key`.
+/// Returns the steps in a file's order. The steps of a sequence are in its field `key`.
 fn steps<'de, D, S>(deserializer: D, key: &str) -> std::result::Result<Vec<Step<S>>, D::Error>
 where
     D: Deserializer<'de>,
@@ -179,33 +180,33 @@ where
             let message = format!("`{kind}` adds {} bytes to a text; the limit is {TRIAL}", times.max(plus));
             return Err(D::Error::custom(message));
         }
-        // By a text: some of the library's types borrow from it.
+        // Parsed from text, because some of the library's types borrow from it.
         let step = serde_json::from_str(&value.to_string()).map_err(D::Error::custom)?;
         steps.push(Step { step, times, plus });
     }
     Ok(steps)
 }
 
-/// Bytes of the text in a field; 0 if there is none.
+/// Returns the bytes of the text in a field; 0 if there is none.
 fn length(fields: &Map<String, Value>, key: &str) -> usize {
     fields.get(key).and_then(Value::as_str).map_or(0, str::len)
 }
 
-/// How many times longer a step makes the worst text, in bytes. The library knows some steps by their fields alone, whatever
-/// their type says.
+/// Returns the factor by which a step lengthens the worst text, in bytes. The library recognizes some steps by their fields alone, whatever
+/// their type says, so all fields are considered.
 fn times(kind: &str, fields: &Map<String, Value>) -> usize {
     let pattern =
         || fields.get("pattern")?.get("String")?.as_str().map(str::len).filter(|&length| length > 0);
     let content = length(fields, "content");
     // A regular expression may match between any two characters.
     let replaced = pattern().map_or(content + 1, |pattern| content.div_ceil(pattern));
-    // For a space, or before a word.
+    // The replacement is written for a space, or before a word.
     let written = length(fields, "replacement") + 1;
     let mapped = fields.get("precompiled_charsmap").and_then(Value::as_str).map_or(1, longest_replacement);
     let by_kind = match kind {
-        // Spaces around a character of three bytes, NFD, lower case.
+        // Spaces around a character of three bytes, NFD, and lower case.
         _ if fields.contains_key("handle_chinese_chars") => 2 * 3 * 2,
-        // A byte becomes a character of two; a space may come before a word.
+        // A byte becomes a character of two bytes, and a space may come before a word.
         "ByteLevel" => 4,
         // <https://unicode.org/faq/normalization.html>, "maximum expansion factor" in UTF-8.
         "NFC" | "NFD" => 3,
@@ -216,8 +217,8 @@ fn times(kind: &str, fields: &Map<String, Value>) -> usize {
     replaced.max(written).max(mapped).max(by_kind)
 }
 
-/// The bytes of the longest text that a map of SentencePiece has for a character: behind a table, whose size in bytes comes
-/// first, stand the texts with a zero after each.
+/// Returns the bytes of the longest text to which a map of SentencePiece changes a character. The map has the size of a table in bytes, the
+/// table, and then the texts with a zero after each.
 fn longest_replacement(charsmap: &str) -> usize {
     let bytes = base64::decode(charsmap).unwrap_or_default();
     let texts = bytes.split_first_chunk::<4>().and_then(|(size, rest)| {

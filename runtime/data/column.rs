@@ -1,4 +1,4 @@
-//! A column: the values of one input, or of the labels, for every sample.
+//! A column: the values of one input or of the labels, for every sample.
 
 use ir::DType;
 
@@ -9,46 +9,46 @@ use super::synthetic::{self, Synthetic};
 use super::table::TableArray;
 use super::tokens::TokenStream;
 
-/// One tensor of a batch, and where its rows come from.
+/// One tensor of a batch, and the source of its rows.
 #[derive(Clone, Debug)]
 pub(super) struct Column {
     pub(super) name: String,
     pub(super) dtype: DType,
-    /// The dims of one sample, or of the whole tensor where it is not batched.
+    /// The dims of one sample, or of the whole tensor if it is not batched.
     pub(super) row_dims: Vec<u64>,
     pub(super) batched: bool,
-    /// For labels: the element that is ignored, written where a row is no sample.
+    /// For labels: the element that the loss ignores. It is written to rows that are no samples.
     pub(super) ignored: Option<Vec<u8>>,
     pub(super) content: Content,
 }
 
-/// Where rows come from.
+/// The source of a column's rows.
 #[derive(Clone, Debug)]
 pub(super) enum Content {
-    /// Row `i` is tokens `i * sequence + shift ..` of a stream; a row's length is the sequence.
+    /// Row `i` is tokens `i * sequence + shift ..` of a stream. The length of a row is the sequence length.
     Tokens { stream: TokenStream, shift: u64 },
-    /// Row `i` is row `i` of some arrays, or the whole array for every sample where the column is not batched. Shifted
-    /// rows are moved one element to the left, and their last is ignored.
+    /// Row `i` is row `i` of some arrays. A column that is not batched is a whole array, the same for every sample. In shifted rows,
+    /// elements move one place to the left, and the last is ignored.
     Rows { rows: Rows, shifted: bool },
-    /// Every row is the same.
+    /// All rows are equal.
     Same(Vec<u8>),
-    /// Row `i` is made up; `shift` skips its first elements.
+    /// Row `i` is generated; `shift` skips its first elements.
     Synthetic { values: Synthetic, shift: u64 },
 }
 
 impl Column {
-    /// Elements in one row.
+    /// Returns the number of elements of one row.
     pub(super) fn row_elements(&self) -> u64 {
         self.row_dims.iter().product()
     }
 
-    /// Bytes in one row.
+    /// Returns the number of bytes of one row.
     pub(super) fn row_bytes(&self) -> usize {
         (self.row_elements() * self.dtype.bytes()) as usize
     }
 
-    /// How many samples there are; none where any number can be made. A stream of T tokens has `(T - 1) / sequence`, so
-    /// that the last token has a label too.
+    /// Returns the number of samples; `None` if any number can be generated. A stream of T tokens has `(T - 1) / sequence` samples, so that
+    /// the last token has a label too.
     pub(super) fn samples(&self) -> Option<u64> {
         match &self.content {
             _ if !self.batched => None,
@@ -58,7 +58,7 @@ impl Column {
         }
     }
 
-    /// Writes row `row` into `out`, of [`row_bytes`](Self::row_bytes).
+    /// Writes row `row` into `out`, whose length is [`row_bytes`](Self::row_bytes).
     pub(super) fn write_row(&self, row: u64, out: &mut [u8]) {
         match &self.content {
             Content::Tokens { stream, shift } => self.write_tokens(stream, row, *shift, out),
@@ -68,7 +68,7 @@ impl Column {
         }
     }
 
-    /// Writes a row whose labels are all ignored.
+    /// Writes labels that are all ignored.
     pub(super) fn write_ignored(&self, out: &mut [u8]) {
         let Some(ignored) = &self.ignored else { return };
         out.chunks_exact_mut(ignored.len()).for_each(|slot| slot.copy_from_slice(ignored));
@@ -99,7 +99,7 @@ impl Column {
         debug_assert!(converted.is_ok(), "`{}`: {converted:?} was checked before", self.name);
     }
 
-    /// Checks that an array of this type and these dims can give this column's rows; `data` names it in errors.
+    /// Checks that an array of this type and these dims can provide this column's rows; `data` names it in errors.
     pub(super) fn check_shape(&self, dtype: DType, dims: &[u64], data: &str) -> Result<(), DataError> {
         let row_dims = if self.batched { dims.get(1..) } else { Some(dims) };
         let (data, name) = (data.to_owned(), self.name.clone());
@@ -113,7 +113,7 @@ impl Column {
         }
     }
 
-    /// Checks that `array` can give this column's rows; `data` names it in errors.
+    /// Checks that `array` can provide this column's rows; `data` names it in errors.
     pub(super) fn check_array(&self, array: &TableArray, data: &str) -> Result<(), DataError> {
         self.check_shape(array.dtype, &array.dims, data)?;
         let name = self.name.clone();

@@ -1,27 +1,27 @@
-//! Which columns of a CSV file feed which input, and which are the labels.
+//! The assignment of a CSV file's columns to inputs and labels.
 //!
-//! In this order: what the user says; for labels a column with a usual name or, where columns have no names, the last; for
-//! an input a column of its name; for the one input that is still open all columns that are left.
+//! The rules are, in this order: the user's choice; for labels, a column with a usual name or, without names, the last column; for an
+//! input, a column with its name; for the only input that is still open, all remaining columns.
 
 use super::csv::Csv;
 use super::decide::{Decision, Feed};
 use super::error::{self, DataError};
 use super::spec::{InputSpec, LabelSpec, LabelsFrom, LoaderOptions, Source};
 
-/// Names of a column that labels are found under, besides their own.
+/// The usual names of a label column, besides the label's own name.
 pub(super) const LABELS: [&str; 5] = ["labels", "label", "target", "class", "y"];
 
-/// Where the labels of a CSV file are.
+/// The label columns of a CSV file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct LabelColumns {
-    /// The columns; none where labels come from elsewhere.
+    /// The columns; empty if labels come from elsewhere.
     pub(super) columns: Vec<usize>,
-    /// Whether they were guessed from their place.
+    /// Whether they were guessed from their position.
     pub(super) is_guess: bool,
 }
 
-/// The columns that COLUMNS of `--input NAME=COLUMNS` means: names, numbers counted from 1, and ranges of either, joined
-/// by commas. The error says what is none of them.
+/// Parses COLUMNS of `--input NAME=COLUMNS`: names, numbers counted from 1, and ranges of either, joined by commas. The error names the
+/// part that is none of them.
 pub(super) fn parse(text: &str, csv: &Csv) -> Result<Vec<usize>, String> {
     let mut columns = Vec::new();
     for item in text.split(',').map(str::trim) {
@@ -41,14 +41,14 @@ pub(super) fn parse(text: &str, csv: &Csv) -> Result<Vec<usize>, String> {
     Ok(columns)
 }
 
-/// A column by its name, or else by its number.
+/// Finds a column by its name, or else by its number.
 fn single(text: &str, csv: &Csv) -> Option<usize> {
     let named = csv.header.as_ref().and_then(|header| header.iter().position(|name| name == text));
     let numbered = || text.parse::<usize>().ok()?.checked_sub(1).filter(|&column| column < csv.columns);
     named.or_else(numbered)
 }
 
-/// What a user can choose from.
+/// Describes the columns from which a user can choose.
 fn known(csv: &Csv) -> String {
     match &csv.header {
         None => format!("its columns are numbered from 1 to {}", csv.columns),
@@ -59,10 +59,10 @@ fn known(csv: &Csv) -> String {
     }
 }
 
-/// Where the labels are.
+/// Finds the label columns.
 ///
 /// # Errors
-/// Columns that do not exist; no column that is known for labels.
+/// Columns that do not exist; no column has the name of labels.
 pub(super) fn labels(
     label: &LabelSpec,
     csv: &Csv,
@@ -104,16 +104,16 @@ pub(super) fn labels(
     }
 }
 
-/// The column of an input's own name, if it takes one number a sample.
+/// Returns the column with an input's name, if the input takes one number per sample.
 pub(super) fn named(input: &InputSpec, csv: &Csv) -> Option<Vec<usize>> {
     let column = csv.header.as_ref()?.iter().position(|name| *name == input.name)?;
     (elements(input) == 1).then(|| vec![column])
 }
 
-/// Gives the columns that nothing takes to the one input that has nothing.
+/// Assigns all remaining columns to the only input that has no columns.
 ///
 /// # Errors
-/// Several such inputs; more or fewer columns than it takes.
+/// Several such inputs; the number of columns is not that of the input.
 pub(super) fn fill(
     inputs: &[&InputSpec],
     feeds: &mut [Option<(Feed, &'static str)>],
@@ -152,12 +152,12 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Numbers of one sample.
+/// Returns the number of elements of one sample.
 fn elements(input: &InputSpec) -> u64 {
     input.dims.iter().skip(usize::from(input.batched)).product()
 }
 
-/// Columns for people, counted from 1: `1-64, 66`.
+/// Formats columns for messages, counted from 1: `1-64, 66`.
 pub(super) fn shown(columns: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &column in columns {
@@ -173,7 +173,7 @@ pub(super) fn shown(columns: &[usize]) -> String {
     ranges.into_iter().map(range).collect::<Vec<_>>().join(", ")
 }
 
-/// What a user should know of labels that were found by their place.
+/// Returns a note for the user about labels that were guessed from their position.
 pub(super) fn note(
     labels: &LabelColumns,
     label: &LabelSpec,

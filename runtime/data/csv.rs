@@ -1,8 +1,8 @@
-//! Numbers in comma-separated files (RFC 4180; `.tsv` by tabs), also gzipped: a row a sample, a number a column, the
-//! columns' names in the first line or none.
+//! Numbers in comma-separated files (RFC 4180), or tab-separated files (`.tsv`), also gzipped. A row is a sample, and a column is a number.
+//! The first line may have the names of the columns.
 //!
-//! All rows are counted and their lengths checked when a file is opened; a cell is read when a column is asked for, so
-//! that columns which nothing takes may hold anything.
+//! When a file is opened, its rows are counted and their lengths checked. A cell is read only when its column is used, so unused columns
+//! may hold anything.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -25,9 +25,9 @@ pub(super) struct Csv {
     /// The file or folder.
     pub(super) path: PathBuf,
     files: Vec<CsvFile>,
-    /// The columns' names, where the first line has them.
+    /// The names of the columns, if the first line has them.
     pub(super) header: Option<Vec<String>>,
-    /// How many columns there are.
+    /// The number of columns.
     pub(super) columns: usize,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Csv {
 #[derive(Clone, Debug)]
 struct CsvFile {
     path: PathBuf,
-    /// Its text, unpacked.
+    /// The text, unpacked.
     text: Bytes,
     delimiter: u8,
     has_header: bool,
@@ -43,7 +43,7 @@ struct CsvFile {
 }
 
 impl Csv {
-    /// Opens the files, of which there is one at least.
+    /// Opens the files, at least one.
     ///
     /// # Errors
     /// Files that cannot be read, have no rows, or rows of different lengths; files whose columns differ.
@@ -64,7 +64,7 @@ impl Csv {
         Ok(csv)
     }
 
-    /// What to call a column in messages: its number, counted from 1, and its name.
+    /// Returns the name of a column for messages: its number, counted from 1, and its name.
     pub(super) fn column_name(&self, column: usize) -> String {
         match self.header.as_ref().and_then(|header| header.get(column)) {
             Some(name) => format!("{} (`{name}`)", column + 1),
@@ -72,10 +72,10 @@ impl Csv {
         }
     }
 
-    /// The columns of every file as arrays of `[rows, row_dims…]`, to feed the input or label `name`.
+    /// Reads the columns of every file as arrays of `[rows, row_dims…]`, for the input or label `name`.
     ///
     /// # Errors
-    /// Another number of columns than a row takes; cells that are no finite numbers, or do not fit.
+    /// The number of columns is not that of a row; cells that are no finite numbers, or do not fit.
     pub(super) fn arrays(
         &self,
         columns: &[usize],
@@ -107,7 +107,7 @@ impl Csv {
         self.files.iter().map(array).collect()
     }
 
-    /// An error about which columns feed what.
+    /// Returns an error about the assignment of columns.
     pub(super) fn columns_error(&self, name: &str, reason: String) -> DataError {
         let (path, columns, name) = (self.path.clone(), self.columns, name.to_owned());
         DataError::Columns { path, columns, name, reason }
@@ -115,7 +115,7 @@ impl Csv {
 }
 
 impl CsvFile {
-    /// The file, the names in its first line, and how many columns it has.
+    /// Opens a file. Returns it, the names in its first line, and the number of its columns.
     fn open(path: &Path) -> Result<(Self, Option<Vec<String>>, usize), DataError> {
         let malformed = |reason: String| DataError::Malformed { path: path.to_owned(), reason };
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
@@ -156,7 +156,7 @@ impl CsvFile {
         Ok((opened, header, columns))
     }
 
-    /// Calls `each` with the line and the cells of every row.
+    /// Calls `each` with the line number and the cells of every row.
     fn each_row(
         &self,
         mut each: impl FnMut(u64, &[Cow<'_, str>]) -> Result<(), DataError>,
@@ -178,7 +178,7 @@ impl CsvFile {
     }
 }
 
-/// The text in a gzipped file, of at most so many bytes.
+/// Returns the unpacked text of a gzipped file, at most `most` bytes.
 fn gunzip(path: &Path, packed: &[u8], most: u64) -> Result<Bytes, DataError> {
     match unpack::to_end(MultiGzDecoder::new(packed), most) {
         Ok(text) => Ok(text.into()),
@@ -193,9 +193,9 @@ fn gunzip(path: &Path, packed: &[u8], most: u64) -> Result<Bytes, DataError> {
     }
 }
 
-/// Appends the number in a cell; the error is what is wrong with it.
+/// Appends the number in a cell. The error describes the fault of the cell.
 fn push(bytes: &mut Vec<u8>, cell: &str, dtype: DType) -> Result<(), String> {
-    /// Up to here every integer is an f64 of its own.
+    /// The number up to which every integer is represented exactly in f64.
     const EXACT: f64 = (1u64 << 53) as f64;
     let cell = cell.trim();
     if cell.is_empty() {
@@ -209,7 +209,7 @@ fn push(bytes: &mut Vec<u8>, cell: &str, dtype: DType) -> Result<(), String> {
                 return Err(format!("is `{}`, which is not a finite number", shown()));
             }
             Ok(number) if is_float => Scalar::Float(number),
-            // Some programs write 3.0 for 3.
+            // Some programs write the integer 3 as 3.0.
             Ok(number) if number.fract() == 0.0 && number.abs() < EXACT => Scalar::Integer(number as i128),
             Ok(_) => return Err(format!("is `{}`, which is not an integer", shown())),
             Err(_) => return Err(format!("is `{}`, which is not a number", shown())),

@@ -1,4 +1,4 @@
-//! Builds the columns of a data set from what was decided, and checks everything before step 0.
+//! Builds the columns of a data set from the decisions about its inputs, and checks everything before step 0.
 
 use std::path::Path;
 
@@ -19,29 +19,29 @@ use super::tokens::{Text, TokenStream};
 /// Some samples: rows `first .. first + samples` of the columns.
 #[derive(Clone, Debug)]
 pub(super) struct Dataset {
-    /// What to call it in messages.
+    /// The name in messages.
     pub(super) name: String,
     pub(super) columns: Vec<Column>,
     pub(super) first: u64,
     pub(super) samples: u64,
 }
 
-/// What a data set is built for.
+/// The context in which a data set is built.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) spec: &'a ModelSpec,
     pub(super) options: &'a LoaderOptions,
-    /// How text becomes tokens.
+    /// The way in which text becomes tokens.
     pub(super) text: Text<'a>,
     /// The seed of synthetic values, which differs between training and evaluation.
     pub(super) seed: u64,
 }
 
 impl Dataset {
-    /// All samples of `offer`, with what is worth knowing about them in `notes`.
+    /// Builds a data set with all samples of `offer`. Adds remarks for the user to `notes`.
     ///
     /// # Errors
-    /// Whatever makes the data unfit for the model.
+    /// Any fault that makes the data unfit for the model.
     pub(super) fn build(
         wanted: Wanted<'_>,
         offer: &Offer,
@@ -59,7 +59,7 @@ impl Dataset {
         Ok(Self { name: offer.name(), columns, first: 0, samples })
     }
 
-    /// The last `held_out` samples as a data set of their own, and this one without them.
+    /// Splits off the last `held_out` samples. Returns the other samples, and these.
     pub(super) fn split(mut self, held_out: u64) -> (Self, Self) {
         let mut last = self.clone();
         self.samples -= held_out;
@@ -68,7 +68,7 @@ impl Dataset {
         (self, last)
     }
 
-    /// A batch of the samples in `rows`, of which all from the `samples`th on have their labels ignored.
+    /// Returns a batch of the samples in `rows`. The labels of all rows from the `samples`th on are ignored.
     pub(super) fn gather(&self, rows: &[u64], samples: u64) -> Batch {
         let mut batch = Batch { tensors: [].into(), broadcast: [].into(), rows: rows.len() as u64, samples };
         for column in &self.columns {
@@ -92,7 +92,7 @@ impl Dataset {
     }
 }
 
-/// The number of samples that all columns agree on.
+/// Returns the number of samples, on which all columns must agree.
 fn count(columns: &[Column]) -> Result<u64, DataError> {
     let counts: Vec<(String, u64)> =
         columns.iter().filter_map(|column| Some((column.name.clone(), column.samples()?))).collect();
@@ -157,7 +157,7 @@ fn feature(
     Ok(column)
 }
 
-/// A row whose element at place `i` of the last dim is `value(i)`.
+/// Returns a row whose elements at place `i` of the last dim are `value(i)`.
 fn repeated(column: &Column, value: impl Fn(u64) -> u64) -> Result<Vec<u8>, DataError> {
     let last = column.row_dims.last().copied().unwrap_or(1);
     let mut row = vec![0; column.row_bytes()];
@@ -177,7 +177,7 @@ fn repeated(column: &Column, value: impl Fn(u64) -> u64) -> Result<Vec<u8>, Data
     Ok(row)
 }
 
-/// The content of an input that takes the stream of tokens which `open` makes of the data in `path`.
+/// Returns the content of an input that takes the token stream that `open` makes from the data in `path`.
 fn tokens(
     input: &InputSpec,
     column: &Column,
@@ -204,11 +204,11 @@ fn tokens(
     Ok(Content::Tokens { stream, shift: 0 })
 }
 
-/// The arrays for a column in a file of its own: under the first of `keys` that is there, or the only one; all columns of
-/// a CSV file; a field of JSON lines.
+/// Returns the arrays for a column in a file of its own: the array with the first of `keys` that exists, or the only array; all columns of
+/// a CSV file; or a field of JSON lines.
 ///
 /// # Errors
-/// Arrays of other names; columns that do not fit.
+/// Arrays with other names; columns that do not fit.
 pub(super) fn own_file(keys: &[&str], column: &Column, offer: &Offer) -> Result<Vec<Named>, DataError> {
     match offer {
         Offer::Csv(csv) => {

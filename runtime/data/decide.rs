@@ -1,4 +1,4 @@
-//! Decides what feeds each input of the model, with a reason that can be printed.
+//! Decides where the values of each input of the model come from, with a reason that can be printed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::json::Json;
 use super::spec::{DataSource, InputSpec, LoaderOptions, ModelSpec, Source};
 use super::tables::Tables;
 
-/// What DATA is.
+/// The contents of DATA.
 #[derive(Clone, Debug)]
 pub(super) enum Offer {
     /// A file or folder of text or raw tokens.
@@ -22,15 +22,15 @@ pub(super) enum Offer {
     Csv(Csv),
     /// Records with fields.
     Json(Json),
-    /// Nothing: values are made up.
+    /// No file: values are generated.
     Synthetic,
 }
 
 impl Offer {
-    /// Opens DATA as far as is needed to know what it has.
+    /// Opens DATA as far as necessary to know its contents.
     ///
     /// # Errors
-    /// Data that is missing, or of a format that is not read.
+    /// Data that is missing, or has an unsupported format.
     pub(super) fn open(source: &DataSource) -> Result<Self, DataError> {
         let DataSource::Path(path) = source else { return Ok(Self::Synthetic) };
         let (files, format) = file::files(path)?;
@@ -42,7 +42,7 @@ impl Offer {
         }
     }
 
-    /// What to call it in messages.
+    /// Returns the name of the data for messages.
     pub(super) fn name(&self) -> String {
         match self {
             Self::Tokens(path) => path.display().to_string(),
@@ -54,10 +54,10 @@ impl Offer {
     }
 }
 
-/// What feeds one input.
+/// The source of one input's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Feed {
-    /// The stream of tokens that DATA is.
+    /// The token stream of DATA.
     Tokens,
     /// A key of DATA, or a field of its records.
     Key(String),
@@ -75,14 +75,14 @@ pub enum Feed {
     Synthetic,
 }
 
-/// What feeds one input, and why; its `Display` is a line for the user.
+/// The source of one input's values, and the reason. Its `Display` is a line for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The input's name.
     pub input: String,
-    /// What feeds it.
+    /// The source of its values.
     pub feed: Feed,
-    /// Why.
+    /// The reason for this source.
     pub reason: &'static str,
 }
 
@@ -103,11 +103,11 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Decides for every input. In this order: what the user said; a key or column of that name; what the name says
-/// (positions, masks, token types); the token stream, the columns that are left, or random values.
+/// Decides for every input. The rules are, in this order: the user's choice; a key or column with the input's name; a meaning that the name
+/// suggests (positions, masks, token types); the token stream, the remaining columns, or random values.
 ///
 /// # Errors
-/// An input that nothing feeds, a token stream that no input takes, `--input` for an input that is not there.
+/// An input without a source, a token stream that no input takes, `--input` for an input that does not exist.
 pub(super) fn decide(
     spec: &ModelSpec,
     options: &LoaderOptions,
@@ -172,7 +172,7 @@ pub(super) fn decide(
     decided.collect()
 }
 
-/// The inputs that are not the label.
+/// Returns the inputs that are not the label.
 pub(super) fn features(spec: &ModelSpec) -> impl Iterator<Item = &InputSpec> {
     let label = spec.label.as_ref().map(|label| label.name.as_str());
     spec.inputs.iter().filter(move |input| Some(input.name.as_str()) != label)
@@ -194,8 +194,8 @@ fn user_feed(input: &InputSpec, source: &Source, offer: &Offer) -> Result<Feed, 
     })
 }
 
-/// What an input's name and type say about it, for inputs of transformers that data sets rarely have. A mask of more than
-/// two dims is left to the user: as bool it allows by ones, as float it is often added, where ones would be wrong.
+/// Returns the source that an input's name and type suggest, for inputs of transformers that data sets rarely have. A mask of more than two
+/// dims is left to the user: a bool mask allows positions by ones, but a float mask is often added, and ones would be wrong.
 fn automatic(input: &InputSpec) -> Option<(Feed, &'static str)> {
     let name = input.name.to_lowercase();
     let integer = input.dtype.is_integer();
@@ -211,7 +211,7 @@ fn automatic(input: &InputSpec) -> Option<(Feed, &'static str)> {
     }
 }
 
-/// The input among `open` that takes a token stream: the first with a usual name, else the only integer [batch, seq].
+/// Returns the input among `open` that takes a token stream: the first with a usual name, else the only integer [batch, seq].
 pub(super) fn token_input<'a>(open: &[&'a InputSpec]) -> Result<(&'a str, &'static str), String> {
     let takes_tokens =
         |input: &&&InputSpec| input.batched && input.dtype.is_integer() && input.dims.len() == 2;

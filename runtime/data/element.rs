@@ -11,7 +11,7 @@ pub(super) enum Scalar {
     Float(f64),
 }
 
-/// Reads the element that `bytes` (of exactly `dtype.bytes()` bytes) holds.
+/// Reads the element in `bytes`, which has exactly `dtype.bytes()` bytes.
 pub(super) fn read(dtype: DType, bytes: &[u8]) -> Scalar {
     fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
         let mut out = [0; N];
@@ -35,9 +35,8 @@ pub(super) fn read(dtype: DType, bytes: &[u8]) -> Scalar {
     }
 }
 
-/// Writes `value` as a `dtype` into `out` (of exactly `dtype.bytes()` bytes); floats are rounded to nearest.
-/// False, and nothing written, when a number does not fit or a float would have to become an integer. A finite number that
-/// rounds to infinity does not fit.
+/// Writes `value` as a `dtype` into `out` (of exactly `dtype.bytes()` bytes). Floats are rounded to nearest. Returns false, and writes
+/// nothing, if a number does not fit or a float would become an integer. A finite number that rounds to infinity does not fit.
 #[must_use]
 pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
     fn put(out: &mut [u8], bytes: Option<impl AsRef<[u8]>>) -> bool {
@@ -79,7 +78,7 @@ pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
     }
 }
 
-/// Whether a finite number becomes infinite when it is rounded to `dtype`.
+/// Returns whether a finite number becomes infinite when it is rounded to `dtype`.
 pub(super) fn overflows(dtype: DType, value: f64) -> bool {
     let is_infinite = match dtype {
         DType::F16 => ir::rounding::to_f16(value).is_infinite(),
@@ -90,14 +89,14 @@ pub(super) fn overflows(dtype: DType, value: f64) -> bool {
     is_infinite && value.is_finite()
 }
 
-/// Whether elements of type `from` can feed an input of type `to`: integers (and bools) feed integers as far as they
-/// fit, floats feed floats (rounded), bools feed anything; an integer is never taken for a float or the reverse.
+/// Returns whether elements of type `from` can feed an input of type `to`. Integers (and bools) feed integers if they fit, floats feed
+/// floats (rounded), and bools feed any type. Integers never feed floats, and floats never feed integers.
 pub(super) fn feeds(from: DType, to: DType) -> bool {
     from == to || from == DType::Bool || from.is_float() == to.is_float()
 }
 
-/// Converts all elements of `bytes` into `out`. Bools become bytes of 0 or 1, also where a file has other bytes. The index and
-/// value of the first that does not fit is the error.
+/// Converts all elements of `bytes` into `out`. Bools become bytes of 0 or 1, even if the file has other bytes. The error is the index and
+/// the value of the first element that does not fit.
 pub(super) fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), (usize, Scalar)> {
     if from == to && from != DType::Bool {
         out.copy_from_slice(bytes);
@@ -180,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Processors round such a number to f32 first, where it becomes 65520, and that to infinity.
+    /// Processors first round such a number to f32, which gives 65520, and then to infinity.
     #[test]
     fn a_number_just_below_the_bound_of_half_precision_never_becomes_infinite() {
         for number in [65_520f64.next_down(), -65_520f64.next_down(), 65_519.0, 65_520.0] {

@@ -1,13 +1,13 @@
-//! What can be wrong with a user's data, each with the numbers and with what would work.
+//! The faults of a user's data. Each error has the numbers and a remedy.
 
 use std::io;
 use std::path::PathBuf;
 
 use ir::DType;
 
-/// A data file, or a combination of data and model, that cannot be used. Every one is found before step 0.
+/// A data file, or a combination of data and model, that cannot be used. Every error but [`DataError::Index`] is found before step 0.
 ///
-/// Names in its text are as they are in the file: show it with [`one_line`].
+/// Names appear in its text as they are in the file: show it with [`one_line`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -16,10 +16,10 @@ pub enum DataError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// An index that the program computes from a batch, and that lies outside of the dim it indexes. It is found in the run.
+    /// An index that the program computes from a batch lies outside of the dim that it indexes. This is found during the run.
     #[error("{kind} {index} is outside of a dim of {size} of {table}, which {node} reads, {place}")]
     Index {
         /// `index` or `label`.
@@ -30,26 +30,26 @@ pub enum DataError {
         size: u64,
         /// The tensor that is indexed.
         table: String,
-        /// The node of the file.
+        /// The node of the ONNX file.
         node: String,
-        /// The sample and the data.
+        /// The sample and the data, in words.
         place: String,
     },
-    /// The system has no thread left.
+    /// The system cannot start another thread.
     #[error("cannot start a thread to read the data: {source}")]
     Thread {
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The contents are not what the file's name promises.
+    /// The contents do not match the file's name.
     #[error("`{}` is damaged or not supported: {reason}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         reason: String,
     },
-    /// A compressed file, or an array of one, that does not fit into memory.
+    /// A compressed file, or an array of one, does not fit into memory.
     #[error(
         "`{data}` unpacks to {bytes} bytes or more, and only {most} bytes of memory are available for it: \
          {remedy}"
@@ -57,14 +57,14 @@ pub enum DataError {
     TooLarge {
         /// The file, or the file and key.
         data: String,
-        /// Bytes that it unpacks to, or at which unpacking ended.
+        /// Bytes that it unpacks to, or the bytes at which unpacking ended.
         bytes: u64,
-        /// Bytes that it may take.
+        /// The largest number of bytes that it may take.
         most: u64,
         /// A remedy.
         remedy: &'static str,
     },
-    /// An extension that is neither text nor a format that is read.
+    /// The file has an extension that is neither text nor a supported format.
     #[error(
         "`{}`: .{extension} files cannot be read; use text, .bin (tokens), .npz, .safetensors, .csv, .jsonl \
          (one object a line), a folder of files of one of these kinds, or `synthetic`",
@@ -76,16 +76,16 @@ pub enum DataError {
         /// Its extension.
         extension: String,
     },
-    /// A folder that cannot be read as one data set.
+    /// A folder cannot be read as one data set.
     #[error("folder `{}` {reason}; a data folder holds files of one kind, which are read in the order of their \
          names", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the folder.
         reason: String,
     },
-    /// A token file that ends within a token.
+    /// A token file ends within a token.
     #[error(
         "`{}` has {bytes} bytes, which is not a multiple of {width}: tokens of a vocabulary of {vocabulary} \
          are read as u{bits}, little endian",
@@ -94,14 +94,14 @@ pub enum DataError {
     OddLength {
         /// The file.
         path: PathBuf,
-        /// Its length.
+        /// The length of the file in bytes.
         bytes: u64,
-        /// Bytes a token.
+        /// Bytes per token.
         width: u64,
-        /// The model's.
+        /// The model's vocabulary.
         vocabulary: u64,
     },
-    /// Text for a model whose tokens are not bytes.
+    /// The data is text, and the model's tokens are not bytes.
     #[error(
         "`{}` is text, and the model's vocabulary of {vocabulary} is not bytes: give the model's tokenizer \
          (`--tokenizer tokenizer.json`), token ids (.bin), or `--tokenizer bytes` if the model's tokens are \
@@ -111,18 +111,18 @@ pub enum DataError {
     TextNeedsTokenizer {
         /// The text.
         path: PathBuf,
-        /// The model's.
+        /// The model's vocabulary.
         vocabulary: u64,
     },
-    /// A file that is no tokenizer.
+    /// A file is no tokenizer.
     #[error("`{}` cannot be used as a tokenizer: {reason}", path.display())]
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         reason: String,
     },
-    /// A tokenizer that gives tokens which the model does not have.
+    /// A tokenizer makes tokens that the model does not have.
     #[error(
         "`{}` gives ids up to {}, but the model has a vocabulary of {vocabulary}: is it this model's tokenizer?",
         path.display(), tokens - 1
@@ -132,10 +132,10 @@ pub enum DataError {
         path: PathBuf,
         /// One more than its largest id.
         tokens: u64,
-        /// The model's.
+        /// The model's vocabulary.
         vocabulary: u64,
     },
-    /// Columns of a CSV file that do not fit what they should feed.
+    /// The columns of a CSV file do not fit the input or label.
     #[error(
         "`{}` has {columns} columns: {reason}; choose with --input {name}=COLUMNS: numbers from 1 or names, such as 2-{columns}",
         path.display()
@@ -143,52 +143,52 @@ pub enum DataError {
     Columns {
         /// The file or folder.
         path: PathBuf,
-        /// How many there are.
+        /// The number of columns.
         columns: usize,
         /// The input or label.
         name: String,
-        /// What does not fit.
+        /// The reason why they do not fit.
         reason: String,
     },
-    /// A cell of a CSV file that is not the number it should be.
+    /// A cell of a CSV file is not the number that is needed.
     #[error("`{}`, line {line}: column {column}, which feeds `{name}`, {wrong}", path.display())]
     Cell {
         /// The file.
         path: PathBuf,
-        /// Its line, counted from 1.
+        /// The line, counted from 1.
         line: u64,
         /// The column's number, counted from 1, and its name.
         column: String,
         /// The input or label.
         name: String,
-        /// What is wrong with it.
+        /// The fault of the cell.
         wrong: String,
     },
-    /// A field of a record that is not what it should be.
+    /// A field of a record is not the value that is needed.
     #[error("`{}`, line {line}: field `{field}`, which feeds `{name}`, {wrong}", path.display())]
     Field {
         /// The file.
         path: PathBuf,
-        /// Its line, counted from 1.
+        /// The line, counted from 1.
         line: u64,
         /// The field.
         field: String,
         /// The input or label.
         name: String,
-        /// What is wrong with it.
+        /// The fault of the field.
         wrong: String,
     },
-    /// NaN among the numbers that a model would learn from.
+    /// The training data contain NaN.
     #[error("sample {sample} of `{data}`, which feeds `{name}`, contains NaN: remove NaN from the data")]
     NotANumber {
         /// The file and key.
         data: String,
-        /// Which sample.
+        /// The number of the sample.
         sample: u64,
         /// The input or label.
         name: String,
     },
-    /// Files of a folder that differ in what all samples share.
+    /// Files of a folder differ in a value that all samples share.
     #[error(
         "`{data}` differs from the files before it, but the input `{name}` has no batch dim, so all samples \
          share one value"
@@ -199,27 +199,27 @@ pub enum DataError {
         /// The input.
         name: String,
     },
-    /// Too few tokens for one sample.
+    /// There are too few tokens for one sample.
     #[error(
         "`{data}` has {tokens} tokens, but one sample of sequence length {sequence} needs at least {needed} (the last token's label included)"
     )]
     TooShort {
         /// The data.
         data: String,
-        /// What it has.
+        /// The number of tokens.
         tokens: u64,
         /// The model's sequence length.
         sequence: u64,
-        /// What is needed.
+        /// The smallest number of tokens.
         needed: u64,
     },
-    /// Nothing to train on.
+    /// There is no sample to train on.
     #[error("`{data}` has no samples to train on")]
     NoSamples {
         /// The data.
         data: String,
     },
-    /// Too few samples for one global batch, where a batch cannot be filled up.
+    /// There are too few samples for one global batch, and a batch cannot be filled up.
     #[error(
         "`{data}` has {samples} samples, but a global batch takes {global_batch}, and a short batch cannot \
          be filled up: {reason}. Use a smaller --microbatch or --global-batch, so that a step takes \
@@ -228,26 +228,26 @@ pub enum DataError {
     TooFewSamples {
         /// The data.
         data: String,
-        /// What it has.
+        /// The number of samples.
         samples: u64,
-        /// Samples a step.
+        /// Samples per step.
         global_batch: u64,
-        /// Why it cannot be filled up.
+        /// The reason why a batch cannot be filled up.
         reason: String,
     },
-    /// A token that would index beyond an embedding.
+    /// A token is not below the vocabulary, so it would index beyond an embedding.
     #[error("token {value} at position {position} of `{data}` is outside the vocabulary of {vocabulary} (0 to {})", vocabulary - 1)]
     OutsideVocabulary {
         /// The file, or the file's key.
         data: String,
-        /// Where: the token's index in the file, or in the array.
+        /// The position: the token's index in the file or in the array.
         position: u64,
-        /// What stands there.
+        /// The token.
         value: i64,
-        /// How many there are.
+        /// The size of the vocabulary.
         vocabulary: u64,
     },
-    /// A label that is neither a class nor the ignored value.
+    /// A label is neither a class nor the ignored value.
     #[error(
         "label {value} in sample {sample} of `{data}` is outside the {classes} classes (0 to {}){}",
         classes - 1,
@@ -256,16 +256,16 @@ pub enum DataError {
     LabelOutOfRange {
         /// The file and key.
         data: String,
-        /// Which sample.
+        /// The number of the sample.
         sample: u64,
-        /// What stands there.
+        /// The label.
         value: i64,
-        /// How many classes there are.
+        /// The number of classes.
         classes: u64,
         /// The value that is ignored, if there is one.
         ignore_index: Option<i64>,
     },
-    /// An input for which neither the data nor a rule has anything.
+    /// Neither the data nor a rule provides values for an input.
     #[error(
         "nothing feeds input `{name}` ({dtype}{dims:?}): {data}; give it with --input {name}=KEY, COLUMNS, FILE, positions, ones or zeros{}",
         match wanted.as_slice() { [] => String::new(), wanted => format!(" (the model's inputs are {})", list(wanted)) }
@@ -277,24 +277,24 @@ pub enum DataError {
         dtype: DType,
         /// Its dims.
         dims: Vec<u64>,
-        /// What the data has: its keys, or that it is a stream of tokens.
+        /// The contents of the data: its keys, or that it is a stream of tokens.
         data: String,
         /// All inputs of the model.
         wanted: Vec<String>,
     },
-    /// A key that is not in the file.
+    /// A key is not in the file.
     #[error("`{}` has no key `{key}`{hint}; its keys are {}", path.display(), list(there))]
     MissingKey {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The missing key.
         key: String,
-        /// What else would work.
+        /// An alternative that would work.
         hint: String,
         /// The file's keys.
         there: Vec<String>,
     },
-    /// Elements that cannot become the input's.
+    /// The elements cannot be converted to the input's type.
     #[error(
         "`{data}` holds {found}, but `{name}` takes {wanted}: convert the data (integers feed integers, \
          floats feed floats)"
@@ -302,100 +302,100 @@ pub enum DataError {
     WrongDtype {
         /// The file and key.
         data: String,
-        /// The file's type.
+        /// The type in the file.
         found: DType,
         /// The input or label.
         name: String,
         /// Its type.
         wanted: DType,
     },
-    /// An integer that the input's type cannot hold.
+    /// A number does not fit the input's type.
     #[error("{value} at position {position} of `{data}` does not fit `{name}`, which is {wanted}")]
     DoesNotFit {
         /// The file and key.
         data: String,
         /// The index in the whole array.
         position: u64,
-        /// What stands there.
+        /// The number.
         value: String,
         /// The input or label.
         name: String,
         /// Its type.
         wanted: DType,
     },
-    /// Dims that are not one sample of the input.
+    /// The dims are not those of the input's samples.
     #[error("`{data}` has dims {found:?}, but `{name}` takes {}", match batched { true => format!("[samples, {}]", joined(wanted)), false => format!("[{}] (the same for every sample)", joined(wanted)) })]
     WrongDims {
         /// The file and key.
         data: String,
-        /// The file's dims.
+        /// The dims in the file.
         found: Vec<u64>,
         /// The input or label.
         name: String,
-        /// The dims of one sample, or of the whole input where it has no batch dim.
+        /// The dims of one sample, or of the whole input if it has no batch dim.
         wanted: Vec<u64>,
         /// Whether dim 0 of the data counts samples.
         batched: bool,
     },
-    /// Inputs that do not agree on the number of samples.
+    /// Inputs have different numbers of samples.
     #[error("the inputs have different numbers of samples: {}", counts.iter().map(|(name, count)| format!("`{name}` {count}")).collect::<Vec<_>>().join(", "))]
     SampleCounts {
-        /// Input or label, and how many samples it has.
+        /// The inputs and labels, with their numbers of samples.
         counts: Vec<(String, u64)>,
     },
-    /// A stream of tokens for a model without an obvious input for it.
+    /// The data is a stream of tokens, and no input of the model clearly takes it.
     #[error("`{data}` is a stream of tokens, but {reason}; the model's inputs are {}", list(inputs))]
     TokenInput {
         /// The data.
         data: String,
-        /// Why no input was found.
+        /// The reason why no input was chosen.
         reason: String,
         /// All inputs of the model.
         inputs: Vec<String>,
     },
-    /// `--input` for something that the model does not have.
+    /// `--input` names an input that the model does not have.
     #[error("the model has no input `{name}`; its inputs are {}", list(inputs))]
     UnknownInput {
-        /// What was named.
+        /// The name.
         name: String,
         /// All inputs of the model.
         inputs: Vec<String>,
     },
-    /// Labels that this data cannot give.
+    /// The data have no suitable labels.
     #[error("no labels for `{name}` {dims:?}: {reason}")]
     NoLabels {
         /// The label.
         name: String,
         /// Its dims.
         dims: Vec<u64>,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// Inputs that contradict each other.
+    /// Inputs have contradictory batch dims.
     #[error("the model's inputs and labels have no common batch dim: {0}")]
     Batch(String),
-    /// A checkpoint that was made with other data or another order of it.
+    /// A checkpoint was made with other data or another order of the data.
     #[error(
         "cannot resume at the checkpoint's place in the data: {what} was {then} when the checkpoint was \
          saved and is {now} now; resume with the data and flags of the first run, or start a new run"
     )]
     Resume {
-        /// What differs.
+        /// The fact that differs.
         what: &'static str,
-        /// In the checkpoint.
+        /// Its value in the checkpoint.
         then: u64,
-        /// In this run.
+        /// Its value in this run.
         now: u64,
     },
 }
 
-/// The text of an error in data for a person. It has no parts on lines of their own; whatever hidden characters it has are
-/// those of names in a file, and are escaped.
+/// Formats an error in data for a terminal. Its text has a single line, and hidden characters in it, which can only come from names in a
+/// file, are escaped.
 pub fn one_line(error: &DataError) -> String {
     ir::visible(&error.to_string()).into_owned()
 }
 
-/// Names in backquotes, joined by commas.
+/// Formats names in backquotes, joined by commas.
 pub(super) fn list(names: &[String]) -> String {
     match names {
         [] => "none".to_owned(),

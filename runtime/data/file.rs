@@ -1,4 +1,4 @@
-//! Files and folders: which format a name means, and mapping them into memory.
+//! Files and folders: the format that a name stands for, and the mapping of files into memory.
 
 use std::fs;
 use std::io;
@@ -8,10 +8,10 @@ use bytes::Bytes;
 
 use super::error::DataError;
 
-/// What a file holds, by its name.
+/// The contents of a file, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// Text, a token a byte.
+    /// Text, each byte of which is a token.
     Text,
     /// Raw tokens.
     Tokens,
@@ -25,17 +25,17 @@ pub(super) enum Format {
     Json,
 }
 
-/// Extensions of files that are neither text nor read here: taken for text, they would train a model on rubbish.
+/// Extensions of files that are neither text nor supported. If they were taken for text, a model would train on garbage.
 const UNREADABLE: [&str; 25] = [
     "arrow", "bz2", "feather", "gz", "h5", "hdf5", "idx", "jpeg", "jpg", "json", "npy", "onnx", "parquet",
     "pb", "pdf", "pickle", "pkl", "png", "pt", "pth", "tar", "tfrecord", "xz", "zip", "zst",
 ];
 
 impl Format {
-    /// The format of `path`; everything that is not known is text.
+    /// Returns the format of `path`. Unknown extensions are text.
     ///
     /// # Errors
-    /// An extension of some other well-known format.
+    /// The extension of another well-known format.
     pub(super) fn of(path: &Path) -> Result<Self, DataError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         if [".csv", ".csv.gz", ".tsv", ".tsv.gz"].iter().any(|suffix| name.ends_with(suffix)) {
@@ -59,18 +59,18 @@ pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> DataError + '
     |source| DataError::Read { path: path.to_owned(), source }
 }
 
-/// The contents of `path`, mapped and not copied. A file that changes during the run is noticed: [`files::changes`].
+/// Returns the contents of `path`, mapped and not copied. [`files::changes`] detects a file that changes during the run.
 pub(super) fn map(path: &Path) -> Result<Bytes, DataError> {
     files::map(path).map_err(read_error(path))
 }
 
-/// The files that a path stands for, and their format: the file itself, or the files of a folder in the order of their
-/// names; hidden files and folders in it are left out.
+/// Returns the files of a path and their format: the file itself, or the files of a folder sorted by name, without hidden files and
+/// subfolders.
 ///
 /// # Errors
 /// A folder without files, or with files of several kinds.
 pub(super) fn files(path: &Path) -> Result<(Vec<PathBuf>, Format), DataError> {
-    // Before the name is looked at: that of a pipe says nothing.
+    // This comes before the check of the name, because the name of a pipe tells nothing.
     let files = regular_files(path)?;
     match fs::metadata(path).map_err(read_error(path))?.is_dir() {
         true => of_one_format(path, files),
@@ -78,10 +78,10 @@ pub(super) fn files(path: &Path) -> Result<(Vec<PathBuf>, Format), DataError> {
     }
 }
 
-/// The file itself, or the files of a folder in the order of their names; hidden files and folders in it are left out.
+/// Returns the file itself, or the files of a folder sorted by name, without hidden files and subfolders.
 ///
 /// # Errors
-/// A file that cannot be read, or is no regular file: training without it would be training on other data.
+/// A file that cannot be read, or is no regular file. Without it, training would use other data.
 pub fn regular_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     if !fs::metadata(path).map_err(read_error(path))?.is_dir() {
         files::open_regular(path).map_err(read_error(path))?;
@@ -101,7 +101,7 @@ pub fn regular_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// The bytes of a file, or of all files of a folder. 0 if they cannot be read: opening them says why.
+/// Returns the bytes of a file, or of all files of a folder, or 0 if they cannot be read. Opening them reports why.
 pub fn bytes_of(path: &Path) -> u64 {
     let files = regular_files(path).unwrap_or_default();
     files.iter().filter_map(|file| fs::metadata(file).ok()).map(|metadata| metadata.len()).sum()
@@ -164,7 +164,7 @@ mod tests {
             let error = super::files(path).unwrap_err().to_string();
             assert!(error.starts_with(&expected), "{error}");
         }
-        // Data that is left out of a folder is data that is lost.
+        // If a file of a folder were skipped, its data would be lost silently.
         assert!(super::files(folder.path()).unwrap_err().to_string().contains("a regular file is needed"));
         fs::remove_file(&pipe).unwrap();
         fs::remove_file(&socket).unwrap();

@@ -1,5 +1,5 @@
-//! Indices that a program computes from a batch. Each must lie in the dim that it indexes: they are computed on the host as well,
-//! before a device has the batch, since a device reads zeros outside.
+//! Checks of indices that a program computes from a batch. Each must lie in the dim that it indexes. A device reads zeros outside of a dim,
+//! so the host also computes the indices, before a device gets the batch.
 
 use super::array::{Array, Batch};
 use super::error::DataError;
@@ -8,19 +8,19 @@ use ir::{Module, Op, Tensor, Type, ValueId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The indices of a program that depend on its inputs alone.
+/// The indices of a program that depend only on its inputs.
 #[derive(Clone, Debug)]
 pub(super) struct IndexChecks {
     module: Arc<Module>,
     indices: Vec<Indices>,
-    /// The values on the way to the indices that depend on no input.
+    /// The values that the indices depend on and that depend on no input.
     constants: BTreeMap<ValueId, Arc<Tensor>>,
-    /// The samples of a batch.
+    /// The number of samples of a batch.
     batch: u64,
 }
 
 impl IndexChecks {
-    /// The checks of a program that has its loss, of batches of so many samples; `None` if nothing is to be checked.
+    /// Prepares the checks of a program with its loss, for batches of this number of samples. `None` if there is nothing to check.
     pub(super) fn new(module: &Module, batch: u64) -> Option<Self> {
         let mut indices = of_inputs(module);
         // Constant indices are checked when the program is compiled.
@@ -30,7 +30,7 @@ impl IndexChecks {
         (!indices.is_empty()).then(|| Self { module: Arc::new(module.clone()), indices, constants, batch })
     }
 
-    /// Checks the rows of a batch. `sample` gives the sample of a row.
+    /// Checks the rows of a batch. `sample` returns the sample of a row.
     ///
     /// # Errors
     /// [`DataError::Index`] for the first index that is outside.
@@ -45,7 +45,7 @@ impl IndexChecks {
             let Some(outside) = indices.outside(&self.module, &mut values) else { continue };
             let node = self.module.node(indices.reader);
             let [place, count] = outside.place.map(|number| number as u64);
-            // Of indices whose elements lie sample by sample, the row.
+            // If the indices are laid out sample by sample, this is the row.
             let row = count.is_multiple_of(self.batch).then(|| place / (count / self.batch) % rows);
             return Err(DataError::Index {
                 kind: if matches!(node.op, Op::CrossEntropy(_)) { "label" } else { "index" },
@@ -62,8 +62,8 @@ impl IndexChecks {
         Ok(())
     }
 
-    /// The inputs of a batch beside the constants, as values of the program, and the rows of the batch. A part of a batch is repeated until it fills a
-    /// whole one, so that it has the dims of the program.
+    /// Returns the inputs of a batch and the constants, as values of the program, and the number of rows of the batch. A part of a batch is
+    /// repeated to the length of a whole batch, so that it has the dims of the program.
     fn inputs(&self, batch: &Batch) -> Option<(BTreeMap<ValueId, Arc<Tensor>>, u64)> {
         let mut rows = self.batch;
         let mut values = self.constants.clone();
@@ -81,7 +81,7 @@ impl IndexChecks {
     }
 }
 
-/// An array of fewer rows repeated up to the size of a type.
+/// Returns an array with fewer rows, repeated to the size of a type.
 fn whole(array: &Array, ty: &Type) -> Option<Tensor> {
     let bytes = ty.bytes()? as usize;
     if array.bytes.len() == bytes {

@@ -1,7 +1,7 @@
-//! JSON lines: an object a line, which is a record; its fields are numbers, lists of numbers (also nested), or text.
+//! JSON lines: each line is an object, which is a record. Its fields are numbers, (nested) lists of numbers, or text.
 //!
-//! Every line is parsed when a file is opened, so that a damaged line is told before anything else. A field is read when an
-//! input asks for it, so that fields which nothing takes may hold anything.
+//! When a file is opened, every line is parsed, so a damaged line is reported first. A field is read only when an input needs it, so unused
+//! fields may hold anything.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ struct JsonFile {
 }
 
 impl Json {
-    /// Opens the files, of which there is one at least.
+    /// Opens the files, at least one.
     ///
     /// # Errors
     /// Files that cannot be read or have no records; lines that are no JSON objects.
@@ -60,22 +60,22 @@ impl Json {
         Ok(json)
     }
 
-    /// The fields of the first record, sorted.
+    /// Returns the fields of the first record, sorted.
     pub(super) fn fields(&self) -> Vec<String> {
         self.first.keys().cloned().collect()
     }
 
-    /// Whether the first record has this field.
+    /// Returns whether the first record has this field.
     pub(super) fn has(&self, field: &str) -> bool {
         self.first.contains_key(field)
     }
 
-    /// Whether a field is text.
+    /// Returns whether a field is text.
     pub(super) fn is_text(&self, field: &str) -> bool {
         self.first.get(field).is_some_and(Value::is_string)
     }
 
-    /// The field that a stream of tokens is made of: `text`, or the only one that is text.
+    /// Returns the field from which a stream of tokens is made: `text`, or the only field with text.
     pub(super) fn text_field(&self) -> Option<String> {
         let mut texts = self.first.keys().filter(|field| self.is_text(field));
         match (self.is_text("text"), texts.next(), texts.next()) {
@@ -85,10 +85,10 @@ impl Json {
         }
     }
 
-    /// The numbers of a field as arrays of `[records, row_dims…]`, one of each file, to feed the input or label `name`.
+    /// Reads the numbers of a field as arrays of `[records, row_dims…]`, one for each file, for the input or label `name`.
     ///
     /// # Errors
-    /// A record without the field; a value that is not what a row takes.
+    /// A record without the field; a value that is not a row.
     pub(super) fn arrays(
         &self,
         field: &str,
@@ -114,10 +114,10 @@ impl Json {
         self.files.iter().map(array).collect()
     }
 
-    /// The text of a field, one of each file: that of its records in their order, each with a line end after it.
+    /// Returns the text of a field for each file: the texts of its records in order, each with a line end after it.
     ///
     /// # Errors
-    /// A record without the field, or with something else in it.
+    /// A record without the field, or with a value that is no text.
     pub(super) fn texts(&self, field: &str, name: &str) -> Result<Vec<(PathBuf, Bytes)>, DataError> {
         self.check_field(field, name)?;
         let text = |file: &JsonFile| {
@@ -150,7 +150,7 @@ impl Json {
 }
 
 impl JsonFile {
-    /// Calls `each` with the line of every record, counted from 1, and the record. Empty lines are passed over.
+    /// Calls `each` with the line number of every record, counted from 1, and the record. Empty lines are skipped.
     fn each_record(
         &self,
         mut each: impl FnMut(u64, Map<String, Value>) -> Result<(), DataError>,
@@ -162,7 +162,7 @@ impl JsonFile {
                 continue;
             }
             let value: Value = serde_json::from_slice(line).map_err(|error| {
-                // What serde_json says ends with the place within this line.
+                // serde_json's message ends with the place within this line, which is cut off.
                 let text = error.to_string();
                 let wrong = text.split(" at line ").next().unwrap_or_default();
                 malformed(format!("line {number} is not JSON (column {}): {wrong}", error.column()))
@@ -184,8 +184,8 @@ impl JsonFile {
     }
 }
 
-/// Appends the numbers of one sample: nested as its dims, in one flat list, or alone where it is one number. The error is
-/// the rest of a sentence about the field.
+/// Appends the numbers of one sample: a list nested like its dims, one flat list, or a single number if a sample is one. The error is the
+/// end of a sentence about the field.
 fn push_row(bytes: &mut Vec<u8>, value: &Value, dtype: DType, dims: &[u64]) -> Result<(), String> {
     let count: u64 = dims.iter().product();
     match value {
@@ -214,7 +214,7 @@ fn push_nested(bytes: &mut Vec<u8>, value: &Value, dtype: DType, dims: &[u64]) -
 
 /// Appends a number.
 fn push(bytes: &mut Vec<u8>, value: &Value, dtype: DType) -> Result<(), String> {
-    /// Up to here every integer is an f64 of its own.
+    /// The number up to which every integer is represented exactly in f64.
     const EXACT: f64 = (1u64 << 53) as f64;
     let scalar = match value {
         Value::Bool(value) => Scalar::Integer((*value).into()),
@@ -223,7 +223,7 @@ fn push(bytes: &mut Vec<u8>, value: &Value, dtype: DType) -> Result<(), String> 
             match (dtype.is_float(), integer, number.as_f64()) {
                 (false, Some(integer), _) => Scalar::Integer(integer),
                 (true, _, Some(float)) => Scalar::Float(float),
-                // Some programs write 3.0 for 3.
+                // Some programs write the integer 3 as 3.0.
                 (false, None, Some(float)) if float.fract() == 0.0 && float.abs() < EXACT => {
                     Scalar::Integer(float as i128)
                 }
@@ -240,7 +240,7 @@ fn push(bytes: &mut Vec<u8>, value: &Value, dtype: DType) -> Result<(), String> 
     }
 }
 
-/// A kind of value in words.
+/// Describes a kind of value in words.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,4 +1,4 @@
-//! The labels' column: the next token, or what the data has.
+//! The labels' column: the next token, or values from the data.
 
 use super::column::{Column, Content};
 use super::columns;
@@ -12,10 +12,14 @@ use super::synthetic::{self, Synthetic};
 use super::table::TableArray;
 use super::tables::Tables;
 
-/// Labels for the samples whose inputs are `features` (fed as `decisions` say, in the same order).
+/// Builds the labels of the samples whose inputs are `features`; `decisions` has their sources, in the same order.
+///
+/// The user's choice (`--input LABEL=SOURCE`) comes first. Otherwise labels come from the data: the next tokens of a token stream; arrays,
+/// columns or a field with a usual name; or the tokens of an input, moved one place. Synthetic labels are the next synthetic tokens, or
+/// random classes.
 ///
 /// # Errors
-/// Data without labels that fit, and labels outside the classes.
+/// Data without suitable labels, or with labels outside the classes.
 pub(super) fn column(
     wanted: Wanted<'_>,
     label: &LabelSpec,
@@ -109,7 +113,7 @@ fn no_labels(label: &LabelSpec, reason: String) -> DataError {
     DataError::NoLabels { name: label.name.clone(), dims: label.dims.clone(), reason }
 }
 
-/// The input whose tokens can be shifted: the one that a token stream would go to.
+/// Returns the input whose tokens can be shifted: the input that would take a token stream.
 fn token_column<'a>(wanted: Wanted<'_>, features: &'a [Column]) -> Option<&'a Column> {
     let varies = |input: &&InputSpec| {
         let column = features.iter().find(|column| column.name == input.name);
@@ -155,7 +159,7 @@ fn of_stream(
     Ok(Content::Tokens { stream: stream.clone(), shift: u64::from(!given) })
 }
 
-/// The arrays that `--input LABEL=SOURCE` names, if the user says so; columns of the data are found elsewhere.
+/// Returns the arrays that `--input LABEL=SOURCE` names, if the user gives it. `columns` handles columns of the data instead.
 fn chosen(
     wanted: Wanted<'_>,
     label: &LabelSpec,
@@ -182,7 +186,7 @@ fn chosen(
     }
 }
 
-/// The arrays of a table's labels; none where they are to be made from its tokens.
+/// Returns the arrays of a table's labels; `None` if labels are to be made from its tokens.
 fn of_table(
     label: &LabelSpec,
     column: &Column,
@@ -201,7 +205,7 @@ fn of_table(
     }
 }
 
-/// Labels from arrays, or else from the rows of tokens.
+/// Builds labels from arrays, or else from the rows of tokens.
 fn of_arrays(
     label: &LabelSpec,
     column: &Column,
@@ -217,7 +221,7 @@ fn of_arrays(
             return Err(no_labels(label, "no input has tokens from which labels could be made".to_owned()));
         }
     };
-    // What does not fit is told before what to do about the last place.
+    // A misfit is reported before the question of the last position.
     let rows = Rows::new(column, arrays, |_, _| Ok(()))?;
     if shifted && (column.row_dims.len() != 1 || column.ignored.is_none()) {
         let reason = "--labels-from shift leaves the last position of [samples, sequence] without a label, which needs a \
@@ -228,7 +232,7 @@ fn of_arrays(
     Ok(Content::Rows { rows, shifted })
 }
 
-/// The convention of labels that stand in the data as integers for each position of a sample.
+/// Returns the convention of labels that the data have as integers for each position of a sample.
 pub(super) fn convention(data: &Dataset) -> Option<LabelsFrom> {
     let column = data.columns.iter().find(|column| column.ignored.is_some())?;
     match &column.content {
@@ -239,8 +243,8 @@ pub(super) fn convention(data: &Dataset) -> Option<LabelsFrom> {
     }
 }
 
-/// The input that all counted labels of the training data equal at the same place, and those of the evaluation if they stand
-/// in the data too.
+/// Returns the input that all counted labels of the training data equal at the same place. If the evaluation data have labels too, these
+/// must equal it as well.
 pub(super) fn repeated_input<'d>(train: &'d Dataset, eval: Option<&Dataset>) -> Option<&'d str> {
     if convention(train) != Some(LabelsFrom::Given) {
         return None;
@@ -250,7 +254,7 @@ pub(super) fn repeated_input<'d>(train: &'d Dataset, eval: Option<&Dataset>) -> 
     inputs.find(|input| repeats(train, input) && eval.is_none_or(|eval| repeats(eval, input)))
 }
 
-/// Whether all counted labels equal an input at the same place, and there are any.
+/// Returns whether there are counted labels and all of them equal an input at the same place.
 fn repeats(data: &Dataset, input: &str) -> bool {
     let Some(labels) = data.columns.iter().find(|column| column.ignored.is_some()) else { return false };
     let is_input = |column: &&Column| {

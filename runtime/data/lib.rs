@@ -1,9 +1,9 @@
-//! Everything between a user's files and the batches that a training step eats.
+//! The path from a user's files to the batches of a training step.
 //!
-//! [`Loader::new`] goes through these steps, one file each: what the data offers ([`DataSource`]: text, raw tokens, named
-//! arrays, columns of numbers, or made-up values), what feeds each input ([`Decision`], with its reason), the columns that give every
-//! sample's values, and the order of the samples ([`Permutation`]). All checks of the data happen there, before step 0;
-//! afterwards a batch can fail by indices alone that the program computes from it (`indices`).
+//! [`Loader::new`] goes through these steps, one file each: the contents of the data ([`DataSource`]: text, raw tokens, named arrays,
+//! columns of numbers, or generated values); the source of each input ([`Decision`], with its reason); the columns with every sample's
+//! values; and the order of the samples ([`Permutation`]). All checks of the data happen there, before step 0. After that only one kind of
+//! error is possible: an index that the program computes from a batch may be out of range (`indices`).
 
 mod array;
 mod bounded;

@@ -1,5 +1,5 @@
-//! The header of llm.c's token files (`dev/data/data_common.py` there): 256 integers of 32 bits, little endian: a magic
-//! number, a version, the number of tokens, and zeros. The tokens follow.
+//! The header of llm.c's token files (`dev/data/data_common.py` there). It has 256 integers of 32 bits, little endian: a magic number, a
+//! version, the number of tokens, and zeros. The tokens follow.
 
 use bytes::Bytes;
 
@@ -9,16 +9,16 @@ const HEADER_BYTES: usize = 1024;
 struct Kind {
     magic: u32,
     version: u32,
-    /// Bytes a token.
+    /// Bytes per token.
     width: usize,
 }
 
-/// GPT-2's tokens are u16, Llama 3's u32.
+/// The kinds of files: GPT-2's tokens are u16, and Llama 3's are u32.
 const KINDS: [Kind; 2] =
     [Kind { magic: 20_240_520, version: 1, width: 2 }, Kind { magic: 20_240_801, version: 7, width: 4 }];
 
-/// The tokens behind the header, and bytes a token; none for a file without a header. The error is a sentence that says
-/// what is wrong with the header.
+/// Returns the tokens after the header, and the bytes per token; `None` for a file without a header. The error is a sentence about the
+/// fault of the header.
 pub(super) fn tokens(file: &Bytes) -> Result<Option<(Bytes, usize)>, String> {
     let words: Vec<u32> = file
         .chunks_exact(4)
@@ -27,7 +27,7 @@ pub(super) fn tokens(file: &Bytes) -> Result<Option<(Bytes, usize)>, String> {
         .collect();
     let [magic, version, count, ref rest @ ..] = words[..] else { return Ok(None) };
     let Some(kind) = KINDS.iter().find(|kind| kind.magic == magic) else { return Ok(None) };
-    // Raw tokens may begin like this by chance, yet not go on with a header's zeros.
+    // Raw tokens may begin with these bytes by chance, but do not continue with a header's zeros.
     if version != kind.version {
         return match rest.iter().all(|&word| word == 0) {
             true => Err(format!(

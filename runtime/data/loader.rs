@@ -1,7 +1,7 @@
-//! The loader: which samples make step t's global batch, and the held-out data.
+//! The loader: the samples of each step's global batch, and the held-out data.
 //!
-//! The global batch of a step is a pure function of (seed, epoch, step); microbatches and meshes only cut it. So nothing
-//! of the loader has to be saved: a run that goes on at a step reads what it would have read without the break.
+//! The global batch of a step is a pure function of (seed, epoch, step); microbatches and meshes only divide it. So the loader has no state
+//! to save: a run that resumes at a step reads the same samples as a run without the interruption.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use super::spec::{DataSource, LabelsFrom, LoaderOptions, ModelSpec, Source, Toke
 use super::tokenizer::TextTokenizer;
 use super::tokens::Text;
 
-/// Training and held-out data of one run. Immutable: threads and ranks can share it.
+/// The training and held-out data of one run. It is immutable, so threads and ranks can share it.
 #[derive(Clone, Debug)]
 pub struct Loader {
     train: Dataset,
@@ -28,9 +28,9 @@ pub struct Loader {
     global_batch: u64,
     seed: u64,
     shuffle: bool,
-    /// Whether a short batch is filled up, else left out of training.
+    /// Whether a short batch is filled up. If not, it is left out of training.
     fills_training: bool,
-    /// Whether a short batch is filled up, else evaluated as it is.
+    /// Whether a short batch is filled up. If not, it is evaluated as it is.
     fills_evaluation: bool,
     decisions: Vec<Decision>,
     notes: Vec<String>,
@@ -38,53 +38,53 @@ pub struct Loader {
     indices: Option<IndexChecks>,
 }
 
-/// A place in the data, saved in checkpoints.
+/// A position in the data, saved in checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataPosition {
-    /// How many steps are done: the next one's number.
+    /// The number of completed steps, which is the number of the next step.
     pub step: u64,
     /// The epoch of the next step.
     pub epoch: u64,
-    /// The next step's number within it.
+    /// The next step's number within the epoch.
     pub batch_in_epoch: u64,
-    /// How many training samples there are.
+    /// The number of training samples.
     pub samples: u64,
-    /// Samples a step.
+    /// Samples per step.
     pub global_batch: u64,
-    /// What decides the order.
+    /// The seed of the order.
     pub seed: u64,
-    /// The convention of labels that stand in the data as integers for each position. `None` of other labels, and in
-    /// checkpoints of versions that took such labels as they were unless they were told to shift them.
+    /// The convention of labels that the data have as integers for each position. `None` for other labels, and in checkpoints of earlier
+    /// versions, which took such labels as given unless told to shift them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels_from: Option<LabelsFrom>,
 }
 
-/// A batch of held-out data, which is read row by row.
+/// A batch of held-out data, which is read by rows.
 #[derive(Clone, Copy, Debug)]
 pub struct EvalBatch<'l> {
     data: &'l Dataset,
     indices: Option<&'l IndexChecks>,
     first: u64,
-    /// How many rows are samples; the ones after them fill the batch up.
+    /// The number of rows that are samples. The rows after them fill the batch up.
     samples: u64,
     size: u64,
 }
 
 impl EvalBatch<'_> {
-    /// The length of dim 0.
+    /// Returns the length of dim 0.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// All rows of the batch.
+    /// Returns all rows of the batch.
     pub fn whole(&self) -> Batch {
         self.rows(0..self.size)
     }
 
-    /// Rows `range` of the batch: what one data rank needs.
+    /// Returns rows `range` of the batch, such as those of one data rank.
     ///
     /// # Panics
-    /// When `range` ends after the batch.
+    /// Panics if `range` ends after the batch.
     pub fn rows(&self, range: Range<u64>) -> Batch {
         assert!(range.end <= self.size, "rows {range:?} of a batch of {}", self.size);
         let rows: Vec<u64> = range.clone().map(|row| self.sample(row)).collect();
@@ -106,10 +106,10 @@ impl EvalBatch<'_> {
 }
 
 impl Loader {
-    /// Opens `train` for `spec`, and checks all of it that the model depends on.
+    /// Opens `train` for `spec`, and checks everything that the model depends on.
     ///
     /// # Errors
-    /// Anything that would make a step fail or train on rubbish: see [`DataError`].
+    /// Any fault that would make a step fail or train on garbage: see [`DataError`].
     pub fn new(spec: &ModelSpec, train: &DataSource, options: &LoaderOptions) -> Result<Self, DataError> {
         let microbatch = common_batch(spec)?;
         let global_batch =
@@ -164,22 +164,22 @@ impl Loader {
         })
     }
 
-    /// Training samples.
+    /// Returns the number of training samples.
     pub fn samples(&self) -> u64 {
         self.train.samples
     }
 
-    /// Held-out samples, 0 when there are none.
+    /// Returns the number of held-out samples; 0 if there are none.
     pub fn eval_samples(&self) -> u64 {
         self.eval.as_ref().map_or(0, |eval| eval.samples)
     }
 
-    /// Samples a step: the microbatch times the number of microbatches.
+    /// Returns the samples per step: the microbatch times the number of microbatches.
     pub fn global_batch_size(&self) -> u64 {
         self.global_batch
     }
 
-    /// Steps an epoch: the last short batch counts when it is filled up, else it is left out.
+    /// Returns the steps per epoch. The last short batch counts if it is filled up; otherwise it is left out.
     pub fn steps_per_epoch(&self) -> u64 {
         match self.fills_training {
             true => self.train.samples.div_ceil(self.global_batch),
@@ -187,12 +187,12 @@ impl Loader {
         }
     }
 
-    /// How many samples the last batch of an evaluation has, where it is short and cannot be filled up; else 0.
+    /// Returns the number of samples in the last batch of an evaluation if that is short and cannot be filled up; else 0.
     pub fn short_evaluation(&self) -> u64 {
         if self.fills_evaluation { 0 } else { self.eval_samples() % self.microbatch }
     }
 
-    /// Leaves the last samples out of the evaluation, with a note that says why.
+    /// Leaves the last samples out of the evaluation, with a note that gives the reason.
     pub fn leave_out_of_evaluation(&mut self, samples: u64, reason: &str) {
         let Some(eval) = self.eval.as_mut().filter(|_| samples > 0) else { return };
         let left_out = samples.min(eval.samples);
@@ -203,7 +203,7 @@ impl Loader {
         eval.samples -= left_out;
     }
 
-    /// Tokens in a global batch; `None` where the model takes no tokens.
+    /// Returns the tokens in a global batch; `None` if the model takes no tokens.
     pub fn tokens_per_step(&self) -> Option<u64> {
         let tokens = self.train.columns.iter().find(|column| {
             let varies = !matches!(column.content, Content::Same(_));
@@ -216,12 +216,12 @@ impl Loader {
         tokens.map(|column| self.global_batch * column.row_elements())
     }
 
-    /// What feeds each input of the model, and why.
+    /// Returns the source of each input of the model, with the reason.
     pub fn decisions(&self) -> &[Decision] {
         &self.decisions
     }
 
-    /// What a user should know about the data: warnings, and what was left out.
+    /// Returns notes for the user about the data: warnings, and omitted samples.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -231,26 +231,26 @@ impl Loader {
         self.notes.push(note);
     }
 
-    /// The convention of the labels, if they stand in the data as integers for each position of a sample.
+    /// Returns the convention of the labels, if the data have them as integers for each position of a sample.
     pub fn labels_from(&self) -> Option<LabelsFrom> {
         labels::convention(&self.train)
     }
 
-    /// The input that all counted labels equal at the same place, in training and in evaluation, as labels in Hugging Face's
+    /// Returns the input that all counted labels equal at the same place, in training and in evaluation, as labels in Hugging Face's
     /// convention do. `None` if the labels are shifted already.
     pub fn repeated_input(&self) -> Option<&str> {
         labels::repeated_input(&self.train, self.eval.as_ref())
     }
 
-    /// The global batch of step `step`, counted from 0 over all epochs.
+    /// Returns the global batch of step `step`, counted from 0 over all epochs.
     pub fn global_batch(&self, step: u64) -> Batch {
         self.rows(step, 0..self.global_batch)
     }
 
-    /// Rows `range` of step `step`'s global batch: what one microbatch or one data rank needs.
+    /// Returns rows `range` of step `step`'s global batch, such as those of one microbatch or one data rank.
     ///
     /// # Panics
-    /// When `range` ends after the global batch.
+    /// Panics if `range` ends after the global batch.
     pub fn rows(&self, step: u64, range: Range<u64>) -> Batch {
         assert!(range.end <= self.global_batch, "rows {range:?} of a global batch of {}", self.global_batch);
         let first = step % self.steps_per_epoch() * self.global_batch;
@@ -259,7 +259,7 @@ impl Loader {
         self.train.gather(&rows, real)
     }
 
-    /// The samples of rows `range` of step `step`'s global batch.
+    /// Returns the samples of rows `range` of step `step`'s global batch.
     fn samples_of(&self, step: u64, range: Range<u64>) -> Vec<u64> {
         let epoch = step / self.steps_per_epoch();
         let first = step % self.steps_per_epoch() * self.global_batch;
@@ -271,7 +271,7 @@ impl Loader {
         range.map(|row| sample(first + row)).collect()
     }
 
-    /// Has the indices checked that a program, which has its loss, computes from its inputs.
+    /// Enables the checks of the indices that a program, which includes its loss, computes from its inputs.
     pub fn check_indices_of(&mut self, module: &ir::Module) {
         self.indices = IndexChecks::new(module, self.microbatch);
     }
@@ -286,8 +286,8 @@ impl Loader {
         indices.check(batch, &self.train.name, sample)
     }
 
-    /// The held-out data once, in its own order, in batches of one microbatch. The last is filled up with ignored labels,
-    /// or has as many rows as there are samples left ([`Self::short_evaluation`]). Empty when nothing is held out.
+    /// Returns the held-out data once, in their own order, in batches of one microbatch. The last batch is filled up with ignored labels,
+    /// or has only the remaining samples ([`Self::short_evaluation`]). Empty if nothing is held out.
     pub fn eval_batches(&self) -> impl Iterator<Item = EvalBatch<'_>> {
         self.eval.iter().flat_map(|data| {
             (0..data.samples.div_ceil(self.microbatch)).map(|batch| {
@@ -299,7 +299,7 @@ impl Loader {
         })
     }
 
-    /// The place after `step` steps.
+    /// Returns the position after `step` steps.
     pub fn position(&self, step: u64) -> DataPosition {
         DataPosition {
             step,
@@ -312,10 +312,10 @@ impl Loader {
         }
     }
 
-    /// The step to go on with, at a place that was saved.
+    /// Returns the step at which to resume from a saved position.
     ///
     /// # Errors
-    /// When samples, global batch or seed are not what they were, so that another order would be gone on with.
+    /// The number of samples, the global batch or the seed has changed, so the order would be another one.
     pub fn resume(&self, saved: &DataPosition) -> Result<u64, DataError> {
         let now = self.position(saved.step);
         let facts = [
@@ -330,10 +330,10 @@ impl Loader {
     }
 }
 
-/// Checks the dims of everything batched, and gives the dim 0 that they share.
+/// Checks the dims of all batched inputs and labels, and returns their common dim 0.
 ///
 /// # Errors
-/// Inputs and labels that have no common batch dim, or no elements.
+/// Inputs and labels without a common batch dim, or without elements.
 pub fn common_batch(spec: &ModelSpec) -> Result<u64, DataError> {
     let inputs = spec.inputs.iter().map(|input| (&input.name, &input.dims, input.batched));
     let label = spec.label.iter().map(|label| (&label.name, &label.dims, true));
@@ -369,7 +369,7 @@ pub fn common_batch(spec: &ModelSpec) -> Result<u64, DataError> {
     found.map(|(_, size)| size).ok_or_else(|| DataError::Batch("no input has a batch dim".to_owned()))
 }
 
-/// The data of `--eval`. Files given to batched inputs belong to the training data: its own keys take their place.
+/// Opens the data of `--eval`. Files given to batched inputs belong to the training data, so the evaluation uses its own keys instead.
 fn evaluation(
     wanted: Wanted<'_>,
     source: &DataSource,
@@ -387,10 +387,10 @@ fn evaluation(
     Dataset::build(Wanted { options: &options, seed, ..wanted }, &offer, &decisions, notes)
 }
 
-/// Decides how a short last batch is used, with a note for the user. `reason` says why it cannot be filled up.
+/// Returns a note for the user about the use of a short last batch. `reason` says why it cannot be filled up.
 ///
 /// # Errors
-/// Fewer samples than a batch that cannot be filled up.
+/// There are fewer samples than a batch, which cannot be filled up.
 fn note_short_batch(
     train: &Dataset,
     global_batch: u64,
@@ -416,10 +416,10 @@ fn note_short_batch(
     })
 }
 
-/// The most tokens that are held out of a stream: an evaluation of gigabytes would take longer than the steps between two of them.
+/// The largest number of tokens held out of a stream. An evaluation of gigabytes would take longer than the steps between two evaluations.
 const MOST_HELD_OUT: u64 = 1 << 18;
 
-/// Holds out the end of a token stream, rounded to whole samples: at least one, or none with a note.
+/// Holds out the end of a token stream in whole samples: at least one, or none with a note.
 fn hold_out(
     whole: Dataset,
     offer: &Offer,
@@ -437,7 +437,7 @@ fn hold_out(
     let share = (whole.samples as f64 * options.held_out.min(1.0)) as u64;
     let length = whole.columns.iter().map(Column::row_elements).max().unwrap_or(1).max(1);
     let most = (MOST_HELD_OUT / length).max(1);
-    // A run of an earlier version continues with the samples that it began with.
+    // A run that an earlier version began continues with the same samples.
     let was_unbounded = options.samples.is_some_and(|samples| samples == whole.samples - share);
     let held_out = if was_unbounded { share } else { share.min(most) };
     if held_out < share {

@@ -1,15 +1,15 @@
-//! The `.npy` format: a header, a Python dictionary as text, and then the elements.
+//! The `.npy` format: a header, which is a Python dictionary as text, and then the elements.
 //!
-//! Layout, from NumPy's `numpy.lib.format`: `\x93NUMPY`, major and minor version, the header's length (u16, from version
-//! 2 on u32, little endian), the header. It is parsed here because a reader must survive any file, and the crate
-//! for it overflows on hostile dims.
+//! The layout, from NumPy's `numpy.lib.format`: `\x93NUMPY`, major and minor version, the header's length (u16, and u32 from version 2
+//! on, little endian), the header. It is parsed here because a reader must survive any file, and the crate for this format overflows on
+//! hostile dims.
 
 use bytes::Bytes;
 use ir::DType;
 
 use super::table::{self, TableArray};
 
-/// A header: the type and dims of an array, and where its elements begin.
+/// A header: the type and dims of an array, and the position of its elements.
 #[derive(Clone, Debug)]
 pub(super) struct Header {
     pub(super) dtype: DType,
@@ -19,12 +19,12 @@ pub(super) struct Header {
     start: usize,
 }
 
-/// No honest header is longer, in bytes: NumPy itself reads up to 10,000 characters.
+/// The longest header in bytes; honest ones are shorter, since NumPy itself reads up to 10,000 characters.
 pub(super) const LONGEST_HEADER: usize = 1 << 16;
 
 impl Header {
-    /// The header of a file that begins with `prefix`: its first [`LONGEST_HEADER`] bytes, or all if it has fewer. The
-    /// error is a sentence that says what is wrong.
+    /// Reads the header of a file that begins with `prefix`: its first [`LONGEST_HEADER`] bytes, or the whole file if it is shorter. The
+    /// error is the end of a sentence about the fault.
     pub(super) fn read(prefix: &[u8]) -> Result<Self, String> {
         let (header, start) = text(prefix).ok_or("has no NumPy header")?;
         let description = entry(header, "descr").ok_or("has a header without `descr`")?;
@@ -39,12 +39,12 @@ impl Header {
         Ok(Self { dtype, dims, big_endian, start })
     }
 
-    /// Checks that a file of `size` bytes has the array's elements behind the header, and no more.
+    /// Checks that a file of `size` bytes has the array's elements after the header, and nothing else.
     pub(super) fn check_size(&self, size: u64) -> Result<(), String> {
         table::check_size(self.dtype, &self.dims, size.saturating_sub(self.start as u64))
     }
 
-    /// The array in `contents`, a whole file of this header.
+    /// Returns the array in `contents`, a whole file with this header.
     pub(super) fn array(&self, contents: &Bytes) -> Result<TableArray, String> {
         let elements = contents.slice(self.start.min(contents.len())..);
         let width = self.dtype.bytes() as usize;
@@ -53,7 +53,7 @@ impl Header {
     }
 }
 
-/// The header's text, and where the elements start.
+/// Returns the header's text, and the position of the elements.
 fn text(contents: &[u8]) -> Option<(&str, usize)> {
     let rest = contents.strip_prefix(b"\x93NUMPY")?;
     let (length, start) = match rest {
@@ -65,7 +65,7 @@ fn text(contents: &[u8]) -> Option<(&str, usize)> {
     Some((std::str::from_utf8(contents.get(start..end)?).ok()?, end))
 }
 
-/// What follows `'key':` in the dictionary.
+/// Returns the text after `'key':` in the dictionary.
 fn entry<'a>(header: &'a str, key: &str) -> Option<&'a str> {
     let (_, rest) = header.split_once(&format!("'{key}'"))?;
     Some(rest.trim_start().strip_prefix(':')?.trim_start())
@@ -77,7 +77,7 @@ fn dims(shape: &str) -> Option<Vec<u64>> {
     dims.map(|dim| dim.parse().ok()).collect()
 }
 
-/// The type, and whether its bytes must be swapped, of a description such as `'<f4'`.
+/// Returns the type of a description such as `'<f4'`, and whether its bytes must be swapped.
 fn element_type(description: &str) -> Result<(DType, bool), String> {
     let (name, _) = description
         .strip_prefix('\'')
@@ -103,7 +103,7 @@ fn element_type(description: &str) -> Result<(DType, bool), String> {
     Ok((dtype, order == '>'))
 }
 
-/// The start of a text that a file chose, short enough for a message.
+/// Returns the start of a text from a file, short enough for a message.
 fn excerpt(text: &str) -> String {
     text.chars().take(40).collect()
 }

@@ -1,7 +1,7 @@
-//! The `.npz` format: a zip archive with one `.npy` file an array.
+//! The `.npz` format: a zip archive with one `.npy` file for each array.
 //!
-//! When an archive is opened only the arrays' headers are read, and their sizes compared with the archive's. An array is
-//! unpacked, and its checksum compared, when an input takes it: an array that nothing takes costs nothing.
+//! When an archive is opened, only the arrays' headers are read, and their sizes are compared with the archive's. An array is unpacked, and
+//! its checksum verified, when an input takes it. So an unused array costs nothing.
 
 use std::io::{Cursor, Read};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -23,16 +23,16 @@ pub(super) struct ZippedArray {
     contents: Contents,
 }
 
-/// Where the contents of an archive's entry are.
+/// The contents of an archive's entry.
 #[derive(Clone, Debug)]
 enum Contents {
-    /// In the file, as they are, with the checksum that the archive has of them.
+    /// Uncompressed contents in the file, with the archive's checksum of them.
     Stored { contents: Bytes, crc32: u32 },
-    /// In the archive's entry of this number, compressed, `size` bytes when they are unpacked.
+    /// The compressed entry with this number in the archive. It has `size` bytes when unpacked.
     Compressed { archive: Archive, index: usize, size: u64, unpacked: Arc<Mutex<Weak<Unpacked>>> },
 }
 
-/// The unpacked contents of an entry, which all inputs that take the entry share as long as one of them has it.
+/// The unpacked contents of an entry. All inputs that take the entry share them as long as one of them holds them.
 #[derive(Debug)]
 struct Unpacked(Vec<u8>);
 
@@ -45,7 +45,7 @@ impl AsRef<[u8]> for Share {
     }
 }
 
-/// The arrays of the archive in `bytes`, of which the headers are read. The error is a sentence that says what is wrong.
+/// Reads the headers of the arrays of the archive in `bytes`. The error is a sentence about the fault.
 pub(super) fn read(bytes: &Bytes) -> Result<Entries, String> {
     let mut archive = ZipArchive::new(Cursor::new(bytes.clone())).map_err(|error| error.to_string())?;
     let mut arrays = Entries::new();
@@ -59,7 +59,7 @@ pub(super) fn read(bytes: &Bytes) -> Result<Entries, String> {
     Ok(arrays)
 }
 
-/// Reads an array's header. The error is the rest of a sentence about the array.
+/// Reads an array's header. The error is the end of a sentence about the array.
 fn open(bytes: &Bytes, archive: &mut Archive, index: usize) -> Result<ZippedArray, String> {
     let damaged = |error: &dyn std::fmt::Display| format!("cannot be unpacked: {error}");
     let copy = archive.clone();
@@ -92,7 +92,7 @@ impl ZippedArray {
         &self.header
     }
 
-    /// The most bytes that it may be unpacked to. Bytes in the other order are swapped in a copy.
+    /// Returns the largest number of bytes to which it may be unpacked. Big-endian elements are swapped in a copy, so they may take less.
     fn most(&self) -> u64 {
         match self.header.big_endian {
             true => unpack::most(),
@@ -100,10 +100,10 @@ impl ZippedArray {
         }
     }
 
-    /// The array: a slice of the file where it is stored, else unpacked into memory.
+    /// Returns the array: a slice of the file if it is stored, else unpacked into memory.
     ///
     /// # Errors
-    /// Contents that are damaged, or too large for the machine's memory.
+    /// Damaged contents, or contents too large for the machine's memory.
     pub(super) fn load(&self) -> Result<TableArray, LoadError> {
         let contents = match &self.contents {
             Contents::Stored { contents, crc32 } => {
@@ -136,7 +136,7 @@ fn check(contents: &[u8], expected: u32) -> Result<(), String> {
     ))
 }
 
-/// The contents of a compressed entry, of at most so many bytes; zip compares their checksum when it comes to their end.
+/// Unpacks a compressed entry of at most `most` bytes. The zip crate verifies the checksum at its end.
 fn unpack(mut archive: Archive, index: usize, size: u64, most: u64) -> Result<Vec<u8>, LoadError> {
     let damaged = |reason: String| LoadError::Damaged(format!("cannot be unpacked: {reason}"));
     let entry = archive.by_index(index).map_err(|error| damaged(error.to_string()))?;
@@ -147,7 +147,7 @@ fn unpack(mut archive: Archive, index: usize, size: u64, most: u64) -> Result<Ve
     }
 }
 
-/// The CRC-32 of `contents`, computed by all threads.
+/// Returns the CRC-32 of `contents`, computed by all threads.
 fn checksum(contents: &[u8]) -> u32 {
     const BLOCK: usize = 16 << 20;
     let of = |block: &[u8]| {
@@ -181,7 +181,7 @@ mod tests {
         writer.finish().unwrap().into_inner().into()
     }
 
-    /// The array of this name.
+    /// Loads the array of this name.
     fn load(archive: &Bytes, name: &str) -> Result<TableArray, String> {
         let Entry::Zipped(array) = read(archive)?.remove(name).expect("the name is there")? else {
             panic!("it is not zipped")
@@ -239,7 +239,7 @@ mod tests {
         let array = npy("<u4", "False", "(100000,)", &elements);
         for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
             let whole = archive(method, &[("x.npy", array.clone()), ("y.npy", array.clone())]);
-            // A bit in the middle of x's elements.
+            // A flipped bit in the middle of x's elements.
             let mut damaged = whole.to_vec();
             damaged[whole.len() / 4] ^= 16;
             let damaged = Bytes::from(damaged);
@@ -250,7 +250,7 @@ mod tests {
             };
             assert!(error.contains(expected), "{error}");
             assert_eq!(load(&damaged, "y").unwrap().bytes, load(&whole, "x").unwrap().bytes);
-            // The checksum alone: before y's contents, and in the archive's directory.
+            // Damages only the checksum: before y's contents, and in the archive's directory.
             let crc32 = crc32fast::hash(&array).to_le_bytes();
             let places = (0..whole.len() - 4).filter(|&at| whole[at..at + 4] == crc32);
             let [_, before, _, directory] = places.collect::<Vec<_>>()[..] else { panic!("other places") };
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(checksum(&[]), 0);
     }
 
-    /// An archive of one deflated array that says it unpacks to so many bytes.
+    /// Returns an archive of one deflated array that claims this unpacked size.
     fn of_size(array: &[u8], size: u32) -> Bytes {
         let mut whole = archive(CompressionMethod::Deflated, &[("x.npy", array.to_vec())]).to_vec();
         let end = whole.len() - 22;
@@ -288,12 +288,12 @@ mod tests {
             load(&of_size(&array, 4_000_000_000), "x").unwrap_err(),
             format!("is u8[2000000], which does not fit its {there} bytes")
         );
-        // The archive and the header agree, and the stream ends earlier.
+        // The archive and the header agree on a size, but the stream ends before it.
         let array = npy("|u1", "False", "(3000000,)", &[0; 2_000_000]);
         let size = (array.len() - 2_000_000 + 3_000_000) as u32;
         let error = load(&of_size(&array, size), "x").unwrap_err();
         assert!(error.ends_with("bytes are announced, and there are fewer"), "{error}");
-        // So they do, and it ends later.
+        // They agree again, but the stream ends after it.
         let array = npy("|u1", "False", "(1000000,)", &[0; 2_000_000]);
         let size = (array.len() - 1_000_000) as u32;
         let error = load(&of_size(&array, size), "x").unwrap_err();
@@ -304,7 +304,7 @@ mod tests {
     fn entries_that_share_their_bytes_are_not_unpacked_when_the_file_is_opened() {
         let array = npy("|u1", "False", "(2000000,)", &[0; 2_000_000]);
         let whole = archive(CompressionMethod::Deflated, &[("x.npy", array)]);
-        // The central directory's one entry, many times over: all point to the same compressed bytes.
+        // The only entry of the central directory, repeated many times: all copies point to the same compressed bytes.
         let end = whole.len() - 22;
         let start = u32::from_le_bytes(whole[end + 16..end + 20].try_into().unwrap()) as usize;
         let entry = &whole[start..end];

@@ -1,16 +1,16 @@
-//! The order of the samples: a pure function of (seed, epoch, position), nothing to store and nothing to replay.
+//! The order of the samples: a pure function of (seed, epoch, position), so nothing is stored and nothing is replayed.
 //!
-//! An epoch's order is a pseudo-random permutation of `0..length`: a Feistel network over the smallest domain of `4^k`
-//! indices that holds `length` of them, and *cycle walking* (Black and Rogaway, "Ciphers with Arbitrary Finite
-//! Domains", 2002): an index that falls outside is encrypted again until it falls inside. A Feistel network is a bijection
-//! whatever its round function is, and walking the cycles of a bijection is one too. The domain is below four times the
-//! length, so a position costs under four encryptions on average and no memory.
+//! An epoch's order is a pseudo-random permutation of `0..length`. It is a Feistel network over the smallest domain of `4^k` indices that
+//! holds `length` of them, with *cycle walking* (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): an index that falls
+//! outside is encrypted again until it falls inside. A Feistel network is a bijection whatever its round function is, and cycle walking
+//! preserves that. The domain is less than four times the length, so a position costs fewer than four encryptions on average, and no
+//! memory.
 
-/// With a good round function 4 rounds are a strong pseudo-random permutation (Luby and Rackoff 1988) for large domains;
-/// 8 keep tiny domains, whose halves have a bit or two, well mixed.
+/// The number of rounds. With a good round function, 4 rounds are a strong pseudo-random permutation (Luby and Rackoff 1988) of large
+/// domains. 8 rounds also mix tiny domains well, whose halves have only one or two bits.
 const ROUNDS: usize = 8;
 
-/// SplitMix64 (Steele, Lea and Flood 2014): the state's increment, and the finalizer that scrambles it.
+/// Mixes bits by SplitMix64 (Steele, Lea and Flood 2014): adds the state's increment, and scrambles the sum with the finalizer.
 pub(super) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,7 +27,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The order of epoch `epoch` under `seed`.
+    /// Returns the order of epoch `epoch` under `seed`.
     pub fn new(length: u64, seed: u64, epoch: u64) -> Self {
         let bits = u64::BITS - length.saturating_sub(1).leading_zeros();
         let key = mix(mix(seed) ^ epoch);
@@ -35,10 +35,10 @@ impl Permutation {
         Self { length, half_bits: bits.div_ceil(2).max(1), keys }
     }
 
-    /// The sample that stands at `position`.
+    /// Returns the sample at `position`.
     ///
     /// # Panics
-    /// When `position` is not below the length.
+    /// Panics if `position` is not below the length.
     pub fn index(&self, position: u64) -> u64 {
         assert!(position < self.length, "position {position} of {}", self.length);
         let mut index = position;
@@ -95,7 +95,7 @@ mod tests {
         assert_ne!(order(1, 0), (0..100).collect::<Vec<_>>());
     }
 
-    /// Every sample comes first about equally often: 1000 in each of 8 places, with a standard deviation of 30.
+    /// Every sample comes first about equally often: about 1000 times for each of 8 samples, with a standard deviation of 30.
     #[test]
     fn tiny_orders_are_close_to_uniform() {
         let mut counts = [0u32; 8];

@@ -1,4 +1,4 @@
-//! Calls of a library that panics at files which a user wrote: the panic becomes an error, and the terminal stays clean.
+//! Calls of a library that panics on some user files: the panic becomes an error, and nothing is printed.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -6,11 +6,11 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether a panic of this thread is caught and told as an error, so that nothing is printed of it.
+    /// Whether a panic of this thread becomes an error, so that its message is not printed.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The result of `compute`; if it panics, the panic's message. Panics of other threads are printed as ever.
+/// Returns the result of `compute` or, if it panics, the panic's message. Panics of other threads are printed as usual.
 pub(super) fn quietly<T>(compute: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -2,27 +2,27 @@
 
 use std::borrow::Cow;
 
-/// Columns of a record, at most: a cell takes more memory than its text, and a line of 1 GB may have a billion of them.
+/// The largest number of columns of a record. A cell takes more memory than its text, and a line of 1 GB may have a billion cells.
 const MOST_COLUMNS: usize = 1 << 24;
 
-/// The records that are left of a text.
+/// The remaining records of a text.
 #[derive(Clone, Debug)]
 pub(super) struct Records<'a> {
     rest: &'a [u8],
     delimiter: u8,
-    /// Lines before `rest`.
+    /// The number of lines before `rest`.
     lines: u64,
 }
 
 impl<'a> Records<'a> {
-    /// All records of `text`, whose byte order mark, if it has one, is left out.
+    /// Returns all records of `text` without its byte order mark, if it has one.
     pub(super) fn new(text: &'a [u8], delimiter: u8) -> Self {
         let rest = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
         Self { rest, delimiter, lines: 0 }
     }
 
-    /// Puts the cells of the next record into `cells`; the line on which it starts, counted from 1, or none at the end.
-    /// Lines without anything in them are passed over. The error is a sentence that says what is wrong.
+    /// Puts the cells of the next record into `cells`. Returns the line on which it starts, counted from 1, or `None` at the end. Empty
+    /// lines are skipped. The error is a sentence about the fault.
     pub(super) fn next(&mut self, cells: &mut Vec<Cow<'a, str>>) -> Result<Option<u64>, String> {
         cells.clear();
         loop {
@@ -47,7 +47,7 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// The next record without its line end; none if a quote stays open.
+    /// Returns the next record without its line end; `None` if a quote is not closed.
     fn take_record(&mut self) -> Option<&'a [u8]> {
         let (mut end, mut quotes) = (0, 0usize);
         loop {

@@ -6,7 +6,7 @@ use super::column::Column;
 use super::error::DataError;
 use super::table::TableArray;
 
-/// An array, and what to call it in messages.
+/// An array, and its name in messages.
 pub(super) type Named = (String, TableArray);
 
 /// The rows of some arrays that fit one column. Never empty.
@@ -18,19 +18,19 @@ pub(super) struct Rows {
 /// One array of [`Rows`].
 #[derive(Clone, Debug)]
 struct TablePart {
-    /// The number of its first row among all.
+    /// The number of its first row among all rows.
     first: u64,
-    /// What to call it in messages.
+    /// Its name in messages.
     data: String,
     array: TableArray,
 }
 
 impl Rows {
-    /// The rows of `arrays` for `column`; `check` looks at each array once it is known to fit. A column that is not
-    /// batched has one value, which all arrays must share.
+    /// Collects the rows of `arrays` for `column`. `check` is called with each array that fits. If a column is not batched, all arrays must
+    /// have the same value.
     ///
     /// # Errors
-    /// Arrays of other types or dims, and what `check` finds.
+    /// Arrays of other types or dims, and errors of `check`.
     pub(super) fn new(
         column: &Column,
         arrays: Vec<Named>,
@@ -56,17 +56,17 @@ impl Rows {
         Ok(Self { parts })
     }
 
-    /// How many there are.
+    /// Returns the number of rows.
     pub(super) fn len(&self) -> u64 {
         self.parts.last().map_or(0, |part| part.first + part.array.dims.first().copied().unwrap_or(1))
     }
 
-    /// The arrays, each called `data` in messages.
+    /// Returns the arrays, each with the name `data`.
     pub(super) fn named(&self, data: &str) -> Vec<Named> {
         self.parts.iter().map(|part| (data.to_owned(), part.array.clone())).collect()
     }
 
-    /// Looks at each array, with what to call it in messages.
+    /// Calls `look` with each array and its name in messages.
     pub(super) fn each(
         &self,
         look: impl Fn(&TableArray, &str) -> Result<(), DataError>,
@@ -74,7 +74,7 @@ impl Rows {
         self.parts.iter().try_for_each(|part| look(&part.array, &part.data))
     }
 
-    /// The elements of row `row`, of which each row has `elements`, and their type.
+    /// Returns the elements of row `row`, each row having `elements`, and their type.
     pub(super) fn row(&self, row: u64, elements: u64) -> (DType, &[u8]) {
         let index = self.parts.partition_point(|part| part.first <= row).saturating_sub(1);
         let TablePart { first, array, .. } = &self.parts[index];

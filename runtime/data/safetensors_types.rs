@@ -1,10 +1,10 @@
-//! The element types of safetensors files: training data, weights and checkpoints.
+//! The element types of safetensors files, for training data, weights and checkpoints.
 
 use ir::DType;
 use safetensors::Dtype as Stored;
 
-/// The library's element type, and the name that the format has for it. The name is a part of checksums in files; the text
-/// of the library may change.
+/// Returns the library's element type and the format's name for it. The name is part of checksums in files, so it must not come from the
+/// library, whose text may change.
 fn row(dtype: DType) -> (Stored, &'static str) {
     match dtype {
         DType::F64 => (Stored::F64, "F64"),
@@ -23,17 +23,17 @@ fn row(dtype: DType) -> (Stored, &'static str) {
     }
 }
 
-/// The element type as safetensors has it.
+/// Returns the element type in safetensors.
 pub fn stored(dtype: DType) -> Stored {
     row(dtype).0
 }
 
-/// The element type that a file's stands for; `None` for one that no program has.
+/// Returns the element type for one in a file; `None` if no program has that type.
 pub fn loaded(stored: Stored) -> Option<DType> {
     DType::ALL.into_iter().find(|&dtype| row(dtype).0 == stored)
 }
 
-/// The name that the format has for an element type. Types that no program has are never written.
+/// Returns the format's name for an element type. Types that no program has are never written.
 pub fn name(stored: Stored) -> &'static str {
     loaded(stored).map_or("OTHER", |dtype| row(dtype).1)
 }

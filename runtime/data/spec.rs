@@ -1,4 +1,4 @@
-//! What the loader needs to know of a model, and what a user says about the data.
+//! The loader's description of a model, and the user's choices about the data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,42 +13,42 @@ pub struct InputSpec {
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its dims; `dims[0]` is the microbatch (over all data ranks) when it is batched.
+    /// Its dims. If it is batched, `dims[0]` is the microbatch (over all data ranks).
     pub dims: Vec<u64>,
     /// Whether dim 0 counts samples. An input that is not batched has one value for all samples.
     pub batched: bool,
-    /// For integers that index a table (token ids): its length. Values must be below it.
+    /// For integers that index a table (token ids): the length of the table. Values must be below it.
     pub vocabulary: Option<u64>,
 }
 
-/// The labels that the loss takes.
+/// The labels of the loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelSpec {
-    /// The name of the input of the training step. The data's key is this, or `labels`.
+    /// The name of the input of the training step. The data's key is this name, or `labels`.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
     /// Its dims; `dims[0]` is the microbatch.
     pub dims: Vec<u64>,
-    /// For integer labels: values are in `0..classes`.
+    /// For integer labels: the number of classes. Values are in `0..classes`.
     pub classes: Option<u64>,
-    /// For integer labels: the value that the loss gives the weight zero, also used to fill up short batches.
+    /// For integer labels: the value to which the loss gives the weight zero. It also fills up short batches.
     pub ignore_index: Option<i64>,
 }
 
-/// All that a batch must hold. An input with the label's name is the label.
+/// All inputs and labels of a batch. An input with the label's name is the label.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelSpec {
     /// The inputs.
     pub inputs: Vec<InputSpec>,
-    /// The labels, for a loss that has any.
+    /// The labels, if the loss has any.
     pub label: Option<LabelSpec>,
-    /// Whether a short batch can be filled up.
+    /// The reasons why a short batch cannot be filled up.
     pub unfillable: Unfillable,
 }
 
-/// Why a batch of fewer samples cannot be filled up with others whose labels are ignored, as a sentence without its full
-/// stop; `None` where the fill changes no result.
+/// The reasons why a batch cannot be filled up with other samples whose labels are ignored, each as a sentence without its full stop.
+/// `None` if filling changes no result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unfillable {
     /// The reason in training.
@@ -60,14 +60,14 @@ pub struct Unfillable {
 /// DATA of `--train DATA` and `--eval DATA`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataSource {
-    /// Seeded random values of the right types, made up as they are needed.
+    /// Seeded random values of the right types, generated on demand.
     Synthetic,
     /// A file, or a folder of files.
     Path(PathBuf),
 }
 
 impl DataSource {
-    /// `synthetic`, or else a path.
+    /// Parses `synthetic`, or else a path.
     pub fn parse(text: &str) -> Self {
         match text {
             "synthetic" => Self::Synthetic,
@@ -76,25 +76,26 @@ impl DataSource {
     }
 }
 
-/// How text becomes tokens (`--tokenizer`).
+/// The way in which text becomes tokens (`--tokenizer`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Tokenization {
-    /// By bytes, for a vocabulary that can be one of bytes.
+    /// Bytes, if the vocabulary can be one of bytes.
     #[default]
     Auto,
-    /// By bytes whatever the vocabulary is.
+    /// Bytes, whatever the vocabulary is.
     Bytes,
-    /// By a `tokenizer.json`.
+    /// A `tokenizer.json`.
     File(PathBuf),
 }
 
 /// SOURCE of `--input NAME=SOURCE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A key of DATA, or a field of its records; its columns, where it is CSV: names or numbers counted from 1, `2-65`, joined by commas.
+    /// A key of DATA, or a field of its records. For a CSV file, its columns: names or numbers counted from 1, such as `2-65`, joined by
+    /// commas.
     Key(String),
-    /// A file or folder of its own: tokens (text, .bin), an array of that name (or the only one) in an .npz or
-    /// .safetensors, or all columns of a CSV file.
+    /// A file or folder of its own: tokens (text, .bin), the array with the input's name (or the only array) in an .npz or .safetensors, or
+    /// all columns of a CSV file.
     File(PathBuf),
     /// `0, 1, 2, …` along the last dim.
     Positions,
@@ -104,12 +105,12 @@ pub enum Source {
     Zeros,
 }
 
-/// A SOURCE that ends so is a file and not a key.
+/// The endings by which a SOURCE is a file and not a key.
 pub const SUFFIXES: [&str; 10] =
     [".npz", ".safetensors", ".bin", ".txt", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".ndjson"];
 
 impl Source {
-    /// `positions`, `ones`, `zeros`; a file if it has a folder or a known extension in it; else a key.
+    /// Parses `positions`, `ones` or `zeros`; a file, if the text has a path separator or a known extension; or else a key.
     pub fn parse(text: &str) -> Self {
         let is_file = |text: &str| SUFFIXES.iter().any(|suffix| text.ends_with(suffix));
         match text {
@@ -122,36 +123,36 @@ impl Source {
     }
 }
 
-/// Where labels come from (`--labels-from`).
+/// The origin of labels (`--labels-from`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LabelsFrom {
-    /// The next token: labels are the tokens (or the file's labels) moved one to the left.
+    /// The next token: labels are the tokens (or the file's labels) moved one place to the left.
     Shift,
-    /// Taken as they are.
+    /// The labels of the data, unchanged.
     Given,
 }
 
-/// What a user chooses about the data.
+/// The user's choices about the data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoaderOptions {
-    /// Decides the order, and synthetic data.
+    /// The seed of the order and of synthetic data.
     pub seed: u64,
-    /// Microbatches a step: the global batch is the microbatch times this.
+    /// Microbatches per step: the global batch is the microbatch times this number.
     pub microbatches: u64,
-    /// Data to evaluate on; none: the end of a token stream is held out.
+    /// The data to evaluate on. `None`: the end of a token stream is held out.
     pub eval: Option<DataSource>,
-    /// The part of a token stream that is held out when `eval` is not given, of a long stream less; 0 holds nothing out.
+    /// The fraction of a token stream that is held out if `eval` is not given; less of a long stream. 0 holds nothing out.
     pub held_out: f64,
-    /// The training samples of the run that continues: earlier versions held out more of a long stream.
+    /// The number of training samples of the run that continues: earlier versions held out more of a long stream.
     pub samples: Option<u64>,
-    /// How text becomes tokens.
+    /// The way in which text becomes tokens.
     pub tokenizer: Tokenization,
-    /// None: shift a token stream, take labels that stand in the data as they are.
+    /// The origin of labels. `None`: shift a token stream, and take labels in the data as they are.
     pub labels_from: Option<LabelsFrom>,
-    /// `--input NAME=SOURCE`; the labels' name is one too.
+    /// The values of `--input NAME=SOURCE`. NAME may also be the labels'.
     pub inputs: BTreeMap<String, Source>,
-    /// False goes through the data in its own order.
+    /// Whether samples are shuffled. If not, the data keep their own order.
     pub shuffle: bool,
 }
 

@@ -1,14 +1,14 @@
-//! Made-up values: a pure function of (seed, tensor, row, element), so that order and microbatches change nothing.
+//! Generated values: a pure function of (seed, tensor, row, element), so order and microbatches do not change them.
 
 use ir::DType;
 
 use super::element::{self, Scalar};
 use super::order::mix;
 
-/// How many samples synthetic data has: enough that an epoch is long, few enough to be gone through.
+/// The number of samples of synthetic data: many enough for a long epoch, and few enough to go through.
 pub(super) const SAMPLES: u64 = 1 << 16;
 
-/// One tensor's values.
+/// The values of one tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Synthetic {
     key: u64,
@@ -36,7 +36,7 @@ impl Synthetic {
     }
 }
 
-/// The largest limit whose integers all fit `dtype`.
+/// Returns the largest limit, at most `wanted`, whose integers all fit `dtype`.
 pub(super) fn limit(dtype: DType, wanted: u64) -> u64 {
     let bits = match dtype {
         DType::Bool => 1,
@@ -46,7 +46,7 @@ pub(super) fn limit(dtype: DType, wanted: u64) -> u64 {
     wanted.min(1u64.checked_shl(bits as u32).unwrap_or(u64::MAX))
 }
 
-/// A standard normal number, by Box and Muller (1958).
+/// Returns a standard normal number, by Box and Muller (1958).
 fn normal(bits: u64) -> f64 {
     let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     let (radius, angle) = (unit(bits), unit(mix(bits)));

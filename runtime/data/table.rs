@@ -16,36 +16,36 @@ use super::file::{self, Format};
 use super::npz::{self, ZippedArray};
 use super::rows::Named;
 
-/// The arrays of one file, mapped where the file has them uncompressed, else unpacked when they are asked for.
+/// The arrays of one file. Uncompressed arrays are mapped; others are unpacked on demand.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// The file.
     pub path: PathBuf,
     arrays: BTreeMap<String, Entry>,
-    /// Keys whose arrays cannot be used, and why: an error only where one of them is wanted.
+    /// Keys whose arrays cannot be used, with the reason. It is an error only if one of them is needed.
     unusable: BTreeMap<String, String>,
 }
 
-/// Every key of a file: its array, or why it cannot be used.
+/// Every key of a file, with its array or the reason why the array cannot be used.
 pub(super) type Entries = BTreeMap<String, Result<Entry, String>>;
 
-/// An array of a file, whose elements may be packed.
+/// An array of a file, whose elements may be compressed.
 #[derive(Clone, Debug)]
 pub(super) enum Entry {
     Mapped(TableArray),
     Zipped(Box<ZippedArray>),
 }
 
-/// Why an array's elements cannot be had.
+/// The reason why an array's elements cannot be loaded.
 #[derive(Debug)]
 pub(super) enum LoadError {
-    /// The rest of a sentence about the array.
+    /// Damaged contents, described by the end of a sentence about the array.
     Damaged(String),
     /// The elements do not fit into memory.
     TooLarge {
         /// Bytes that the array unpacks to.
         bytes: u64,
-        /// Bytes that it may take.
+        /// The largest number of bytes that it may take.
         most: u64,
     },
 }
@@ -55,14 +55,14 @@ pub(super) enum LoadError {
 pub(super) struct TableArray {
     pub(super) dtype: DType,
     pub(super) dims: Vec<u64>,
-    /// Row major, little endian.
+    /// The elements, row major, little endian.
     pub(super) bytes: Bytes,
 }
 
 impl Table {
-    /// Opens `path`: `.npz`, or else safetensors.
+    /// Opens `path`: an `.npz`, or else safetensors.
     ///
-    /// Arrays of a type that the IR does not have (complex, strings, 8-bit floats) are as if they were not there.
+    /// Arrays of a type that the IR does not have (complex, strings, 8-bit floats) are treated as missing.
     ///
     /// # Errors
     /// A file that is missing or damaged.
@@ -83,26 +83,26 @@ impl Table {
         Ok(Self { path: path.to_owned(), arrays, unusable })
     }
 
-    /// The keys, sorted.
+    /// Returns the keys, sorted.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.arrays.keys().map(String::as_str)
     }
 
-    /// A copy of the array at `key`; `None` if there is none.
+    /// Returns a copy of the array at `key`; `None` if there is none.
     ///
     /// # Errors
-    /// An array that is damaged, or whose elements do not fit into memory.
+    /// The array is damaged, or its elements do not fit into memory.
     pub fn array(&self, key: &str) -> Result<Option<Array>, DataError> {
         let Some(entry) = self.arrays.get(key) else { return Ok(None) };
         let TableArray { dtype, dims, bytes } = self.load(key, entry)?;
         Ok(Some(Array { dtype, dims, bytes: bytes.into() }))
     }
 
-    /// The array at `key` for `column`, whose type and dims are checked before its elements are unpacked. `hint` says what
-    /// else would work where there is none.
+    /// Returns the array at `key` for `column`. Its type and dims are checked before its elements are unpacked. `hint` names an alternative
+    /// if there is no such array.
     ///
     /// # Errors
-    /// No such array; another type or other dims; an array that is damaged, or whose elements do not fit into memory.
+    /// There is no such array; it has another type or other dims, is damaged, or does not fit into memory.
     pub(super) fn named(&self, key: &str, hint: &str, column: &Column) -> Result<Named, DataError> {
         let entry = self.arrays.get(key).ok_or_else(|| self.missing(key, hint))?;
         let data = format!("{}:{key}", self.path.display());
@@ -129,12 +129,12 @@ impl Table {
         }
     }
 
-    /// The key that feeds input `name`: the name itself, or `input.NAME`.
+    /// Returns the key that feeds input `name`: the name itself, or `input.NAME`.
     pub(super) fn key_for_input(&self, name: &str) -> Option<String> {
         [name.to_owned(), format!("input.{name}")].into_iter().find(|key| self.arrays.contains_key(key))
     }
 
-    /// Why there is nothing at `key`; `hint` says what else would work.
+    /// Returns the reason why there is nothing at `key`; `hint` names an alternative.
     pub(super) fn missing(&self, key: &str, hint: &str) -> DataError {
         let path = self.path.clone();
         if let Some(reason) = self.unusable.get(key) {
@@ -144,7 +144,7 @@ impl Table {
         DataError::MissingKey { path, key: key.to_owned(), hint: hint.to_owned(), there }
     }
 
-    /// Why the array of input `name` cannot be used, if the file has one.
+    /// Returns the reason why the array of input `name` cannot be used, if the file has one.
     pub(super) fn unusable_input(&self, name: &str) -> Option<DataError> {
         let keys = [name.to_owned(), format!("input.{name}")];
         keys.iter().find(|key| self.unusable.contains_key(*key)).map(|key| self.missing(key, ""))
@@ -156,7 +156,7 @@ impl Entry {
         Self::Zipped(Box::new(array))
     }
 
-    /// The array's type and dims, which are known without its elements.
+    /// Returns the array's type and dims, which are known without its elements.
     pub(super) fn shape(&self) -> (DType, &[u64]) {
         match self {
             Self::Mapped(array) => (array.dtype, &array.dims),
@@ -165,7 +165,7 @@ impl Entry {
     }
 }
 
-/// Checks that an array of this type and these dims takes `bytes`.
+/// Checks that an array of this type and these dims takes `bytes` bytes.
 pub(super) fn check_size(dtype: DType, dims: &[u64], bytes: u64) -> Result<(), String> {
     let size = dims.iter().try_fold(dtype.bytes(), |size, &dim| size.checked_mul(dim));
     match size == Some(bytes) {
@@ -175,13 +175,13 @@ pub(super) fn check_size(dtype: DType, dims: &[u64], bytes: u64) -> Result<(), S
 }
 
 impl TableArray {
-    /// Checks that the dims multiply to the bytes there are.
+    /// Makes an array after checking that the product of its dims fits the number of bytes.
     pub(super) fn new(dtype: DType, dims: Vec<u64>, bytes: Bytes) -> Result<Self, String> {
         check_size(dtype, &dims, bytes.len() as u64)?;
         Ok(Self { dtype, dims, bytes })
     }
 
-    /// The elements as integers, with their positions; nothing for floats.
+    /// Returns the elements as integers with their positions; nothing for floats.
     pub(super) fn integers(&self) -> impl Iterator<Item = (u64, i128)> + '_ {
         let elements = self.bytes.chunks_exact(self.dtype.bytes() as usize).enumerate();
         elements.filter_map(|(position, bytes)| match element::read(self.dtype, bytes) {
@@ -190,7 +190,7 @@ impl TableArray {
         })
     }
 
-    /// The position and value of the first element that is a float of this kind.
+    /// Returns the position and value of the first float that satisfies `is_wanted`.
     pub(super) fn first_float(&self, is_wanted: impl Fn(f64) -> bool) -> Option<(u64, f64)> {
         let elements = if self.dtype.is_float() { &self.bytes[..] } else { &[] };
         let elements = elements.chunks_exact(self.dtype.bytes() as usize).enumerate();
@@ -201,7 +201,7 @@ impl TableArray {
         wanted.next()
     }
 
-    /// Elements in one row of dim 0.
+    /// Returns the number of elements in one row of dim 0.
     pub(super) fn row_elements(&self) -> u64 {
         self.dims.iter().skip(1).product()
     }

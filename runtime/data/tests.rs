@@ -1,4 +1,4 @@
-//! The loader as a whole: order, labels, epochs, held-out data, formats, and what is refused.
+//! Tests of the loader as a whole: order, labels, epochs, held-out data, formats, and refusals.
 
 mod columns;
 mod folders;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Files in a folder that is gone with this.
+/// Files in a folder that is removed when this is dropped.
 struct Files(TempDir);
 
 impl Files {
@@ -33,7 +33,7 @@ impl Files {
         self.0.path().join(name)
     }
 
-    /// A safetensors file of (key, type, dims, elements).
+    /// Writes a safetensors file of (key, type, dims, elements).
     fn arrays(&self, name: &str, arrays: &[(&str, DType, &[u64], &[i64])]) -> DataSource {
         use safetensors::Dtype;
         use safetensors::tensor::TensorView;

@@ -1,9 +1,9 @@
-//! Text to tokens by a user's `tokenizer.json`, the format of Hugging Face's `tokenizers`.
+//! Turns text into tokens with a user's `tokenizer.json`, the format of Hugging Face's `tokenizers`.
 //!
-//! A text is cut into pieces that are tokenised side by side, at places where the common tokenizers cut it themselves: after
-//! a line's end that a word follows, else before a word. So memory stays bounded by the tokens, and the tokens depend on
-//! the text alone, not on the number of threads. Some steps change the beginning or the end of a text, such as a space before
-//! the first word. A tokenizer that may have such a step sees each piece with some text around it, of which the tokens are left out.
+//! A text is cut into pieces that are tokenised in parallel, at places where the common tokenizers cut it themselves: after a line end
+//! before a word, or else before a word. So memory is bounded by the tokens, and the tokens depend on the text alone, not on the number of
+//! threads. Some steps change the beginning or the end of a text, such as a space before the first word. A tokenizer that may have such a
+//! step gets each piece with some text around it, whose tokens are dropped.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -20,23 +20,23 @@ use super::error::DataError;
 use super::file;
 use super::quiet::quietly;
 
-/// Bytes of a piece, at least; where no good cut comes within [`LONGEST`] it is cut at any character.
+/// The smallest number of bytes of a piece. If there is no good place to cut within [`LONGEST`] bytes, the piece is cut at any character.
 const PIECE: usize = 1 << 18;
 const LONGEST: usize = 4 * PIECE;
 
-/// Bytes of text before and after a piece whose tokens may depend on what surrounds them.
+/// The number of bytes of text on each side of a piece that are tokenised with it, if its tokens may depend on its surroundings.
 const SURROUNDINGS: usize = 1 << 10;
 
-/// Bytes of the largest `tokenizer.json`; the largest that models come with have 40 MB.
+/// The largest size of a `tokenizer.json` in bytes. The largest ones that come with models have 40 MB.
 const LARGEST_FILE: usize = 256 << 20;
 
-/// Tokens of a byte of text, at most: a tokenizer that gives more makes gigabytes of a small text.
+/// The largest number of tokens per byte of text. A tokenizer that makes more would make gigabytes from a small text.
 const TOKENS_PER_BYTE: usize = 16;
 
-/// Bytes of the first trial of a text; each other trial has four times as many.
+/// The number of bytes of the first trial of a text. Each further trial has four times as many.
 const FIRST_TRIAL: usize = 1 << 10;
 
-/// The most processor time that a trial may take. The common tokenizers take a tenth of a second for a whole piece.
+/// The largest processor time of a trial. The common tokenizers take a tenth of a second for a whole piece.
 const LONGEST_TRIAL: Duration = Duration::from_secs(4);
 
 type Tokenizer = TokenizerImpl<ModelWrapper, BoundedNormalizer, BoundedPreTokenizer, Unused, Unused>;
@@ -46,18 +46,18 @@ type Tokenizer = TokenizerImpl<ModelWrapper, BoundedNormalizer, BoundedPreTokeni
 pub(super) struct TextTokenizer {
     path: PathBuf,
     tokenizer: Tokenizer,
-    /// One more than the largest id that it gives.
+    /// One more than the largest id that it makes.
     vocabulary: u64,
-    /// Whether a step may treat the beginning or the end of a text in another way than its middle.
+    /// Whether a step may treat the beginning or the end of a text differently from its middle.
     sees_ends: bool,
 }
 
 impl TextTokenizer {
-    /// Reads a `tokenizer.json`. What makes tokens of one text differ from time to time, or cuts and fills them, is
-    /// left out: dropout of merges, truncation, padding.
+    /// Reads a `tokenizer.json`. Options that make the tokens of a text vary, or that cut or fill them, are dropped: dropout of merges,
+    /// truncation, padding.
     ///
     /// # Errors
-    /// A file that is missing, too large, or no tokenizer.
+    /// The file is missing, too large, or no tokenizer.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let contents = file::map(path)?;
         let malformed = |reason: String| DataError::Tokenizer { path: path.to_owned(), reason };
@@ -84,7 +84,7 @@ impl TextTokenizer {
         Ok(Self { path: path.to_owned(), tokenizer, vocabulary: u64::from(largest) + 1, sees_ends })
     }
 
-    /// Refuses a tokenizer with more tokens than a model's vocabulary has.
+    /// Refuses a tokenizer with more tokens than the model's vocabulary has.
     pub(super) fn check_vocabulary(&self, vocabulary: u64) -> Result<(), DataError> {
         if self.vocabulary <= vocabulary {
             return Ok(());
@@ -93,10 +93,10 @@ impl TextTokenizer {
         Err(DataError::TokenizerVocabulary { path, tokens, vocabulary })
     }
 
-    /// The tokens of the text in `contents`, little endian, and bytes a token; `path` names the text in errors.
+    /// Returns the tokens of the text in `contents`, little endian, and the bytes per token; `path` names the text in errors.
     ///
     /// # Errors
-    /// A text that is not UTF-8, or that the tokenizer has no tokens for.
+    /// The text is not UTF-8, or the tokenizer has no tokens for it.
     pub(super) fn tokens(&self, path: &Path, contents: &[u8]) -> Result<(Bytes, usize), DataError> {
         let malformed = |reason: String| DataError::Malformed { path: path.to_owned(), reason };
         let text = std::str::from_utf8(contents).map_err(|error| {
@@ -113,7 +113,7 @@ impl TextTokenizer {
             }
             Ok(ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(width)).collect::<Vec<u8>>())
         };
-        // Each piece by itself: what is said of a panic belongs to the thread that it is on.
+        // Each piece is guarded by itself, because the record of a panic belongs to the thread on which it happens.
         let encode = |piece: Range<usize>| guarded(|| encode(&piece));
         let pieces = pieces(text);
         let pace =
@@ -126,7 +126,7 @@ impl TextTokenizer {
         Ok((pieces.concat().into(), width))
     }
 
-    /// The tokens of a piece of a text, as they are among the tokens of the whole text.
+    /// Returns the tokens of a piece of a text, as they are among the tokens of the whole text.
     fn ids(&self, text: &str, piece: &Range<usize>) -> Result<Vec<u32>, String> {
         let told = |error: tokenizers::Error| error.to_string();
         if !self.sees_ends && is_clean(text, piece.start) && is_clean(text, piece.end) {
@@ -138,16 +138,16 @@ impl TextTokenizer {
         let after = (piece.end + SURROUNDINGS).min(text.len());
         let after = (after..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
         let encoding = self.tokenizer.encode(&text[before..after], false).map_err(told)?;
-        // A token belongs to the piece in which it begins. A space that a step adds before a text lies at its beginning.
+        // A token belongs to the piece in which it begins. A space that a step adds before a text counts as its beginning.
         let last = piece.end == text.len();
         let is_in = |&start: &usize| before + start >= piece.start && (last || before + start < piece.end);
         let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
         Ok(tokens.filter(|(_, (start, _))| is_in(start)).map(|(&id, _)| id).collect())
     }
 
-    /// Refuses a tokenizer that would take hours for a text, as one may whose time grows with the cube of a word's length, or
-    /// whose regular expression goes back a million times at every character. Nothing can stop the library, so longer and
-    /// longer beginnings of the text are tried: the first that takes more than `most` is the last.
+    /// Refuses a tokenizer that would take hours for a text: its time may grow with the cube of a word's length, or its regular expression
+    /// may backtrack a million times at every character. Nothing can stop the library, so longer and longer beginnings of the text are
+    /// tried, until one takes more than `most`.
     fn check_pace(&self, text: &str, most: Duration) -> Result<(), String> {
         let mut bytes = FIRST_TRIAL;
         while bytes < text.len() {
@@ -161,7 +161,7 @@ impl TextTokenizer {
         Ok(())
     }
 
-    /// The processor time that the tokens of a text take. A clock would count the other work of the machine too.
+    /// Returns the processor time that tokenising a text takes. Wall-clock time would include other work of the machine.
     fn time_of(&self, text: &str) -> Result<Duration, String> {
         let begun = thread_time();
         guarded(|| self.tokenizer.encode_fast(text, false).map_err(|error| error.to_string()))?;
@@ -169,18 +169,18 @@ impl TextTokenizer {
     }
 }
 
-/// The processor time of this thread since it began.
+/// Returns the processor time of this thread since it began.
 fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What another's code gives for a file that a user wrote: if it panics, an error.
+/// Runs code of the library on a user's file. A panic becomes an error.
 fn guarded<T>(compute: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let result = quietly(compute);
     let refusal = bounded::take_refusal();
     match (refusal, result) {
-        // Whatever came of it then.
+        // A refused step takes precedence over any result.
         (Some(refusal), _) => Err(refusal),
         (None, Ok(result)) => result,
         (None, Err(panic)) => Err(format!("the tokenizers library failed: {panic}")),
@@ -215,10 +215,10 @@ const LEAVE_ENDS: [&str; 15] = [
     "UnicodeScripts",
 ];
 
-/// Whether a step, or each step of a sequence, treats the beginning and the end of a text as it does the middle.
+/// Returns whether a step, or each step of a sequence, treats the beginning and the end of a text like its middle.
 fn leaves_ends(step: &Value) -> bool {
     let all = |key: &str| step[key].as_array().map(|steps| steps.iter().all(leaves_ends));
-    // A pattern may have anchors; a string has none.
+    // A pattern may have anchors; a plain string has none.
     let finds_text = || step["pattern"]["String"].is_string();
     match step["type"].as_str() {
         None => step.is_null(),
@@ -229,13 +229,13 @@ fn leaves_ends(step: &Value) -> bool {
     }
 }
 
-/// Whether a regular expression names no end of a text: in `[^…]` the sign has another meaning.
+/// Returns whether a regular expression has no anchor to an end of a text. In `[^…]` the `^` has another meaning.
 fn has_no_anchor(pattern: &str) -> bool {
     let outside = pattern.replace("[^", "[").replace("\\$", "").replace("\\^", "");
     !["^", "$", "\\A", "\\z", "\\Z", "\\G"].iter().any(|anchor| outside.contains(anchor))
 }
 
-/// Whether a text is cut there after a line's end or before a space, as [`cut`] looks for, or ends.
+/// Returns whether the text ends at this place, or is cut there after a line end or before a space, as [`cut`] prefers.
 fn is_clean(text: &str, at: usize) -> bool {
     let mut before = text[..at].chars().rev();
     let mut after = text[at..].chars();
@@ -248,7 +248,7 @@ fn is_clean(text: &str, at: usize) -> bool {
     matches!(around, (Some(last), Some(next)) if !last.is_whitespace() && next.is_alphanumeric())
 }
 
-/// The places of the pieces of a text, none of which is empty.
+/// Returns the ranges of the pieces of a text, none of which is empty.
 fn pieces(text: &str) -> Vec<Range<usize>> {
     let (mut pieces, mut start) = (Vec::new(), 0);
     while text.len() - start > PIECE {
@@ -262,13 +262,13 @@ fn pieces(text: &str) -> Vec<Range<usize>> {
     pieces
 }
 
-/// Where to cut a text: from `least` on and, if that can be, before `most`.
+/// Returns a place to cut a text: after `least` and, if possible, before `most`.
 fn cut(text: &str, least: usize, most: usize) -> usize {
     let boundary =
         |from: usize| (from..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
     let least = boundary(least.max(1));
     let most = boundary(most.max(least));
-    // The character at the place, and the two around it.
+    // The character before the place, the one at it, and the one after that.
     let around = |at: usize| {
         let before = text[..at].chars().next_back()?;
         let mut after = text[at..].chars();
@@ -289,9 +289,9 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A byte-level BPE of all bytes, two merges and a special token.
+    /// Returns a byte-level BPE with all bytes, two merges and a special token.
     pub(crate) fn byte_level(dropout: &str) -> String {
-        // Bytes that can be printed stand for themselves, the others for characters from U+0100 on.
+        // Printable bytes stand for themselves; the others become characters from U+0100 on.
         let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
         let mut shifted = 256;
         let mut characters: Vec<char> = Vec::new();
@@ -378,7 +378,7 @@ pub(super) mod tests {
             (strip, String::new()),
             (anchored, String::new()),
         ];
-        // Pieces end in line ends, in spaces, and within a word that is longer than a piece.
+        // Pieces end at line ends, at spaces, and within a word that is longer than a piece.
         let lines = "the thing\nis  then there\n\n  they're 12 the\nthe äth. ";
         let words = "then there the other ";
         let texts = [
@@ -406,7 +406,7 @@ pub(super) mod tests {
         assert_eq!(cut("ä", 1, 1), 2);
     }
 
-    /// The byte-level tokenizer with other steps before its model.
+    /// Returns the byte-level tokenizer with other steps before its model.
     fn with_steps(normalizer: &str, pre_tokenizer: &str) -> String {
         let mut file: serde_json::Value = serde_json::from_str(&byte_level("null")).unwrap();
         file["normalizer"] = serde_json::from_str(normalizer).unwrap();
@@ -439,7 +439,7 @@ pub(super) mod tests {
         }
         let error = refusal(&with_steps(&sequence(DOUBLE, 65), ""), "the end");
         assert!(error.contains("it has more than 64 normalizers"), "{error}");
-        // A long text before every text; the step's type does not say so.
+        // A long text is put before every text, though the step's type does not say so.
         for kind in ["Prepend", "Unknown"] {
             let prepend = |bytes| format!(r#"{{"type": "{kind}", "prepend": "{}"}}"#, "e".repeat(bytes));
             let error = refusal(&with_steps(&prepend(1 << 20), ""), "the end");
@@ -455,7 +455,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_tokenizer_that_gives_too_many_tokens_of_a_text_is_refused() {
-        // A last step that is begun without a trial.
+        // The last step runs without a trial.
         let step = r#"{"type": "Replace", "pattern": {"String": "e"}, "content": "CONTENT"}"#;
         let step = step.replace("CONTENT", &"x".repeat(60));
         let error = refusal(&with_steps(&step, ""), &"e".repeat(10_000));
@@ -475,7 +475,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_tokenizer_that_would_take_hours_is_left_after_a_beginning_of_the_text() {
-        // Of each word it tries every part, from the longest down.
+        // The model tries every part of each word, from the longest down.
         let file = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
             "pre_tokenizer": null, "post_processor": null, "decoder": null, "model": {"type": "WordPiece", "unk_token": "?",
             "continuing_subword_prefix": "", "max_input_chars_per_word": 1000000000, "vocab": {"?": 0, "a": 1}}}"#;
@@ -503,7 +503,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_steps_of_common_tokenizers_are_within_the_bounds() {
-        // ALBERT's, with a map of which the longest text has 33 bytes.
+        // ALBERT's steps, with a map whose longest text has 33 bytes.
         let map = [&1024u32.to_le_bytes()[..], &[0; 1024], &[b'x'; 33], b"\0y\0"].concat();
         let map = base64::encode(map);
         let steps = format!(
@@ -514,7 +514,7 @@ pub(super) mod tests {
         );
         let tokenizer = open(&with_steps(&steps, "")).unwrap();
         assert_eq!(ids(&tokenizer, "THE   then"), [257, 32, 257, 110]);
-        // A ligature of three bytes that NFKD makes 33 of.
+        // A ligature of three bytes that NFKD turns into 33.
         assert!(ids(&tokenizer, &"\u{fdfa}".repeat(1000)).len() > 10_000);
         let llama = r#"{"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a"},
             {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}"#;

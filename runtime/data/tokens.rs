@@ -1,5 +1,5 @@
-//! A stream of tokens: text by its bytes or by a tokenizer, or little-endian u16 or u32 files, raw or with llm.c's header,
-//! one after the other.
+//! A stream of tokens from files, one after the other: text, as bytes or by a tokenizer, or little-endian u16 or u32 files, raw or with
+//! llm.c's header.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,25 +11,25 @@ use super::file::{self, Format};
 use super::llmc;
 use super::tokenizer::TextTokenizer;
 
-/// Text is taken for bytes up to this vocabulary: 256 and room for special tokens.
+/// The largest vocabulary for which text is taken as bytes: 256, and room for special tokens.
 const LARGEST_BYTE_VOCABULARY: u64 = 512;
 
-/// How text becomes tokens.
+/// The way in which text becomes tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Text<'a> {
-    /// Each byte is one, if the vocabulary can be one of bytes or this is forced.
+    /// Each byte is a token, if the vocabulary can be one of bytes or this is forced.
     Bytes {
-        /// Whatever the vocabulary is.
+        /// Whether bytes are used whatever the vocabulary is.
         forced: bool,
     },
-    /// By a tokenizer.
+    /// The tokens come from a tokenizer.
     Tokenizer(&'a TextTokenizer),
 }
 
 /// The tokens of some files, one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct TokenStream {
-    /// What to call it in messages.
+    /// The name in messages.
     pub(super) name: String,
     segments: Vec<Segment>,
 }
@@ -39,9 +39,9 @@ pub(super) struct TokenStream {
 struct Segment {
     path: PathBuf,
     bytes: Bytes,
-    /// Bytes a token: 1, 2 or 4.
+    /// Bytes per token: 1, 2 or 4.
     width: usize,
-    /// The index of its first token.
+    /// The index of its first token in the stream.
     start: u64,
 }
 
@@ -60,11 +60,11 @@ fn token(bytes: &[u8]) -> u32 {
 }
 
 impl TokenStream {
-    /// Opens a text file, a `.bin` file, or a folder of one kind of them in the order of their names. Raw tokens are u16
-    /// when `vocabulary` fits (or is unknown), else u32.
+    /// Opens a text file, a `.bin` file, or a folder with one kind of them, sorted by name. Raw tokens are u16 if `vocabulary` fits (or is
+    /// unknown), else u32.
     ///
     /// # Errors
-    /// Files that cannot be read or end within a token; text that `text` cannot make tokens of.
+    /// Files that cannot be read or that end within a token; text that `text` cannot tokenise.
     pub(super) fn open(path: &Path, vocabulary: Option<u64>, text: Text<'_>) -> Result<Self, DataError> {
         let (files, format) = file::files(path)?;
         let mut segments: Vec<Segment> = Vec::new();
@@ -82,10 +82,10 @@ impl TokenStream {
         Ok(Self { name: path.display().to_string(), segments })
     }
 
-    /// The tokens of some texts, one after the other, each with the file it is from.
+    /// Returns the tokens of some texts, one after the other, each with the file that it comes from.
     ///
     /// # Errors
-    /// Text that `text` cannot make tokens of.
+    /// Text that `text` cannot tokenise.
     pub(super) fn of_texts(
         path: &Path,
         texts: Vec<(PathBuf, Bytes)>,
@@ -103,12 +103,12 @@ impl TokenStream {
         Ok(Self { name: path.display().to_string(), segments })
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens.
     pub(super) fn len(&self) -> u64 {
         self.segments.last().map_or(0, |segment| segment.start + segment.len())
     }
 
-    /// Calls `each` with tokens `range`, in order.
+    /// Calls `each` with the tokens `range`, in order.
     pub(super) fn read(&self, range: Range<u64>, mut each: impl FnMut(u32)) {
         assert!(range.end <= self.len(), "tokens {range:?} of {}", self.len());
         let (mut at, end) = (range.start, range.end);
@@ -124,7 +124,8 @@ impl TokenStream {
         }
     }
 
-    /// Refuses the first token that is not below `vocabulary`: reads all files once, unless their width rules it out.
+    /// Refuses the first token that is not below `vocabulary`. Reads all files once, unless the width of their tokens makes that
+    /// unnecessary.
     pub(super) fn check_vocabulary(&self, vocabulary: u64) -> Result<(), DataError> {
         for segment in &self.segments {
             if vocabulary >= 1 << (8 * segment.width) {
@@ -143,7 +144,7 @@ impl TokenStream {
         Ok(())
     }
 
-    /// Says so when u16 tokens look like wider ones: then every second of them is zero.
+    /// Returns a warning if u16 tokens look like wider ones: every second token is zero.
     pub(super) fn looks_wider(&self) -> Option<String> {
         let segment = self.segments.iter().find(|segment| segment.width == 2 && segment.len() >= 64)?;
         let high = segment.tokens().take(4096).skip(1).step_by(2);
@@ -158,7 +159,7 @@ impl TokenStream {
     }
 }
 
-/// The tokens of a text, and bytes a token.
+/// Returns the tokens of a text, and the bytes per token.
 fn of_text(
     path: &Path,
     contents: Bytes,
@@ -186,7 +187,7 @@ fn check_bytes(path: &Path, vocabulary: Option<u64>, forced: bool) -> Result<(),
     }
 }
 
-/// The tokens in the contents of a `.bin` file, and bytes a token.
+/// Returns the tokens in the contents of a `.bin` file, and the bytes per token.
 fn stored(path: &Path, contents: Bytes, vocabulary: Option<u64>) -> Result<(Bytes, usize), DataError> {
     let malformed = |reason| DataError::Malformed { path: path.to_owned(), reason };
     if let Some(tokens) = llmc::tokens(&contents).map_err(malformed)? {

@@ -1,42 +1,42 @@
-//! Unpacking of compressed files into memory, bounded by the memory that the machine has to give.
+//! Unpacking of compressed files into memory, bounded by the available memory of the machine.
 //!
-//! A byte of deflate becomes up to 1032 (<https://zlib.net/zlib_tech.html>), so a small file may unpack to more than fits. An
-//! allocation that the system cannot back ends the process without a word; the bounds here make it an error before.
+//! A byte of deflate becomes up to 1032 bytes (<https://zlib.net/zlib_tech.html>), so a small file may unpack to more than fits. If the
+//! system cannot back an allocation, it kills the process without a message; these bounds report an error first.
 
 use std::io::{self, Read};
 
 use files::memory;
 
-/// Why a file was not unpacked.
+/// The reason why a file was not unpacked.
 #[derive(Debug)]
 pub(super) enum UnpackError {
     /// The bytes do not fit into the memory that is available.
     TooLarge {
         /// Bytes that the file unpacks to, or the bytes at which unpacking ended.
         bytes: u64,
-        /// Bytes that it may take.
+        /// The largest number of bytes that it may take.
         most: u64,
     },
     /// The compressed stream is damaged.
     Damaged(io::Error),
 }
 
-/// The most bytes of an unpacked file from which arrays are then copied: half of the memory that is available. No limit where
-/// the system does not say.
+/// Returns the largest size of an unpacked file from which arrays are then copied: half of the available memory. No limit if the system
+/// does not report it.
 pub(super) fn most() -> u64 {
     memory::available().map_or(u64::MAX, |available| available / 2)
 }
 
-/// The bytes that an unpacked array may take that is used as it is: seven eighths of the memory that is available, since other
-/// programs need some too. No limit where the system does not say.
+/// Returns the largest size of an unpacked array that is used in place: seven eighths of the available memory, since other programs need
+/// some too. No limit if the system does not report it.
 pub(super) fn most_in_place() -> u64 {
     memory::available().map_or(u64::MAX, |available| available / 8 * 7)
 }
 
-/// Reads `reader` to its end, which comes after `size` bytes.
+/// Reads `reader` to its end, which must come after `size` bytes.
 ///
 /// # Errors
-/// `size` above `most`; a reader that fails, or that ends before or after `size` bytes.
+/// `size` is above `most`; the reader fails, or ends before or after `size` bytes.
 pub(super) fn exactly(reader: impl Read, size: u64, most: u64) -> Result<Vec<u8>, UnpackError> {
     let too_large = || UnpackError::TooLarge { bytes: size, most };
     if size > most {
@@ -44,7 +44,7 @@ pub(super) fn exactly(reader: impl Read, size: u64, most: u64) -> Result<Vec<u8>
     }
     let mut unpacked = Vec::new();
     unpacked.try_reserve_exact(usize::try_from(size).map_err(|_| too_large())?).map_err(|_| too_large())?;
-    // One byte more, so that the reader comes to its end, where it checks its checksum.
+    // One more byte, so that the reader reaches its end, where it verifies its checksum.
     reader.take(size.saturating_add(1)).read_to_end(&mut unpacked).map_err(UnpackError::Damaged)?;
     if unpacked.len() as u64 != size {
         let there = if unpacked.len() as u64 > size { "there are more" } else { "there are fewer" };
@@ -55,10 +55,10 @@ pub(super) fn exactly(reader: impl Read, size: u64, most: u64) -> Result<Vec<u8>
     Ok(unpacked)
 }
 
-/// Reads `reader` to its end, wherever that is.
+/// Reads `reader` to its end.
 ///
 /// # Errors
-/// More than `most` bytes; a reader that fails.
+/// There are more than `most` bytes; the reader fails.
 pub(super) fn to_end(mut reader: impl Read, most: u64) -> Result<Vec<u8>, UnpackError> {
     const CHUNK: u64 = 1 << 20;
     let mut unpacked = Vec::new();

@@ -1,4 +1,4 @@
-//! The classes of the memory of a program: the bytes of each class where most bytes are alive.
+//! The classes of a program's memory: the bytes of each class at the position where most bytes are alive.
 
 use super::draft::BufferKind;
 use ir::analysis::Lifetime;
@@ -9,7 +9,7 @@ use ir::analysis::memory_plan::{Buffer, aligned, busiest};
 pub(super) struct Boundaries {
     /// The first position of the microbatch section.
     pub(super) microbatch: u32,
-    /// The first position of backward; that of the update if there is no backward phase.
+    /// The first position of backward, or of the update if there is no backward phase.
     pub(super) backward: u32,
     /// The first position of the update section.
     pub(super) update: u32,
@@ -24,12 +24,12 @@ pub(super) enum Class {
     Workspace,
 }
 
-/// Bytes of each class where most bytes are alive. Together they are the arena.
+/// The bytes of each class at the position where most bytes are alive. Their sum is the size of the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryByClass {
     /// Parameters and buffers of the model, and the casts of weights that a step makes before its first microbatch.
     pub parameters: u64,
-    /// States of the optimizer, counters and random numbers' positions.
+    /// States of the optimizer, counters, and positions of random numbers.
     pub optimizer: u64,
     /// Gradients that wait for the update, and sums over microbatches.
     pub gradients: u64,
@@ -40,7 +40,7 @@ pub struct MemoryByClass {
 }
 
 impl Boundaries {
-    /// The class of a buffer with this lifetime. `carried` tells whether it holds sums over microbatches.
+    /// Returns the class of a buffer with this lifetime. `carried` tells whether it holds sums over microbatches.
     pub(super) fn class(&self, kind: BufferKind, carried: bool, lifetime: Lifetime) -> Class {
         let Lifetime { first, last } = lifetime;
         if carried {
@@ -58,7 +58,7 @@ impl Boundaries {
 }
 
 impl MemoryByClass {
-    /// Adds the buffers that are alive at the position where their bytes are the most. `peak` is the size of their plan.
+    /// Adds the buffers that are alive at the position with the most bytes. `peak` is the size of their plan.
     pub(super) fn add(&mut self, buffers: &[Buffer], classes: &[Class], peak: u64) {
         let (at, before) = (busiest(buffers), self.total());
         for (Buffer { bytes, lifetime }, class) in buffers.iter().zip(classes) {
@@ -78,7 +78,7 @@ impl MemoryByClass {
         }
     }
 
-    /// All bytes.
+    /// Returns the sum over all classes.
     pub fn total(&self) -> u64 {
         let Self { parameters, optimizer, gradients, activations, workspace } = self;
         parameters + optimizer + gradients + activations + workspace
@@ -116,7 +116,7 @@ mod tests {
         let classes = [Class::Activations, Class::Activations, Class::Gradients, Class::Workspace];
         let mut memory = MemoryByClass { parameters: 256, optimizer: 512, ..MemoryByClass::default() };
         memory.add(&buffers, &classes, 6144);
-        // At 22: 1024 + 4096 + 512 alive; 512 of the plan are gaps.
+        // At position 22, 1024 + 4096 + 512 bytes are alive; 512 bytes of the plan are gaps.
         let expected = MemoryByClass {
             parameters: 256,
             optimizer: 512,

@@ -1,5 +1,5 @@
-//! The end of a section, or of a part of a microbatch: what is reported is kept from being overwritten, and states get their new values, in place
-//! where nobody reads the old one any more.
+//! The end of a section, or of a part of a microbatch. Outputs are protected from being overwritten, and states get their new values, in
+//! place if no later instruction reads the old value.
 
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::backend::Backend;
@@ -10,7 +10,7 @@ use ir::timetable::Part;
 use ir::{Definition, NodeId, State, ValueId};
 use std::sync::Arc;
 
-/// Drafts what the end of a section needs; in a pipeline, of a part of a microbatch.
+/// Drafts the instructions at the end of a section or, in a pipeline, at the end of a part of a microbatch.
 pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option<Part>) {
     if section == Section::Microbatch {
         drafts.leftover_sums(part).into_iter().for_each(|value| drafts.sum_up(value, section));
@@ -27,7 +27,7 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option
         }
     }
     for (due, from) in copies {
-        // The new value is told apart from the old one, whose place it takes.
+        // The new value has a number of its own, though it takes the place of the old one.
         let value = drafts.buffer(BufferKind::Result, 0);
         drafts.buffers[value].merged = Some(due.buffer);
         let to = Located::whole(due.buffer, from.dtype, Layout::dense(&from.layout.sizes));
@@ -39,7 +39,7 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option
     }
 }
 
-/// Says where the outputs of a section are. Those that lie in a state's buffer are copied, before it is overwritten.
+/// Sets the places of the outputs of a section. Outputs in a state's buffer are copied before the state is overwritten.
 fn report(drafts: &mut Drafts, section: Section, part: Option<Part>) {
     let module = drafts.module;
     for (index, output) in module.outputs.iter().enumerate() {
@@ -66,15 +66,15 @@ pub(super) struct Due {
     of_microbatch: bool,
 }
 
-/// The states whose new value is there when a section ends. Those of microbatch phases go from one microbatch to the
-/// next; all others are written in `update`.
+/// Returns the states whose new value is complete when a section ends. States of microbatch phases are written at the end of each
+/// microbatch, and go from one microbatch to the next. All others are written in `update`.
 fn due_states(drafts: &Drafts, section: Section, part: Option<Part>) -> Vec<Due> {
     let module = drafts.module;
     let due = |(index, state): (usize, &State)| {
         let value = state.output.filter(|&value| value != state.input)?;
         let when = match (drafts.section_of(value), drafts.update) {
             (Section::Microbatch, UpdateTime::Late) => Section::Microbatch,
-            // Early updates leave a part of backward to the section `update`, which may read the old value.
+            // Early updates leave a part of backward to the section `update`, and that part may read the old value.
             (Section::Microbatch, UpdateTime::Early) | (Section::Prepare | Section::Update, _) => {
                 Section::Update
             }
@@ -83,7 +83,7 @@ fn due_states(drafts: &Drafts, section: Section, part: Option<Part>) -> Vec<Due>
             Definition::Node(node, _) => (node, module.node(node).origin.clone()),
             _ => (NodeId::from_u32(0), Arc::from("")),
         };
-        // Buffers of states come first, in their order.
+        // The first buffers are those of states, in their order.
         let of_microbatch = section == Section::Update && module.phase_of(value).is_microbatch();
         let is_due = when == section && (section != Section::Microbatch || drafts.part_of(value) == part);
         is_due.then_some(Due { buffer: index, value, node, origin, of_microbatch })
@@ -92,8 +92,8 @@ fn due_states(drafts: &Drafts, section: Section, part: Option<Part>) -> Vec<Due>
 }
 
 impl Drafts<'_> {
-    /// Where a state's new value is; if that is in the buffer of another state, which may be overwritten first, in a
-    /// copy.
+    /// Returns the place of a state's new value. A new value in another state's buffer is copied, because that buffer may be overwritten
+    /// first.
     fn detached(&mut self, due: &Due, section: Section) -> Located {
         let from = self.located[due.value].clone().expect("a state's new value is live, so it was drafted");
         match self.buffers[from.buffer].kind {
@@ -108,7 +108,7 @@ impl Drafts<'_> {
         }
     }
 
-    /// Lets the instruction that was drafted last, of the section `update`, run at the end of every microbatch.
+    /// Makes the last drafted instruction, which is of the section `update`, run at the end of every microbatch.
     fn last_to_microbatch(&mut self) {
         let runs_in_it = |draft: &Draft| draft.section == Section::Microbatch || draft.of_microbatch;
         let end = self.instructions.iter().rposition(runs_in_it).map_or(0, |last| last + 1);
@@ -118,11 +118,11 @@ impl Drafts<'_> {
     }
 }
 
-/// Which instructions use a buffer, by their place.
+/// The instructions that use each buffer, by their index.
 struct Accesses {
-    /// The first that writes it, and which result that is.
+    /// The first instruction that writes the buffer, and the number of that result.
     maker: Vec<Option<(usize, usize)>>,
-    /// The last of the section that reads it.
+    /// The last instruction of the section that reads the buffer.
     last_reader: Vec<Option<usize>>,
 }
 
@@ -142,7 +142,7 @@ impl Accesses {
     }
 }
 
-/// Whether the instruction that makes a state's new value may write it over the old one.
+/// Returns whether the instruction that makes a state's new value may write it over the old value.
 fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Located, section: Section) -> bool {
     let buffer = &drafts.buffers[new.buffer];
     let dense = new.layout == Layout::dense(&new.layout.sizes);
@@ -163,14 +163,14 @@ fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Locate
             .all(|i| may_overwrite(drafts.backend_of(maker), maker, i, result))
 }
 
-/// Whether a result may be written over an operand: the kernel allows it, and both are laid out alike.
+/// Returns whether a result may overwrite an operand: the kernel allows it, and both have the same layout.
 pub(super) fn may_overwrite(backend: &dyn Backend, draft: &Draft, operand: usize, result: usize) -> bool {
     let (from, to) = (&draft.operands[operand], &draft.results[result]);
     let allowed = match &draft.kernel {
         Kernel::Op(op) => backend.kernel_contract(op, draft.operands.len()).may_overwrite(operand, result),
         Kernel::Elementwise(_) => true,
-        // Communicators write the sum of all devices over the addend of this one. Other devices read the operands of all other
-        // collectives while the results are written.
+        // Communicators write the sum over all devices over this device's addend. In all other collectives, other devices read the
+        // operands while the results are written.
         Kernel::Collective(exchange) => {
             let is_once = draft.operands.iter().filter(|other| other.buffer == from.buffer).count() == 1;
             exchange.collective == Collective::AllReduce && operand == result && is_once

@@ -1,4 +1,4 @@
-//! Bytes that never change: constants of the file, equal elements, indices.
+//! Bytes that never change: constants of the file, tensors of equal elements, and indices.
 
 use super::draft::{BufferKind, Drafts, Located};
 use crate::layout::{Layout, Sizes};
@@ -7,7 +7,7 @@ use ir::ops::constant::{Constant, Iota, Splat};
 use ir::{AxisId, DType, Diagnostic, Node, NodeId, Tensor, Type};
 
 impl Drafts<'_> {
-    /// A row of the data table.
+    /// Places the bytes of a row of the data table.
     pub(super) fn constant(
         &mut self,
         id: NodeId,
@@ -30,7 +30,7 @@ impl Drafts<'_> {
         Ok(())
     }
 
-    /// One element, repeated by strides of 0.
+    /// Places a tensor of equal elements as one element, repeated by strides of 0.
     pub(super) fn splat(&mut self, node: &Node, splat: &Splat) {
         let (dtype, sizes) = (self.module.ty(node.results[0]).dtype, self.sizes(node.results[0]));
         let one = Tensor::splat(dtype, vec![], splat.value.get()).to_bytes();
@@ -38,16 +38,16 @@ impl Drafts<'_> {
         self.located[node.results[0]] = Some(located);
     }
 
-    /// The indices along one dim, repeated along the others by strides of 0.
+    /// Places the indices along one dim, repeated along the other dims by strides of 0.
     ///
     /// # Errors
-    /// More numbers than the memory of this machine has room for.
+    /// The memory of this machine has no room for the numbers.
     pub(super) fn iota(&mut self, id: NodeId, node: &Node, iota: &Iota) -> Result<(), Diagnostic> {
         let (ty, sizes, dim) =
             (self.module.ty(node.results[0]), self.sizes(node.results[0]), iota.dim as usize);
         let (dtype, axes) = (ty.dtype, ty.sharding.axes(dim));
         let count = sizes[dim] * self.module.mesh.size(axes) as usize;
-        // The numbers, and the bytes that are made of them.
+        // The numbers as f64 or i64, and their bytes in the type.
         let needed = (count as u64).saturating_mul(8 + dtype.bytes());
         if let Some(free) = files::memory::available().filter(|&free| needed > free) {
             let [needed, free] = [needed, free].map(crate::room::TooLarge::size);
@@ -71,7 +71,7 @@ impl Drafts<'_> {
         Ok(())
     }
 
-    /// Where these bytes are; equal ones are kept once.
+    /// Returns the place of these bytes. Equal bytes are stored once.
     fn constant_bytes(&mut self, dtype: DType, bytes: Bytes, layout: Layout) -> Located {
         let known = self.constants.iter().position(|constant| constant.1 == bytes);
         let buffer = known.map(|index| self.constants[index].0).unwrap_or_else(|| {

@@ -17,23 +17,23 @@ use ir::{DType, Definition, Diagnostic, Module, Node, NodeId, Op, Phase, Signatu
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Index of a buffer.
+/// The index of a buffer.
 pub(super) type BufferId = usize;
 
-/// Memory without an address.
+/// A piece of memory without an address.
 #[derive(Clone, Debug)]
 pub(super) struct Buffer {
     pub(super) kind: BufferKind,
     pub(super) bytes: u64,
-    /// Whether it holds something from one microbatch to the next.
+    /// Whether it holds values from one microbatch to the next.
     pub(super) carried: bool,
-    /// Whether it holds something from one step to the next: casts of weights.
+    /// Whether it holds values from one step to the next: casts of weights.
     pub(super) renewed: bool,
-    /// The buffer whose place it takes.
+    /// The buffer whose place this buffer takes.
     pub(super) merged: Option<BufferId>,
 }
 
-/// What a buffer is for.
+/// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BufferKind {
     /// The state with this index.
@@ -46,11 +46,11 @@ pub(super) enum BufferKind {
     Result,
 }
 
-/// Where a value is.
+/// The place of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Located {
     pub(super) buffer: BufferId,
-    /// The buffer that the value has for itself, although another buffer's place was taken for it.
+    /// The value's own buffer, by which it is numbered, even if the value lies in another buffer's place.
     pub(super) value: BufferId,
     pub(super) dtype: DType,
     pub(super) layout: Layout,
@@ -58,7 +58,7 @@ pub(super) struct Located {
 }
 
 impl Located {
-    /// Elements that lie alike on all devices.
+    /// Returns the place of elements that have the same layout on all devices.
     pub(super) fn whole(buffer: BufferId, dtype: DType, layout: Layout) -> Self {
         Self { buffer, value: buffer, dtype, layout, by_rank: RankSteps::new() }
     }
@@ -68,53 +68,53 @@ impl Located {
 #[derive(Clone, Debug)]
 pub(super) struct Draft {
     pub(super) section: Section,
-    /// Whether it is of the section `update` and runs in every microbatch.
+    /// Whether it is in the section `update` but runs in every microbatch.
     pub(super) of_microbatch: bool,
-    /// Of a pipeline, the part of a microbatch that runs it.
+    /// In a pipeline, the part of a microbatch that runs it.
     pub(super) part: Option<Part>,
     pub(super) kernel: Kernel,
     pub(super) operands: Vec<Located>,
     pub(super) results: Vec<Located>,
     pub(super) accumulates: bool,
-    /// Types of the whole tensors, where they count.
+    /// The types of the whole tensors, if the kernel needs them.
     pub(super) parts: Option<Box<Signature>>,
     pub(super) node: NodeId,
     pub(super) origin: Arc<str>,
 }
 
-/// When an instruction runs: in which section, and whether in every microbatch.
+/// The time of a run: the section, and whether every microbatch runs it.
 type RunsIn = (Section, bool);
 
 /// A program being drafted.
 pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
     pub(super) backend: &'static dyn Backend,
-    /// The rank of a pipeline that the program is for.
+    /// The pipeline rank that the program is for.
     pub(super) stages: Option<RankStages<'m>>,
     pub(super) microbatches: Microbatches,
     pub(super) update: UpdateTime,
-    /// Nodes of backward that run in the section `update`, in every microbatch.
+    /// The nodes of backward that run in the section `update`, in every microbatch.
     pub(super) moved: EntitySet<NodeId>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) constants: Vec<(BufferId, Bytes)>,
     pub(super) instructions: Vec<Draft>,
     pub(super) located: SecondaryMap<ValueId, Option<Located>>,
     packed: SecondaryMap<ValueId, Option<(RunsIn, Located)>>,
-    /// What is written as a part of a concatenation.
+    /// The places of values that are written as parts of a concatenation.
     pub(super) parts: SecondaryMap<ValueId, Option<PartPlace>>,
-    /// Where such concatenations are.
+    /// The places of these concatenations.
     pub(super) wholes: SecondaryMap<ValueId, Option<Whole>>,
     pub(super) sums: SecondaryMap<ValueId, Vec<Sum>>,
-    /// Views that were applied to a sum, and so need not be to its addends.
+    /// The views that were applied to a sum, so that they need not be applied to its addends.
     pub(super) summed_views: EntitySet<NodeId>,
     /// Results whose rows are padded.
     pub(super) padded: EntitySet<ValueId>,
-    /// Where the outputs are, once their section is drafted.
+    /// The places of the outputs, once their section is drafted.
     pub(super) outputs: Vec<Option<Located>>,
 }
 
 impl<'m> Drafts<'m> {
-    /// Buffers for states and inputs, and no instruction yet.
+    /// Makes buffers for states and inputs, and no instruction yet.
     pub(super) fn new(
         module: &'m Module,
         options: &LowerOptions,
@@ -164,12 +164,12 @@ impl<'m> Drafts<'m> {
         Ok(drafts)
     }
 
-    /// The section in which a node runs.
+    /// Returns the section in which a node runs.
     pub(super) fn section(&self, id: NodeId) -> Section {
         if self.moved.contains(id) { Section::Update } else { self.module.node(id).phase.into() }
     }
 
-    /// The section after which a value is there.
+    /// Returns the section after which a value is complete.
     pub(super) fn section_of(&self, value: ValueId) -> Section {
         match self.module.value(value).definition {
             Definition::Node(node, _) => self.section(node),
@@ -178,12 +178,12 @@ impl<'m> Drafts<'m> {
         }
     }
 
-    /// Whether a state is of this rank, if there are several pipeline ranks.
+    /// Returns whether a state belongs to this pipeline rank. True without a pipeline.
     pub(super) fn is_here(&self, state: ValueId) -> bool {
         self.stages.as_ref().is_none_or(|stages| stages.has(self.module.stage_of(state)))
     }
 
-    /// Of a pipeline, the part of a microbatch after which a value is there.
+    /// In a pipeline, returns the part of a microbatch after which a value is complete.
     pub(super) fn part_of(&self, value: ValueId) -> Option<Part> {
         let stages = self.stages.as_ref()?;
         match self.module.value(value).definition {
@@ -196,22 +196,22 @@ impl<'m> Drafts<'m> {
         }
     }
 
-    /// The contract of the kernel that runs a node.
+    /// Returns the contract of the kernel that runs a node.
     pub(super) fn kernel_contract<'n>(&self, node: &'n Node) -> KernelContract<'n> {
         self.backend.at(node.place).kernel_contract(&node.op, node.operands.len())
     }
 
-    /// The contract of a kernel where a node computes, of an operator with so many operands.
+    /// Returns the contract of the kernel of an operator with this number of operands, where a node computes.
     pub(super) fn contract_at<'op>(&self, node: NodeId, op: &'op Op, operands: usize) -> KernelContract<'op> {
         self.backend.at(self.module.node(node).place).kernel_contract(op, operands)
     }
 
-    /// The backend whose kernel runs an instruction.
+    /// Returns the backend whose kernel runs an instruction.
     pub(super) fn backend_of(&self, draft: &Draft) -> &'static dyn Backend {
         self.backend.at(self.module.node(draft.node).place)
     }
 
-    /// Bound sizes of a device's part of a value.
+    /// Returns the bound sizes of a device's part of a value.
     pub(super) fn sizes(&self, value: ValueId) -> Sizes {
         let sizes = self.module.ty(value).local(&self.module.mesh).unwrap_or_default();
         sizes.into_iter().map(|size| size as usize).collect()
@@ -222,19 +222,19 @@ impl<'m> Drafts<'m> {
         self.buffers.len() - 1
     }
 
-    /// A buffer for a result, and the result in it.
+    /// Makes a buffer for a result, and returns the result's place in it.
     pub(super) fn allocate(&mut self, dtype: DType, layout: Layout) -> Located {
         let buffer = self.buffer(BufferKind::Result, layout.span().end as u64 * dtype.bytes());
         Located::whole(buffer, dtype, layout)
     }
 
-    /// Where a value is. Definitions come before uses, so it is somewhere.
+    /// Returns the place of a value. Values are defined before their uses, so every value has one.
     pub(super) fn locate(&self, value: ValueId) -> Result<Located, Diagnostic> {
         let error = || Diagnostic::new(format!("{value} is read in a section in which it does not exist"));
         self.located[value].clone().ok_or_else(error)
     }
 
-    /// Where a value is, in a layout that the reader takes: copied if need be.
+    /// Returns the place of a value in a layout that the reader accepts. Copies the value if necessary.
     pub(super) fn operand(
         &mut self,
         value: ValueId,
@@ -256,7 +256,7 @@ impl<'m> Drafts<'m> {
         Ok(packed)
     }
 
-    /// A dense copy.
+    /// Drafts a dense copy, and returns its place.
     pub(super) fn copy(
         &mut self,
         from: Located,
@@ -269,7 +269,7 @@ impl<'m> Drafts<'m> {
         to
     }
 
-    /// Drafts a copy to a place of the same sizes and type.
+    /// Drafts a copy to a place with the same sizes and type.
     pub(super) fn copy_to(
         &mut self,
         from: Located,
@@ -292,7 +292,7 @@ impl<'m> Drafts<'m> {
         });
     }
 
-    /// Drafts an item. Those of backward that an early update has moved run in every microbatch all the same.
+    /// Drafts an item. Nodes of backward that early updates moved to `update` still run in every microbatch.
     pub(super) fn of_item(&mut self, item: &Item) -> Result<(), Diagnostic> {
         let before = self.instructions.len();
         self.item(item)?;
@@ -333,7 +333,8 @@ impl<'m> Drafts<'m> {
         }
     }
 
-    /// A node that only lays the same elements out otherwise. A reshape that strides cannot say is copied first.
+    /// Returns the place of a node that only changes the layout of the same elements. A reshape that strides cannot express is copied
+    /// first.
     pub(super) fn view(&mut self, id: NodeId, from: Located) -> Located {
         let node = self.module.node(id);
         let sizes = self.sizes(node.results[0]);
@@ -359,7 +360,7 @@ impl<'m> Drafts<'m> {
         Located { layout, ..from }
     }
 
-    /// A node with a kernel of its own.
+    /// Drafts a node that has a kernel of its own.
     fn kernel(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
         let contract = self.kernel_contract(node);
         let operands = node.operands.iter().enumerate();
@@ -409,7 +410,8 @@ impl<'m> Drafts<'m> {
         Ok(())
     }
 
-    /// Elementwise nodes as one instruction.
+    /// Drafts elementwise nodes as one instruction. Each node is a step, which reads the results of earlier steps or operands of the
+    /// instruction; a value that several steps read is one operand. The results that are `stored` all get the layout of [`chain_layout`].
     fn chain(&mut self, nodes: &[NodeId], stored: &[ValueId]) -> Result<(), Diagnostic> {
         let module = self.module;
         let (mut values, mut operands): (Vec<ValueId>, Vec<Located>) = (vec![], vec![]);
@@ -474,9 +476,9 @@ impl<'m> Drafts<'m> {
     }
 }
 
-/// The layout of a chain's results: the order in which all operands of the chain's sizes lie, or row-major if they do not agree. So it does
-/// not matter which nodes stand together in a chain: recomputation changes that, and the order of a tensor that is summed over
-/// decides the last bits of the sum.
+/// Returns the layout of a chain's results: the common memory order of all operands with the chain's sizes, or row-major if their orders
+/// differ. So the layout does not depend on the grouping of nodes into chains. Recomputation changes the grouping, and the memory order of
+/// a tensor decides the last bits of a sum over it.
 pub(super) fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
     let has_order = |layout: &&Layout| {
         let is_whole = |(&size, &stride): (&usize, &isize)| size == 1 || stride > 0;

@@ -1,16 +1,16 @@
-//! Early updates: in a step's last microbatch, an update runs as soon as its gradient is complete, among the instructions of
-//! backward. If the microbatch is the only one, the memory of the gradient is free again.
+//! Early updates: in a step's last microbatch, an update runs as soon as its gradient is complete, among the instructions of backward. If
+//! the step has only one microbatch, this frees the memory of the gradient.
 //!
-//! The module keeps its phases; only the order of the instructions changes. The section `update` then begins within backward,
-//! before the first instruction of the update that reads a gradient. What follows of backward runs in that section, in every
-//! microbatch. The section `microbatch` keeps the whole forward phase and all that a microbatch reports, so a loss is looked at
-//! before any weight changes.
+//! The module keeps its phases; only the order of the instructions changes. The section `update` then begins within backward, before the
+//! first instruction of the update that reads a gradient. The remaining instructions of backward run in that section, in every microbatch.
+//! The section `microbatch` keeps the whole forward phase and all outputs of a microbatch, so the loss is checked before any weight
+//! changes.
 //!
-//! A node of the update that depends on a gradient runs as soon as it can, so that the gradient dies. A new value of a state waits
-//! for every reader of the old value in backward, and for every reader of a cast or another value that `prepare` made of it. Other
-//! nodes of the update, such as the nodes of the learning rate, run just before their first reader. Chains join only nodes
-//! that run at one place. Nothing depends on this order but memory: `commit` and `renew` look at the instructions themselves,
-//! and write no state and no cast in place that is still read.
+//! A node of the update that depends on a gradient runs as soon as it can, so that the gradient dies. A new value of a state waits for
+//! every reader of the old value in backward, and for every reader of a cast or another value that `prepare` made from it. Other nodes of
+//! the update, such as those of the learning rate, run just before their first reader. Chains join only nodes that run at the same place.
+//! Only memory depends on this order: `commit` and `renew` check the instructions themselves, and write no state and no cast in place that
+//! a later instruction still reads.
 
 use super::fuse::Item;
 use crate::program::Section;
@@ -44,7 +44,7 @@ pub(super) fn order(module: &Module, items: Vec<Item>) -> Early {
     Early { items: prepare.into_iter().chain(interleaved).collect(), moved }
 }
 
-/// The slot of each node of the update among these nodes, if each is an item by itself.
+/// Returns the slot of each node of the update among these nodes, as if each were an item of its own.
 pub(super) fn slots_of_nodes(module: &Module, nodes: &[NodeId]) -> SecondaryMap<NodeId, usize> {
     let items = nodes.iter().map(|&node| Item::Node(node)).collect();
     let (prepare, others) = split(module, items, Section::Prepare);
@@ -57,13 +57,16 @@ pub(super) fn slots_of_nodes(module: &Module, nodes: &[NodeId]) -> SecondaryMap<
     found
 }
 
-/// The items of a section, and the others.
+/// Returns the items of a section, and the other items.
 fn split(module: &Module, items: Vec<Item>, section: Section) -> (Vec<Item>, Vec<Item>) {
     items.into_iter().partition(|item| item.section(module) == section)
 }
 
-/// For each item of the update its slot: the index of the item of backward after which it runs. `None` if no item of the update
+/// Returns the slot of each item of the update: the index of the item of backward after which it runs. `None` if no item of the update
 /// depends on backward.
+///
+/// The first slot is in backward, behind all items that make an output. From the last item to the first: an item with an operand from
+/// backward runs as soon as it can; any other item waits for its first reader, if it has one.
 fn slots(module: &Module, [prepare, microbatch, update]: [&[Item]; 3]) -> Option<Vec<usize>> {
     let is_backward = |item: &Item| module.node(item.nodes()[0]).phase == Phase::Backward;
     let backward = microbatch.iter().position(is_backward)?;
@@ -91,7 +94,7 @@ fn slots(module: &Module, [prepare, microbatch, update]: [&[Item]; 3]) -> Option
 
 /// The items of the microbatch that an item of the update waits for.
 struct Wait {
-    /// The last item that makes an operand, also through other items of the update; 0 if there is none.
+    /// The last item that makes an operand, directly or through other items of the update; 0 if there is none.
     operands: usize,
     /// The last item that reads the old value of a state whose new value is a result; 0 if there is none.
     overwrites: usize,
@@ -105,7 +108,7 @@ impl Wait {
 
 fn waits(module: &Module, prepare: &[Item], microbatch: &[Item], update: &[Item]) -> Vec<Wait> {
     let mut read = last_readers(module, microbatch);
-    // A value that `prepare` makes of others is read where its own readers are: it may share their memory.
+    // A value that `prepare` makes from others counts as read by its own readers, because it may share the memory of the others.
     for node in prepare.iter().rev().flat_map(|item| item.nodes().iter().rev()) {
         let node = module.node(*node);
         let last = node.results.iter().map(|&result| read[result]).max().unwrap_or(0);
@@ -132,7 +135,7 @@ fn waits(module: &Module, prepare: &[Item], microbatch: &[Item], update: &[Item]
     update.iter().map(wait).collect()
 }
 
-/// For each value the index of the last of these items that reads it, or a view of it; 0 if none does.
+/// Returns for each value the index of the last of these items that reads the value or a view of it; 0 if there is none.
 fn last_readers(module: &Module, items: &[Item]) -> SecondaryMap<ValueId, usize> {
     let mut read: SecondaryMap<ValueId, usize> = SecondaryMap::new();
     for (index, item) in items.iter().enumerate().rev() {

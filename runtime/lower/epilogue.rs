@@ -1,9 +1,9 @@
-//! Epilogues, where the backend's multiplications have them: contractions take in the elementwise nodes that follow, and the
-//! sums over the rows of their operands. Gradients take in the addition that reads them, where their contracts allow it.
+//! Epilogues, if the backend's multiplications have them. A contraction absorbs the elementwise nodes that follow it, and the sums over the
+//! rows of its operands. A gradient absorbs the addition that reads it, if its kernel contract allows that.
 //!
-//! `out = activation(lhs · rhs + bias + addend)`: a contraction takes the head of the chain that reads it, as far as the head
-//! is of this form. The rest of the chain stays a chain. The gradient of a bias is a sum over the same rows as the gradient of
-//! the weight, so one kernel makes both.
+//! `out = activation(lhs · rhs + bias + addend)`: a contraction absorbs the first nodes (the head) of the chain that reads it, as far as
+//! they have this form. The other nodes stay a chain. The gradient of a bias is a sum over the same rows as the gradient of the weight, so
+//! one kernel computes both.
 //!
 //! A contraction that absorbs part of a chain takes the chain's place in the program order. It may move there if all readers
 //! of its other results come later.
@@ -28,11 +28,11 @@ use ir::{DType, Diagnostic, Dim, Module, NodeId, Op, Tier, ValueId};
 /// A contraction with its epilogue.
 #[derive(Clone, Debug)]
 pub(super) struct Fused {
-    /// The contraction, followed by the nodes that it takes in.
+    /// The contraction, followed by the nodes that it absorbs.
     pub(super) nodes: Vec<NodeId>,
-    /// One number a column, added to every row.
+    /// One number for each column, added to every row.
     bias: Option<ValueId>,
-    /// A tensor of the result's dims that is added.
+    /// A tensor with the result's dims that is added.
     addend: Option<ValueId>,
     /// The activation, which comes last.
     activation: Activation,
@@ -47,7 +47,7 @@ pub(super) struct Fused {
 }
 
 impl Fused {
-    /// A contraction that only multiplies.
+    /// Returns a contraction without an epilogue.
     fn plain(module: &Module, contraction: NodeId) -> Self {
         Self {
             nodes: vec![contraction],
@@ -62,8 +62,8 @@ impl Fused {
     }
 }
 
-/// A gradient whose first result is added to another gradient: for a norm, the one of the residual connection; for a look-up,
-/// the one of the table's other use.
+/// A gradient whose first result is added to another gradient: for a norm, the gradient of the residual connection; for a look-up, the
+/// gradient of the table's other use.
 #[derive(Clone, Debug)]
 pub(super) struct Added {
     /// The gradient and the addition.
@@ -74,7 +74,7 @@ pub(super) struct Added {
     out: ValueId,
 }
 
-/// Returns the items with epilogues, and with gradients that add.
+/// Returns the items with epilogues and with gradients that add.
 pub(super) fn items(
     module: &Module,
     backend: &'static dyn Backend,
@@ -85,7 +85,7 @@ pub(super) fn items(
     let search = Search { module, backend, readers };
     let Some(limits) = backend.epilogues() else { return search.with_additions(items) };
     let fused = |items: &[Item]| items.iter().filter(|item| matches!(item, Item::Contract(_))).count();
-    // The rest of a sum of several products is a chain again, which another product may take.
+    // The remaining nodes of a sum of several products are a chain again, which another product may absorb.
     loop {
         let before = fused(&items);
         items = search.with_heads(items, limits);
@@ -106,9 +106,9 @@ struct Search<'m> {
     readers: &'m Readers,
 }
 
-/// For each item what takes a part of it in, if it is a chain, and the items that moved to do so.
+/// For each chain the item that absorbs a part of it, and the items that moved to do so.
 struct Moves {
-    /// Where each node runs.
+    /// The index of the item that runs each node.
     place: SecondaryMap<NodeId, Option<usize>>,
     takers: Vec<Option<Item>>,
     gone: Vec<bool>,
@@ -123,7 +123,7 @@ impl Moves {
         Self { place, takers: vec![None; items.len()], gone: vec![false; items.len()] }
     }
 
-    /// The chain after an item in which a node is that nothing takes in yet.
+    /// Returns the chain that contains a node, if it comes after an item and no other item absorbs a part of it yet.
     fn chain<'i>(&self, items: &'i [Item], after: usize, node: NodeId) -> Option<(usize, &'i [NodeId])> {
         let at = self.place[node].filter(|&at| at > after && self.takers[at].is_none())?;
         match &items[at] {
@@ -132,7 +132,7 @@ impl Moves {
         }
     }
 
-    /// The items, with what takes a part of a chain before what is left of it.
+    /// Returns the items. An item that absorbs a part of a chain comes just before the remaining nodes of the chain.
     fn apply(self, module: &Module, items: Vec<Item>) -> Vec<Item> {
         let mut result = Vec::new();
         for ((item, taker), gone) in items.into_iter().zip(self.takers).zip(self.gone) {
@@ -154,14 +154,14 @@ impl Moves {
 }
 
 impl Search<'_> {
-    /// Whether all that reads a value runs at this place or later.
+    /// Returns whether all readers of a value run at this place or later.
     fn is_read_from(&self, value: ValueId, at: usize, moves: &Moves) -> bool {
         self.readers.of[value].iter().all(|&reader| moves.place[reader].is_some_and(|place| place >= at))
     }
 }
 
-/// Whether one multiplication makes a contraction of dense operands: the dims of each role follow each other, in the same
-/// order wherever they are.
+/// Returns whether one multiplication computes a contraction of dense operands: the dims of each role are adjacent, in the same order in
+/// all tensors.
 fn is_matrix_product(module: &Module, contraction: NodeId) -> bool {
     let node = module.node(contraction);
     let Op::Contract(contract) = &node.op else { return false };
@@ -178,7 +178,7 @@ fn is_matrix_product(module: &Module, contraction: NodeId) -> bool {
         && node.operands.iter().all(|&operand| some(operand))
 }
 
-/// Whether one multiplication makes a contraction, and the rows of its matrices begin where epilogues want them.
+/// Returns whether one multiplication computes a contraction, and the rows of its matrices are aligned as epilogues need.
 fn takes_epilogues(module: &Module, limits: EpilogueLimits, contraction: NodeId) -> bool {
     let node = module.node(contraction);
     let fits = |&value: &ValueId| {
@@ -192,19 +192,21 @@ fn takes_epilogues(module: &Module, limits: EpilogueLimits, contraction: NodeId)
         && node.operands.iter().chain(&node.results).all(fits)
 }
 
-/// The elements of a type in so many bytes, at least one.
+/// Returns the number of elements of a type in this number of bytes, at least one.
 fn elements(bytes: u64, dtype: DType) -> u64 {
     (bytes / dtype.bytes()).max(1)
 }
 
-/// Whether a tensor has more than one row, where rows are along its last dim.
+/// Returns whether a tensor has more than one row along its last dim.
 fn has_rows(module: &Module, value: ValueId) -> bool {
     let dims = &module.ty(value).dims;
     dims.split_last().is_some_and(|(_, leading)| leading.iter().any(|dim| dim.size() != Some(1)))
 }
 
 impl Drafts<'_> {
-    /// Drafts a contraction with an epilogue.
+    /// Drafts a contraction with an epilogue. Operands and results get layouts that one multiplication accepts, with rows aligned as
+    /// [`EpilogueLimits`] says. An operand with another layout is copied. A result with another layout gets a buffer of its own instead,
+    /// from which its concatenation copies it later.
     pub(super) fn fused_contract(&mut self, fused: &Fused) -> Result<(), Diagnostic> {
         let module = self.module;
         let id = fused.nodes[0];
@@ -227,7 +229,7 @@ impl Drafts<'_> {
             results[1] = self.allocate(module.ty(kept).dtype, Layout::dense(&self.sizes(kept)));
         }
         let matrices = 1 + usize::from(fused.kept.is_some());
-        // Views whose rows no stride reaches through are copied, and so is what would be written so.
+        // Operands whose rows have no common stride are copied, and so are results with such a layout.
         if !is_one(contract, &operands, &results[..matrices]) {
             for (operand, &value) in operands.iter_mut().zip(&node.operands) {
                 *operand = self.operand(value, OperandLayout::Dense, node, id)?;
@@ -271,7 +273,7 @@ impl Drafts<'_> {
         Ok(())
     }
 
-    /// Drafts a gradient that adds: the addend is an operand more.
+    /// Drafts a gradient that adds: the addend is its additional last operand.
     pub(super) fn added(&mut self, added: &Added) -> Result<(), Diagnostic> {
         let module = self.module;
         let id = added.nodes[0];
@@ -290,7 +292,7 @@ impl Drafts<'_> {
         Ok(())
     }
 
-    /// Drafts a kernel that makes more than its node.
+    /// Drafts a kernel that computes more than its node.
     fn fused(
         &mut self,
         id: NodeId,
@@ -319,13 +321,13 @@ impl Drafts<'_> {
     }
 }
 
-/// Whether one multiplication makes a contraction, into each of these.
+/// Returns whether one multiplication computes a contraction into each of these results.
 fn is_one(contract: &Contract, operands: &[Located], made: &[Located]) -> bool {
     let layouts = |out: &Located| [&operands[0], &operands[1], out].map(|located| located.layout.clone());
     made.iter().all(|out| ContractionPlan::of(contract, layouts(out)).is_one())
 }
 
-/// Whether each row of a matrix begins at a multiple of so many bytes.
+/// Returns whether each row of a matrix begins at a multiple of this number of bytes.
 fn begins_evenly(matrix: &Located, bytes: u64) -> bool {
     let elements = elements(bytes, matrix.dtype) as isize;
     let aligned = |distance: isize| distance % elements == 0;

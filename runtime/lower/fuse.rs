@@ -1,8 +1,8 @@
-//! Chains: elementwise nodes that run as one instruction, so that what only they exchange never goes to memory.
+//! Chains: elementwise nodes that run as one instruction, so that values that only they read never go to memory.
 //!
-//! A node joins the chain of its reader when both are of one phase, compute in one memory and have the same dims, and everything else that
-//! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well. With early updates
-//! both run at one place of backward.
+//! A node joins the chain of its reader under three conditions. Both are of one phase, compute in one memory and have the same dims. All
+//! other readers of the node come after the chain's last node, where the chain runs; then the node's result is stored as well. With early
+//! updates, both run at the same place of backward.
 
 use super::epilogue::{Added, Fused};
 use crate::backend::{Backend, ChainLimits};
@@ -11,16 +11,16 @@ use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::analysis::Readers;
 use ir::{Module, Node, NodeId, ValueId};
 
-/// What becomes one instruction, or none.
+/// A unit that becomes one instruction, or none.
 #[derive(Clone, Debug)]
 pub(super) enum Item {
     /// A node by itself.
     Node(NodeId),
-    /// Elementwise nodes in order, and the results among theirs that are stored.
+    /// Elementwise nodes in order, and those of their results that are stored.
     Chain { nodes: Vec<NodeId>, stored: Vec<ValueId> },
     /// A contraction with an epilogue.
     Contract(Box<Fused>),
-    /// A gradient whose first result is added to another.
+    /// A gradient whose first result is added to another gradient.
     Added(Box<Added>),
 }
 
@@ -29,7 +29,7 @@ impl Item {
         module.node(self.nodes()[0]).phase.into()
     }
 
-    /// Its nodes.
+    /// Returns the item's nodes.
     pub(super) fn nodes(&self) -> &[NodeId] {
         match self {
             Self::Node(node) => std::slice::from_ref(node),
@@ -41,14 +41,15 @@ impl Item {
 }
 
 struct Chain {
-    /// In reverse order.
+    /// The nodes in reverse order.
     nodes: Vec<NodeId>,
     stored: Vec<ValueId>,
-    /// Position of the last node, where the chain runs.
+    /// The position of the last node, where the chain runs.
     position: u32,
 }
 
-/// The live nodes as items, in an order in which everything is made before it is read. Nodes in different `slots` stay apart.
+/// Returns the live nodes as items, in an order in which every value is made before it is read. Nodes in different `slots` are in different
+/// chains.
 pub(super) fn items(
     module: &Module,
     backend: &'static dyn Backend,
@@ -91,7 +92,7 @@ struct Fusion<'m> {
 }
 
 impl Fusion<'_> {
-    /// Puts a node into the chain that reads it first, or into one of its own.
+    /// Puts a node into the first chain that reads it, or into a chain of its own.
     fn assign(&mut self, id: NodeId) {
         let node = self.module.node(id);
         let result = node.results[0];

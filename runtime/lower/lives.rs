@@ -1,4 +1,4 @@
-//! How long buffers live: from the first position in a step at which an instruction accesses a buffer to the last.
+//! The lifetimes of buffers: from the first position of a step at which an instruction accesses a buffer to the last.
 
 use super::classes::Boundaries;
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
@@ -9,11 +9,11 @@ use ir::Phase;
 use ir::analysis::{Lifetime, Lifetimes};
 use std::ops::Range;
 
-/// The positions of a step, in order: those of the instructions of each section, one after each section, at which outputs are reported,
-/// and one before each microbatch, at which its inputs are given.
+/// The positions of a step, in order: one for each instruction of each section; one after each section, where outputs are reported; and one
+/// before each microbatch, where inputs are written.
 pub(super) struct Positions {
     counts: [u32; 3],
-    /// The instructions of the section `update` up to the last that runs in every microbatch.
+    /// The number of instructions of the section `update` up to the last one that runs in every microbatch.
     of_microbatch: u32,
 }
 
@@ -26,7 +26,7 @@ impl Positions {
         Self { counts, of_microbatch }
     }
 
-    /// Of the instruction with this index among all.
+    /// Returns the position of the instruction with this index among all instructions.
     pub(super) fn of_instruction(&self, index: usize, section: Section) -> u32 {
         index as u32 + [0, 2, 3][section as usize]
     }
@@ -44,7 +44,7 @@ impl Positions {
         }
     }
 
-    /// The positions at which the parts of a step begin.
+    /// Returns the positions at which the parts of a step begin.
     pub(super) fn boundaries(&self, drafts: &Drafts) -> Boundaries {
         let instructions = drafts.instructions.iter().enumerate();
         let mut backward =
@@ -55,16 +55,16 @@ impl Positions {
         Boundaries { microbatch, backward: first.unwrap_or(update), update }
     }
 
-    /// The positions that a step passes once for each microbatch.
+    /// Returns the positions that a step passes once for each microbatch.
     fn microbatch(&self) -> Range<u32> {
         let end = self.after(Section::Microbatch) + 1 + self.of_microbatch;
         self.after(Section::Prepare) + 1..end
     }
 }
 
-/// How long every buffer lives that does not take another's place.
+/// The lifetimes of every buffer that does not take another's place.
 pub(super) struct Lives {
-    /// The lifetimes, with the microbatches that follow and the collectives that are still carried out.
+    /// The lifetimes, extended by repeated microbatches and by collectives that still run.
     pub(super) lifetimes: Vec<Option<Lifetime>>,
     /// The first and the last access in the order of the instructions.
     accesses: Vec<Option<Lifetime>>,
@@ -81,7 +81,7 @@ impl Lives {
         parts: &PartAccesses,
     ) -> Self {
         let repeated = match drafts.microbatches {
-            // No other microbatch reads a buffer again after its last reader.
+            // With one microbatch, nothing reads a buffer again after its last reader.
             Microbatches::One => 0..0,
             Microbatches::Many => positions.microbatch(),
         };
@@ -92,26 +92,28 @@ impl Lives {
         Self { lifetimes, accesses, repeated }
     }
 
-    /// Whether nothing accesses a buffer after an instruction that reads it, so that a result of the instruction may have its place.
+    /// Returns whether nothing accesses a buffer after an instruction that reads it, so that a result of the instruction may take its
+    /// place.
     pub(super) fn ends(&self, buffer: BufferId, draft: &Draft, position: u32) -> bool {
         let Some((lifetime, accesses)) = self.lifetimes[buffer].zip(self.accesses[buffer]) else {
             return false;
         };
         let Kernel::Collective(_) = draft.kernel else { return lifetime.last == position };
-        // The lifetime of its operand ends with the instructions beside it. Collectives of the update run in the last microbatch alone,
-        // also where they stand between instructions that run in all of them.
+        // The lifetime of a collective's operand ends with the instructions beside the collective. Collectives of the update run in the
+        // last
+        // microbatch alone, even if they are between instructions that run in every microbatch.
         let is_repeated = draft.section == Section::Microbatch || draft.of_microbatch;
         let is_kept = is_repeated && self.lives_through(lifetime);
         accesses.last == position && !is_kept
     }
 
-    /// Whether a buffer of this lifetime holds something from one microbatch to the next.
+    /// Returns whether a buffer with this lifetime holds values from one microbatch to the next.
     fn lives_through(&self, lifetime: Lifetime) -> bool {
         let Range { start, end } = self.repeated;
         start < end && lifetime.first <= start && end <= lifetime.last + 1
     }
 
-    /// Lets a buffer take the place of another.
+    /// Merges the lifetimes of a buffer and of another that takes its place.
     pub(super) fn join(&mut self, old: BufferId, new: BufferId) {
         for all in [&mut self.lifetimes, &mut self.accesses] {
             let taken = all[new].take();
@@ -120,7 +122,7 @@ impl Lives {
     }
 }
 
-/// The lifetime of every buffer that does not take another's place, with these positions repeated.
+/// Returns the lifetime of every buffer that does not take another's place, with these positions repeated.
 fn lifetimes(
     drafts: &Drafts,
     scratch: &[Option<Located>],

@@ -1,6 +1,6 @@
-//! Operands of a contraction that the backend's matrix multiplication does not take as they lie: strided copies make a
-//! multiplication of it, where the product is large enough. Without a copy the contraction would run on a scalar kernel, which
-//! computes one element of the result a thread.
+//! Operands of a contraction with layouts that the backend's matrix multiplication does not accept. If the product is large enough, they
+//! are copied into layouts that it accepts. Otherwise the contraction runs on a scalar kernel, in which one thread computes one element of
+//! the result.
 
 use super::draft::{Drafts, Located};
 use crate::backend::Backend;
@@ -10,26 +10,26 @@ use ir::NodeId;
 use ir::ops::Labels;
 use ir::ops::contract::Contract;
 
-/// The floating-point operations from which on a copy is worth its launch: the scalar kernel takes some microseconds for
+/// The smallest number of floating-point operations for which a copy is worth its launch: the scalar kernel takes some microseconds for
 /// them, as long as two launches.
 const LEAST_FLOPS: usize = 1 << 21;
 
-/// The operations for each byte of a copy from which on the copy pays. The scalar kernel does about one operation in the
-/// time in which a copy moves a byte; it does fewer where it reads with large strides.
+/// The smallest number of operations per copied byte for which a copy pays. The scalar kernel does about one operation in the time in which
+/// a copy moves a byte, and fewer if it reads with large strides.
 const FLOPS_PER_BYTE: usize = 8;
 
-/// Left side, right side and result of a contraction, each with its labels.
+/// The left operand, the right operand and the result of a contraction, each with its labels.
 struct Tensors<'a> {
     contract: &'a Contract,
     layouts: [Layout; 3],
     backend: &'a dyn Backend,
 }
 
-/// The tensors that get another place: left side, right side, result.
+/// Whether each tensor gets another place: the left operand, the right operand, the result.
 type Moved = [bool; 3];
 
 impl Drafts<'_> {
-    /// Gives the operands and the result of a contraction layouts that the backend multiplies, if that pays.
+    /// Copies the operands and the result of a contraction into layouts that the backend multiplies, if that pays.
     pub(super) fn lay_for_multiplication(
         &mut self,
         contract: &Contract,
@@ -43,7 +43,7 @@ impl Drafts<'_> {
         if !result.dtype.is_float() || tensors.are_multiplied() {
             return;
         }
-        // A result costs a copy only where it belongs to a concatenation.
+        // Moving a result costs a copy only if it is a part of a concatenation.
         let is_part = self.parts[node.results[0]].is_some();
         let bytes = [
             operands[0].layout.len() * operands[0].dtype.bytes() as usize,
@@ -65,13 +65,13 @@ impl Drafts<'_> {
 }
 
 impl Tensors<'_> {
-    /// Whether the backend multiplies them as they lie.
+    /// Returns whether the backend multiplies the tensors in their present layouts.
     fn are_multiplied(&self) -> bool {
         self.backend.multiplies(&ContractionPlan::of(self.contract, self.layouts.clone()))
     }
 
-    /// The tensors as the backend multiplies them, with the least bytes copied. `None` if no copy pays. `bytes` has the
-    /// bytes of each tensor's copy.
+    /// Returns the tensors in layouts that the backend multiplies, with as few copied bytes as possible. `None` if no copy pays. `bytes`
+    /// has the bytes of each tensor's copy.
     fn moved(&self, bytes: [usize; 3]) -> Option<Self> {
         let copied = |moved: &Moved| -> usize {
             (0..3).filter(|&tensor| moved[tensor]).map(|tensor| bytes[tensor]).fold(0, usize::saturating_add)
@@ -86,7 +86,7 @@ impl Tensors<'_> {
         paying.find_map(|moved| Some(self.with(moved)).filter(Self::are_multiplied))
     }
 
-    /// The tensors with some of them in other places: each without holes, its matrices one after the other.
+    /// Returns the tensors with some of them moved. A moved tensor has no gaps, and its matrices follow one another.
     fn with(&self, moved: Moved) -> Self {
         let Self { contract, layouts: [lhs, rhs, out], backend } = self;
         let roles = contract.roles();
@@ -111,7 +111,7 @@ impl Tensors<'_> {
         Self { contract, layouts: [lhs, rhs, out], backend: *backend }
     }
 
-    /// The operations of the contraction.
+    /// Returns the number of operations of the contraction.
     fn flops(&self) -> usize {
         let Self { contract, layouts: [lhs, _, out], .. } = self;
         let size = |label: &u8| lhs.sizes[position(&contract.lhs, *label)];
@@ -119,19 +119,19 @@ impl Tensors<'_> {
     }
 }
 
-/// The dim of a label.
+/// Returns the dim of a label.
 fn position(labels: &Labels, label: u8) -> usize {
     labels.0.iter().position(|&own| own == label).expect("a role's labels stand in its tensors")
 }
 
-/// Labels in the order in which they lie in a tensor, the largest stride first.
+/// Returns labels by falling stride in a tensor.
 fn by_distance(role: &[u8], labels: &Labels, layout: &Layout) -> Vec<u8> {
     let mut role = role.to_vec();
     role.sort_by_key(|&label| std::cmp::Reverse(layout.strides[position(labels, label)]));
     role
 }
 
-/// The layout of a tensor of these sizes without holes, with the dims of three roles one after the other.
+/// Returns the layout of a tensor of these sizes without gaps, with the dims of three roles one after the other.
 fn in_order(labels: &Labels, layout: &Layout, roles: [&[u8]; 3]) -> Layout {
     let order: Sizes = roles.concat().into_iter().map(|label| position(labels, label)).collect();
     Layout::in_order(&layout.sizes, &order)

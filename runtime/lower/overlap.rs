@@ -1,21 +1,21 @@
-//! Exchanges and copies beside computation: on several devices, collectives begin early and their results are read late. Copies from the
-//! host begin early too. So a device computes while tensors travel.
+//! Runs exchanges and copies beside computation, so that a device computes while tensors travel. With several devices, collectives begin
+//! early and their results are read late. Copies from the host begin early too.
 //!
-//! Only the order of instructions changes, and never the order of two that touch the same buffer if either writes it. So nothing
-//! depends on this order but time and memory. The devices derive from the addresses for which collectives an instruction waits.
+//! Only the order of instructions changes, and never the order of two instructions that touch the same buffer if either writes it. So only
+//! time and memory depend on this order. The devices derive from the addresses which collectives an instruction waits for.
 //!
-//! - In `prepare` and `update` a collective moves up to the place where its operands are complete. For sums of gradients that is a
-//!   place in backward. The section `update` then begins there: the rest of backward runs in that section in every microbatch, and
+//! - In `prepare` and `update` a collective moves up to the place where its operands are complete. For sums of gradients that is a place in
+//!   backward. The section `update` then begins there: the remaining instructions of backward run in that section in every microbatch, and
 //!   the collectives run in the last microbatch alone.
 //! - In a microbatch, gathers of weights that are used one after the other travel together. Such a group has at most the bytes of the
 //!   largest weight. It is gathered while the groups before it, of at least as many bytes, are used.
-//! - In a microbatch, values that come from the host are fetched while those before them, of at least as many bytes, are used, on a
+//! - In a microbatch, values are fetched from the host while the values before them, of at least as many bytes, are used. This needs a
 //!   device whose copies run beside its kernels.
-//! - A sum over microbatches of a reduced gradient moves behind the next reduction over the same devices, so that nothing waits for
-//!   the reduction before that.
+//! - A sum over microbatches of a reduced gradient moves behind the next reduction over the same devices, so that nothing waits for the
+//!   earlier reduction.
 //!
-//! A microbatch's outputs are there when its section ends, and so is the whole forward phase: a loss is looked at before anything
-//! that follows.
+//! A microbatch's outputs and the whole forward phase are complete when its section ends, so a loss is checked before any later instruction
+//! runs.
 
 use super::draft::{BufferId, Draft, Drafts};
 use super::place::root;
@@ -25,20 +25,20 @@ use ir::ops::copy::Copy;
 use ir::{Diagnostic, Op, Phase, Tier};
 use std::ops::Range;
 
-/// The number of later runs of adjacent collectives that begin before the memory of a collective's operands is free. It is free
-/// earlier if an instruction waits for the collective.
+/// The number of later runs of adjacent collectives that begin before the memory of a collective's operands is free. It is free earlier if
+/// an instruction waits for the collective.
 const IN_FLIGHT: usize = 2;
 
-/// The most bytes of weights that travel together: as many as the pass `buckets` has in a bucket. A larger one travels alone.
+/// The most bytes of weights that travel together: the size of a bucket in the pass `buckets`. A larger weight travels alone.
 const GROUP: u64 = 25 << 20;
 
-/// Puts the instructions, which are sorted by section, into their new order. The first `renewed` stay.
+/// Puts the instructions, which are sorted by section, into their new order. The first `renewed` instructions stay.
 ///
 /// # Errors
 /// Two instructions that touch the same buffer changed places: a bug.
 pub(super) fn order(drafts: &mut Drafts, renewed: usize) -> Result<(), Diagnostic> {
     let is_exchange = |draft: &Draft| exchange(draft).is_some();
-    // The parts of a pipeline run in the order of its timetable.
+    // The parts of a pipeline run in the order of its timetable, so they are not changed.
     let is_beside = |draft: &Draft| drafts.backend.copies_beside() && is_fetch(draft);
     let moves = |draft: &Draft| is_exchange(draft) || is_beside(draft);
     if drafts.stages.is_some() || !drafts.instructions.iter().any(moves) {
@@ -64,7 +64,7 @@ pub(super) fn order(drafts: &mut Drafts, renewed: usize) -> Result<(), Diagnosti
         }
         last = Some(joins);
     }
-    // The section `update` begins where its first instruction is.
+    // The section `update` now begins at its first instruction. Later instructions of the microbatch become part of it.
     let mut is_update = false;
     for draft in &mut drafts.instructions {
         is_update |= draft.section == Section::Update;
@@ -75,8 +75,8 @@ pub(super) fn order(drafts: &mut Drafts, renewed: usize) -> Result<(), Diagnosti
     Ok(())
 }
 
-/// For each instruction, the index of the last instruction that may run while its operands are still read. It is the instruction
-/// itself, unless that is a collective.
+/// Returns for each instruction the index of the last instruction that may run while its operands are still read. For an instruction that
+/// is no collective, that is the instruction itself.
 pub(super) fn last_beside(drafts: &Drafts) -> Vec<usize> {
     let instructions = &drafts.instructions;
     let touches: Vec<Touches> = instructions.iter().map(|draft| Touches::of(drafts, draft)).collect();
@@ -86,7 +86,7 @@ pub(super) fn last_beside(drafts: &Drafts) -> Vec<usize> {
         }
         let mut begun = 0;
         let is_beside = |later: &usize| {
-            // Collectives are carried out in their order: one that reads the result of another does not wait for it here.
+            // Collectives run in order, so a collective that reads another's result needs no wait here.
             let [previous, is_exchange] =
                 [*later - 1, *later].map(|at| exchange(&instructions[at]).is_some());
             begun += usize::from(is_exchange && !previous);
@@ -112,8 +112,8 @@ fn is_fetch(draft: &Draft) -> bool {
     matches!(draft.kernel, Kernel::Op(Op::Copy(Copy { to: Tier::Device })))
 }
 
-/// A place in the order: before the instruction that had this index, and there by number. An instruction that stays has the last
-/// number before the next index.
+/// A place in the order: the index before which the instruction goes, and its number there. An instruction that stays has the last number
+/// before the next index.
 type Slot = (usize, usize);
 
 /// The number of an instruction that stays.
@@ -123,10 +123,10 @@ const STAYS: usize = usize::MAX;
 struct Moves<'d, 'm> {
     drafts: &'d Drafts<'m>,
     touches: Vec<Touches>,
-    /// For each buffer the instructions that touch it, in order, and whether they write it.
+    /// For each buffer, the instructions that touch it, in order, and whether they write it.
     accesses: Vec<Vec<(usize, bool)>>,
     slots: Vec<Slot>,
-    /// For each instruction the first of the group with which it travels: itself, unless it is a gather.
+    /// For each instruction, the first of the group with which it travels: itself, unless it is a gather.
     joins: Vec<usize>,
     /// The next number in a slot.
     next: usize,
@@ -146,7 +146,7 @@ impl<'d, 'm> Moves<'d, 'm> {
         Self { drafts, touches, accesses, slots, joins, next: 0 }
     }
 
-    /// The instructions that may not change places with this one, in no order.
+    /// Returns the instructions that may not change places with this one, in no order.
     fn conflicts(&self, index: usize) -> impl Iterator<Item = usize> + '_ {
         let Touches { reads, writes } = &self.touches[index];
         let of = |buffer: &BufferId| self.accesses[*buffer].iter();
@@ -155,27 +155,27 @@ impl<'d, 'm> Moves<'d, 'm> {
         written.chain(touched).map(|(other, _)| *other).filter(move |&other| other != index)
     }
 
-    /// The first index before which an instruction may stand.
+    /// Returns the first index before which an instruction may go.
     fn earliest(&self, index: usize) -> usize {
         let before = |(slot, number): Slot| if number == STAYS { slot + 1 } else { slot };
         let earlier = self.conflicts(index).filter(|&other| other < index);
         earlier.map(|other| before(self.slots[other])).max().unwrap_or(0)
     }
 
-    /// The last index before which an instruction may stand; none if nothing depends on it.
+    /// Returns the last index before which an instruction may go. `None` if nothing depends on the instruction.
     fn latest(&self, index: usize) -> Option<usize> {
         let before = |(slot, number): Slot| if number == STAYS { slot } else { slot - 1 };
         let later = self.conflicts(index).filter(|&other| other > index);
         later.map(|other| before(self.slots[other])).min()
     }
 
-    /// Moves an instruction before another index, behind all that were moved there.
+    /// Moves an instruction before another index, behind all instructions that were moved there.
     fn put(&mut self, index: usize, before: usize) {
         self.slots[index] = (before, self.next);
         self.next += 1;
     }
 
-    /// Proves that no two instructions changed places of which one writes what the other touches.
+    /// Checks that no two instructions changed places if one of them writes a buffer that the other touches.
     fn check(&self) -> Result<(), Diagnostic> {
         for accesses in &self.accesses {
             let (mut written, mut touched) = (None, None);
@@ -195,14 +195,14 @@ impl<'d, 'm> Moves<'d, 'm> {
         Ok(())
     }
 
-    /// The instructions of a section.
+    /// Returns the instructions of a section.
     fn section(&self, section: Section) -> Range<usize> {
         let instructions = &self.drafts.instructions;
         let start = instructions.partition_point(|draft| draft.section < section);
         start..instructions.partition_point(|draft| draft.section <= section)
     }
 
-    /// Moves the collectives of `prepare` and `update` to where their operands are complete.
+    /// Moves the collectives of `prepare` and `update` to the places where their operands are complete.
     fn move_up(&mut self, renewed: usize) {
         let of_update = self.first_of_update();
         for (section, first) in [(Section::Prepare, renewed), (Section::Update, of_update)] {
@@ -215,8 +215,8 @@ impl<'d, 'm> Moves<'d, 'm> {
         }
     }
 
-    /// The first index before which the section `update` may begin: in backward, and behind all that makes an output of the
-    /// microbatch.
+    /// Returns the first index before which the section `update` may begin: in backward, and after all instructions that make an output of
+    /// the microbatch.
     fn first_of_update(&self) -> usize {
         let Drafts { module, instructions, outputs, .. } = self.drafts;
         let own = self.section(Section::Microbatch);
@@ -257,7 +257,7 @@ impl<'d, 'm> Moves<'d, 'm> {
         }
     }
 
-    /// Moves the copies of a microbatch that come to the device up.
+    /// Moves up the copies of a microbatch from the host to the device.
     fn move_fetches(&mut self) {
         for section in [Section::Microbatch, Section::Update] {
             let is_own = |&index: &usize| {
@@ -273,8 +273,8 @@ impl<'d, 'm> Moves<'d, 'm> {
         }
     }
 
-    /// Returns for each group of transfers the index before which it begins: that of the nearest earlier group such that the groups from there on
-    /// have at least as many bytes, else that of the first group.
+    /// Returns for each group of transfers the index before which it begins: the start of the nearest earlier group such that the groups
+    /// from there on have at least as many bytes, or the start of the first group.
     fn ahead(&self, groups: &[Vec<usize>]) -> Vec<usize> {
         let bytes: Vec<u64> = groups.iter().map(|group| self.bytes(group)).collect();
         let ahead = |number: usize| {
@@ -288,7 +288,7 @@ impl<'d, 'm> Moves<'d, 'm> {
         (0..groups.len()).map(ahead).collect()
     }
 
-    /// Gathers over the same devices in groups that travel together, none larger than the largest gather or [`GROUP`].
+    /// Groups gathers over the same devices that travel together. No group is larger than the largest gather or [`GROUP`].
     fn groups(&self, gathers: &[usize]) -> Vec<Vec<usize>> {
         let largest = gathers.iter().map(|&index| self.bytes(&[index])).max().unwrap_or(0).min(GROUP);
         let axes = |index: usize| exchange(&self.drafts.instructions[index]).map(|exchange| &exchange.axes);
@@ -307,7 +307,7 @@ impl<'d, 'm> Moves<'d, 'm> {
         groups
     }
 
-    /// Bytes of the results of instructions.
+    /// Returns the bytes of the results of instructions.
     fn bytes(&self, instructions: &[usize]) -> u64 {
         let results = instructions.iter().flat_map(|&index| &self.drafts.instructions[index].results);
         results.map(|result| self.drafts.buffers[result.buffer].bytes).sum()
@@ -319,7 +319,7 @@ impl<'d, 'm> Moves<'d, 'm> {
         let instructions = &self.drafts.instructions;
         let reduced =
             |index: usize| exchange(&instructions[index]).filter(|exchange| exchange.reduced.is_some());
-        // For each buffer the reduction of this section that wrote it.
+        // For each buffer, the reduction of this section that wrote it.
         let mut maker: Vec<Option<usize>> = vec![None; self.drafts.buffers.len()];
         let mut moved = vec![];
         for index in own.clone() {
@@ -334,7 +334,7 @@ impl<'d, 'm> Moves<'d, 'm> {
         for (index, made) in moved {
             let axes = |index: usize| reduced(index).map(|exchange| &exchange.axes);
             let next = (index + 1..own.end).find(|&later| later > made && axes(later) == axes(made));
-            // Collectives of the update that read the sum may have moved here.
+            // Collectives of the update that read the sum may have moved to this section.
             let latest = self.latest(index).unwrap_or(own.end).min(own.end);
             let before = next.map_or(own.end, |next| next + 1).min(latest);
             if before > index + 1 {
@@ -345,7 +345,7 @@ impl<'d, 'm> Moves<'d, 'm> {
 }
 
 impl Draft {
-    /// Lets another collective of the same kind travel with this one.
+    /// Adds another collective of the same kind to this one, so that they travel together.
     fn join(&mut self, other: Self) {
         if let (Kernel::Collective(exchange), Kernel::Collective(others)) = (&mut self.kernel, other.kernel) {
             exchange.dims.extend(others.dims);
@@ -369,7 +369,7 @@ impl Touches {
         Self { reads: buffers(&draft.operands), writes: buffers(&draft.results) }
     }
 
-    /// Whether two instructions may not change places.
+    /// Returns whether two instructions may not change places.
     fn conflict(&self, later: &Self) -> bool {
         let meet = |these: &[BufferId], those: &[BufferId]| these.iter().any(|this| those.contains(this));
         meet(&self.writes, &later.writes)

@@ -1,9 +1,8 @@
-//! Rows of logits at aligned places: half-precision products whose rows are no multiple of 16 bytes long, as those of a vocabulary
-//! of 50,257, get rows a little farther apart. cuBLASLt then finds kernels that read and write 16 bytes at once; without it,
-//! the three multiplications of a language model's head would use its slowest ones.
+//! Alignment of the rows of logits. Rows of a half-precision product whose length is no multiple of 16 bytes, such as those of a vocabulary
+//! of 50,257, are padded to one. cuBLASLt then finds kernels that read and write 16 bytes at once. Without padding, the three
+//! multiplications of a language model's head would use its slowest kernels.
 //!
-//! Only results that multiplications and cross-entropies read are padded. Other kernels want them without holes, and would get a
-//! copy.
+//! Only results that multiplications and cross-entropies read are padded. Other kernels accept no gaps, and would need a copy.
 
 use super::draft::Drafts;
 use super::fuse::Item;
@@ -13,13 +12,13 @@ use cranelift_entity::EntitySet;
 use ir::analysis::Readers;
 use ir::{DType, Module, Movement, Op, ValueId};
 
-/// The elements of a half type in 16 bytes.
+/// The number of elements of a half type in 16 bytes.
 const PACK: usize = 8;
 
-/// The shortest row that is padded: shorter ones would grow by more than 3 %.
+/// The shortest row that is padded. Shorter rows would grow by more than 3 %.
 const LEAST: usize = 256;
 
-/// The results whose rows are padded.
+/// Returns the results whose rows are padded.
 pub(super) fn rows(drafts: &Drafts, items: &[Item], readers: &Readers) -> EntitySet<ValueId> {
     let module = drafts.module;
     let mut padded = EntitySet::new();
@@ -34,7 +33,7 @@ pub(super) fn rows(drafts: &Drafts, items: &[Item], readers: &Readers) -> Entity
     padded
 }
 
-/// The layout of a result whose rows are padded.
+/// Returns the layout of a result whose rows are padded.
 pub(super) fn layout(sizes: &[usize]) -> Layout {
     let mut padded = Sizes::from_slice(sizes);
     if let Some(last) = padded.last_mut() {
@@ -43,7 +42,7 @@ pub(super) fn layout(sizes: &[usize]) -> Layout {
     Layout { sizes: Sizes::from_slice(sizes), ..Layout::dense(&padded) }
 }
 
-/// The result of an item that a multiplication writes, or the gradient of such logits.
+/// Returns the result of an item, if a multiplication writes it or it is the gradient of padded logits.
 fn product(drafts: &Drafts, item: &Item, padded: &EntitySet<ValueId>) -> Option<ValueId> {
     let module = drafts.module;
     match item {
@@ -57,7 +56,7 @@ fn product(drafts: &Drafts, item: &Item, padded: &EntitySet<ValueId>) -> Option<
                     let is_alone = |labels: &[u8]| labels == [*last];
                     (is_alone(&roles.columns) || is_alone(&roles.rows)).then_some(made)
                 }
-                // The gradient of logits is written where the logits are.
+                // The gradient of logits is written in the place of the logits.
                 _ => {
                     let writes_rows = drafts.kernel_contract(node).can_write(WritableStrides::Rows);
                     let of_logits = padded.contains(source(module, *node.operands.first()?));
@@ -69,17 +68,17 @@ fn product(drafts: &Drafts, item: &Item, padded: &EntitySet<ValueId>) -> Option<
     }
 }
 
-/// The value that a value is a reshape of.
+/// Returns the value behind the reshapes of a value.
 fn source(module: &Module, value: ValueId) -> ValueId {
     module.viewed(value, |movement| movement == Movement::Reshaped)
 }
 
-/// Whether rows along the last dim are long, and no multiple of 16 bytes.
+/// Returns whether rows along the last dim are long, and their length is no multiple of 16 bytes.
 fn is_uneven(sizes: &[usize]) -> bool {
     sizes.len() > 1 && sizes.last().is_some_and(|&last| last >= LEAST && !last.is_multiple_of(PACK))
 }
 
-/// Whether all readers of a value take padded rows, also through reshapes that keep the last dim.
+/// Returns whether all readers of a value accept padded rows, also through reshapes that keep the last dim.
 fn is_read_in_rows(drafts: &Drafts, readers: &Readers, value: ValueId) -> bool {
     let module = drafts.module;
     let takes = |&reader: &ir::NodeId| {

@@ -1,4 +1,4 @@
-//! Concatenations without a copy: what a kernel may write with any strides it writes where it belongs in the whole.
+//! Concatenations without a copy: a kernel that may write with any strides writes its result directly into its place in the whole.
 
 use super::draft::{Drafts, Located};
 use crate::kernel_contract::WritableStrides;
@@ -13,7 +13,7 @@ use ir::{Diagnostic, Node, NodeId, Op, ValueId};
 pub(super) struct PartPlace {
     /// The concatenation.
     pub(super) whole: ValueId,
-    /// The part's elements there.
+    /// The layout of the part within the whole.
     pub(super) layout: Layout,
 }
 
@@ -21,12 +21,12 @@ pub(super) struct PartPlace {
 #[derive(Clone, Debug)]
 pub(super) struct Whole {
     pub(super) located: Located,
-    /// What it is of.
+    /// The values that are its parts.
     parts: Vec<ValueId>,
 }
 
 impl Drafts<'_> {
-    /// Finds the concatenations whose operands can all be written in place, and where.
+    /// Finds the concatenations whose operands can all be written in place, and the places of these operands.
     pub(super) fn find_parts(&mut self, live: &EntitySet<NodeId>) {
         let module = self.module;
         let held = held_values(module);
@@ -70,7 +70,7 @@ impl Drafts<'_> {
         Some(parts)
     }
 
-    /// The layout of what such views look at, the last first, if this is what they are to see.
+    /// Returns the layout that a value must have so that it has `layout` after these views. `views` begins with the last view.
     fn before(&self, layout: Layout, views: &[NodeId]) -> Option<Layout> {
         views.iter().try_fold(layout, |layout, &view| match &self.module.node(view).op {
             Op::Transpose(transpose) => {
@@ -84,7 +84,7 @@ impl Drafts<'_> {
         })
     }
 
-    /// A place for a result: in the whole that it is a part of, or of its own, laid out so.
+    /// Returns a place for a result: in the concatenation that it is a part of, or in a buffer of its own with this layout.
     pub(super) fn place(&mut self, value: ValueId, layout: Layout) -> Located {
         let dtype = self.module.ty(value).dtype;
         let Some(PartPlace { whole, layout: own }) = &self.parts[value] else {
@@ -94,7 +94,7 @@ impl Drafts<'_> {
         Located::whole(whole.located.buffer, dtype, own.clone())
     }
 
-    /// Says where a concatenation is. What some kernel has made in a place of its own after all is copied there.
+    /// Sets the place of a concatenation. A part that its kernel wrote to a place of its own is copied there.
     pub(super) fn concatenate(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
         let Some(whole) = self.wholes[node.results[0]].clone() else { return Ok(()) };
         for &value in &whole.parts {

@@ -1,4 +1,4 @@
-//! Addresses: dying buffers are taken over in place, the rest is planned into one arena, and every view is fixed.
+//! Addresses: results take over the places of dying buffers, the other buffers are planned into one arena, and every view gets its address.
 
 use super::LowerOptions;
 use super::classes::{Boundaries, MemoryByClass};
@@ -23,7 +23,10 @@ use ir::timetable::Part;
 use ir::{DType, Diagnostic, Role, State, Tier, Type};
 use smallvec::SmallVec;
 
-/// Fixes the addresses of a drafted program. `renewed` instructions at the start of `prepare` are renewed by the update.
+/// Fixes the addresses of a drafted program. The update renews the first `renewed` instructions of `prepare`.
+///
+/// Orders the instructions by section and moves exchanges; adds scratch; computes lifetimes; shares places between operands and results;
+/// plans the memories; and then turns every draft into an instruction with addresses.
 pub(super) fn program(
     mut drafts: Drafts,
     options: &LowerOptions,
@@ -75,7 +78,7 @@ pub(super) fn program(
     }
     let module = drafts.module;
     let inputs = module.inputs.iter().enumerate().map(|(index, input)| {
-        let buffer = module.states.len() + index; // buffers of states and inputs come first, in their order
+        let buffer = module.states.len() + index; // the first buffers are those of states and then of inputs, in their order
         let located = drafts.located[input.value].as_ref().filter(|_| lifetimes[buffer].is_some());
         let ty = module.ty(input.value).clone();
         let (name, view) = (input.name.clone(), located.map(view));
@@ -120,7 +123,7 @@ pub(super) fn program(
     Ok(program)
 }
 
-/// A buffer for the scratch of each instruction that needs some.
+/// Makes a buffer for the scratch of each instruction that needs some.
 fn scratch(drafts: &mut Drafts, options: &LowerOptions) -> Vec<Option<Located>> {
     let on = options.multiprocessors;
     let wanted: Vec<usize> = drafts.instructions.iter().map(|draft| numbers(drafts, draft, on)).collect();
@@ -128,7 +131,7 @@ fn scratch(drafts: &mut Drafts, options: &LowerOptions) -> Vec<Option<Located>> 
     wanted.into_iter().map(buffer).collect()
 }
 
-/// The f32 numbers of scratch that an instruction takes.
+/// Returns the number of f32 elements of scratch that an instruction takes.
 fn numbers(drafts: &Drafts, draft: &Draft, on: Multiprocessors) -> usize {
     let unplaced = |all: &[Located]| {
         let one = |one: &Located| Unplaced { dtype: one.dtype, layout: one.layout.clone() };
@@ -145,7 +148,7 @@ fn numbers(drafts: &Drafts, draft: &Draft, on: Multiprocessors) -> usize {
     }
 }
 
-/// The buffer whose place a buffer takes in the end.
+/// Returns the buffer whose place a buffer finally takes.
 pub(super) fn root(buffers: &[Buffer], mut buffer: BufferId) -> BufferId {
     while let Some(merged) = buffers[buffer].merged {
         buffer = merged;
@@ -153,7 +156,7 @@ pub(super) fn root(buffers: &[Buffer], mut buffer: BufferId) -> BufferId {
     buffer
 }
 
-/// Lets results take the place of operands that are read for the last time where the results are made.
+/// Lets results take the places of operands whose last reader is the instruction that makes the result.
 fn share_in_place(drafts: &mut Drafts, positions: &Positions, parts: &mut PartAccesses, lives: &mut Lives) {
     let Drafts { module, buffers, instructions, backend, .. } = drafts;
     for (index, draft) in instructions.iter().enumerate() {
@@ -186,7 +189,7 @@ fn share_in_place(drafts: &mut Drafts, positions: &Positions, parts: &mut PartAc
     }
 }
 
-/// The pairs of an instruction's operands and results that are one place.
+/// Returns the pairs of an instruction's operands and results that share one place.
 fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u32); 2]>, Diagnostic> {
     let mut pairs = SmallVec::new();
     for (i, operand) in draft.operands.iter().enumerate() {
@@ -195,12 +198,12 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
                 continue;
             }
             if let Kernel::Collective(_) = draft.kernel {
-                // A gather whose parts lie where they belong, or a reduction whose operand has no later reader.
+                // A gather whose parts lie in their places in the result, or a reduction whose operand has no later reader.
                 pairs.push((i as u32, j as u32));
                 continue;
             }
             let is_same = operand.layout == result.layout && operand.by_rank == result.by_rank;
-            // Parts of one whole.
+            // Separate parts of one whole.
             if !is_same && operand.layout.is_apart(&result.layout) {
                 continue;
             }
@@ -218,9 +221,9 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
     Ok(pairs)
 }
 
-/// The places of all buffers.
+/// The addresses of all buffers.
 struct Addresses {
-    /// For each buffer its block, if it lies in one, and its address.
+    /// The block of each buffer, if it lies in one, and its address.
     of: Vec<(Option<BlockId>, u64)>,
     memory: Memory,
     blocks: Blocks,
@@ -228,8 +231,13 @@ struct Addresses {
     versions: Option<Versions>,
 }
 
-/// The address of every buffer, and what that takes: states first, then everything planned by lifetimes, then the slots of blocks;
-/// constants in a region of their own.
+/// Computes the address of every buffer, and the size of each memory: states first, then all buffers that are planned by lifetimes, then
+/// the slots of blocks. Constants have a region of their own.
+///
+/// The first loop gives states and constants their addresses, and sorts all other buffers that have a lifetime: a buffer that several parts
+/// of a microbatch touch goes into a block; the others are planned on the device, or in the memory of the host or the disk. Then each
+/// memory is planned, and slots for the blocks follow the plan. Programs that share states (`states_of`) take the addresses of the other
+/// program's states.
 fn addresses(
     drafts: &Drafts,
     (lifetimes, tiers): (&[Option<Lifetime>], &[Tier]),
@@ -336,7 +344,7 @@ fn addresses(
     Ok(Addresses { of: addresses, memory, blocks, slots, versions })
 }
 
-/// The bytes of states on the device, by class.
+/// Returns the bytes of states on the device, by class.
 fn of_states(drafts: &Drafts) -> MemoryByClass {
     let mut memory = MemoryByClass::default();
     let on_device = |(_, state): &(&Buffer, &State)| state.tier == Tier::Device;
@@ -352,7 +360,7 @@ fn of_states(drafts: &Drafts) -> MemoryByClass {
     memory
 }
 
-/// Where the other program has the state of that name.
+/// Returns the address of the state of that name in the other program.
 fn shared_state(drafts: &Drafts, index: usize, other: &Program) -> Result<u64, Diagnostic> {
     let state =
         drafts.module.states.values().nth(index).expect("buffers of states come from the state table");
@@ -362,7 +370,7 @@ fn shared_state(drafts: &Drafts, index: usize, other: &Program) -> Result<u64, D
             && (0..ty.ndim()).all(|dim| ty.sharding.axes(dim) == state.ty.sharding.axes(dim))
             && other.mesh == *mesh
     };
-    // Programs of one module have their states in one order: mostly it is the first that is looked at.
+    // Programs of one module have their states in the same order, so the state with the same index is tried first.
     let mut slots = other.states.get(index).into_iter().chain(&other.states);
     let is_it = |slot: &&StateSlot| {
         slot.name == state.name && same_parts(&slot.ty) && slot.view.region == Region::of_tier(state.tier)

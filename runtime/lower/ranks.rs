@@ -1,6 +1,7 @@
-//! Several devices: the sizes of a device's parts, the part it keeps of what all have, and what devices exchange.
+//! Lowering for several devices: the sizes of a device's parts, the part that a device keeps of a whole tensor, and the exchanges of
+//! devices.
 //!
-//! Every device gets the same program. What depends on which one it is, its place along the axes, it puts in itself.
+//! Every device gets the same program. A device itself computes the addresses that depend on its place along the axes.
 
 use super::commit::may_overwrite;
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
@@ -11,7 +12,7 @@ use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, Diagnostic, Mesh, Node, NodeId, Type};
 use smallvec::SmallVec;
 
-/// Bytes of a device's part of a value. Errors: unbound dims, dims that do not divide, sizes beyond the address space.
+/// Returns the bytes of a device's part of a value. Errors: unbound dims, dims that do not divide, sizes beyond the address space.
 pub(super) fn part_bytes(mesh: &Mesh, ty: &Type, what: &str) -> Result<u64, Diagnostic> {
     let fits = |bytes: u64| isize::try_from(bytes).is_ok();
     if !ty.bytes().is_some_and(fits) {
@@ -30,13 +31,14 @@ pub(super) fn part_bytes(mesh: &Mesh, ty: &Type, what: &str) -> Result<u64, Diag
 }
 
 impl Drafts<'_> {
-    /// The axes of more than one device.
+    /// Returns the axes with more than one device.
     fn apart(&self, axes: &[AxisId]) -> SmallVec<[AxisId; 2]> {
         axes.iter().copied().filter(|&axis| self.module.mesh.axes[axis].size > 1).collect()
     }
 
-    /// Of what every device has, the part that each keeps: dims and the axes that split them. Nothing is computed
-    /// where no axis has more than one device, and where the whole stays in memory anyway, if the backend takes it from there.
+    /// Returns the part that each device keeps of a tensor that all devices have. `dims` are the dims that are cut, with the axes that
+    /// split them. No instruction is drafted if no axis has more than one device, or if the whole stays in memory anyway and the backend
+    /// reads the part in place.
     pub(super) fn part(
         &mut self,
         whole: Located,
@@ -71,7 +73,7 @@ impl Drafts<'_> {
         result
     }
 
-    /// Whether the values in a buffer stay the same during all microbatches: those of constants, and of states that no microbatch updates.
+    /// Returns whether the values in a buffer stay the same during all microbatches: constants, and states that no microbatch updates.
     fn stays(&self, buffer: BufferId) -> bool {
         match self.buffers[buffer].kind {
             BufferKind::Constant(_) => true,
@@ -84,7 +86,7 @@ impl Drafts<'_> {
         }
     }
 
-    /// The part of a tensor that is a device's own, where it lies.
+    /// Returns a device's own part of a tensor, in place.
     fn own_part(&self, mut whole: Located, dim: usize, axes: &[AxisId]) -> Located {
         let size = whole.layout.sizes[dim] / self.module.mesh.size(axes) as usize;
         let elements = size as isize * whole.layout.strides[dim];
@@ -93,7 +95,7 @@ impl Drafts<'_> {
         whole
     }
 
-    /// A collective: a copy of the own part, or an exchange of all tensors that travel together.
+    /// Drafts a collective: a copy of the device's own part, or an exchange of all tensors that travel together.
     pub(super) fn collective(&mut self, id: NodeId, node: &Node, kind: Collective) -> Result<(), Diagnostic> {
         let bug = |message: String| {
             Diagnostic::new(message)
@@ -144,7 +146,7 @@ impl Drafts<'_> {
         node.results.iter().for_each(|&result| self.sum_up(result, self.section(id)));
         Ok(())
     }
-    /// Lets the optimizer write a device's part of a weight over the old part, where the weight is then gathered around it.
+    /// Lets the optimizer write a device's part of a weight over the old part, if the weight is then gathered around it.
     pub(super) fn write_parts_in_place(&mut self) {
         if !self.backend.takes_parts_in_place() {
             return;
@@ -169,16 +171,16 @@ impl Drafts<'_> {
         }
     }
 
-    /// The place in a state for the operand of a gather, if it may be written there.
+    /// Returns the place in a state for the operand of a gather, if the operand may be written there.
     fn place_of_part(&self, users: &[Vec<usize>], gather: usize, index: usize) -> Option<Located> {
         let draft = &self.instructions[gather];
         let Kernel::Collective(exchange) = &draft.kernel else { return None };
         let Moved { gathered: Some(dim), split: None } = exchange.dims[index] else { return None };
         let (part, whole) = (&draft.operands[index], &draft.results[index]);
         let state = self.buffers[whole.buffer].merged?;
-        // A contiguous part of a state.
+        // The part must be a contiguous range of a state.
         let is_run = whole.layout.sizes[..dim].iter().all(|&size| size == 1) && part.layout.is_dense();
-        // It is alone in its buffer, which is seen by instructions of this program only, all of which see the same elements.
+        // It must be alone in its buffer, which only instructions of this program use, all with the same view.
         let buffer = &self.buffers[part.buffer];
         let is_alone = buffer.kind == BufferKind::Result
             && buffer.merged.is_none()
@@ -193,7 +195,7 @@ impl Drafts<'_> {
         if !is_state || !is_run || !is_alone || is_reported || !is_seen_alike || !is_once {
             return None;
         }
-        // One instruction makes it. That one may write over the old part, and nobody reads the old state after it.
+        // One instruction must make it. It may write over the old part, and no instruction may read the old state after it.
         let makes = |at: &usize| self.instructions[*at].results.contains(part);
         let mut makers = users[part.buffer].iter().copied().filter(makes);
         let maker = makers.next().filter(|_| makers.next().is_none())?;

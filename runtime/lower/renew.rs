@@ -1,8 +1,8 @@
-//! Casts of weights that the update renews: an optimizer writes the half-precision copy of a weight beside the new weight, so
-//! the next step casts nothing.
+//! Casts of weights that the update renews: an optimizer writes the half-precision copy of a weight beside the new weight, so the next step
+//! need not cast it.
 //!
-//! The copy is made from the same number by the same rounding, so the results are those of the cast. A weight takes part if
-//! its optimizer writes it in place. An update that is skipped writes a copy of the old weight.
+//! The copy is made from the same number with the same rounding, so it equals the cast. A weight takes part if its optimizer writes it in
+//! place. An update that is skipped writes a copy of the old weight.
 
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::layout::Layout;
@@ -10,14 +10,14 @@ use crate::program::{Kernel, Section};
 use ir::{DType, Op};
 use std::collections::BTreeMap;
 
-/// Has optimizers write the casts of weights, and moves these casts to the start of `prepare`. Returns their number.
+/// Makes optimizers write the casts of weights, and moves these casts to the start of `prepare`. Returns their number.
 pub(super) fn weights(drafts: &mut Drafts) -> usize {
     let mut updates = updates(drafts);
     let last_reader = last_readers(drafts);
     let mut renewed = Vec::new();
     for index in 0..drafts.instructions.len() {
         let Some((state, copy)) = cast_weight(drafts, &drafts.instructions[index]) else { continue };
-        // A second cast of the same weight stays: an optimizer writes one copy.
+        // A second cast of the same weight stays, because an optimizer writes only one copy.
         let Some(update) = updates.remove(&state) else { continue };
         // An early update may run before the last reader of the cast.
         if last_reader[copy.buffer] > update {
@@ -31,7 +31,7 @@ pub(super) fn weights(drafts: &mut Drafts) -> usize {
     renewed.len()
 }
 
-/// For each buffer the index of the last instruction that reads it; 0 if none does.
+/// Returns for each buffer the index of the last instruction that reads it; 0 if there is none.
 fn last_readers(drafts: &Drafts) -> Vec<usize> {
     let mut last = vec![0; drafts.buffers.len()];
     for (index, draft) in drafts.instructions.iter().enumerate() {
@@ -40,7 +40,7 @@ fn last_readers(drafts: &Drafts) -> Vec<usize> {
     last
 }
 
-/// The optimizers that write a state in place, by the state's buffer.
+/// Returns the optimizers that write a state in place, by the state's buffer.
 fn updates(drafts: &Drafts) -> BTreeMap<BufferId, usize> {
     let instructions = drafts.instructions.iter().enumerate();
     let updates = instructions.filter_map(|(index, draft)| {
@@ -53,8 +53,8 @@ fn updates(drafts: &Drafts) -> BTreeMap<BufferId, usize> {
     updates.collect()
 }
 
-/// The buffer of the weight that an instruction of `prepare` casts to a half type, element by element in the order in which it
-/// lies, and where the copy is.
+/// Returns the buffer of the weight that an instruction of `prepare` casts to a half type, element by element in memory order, and the
+/// place of the cast.
 fn cast_weight(drafts: &Drafts, draft: &Draft) -> Option<(BufferId, Located)> {
     let is_cast = match &draft.kernel {
         Kernel::Op(op) => matches!(op, Op::Cast(_)),

@@ -1,8 +1,9 @@
 //! Pipelines: the parts of a rank's microbatches, the messages between ranks, and the memory that outlives a part.
 //!
-//! Each part is drafted as a run of instructions of the section `microbatch`. A buffer that is made in one part and read in another
-//! lies in a block, and each microbatch that is between these parts has such a block in a slot. Blocks from one phase to another
-//! draw from one pool, whatever their stage, and a slot has the bytes of the largest. Nothing is planned anew for a microbatch.
+//! Each part is drafted as a run of instructions of the section `microbatch`. A buffer that is made in one part and read in another lies in
+//! a block. Each microbatch that is between these parts has a block of this kind in a slot. Blocks that live from one phase to another
+//! share one pool, whatever their stage, and a slot has the bytes of the largest block. The memory is planned once, not for each
+//! microbatch.
 
 use super::draft::{BufferId, Draft, Drafts, Located};
 use super::place::root;
@@ -35,12 +36,12 @@ impl<'m> RankStages<'m> {
         Self { pipeline, rank, turns }
     }
 
-    /// The turn of a part and a microbatch.
+    /// Returns the turn of a part and a microbatch.
     fn turn(&self, part: Part, microbatch: u32) -> Option<usize> {
         self.turns.get(&part.task(microbatch)).copied()
     }
 
-    /// Whether one part runs before another in every microbatch.
+    /// Returns whether one part runs before another in every microbatch.
     fn always_before(&self, one: Part, other: Part) -> bool {
         if self.pipeline.is_asynchronous() {
             return one.chunk == other.chunk && one.phase < other.phase;
@@ -54,7 +55,7 @@ impl<'m> RankStages<'m> {
         self.pipeline.placement.get(stage as usize).copied().unwrap_or(self.rank)
     }
 
-    /// The message of a transfer, or `None` if the transfer is a copy on this rank.
+    /// Returns the message of a transfer, or `None` if the transfer is a copy on this rank.
     fn message(&self, module: &Module, id: NodeId) -> Option<Message> {
         let (from, to) = module.transfers(id)?;
         let own = |stage| if stage == EVERY_STAGE { self.rank } else { self.rank_of(stage) };
@@ -62,7 +63,7 @@ impl<'m> RankStages<'m> {
         (from != to).then(|| Message { from, to, channel: id.as_u32() })
     }
 
-    /// The part of a microbatch that runs a node; `None` of a node that runs once a step.
+    /// Returns the part of a microbatch that runs a node; `None` for a node that runs once a step.
     pub(super) fn part(&self, module: &Module, id: NodeId) -> Option<Part> {
         let node = module.node(id);
         let is_sent = self.message(module, id).is_some_and(|message| message.from == self.rank);
@@ -73,7 +74,7 @@ impl<'m> RankStages<'m> {
         node.phase.is_microbatch().then_some(Part { phase: node.phase, chunk: stage })
     }
 
-    /// The parts of a microbatch in which the rank has nodes or tasks, in the order of the nodes.
+    /// Returns the parts of a microbatch in which the rank has nodes or tasks, in the order of the nodes.
     pub(super) fn parts(&self, module: &Module) -> Vec<Part> {
         let mut parts: Vec<Part> = self.tasks().iter().map(|task| task.part).collect();
         parts.extend(module.order().iter().filter_map(|&id| self.part(module, id)));
@@ -86,7 +87,7 @@ impl<'m> RankStages<'m> {
         parts
     }
 
-    /// The forward tasks of the rank that run ahead of the first step.
+    /// Returns the forward tasks of the rank that run ahead of the first step.
     fn prologue(&self) -> Vec<Task> {
         match self.pipeline.is_asynchronous() {
             true => self.pipeline.timetable.prologue(self.rank as usize),
@@ -94,17 +95,17 @@ impl<'m> RankStages<'m> {
         }
     }
 
-    /// Forward of the rank's first stage.
+    /// Returns the forward part of the rank's first stage.
     pub(super) fn forward(&self) -> Part {
         Part { phase: Phase::Forward, chunk: self.pipeline.stages_of(self.rank).next().unwrap_or(0) }
     }
 
-    /// The delay of the rank's weights, in updates: an asynchronous schedule gives a rank one stage.
+    /// Returns the delay of the rank's weights, in updates. An asynchronous schedule gives a rank one stage.
     pub(super) fn delay(&self) -> u32 {
         self.pipeline.stages_of(self.rank).map(|stage| self.pipeline.delay_of(stage)).max().unwrap_or(0)
     }
 
-    /// Whether the rank has the states of a stage.
+    /// Returns whether the rank has the states of a stage.
     pub(super) fn has(&self, stage: u32) -> bool {
         stage == EVERY_STAGE || self.rank_of(stage) == self.rank
     }
@@ -114,7 +115,7 @@ impl<'m> RankStages<'m> {
     }
 }
 
-/// The nodes of a pipeline rank on which an output, a state or another rank depends.
+/// Returns the nodes of a pipeline rank on which an output, a state or another rank depends.
 pub(super) fn live(module: &Module, stages: &RankStages) -> EntitySet<NodeId> {
     let mut live = live_nodes(module);
     for &id in module.order().iter().rev() {
@@ -134,7 +135,7 @@ pub(super) fn live(module: &Module, stages: &RankStages) -> EntitySet<NodeId> {
 }
 
 impl Drafts<'_> {
-    /// A transfer: a message to another rank, a message from one, or a copy.
+    /// Drafts a transfer: a message to another rank, a message from one, or a copy.
     pub(super) fn transfer(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
         let Some(stages) = &self.stages else {
             return Err(Diagnostic::new("a transfer has no stages to go between").at(node.origin.to_string()));
@@ -189,7 +190,7 @@ pub(super) struct PartAccesses<'m> {
 }
 
 impl<'m> PartAccesses<'m> {
-    /// The parts of drafted instructions, whose positions `position` gives by their index.
+    /// Collects the accesses of drafted instructions. `position` gives the position of an instruction by its index.
     pub(super) fn of(
         drafts: &Drafts<'m>,
         scratch: &[Option<Located>],
@@ -219,19 +220,19 @@ impl<'m> PartAccesses<'m> {
         Self { positions, of, stages: drafts.stages.clone() }
     }
 
-    /// The part at a position of a microbatch.
+    /// Returns the part at a position of a microbatch.
     fn at(&self, position: u32) -> Option<Part> {
         self.positions.iter().find(|(_, range)| range.contains(&position)).map(|(part, _)| *part)
     }
 
-    /// The positions of a part.
+    /// Returns the positions of a part.
     pub(super) fn range(&self, part: Part) -> Option<Range<u32>> {
         self.positions.iter().find(|(own, _)| *own == part).map(|(_, range)| range.clone())
     }
 
-    /// Whether a result may take the place of an operand that, in the order of the instructions, dies at the position where the result
-    /// is made. Every other part that touches the operand must have run by then, in the order of the timetable. And the memory must not
-    /// be alive in more parts than one of the two.
+    /// Returns whether a result may take the place of an operand that, in the order of the instructions, dies at the position where the
+    /// result is made. Every other part that touches the operand must have run by then, in the order of the timetable. And the joint memory
+    /// must be alive in no more parts than the operand or the result is.
     pub(super) fn may_join(&self, operand: BufferId, result: BufferId, position: u32) -> bool {
         let (Some(stages), Some(here)) = (&self.stages, self.at(position)) else { return true };
         let (old, new) = (&self.of[operand], &self.of[result]);
@@ -247,7 +248,7 @@ impl<'m> PartAccesses<'m> {
         }
     }
 
-    /// The parts that touch a buffer of a microbatch, if there are several.
+    /// Returns the parts that touch a buffer of a microbatch, if there are several.
     pub(super) fn between(&self, buffer: BufferId, lifetime: Lifetime) -> Option<&BTreeSet<Part>> {
         let parts = self.of.get(buffer)?;
         let is_of_microbatch = self.at(lifetime.first).is_some() && self.at(lifetime.last).is_some();
@@ -255,12 +256,12 @@ impl<'m> PartAccesses<'m> {
     }
 }
 
-/// The blocks of a rank while buffers are put into them.
+/// The blocks of a rank, while buffers are added.
 #[derive(Default)]
 pub(super) struct Blocks(Vec<Block>);
 
 impl Blocks {
-    /// A place in a memory for a buffer that these parts touch.
+    /// Returns a place in a memory for a buffer that these parts touch.
     pub(super) fn add(&mut self, parts: &BTreeSet<Part>, bytes: u64, tier: Tier) -> (BlockId, u64) {
         let known = self.0.iter().position(|block| block.tier == tier && block.parts.iter().eq(parts));
         let index = known.unwrap_or_else(|| {
@@ -273,13 +274,13 @@ impl Blocks {
         (index as BlockId, at)
     }
 
-    /// Adds the block of the version that forward of a part reads. It has no slots of its own.
+    /// Adds the block of the version that the forward part reads. It has no slots of its own.
     pub(super) fn add_versions(&mut self, part: Part, versions: &mut Versions) {
         versions.block = self.0.len() as BlockId;
         self.0.push(Block { parts: vec![part], bytes: versions.bytes, tier: Tier::Device });
     }
 
-    /// Adds the slots of all blocks of a memory, behind the address `start`. Returns the bytes that they take.
+    /// Adds the slots of all blocks of a memory, from the address `start` on. Returns the bytes that they take.
     pub(super) fn add_slots(&self, slots: &mut Slots, stages: &RankStages, tier: Tier, start: u64) -> u64 {
         let mut pools: BTreeMap<(Phase, Phase), Vec<BlockId>> = BTreeMap::new();
         for (id, block) in (0..).zip(&self.0).filter(|(_, block)| block.tier == tier) {
@@ -291,7 +292,7 @@ impl Blocks {
         }
         let mut end = start;
         if stages.pipeline.is_asynchronous() {
-            // Forward of a microbatch runs before backward of the one that is `ahead` microbatches before it.
+            // Forward of a microbatch runs ahead of backward by as many microbatches as the prologue has.
             let count = stages.prologue().len() as u64 + 1;
             for ids in pools.values() {
                 let size = ids.iter().map(|&id| self.0[id as usize].bytes).max().unwrap_or(0);
@@ -328,25 +329,25 @@ impl Blocks {
     }
 }
 
-/// The versions of the weights of a rank with a delay. All states of one version lie together at the start of the arena, the newest
-/// version first, each version in the same order. A forward task reads the version of its step: the block says where.
+/// The versions of the weights of a rank with a delay. All states of one version lie together at the start of the arena, the newest version
+/// first, each version in the same order. A forward task reads the version of its step, whose address is that of the block.
 pub(super) struct Versions {
     /// The block of the version that a forward task reads.
     pub(super) block: BlockId,
     /// The bytes of a version.
     bytes: u64,
-    /// The address of each state that has versions, and of each version of it, by the index of its buffer.
+    /// The address of each state that has versions, and of each of its versions, by the index of its buffer.
     pub(super) addresses: BTreeMap<BufferId, u64>,
     /// The place in the block of each state's oldest version.
     oldest: BTreeMap<BufferId, u64>,
 }
 
 impl Versions {
-    /// The versions of a rank's weights; `None` without a delay.
+    /// Returns the versions of a rank's weights; `None` without a delay.
     pub(super) fn of(drafts: &Drafts) -> Option<Self> {
         let delay = drafts.stages.as_ref().map_or(0, RankStages::delay);
         let mut ages: BTreeMap<StateId, Vec<BufferId>> = BTreeMap::new();
-        // Buffers of states come first, in their order.
+        // The first buffers are those of states, in their order.
         for (buffer, state) in drafts.module.states.values().enumerate() {
             match state.initializer {
                 Initializer::CopyOf(newest) if state.role == Role::Version && drafts.is_here(state.input) => {
@@ -369,28 +370,32 @@ impl Versions {
         Some(versions)
     }
 
-    /// The bytes of all versions.
+    /// Returns the bytes of all versions.
     pub(super) fn total(&self, delay: u32) -> u64 {
         self.bytes * (u64::from(delay) + 1)
     }
 
-    /// Where an instruction of a part finds a buffer that is a state's oldest version: in the block, if it is of forward.
+    /// Returns the place in the block of a buffer that is a state's oldest version, if an instruction of a forward part reads it.
     pub(super) fn place(&self, buffer: BufferId, part: Option<Part>) -> Option<(BlockId, u64)> {
         let is_forward = part.is_some_and(|part| part.phase == Phase::Forward);
         self.oldest.get(&buffer).filter(|_| is_forward).map(|&at| (self.block, at))
     }
 }
 
-/// For each block of a microbatch the turns in which it is alive, and its address.
+/// For each block of a microbatch, the turns in which it is alive, and its address.
 #[derive(Default)]
 pub(super) struct Slots {
     alive: Vec<(Range<usize>, BlockId, u64)>,
-    /// In an unbroken stream, for each block the address of the first slot of its pool, and the bytes of a slot. The microbatches of
-    /// the stream take the slots in turn.
+    /// In an unbroken stream, the address of the first slot of each block's pool, and the bytes of a slot. The microbatches of the stream
+    /// take the slots in turn.
     in_stream: Vec<(BlockId, u64, u64)>,
 }
 
-/// The turns of a rank, given the instructions of the section `microbatch` and their parts.
+/// Returns the turns of a rank, given the instructions of the section `microbatch` and their parts.
+///
+/// The turns are the tasks that run ahead of the first step, and then those of `period` steps. Each turn gets the range of its part's
+/// instructions, and the address of every block that is alive in it: the slot of its microbatch and, in a forward task, the version of the
+/// weights.
 pub(super) fn turns(
     stages: &RankStages,
     blocks: Blocks,
@@ -424,7 +429,7 @@ pub(super) fn turns(
             turn.bases[*id as usize] = start + slot * size;
         }
         if turn.task.part.phase == Phase::Forward {
-            // A forward task that runs so many steps ahead reads a version that is by as many updates newer.
+            // A forward task that runs ahead by some steps reads a version that is newer by as many updates.
             let steps = turn.task.microbatch / microbatches.max(1);
             let age = stages.delay().saturating_sub(steps);
             if let Some(versions) = versions {
@@ -452,7 +457,7 @@ pub(super) fn turns(
     }
 }
 
-/// The number of steps after which so many slots, taken in turn by the microbatches of a stream, are taken alike.
+/// Returns the number of steps after which the microbatches of a stream, which take the slots in turn, begin at the same slot again.
 fn period(microbatches: u32, slots: u32) -> u32 {
     let (mut divisor, mut rest) = (slots.max(1), microbatches.max(1));
     while rest > 0 {

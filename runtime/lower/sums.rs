@@ -1,4 +1,4 @@
-//! Sums over microbatches: each addend is added where it is made, or written there in the first place.
+//! Sums over microbatches: each addend is added right after it is made, or its kernel adds it directly to the sum.
 
 use super::draft::{Draft, Drafts, Located};
 use crate::layout::Layout;
@@ -7,19 +7,19 @@ use cranelift_entity::EntitySet;
 use ir::timetable::Part;
 use ir::{Definition, Diagnostic, Movement, Node, NodeId, Op, ValueId};
 
-/// A sum over microbatches: an `accumulate`, read through views back to what a kernel makes.
+/// A sum over microbatches: an `accumulate`, traced back through views to the result of a kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Sum {
     /// The result of the `accumulate`.
     pub(super) value: ValueId,
-    /// The views between what is added up and the operand of the `accumulate`, first to last.
+    /// The views between the added value and the operand of the `accumulate`, first to last.
     pub(super) views: Vec<NodeId>,
-    /// Whether nothing else reads what is added up.
+    /// Whether nothing else reads the added value.
     pub(super) alone: bool,
 }
 
 impl Drafts<'_> {
-    /// Finds what each `accumulate` adds up: its operand, or, past views that nothing else reads, what they look at.
+    /// Finds the value that each `accumulate` adds: its operand, or the value behind the operand's views if nothing else reads these views.
     pub(super) fn find_sums(&mut self, live: &EntitySet<NodeId>) {
         let uses = self.module.uses();
         let alone = |value: ValueId| {
@@ -42,7 +42,7 @@ impl Drafts<'_> {
         found.into_iter().for_each(|(base, sum)| self.sums[base].push(sum));
     }
 
-    /// Adds what was just made to the sums over microbatches that want it.
+    /// Adds a value that was just made to its sums over microbatches.
     pub(super) fn sum_up(&mut self, value: ValueId, section: Section) {
         if section == Section::Prepare {
             return;
@@ -72,8 +72,9 @@ impl Drafts<'_> {
         }
     }
 
-    /// The values whose sums are still to be made: those no instruction of the microbatch makes, early updates aside.
-    /// In a pipeline, the first part of the stage that is fed the value makes them.
+    /// Returns the values whose sums are still to be made at the end of a microbatch, because no instruction of it makes the value, as with
+    /// inputs. Values of instructions that early updates moved have no place yet, and are not included. In a pipeline, the first part of
+    /// the stage that has the value as an input makes its sum.
     pub(super) fn leftover_sums(&self, part: Option<Part>) -> Vec<ValueId> {
         let is_here = |value| part.is_none() || self.part_of(value).is_none_or(|own| Some(own) == part);
         let is_left = |value: ValueId, sums: &[Sum]| {
@@ -82,7 +83,7 @@ impl Drafts<'_> {
         self.sums.iter().filter(|(value, sums)| is_left(*value, sums)).map(|(value, _)| value).collect()
     }
 
-    /// Says where a sum is, through the views between.
+    /// Sets the place of a sum, after the views between.
     pub(super) fn locate_sum(&mut self, sum: &Sum, mut located: Located) {
         for &view in &sum.views {
             self.summed_views.insert(view);
@@ -90,7 +91,7 @@ impl Drafts<'_> {
                 &self.module.node(view).op,
                 located.layout.reshape(&self.sizes(self.module.node(view).results[0])),
             ) {
-                // The copy that the reshape needs belongs after the loop; the update section has none of it before.
+                // A reshape that needs a copy makes it in the update section, after the last microbatch.
                 (Op::Reshape(_), None) => {
                     let node = self.module.node(view);
                     let dense = self.copy(located, Section::Update, view, node.origin.clone());
@@ -102,7 +103,7 @@ impl Drafts<'_> {
         self.located[sum.value] = Some(located);
     }
 
-    /// With one microbatch a sum is its only addend; else it has been made where its addend was.
+    /// Places the result of an `accumulate`. With one microbatch it is the only addend; otherwise the sum was made with its addend.
     pub(super) fn accumulate(&mut self, node: &Node) -> Result<(), Diagnostic> {
         if self.microbatches == Microbatches::One {
             self.located[node.results[0]] = Some(self.locate(node.operands[0])?);

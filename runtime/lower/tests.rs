@@ -1,4 +1,4 @@
-//! An order of early updates that does not wait for the readers of the old weights, and its right order. Layouts of chains.
+//! Tests an order of early updates that does not wait for the readers of the old weights, and the right order; and the layouts of chains.
 
 use super::draft::chain_layout;
 use super::*;
@@ -12,7 +12,7 @@ use ir::{At, Builder, DType, Initializer, Phase, Role, Type, ValueId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// `y = w·v` for the states `w` and `v`. Backward makes the gradient of `w` first, and then reads `w` for that of `v`.
+/// Returns `y = w·v` for the states `w` and `v`. Backward makes the gradient of `w` first, and then reads `w` for the gradient of `v`.
 fn product() -> Module {
     let (mut module, ty) = (Module::new("product"), Type::of(DType::F32, &[40]));
     let x = module.add_input("x", ty.clone(), true);
@@ -39,7 +39,7 @@ fn product() -> Module {
     module
 }
 
-/// The states after a step, in this order of items.
+/// Runs a step with this order of items. Returns the program and the states.
 fn run(module: &Module, order: fn(&Module, Vec<Item>) -> Early) -> (Program, Vec<Vec<u8>>) {
     let (microbatches, update) = (Microbatches::One, UpdateTime::Early);
     let options = LowerOptions { microbatches, update, unfused: true, ..LowerOptions::default() };
@@ -63,7 +63,7 @@ fn expected(module: &Module) -> Vec<Vec<u8>> {
     states.values().map(ir::Tensor::to_bytes).collect()
 }
 
-/// The new value of `w` right behind its gradient, before backward reads `w` for the gradient of `v`.
+/// Moves the update of `w` right after its gradient, before backward reads `w` for the gradient of `v`.
 fn too_early(module: &Module, items: Vec<Item>) -> Early {
     let mut early = early::order(module, items);
     let makes = |item: &Item, value| module.node(item.nodes()[0]).results.contains(&value);
@@ -92,12 +92,12 @@ fn a_weight_is_not_overwritten_before_its_last_reader() {
     let module = product();
     let (right, states) = run(&module, early::order);
     assert_eq!((states, copies(&right)), (expected(&module), 0));
-    // The weight is written over its old value only where nobody reads that any more; else it is copied at the end.
+    // The new weight overwrites the old one only if no later instruction reads the old one; otherwise it is copied at the end.
     let (wrong, states) = run(&module, too_early);
     assert_eq!((states, copies(&wrong)), (expected(&module), 1));
 }
 
-/// Recomputation and fusion decide which nodes stand in one chain.
+/// Recomputation and fusion decide which nodes are in one chain.
 #[test]
 fn a_chain_lies_alike_however_its_nodes_are_grouped() {
     let sizes = [4, 1, 16, 8];
@@ -116,7 +116,7 @@ fn a_chain_lies_alike_however_its_nodes_are_grouped() {
                 chain_layout(&operands.iter().map(|&layout| layout.clone()).collect::<Vec<_>>(), &sizes)
             };
             let inner = of(&[a, b]);
-            // The order of the operands is that in which the nodes of the chain read them first.
+            // The operands are in the order in which the nodes of the chain first read them.
             let orders = [of(&[a, b, c]), of(&[c, a, b]), of(&[&inner, c]), of(&[c, &inner])];
             assert!(orders.iter().all(|order| *order == orders[0]), "{orders:?} of {a:?}, {b:?}, {c:?}");
         }

@@ -1,4 +1,4 @@
-//! The memories of a program: in which one each buffer lies, and the plan of those beside the device.
+//! The memories of a program: the memory in which each buffer lies, and the plan of the memories beside the device.
 
 use super::draft::{BufferKind, Drafts, Located};
 use super::place::root;
@@ -7,18 +7,18 @@ use files::scratch::PAGE;
 use ir::analysis::memory_plan;
 use ir::{Diagnostic, Tier};
 
-/// The most bytes of a plan: more than any machine has, and so few that sums of them fit a u64.
+/// The largest number of bytes of a plan: more than any machine has, and so small that sums of a few fit a u64.
 const MOST: u64 = 1 << 60;
 
-/// The memory of each buffer: that of its state, or that in which its instruction leaves results.
+/// Returns the memory of each buffer: that of its state, or that in which its instruction leaves results.
 pub(super) fn of_buffers(drafts: &Drafts, scratch: &[Option<Located>]) -> Vec<Tier> {
     let Drafts { module, buffers, instructions, .. } = drafts;
     let mut tiers = vec![Tier::Device; buffers.len()];
-    // Buffers of states come first, in their order.
+    // The first buffers are those of states, in their order.
     tiers.iter_mut().zip(module.states.values()).for_each(|(tier, state)| *tier = state.tier);
     for (draft, scratch) in instructions.iter().zip(scratch) {
         let tier = match &draft.kernel {
-            // Lowering's own copies change layouts.
+            // Copies that lowering adds change layouts, and stay in the operand's memory.
             Kernel::Copy => tiers[root(buffers, draft.operands[0].buffer)],
             _ => module.node(draft.node).result_tier(),
         };
@@ -32,7 +32,7 @@ pub(super) fn of_buffers(drafts: &Drafts, scratch: &[Option<Located>]) -> Vec<Ti
     tiers
 }
 
-/// Plans buffers behind states of so many bytes.
+/// Plans buffers behind states of this number of bytes.
 pub(super) fn plan(
     buffers: &[memory_plan::Buffer],
     states: u64,
@@ -48,7 +48,7 @@ pub(super) fn plan(
     Ok(placement)
 }
 
-/// The unit of places in a memory.
+/// Returns the alignment of addresses in a memory.
 pub(super) fn unit(tier: Tier) -> u64 {
     if tier == Tier::Disk { PAGE } else { memory_plan::ALIGNMENT }
 }
@@ -64,7 +64,7 @@ impl TierMemory {
 }
 
 impl Memory {
-    /// A memory beside that of the device.
+    /// Returns the memory of the host or of the disk.
     pub(super) fn beside(&mut self, tier: Tier) -> &mut TierMemory {
         if tier == Tier::Disk { &mut self.disk } else { &mut self.host }
     }

@@ -1,10 +1,10 @@
-//! The numbers of values: those of their buffers, before buffers share places.
+//! The numbers of values. A value has the number of its own buffer, before buffers share places.
 
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use super::place::root;
 use crate::program::{InstructionValues, Section, Values};
 
-/// The values of a drafted program. `last_beside` has for each instruction the last one that may run beside it.
+/// Returns the values of a drafted program. `last_beside` has for each instruction the last one that may run beside it.
 pub(super) fn of(drafts: &Drafts, scratch: &[Option<Located>], last_beside: &[usize]) -> Values {
     let Drafts { module, buffers, instructions, .. } = drafts;
     let number = |located: &Located| located.value as u32;
@@ -18,7 +18,7 @@ pub(super) fn of(drafts: &Drafts, scratch: &[Option<Located>], last_beside: &[us
             last_beside: last_beside[index] - first[draft.section as usize],
         });
     }
-    // Buffers of states and inputs come first, in their order.
+    // The first buffers are those of states and then of inputs, in their order.
     let states = module.states.values().enumerate().filter(|(_, state)| drafts.is_here(state.input));
     let inputs = (0..module.inputs.len()).map(|index| (module.states.len() + index) as u32);
     let renewal = |buffer: BufferId| {

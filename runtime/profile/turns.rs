@@ -1,33 +1,33 @@
-//! When a pipeline rank ran its tasks, and how long it waited in them for messages of other ranks.
+//! The measured times of a pipeline rank's tasks, and the time that they waited for messages of other ranks.
 
 use ir::timetable::Task;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// The steps whose windows are kept.
+/// The number of steps whose windows are kept.
 const WINDOWS: usize = 1000;
 
 /// The tasks of a rank, measured over all steps but the first. Times are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredRank {
-    /// Steps that were measured.
+    /// The number of measured steps.
     pub steps: u64,
-    /// The tasks, of all steps.
+    /// The tasks, summed over all steps.
     pub runs: Vec<MeasuredRuns>,
-    /// The section `prepare`, of all steps.
+    /// The time of the section `prepare` in all steps.
     pub prepare: f64,
-    /// The section `update`, of all steps.
+    /// The time of the section `update` in all steps.
     pub update: f64,
-    /// The time in which tasks waited for messages, of all steps.
+    /// The time in which tasks waited for messages, in all steps.
     pub waits: f64,
-    /// The newest steps.
+    /// The windows of the newest steps.
     pub windows: Vec<Window>,
     /// The tasks of the newest step.
     pub tasks: Vec<MeasuredTask>,
 }
 
-/// A task, summed up over steps.
+/// A task, summed over steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredRuns {
     /// `forward`, `backward` or `weight gradients`.
@@ -42,18 +42,18 @@ pub struct MeasuredRuns {
     pub busy: f64,
 }
 
-/// The microbatches of a step on a rank. Times count from a moment after the run.
+/// The microbatches of a step on a rank. Times count from a reference time after the run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Window {
-    /// When the first task began.
+    /// The begin of the first task.
     pub begin: f64,
-    /// When the last task ended.
+    /// The end of the last task.
     pub end: f64,
     /// The time of tasks, without waiting.
     pub busy: f64,
 }
 
-/// A task. Times count from a moment after the run.
+/// A task. Times count from a reference time after the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredTask {
     /// `forward`, `backward` or `weight gradients`.
@@ -62,24 +62,24 @@ pub struct MeasuredTask {
     pub stage: u32,
     /// The microbatch, counted from 0.
     pub microbatch: u32,
-    /// When it began.
+    /// The begin of the task.
     pub begin_ms: f64,
-    /// When it ended.
+    /// The end of the task.
     pub end_ms: f64,
-    /// The part of this time in which it waited for messages.
+    /// The part of this time in which the task waited for messages.
     pub waited_ms: f64,
 }
 
-/// Turns, as they are measured.
+/// The measured turns.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The turn that runs now.
     open: Option<Turn>,
-    /// Of the newest step.
+    /// The turns of the newest step that have ended, with their ends.
     ended: Vec<(Turn, Instant)>,
     runs: BTreeMap<Task, (u64, Duration)>,
     waits: Duration,
-    /// For each of the newest steps its begin, its end, and the time of its tasks without waiting.
+    /// The begin and end of each of the newest steps, and the time of its tasks without waiting.
     windows: VecDeque<(Instant, Instant, Duration)>,
     pub(super) prepare: Duration,
     pub(super) update: Duration,
@@ -101,7 +101,7 @@ impl Turns {
         self.open = Some(Turn { task, begin: Instant::now(), waited: Duration::ZERO });
     }
 
-    /// Adds a time in which the present turn, if there is one, has waited for a message.
+    /// Adds a time in which the present turn, if there is one, waited for a message.
     pub(super) fn wait(&mut self, time: Duration) {
         self.open.iter_mut().for_each(|turn| turn.waited += time);
     }
@@ -126,7 +126,7 @@ impl Turns {
         self.ended.push((turn, end));
     }
 
-    /// The times of so many steps; moments count from `zero`.
+    /// Returns the times of this number of steps. Times count from `zero`.
     pub(super) fn measured(&self, steps: u64, zero: Instant) -> MeasuredRank {
         let runs = |(task, (runs, busy)): (&Task, &(u64, Duration))| MeasuredRuns {
             phase: task.part.phase.long_name().to_owned(),
@@ -164,7 +164,7 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The milliseconds from `zero` to a moment; below 0 of an earlier one.
+/// Returns the milliseconds from `zero` to a time, negative for an earlier time.
 pub(super) fn moment(moment: Instant, zero: Instant) -> f64 {
     milliseconds(moment.saturating_duration_since(zero))
         - milliseconds(zero.saturating_duration_since(moment))

@@ -5,11 +5,11 @@ use crate::lower::MemoryByClass;
 /// The bytes that a program takes of each memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// States, from the start of the arena.
+    /// The states, from the start of the arena.
     pub states: u64,
-    /// The arena: states, and the most that anything else ever takes.
+    /// The arena: states, and the largest size of all other buffers.
     pub arena: u64,
-    /// The largest sum of values that are alive at one time: no plan is smaller than this.
+    /// The largest sum of the sizes of values that are alive at one time. No plan can be smaller.
     pub lower_bound: u64,
     /// Constants.
     pub constants: u64,
@@ -17,23 +17,23 @@ pub struct Memory {
     pub host: TierMemory,
     /// The file: states that rest there.
     pub disk: TierMemory,
-    /// The arena by classes, where most of it is in use.
+    /// The arena by classes, at the position where most of it is in use.
     pub by_class: MemoryByClass,
 }
 
 /// Bytes of a memory beside that of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierMemory {
-    /// States, from the start of the memory.
+    /// The states, from the start of the memory.
     pub states: u64,
-    /// All of it: states, and the most that anything else ever takes.
+    /// The whole memory: states, and the largest size of all other buffers.
     pub total: u64,
-    /// The most bytes that are alive at one time.
+    /// The largest number of bytes that are alive at one time.
     pub lower_bound: u64,
 }
 
 impl Memory {
-    /// Everything that is allocated on the device.
+    /// Returns the bytes of all memory that is allocated on the device.
     pub fn peak(&self) -> u64 {
         self.arena + self.constants
     }

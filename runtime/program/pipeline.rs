@@ -5,7 +5,7 @@ use ir::timetable::{Part, Task};
 use ir::{Phase, Tier};
 use std::ops::Range;
 
-/// What a pipeline rank does in the microbatches of a step.
+/// The work of a pipeline rank in the microbatches of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankPipeline {
     /// The pipeline rank.
@@ -14,22 +14,23 @@ pub struct RankPipeline {
     pub ranks: u32,
     /// The microbatches of a step.
     pub microbatches: u32,
-    /// The blocks of memory that one part of a microbatch leaves to another.
+    /// The blocks of memory that carry values from one part of a microbatch to another.
     pub blocks: Vec<Block>,
     /// Whether steps follow each other without a flush.
     pub is_asynchronous: bool,
-    /// The forward tasks that the rank runs ahead of its step, in an unbroken stream of steps: 0 of a synchronous schedule.
+    /// The number of forward tasks that the rank runs ahead of its step in an unbroken stream of steps; 0 in a synchronous schedule.
     pub ahead: u32,
-    /// The number of steps after which the slots of an unbroken stream repeat: 1 of a synchronous schedule.
+    /// The number of steps after which the slots of an unbroken stream repeat; 1 in a synchronous schedule.
     pub period: u32,
-    /// The parts of all microbatches, in order. In an unbroken stream: first those that run ahead of the first step, then those of
+    /// The turns of all microbatches, in order. In an unbroken stream: first the turns that run ahead of the first step, and then those of
     /// `period` steps.
     pub turns: Vec<Turn>,
 }
 
 impl RankPipeline {
-    /// The turns of a step, by index: step `step` of a stream of `steps` steps, between whose first and last step no rank waits for all
-    /// others. Forward of a microbatch beyond those of the step belongs to a later step, and is left out where the stream ends.
+    /// Returns the turns of a step by index: step `step` of a stream of `steps` steps. Between the first and the last step of a stream, no
+    /// rank waits for all others. Forward tasks of microbatches beyond the step's own belong to a later step; they are left out if the
+    /// stream has no such step.
     pub fn turns_of(&self, step: u64, steps: u64) -> Vec<usize> {
         let each = (self.turns.len() - self.ahead as usize) / (self.period as usize).max(1);
         let start = self.ahead as usize + (step % u64::from(self.period).max(1)) as usize * each;
@@ -40,14 +41,14 @@ impl RankPipeline {
     }
 }
 
-/// Memory that lives from one part of a microbatch to another. Each microbatch has its own, in a slot of a pool.
+/// Memory that lives from one part of a microbatch to another. Each microbatch has its own block, in a slot of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The parts that touch it. It is alive from the first of them to the last, in the order of the timetable.
+    /// The parts that touch the block. It is alive from the first of them to the last, in the order of the timetable.
     pub parts: Vec<Part>,
-    /// Bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// The memory that it lies in: that of the device or of the host.
+    /// The memory in which it lies: the device's or the host's.
     pub tier: Tier,
 }
 
@@ -59,29 +60,29 @@ pub type BlockId = u32;
 pub struct Turn {
     /// The part and the microbatch.
     pub task: Task,
-    /// Its instructions in the section `microbatch`.
+    /// The turn's instructions in the section `microbatch`.
     pub instructions: Range<usize>,
-    /// Where the blocks of the microbatch begin in their memories. A block that is not alive has no place: [`Turn::NOWHERE`].
+    /// The address of each block of the microbatch in its memory. A block that is not alive has [`Turn::NOWHERE`].
     pub bases: Vec<u64>,
 }
 
 impl Turn {
-    /// Whether an input is fed before this turn: to the forward phase of its stage.
+    /// Returns whether an input is written before this turn: inputs go to the forward part of their stage.
     pub fn feeds(&self, input: &InputSlot) -> bool {
         self.task.part == Part { phase: Phase::Forward, chunk: input.stage }
     }
 
-    /// The place of a block that is not alive.
+    /// The address of a block that is not alive.
     pub const NOWHERE: u64 = u64::MAX;
 }
 
-/// A message from one pipeline rank to another: between ranks that have the same place in their stages.
+/// A message from one pipeline rank to another, between ranks with the same place in their stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The pipeline rank that sends it.
     pub from: u32,
     /// The pipeline rank that receives it.
     pub to: u32,
-    /// The transfer whose messages keep their order among themselves: the number of its node in the whole program.
+    /// The transfer of the message, as the number of its node in the whole program. Messages of one transfer keep their order.
     pub channel: u32,
 }

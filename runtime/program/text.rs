@@ -1,4 +1,4 @@
-//! The listing of a program: the text that `inspect` shows, and from which the hash is made.
+//! The listing of a program: the text that `inspect` shows, and from which the hash is computed.
 
 use super::{
     Activation, Chain, ChainSource, Exchange, Instruction, Kernel, Memory, Message, Moved, Program, Region,
@@ -8,9 +8,8 @@ use ir::text::type_text;
 use ir::{Op, PartialKind, Type};
 use std::fmt;
 
-/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`; a place in a block is `f32 @ b0+64 [8]`; on the host `f32 @ h64 [8]`, and in
-/// a file `f32 @ d64 [8]`; a part that lies elsewhere on each device is
-/// `f32 @ 4096 [8, 128] + 1024 per place along [axis0]`.
+/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`; a place in a block is `f32 @ b0+64 [8]`; on the host it is `f32 @ h64 [8]`, and in
+/// a file `f32 @ d64 [8]`. A part whose place depends on the device is `f32 @ 4096 [8, 128] + 1024 per place along [axis0]`.
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} @ ", self.dtype)?;
@@ -109,12 +108,12 @@ fn write_chain(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Result {
     write!(f, " stores {:?}", chain.stores.as_slice())
 }
 
-/// The listing: what `inspect` shows and what the hash is made of.
+/// The listing, which `inspect` shows and from which the hash is computed.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Memory { states, arena, lower_bound, constants, host, disk, by_class: _ } = self.memory;
         writeln!(f, "program {:?} microbatches {:?}", self.name, self.microbatches)?;
-        // What a value is on other devices says its type; on one device its place says all.
+        // With several devices, the type describes the value on the other devices. With one device, the place says everything.
         let alone = self.mesh.axes.is_empty();
         let whole = |ty: &Type| if alone { String::new() } else { format!(" {}", type_text(&self.mesh, ty)) };
         if !alone {

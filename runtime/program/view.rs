@@ -1,4 +1,4 @@
-//! Places of tensors: the same on all devices, or, for a device's part of a larger tensor, farther on each.
+//! Places of tensors. All devices have the same place, or each device's part of a larger tensor has a place of its own.
 
 use super::BlockId;
 use crate::layout::Layout;
@@ -10,38 +10,38 @@ use std::ops::Range;
 /// A tensor in the memory of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Which memory.
+    /// The memory.
     pub region: Region,
-    /// Where its buffer starts in its region, in bytes.
+    /// The start of the tensor's buffer in its region, in bytes.
     pub base: u64,
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
-    /// Where the elements are, from the buffer's start.
+    /// The layout of the elements, from the buffer's start.
     pub layout: Layout,
-    /// How much farther they are on other devices than the first, where a device takes its part of a larger tensor.
+    /// The distances from the first device's elements to those of other devices, if a device takes its part of a larger tensor.
     pub by_rank: RankSteps,
 }
 
-/// The distances by which the parts of devices lie apart in a tensor.
+/// The distances between the parts of devices in a tensor.
 pub type RankSteps = SmallVec<[RankStep; 1]>;
 
-/// A device's part begins so many elements farther for each place along some axes ([`Mesh::place`]).
+/// A distance between parts: a device's part begins this number of elements farther for each place along some axes ([`Mesh::place`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStep {
-    /// The axes, first one major.
+    /// The axes, major first.
     pub axes: SmallVec<[AxisId; 2]>,
-    /// The elements.
+    /// The number of elements.
     pub elements: isize,
 }
 
 /// The memories of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Region {
-    /// What changes: states, inputs, everything computed.
+    /// Values that change: states, inputs, and results.
     Arena,
-    /// What does not.
+    /// Constants.
     Constants,
-    /// A block of the present microbatch, which lies in the arena, in another place for each slot.
+    /// A block of the present microbatch in the arena. Its address depends on its slot.
     Block(BlockId),
     /// Memory of the host, beside that of the device.
     Host,
@@ -52,22 +52,22 @@ pub enum Region {
 }
 
 impl Region {
-    /// Whether it is a part of the arena.
+    /// Whether the region is a part of the arena.
     pub fn is_in_arena(self) -> bool {
         matches!(self, Self::Arena | Self::Block(_))
     }
 
-    /// Whether it is a part of the host's memory.
+    /// Whether the region is a part of the host's memory.
     pub fn is_on_host(self) -> bool {
         matches!(self, Self::Host | Self::HostBlock(_))
     }
 
-    /// Whether it is beside the memory of the device: on the host, or in a file.
+    /// Whether the region is beside the memory of the device: on the host, or in a file.
     pub fn is_beside_device(self) -> bool {
         self.is_on_host() || self == Self::Disk
     }
 
-    /// The region of values that lie in a tier.
+    /// Returns the region of values that lie in a tier.
     pub fn of_tier(tier: Tier) -> Self {
         match tier {
             Tier::Device => Self::Arena,
@@ -76,7 +76,7 @@ impl Region {
         }
     }
 
-    /// Where it begins in its memory, if the blocks of the present microbatch begin at `bases`.
+    /// Returns the start of the region in its memory. `bases` has the start of each block of the present microbatch.
     pub fn start(self, bases: &[u64]) -> u64 {
         match self {
             Self::Arena | Self::Constants | Self::Host | Self::Disk => 0,
@@ -86,19 +86,20 @@ impl Region {
 }
 
 impl View {
-    /// A tensor that lies alike on all devices.
+    /// Returns a tensor with the same place on all devices.
     pub(crate) fn whole(region: Region, base: u64, dtype: DType, layout: Layout) -> Self {
         Self { region, base, dtype, layout, by_rank: RankSteps::new() }
     }
 
-    /// Fixes its place to that on a rank.
+    /// Replaces the place by that on one rank.
     pub(super) fn put_on_rank(&mut self, mesh: &Mesh, rank: u64) {
         for RankStep { axes, elements } in mem::take(&mut self.by_rank) {
             self.layout.offset += mesh.place(rank, &axes) as isize * elements;
         }
     }
 
-    /// The bytes it spans, from the start of its region. Where that depends on the device, those of the first one.
+    /// Returns the bytes that the view spans, from the start of its region. If they depend on the device, they are those of the first
+    /// device.
     pub fn bytes(&self) -> Range<u64> {
         let (span, width) = (self.layout.span(), self.dtype.bytes());
         self.base + span.start as u64 * width..self.base + span.end as u64 * width

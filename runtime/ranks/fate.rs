@@ -1,4 +1,4 @@
-//! How ranks end: where one fails all do, and its error is reported, with its number.
+//! The end of ranks: if one rank fails, all end, and its error is reported with its number.
 
 use crate::comm::CommError;
 use crate::comm::local::AtWork;
@@ -8,15 +8,15 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Ends everything that other ranks wait for outside of their communicators; it is given the rank that has failed.
+/// A function that ends everything outside of their communicators that other ranks wait for. Its argument is the rank that failed.
 pub(crate) type Abort = Box<dyn Fn(u64) + Send + Sync>;
 
-/// An error that a rank ends with.
+/// An error with which a rank ends.
 pub trait RankError: From<DeviceError> + Send {
-    /// The error of the rank's device, if it is one.
+    /// Returns the error of the rank's device, if it is one.
     fn device(&self) -> Option<&DeviceError>;
 
-    /// The error with the number of the rank, and its task in a pipeline, if another rank would not have it.
+    /// Adds the number of the rank, and its task in a pipeline, to an error that concerns this rank alone.
     fn of_rank(self, rank: u64, task: Option<Task>) -> Self;
 }
 
@@ -30,16 +30,16 @@ impl RankError for DeviceError {
     }
 }
 
-/// A rank with its task in a pipeline, if it is at one: `rank 1, in backward of stage 1, microbatch 3`.
+/// Describes a rank with its task in a pipeline, if it has one: `rank 1, in backward of stage 1, microbatch 3`.
 pub fn rank_at(rank: u64, task: Option<Task>) -> String {
     let task = task.map_or_else(String::new, |task| format!(", in {}", task.in_words()));
     format!("rank {rank}{task}")
 }
 
-/// Whether the ranks go on.
+/// The state of the ranks: whether they can go on.
 pub(super) struct Fate {
     abort: Abort,
-    /// Whether a rank has failed: states may be those of different steps.
+    /// Whether a rank has failed. States of different ranks may then come from different steps.
     ended: AtomicBool,
 }
 
@@ -48,19 +48,19 @@ impl Fate {
         Self { abort, ended: AtomicBool::new(false) }
     }
 
-    /// Refuses when a rank has failed.
+    /// Returns an error if a rank has failed.
     pub(super) fn alive(&self) -> Result<(), DeviceError> {
         if self.ended.load(Ordering::Relaxed) { Err(DeviceError::Ended) } else { Ok(()) }
     }
 
-    /// Ends all ranks, since this one has failed.
+    /// Ends all ranks because this one failed.
     pub(super) fn end(&self, rank: u64) {
         self.ended.store(true, Ordering::Relaxed);
         (self.abort)(rank);
     }
 }
 
-/// The work of a rank. A panic ends all ranks, as an error does.
+/// Runs the work of a rank. A panic ends all ranks, as an error does.
 pub(super) fn one<R, E: RankError>(
     at_work: AtWork,
     fate: &Fate,
@@ -81,8 +81,8 @@ pub(super) fn panicked(panic: Box<dyn Any + Send>) -> DeviceError {
     DeviceError::Panicked { message: text.unwrap_or_else(|| "without a message".to_owned()) }
 }
 
-/// All results, or the error of the rank that failed first, else of the first that has one of its own. `task` gives the task of a
-/// pipeline that a rank was at.
+/// Returns all results, or the error of the rank that failed first. If that is not known, returns the first error that a rank has of its
+/// own. `task` returns the task of a pipeline in which a rank was.
 pub(super) fn first_error<R, E: RankError>(
     results: Vec<Result<R, E>>,
     ended: Option<CommError>,

@@ -1,4 +1,4 @@
-//! Whole tensors and the parts that ranks hold of them.
+//! Whole tensors and the parts of them that ranks have.
 
 use crate::comm::block::{self, Block};
 use crate::device::DeviceError;
@@ -8,34 +8,34 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// How a tensor lies over the ranks.
+/// The division of a tensor among the ranks.
 pub struct Parts<'a> {
     name: &'a str,
     ty: &'a Type,
     mesh: &'a Mesh,
     whole: Sizes,
-    /// Sizes of a part.
+    /// The sizes of a part.
     local: Sizes,
 }
 
 impl<'a> Parts<'a> {
-    /// The parts of a tensor of this type, which errors call by a name.
+    /// Returns the parts of a tensor of this type; errors use the name.
     ///
     /// # Errors
-    /// A type without sizes.
+    /// The type has no sizes.
     pub fn of(name: &'a str, ty: &'a Type, mesh: &'a Mesh) -> Result<Self, DeviceError> {
         let sizes =
             |sizes: Option<Vec<u64>>| Some(sizes?.into_iter().map(|size| size as usize).collect::<Sizes>());
-        // Lowering has refused what does not divide.
+        // Lowering has refused dims that do not divide.
         let (whole, local) = (sizes(ty.sizes()), sizes(ty.local(mesh)));
         let parts = whole.zip(local).map(|(whole, local)| Self { name, ty, mesh, whole, local });
         parts.ok_or_else(|| size_error(name, ty, 0))
     }
 
-    /// Checks that these are the bytes of the whole tensor.
+    /// Checks that the number of bytes is that of the whole tensor.
     ///
     /// # Errors
-    /// Another number of bytes.
+    /// The number of bytes differs.
     pub fn check(&self, bytes: &[u8]) -> Result<(), DeviceError> {
         match self.ty.bytes() == Some(bytes.len() as u64) {
             true => Ok(()),
@@ -47,30 +47,30 @@ impl<'a> Parts<'a> {
         self.ty.dtype.bytes() as usize
     }
 
-    /// Where the part of a rank lies.
+    /// Returns the block of a rank's part.
     fn block(&self, rank: u64) -> Block {
         let spans = self.ty.spans(self.mesh, rank).unwrap_or_default();
         Block { whole: self.whole.clone(), start: spans.iter().map(|span| span.start as usize).collect() }
     }
 
-    /// Where the part of a rank lies: its first index along each dim, and its sizes.
+    /// Returns the place of a rank's part: its first index along each dim, and its sizes.
     pub fn place(&self, rank: u64) -> (Vec<u64>, Vec<u64>) {
         let of = |sizes: &[usize]| sizes.iter().map(|&size| size as u64).collect();
         (of(&self.block(rank).start), of(&self.local))
     }
 
-    /// Bytes of a part.
+    /// Returns the bytes of a part.
     pub fn local_bytes(&self) -> u64 {
         (self.local.iter().product::<usize>() * self.width()) as u64
     }
 
-    /// The indices of dim 0 that the part of a rank has.
+    /// Returns the indices of dim 0 in a rank's part.
     pub fn rows(&self, rank: u64) -> Range<u64> {
         let start = self.block(rank).start.first().map_or(0, |&start| start as u64);
         start..start + self.local.first().map_or(1, |&size| size as u64)
     }
 
-    /// The part of a rank; what is whole on every rank is not copied.
+    /// Returns the part of a rank. A tensor that is whole on every rank is not copied.
     pub fn cut<'b>(&self, rank: u64, bytes: &'b [u8]) -> Cow<'b, [u8]> {
         if self.whole == self.local {
             return bytes.into();
@@ -81,10 +81,10 @@ impl<'a> Parts<'a> {
         part.into()
     }
 
-    /// The part of a rank, given these rows of dim 0, among which are those of the part.
+    /// Returns the part of a rank, given these rows of dim 0, which include the rows of the part.
     ///
     /// # Errors
-    /// Another number of bytes than the rows have.
+    /// The number of bytes is not that of the rows.
     pub fn cut_of_rows<'b>(
         &self,
         rank: u64,
@@ -110,8 +110,8 @@ impl<'a> Parts<'a> {
         Ok(part.into())
     }
 
-    /// The first index of a rank's part, and the sizes of its elements that lie within the first elements of each dim, as many
-    /// as these sizes say.
+    /// Returns the first index of a rank's part, and the sizes of the region of the part that lies within the first `sizes` elements of
+    /// each dim.
     pub fn within_sizes(&self, rank: u64, sizes: &[u64]) -> (Vec<u64>, Vec<u64>) {
         let start: Vec<u64> = self.block(rank).start.iter().map(|&start| start as u64).collect();
         let kept = |((&local, &start), &size): ((&usize, &u64), &u64)| {
@@ -121,7 +121,7 @@ impl<'a> Parts<'a> {
         (start, kept)
     }
 
-    /// A part of which these are the first elements of each dim, as many as the sizes say; the others are zeros.
+    /// Returns a part that starts with the given elements, which have these sizes, and is zero elsewhere.
     pub fn padded(&self, inner: &[u8], sizes: &[u64]) -> Vec<u8> {
         let sizes: Sizes = sizes.iter().map(|&size| size as usize).collect();
         if sizes == self.local {
@@ -133,8 +133,8 @@ impl<'a> Parts<'a> {
         part
     }
 
-    /// The elements of a rank's part that lie within the first elements of each dim, as many as these sizes say. A part that lies
-    /// within them whole is not copied.
+    /// Returns the elements of a rank's part that lie within the first `sizes` elements of each dim. A part that lies wholly within them is
+    /// not copied.
     pub fn within<'b>(&self, rank: u64, part: Cow<'b, [u8]>, sizes: &[u64]) -> Cow<'b, [u8]> {
         let kept: Sizes = self.within_sizes(rank, sizes).1.into_iter().map(|size| size as usize).collect();
         if kept == self.local {
@@ -146,8 +146,8 @@ impl<'a> Parts<'a> {
         inner.into()
     }
 
-    /// The tensor, given the parts of all ranks in their order. Of parts that several ranks have, the first counts; the
-    /// others are the same.
+    /// Returns the whole tensor, given the parts of all ranks in their order. If several ranks have the same part, the first one is used;
+    /// the others are equal.
     pub fn together<'b>(
         &self,
         parts: impl Iterator<Item = Result<Cow<'b, [u8]>, DeviceError>>,

@@ -1,4 +1,4 @@
-//! A rank that fails in the middle of a step, in every way it can: all end, with its error, and nothing hangs.
+//! Tests of a rank that fails in the middle of a step, in every way: all ranks end, with its error, and nothing hangs.
 
 mod late;
 
@@ -33,7 +33,7 @@ fn program(ranks: usize, microbatches: Microbatches) -> Program {
     lower(&module, &LowerOptions { microbatches, ..LowerOptions::default() }).unwrap()
 }
 
-/// Three microbatches on ranks, the second of which has a program and a communicator of its own.
+/// Runs three microbatches on ranks. The second rank has a program and a communicator of its own.
 fn ended(
     ranks: usize,
     second: Program,
@@ -45,7 +45,7 @@ fn ended(
     let mut ranks = Ranks::with(programs, Some(2), None, None, of_second).unwrap();
     let x = vec![vec![0; 8 * 4 * 4]; 1];
     let error = ranks.step(ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
-    // States may be those of different steps now: nothing can be saved.
+    // The states of different ranks may now come from different steps, so nothing can be saved.
     assert!(matches!(ranks.read_state(ProgramId(0), 0), Err(DeviceError::Ended)));
     assert!(matches!(ranks.step(ProgramId(0), &[]), Err(DeviceError::Ended)));
     error.to_string()
@@ -81,7 +81,7 @@ fn a_rank_that_refuses_before_it_begins_ends_all() {
 fn a_rank_whose_kernel_panics_between_collectives_ends_all() {
     for ranks in [2, 4] {
         let mut broken = program(ranks, Microbatches::Many);
-        // Reads what it writes, which the arena does not lend.
+        // The instruction reads the bytes that it writes, which the arena does not lend.
         let instructions = &mut broken.sections[Section::Microbatch as usize];
         let at = instructions.iter().rposition(|instruction| instruction.name().contains("reduce")).unwrap();
         assert!(at > 0 && instructions[at].name() == "all_reduce");
@@ -92,7 +92,7 @@ fn a_rank_whose_kernel_panics_between_collectives_ends_all() {
     }
 }
 
-/// A step of a pipeline of two ranks, the second of which has a communicator of its own.
+/// Runs a step of a pipeline of two ranks. The second rank has a communicator of its own.
 fn ended_in_pipeline(through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>) -> String {
     let text = r#"trainyard-ir 1
         module @m placed {
@@ -122,7 +122,7 @@ fn ended_in_pipeline(through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communic
     ranks.step(ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err().to_string()
 }
 
-/// For each microbatch the second rank receives a message in forward, and sends one in backward.
+/// In each microbatch the second rank receives a message in forward, and sends one in backward.
 #[test]
 fn a_rank_that_fails_in_a_pipeline_is_told_with_its_task() {
     let error = ended_in_pipeline(|inner| Disturbed::within(inner, 3, true));
@@ -137,7 +137,7 @@ fn the_watchdog_tells_of_a_rank_that_stands_still() {
     let (tell, told) = mpsc::channel();
     let (go, wait) = mpsc::channel();
     let wait = Mutex::new(Some(wait));
-    // Rank 1 stands still before its second exchange until the watchdog has told of it.
+    // Rank 1 waits before its second exchange until the watchdog has reported it.
     let through = |inner: Arc<dyn Communicator>| match inner.rank() {
         1 => Disturbed::once(inner, 1, wait.lock().unwrap().take().unwrap()),
         _ => inner,

@@ -1,4 +1,4 @@
-//! Steps with whole tensors: every rank cuts its parts out of them, and the parts of the results are put together.
+//! Steps with whole tensors: every rank cuts its parts out of them, and the parts of the results are joined.
 //!
 //! `verify` and tests compare programs this way. A training run has no whole tensors.
 
@@ -13,11 +13,11 @@ use std::sync::Arc;
 /// The bytes of the whole inputs of a microbatch, by name.
 pub type NamedInputs = BTreeMap<String, Vec<u8>>;
 
-/// The outputs of a step by name, each with its type: the bytes of every microbatch, or of the step.
+/// The outputs of a step by name, each with its type: the bytes of every microbatch, or one entry for the step.
 pub type NamedOutputs = BTreeMap<String, (Type, Vec<Vec<u8>>)>;
 
 impl Ranks {
-    /// A program of all ranks; those of rank 0.
+    /// Returns a program of rank 0.
     pub fn program(&self, id: ProgramId) -> &Arc<Program> {
         self.devices[0].program(id)
     }
@@ -25,15 +25,15 @@ impl Ranks {
     /// Sets a state on all ranks, given the whole state.
     ///
     /// # Errors
-    /// Another number of bytes than the state has; what a device refuses.
+    /// The number of bytes is not that of the state; errors of a device.
     pub fn write_state(&mut self, id: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         self.on_each(|mut rank| rank.write_whole_state(id, state, bytes)).map(drop)
     }
 
-    /// The whole of a state.
+    /// Returns a whole state.
     ///
     /// # Errors
-    /// There is no such state; what a device refuses.
+    /// There is no such state; errors of a device.
     pub fn read_state(&mut self, id: ProgramId, state: usize) -> Result<Vec<u8>, DeviceError> {
         let parts = self.on_each(|rank| {
             let program = rank.device.program(id);
@@ -45,10 +45,10 @@ impl Ranks {
         together(Parts::of(&slot.name, &slot.ty, &program.mesh)?, parts)
     }
 
-    /// Runs one step, as [`step`] does: `microbatches` has, for each, the bytes of every whole input in the program's order.
+    /// Runs one step, as [`step`] does. `microbatches` has, for each microbatch, the bytes of every whole input in the program's order.
     ///
     /// # Errors
-    /// Another number of inputs or bytes than the program takes; what a device refuses.
+    /// The number of inputs or bytes is not that of the program; errors of a device.
     pub fn step(&mut self, id: ProgramId, microbatches: &[Vec<Vec<u8>>]) -> Result<StepOutputs, DeviceError> {
         let mut ranks = self.on_each(|rank| {
             let program = rank.device.program(id).clone();
@@ -78,7 +78,7 @@ impl Ranks {
         program.outputs.iter().map(whole).collect()
     }
 
-    /// The states of all ranks, each once: of a pipeline those of all stages.
+    /// Returns the states of all ranks, each once. In a pipeline, these are the states of all stages.
     pub fn states(&self) -> Vec<StateSlot> {
         let mut states: BTreeMap<&str, &StateSlot> = BTreeMap::new();
         for device in &self.devices {
@@ -91,7 +91,7 @@ impl Ranks {
     /// Sets a state of the first program on the ranks that have it, given the whole state.
     ///
     /// # Errors
-    /// As of [`Self::write_state`].
+    /// Those of [`Self::write_state`].
     pub fn write_named_state(&mut self, name: &str, bytes: &[u8]) -> Result<(), DeviceError> {
         self.on_each(|mut rank| {
             let program = rank.device.program(ProgramId(0));
@@ -101,10 +101,10 @@ impl Ranks {
         .map(drop)
     }
 
-    /// The whole of a state of the first program.
+    /// Returns a whole state of the first program.
     ///
     /// # Errors
-    /// No rank has a state of that name; what a device refuses.
+    /// No rank has a state of that name; errors of a device.
     pub fn read_named_state(&mut self, name: &str) -> Result<Vec<u8>, DeviceError> {
         let parts = self.on_each(|rank| {
             let program = rank.device.program(ProgramId(0)).clone();
@@ -125,11 +125,11 @@ impl Ranks {
         together(Parts::of(&slot.name, &slot.ty, &program.mesh)?, of_stage)
     }
 
-    /// Runs one step of the first program: `microbatches` has, for each, every whole input by its name. Gives each output with its
-    /// type, and one value of the step or of each microbatch.
+    /// Runs one step of the first program. `microbatches` has, for each microbatch, every whole input by its name. Returns each output with
+    /// its type and its value for the step, or for each microbatch.
     ///
     /// # Errors
-    /// As of [`Self::step`].
+    /// Those of [`Self::step`].
     pub fn step_named(&mut self, microbatches: &[NamedInputs]) -> Result<NamedOutputs, DeviceError> {
         let id = ProgramId(0);
         let ranks = self.on_each(|rank| {
@@ -166,7 +166,7 @@ impl Ranks {
         Ok(outputs)
     }
 
-    /// Lets every rank do the same.
+    /// Runs the same work on every rank.
     fn on_each<R: Send>(
         &mut self,
         work: impl Fn(Rank<'_>) -> Result<R, DeviceError> + Sync,
@@ -175,7 +175,7 @@ impl Ranks {
     }
 }
 
-/// The whole tensor, given the parts of all ranks.
+/// Joins the parts of all ranks to the whole tensor.
 fn together(parts: Parts, of_ranks: Vec<Vec<u8>>) -> Result<Vec<u8>, DeviceError> {
     Ok(parts.together(of_ranks.into_iter().map(|part| Ok(Cow::Owned(part))))?.into_owned())
 }

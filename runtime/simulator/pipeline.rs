@@ -1,7 +1,7 @@
-//! The tasks of a pipeline rank on a machine that need not be here.
+//! Predicts the tasks of a pipeline rank on a machine, which need not be this one.
 //!
-//! A task runs the instructions of its part. The commands of a part are those of a program that has no other instructions, so a backend
-//! lists them as it lists a section. Messages are left out: the timetable has the time of transfers.
+//! A task runs the instructions of its part. A backend lists the commands of a part like those of a section, from a program with no other
+//! instructions. Messages are left out, because the timetable has the time of transfers.
 
 use super::{CommandList, SimulatedPart};
 use crate::program::{Instruction, Part, Program, Region, Section, Turn, View};
@@ -22,7 +22,7 @@ pub struct SimulatedRank {
     pub prepare: SimulatedPart,
     /// The section `update`.
     pub update: SimulatedPart,
-    /// Bytes of the messages that `prepare` and `update` send or receive, for each of the two and each other rank.
+    /// The bytes of the messages that `prepare` and `update` send or receive, for each of the two sections and each other rank.
     pub messages: [BTreeMap<u32, u64>; 2],
 }
 
@@ -46,18 +46,18 @@ impl SimulatedRank {
         Ok(Self { tasks, prepare, update, messages })
     }
 
-    /// Seconds of a task.
+    /// Returns the seconds of a task.
     pub fn seconds(&self, part: timetable::Part) -> f64 {
         self.tasks.get(&part).map_or(0.0, |part| part.seconds)
     }
 }
 
-/// The commands of a step of several microbatches.
+/// Returns the commands of a step of several microbatches.
 fn commands(program: Program) -> Result<CommandList, Diagnostic> {
     Target::commands(&Arc::new(program), 2)
 }
 
-/// A program that runs one turn of a pipeline rank as its microbatch, and nothing else.
+/// Returns a program whose microbatch is one turn of a pipeline rank, and which runs nothing else.
 fn only_turn(program: &Program, turn: &Turn) -> Program {
     let microbatch = &program.section(Section::Microbatch)[turn.instructions.clone()];
     let microbatch = microbatch.iter().filter(|instruction| instruction.message().is_none());
@@ -65,7 +65,7 @@ fn only_turn(program: &Program, turn: &Turn) -> Program {
     without_stages(program, [vec![], microbatch, vec![]])
 }
 
-/// A program that has the sections `prepare` and `update` of a pipeline rank alone.
+/// Returns a program that has only the sections `prepare` and `update` of a pipeline rank.
 fn only_once_a_step(program: &Program) -> Program {
     let section = |section| -> Vec<Instruction> {
         let all = program.section(section).iter();
@@ -76,11 +76,11 @@ fn only_once_a_step(program: &Program) -> Program {
 
 fn without_stages(program: &Program, sections: [Vec<Instruction>; 3]) -> Program {
     let (inputs, outputs) = (vec![], vec![]);
-    // Instructions that another step need not repeat are counted with the others.
+    // Instructions that another step need not repeat are counted as well.
     Program { sections, inputs, outputs, pipeline: None, renewed: 0, ..program.clone() }
 }
 
-/// An instruction of a turn, with the addresses of its blocks.
+/// Returns an instruction of a turn, with the addresses of its blocks.
 fn placed(instruction: &Instruction, bases: &[u64]) -> Instruction {
     let mut placed = instruction.clone();
     let views = placed.operands.iter_mut().chain(&mut placed.results).chain(&mut placed.scratch);
@@ -93,7 +93,7 @@ fn placed(instruction: &Instruction, bases: &[u64]) -> Instruction {
     placed
 }
 
-/// The bytes of a section's messages, for each other rank.
+/// Returns the bytes of a section's messages with each other rank.
 fn messages(program: &Program, section: Section) -> BTreeMap<u32, u64> {
     let own = program.pipeline.as_ref().map_or(0, |pipeline| pipeline.rank);
     let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();

@@ -6,7 +6,7 @@ use ir::Mesh;
 use ir::machine::{DeviceKind, Machine, Node};
 use smallvec::{SmallVec, smallvec};
 
-/// A machine that prices the commands of a program.
+/// A machine and a mesh, which price the commands of a program.
 pub(super) struct Prices<'a> {
     /// The machine.
     pub(super) machine: &'a Machine,
@@ -14,11 +14,11 @@ pub(super) struct Prices<'a> {
     pub(super) mesh: &'a Mesh,
 }
 
-/// The seconds that a command uses each resource, alone.
+/// The seconds for which a command uses each resource if it runs alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Price {
     kind: DeviceKind,
-    /// Before it uses any resource.
+    /// The time before it uses any resource.
     latency: f64,
     memory: f64,
     arithmetic: f64,
@@ -73,7 +73,7 @@ impl Prices<'_> {
                 let node = node();
                 price.disk = bytes as f64 / node.disk_rate(mesh.devices());
                 (price.latency, price.arithmetic) = (node.disk.latency, 0.0);
-                // A processor's own memory is that of the host.
+                // A processor's own memory is the host's.
                 if device.kind == DeviceKind::Gpu {
                     (price.memory, price.host) = (0.0, work.bytes() as f64 / node.host_rate(mesh.devices()));
                 }
@@ -95,22 +95,22 @@ impl Prices<'_> {
 }
 
 impl Price {
-    /// The command as a task. A GPU moves bytes while it computes. Within a kernel of a processor, loads and arithmetic wait
-    /// for each other: their times add up.
+    /// Returns the command as a task. A GPU moves bytes while it computes. Within a kernel of a processor, loads and arithmetic wait for
+    /// each other, so their times are added.
     pub(super) fn task(&self, command: &Command) -> Task {
         let Self { kind, latency, memory, arithmetic, inside, network, upload, download, host, disk } = *self;
         let uses: SmallVec<[f64; 8]> = match kind {
             DeviceKind::Cpu => smallvec![memory + arithmetic, 0.0, inside, network, disk],
             DeviceKind::Gpu => smallvec![memory, arithmetic, inside, network, upload, download, host, disk],
         };
-        // On a processor these instructions are in its only queue.
+        // On a processor these instructions run in its only queue.
         let is_on_host_thread =
             kind == DeviceKind::Gpu && matches!(command.class, CommandClass::OnHost | CommandClass::Disk(_));
         let (queue, waits) = (command.queue as usize, command.waits.clone());
         Task { queue, waits, is_on_host_thread, latency, uses }
     }
 
-    /// The longest part of the time.
+    /// Returns the resource with the longest time.
     pub(super) fn bound(&self) -> Bound {
         let longer = |a: (Bound, f64), b: (Bound, f64)| if b.1 > a.1 { b } else { a };
         let parts = [

@@ -1,9 +1,9 @@
-//! Tasks on queues that share resources: when each of them begins and ends.
+//! Simulates tasks on queues that share resources: computes the begin and the end of each task.
 //!
-//! A task begins when the task before it on its queue and all tasks that it waits for have ended. A task of the host's thread also
-//! waits for its turn there: the thread runs the tasks of all queues one after the other, in the order in which they could begin.
-//! First a task takes its latency, in which it uses no resource. Then it works at the speed that its resources leave to it: tasks that run at once share a
-//! resource max-min fairly (Bertsekas and Gallager, Data Networks, section 6.5.2), as far as they need it.
+//! A task begins when the previous task on its queue and all tasks that it waits for have ended. A task of the host's thread also waits for
+//! its turn there: the thread runs the tasks of all queues one after the other, in the order in which they could begin. A task first takes
+//! its latency, in which it uses no resource. Then it works at the speed that its resources allow: tasks that run at once share a resource
+//! max-min fairly (Bertsekas and Gallager, Data Networks, section 6.5.2), as far as they need it.
 
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -11,19 +11,20 @@ use std::collections::VecDeque;
 /// A task.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Task {
-    /// The number of its queue, whose tasks run one after the other in their order.
+    /// The number of its queue. The tasks of a queue run one after the other in their order.
     pub queue: usize,
-    /// The tasks that it waits for, by their numbers; each is smaller than its own number.
+    /// The numbers of the tasks that it waits for. Each is smaller than its own number.
     pub waits: SmallVec<[usize; 2]>,
-    /// Whether the only thread of the host that runs functions in queues runs it.
+    /// Whether it runs on the host's thread, the only one that runs the functions of all queues.
     pub is_on_host_thread: bool,
-    /// Seconds before it works.
+    /// Seconds before it starts to work.
     pub latency: f64,
-    /// For each resource the seconds that the task alone would use all of it. Alone the task works as long as the longest.
+    /// For each resource, the seconds for which the task would use all of it if it ran alone. Alone, the task works for the longest of
+    /// these.
     pub uses: SmallVec<[f64; 8]>,
 }
 
-/// The time of a task, in seconds after the first task begins.
+/// The time span of a task, in seconds after the first task begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Span {
     /// Its begin.
@@ -33,7 +34,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Seconds of it in which none of the others is.
+    /// Returns the seconds of this span that none of the others covers.
     pub fn uncovered(self, others: impl Iterator<Item = Self>) -> f64 {
         let Self { begin, end } = self;
         let mut others: Vec<Self> = others
@@ -51,12 +52,12 @@ impl Span {
 }
 
 impl Task {
-    /// Seconds of its work if it has all resources for itself.
+    /// Returns the seconds of its work if it has all resources for itself.
     pub fn alone(&self) -> f64 {
         self.uses.iter().copied().fold(0.0, f64::max)
     }
 
-    /// The share of a resource that it takes at full speed.
+    /// Returns the share of a resource that it takes at full speed.
     fn share(&self, resource: usize) -> f64 {
         let alone = self.alone();
         if alone > 0.0 { self.uses.get(resource).copied().unwrap_or(0.0) / alone } else { 0.0 }
@@ -66,9 +67,9 @@ impl Task {
 /// A task that has begun.
 struct Running {
     task: usize,
-    /// Seconds of its latency that are left.
+    /// The remaining seconds of its latency.
     latency: f64,
-    /// Seconds of work at full speed that are left.
+    /// The remaining seconds of its work at full speed.
     work: f64,
 }
 
@@ -110,7 +111,7 @@ pub fn run(tasks: &[Task]) -> Vec<Span> {
 
 impl Running {
     fn pass(&mut self, seconds: f64, speed: f64) {
-        // What rounding leaves of a task that ends now is no work.
+        // A rest that is only a rounding error counts as no work.
         const NOTHING: f64 = 1e-15;
         let spent =
             |left: f64, spent: f64| if left - spent <= NOTHING * left.max(1.0) { 0.0 } else { left - spent };
@@ -122,8 +123,8 @@ impl Running {
     }
 }
 
-/// The speeds of tasks that run at once, 1 at most: all speeds grow together, until a resource is used up; the tasks that need
-/// it stay there, and the others go on.
+/// Returns the speeds of tasks that run at once, at most 1. All speeds grow together until a resource is used up. The tasks that need this
+/// resource keep their speed, and the others grow further.
 fn speeds(tasks: &[Task], running: &[Running]) -> Vec<f64> {
     let works = |one: &Running| one.latency <= 0.0;
     let resources = running.iter().map(|one| tasks[one.task].uses.len()).max().unwrap_or(0);
@@ -155,13 +156,13 @@ fn speeds(tasks: &[Task], running: &[Running]) -> Vec<f64> {
     speeds
 }
 
-/// The tasks that have not begun, queue by queue.
+/// The tasks that have not begun, by queue.
 struct Queues {
-    /// For each queue its tasks in their order, and the number of tasks that have begun.
+    /// The tasks of each queue in their order, and the number of tasks that have begun.
     queues: Vec<(Vec<usize>, usize)>,
     is_busy: Vec<bool>,
     has_ended: Vec<bool>,
-    /// The tasks that wait for the host's thread, in the order in which they could begin; each blocks its queue.
+    /// The tasks that wait for the host's thread, in the order in which they could begin. Each blocks its queue.
     line: VecDeque<usize>,
     is_thread_busy: bool,
 }
@@ -181,7 +182,7 @@ impl Queues {
         Self { queues, is_busy, has_ended, line: VecDeque::new(), is_thread_busy: false }
     }
 
-    /// Takes the tasks that can begin.
+    /// Removes the tasks that can begin from their queues, and returns them.
     fn ready(&mut self, tasks: &[Task]) -> Vec<usize> {
         let (mut ready, mut own) = (Vec::new(), Vec::new());
         for ((queue, begun), is_busy) in self.queues.iter_mut().zip(&mut self.is_busy) {
@@ -196,7 +197,7 @@ impl Queues {
                 ready.push(next);
             }
         }
-        // Tasks that could begin at the same moment keep their order in the list.
+        // Tasks that could begin at the same time keep their order in the list.
         own.sort_unstable();
         self.line.extend(own);
         if !self.is_thread_busy
@@ -231,7 +232,7 @@ mod tests {
         Task { is_on_host_thread: true, ..task }
     }
 
-    /// Begins and ends, which are exact in these schedules.
+    /// Returns the begins and ends, which are exact in these schedules.
     fn schedule(tasks: &[Task]) -> Vec<[f64; 2]> {
         run(tasks).into_iter().map(|span| [span.begin, span.end]).collect()
     }
@@ -257,13 +258,13 @@ mod tests {
     #[test]
     fn two_tasks_that_need_all_of_a_resource_take_as_long_as_both_in_turn() {
         let tasks = [task(0, &[], 0.0, &[2.0]), task(1, &[], 0.0, &[6.0])];
-        // Half speed each until the first ends at 4; 4 seconds of the second are left.
+        // Both run at half speed until the first ends at 4. Then 4 seconds of the second are left.
         assert_eq!(schedule(&tasks), [[0.0, 4.0], [0.0, 8.0]]);
     }
 
     #[test]
     fn tasks_slow_each_other_only_where_their_resources_meet() {
-        // The first two need 0.75 + 0.75 of the first resource, so both run at 2/3. The third needs another resource.
+        // The first two tasks need 0.75 + 0.75 of the first resource, so both run at 2/3. The third needs another resource.
         let tasks = [
             task(0, &[], 0.0, &[3.0, 4.0]),
             task(1, &[], 0.0, &[3.0, 0.0, 4.0]),
@@ -274,11 +275,11 @@ mod tests {
 
     #[test]
     fn a_task_takes_what_a_slower_task_leaves() {
-        // The first takes all of resource 1, of which the second needs all: both at half speed, so the first leaves half of
-        // resource 0, and the third, which needs all of it, gets that: max-min fairness.
+        // The first two tasks both need all of resource 1, so each runs at half speed. The first then leaves half of resource 0, and the
+        // third, which needs all of it, gets that half: max-min fairness.
         let tasks =
             [task(0, &[], 0.0, &[4.0, 4.0]), task(1, &[], 0.0, &[0.0, 4.0]), task(2, &[], 0.0, &[2.0, 0.0])];
-        // Three at half speed until 4; then the first two have 2 left and share resource 1 until 8.
+        // All three run at half speed until 4. Then the first two have 2 seconds left and share resource 1 until 8.
         assert_eq!(schedule(&tasks), [[0.0, 8.0], [0.0, 8.0], [0.0, 4.0]]);
     }
 
@@ -288,7 +289,7 @@ mod tests {
         assert_eq!(schedule(&tasks), [[0.0, 4.0], [0.0, 3.0]]);
     }
 
-    /// A kernel runs beside them.
+    /// A kernel runs at the same time.
     #[test]
     fn functions_of_the_host_run_one_after_the_other_in_the_order_in_which_they_could_begin() {
         let tasks = [
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!(schedule(&tasks), [[0.0, 3.0], [4.0, 5.0], [0.0, 4.0], [5.0, 9.0]]);
     }
 
-    /// Random tasks on three queues, with up to two waits each; some are functions of the host.
+    /// Returns random tasks on three queues, with up to two waits each. Some are functions of the host.
     fn random_tasks(seed: u64) -> Vec<Task> {
         let mut choices = Choices::new(seed);
         let count = 1 + choices.below(30);

@@ -1,6 +1,6 @@
-//! The bytes and operations of an instruction, from the places and layouts of its tensors.
+//! Counts the bytes and operations of an instruction from the places and layouts of its tensors.
 //!
-//! Memory is counted as if caches held the bytes that a kernel reads twice, and nothing from one kernel to the next.
+//! The count assumes that caches hold the bytes that one kernel reads twice, and nothing from one kernel to the next.
 
 use crate::program::{Chain, Instruction, Kernel, View};
 use ir::machine::Unit;
@@ -13,19 +13,19 @@ pub struct Work {
     pub read: u64,
     /// Bytes written to memory.
     pub written: u64,
-    /// Floating-point operations, repeated ones included; a multiply-add is two.
+    /// Floating-point operations, including repeated ones; a multiply-add is two.
     pub flops: u64,
-    /// The unit that does them.
+    /// The unit that performs them.
     pub unit: Unit,
 }
 
 impl Work {
-    /// All bytes.
+    /// Returns the bytes read and written together.
     pub fn bytes(&self) -> u64 {
         self.read + self.written
     }
 
-    /// The part of an instruction that touches some of its tensors. `adds` tells whether accumulators are added to.
+    /// Counts the part of an instruction that touches some of its tensors. `adds` tells whether results are added to their old contents.
     pub(crate) fn of_part(
         instruction: &Instruction,
         touches: impl Fn(&View) -> bool,
@@ -45,14 +45,14 @@ impl Work {
             read += made;
         }
         if let Some(scratch) = scratch.as_ref().filter(touched) {
-            // The last part reads the bytes that the parts before it have left there.
+            // The last part reads the scratch that the parts before it have written.
             let left = if made > 0 { &mut read } else { &mut written };
             *left += bytes(scratch);
         }
         Self { read, written, flops: flops(instruction, touches), unit }
     }
 
-    /// A whole instruction, at the unit of its operator.
+    /// Counts a whole instruction, with the unit of its operator.
     pub(crate) fn of(instruction: &Instruction, adds: bool) -> Self {
         let dtype = instruction.operands.first().map_or(DType::F32, |view| view.dtype);
         let unit = match &instruction.kernel {
@@ -69,7 +69,7 @@ impl Work {
     }
 }
 
-/// The bytes of a tensor's elements. An element that a stride of 0 repeats counts once, and gaps between rows do not count.
+/// Returns the bytes of a tensor's elements. An element that a stride of 0 repeats counts once, and gaps between rows do not count.
 pub(crate) fn bytes(view: &View) -> u64 {
     let span = view.bytes();
     (span.end - span.start).min(elements(view) * view.dtype.bytes())
@@ -79,13 +79,13 @@ pub(crate) fn elements(view: &View) -> u64 {
     view.layout.len() as u64
 }
 
-/// The sizes of an instruction's largest tensor.
+/// Returns the sizes of an instruction's largest tensor.
 pub(crate) fn largest_sizes(instruction: &Instruction) -> Vec<usize> {
     let all = instruction.operands.iter().chain(&instruction.results);
     all.max_by_key(|view| view.layout.len()).map(|view| view.layout.sizes.to_vec()).unwrap_or_default()
 }
 
-/// Of a table that is read at indices, or a tensor that is cut, as much as is read.
+/// Returns the bytes that are read of an operand. Only the read elements count if a table is read at indices or a tensor is cut.
 fn of_operand(instruction: &Instruction, index: usize, view: &View) -> u64 {
     match (&instruction.kernel, index) {
         (Kernel::Op(Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_)) | Kernel::Part(_), 0) => {
@@ -95,8 +95,8 @@ fn of_operand(instruction: &Instruction, index: usize, view: &View) -> u64 {
     }
 }
 
-/// The most that a part writes of a result: of one that is written at indices as much as the updates are, unless the part is
-/// what fills it first.
+/// Returns the largest number of bytes that a part writes of a result. If a result is written at indices, this is the size of the updates,
+/// unless the part fills the whole result first.
 fn limit_of_result(instruction: &Instruction, touches: impl Fn(&View) -> bool) -> u64 {
     let operands = &instruction.operands;
     let Kernel::Op(op) = &instruction.kernel else { return u64::MAX };
@@ -111,7 +111,7 @@ fn limit_of_result(instruction: &Instruction, touches: impl Fn(&View) -> bool) -
     if fills { u64::MAX } else { bytes(updates) }
 }
 
-/// The operations of a part of an instruction: they are done where its largest operand is read.
+/// Returns the operations of a part of an instruction. They belong to the part that reads the largest operand.
 fn flops(instruction: &Instruction, touches: impl Fn(&View) -> bool) -> u64 {
     let largest = instruction.operands.iter().max_by_key(|view| elements(view));
     let is_it = largest.is_some_and(&touches);
@@ -125,8 +125,8 @@ fn flops(instruction: &Instruction, touches: impl Fn(&View) -> bool) -> u64 {
     }
 }
 
-/// Queries and keys are multiplied for the scores, d out and values for their gradients, by each part that makes a result;
-/// then each result takes a product of its own. (Together 5 products; in two parts 7.)
+/// Returns the operations of an attention gradient's part. Each part that makes a result multiplies queries and keys for the scores, and d
+/// out and values for their gradients; then each result takes one more product. (Together 5 products; in two parts 7.)
 fn attention_gradient(causal: bool, instruction: &Instruction, touches: impl Fn(&View) -> bool) -> u64 {
     let [q, k, v] = [0, 1, 2].map(|operand| &instruction.operands[operand].layout.sizes);
     let pairs = (q[0] * q[1] * q[2] * k[2]) as u64;
@@ -137,7 +137,7 @@ fn attention_gradient(causal: bool, instruction: &Instruction, touches: impl Fn(
     if causal { flops / 2 } else { flops }
 }
 
-/// Of a chain whose results have the elements of this one.
+/// Returns the operations of a chain whose results have the same number of elements as `result`.
 fn chained(chain: &Chain, result: &View) -> u64 {
     let of = |op: &Op, sources: usize, dtype: DType| {
         let view = View { dtype, ..result.clone() };

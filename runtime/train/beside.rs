@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::thread::{Scope, ScopedJoinHandle};
 
-/// The checkpoints of a run while its steps go on. At most one is being written.
+/// The checkpoints of a run while its steps go on. At most one is being written at a time.
 pub(super) struct Saves<'scope, 'env> {
-    /// Where threads live; `None` if all steps wait for the disk.
+    /// The scope of the threads that write; `None` if all steps wait for the disk.
     pub(super) scope: Option<&'scope Scope<'scope, 'env>>,
     pub(super) open: Option<OpenSave<'scope>>,
-    /// Room for a copy of the states: it is used again.
+    /// Memory for a copy of the states, which is reused.
     pub(super) copy: StateCopy,
 }
 
@@ -24,39 +24,39 @@ pub(super) struct OpenSave<'scope> {
 }
 
 impl<'scope, 'env> Saves<'scope, 'env> {
-    /// No checkpoint is being written.
+    /// Makes the record of a run without a checkpoint in progress.
     pub(super) fn new(scope: Option<&'scope Scope<'scope, 'env>>) -> Self {
         Self { scope, open: None, copy: StateCopy::default() }
     }
 
-    /// Whether this rank's part of a checkpoint is not written yet.
+    /// Whether this rank's part of a checkpoint is still being written.
     pub(super) fn are_pending(&self) -> bool {
         self.open.as_ref().is_some_and(|open| !open.thread.is_finished())
     }
 }
 
-/// A checkpoint that has begun.
+/// A checkpoint whose writing has begun.
 #[derive(Clone)]
 pub(super) struct BegunSave<'m> {
     pub(super) module: &'m Module,
     pub(super) checkpoints: Checkpoints,
-    /// Steps done.
+    /// The number of completed steps.
     pub(super) done: u64,
     pub(super) rank: u64,
-    /// On rank 0.
+    /// The description, on rank 0.
     pub(super) description: Option<Description>,
-    /// The folder for the parts of several ranks; `None` of a rank that is alone.
+    /// The folder for the parts of several ranks; `None` if the rank is alone.
     pub(super) temporary: Option<PathBuf>,
 }
 
-/// The checkpoint, or a rank's part of it.
+/// A written checkpoint, or a rank's written part of it.
 pub(super) enum Written {
     Whole(PathBuf),
     Part(Shard),
 }
 
 impl BegunSave<'_> {
-    /// Writes the whole checkpoint, or the rank's part. A state without a value is an error.
+    /// Writes the whole checkpoint, or the rank's part. If a state has no value, this returns an error.
     pub(super) fn write(&self, states: &dyn StateSource) -> Result<Written, CheckpointError> {
         match (&self.temporary, &self.description) {
             (Some(temporary), _) => {
@@ -66,12 +66,12 @@ impl BegunSave<'_> {
             (None, Some(description)) => {
                 self.checkpoints.save(self.module, description, states).map(Written::Whole)
             }
-            // A rank that is alone leads.
+            // A rank that is alone is the lead, so this does not happen.
             (None, None) => Ok(Written::Whole(self.checkpoints.path(self.done))),
         }
     }
 
-    /// Gives the checkpoint that all ranks have written its name. Rank 0 calls this.
+    /// Gives the checkpoint its final name after all ranks have written. Rank 0 calls this.
     pub(super) fn commit(&self, parts: Vec<Shard>) -> Result<PathBuf, CheckpointError> {
         match (&self.temporary, &self.description) {
             (Some(temporary), Some(description)) => self.checkpoints.commit(temporary, description, parts),
@@ -79,7 +79,7 @@ impl BegunSave<'_> {
         }
     }
 
-    /// Removes the folder of parts. Only rank 0 does.
+    /// Removes the folder of parts, on rank 0 only.
     pub(super) fn abandon(&self) {
         if let (Some(temporary), Some(_)) = (&self.temporary, &self.description) {
             self.checkpoints.abandon(temporary);
@@ -87,12 +87,12 @@ impl BegunSave<'_> {
     }
 }
 
-/// The rank's parts of all states after a step.
+/// A copy of the rank's parts of all states after a step.
 #[derive(Default)]
 pub(super) struct StateCopy(BTreeMap<String, Vec<u8>>);
 
 impl StateCopy {
-    /// Copies the states. Returns the reason if one has no value.
+    /// Copies the states. If a state has no value, returns the reason.
     pub(super) fn take(&mut self, module: &Module, states: FiniteStates) -> Option<Refused> {
         for state in module.states.values() {
             let Some(part) = states.state(&state.name) else { continue };

@@ -1,4 +1,4 @@
-//! The loss of several batches, from what an evaluation program gives of each.
+//! The loss over several batches, computed from the outputs of an evaluation program for each batch.
 
 use super::error::TrainError;
 use super::outputs::output;
@@ -7,32 +7,32 @@ use runtime::program::{Program, Section};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Where an evaluation program has the parts of its loss: for each part the index of its output. A pipeline rank has the parts that its own
+/// The parts of the loss in an evaluation program: for each part, the index of its output. A pipeline rank has the parts that its own
 /// stages compute.
 #[derive(Clone, Debug)]
 pub(super) struct LossParts {
     outputs: Vec<(Part, usize)>,
 }
 
-/// A class of the loss, and one of its numbers.
+/// A part of the loss: the index of a class, and one of the class's numbers.
 type Part = (usize, ScalarPart);
 
-/// The parts of a loss, summed up over batches.
+/// The parts of a loss, summed over batches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct LossTotal {
     parts: BTreeMap<Part, f64>,
-    /// A short batch counts as a part of one.
+    /// The number of batches. A short batch counts as a fraction.
     batches: f64,
 }
 
-/// The parts that a rank tells other ranks: the class, the index in [`ScalarPart::ALL`], and the bits of the number.
+/// The parts that a rank sends to other ranks: the class, the index in [`ScalarPart::ALL`], and the bits of the number.
 pub(super) type ToldParts = Vec<(usize, usize, u64)>;
 
 impl LossParts {
-    /// Those of an evaluation program.
+    /// Finds the parts in an evaluation program.
     ///
     /// # Errors
-    /// A program without stages that has no `loss.sum`, or a sum without a weight.
+    /// A program without stages lacks `loss.sum`, or has a sum without a weight.
     pub(super) fn of(program: &Program) -> Result<Self, TrainError> {
         let class_of = |name: &str| match StepOutput::of(name) {
             Some(StepOutput::Part { scalar: Scalar::Loss, class, part }) => Some((class, part)),
@@ -53,12 +53,12 @@ impl LossParts {
         Ok(parts)
     }
 
-    /// The outputs, in the order in which [`Self::total`] takes their numbers.
+    /// Returns the outputs, in the order in which [`Self::total`] takes their numbers.
     pub(super) fn outputs(&self) -> Vec<usize> {
         self.outputs.iter().map(|(_, output)| *output).collect()
     }
 
-    /// The loss of one batch.
+    /// Returns the loss of one batch.
     pub(super) fn total(&self, numbers: &[f64]) -> LossTotal {
         let parts = self.outputs.iter().zip(numbers).map(|((part, _), number)| (*part, *number));
         LossTotal { parts: parts.collect(), batches: 1.0 }
@@ -66,8 +66,8 @@ impl LossParts {
 }
 
 impl LossTotal {
-    /// The loss of a short batch, which is so large a part of a batch. `shares` has for each class what its sum and its
-    /// weight count.
+    /// Turns this into the loss of a short batch, which is the fraction `batches` of a batch. `shares` has a factor for the sum and the
+    /// weight of each class.
     pub(super) fn of_a_part(mut self, shares: &[f64], batches: f64) -> Self {
         for ((class, part), number) in &mut self.parts {
             if part.adds_up() {
@@ -78,7 +78,7 @@ impl LossTotal {
         self
     }
 
-    /// Adds another batch.
+    /// Adds the loss of another batch.
     pub(super) fn add(&mut self, other: &Self) {
         self.batches += other.batches;
         for (&part, &more) in &other.parts {
@@ -92,13 +92,13 @@ impl LossTotal {
         }
     }
 
-    /// The parts, for other ranks.
+    /// Returns the parts in the form in which they are sent to other ranks.
     pub(super) fn told(&self) -> ToldParts {
         let index = |part| ScalarPart::ALL.into_iter().position(|other| other == part).unwrap_or_default();
         self.parts.iter().map(|(&(class, part), number)| (class, index(part), number.to_bits())).collect()
     }
 
-    /// Takes the parts over that other ranks computed, of the same batches.
+    /// Adds the parts that other ranks computed for the same batches.
     pub(super) fn complete(&mut self, told: impl IntoIterator<Item = ToldParts>) {
         for (class, part, bits) in told.into_iter().flatten() {
             if let Some(&part) = ScalarPart::ALL.get(part) {
@@ -107,8 +107,8 @@ impl LossTotal {
         }
     }
 
-    /// The loss over all batches; `None` where nothing counts. A class that is a sum over samples is that of a step of
-    /// `step` batches, so that it compares with the loss of the training.
+    /// Returns the loss over all batches; `None` if no sample counts. A class that is a sum over samples is scaled to a step of `step`
+    /// batches, so that it can be compared with the training loss.
     pub(super) fn loss(&self, step: u64) -> Option<f64> {
         let number = |class, part| self.parts.get(&(class, part)).copied();
         let sums = (0..).map_while(|class| Some((class, number(class, ScalarPart::Sum)?)));

@@ -1,4 +1,4 @@
-//! Why a run ends before its last step.
+//! The reasons why a run ends before its last step.
 
 use super::finite::NotFiniteState;
 use crate::metrics::MetricsError;
@@ -10,7 +10,7 @@ use runtime::device::{DeviceError, NonFinite};
 use runtime::ranks::RankError;
 use std::path::PathBuf;
 
-/// Why weights have changed before a number was looked at that is not finite.
+/// The reason why weights had changed before a number that is not finite was noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangedBy {
     /// Updates run within backward.
@@ -19,7 +19,7 @@ pub enum ChangedBy {
     Stream,
 }
 
-/// A run that cannot begin or go on. Its text is one line; the [`Diagnostic`] made from it also has its notes.
+/// The error of a run that cannot begin or continue. Its text is one line; the [`Diagnostic`] made from it also has its notes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
@@ -32,11 +32,11 @@ pub enum TrainError {
         step: u64,
         /// `the loss`, `the gradient's norm` or `the eval loss after the update`.
         what: &'static str,
-        /// What it is.
+        /// The value.
         value: f64,
-        /// What made the first such number, if it was found.
+        /// The origin of the first number that is not finite, if it was found.
         cause: Option<Cause>,
-        /// Why weights had changed by then, if they had.
+        /// The reason why weights had already changed, if they had.
         updated: Option<ChangedBy>,
         /// The newest checkpoint, made before that.
         kept: Option<PathBuf>,
@@ -46,14 +46,14 @@ pub enum TrainError {
     StateNotFinite {
         /// The step after whose update the state is not finite, from 0.
         step: u64,
-        /// The first step whose update may have made it so: all states were finite before it.
+        /// The first step whose update may have caused this: all states were finite before it.
         since: u64,
         /// The state.
         state: NotFiniteState,
         /// The newest checkpoint, made before that.
         kept: Option<PathBuf>,
     },
-    /// The gradient is not finite though the loss is scaled as little as it may be.
+    /// The gradient is not finite although the loss scale is already the smallest allowed.
     #[error(
         "the gradients of step {} are not finite, and the loss scale {scale} is already the smallest{}",
         .step + 1, cause_text(.cause)
@@ -63,46 +63,46 @@ pub enum TrainError {
         step: u64,
         /// The loss scale.
         scale: f64,
-        /// What made the first such number, if it was found.
+        /// The origin of the first number that is not finite, if it was found.
         cause: Option<Cause>,
         /// The newest checkpoint, made before that.
         kept: Option<PathBuf>,
     },
-    /// The program does not have what the loop needs: a fault of the compiler.
+    /// The program lacks an output or a state that the loop needs: a bug of the compiler.
     #[error("program `{}` has no {what} `{}`, which training needs", visible(program), visible(name))]
     Lacks {
         /// The program.
         program: String,
         /// `output` or `state`.
         what: &'static str,
-        /// What it lacks.
+        /// The name of the missing item.
         name: String,
     },
-    /// The data does not have what the program takes: a fault of the driver.
+    /// The data lacks an input of the program: a bug of the driver.
     #[error("the data has nothing for input `{}` of program `{}`", visible(name), visible(program))]
     Unfed {
         /// The program.
         program: String,
-        /// Its input.
+        /// The name of the input.
         name: String,
     },
-    /// The initial value of a state cannot be made: a fault of the compiler.
+    /// The initial value of a state cannot be made: a bug of the compiler.
     #[error("{}", .0.message)]
     Initial(Box<Diagnostic>),
-    /// A global batch that microbatches do not divide.
+    /// Microbatches do not divide the global batch.
     #[error("the global batch {global_batch} is not a multiple of the program's microbatch {microbatch}")]
     Microbatch {
-        /// Samples a step.
+        /// Samples per step.
         global_batch: u64,
         /// Dim 0 of the program's batched inputs.
         microbatch: u64,
     },
-    /// No checkpoint to go on from.
+    /// There is no checkpoint to resume from.
     #[error("there is no checkpoint to resume from in `{}`", path.display())]
     NoCheckpoint {
-        /// Where there should be one.
+        /// The folder in which one was expected.
         path: PathBuf,
-        /// Those that are not whole.
+        /// The errors of damaged checkpoints.
         damaged: Vec<CheckpointError>,
     },
     /// A file that the run reads was changed.
@@ -113,7 +113,7 @@ pub enum TrainError {
         /// The newest checkpoint.
         kept: Option<PathBuf>,
     },
-    /// The run's folder has another name, or is no more.
+    /// The run's folder was renamed or removed.
     #[error(
         "the folder `{}` was moved or removed while the run was writing into it",
         path.display()
@@ -131,19 +131,19 @@ pub enum TrainError {
     /// A checkpoint could not be written, read or used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The device refused.
+    /// The device failed.
     #[error(transparent)]
     Device(Box<DeviceError>),
-    /// The data is not what it was.
+    /// The data cannot be read, or changed.
     #[error("{}", one_line(.0))]
     Data(#[from] DataError),
-    /// The metrics could not be written or cut back.
+    /// The metrics could not be written or truncated.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
 }
 
 impl TrainError {
-    /// The newest checkpoint that the error of a number that is not finite names.
+    /// Returns the newest checkpoint in an error about a number that is not finite.
     pub(super) fn kept_mut(&mut self) -> Option<&mut Option<PathBuf>> {
         match self {
             Self::NotFinite { kept, .. }
@@ -153,7 +153,7 @@ impl TrainError {
         }
     }
 
-    /// Whether the machine is at fault, perhaps for a time.
+    /// Returns whether the machine is at fault, perhaps for a time.
     fn is_passing(&self) -> bool {
         match self {
             Self::Checkpoint(error) => Diagnostic::from(error).is_passing,
@@ -165,7 +165,7 @@ impl TrainError {
         }
     }
 
-    /// Why, and what to do about it; one thought each. A device's error becomes a diagnostic by itself.
+    /// Returns the reason and the remedies, one thought each. A device's error has its own diagnostic.
     fn notes(&self) -> Vec<String> {
         match self {
             Self::NotFinite { kept, updated: Some(by), .. } => vec![updated_text(*by, kept)],
@@ -218,7 +218,7 @@ impl RankError for TrainError {
         if let Self::Device(error) = self { Some(error) } else { None }
     }
 
-    /// Only a device's error is of one rank: data, losses and files are the same for all.
+    /// Adds the rank to a device's error only: faults of data, losses and files are the same for all ranks.
     fn of_rank(self, rank: u64, task: Option<Task>) -> Self {
         match self {
             Self::Device(error) => error.of_rank(rank, task).into(),
@@ -233,14 +233,14 @@ impl From<DeviceError> for TrainError {
     }
 }
 
-/// What brought a number that is not finite into a step.
+/// The origin of a number that is not finite in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cause {
     /// An instruction made it from finite numbers.
     Instruction(Box<NonFinite>),
-    /// An update before the step made it of a state.
+    /// An update before the step put it into a state.
     State(String),
-    /// It stood in a state when the run began.
+    /// It was in a state when the run began.
     Initial(String),
 }
 
@@ -265,7 +265,7 @@ fn kept_text(kept: &Option<PathBuf>, cause: &Option<Cause>) -> String {
     }
 }
 
-/// A run whose weights have changed has no weights but those of its last checkpoint.
+/// Explains that the weights have changed, so that only those of the last checkpoint remain.
 fn updated_text(by: ChangedBy, kept: &Option<PathBuf>) -> String {
     let (reason, remedy) = match by {
         ChangedBy::EarlyUpdates => ("of --update early", "--update late"),
@@ -291,7 +291,7 @@ fn spoilt_text(kept: &Option<PathBuf>) -> String {
     format!("{}; {advice}", before_text(kept))
 }
 
-/// Steps are told from 1, as the log counts them.
+/// Names the steps of an update. Steps are counted from 1 here, as in the log.
 fn updates_text(since: u64, step: u64) -> String {
     let (since, step) = (since + 1, step + 1);
     match since == step {
@@ -319,7 +319,7 @@ fn changed_text(kept: &Option<PathBuf>) -> String {
     }
 }
 
-/// A damaged checkpoint as notes.
+/// Formats a damaged checkpoint as notes.
 fn damaged_notes(error: &CheckpointError) -> Vec<String> {
     let Diagnostic { message, notes, .. } = error.into();
     [message].into_iter().chain(notes).collect()

@@ -1,4 +1,4 @@
-//! Evaluation: the mean loss over the held-out data, every label counting the same.
+//! Evaluation: the mean loss over the held-out data, in which every label counts equally.
 
 use super::classes::LossTotal;
 use super::error::TrainError;
@@ -9,11 +9,12 @@ use runtime::device::DeviceError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two lines of an evaluation.
+/// The time between two progress lines of an evaluation.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// The mean loss over all held-out samples: of each class of the loss the sum of all losses by the sum of all weights, in
-/// f64, in the data's order. A long evaluation shows its progress. `None` without held-out data, and when `stop` is set on any rank before the end.
+/// Returns the mean loss over all held-out samples: for each class of the loss, the sum of all losses divided by the sum of all weights, in
+/// f64, in the data's order. A long evaluation shows its progress. Returns `None` without held-out data, and if `stop` is set on any rank
+/// before the end.
 pub(super) fn evaluate(
     session: &mut Session,
     loader: &Loader,
@@ -25,12 +26,12 @@ pub(super) fn evaluate(
     }
     session.prepare_evaluation()?;
     let mut total = LossTotal::default();
-    // While the device is at a batch, the one before is added up.
+    // The batch before is added up while the device computes the next one.
     let mut open = None;
     let (mut told, mut done) = (Instant::now(), 0);
     for batch in loader.eval_batches() {
         if session.agreement().any(stop.load(Ordering::Relaxed)).map_err(DeviceError::from)? {
-            // What the device was asked for it keeps until it is collected.
+            // The device keeps requested outputs until they are collected.
             if let Some(asked) = open {
                 session.evaluated(asked)?;
             }
@@ -41,7 +42,7 @@ pub(super) fn evaluate(
             progress.message(&format!("evaluation: {done} of {} samples", loader.eval_samples()));
         }
         done += batch.size();
-        // A short batch has a program of its own, in the memory of the one before it.
+        // A short batch has a program of its own, in the memory of the previous batch.
         if batch.size() < session.microbatch()
             && let Some(earlier) = open.take()
         {

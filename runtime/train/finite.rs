@@ -1,7 +1,7 @@
-//! States that are not finite: found while a checkpoint is written, and as the cause of a loss that is not finite.
+//! States that are not finite. They are found while a checkpoint is written, and as the cause of a loss that is not finite.
 //!
-//! A number that is not finite and stood at its place when the run began is the file's: a mask has its −∞, and a row that no
-//! sample reads may have anything. Training made every other one.
+//! A number that is not finite and was already in its place when the run began comes from the file: a mask has its −∞, and a row that no
+//! sample reads may have any value. Training made every other such number.
 
 use super::session::Session;
 use bytes::Bytes;
@@ -15,20 +15,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The values at the beginning of a run of those states that are not finite then: a rank's part of each.
+/// The values, at the beginning of a run, of the states that were not finite then: a rank's part of each.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Began(BTreeMap<String, (DType, Bytes)>);
 
 impl Began {
-    /// Remembers a state's value if it is not finite. A value is shared, not copied.
+    /// Keeps a state's value if it is not finite. The value is shared, not copied.
     pub(super) fn add(&mut self, name: &str, dtype: DType, value: &Bytes) {
         if first_not_finite(dtype, value, None).is_some() {
             self.0.insert(name.to_owned(), (dtype, value.clone()));
         }
     }
 
-    /// The first number of a state's value that is not finite and that the run did not begin with. `unpadded` takes the padding
-    /// out of a value of the state: padding is of the mesh, and no part of the state.
+    /// Returns the first number of a state's value that is not finite, unless the run began with it. `unpadded` removes the padding from a
+    /// value of the state, because padding belongs to the mesh and not to the state.
     fn made(&self, state: &State, value: &[u8], unpadded: impl Fn(&[u8]) -> Vec<u8>) -> Option<f64> {
         let (dtype, began) = (state.ty.dtype, self.0.get(&state.name).map(|(_, value)| value));
         first_not_finite(dtype, value, began.map(|began| &began[..]))?;
@@ -36,7 +36,7 @@ impl Began {
         first_not_finite(dtype, &unpadded(value), began.as_deref())
     }
 
-    /// The first state with a number of a kind when the run began.
+    /// Returns the first state that had a number of this kind when the run began.
     pub(super) fn first(&self, of_kind: fn(f64) -> bool) -> Option<&str> {
         let mut states = self.0.iter();
         let has = |(_, (dtype, value)): &(&String, &(DType, Bytes))| {
@@ -51,9 +51,9 @@ impl Began {
 pub struct NotFiniteState {
     /// Its name.
     pub name: String,
-    /// What it is for.
+    /// The purpose of the state.
     pub role: Role,
-    /// The first such number.
+    /// The first number that is not finite.
     pub value: f64,
 }
 
@@ -72,23 +72,23 @@ impl fmt::Display for NotFiniteState {
     }
 }
 
-/// The rank's parts of the states of a session, as a checkpoint takes them. The first that training made infinite or NaN has no
-/// value, so that the checkpoint is not written. Every part is read and looked at once, just before it is written.
+/// The rank's parts of a session's states, as a checkpoint takes them. The first state that training made infinite or NaN has no value, so
+/// the checkpoint is not written. Every part is read and checked once, just before it is written.
 pub(super) struct FiniteStates<'a, 'd> {
     module: &'a Module,
     session: &'a Session<'d>,
     refused: OnceLock<Refused>,
 }
 
-/// Why a state has no value.
+/// The reason why a state has no value.
 pub(super) enum Refused {
     /// Training made it infinite or NaN.
     NotFinite(NotFinite),
-    /// The device could not give it.
+    /// The device could not read it.
     Device(DeviceError),
 }
 
-/// A state that is not finite, as a message to other ranks: its index, and the bits of its first such number.
+/// A state that is not finite, as a message to other ranks: its index, and the bits of its first number that is not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct NotFinite {
     state: usize,
@@ -96,7 +96,7 @@ pub(super) struct NotFinite {
 }
 
 impl NotFinite {
-    /// The state by its name.
+    /// Returns the state with its name.
     pub(super) fn named(self, module: &Module) -> Option<NotFiniteState> {
         let state = module.states.values().nth(self.state)?;
         let value = f64::from_bits(self.bits);
@@ -109,12 +109,12 @@ impl<'a, 'd> FiniteStates<'a, 'd> {
         Self { module, session, refused: OnceLock::new() }
     }
 
-    /// Why a state had no value.
+    /// Returns the reason why a state had no value.
     pub(super) fn refused(self) -> Option<Refused> {
         self.refused.into_inner()
     }
 
-    /// The rank's part of a state.
+    /// Returns the rank's part of a state.
     fn part(&self, index: usize, state: &State) -> Result<Option<Cow<'a, [u8]>>, Refused> {
         let Some(part) = self.session.read_state(&state.name) else { return Ok(None) };
         let part = part.map_err(Refused::Device)?;
@@ -139,7 +139,7 @@ impl StateSource for FiniteStates<'_, '_> {
     }
 }
 
-/// The first state that training made infinite or NaN on any rank.
+/// Returns the first state that training made infinite or NaN on any rank.
 pub(super) fn find(module: &Module, session: &Session) -> Result<Option<NotFiniteState>, DeviceError> {
     let states = FiniteStates::of(module, session);
     let mut own = None;
@@ -157,8 +157,8 @@ pub(super) fn find(module: &Module, session: &Session) -> Result<Option<NotFinit
     Ok(first.and_then(|found| found.named(module)))
 }
 
-/// The bits of the number in the rank's part of a state, if training made it infinite or NaN. A state that no step changes is
-/// the file's.
+/// Returns the bits of the first number in the rank's part of a state that training made infinite or NaN. A state that no step changes
+/// comes from the file.
 fn made(module: &Module, session: &Session, state: &State, part: &[u8]) -> Result<Option<u64>, DeviceError> {
     if state.output.is_none() {
         return Ok(None);
@@ -170,10 +170,10 @@ fn made(module: &Module, session: &Session, state: &State, part: &[u8]) -> Resul
     Ok(session.began().made(state, part, unpadded).map(f64::to_bits))
 }
 
-/// Bytes that are looked at together: they stay in the processor's nearest cache.
+/// The number of bytes that are checked together: they stay in the processor's first-level cache.
 const CHUNK: usize = 16 << 10;
 
-/// The first number that is not finite, of those that differ from the number at their place in `began`.
+/// Returns the first number that is not finite and differs from the number in its place in `began`.
 fn first_not_finite(dtype: DType, value: &[u8], began: Option<&[u8]>) -> Option<f64> {
     let size = dtype.bytes() as usize;
     let same = |at: usize, number: f64| {
@@ -183,7 +183,7 @@ fn first_not_finite(dtype: DType, value: &[u8], began: Option<&[u8]>) -> Option<
     not_finite(dtype, value).find(|&(at, number)| !same(at, number)).map(|(_, number)| number)
 }
 
-/// The numbers that are not finite, each with the place of its first byte. None of whole numbers.
+/// Returns the numbers that are not finite, each with the place of its first byte. Integers have none.
 fn not_finite(dtype: DType, value: &[u8]) -> impl Iterator<Item = (usize, f64)> {
     let size = dtype.bytes() as usize;
     let chunks = value.chunks(CHUNK).enumerate().filter(move |(_, chunk)| has_not_finite(dtype, chunk));
@@ -194,7 +194,7 @@ fn not_finite(dtype: DType, value: &[u8]) -> impl Iterator<Item = (usize, f64)> 
     })
 }
 
-/// Whether any number is not finite: all bits of its exponent are ones. There is no branch in the loops, which become
+/// Returns whether any number is not finite, which means that all bits of its exponent are ones. The loops have no branch, so they become
 /// vector instructions.
 fn has_not_finite(dtype: DType, bytes: &[u8]) -> bool {
     macro_rules! any {
@@ -215,7 +215,7 @@ fn has_not_finite(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
-/// The number in the bytes of one element of a float type; 0 for other types.
+/// Returns the number in the bytes of one element of a float type; 0 for other types.
 fn number_at(dtype: DType, bytes: &[u8]) -> f64 {
     match (dtype, bytes) {
         (DType::F16, &[a, b]) => half::f16::from_le_bytes([a, b]).to_f64(),
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use ir::{Initializer, Tensor, Type, ViewStep};
 
-    /// So many numbers of a float type, one of them exchanged, as bytes.
+    /// Returns this many numbers of a float type as bytes, with one of them replaced.
     fn bytes(dtype: DType, count: u64, place: usize, number: f64) -> Vec<u8> {
         let mut numbers: Vec<f64> = (0..count).map(|index| index as f64 % 7.0 - 3.0).collect();
         numbers[place] = number;

@@ -1,7 +1,7 @@
-//! The eval losses of a run: the lowest one, and whether the loss still falls.
+//! The eval losses of a run: the lowest loss, and whether the loss still falls.
 //!
-//! A checkpoint has the losses up to it, so that a run that goes on compares with losses that have a checksum. Losses of
-//! other data or of another loss do not compare, and are forgotten.
+//! A checkpoint has the losses up to it, so a resumed run compares with losses that have a checksum. Losses of other data, or of another
+//! loss function, are not comparable, and are forgotten.
 
 use crate::metrics::{MetricsError, read_metrics};
 use checkpoint::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations, PendingFingerprint};
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::Path;
 
-/// The eval losses of a run, by the steps done before each, and the conditions of the evaluations.
+/// The eval losses of a run, by the steps completed before each, and the conditions of the evaluations.
 #[derive(Debug)]
 pub struct EvalHistory {
     losses: BTreeMap<u64, f64>,
-    /// Whether earlier losses are in the metrics alone.
+    /// Whether only the metrics have the earlier losses.
     is_in_metrics: bool,
     /// The fingerprint of the evaluation data.
     data: PendingFingerprint,
@@ -24,20 +24,20 @@ pub struct EvalHistory {
 /// An evaluation of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Steps done before it.
+    /// The number of steps completed before it.
     pub steps: u64,
     /// The mean loss over the held-out data.
     pub loss: f64,
 }
 
 impl EvalHistory {
-    /// The history of a run that begins.
+    /// Makes the history of a new run.
     pub fn new(conditions: EvalConditions) -> Self {
         let data = PendingFingerprint::start(conditions.files);
         Self { losses: BTreeMap::new(), is_in_metrics: false, data, measure: conditions.measure }
     }
 
-    /// The history of a run that goes on from a checkpoint.
+    /// Makes the history of a run that continues from a checkpoint.
     pub(super) fn of_checkpoint(earlier: EarlierEvaluations, measure: String) -> Self {
         let EarlierEvaluations { data, losses, .. } = earlier;
         Self { is_in_metrics: losses.is_none(), losses: losses.unwrap_or_default(), data, measure }
@@ -46,7 +46,7 @@ impl EvalHistory {
     /// Adds the evaluations in a file of metrics (`metrics.jsonl`), if the checkpoint was too old to have them.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// The file cannot be read.
     pub fn complete(&mut self, metrics: &Path) -> Result<(), MetricsError> {
         if std::mem::take(&mut self.is_in_metrics) {
             let loss = |loss: Option<f64>| loss.filter(|loss| loss.is_finite());
@@ -56,18 +56,18 @@ impl EvalHistory {
         Ok(())
     }
 
-    /// Forgets all losses: the checkpoints that they belong to are those of another folder.
+    /// Forgets all losses, because the checkpoints that they belong to are in another folder.
     pub fn forget(&mut self) {
         self.losses.clear();
         self.is_in_metrics = false;
     }
 
-    /// The fingerprint of the evaluation data.
+    /// Returns the fingerprint of the evaluation data.
     pub(super) fn data(&mut self) -> &mut PendingFingerprint {
         &mut self.data
     }
 
-    /// The evaluations as a checkpoint has them.
+    /// Returns the evaluations in the form in which a checkpoint stores them.
     ///
     /// # Errors
     /// A file of evaluation data cannot be read.
@@ -85,24 +85,24 @@ impl EvalHistory {
         improves
     }
 
-    /// The loss after `steps` steps.
+    /// Returns the loss after `steps` steps.
     pub(super) fn after(&self, steps: u64) -> Option<f64> {
         self.losses.get(&steps).copied()
     }
 
-    /// The evaluation with the lowest loss; of equal ones the first.
+    /// Returns the evaluation with the lowest loss, or the first of several.
     pub fn lowest(&self) -> Option<Evaluation> {
         self.lowest_of(|_| true)
     }
 
-    /// As [`Self::lowest`], of the evaluations after certain numbers of steps.
+    /// Does the same as [`Self::lowest`] for the evaluations after certain numbers of steps.
     pub(super) fn lowest_of(&self, counts: impl Fn(u64) -> bool) -> Option<Evaluation> {
         let evaluations = self.losses.iter().map(|(&steps, &loss)| Evaluation { steps, loss });
         let counted = evaluations.filter(|evaluation| counts(evaluation.steps));
         counted.reduce(|lowest, next| if next.loss < lowest.loss { next } else { lowest })
     }
 
-    /// The number of evaluations after the one with the lowest loss.
+    /// Returns the number of evaluations after the one with the lowest loss.
     pub fn since_lowest(&self) -> u64 {
         let lowest = self.lowest().map_or(0, |lowest| lowest.steps);
         self.losses.range((Bound::Excluded(lowest), Bound::Unbounded)).count() as u64
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(history.since_lowest(), 3);
         assert_eq!(history.lowest_of(|steps| steps > 10), Some(Evaluation { steps: 20, loss: 1.5 }));
         assert_eq!(history.after(15), Some(1.75));
-        // The same evaluation done again counts once.
+        // A repeated evaluation after the same step counts once.
         assert!(history.add(25, 1.25));
         assert_eq!((history.since_lowest(), history.losses.len()), (0, 5));
     }

@@ -1,9 +1,8 @@
-//! Training: the loop over steps, evaluation, stopping and going on.
+//! Training: the loop over steps, evaluation, stopping and resuming.
 //!
-//! [`train`] is the loop, which every rank runs with its own part of everything. It sees the device through a [`Session`], the data through a loader, and the disk through
-//! checkpoints and metrics; [`resume`] finds the place to go on at. A run that goes on repeats what the run without
-//! the break does, bit for bit: states come from the checkpoint, samples from the step's number, and nothing else
-//! outlives a step.
+//! [`train`] is the loop, which every rank runs with its own parts. It accesses the device through a [`Session`], the data through a
+//! loader, and the disk through checkpoints and metrics. [`resume`] finds the place at which to continue. A resumed run repeats the
+//! uninterrupted run bit for bit: states come from the checkpoint, samples from the step's number, and nothing else outlives a step.
 
 mod beside;
 mod classes;

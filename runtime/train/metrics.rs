@@ -1,7 +1,7 @@
-//! `metrics.jsonl`: one JSON object a step, appended and flushed, so that a run that is killed has all its finished steps. A
-//! checkpoint is made after the lines of its steps are on the disk.
+//! `metrics.jsonl`: one JSON object per step, appended and flushed, so that a killed run has all its completed steps. A checkpoint is made
+//! after the lines of its steps are on the disk.
 //!
-//! Steps are counted from 1, as in the log and in the names of checkpoints: step N ends with N steps done. The first line of the file
+//! Steps are counted from 1, as in the log and in the names of checkpoints: after step N, N steps are completed. The first line of the file
 //! says so (`FirstLine`), and has the evaluation before the first step. Versions that counted from 0 wrote no such line.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,10 +13,10 @@ use files::Replacement;
 use files::disk::{self, OpenFile};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What one step did. Numbers that are not finite are written as `null` (JSON has no NaN) and read back as NaN.
+/// The metrics of one step. Numbers that are not finite are written as `null` (JSON has no NaN) and read back as NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The step's number, from 1: so many steps are done after it.
+    /// The step's number, from 1. It is also the number of steps completed after it.
     pub step: u64,
     /// Mean loss over the global batch, nats.
     #[serde(deserialize_with = "number_or_null")]
@@ -27,21 +27,21 @@ pub struct StepMetrics {
     /// The gradient's global norm, before clipping.
     #[serde(deserialize_with = "number_or_null")]
     pub grad_norm: f64,
-    /// Tokens a second, where the model takes tokens.
+    /// Tokens per second, if the model takes tokens.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
     pub tokens_per_s: Option<f64>,
-    /// Samples a second, where the model takes no tokens.
+    /// Samples per second, if the model takes no tokens.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
     pub samples_per_s: Option<f64>,
     /// Wall-clock time of the step, milliseconds.
     #[serde(deserialize_with = "number_or_null")]
     pub step_ms: f64,
-    /// Whether the update was left out, because the gradient was not finite.
+    /// Whether the update was skipped, because the gradient was not finite.
     pub skipped: bool,
-    /// Mean loss over the held-out data after this step, when it was evaluated.
+    /// Mean loss over the held-out data after this step, if it was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
     pub eval_loss: Option<f64>,
-    /// The choices of the global batch that fell on each expert, by the name of the router.
+    /// The number of choices of each expert in the global batch, by the name of the router.
     #[serde(default, rename = "moe.load", skip_serializing_if = "BTreeMap::is_empty")]
     pub loads: BTreeMap<String, Vec<f64>>,
     /// The other scalars of the model over the global batch, by name; `None` for a number that is not finite.
@@ -49,22 +49,22 @@ pub struct StepMetrics {
     pub outputs: BTreeMap<String, Option<f64>>,
 }
 
-/// The first line of the file: no step of this run is done before it.
+/// The first line of the file, before the lines of all steps.
 #[derive(Debug, Serialize, Deserialize)]
 struct FirstLine {
-    /// Steps that were done before the file begins.
+    /// The number of steps completed before the file begins.
     step: u64,
-    /// How steps are counted.
+    /// The way in which steps are counted.
     counting: String,
     /// Mean loss over the held-out data before the first step.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
     eval_loss: Option<f64>,
 }
 
-/// The counting of steps in words.
+/// The way in which steps are counted, in words.
 const COUNTING: &str = "step N is the N-th step, after which N steps are done";
 
-/// The keys of a line that are not the model's.
+/// The keys of a line that are not names of the model's scalars.
 const OWN_KEYS: [&str; 11] = [
     "moe.load",
     "counting",
@@ -79,7 +79,7 @@ const OWN_KEYS: [&str; 11] = [
     "eval_loss",
 ];
 
-/// Scalars of the model as a line has them: one that is named as a key of the line gets `output.` before its name.
+/// Returns scalars of the model as a line has them. A scalar with the name of one of the line's own keys gets the prefix `output.`.
 pub fn outputs(scalars: BTreeMap<String, f64>) -> BTreeMap<String, Option<f64>> {
     let key = |name: String| if OWN_KEYS.contains(&&*name) { format!("output.{name}") } else { name };
     scalars.into_iter().map(|(name, number)| (key(name), Some(number).filter(|n| n.is_finite()))).collect()
@@ -93,7 +93,7 @@ fn present_number_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     number_or_null(deserializer).map(Some)
 }
 
-/// Metrics that could not be written or read.
+/// The error of metrics that could not be written or read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} `{}`: {source}", path.display())]
 pub struct MetricsError {
@@ -103,7 +103,7 @@ pub struct MetricsError {
 }
 
 impl MetricsError {
-    /// Whether the disk is at fault, perhaps for a time.
+    /// Returns whether the disk is at fault, perhaps for a time.
     pub(crate) fn is_passing(&self) -> bool {
         disk::is_passing(&self.source)
     }
@@ -117,11 +117,10 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Opens `path` to append to it; it is made if it is not there. A last line that a killed run left half written is
-    /// closed first.
+    /// Opens `path` for appending, and creates it if it does not exist. Ends a last line that a killed run left half written.
     ///
     /// # Errors
-    /// When the file cannot be opened or made.
+    /// The file cannot be opened or created.
     pub fn append(path: &Path) -> Result<Self, MetricsError> {
         let open = || {
             let is_new = !path.exists();
@@ -137,10 +136,10 @@ impl MetricsWriter {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Writes the first line, unless the file has it: `step` steps are done, with this eval loss if it was evaluated.
+    /// Writes the first line, unless the file has it: `step` steps are completed, with this eval loss if it was evaluated.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// The file cannot be read or written.
     pub fn begin(&mut self, step: u64, eval_loss: Option<f64>) -> Result<(), MetricsError> {
         let contents = fs::read(&self.path).map_err(|source| MetricsError {
             action: "read",
@@ -153,10 +152,10 @@ impl MetricsWriter {
         self.write_line(&FirstLine { step, counting: COUNTING.to_owned(), eval_loss })
     }
 
-    /// Appends one line, in one write.
+    /// Appends one line with a single write.
     ///
     /// # Errors
-    /// When it cannot be written, as on a full disk.
+    /// The line cannot be written, for example because the disk is full.
     pub fn write(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
         self.write_line(metrics)
     }
@@ -172,23 +171,23 @@ impl MetricsWriter {
     /// Waits until all lines are on the disk.
     ///
     /// # Errors
-    /// The disk refuses.
+    /// The disk fails.
     pub fn sync(&self) -> Result<(), MetricsError> {
         self.file.sync().map_err(|source| MetricsError { action: "write", path: self.path.clone(), source })
     }
 }
 
-/// The steps in `path`, in its order. Lines that are not whole, as a killed run leaves them, are passed over.
+/// Returns the steps in `path`, in file order. Incomplete lines, as a killed run leaves them, are skipped.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// The file cannot be read.
 pub fn read_metrics(path: &Path) -> Result<Vec<StepMetrics>, MetricsError> {
     let contents =
         fs::read(path).map_err(|source| MetricsError { action: "read", path: path.to_owned(), source })?;
     Ok(lines(&contents).map(|(_, metrics)| metrics).collect())
 }
 
-/// The lines of steps, counted from 1.
+/// Returns the lines of steps, with numbers counted from 1.
 fn lines(contents: &[u8]) -> impl Iterator<Item = (&[u8], StepMetrics)> {
     let first = u64::from(!counts_from_1(contents));
     all_lines(contents).filter_map(move |line| {
@@ -201,7 +200,7 @@ fn all_lines(contents: &[u8]) -> impl Iterator<Item = &[u8]> {
     contents.split(|&byte| byte == b'\n')
 }
 
-/// The line that says how steps are counted, if there is one: before it are half-written lines at most.
+/// Returns the line that tells how steps are counted, if there is one. At most half-written lines precede it.
 fn first_line(contents: &[u8]) -> Option<&[u8]> {
     let is_step = |line: &&[u8]| serde_json::from_slice::<StepMetrics>(line).is_ok();
     let mut lines = all_lines(contents).take_while(|line| !is_step(line));
@@ -212,7 +211,7 @@ fn counts_from_1(contents: &[u8]) -> bool {
     first_line(contents).is_some()
 }
 
-/// A line of a step by this counting. A line of an older version counts one less.
+/// Returns a line with its step counted from 1. A line of an older version counts one less.
 fn recounted(line: &[u8], metrics: &StepMetrics) -> Vec<u8> {
     let before = format!("{{\"step\":{},", metrics.step.saturating_sub(1));
     match line.strip_prefix(before.as_bytes()) {
@@ -221,13 +220,12 @@ fn recounted(line: &[u8], metrics: &StepMetrics) -> Vec<u8> {
     }
 }
 
-/// Cuts the file at `path` after the line of step `steps`. The lines of the steps `1..=steps` stay, byte for byte.
-/// The lines of an older version are counted anew. Half-written lines go as well. A file that is not there stays so. The new file is
-/// renamed into place, so that a crash leaves the old or the new one. Returns the number of steps that have no line, though they
-/// were done.
+/// Truncates the file at `path` after the line of step `steps`. The lines of the steps `1..=steps` stay, byte for byte, except that lines
+/// of an older version are renumbered. Half-written lines are removed. A missing file stays missing. The new file is renamed into place, so
+/// a crash leaves the old or the new one. Returns the number of completed steps that have no line.
 ///
 /// # Errors
-/// When the file cannot be read or replaced.
+/// The file cannot be read or replaced.
 pub fn truncate_to_step(path: &Path, steps: u64) -> Result<u64, MetricsError> {
     let contents = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(steps),
@@ -350,7 +348,7 @@ mod tests {
             writer.write(&StepMetrics { loss: 9.0, ..step(4) }).unwrap();
             assert_eq!(steps(), [(1, 0.0), (2, 1.0), (3, 2.0), (4, 9.0)]);
         }
-        // A first line that was cut off is written again.
+        // A truncated first line is written again.
         fs::write(&path, "{\"step\":0,\"coun").unwrap();
         let mut writer = MetricsWriter::append(&path).unwrap();
         writer.begin(0, None).unwrap();

@@ -5,14 +5,15 @@ use ir::{ScalarPart, StepOutput, Tensor};
 use runtime::program::{Program, Section};
 use std::collections::BTreeMap;
 
-/// Where the numbers are that the loop reads: indices of outputs.
+/// The indices of the outputs that the loop reads.
 #[derive(Clone)]
 pub(super) struct Outputs {
-    /// `None`, as of the norm, of a rank that does not know it: in an asynchronous pipeline reports travel to the first rank alone.
+    /// The loss of the update. Like the norm, it is `None` on a rank that does not know it: in an asynchronous pipeline, only the first
+    /// rank gets the reports.
     pub(super) loss: Option<usize>,
     pub(super) lr: usize,
     pub(super) grad_norm: Option<usize>,
-    /// `None` of a pipeline rank that does not compute it.
+    /// `None` on a pipeline rank that does not compute it.
     pub(super) microbatch_loss: Option<usize>,
     pub(super) scaling: Option<ScalingOutputs>,
     /// The other scalars of the model: the outputs `metric.NAME` of the update, by name.
@@ -21,7 +22,7 @@ pub(super) struct Outputs {
     pub(super) loads: Vec<(String, usize)>,
 }
 
-/// Where a program with a scaled loss says what became of a step.
+/// The outputs of a program with a scaled loss that report on a step.
 #[derive(Clone, Copy)]
 pub(super) struct ScalingOutputs {
     pub(super) skipped: usize,
@@ -30,7 +31,7 @@ pub(super) struct ScalingOutputs {
 }
 
 impl Outputs {
-    /// Those of a training program.
+    /// Finds the outputs of a training program.
     pub(super) fn of(program: &Program) -> Result<Self, TrainError> {
         let loss = output(program, StepOutput::loss(0, ScalarPart::Sum), Section::Microbatch);
         let microbatch_loss = match program.pipeline {
@@ -55,7 +56,7 @@ impl Outputs {
         })
     }
 
-    /// What a program reports of an update, as far as the rank knows it, in the order of [`Self::updated`].
+    /// Returns the outputs that report an update, as far as the rank has them, in the order that [`Self::updated`] takes.
     pub(super) fn of_update(&self) -> Vec<usize> {
         let named = self.metrics.iter().chain(&self.loads).map(|(_, output)| *output);
         self.of_step()
@@ -65,12 +66,12 @@ impl Outputs {
             .collect()
     }
 
-    /// The rate first.
+    /// Returns the outputs of the step itself, the rate first.
     fn of_step(&self) -> Vec<usize> {
         [Some(self.lr), self.loss, self.grad_norm].into_iter().flatten().collect()
     }
 
-    /// The report of an update: `values` are those of [`Self::of_update`].
+    /// Returns the report of an update. `values` are the values of the outputs in [`Self::of_update`].
     pub(super) fn updated(&self, program: &Program, mut values: Vec<Tensor>) -> Result<Updated, TrainError> {
         let loads = values.split_off(values.len() - self.loads.len());
         let numbers = items(program, &self.of_update(), &values)?;
@@ -91,24 +92,24 @@ impl Outputs {
     }
 }
 
-/// What an update reports.
+/// The report of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Updated {
-    /// `None`, as the norm, on a rank to which the report does not travel.
+    /// The loss. Like the norm, it is `None` on a rank that gets no reports.
     pub(super) loss: Option<f64>,
     pub(super) lr: f64,
     pub(super) grad_norm: Option<f64>,
-    /// The scaled gradients were not finite, so no state was changed but the scale.
+    /// Whether the scaled gradients were not finite, so that no state changed but the scale.
     pub(super) skipped: bool,
-    /// The loss scale, if the step was skipped though it is the smallest there may be.
+    /// The loss scale, if the step was skipped although the scale is already the smallest allowed.
     pub(super) exhausted: Option<f64>,
     /// The other scalars of the model, by name.
     pub(super) metrics: BTreeMap<String, f64>,
-    /// The choices that fell on each expert, by the name of the router.
+    /// The number of choices of each expert, by the name of the router.
     pub(super) loads: BTreeMap<String, Vec<f64>>,
 }
 
-/// The only element of each of these values, which are outputs of the program.
+/// Returns the only element of each of these values, which are outputs of the program.
 pub(super) fn items(program: &Program, outputs: &[usize], values: &[Tensor]) -> Result<Vec<f64>, TrainError> {
     let item = |(tensor, &output): (&Tensor, &usize)| match tensor.len() {
         1 => Ok(tensor.item()),
@@ -123,7 +124,7 @@ impl ScalingOutputs {
     }
 }
 
-/// The outputs of the update whose names have a name in them.
+/// Returns the outputs of the update whose names contain another name, by that name.
 fn named<'p>(program: &'p Program, of: impl Fn(&'p str) -> Option<&'p str>) -> Vec<(String, usize)> {
     let outputs = program.outputs.iter().enumerate().filter(|(_, output)| output.section == Section::Update);
     outputs.filter_map(|(index, output)| Some((of(&output.name)?.to_owned(), index))).collect()

@@ -1,4 +1,4 @@
-//! What a user sees of a run: a progress bar on a terminal, plain lines elsewhere.
+//! The display of a run: a progress bar on a terminal, plain lines elsewhere.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -7,23 +7,23 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::metrics::StepMetrics;
 
-/// Between two plain lines, unless a step was evaluated, was skipped, or is the first or last one.
+/// The time between two plain lines. Steps that were evaluated or skipped, and the first and last steps, always have a line.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The weight of the newest step in the smoothed step time.
 const NEWEST: f64 = 0.1;
 
-/// The columns that a line may take: a terminal has at least so many.
+/// The number of columns of a line, which every terminal has.
 const COLUMNS: usize = 80;
 
 /// Shows the steps of one run, on standard error.
 pub struct Progress {
     total: u64,
     display: Display,
-    /// Smoothed milliseconds a step, once there was one.
+    /// Smoothed milliseconds per step, after the first step.
     step_ms: Option<f64>,
     eval_loss: Option<f64>,
-    /// Steps that were skipped, of those seen.
+    /// The number of steps seen that were skipped.
     skipped: u64,
 }
 
@@ -33,13 +33,13 @@ enum Display {
 }
 
 impl Progress {
-    /// For steps `first..total`: a bar if standard error is a terminal, else lines.
+    /// Makes a display for steps `first..total`: a bar if standard error is a terminal, else lines.
     pub fn new(first: u64, total: u64) -> Self {
         if !io::stderr().is_terminal() {
             return Self::lines(Box::new(io::stderr()), total, LINE_EVERY);
         }
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-        // The bar takes what the text leaves of a line.
+        // The bar fills the part of a line that the text leaves.
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar}") {
             bar.set_style(style);
         }
@@ -47,7 +47,7 @@ impl Progress {
         Self { total, display: Display::Bar(bar), step_ms: None, eval_loss: None, skipped: 0 }
     }
 
-    /// Lines to `out`, one at most every `every` but for the steps that always have one.
+    /// Makes a display with lines to `out`, at most one per `every`, except for the steps that always have one.
     pub fn lines(out: Box<dyn Write + Send>, total: u64, every: Duration) -> Self {
         Self {
             total,
@@ -58,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// A step is done. One that was evaluated or skipped leaves a line.
+    /// Shows that a step is completed. A step that was evaluated or skipped leaves a line.
     pub fn step(&mut self, metrics: &StepMetrics) {
         let newest = metrics.step_ms;
         self.step_ms = Some(self.step_ms.map_or(newest, |mean| mean + NEWEST * (newest - mean)));
@@ -71,7 +71,7 @@ impl Progress {
             Display::Bar(bar) => {
                 bar.set_position(done);
                 bar.set_message(text.clone());
-                // The last line stays on the screen as it is.
+                // The last line stays on the screen anyway.
                 if matters && done != self.total {
                     bar.suspend(|| write_line(&mut io::stderr(), &text));
                 }
@@ -101,7 +101,7 @@ impl Progress {
         }
     }
 
-    /// The line of a step. Where it would be too wide for a terminal, its least important parts are left out.
+    /// Returns the line of a step. If it would be too wide for a terminal, its least important parts are left out.
     fn describe(&self, metrics: &StepMetrics) -> String {
         let done = metrics.step;
         let left = self.total.saturating_sub(done) as f64 * self.step_ms.unwrap_or_default() / 1e3;
@@ -115,7 +115,7 @@ impl Progress {
             (true, count) => format!("{count} skipped: the gradient is not finite"),
             (false, count) => format!("{count} skipped"),
         };
-        // Each part with its rank: the part of the highest rank is left out first.
+        // Each part with its rank. Parts with the highest rank are left out first.
         let parts = [
             (0, format!("step {done}/{}", self.total)),
             (0, format!("loss {}", short(metrics.loss))),
@@ -134,17 +134,17 @@ impl Progress {
     }
 }
 
-/// Writes a line that is only for people: one that cannot be written must not end a training run.
+/// Writes a line that is only for people. A failure to write it must not end a training run.
 fn write_line(out: &mut dyn Write, text: &str) {
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
-/// A loss with four decimals, unless it is too large for a line.
+/// Formats a loss with four decimals, unless it is too large for a line.
 fn short(loss: f64) -> String {
     if loss.abs() < 1e6 { format!("{loss:.4}") } else { format!("{loss:.3e}") }
 }
 
-/// Three digits or so, with a unit.
+/// Formats a number with about three digits and a unit.
 fn rounded(number: f64) -> String {
     match number {
         number if number >= 999_500.0 => format!("{:.2}M", number / 1e6),
@@ -153,7 +153,7 @@ fn rounded(number: f64) -> String {
     }
 }
 
-/// `m:ss`, or `h:mm:ss`.
+/// Formats a time as `m:ss` or `h:mm:ss`.
 fn clock(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

@@ -1,4 +1,4 @@
-//! Going on: from the newest whole checkpoint of a run or a chosen one, with the metrics cut back to it.
+//! Resuming: continues from the newest whole checkpoint of a run, or from a chosen one, and truncates the metrics to it.
 
 use super::error::TrainError;
 use super::history::EvalHistory;
@@ -10,31 +10,31 @@ use data::Loader;
 use ir::Module;
 use std::path::{Path, PathBuf};
 
-/// Where a run goes on.
+/// The state with which a run continues.
 #[derive(Debug)]
 pub struct Resumed {
-    /// Steps done.
+    /// The number of completed steps.
     pub step: u64,
-    /// The value of every state after them, or the part of one rank.
+    /// The value of every state after these steps, or the parts of one rank.
     pub values: StateBytes,
     /// The fingerprint of the data.
     pub data: PendingFingerprint,
-    /// The eval losses up to the checkpoint that count.
+    /// The eval losses up to the checkpoint that are comparable.
     pub history: EvalHistory,
-    /// Why earlier eval losses do not count: the conditions that changed.
+    /// The condition that changed, if earlier eval losses are therefore not comparable.
     pub forgotten: Option<&'static str>,
     /// The checkpoint.
     pub path: PathBuf,
-    /// Newer checkpoints that were passed over, since they are not whole.
+    /// Newer checkpoints that were skipped because they are damaged.
     pub damaged: Vec<CheckpointError>,
 }
 
-/// The place and the values to go on with, from the checkpoint of `step`, or else the newest whole one. The number of
-/// microbatches may be another than before; model, optimizer, data, seed and global batch may not. With a `rank`, only its parts
-/// of the values are read.
+/// Returns the position and the values from the checkpoint of `step`, or else from the newest whole one. The number of microbatches may
+/// differ from the earlier run; model, optimizer, data, seed and global batch may not. With a `rank`, only its parts of the values are
+/// read.
 ///
 /// # Errors
-/// No checkpoint; one of another program or of other data; files that cannot be read. Nothing is changed on disk.
+/// There is no checkpoint; it is of another program or of other data; files cannot be read. Nothing on the disk is changed.
 pub fn resume(
     checkpoints: &Checkpoints,
     step: Option<u64>,
@@ -54,7 +54,7 @@ pub fn resume(
             damaged: latest.damaged,
         });
     };
-    // Cheap checks come first: the data may take an hour to read, and the values minutes.
+    // Cheap checks come first: reading the data may take an hour, and reading the values minutes.
     checkpoint.check_table(module)?;
     checkpoint.check_data_size(data)?;
     let step = loader.resume(&checkpoint.description.position)?;
@@ -69,14 +69,14 @@ pub fn resume(
     Ok(Resumed { step, values, data, history, forgotten, path: checkpoint.path, damaged: latest.damaged })
 }
 
-/// Makes a run's files those of the run after `step` steps: lines of the file `metrics` (`metrics.jsonl`) that come after
-/// it are cut off, and with `checkpoints` the later checkpoints are removed. Those go first: a crash leaves a run with
-/// more metrics than it needs, which the next one cuts off.
+/// Makes the files of a run match its first `step` steps. Later lines of the file `metrics` (`metrics.jsonl`) are cut off, and with
+/// `checkpoints` the later checkpoints are removed. The checkpoints are removed first: after a crash the run then has only more metrics
+/// than necessary, which the next call cuts off.
 ///
-/// Returns the number of steps of which there are no metrics, though they were done.
+/// Returns the number of completed steps that have no metrics.
 ///
 /// # Errors
-/// Files that cannot be read or changed.
+/// Files cannot be read or changed.
 pub fn cut_back(checkpoints: Option<&Checkpoints>, metrics: &Path, step: u64) -> Result<u64, TrainError> {
     checkpoints.map_or(Ok(()), |checkpoints| checkpoints.remove_after(step))?;
     Ok(metrics::truncate_to_step(metrics, step)?)

@@ -19,76 +19,76 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-/// Which steps to run, and what to do between them. Counts are of steps from step 0 of the run, resumed or not.
+/// The steps of a run, and the events between them. Counts start at step 0 of the run, whether it was resumed or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// Steps done before: 0, or what [`super::resume`] found.
+    /// The number of steps completed before: 0, or the step that [`super::resume`] found.
     pub start: u64,
     /// Steps in total.
     pub steps: u64,
-    /// Evaluate after every so many steps, besides before step 0 and at the end.
+    /// The number of steps between evaluations, besides those before step 0 and at the end.
     pub eval_every: Option<u64>,
-    /// Save after every so many steps, besides at the end.
+    /// The number of steps between checkpoints, besides that at the end.
     pub save_every: Option<u64>,
-    /// Save after every evaluation with a loss below all before.
+    /// Whether to save after every evaluation whose loss is below all earlier ones.
     pub save_best: bool,
-    /// Checkpoints that stay: the newest, and besides them the one with the lowest eval loss. All stay by default.
+    /// The number of newest checkpoints that stay, besides the one with the lowest eval loss. All stay by default.
     pub keep: Option<u64>,
-    /// Write checkpoints beside the steps, from a copy of the states. The last one is written from the states themselves.
+    /// Whether checkpoints are written beside the steps, from a copy of the states. The last one is written from the states themselves.
     pub saves_beside: bool,
-    /// End the run when so many evaluations in a row had no loss below the lowest.
+    /// The number of consecutive evaluations without a new lowest loss after which the run ends.
     pub patience: Option<u64>,
 }
 
-/// The objects that the training loop of a rank works with. The session's states have their values.
+/// The objects with which a rank runs the training loop. The states of the session have their values.
 pub struct TrainingRun<'a> {
-    /// The module that the training program was lowered from: its state table is the checkpoints'.
+    /// The module from which the training program was lowered. Its state table is that of checkpoints.
     pub module: &'a Module,
     /// The programs on the rank's device.
     pub session: Session<'a>,
     /// The data.
     pub loader: &'a Loader,
-    /// Where checkpoints go.
+    /// The folder of the checkpoints.
     pub checkpoints: Checkpoints,
-    /// The part of the run that rank 0 alone has.
+    /// The part of the run that only rank 0 has.
     pub lead: Option<Lead>,
-    /// The steps as this process tells them in its log.
+    /// The display of the steps in this process's log.
     pub log: Option<Progress>,
 }
 
-/// What rank 0 does for all ranks: it tells the user and the files of the run, watches the files, and knows the evaluations
-/// before.
+/// The work of rank 0 for all ranks: it reports to the user and writes the files of the run, watches the files, and has the earlier
+/// evaluations.
 pub struct Lead {
-    /// What the data is, for the checkpoints.
+    /// The fingerprint of the data, for the checkpoints.
     pub data: PendingFingerprint,
-    /// Where metrics go.
+    /// The writer of metrics.
     pub metrics: MetricsWriter,
-    /// What the user sees.
+    /// The display for the user.
     pub progress: Progress,
     /// The evaluations so far, as the checkpoint has them.
     pub history: EvalHistory,
-    /// The files that it reads, and its folder.
+    /// The files that the run reads, and its folder.
     pub surroundings: Surroundings,
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// Steps done, from step 0 of the run.
+    /// The number of completed steps, from step 0 of the run.
     pub steps: u64,
-    /// Whether it was asked to stop before its last step, or in the evaluation after it.
+    /// Whether the run was asked to stop before its last step, or in the evaluation after it.
     pub stopped: bool,
-    /// Whether it ended before its last step, since the eval loss did not fall any more.
+    /// Whether the run ended before its last step because the eval loss no longer fell.
     pub ended_early: bool,
     /// The loss of the last step; `None` if no step was run.
     pub loss: Option<f64>,
     /// The other scalars of the model in the last step, by name; `None` if one is not finite.
     pub scalars: BTreeMap<String, Option<f64>>,
-    /// The choices that fell on each expert in the last step, by the name of the router.
+    /// The number of choices of each expert in the last step, by the name of the router.
     pub loads: BTreeMap<String, Vec<f64>>,
-    /// The eval loss before the first step of this call, when it began at step 0.
+    /// The eval loss before the first step of this call, if it began at step 0.
     pub initial_eval_loss: Option<f64>,
-    /// The eval loss after the last step that was done; `None` if it was not evaluated, or not to the end.
+    /// The eval loss after the last completed step; `None` if it was not evaluated, or not to the end.
     pub eval_loss: Option<f64>,
     /// The evaluation with the lowest loss.
     pub lowest: Option<Evaluation>,
@@ -98,7 +98,7 @@ pub struct Outcome {
     pub best: Option<BestCheckpoint>,
 }
 
-/// The checkpoint with the lowest eval loss, of those that are there and were evaluated.
+/// The checkpoint with the lowest eval loss, of the existing checkpoints that were evaluated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BestCheckpoint {
     /// Its folder.
@@ -107,17 +107,17 @@ pub struct BestCheckpoint {
     pub evaluation: Evaluation,
 }
 
-/// Runs the steps that are left. Every rank runs this loop, with its own part of everything. Setting `stop` on any rank asks
-/// all to finish the step they are in, save, and return.
+/// Runs the remaining steps. Every rank runs this loop, with its own parts. Setting `stop` on any rank asks all ranks to finish the present
+/// step, save, and return.
 ///
-/// The loss is evaluated before step 0, after every `eval_every` steps, and after the last; a checkpoint is made after
-/// every `save_every` steps, after the last, and when it stops. Early stopping and the best checkpoint look at the
-/// evaluations after steps, not at the one before step 0.
+/// The loss is evaluated before step 0, after every `eval_every` steps, and after the last step. A checkpoint is made after every
+/// `save_every` steps, after the last step, and when the run stops. Early stopping and the best checkpoint consider the evaluations after
+/// steps, not the one before step 0.
 ///
 /// # Errors
-/// A loss, gradient or state that is not finite (the states are then not saved, earlier checkpoints stay); a disk that is
-/// full; programs and data that do not fit each other; a rank that failed. With a scaled loss a gradient that is not finite
-/// skips its step, and is an error only once the scale can get no smaller.
+/// A loss, gradient or state that is not finite (the states are then not saved, and earlier checkpoints stay); a full disk; programs and
+/// data that do not match; a rank that failed. With a scaled loss, a gradient that is not finite skips its step, and is an error only if
+/// the scale is already the smallest.
 pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
     thread::scope(|scope| {
         let mut saves = Saves::new(schedule.saves_beside.then_some(scope));
@@ -127,6 +127,10 @@ pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> R
 }
 
 /// Runs the steps, and saves.
+///
+/// Each step is given to the device (`begin_step`) and read when it is done (`end_step`, `report`). If the device runs ahead, a step stays
+/// `open`: it is read only after the next one was given to the device, unless it is followed by an evaluation or a checkpoint. Between
+/// streams (single steps, unless the schedule is asynchronous) all ranks agree whether to stop.
 fn steps<'scope, 'a: 'scope>(
     run: &mut TrainingRun<'a>,
     saves: &mut Saves<'scope, '_>,
@@ -136,7 +140,7 @@ fn steps<'scope, 'a: 'scope>(
     let microbatches = run.microbatches()?;
     let mut outcome = run.begin(schedule, stop)?;
     let mut saved = outcome.checkpoint.is_some().then_some(schedule.start);
-    // The step that the device may still be at, and since when it is.
+    // The step that the device may still be running, and the time since which it does.
     let (mut open, mut since) = (None::<Begun>, Instant::now());
     let mut stream = Stream::of(schedule.start..schedule.start);
     for step in schedule.start..schedule.steps {
@@ -199,8 +203,8 @@ fn steps<'scope, 'a: 'scope>(
 }
 
 impl Schedule {
-    /// The end of the steps that follow each other without a flush, from `step` on: at most so many, up to the next evaluation and the
-    /// next checkpoint.
+    /// Returns the end of the stream of steps without a flush that begins at `step`: at most `longest` steps, up to the next evaluation or
+    /// the next checkpoint.
     fn end_of_stream(&self, step: u64, longest: u64) -> u64 {
         let next = |every: Option<u64>| every.map(|every| (step / every.max(1) + 1) * every.max(1));
         let ends = [Some(self.steps), next(self.eval_every), next(self.save_every)];
@@ -208,23 +212,23 @@ impl Schedule {
     }
 }
 
-/// Whether something that is done every so many steps is due after `done` steps.
+/// Returns whether an event that happens after every `every` steps is due after `done` steps.
 fn due(every: Option<u64>, done: u64) -> bool {
     every.is_some_and(|every| done.is_multiple_of(every))
 }
 
-/// What all ranks know before a step.
+/// The facts on which all ranks agree before a step.
 struct AtStep {
-    /// The run stops, as any rank was asked to.
+    /// Whether the run stops because a rank was asked to.
     stops: bool,
-    /// The run ends early: so many evaluations in a row had no loss below the lowest.
+    /// Whether the run ends early because too many consecutive evaluations had no new lowest loss.
     ends_early: bool,
-    /// The checkpoint that was written beside the steps can get its name.
+    /// Whether all ranks have written the checkpoint beside the steps, so that it can get its name.
     is_written: bool,
 }
 
 impl TrainingRun<'_> {
-    /// Microbatches a step.
+    /// Returns the microbatches per step.
     pub(super) fn microbatches(&self) -> Result<u64, TrainError> {
         let (global_batch, microbatch) = (self.loader.global_batch_size(), self.session.microbatch());
         if !global_batch.is_multiple_of(microbatch) {
@@ -233,7 +237,7 @@ impl TrainingRun<'_> {
         Ok(global_batch / microbatch)
     }
 
-    /// What all ranks know before a step.
+    /// Agrees with all ranks on the facts before a step.
     fn at_step(&self, saves: &Saves, schedule: &Schedule, stop: &AtomicBool) -> Result<AtStep, TrainError> {
         const STOPS: u8 = 1;
         const ENDS_EARLY: u8 = 2;
@@ -252,13 +256,13 @@ impl TrainingRun<'_> {
         })
     }
 
-    /// The loss over the held-out data.
+    /// Evaluates the loss over the held-out data.
     fn evaluate(&mut self, stop: &AtomicBool) -> Result<Option<f64>, TrainError> {
         let progress = self.lead.as_mut().map(|lead| &mut lead.progress);
         evaluate(&mut self.session, self.loader, stop, progress)
     }
 
-    /// Whether any rank says so.
+    /// Returns whether `own` is true on any rank.
     pub(super) fn agree(&self, own: bool) -> Result<bool, TrainError> {
         Ok(self.session.agreement().any(own).map_err(DeviceError::from)?)
     }
@@ -268,12 +272,12 @@ impl TrainingRun<'_> {
         self.lead.as_mut().is_some_and(|lead| lead.history.add(steps, loss))
     }
 
-    /// The evaluation with the lowest loss, on rank 0.
+    /// Returns the evaluation with the lowest loss, on rank 0.
     fn lowest(&self) -> Option<Evaluation> {
         self.lead.as_ref()?.history.lowest()
     }
 
-    /// Ends the run where the data changed, or, if it was not looked at for a while, any file.
+    /// Ends the run if the data changed or, when the last check was long ago, if any file changed.
     fn check_files(&mut self, outcome: &Outcome) -> Result<(), TrainError> {
         let Some(lead) = &mut self.lead else { return Ok(()) };
         lead.check_surroundings_sometimes(outcome.checkpoint.as_ref())?;
@@ -282,10 +286,10 @@ impl TrainingRun<'_> {
         Ok(())
     }
 
-    /// The outcome before the first step. The eval loss is known before step 0, and for a run without steps left.
+    /// Returns the outcome before the first step. It has the eval loss before step 0, and also if no steps are left.
     fn begin(&mut self, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
         let mut outcome = Outcome { steps: schedule.start, ..Outcome::default() };
-        // A run may have been gone on with from another folder's checkpoint.
+        // The run may have been resumed from a checkpoint in another folder.
         let path = self.checkpoints.path(schedule.start);
         let is_there = self.agree(self.lead.is_some() && path.exists())?;
         outcome.checkpoint = Some(path).filter(|_| is_there);

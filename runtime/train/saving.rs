@@ -1,4 +1,4 @@
-//! Checkpoints of a run: when one is written, which stay, and which has the lowest eval loss.
+//! The checkpoints of a run: when they are written, which of them stay, and which has the lowest eval loss.
 
 use super::beside::{BegunSave, OpenSave, Saves, Written};
 use super::error::TrainError;
@@ -12,8 +12,8 @@ use runtime::device::DeviceError;
 use std::thread;
 
 impl<'a> TrainingRun<'a> {
-    /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN; the last save was after `saved` steps. If
-    /// the run goes on and `saves` may write beside its steps, this returns when the states are copied.
+    /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN. The last save was after `saved` steps. If the
+    /// run continues and `saves` may write beside its steps, this returns as soon as the states are copied.
     pub(super) fn save<'scope>(
         &mut self,
         saves: &mut Saves<'scope, '_>,
@@ -51,7 +51,7 @@ impl<'a> TrainingRun<'a> {
         }
     }
 
-    /// Ends the checkpoint that is being written beside the steps, if there is one: waits until every rank has written its part.
+    /// Completes the checkpoint that is being written beside the steps, if there is one: waits until every rank has written its part.
     pub(super) fn finish_save(
         &mut self,
         saves: &mut Saves,
@@ -64,8 +64,8 @@ impl<'a> TrainingRun<'a> {
         self.end_save(begun, written, schedule, outcome)
     }
 
-    /// The error with which a run ends. A number that is not finite is known to all ranks: they end the checkpoint that is being written,
-    /// and the error names it.
+    /// Returns the error with which a run ends. All ranks know of a number that is not finite, so they complete the checkpoint that is
+    /// being written, and the error names it.
     pub(super) fn end_after(
         &mut self,
         mut error: TrainError,
@@ -81,8 +81,8 @@ impl<'a> TrainingRun<'a> {
         error
     }
 
-    /// Removes checkpoints that an earlier run of the folder kept and this one does not, before another is written: the disk may be full
-    /// of them. The newest whole one stays.
+    /// Removes checkpoints that an earlier run in the folder kept and this run does not, before another is written, because they may fill
+    /// the disk. The newest whole one stays.
     fn make_room(&mut self, schedule: &Schedule, saved: Option<u64>, outcome: &Outcome) {
         let Some(lead) = &mut self.lead else { return };
         if let (Some(count), Some(saved), Some(_)) = (schedule.keep, saved, &outcome.checkpoint) {
@@ -90,7 +90,7 @@ impl<'a> TrainingRun<'a> {
         }
     }
 
-    /// Begins a checkpoint: rank 0 describes it, and makes the folder for the parts of several ranks.
+    /// Begins a checkpoint: rank 0 describes it, and creates the folder for the parts of several ranks.
     fn begin_save(&mut self, done: u64, outcome: &Outcome) -> Result<BegunSave<'a>, TrainError> {
         let agreement = self.session.agreement().clone();
         let (module, checkpoints) = (self.module, self.checkpoints.clone());
@@ -108,7 +108,7 @@ impl<'a> TrainingRun<'a> {
         Ok(BegunSave { module, checkpoints, done, rank: agreement.rank(), description, temporary })
     }
 
-    /// Ends the run if a state of any rank had no value, since training made it infinite or NaN.
+    /// Ends the run if a state of any rank had no value because training made it infinite or NaN.
     fn refuse_not_finite(
         &self,
         begun: &BegunSave,
@@ -131,7 +131,7 @@ impl<'a> TrainingRun<'a> {
             .map_or(DeviceError::Ended.into(), |state| spoilt(state, schedule, saved, begun.done, outcome)))
     }
 
-    /// Gives a checkpoint its name when all ranks have written; then removes those that `schedule` does not keep.
+    /// Gives a checkpoint its name when all ranks have written it, and then removes those that `schedule` does not keep.
     fn end_save(
         &mut self,
         begun: BegunSave,
@@ -146,7 +146,7 @@ impl<'a> TrainingRun<'a> {
                 let parts = parts.inspect_err(|_| begun.abandon())?;
                 let committed = self.lead.as_ref().map(|lead| lead.written(begun.commit(parts))).transpose();
                 committed?;
-                // Nobody reads the checkpoint before rank 0 has ended it.
+                // No rank uses the checkpoint before rank 0 has completed it.
                 self.agree(true)?;
                 self.checkpoints.path(begun.done)
             }
@@ -165,7 +165,7 @@ impl<'a> TrainingRun<'a> {
         Ok(())
     }
 
-    /// Ends the run where training made a state infinite or NaN.
+    /// Ends the run if training made a state infinite or NaN.
     pub(super) fn check_states(
         &self,
         schedule: &Schedule,
@@ -177,8 +177,8 @@ impl<'a> TrainingRun<'a> {
         found.map_or(Ok(()), |state| Err(spoilt(state, schedule, saved, done, outcome)))
     }
 
-    /// The evaluated checkpoint with the lowest eval loss, on rank 0. If the best is wanted (`schedule.save_best`), checkpoints that cannot
-    /// be used are passed over with a note.
+    /// Returns the evaluated checkpoint with the lowest eval loss, on rank 0. If the best is wanted (`schedule.save_best`), unusable
+    /// checkpoints are skipped with a note.
     pub(super) fn best(&mut self, schedule: &Schedule) -> Result<Option<BestCheckpoint>, TrainError> {
         let Some(lead) = &mut self.lead else { return Ok(None) };
         let mut steps = self.checkpoints.steps()?;
@@ -201,8 +201,8 @@ impl<'a> TrainingRun<'a> {
 }
 
 impl Lead {
-    /// The description of a checkpoint at this place in the data. A checkpoint never has steps behind it of which there are no
-    /// metrics.
+    /// Describes a checkpoint at this position in the data. The metrics of its steps are written to the disk first, so a checkpoint never
+    /// has steps without metrics.
     fn description(
         &mut self,
         module: &Module,
@@ -216,7 +216,7 @@ impl Lead {
         Ok(Description { evaluations, ..Description::new(module, position, data) })
     }
 
-    /// The path that was written. Nothing can be written into a folder that is gone.
+    /// Returns the written path, or the reason of a failure: nothing can be written into a folder that is gone.
     fn written<T>(&self, written: Result<T, CheckpointError>) -> Result<T, TrainError> {
         if written.is_err() {
             self.surroundings.check_folder()?;
@@ -224,7 +224,7 @@ impl Lead {
         Ok(written?)
     }
 
-    /// Removes old checkpoints. One that cannot be removed takes room, and ends no run.
+    /// Removes old checkpoints. A failure only costs space, and ends no run.
     fn keep(&mut self, checkpoints: &Checkpoints, count: u64, done: u64) {
         let removed = checkpoints.steps().and_then(|steps| {
             let best = self.lowest_of(&steps).map(|evaluation| evaluation.steps);
@@ -247,7 +247,7 @@ fn spoilt(
     done: u64,
     outcome: &Outcome,
 ) -> TrainError {
-    // All states were finite when the run began, and when they were saved.
+    // All states were finite when the run began, and when they were last saved.
     let (since, step) = (saved.unwrap_or(schedule.start), done.saturating_sub(1));
     TrainError::StateNotFinite { step, since, state, kept: outcome.checkpoint.clone() }
 }

@@ -1,4 +1,4 @@
-//! A training program on the device of a rank, by names: what a step of the loop does to it.
+//! A training program on the device of a rank, accessed by names: the operations of a step on the device.
 
 mod evaluation;
 
@@ -20,13 +20,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The program of the step and, if there is one, of the evaluation, on the device of one rank. They share their states. Every
-/// rank has a session, and all ranks must call the same functions in the same order.
+/// The training program and, if there is one, the evaluation program, on the device of one rank. They share their states. Every rank has a
+/// session, and all ranks must call the same functions in the same order.
 pub struct Session<'d> {
     rank: Rank<'d>,
     train: ProgramId,
     eval: Option<ProgramId>,
-    /// The evaluation of a last batch that is short.
+    /// The program for a short last batch of an evaluation.
     short_eval: Option<ShortEvaluation>,
     outputs: Outputs,
     /// The parts of the evaluation program's loss that this rank computes.
@@ -35,30 +35,30 @@ pub struct Session<'d> {
     states: BTreeMap<String, usize>,
     /// The states that were not finite when the run began.
     began: Began,
-    /// Instructions of `update` after which the gradient's norm is there and the weights are as they were.
+    /// The number of instructions of `update` after which the gradient's norm is complete and the weights are unchanged.
     until_norm: Option<usize>,
     runs_ahead: bool,
 }
 
-/// The microbatches for each pipeline rank after which an asynchronous pipeline drains, so that all ranks agree whether the run goes on.
-/// Filling it again takes as long as one microbatch for each rank but one.
+/// The number of microbatches per pipeline rank after which an asynchronous pipeline drains, so that all ranks can agree whether the run
+/// goes on. Filling the pipeline again takes the time of one microbatch for each rank but one.
 const STREAM: u64 = 64;
 
-/// A program that evaluates fewer samples than a microbatch.
+/// A program that evaluates a batch shorter than a microbatch.
 #[derive(Clone, Debug)]
 struct ShortEvaluation {
     program: ProgramId,
     parts: LossParts,
-    /// For each class: see [`Session::evaluate_short`].
+    /// The factor of each class: see [`Session::evaluate_short`].
     shares: Vec<f64>,
 }
 
-/// The values that a session begins with.
+/// The values with which a session begins.
 #[derive(Clone, Debug)]
 pub enum GivenStates<'m> {
-    /// Of every state the whole value, or the part of the rank.
+    /// The whole value of every state, or the rank's part of it.
     Known(StateBytes),
-    /// The values before step 0, of which a rank makes its part alone.
+    /// The values before step 0. A rank makes only its part of them.
     Initial(InitialValues<'m>),
 }
 
@@ -69,7 +69,7 @@ impl From<StateBytes> for GivenStates<'_> {
 }
 
 impl GivenStates<'_> {
-    /// Takes the part of a rank out; `None` if there is no such state.
+    /// Removes the part of a rank; `None` if there is no such state.
     fn part(&mut self, name: &str, parts: &Parts, rank: u64) -> Result<Option<Bytes>, TrainError> {
         match self {
             Self::Initial(values) => {
@@ -89,13 +89,12 @@ impl GivenStates<'_> {
 }
 
 impl<'d> Session<'d> {
-    /// A session over two programs of the device of `rank`.
+    /// Makes a session over two programs on the device of `rank`.
     ///
     /// # Errors
-    /// The programs lack an output: the training program has `loss`, `lr`, `grad_norm` (update) and `loss.sum`
-    /// (microbatch), and with `skipped` also `loss_scale` and `loss_scale.exhausted` (update); the evaluation program
-    /// `loss.sum` and `loss.weight` (microbatch). A state of the evaluation
-    /// program is not the training program's.
+    /// The programs lack an output. The training program must have `loss`, `lr`, `grad_norm` (update) and `loss.sum` (microbatch), and with
+    /// `skipped` also `loss_scale` and `loss_scale.exhausted` (update); the evaluation program must have `loss.sum` and `loss.weight`
+    /// (microbatch). A state of the evaluation program is not the training program's.
     pub fn new(rank: Rank<'d>, train: ProgramId, eval: Option<ProgramId>) -> Result<Self, TrainError> {
         let program = rank.device.program(train);
         let outputs = Outputs::of(program)?;
@@ -111,8 +110,8 @@ impl<'d> Session<'d> {
         Ok(Self { rank, train, eval, short_eval, outputs, eval_parts, states, began, until_norm, runs_ahead })
     }
 
-    /// Evaluates a last batch that is short by `program`. The sum and the weight of each class of its loss are multiplied by
-    /// its share in `shares`: 1, unless the weight of any batch is the same number.
+    /// Uses `program` to evaluate a short last batch. The sum and the weight of each class of its loss are multiplied by its share in
+    /// `shares`: 1, unless every batch has the same weight.
     ///
     /// # Errors
     /// Those of [`Self::new`] for an evaluation program.
@@ -124,21 +123,21 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    /// The training program.
+    /// Returns the training program.
     pub fn program(&self) -> &Arc<Program> {
         self.rank.device.program(self.train)
     }
 
-    /// Samples in one microbatch: dim 0 of the batched inputs; 1 if there are none.
+    /// Returns the samples in one microbatch: dim 0 of the batched inputs; 1 if there are none.
     pub fn microbatch(&self) -> u64 {
         samples(self.program())
     }
 
-    /// Sets the rank's part of every state. Each value is dropped once its part is there, so that all of them are never in memory
-    /// twice; kept are only the parts that are not finite.
+    /// Sets the rank's part of every state. Each value is dropped once its part is on the device, so the values are never all in memory
+    /// twice. Only parts that are not finite are kept.
     ///
     /// # Errors
-    /// A state without a value, or with one of the wrong size.
+    /// A state has no value, or a value of the wrong size.
     pub fn write_states<'m>(&mut self, values: impl Into<GivenStates<'m>>) -> Result<(), TrainError> {
         let (program, mut values) = (self.program().clone(), values.into());
         let rank = self.rank.place(&program);
@@ -152,17 +151,17 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    /// All ranks of the run.
+    /// Returns the agreement with all ranks of the run.
     pub(super) fn agreement(&self) -> &Agreement {
         &self.rank.agreement
     }
 
-    /// The rows of a batch of a program's inputs that this rank needs.
+    /// Returns the rows of a batch that this rank needs for the program's inputs.
     pub(super) fn rows(&self) -> Range<u64> {
         self.rows_of(self.train)
     }
 
-    /// As [`Self::rows`], of an evaluation of so many rows.
+    /// Does the same as [`Self::rows`] for an evaluation of this number of rows.
     pub(super) fn evaluated_rows(&self, rows: u64) -> Range<u64> {
         self.evaluation_of(rows).map_or(0..rows, |program| self.rows_of(program))
     }
@@ -178,13 +177,13 @@ impl<'d> Session<'d> {
         if rows.all(|other| other.as_ref() == Some(&first)) { first } else { whole }
     }
 
-    /// The rank's part of a state's value; `None` if there is no state of that name.
+    /// Returns the rank's part of a state's value; `None` if there is no state of that name.
     pub(super) fn read_state(&self, name: &str) -> Option<Result<Cow<'_, [u8]>, DeviceError>> {
         let &index = self.states.get(name)?;
         Some(self.rank.device.read_state(self.train, index))
     }
 
-    /// The states that were not finite when the run began.
+    /// Returns the states that were not finite when the run began.
     pub(super) fn began(&self) -> &Began {
         &self.began
     }
@@ -194,17 +193,17 @@ impl<'d> Session<'d> {
         Ok(self.rank.device.run(self.train, Section::Prepare)?)
     }
 
-    /// Whether the device is given a step before the numbers of the one before were looked at.
+    /// Returns whether the device gets a step before the numbers of the step before it are read.
     pub(super) fn runs_ahead(&self) -> bool {
         self.runs_ahead
     }
 
-    /// Whether the gradient's norm is there before the weights change.
+    /// Returns whether the gradient's norm is complete before the weights change.
     pub(super) fn norm_comes_first(&self) -> bool {
         self.until_norm.is_some()
     }
 
-    /// Forward and backward of one microbatch, given its rows of this rank ([`Self::rows`]).
+    /// Runs forward and backward of one microbatch, given this rank's rows ([`Self::rows`]).
     pub(super) fn begin_microbatch(&mut self, batch: &Batch) -> Result<Later, TrainError> {
         self.feed(self.train, batch, |_| true)?;
         self.rank.device.run(self.train, Section::Microbatch)?;
@@ -216,7 +215,7 @@ impl<'d> Session<'d> {
         Ok(self.rank.device.end_microbatch(self.train)?)
     }
 
-    /// The sum of a microbatch's losses.
+    /// Returns the sum of a microbatch's losses.
     pub(super) fn microbatch_loss(&mut self, begun: Later) -> Result<f64, TrainError> {
         let output = self.outputs.microbatch_loss;
         let output = output.ok_or_else(|| lacks(self.program(), "output", "loss.sum"))?;
@@ -224,19 +223,20 @@ impl<'d> Session<'d> {
         Ok(loss)
     }
 
-    /// The turns of this rank in the microbatches of a step, if the program is of a pipeline.
+    /// Returns the turns of this rank in the microbatches of a step, if the program is of a pipeline.
     pub(super) fn turns(&self) -> Option<Vec<Turn>> {
         self.program().pipeline.as_ref().map(|pipeline| pipeline.turns.clone())
     }
 
-    /// The turns of step `step` in a stream of `steps` steps without a flush, by index, if the program is of a pipeline.
+    /// Returns the turns of step `step` in a stream of `steps` steps without a flush, by index, if the program is of a pipeline.
     pub(super) fn turns_of(&self, step: u64, steps: u64) -> Option<Vec<(usize, Task)>> {
         let pipeline = self.program().pipeline.as_ref()?;
         let turns = pipeline.turns_of(step, steps).into_iter();
         Some(turns.map(|index| (index, pipeline.turns[index].task)).collect())
     }
 
-    /// The longest stream of steps without a flush: 1 step, unless the schedule is asynchronous. At its end all ranks agree.
+    /// Returns the largest number of steps without a flush: 1, unless the schedule is asynchronous. At the end of such a stream all ranks
+    /// agree.
     pub(super) fn longest_stream(&self) -> u64 {
         match &self.program().pipeline {
             Some(pipeline) if pipeline.is_asynchronous => {
@@ -247,12 +247,12 @@ impl<'d> Session<'d> {
         }
     }
 
-    /// Whether steps follow each other without a flush.
+    /// Returns whether steps follow each other without a flush.
     pub(super) fn is_asynchronous(&self) -> bool {
         self.program().pipeline.as_ref().is_some_and(|pipeline| pipeline.is_asynchronous)
     }
 
-    /// Runs a turn, given its microbatch's rows of this rank. Returns the sum of the microbatch's losses, if the turn makes it.
+    /// Runs a turn, given this rank's rows of its microbatch. Returns the sum of the microbatch's losses, if the turn computes it.
     pub(super) fn run_turn(&mut self, turn: usize, batch: &Batch) -> Result<Option<f64>, TrainError> {
         let task = self.begin_turn(turn, batch)?;
         self.rank.device.run_turn(self.train, turn)?;
@@ -271,13 +271,13 @@ impl<'d> Session<'d> {
         Ok(own.task)
     }
 
-    /// The cause of the first number that is not finite in a microbatch, before any update. The states are finite, but for
-    /// those that were not when the run began.
+    /// Returns the cause of the first number in a microbatch that is not finite, before any update. The states are finite, except those
+    /// that were not when the run began.
     pub(super) fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
         if let Some(name) = self.began_with(f64::is_nan)? {
             return Ok(Some(Cause::Initial(name)));
         }
-        // The update may have begun, where what was prepared has lain.
+        // The update may have begun, and may have overwritten the results of `prepare`.
         self.rank.device.run(self.train, Section::Prepare)?;
         self.feed(self.train, batch, |_| true)?;
         let found = self.rank.device.first_non_finite(self.train)?;
@@ -288,7 +288,7 @@ impl<'d> Session<'d> {
         Ok(self.began_with(f64::is_infinite)?.map(Cause::Initial))
     }
 
-    /// As [`Self::first_non_finite`], in a pipeline: of all microbatches of a step, whose rows `batch` gives.
+    /// Does the same as [`Self::first_non_finite`] in a pipeline, for all microbatches of a step, whose rows `batch` returns.
     pub(super) fn first_non_finite_of_turns(
         &mut self,
         batch: impl Fn(u64) -> Batch,
@@ -310,14 +310,14 @@ impl<'d> Session<'d> {
         Ok(self.began_with(f64::is_infinite)?.map(Cause::Initial))
     }
 
-    /// The first state with a number of a kind on any rank when the run began.
+    /// Returns the first state that had a number of this kind on any rank when the run began.
     fn began_with(&self, of_kind: fn(f64) -> bool) -> Result<Option<String>, TrainError> {
         let own = self.began.first(of_kind).map(str::to_owned);
         let of_ranks = self.agreement().gather(own).map_err(DeviceError::from)?;
         Ok(of_ranks.into_iter().flatten().min())
     }
 
-    /// Begins the update: the gradient's norm, if it is there before the weights change.
+    /// Begins the update. Returns the gradient's norm, if it is complete before the weights change.
     pub(super) fn gradient_norm(&mut self) -> Result<Option<f64>, TrainError> {
         let (Some(until), Some(output)) = (self.until_norm, self.outputs.grad_norm) else { return Ok(None) };
         self.rank.device.run_update(self.train, 0..until)?;
@@ -326,7 +326,7 @@ impl<'d> Session<'d> {
         Ok(Some(norm))
     }
 
-    /// The update, or the rest of it: new states.
+    /// Runs the update, or its remaining instructions, which make new states.
     pub(super) fn begin_update(&mut self) -> Result<Later, TrainError> {
         match self.runs_ahead || self.is_asynchronous() {
             true => self.rank.device.run(self.train, Section::Update)?,
@@ -338,18 +338,18 @@ impl<'d> Session<'d> {
         Ok(self.rank.device.read_later(self.train, self.outputs.of_update())?)
     }
 
-    /// What an update came to.
+    /// Returns the report of an update.
     pub(super) fn updated(&mut self, begun: Later) -> Result<Updated, TrainError> {
         let values = self.values(self.train, &self.outputs.of_update(), begun)?;
         self.outputs.updated(self.program(), values)
     }
 
-    /// Whether the program scales its loss, and skips a step whose gradients are not finite.
+    /// Returns whether the program scales its loss and skips a step whose gradients are not finite.
     pub(super) fn skips(&self) -> bool {
         self.outputs.scaling.is_some()
     }
 
-    /// Writes those inputs of a microbatch that are `due`.
+    /// Writes the inputs of a microbatch that are `due`.
     fn feed(
         &mut self,
         id: ProgramId,
@@ -367,7 +367,7 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    /// The only element of each of some outputs, which were asked for in this order.
+    /// Returns the only element of each of some outputs, which were requested in this order.
     fn numbers<const N: usize>(
         &mut self,
         id: ProgramId,
@@ -379,13 +379,13 @@ impl<'d> Session<'d> {
         Ok(numbers)
     }
 
-    /// As [`Self::numbers`], of any number of outputs.
+    /// Does the same as [`Self::numbers`] for any number of outputs.
     fn read(&mut self, id: ProgramId, outputs: &[usize], later: Later) -> Result<Vec<f64>, TrainError> {
         let values = self.values(id, outputs, later)?;
         items(self.rank.device.program(id), outputs, &values)
     }
 
-    /// Some outputs, which were asked for in this order.
+    /// Returns some outputs, which were requested in this order.
     fn values(&mut self, id: ProgramId, outputs: &[usize], later: Later) -> Result<Vec<Tensor>, TrainError> {
         let all = self.rank.device.collect(later)?;
         let program = self.rank.device.program(id);
@@ -397,13 +397,13 @@ impl<'d> Session<'d> {
     }
 }
 
-/// Samples in one microbatch of a program: dim 0 of the batched inputs; 1 if there are none.
+/// Returns the samples in one microbatch of a program: dim 0 of the batched inputs; 1 if there are none.
 fn samples(program: &Program) -> u64 {
     let batched = program.inputs.iter().find(|input| input.batched);
     batched.and_then(|input| input.ty.dims.first()?.size()).unwrap_or(1)
 }
 
-/// Refuses an evaluation program that lacks an output, or whose states are not those of `train`.
+/// Returns an error if an evaluation program has a state that is not one of `train`.
 fn check_evaluation(
     eval: &Program,
     train: &Program,
@@ -416,8 +416,8 @@ fn check_evaluation(
     }
 }
 
-/// How many instructions of `update` make the gradient's norm, unless they already change a state that the
-/// microbatches read.
+/// Returns the number of instructions of `update` up to the gradient's norm. `None` if they already change a state that the microbatches
+/// read.
 fn until_norm(program: &Program, grad_norm: usize) -> Option<usize> {
     let overlap = |a: &View, b: &View| {
         let (x, y) = (a.bytes(), b.bytes());
@@ -434,8 +434,8 @@ fn until_norm(program: &Program, grad_norm: usize) -> Option<usize> {
     };
     let read: Vec<&View> =
         program.states.iter().map(|state| &state.view).filter(|state| is_read(state)).collect();
-    // Instructions of a microbatch that stand in `update` run in every other microbatch too: a search that repeats a microbatch may
-    // find their states changed anyway.
+    // Instructions of a microbatch that are in `update` do not count: they run in every other microbatch too, so a search that repeats a
+    // microbatch may find their states changed anyway.
     let own = update[..until].iter().filter(|instruction| !instruction.of_microbatch);
     let mut written = own.flat_map(|instruction| &instruction.results);
     let changes = written.any(|result| read.iter().any(|state| overlap(result, state)));

@@ -1,4 +1,4 @@
-//! A step of the loop: given to the device, looked at when it is done, reported.
+//! A step of the loop: it is given to the device, read when it is done, and reported.
 
 use super::error::{Cause, ChangedBy, TrainError};
 use super::finite;
@@ -18,22 +18,22 @@ use std::time::Instant;
 const LOSS: &str = "the loss";
 const GRADIENT: &str = "the gradient's norm";
 
-/// A step that the device was given, and what it reports.
+/// A step that was given to the device, and its pending reports.
 pub(super) struct Begun {
     step: u64,
-    /// The losses of the microbatches, if they were not looked at one by one.
+    /// The losses of the microbatches, if they were not read one by one.
     losses: Vec<Later>,
-    /// The first loss of a microbatch that is not finite, of a stream whose ranks agree on it at the end.
+    /// The first loss of a microbatch that is not finite, in a stream, whose ranks agree on it at the end.
     wrong: Option<f64>,
     update: Later,
 }
 
-/// Steps that follow each other without a flush: one, unless the schedule is asynchronous.
+/// Steps that follow each other without a flush: one step, unless the schedule is asynchronous.
 #[derive(Debug)]
 pub(super) struct Stream {
     /// The steps.
     pub(super) steps: Range<u64>,
-    /// The first number of the rank's steps that is not finite.
+    /// The first number that is not finite in the rank's steps.
     wrong: Option<Wrong>,
 }
 
@@ -46,12 +46,12 @@ struct Wrong {
 }
 
 impl Stream {
-    /// A stream of these steps.
+    /// Makes a stream of these steps.
     pub(super) fn of(steps: Range<u64>) -> Self {
         Self { steps, wrong: None }
     }
 
-    /// Whether a step is the last.
+    /// Returns whether a step is the last of the stream.
     pub(super) fn ends_with(&self, step: u64) -> bool {
         self.steps.end == step + 1
     }
@@ -62,7 +62,7 @@ impl Stream {
     }
 }
 
-/// A step that is done.
+/// A completed step.
 pub(super) struct Ended {
     step: u64,
     updated: Updated,
@@ -70,9 +70,9 @@ pub(super) struct Ended {
 }
 
 impl TrainingRun<'_> {
-    /// Gives the device a step. A loss or gradient that is not finite keeps the weights from changing, so that they are still
-    /// good when the node is looked for that made it: here, or on a device that runs ahead by itself. Early updates change weights
-    /// before the norm of the gradients is there; a loss keeps them from changing all the same.
+    /// Gives the device a step. A loss or gradient that is not finite prevents the update, here or on a device that runs ahead by itself.
+    /// So the weights are still valid for the search of the node that made the number. With early updates, weights change before the norm
+    /// of the gradients is known; a loss still prevents the update.
     pub(super) fn begin_step(
         &mut self,
         step: u64,
@@ -106,8 +106,8 @@ impl TrainingRun<'_> {
         Ok(Begun { step, losses, wrong, update })
     }
 
-    /// Runs the turns of this rank in a pipeline. Then all ranks know whether the loss of a microbatch is not finite. In an asynchronous
-    /// schedule they do not wait for each other: the rank that makes the loss returns it.
+    /// Runs the turns of this rank in a pipeline. Afterwards all ranks know whether the loss of a microbatch is not finite. In an
+    /// asynchronous schedule they do not wait for each other: the rank that computes the loss returns it.
     fn run_turns(
         &mut self,
         step: u64,
@@ -122,7 +122,7 @@ impl TrainingRun<'_> {
             let batch = match batches.entry(microbatch) {
                 Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(entry) => {
-                    // Forward of an asynchronous schedule runs ahead of its step.
+                    // In an asynchronous schedule, forward runs ahead of its step.
                     let (ahead, index) = (microbatch / microbatches, microbatch % microbatches);
                     entry.insert(self.microbatch(step + ahead, index)?)
                 }
@@ -139,10 +139,10 @@ impl TrainingRun<'_> {
         Err(not_finite(step, LOSS, loss, cause, outcome))
     }
 
-    /// The rows of a microbatch that this rank needs.
+    /// Returns the rows of a microbatch that this rank needs.
     ///
     /// # Errors
-    /// An index, computed from them, that is outside of the dim it indexes.
+    /// An index that is computed from the rows is outside of the dim that it indexes.
     fn microbatch(&self, step: u64, index: u64) -> Result<Batch, TrainError> {
         let (own, first) = (self.session.rows(), index * self.session.microbatch());
         let rows = first + own.start..first + own.end;
@@ -151,7 +151,7 @@ impl TrainingRun<'_> {
         Ok(batch)
     }
 
-    /// Collects the results of a step that the device has done.
+    /// Collects the results of a step that the device has completed.
     pub(super) fn end_step(
         &mut self,
         begun: Begun,
@@ -203,7 +203,7 @@ impl TrainingRun<'_> {
         Ended { step, updated, seconds }
     }
 
-    /// Ends the run where a number of a stream was not finite on any rank. The weights have changed since then.
+    /// Ends the run if a number of a stream was not finite on any rank. The weights have changed since then.
     pub(super) fn end_stream(&self, stream: &Stream, outcome: &Outcome) -> Result<(), TrainError> {
         if !self.session.is_asynchronous() {
             return Ok(());
@@ -215,7 +215,7 @@ impl TrainingRun<'_> {
         Err(TrainError::NotFinite { step, what, value, cause: None, updated: Some(ChangedBy::Stream), kept })
     }
 
-    /// Ends the run where a microbatch's loss is not finite.
+    /// Ends the run if a microbatch's loss is not finite.
     fn check_loss(
         &mut self,
         step: u64,
@@ -234,7 +234,7 @@ impl TrainingRun<'_> {
         Err(not_finite(step, LOSS, loss, cause, outcome))
     }
 
-    /// Ends the run where a gradient is not finite, unless the program knows what to do then.
+    /// Ends the run if a gradient is not finite, unless the program skips such steps.
     fn check_norm(&mut self, step: u64, norm: Option<f64>, outcome: &Outcome) -> Result<(), TrainError> {
         let Some(norm) = norm.filter(|norm| !norm.is_finite() && !self.session.skips()) else {
             return Ok(());
@@ -243,7 +243,7 @@ impl TrainingRun<'_> {
         Err(not_finite(step, GRADIENT, norm, cause, outcome))
     }
 
-    /// The cause of the first number that is not finite in any microbatch of a step.
+    /// Returns the cause of the first number that is not finite in any microbatch of a step.
     fn first_non_finite(&mut self, step: u64) -> Result<Option<Cause>, TrainError> {
         if let Some(found) = finite::find(self.module, &self.session)? {
             return Ok(Some(Cause::State(found.name)));
@@ -263,7 +263,7 @@ impl TrainingRun<'_> {
         Ok(None)
     }
 
-    /// Notes a step, also in the log of this process; rank 0 tells the file and the user of it.
+    /// Records a step in the outcome and in the log of this process. Rank 0 also writes it to the metrics and shows it to the user.
     pub(super) fn report(
         &mut self,
         ended: Ended,
@@ -274,7 +274,7 @@ impl TrainingRun<'_> {
         let Updated { loss, lr, grad_norm, skipped, metrics, loads, .. } = updated;
         (outcome.steps, outcome.loss) = (step + 1, loss);
         outcome.eval_loss = eval_loss;
-        // A rank to which reports do not travel has nothing to tell.
+        // A rank that gets no reports has nothing to show.
         let (Some(loss), Some(grad_norm)) = (loss, grad_norm) else { return Ok(()) };
         let tokens_per_s = self.loader.tokens_per_step().map(|tokens| tokens as f64 / seconds);
         let samples_per_s = match tokens_per_s {

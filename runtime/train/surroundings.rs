@@ -1,4 +1,4 @@
-//! The files and the folder of a run, which nobody else may change while the run goes on.
+//! The files and the folder of a run, which must not change while the run goes on.
 
 use super::error::TrainError;
 use super::run::Lead;
@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The time between two checks is as many times that of a check: data can be a million files.
+/// The time between two checks, as a multiple of the time of a check: data can be a million files.
 const REST: u32 = 50;
-/// The least time between two checks: a step can take a millisecond.
+/// The shortest time between two checks: a step can take a millisecond.
 const LEAST_REST: Duration = Duration::from_secs(1);
-/// The most time between two checks, after one that hashed data for an hour.
+/// The longest time between two checks, after a check that hashed data for an hour.
 const MOST_REST: Duration = Duration::from_secs(600);
 
 /// The files that a run reads, and the folder that it writes.
@@ -22,34 +22,32 @@ pub struct Surroundings {
     data: Vec<PathBuf>,
     /// The model's files, or folders of them.
     model: Vec<PathBuf>,
-    /// The lock of the output folder. `None` where the file system has no locks.
+    /// The lock of the output folder. `None` if the file system has no locks.
     lock: Option<FolderLock>,
-    /// The time of the next check. `None` is now.
+    /// The time of the next check. `None` means now.
     next_check: Option<Instant>,
 }
 
 impl Surroundings {
-    /// The surroundings of a run that reads its samples from `data`, maps the files of `model`, and writes into the folder of
-    /// the lock. A file of both is one of data.
+    /// Makes the surroundings of a run that reads its samples from `data`, maps the files of `model`, and writes into the folder of the
+    /// lock. A file in both lists counts as data.
     pub fn new(data: Vec<PathBuf>, model: Vec<PathBuf>, lock: Option<FolderLock>) -> Self {
         Self { data, model, lock, next_check: None }
     }
 
-    /// Checks the folder and the model's files: a run that has done its steps needs the data no more. `kept` is the newest
-    /// checkpoint.
+    /// Checks the folder and the model's files, but not the data, which a completed run no longer needs. `kept` is the newest checkpoint.
     ///
     /// # Errors
-    /// A file of the model that was written to or cut off; a folder that was moved or removed.
+    /// A file of the model was written to or cut off; the folder was moved or removed.
     pub fn check_after_training(&self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
         self.check_folder()?;
         self.accept_model(kept).map(drop)
     }
 
-    /// Checks the folder and all files. Returns the changes that do not matter, since the mapped bytes are those of the
-    /// beginning.
+    /// Checks the folder and all files. Returns the harmless changes, after which the mapped bytes are still those of the beginning.
     ///
     /// # Errors
-    /// A file whose mapped bytes are lost or may have changed; a folder that was moved or removed; data that cannot be read.
+    /// The mapped bytes of a file are lost or may have changed; the folder was moved or removed; data cannot be read.
     fn check(
         &mut self,
         fingerprints: [&mut PendingFingerprint; 2],
@@ -67,7 +65,7 @@ impl Surroundings {
     /// Checks the output folder.
     ///
     /// # Errors
-    /// It was moved or removed, or another run may write into it.
+    /// The folder was moved or removed, or another run may write into it.
     pub(super) fn check_folder(&self) -> Result<(), TrainError> {
         match &self.lock {
             Some(lock) if !lock.is_in_place() => {
@@ -78,23 +76,23 @@ impl Surroundings {
         }
     }
 
-    /// Accepts model files that were replaced or removed: a mapped file keeps its bytes then. Nobody knows the checksum of a
-    /// model file, so that any other change is an error.
+    /// Accepts model files that were replaced or removed, because a mapped file then keeps its bytes. The checksum of a model file is not
+    /// known, so any other change is an error.
     fn accept_model(&self, kept: Option<&PathBuf>) -> Result<Vec<FileChanged>, TrainError> {
         let mut changes = files::changes(&self.model);
         changes.retain(|changed| !self.data.iter().any(|data| changed.path().starts_with(data)));
         accept(changes, kept, |changed| changed.change == Change::Replaced)
     }
 
-    /// Accepts changes of data files whose mapped bytes have a checksum of the fingerprints, which are waited for. A
-    /// fingerprint is never that of a file that changed after it was mapped.
+    /// Accepts changes of data files whose mapped bytes have a checksum of the fingerprints, for which this waits. A fingerprint is never
+    /// that of a file that changed after it was mapped.
     fn accept_data(
         &self,
         fingerprints: [&mut PendingFingerprint; 2],
         kept: Option<&PathBuf>,
     ) -> Result<Vec<FileChanged>, TrainError> {
         let changes = files::changes(&self.data);
-        // A file that is cut off may not be read.
+        // A file that is cut off must not be read.
         let is_cut = |changed: &FileChanged| matches!(changed.change, Change::Cut { .. });
         if changes.is_empty() || changes.iter().any(is_cut) {
             return accept(changes, kept, |changed| !is_cut(changed));
@@ -123,7 +121,7 @@ fn accept(
 }
 
 impl Lead {
-    /// As [`Self::check_surroundings`], if the last check was long ago.
+    /// Does the same as [`Self::check_surroundings`], if the last check was long enough ago.
     pub(super) fn check_surroundings_sometimes(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
         match self.surroundings.next_check {
             Some(next) if Instant::now() < next => Ok(()),
@@ -131,10 +129,10 @@ impl Lead {
         }
     }
 
-    /// Checks the files and the folder of the run, and tells of changes that do not matter. `kept` is the newest checkpoint.
+    /// Checks the files and the folder of the run, and reports harmless changes. `kept` is the newest checkpoint.
     ///
     /// # Errors
-    /// A file whose mapped bytes are lost or may have changed; a folder that was moved or removed; data that cannot be read.
+    /// The mapped bytes of a file are lost or may have changed; the folder was moved or removed; data cannot be read.
     pub(super) fn check_surroundings(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
         let changes = self.surroundings.check([&mut self.data, self.history.data()], kept)?;
         if let Some(changed) = changes.first() {

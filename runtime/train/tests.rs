@@ -1,4 +1,4 @@
-//! Runs of a bigram model on the CPU: what a stop, a kill, another division into microbatches and every fault leave.
+//! Runs of a bigram model on the CPU: the effects of a stop, a kill, another division into microbatches, and every fault.
 
 mod against_interp;
 mod best;
@@ -36,7 +36,7 @@ const GLOBAL_BATCH: u64 = 4;
 const SEQUENCE: u64 = 8;
 const VOCABULARY: u64 = 256;
 
-/// The text of an error with its notes.
+/// Returns the text of an error with its notes.
 fn told(error: impl Into<Diagnostic>) -> String {
     error.into().to_string()
 }
@@ -49,33 +49,33 @@ struct Setup {
     microbatches: u64,
     schedule: Schedule,
     resume: bool,
-    /// The step to go on from, if not the last that was saved.
+    /// The step from which to resume, if not the last one that was saved.
     resume_at: Option<u64>,
-    /// Checkpoints to go on from, if not the run's own.
+    /// Checkpoints from which to resume, if not the run's own.
     resume_from: Option<Checkpoints>,
     /// Replacements in the training program's text.
     edits: Vec<(&'static str, &'static str)>,
-    /// Weights in place of the program's own, of a run that begins.
+    /// Weights of a new run in place of the program's own.
     given: StateBytes,
     on_line: OnLine,
-    /// What becomes of rank 1, if there are ranks.
+    /// The fault of rank 1, if there are ranks.
     fault: Option<Fault>,
-    /// The stand-in of a GPU, if it is on one.
+    /// The stand-in of a GPU, if the run is on one.
     gpu: Option<on_gpu::Gpu>,
     /// The conditions of its evaluations, which checkpoints name.
     evaluation: EvalConditions,
-    /// When its updates run. Early ones take steps of one microbatch.
+    /// The time at which its updates run. Early updates need steps of one microbatch.
     update: UpdateTime,
 }
 
-/// The collective at which a rank panics, or else returns an error.
+/// The collective at which a rank panics or returns an error.
 #[derive(Clone, Copy)]
 struct Fault {
     at: usize,
     panics: bool,
 }
 
-/// What happens when the line of a step is shown.
+/// The event that happens when the line of a step is shown.
 #[derive(Clone)]
 enum OnLine {
     Nothing,
@@ -137,7 +137,7 @@ impl Setup {
         read_metrics(&self.metrics_file()).unwrap()
     }
 
-    /// The files of a checkpoint, without the places of the data, which differ between two tests' folders.
+    /// Returns the files of a checkpoint, without the paths of the data, which differ between two tests' folders.
     fn checkpoint(&self, step: u64) -> [Vec<u8>; 2] {
         let path = self.checkpoints().path(step);
         let read = |name: &str| std::fs::read(path.join(name)).unwrap();
@@ -146,9 +146,9 @@ impl Setup {
             file.as_object_mut().unwrap().remove("place");
         }
         let description_fields = description.as_object_mut().unwrap();
-        // It is of the places too.
+        // The checksum covers the paths too.
         description_fields.remove("checksum");
-        // The metrics of a run tell when it was evaluated.
+        // The evaluations are compared through the metrics of a run instead.
         description_fields.remove("evaluations");
         let files = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name());
         let mut files: Vec<String> = files.map(|name| name.to_str().unwrap().to_owned()).collect();
@@ -158,7 +158,7 @@ impl Setup {
         [states, description.to_string().into_bytes()]
     }
 
-    /// The program in the text, for this number of microbatches.
+    /// Parses the program in the text, for this number of microbatches.
     fn module(&self, text: &str, edits: &[(&str, &str)]) -> Module {
         let rows = GLOBAL_BATCH / self.microbatches;
         let labels = rows * SEQUENCE;
@@ -181,7 +181,7 @@ impl Setup {
         self.loader_of(self.microbatches)
     }
 
-    /// What the program takes.
+    /// Returns the description of the program's inputs and labels.
     fn spec(&self) -> ModelSpec {
         let dims = vec![GLOBAL_BATCH / self.microbatches, SEQUENCE];
         let (tokens, labels) = ("tokens".to_owned(), "labels".to_owned());
@@ -193,7 +193,7 @@ impl Setup {
         ModelSpec { inputs: vec![input], label: Some(label), ..ModelSpec::default() }
     }
 
-    /// A loader of another number of the same microbatches.
+    /// Returns a loader with another number of the same microbatches.
     fn loader_of(&self, microbatches: u64) -> Loader {
         let options = LoaderOptions { seed: 3, microbatches, ..LoaderOptions::default() };
         Loader::new(&self.spec(), &DataSource::Path(self.corpus()), &options).unwrap()
@@ -204,7 +204,7 @@ impl Setup {
         self.go_on_device(|device, _| device)
     }
 
-    /// As [`Self::go`], with another device in place of each rank's own, which may stop the run.
+    /// Does the same as [`Self::go`] with another device in place of each rank's own, which may stop the run.
     fn go_on_device(
         &self,
         exchange: impl Fn(Box<dyn Device + Send>, Arc<AtomicBool>) -> Box<dyn Device + Send>,
@@ -237,8 +237,8 @@ impl Setup {
         Ok(outcomes?.remove(0))
     }
 
-    /// The training program and the evaluation program. On several devices, and with states beside the device, the evaluation program
-    /// is the training program without its updates.
+    /// Returns the training program and the evaluation program. With several devices, and with states outside of the device's memory, the
+    /// evaluation program is the training program without its updates.
     fn programs(&self, module: &Module) -> Vec<Arc<Program>> {
         let mut forward = self.module(include_str!("tests/bigram.forward.ir"), &[]);
         let is_beside = module.states.values().any(|state| state.tier != Tier::Device);
@@ -259,7 +259,7 @@ impl Setup {
         vec![program, eval]
     }
 
-    /// The programs on the devices of their mesh.
+    /// Returns the programs on the devices of their mesh.
     fn ranks(&self, module: &Module) -> Ranks {
         let programs = self.programs(module);
         if let Some(gpu) = &self.gpu {
@@ -298,7 +298,7 @@ impl Setup {
     }
 }
 
-/// Sees every line that the user sees.
+/// Receives every line that the user sees.
 struct Screen {
     on_line: OnLine,
     stop: Arc<AtomicBool>,
@@ -307,7 +307,7 @@ struct Screen {
 
 impl Write for Screen {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Lines come in pieces.
+        // Lines arrive in pieces.
         self.seen.push_str(&String::from_utf8_lossy(bytes));
         match &self.on_line {
             OnLine::Stop(line) if self.seen.contains(line) => self.stop.store(true, Ordering::Relaxed),
@@ -323,7 +323,7 @@ impl Write for Screen {
     }
 }
 
-/// The numbers of a run that do not depend on the clock, as bits.
+/// Returns the numbers of a run that do not depend on the clock, as bits.
 fn numbers(metrics: &[StepMetrics]) -> Vec<(u64, [u64; 3], Option<u64>)> {
     let bits = |step: &StepMetrics| {
         let numbers = [step.loss, step.lr, step.grad_norm].map(f64::to_bits);

@@ -1,4 +1,4 @@
-//! Checkpoints that are read again, refused or found damaged.
+//! Checkpoints that are read again, refused, or found damaged.
 
 use super::*;
 use crate::save::Checkpoints;
@@ -25,7 +25,7 @@ fn a_checkpoint_of_another_model_is_refused_with_the_differences() {
     assert!(error.contains("--weights"), "{error}");
 }
 
-/// The padding is the mesh's: a checkpoint made on one goes on on another.
+/// Padding belongs to the mesh: a checkpoint made on one mesh can be resumed on another.
 #[test]
 fn a_checkpoint_does_not_know_of_padding() {
     let padded = |after: u64| {
@@ -90,7 +90,7 @@ fn hostile_json_is_an_error_and_not_a_panic() {
 
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(2000))]
-    /// Damage anywhere is an error, or changes nothing of the values.
+    /// Damage at any place is an error, or does not change the values.
     #[test]
     fn no_damage_gives_other_values(
         states: bool, place: proptest::sample::Index, bit in 0u8..8, cut: Option<proptest::sample::Index>,
@@ -109,7 +109,7 @@ proptest::proptest! {
 
 const RULES: [HashRule; 3] = [HashRule::Whole, HashRule::Samples, HashRule::SamplesOfFormat1];
 
-/// A checkpoint that was made with the data in a file of these bytes, and the bytes' file.
+/// Returns a checkpoint that was made with the data in a file of these bytes, and that file.
 fn of_data(bytes: &[u8], rule: HashRule) -> (tempfile::TempDir, Checkpoint, DataFiles) {
     let (folder, checkpoints) = saved(&[1]);
     let mut checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
@@ -117,7 +117,7 @@ fn of_data(bytes: &[u8], rule: HashRule) -> (tempfile::TempDir, Checkpoint, Data
     fs::write(folder.path().join("data.bin"), bytes).unwrap();
     let like = DataFingerprint { rule, ..DataFingerprint::synthetic() };
     let fingerprint = files.fingerprint_like(&like).unwrap();
-    // As a file has it.
+    // The fingerprint as a file stores it.
     let text = serde_json::to_string(&fingerprint).unwrap();
     checkpoint.description.data = serde_json::from_str(&text).unwrap();
     assert_eq!(checkpoint.description.data, fingerprint);
@@ -136,8 +136,8 @@ fn values_of_another_checkpoint_are_refused() {
     assert!(error.contains("its checksums differ from the checksums in `checkpoint.json`"), "{error}");
 }
 
-/// A checkpoint that was written before must be read, and a new one has the same bytes: a change of the sums' definition is
-/// noticed here. UPDATE_EXPECT=1 writes it anew.
+/// A checkpoint that was written earlier must be readable, and a new one must have the same bytes, so this test detects a change of the
+/// checksums' definition. UPDATE_EXPECT=1 writes the file anew.
 #[test]
 fn a_checkpoint_is_byte_for_byte_as_it_was() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/checksums/checkpoint");
@@ -156,7 +156,7 @@ fn a_checkpoint_is_byte_for_byte_as_it_was() {
     }
 }
 
-/// As the program wrote them before there were checksums.
+/// A checkpoint as the program wrote it before there were checksums.
 #[test]
 fn a_checkpoint_of_version_1_is_read() {
     let (_folder, checkpoints) = saved(&[1]);
@@ -202,7 +202,7 @@ fn made_up_data_is_compared_with_made_up_data() {
     let (folder, mut checkpoint, files) = of_data(b"the data", HashRule::Whole);
     checkpoint.description.data = DataFingerprint::synthetic();
     checkpoint.check_data(&DataFiles::default()).unwrap();
-    // An input's file is data too, which the rule of format 1 leaves out.
+    // An input's file is data too, but the rule of format 1 leaves it out.
     let inputs = [("x".to_owned(), folder.path().join("data.bin"))].into();
     assert!(checkpoint.check_data(&DataFiles { inputs, ..DataFiles::default() }).is_err());
     assert!(checkpoint.check_data(&files).is_err());
@@ -228,7 +228,7 @@ fn a_copy_of_another_name_and_time_is_the_same_data() {
         fs::File::options().write(true).open(&copy).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
         let copied = DataFiles { train: Some(copy), ..DataFiles::default() };
         let mut now = checkpoint.check_data(&copied).unwrap();
-        // Later checkpoints have the fingerprint of all bytes, also where the first had that of samples.
+        // Later checkpoints have the fingerprint of all bytes, even if the first one had that of samples.
         assert!(now.wait().unwrap().is_of_same_data(&files.fingerprint(None).unwrap()));
     }
 }

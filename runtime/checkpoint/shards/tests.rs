@@ -1,4 +1,4 @@
-//! Checkpoints of several ranks: any layout is read back on any other, and every fault is found.
+//! Checkpoints of several ranks: any layout is read back on any other, and every fault is detected.
 
 use super::super::load::Checkpoint;
 use super::super::save::Checkpoints;
@@ -15,7 +15,7 @@ use std::fs;
 /// The sizes of the states without padding.
 const STATES: [(&str, &[u64]); 3] = [("w", &[12, 8]), ("b", &[12]), ("step", &[])];
 
-/// How the states lie: the mesh, the sharding of each dim of `w` and of `b`, and the rows of padding of `w`.
+/// A layout of the states: the mesh, the sharding of each dim of `w` and of `b`, and the rows of padding of `w`.
 #[derive(Clone, Debug)]
 struct Layout {
     mesh: &'static str,
@@ -47,7 +47,7 @@ impl Layout {
     }
 }
 
-/// The whole values of the states without padding.
+/// Returns the whole values of the states without padding.
 fn whole(number: u8) -> StateBytes {
     let width = |name: &str| if name == "step" { 8 } else { 4 };
     let value = |(name, dims): &(&str, &[u64])| {
@@ -100,7 +100,7 @@ fn save(
     }
 }
 
-/// A folder with the checkpoint of a step.
+/// Returns a folder with the checkpoints of these steps.
 fn saved(layout: &Layout, steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
@@ -112,14 +112,14 @@ fn saved(layout: &Layout, steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
 
 const SQUARE: Layout = Layout { mesh: "dp=2, tp=2", w: ["dp", "tp"], b: "dp", padding: 0 };
 
-/// Layouts whose dims divide.
+/// Returns layouts whose dims divide.
 fn layouts() -> impl Strategy<Value = Layout> {
     proptest::sample::select(vec![
         SQUARE,
         Layout { mesh: "dp=2, tp=2", w: ["dp*tp", "-"], b: "tp*dp", padding: 0 },
         Layout { mesh: "dp=2, tp=2", w: ["tp", "dp"], b: "-", padding: 2 },
         Layout { mesh: "dp=4", w: ["dp", "-"], b: "dp", padding: 0 },
-        // The last rank has padding alone.
+        // The last rank has only padding.
         Layout { mesh: "dp=4", w: ["dp", "-"], b: "-", padding: 4 },
         Layout { mesh: "dp=3", w: ["dp", "-"], b: "-", padding: 3 },
         Layout { mesh: "tp=2", w: ["-", "tp"], b: "tp", padding: 0 },
@@ -152,11 +152,11 @@ fn each_file_of_states_that_are_split_over_all_ranks_has_its_share() {
     let layout = Layout { mesh: "dp=4", w: ["dp", "-"], b: "dp", padding: 0 };
     let module = layout.module();
     let bytes: Vec<u64> = (0..4).map(|rank| Owned::of(&module, rank).unwrap().blocks.len() as u64).collect();
-    // `step` is whole on all ranks, and one of them writes it.
+    // `step` is whole on all ranks, and only one of them writes it.
     assert_eq!(bytes, [2, 2, 3, 2]);
 }
 
-/// After any fault at any operation, the checkpoint before or the one after is there and whole.
+/// After any fault at any operation, the checkpoint before or the one after exists and is whole.
 #[test]
 fn a_save_of_several_ranks_survives_every_fault_at_every_operation() {
     let module = SQUARE.module();

@@ -1,8 +1,7 @@
 //! Models of `runtime/comm`: ranks meet, lend bytes, fail, panic and leave, in every order that loom finds.
 //!
-//! The files of the meeting are compiled here as they stand, with [`sync`] of this folder in place of theirs: loom
-//! switches between the threads at every lock, and tells of a byte that is written while another rank may read it, and of
-//! ranks that wait for ever.
+//! The files of the meeting are compiled here unchanged, with the [`sync`] of this folder in place of theirs. Loom switches between the
+//! threads at every lock. It reports a byte that is written while another rank may read it, and ranks that wait for ever.
 #![cfg(test)]
 #![allow(dead_code, reason = "the models call less of these files than the collectives do")]
 

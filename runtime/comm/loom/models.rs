@@ -1,17 +1,17 @@
-//! The models: each is one way in which ranks meet, or fail to.
+//! The models: each is one way in which ranks meet, or fail to meet.
 
 use crate::CommError::{Different, Ended, Stuck};
 use crate::Terms;
 use crate::ranks::{ADD, Rank, sum, try_all};
 
-/// How often a rank of three is stopped in an interleaving while it could go on. More than this is more than CI has time
-/// for; most faults of this kind take one or two.
+/// The number of times that an interleaving of three ranks may preempt a rank that could go on. CI has no time for more; most faults of
+/// this kind take one or two.
 const THREE: Option<usize> = Some(2);
 
-/// The same for two ranks that meet several times. What two ranks do once is tried in all interleavings.
+/// The same number for two ranks that meet several times. Single meetings of two ranks are tried in all interleavings.
 const AGAIN: Option<usize> = Some(3);
 
-/// Meets a group and gives the sum of the lent bytes.
+/// Meets a group and returns the sum of the lent bytes.
 fn meet(rank: &Rank, group: &[u64]) -> Result<u8, crate::CommError> {
     rank.meet(group, ADD, |inside| sum(&inside.lent(0)))
 }
@@ -116,7 +116,7 @@ fn a_rank_that_panics_before_it_comes_ends_all() {
     try_all(2, None, run, |ended| assert_eq!(ended[0], Err(Ended { rank: 1 })));
 }
 
-/// Rank 1 panics among the others, before or after it has read what they lent.
+/// Rank 1 panics inside the meeting, before or after it has read the lent bytes.
 fn panics_inside(rank: &Rank, group: &[u64]) -> Result<u8, crate::CommError> {
     if rank.number != 1 {
         return rank.add(group);

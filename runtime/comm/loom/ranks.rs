@@ -1,4 +1,4 @@
-//! The ranks of a model: threads of loom, each with a byte of an operand and one of its share of a result.
+//! The ranks of a model: threads of loom. Each has one byte of an operand and one byte of its share of a result.
 
 use crate::at_work::AtWork;
 use crate::mail::Way;
@@ -23,11 +23,11 @@ struct Memory {
     share: Byte,
 }
 
-// SAFETY: loom runs one thread at a time, and a `Byte` tells of accesses that could be at the same time.
+// SAFETY: loom runs one thread at a time, and a `Byte` reports accesses that could happen at the same time.
 unsafe impl Sync for Memory {}
 
-/// Tries the interleavings of so many ranks that all do `run`; `check` sees what each of them returned. `preemptions` bounds how often
-/// a rank is stopped in an interleaving while it could go on; `None` tries all.
+/// Tries the interleavings of `ranks` ranks that all run `run`; `check` gets the values that they returned. `preemptions` bounds the number
+/// of times that an interleaving stops a rank that could go on; `None` tries all.
 pub(crate) fn try_all<R: 'static>(
     ranks: u64,
     preemptions: Option<usize>,
@@ -57,8 +57,7 @@ pub(crate) fn try_all<R: 'static>(
 }
 
 impl Rank {
-    /// Meets a group with this rank's byte lent, which is `number + 1` until this returns; then the rank uses it for
-    /// something else.
+    /// Meets a group and lends this rank's byte, which is `number + 1` until the meeting ends. Then the rank overwrites it.
     pub(crate) fn meet<R>(
         &self,
         group: &[u64],
@@ -72,8 +71,8 @@ impl Rank {
         result
     }
 
-    /// Meets a group twice, as a reduction in the place of its operand: each adds the bytes that all lent; then each lends the sum, adds
-    /// those, and writes over the byte that it lent before.
+    /// Meets a group twice, as a reduction in the place of its operand. Each rank first adds the bytes that all lent. Then each lends the
+    /// sum, adds those, and overwrites the byte that it lent before.
     pub(crate) fn add(&self, group: &[u64]) -> Result<u8, CommError> {
         let own = &self.memory[self.number as usize];
         write(&own.operand, self.number as u8 + 1);
@@ -102,12 +101,12 @@ impl Rank {
         Ok(byte[0])
     }
 
-    /// Goes on as one that unwinds.
+    /// Makes this rank behave as if it unwinds from a panic.
     pub(crate) fn panic(&self) {
         sync::panic();
     }
 
-    /// Ends all ranks with this one's failure, as [`AtWork::fail`].
+    /// Ends all ranks because this one failed, as [`AtWork::fail`] does.
     pub(crate) fn fail(&self) {
         AtWork::new(self.world.clone(), self.number).fail();
     }
@@ -116,9 +115,9 @@ impl Rank {
 /// The collective that the ranks of most models issue.
 pub(crate) const ADD: Terms = Terms("add");
 
-/// The sum of bytes that were lent.
+/// Returns the sum of lent bytes.
 pub(crate) fn sum(lent: &[&[Byte]]) -> u8 {
-    // SAFETY: loom tells of a write that could be at the same time.
+    // SAFETY: loom reports a write that could happen at the same time.
     lent.iter().map(|lent| lent[0].with(|byte| unsafe { *byte })).sum()
 }
 

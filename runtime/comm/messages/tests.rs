@@ -1,4 +1,4 @@
-//! Collectives over messages have the bits of ranks that share memory.
+//! Collectives over messages have the same bits as those of ranks that share memory.
 
 use super::*;
 use crate::comm::samples::{Collective, Sample, on_threads};
@@ -8,13 +8,13 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// Messages from one rank to another, in their order.
+/// The messages from one rank to another, in order.
 type Queue = VecDeque<Vec<u8>>;
 
-/// Sender, receiver and channel of a message; those of collectives have no channel.
+/// The sender, receiver and channel of a message. Messages of collectives have no channel.
 type Way = (u64, u64, Option<u32>);
 
-/// Messages on their way.
+/// The messages in transit.
 #[derive(Default)]
 struct Mail {
     boxes: Mutex<BTreeMap<Way, Queue>>,
@@ -78,7 +78,7 @@ impl Mailbox {
     }
 }
 
-/// The results of a function on ranks that exchange messages, and on ranks that share memory.
+/// Returns the results of a function on ranks that exchange messages, and on ranks that share memory.
 fn both<R: Send>(ranks: u64, work: impl Fn(&dyn Communicator) -> R + Sync) -> [Vec<R>; 2] {
     let mail = Arc::new(Mail::default());
     let by_mail = thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn both<R: Send>(ranks: u64, work: impl Fn(&dyn Communicator) -> R + Sync) -> [V
     [by_mail, on_threads(ranks, &work)]
 }
 
-/// One collective on these tensors by all of a group.
+/// Runs one collective on these tensors with all ranks of a group.
 fn run(
     communicator: &dyn Communicator,
     collective: Collective,
@@ -103,7 +103,7 @@ fn run(
     Sample { collective, group: group.to_vec(), tensors: tensors.to_vec() }.run(communicator)
 }
 
-/// The ranks of a group, in any order.
+/// Returns groups of ranks, in any order.
 fn groups() -> impl Strategy<Value = (u64, Vec<u64>)> {
     let group = |ranks: u64| {
         let members = proptest::sample::subsequence((0..ranks).collect::<Vec<_>>(), 1..=ranks as usize);

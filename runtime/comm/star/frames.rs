@@ -7,9 +7,9 @@ use std::io::{self, Read, Write};
 pub(super) enum Kind {
     /// The process lives.
     Beat = 0,
-    /// Bytes that a rank gives, or those of all ranks.
+    /// Bytes of one rank, or of all ranks.
     Message = 1,
-    /// The process has done its work, and sends nothing any more.
+    /// The process has done its work and sends no more messages.
     Done = 2,
     /// The rank with the number in the bytes failed, and the run ends.
     Failed = 3,
@@ -22,10 +22,10 @@ pub(super) struct Frame {
     pub(super) bytes: Vec<u8>,
 }
 
-/// The bytes of a message at most. A length beyond is of another program that found the port.
+/// The largest number of bytes of a message. A greater length comes from another program that found the port.
 const LARGEST: u64 = 1 << 30;
 
-/// Bytes that are made room for at once, so that a false length takes no memory.
+/// The number of bytes allocated at once, so that a false length takes no memory.
 const CHUNK: u64 = 1 << 20;
 
 /// Writes a message.

@@ -1,4 +1,4 @@
-//! Where the processes of a run meet: an address at which rank 0 listens, or a file in which it writes its address.
+//! The meeting point of a run's processes: an address at which rank 0 listens, or a file in which it writes its address.
 
 use files::Replacement;
 use std::fmt;
@@ -8,12 +8,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Where the processes of a run meet.
+/// The meeting point of a run's processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MeetingPoint {
-    /// Rank 0 listens here.
+    /// The address at which rank 0 listens.
     Address(Address),
-    /// A file on a disk of all machines. Rank 0 listens at a port that is free, and writes its address to this file.
+    /// A file on a disk that all machines share. Rank 0 listens at a free port and writes its address to this file.
     File(PathBuf),
 }
 
@@ -42,7 +42,7 @@ impl FromStr for MeetingPoint {
 /// An address in a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Its name or number in the network.
+    /// The name or number of the machine in the network.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -58,7 +58,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A text is not of the form `HOST:PORT`.
+/// The error of a text that is not of the form `HOST:PORT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("neither HOST:PORT nor the path of a file, which has a `/`")]
 pub struct InvalidAddress;
@@ -75,12 +75,12 @@ impl FromStr for Address {
 }
 
 impl MeetingPoint {
-    /// Listens. Returns the address at which other processes find this one, whose machine is `host`.
+    /// Starts to listen. Returns the address at which other processes find this one, whose machine is `host`.
     pub(super) fn listen(&self, host: &str) -> io::Result<(TcpListener, Address)> {
         let (listener, address) = match self {
             Self::Address(address) => (address.listen()?, address.clone()),
             Self::File(path) => {
-                // A file with anything else is none that an earlier run left.
+                // A file with other text was not left by an earlier run.
                 if let Some(text) = read(path)?.filter(|text| !text.is_empty()) {
                     text.parse::<Address>().map_err(|_| invalid("the file holds something else"))?;
                 }
@@ -95,7 +95,7 @@ impl MeetingPoint {
         Ok((listener, address))
     }
 
-    /// The addresses at which rank 0 may listen, for a process on the machine `host`.
+    /// Returns the addresses at which rank 0 may listen, for a process on the machine `host`.
     pub(super) fn find(&self, host: &str) -> io::Result<Vec<SocketAddr>> {
         match self {
             Self::Address(address) => address.resolve(),
@@ -105,7 +105,7 @@ impl MeetingPoint {
                 let resolved = address.resolve().map_err(|error| {
                     io::Error::new(error.kind(), format!("{address}, which the file names: {error}"))
                 });
-                // The name of a machine need not lead to it, and two machines may have one name.
+                // A machine's name need not resolve to it, and two machines may have the same name.
                 match address.host == host {
                     true => {
                         let own = (Ipv4Addr::LOCALHOST, address.port).into();
@@ -117,20 +117,20 @@ impl MeetingPoint {
         }
     }
 
-    /// Removes the file, if it still has this address: all have come.
+    /// Removes the file if it still has this address, when all processes have come.
     pub(super) fn clear(&self, address: &Address) {
         if let Self::File(path) = self
             && read(path).ok().flatten().is_some_and(|text| text == address.to_string())
         {
-            // The next run writes another address into a file that stays.
+            // If the file stays, the next run overwrites it with its own address.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// The text of a meeting point's file; `None` if there is no file.
+/// Returns the text of a meeting point's file; `None` if there is no file.
 fn read(path: &Path) -> io::Result<Option<String>> {
-    /// Bytes of an address, at most.
+    /// The largest number of bytes of an address.
     const LONGEST: u64 = 300;
     let mut text = String::new();
     match files::open_regular(path) {
@@ -145,7 +145,8 @@ fn invalid(message: &str) -> io::Error {
 }
 
 impl Address {
-    /// Listens at an address of this machine, or, where a name leads here by way of another machine, at the port.
+    /// Listens at an address of this machine. If the name belongs to another machine that forwards to this one, listens at the port on all
+    /// interfaces.
     fn listen(&self) -> io::Result<TcpListener> {
         let first = *self.resolve()?.first().ok_or(ErrorKind::AddrNotAvailable)?;
         let everywhere: IpAddr =

@@ -1,7 +1,6 @@
-//! The start of a star: rank 0 listens at the meeting point, the others connect to it and say who they are.
+//! The start of a star: rank 0 listens at the meeting point, and the other ranks connect to it and identify themselves.
 //!
-//! A process of another run, and a program that found the port by chance, are sent away. If ranks do not come in time, rank 0
-//! names them.
+//! Processes of another run, and programs that found the port by chance, are sent away. If ranks do not come in time, rank 0 names them.
 
 use super::meeting_point::{Address, MeetingPoint};
 use super::{GiveUp, Star};
@@ -20,29 +19,29 @@ pub struct Newcomer {
     pub rank: u64,
     /// The number of ranks.
     pub ranks: u64,
-    /// A text that all processes of the run have, and no other run.
+    /// A text that all processes of this run have, and no other run has.
     pub run: String,
-    /// How long it waits for the others.
+    /// The time that the process waits for the others.
     pub timeout: Duration,
     /// The name of its machine.
     pub host: String,
 }
 
-/// How users name the meeting point.
+/// The hint with which users name the meeting point.
 const ELSEWHERE: &str =
     "TRAINYARD_RENDEZVOUS=HOST:PORT names the machine of rank 0, and a port that is free there";
 
-/// How long a try to connect may take, and how long somebody who connected has to say who it is.
+/// The time limit of a connection attempt, and of a connected process to identify itself.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The time between two tries.
+/// The time between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Joins the processes of a run. `give_up` is told later, if one of them is lost.
+/// Joins the processes of a run. `give_up` is called later if one of them is lost.
 ///
 /// # Errors
-/// The port is taken, or the file of the meeting point cannot be written; ranks that did not come in time; two processes of one
-/// rank; a rank 0 of another run.
+/// The port is taken, or the file of the meeting point cannot be written; ranks that did not come in time; two processes with one rank; a
+/// rank 0 of another run.
 pub fn join(newcomer: &Newcomer, point: &MeetingPoint, give_up: GiveUp) -> Result<Arc<Star>, Diagnostic> {
     let deadline = Instant::now() + newcomer.timeout;
     let connections = if newcomer.rank == 0 {
@@ -121,7 +120,7 @@ fn gather(
     all.collect()
 }
 
-/// Somebody who connected, if there is one.
+/// Returns a new connection, if there is one.
 fn accept(listener: &TcpListener) -> Option<TcpStream> {
     let (stream, _) = listener.accept().ok()?;
     stream.set_nonblocking(false).ok()?;
@@ -130,17 +129,17 @@ fn accept(listener: &TcpListener) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Somebody who connected.
+/// The identity of a connected process.
 enum Greeted {
     /// A process of this run, with its rank.
     Rank(u64, TcpStream),
-    /// A process that is not of this run, and was told so.
+    /// A process of another run, which was told so.
     OfAnotherRun,
     /// A program that is no trainyard process.
     Stranger,
 }
 
-/// Asks somebody who connected for its rank.
+/// Reads the identity of a connected process.
 fn greet(newcomer: &Newcomer, mut stream: TcpStream) -> Greeted {
     let mut hello = [0; Hello::BYTES];
     let read = stream.read_exact(&mut hello).ok().and_then(|()| Hello::read(&hello));
@@ -152,7 +151,7 @@ fn greet(newcomer: &Newcomer, mut stream: TcpStream) -> Greeted {
     Greeted::Rank(hello.rank, stream)
 }
 
-/// The facts of which two runs that meet by mistake differ in at least one.
+/// The facts of which at least one differs between two runs that meet by mistake.
 const DIFFERENCES: &str = "another version, output folder or number of processes";
 
 fn missing(
@@ -174,13 +173,13 @@ fn missing(
     }
 }
 
-/// Tells all that the run does not begin.
+/// Tells all connected processes that the run does not begin.
 fn refuse_all(streams: impl Iterator<Item = TcpStream>, error: Diagnostic) -> Diagnostic {
     streams.for_each(|mut stream| drop(answer(&mut stream, &error.message)));
     error
 }
 
-/// Bytes of the reason why a process is refused, at most.
+/// The largest number of bytes of the reason of a refusal.
 const REASON: usize = 1 << 10;
 
 /// Answers a hello: with the reason of a refusal, or with no text.
@@ -189,7 +188,7 @@ fn answer(stream: &mut TcpStream, reason: &str) -> io::Result<()> {
     stream.write_all(&[&(reason.len() as u64).to_le_bytes(), reason].concat())
 }
 
-/// Finds rank 0 and says hello, until it answers.
+/// Connects to rank 0 and says hello, again and again until it answers.
 fn find(newcomer: &Newcomer, point: &MeetingPoint, deadline: Instant) -> Result<TcpStream, Diagnostic> {
     let rank = newcomer.rank;
     loop {
@@ -235,7 +234,7 @@ fn ask(
     stream.write_all(&Hello::of(newcomer).bytes())?;
     stream.set_read_timeout(Some(PATIENCE))?;
     while let Err(error) = stream.peek(&mut [0]) {
-        // Rank 0 answers at its own deadline at the latest, which began at another time.
+        // Rank 0 answers at the latest at its own deadline, which may be later than this process's.
         let is_late = Instant::now() > deadline + super::GRACE;
         let has_moved = point.find(&newcomer.host).is_ok_and(|found| found != addresses);
         if !super::is_timeout(&error) || is_late || has_moved {
@@ -256,7 +255,7 @@ fn ask(
     Ok(Err(ir::visible(&String::from_utf8_lossy(&reason)).into_owned()))
 }
 
-/// The first words of a process.
+/// The first message of a process.
 struct Hello {
     rank: u64,
     /// A checksum of the run's text and the number of ranks.
@@ -265,7 +264,7 @@ struct Hello {
 
 impl Hello {
     const BYTES: usize = 24;
-    /// The beginning of every hello. Another version of the protocol has another one.
+    /// The first bytes of every hello. They differ between versions of the protocol.
     const MAGIC: [u8; 8] = *b"trainyd1";
 
     fn of(newcomer: &Newcomer) -> Self {
@@ -277,7 +276,7 @@ impl Hello {
         [Self::MAGIC, self.rank.to_le_bytes(), self.run.to_le_bytes()].concat()
     }
 
-    /// `None` if the bytes are those of another program.
+    /// Parses a hello. Returns `None` if the bytes come from another program.
     fn read(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let ([magic, rank, run], []) = bytes.as_chunks::<8>() else { return None };
         (*magic == Self::MAGIC)

@@ -1,4 +1,4 @@
-//! Stars of threads, whose connections are real.
+//! Stars of threads with real connections.
 
 use super::meeting_point::{Address, MeetingPoint};
 use super::rendezvous::{Newcomer, join};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A port that is free now.
+/// Returns a port that is free now.
 fn free() -> MeetingPoint {
     at(TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
 }
@@ -32,7 +32,7 @@ fn unexpected() -> GiveUp {
     Box::new(|loss| panic!("{loss:?}"))
 }
 
-/// Results of a function on so many ranks, by rank, each on a thread.
+/// Runs a function on this number of ranks, each on a thread, and returns the results by rank.
 fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Arc<Star>) -> R + Sync) -> Vec<R> {
     let (address, work) = (&free(), &work);
     thread::scope(|scope| {
@@ -102,7 +102,7 @@ fn a_port_that_is_taken_is_told() {
 fn processes_meet_by_a_file_whatever_an_earlier_run_left_in_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("meeting");
-    // The port of a run that was killed: nobody listens there.
+    // The port of a run that was killed: no process listens there.
     fs::write(&path, "a machine:1").unwrap();
     let point = &MeetingPoint::File(path.clone());
     thread::scope(|scope| {
@@ -209,7 +209,7 @@ fn rank_0_tells_that_it_sent_processes_away() {
     });
 }
 
-/// A connection to somebody who may not listen yet.
+/// Connects to a process that may not listen yet.
 fn connect(address: &MeetingPoint) -> TcpStream {
     let began = Instant::now();
     loop {
@@ -221,7 +221,7 @@ fn connect(address: &MeetingPoint) -> TcpStream {
     }
 }
 
-/// Three ranks of which the last does something. Returns the losses that each rank is told of.
+/// Runs three ranks, of which the last runs `act`. Returns the losses that each rank is told.
 fn losses(timeout: Duration, act: impl Fn(Arc<Star>) + Sync) -> Vec<Vec<Loss>> {
     let (address, act) = (&free(), &act);
     let told: Vec<_> = (0..3).map(|_| channel()).collect();
@@ -249,7 +249,7 @@ fn losses(timeout: Duration, act: impl Fn(Arc<Star>) + Sync) -> Vec<Vec<Loss>> {
 #[test]
 fn a_process_that_is_killed_is_noticed_at_once_by_all() {
     let losses = losses(LONG, |star| {
-        // The system closes the connections of a killed process; nothing is sent any more.
+        // The system closes the connections of a killed process, and no more messages are sent.
         for (_, stream) in &star.shared.peers {
             stream.lock().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
         }
@@ -272,7 +272,7 @@ fn a_process_whose_work_is_done_is_no_loss() {
 #[test]
 fn a_process_that_sends_no_beats_is_late() {
     let losses = losses(Duration::from_millis(400), |star| {
-        // Its thread of beats ends, as if it stood still.
+        // Its thread of beats ends, as if the process hung.
         star.shared.is_over.store(true, std::sync::atomic::Ordering::SeqCst);
         std::mem::forget(star);
     });
@@ -294,7 +294,7 @@ fn a_rank_that_does_not_come_to_an_agreement_is_named_by_rank_0() {
     assert!(matches!(errors[2], Some(CommError::Ended { .. } | CommError::Late { .. })), "{errors:?}");
 }
 
-/// As [`on_ranks`], of three ranks with a timeout that losses do not end.
+/// Does the same as [`on_ranks`] for three ranks with this timeout, and ignores losses.
 fn on_ranks_for<R: Send>(timeout: Duration, work: impl Fn(Arc<Star>) -> R + Sync) -> Vec<R> {
     let (address, work) = (&free(), &work);
     thread::scope(|scope| {

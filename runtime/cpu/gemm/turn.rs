@@ -1,14 +1,14 @@
-//! Laying the rows of a matrix out as columns.
+//! Transposes a matrix: lays its rows out as columns.
 
 use crate::cpu::math::Real;
 use crate::cpu::simd::vectorized;
 use rayon::prelude::*;
 
-/// Columns that a task turns.
+/// The number of columns that one task transposes.
 const COLUMNS: usize = 64;
 
-/// `to[c, r] (+)= from[r, c]`: rows of `from` stand `distance` elements apart, and so do columns that become rows of
-/// `to`; each slice starts with its matrix.
+/// `to[c, r] (+)= from[r, c]`. The rows of `from` are `from_distance` elements apart, and the rows of `to` (the columns of `from`) are
+/// `to_distance` apart. Each slice starts with its matrix.
 pub(super) fn turn<T: Real>(
     [rows, columns]: [usize; 2],
     (from, from_distance): (&[T], usize),
@@ -29,7 +29,7 @@ pub(super) fn turn<T: Real>(
     }
 }
 
-/// A square of this side is turned at once.
+/// The side of a square that is transposed at once.
 const SIDE: usize = 16;
 
 vectorized! {

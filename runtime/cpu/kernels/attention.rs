@@ -1,5 +1,5 @@
-//! Scaled dot-product attention, a head at a time, in blocks of queries whose scores stay in cache. What is stored as
-//! f16 or bf16 is widened a head (keys and values) or a block (queries) at a time.
+//! Scaled dot-product attention, one head at a time, in blocks of queries whose scores stay in cache. f16 and bf16 are converted to f32 for
+//! a whole head (keys and values) or for a block (queries).
 
 use crate::cpu::call::{Call, Source, rebased};
 use crate::cpu::element::{Element, with_float};
@@ -13,10 +13,10 @@ use ir::ops::attention::Attention;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Queries of a block.
+/// The number of queries of a block.
 pub(super) const QUERIES: usize = 64;
 
-/// What forward and gradient share: the scores of queries against keys.
+/// The part that forward and gradient share: the scores of queries against keys.
 pub(super) struct Scores<'a, S: Float> {
     pub(super) q: Source<'a, S>,
     pub(super) k: Source<'a, S>,
@@ -25,15 +25,15 @@ pub(super) struct Scores<'a, S: Float> {
     pub(super) scale: S::Real,
     causal: bool,
     pub(super) heads: usize,
-    /// Query heads that share a key-value head.
+    /// The number of query heads that share a key-value head.
     pub(super) group: usize,
     pub(super) queries: usize,
-    /// The place among all queries of the first.
+    /// The place of the first query among all queries.
     first: usize,
     pub(super) keys: usize,
-    /// Of queries and keys.
+    /// The number of features of queries and keys.
     pub(super) width: usize,
-    /// Of values.
+    /// The number of features of values.
     pub(super) value_width: usize,
 }
 
@@ -44,10 +44,10 @@ struct Mask<'a> {
     layout: Layout,
 }
 
-/// Rows of one head as they are multiplied.
+/// Rows of one head in the form that multiplications read.
 pub(super) type Panel<'p, T> = (&'p [T], Matrix);
 
-/// Rows of one head of a tensor of that width: where they lie, or widened into scratch.
+/// Returns rows of one head of a tensor of this width: in place, or converted to f32 in scratch.
 pub(super) fn panel<'p, S: Float>(
     source: &Source<'p, S>,
     [batch, head]: [usize; 2],
@@ -67,7 +67,7 @@ pub(super) fn panel<'p, S: Float>(
     (scratch, Matrix::with_rows(width))
 }
 
-/// The rows of one head of a tensor, from a row on.
+/// Returns the matrix of one head's rows from row `row` on.
 fn matrix<S>(source: &Source<S>, batch: usize, head: usize, row: usize) -> Matrix {
     let Layout { strides, offset, .. } = &source.layout;
     let at = [batch, head, row].into_iter().zip(strides).map(|(index, stride)| index as isize * stride);
@@ -75,7 +75,7 @@ fn matrix<S>(source: &Source<S>, batch: usize, head: usize, row: usize) -> Matri
 }
 
 impl<'a, S: Float> Scores<'a, S> {
-    /// Of operands `q, k, v` and, if `masked`, a mask.
+    /// Reads operands `q, k, v` and, if `masked`, a mask.
     pub(super) fn of(call: &Call<'a>, scale: f64, causal: bool, masked: bool) -> Self {
         let [q, k, v] = [0, 1, 2].map(|index| call.source::<S>(index));
         let [batch, heads, queries, width] = [0, 1, 2, 3].map(|dim| q.layout.sizes[dim]);
@@ -91,18 +91,18 @@ impl<'a, S: Float> Scores<'a, S> {
         Self { q, k, v, mask, scale, causal, heads, group, queries, first, keys, width, value_width }
     }
 
-    /// How many keys a block of queries sees.
+    /// Returns the number of keys that a block of queries sees.
     pub(super) fn keys_of(&self, block: &Range<usize>) -> usize {
         if self.causal { (self.first + block.end).min(self.keys) } else { self.keys }
     }
 
-    /// How many keys, of those its block sees, a query sees.
+    /// Returns the number of keys that a query sees, of the keys that its block sees.
     pub(super) fn keys_of_query(&self, query: usize, keys: usize) -> usize {
         if self.causal { (self.first + query + 1).min(keys) } else { keys }
     }
 
-    /// The scaled and masked scores of a block of queries, row-major with a row of `keys_of(block)` each. Past what a
-    /// query sees they mean nothing.
+    /// Computes the scaled and masked scores of a block of queries, row-major, each row of length `keys_of(block)`. Scores of keys that a
+    /// query does not see are undefined.
     pub(super) fn block(
         &self,
         [batch, head]: [usize; 2],
@@ -150,7 +150,7 @@ impl Mask<'_> {
     }
 }
 
-/// For each (batch, head) its rows of a result that lies as `[b, s, h, width]`.
+/// Returns the rows of each (batch, head) in a result with the layout `[b, s, h, width]`.
 pub(super) fn rows_by_head<T>(
     result: &mut [T],
     width: usize,
@@ -204,7 +204,7 @@ fn run_head<S: Float>(
             let seen = scores.keys_of_query(query, keys);
             row[seen..].fill(zero);
             let (largest, total) = exponentials(&mut row[..seen]);
-            // A row that nothing is kept of gives zeros.
+            // A row whose keys are all masked gives zeros.
             let empty = largest == <S::Real>::NEG_INFINITY;
             factors[i] = if empty { zero } else { <S::Real>::ONE / total };
             logsumexp[query] = if empty { largest } else { largest + total.ln() };
@@ -224,7 +224,7 @@ fn run_head<S: Float>(
 }
 
 vectorized! {
-    /// `e^(x - largest)` in place; gives the largest and the sum. Zeros where the largest is -∞.
+    /// Computes `e^(x - largest)` in place, and returns the largest element and the sum. All elements are zeros if the largest is -∞.
     fn exponentials<'a; T: Real>(row: &'a mut [T]) -> (T, T) {
         let largest = max(row);
         if largest == T::NEG_INFINITY && row.iter().all(|x| !x.is_nan()) {

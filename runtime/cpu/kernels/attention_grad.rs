@@ -1,4 +1,4 @@
-//! The gradient of attention, recomputing the probabilities from their logsumexp (Dao et al., arXiv 2205.14135).
+//! The gradient of attention. It recomputes the probabilities from their logsumexp (Dao et al., arXiv 2205.14135).
 
 use super::attention::{Panel, QUERIES, Scores, panel, rows_by_head};
 use crate::cpu::call::{Call, Source};
@@ -11,7 +11,7 @@ use ir::ops::attention::AttentionGrad;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// What the gradient reads.
+/// The operands of the gradient.
 struct Gradient<'a, S: Float> {
     scores: Scores<'a, S>,
     out: Source<'a, S>,
@@ -21,7 +21,7 @@ struct Gradient<'a, S: Float> {
 
 /// The gradients of one key-value head and of its query heads.
 struct Head<'a, S> {
-    /// For each query head its rows.
+    /// The rows of each query head.
     dq: Vec<Vec<&'a mut [S]>>,
     dk: Vec<&'a mut [S]>,
     dv: Vec<&'a mut [S]>,
@@ -53,7 +53,7 @@ struct Scratch<T> {
     dq: Vec<T>,
     dk: Vec<T>,
     dv: Vec<T>,
-    /// Rows of the block, widened: of q, out, d out.
+    /// The rows of the block, converted to f32: of q, out, d out.
     wide: [Vec<T>; 3],
 }
 
@@ -89,7 +89,7 @@ impl<S: Float> Gradient<'_, S> {
         copy(head.dv, &scratch.dv, scores.value_width);
     }
 
-    /// A block of queries: its `d q`, and its share of `d k` and `d v`.
+    /// Computes the `d q` of a block of queries, and adds its share of `d k` and `d v`.
     fn block(
         &self,
         [batch, head]: [usize; 2],
@@ -130,15 +130,15 @@ impl<S: Float> Gradient<'_, S> {
     }
 }
 
-/// A row of that width.
+/// Returns a row of this width.
 fn row<T>((elements, matrix): Panel<'_, T>, row: usize, width: usize) -> &[T] {
     let start = (matrix.offset + row as isize * matrix.rows) as usize;
     &elements[start..start + width]
 }
 
 vectorized! {
-    /// `e^(score - logsumexp)` in place; zeros for a row that nothing was kept of. Normalised again: beside a mask
-    /// of a huge finite number a logsumexp has no digits left for the number of keys.
+    /// Computes `e^(score - logsumexp)` in place, and zeros for a row whose keys are all masked. Normalises the row again: with a mask of
+    /// huge finite numbers, the logsumexp has no digits left for the number of keys.
     fn probabilities_of<'a; T: Real>(row: &'a mut [T], logsumexp: T) {
         if logsumexp == T::NEG_INFINITY {
             return row.fill(T::ZERO);
@@ -156,7 +156,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// `scale·p·(d p - Σ out·d out)`, where `d p` was.
+    /// Computes `scale·p·(d p - Σ out·d out)` in place of `d p`.
     fn dscores_of<'a; T: Real>(probabilities: &'a [T], dprobabilities: &'a mut [T], dot: T, scale: T) {
         for (dp, &p) in dprobabilities.iter_mut().zip(probabilities) {
             *dp = scale * p * (*dp - dot);

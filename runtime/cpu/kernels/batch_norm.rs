@@ -1,4 +1,4 @@
-//! Batch normalisation: statistics of each channel, normalisation by them, and the gradient.
+//! Batch normalisation: the statistics of each channel, the normalisation with them, and the gradient.
 
 use super::PARALLEL;
 use crate::cpu::call::Call;
@@ -15,28 +15,28 @@ use std::ops::Range;
 struct Shape {
     samples: usize,
     channels: usize,
-    /// Elements that a sample has of a channel.
+    /// The number of elements of one channel in a sample.
     plane: usize,
 }
 
 impl Shape {
-    /// Of an operand.
+    /// Returns the sizes of an operand.
     fn of(call: &Call, operand: usize) -> Self {
         let sizes = &call.operand_view(operand).layout.sizes;
         Self { samples: sizes[0], channels: sizes[1], plane: sizes[2..].iter().product() }
     }
 
-    /// Elements of a channel.
+    /// Returns the number of elements of a channel.
     fn count(self) -> usize {
         self.samples * self.plane
     }
 
-    /// Elements of a sample.
+    /// Returns the number of elements of a sample.
     fn sample(self) -> usize {
         self.channels * self.plane
     }
 
-    /// Where the elements of a channel stand, sample by sample.
+    /// Returns the places of a channel's elements, sample by sample.
     #[inline(always)]
     fn planes(self, channel: usize) -> impl Iterator<Item = Range<usize>> {
         (0..self.samples).map(move |sample| {
@@ -45,18 +45,18 @@ impl Shape {
         })
     }
 
-    /// Channels that one task takes, at least.
+    /// Returns the smallest number of channels of one task.
     fn least_channels(self) -> usize {
         (PARALLEL / 4 / self.count().max(1)).max(1)
     }
 
-    /// Samples that one task takes, at least.
+    /// Returns the smallest number of samples of one task.
     fn least_samples(self) -> usize {
         (PARALLEL / 4 / self.sample().max(1)).max(1)
     }
 }
 
-/// From here on a plane is summed in lanes.
+/// The size from which a plane is summed in lanes.
 const SHORT: usize = 32;
 
 /// `Σ f` over the elements of a plane.
@@ -89,9 +89,9 @@ pub(super) fn statistics(mut call: Call) {
 }
 
 vectorized! {
-    /// Gives the mean, and the sum of the squares of the distances from it. Planes are added up in f64: the errors of
-    /// statistics go into every element. So are the elements for the mean: equal numbers of another type than f64 have themselves as
-    /// their mean, and become the bias, on which the bend of a ReLU may lie.
+    /// Returns the mean, and the sum of the squares of the distances from it. Planes are added in f64, because an error of the statistics
+    /// affects every element. The elements are added in f64 for the mean, so that equal numbers (of another type than f64) have exactly
+    /// themselves as their mean. They then become the bias, where a ReLU may have its kink.
     fn channel_statistics<'a; S: Float>(x: &'a [S], shape: Shape, channel: usize) -> (S::Real, S::Real) {
         let mut total = 0.0;
         for plane in shape.planes(channel) {
@@ -110,7 +110,7 @@ vectorized! {
     }
 }
 
-/// `1/√(variance + eps)` of each channel.
+/// Returns `1/√(variance + eps)` of each channel.
 fn rstd<S: Float>(variance: &[S], eps: f64) -> Vec<S::Real> {
     let eps = S::Real::of(eps);
     variance.iter().map(|variance| S::Real::ONE / (variance.widen() + eps).sqrt()).collect()
@@ -183,7 +183,7 @@ pub(super) fn gradient(norm: &BatchNormGrad, mut call: Call) {
 }
 
 vectorized! {
-    /// Gives `Σ d y` and `Σ d y·(x - mean)`.
+    /// Returns `Σ d y` and `Σ d y·(x - mean)`.
     fn channel_sums<'a; S: Float>(
         x: &'a [S],
         dy: &'a [S],

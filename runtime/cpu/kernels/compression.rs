@@ -1,10 +1,10 @@
-//! Compression of gradients: addends, and orthonormal bases in f64, as the interpreter, rounded once.
+//! Compression of gradients: addends, and orthonormal bases. Bases are computed in f64, as by the interpreter, and rounded once.
 
 use crate::cpu::call::Call;
 use crate::cpu::element::{Element, with_float};
 use ir::ops::compression::Orthogonalize;
 
-/// The device's own addend comes first.
+/// Writes the device's own addend first, and zeros for the addends of other devices.
 pub(super) fn addends(mut call: Call) {
     with_float!(call.dtype(), T => {
         let x = call.dense::<T>(0);

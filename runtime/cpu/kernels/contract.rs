@@ -1,4 +1,4 @@
-//! Contractions, as multiplications of strided matrices. f16 and bf16 are multiplied in tiles, widened to f32 (`tiles`).
+//! Contractions, as multiplications of strided matrices. f16 and bf16 are converted to f32 and multiplied in tiles (`tiles`).
 
 mod tiles;
 
@@ -30,15 +30,15 @@ pub(super) fn run(contract: &Contract, mut call: Call) {
     });
 }
 
-/// A plan's matrix of a tensor: the left operand is 0, the right one 1, the result 2.
+/// Returns a plan's matrix of a tensor: 0 is the left operand, 1 the right one, 2 the result.
 fn matrix(tensor: usize, rows: StridedLoop, columns: StridedLoop, offset: isize) -> Matrix {
     Matrix { offset, rows: rows.strides[tensor], columns: columns.strides[tensor] }
 }
 
-/// Multiplications smaller than this share the threads among them.
+/// Multiplications smaller than this are distributed over the threads.
 const SMALL: usize = 1 << 20;
-/// So do those smaller than this, such as those of experts, if there are [`MANY`] for each thread: threads that divide one of them wait
-/// for each other at its end.
+/// Multiplications smaller than this, such as those of experts, are distributed too if there are [`MANY`] for each thread: threads that
+/// divide one multiplication wait for each other at its end.
 const MEDIUM: usize = 1 << 26;
 const MANY: usize = 4;
 
@@ -69,18 +69,18 @@ fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T]
     }
 }
 
-/// Terms of a dot product that one task adds up. Fixed, so that the sum does not depend on threads.
+/// The number of terms of a dot product that one task adds. It is fixed, so that the sum does not depend on threads.
 const TERMS: usize = 1 << 14;
 
-/// `Σ x·y`, such as the square of a gradient's norm. The sum does not depend on the order in which the tensors lie in memory, which
-/// recomputation and offload change: it is rounded once.
+/// Computes `Σ x·y`, such as the square of a gradient's norm. The sum is rounded once, so it does not depend on the order in which the
+/// tensors lie in memory, which recomputation and offload change.
 fn dot<S: Float>(x: &[S], y: &[S]) -> S::Real {
     let blocks = x.par_chunks(TERMS).zip(y.par_chunks(TERMS)).map(|(x, y)| block_dot(x, y));
     let sums: Vec<WideSum> = blocks.collect();
     <S::Real>::of(sums.into_iter().reduce(WideSum::joined).unwrap_or_default().value())
 }
 
-/// The same of tensors whose elements lie apart.
+/// Computes the same sum for tensors with any strides.
 fn scattered_dot<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T]) -> T {
     let steps: usize = plan.inner.iter().map(|run| run.size).product();
     let mut sum = WideSum::default();
@@ -107,10 +107,11 @@ vectorized! {
     }
 }
 
-/// Sums that a dot product adds up side by side.
+/// The number of sums that a dot product adds side by side.
 const DOT_LANES: usize = 16;
 
-/// A sum in twice the digits of f64: with the errors of its roundings (Knuth, The Art of Computer Programming 2, section 4.2.2, theorem B).
+/// A sum with twice the digits of f64: the sum, and the errors of its roundings (Knuth, The Art of Computer Programming 2, section 4.2.2,
+/// theorem B).
 #[derive(Clone, Copy, Debug, Default)]
 struct WideSum {
     sum: f64,
@@ -132,14 +133,14 @@ impl WideSum {
         Self { sum, error: error + other.error }
     }
 
-    /// The sum, rounded; infinite sums have no error.
+    /// Returns the rounded sum. Infinite sums have no error.
     fn value(self) -> f64 {
         if self.sum.is_finite() { self.sum + self.error } else { self.sum }
     }
 }
 
-/// One step of the outer loops: the products of the inner ones, added up. A sum over microbatches adds what another instruction would add:
-/// the rounded sum of the products.
+/// Runs one step of the outer loops: the sum of the products of the inner loops. A sum over microbatches adds the rounded sum of the
+/// products, as a separate instruction would.
 fn multiply_step<T: Real>(
     plan: &ContractionPlan,
     (lhs, left): (&[T], isize),
@@ -150,7 +151,7 @@ fn multiply_step<T: Real>(
 ) {
     let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
     let steps: usize = plan.inner.iter().map(|run| run.size).product();
-    // With no term at all, one empty sum: zero.
+    // If there are no terms, one empty sum: zero.
     let (steps, sizes) = if steps == 0 { (1, [sizes[0], 0, sizes[2]]) } else { (steps, sizes) };
     let to = matrix(2, plan.rows, plan.columns, at);
     let places = (0..steps).map(|step| {

@@ -1,8 +1,7 @@
-//! Convolutions, as multiplications of the weight with an image's windows laid side by side ("im2col"), a tile of
-//! windows at a time.
+//! Convolutions, as multiplications of the weight with an image's windows laid side by side ("im2col"), one tile of windows at a time.
 //!
-//! Tiles follow from the sizes alone, so the result does not depend on the number of threads. f16 and bf16 are widened
-//! into scratch; what is made of them is added up there in f32, and rounded once.
+//! Tiles depend on the sizes alone, so the result does not depend on the number of threads. f16 and bf16 are converted to f32 in scratch;
+//! their results are summed there in f32 and rounded once.
 
 mod windows;
 
@@ -35,18 +34,18 @@ pub(super) fn run(op: &Op, mut call: Call) {
     });
 }
 
-/// Terms of an output that are summed one after the other; then the sums are added up: errors grow with this number instead of
-/// the size of a window. A small ResNet's weights have 0.81 of the error for it after five steps; to divide the sums of gradients
-/// as well gained little or nothing.
+/// The number of terms of an output that are summed one after the other, before these sums are added up. Rounding errors grow with this
+/// number instead of the size of a window. With it, the weights of a small ResNet have 0.81 times the error after five steps; dividing the
+/// sums of gradients as well gained little or nothing.
 const DEPTH: usize = 128;
 
-/// What a task works in.
+/// The scratch of a task.
 struct Room<'a, T> {
-    /// For a tile of windows.
+    /// Room for a tile of windows.
     windows: &'a mut [T],
-    /// For what it reads of `d y`, widened.
+    /// Room for the part of `d y` that the task reads, converted to f32.
     read: &'a mut [T],
-    /// For what it makes, before it is rounded.
+    /// Room for the task's result before it is rounded.
     made: &'a mut [T],
 }
 
@@ -59,7 +58,7 @@ impl<'a, T> Room<'a, T> {
     }
 }
 
-/// `y = weight · windows`, for each group of each image, or of several images side by side.
+/// Computes `y = weight · windows` for each group of each image, or for several images side by side.
 fn convolve<S: Float>(c: &Convolution, [x, weight]: [&[S]; 2], y: &mut [S], scratch: &mut [S::Real]) {
     let geometry = &c.geometry;
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
@@ -92,8 +91,8 @@ fn convolve<S: Float>(c: &Convolution, [x, weight]: [&[S]; 2], y: &mut [S], scra
     });
 }
 
-/// `d x = weightᵀ · d y`, each element of a window added to where it was read, for each group of each image, or of
-/// several images side by side.
+/// Computes `d x = weightᵀ · d y` for each group of each image, or for several images side by side. Each element of a window is added to
+/// the element from which it was read.
 fn input_gradient<S: Float>(c: &Convolution, [weight, dy]: [&[S]; 2], dx: &mut [S], scratch: &mut [S::Real]) {
     let geometry = &c.geometry;
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
@@ -127,7 +126,7 @@ fn input_gradient<S: Float>(c: &Convolution, [weight, dy]: [&[S]; 2], dx: &mut [
     });
 }
 
-/// `d weight = d y · windowsᵀ`, for each group, summed over the images.
+/// Computes `d weight = d y · windowsᵀ` for each group, summed over the images.
 fn weight_gradient<S: Float>(
     c: &Convolution,
     [x, dy]: [&[S]; 2],
@@ -164,15 +163,15 @@ fn weight_gradient<S: Float>(
     });
 }
 
-/// What is computed of the weight of a group.
+/// Returns the matrix of the weight of a group that is computed.
 fn weight_matrix(c: &Convolution) -> Matrix {
     let [offset, rows, columns] = c.weight_matrix().map(|x| x as isize);
     Matrix { offset, rows, columns }
 }
 
-/// Calls for every block of the result with its number and room of its own: at once for as many as have room, if that
-/// keeps all threads busy, else one after the other, each with all threads (the last argument). The last block may have
-/// fewer images than the others.
+/// Calls `task` for every block of the result, with the block's number and scratch. Blocks run in parallel, as many as have scratch, if
+/// that keeps all threads busy. Otherwise they run one after the other, each with all threads (the last argument is true). The last block
+/// may have fewer images than the others.
 fn for_each_block<S: Float>(
     c: &Convolution,
     result: &mut [S],
@@ -195,8 +194,8 @@ fn for_each_block<S: Float>(
     });
 }
 
-/// Images `[n, channels, positions]` side by side, a row for each channel, in the type that is computed in: a single one
-/// as it is if it can be read so, else in `room`.
+/// Lays images `[n, channels, positions]` side by side, one row for each channel, in the type in which the kernel computes. A single image
+/// is not copied if it has that type; otherwise the result is in `room`.
 fn columns<'a, S: Float>(
     images: &'a [S],
     channels: usize,
@@ -215,7 +214,7 @@ fn columns<'a, S: Float>(
     room
 }
 
-/// What [`columns`] lays side by side, as images again.
+/// Stores rows with the layout of [`columns`] as separate images.
 fn one_by_one<S: Float>(rows: &[S::Real], channels: usize, positions: usize, images: &mut [S]) {
     let all = rows.len() / channels.max(1);
     for (i, image) in images.chunks_exact_mut(channels * positions).enumerate() {
@@ -224,7 +223,7 @@ fn one_by_one<S: Float>(rows: &[S::Real], channels: usize, positions: usize, ima
     }
 }
 
-/// The elements in the type that is computed in: themselves, or widened in `room`.
+/// Returns the elements in the type in which the kernel computes: unchanged, or converted to f32 in `room`.
 pub(super) fn reals<'a, S: Float>(elements: &'a [S], room: &'a mut [S::Real]) -> &'a [S::Real] {
     if let Some(reals) = S::as_reals(elements) {
         return reals;
@@ -234,7 +233,7 @@ pub(super) fn reals<'a, S: Float>(elements: &'a [S], room: &'a mut [S::Real]) ->
     room
 }
 
-/// Lets `numbers` make a block of the result: in its place, or in `room`, to be rounded then.
+/// Lets `numbers` write a block of the result: in place, or in `room`, from where it is rounded into the block.
 pub(super) fn make<S: Float>(block: &mut [S], room: &mut [S::Real], numbers: impl FnOnce(&mut [S::Real])) {
     if let Some(reals) = S::as_reals_mut(block) {
         return numbers(reals);
@@ -244,13 +243,13 @@ pub(super) fn make<S: Float>(block: &mut [S], room: &mut [S::Real], numbers: imp
     narrow(room, block);
 }
 
-/// The columns of a tile in a matrix that has one for every window.
+/// Returns the columns of a tile in a matrix that has one column for every window.
 fn tile_of(tile: &Range<usize>, positions: usize) -> Matrix {
     Matrix { offset: tile.start as isize, ..Matrix::with_rows(positions) }
 }
 
-/// A tile of the windows of every image side by side, a row for each of their elements: the image itself where there is
-/// one whose windows are single elements, else laid out in `room`.
+/// Returns a tile of the windows of every image side by side, one row for each element of a window. A single image whose windows are single
+/// elements is returned itself; otherwise windows are laid out in `room`.
 fn side_by_side<'a, S: Float>(
     c: &Convolution,
     images: &'a [S],

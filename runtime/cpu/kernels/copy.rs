@@ -9,10 +9,10 @@ use crate::layout::{Layout, Sizes};
 use crate::program::{LocalPart, View};
 use rayon::prelude::*;
 
-/// Elements a task moves at a time.
+/// The number of elements that a task moves at a time.
 const BLOCK: usize = 1 << 13;
 
-/// The operand's elements in the order in which the result lies in memory.
+/// Copies the operand's elements in the memory order of the result.
 pub(super) fn run(mut call: Call) {
     let order = memory_order(&call.result_view(0).layout);
     with_width!(call.dtype().bytes(), T => {
@@ -22,7 +22,7 @@ pub(super) fn run(mut call: Call) {
     });
 }
 
-/// The part of the operand that is this device's.
+/// Copies this device's part of the operand.
 pub(super) fn part(part: &LocalPart, mut call: Call) {
     let place = call.place;
     with_width!(call.dtype().bytes(), T => {
@@ -59,7 +59,7 @@ fn add<T: Float>(walk: &Walk, elements: &[T], start: usize, out: &mut [T]) {
     });
 }
 
-/// The elements of a view, whose bytes these are, in row-major order. Needs no alignment.
+/// Copies the elements of a view, whose bytes are `bytes`, in row-major order. Needs no alignment.
 pub(crate) fn gather(bytes: &[u8], view: &View, out: &mut [u8]) {
     let width = view.dtype.bytes() as usize;
     let walk = Walk::row_major(&rebased(&view.layout));
@@ -71,12 +71,12 @@ pub(crate) fn gather(bytes: &[u8], view: &View, out: &mut [u8]) {
     });
 }
 
-/// The dims of a result in the order in which they lie in memory.
+/// Returns the dims of a result in memory order.
 pub(super) fn memory_order(layout: &Layout) -> Sizes {
     layout.memory_order().unwrap_or_else(|| (0..layout.sizes.len()).collect())
 }
 
-/// Calls for blocks of a result, in parallel if it is large, each with the index of its first element.
+/// Calls `block` for blocks of a result, in parallel if it is large, each with the index of its first element.
 pub(super) fn for_blocks<T: Send>(result: &mut [T], block: impl Fn(usize, &mut [T]) + Sync) {
     if result.len() < PARALLEL {
         block(0, result);

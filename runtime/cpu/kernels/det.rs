@@ -1,4 +1,4 @@
-//! Determinants: each matrix in f64, as the interpreter, and rounded once.
+//! Determinants: each matrix is computed in f64, as by the interpreter, and rounded once.
 
 use crate::cpu::call::Call;
 use crate::cpu::element::{Element, with_float};

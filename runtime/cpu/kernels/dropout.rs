@@ -1,4 +1,4 @@
-//! Dropout and uniform numbers: random words a few blocks at a time, and the elements that they keep or become.
+//! Dropout and uniform numbers: draws random words a few blocks at a time, and applies them to the elements.
 
 use super::PARALLEL;
 use crate::cpu::call::Call;
@@ -13,11 +13,11 @@ use ir::random::philox_lanes;
 use rayon::prelude::*;
 use std::array;
 
-/// Elements that a task takes at a time.
+/// The number of elements that a task takes at a time.
 const CHUNK: usize = 2048;
-/// Blocks of four words that are drawn together.
+/// The number of blocks of four words that are drawn together.
 const LANES: usize = 8;
-/// Words of such a group.
+/// The number of words of such a group.
 const GROUP: usize = 4 * LANES;
 
 pub(super) fn run(op: &Dropout, mut call: Call) {
@@ -37,7 +37,7 @@ pub(super) fn run(op: &Dropout, mut call: Call) {
     });
 }
 
-/// Drops of these elements, the first of which has this index.
+/// Drops elements of a slice whose first element has the index `first`.
 fn drop<T: Float>(op: &Dropout, words: &Words, first: usize, elements: &mut [T]) {
     let Ok(threshold) = u32::try_from(op.threshold()) else {
         return elements.fill(T::from_i64(0));
@@ -46,7 +46,7 @@ fn drop<T: Float>(op: &Dropout, words: &Words, first: usize, elements: &mut [T])
     words.each(first, elements, |words, elements| keep(threshold, scale, words, elements));
 }
 
-/// Uniform numbers; without numbers of samples, their mean.
+/// Writes uniform numbers, or their mean if the operator has no sample numbers.
 pub(super) fn uniform(op: &RandomUniform, mut call: Call) {
     with_float!(call.dtype(), T => {
         let words = (!call.operands.is_empty()).then(|| Words::new(op.draws(), 0, &call));
@@ -59,18 +59,18 @@ pub(super) fn uniform(op: &RandomUniform, mut call: Call) {
     });
 }
 
-/// The numbers by which a task draws its words.
+/// The data from which a task draws its random words.
 struct Words {
     draws: Draws,
     key: u64,
     numbers: Vec<i64>,
     positions: Positions,
-    /// Elements that stand one after the other in a sample as they do here.
+    /// The number of elements of a sample that are consecutive both in the whole sample and in this result.
     run: usize,
 }
 
 impl Words {
-    /// Those of the result; `operand` has the numbers of the samples.
+    /// Returns the words of the result. `operand` has the numbers of the samples.
     fn new(draws: Draws, operand: usize, call: &Call) -> Self {
         let numbers = call.integers(operand);
         let samples = call.operand_span(operand, 0).size;
@@ -84,7 +84,7 @@ impl Words {
         Self { key: draws.key(), draws, numbers, positions, run: run.0 }
     }
 
-    /// Gives a function the words of these elements, the first of which has this index, a piece at a time.
+    /// Calls `f` with the words of these elements, one piece after the other. The first element has the index `first`.
     fn each<T>(&self, first: usize, elements: &mut [T], mut f: impl FnMut(&[u32], &mut [T])) {
         // Room for elements that begin and end within a group.
         let mut words = [0; CHUNK + 2 * GROUP];
@@ -103,7 +103,7 @@ impl Words {
 }
 
 vectorized! {
-    /// The words of a sample from this block on.
+    /// Draws the words of a sample from block `block` on.
     fn draw<'a, 'b;>(draws: &'a Draws, key: u64, sample: i64, block: u64, words: &'b mut [u32]) {
         for (group, words) in words.chunks_exact_mut(GROUP).enumerate() {
             let first = block + (group * LANES) as u64;
@@ -117,7 +117,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Elements whose word is below the threshold become 0, the others are scaled.
+    /// Sets elements whose word is below the threshold to 0, and scales the others.
     fn keep<'a, 'b; T: Float>(threshold: u32, scale: T::Real, words: &'a [u32], elements: &'b mut [T]) {
         for (x, &word) in elements.iter_mut().zip(words) {
             let kept = T::narrow(x.widen() * scale);
@@ -127,7 +127,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Elements become the uniform numbers of their words.
+    /// Replaces elements by the uniform numbers of their words.
     fn become_numbers<'a, 'b; T: Float>(words: &'a [u32], elements: &'b mut [T]) {
         for (x, &word) in elements.iter_mut().zip(words) {
             *x = T::narrow(<T::Real>::of(RandomUniform::number(word)));

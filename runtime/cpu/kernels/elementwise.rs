@@ -1,8 +1,8 @@
-//! Chains of elementwise operators, block by block: operands that do not lie as the results do are brought into
-//! registers (blocks that stay in the first-level cache), every step writes one, the last writes the result.
+//! Chains of elementwise operators, block by block. Operands whose layout differs from the results' are first loaded into registers (blocks
+//! that stay in the first-level cache). Every step writes a register; a step whose result the chain returns also stores it.
 //!
-//! f16 and bf16 are f32 in registers. What a step makes of such a type is rounded to it there, as if it had been
-//! stored: so fusing changes no number.
+//! Registers hold f16 and bf16 as f32. The result of a step of such a type is rounded to it, as if it had been stored. So fusion changes no
+//! number.
 
 mod steps;
 
@@ -18,10 +18,10 @@ use ir::{DType, Op};
 use rayon::prelude::*;
 use smallvec::SmallVec;
 
-/// Elements of a block.
+/// The number of elements of a block.
 const BLOCK: usize = 1024;
 
-/// An operand as the blocks see it.
+/// An operand in the form that blocks read.
 struct Operand<'a> {
     dtype: DType,
     bytes: &'a [u8],
@@ -29,15 +29,15 @@ struct Operand<'a> {
 }
 
 enum Read {
-    /// It lies as the results do.
+    /// The operand has the layout of the results.
     Direct,
-    /// One element for all.
+    /// The operand is one element for all.
     One,
-    /// It lies as the results do, and is widened into a register.
+    /// The operand has the layout of the results, and is converted to f32 into a register.
     Widened,
-    /// It is brought into a register.
+    /// The operand is loaded into a register.
     Walk(Walk),
-    /// A result with this index holds it until the result is written.
+    /// The operand lies in the place of the result with this index until the result is written.
     Held(usize),
 }
 
@@ -59,7 +59,7 @@ pub(super) fn run(chain: &Chain, mut call: Call) {
     if len * chain.steps.len() < PARALLEL {
         return run_part(chain, &operands, &widths, 0, results);
     }
-    // How the elements are divided does not show in the results.
+    // The division of the elements does not affect the results.
     let tasks = rayon::current_num_threads() * 4;
     let size = len.div_ceil(tasks).next_multiple_of(BLOCK);
     let mut parts: Vec<ResultSlices> = (0..len.div_ceil(size)).map(|_| ResultSlices::new()).collect();
@@ -72,8 +72,8 @@ pub(super) fn run(chain: &Chain, mut call: Call) {
         .for_each(|(i, part)| run_part(chain, &operands, &widths, i * size, part));
 }
 
-/// Whether all this does is multiply what lies in the result's place by 1: so gradients are divided by the number of
-/// samples when no sample was left out.
+/// Returns whether the chain only multiplies the old contents of its result by 1. Gradients are scaled by such a factor, which is 1 if no
+/// sample was left out.
 fn is_times_one(chain: &Chain, operands: &[Operand]) -> bool {
     let [step] = &chain.steps[..] else { return false };
     let read = |source: &ChainSource| match *source {
@@ -111,24 +111,24 @@ fn operand<'a>(call: &Call<'a>, index: usize, order: &[usize]) -> Operand<'a> {
     Operand { dtype, bytes, read }
 }
 
-/// Room for a block of any type that is computed in, aligned for all.
+/// Memory for a block of any type that steps compute in, aligned for all of them.
 type Register = Vec<u64>;
 
 /// A task: the registers of one thread.
 struct Task<'a> {
     chain: &'a Chain,
     operands: &'a [Operand<'a>],
-    /// Bytes of an element of each result.
+    /// The bytes of an element of each result.
     widths: &'a [usize],
-    /// For each operand, unless it is read where it is.
+    /// A register for each operand, which is unused if the operand is read in place.
     loaded: Vec<Register>,
-    /// For each step.
+    /// A register for the result of each step.
     made: Vec<Register>,
-    /// A block of a half type that does not lie in one piece.
+    /// Memory for a block of a half type: a gathered operand, or a rounded result that is not stored.
     packed: Vec<u16>,
 }
 
-/// Where a block is: its first element among all and in the task's part of the results, and how many it has.
+/// The place of a block: its first element among all, its first element in the task's part of the results, and its length.
 #[derive(Clone, Copy)]
 struct Block {
     index: usize,
@@ -158,7 +158,7 @@ impl<'a> Task<'a> {
         Self { chain, operands, widths, loaded: loaded.collect(), made, packed: vec![0; block] }
     }
 
-    /// Brings the operands of a block into their registers: all of them, before any result is written.
+    /// Loads the operands of a block into their registers, all before any result is written.
     fn load(&mut self, block: Block, part: &ResultSlices) {
         for (operand, register) in self.operands.iter().zip(&mut self.loaded) {
             match &operand.read {
@@ -185,7 +185,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Runs a step on a block, and writes the result it makes, if any.
+    /// Runs a step on a block, and stores its result if the chain returns it.
     fn step(&mut self, index: usize, block: Block, part: &mut ResultSlices) {
         let Self { chain, operands, widths, loaded, made, packed } = self;
         let step = &chain.steps[index];
@@ -219,7 +219,7 @@ impl<'a> Task<'a> {
         let width = computed(step.dtype).bytes() as usize;
         let own = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut rest[0])[..block.count * width];
         match stored {
-            // Nobody reads the last step but the result.
+            // Only the stored result reads the last step.
             Some(stored) if last && !half => steps::apply(step, &sources, stored),
             stored => {
                 steps::apply(step, &sources, own);
@@ -234,7 +234,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Rounds what a step made to its type: stores it, and, unless nobody reads it again, brings it back.
+/// Rounds the result of a step to its type and stores it. Loads it again unless this is the last step.
 fn round(dtype: DType, own: &mut [u8], stored: &mut [u8], last: bool) {
     narrow_half(dtype, bytemuck::cast_slice(own), stored);
     if !last {
@@ -242,7 +242,7 @@ fn round(dtype: DType, own: &mut [u8], stored: &mut [u8], last: bool) {
     }
 }
 
-/// A register filled with an operand's only element.
+/// Returns a register filled with an operand's only element.
 fn filled(operand: &Operand, mut register: Register) -> Register {
     with_width!(operand.dtype.bytes(), T => {
         let element = bytemuck::cast_slice::<u8, T>(operand.bytes)[0];
@@ -258,7 +258,7 @@ fn filled(operand: &Operand, mut register: Register) -> Register {
     register
 }
 
-/// Brings a block of an operand into its register.
+/// Loads a block of an operand into its register.
 fn fill(dtype: DType, from: &[u8], register: &mut Register) {
     match is_half(dtype) {
         true => widen_half(dtype, from, bytemuck::cast_slice_mut(register)),

@@ -1,4 +1,4 @@
-//! Collectives: what a device exchanges with the others of its group.
+//! Collectives: the exchange of a device with the others of its group.
 
 use crate::comm::{CommError, Communicator, Exchanged};
 use crate::cpu::call::Call;
@@ -30,7 +30,7 @@ pub(super) fn run(
         Collective::AllGather => communicator.all_gather(&group, &mut tensors),
         Collective::ReduceScatter => communicator.reduce_scatter(&group, kind, &mut tensors),
         Collective::AllToAll => communicator.all_to_all(&group, &mut tensors),
-        // A copy of the own part, which lowering writes as `Kernel::Part`.
+        // A copy of the device's own part; lowering writes it as `Kernel::Part`.
         Collective::AllSlice => unreachable!("an all_slice is no exchange"),
     }
 }

@@ -1,4 +1,4 @@
-//! Rows that each meet a matrix of their choice: the rows of one expert are laid together, and multiplied at once.
+//! Multiplications of each row with the matrix of the expert that it chose. The rows of one expert are gathered and multiplied at once.
 
 use super::conv::{make, reals};
 use super::indexing::element_of_part;
@@ -12,15 +12,15 @@ use ir::ops::experts::Experts;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The rows that chose each expert of this device, in their order.
+/// The rows that chose the experts of this device, grouped by expert and in order.
 struct Groups {
     rows: Vec<usize>,
-    /// Where the rows of each expert start; the last entry is the end.
+    /// The place of the first row of each expert; the last entry is the end.
     starts: Vec<usize>,
 }
 
 impl Groups {
-    /// By a counting sort, which keeps the rows of an expert in their order.
+    /// Groups the rows with a counting sort, which keeps the rows of an expert in order.
     fn of(index: &[i64], span: Span, experts: usize) -> Self {
         let chosen: Vec<Option<usize>> =
             index.iter().map(|&index| element_of_part(index, span, experts)).collect();
@@ -37,19 +37,19 @@ impl Groups {
         Self { rows, starts }
     }
 
-    /// Where the rows of an expert stand among those of all.
+    /// Returns the places of the rows of an expert among all grouped rows.
     fn of_expert(&self, expert: usize) -> Range<usize> {
         self.starts[expert]..self.starts[expert + 1]
     }
 
-    /// The experts that have rows, with the place of their rows.
+    /// Returns the experts that have rows, with the places of their rows.
     fn iter(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         let experts = (0..self.starts.len() - 1).map(|expert| (expert, self.of_expert(expert)));
         experts.filter(|(_, rows)| !rows.is_empty())
     }
 
-    /// Cuts a matrix with all rows, each of `width` elements, into blocks of at most [`ROWS`] rows of one expert: the expert, the place of
-    /// the first row, and the block.
+    /// Cuts a matrix with all grouped rows, each of `width` elements, into blocks of at most [`ROWS`] rows of one expert. Returns for each
+    /// the expert, the place of the first row, and the block.
     fn blocks<'m, T>(&self, mut matrix: &'m mut [T], width: usize) -> Vec<(usize, usize, &'m mut [T])> {
         let mut blocks = Vec::new();
         for (expert, rows) in self.iter() {
@@ -63,7 +63,7 @@ impl Groups {
         blocks
     }
 
-    /// For each of so many rows of the operand its place among those of the experts; `None` for rows of other devices' experts.
+    /// Returns the place of each row of the operand among the grouped rows; `None` for rows of other devices' experts.
     fn places(&self, rows: usize) -> Vec<Option<usize>> {
         let mut places = vec![None; rows];
         self.rows.iter().enumerate().for_each(|(place, &row)| places[row] = Some(place));
@@ -71,13 +71,13 @@ impl Groups {
     }
 }
 
-/// Lays rows of a matrix together.
+/// Copies these rows of a matrix one after the other.
 fn gather<S: Float>(from: &[S], rows: &[usize], width: usize, to: &mut [S::Real]) {
     let chunks = to[..rows.len() * width].par_chunks_exact_mut(width.max(1));
     chunks.zip(rows).with_min_len(ROWS).for_each(|(to, &row)| widen(&from[row * width..][..width], to));
 }
 
-/// Rows of a product that one thread makes. Fixed, so that a product does not depend on threads.
+/// The number of rows of a product that one thread computes. It is fixed, so that a product does not depend on threads.
 const ROWS: usize = 256;
 
 /// `out[t] = x[t] · weights[index[t]]`
@@ -103,7 +103,7 @@ pub(super) fn run(op: &Experts, mut call: Call) {
                 let rows = &gathered[start * k..][..product.len() / n.max(1) * k];
                 multiply(product, rows, &weights[expert * k * n..][..k * n], false);
             }),
-            // There is room for the widened matrix of one expert.
+            // There is room for the converted matrix of one expert only.
             None => {
                 for (expert, rows) in groups.iter() {
                     let matrix = reals(&weights[expert * k * n..][..k * n], widened);
@@ -169,7 +169,7 @@ pub(super) fn gradient(mut call: Call) {
 mod tests {
     use super::*;
 
-    /// Experts 2 and 3 of eight.
+    /// Checks experts 2 and 3 of eight.
     #[test]
     fn rows_lie_by_expert_in_their_order_and_in_blocks_of_one_expert() {
         let index: Vec<i64> = (0..900).map(|row| [3, 0, 2, 3, 7, 3][row % 6]).collect();

@@ -1,4 +1,4 @@
-//! Reading by index, and its gradient, in which no two tasks write one element.
+//! Reading by index, and its gradient, in which no two tasks write the same element.
 
 use super::PARALLEL;
 use super::scatter::Places;
@@ -8,12 +8,13 @@ use ir::Span;
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use rayon::prelude::*;
 
-/// The element that an index reads, in a dim of that size.
+/// Returns the element that an index reads in a dim of this size.
 fn element(index: i64, size: usize) -> Option<usize> {
     element_of_part(index, Span { start: 0, size: size as u64 }, size)
 }
 
-/// The element that an index into a dim reads of a part of that size; none if it is another device's.
+/// Returns the element that an index into a whole dim reads in this device's part, which has `size` elements. `None` if another device has
+/// it.
 pub(super) fn element_of_part(index: i64, span: Span, size: usize) -> Option<usize> {
     let index = if index < 0 { index.checked_add(span.size as i64)? } else { index };
     let index = index.checked_sub(span.start as i64)?;
@@ -67,7 +68,7 @@ pub(super) fn gather_elements(op: &GatherElements, mut call: Call) {
     });
 }
 
-/// For each index the element of the data that it stands for. Sizes: of the data, of the indices.
+/// Returns for each index the place of the element of the data that it reads. The sizes are those of the data and of the indices.
 pub(super) fn element_places<'i>(
     [data, sizes]: [&[usize]; 2],
     indices: &'i [i64],
@@ -96,8 +97,8 @@ pub(super) fn gather_nd(op: &GatherNd, mut call: Call) {
     }
 }
 
-/// For each position the row of the data that its coordinates stand for, and the elements of a row. Sizes: of the data,
-/// of the indices.
+/// Returns for each position the row of the data that its coordinates select, and the number of elements of a row. The sizes are those of
+/// the data and of the indices.
 pub(super) fn nd_rows(
     [data, sizes]: [&[usize]; 2],
     indices: &[i64],

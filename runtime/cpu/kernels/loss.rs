@@ -10,7 +10,7 @@ use crate::cpu::storage::{Float, Scratch};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use rayon::prelude::*;
 
-/// The class of a position, if the position counts.
+/// Returns the class of a position, if the position counts.
 fn class(label: i64, ignore_index: i64, classes: usize) -> Option<usize> {
     usize::try_from(label).ok().filter(|&class| label != ignore_index && class < classes)
 }
@@ -41,7 +41,7 @@ pub(super) fn cross_entropy(op: &CrossEntropy, mut call: Call) {
             Some(rest.to_f64() + target + uniform)
         });
         let losses: Vec<Option<f64>> = losses.collect();
-        // Row after row in f64: in the same order whatever the threads did.
+        // The sum goes row by row in f64, in an order that does not depend on the threads.
         total[0] = T::of(losses.iter().flatten().sum());
         weight[0] = T::of(losses.iter().flatten().count() as f64);
     });
@@ -55,7 +55,7 @@ vectorized! {
 
 pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, mut call: Call) {
     let classes = classes(&call);
-    // Labels count all classes, of which this device may have a part.
+    // Labels count all classes; this device may have only a part of them.
     let span = call.operand_span(0, call.operand_view(0).layout.sizes.len() - 1);
     let (all, first) = (span.size as usize, span.start as usize);
     let labels = call.integers(1);
@@ -86,8 +86,8 @@ pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, mut call: Call) {
 }
 
 vectorized! {
-    /// `factor·(softmax(row) - uniform)` in place. Normalised again: of large logits the logsumexp is rounded so that
-    /// what is left of a sure class's gradient would be off in the fourth digit.
+    /// Computes `factor·(softmax(row) - uniform)` in place. Normalises the row again: the logsumexp of large logits is rounded so coarsely
+    /// that the small remaining gradient of a confident class would be wrong in the fourth digit.
     fn gradient_row<'a; T: Real>(row: &'a mut [T], logsumexp: T, uniform: T, factor: T) {
         row.iter_mut().for_each(|x| *x = (*x - logsumexp).exp());
         let share = T::ONE / sum([&*row], |[x]| x);
@@ -96,7 +96,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// The same of a part of the classes.
+    /// Computes the same for a part of the classes, without normalising again.
     fn gradient_part<'a; T: Real>(row: &'a mut [T], logsumexp: T, uniform: T, factor: T) {
         row.iter_mut().for_each(|x| *x = factor * ((*x - logsumexp).exp() - uniform));
     }

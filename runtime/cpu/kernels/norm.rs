@@ -10,12 +10,12 @@ use ir::DType;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use rayon::prelude::*;
 
-/// Rows that one task takes, at least.
+/// Returns the smallest number of rows of one task.
 fn least_rows(width: usize) -> usize {
     (PARALLEL / 4 / width.max(1)).max(1)
 }
 
-/// A row's statistics, one a chunk, in a result of any float type.
+/// Returns a result with statistics of any float type as chunks, one for each row.
 fn statistics<'a>(bytes: &'a mut [u8], dtype: DType) -> rayon::slice::ChunksExactMut<'a, u8> {
     bytes.par_chunks_exact_mut(dtype.bytes() as usize)
 }
@@ -42,8 +42,8 @@ pub(super) fn layer_norm(norm: &LayerNorm, mut call: Call) {
 }
 
 vectorized! {
-    /// Gives mean and 1/deviation. The mean is made in f64: equal numbers of another type have
-    /// themselves as their mean, and become the bias.
+    /// Returns the mean and 1/deviation. The mean is summed in f64, so that equal numbers (of another type) have exactly themselves as
+    /// their mean, and become the bias.
     fn layer_norm_row<'a; T: Real>(x: &'a [T], scale: &'a [T], bias: &'a [T], eps: T, y: &'a mut [T]) -> (T, T) {
         let count = T::of(x.len() as f64);
         let mean = T::of(sum([x], |[x]| x.to_f64()) / x.len() as f64);
@@ -75,8 +75,8 @@ pub(super) fn layer_norm_grad(mut call: Call) {
 }
 
 vectorized! {
-    /// With x̂ the normalised row and g = d y·scale: `d x = rstd·(g - mean g - x̂·mean(g·x̂))`; adds `d y·x̂` to
-    /// `dscale` and `d y` to `dbias`.
+    /// With x̂ the normalised row and g = d y·scale, computes `d x = rstd·(g - mean g - x̂·mean(g·x̂))`, and adds `d y·x̂` to `dscale` and
+    /// `d y` to `dbias`.
     fn layer_norm_grad_row<'a; T: Real>(
         x: &'a [T],
         scale: &'a [T],
@@ -121,7 +121,7 @@ pub(super) fn rms_norm(norm: &RmsNorm, mut call: Call) {
 }
 
 vectorized! {
-    /// Gives 1/root mean square.
+    /// Returns 1/root mean square.
     fn rms_norm_row<'a; T: Real>(x: &'a [T], scale: &'a [T], eps: T, y: &'a mut [T]) -> T {
         let mean = sum([x], |[x]| x * x) / T::of(x.len() as f64);
         let rstd = T::ONE / (mean + eps).sqrt();
@@ -149,7 +149,7 @@ pub(super) fn rms_norm_grad(mut call: Call) {
 }
 
 vectorized! {
-    /// With x̂ = x·rstd and g = d y·scale: `d x = rstd·(g - x̂·mean(g·x̂))`; adds `d y·x̂` to `dscale`.
+    /// With x̂ = x·rstd and g = d y·scale, computes `d x = rstd·(g - x̂·mean(g·x̂))`, and adds `d y·x̂` to `dscale`.
     fn rms_norm_grad_row<'a; T: Real>(
         x: &'a [T],
         scale: &'a [T],
@@ -169,7 +169,7 @@ vectorized! {
     }
 }
 
-/// Statistics that a norm kept, of any float type.
+/// The statistics that a normalisation kept, of any float type.
 struct Statistics<'a> {
     dtype: DType,
     bytes: &'a [u8],
@@ -185,7 +185,7 @@ impl<'a> Statistics<'a> {
     }
 }
 
-/// The rows of a gradient.
+/// The operands and the result of a gradient, by rows.
 struct Rows<'a, S> {
     x: &'a [S],
     dy: &'a [S],
@@ -193,11 +193,11 @@ struct Rows<'a, S> {
     width: usize,
 }
 
-/// Blocks of rows whose sums are kept apart. A fixed number, so that sums do not depend on threads.
+/// The number of blocks of rows with separate sums. It is fixed, so that sums do not depend on threads.
 const BLOCKS: usize = 32;
 
 impl<S: Float> Rows<'_, S> {
-    /// Calls for every row with its index, `x`, `d y`, `d x` and a row of `sums` sums; gives the sums of all rows.
+    /// Calls `row` for every row with its index, `x`, `d y`, `d x` and a buffer of `sums` sums. Returns the sums over all rows.
     fn for_each(
         self,
         sums: usize,

@@ -1,4 +1,4 @@
-//! Updates of parameters, in place where the memory plan put them so.
+//! Updates of parameters, in place if the memory plan says so.
 
 mod adagrad;
 mod adam;
@@ -21,18 +21,18 @@ use crate::cpu::storage::Float;
 use crate::cpu::walk::Walk;
 use rayon::prelude::*;
 
-/// Elements a task updates at a time.
+/// The number of elements that a task updates at a time.
 const BLOCK: usize = 1 << 12;
 
-/// The operands that every update may have behind its own: the scalar `scale` and the bool `skip`.
+/// The optional last operands of every update: the scalar `scale` and the bool `skip`.
 struct Optional<T> {
-    /// The factor of the gradient; 1 if there is none, by which a product is the other factor to the bit.
+    /// The factor of the gradient. It is 1 without the operand, so that products keep all bits.
     scale: T,
     skips: bool,
 }
 
 impl<T: Real> Optional<T> {
-    /// The operands from this one on.
+    /// Reads the operands from index `first` on.
     fn of<S: Float<Real = T>>(call: &Call, first: usize) -> Self {
         let count = call.operands.len();
         let scale = if first < count { call.scalar::<S>(first).widen() } else { T::ONE };
@@ -41,7 +41,7 @@ impl<T: Real> Optional<T> {
     }
 }
 
-/// The gradient, which may lie otherwise than the parameter does.
+/// The gradient, whose layout may differ from the parameter's.
 struct Gradient<'a, T> {
     elements: &'a [T],
     walk: Option<Walk>,
@@ -63,9 +63,9 @@ impl<'a, T: Element> Gradient<'a, T> {
     }
 }
 
-/// Calls for blocks of the results, which hold the old values: copied there from the operands of these indices, unless the
-/// results lie in their place. An update that is skipped leaves the old values. A block is given as bytes, and as the number of
-/// its first element.
+/// Calls `block` for blocks of the results, which hold the old values. These are copied from the operands with the indices `old`, unless
+/// the results lie in their place. If the update is skipped, the old values remain. A block is given as bytes, with the number of its first
+/// element.
 fn for_blocks<const N: usize>(
     call: &mut Call,
     old: [usize; N],

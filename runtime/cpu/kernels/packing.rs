@@ -1,15 +1,16 @@
-//! Bools in the bits of bytes, and back.
+//! Packs bools into the bits of bytes, and unpacks them.
 
 use crate::cpu::call::Call;
 use rayon::prelude::*;
 
-/// Bytes of a task, where rows have whole bytes: their bools fill half of a first-level cache.
+/// The number of bytes of a task if rows have whole bytes: their bools fill half of a first-level cache.
 const RUN: usize = 1 << 11;
 
-/// Rows of a task, where each row ends within a byte.
+/// The number of rows of a task if rows end within a byte.
 const ROWS: usize = 64;
 
-/// The bools and the bytes of a task, and the bools of a row in it. Rows of whole bytes are one row.
+/// Returns the number of bools and of bytes of a task, and the number of bools of a row. If rows have whole bytes, a task counts as one
+/// row.
 fn task(sizes: &[usize]) -> [usize; 3] {
     let bools = sizes.last().copied().unwrap_or(1);
     if bools.is_multiple_of(8) {

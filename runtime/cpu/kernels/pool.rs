@@ -1,7 +1,6 @@
-//! Pooling and its gradients, plane by plane: a plane is the dims that windows slide over.
+//! Pooling and its gradients, plane by plane. A plane has the dims over which windows slide.
 //!
-//! Rows of a plane are walked as wholes: what a row of the result covers is some rows of the operand, and of each of these
-//! the same columns.
+//! Kernels walk over whole rows of a plane. A row of the result covers some rows of the operand, and in each of these the same columns.
 
 use super::PARALLEL;
 use crate::cpu::call::Call;
@@ -14,21 +13,21 @@ use ir::ops::pool::{
 };
 use rayon::prelude::*;
 
-/// What the windows cover of a plane.
+/// The elements that the windows of a plane cover.
 struct Plane {
-    /// For each row of pooled elements the rows they cover.
+    /// The rows that each row of pooled elements covers.
     rows: Vec<Vec<usize>>,
-    /// For each pooled element of a row the first column it covers, and how many.
+    /// For each pooled element of a row, the first column that it covers, and the number of columns.
     columns: Vec<(usize, usize)>,
-    /// Distance between these.
+    /// The distance between these columns.
     dilation: usize,
-    /// Elements of a row of `x`.
+    /// The number of elements of a row of `x`.
     width: usize,
-    /// Elements of a plane of `x`.
+    /// The number of elements of a plane of `x`.
     len: usize,
-    /// Elements of a plane of what is pooled.
+    /// The number of elements of a plane of the pooled tensor.
     pooled: usize,
-    /// Elements of a whole window, padding included.
+    /// The number of elements of a whole window, including padding.
     window: f64,
 }
 
@@ -47,13 +46,13 @@ impl Plane {
         }
     }
 
-    /// Planes that one task takes, at least.
+    /// Returns the smallest number of planes of one task.
     fn least(&self) -> usize {
         (PARALLEL / 4 / self.len.max(self.pooled)).max(1)
     }
 
-    /// Calls for every element that a row of pooled elements covers, row by row: with the pooled element's column and the
-    /// covered element's place in the plane.
+    /// Calls `element` for every element that a row of pooled elements covers, row by row, with the column of the pooled element and the
+    /// place of the covered element in the plane.
     #[inline(always)]
     fn for_covered(&self, rows: &[usize], mut element: impl FnMut(usize, usize)) {
         for row in rows {
@@ -64,7 +63,7 @@ impl Plane {
         }
     }
 
-    /// What the sum over a pooled element's window is divided by.
+    /// Returns the divisor of the sum over a pooled element's window.
     fn divisor<T: Real>(&self, count_padding: bool, rows: &[usize], column: usize) -> T {
         let covered = || (rows.len() * self.columns[column].1).max(1) as f64;
         T::of(if count_padding { self.window } else { covered() })
@@ -101,7 +100,7 @@ fn means<S: Float>(plane: &Plane, count_padding: bool, x: &[S], rows: &[usize], 
     means.iter_mut().enumerate().for_each(divide);
 }
 
-/// Calls for every row of pooled elements with the plane of `x`, the rows it covers, and the row to fill.
+/// Calls `row` for every row of pooled elements with the plane of `x`, the rows that it covers, and the row to fill.
 fn pooled<S: Float>(
     plane: &Plane,
     x: &[S],
@@ -127,15 +126,15 @@ pub(super) fn max_pool_grad(pool: &MaxPoolGrad, mut call: Call) {
     });
 }
 
-/// Adds the gradient of each pooled element of a row to the first of the largest elements that it covers.
+/// Adds the gradient of each pooled element of a row to the largest covered element, or to the first of several.
 fn route<S: Float>(plane: &Plane, x: &[S], rows: &[usize], dy: &[S], dx: &mut [S::Real]) {
     for (found, dy) in first_largest(plane, x, rows).into_iter().zip(dy) {
         found.into_iter().for_each(|(at, _)| dx[at] = dx[at] + dy.widen());
     }
 }
 
-/// For each pooled element of a row the first of the largest elements that it covers, with its place in the plane. A NaN
-/// is larger than any number.
+/// Returns for each pooled element of a row the largest covered element (the first of several) and its place in the plane. A NaN is larger
+/// than any number.
 fn first_largest<S: Float>(plane: &Plane, x: &[S], rows: &[usize]) -> Vec<Option<(usize, S::Real)>> {
     let mut largest: Vec<Option<(usize, S::Real)>> = vec![None; plane.columns.len()];
     plane.for_covered(rows, |column, at| {
@@ -167,7 +166,7 @@ pub(super) fn max_pool_offsets(pool: &MaxPoolOffsets, mut call: Call) {
     });
 }
 
-/// Writes the place of the largest element at each position, in the form that `place` gives it.
+/// Writes the place of the largest element of each window, in the form that `place` returns.
 fn write_places<S: Float, P: Send>(
     plane: &Plane,
     x: &[S],
@@ -192,7 +191,7 @@ pub(super) fn max_pool_grad_at(pool: &MaxPoolGradAt, mut call: Call) {
     });
 }
 
-/// Adds the gradient of each pooled element to the element at its offset.
+/// Adds the gradient of each pooled element to the element at its offset in the window.
 fn at_offsets<S: Float>(plane: &Plane, places: &Places, offsets: &[u8], dy: &[S], dx: &mut [S]) {
     let pooled = offsets.par_chunks_exact(plane.pooled).zip(dy.par_chunks_exact(plane.pooled));
     let planes = dx.par_chunks_exact_mut(plane.len).zip(pooled).with_min_len(plane.least());
@@ -207,7 +206,7 @@ fn at_offsets<S: Float>(plane: &Plane, places: &Places, offsets: &[u8], dy: &[S]
     });
 }
 
-/// The windows with the sizes of a plane and of its positions.
+/// The windows, with the sizes of a plane and of its pooled plane.
 struct Places<'a> {
     windows: &'a [Window],
     plane: &'a [usize],
@@ -247,8 +246,8 @@ fn share<S: Float>(plane: &Plane, count_padding: bool, rows: &[usize], dy: &[S],
     plane.for_covered(rows, |column, at| dx[at] = dx[at] + shares[column]);
 }
 
-/// Calls for every row of pooled elements with what belongs to its plane, the rows it covers, its gradient, and the plane
-/// of `d x` to add to.
+/// Calls `row` for every row of pooled elements with the item of `x` for its plane, the rows that it covers, its gradient, and the plane of
+/// `d x` to add to.
 fn spread<S: Float, X: Copy + Send>(
     plane: &Plane,
     x: impl IndexedParallelIterator<Item = X>,

@@ -1,4 +1,4 @@
-//! Places of elements in their order along a dim, row by row.
+//! Top-k: the places of the first elements of each row in their order along a dim.
 
 use crate::cpu::call::Call;
 use crate::cpu::element::{Element, with_float, with_integer};
@@ -17,7 +17,7 @@ pub(super) fn top_k(op: &TopK, mut call: Call) {
     }
 }
 
-/// The places of rows whose `size` elements are `inner` apart.
+/// Writes the places for rows whose `size` elements are `inner` apart.
 fn places<T: Element>(op: &TopK, x: &[T], out: &mut [i64], size: usize, inner: usize) {
     let count = op.count as usize;
     out.par_chunks_exact_mut((count * inner).max(1)).enumerate().for_each(|(outer, out)| {

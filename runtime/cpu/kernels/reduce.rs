@@ -1,8 +1,8 @@
 //! Reductions and running sums.
 //!
-//! What is summed is divided into blocks of fixed size, each summed in order, and the blocks' sums are added in
-//! order: the result depends on nothing but the sizes. Floats are summed in f64 and rounded once: so the mean of equal numbers is
-//! the number, if their count times it is a number of their type.
+//! The elements are divided into blocks of fixed size. Each block is reduced in order, and the results of the blocks are combined in order,
+//! so the result depends on the sizes alone. Floats are summed in f64 and rounded once. So the mean of equal numbers is the number itself,
+//! if f64 holds their sum exactly.
 
 use super::PARALLEL;
 use crate::cpu::call::{Call, Source};
@@ -44,7 +44,7 @@ reduced! {
     bf16: f64, Element::to_f64, Element::from_f64;
 }
 
-/// What combines in its own type.
+/// Implements `Reduced` for types that combine in their own type.
 macro_rules! combined {
     ($($ty:ty),*) => {
         reduced! { $($ty: $ty, std::convert::identity, std::convert::identity;)* }
@@ -52,7 +52,7 @@ macro_rules! combined {
 }
 combined!(f64, i64, i32, i16, i8, u64, u32, u16, u8);
 
-/// How numbers of a type combine.
+/// The operations with which numbers of a type combine.
 trait Combine: Reduced<Sum = Self> {
     fn start(kind: ReduceKind) -> Self;
     fn combine(kind: ReduceKind, a: Self, b: Self) -> Self;
@@ -122,18 +122,18 @@ pub(super) fn run(reduce: &Reduce, mut call: Call) {
     }
 }
 
-/// Elements of a result that one task makes.
+/// The number of elements of a result that one task computes.
 const WIDTH: usize = 256;
-/// Elements that are reduced one after the other.
+/// The number of elements that are reduced one after the other.
 const DEPTH: usize = 256;
 
-/// The operand as a matrix: dims that stay, times dims that go.
+/// The operand as a matrix: dims that are kept, times dims that are reduced.
 struct Reduction<'a, T> {
     kind: ReduceKind,
     elements: &'a [T],
     kept: Walk,
     reduced: Walk,
-    /// Elements reduced into one.
+    /// The number of elements that are reduced into one.
     count: usize,
 }
 
@@ -152,7 +152,7 @@ fn reduce_tensor<T: Reduced>(reduce: &Reduce, source: Source<T>, result: &mut [T
         let total = T::rounded(if reduce.kind == ReduceKind::Mean { total.over(count) } else { total });
         *out = if add { T::rounded(combine(ReduceKind::Sum, out.wide(), total.wide())) } else { total };
     };
-    // Partial results of all blocks, for few elements from many; else block after block where they are needed.
+    // Few results from many elements: all blocks in parallel, with partial results. Otherwise each task reduces block after block.
     let width = result.len();
     if width < 4 * WIDTH && depths > 1 && width * count >= PARALLEL {
         let mut partial = vec![start; width * depths];
@@ -182,7 +182,7 @@ fn reduce_tensor<T: Reduced>(reduce: &Reduce, source: Source<T>, result: &mut [T
 }
 
 impl<T: Reduced> Reduction<'_, T> {
-    /// Combines a block of the elements that go into a stretch of those that stay.
+    /// Combines block `depth` of the reduced elements into the kept elements from `start` on.
     fn block(&self, start: usize, depth: usize, out: &mut [T::Sum]) {
         let first = depth * DEPTH;
         let length = DEPTH.min(self.count - first.min(self.count));
@@ -217,7 +217,7 @@ impl<T: Reduced> Reduction<'_, T> {
 }
 
 vectorized! {
-    /// A contiguous stretch combined into one, in 16 lanes.
+    /// Combines contiguous elements into one, in 16 lanes.
     fn along<'a; T: Reduced>(kind: ReduceKind, x: &'a [T]) -> T::Sum {
         let mut lanes = [T::Sum::start(kind); 16];
         let chunks = x.chunks_exact(16);
@@ -231,7 +231,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// `out[i]` combined with `x[i]`.
+    /// Combines each `out[i]` with `x[i]`.
     fn across<'a; T: Reduced>(kind: ReduceKind, out: &'a mut [T::Sum], x: &'a [T]) {
         combine_each(kind, out, x);
     }

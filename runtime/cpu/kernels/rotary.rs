@@ -38,7 +38,7 @@ pub(super) fn run(rotary: &Rotary, mut call: Call) {
     });
 }
 
-/// The tables, of any float type, read as often as there are rows.
+/// The tables of cosines and sines, of any float type, broadcast over the rows.
 struct Tables<'a, U> {
     cos: &'a [U],
     cos_walk: Walk,
@@ -46,7 +46,7 @@ struct Tables<'a, U> {
     sin_walk: Walk,
 }
 
-/// Room for a row of each operand, as it lies in memory and as it is computed in.
+/// Scratch for a row of each operand, in its own type and in the type in which it is computed.
 struct Row<S: Float, U: Float> {
     x: Vec<S>,
     table: Vec<U>,
@@ -63,7 +63,7 @@ impl<S: Float, U: Float> Row<S, U> {
         Self { x, table: own, wide_x: Scratch::new(), wide_out: Scratch::new(), cos: table(), sin: table() }
     }
 
-    /// Rotates the row that was brought into `x`.
+    /// Rotates the row that was loaded into `x`.
     fn rotate(&mut self, interleaved: bool, tables: &Tables<U>, row: usize, out: &mut [S]) {
         let start = row * self.table.len();
         let pairs =
@@ -78,7 +78,7 @@ impl<S: Float, U: Float> Row<S, U> {
     }
 }
 
-/// `(a, b)` becomes `(a·cos - b·sin, b·cos + a·sin)`.
+/// Replaces each pair `(a, b)` by `(a·cos - b·sin, b·cos + a·sin)`.
 fn rotate<T: Real>(interleaved: bool, x: &[T], cos: &[T], sin: &[T], out: &mut [T]) {
     let half = cos.len();
     for i in 0..half {

@@ -1,5 +1,5 @@
-//! Writing by index: rows of updates go to their places in the result, those of one place in their order, and rounded
-//! once. No two tasks write one place, so that the number of threads does not show.
+//! Writing by index: rows of updates are combined into their rows of the result, in order, and rounded once. No two tasks write the same
+//! row, so the result does not depend on the number of threads.
 
 use super::indexing::{element_places, nd_rows};
 use crate::cpu::call::Call;
@@ -10,16 +10,16 @@ use ir::ops::elementwise::Binary;
 use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad, ScatterElements, ScatterKind, ScatterNd};
 use rayon::prelude::*;
 
-/// Which row of the result each row of the updates goes to.
+/// The row of the result for each row of the updates.
 pub(super) struct Places {
     /// Pairs (row of the result, row of the updates), ascending.
     pairs: Vec<(usize, usize)>,
-    /// Elements of a row.
+    /// The number of elements of a row.
     width: usize,
 }
 
 impl Places {
-    /// Of updates that go to these rows of the result, or nowhere.
+    /// Collects updates with these rows of the result; `None` drops an update.
     pub(super) fn new(rows: impl IntoIterator<Item = Option<usize>>, width: usize) -> Self {
         let rows = rows.into_iter().enumerate();
         let mut pairs: Vec<_> = rows.filter_map(|(from, to)| Some((to?, from))).collect();
@@ -27,8 +27,8 @@ impl Places {
         Self { pairs, width }
     }
 
-    /// Runs tasks that have rows of the result each: `start` with their first element, then `change` with every row that
-    /// updates go to, and these. What `start` returns is passed on.
+    /// Divides the rows of the result among tasks. Each task calls `start` with the index of its first element and its rows, and then
+    /// `change` with every row that has updates, the pairs of these updates, and the value that `start` returned.
     fn for_rows<T: Send, S>(
         &self,
         result: &mut [T],
@@ -48,8 +48,8 @@ impl Places {
         });
     }
 
-    /// Adds the updates to zeros. With `add`, the sum of the updates is rounded and then added to the result, as two instructions
-    /// would do it.
+    /// Adds the updates to zeros. With `add`, the sum of the updates is rounded and then added to the result, as two instructions would do
+    /// it.
     pub(super) fn sum<T: Float>(&self, updates: &[T], result: &mut [T], add: bool) {
         let zero = T::from_i64(0);
         let start = |_: usize, result: &mut [T]| {
@@ -68,7 +68,7 @@ impl Places {
         });
     }
 
-    /// Changes a row by its updates, one after the other.
+    /// Combines a row with its updates, one after the other.
     fn fold<T: Float>(
         &self,
         wide: &mut Scratch<T::Real>,

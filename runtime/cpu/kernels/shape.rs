@@ -9,7 +9,7 @@ use ir::Tensor;
 use ir::ops::shape::{Concat, Pad};
 use rayon::prelude::*;
 
-/// A dense tensor as `[outer, dim, inner]`.
+/// A dense tensor as `[outer, size, inner]` around one dim.
 struct Cut {
     size: usize,
     inner: usize,

@@ -28,7 +28,7 @@ pub(super) fn log_softmax(dim: u32, mut call: Call) {
     });
 }
 
-/// `d x = y·(d y - Σ y·d y)`; the result may lie where `y` or `d y` did.
+/// Computes `d x = y·(d y - Σ y·d y)`. The result may lie in the place of `y` or of `d y`.
 pub(super) fn softmax_grad(dim: u32, mut call: Call) {
     with_float!(call.dtype(), T => {
         let [y, dy] = [0, 1].map(|i| call.dense_or_in_place::<T>(i));
@@ -51,14 +51,14 @@ vectorized! {
     }
 }
 
-/// `log Σ eˣ`; `-∞` where nothing but that is.
+/// Returns `log Σ eˣ`; `-∞` if all elements are `-∞`.
 fn logsumexp<T: Real>(row: &[T]) -> T {
     let (largest, rest) = logsumexp_parts(row);
     largest + rest
 }
 
 vectorized! {
-    /// The largest x, and what `log Σ eˣ` is beyond it: where numbers are large, their sum has lost what the second says.
+    /// Returns the largest x, and the difference of `log Σ eˣ` to it. If numbers are large, their sum loses the digits of the difference.
     pub(super) fn logsumexp_parts<'a; T: Real>(row: &'a [T]) -> (T, T) {
         let largest = max(row);
         if largest == T::NEG_INFINITY {
@@ -69,7 +69,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// The gradient where `d y` was. What is zero stays zero, also where `y` is NaN.
+    /// Computes the gradient in place of `d y`. A row of zeros stays zero, even if `y` has a NaN.
     fn softmax_grad_row<'a, 'b; T: Real>(y: &'a [T], dy: &'b mut [T]) {
         let dot = sum([y, dy], |[y, dy]| y * dy);
         if dot.is_nan() && is_zero(dy) {
@@ -80,7 +80,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// The gradient where `y` was.
+    /// Computes the gradient in place of `y`.
     fn softmax_grad_row_of_y<'a; T: Real>(y: &'a mut [T], dy: &'a [T]) {
         let dot = sum([y, dy], |[y, dy]| y * dy);
         if dot.is_nan() && is_zero(dy) {
@@ -94,9 +94,9 @@ fn is_zero<T: Real>(row: &[T]) -> bool {
     row.iter().all(|x| *x == T::ZERO)
 }
 
-/// Calls for every row along a dim, with the row of the second operand (empty if there is none) and that of the
-/// result, which holds the first operand's: copied there, unless the result lies in its place. Rows come in the type
-/// that is computed in.
+/// Calls `row` for every row along a dim, with the row of the second operand (empty if there is none) and the row of the result, which
+/// holds the first operand. The first operand is copied there, unless the result lies in its place. Rows have the type in which the kernel
+/// computes.
 fn for_rows<S: Float, const N: usize>(
     layout: &Layout,
     dim: u32,
@@ -117,7 +117,7 @@ fn for_rows<S: Float, const N: usize>(
             let other = other_scratch.read(other);
             return own_scratch.update(out, |out| row(other, out));
         }
-        // A column at a time, through contiguous scratch.
+        // One column at a time, through contiguous scratch.
         let mut column = vec![<S::Real>::ZERO; size];
         let mut other_column = vec![<S::Real>::ZERO; if other.is_empty() { 0 } else { size }];
         for start in 0..inner {

@@ -1,10 +1,10 @@
-//! CSV files: which columns feed what, and what is refused, with lines and columns.
+//! CSV files: the assignment of columns, and refusals with lines and columns.
 
 use std::io::Write;
 
 use super::*;
 
-/// The form of scikit-learn's digits: features first, the label last, no names.
+/// Text in the form of scikit-learn's digits: features first, the label last, no names.
 fn digits() -> String {
     (0..6).map(|row| format!("{row},{}.5,{}\n", row * 2, row % 3)).collect()
 }

@@ -3,7 +3,7 @@
 use super::super::tokenizer::tests::byte_level;
 use super::*;
 
-/// A folder in the folder of the test.
+/// Makes a folder in the folder of the test.
 fn folder(files: &Files, name: &str, contents: &[(&str, &str)]) -> DataSource {
     fs::create_dir(files.path(name)).unwrap();
     for (file, contents) in contents {
@@ -12,7 +12,7 @@ fn folder(files: &Files, name: &str, contents: &[(&str, &str)]) -> DataSource {
     DataSource::Path(files.path(name))
 }
 
-/// Puts files that were written beside a folder into it.
+/// Moves files that were written beside a folder into it.
 fn moved(files: &Files, folder: &str, names: &[&str]) -> DataSource {
     fs::create_dir(files.path(folder)).unwrap();
     names.iter().for_each(|name| fs::rename(files.path(name), files.path(folder).join(name)).unwrap());
@@ -151,7 +151,7 @@ fn a_tokenizer_turns_texts_into_tokens_that_are_shifted_as_all_are() {
         .unzip();
     assert_eq!(tokens, [257, 32, 99, 97, 116, 10]);
     assert_eq!(labels, [32, 99, 97, 116, 10, 257]);
-    // A text that needs a tokenizer says so, and one of another model is refused.
+    // A text that needs a tokenizer is refused with that hint, and so is another model's tokenizer.
     let error = refusal(&spec, &data, &unshuffled());
     assert!(error.contains("--tokenizer tokenizer.json"), "{error}");
     spec.inputs[0].vocabulary = Some(258);

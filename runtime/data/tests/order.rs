@@ -1,4 +1,4 @@
-//! Which samples make a batch.
+//! Tests of the samples in each batch.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn counting(files: &Files, samples: u64) -> DataSource {
     files.write("counting.txt", (0..=samples).map(|token| token as u8).collect::<Vec<_>>())
 }
 
-/// The samples of one epoch, step by step, without those that fill the last batch up.
+/// Returns the samples of one epoch, step by step, without those that fill the last batch up.
 fn epoch(loader: &Loader, epoch: u64) -> Vec<i64> {
     let steps = loader.steps_per_epoch();
     let batches = (epoch * steps..(epoch + 1) * steps).map(|step| loader.global_batch(step));

@@ -1,4 +1,4 @@
-//! What is refused before step 0, and how it says so.
+//! Faults that are refused before step 0, and their messages.
 
 use super::*;
 
@@ -158,7 +158,7 @@ fn a_number_that_would_become_infinite_is_told_with_its_place() {
     Loader::new(&spec, &text("65519"), &options()).unwrap();
 }
 
-/// An array of zeros of these bytes that is packed, as NumPy's savez_compressed does.
+/// Returns a compressed array of this number of zero bytes, as NumPy's savez_compressed writes it.
 fn packed_zeros(shape: &str, bytes: usize) -> Vec<u8> {
     use std::io::{Cursor, Write};
     let array = crate::npy::tests::npy("<f4", "False", shape, &vec![0; bytes]);
@@ -177,7 +177,7 @@ fn packed_zeros(shape: &str, bytes: usize) -> Vec<u8> {
 fn an_array_of_wrong_dims_is_refused_before_its_bytes_are_looked_at() {
     let files = Files::new();
     let mut file = packed_zeros("(20000, 3)", 240_000);
-    // The end of x's compressed bytes: what reads them fails.
+    // Damages the end of x's compressed bytes, so that reading them fails.
     let labels = file.windows(10).position(|window| window == b"labels.npy").unwrap();
     file[labels - 34] ^= 0xff;
     let data = files.write("d.npz", &file);

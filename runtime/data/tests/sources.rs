@@ -1,4 +1,4 @@
-//! What feeds inputs and labels.
+//! Tests of the sources of inputs and labels.
 
 use super::*;
 

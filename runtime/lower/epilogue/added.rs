@@ -1,4 +1,4 @@
-//! Gradients, as those of norms and of look-ups, that take in the addition that reads them.
+//! Gradients, such as those of norms and of look-ups, that absorb the addition that reads them.
 
 use super::{Added, Moves, Search};
 use crate::lower::fuse::Item;
@@ -6,7 +6,7 @@ use ir::Op;
 use ir::ops::elementwise::Binary;
 
 impl Search<'_> {
-    /// Gradients take in the addition that reads them.
+    /// Lets gradients absorb the additions that read them.
     pub(super) fn with_additions(&self, items: Vec<Item>) -> Vec<Item> {
         let mut moves = Moves::none(&items);
         for (index, item) in items.iter().enumerate() {
@@ -23,7 +23,7 @@ impl Search<'_> {
         moves.apply(self.module, items)
     }
 
-    /// The addition that is the only reader of a gradient's first result, if its other operand has the same type.
+    /// Returns the addition that is the only reader of a gradient's first result, if its other operand has the same type.
     fn addition(&self, item: &Item) -> Option<Added> {
         let Item::Node(id) = item else { return None };
         let node = self.module.node(*id);
@@ -39,7 +39,7 @@ impl Search<'_> {
             _ => return None,
         };
         let ty = self.module.ty(made);
-        // A norm's kernel adds to any part; a look-up's indices count along the whole.
+        // A norm's kernel can add to any part. A look-up's kernel cannot, because its indices count along the whole dim.
         let whole = !node.op.depends_on_position() || ty.sharding.is_whole();
         let alike =
             whole && self.module.ty(addend) == ty && (add.phase, add.place) == (node.phase, node.place);

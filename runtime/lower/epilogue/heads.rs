@@ -1,4 +1,4 @@
-//! Contractions that take in the head of the chain that reads them.
+//! Contractions that absorb the head of the chain that reads them.
 
 use super::{Fused, Moves, Search, elements, has_rows, takes_epilogues};
 use crate::backend::EpilogueLimits;
@@ -8,10 +8,10 @@ use ir::ops::elementwise::{Binary, Unary};
 use ir::{Dim, NodeId, Op, ValueId};
 
 impl Search<'_> {
-    /// Contractions take in the heads of the chains that read them.
+    /// Lets contractions absorb the heads of the chains that read them.
     pub(super) fn with_heads(&self, items: Vec<Item>, limits: EpilogueLimits) -> Vec<Item> {
         let mut moves = Moves::none(&items);
-        // The last contraction that a chain reads comes right before it; what others made is added.
+        // The last contraction that a chain reads comes right before it. The results of earlier contractions are addends.
         for (index, item) in items.iter().enumerate().rev() {
             let Some(id) = self.rows_of(item, limits) else { continue };
             let reader = self.readers.of[self.module.node(id).results[0]].first();
@@ -27,8 +27,7 @@ impl Search<'_> {
         moves.apply(self.module, items)
     }
 
-    /// The contraction of an item, if its columns are the last dim of what it makes, so that a row of it is a row of a
-    /// matrix.
+    /// Returns the contraction of an item, if its columns are the last dim of its result, so that a row of the result is a row of a matrix.
     fn rows_of(&self, item: &Item, limits: EpilogueLimits) -> Option<NodeId> {
         let Item::Node(id) = item else { return None };
         let Op::Contract(contract) = &self.module.node(*id).op else { return None };
@@ -38,7 +37,7 @@ impl Search<'_> {
         (by_rows && last && takes_epilogues(self.module, limits, *id)).then_some(*id)
     }
 
-    /// The contraction with the longest head of the right form of a chain that reads it, if there is any.
+    /// Returns the contraction with the longest head of a chain that has the right form, if there is any.
     fn head(&self, id: NodeId, nodes: &[NodeId], limits: EpilogueLimits) -> Option<Fused> {
         let phase = |node: NodeId| self.module.node(node).phase;
         let mut fused = Fused::plain(self.module, id);
@@ -49,8 +48,7 @@ impl Search<'_> {
         (fused.nodes.len() > 1 && phase(id) == phase(nodes[0])).then_some(fused)
     }
 
-    /// The node of the chain that comes next, if it is all that reads what is there so far, or the one that applies an
-    /// activation.
+    /// Returns the next node of the chain: the only reader of the present result, or the reader that applies an activation.
     fn next(&self, fused: &Fused, nodes: &[NodeId]) -> Option<NodeId> {
         if let Some(only) = self.readers.only(fused.out) {
             return nodes.contains(&only).then_some(only);
@@ -59,7 +57,7 @@ impl Search<'_> {
         self.readers.of[fused.out].iter().copied().find(is_gelu).filter(|reader| nodes.contains(reader))
     }
 
-    /// Takes a node in, if it is of the form.
+    /// Absorbs a node if the epilogue's form allows it. Returns whether it does.
     fn take(&self, fused: &mut Fused, id: NodeId, nodes: &[NodeId], limits: EpilogueLimits) -> bool {
         let node = self.module.node(id);
         let (made, result) = (fused.out, node.results[0]);
@@ -93,7 +91,7 @@ impl Search<'_> {
             (Op::Binary(Binary::GeluTanhGrad), Some(aux))
                 if has_gelu
                     && node.operands[1] == made
-                    // cuBLASLt refuses GELU's gradient of a single row, to it a column.
+                    // cuBLASLt refuses GELU's gradient for a single row, which is a column in its order.
                     && has_rows(self.module, made)
                     && !within(aux)
                     && fused.bias.is_none()

@@ -1,4 +1,4 @@
-//! Contractions that sum over all rows of an operand, and take in the reductions of it that do as well.
+//! Contractions that sum over all rows of an operand, and absorb the reductions that sum the same rows.
 
 use super::{Fused, Search, has_rows, takes_epilogues};
 use crate::backend::EpilogueLimits;
@@ -7,7 +7,7 @@ use ir::ops::reduce::ReduceKind;
 use ir::{NodeId, Op, ValueId};
 
 impl Search<'_> {
-    /// Contractions take in sums over the rows of what they read.
+    /// Lets contractions absorb sums over the rows of their operands.
     pub(super) fn with_sums(&self, items: Vec<Item>, limits: EpilogueLimits) -> Vec<Item> {
         let mut items: Vec<Option<Item>> = items.into_iter().map(Some).collect();
         for index in 0..items.len() {
@@ -21,7 +21,7 @@ impl Search<'_> {
             let found = items.iter().enumerate().find_map(|(at, item)| {
                 let (contraction, side) = self.sums_rows_of(item.as_ref()?, operand, limits)?;
                 let [node, sum] = [contraction, reduce].map(|node| self.module.node(node));
-                // What reads the sum must come after the contraction.
+                // Readers of the sum must come after the contraction.
                 let in_time = at < index || !items[index..at].iter().flatten().any(reads);
                 let same = self.module.ty(node.results[0]).dtype == self.module.ty(made).dtype;
                 (in_time && same && (node.phase, node.place) == (sum.phase, sum.place)).then_some((
@@ -40,7 +40,8 @@ impl Search<'_> {
         items.into_iter().flatten().collect()
     }
 
-    /// The contraction of an item, if it makes a matrix and sums over all rows of this value, and which operand that is.
+    /// Returns the contraction of an item and the number of the operand that is this value, if the contraction makes a matrix and sums over
+    /// all rows of the value.
     fn sums_rows_of(&self, item: &Item, value: ValueId, limits: EpilogueLimits) -> Option<(NodeId, u32)> {
         let Item::Node(id) = item else { return None };
         let node = self.module.node(*id);
@@ -57,7 +58,7 @@ impl Search<'_> {
         (matrix && all && sums && takes_epilogues(self.module, limits, *id)).then_some((*id, side as u32))
     }
 
-    /// A reduction over all dims but the last, and what it reads.
+    /// Returns a reduction over all dims but the last, and its operand.
     fn row_sum(&self, item: &Item) -> Option<(NodeId, ValueId)> {
         let Item::Node(id) = item else { return None };
         let node = self.module.node(*id);

@@ -1,11 +1,11 @@
-//! The places of collectives in lowered programs, and an order that is refused.
+//! Tests the places of collectives in lowered programs, and an order that is refused.
 
 use super::super::{LowerOptions, lower};
 use super::*;
 use crate::program::{Microbatches, Part, Program};
 use crate::target::Target;
 
-/// A program of two devices along `dp`, with these lines.
+/// Lowers a program of two devices along `dp` with these lines.
 fn lowered(lines: &str, tables: &str, microbatches: Microbatches) -> Program {
     let text = format!("trainyard-ir 1\nmodule @m placed mesh [dp=2] {{\n{lines}\n{tables}\n}}");
     let module = ir::text::parse(&text).unwrap_or_else(|error| panic!("{error}"));
@@ -13,13 +13,13 @@ fn lowered(lines: &str, tables: &str, microbatches: Microbatches) -> Program {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The names of a part's instructions.
+/// Returns the names of a part's instructions.
 fn names(program: &Program, part: Part) -> Vec<String> {
     program.part(part).into_iter().map(|(_, instruction)| instruction.name()).collect()
 }
 
-/// Two weights, whose gradients are reduced in the update. Backward makes that of `v` first, from `exp`, and then that of `w`, from
-/// `tanh`.
+/// Two weights, whose gradients are reduced in the update. Backward makes the gradient of `v` first, from `exp`, and then the gradient of
+/// `w`, from `tanh`.
 const TWO_WEIGHTS: &str = r#"
   state @w : f32[4] parameter = zeros
   state @v : f32[4] parameter = zeros
@@ -57,7 +57,7 @@ fn a_gradient_is_reduced_as_soon_as_backward_has_made_it() {
 
 #[test]
 fn a_loss_is_there_before_the_update_begins() {
-    // The loss is made at the end of backward here.
+    // Here the loss is made at the end of backward.
     let lines =
         TWO_WEIGHTS.replace("%6 = all_reduce %5 : f32[] !{fwd}", "%6 = neg %2 : f32[8, 4] {dp, -} !{fwd}");
     let lines = lines.replace("    %11 = acc", "    %17 = all_reduce %5 : f32[] !{bwd}\n    %11 = acc");
@@ -66,7 +66,7 @@ fn a_loss_is_there_before_the_update_begins() {
     assert!(names(&program, Part::Microbatch).contains(&"all_reduce".to_owned()));
 }
 
-/// A model of weights of these sizes, each gathered where it is used: its first 8 numbers are added to the result.
+/// Lowers a model with weights of these sizes, each gathered just before its use: its first 8 numbers are added to the result.
 fn gathered(sizes: &[u64]) -> Program {
     let (mut states, mut parameters, mut nodes) = (String::new(), String::new(), String::new());
     let mut last = format!("%{}", sizes.len());
@@ -87,7 +87,7 @@ fn gathered(sizes: &[u64]) -> Program {
     lowered(&lines, &format!("  output \"y\" = {last}"), Microbatches::One)
 }
 
-/// For each gather how many weights it has, and for each addition a 0.
+/// Returns, in order, the number of weights of each gather, and 0 for each addition.
 fn order(program: &Program) -> Vec<usize> {
     let weights = |instruction: &crate::program::Instruction| match instruction.kernel {
         Kernel::Collective(_) => instruction.results.len(),
@@ -98,11 +98,11 @@ fn order(program: &Program) -> Vec<usize> {
 
 #[test]
 fn a_weight_is_gathered_while_as_many_numbers_before_it_are_used() {
-    // Weights of one size: each travels while the one before it is used.
+    // Weights of one size: each travels while the weight before it is used.
     assert_eq!(order(&gathered(&[8; 4])), [1, 1, 0, 1, 0, 1, 0, 0]);
-    // One of three times the size: while the three before it are.
+    // A weight of three times the size travels while the three weights before it are used.
     assert_eq!(order(&gathered(&[8, 8, 8, 24])), [3, 1, 0, 0, 0, 0]);
-    // A small one behind a large one: while that is used.
+    // A small weight after a large one travels while the large one is used.
     assert_eq!(order(&gathered(&[32, 32, 8])), [1, 1, 0, 1, 0, 0]);
 }
 
@@ -169,7 +169,7 @@ fn an_order_that_changes_a_result_is_refused() {
     assert!(refusal.contains("runs before one that it depends on"), "{refusal}");
 }
 
-/// A model of weights of these sizes on the host, each fetched where it is used.
+/// Lowers a model with weights of these sizes on the host, each fetched just before its use.
 fn fetched(sizes: &[u64], target: Target) -> Program {
     let (mut states, mut parameters, mut nodes) = (String::new(), String::new(), String::new());
     let mut last = format!("%{}", sizes.len());
@@ -192,7 +192,7 @@ fn fetched(sizes: &[u64], target: Target) -> Program {
     lower(&module, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The second weight comes while the first one is used, and the large one waits until as many bytes are used as it has.
+/// The second weight is fetched while the first is used. The large one is fetched while weights of as many bytes are used.
 #[test]
 fn a_value_is_fetched_while_those_before_it_are_used() {
     let program = fetched(&[1024, 1024, 2048, 1024], Target::Cuda);

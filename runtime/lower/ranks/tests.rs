@@ -1,12 +1,12 @@
-//! Parts of states that are read and written where they lie.
+//! Parts of states that are read and written in place.
 
 use super::super::{LowerOptions, lower};
 use crate::program::{Instruction, Microbatches, Program, Section, UpdateTime};
 use crate::target::Target;
 use std::sync::Arc;
 
-/// A weight of these sizes whose parts along a dim are updated apart, on two devices; `more` makes the value `%8` behind
-/// the addition, which is an output then.
+/// Returns a program for two devices that update parts of a weight of these sizes, cut along a dim. `more` makes the value `%8` after the
+/// addition; it is then an output.
 fn program(sizes: [u64; 2], dim: usize, more: &str, target: Target) -> Program {
     let [rows, columns] = sizes;
     let split = ["{dp, -}", "{-, dp}"][dim];
@@ -34,7 +34,7 @@ fn program(sizes: [u64; 2], dim: usize, more: &str, target: Target) -> Program {
     lower(&module, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The collectives behind the reduction, and the additions, with their names.
+/// Returns the additions and the collectives after the reduction, with their names.
 fn update(program: &Program) -> Vec<(String, &Instruction)> {
     let all = program.section(Section::Update).iter().map(|instruction| (instruction.name(), instruction));
     all.filter(|(name, _)| ["all_slice", "add", "all_gather", "copy"].contains(&name.as_str())).collect()
@@ -42,7 +42,7 @@ fn update(program: &Program) -> Vec<(String, &Instruction)> {
 
 #[test]
 fn a_part_of_a_weight_is_updated_where_it_belongs_in_the_weight() {
-    // Rows of a weight, and columns of one that has a single row.
+    // Rows of a weight, and columns of a weight with a single row.
     for (sizes, dim) in [([8, 3], 0), ([1, 8], 1)] {
         let program = Arc::new(program(sizes, dim, "", Target::Cpu));
         let [(add, addition), (gather, gathered)] = &update(&program)[..] else { panic!("{program}") };
@@ -171,7 +171,8 @@ fn an_early_update_waits_for_the_readers_of_a_part() {
     assert_eq!((&**name, &addition.results[0]), ("add", &program.states[0].view), "{program}");
 }
 
-/// A weight whose gradient is reduced and added to it; `more` may read the addends `%4` and makes the value `%8`, which is an output.
+/// Returns a program that reduces the gradient of a weight and adds it to the weight. `more` may read the addends `%4` and makes the value
+/// `%8`, which is an output.
 fn reduced(more: &str, microbatches: Microbatches, target: Target) -> Program {
     let output = if more.is_empty() { "" } else { "output \"more\" = %8" };
     let text = format!(
@@ -199,7 +200,7 @@ fn lowered(text: &str, microbatches: Microbatches, target: Target) -> Program {
     lower(&module, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// For each `all_reduce` of a program, whether each result lies in the place of its operand.
+/// Returns for each `all_reduce` of a program whether each result lies in the place of its operand.
 fn reduced_in_place(program: &Program) -> Vec<Vec<bool>> {
     let all = Section::ALL.iter().flat_map(|(section, _)| program.section(*section));
     let in_place = |instruction: &Instruction| {
@@ -228,7 +229,7 @@ fn a_gradient_is_reduced_in_the_place_of_its_sum() {
     }
 }
 
-/// The collective is carried out while the addition reads its operand.
+/// The collective still runs while the addition reads its operand.
 #[test]
 fn an_operand_that_is_read_later_keeps_its_place() {
     let more = "%6 = neg %4 : f32[2048] partial(sum dp) !{update}
@@ -243,10 +244,10 @@ fn an_operand_that_is_read_later_keeps_its_place() {
 fn an_operand_that_is_reduced_twice_keeps_its_place() {
     let more = "%8 = all_reduce %4 : f32[2048] !{update}";
     for microbatches in STEPS {
-        // Apart, the second reduction is the last reader.
+        // As two collectives, the second one is the last reader.
         let program = reduced(more, microbatches, Target::Cpu);
         assert_eq!(reduced_in_place(&program), [[false], [true]], "{program}");
-        // Together, both read it at once.
+        // As one collective, both read the operand at once.
         let together = "%8, %7 = all_reduce %4, %4 : f32[2048], f32[2048] !{update}";
         let program = reduced(together, microbatches, Target::Cpu);
         assert_eq!(reduced_in_place(&program), [vec![false, false], vec![true]], "{program}");

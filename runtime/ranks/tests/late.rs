@@ -1,5 +1,5 @@
-//! A rank whose device fails at any call, where it is asked for bytes or given some, as a GPU does, which tells late; or a rank
-//! that gets no thread. All end, with its error and its number.
+//! Tests of a rank whose device fails at any call, also where bytes are read or written, as a GPU does, which reports errors late; and of a
+//! rank that gets no thread. All ranks end, with its error and its number.
 
 use super::*;
 use crate::comm::local::Local;
@@ -105,7 +105,7 @@ impl Device for Late {
 
 const FIRST: ProgramId = ProgramId(0);
 
-/// Two ranks, of which the second fails there, and the ranks for which all were ended.
+/// Returns two ranks, of which the second fails at this call, and the ranks that were reported as failed.
 fn ranks(fails_at: Option<Call>) -> (Ranks, Arc<Mutex<Vec<u64>>>) {
     let text = r#"trainyard-ir 1
         module @m placed mesh [dp=2] {
@@ -130,7 +130,7 @@ fn ranks(fails_at: Option<Call>) -> (Ranks, Arc<Mutex<Vec<u64>>>) {
     (Ranks::of(devices, local, abort), ended)
 }
 
-/// A step in which every call happens on every rank.
+/// Runs a step in which every call happens on every rank.
 fn every_call(ranks: &mut Ranks) -> Result<(), DeviceError> {
     let x: Vec<u8> = [1f32, 2.0, 3.0, 4.0].into_iter().flat_map(f32::to_le_bytes).collect();
     let step = |mut rank: Rank<'_>, ()| {
@@ -166,7 +166,7 @@ fn a_rank_whose_device_fails_at_any_call_ends_all_with_its_number() {
 #[test]
 fn a_rank_that_gets_no_thread_ends_all() {
     let (mut ranks, ended) = ranks(None);
-    // No machine has so much memory for a stack.
+    // No machine has this much memory for a stack.
     let thread = |rank| thread::Builder::new().stack_size(if rank == 1 { 1 << 60 } else { 1 << 20 });
     let begun = Mutex::new(false);
     let run = |rank: Rank<'_>, ()| {

@@ -1,4 +1,4 @@
-//! Evaluation: forward of held-out samples by the weights of the step.
+//! Evaluation: forward of held-out samples with the weights of the present step.
 
 use super::super::classes::{LossParts, LossTotal};
 use super::super::error::TrainError;
@@ -16,12 +16,12 @@ pub(crate) struct Evaluating {
 }
 
 impl Session<'_> {
-    /// Whether there is an evaluation program.
+    /// Returns whether there is an evaluation program.
     pub(crate) fn evaluates(&self) -> bool {
         self.eval.is_some()
     }
 
-    /// Begins an evaluation: weights may have changed.
+    /// Begins an evaluation. Runs `prepare` again, since weights may have changed.
     pub(crate) fn prepare_evaluation(&mut self) -> Result<(), TrainError> {
         if let Some(eval) = self.eval {
             self.rank.device.run(eval, Section::Prepare)?;
@@ -29,8 +29,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Forward of one microbatch of so many rows, given those of this rank ([`Self::evaluated_rows`]). A short one is the last
-    /// of its evaluation.
+    /// Runs forward of one microbatch of this number of rows, given this rank's rows ([`Self::evaluated_rows`]). A short microbatch is the
+    /// last of its evaluation.
     pub(crate) fn begin_evaluation(&mut self, rows: u64, batch: &Batch) -> Result<Evaluating, TrainError> {
         let Some(program) = self.evaluation_of(rows) else {
             return Err(lacks(self.program(), "evaluation of a batch of", &rows.to_string()));
@@ -51,7 +51,7 @@ impl Session<'_> {
         Ok(Evaluating { program, rows, numbers: self.rank.device.read_later(program, outputs)? })
     }
 
-    /// Completes the loss of an evaluation, whose parts lie on several ranks of a pipeline.
+    /// Completes the loss of an evaluation with the parts that other ranks of a pipeline computed.
     pub(crate) fn complete(&self, total: &mut LossTotal) -> Result<(), TrainError> {
         if self.turns().is_some() {
             total.complete(self.agreement().gather(total.told()).map_err(DeviceError::from)?);
@@ -82,14 +82,14 @@ impl Session<'_> {
         Ok(Evaluating { program, rows, numbers: Later::Read(numbers) })
     }
 
-    /// The program that evaluates so many rows.
+    /// Returns the program that evaluates this number of rows.
     pub(super) fn evaluation_of(&self, rows: u64) -> Option<ProgramId> {
         let short = self.short_eval.as_ref().map(|short| short.program);
         let takes = |program: &ProgramId| samples(self.rank.device.program(*program)) == rows;
         self.eval.into_iter().chain(short).find(takes)
     }
 
-    /// The loss of an evaluated microbatch.
+    /// Returns the loss of an evaluated microbatch.
     pub(crate) fn evaluated(&mut self, begun: Evaluating) -> Result<LossTotal, TrainError> {
         let Evaluating { program, rows, numbers } = begun;
         let short = self.short_eval.clone().filter(|short| short.program == program);

@@ -1,10 +1,11 @@
-//! How many instructions of an update run before the norm of the gradients is looked at.
+//! Tests the number of instructions of an update that run before the norm of the gradients is read.
 
 use super::*;
 use runtime::lower::{LowerOptions, lower};
 use runtime::program::Kernel;
 
-/// A counter that is read after its next value is made, as dropout's is, and a gradient that is reduced while backward goes on.
+/// Returns a program with a counter that is read after its next value is made, like dropout's, and a gradient that is reduced while
+/// backward goes on.
 fn program() -> Program {
     let text = r#"trainyard-ir 1
         module @m placed mesh [dp=2] {

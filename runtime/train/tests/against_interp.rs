@@ -1,4 +1,4 @@
-//! The loop on the CPU against the same steps on the interpreter.
+//! Compares the loop on the CPU with the same steps in the interpreter.
 
 use super::*;
 use data::Batch;
@@ -14,7 +14,7 @@ fn tensors(module: &Module, batch: &Batch) -> BTreeMap<String, Tensor> {
     module.inputs.iter().map(tensor).collect()
 }
 
-/// The mean loss over the held-out data under these states.
+/// Returns the mean loss over the held-out data with these states.
 fn evaluated(forward: &Module, module: &Module, states: &StateValues, loader: &Loader) -> f64 {
     let value = |name: &str| module.states.iter().find(|(_, state)| state.name == name).unwrap().0;
     let mut shared: StateValues =

@@ -1,12 +1,12 @@
-//! The checkpoint with the lowest eval loss, checkpoints that are removed, and runs that end early.
+//! Tests of the checkpoint with the lowest eval loss, of the removal of checkpoints, and of runs that end early.
 
 use super::*;
 use files::fault::{Fault, inject};
 
-/// After three steps the rate is negative: the eval loss rises.
+/// Makes the rate negative after three steps, so that the eval loss rises.
 const ASCENT: (&str, &str) = ("value = 0.049}", "value = -0.2}");
 
-/// A run that is evaluated after every step and gets worse after some.
+/// Returns a run that is evaluated after every step and becomes worse after some.
 fn rising() -> Setup {
     let mut run = setup();
     run.edits = vec![ASCENT];
@@ -14,7 +14,7 @@ fn rising() -> Setup {
     run
 }
 
-/// The steps after which a run has its lowest eval loss, at which it is neither begun nor ended.
+/// Returns the number of steps after which a run has its lowest eval loss. It is neither the first nor the last.
 fn lowest(run: &Setup) -> u64 {
     let losses: Vec<f64> = run.metrics().iter().map(|step| step.eval_loss.unwrap()).collect();
     let lowest = (0..losses.len()).min_by(|&a, &b| losses[a].total_cmp(&losses[b])).unwrap() + 1;
@@ -44,7 +44,7 @@ fn a_run_without_patience_left_ends_as_done_and_stays_so() {
     run.schedule.patience = Some(5);
     assert_eq!(run.go().unwrap().steps, end + 2);
 
-    // A run that was stopped in between counts the evaluations before.
+    // A run that was stopped in between counts the earlier evaluations.
     let mut parts = rising();
     (parts.schedule.patience, parts.on_line) = (Some(3), OnLine::Stop("step 5/20"));
     assert_eq!(end, 6, "the run is to be stopped between the lowest loss and the end");
@@ -83,7 +83,7 @@ fn a_checkpoint_that_is_not_evaluated_is_not_the_best() {
     let mut run = rising();
     (run.schedule.save_every, run.schedule.eval_every, run.schedule.keep) = (Some(5), Some(4), Some(1));
     let outcome = run.go().unwrap();
-    // Of the checkpoints, that of step 20 alone was evaluated.
+    // Only the checkpoint of step 20 was evaluated.
     assert_eq!(outcome.best.unwrap().evaluation.steps, 20);
     assert_eq!(run.checkpoints().steps().unwrap(), [20]);
     assert_ne!(outcome.lowest.unwrap().steps, 20);
@@ -99,15 +99,15 @@ fn every_evaluation_that_improves_is_saved_if_the_best_is_wanted() {
     let improving: Vec<u64> = (1..=best.steps / 2).map(|index| 2 * index).chain([20]).collect();
     assert_eq!(run.checkpoints().steps().unwrap(), improving);
 
-    // Which one it is outlives a run that ends and goes on.
+    // The best checkpoint stays the same if the run is resumed.
     (run.resume, run.schedule.steps) = (true, 22);
     assert_eq!(run.go().unwrap().best.map(|best| best.evaluation), Some(best));
 }
 
 #[test]
 fn a_checkpoint_that_cannot_be_removed_ends_no_run() {
-    // The disk fails at the removal of a checkpoint, which the next save removes; at other operations the run ends. Only the
-    // last checkpoint that was to be removed is still there at the end.
+    // The disk fails at the removal of a checkpoint, which the next save removes. At other operations the run ends. Only the last
+    // checkpoint that was to be removed still exists at the end.
     let steps = (0..200).find_map(|at| {
         let mut run = setup();
         run.schedule.keep = Some(1);
@@ -135,7 +135,7 @@ fn evaluations_of_other_data_or_another_loss_do_not_count_for_patience_and_the_b
     for evaluation in [other_data, other_loss] {
         (run.evaluation, run.schedule.patience) = (evaluation, Some(2));
         let outcome = run.go().unwrap();
-        // The loss rises from step to step: the first of the new conditions is the lowest.
+        // The loss rises from step to step, so the first evaluation under the new conditions is the lowest.
         assert_eq!((outcome.lowest.unwrap().steps, outcome.ended_early, outcome.steps), (11, false, 13));
         assert_eq!(outcome.best.unwrap().evaluation.steps, 11);
     }
@@ -170,7 +170,7 @@ fn a_best_checkpoint_that_is_damaged_is_passed_over() {
     (run.resume, run.schedule.steps) = (true, 11);
     let next = run.go().unwrap().best.unwrap().evaluation.steps;
     assert!(next != best && run.checkpoints().path(next).exists(), "step {next}");
-    // Without --export best nobody reads it.
+    // Without --export best, nothing reads the checkpoint.
     (run.schedule.save_best, run.schedule.steps) = (false, 12);
     assert_eq!(run.go().unwrap().best.unwrap().evaluation.steps, best);
 }

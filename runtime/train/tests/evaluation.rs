@@ -1,4 +1,4 @@
-//! An evaluation that is stopped: nothing that the device was asked for stays there, and no older loss stands for its own.
+//! Tests of a stopped evaluation: no requested output stays on the device, and no older loss takes the place of its own.
 
 use super::*;
 use crate::evaluate::evaluate;
@@ -9,12 +9,12 @@ use runtime::ranks::Rank;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A device that counts the outputs that were asked for and not collected, and that stops the run when its counts say so.
+/// A device that counts the outputs that were requested and not collected, and stops the run depending on its counts.
 struct Counting {
     device: Box<dyn Device + Send>,
     asked: usize,
     open: usize,
-    /// Evaluations that have begun.
+    /// The number of evaluations that have begun.
     evaluations: usize,
     stops: fn(&Self) -> bool,
     stop: Arc<AtomicBool>,
@@ -99,7 +99,7 @@ fn an_evaluation_that_is_stopped_collects_what_it_asked_for() {
 fn a_run_that_is_stopped_in_its_last_evaluation_has_no_eval_loss_of_its_end() {
     let mut run = setup();
     (run.schedule.steps, run.schedule.eval_every, run.schedule.save_every) = (6, Some(4), None);
-    // One before step 0, one after 4 steps, and the last.
+    // The evaluations are: before step 0, after 4 steps, and at the end.
     let stops = |device: &Counting| device.evaluations == 3;
     let outcome = run.go_on_device(|device, stop| Box::new(Counting::of(device, stop, stops))).unwrap();
     assert_eq!((outcome.steps, outcome.stopped, outcome.eval_loss), (6, true, None));
@@ -107,7 +107,7 @@ fn a_run_that_is_stopped_in_its_last_evaluation_has_no_eval_loss_of_its_end() {
     assert_eq!(outcome.checkpoint, Some(run.checkpoints().path(6)));
     assert_eq!((run.metrics().len(), run.metrics()[5].eval_loss), (6, None));
 
-    // The same command goes on with that evaluation; it can be stopped again.
+    // The same command continues with that evaluation, which can be stopped again.
     run.resume = true;
     let again = |device: &Counting| device.evaluations == 1;
     let outcome = run.go_on_device(|device, stop| Box::new(Counting::of(device, stop, again))).unwrap();

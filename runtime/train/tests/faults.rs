@@ -1,4 +1,4 @@
-//! Runs that must end with an error, and what they leave.
+//! Runs that must end with an error, and the files that they leave.
 
 use super::*;
 use crate::Cause;
@@ -7,7 +7,7 @@ use files::fault::{Fault, inject};
 use runtime::cpu::Cpu;
 use runtime::ranks::Rank;
 
-/// The rate of the first three steps.
+/// The rate in the first three steps.
 const RATE: &str = "value = 0.05}";
 
 #[test]
@@ -33,7 +33,7 @@ fn a_gradient_that_is_not_finite_is_told_with_its_node_though_the_loss_is() {
     (run.program, run.microbatches) = (include_str!("root_of_square.ir"), 2);
     let text = told(run.go().unwrap_err());
     assert!(text.starts_with("the gradient's norm of step 1 is NaN: "), "{text}");
-    // The step of the fused chain is named, and what made the infinity before it.
+    // The message names the step of the fused chain, and the origin of the infinity before it.
     assert!(text.contains("`mul` of node \"/square\" (Mul, opset 18) made NaN"), "{text}");
     assert!(text.contains("`div` of node \"/root\" (Sqrt, opset 18) made inf"), "{text}");
     assert!(run.metrics().is_empty());
@@ -50,7 +50,7 @@ fn a_gradient_that_is_not_finite_ends_a_run_with_early_updates_at_its_last_check
     assert!(run.metrics().is_empty() && run.checkpoints().latest().unwrap().checkpoint.is_none());
 }
 
-/// The gradient of step 1 is not finite: the run can go on from the checkpoint that the message names.
+/// The gradient of step 1 is not finite. The run can be resumed from the checkpoint that the message names.
 #[test]
 fn the_checkpoint_before_a_gradient_that_is_not_finite_is_whole_though_updates_are_early() {
     let mut run = setup();
@@ -58,7 +58,7 @@ fn the_checkpoint_before_a_gradient_that_is_not_finite_is_whole_though_updates_a
     run.edits =
         vec![("head.bias : f32[256] parameter = zeros", "head.bias : f32[256] parameter = normal 0.5")];
     run.go().unwrap();
-    // Now the root is taken of zero.
+    // Now the program takes the square root of zero.
     run.edits.push(("%8 = mul %4, %4", "%8 = sub %4, %4"));
     (run.resume, run.schedule.steps) = (true, 20);
     let error = run.go().unwrap_err();
@@ -95,7 +95,7 @@ fn a_weight_that_an_update_spoilt_is_named() {
     assert!(text.contains("no checkpoint was saved before that"), "{text}");
 }
 
-/// A state that no loss reads, and that every step multiplies by 1000.
+/// Adds a state that no loss reads and that every step multiplies by 1000.
 const DRIFT: [(&str, &str); 4] = [
     ("  func @train(", "  state @drift : f32[3] buffer = splat 1e30\n  func @train("),
     ("(head.bias)\",\n  ) {", "(head.bias)\",\n    %200 = @drift,\n  ) {"),
@@ -107,7 +107,7 @@ const DRIFT: [(&str, &str); 4] = [
     ("  update @step", "  update @drift = %202\n  update @step"),
 ];
 
-/// The message of a run that ends because a state is not finite: the steps, and the state.
+/// Returns the steps and the state in the message of a run that ends because a state is not finite.
 fn spoilt(run: &Setup) -> (u64, u64, String) {
     let error = run.go().unwrap_err();
     let TrainError::StateNotFinite { step, since, state, .. } = &error else { panic!("{error}") };
@@ -129,7 +129,7 @@ fn a_state_that_an_update_made_infinite_is_saved_in_no_checkpoint() {
     let text = told(run.go().unwrap_err());
     assert!(text.starts_with("the update of step 3 made the buffer `drift` inf\n"), "{text}");
 
-    // A weight that the next step would read is told in the same way, and without a checkpoint from before.
+    // A weight that the next step would read is reported in the same way, also without an earlier checkpoint.
     let mut run = setup();
     (run.edits, run.schedule.save_every) = (vec![(RATE, "value = 1e39}")], Some(1));
     let text = told(run.go().unwrap_err());
@@ -162,7 +162,7 @@ fn half_weights_that_an_update_made_infinite_are_saved_in_no_checkpoint() {
     run.edits = vec![("value = 8388608.0}", "value = 1.0}"), (RATE, "value = 1e39}")];
     run.schedule.save_every = Some(1);
     let (since, step, _) = spoilt(&run);
-    // The scale is too large at first: no skipped step changes a weight.
+    // The scale is too large at first, but no skipped step changes a weight.
     assert!(since == step && step > 2, "{since} to {step}");
     assert_eq!(run.checkpoints().latest().unwrap().checkpoint.unwrap().description.step(), step);
 }
@@ -223,7 +223,7 @@ fn a_save_beside_the_steps_that_fails_ends_the_run() {
 #[test]
 fn a_checkpoint_that_is_written_while_a_loss_becomes_infinite_is_kept_and_named() {
     let mut run = setup();
-    // The weights of step 1 are finite, and too large for the loss of step 2.
+    // The weights after step 1 are finite, but too large for the loss of step 2.
     (run.edits, run.schedule.save_every) = (vec![(RATE, "value = 1e30}")], Some(1));
     run.schedule.eval_every = None;
     let text = told(run.go().unwrap_err());
@@ -273,12 +273,12 @@ fn other_data_and_another_global_batch_are_refused() {
     let doubled = run.loader_of(run.microbatches * 2);
     let error = resume_with(&doubled).unwrap_err().to_string();
     assert!(error.contains("the global batch was 4 when the checkpoint was saved and is 8 now"), "{error}");
-    // The settings are compared before the data is read: other data of the same size is told of later.
+    // The settings are compared before the data is read, so other data of the same size is reported later.
     let corpus = std::fs::read_to_string(run.corpus()).unwrap();
     std::fs::write(run.corpus(), corpus.replace("heaven", "Heaven")).unwrap();
     let error = resume_with(&doubled).unwrap_err().to_string();
     assert!(error.contains("the global batch was 4 when the checkpoint was saved and is 8 now"), "{error}");
-    // A loader maps the data as they are when it is made.
+    // A loader maps the data with their contents at that time.
     drop((loader, doubled));
     let error = resume_with(&run.loader()).unwrap_err().to_string();
     assert!(error.contains("belongs to a run with other data"), "{error}");

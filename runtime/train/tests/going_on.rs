@@ -1,9 +1,9 @@
-//! Runs that stop, are killed, and go on.
+//! Runs that stop, are killed, and are resumed.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A whole run of 20 steps, to compare with.
+/// Runs all 20 steps, to compare with.
 fn whole() -> Setup {
     let setup = setup();
     let outcome = setup.go().unwrap();
@@ -11,7 +11,7 @@ fn whole() -> Setup {
     setup
 }
 
-/// The last checkpoint and the metrics of two runs are the same, bit for bit.
+/// Asserts that the last checkpoint and the metrics of two runs are equal, bit for bit.
 fn assert_same(run: &Setup, whole: &Setup) {
     assert_eq!(numbers(&run.metrics()), numbers(&whole.metrics()));
     assert!(run.checkpoint(20) == whole.checkpoint(20), "the checkpoints differ");
@@ -63,7 +63,7 @@ fn a_run_that_was_killed_between_two_saves_goes_on_bit_for_bit() {
     run.on_line = OnLine::Kill("step 13/20");
     assert!(catch_unwind(AssertUnwindSafe(|| run.go())).is_err());
     assert_eq!(run.metrics().len(), 13);
-    // Killed while it was saving, as well, and while it was writing a line.
+    // The run was also killed while it was saving, and while it was writing a line.
     let torn = run.checkpoints().folder().join("step-15.tmp");
     std::fs::create_dir(&torn).unwrap();
     std::fs::write(torn.join("state.safetensors"), "torn").unwrap();
@@ -107,7 +107,7 @@ fn a_run_goes_on_from_another_runs_checkpoint_into_its_own_folder() {
     first.go().unwrap();
     let mut run = setup();
     (run.resume, run.resume_from, run.schedule.steps) = (true, Some(first.checkpoints()), 10);
-    // There is nothing to do but to save what it went on with.
+    // The only work left is to save the resumed states.
     let outcome = run.go().unwrap();
     assert_eq!(outcome.checkpoint, Some(run.checkpoints().path(10)));
     assert!(run.checkpoint(10) == first.checkpoint(10));

@@ -1,5 +1,4 @@
-//! Runs whose weights and states of the optimizer rest in a file: on the processor, and on the stand-in of a GPU, which needs a C++
-//! compiler.
+//! Runs whose weights and optimizer states are in a file: on the processor, and on the stand-in of a GPU, which needs a C++ compiler.
 
 use super::on_gpu::{Gpu, SOUND};
 use super::*;
@@ -44,21 +43,21 @@ fn a_run_on_a_gpu_with_its_states_in_a_file_goes_on_from_what_it_saved() {
     assert!(ours.checkpoint(20) == last);
 }
 
-/// The cause that a run tells when its file fails.
+/// Returns the cause that a run reports when its file fails.
 fn cause_of(error: &TrainError) -> Option<&io::Error> {
     let TrainError::Device(device) = error else { return None };
     let DeviceError::Disk(cause) = &**device else { return None };
     Some(cause)
 }
 
-/// Goes on from the last checkpoint of a run that failed in its second half, to the end of a run that did not.
+/// Resumes from the last checkpoint of a run that failed in its second half, and compares the end with that of a run that did not fail.
 fn check_going_on(mut run: Setup, whole: &Setup) {
     let latest = run.checkpoints().latest().unwrap();
     assert!(latest.damaged.is_empty());
     let saved = latest.checkpoint.expect("half of the run is over").description.step();
     assert!((5..20).contains(&saved) && (saved..20).contains(&(run.metrics().len() as u64)), "{saved}");
     assert!(run.checkpoint(saved) == whole.checkpoint(saved));
-    // No loss was computed with bytes that the file has lost.
+    // No loss was computed from bytes that the file has lost.
     assert!(numbers(&whole.metrics()).starts_with(&numbers(&run.metrics())));
     (run.resume, run.on_line) = (true, OnLine::Nothing);
     assert_eq!(run.go().unwrap().steps, 20);
@@ -93,8 +92,8 @@ fn a_file_that_loses_its_bytes_ends_the_run_and_the_last_checkpoint_goes_on() {
     check_going_on(run, &whole);
 }
 
-/// The steps of a GPU do not wait for the file: the failure is told before anything that was computed with it. The fault comes
-/// between two checkpoints, at the first operation there that is of the file.
+/// The steps of a GPU do not wait for the file, so the failure must be reported before any result that was computed with it. The fault
+/// comes between two checkpoints, at the first operation there that concerns the file.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_disk_that_fails_beside_a_gpu_ends_the_run_and_the_last_checkpoint_goes_on() {
@@ -113,7 +112,7 @@ fn a_disk_that_fails_beside_a_gpu_ends_the_run_and_the_last_checkpoint_goes_on()
     }
 }
 
-/// The cause of a loss of step 1 that is not finite, where the first steps have this rate.
+/// Returns the cause of a loss of step 1 that is not finite, if the first steps have this rate.
 fn cause(gpu: Option<Gpu>, rate: &'static str) -> Cause {
     let mut run = in_file(gpu);
     run.edits = vec![("value = 0.05}", rate)];

@@ -1,5 +1,4 @@
-//! Runs on the stand-in of a GPU, which is given a step before the numbers of the one before were looked at. They need a C++
-//! compiler.
+//! Runs on the stand-in of a GPU, which gets a step before the numbers of the step before it are read. They need a C++ compiler.
 
 use super::*;
 use crate::Cause;
@@ -12,16 +11,16 @@ use runtime::cuda::ranks::on_stand_ins;
 use runtime::device::DeviceError;
 use runtime::program::{Program, Section};
 
-/// A stand-in, and what is wrong with it.
+/// A stand-in of a GPU, and its faults.
 #[derive(Clone, Copy)]
 pub(super) struct Gpu {
     pace: Pace,
     /// The stream that it serves first.
     first: Stream,
-    /// Kernels after which it fails.
+    /// The number of kernels after which it fails.
     fails_after: Option<u64>,
     refuses_captures: bool,
-    /// What is changed in the program of the step.
+    /// The change that is made to the program of the step.
     change: fn(&mut CudaProgram),
 }
 
@@ -37,7 +36,7 @@ impl Gpu {
         Box::new(Cuda::with(host, self.lowered(&programs)).unwrap().at(self.pace))
     }
 
-    /// The programs on the GPUs of their mesh. Several GPUs have the default pace, and none of them fails.
+    /// Returns the programs on the GPUs of their mesh. Several GPUs have the default pace, and none of them fails.
     pub(super) fn ranks(&self, programs: Vec<Arc<Program>>) -> Ranks {
         if programs[0].mesh.devices() == 1 {
             return Ranks::alone(self.device(programs));
@@ -69,7 +68,7 @@ fn on(gpu: Gpu) -> Setup {
     Setup { gpu: Some(gpu), ..setup() }
 }
 
-/// The losses of two runs, step by step, are the same but for rounding.
+/// Asserts that the losses of two runs are equal in every step, up to rounding.
 fn assert_near(runs: [&Setup; 2]) {
     let [ours, expected] = runs.map(Setup::metrics);
     assert_eq!(ours.len(), expected.len());
@@ -102,8 +101,8 @@ fn a_run_ahead_reports_every_step_in_order_and_goes_on_from_what_it_saved() {
     }
 }
 
-/// The model with dp=2, tp=2 and split optimizer states, whose sums of gradients travel one by one while backward goes on. Its update is
-/// run in two pieces, because it is clipped.
+/// Returns the model with dp=2, tp=2 and split optimizer states. Its sums of gradients travel one by one while backward goes on. Its update
+/// runs in two pieces, because it is clipped.
 fn on_gpus(first: Stream, microbatches: u64) -> Setup {
     let program = include_str!("bigram.ranks.ir");
     Setup { program, microbatches, gpu: Some(Gpu { first, ..SOUND }), ..setup() }
@@ -132,7 +131,7 @@ fn a_wait_between_exchanges_and_computation_that_is_missing_shows() {
     let mut run = on_gpus(Stream::Exchange, 1);
     run.gpu = Some(Gpu { first: Stream::Exchange, change: forget, ..SOUND });
     match run.go() {
-        // A tensor that is exchanged before it is computed may hold numbers that are not finite.
+        // A tensor that is exchanged before it is computed may contain numbers that are not finite.
         Err(TrainError::NotFinite { .. }) => {}
         Err(error) => panic!("{error}"),
         Ok(_) => {
@@ -178,8 +177,7 @@ fn a_run_ahead_that_is_stopped_saves_after_the_last_step_it_reports() {
     assert!(run.checkpoint(20)[0] == whole.checkpoint(20)[0]);
 }
 
-/// What a microbatch's commands do in a step's first one, whichever it is: as in a graph that was captured there and is
-/// replayed for all.
+/// Makes every microbatch run the commands of a step's first microbatch, like a graph that was captured there and is replayed for all.
 fn begin_anew(cuda: &mut CudaProgram) {
     for command in &mut cuda.sections[Section::Microbatch as usize] {
         match &mut command.task {
@@ -204,14 +202,14 @@ fn a_graph_of_the_first_microbatch_that_runs_for_all_shows() {
     assert!(distance.fold(0.0, f64::max) > 1e-2);
 }
 
-/// Updates that change states though the device has halted.
+/// Makes updates change states even if the device has halted.
 fn never_halt(cuda: &mut CudaProgram) {
     for kernel in &mut cuda.kernels {
         kernel.text = kernel.text.replace("[1]) return;", "[1]) {}");
     }
 }
 
-/// The cause of a number that is not finite, where two more steps could begin before it was looked at.
+/// Returns the cause of a number that is not finite, if two more steps could begin before it was noticed.
 fn cause(mut run: Setup, gpu: Gpu) -> (u64, Option<Cause>) {
     (run.schedule.eval_every, run.schedule.save_every) = (None, None);
     run.gpu = Some(gpu);
@@ -234,7 +232,7 @@ fn what_is_not_finite_is_found_with_the_weights_that_made_it_though_later_steps_
         let (step, found) = cause(run(), SOUND);
         assert_eq!(step, last);
         assert!(matches!(found, Some(Cause::Instruction(_))), "{found:?}");
-        // Without the guard the gradient that is not finite has been taken into the weights.
+        // Without the guard, the gradient that is not finite was applied to the weights.
         let (step, found) = cause(run(), Gpu { change: never_halt, ..SOUND });
         assert_eq!(step, last);
         assert!(matches!(found, Some(Cause::State(_))), "{found:?}");
@@ -256,7 +254,7 @@ fn a_device_that_fails_ends_the_run_and_the_last_checkpoint_goes_on() {
         let DeviceError::Driver { operator, late, .. } = &**device else { panic!("{error}") };
         let text = error.to_string();
         assert!(text.contains("its memory failed"), "{text}");
-        // Where each command is waited for, it is the one at fault that is named.
+        // If every command is waited for, the error names the command at fault.
         assert_eq!((*late, text.contains("TRAINYARD_SYNC=1")), (pace == Pace::Graphs, *late), "{text}");
         if pace == Pace::Synchronous {
             assert!(!operator.is_empty() && text.starts_with('`'), "{text}");
@@ -286,7 +284,7 @@ fn a_capture_that_is_refused_is_told_with_how_to_do_without() {
     assert_eq!(run.go().unwrap().steps, 20);
 }
 
-/// Nothing is compiled for that: it needs no C++ compiler.
+/// Nothing is compiled in this test, so it needs no C++ compiler.
 #[test]
 fn programs_that_do_not_fit_are_refused_before_anything_is_made_ready() {
     let module = setup().train_module();

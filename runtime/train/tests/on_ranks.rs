@@ -1,15 +1,15 @@
-//! Runs on several ranks: the same losses as on one device, and checkpoints that go on anywhere.
+//! Runs on several ranks: they have the same losses as one device, and their checkpoints can be resumed on any mesh.
 
 use super::*;
 
-/// The bigram model with dp=2, tp=2 and split optimizer states.
+/// Returns the bigram model with dp=2, tp=2 and split optimizer states.
 fn on_ranks() -> Setup {
     Setup { program: include_str!("bigram.ranks.ir"), ..setup() }
 }
 
 const MESH: &str = "mesh [dp=2, tp=2]";
 
-/// The loss, the gradient's norm and the eval loss of every step are those of another run, up to rounding.
+/// Asserts that the loss, the gradient's norm and the eval loss of every step equal those of another run, up to rounding.
 fn assert_close(run: &Setup, other: &Setup) {
     let numbers = |setup: &Setup| {
         let step =
@@ -89,8 +89,8 @@ fn a_rank_that_fails_ends_the_run_and_leaves_the_last_checkpoint_whole() {
         let mut run = on_ranks();
         let module = run.train_module();
         let collectives = module.nodes().filter(|(_, node)| matches!(node.op, ir::Op::Collective(_))).count();
-        // In the middle of a step between the saves after 10 and 15, of which the first waits until the one after 5 is on the disk;
-        // evaluations issue some as well.
+        // The fault is in the middle of a step between the saves after 10 and 15. The save after 10 waits until the one after 5 is on the
+        // disk. Evaluations issue some collectives as well.
         run.fault = Some(Fault { at: 16 * collectives, panics });
         assert_eq!(run.go().unwrap_err().to_string(), told);
         let latest = run.checkpoints().latest().unwrap();

@@ -1,10 +1,10 @@
-//! Runs in fp16: what an overflow skips, and when it ends the run.
+//! Runs in fp16: the effect of an overflow, and the end of a run whose scale is exhausted.
 
 use super::*;
 use crate::Cause;
 use checkpoint::Checkpoint;
 
-/// The scale begins at 2^24, which overflows; here it may get as small as 1.
+/// Lets the scale get as small as 1. It begins at 2^24, which overflows.
 const SMALLEST: (&str, &str) = ("value = 8388608.0}", "value = 1.0}");
 
 /// The same model on one device, and on dp=2, tp=2.
@@ -34,7 +34,7 @@ fn an_overflow_skips_steps_until_the_scale_is_small_enough() {
         // The first scale that fits may be too large for a later step.
         assert!(metrics[skipped..10].iter().filter(|step| step.skipped).count() < 3, "{metrics:?}");
         assert!(metrics[10..].iter().all(|step| !step.skipped && step.grad_norm.is_finite()), "{metrics:?}");
-        // Nothing changes but the scaler.
+        // A skipped step changes only the scaler.
         let states = |step: u64| {
             let mut states = Checkpoint::open(&run.checkpoints().path(step))
                 .and_then(|checkpoint| checkpoint.load(&run.train_module()))
@@ -77,7 +77,7 @@ fn a_scaled_run_goes_on_on_ranks_as_on_one_device() {
     parts.go().unwrap();
     assert_eq!(skipped(&parts), skipped(&whole));
     for (given, expected) in parts.metrics().iter().zip(whole.metrics()) {
-        // A half sum over tp is rounded once more.
+        // A half-precision sum over tp is rounded once more.
         assert!((given.loss - expected.loss).abs() < 5e-3 * expected.loss, "{given:?}, not {expected:?}");
     }
 }

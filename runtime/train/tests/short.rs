@@ -1,11 +1,11 @@
-//! An evaluation whose last batch is short and cannot be filled up.
+//! Tests of an evaluation whose last batch is short and cannot be filled up.
 
 use super::*;
 use crate::evaluate::evaluate;
 use runtime::cpu::Cpu;
 use runtime::ranks::Rank;
 
-/// The eval loss of 11 samples in batches of four, of which the last is filled up, or has a program for three.
+/// Returns the eval loss of 11 samples in batches of four. The last batch is filled up, or has a program for three samples.
 fn eval_loss(gpu: Option<on_gpu::Gpu>, fills: bool) -> f64 {
     let run = Setup { gpu, ..setup() };
     let module = run.train_module();

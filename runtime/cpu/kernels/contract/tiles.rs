@@ -1,7 +1,7 @@
-//! Contractions of f16 and bf16: tiles of the operands are widened into scratch, multiplied and added up there in f32,
-//! and each sum is rounded once.
+//! Contractions of f16 and bf16: tiles of the operands are converted to f32 in scratch, multiplied and summed there, and each sum is
+//! rounded once.
 //!
-//! The tiles follow from the sizes and the scratch alone, so the result does not depend on the number of threads.
+//! The tiles depend on the sizes and the scratch alone, so the result does not depend on the number of threads.
 
 use super::{SMALL, dot};
 use crate::contraction::{ContractionPlan, StridedLoop, shifted};
@@ -10,7 +10,7 @@ use crate::cpu::storage::{Float, narrow, widen};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// `out = lhs × rhs`, in this scratch, which the plan of memory gave the instruction: any length from three on does.
+/// Computes `out = lhs × rhs` in the instruction's scratch, which may have any length of at least three.
 pub(super) fn multiply<S: Float<Real = f32>>(
     plan: &ContractionPlan,
     operands: [&[S]; 2],
@@ -24,7 +24,7 @@ pub(super) fn multiply<S: Float<Real = f32>>(
     let steps: usize = plan.outer.iter().map(|run| run.size).product();
     let whole = Tile::whole(plan);
     let work = plan.rows.size * plan.columns.size * plan.summed.size;
-    // Small multiplications, each with scratch of its own, share the threads among them.
+    // Small multiplications, each with scratch of its own, are distributed over the threads.
     let shares = (scratch.len() / whole.len()).min(steps);
     let block = plan.block().filter(|block| *block > 0 && shares > 1 && work < SMALL);
     match block.filter(|_| steps * work > SMALL / 16) {
@@ -51,7 +51,7 @@ pub(super) fn multiply<S: Float<Real = f32>>(
     }
 }
 
-/// Sizes of what is multiplied at once.
+/// The sizes of one tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
     rows: usize,
@@ -64,12 +64,12 @@ impl Tile {
         Self { rows: plan.rows.size, summed: plan.summed.size.max(1), columns: plan.columns.size }
     }
 
-    /// Numbers that both operands and the result take.
+    /// Returns the number of elements that both operands and the result take.
     fn len(&self) -> usize {
         self.rows * self.summed + self.summed * self.columns + self.rows * self.columns
     }
 
-    /// Its largest size halved, again and again, until it takes no more than so many numbers.
+    /// Halves the largest size until the tile takes no more than `len` elements.
     fn within(mut self, len: usize) -> Self {
         while self.len() > len && self.len() > 3 {
             let Self { rows, summed, columns } = &mut self;
@@ -84,7 +84,7 @@ impl Tile {
 struct Tiles<'a, S> {
     plan: &'a ContractionPlan,
     operands: [&'a [S]; 2],
-    /// Where both operands and the result start.
+    /// The offsets of both operands and the result.
     starts: [isize; 3],
     tile: Tile,
     parallel: bool,
@@ -125,23 +125,23 @@ impl<S: Float<Real = f32>> Tiles<'_, S> {
     }
 }
 
-/// Neighbouring ranges of that length, the last one perhaps shorter.
+/// Returns neighbouring ranges of this length; the last may be shorter.
 fn ranges(size: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     (0..size).step_by(length.max(1)).map(move |start| start..(start + length).min(size))
 }
 
-/// A part of a matrix as lines along the dim whose neighbours are neighbours in memory, if there is one.
+/// A part of a matrix as lines. Lines run along the dim whose neighbours are neighbours in memory, if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lines {
-    /// Where the first element stands.
+    /// The offset of the first element.
     start: isize,
     count: usize,
-    /// From line to line.
+    /// The distance from line to line.
     stride: isize,
     length: usize,
-    /// Along a line.
+    /// The distance between elements of a line.
     step: isize,
-    /// Whether lines are the matrix's rows, not its columns.
+    /// Whether lines are the rows of the matrix, and not its columns.
     by_rows: bool,
 }
 
@@ -160,18 +160,18 @@ impl Lines {
         Self { start, count, stride, length, step, by_rows }
     }
 
-    /// As a matrix of which the lines follow one another.
+    /// Returns the matrix whose lines are stored one after the other.
     fn packed(&self) -> Matrix {
         let matrix = Matrix::with_rows(self.length);
         if self.by_rows { matrix } else { matrix.transposed() }
     }
 
-    /// Where an element stands.
+    /// Returns the offset of an element.
     fn at(&self, line: usize, index: usize) -> usize {
         (self.start + line as isize * self.stride + index as isize * self.step) as usize
     }
 
-    /// Brings the lines into `to`, one after the other.
+    /// Converts the lines to f32 into `to`, one after the other.
     fn load<S: Float<Real = f32>>(&self, from: &[S], to: &mut [f32], parallel: bool) {
         let line = |(line, to): (usize, &mut [f32])| match self.step {
             1 => widen(&from[self.at(line, 0)..][..self.length], to),
@@ -187,7 +187,7 @@ impl Lines {
         }
     }
 
-    /// Rounds the lines, which follow one another in `from`, to where they belong.
+    /// Rounds the lines, stored one after the other in `from`, into their places in `out`.
     fn store<S: Float<Real = f32>>(&self, from: &[f32], out: &mut [S], parallel: bool) {
         let lines = from.chunks_exact(self.length).enumerate();
         if self.step != 1 {
@@ -208,10 +208,10 @@ impl Lines {
     }
 }
 
-/// Elements that a thread converts at least.
+/// The smallest number of elements that a thread converts.
 const SHARE: usize = 1 << 14;
 
-/// A tile of an operand, widened.
+/// A tile of an operand, converted to f32.
 struct Widened<'a> {
     numbers: &'a mut [f32],
     what: Option<Lines>,
@@ -219,7 +219,7 @@ struct Widened<'a> {
 }
 
 impl Widened<'_> {
-    /// Brings it there, unless it is there from before.
+    /// Converts these lines, unless they are still there from the call before.
     fn bring<S: Float<Real = f32>>(&mut self, operand: &[S], lines: Lines) -> (&[f32], Matrix) {
         if self.what != Some(lines) {
             lines.load(operand, self.numbers, self.parallel);

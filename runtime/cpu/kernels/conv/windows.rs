@@ -1,5 +1,5 @@
-//! Windows of an image laid side by side, a row for each of their elements, and back into the image: a line of windows
-//! at a time, of which an element reads neighbours, a stride apart.
+//! Lays the windows of an image side by side, one row for each element of a window, and adds them back into the image. It works on lines of
+//! windows: one element of them reads neighbours in the image that are a stride apart.
 
 use super::super::PARALLEL;
 use crate::cpu::math::Real;
@@ -9,7 +9,7 @@ use ir::ops::conv::{Geometry, Side};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Lays a tile of windows of every image side by side: zero where an element of a window lies outside of the image.
+/// Lays a tile of windows of every image side by side. Elements of a window outside of the image are zero.
 pub(super) fn unfold<S: Float>(
     geometry: &Geometry,
     images: &[S],
@@ -56,7 +56,7 @@ pub(super) fn unfold<S: Float>(
     }
 }
 
-/// Adds every element of a tile of windows of every image to where it stands in the image.
+/// Adds every element of a tile of windows to its place in its image.
 pub(super) fn fold<T: Real>(
     geometry: &Geometry,
     windows: &[T],
@@ -93,18 +93,18 @@ pub(super) fn fold<T: Real>(
     }
 }
 
-/// For one element of the windows: what they read is a stretch of the channel, as long as the tile but for what is
-/// outside of the channel.
+/// The elements of a channel that one element (tap) of all windows of a tile reads. They are one range, as long as the tile except for
+/// elements outside of the channel.
 struct Shift {
-    /// The stretch of the channel.
+    /// The range in the channel.
     channel: Range<usize>,
-    /// Its windows in the tile.
+    /// The windows of the tile that read this range.
     tile: Range<usize>,
-    /// 1 for those of them whose element lies in the image, 0 for those that reach around its edge.
+    /// 1 for each of these windows whose tap lies in the image, 0 for those whose tap is beyond an edge.
     inside: Vec<u8>,
 }
 
-/// For each element of the windows, if there is a window for each element of the image, in the same order.
+/// Returns the shift of each tap. `None` unless the windows have stride 1 and there is one for each element of the image.
 fn shifts(geometry: &Geometry, tile: &Range<usize>) -> Option<Vec<Shift>> {
     if geometry.sides.iter().any(|side| side.stride != 1 || side.positions != side.image) {
         return None;
@@ -128,7 +128,7 @@ fn shifts(geometry: &Geometry, tile: &Range<usize>) -> Option<Vec<Shift>> {
 }
 
 vectorized! {
-    /// `to = from` where it is inside, else 0.
+    /// `to = from` where `inside` is not 0, else 0.
     fn keep<'a; S: Float>(from: &'a [S], inside: &'a [u8], to: &'a mut [S::Real]) {
         for ((to, from), inside) in to.iter_mut().zip(from).zip(inside) {
             *to = if *inside != 0 { from.widen() } else { S::Real::ZERO };
@@ -137,7 +137,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// `to += from` where it is inside.
+    /// `to += from` where `inside` is not 0.
     fn add_kept<'a; T: Real>(from: &'a [T], inside: &'a [u8], to: &'a mut [T]) {
         for ((to, from), inside) in to.iter_mut().zip(from).zip(inside) {
             *to = *to + if *inside != 0 { *from } else { T::ZERO };
@@ -145,22 +145,22 @@ vectorized! {
     }
 }
 
-/// The distance in the image between what neighbouring windows read.
+/// Returns the distance in the image between the elements that neighbouring windows read.
 fn stride(geometry: &Geometry) -> usize {
     geometry.sides.last().map_or(1, |side| side.stride)
 }
 
-/// A stretch of a tile that lies along the last dim.
+/// A part of a tile that lies along the last dim.
 struct Line {
-    /// Where its windows stand in the tile.
+    /// The places of its windows in the tile.
     places: Range<usize>,
-    /// Those of them of which the element at hand lies in the image.
+    /// The places of those windows whose tap lies in the image.
     inside: Range<usize>,
-    /// Where that of the first of these stands in the image's channel.
+    /// The place in the image's channel of the tap of the first of these.
     start: usize,
 }
 
-/// The lines of a tile, for one element of the windows.
+/// Returns the lines of a tile for one tap of the windows.
 fn lines(geometry: &Geometry, tap: usize, tile: &Range<usize>) -> Vec<Line> {
     let mut lines = Vec::new();
     let Some((last, outer)) = geometry.sides.split_last() else { return lines };
@@ -183,14 +183,14 @@ fn lines(geometry: &Geometry, tap: usize, tile: &Range<usize>) -> Vec<Line> {
     lines
 }
 
-/// The windows of which this element lies in the image.
+/// Returns the windows along a side whose tap lies in the image.
 fn inside(side: &Side, tap: usize) -> Range<usize> {
     let tap = tap * side.dilation;
     let before = |zeros: usize| zeros.saturating_sub(tap).div_ceil(side.stride).min(side.positions);
     before(side.before)..before(side.before + side.image)
 }
 
-/// Which line of the image an element of a line of windows reads; `None`: it lies outside.
+/// Returns the line of the image that a tap of a line of windows reads. `None` if it lies outside.
 fn row(outer: &[Side], mut tap: usize, mut line: usize) -> Option<usize> {
     let (mut row, mut step) = (0, 1);
     for side in outer.iter().rev() {

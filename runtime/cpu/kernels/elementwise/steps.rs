@@ -1,4 +1,4 @@
-//! One elementwise operator on one block, in the types that are computed in.
+//! One elementwise operator on one block, in the types in which steps compute.
 
 use crate::cpu::element::{Element, with_half, with_integer, with_real, with_width};
 use crate::cpu::math::Real;
@@ -8,7 +8,7 @@ use crate::program::ChainStep;
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
 use ir::{DType, Op};
 
-/// Applies a step to blocks of equal length. A step that makes f16 or bf16 writes f32 numbers, not yet rounded.
+/// Applies a step to blocks of equal length. A step with a result of f16 or bf16 writes f32 numbers that are not yet rounded.
 pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]) {
     let (dtype, x) = sources[0];
     match &step.op {
@@ -58,7 +58,7 @@ pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]
     }
 }
 
-/// Defines the functions of one number and their choice by kind.
+/// Defines the functions of one number and the match over their kinds.
 macro_rules! unary {
     ($($kind:ident |$x:ident| $body:expr;)*) => {
         $(
@@ -145,7 +145,7 @@ fn unary_integer<T: Element>(op: Unary, x: &[T], out: &mut [T]) {
     out.iter_mut().zip(x).for_each(|(out, x)| *out = T::from_i64(f(x.to_i64())));
 }
 
-/// Defines the functions of two numbers and their choice by kind.
+/// Defines the functions of two numbers and the match over their kinds.
 macro_rules! binary {
     ($($kind:ident |$x:ident, $y:ident| $body:expr;)*) => {
         mod two {
@@ -204,7 +204,7 @@ binary! {
 /// 1/√(2π)
 const FRAC_1_SQRT_2_PI: f64 = 0.398_942_280_401_432_7;
 
-/// `xʸ`; the exponents that models write, without the general function.
+/// Computes `xʸ`. The constant exponents that models use avoid the general function.
 fn power<T: Real>(x: &[T], y: &[T], out: &mut [T]) {
     let exponent = y.first().copied().filter(|first| y.iter().all(|y| y == first));
     match exponent.map(Element::to_f64) {
@@ -304,13 +304,13 @@ fn compare(op: Compare, dtype: DType, x: &[u8], y: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Elements converted to another type: integers wrap, floats truncate towards integers, to bool is `≠ 0`.
+/// Converts elements to another type: integers wrap, floats truncate to integers, and bools are `x ≠ 0`.
 fn cast(from: DType, to: DType, x: &[u8], out: &mut [u8]) {
     match (kind(from), kind(to)) {
-        // f32 is what f16 and bf16 are computed in; it is rounded where this step ends.
+        // f16 and bf16 are computed in f32, and rounded at the end of this step.
         _ if from == computed(to) => out.copy_from_slice(x),
         (Kind::Bool, Kind::Bool) => out.copy_from_slice(x),
-        // f32 between would round twice.
+        // A conversion through f32 would round twice.
         (Kind::Float, Kind::Float) if is_half(to) => with_half!(to, S => with_real!(from, F => {
             convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| <S as Element>::from_f64(x.to_f64()).widen());
         })),

@@ -19,7 +19,7 @@ pub(in crate::cpu::kernels) fn adam(op: &Adam, call: Call) {
     }
 }
 
-/// Adam on a parameter of one type with moments of another, both computed in one type.
+/// Runs Adam on a parameter of one type with moments of another. Both are computed in the same type.
 fn adam_of<S: Float, M: Float<Real = S::Real>>(op: &Adam, mut call: Call) {
     let [rate, decay, step] = [4, 5, 6].map(|index| call.scalar::<f64>(index));
     let Optional { scale, skips } = Optional::of::<S>(&call, 7);
@@ -41,22 +41,22 @@ fn adam_of<S: Float, M: Float<Real = S::Real>>(op: &Adam, mut call: Call) {
     });
 }
 
-/// The numbers of Adam's rule, in the type that the parameter is computed in.
+/// The numbers of Adam's rule, in the type in which the parameter is computed.
 #[derive(Clone, Copy)]
 pub(super) struct AdamRule<T> {
-    /// Factor on the gradient.
+    /// The factor of the gradient.
     scale: T,
-    /// Factor on the parameter: decoupled decay.
+    /// The factor of the parameter, from decoupled decay.
     keep: T,
-    /// Share of the parameter in the gradient: decay that is not decoupled.
+    /// The share of the parameter in the gradient, from decay that is not decoupled.
     decay: T,
     beta1: T,
     beta2: T,
     rest1: T,
     rest2: T,
-    /// The learning rate over the first moment's correction.
+    /// The learning rate divided by the first moment's correction.
     rate: T,
-    /// The root of one over the second moment's correction.
+    /// The square root of 1 / the second moment's correction.
     root: T,
     eps: T,
 }
@@ -83,7 +83,8 @@ impl<T: Real> AdamRule<T> {
         }
     }
 
-    /// Updates an element. The new moments are stored last: a load behind a store to another array would read them back from memory.
+    /// Updates an element. The new moments are stored last: otherwise the compiler would reload them from memory after a store to another
+    /// array.
     #[inline(always)]
     fn update(&self, gradient: T, parameter: &mut T, first: &mut T, second: &mut T) {
         let new_first = self.beta1 * *first + self.rest1 * gradient;
@@ -102,7 +103,7 @@ vectorized! {
         first: &'a mut [T],
         second: &'a mut [T],
     ) {
-        // Without decay an infinite parameter stays as it is: zero times it would be NaN. A loop for each case has no branch inside.
+        // Without decay an infinite parameter must stay: zero times it would be NaN. Two separate loops avoid a branch inside.
         let elements = parameter.iter_mut().zip(first).zip(second).zip(gradient);
         if rule.decay == T::ZERO {
             elements.for_each(|(((p, m), v), &g)| rule.update(rule.scale * g, p, m, v));

@@ -15,7 +15,7 @@ use ir::ops::optimizer::quantization::Blocks;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Blocks of a task.
+/// The number of blocks of a task.
 const TOGETHER: usize = 32;
 
 pub(in crate::cpu::kernels) fn adam_8bit(op: &Adam8bit, mut call: Call) {
@@ -43,10 +43,9 @@ pub(in crate::cpu::kernels) fn adam_8bit(op: &Adam8bit, mut call: Call) {
     });
 }
 
-/// Blocks beside each other, in bytes: of the parameter, of the first moment's codes and its largest numbers, and of the second
-/// moment's.
+/// Neighbouring blocks, as bytes of five tensors: the parameter, and for each moment the codes and the largest magnitudes.
 struct Task<'a> {
-    /// The elements of each block.
+    /// The range of elements of each block.
     blocks: Vec<Range<usize>>,
     /// The old values, unless the results lie in their place.
     old: [Option<&'a [u8]>; 5],
@@ -102,18 +101,18 @@ impl<'a> Task<'a> {
     }
 }
 
-/// A block of the results.
+/// One block of the results.
 struct Part<'a, S> {
     /// The number of its first element.
     start: usize,
     parameter: &'a mut [S],
-    /// Of both moments.
+    /// The codes of both moments.
     codes: [&'a mut [u8]; 2],
-    /// Of both moments.
+    /// The largest magnitudes of both moments.
     largest: [&'a mut S; 2],
 }
 
-/// Room for a block in the type that it is computed in.
+/// Scratch for a block, in the type in which it is computed.
 struct Room<T> {
     gradient: Scratch<T>,
     parameter: Scratch<T>,
@@ -152,7 +151,7 @@ impl<T: Share> Room<T> {
 }
 
 vectorized! {
-    /// The numbers of a block of codes.
+    /// Decodes a block of codes into numbers.
     fn read<'a, 'b; T: Share, M: Map>(codes: &'a [u8], largest: T, map: M, numbers: &'b mut [T]) {
         let tables = map.tables::<T>();
         for (number, &code) in numbers.iter_mut().zip(codes) {
@@ -162,16 +161,16 @@ vectorized! {
 }
 
 vectorized! {
-    /// Writes the codes of a block, and returns its largest magnitude; NaN if one of its numbers is NaN. `shares` is room for as many
-    /// numbers.
+    /// Writes the codes of a block, and returns its largest magnitude; NaN if one of its numbers is NaN. `shares` is scratch of the same
+    /// length.
     fn write<'a, 'b; T: Share, M: Map>(numbers: &'a [T], map: M, shares: &'b mut [T], codes: &'b mut [u8]) -> T {
         let largest = largest(numbers);
         if !(T::ZERO < largest && largest < -T::NEG_INFINITY) {
-            // Shares of such a number are 0 or NaN.
+            // The shares of such a largest number are 0 or NaN.
             codes.fill(0);
             return largest;
         }
-        // One loop would not be vectorized, since tables are read in it.
+        // One joint loop would not be vectorized, because it reads tables.
         for (share, &x) in shares.iter_mut().zip(numbers) {
             *share = (x / largest).abs().larger(T::LEAST);
         }
@@ -186,10 +185,10 @@ vectorized! {
     }
 }
 
-/// Magnitudes that are compared beside each other.
+/// The number of magnitudes that are compared side by side.
 const LANES: usize = 32;
 
-/// The largest magnitude; NaN if there is one.
+/// Returns the largest magnitude; NaN if a number is NaN.
 #[inline(always)]
 fn largest<T: Real>(numbers: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
@@ -211,14 +210,14 @@ mod tests {
     use super::*;
     use ir::ops::optimizer::quantization::{signed_code, unsigned_code};
 
-    /// The codes of a block, and its largest magnitude.
+    /// Returns the codes of a block, and its largest magnitude.
     fn written<T: Share>(numbers: &[T], map: impl Map) -> (Vec<u8>, T) {
         let (mut shares, mut codes) = (vec![T::ONE; numbers.len()], vec![7; numbers.len()]);
         let largest = write(numbers, map, &mut shares, &mut codes);
         (codes, largest)
     }
 
-    /// Blocks of 1 to 69 numbers and of about 256, with zeros among them: whole vectors, and all lengths of a rest.
+    /// Blocks of 1 to 69 numbers and of about 256, with zeros among them: whole vectors, and remainders of every length.
     #[test]
     fn a_block_has_the_codes_of_its_shares_in_the_largest_number() {
         for len in (1..70).chain([255, 256, 257]) {

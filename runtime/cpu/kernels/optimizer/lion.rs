@@ -36,12 +36,12 @@ pub(in crate::cpu::kernels) fn lion(op: &Lion, mut call: Call) {
     });
 }
 
-/// The numbers of Lion's rule, in the type that the parameter is computed in.
+/// The numbers of Lion's rule, in the type in which the parameter is computed.
 #[derive(Clone, Copy)]
 struct LionRule<T> {
-    /// Factor on the gradient.
+    /// The factor of the gradient.
     scale: T,
-    /// Factor on the parameter: its decay.
+    /// The factor of the parameter, from decay.
     keep: T,
     rate: T,
     beta1: T,
@@ -60,7 +60,7 @@ vectorized! {
         for ((p, m), &g) in parameter.iter_mut().zip(momentum).zip(gradient) {
             let g = rule.scale * g;
             let direction = rule.beta1 * *m + rule.rest1 * g;
-            // Neither comparison holds of NaN, which stays.
+            // Both comparisons are false for NaN, so a NaN stays.
             let sign = if direction > T::ZERO { T::ONE } else { direction };
             let sign = if direction < T::ZERO { -T::ONE } else { sign };
             *p = rule.keep * *p - rule.rate * sign;

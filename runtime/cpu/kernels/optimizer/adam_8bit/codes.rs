@@ -1,8 +1,8 @@
-//! The codes of moments in 8 bits, and their numbers.
+//! The codes of optimizer moments in 8 bits, and their values.
 //!
-//! The code of a number is the count of midpoints between the values of codes that are below the number. A table has this count for the
-//! first number of each cell, which is all numbers with the same exponent and the same leading bits of the mantissa. No cell has two
-//! midpoints, so one comparison tells the count for any other number of the cell.
+//! The code of a number is the count of those midpoints between the values of neighbouring codes that are below the number. A cell is the
+//! set of all numbers with the same exponent and the same leading bits of the mantissa. A table has the count for the first number of each
+//! cell. No cell has two midpoints, so one comparison gives the count for any other number of the cell.
 
 use crate::cpu::math::Real;
 use ir::ops::optimizer::quantization::{SIGNED, UNSIGNED, midpoints};
@@ -49,31 +49,32 @@ impl Map for Unsigned {
     }
 }
 
-/// Leading bits of the mantissa that make a cell: as many as keep midpoints apart.
+/// The number of leading bits of the mantissa in a cell: enough to separate midpoints.
 const MANTISSA: u32 = 7;
 
-/// The numbers of cells: a power of two, so that the last bits of an exponent and the leading bits of a mantissa are the number of a cell. They
-/// are the same bits in f32 and f64, and differ for all numbers from 2⁻²³ to 1.
+/// The number of cells. It is a power of two, so that the last bits of the exponent and the leading bits of the mantissa are the index of a
+/// cell. These bits are the same in f32 and f64, and are distinct for all cells from 2⁻²³ to 1.
 const CELLS: usize = 1 << 12;
 
 /// The tables of a map for a float type.
 pub(super) struct Tables<T> {
-    /// The numbers of codes.
+    /// The values of codes.
     values: [T; 256],
-    /// The largest number of the type that is not above each midpoint; behind them numbers that nothing is above.
+    /// For each midpoint, the largest number of the type that is not above it. The entries after the last midpoint are infinite.
     borders: [T; 256],
-    /// For each cell the midpoints below its first number.
+    /// For each cell, the number of midpoints below its first number.
     counts: [u8; CELLS],
 }
 
 impl<T: Share> Tables<T> {
-    /// The number of a code.
+    /// Returns the value of a code.
     #[inline(always)]
     pub(super) fn value(&self, code: u8) -> T {
         self.values[usize::from(code)]
     }
 
-    /// The code of the value nearest to a number from [`Share::LEAST`] to 1, and of the lower of two that are as near.
+    /// Returns the code of the value nearest to a number from [`Share::LEAST`] to 1. Of two equally near values, it returns the code of the
+    /// lower one.
     #[inline(always)]
     pub(super) fn code(&self, x: T) -> u8 {
         let count = self.counts[x.cell() % CELLS];
@@ -81,14 +82,14 @@ impl<T: Share> Tables<T> {
     }
 }
 
-/// A float type of numbers between 0 and 1: shares of a largest number.
+/// A float type for numbers between 0 and 1: magnitudes divided by the largest magnitude of a block.
 pub(super) trait Share: Real {
-    /// The first number of the first cell. Its code is 0, and so are those of all numbers below it.
+    /// The first number of the first cell. Its code is 0, as are the codes of all numbers below it.
     const LEAST: Self;
     const SIGNED: &'static Tables<Self>;
     const UNSIGNED: &'static Tables<Self>;
 
-    /// The leading bits, which all numbers of a cell share. The last ones of them are the number of the cell.
+    /// Returns the leading bits, which all numbers of a cell share. Their last bits are the index of the cell.
     fn cell(self) -> usize;
 }
 
@@ -112,10 +113,10 @@ macro_rules! share {
         }
 
         impl Tables<$ty> {
-            /// The bits that numbers of a cell do not share.
+            /// The number of low bits in which numbers of a cell differ.
             const BEHIND: u32 = $ty::MANTISSA_DIGITS - 1 - MANTISSA;
 
-            /// The tables of values from 0 to 1; codes behind theirs are those of negative numbers.
+            /// Makes the tables for values from 0 to 1. The codes after these are those of negative numbers.
             const fn of(values: &[f64], midpoints: &[f64]) -> Self {
                 let mut tables = Self { values: [0.0; 256], borders: [$ty::INFINITY; 256], counts: [0; CELLS] };
                 let mut code = 0;
@@ -154,12 +155,12 @@ mod tests {
     use super::*;
     use ir::ops::optimizer::quantization::{signed_code, signed_value, unsigned_code, unsigned_value};
 
-    /// The code of a number of a magnitude of at most 1.
+    /// Returns the code of a number with a magnitude of at most 1.
     fn code<T: Share>(map: impl Map, x: T) -> u8 {
         map.with_sign(map.tables().code(x.abs().larger(T::LEAST)), x < T::ZERO)
     }
 
-    /// The first number of each cell and each midpoint of both maps, each with numbers of both float types beside it.
+    /// Returns the first number of each cell and each midpoint of both maps, each with its neighbours in both float types.
     fn borders() -> Vec<f64> {
         let first = f64::LEAST.to_bits() >> Tables::<f64>::BEHIND;
         let cells = (0..CELLS as u64).map(|cell| f64::from_bits((first + cell) << Tables::<f64>::BEHIND));
@@ -173,7 +174,7 @@ mod tests {
         all.flat_map(beside).chain(tiny).filter(|&x| x <= 1.0).collect()
     }
 
-    /// Within a cell a code changes at one number at most, so numbers beside all borders are all kinds of numbers that there are.
+    /// Within a cell the code changes at most once, so neighbours of all borders cover every case.
     #[test]
     fn codes_are_those_of_the_nearest_values() {
         let borders = borders();

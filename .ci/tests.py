@@ -113,7 +113,6 @@ def unknown(parts: str, sources: list[str]) -> set[str]:
     return every - run - ELSEWHERE
 
 
-
 def test() -> None:
     """Checks that reasons are read, that a module of the same function name is told apart, and that parts run all reasons."""
     text = '#[test]\n#[ignore = "longer"] // why\n#[cfg(unix)]\n// A comment.\npub(crate) fn one() {}\n#[ignore]\nfn two() {}\n'

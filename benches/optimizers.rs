@@ -5,13 +5,13 @@
 //! An update reads and writes each byte of its state once, so its share of the bandwidth says how near it is to the fastest update
 //! that there can be. The bandwidth and the updates are measured in turns; the ratio is that of the medians.
 
+use cpu::{Cpu, rates};
 use ir::Module;
 use passes::optimizer::{Algorithm, Moments, Optimizer};
 use passes::{PassContext, Transform};
-use runtime::cpu::{Cpu, rates};
-use runtime::device::{Device, ProgramId};
-use runtime::lower::{LowerOptions, lower};
-use runtime::program::{Microbatches, Section};
+use program::device::{Device, ProgramId};
+use program::lower::{LowerOptions, lower};
+use program::{Microbatches, Section};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,7 +100,7 @@ fn device(rule: &Rule, threads: usize) -> Result<Cpu, Box<dyn Error>> {
     optimizer.run(&mut module, &mut PassContext::default())?;
     // The outputs of a run are no part of the update.
     module.outputs.clear();
-    let options = LowerOptions { microbatches: Microbatches::One, ..LowerOptions::default() };
+    let options = LowerOptions { microbatches: Microbatches::One, ..LowerOptions::of(cpu::TARGET) };
     let mut cpu = Cpu::new(vec![Arc::new(lower(&module, &options)?)], Some(threads))?;
     let gradient: Vec<f32> = (0..4099).map(|index| ir::random::normal(1, 0, index) as f32).collect();
     let bytes: Vec<u8> = gradient.iter().flat_map(|number| number.to_le_bytes()).collect();

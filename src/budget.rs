@@ -20,7 +20,7 @@ use ir::{Diagnostic, Module, ValueId};
 use passes::compress_activations::{self, CompressActivations};
 use passes::recompute::{Choices, Decision, DeviceRates, Recompute, apply};
 use passes::{Manager, Transform};
-use runtime::target::{Multiprocessors, Target};
+use program::{Multiprocessors, Target};
 use std::fmt;
 
 /// After this number of guesses, the remaining programs are halved instead. After half of it, the last program is tried, if none

@@ -20,7 +20,7 @@ use passes::reports::{
 };
 use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing, Transform};
-use runtime::program::UpdateTime;
+use program::UpdateTime;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use checkpoint::CheckpointError;
 use ir::Diagnostic;
-use runtime::device::DeviceError;
+use program::device::DeviceError;
 use std::error::Error;
 use train::TrainError;
 

@@ -2,13 +2,13 @@
 
 use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
+use cuda::gpu::enough;
+use cuda::libraries::{FOLDERS, Folders, Library};
+use cuda::probe::{DeviceFacts, Driver, Probe, probe};
 use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
 use ir::machine::{Device, Preset};
-use runtime::cuda::gpu::enough;
-use runtime::cuda::libraries::{FOLDERS, Folders, Library};
-use runtime::cuda::probe::{DeviceFacts, Driver, Probe, probe};
-use runtime::target::{Multiprocessors, Target};
+use program::{Multiprocessors, Target};
 
 /// A device that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn choose(
             fits_processor(parallel)?;
         }
         let multiprocessors = Multiprocessors::default();
-        Ok(Chosen { target: Target::Cpu, multiprocessors, described, preset: Some(Preset::Cpu) })
+        Ok(Chosen { target: cpu::TARGET, multiprocessors, described, preset: Some(Preset::Cpu) })
     };
     let folders = Folders::of_process();
     match choice {
@@ -81,7 +81,7 @@ pub fn choose(
             let multiprocessors = multiprocessors(driver, here);
             let (described, preset) =
                 (names(driver, here), driver.devices.first().and_then(|gpu| preset(&gpu.name)));
-            Ok(Chosen { target: Target::Cuda, multiprocessors, described, preset })
+            Ok(Chosen { target: cuda::TARGET, multiprocessors, described, preset })
         }
     }
 }
@@ -221,8 +221,8 @@ fn looked(error: Diagnostic, folders: &Folders) -> Diagnostic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runtime::cuda::libraries::{NotOpened, Opened};
-    use runtime::cuda::probe::{NEEDED, Unavailable};
+    use cuda::libraries::{NotOpened, Opened};
+    use cuda::probe::{NEEDED, Unavailable};
 
     fn machine(with_compiler: bool) -> Probe {
         let opened = |library: Library| Opened { library, path: library.file().into(), version: None };

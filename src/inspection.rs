@@ -56,6 +56,7 @@ use crate::feed;
 use crate::pipeline::CompilationPlan;
 use crate::plan::MemoryPlan;
 use crate::sizes;
+use crate::targets;
 use crate::tiers;
 use data;
 use ir::machine::{Device, Machine, Preset};
@@ -63,7 +64,7 @@ use ir::{Diagnostic, Module, visible};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
-use runtime::target::{Multiprocessors, Target};
+use program::Multiprocessors;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -325,7 +326,7 @@ impl Inspection {
             sizes::microbatches(&compilation.training, question.global_batch, question.data_ranks)?;
         let processor = Preset::Cpu.device();
         let device = question.machine.as_ref().map_or(&processor, Machine::device);
-        let (target, multiprocessors) = (Target::of(device.kind), Multiprocessors(device.multiprocessors));
+        let (target, multiprocessors) = (targets::of(device.kind), Multiprocessors(device.multiprocessors));
         let cluster = match &question.machine {
             Some(Machine::Cluster(cluster)) => Some(cluster),
             _ => None,

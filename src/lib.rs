@@ -26,6 +26,7 @@ pub mod signals;
 pub mod sizes;
 mod stages;
 pub mod state_dict;
+pub mod targets;
 pub mod tiers;
 pub mod training;
 pub mod verification;

@@ -5,8 +5,8 @@ use crate::compilation;
 use crate::failure::Failure;
 use ir::{Diagnostic, Module};
 use passes::{Manager, PassContext, Pipeline};
-use runtime::lower::LowerOptions;
-use runtime::program::{Program, StagePrograms};
+use program::lower::LowerOptions;
+use program::{Program, StagePrograms};
 use std::sync::Arc;
 
 /// The passes between a compiled program and its lowering, with the manager that runs, verifies and shows them.
@@ -25,7 +25,7 @@ impl<'a> Lowering<'a> {
     /// Lowers a program, first rewritten by these passes and by those that the target wants. It shares its states with `states_of`.
     ///
     /// # Errors
-    /// As of the passes, and of [`runtime::lower::lower`].
+    /// As of the passes, and of [`program::lower::lower`].
     pub fn lower(
         &mut self,
         mut module: Module,
@@ -42,9 +42,9 @@ impl<'a> Lowering<'a> {
             LowerOptions { states_of: states_of.map(|program| &**program), ..*options }
         };
         let Some(pipeline) = &module.pipeline else {
-            return Ok(Arc::new(runtime::lower::lower(&module, &of(0))?).into());
+            return Ok(Arc::new(program::lower::lower(&module, &of(0))?).into());
         };
-        let lower = |rank| Ok(Arc::new(runtime::lower::lower_rank(&module, rank, &of(rank))?));
+        let lower = |rank| Ok(Arc::new(program::lower::lower_rank(&module, rank, &of(rank))?));
         let programs = (0..pipeline.ranks()).map(lower).collect::<Result<_, Diagnostic>>()?;
         Ok(StagePrograms::new(programs))
     }

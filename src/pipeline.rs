@@ -36,8 +36,8 @@ use passes::simplify::Simplify;
 use passes::spmd::{AxisSize, Spmd};
 use passes::stage::schedule::Schedule;
 use passes::stage::{Stage, StageMemory};
-use runtime::program::UpdateTime;
-use runtime::target::{Multiprocessors, Target};
+use program::UpdateTime;
+use program::{Multiprocessors, Target};
 use std::collections::BTreeMap;
 
 /// The options of all passes.

@@ -9,7 +9,7 @@ use crate::inspection::Shares;
 use crate::tiers::Peaks;
 use crate::training::{self, Programs};
 use passes::reports::RowRole;
-use runtime::program::UpdateTime;
+use program::UpdateTime;
 use serde::Serialize;
 
 pub use listing::MemoryPlan;

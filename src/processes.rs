@@ -8,16 +8,16 @@ mod waiting;
 
 use crate::failure::Failure;
 use crate::launcher::{Launched, Launcher};
+use comm::agreement::Agreement;
+use comm::record::{FlightRecord, Recorded};
+use comm::star::rendezvous::{self, Newcomer};
+use comm::star::{Loss, Star};
+use comm::{CommError, Communicator};
 use files::Replacement;
 use ir::Diagnostic;
 use ir::timetable::Task;
-use runtime::comm::agreement::Agreement;
-use runtime::comm::record::{FlightRecord, Recorded};
-use runtime::comm::star::rendezvous::{self, Newcomer};
-use runtime::comm::star::{Loss, Star};
-use runtime::comm::{CommError, Communicator};
-use runtime::ranks::Ranks;
-use runtime::target::Target;
+use program::Target;
+use ranks::Ranks;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -364,10 +364,10 @@ impl Transport {
         if launched.launcher != Launcher::Torchrun {
             return Self::start_mpi(launched, timeout, give_up);
         }
-        match target {
-            Target::Cuda => Self::start_star(launched, timeout, give_up),
-            Target::Cpu => Err(no_transport(launched).into()),
+        if target.is_host() {
+            return Err(no_transport(launched).into());
         }
+        Self::start_star(launched, timeout, give_up)
     }
 
     fn start_star(

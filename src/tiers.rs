@@ -22,8 +22,8 @@ use passes::compress_activations::CompressActivations;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::{Manager, Transform};
-use runtime::program::{StagePrograms, UpdateTime};
-use runtime::target::{Multiprocessors, Target};
+use program::{Multiprocessors, Target};
+use program::{StagePrograms, UpdateTime};
 use search::Search;
 use std::fmt;
 

@@ -19,15 +19,16 @@ use checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
 };
+use cpu::ranks::{of_process, on_processor};
+use cuda::gpu::{Options, gpu_of_process, gpus};
 use data::Loader;
 use ir::Diagnostic;
 use ir::interp::Missing;
-use runtime::cuda::gpu::{Options, gpu_of_process, gpus};
-use runtime::device::{DeviceError, ProgramId};
-use runtime::profile::Profiles;
-use runtime::ranks::{Ranks, on_processor};
-use runtime::room::TooLarge;
-use runtime::target::Target;
+use program::Target;
+use program::device::TooLarge;
+use program::device::{DeviceError, ProgramId};
+use program::profile::Profiles;
+use ranks::Ranks;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -50,7 +51,7 @@ pub fn ranks(
     warn: &dyn Fn(Diagnostic),
     fits: &dyn Fn(&TooLarge) -> Vec<String>,
 ) -> Result<Ranks, Failure> {
-    let target = programs.training.first().target;
+    let target = programs.target;
     let folder = settings.memory.folder();
     if let Some(folder) = folder.filter(|folder| files::scratch::is_on_network(folder)) {
         let warning = format!("--memory disk={} is on another machine", folder.display());
@@ -60,24 +61,23 @@ pub fn ranks(
         );
     }
     let programs = programs.all();
-    let ranks = match target {
-        Target::Cpu => match processes.communicator() {
+    let ranks = if target.is_host() {
+        match processes.communicator() {
             None => on_processor(programs, settings.device.threads, profiles, folder),
             Some((communicator, ranks)) => {
                 let threads = settings.device.threads.unwrap_or_else(|| processes.cores());
-                Ranks::of_process(programs, threads, profiles, communicator, ranks, folder)
+                of_process(programs, threads, profiles, communicator, ranks, folder)
             }
-        },
-        Target::Cuda => {
-            let profile = profiles.map(|profiles| profiles.of_rank(0));
-            let (options, warn) = (Options::of_process(), |trouble: &str| warn(Diagnostic::new(trouble)));
-            match processes.launched() {
-                None => gpus(programs, options, folder, profile, &warn),
-                Some(launched) => {
-                    let agreement = processes.agreement();
-                    let rank = launched.local_rank;
-                    gpu_of_process(&programs, options, folder, profile, &warn, agreement, rank)
-                }
+        }
+    } else {
+        let profile = profiles.map(|profiles| profiles.of_rank(0));
+        let (options, warn) = (Options::of_process(), |trouble: &str| warn(Diagnostic::new(trouble)));
+        match processes.launched() {
+            None => gpus(programs, options, folder, profile, &warn),
+            Some(launched) => {
+                let agreement = processes.agreement();
+                let rank = launched.local_rank;
+                gpu_of_process(&programs, options, folder, profile, &warn, agreement, rank)
             }
         }
     };
@@ -97,12 +97,11 @@ pub(crate) fn too_large(error: &DeviceError) -> Option<&TooLarge> {
 }
 
 fn diagnosed(large: &TooLarge, target: Target, fitting: Vec<String>) -> Diagnostic {
-    let other = match target {
-        Target::Cpu => "the step does not fit with any halved microbatch either; --bf16 needs less memory",
-        Target::Cuda => {
-            "the step does not fit with any halved microbatch either; --bf16, or a mesh of several GPUs, \
-             needs less memory per GPU"
-        }
+    let other = if target.is_host() {
+        "the step does not fit with any halved microbatch either; --bf16 needs less memory"
+    } else {
+        "the step does not fit with any halved microbatch either; --bf16, or a mesh of several GPUs, \
+         needs less memory per GPU"
     };
     let error = Diagnostic::new(large.to_string()).note(large.told());
     if fitting.is_empty() { error.note(other) } else { fitting.into_iter().fold(error, Diagnostic::note) }
@@ -286,11 +285,9 @@ pub fn copy_of_states(programs: &Programs, settings: &Settings) -> Option<u64> {
 pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ranks: u64) -> bool {
     let on_device = programs.peak();
     let is_in_budget = settings.memory.device_budget().is_none_or(|budget| on_device + copy <= budget);
-    let (in_memory, is_in_budget) = match programs.training.first().target {
-        Target::Cpu => (on_device, is_in_budget),
-        // The budget is of the device, and the copy is in the memory of the host.
-        Target::Cuda => (0, true),
-    };
+    // The budget of a GPU is of its own memory, and the copy is in the memory of the host.
+    let (in_memory, is_in_budget) =
+        if programs.target.is_host() { (on_device, is_in_budget) } else { (0, true) };
     let needed = (in_memory + copy).saturating_mul(ranks);
     is_in_budget && files::memory::available().is_none_or(|free| needed <= free)
 }

@@ -3,7 +3,7 @@
 
 use crate::workplace::Workplace;
 use passes::Manager;
-use runtime::device::Device;
+use program::device::Device;
 use std::sync::atomic::AtomicBool;
 use train::Surroundings;
 use trainyard::cli::{Cli, Command};
@@ -40,7 +40,7 @@ pub fn train(
         CompilationPlan::new(sizes::left_to_passes(&source.model, sizes), settings.flags(), STEPS);
     plan(&mut passes);
     let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
-    let programs = Programs::lower(&compilation, 1, runtime::target::Target::Cpu)?;
+    let programs = Programs::lower(&compilation, 1, cpu::TARGET)?;
     let loader = training::open_data(&compilation.forward, settings, 1, None)?;
     let folder = Folder::new(&place.path("run"));
     let start = if settings.run.resume.is_some() {

@@ -14,7 +14,6 @@
 use ir::interp::{self, Missing, Mode, StateValues};
 use ir::{Blob, DType, Module, Tensor, Type, random};
 use passes::{Manager, PassContext, Pipeline};
-use runtime::target::Target;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -95,7 +94,7 @@ fn run(input: &str) -> Result<String, String> {
     assert_eq!(pipeline.to_string().parse::<Pipeline>()?, pipeline, "a pipeline's text reads back as itself");
     let before = ir::text::parse(input).map_err(|error| error.to_string())?;
     let target = target_of(input).map_err(|error| error.to_string())?;
-    let kernels = target.and_then(Target::kernels);
+    let kernels = target.and_then(|target| target.kernels());
     let (mut module, mut cx) = (before.clone(), PassContext { kernels, ..PassContext::default() });
     let result = Manager::default().run(&pipeline, &mut module, &mut cx, |_, _, _| {});
     let mut out = String::new();

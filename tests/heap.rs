@@ -1,14 +1,13 @@
 //! The heap of a step: working memory of kernels beside the arena, which the plan of memory does not have, and the values of
 //! the interpreter, which are estimated before a step.
 
+use cpu::Cpu;
 use ir::interp::{self, Missing, Mode, initial_states};
 use ir::{Module, Tensor};
 use passes::Manager;
 use peak_alloc::PeakAlloc;
-use runtime::cpu::Cpu;
-use runtime::device::{Device, ProgramId};
-use runtime::program::Section;
-use runtime::target::Target;
+use program::Section;
+use program::device::{Device, ProgramId};
 use std::collections::BTreeMap;
 use testing::models::{self, Fixture, adamw, done};
 use trainyard::training::Programs;
@@ -90,7 +89,7 @@ fn a_step_on_the_processor_holds_little_beside_the_arena() {
 fn taken(fixture: &Fixture, batch: u64) -> usize {
     let (source, plan) = fixture.source(batch, adamw());
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
-    let program = done(Programs::lower(&compilation, 1, Target::Cpu)).training.first().clone();
+    let program = done(Programs::lower(&compilation, 1, cpu::TARGET)).training.first().clone();
     let mut cpu = Cpu::new(vec![program.clone()], Some(THREADS)).expect("there is memory for it");
     let id = ProgramId(0);
     let states = done(initial_states(&compilation.training, 0, Missing::Draw));

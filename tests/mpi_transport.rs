@@ -2,9 +2,9 @@
 //!
 //! Without a launcher, this program starts itself with 2 and with 4 processes by `mpirun`, or by the program in `MPIRUN`.
 
+use comm::samples::{Collective, Sample, on_threads};
+use comm::{CommError, Communicator};
 use ir::{DType, random};
-use runtime::comm::samples::{Collective, Sample, on_threads};
-use runtime::comm::{CommError, Communicator};
 use std::env;
 use std::process::{Command, ExitCode};
 use std::time::Duration;

@@ -3,8 +3,8 @@
 //! Without a launcher, this program starts itself with two processes by `mpirun`, or by the program in `MPIRUN`. It needs a C++
 //! compiler.
 
-use runtime::comm::agreement::Agreement;
-use runtime::comm::{CommError, Communicator};
+use comm::agreement::Agreement;
+use comm::{CommError, Communicator};
 use std::env;
 use std::process::Command;
 use std::sync::Arc;

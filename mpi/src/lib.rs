@@ -3,9 +3,9 @@
 //! This package stands outside of the workspace, since its binding is compiled against one MPI. The feature `mpi` of the
 //! main package brings it in.
 
+use comm::messages::{ByMessages, Messages, Received, Sent};
+use comm::{CommError, Communicator};
 use ferrompi::{Mpi, PersistentRequest, Request, Scope, ThreadLevel};
-use runtime::comm::messages::{ByMessages, Messages, Received, Sent};
-use runtime::comm::{CommError, Communicator};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;

@@ -3,12 +3,12 @@
 use super::StateBytes;
 use super::raw_view::{self, RawTensor};
 use bytes::Bytes;
+use comm::block::{self, Block};
 use files::Checksum;
 use ir::interp::Missing;
 use ir::{DType, DataId, Diagnostic, Initializer, Module, State, StateId, Tensor, Type, random};
+use program::layout::Sizes;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
-use runtime::comm::block::{self, Block};
-use runtime::layout::Sizes;
 use std::collections::BTreeSet;
 
 /// The number of elements drawn at once: enough to be fast, and few enough that their f64 take little memory.

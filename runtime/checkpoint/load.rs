@@ -11,7 +11,7 @@ use super::tensor_writer::Checksums;
 use super::{DESCRIPTION, STATES, StateBytes, padding, shards};
 use bytes::Bytes;
 use ir::{Module, Role, State};
-use runtime::ranks::Parts;
+use ranks::Parts;
 use serde::Deserialize;
 use std::fs;
 use std::io::Read as _;

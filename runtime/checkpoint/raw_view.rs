@@ -3,9 +3,9 @@
 //! A view that only reshapes, or slices the outermost dim, shares the given bytes: the weights of a mapped file are not copied.
 
 use bytes::Bytes;
+use comm::block::{self, Block};
 use ir::{DType, Tensor, Type, ViewStep};
-use runtime::comm::block::{self, Block};
-use runtime::layout::Sizes;
+use program::layout::Sizes;
 
 /// A tensor as its bytes: little endian, row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::padding;
 use super::tensor_file::{BlockPlace, MARK, SplitTensor, TensorFile};
 use super::tensor_writer::{Checksums, TensorLayout, TensorRow};
 use ir::{Mesh, Module, State};
-use runtime::ranks::Parts;
+use ranks::Parts;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -3,10 +3,10 @@
 use super::error::CheckpointError;
 use super::tensor_writer::{CHECKSUMS, Checksums, sum_text, type_text};
 use bytes::Bytes;
+use comm::block::{self, Block};
 use data::safetensors_types;
 use ir::{DType, Type};
-use runtime::comm::block::{self, Block};
-use runtime::layout::Sizes;
+use program::layout::Sizes;
 use safetensors::Dtype as Stored;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::BTreeMap;

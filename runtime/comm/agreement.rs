@@ -111,9 +111,11 @@ impl Agreement {
     }
 }
 
-/// Runs a function on this number of ranks, which are threads, and returns the results by rank.
-#[cfg(test)]
-pub(crate) fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Agreement) -> R + Sync) -> Vec<R> {
+/// Runs a function on so many ranks that are threads, for tests, and returns the results by rank.
+///
+/// # Panics
+/// The function panics on a rank.
+pub fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Agreement) -> R + Sync) -> Vec<R> {
     let local = super::local::Local::new(ranks);
     let (local, work) = (&local, &work);
     std::thread::scope(|scope| {
@@ -124,7 +126,7 @@ pub(crate) fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Agreement) -> R + Sync
             })
         };
         let threads: Vec<_> = local.begin().into_iter().map(one).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
     })
 }
 

@@ -1,6 +1,6 @@
 //! Blocks of dense tensors: the places of a part's contiguous runs in the whole tensor.
 
-use crate::layout::{Layout, Sizes};
+use program::layout::{Layout, Sizes};
 
 /// A block of a dense tensor, as the index of its first element. The code that reads or writes the block knows the block's sizes.
 pub struct Block {

@@ -5,8 +5,8 @@
 //! of that group and agree on its dims and types. If no rank can go on and some rank has not reached the end, the programs would deadlock
 //! there. All ranks run the parts in the same order, so only the order within a part is checked.
 
-use crate::program::{Exchange, Instruction, Kernel, Part, Program, View};
 use ir::{AxisId, Diagnostic, Mesh};
+use program::{Exchange, Instruction, Kernel, Part, Program, View};
 use std::fmt;
 
 /// Proves that ranks can run these programs together, one program for each rank.

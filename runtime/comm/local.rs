@@ -51,13 +51,13 @@ impl Local {
     }
 
     /// Returns the reason why all ranks ended, if they ended since [`Self::begin`].
-    pub(crate) fn ended(&self) -> Option<CommError> {
+    pub fn ended(&self) -> Option<CommError> {
         self.world.ended()
     }
 
     /// Returns an error that names ranks for which others have waited for at least `timeout` at `time`, by the watchdog's clock. The
     /// watchdog asks repeatedly; a wait counts from the first time that it was asked about.
-    pub(crate) fn late(&self, time: Duration, timeout: Duration) -> Option<CommError> {
+    pub fn late(&self, time: Duration, timeout: Duration) -> Option<CommError> {
         self.world.late(time, timeout)
     }
 

@@ -80,7 +80,7 @@ impl Star {
     ///
     /// # Errors
     /// The system starts no threads, or refuses a timeout.
-    pub(crate) fn connect(
+    pub fn connect(
         rank: u64,
         ranks: u64,
         connections: Vec<(u64, TcpStream)>,

@@ -24,7 +24,7 @@ impl Watchdog {
     ///
     /// # Errors
     /// The system starts no thread.
-    pub(crate) fn start(
+    pub fn start(
         timeout: Duration,
         mut look: impl FnMut(Duration) -> Option<CommError> + Send + 'static,
         give_up: GiveUp,

@@ -5,11 +5,11 @@
 
 use super::call::{Call, Place};
 use super::kernels::copy;
-use crate::device::DeviceError;
-use crate::layout::Layout;
-use crate::program::{Instruction, Program, Region, Turn, View};
 use files::scratch::ScratchFile;
 use memmap2::{MmapMut, MmapRaw};
+use program::device::DeviceError;
+use program::layout::Layout;
+use program::{Instruction, Program, Region, Turn, View};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::io;

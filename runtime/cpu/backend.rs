@@ -1,18 +1,29 @@
 //! The CPU backend's answers to lowering.
 
 use super::{commands, kernel_contracts};
-use crate::backend::{Backend, ChainLimits, EpilogueLimits};
-use crate::contraction::ContractionPlan;
-use crate::kernel_contract::{KernelContract, Unplaced};
-use crate::program::{Exchange, Program};
-use crate::simulator::CommandList;
 use ir::{Diagnostic, Kernels, Op};
+use program::backend::{Backend, ChainLimits, EpilogueLimits};
+use program::commands::CommandList;
+use program::contraction::ContractionPlan;
+use program::kernel_contract::{KernelContract, Unplaced};
+use program::{Exchange, Program, Target};
 use std::sync::Arc;
 
 /// The processor as a backend of lowering.
-pub(crate) struct CpuBackend;
+struct CpuBackend;
+
+/// The processor.
+pub const TARGET: Target = Target::new(&CpuBackend);
 
 impl Backend for CpuBackend {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn host(&self) -> Target {
+        TARGET
+    }
+
     fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
         kernel_contracts::of(op, operands)
     }

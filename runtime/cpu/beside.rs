@@ -3,7 +3,7 @@
 //! Only the bytes decide: an instruction waits for every collective before it that writes bytes that the instruction reads or writes, or
 //! reads bytes that it writes. Collectives run in their order, so it waits for the newest of these, and no collective waits for another.
 
-use crate::program::{Instruction, Kernel, Part, Program, Region, View};
+use program::{Instruction, Kernel, Part, Program, Region, View};
 use std::ops::Range;
 
 /// An instruction of a part of a step.
@@ -95,12 +95,12 @@ impl Touched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::disturbed::Disturbed;
-    use crate::comm::local::{AtWork, Local};
-    use crate::cpu::Cpu;
-    use crate::device::{Device, ProgramId};
-    use crate::lower::{LowerOptions, lower};
-    use crate::program::{Microbatches, Section};
+    use crate::Cpu;
+    use comm::disturbed::Disturbed;
+    use comm::local::{AtWork, Local};
+    use program::device::{Device, ProgramId};
+    use program::lower::{LowerOptions, lower};
+    use program::{Microbatches, Section};
     use std::sync::Arc;
     use std::thread;
     use std::time::Duration;
@@ -127,8 +127,11 @@ mod tests {
               update @v = %12
             }"#;
         let module = ir::text::parse(text).unwrap();
-        let options =
-            LowerOptions { microbatches: Microbatches::One, unfused: true, ..LowerOptions::default() };
+        let options = LowerOptions {
+            microbatches: Microbatches::One,
+            unfused: true,
+            ..LowerOptions::of(crate::TARGET)
+        };
         lower(&module, &options).unwrap()
     }
 

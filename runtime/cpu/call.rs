@@ -1,9 +1,9 @@
 //! The arguments of a kernel: slices of the arena, with types and layouts.
 
 use super::element::Element;
-use crate::layout::Layout;
-use crate::program::{Instruction, View};
 use ir::{DType, Mesh, Span, Type};
+use program::layout::Layout;
+use program::{Instruction, View};
 use smallvec::SmallVec;
 
 /// An instruction with its memory.

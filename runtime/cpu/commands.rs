@@ -1,10 +1,10 @@
 //! The commands of a program on the processor, for the simulator: each instruction is one command, in order.
 
 use super::beside::{Scheduled, Schedules};
-use crate::program::{self, Instruction, Kernel, Part, Program, Region, View};
-use crate::simulator::work::{Work, bytes, largest_sizes};
-use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
 use ir::{Mesh, Op};
+use program::commands::work::{Work, bytes, largest_sizes};
+use program::commands::{Command, CommandClass, CommandList, Exchange, Queue};
+use program::{self, Instruction, Kernel, Part, Program, Region, View};
 use smallvec::SmallVec;
 
 /// Returns the commands of a step of this number of microbatches.
@@ -90,10 +90,10 @@ fn exchange(kernel: &program::Exchange, instruction: &Instruction, mesh: &Mesh) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::{LowerOptions, lower};
-    use crate::program::Microbatches;
     use ir::ops::elementwise::Unary;
     use ir::{At, Builder, DType, Module, Phase, Type};
+    use program::Microbatches;
+    use program::lower::{LowerOptions, lower};
 
     /// Returns the commands of `y = exp(-x)` and of `z = -y` with `x` of 1024 numbers, each an instruction.
     fn two() -> Vec<Command> {
@@ -105,8 +105,11 @@ mod tests {
         let z = b.one(Unary::Neg, &[y]).expect("a float");
         b.tables().add_output("z", z);
         b.finish();
-        let options =
-            LowerOptions { unfused: true, microbatches: Microbatches::One, ..LowerOptions::default() };
+        let options = LowerOptions {
+            unfused: true,
+            microbatches: Microbatches::One,
+            ..LowerOptions::of(crate::TARGET)
+        };
         let program = lower(&module, &options).expect("it lowers");
         let [_, microbatch, ..] = commands(&program, 1).parts;
         microbatch
@@ -127,7 +130,7 @@ mod tests {
               output "a" = %2
               output "b" = %5
             }"#;
-        let program = lower(&ir::text::parse(text).expect("it parses"), &LowerOptions::default());
+        let program = lower(&ir::text::parse(text).expect("it parses"), &LowerOptions::of(crate::TARGET));
         let [_, microbatch, ..] = commands(&program.expect("it lowers"), 1).parts;
         let exchanges: Vec<usize> = (0..microbatch.len())
             .filter(|&number| matches!(microbatch[number].class, CommandClass::Collective(_)))

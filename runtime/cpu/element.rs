@@ -47,7 +47,7 @@ macro_rules! with_float {
                 type $t = f32;
                 $body
             }
-            half => crate::cpu::element::with_half!(half, $t => $body),
+            half => crate::element::with_half!(half, $t => $body),
         }
     };
 }

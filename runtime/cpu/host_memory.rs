@@ -7,15 +7,15 @@
 use super::arena::{Arena, Constants, Sizes};
 use super::call::Place;
 use super::kernels;
-use crate::device::DeviceError;
-use crate::program::{Instruction, Program, Region, Section, View};
+use program::device::DeviceError;
+use program::{Instruction, Program, Region, Section, View};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// Memory of the host and a file, which programs of a GPU share. Clones share both.
 #[derive(Clone)]
-pub(crate) struct HostMemory {
+pub struct HostMemory {
     arena: Arena,
     /// The first error of the disk in an instruction.
     failure: Arc<OnceLock<io::Error>>,
@@ -23,23 +23,26 @@ pub(crate) struct HostMemory {
 
 /// A program with the constants that its instructions on the host read.
 #[derive(Clone)]
-pub(crate) struct HostProgram {
+pub struct HostProgram {
     program: Arc<Program>,
     constants: Arc<Constants>,
     rank: u64,
 }
 
 /// An instruction that runs on the host.
-pub(crate) struct HostTask {
-    pub(crate) memory: HostMemory,
-    pub(crate) program: HostProgram,
-    pub(crate) section: Section,
+pub struct HostTask {
+    /// The memory in which it works.
+    pub memory: HostMemory,
+    /// The program that has it.
+    pub program: HostProgram,
+    /// Its section.
+    pub section: Section,
     /// The instruction's place in the section.
-    pub(crate) index: usize,
+    pub index: usize,
     /// The start of each block of the present microbatch.
-    pub(crate) blocks: Arc<[u64]>,
+    pub blocks: Arc<[u64]>,
     /// Whether the instruction adds to its results.
-    pub(crate) adds: bool,
+    pub adds: bool,
 }
 
 impl HostMemory {
@@ -48,7 +51,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// The system does not grant the memory; no file of this size can be made in the folder.
-    pub(crate) fn new<'p>(
+    pub fn new<'p>(
         programs: impl Iterator<Item = &'p Program> + Clone,
         folder: Option<&Path>,
     ) -> Result<Self, DeviceError> {
@@ -60,7 +63,7 @@ impl HostMemory {
     }
 
     /// Returns the address and the length of the host's memory; `None` for no bytes.
-    pub(crate) fn place(&self) -> Option<(*mut u8, usize)> {
+    pub fn place(&self) -> Option<(*mut u8, usize)> {
         self.arena.host()
     }
 
@@ -68,7 +71,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// Errors of the disk.
-    pub(crate) fn write_dense(&mut self, view: &View, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub fn write_dense(&mut self, view: &View, bytes: &[u8]) -> Result<(), DeviceError> {
         self.arena.write_dense(view, bytes)
     }
 
@@ -76,7 +79,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// Errors of the disk.
-    pub(crate) fn read(&self, view: &View, blocks: &[u64]) -> Result<Vec<u8>, DeviceError> {
+    pub fn read(&self, view: &View, blocks: &[u64]) -> Result<Vec<u8>, DeviceError> {
         self.arena.read_changing(view, blocks)
     }
 
@@ -84,7 +87,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// That error. All results that were computed after it are invalid.
-    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+    pub fn check(&self) -> Result<(), DeviceError> {
         self.failure.get().map_or(Ok(()), |cause| Err(DeviceError::Disk(again(cause))))
     }
 }
@@ -102,7 +105,7 @@ impl HostProgram {
     ///
     /// # Errors
     /// There is no memory for the constants.
-    pub(crate) fn new(program: &Arc<Program>, rank: u64) -> Result<Self, DeviceError> {
+    pub fn new(program: &Arc<Program>, rank: u64) -> Result<Self, DeviceError> {
         let program = program.on_rank(rank);
         let reads_constants = |instruction: &Instruction| {
             let mut operands = instruction.operands.iter();
@@ -121,7 +124,7 @@ impl HostProgram {
 impl HostTask {
     /// Runs the instruction, unless an earlier one had an error of the disk. No other command writes its operands or touches its results
     /// meanwhile.
-    pub(crate) fn run(&self) {
+    pub fn run(&self) {
         let Self { memory, program: HostProgram { program, constants, rank }, blocks, adds, .. } = self;
         if memory.failure.get().is_some() {
             return;

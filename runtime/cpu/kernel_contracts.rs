@@ -1,10 +1,10 @@
 //! The contracts of the CPU kernels, operator by operator.
 
 use super::scratch;
-use crate::convolution;
-use crate::kernel_contract::KernelContract;
 use ir::Op;
 use ir::ops::reduce::ReduceKind;
+use program::convolution;
+use program::kernel_contract::KernelContract;
 
 /// Returns the contract of the kernel that runs an operator with this number of operands.
 pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {

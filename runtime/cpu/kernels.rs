@@ -27,9 +27,9 @@ mod shape;
 mod softmax;
 
 use super::call::Call;
-use crate::comm::{CommError, Communicator};
-use crate::program::{Chain, Kernel};
+use comm::{CommError, Communicator};
 use ir::Op;
+use program::{Chain, Kernel};
 
 /// The number of elements below which a second thread costs more than it gains.
 const PARALLEL: usize = 1 << 15;

@@ -4,10 +4,10 @@ use super::arena::Arena;
 use super::call::Call;
 use super::element::{Element, with_float};
 use super::{Loaded, kernels};
-use crate::comm::Communicator;
-use crate::device::{DeviceError, NonFinite};
-use crate::layout::Layout;
-use crate::program::{Chain, Instruction, Kernel, Section, Turn, View};
+use comm::Communicator;
+use program::device::{DeviceError, NonFinite};
+use program::layout::Layout;
+use program::{Chain, Instruction, Kernel, Section, Turn, View};
 use smallvec::smallvec;
 use std::sync::Arc;
 
@@ -95,18 +95,20 @@ fn made_by(
 
 /// The kind of a number that is not finite. The worse kind is greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// An infinity of either sign.
     Infinity,
+    /// Not a number.
     NaN,
 }
 
 /// Returns the worst of several numbers.
-pub(crate) fn worst(kinds: impl Iterator<Item = Option<(Kind, f64)>>) -> Option<(Kind, f64)> {
+pub fn worst(kinds: impl Iterator<Item = Option<(Kind, f64)>>) -> Option<(Kind, f64)> {
     kinds.flatten().reduce(|a, b| if b.0 > a.0 { b } else { a })
 }
 
 /// Returns the worst number that is not finite in these bytes of a view.
-pub(crate) fn kind_of(view: &View, bytes: &[u8]) -> Option<(Kind, f64)> {
+pub fn kind_of(view: &View, bytes: &[u8]) -> Option<(Kind, f64)> {
     let worst_of = |numbers: &mut dyn Iterator<Item = f64>| {
         let kind = |x: f64| if x.is_nan() { Kind::NaN } else { Kind::Infinity };
         worst(numbers.filter(|x| !x.is_finite()).map(|x| Some((kind(x), x))))

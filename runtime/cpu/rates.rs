@@ -1,15 +1,15 @@
 //! Measures the rates of this machine's processor: memory bandwidth, the rates of several operators, and the time to start a kernel.
 
 use super::{Cpu, cores, gemm};
-use crate::device::{Device, DeviceError, ProgramId};
-use crate::lower::{LowerOptions, lower};
-use crate::program::{Microbatches, Section};
 use ir::machine::FlopRates;
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
 use ir::ops::conv::Conv;
 use ir::ops::elementwise::Unary;
 use ir::{Builder, DType, Module, Op, Operator, Tensor, Type, random};
+use program::device::{Device, DeviceError, ProgramId};
+use program::lower::{LowerOptions, lower};
+use program::{Microbatches, Section};
 use smallvec::smallvec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -180,7 +180,7 @@ impl Bench {
             module.add_output(format!("y{index}"), result);
         }
         let flops = module.nodes().map(|(_, node)| node.op.cost(&module.signature(node)).flops).sum();
-        let options = LowerOptions { microbatches: Microbatches::Many, ..LowerOptions::default() };
+        let options = LowerOptions { microbatches: Microbatches::Many, ..LowerOptions::of(crate::TARGET) };
         let program = lower(&module, &options).map_err(DeviceError::kernel)?;
         let mut cpu = Cpu::new(vec![Arc::new(program)], self.threads)?;
         for (index, ty) in operators.iter().flat_map(|(_, types)| types).enumerate() {

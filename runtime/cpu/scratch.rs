@@ -1,9 +1,9 @@
 //! The scratch of the CPU kernels, counted in f32 elements.
 
-use crate::kernel_contract::Unplaced;
-use crate::target::Multiprocessors;
 use ir::ops::Labels;
 use ir::{DType, Op};
+use program::Multiprocessors;
+use program::kernel_contract::Unplaced;
 
 /// The largest number of f32 elements of scratch of a contraction: 4 MiB.
 const MOST_SCRATCH: usize = 1 << 20;

@@ -12,7 +12,7 @@ macro_rules! vectorized {
         $vis fn $name<$($life,)* $($t: $bound),*>($($arg: $ty),*) $(-> $ret)? {
             struct Call<$($life,)* $($t: $bound),*> { $($arg: $ty),* }
             impl<$($life,)* $($t: $bound),*> pulp::WithSimd for Call<$($life,)* $($t),*> {
-                type Output = crate::cpu::simd::returned!($($ret)?);
+                type Output = crate::simd::returned!($($ret)?);
                 #[inline(always)]
                 fn with_simd<Instructions: pulp::Simd>(self, _: Instructions) -> Self::Output {
                     let Self { $($arg),* } = self;

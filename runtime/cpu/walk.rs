@@ -1,6 +1,6 @@
 //! Reading strided elements in the memory order of results.
 
-use crate::layout::Layout;
+use program::layout::Layout;
 use smallvec::SmallVec;
 
 /// A layout as runs: sizes and strides, merged where one stride covers several dims.

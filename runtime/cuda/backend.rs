@@ -1,23 +1,34 @@
 //! The GPU backend, as lowering and the rewrites see it.
 
 use super::lower::{self, kernel_contracts};
-use crate::backend::{Backend, ChainLimits, EpilogueLimits};
-use crate::contraction::ContractionPlan;
-use crate::kernel_contract::{KernelContract, Unplaced, WritableStrides};
-use crate::program::{Exchange, Program};
-use crate::simulator::CommandList;
 use ir::{DType, Diagnostic, Kernels, Op};
+use program::backend::{Backend, ChainLimits, EpilogueLimits};
+use program::commands::CommandList;
+use program::contraction::ContractionPlan;
+use program::kernel_contract::{KernelContract, Unplaced, WritableStrides};
+use program::{Exchange, Program, Target};
 use std::sync::Arc;
 
 /// NVIDIA's GPUs and their stand-in, as a backend.
 #[derive(Debug)]
-pub(crate) struct CudaBackend;
+struct CudaBackend;
+
+/// NVIDIA's GPUs and their stand-in.
+pub const TARGET: Target = Target::new(&CudaBackend);
 
 /// The largest buffer, in bytes, that the update keeps to its end. If no place of small buffers is used twice, one launch computes the
 /// norms of all gradients.
 const KEPT_IN_UPDATE: u64 = 4096;
 
 impl Backend for CudaBackend {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn host(&self) -> Target {
+        cpu::TARGET
+    }
+
     fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
         kernel_contracts::of(op, operands)
     }

@@ -20,7 +20,7 @@ use super::driver::{Driver, DriverError};
 use super::gpu::copies;
 use super::gpu::{Gpu, Options};
 use super::program::CudaProgram;
-use crate::device::DeviceError;
+use program::device::DeviceError;
 use std::time::Duration;
 
 /// The source and the destination of a copy.

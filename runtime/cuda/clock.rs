@@ -3,9 +3,9 @@
 use super::device::Cuda;
 use super::driver::{Driver, DriverError};
 use super::program::{Command, Stream};
-use crate::device::{DeviceError, ProgramId};
-use crate::profile::{Profile, Span};
-use crate::program::Section;
+use program::Section;
+use program::device::{DeviceError, ProgramId};
+use program::profile::{Profile, Span};
 use std::time::Duration;
 
 /// The number of the stamp at a step's beginning. The stamps of commands follow.

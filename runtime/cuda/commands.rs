@@ -7,12 +7,12 @@ use super::program::{
     Argument, Collective, Command as CudaCommand, CudaProgram, Event, Launch, Matrices, MemoryCopy, Multiply,
     Start, Stream, Task,
 };
-use crate::program::{Activation, Instruction, Kernel, Part, Section, View};
-use crate::simulator::work::{Work, bytes, elements, largest_sizes};
-use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
 use ir::machine::Unit;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::{DType, Op, Operator, Signature, Type};
+use program::commands::work::{Work, bytes, elements, largest_sizes};
+use program::commands::{Command, CommandClass, CommandList, Exchange, Queue};
+use program::{Activation, Instruction, Kernel, Part, Section, View};
 use std::collections::BTreeMap;
 
 /// Returns the commands of a step with this number of microbatches.

@@ -10,8 +10,8 @@ mod text;
 pub use declined::{Declined, TAKEN, declined};
 
 use super::driver::DriverError;
-use crate::program::{Instruction, Kernel, View};
 use ir::{DType, Op};
+use program::{Instruction, Kernel, View};
 
 /// Operations that cuDNN runs as one graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

@@ -6,11 +6,10 @@ use super::graphs::{Pace, Stretch, StretchState};
 use super::lower::lower;
 use super::program::{CudaProgram, Event, Stream, Task};
 use super::ready::{PresentTurn, Ready};
-use crate::calls::CallClock;
-use crate::cpu::{HostMemory, HostProgram};
-use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
-use crate::program::{Part, Program, Region, Section, Turn, View};
-use crate::target::Target;
+use cpu::{HostMemory, HostProgram};
+use program::calls::CallClock;
+use program::device::{Device, DeviceError, Later, NonFinite, ProgramId};
+use program::{Part, Program, Region, Section, Turn, View};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -73,10 +72,10 @@ impl<D: Driver> Cuda<D> {
         rank: u64,
         folder: Option<&Path>,
     ) -> Result<Self, DeviceError> {
-        if let Some(cuda) = programs.iter().find(|cuda| cuda.program.target != Target::Cuda) {
+        if let Some(cuda) = programs.iter().find(|cuda| cuda.program.target != crate::TARGET.name()) {
             return Err(DeviceError::Target { program: cuda.program.name.clone() });
         }
-        crate::room::check_host(programs.iter().map(|cuda| &*cuda.program), 1)?;
+        program::room::check_host(programs.iter().map(|cuda| &*cuda.program), 1)?;
         let host = HostMemory::new(programs.iter().map(|cuda| &*cuda.program), folder)?;
         // The driver is dropped before `host`, also if an error ends this function.
         let mut driver = driver;
@@ -251,7 +250,7 @@ fn dense(view: &View, bytes: Vec<u8>) -> Vec<u8> {
         return bytes;
     }
     let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
-    crate::cpu::gather(&bytes, view, &mut dense);
+    cpu::gather(&bytes, view, &mut dense);
     dense
 }
 

@@ -2,7 +2,7 @@
 //! stand-in on the processor that does the same in host memory.
 
 use super::program::{Collective, Command, CudaProgram, Event, Launch, Multiply, Stream};
-use crate::program::{Instruction, Region};
+use program::{Instruction, Region};
 use std::sync::Arc;
 
 /// A place in a device's memory.

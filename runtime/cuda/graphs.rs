@@ -7,8 +7,8 @@
 use super::device::Cuda;
 use super::driver::{Driver, DriverError, Graph};
 use super::program::Stream;
-use crate::device::{DeviceError, ProgramId};
-use crate::program::Part;
+use program::Part;
+use program::device::{DeviceError, ProgramId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -181,12 +181,11 @@ impl<D: Driver> Cuda<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::local::{AtWork, Local};
-    use crate::cuda;
-    use crate::cuda::host::{Host, Order};
-    use crate::device::{Device, step};
-    use crate::lower::{LowerOptions, Target, lower, lower_rank};
-    use crate::program::{Program, Section};
+    use crate::host::{Host, Order};
+    use comm::local::{AtWork, Local};
+    use program::device::{Device, step};
+    use program::lower::{LowerOptions, lower, lower_rank};
+    use program::{Program, Section};
     use std::collections::BTreeSet;
     use std::thread;
 
@@ -205,7 +204,7 @@ mod tests {
               update @w = %6
             }"#;
         let module = ir::text::parse(text).unwrap();
-        Arc::new(lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap())
+        Arc::new(lower(&module, &LowerOptions::of(crate::TARGET)).unwrap())
     }
 
     fn device() -> Cuda<Host> {
@@ -255,7 +254,7 @@ mod tests {
     /// Returns both ranks after three steps of four microbatches with different numbers.
     fn two_stages(pace: Pace) -> Vec<Cuda<Host>> {
         let module = ir::text::parse(TWO_STAGES).unwrap();
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let options = LowerOptions::of(crate::TARGET);
         let input = |number: f32| vec![number.to_le_bytes().repeat(8 * 4)];
         let microbatches = [-0.01, -0.02, -0.03, -0.04].map(input);
         let local = Local::new(2);
@@ -266,7 +265,7 @@ mod tests {
                 scope.spawn(move || {
                     let rank = at_work.rank();
                     let program = Arc::new(lower_rank(module, rank as u32, options).unwrap());
-                    let programs = vec![cuda::lower::lower(program).unwrap()];
+                    let programs = vec![crate::lower::lower(program).unwrap()];
                     let mut device = Cuda::of_rank(host, programs, rank, None).unwrap().at(pace);
                     for _ in 0..3 {
                         step(&mut device, ProgramId(0), microbatches).unwrap();

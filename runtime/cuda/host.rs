@@ -23,17 +23,16 @@ use super::driver::{
     Memories, MessageTask, MultiplyPlaces, Room, Touches, Workspace, check_library,
 };
 use super::program::{CudaProgram, Event, Kernel, Launch, Multiply, Stream};
-use crate::comm::Communicator;
-use crate::cpu;
-use crate::program::Instruction;
 use capture::{Capture, Warm};
 use checked::Declared;
+use comm::Communicator;
 use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
 pub use exchange::Notes;
 use functions::HostThread;
 use guarded::{Guards, Words};
 use pages::Memory;
+use program::Instruction;
 pub use ptx::{LeftOut, Ptx, Row, Table, family};
 pub use sectors::{Counts, Sectors};
 use std::cell::RefCell;

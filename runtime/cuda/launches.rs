@@ -2,7 +2,7 @@
 //! however small its tensors are.
 
 use super::program::{Command, CudaProgram, Task};
-use crate::program::{Part, Section};
+use program::{Part, Section};
 use std::fmt;
 use std::ops::Add;
 

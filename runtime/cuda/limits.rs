@@ -69,7 +69,7 @@ impl Resources {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::program::Argument;
+    use crate::program::Argument;
 
     #[test]
     fn launches_beyond_limits_are_refused() {

@@ -17,7 +17,6 @@ mod indexing;
 pub(super) mod kernel_contracts;
 mod loss;
 mod merge;
-mod multiprocessors;
 mod norm;
 mod optimizer;
 mod order;
@@ -39,10 +38,10 @@ pub use order::races;
 use super::program::{
     Collective, Command, CudaProgram, MemoryCopy, Multiply, Place, PlacedMessage, Start, Task, Waves,
 };
-use crate::kernel_contract::Unplaced;
-use crate::program::{Instruction, Kernel, Program, Section, View};
-use crate::target::Multiprocessors;
 use ir::{Diagnostic, Op};
+use program::Multiprocessors;
+use program::kernel_contract::Unplaced;
+use program::{Instruction, Kernel, Program, Section, View};
 use smallvec::{SmallVec, smallvec};
 use source::{KernelDraft, Kernels};
 use std::ops::Range;
@@ -266,11 +265,9 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         | Op::Transfer(_)
         | Op::InTraining(_) => one(copy::copy(instruction)),
         Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
-            one(chain::run(&crate::program::Chain::of_one(op, instruction), instruction))
+            one(chain::run(&program::Chain::of_one(op, instruction), instruction))
         }
-        Op::Select(_) | Op::Cast(_) => {
-            one(chain::run(&crate::program::Chain::of_one(op, instruction), instruction))
-        }
+        Op::Select(_) | Op::Cast(_) => one(chain::run(&program::Chain::of_one(op, instruction), instruction)),
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Ok(vec![]),
         Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => Ok(vec![Step::Library]),

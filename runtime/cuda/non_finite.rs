@@ -2,9 +2,9 @@
 
 use super::device::Cuda;
 use super::driver::Driver;
-use crate::cpu::{Kind, kind_of, worst};
-use crate::device::{DeviceError, NonFinite, ProgramId};
-use crate::program::{Instruction, Part, Section, Turn, View};
+use cpu::{Kind, kind_of, worst};
+use program::device::{DeviceError, NonFinite, ProgramId};
+use program::{Instruction, Part, Section, Turn, View};
 
 /// Runs a microbatch and reads every result until a NaN is found. Returns the instruction that made the NaN, or else the first
 /// infinity. An infinity that a mask brought in is no fault: an instruction counts only if its results are worse than its operands,

@@ -5,9 +5,9 @@ mod ranks;
 
 pub use ranks::{ByRank, Collective, Cut, Pieces};
 
-use crate::layout::{Layout, Sizes};
-use crate::program::{Activation, Instruction, Message, Part, Program, Region, Section, View};
 use ir::DType;
+use program::layout::{Layout, Sizes};
+use program::{Activation, Instruction, Message, Part, Program, Region, Section, View};
 use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Range;

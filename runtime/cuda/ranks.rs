@@ -5,13 +5,13 @@ use super::host::{Host, Notes, Order};
 use super::lower::lower;
 use super::nccl::sequence::{self, Sequence};
 use super::program::CudaProgram;
-use crate::comm::Communicator;
-use crate::comm::agreement::Agreement;
-use crate::comm::local::Local;
-use crate::device::{Device, DeviceError};
-use crate::program::{Program, StagePrograms};
-use crate::ranks::{self, Ranks};
-use crate::room;
+use comm::Communicator;
+use comm::agreement::Agreement;
+use comm::local::Local;
+use program::device::{Device, DeviceError};
+use program::room;
+use program::{Program, StagePrograms};
+use ranks::{self, Ranks};
 use std::sync::Arc;
 
 /// Returns the ranks of one mesh, each on a stand-in of a GPU, with their programs.

@@ -8,10 +8,10 @@ use super::driver::{
 use super::program::{
     Argument, Command, CudaProgram, Matrices, MemoryCopy, PlacedMessage, Start, Task as CommandTask,
 };
-use crate::cpu::{self, HostMemory, HostProgram};
-use crate::device::DeviceError;
-use crate::program::{Block, Message, Microbatches, RankPipeline, Section, Turn};
+use cpu::{self, HostMemory, HostProgram};
 use ir::timetable::Task;
+use program::device::DeviceError;
+use program::{Block, Message, Microbatches, RankPipeline, Section, Turn};
 use std::sync::Arc;
 
 /// A program that is loaded on a device.

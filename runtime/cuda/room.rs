@@ -2,7 +2,8 @@
 
 use super::driver::Room;
 use super::program::{Command, CudaProgram, PlacedMessage, Task};
-use crate::room::{self, Place, TooLarge};
+use program::device::TooLarge;
+use program::room::{self, Place};
 use std::collections::BTreeMap;
 
 /// Returns the bytes that programs with a common arena need besides the arena and their constants: tables, two buffers for each input

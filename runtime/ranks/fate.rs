@@ -1,15 +1,15 @@
 //! The end of ranks: if one rank fails, all end, and its error is reported with its number.
 
-use crate::comm::CommError;
-use crate::comm::local::AtWork;
-use crate::device::DeviceError;
+use comm::CommError;
+use comm::local::AtWork;
 use ir::timetable::Task;
+use program::device::DeviceError;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A function that ends everything outside of their communicators that other ranks wait for. Its argument is the rank that failed.
-pub(crate) type Abort = Box<dyn Fn(u64) + Send + Sync>;
+pub type Abort = Box<dyn Fn(u64) + Send + Sync>;
 
 /// An error with which a rank ends.
 pub trait RankError: From<DeviceError> + Send {
@@ -28,12 +28,6 @@ impl RankError for DeviceError {
     fn of_rank(self, rank: u64, task: Option<Task>) -> Self {
         Self::Rank { rank, task, source: Box::new(self) }
     }
-}
-
-/// Describes a rank with its task in a pipeline, if it has one: `rank 1, in backward of stage 1, microbatch 3`.
-pub fn rank_at(rank: u64, task: Option<Task>) -> String {
-    let task = task.map_or_else(String::new, |task| format!(", in {}", task.in_words()));
-    format!("rank {rank}{task}")
 }
 
 /// The state of the ranks: whether they can go on.

@@ -1,9 +1,9 @@
 //! Whole tensors and the parts of them that ranks have.
 
-use crate::comm::block::{self, Block};
-use crate::device::DeviceError;
-use crate::layout::Sizes;
+use comm::block::{self, Block};
 use ir::{Mesh, Type};
+use program::device::DeviceError;
+use program::layout::Sizes;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -3,9 +3,9 @@
 //! `verify` and tests compare programs this way. A training run has no whole tensors.
 
 use super::{Parts, Rank, Ranks};
-use crate::device::{DeviceError, ProgramId, StepOutputs, step};
-use crate::program::{InputSlot, Program, StateSlot};
 use ir::Type;
+use program::device::{DeviceError, ProgramId, StepOutputs, step};
+use program::{InputSlot, Program, StateSlot};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Ranks {
             step(rank.device, id, &own)
         })?;
         let program = self.program(id);
-        let whole = |slot: &crate::program::OutputSlot| {
+        let whole = |slot: &program::OutputSlot| {
             let ranks: Vec<Vec<Vec<u8>>> =
                 ranks.iter_mut().map(|outputs| outputs.remove(&slot.name).unwrap_or_default()).collect();
             let reports = ranks.first().map_or(0, Vec::len);

@@ -3,7 +3,7 @@
 use super::error::TrainError;
 use super::outputs::output;
 use ir::{Scalar, ScalarPart, StepOutput};
-use runtime::program::{Program, Section};
+use program::{Program, Section};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 

@@ -6,8 +6,8 @@ use checkpoint::CheckpointError;
 use data::{DataError, one_line};
 use ir::timetable::Task;
 use ir::{Diagnostic, visible};
-use runtime::device::{DeviceError, NonFinite};
-use runtime::ranks::RankError;
+use program::device::{DeviceError, NonFinite};
+use ranks::RankError;
 use std::path::PathBuf;
 
 /// The reason why weights had changed before a number that is not finite was noticed.

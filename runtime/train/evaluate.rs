@@ -5,7 +5,7 @@ use super::error::TrainError;
 use super::session::Session;
 use crate::progress::Progress;
 use data::Loader;
-use runtime::device::DeviceError;
+use program::device::DeviceError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

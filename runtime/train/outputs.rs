@@ -2,7 +2,7 @@
 
 use super::error::TrainError;
 use ir::{ScalarPart, StepOutput, Tensor};
-use runtime::program::{Program, Section};
+use program::{Program, Section};
 use std::collections::BTreeMap;
 
 /// The indices of the outputs that the loop reads.

@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use checkpoint::{Checkpoints, PendingFingerprint};
 use data::Loader;
 use ir::Module;
-use runtime::device::DeviceError;
+use program::device::DeviceError;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -8,7 +8,7 @@ use super::run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun};
 use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Description};
 use data::DataPosition;
 use ir::Module;
-use runtime::device::DeviceError;
+use program::device::DeviceError;
 use std::thread;
 
 impl<'a> TrainingRun<'a> {

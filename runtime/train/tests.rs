@@ -18,14 +18,15 @@ use super::{
 use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
 use crate::progress::Progress;
 use checkpoint::{Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, initial_states};
+use comm::disturbed::Disturbed;
+use cpu::ranks::{on_processor, with_communicators};
 use data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use ir::interp::Missing;
 use ir::{DType, Diagnostic, Module, Tier};
-use runtime::comm::disturbed::Disturbed;
-use runtime::device::{Device, ProgramId};
-use runtime::lower::{LowerOptions, Target, lower};
-use runtime::program::{Microbatches, Program, UpdateTime};
-use runtime::ranks::{Ranks, on_processor};
+use program::device::{Device, ProgramId};
+use program::lower::{LowerOptions, lower};
+use program::{Microbatches, Program, UpdateTime};
+use ranks::Ranks;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -247,14 +248,14 @@ impl Setup {
             forward.states.values_mut().for_each(|state| state.output = None);
         }
         forward.outputs.retain(|output| ["loss.sum", "loss.weight"].contains(&output.name.as_str()));
-        let target = if self.gpu.is_some() { Target::Cuda } else { Target::Cpu };
+        let target = if self.gpu.is_some() { cuda::TARGET } else { cpu::TARGET };
         let (update, microbatches) = match self.update {
             UpdateTime::Late => (UpdateTime::Late, Microbatches::Many),
             UpdateTime::Early => (UpdateTime::Early, Microbatches::One),
         };
-        let options = LowerOptions { target, update, microbatches, ..LowerOptions::default() };
+        let options = LowerOptions { update, microbatches, ..LowerOptions::of(target) };
         let program = Arc::new(lower(module, &options).unwrap());
-        let options = LowerOptions { states_of: Some(&program), target, ..LowerOptions::default() };
+        let options = LowerOptions { states_of: Some(&program), ..LowerOptions::of(target) };
         let eval = Arc::new(lower(&forward, &options).unwrap());
         vec![program, eval]
     }
@@ -269,11 +270,11 @@ impl Setup {
             return on_processor(programs, Some(2), None, Some(self.folder.path())).unwrap();
         };
         let all = vec![programs; module.mesh.devices() as usize];
-        let faulty = move |inner: Arc<dyn runtime::comm::Communicator>| match inner.rank() {
+        let faulty = move |inner: Arc<dyn comm::Communicator>| match inner.rank() {
             1 => Disturbed::within(inner, at, panics),
             _ => inner,
         };
-        Ranks::with(all, Some(2), None, None, faulty).unwrap()
+        with_communicators(all, Some(2), None, None, faulty).unwrap()
     }
 
     fn start(

@@ -13,8 +13,8 @@ use command::{edited, pasted};
 use ir::machine::Machine;
 use ir::{Diagnostic, Node, Op};
 use passes::optimizer::{Algorithm, Moments};
-use runtime::simulator::SimulatedStep;
-use runtime::target::Target;
+use program::Target;
+use program::simulator::SimulatedStep;
 
 use super::compile::{Compile, Ready};
 use super::resuming::Continued;
@@ -238,7 +238,8 @@ impl Compile {
     fn seconds(&self, ready: &Ready, device: &Chosen) -> Option<f64> {
         let cluster = self.settings.parallel.cluster().ok()?;
         let machine = cluster.map_or_else(|| Machine::Node(device.device()), Machine::Cluster);
-        let list = Target::commands(ready.programs.training.first(), ready.plan.microbatches).ok()?;
+        let list =
+            ready.programs.target.commands(ready.programs.training.first(), ready.plan.microbatches).ok()?;
         Some(SimulatedStep::of(&list, &machine).seconds())
     }
 }
@@ -255,7 +256,7 @@ impl Unfit {
 impl Room {
     /// The memory of a device that has no room for a run's programs.
     pub(super) fn of_device(bytes: u64, target: Target) -> Self {
-        Self { device: bytes, is_shared_with_host: target == Target::Cpu }
+        Self { device: bytes, is_shared_with_host: target.is_host() }
     }
 }
 
@@ -355,7 +356,7 @@ fn notes(mut rows: Vec<Row>, left: usize) -> Vec<String> {
 mod tests {
     use super::*;
     use ir::machine::Preset;
-    use runtime::target::Multiprocessors;
+    use program::Multiprocessors;
 
     fn change(flags: &[&'static str], changes_numbers: bool) -> Change {
         let flags = flags.iter().map(|&flag| (flag, Some("1".into()))).collect();
@@ -384,13 +385,13 @@ mod tests {
             panic!("not a compile")
         };
         let (multiprocessors, described) = (Multiprocessors::default(), String::new());
-        let device = Chosen { target: Target::Cpu, multiprocessors, described, preset: Some(Preset::Cpu) };
+        let device = Chosen { target: cpu::TARGET, multiprocessors, described, preset: Some(Preset::Cpu) };
         let ready =
             compile.compile(&device, Continued::default()).unwrap_or_else(|error| panic!("{error:?}"));
         let bytes = ready.programs.peak() / 2;
         let advice = |target: Target| compile.advice(Room::of_device(bytes, target), &ready.plan, &device).0;
         let offloaded = |notes: &[String]| notes.iter().any(|note| note.contains("--offload auto"));
-        let apart = advice(Target::Cuda);
+        let apart = advice(cuda::TARGET);
         assert!(offloaded(&apart), "{apart:?}");
         let commands = apart.iter().filter(|note| note.starts_with("  trainyard"));
         let budget = format!("--memory device={}", rounded_down(bytes));
@@ -398,7 +399,7 @@ mod tests {
             commands.clone().count() > 0 && commands.into_iter().all(|command| command.contains(&budget))
         );
         // On a processor, values on the host take the same memory.
-        let shared = advice(Target::Cpu);
+        let shared = advice(cpu::TARGET);
         assert!(!offloaded(&shared), "{shared:?}");
     }
 

@@ -4,6 +4,7 @@ mod kernels;
 mod parts;
 mod run;
 
+use crate::targets;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ use data::Loader;
 use files::FolderLock;
 use ir::Diagnostic;
 use ir::machine::Preset;
-use runtime::target::Target;
+use program::Target;
 use train::Surroundings;
 
 use super::report::{self, Outcome, tell};
@@ -384,7 +385,7 @@ impl Compile {
         let Chosen { target, multiprocessors, preset, .. } = *device;
         let cluster = self.settings.parallel.cluster()?.map(|cluster| cluster.node.device);
         let gpu = cluster.or_else(|| preset.map(Preset::device));
-        let gpu = gpu.filter(|gpu| Target::of(gpu.kind) == Target::Cuda && target == Target::Cuda);
+        let gpu = gpu.filter(|gpu| !targets::of(gpu.kind).is_host() && !target.is_host());
         let budget = self.settings.memory.device_budget();
         let bytes = budget.or_else(|| gpu.map(|gpu| gpu.memory));
         let recomputes = budget.is_some();
@@ -436,10 +437,10 @@ impl Compile {
         let parallel = &self.settings.parallel;
         let each = parallel.described().map_or("", |_| "on each rank, ");
         if let Some(mesh) = parallel.described() {
-            let on = match (target, processes.launched()) {
-                (Target::Cuda, _) => "a GPU each",
-                (Target::Cpu, None) => "as threads",
-                (Target::Cpu, Some(_)) => "as processes",
+            let on = match processes.launched() {
+                _ if !target.is_host() => "a GPU each",
+                None => "as threads",
+                Some(_) => "as processes",
             };
             tell!(
                 "mesh: {mesh} {on}, {} x {} samples each",

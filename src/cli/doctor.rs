@@ -8,12 +8,12 @@ mod part;
 use std::path::PathBuf;
 
 use clap::Args;
+use cuda::check::part::{CheckPart, Place};
+use cuda::check::process::Processes;
+use cuda::gpu::{copies, links};
+use cuda::libraries::{Folders, Library};
+use cuda::probe::{self, DeviceFacts, Probe, probe};
 use ir::Diagnostic;
-use runtime::cuda::check::part::{CheckPart, Place};
-use runtime::cuda::check::process::Processes;
-use runtime::cuda::gpu::{copies, links};
-use runtime::cuda::libraries::{Folders, Library};
-use runtime::cuda::probe::{self, DeviceFacts, Probe, probe};
 use serde::Serialize;
 
 use self::check::Check;

@@ -4,7 +4,7 @@ use super::compile::Compile;
 use super::resuming::Continued;
 use crate::hardware::Chosen;
 use crate::plan::RunPlan;
-use runtime::room::TooLarge;
+use program::device::TooLarge;
 
 impl Compile {
     /// The largest microbatch, of those that halving leads to, whose programs fit, as flags that leave the step what it is;
@@ -32,7 +32,7 @@ impl Compile {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
-    use runtime::target::{Multiprocessors, Target};
+    use program::Multiprocessors;
 
     #[test]
     fn a_smaller_microbatch_that_fits_is_named_with_what_it_takes() {
@@ -42,7 +42,7 @@ mod tests {
             panic!("not a compile")
         };
         let device = Chosen {
-            target: Target::Cuda,
+            target: cuda::TARGET,
             multiprocessors: Multiprocessors::default(),
             described: String::new(),
             preset: None,

@@ -2,6 +2,7 @@
 
 mod written;
 
+use crate::targets;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -21,7 +22,7 @@ use crate::output::Folder;
 use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
 use crate::plan::MemoryPlan;
 use crate::sizes;
-use runtime::target::{Multiprocessors, Target};
+use program::Multiprocessors;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -259,7 +260,7 @@ impl Inspect {
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
         let budget = self.memory.device_budget();
-        let (target, multiprocessors) = (Target::of(device.kind), Multiprocessors(device.multiprocessors));
+        let (target, multiprocessors) = (targets::of(device.kind), Multiprocessors(device.multiprocessors));
         let limit = budget.or_else(|| machine.as_ref().map(|machine| machine.device().memory));
         let recomputes = budget.is_some();
         let limit = limit.map(|bytes| MemoryLimit { bytes, recomputes, target, multiprocessors });

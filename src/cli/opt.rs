@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use ir::{Diagnostic, Module};
 use passes::{PassContext, Pipeline};
-use runtime::target::Target;
+use program::Target;
 
 use super::report::{self, Outcome};
 use crate::compilation;
 use crate::config::{Look, Seed};
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
+use crate::targets;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,7 +35,7 @@ pub struct Opt {
     #[arg(long, value_name = "PASS[(KEY=X,…)] …")]
     pub pipeline: Option<Pipeline>,
     /// Write the program for the kernels of TARGET: cpu or cuda [default: the target in the file's first lines]
-    #[arg(long, value_name = "TARGET", value_parser = target)]
+    #[arg(long, value_name = "TARGET", value_parser = targets::named)]
     pub kernels: Option<Target>,
     /// Interpret the program after the passes, and print its outputs
     #[arg(long)]
@@ -84,7 +85,8 @@ impl Opt {
             Some(target) => Some(target),
             None => target_of(&text).map_err(|error| error.at(place(&self.file)))?,
         };
-        let mut cx = PassContext { kernels: target.and_then(Target::kernels), ..PassContext::default() };
+        let mut cx =
+            PassContext { kernels: target.and_then(|target| target.kernels()), ..PassContext::default() };
         compilation::run(&manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
         let mut text = ir::text::print(&module);
         if self.run {
@@ -114,13 +116,7 @@ fn pipeline_of(file: &Path, text: &str) -> Result<Pipeline, Diagnostic> {
 pub fn target_of(text: &str) -> Result<Option<Target>, Diagnostic> {
     let mut comments = text.lines().take_while(|line| line.starts_with("//"));
     let written = comments.find_map(|line| line.strip_prefix("// kernels:"));
-    written.map(|name| target(name.trim()).map_err(Diagnostic::new)).transpose()
-}
-
-fn target(name: &str) -> Result<Target, String> {
-    let found = Target::ALL.into_iter().find(|(_, known)| *known == name);
-    let names = Target::ALL.map(|(_, name)| name).join(", ");
-    found.map(|(target, _)| target).ok_or_else(|| format!("there is no target `{name}`; there are {names}"))
+    written.map(|name| targets::named(name.trim()).map_err(Diagnostic::new)).transpose()
 }
 
 fn parse(file: &Path, text: &str) -> Result<Module, Vec<Diagnostic>> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ir::timetable::Task;
 use ir::{Diagnostic, is_hidden, visible};
-use runtime::ranks::rank_at;
+use program::device::rank_at;
 use serde::Serialize;
 
 use super::ParseError;

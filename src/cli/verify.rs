@@ -7,7 +7,7 @@ use checkpoint::StateBytes;
 use clap::Args;
 use ir::machine::Preset;
 use ir::{DType, Diagnostic, Module};
-use runtime::target::{Multiprocessors, Target};
+use program::Multiprocessors;
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Compilation, Source};
@@ -165,7 +165,7 @@ impl Verify {
             })?;
         let microbatches = self.microbatches(&compilation.training)?;
         let node = tiers::node_of(&Preset::Cpu.device(), self.parallel.cluster()?.as_ref());
-        let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
+        let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
         let may_update_early = plan.may_update_early();
         let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
         let keep = |pass: &str, module: &Module| {
@@ -315,7 +315,7 @@ impl Verify {
         let steps = self.optimizer.lr_schedule.least_steps();
         let mut plan = CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device());
         plan.batch.global = self.shapes.global_batch;
-        let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
+        let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
         let limit = |bytes| MemoryLimit { bytes, recomputes: true, target, multiprocessors };
         plan.limit = self.memory.device_budget().map(limit);
         let cluster = self.parallel.cluster()?;

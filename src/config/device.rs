@@ -1,7 +1,7 @@
 //! The device that runs the program.
 
 use clap::{Args, ValueEnum};
-use runtime::target::Target;
+use program::Target;
 use serde::Serialize;
 
 use super::value::{ValueError, whole_number};
@@ -23,8 +23,8 @@ impl Device {
     /// The kind of device that these flags lead to. A GPU is used only where it is asked for.
     pub fn target(&self) -> Target {
         match self.device {
-            DeviceChoice::Cuda => Target::Cuda,
-            DeviceChoice::Auto | DeviceChoice::Cpu => Target::Cpu,
+            DeviceChoice::Cuda => cuda::TARGET,
+            DeviceChoice::Auto | DeviceChoice::Cpu => cpu::TARGET,
         }
     }
 }

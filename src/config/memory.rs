@@ -9,7 +9,7 @@ use ir::{DType, Diagnostic};
 use passes::compress_activations::CompressActivations;
 use passes::offload::{Classes, Offload};
 use passes::recompute::Recompute;
-use runtime::program::UpdateTime;
+use program::UpdateTime;
 use serde::Serialize;
 
 pub use budget::{Budget, Budgets, DiskBudget};

@@ -12,7 +12,7 @@ use checkpoint::Checkpoint;
 use ir::machine::{DeviceKind, Machine};
 use ir::{Diagnostic, Level, Module, Role, visible};
 use passes::Manager;
-use runtime::program::UpdateTime;
+use program::UpdateTime;
 use serde::Serialize;
 use std::fmt;
 use std::fs;

@@ -3,7 +3,7 @@
 use crate::output::PROFILE;
 use ir::timetable::{TASK_PHASES, Task};
 use ir::{Module, Phase, Pipeline, Timeline};
-use runtime::profile::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
+use program::profile::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;

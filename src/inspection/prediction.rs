@@ -9,17 +9,19 @@ pub(super) use text::price;
 use super::units::grouped;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
+use crate::targets;
 use crate::training;
 use bytes::Bytes;
+use cuda::cudnn::{Declined, declined};
 use ir::machine::{DeviceKind, Machine, Unit};
 use ir::ops::collective::Collective;
 use ir::{AxisId, Blob, DType, Mesh, Module, Op, Operator, Phase};
 use passes::Manager;
-use runtime::cuda::cudnn::{Declined, declined};
-use runtime::lower::MemoryByClass;
-use runtime::program::{Part, Program, UpdateTime};
-use runtime::simulator::{CommandClass, ExchangeTime, SimulatedCommand, SimulatedPart, SimulatedStep};
-use runtime::target::{Multiprocessors, Target};
+use program::MemoryByClass;
+use program::Multiprocessors;
+use program::commands::CommandClass;
+use program::simulator::{ExchangeTime, SimulatedCommand, SimulatedPart, SimulatedStep};
+use program::{Part, Program, UpdateTime};
 use serde::Serialize;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -198,11 +200,11 @@ impl PredictionFacts {
         let manager = Manager::default();
         let device = machine.device();
         let (mut lowering, size) = (Lowering::new(&manager, 0), Multiprocessors(device.multiprocessors));
-        let target = Target::of(device.kind);
+        let target = targets::of(device.kind);
         let programs =
             training::lower_step(&mut lowering, module.clone(), microbatches, update, target, size)?;
         let program = programs.first();
-        let list = Target::commands(program, microbatches)?;
+        let list = target.commands(program, microbatches)?;
         let step = SimulatedStep::of(&list, machine);
         Ok(Self::new(module, program, &step, machine))
     }

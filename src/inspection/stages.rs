@@ -12,14 +12,15 @@ mod times;
 use super::prediction::MemoryClassFacts;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
+use crate::targets;
 use crate::training;
 use ir::machine::{Device, Machine};
 use ir::timetable::{TASK_PHASES, TaskTime, slots};
 use ir::{Dependency, Module, Phase, Pipeline, Timeline};
 use passes::Manager;
-use runtime::program::{Program, StagePrograms, UpdateTime};
-use runtime::simulator::pipeline::SimulatedRank;
-use runtime::target::{Multiprocessors, Target};
+use program::simulator::pipeline::SimulatedRank;
+use program::{Multiprocessors, Target};
+use program::{Program, StagePrograms, UpdateTime};
 pub use schedule::ScheduleFacts;
 use serde::Serialize;
 pub use step::PipelineStepFacts;
@@ -149,13 +150,13 @@ impl PipelineFacts {
     ) -> Result<Option<Self>, Failure> {
         let Some(pipeline) = &module.pipeline else { return Ok(None) };
         let (target, size) = match machine.map(Machine::device) {
-            Some(device) => (Target::of(device.kind), Multiprocessors(device.multiprocessors)),
-            None => (Target::Cpu, Multiprocessors::default()),
+            Some(device) => (targets::of(device.kind), Multiprocessors(device.multiprocessors)),
+            None => (cpu::TARGET, Multiprocessors::default()),
         };
         let microbatches = u64::from(pipeline.microbatches);
         let programs =
             training::lower_step(lowering, module.clone(), microbatches, UpdateTime::Late, target, size)?;
-        Self::of_programs(&training::step(module)?, &programs, machine)
+        Self::of_programs(&training::step(module)?, &programs, target, machine)
     }
 
     /// The pipeline of a step, simulated on a machine. `None` of a program without stages.
@@ -174,11 +175,12 @@ impl PipelineFacts {
     fn of_programs(
         module: &Module,
         programs: &StagePrograms,
+        target: Target,
         machine: Option<&Machine>,
     ) -> Result<Option<Self>, Failure> {
         let Some(pipeline) = module.pipeline.clone() else { return Ok(None) };
         let simulated = machine.map(|machine| {
-            let ranks = programs.iter().map(|program| SimulatedRank::of(program, machine));
+            let ranks = programs.iter().map(|program| SimulatedRank::of(program, target, machine));
             ranks.collect::<Result<Vec<_>, _>>()
         });
         let simulated = simulated.transpose()?;

@@ -12,8 +12,7 @@ use crate::training::{self, Programs};
 use ir::analysis::StepCost;
 use ir::machine::Machine;
 use ir::{Module, Phase, Role};
-use runtime::program::UpdateTime;
-use runtime::target::Target;
+use program::UpdateTime;
 use serde::Serialize;
 
 /// A step of training.
@@ -135,7 +134,7 @@ impl MemoryFacts {
     /// The facts of a step. Errors: a program that no device can run.
     fn of(module: &Module, compilation: &Compilation, microbatches: u64) -> Result<Self, Failure> {
         let planned = |compilation: &Compilation| {
-            Programs::lower(compilation, microbatches, Target::Cpu).map(|programs| Peaks::of(&programs))
+            Programs::lower(compilation, microbatches, cpu::TARGET).map(|programs| Peaks::of(&programs))
         };
         let peaks = planned(compilation)?;
         let there = |bytes: u64| (bytes > 0).then_some(bytes);

@@ -6,6 +6,7 @@ mod commands;
 use crate::compilation::Compilation;
 use crate::config::memory::{Budget, Budgets};
 use crate::failure::Failure;
+use crate::targets;
 use crate::training::Programs;
 use anyhow::Context;
 use commands::CommandPlans;
@@ -13,11 +14,11 @@ use files::Replacement;
 use ir::machine::Device;
 use ir::timetable::Part;
 use ir::{Diagnostic, Mesh, Phase};
-use runtime::program::{
+use program::Multiprocessors;
+use program::{
     BlockId, Instruction, InstructionValues, Kernel, Program, RankPipeline, Region, Section, Turn,
     UpdateTime, View,
 };
-use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -166,7 +167,7 @@ impl MemoryPlan {
         device: &Device,
         budgets: Option<&Budgets>,
     ) -> Result<Self, Failure> {
-        let (target, multiprocessors) = (Target::of(device.kind), Multiprocessors(device.multiprocessors));
+        let (target, multiprocessors) = (targets::of(device.kind), Multiprocessors(device.multiprocessors));
         let programs = Programs::lower_for(compilation, microbatches, target, multiprocessors)?;
         Ok(Self::of(&programs, microbatches, budgets)?)
     }
@@ -371,7 +372,7 @@ impl Runs {
 mod tests {
     use super::*;
     use ir::DType;
-    use runtime::layout::Layout;
+    use program::layout::Layout;
 
     fn runs(layout: Layout) -> Option<Runs> {
         let view =

@@ -1,8 +1,8 @@
 //! Where processes without MPI meet, from the environment.
 
 use crate::launcher::Launched;
+use comm::star::meeting_point::{Address, MeetingPoint};
 use ir::Diagnostic;
-use runtime::comm::star::meeting_point::{Address, MeetingPoint};
 
 /// The variable that names the meeting point, if the launcher's own variables do not lead to it.
 const VARIABLE: &str = "TRAINYARD_RENDEZVOUS";

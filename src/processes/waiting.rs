@@ -3,8 +3,8 @@
 //! If a process of a run is killed, the launcher sends SIGTERM to the others, and kills them a second later. Until then they can tell
 //! where they wait for the process that is lost.
 
+use comm::record::FlightRecord;
 use ir::visible;
-use runtime::comm::record::FlightRecord;
 use std::thread;
 use std::time::Duration;
 

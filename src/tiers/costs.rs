@@ -6,7 +6,7 @@ use ir::{Module, Op, Phase, Tier};
 use passes::compress_activations::{self, CompressActivations};
 use passes::offload::Offload;
 use passes::recompute::Recompute;
-use runtime::program::UpdateTime;
+use program::UpdateTime;
 
 /// The step with values beside the device.
 pub(super) fn offloaded(module: &Module, options: &Offload) -> Result<Module, Failure> {

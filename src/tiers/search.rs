@@ -12,7 +12,7 @@ use passes::compress_activations::CompressActivations;
 use passes::offload::{Classes, Offload};
 use passes::recompute::{Choices, Recompute};
 use passes::{Manager, Transform};
-use runtime::program::UpdateTime;
+use program::UpdateTime;
 
 /// After this number of programs, a choice of values is not made better any longer.
 const TRIES: usize = 4;

@@ -4,13 +4,13 @@ use crate::compilation::{self, Compilation};
 use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::short_evaluation::ShortEvaluation;
+use cuda::gpu::without_epilogues;
 use ir::{Module, Phase, Scalar, ScalarPart, StepOutput};
 use passes::keep::Keep;
 use passes::{Manager, PassContext, Pipeline};
-use runtime::cuda::gpu::without_epilogues;
-use runtime::lower::LowerOptions;
-use runtime::program::{Microbatches, StagePrograms, UpdateTime};
-use runtime::target::{Multiprocessors, Target};
+use program::lower::LowerOptions;
+use program::{Microbatches, StagePrograms, UpdateTime};
+use program::{Multiprocessors, Target};
 
 /// The outputs that the loop reads.
 const TRAINING_OUTPUTS: [StepOutput; 4] = [
@@ -26,6 +26,8 @@ const SCALING_OUTPUTS: [StepOutput; 3] =
 /// The programs of a run. They share their states.
 #[derive(Clone, Debug)]
 pub struct Programs {
+    /// The kind of device that they are for.
+    pub target: Target,
     /// The step.
     pub training: StagePrograms,
     /// The evaluation.
@@ -80,14 +82,15 @@ impl Programs {
     ) -> Result<Self, Failure> {
         let update = compilation.update;
         let training = lower_step(lowering, step, microbatches, update, target, multiprocessors)?;
-        let evaluation = lower_evaluation(lowering, compilation.evaluation.clone(), &training)?;
-        Ok(Self { training, evaluation, short_evaluation: None })
+        let evaluation = lower_evaluation(lowering, compilation.evaluation.clone(), target, &training)?;
+        Ok(Self { target, training, evaluation, short_evaluation: None })
     }
 
     /// Adds the evaluation of a last batch that is short.
     pub fn add(&mut self, lowering: &mut Lowering, short: ShortEvaluation) -> Result<(), Failure> {
         let ShortEvaluation { module, shares } = short;
-        self.short_evaluation = Some((lower_evaluation(lowering, module, &self.training)?, shares));
+        let program = lower_evaluation(lowering, module, self.target, &self.training)?;
+        self.short_evaluation = Some((program, shares));
         Ok(())
     }
 
@@ -112,16 +115,17 @@ impl Programs {
 /// How a run's programs are lowered for a kind of device.
 fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptions<'static> {
     let without_epilogues = without_epilogues();
-    LowerOptions { target, multiprocessors, without_epilogues, ..LowerOptions::default() }
+    LowerOptions { multiprocessors, without_epilogues, ..LowerOptions::of(target) }
 }
 
 /// Lowers an evaluation that shares the states of a step.
 fn lower_evaluation(
     lowering: &mut Lowering,
     module: Module,
+    target: Target,
     training: &StagePrograms,
 ) -> Result<StagePrograms, Failure> {
-    let options = lower_options(training.first().target, training.first().multiprocessors);
+    let options = lower_options(target, training.first().multiprocessors);
     lowering.lower(module, Pipeline::default(), &options, Some(training))
 }
 

@@ -5,16 +5,18 @@ use crate::failure::Failure;
 use crate::lowering;
 use crate::memory;
 use crate::training::too_large;
+use cpu::ranks::on_processor;
+use cuda::host::Order;
+use cuda::ranks::stand_in;
 use ir::interp::{self, StateValues};
 use ir::tensor::Elements;
 use ir::{Blob, DType, Diagnostic, Initializer, Module, Role, State, StateId, StepOutput, Tensor, Type};
 use passes::precision::SCALE;
-use runtime::cuda::host::Order;
-use runtime::cuda::ranks::stand_in;
-use runtime::device::DeviceError;
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Microbatches, Program, StagePrograms, UpdateTime};
-use runtime::ranks::{Ranks, on_processor};
+use program::Target;
+use program::device::DeviceError;
+use program::lower::LowerOptions;
+use program::{Microbatches, Program, StagePrograms, UpdateTime};
+use ranks::Ranks;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -106,12 +108,12 @@ impl<'m> Machine<'m> {
             }
             // Each of several devices is a rank with a thread of its own.
             Mode::Cpu => {
-                Self::on_ranks(module, options(Target::Cpu, microbatches, update), start, |program| {
+                Self::on_ranks(module, options(cpu::TARGET, microbatches, update), start, |program| {
                     on_processor(vec![program], None, None, None)
                 })
             }
             Mode::Cuda => {
-                Self::on_ranks(module, options(Target::Cuda, microbatches, update), start, |program| {
+                Self::on_ranks(module, options(cuda::TARGET, microbatches, update), start, |program| {
                     stand_in(vec![program], Order::default())
                 })
             }
@@ -226,7 +228,7 @@ pub(super) fn earlier(newest: &Tensor, age: u32) -> Tensor {
 /// How a run of so many microbatches lowers a program, with updates at this time.
 fn options(target: Target, microbatches: usize, update: UpdateTime) -> LowerOptions<'static> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-    LowerOptions { microbatches, update, target, ..LowerOptions::default() }
+    LowerOptions { microbatches, update, ..LowerOptions::of(target) }
 }
 
 /// Ranks with the program, lowered so, and with these states.

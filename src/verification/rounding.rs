@@ -16,7 +16,7 @@ use crate::compilation::Source;
 use crate::failure::Failure;
 use ir::tensor::Elements;
 use ir::{DType, Module, Phase, Role, State, Tensor, ValueId, random};
-use runtime::program::UpdateTime;
+use program::UpdateTime;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most samples. The largest of so many is rarely a quarter of another.

@@ -2,16 +2,15 @@
 
 use bytes::Bytes;
 use checkpoint::{StateBytes, initial_states};
+use cpu::ranks::on_processor;
 use data::{DataSource, Loader, LoaderOptions};
 use ir::interp::Missing;
 use ir::{Module, Operator, verify};
 use onnx::{Dim, Model};
 use passes::Manager;
 use passes::bind::Bind;
-use runtime::device::ProgramId;
-use runtime::program::Program;
-use runtime::ranks::on_processor;
-use runtime::target::Target;
+use program::Program;
+use program::device::ProgramId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use trainyard::compilation::{Compilation, Source};
@@ -37,7 +36,7 @@ pub enum Reached {
 /// An ONNX file without external data: loaded, imported, compiled with the flags' defaults, and lowered.
 pub(super) fn model(bytes: &[u8]) {
     let Some(compilation) = compile(bytes) else { return };
-    for target in [Target::Cpu, Target::Cuda] {
+    for target in [cpu::TARGET, cuda::TARGET] {
         drop(Programs::lower(&compilation, 1, target));
     }
 }
@@ -50,8 +49,8 @@ pub(super) fn onnx(bytes: &[u8]) {
 /// Compiles a file and runs one step of it, and one evaluation, on the processor with made-up data.
 pub fn train(bytes: &[u8]) -> Reached {
     let Some(compilation) = compile(bytes) else { return Reached::Refused };
-    drop(Programs::lower(&compilation, 1, Target::Cuda));
-    let Ok(programs) = Programs::lower(&compilation, 1, Target::Cpu) else { return Reached::Refused };
+    drop(Programs::lower(&compilation, 1, cuda::TARGET));
+    let Ok(programs) = Programs::lower(&compilation, 1, cpu::TARGET) else { return Reached::Refused };
     if is_too_large(&programs, &compilation.training) {
         return Reached::TooLarge;
     }

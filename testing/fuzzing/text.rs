@@ -1,7 +1,7 @@
 //! Programs as text.
 
 use ir::{Level, Module, verify};
-use runtime::lower::{LowerOptions, lower};
+use program::lower::{LowerOptions, lower};
 
 /// A program as text: what the parser takes is printed as text that means the same, and what the verifier accepts can
 /// be lowered, or is refused. A program of level lowered is written for the kernels of one target by a pass, not by a user.
@@ -14,7 +14,7 @@ pub(super) fn text(bytes: &[u8]) {
     if let Ok(module) = ir::text::parse(text) {
         round_trip(&module, ir::text::parse);
         if verify::verify(&module).is_ok() && module.level < Level::Lowered {
-            let _ = lower(&module, &LowerOptions::default());
+            let _ = lower(&module, &LowerOptions::of(cpu::TARGET));
         }
     }
 }

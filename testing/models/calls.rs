@@ -1,12 +1,12 @@
 //! A model as one rank of two on the stand-in of a GPU, and the calls of NCCL that the rank makes.
 
 use super::{Fixture, adamw, done, split};
-use runtime::comm::Communicator;
-use runtime::cuda::host::{Notes, Order};
-use runtime::cuda::ranks::stand_in_of_process;
-use runtime::device::{DeviceError, ProgramId};
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Program, Section};
+use comm::Communicator;
+use cuda::host::{Notes, Order};
+use cuda::ranks::stand_in_of_process;
+use program::device::{DeviceError, ProgramId};
+use program::lower::LowerOptions;
+use program::{Program, Section};
 use std::sync::Arc;
 use trainyard::lowering::lower;
 use trainyard::pipeline::CompilationPlan;
@@ -15,7 +15,7 @@ use trainyard::pipeline::CompilationPlan;
 pub fn program(fixture: &Fixture, spmd: &str) -> Arc<Program> {
     let plan = CompilationPlan { optimizer: adamw(), spmd: split(spmd), ..CompilationPlan::default() };
     let subject = fixture.compiled(fixture.batch, plan);
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let options = LowerOptions::of(cuda::TARGET);
     Arc::new(done(lower(&subject.compilation.training, &options)))
 }
 

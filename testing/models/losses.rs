@@ -1,12 +1,11 @@
 //! A compiled model's losses against the 20 that PyTorch computed.
 
 use super::{Bounds, Fixture, adamw, done, momentum, path};
+use cuda::device::Cuda;
+use cuda::host::{Host, Order};
 use ir::{Module, Tensor, Type};
 use passes::optimizer::Optimizer;
-use runtime::cuda::device::Cuda;
-use runtime::cuda::host::{Host, Order};
-use runtime::lower::Target;
-use runtime::ranks::Ranks;
+use ranks::Ranks;
 use trainyard::verification::Mode;
 use trainyard::verification::Subject;
 use trainyard::verification::against::{self, file::Numbers};
@@ -17,7 +16,7 @@ pub fn machine<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &
     if mode != Mode::Cuda || module.ranks() > 1 {
         return done(Machine::new(module, mode, microbatches, start));
     }
-    done(Machine::on(module, Target::Cuda, microbatches, start, |program| {
+    done(Machine::on(module, cuda::TARGET, microbatches, start, |program| {
         Ok(Ranks::alone(Box::new(Cuda::new(Host::new(Order::default()).checked(), vec![program])?)))
     }))
 }

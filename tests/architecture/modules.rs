@@ -10,21 +10,13 @@ use crate::root;
 
 /// Arrows that no package has: its folder, the module that may not import, the modules that it may not import. `*` is every
 /// module that is not among those.
-const FORBIDDEN: [(&str, &str, &[&str]); 2] = [
+const FORBIDDEN: [(&str, &str, &[&str]); 1] = [
     // The library does not know the command line.
     ("src", "*", &["cli"]),
-    // Lowering knows a target by its backend trait and its contracts.
-    ("runtime", "lower", &["cpu", "cuda"]),
-];
-
-/// Modules of another package that a package does not import: its folder, the other package, the modules.
-const FORBIDDEN_ELSEWHERE: [(&str, &str, &[&str]); 1] = [
-    // The training loop runs on every device alike.
-    ("runtime/train", "runtime", &["cpu", "cuda"]),
 ];
 
 /// The folders of packages whose modules import each other in no circle.
-const WITHOUT_CIRCLES: [&str; 1] = ["passes"];
+const WITHOUT_CIRCLES: [&str; 4] = ["passes", "testing", "runtime/program", "runtime/ranks"];
 
 /// The modules of `passes` that are no pass.
 const BESIDE_PASSES: [&str; 9] =
@@ -142,9 +134,8 @@ fn heads(tokens: &[String], at: usize) -> Vec<String> {
     heads
 }
 
-/// The top-level names of a crate that code imports: of its own, `crate`, or of another. `depth` is the number of segments of the code's
-/// module.
-fn imported(tokens: &[String], depth: usize, root: &str) -> BTreeSet<String> {
+/// The top-level names of the package that code imports. `depth` is the number of segments of the code's module.
+fn imported(tokens: &[String], depth: usize) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for start in 0..tokens.len() {
         let continues = start > 1 && is_path_at(tokens, start - 2);
@@ -156,8 +147,8 @@ fn imported(tokens: &[String], depth: usize, root: &str) -> BTreeSet<String> {
             (at, supers) = (at + 3, supers + 1);
         }
         match tokens[start].as_str() {
-            first if first == root => names.extend(heads(tokens, start + 3)),
-            "super" if supers == depth && root == "crate" => names.extend(heads(tokens, at)),
+            "crate" => names.extend(heads(tokens, start + 3)),
+            "super" if supers == depth => names.extend(heads(tokens, at)),
             _ => {}
         }
     }
@@ -200,7 +191,7 @@ fn imports(read: &dyn Fn(&Path) -> Option<String>) -> Imports {
     let mut imports: Imports = declared(library).into_iter().map(|name| (name, BTreeSet::new())).collect();
     for (module, tokens) in &modules[1..] {
         let top = module.iter().next().expect("a module has a name").to_string_lossy().into_owned();
-        for name in imported(tokens, module.iter().count(), "crate") {
+        for name in imported(tokens, module.iter().count()) {
             let module = reexported.get(&name).unwrap_or(&name);
             if *module != top && imports.contains_key(module) {
                 imports.entry(top.clone()).or_default().insert(module.clone());
@@ -208,11 +199,6 @@ fn imports(read: &dyn Fn(&Path) -> Option<String>) -> Imports {
         }
     }
     imports
-}
-
-/// The modules of another package that a package imports.
-fn imports_elsewhere(read: &dyn Fn(&Path) -> Option<String>, other: &str) -> BTreeSet<String> {
-    modules(read).iter().flat_map(|(_, tokens)| imported(tokens, 0, other)).collect()
 }
 
 /// A function that returns the text of a file, given its path within a package of this workspace.
@@ -223,9 +209,7 @@ fn files_of(folder: &str) -> impl Fn(&Path) -> Option<String> {
 
 /// The imports of a package of this workspace.
 fn imports_of(folder: &str) -> Imports {
-    let imports = imports(&files_of(folder));
-    assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 10, "hardly an import was found");
-    imports
+    imports(&files_of(folder))
 }
 
 /// The imports that a row of [`FORBIDDEN`] does not allow.
@@ -280,15 +264,13 @@ fn modules_import_each_other_only_along_the_arrows() {
         named.for_each(|name| assert!(imports.contains_key(*name), "{folder} has no module `{name}`"));
         assert_eq!(forbidden(&imports, from, to), [""; 0], "in {folder}");
     }
-    for (folder, other, names) in FORBIDDEN_ELSEWHERE {
-        let imported = imports_elsewhere(&files_of(folder), other);
-        assert!(!imported.is_empty(), "{folder} imports nothing of {other}");
-        let found = names.iter().filter(|name| imported.contains(**name));
-        assert_eq!(found.collect::<Vec<_>>(), Vec::<&&str>::new(), "in {folder}");
-    }
+    let mut found = 0;
     for folder in WITHOUT_CIRCLES {
-        assert_eq!(circles(&imports_of(folder)), [""; 0], "in {folder}");
+        let imports = imports_of(folder);
+        assert_eq!(circles(&imports), [""; 0], "in {folder}");
+        found += imports.values().map(BTreeSet::len).sum::<usize>();
     }
+    assert!(found > 100, "only {found} imports were found");
 }
 
 #[test]
@@ -307,28 +289,9 @@ fn a_module_that_is_neither_a_pass_nor_known_is_named_and_so_is_a_pass_without_a
     assert_eq!(strays(&imports, registry), ["fold", "helpers"]);
 }
 
-/// The same for a package that has these files alone.
-fn read_planted<'a>(files: &'a [(&str, &str)]) -> impl Fn(&Path) -> Option<String> + 'a {
-    |path| files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| text.to_string())
-}
-
 /// The imports of a package with these files.
 fn planted(files: &[(&str, &str)]) -> Imports {
-    imports(&read_planted(files))
-}
-
-#[test]
-fn an_arrow_to_a_module_of_another_package_would_be_seen() {
-    let files = [
-        ("lib.rs", "mod session;\nuse runtime::ranks;"),
-        (
-            "session.rs",
-            "use runtime::{device::Device, cuda::Pace};\nfn f() { runtime::cpu::run() }\n\
-             #[cfg(test)]\nuse runtime::calls;",
-        ),
-    ];
-    let expected = ["cpu", "cuda", "device", "ranks"].map(str::to_owned);
-    assert_eq!(imports_elsewhere(&read_planted(&files), "runtime"), BTreeSet::from(expected));
+    imports(&|path| files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| text.to_string()))
 }
 
 #[test]

@@ -2,12 +2,12 @@
 //! plants faults that end a process or keep it for ever. The tests need a C++ compiler.
 
 use crate::TRAINYARD;
+use cuda::check::part::Place;
+use cuda::check::process::{Limits, Processes};
+use cuda::check::rates::{Rate, Sizes};
+use cuda::check::samples::{Batch, SampleVariant, all};
+use cuda::check::search::{Report, check};
 use ir::ops::samples::Sample;
-use runtime::cuda::check::part::Place;
-use runtime::cuda::check::process::{Limits, Processes};
-use runtime::cuda::check::rates::{Rate, Sizes};
-use runtime::cuda::check::samples::{Batch, SampleVariant, all};
-use runtime::cuda::check::search::{Report, check};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! The calls of NCCL: each rank compiles the model for itself, as a process does, and all ranks make the same calls in the same
 //! order.
 
-use runtime::comm::local::Local;
-use runtime::cuda::nccl::sequence::{Sequence, check};
+use comm::local::Local;
+use cuda::nccl::sequence::{Sequence, check};
 use std::sync::Arc;
 use std::thread;
 use testing::models::calls::{program, run};
@@ -17,7 +17,7 @@ const MESHES_OF_EXPERTS: [&str; 2] = ["mesh=ep:2", "mesh=ep:2, zero=3"];
 
 /// The calls of a rank that compiles by itself.
 fn calls(fixture: &Fixture, spmd: &str) -> Sequence {
-    let lowered = runtime::cuda::lower::lower(program(fixture, spmd));
+    let lowered = cuda::lower::lower(program(fixture, spmd));
     let lowered = lowered.unwrap_or_else(|error| panic!("{spmd}: {error}"));
     Sequence::of(&[lowered]).unwrap_or_else(|error| panic!("{spmd}: {error}"))
 }
@@ -61,7 +61,7 @@ fn check_runs(fixture: &Fixture, meshes: &[&str]) {
     for spmd in meshes {
         let local = Local::new(2);
         let notes: Vec<Vec<String>> = thread::scope(|scope| {
-            let one = |at_work: runtime::comm::local::AtWork| {
+            let one = |at_work: comm::local::AtWork| {
                 let communicator = Arc::new(local.communicator(at_work.rank()));
                 scope.spawn(move || {
                     let _at_work = at_work;

@@ -1,12 +1,12 @@
 //! Multiplications that are joined: projections of one tensor of different widths, with biases, and their gradients.
 
 use crate::rewritten::{assert_agrees, for_cuda};
+use cuda::host::Order;
+use cuda::program::Task;
 use ir::interp::Mode;
 use ir::{Module, testing};
-use runtime::check::{Microbatch, unit};
-use runtime::cuda::host::Order;
-use runtime::cuda::program::Task;
-use runtime::program::{Microbatches, Section};
+use program::check::{Microbatch, unit};
+use program::{Microbatches, Section};
 
 /// The queries and keys of a layer, of which one is turned; weights are cast, as where one computes in another type.
 const LAYER: &str = r#"

@@ -16,8 +16,8 @@ mod units;
 
 use crate::programs;
 use budget::faults;
+use cuda::program::Kernel;
 use operators::{ARCHITECTURES, nvrtc};
-use runtime::cuda::program::Kernel;
 use std::collections::BTreeMap;
 
 /// The architectures that the kernels of small models are compiled for. Kernels of large models are compiled for sm_100a too.

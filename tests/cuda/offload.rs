@@ -3,15 +3,15 @@
 
 use crate::planted::{NEAR, all_races, distance_of};
 use crate::stages::check;
+use cuda::host::Order;
+use cuda::launches::Launches;
+use cuda::lower::{lower, races};
+use cuda::program::{Command, CudaProgram, Place, Stream, Task};
 use ir::{DType, Tier};
 use passes::offload::{Classes, Offload};
 use passes::precision::Precision;
-use runtime::cuda::host::Order;
-use runtime::cuda::launches::Launches;
-use runtime::cuda::lower::{lower, races};
-use runtime::cuda::program::{Command, CudaProgram, Place, Stream, Task};
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Instruction, Part, Program, Region, Section};
+use program::lower::LowerOptions;
+use program::{Instruction, Part, Program, Region, Section};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use testing::models::losses::{check_losses, optimizers};
@@ -161,9 +161,9 @@ const SWAP: &str = r#"trainyard-ir 1
 /// One stream keeps the copies in order. If each direction had a stream of its own, the place in the file would.
 #[test]
 fn a_state_is_read_from_its_file_before_it_is_written_there() {
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let options = LowerOptions::of(cuda::TARGET);
     let module = ir::text::parse(SWAP).expect("it parses");
-    let mut cuda = lowered(runtime::lower::lower(&module, &options).expect("it lowers"));
+    let mut cuda = lowered(program::lower::lower(&module, &options).expect("it lowers"));
     let update = Section::Update as usize;
     assert_eq!(all_races(&cuda), 0);
     let disk = |command: &Command| command.stream == Stream::Disk;
@@ -314,7 +314,7 @@ fn the_update_may_stop_behind_each_output() {
     let plan =
         CompilationPlan { optimizer: adamw(), offload: all(), precision, ..CompilationPlan::default() };
     let subject = models::GPT2_DYNAMO.compiled(models::GPT2_DYNAMO.batch, plan);
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let options = LowerOptions::of(cuda::TARGET);
     let cuda = lowered(done(lowering::lower(&subject.compilation.training, &options)));
     let update = cuda.program.section(Section::Update);
     for output in cuda.program.outputs.iter().filter(|output| output.section == Section::Update) {

@@ -1,14 +1,14 @@
 //! The order of a mesh's commands on three streams: no two that touch the same memory run at once.
 
+use cuda::device::Cuda;
+use cuda::host::{Host, Order};
+use cuda::lower::{Libraries, lower, lower_with, races};
+use cuda::program::{CudaProgram, Stream};
 use passes::buckets::Buckets;
 use passes::{Manager, PassContext, Pipeline};
-use runtime::cuda::device::Cuda;
-use runtime::cuda::host::{Host, Order};
-use runtime::cuda::lower::{Libraries, lower, lower_with, races};
-use runtime::cuda::program::{CudaProgram, Stream};
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Part, Program, UpdateTime};
-use runtime::ranks::Ranks;
+use program::lower::LowerOptions;
+use program::{Part, Program, UpdateTime};
+use ranks::Ranks;
 use std::sync::Arc;
 use testing::models::losses::{losses, numbers};
 use testing::models::{self, adamw, done, split};
@@ -24,7 +24,7 @@ fn gpt2(spmd: &str, update: UpdateTime) -> CudaProgram {
     let ran =
         Manager::default().run(&Pipeline { passes }, &mut module, &mut PassContext::default(), |_, _, _| {});
     ran.unwrap_or_else(|failure| panic!("{spmd}: {failure}"));
-    let options = LowerOptions { target: Target::Cuda, update, ..LowerOptions::default() };
+    let options = LowerOptions { update, ..LowerOptions::of(cuda::TARGET) };
     done(lower(Arc::new(done(lowering::lower(&module, &options)))))
 }
 
@@ -90,7 +90,7 @@ fn without_a_side_stream_all_products_run_on_the_main_stream_and_losses_are_the_
     let inputs = done(against::microbatches(module, &numbers, done(against::label_name(module)).as_deref()));
     let losses_by = |lowered: &dyn Fn(Arc<Program>) -> CudaProgram| -> (usize, Vec<f64>) {
         let mut aside = 0;
-        let mut machine = done(Machine::on(module, Target::Cuda, inputs.len(), &subject.start, |program| {
+        let mut machine = done(Machine::on(module, cuda::TARGET, inputs.len(), &subject.start, |program| {
             let cuda = lowered(program);
             aside = on_side_stream(&cuda);
             for (part, name) in Part::ALL {

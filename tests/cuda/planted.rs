@@ -1,14 +1,13 @@
 //! Faults planted in a GPU's program, each with what finds it: the check of the order, numbers that are not PyTorch's, or
 //! memory that a command touches without saying so.
 
+use cuda::device::Cuda;
+use cuda::host::{Host, Order};
+use cuda::lower::{lower, races};
+use cuda::program::{Command, CudaProgram, File, Kernel, Stream, Task};
 use passes::offload::Offload;
-use runtime::cuda::device::Cuda;
-use runtime::cuda::host::{Host, Order};
-use runtime::cuda::lower::{lower, races};
-use runtime::cuda::program::{Command, CudaProgram, File, Kernel, Stream, Task};
-use runtime::lower::Target;
-use runtime::program::{Instruction, Program, Section, View};
-use runtime::ranks::Ranks;
+use program::{Instruction, Program, Section, View};
+use ranks::Ranks;
 use std::sync::Arc;
 use testing::models::losses::{losses, numbers};
 use testing::models::{self, adamw, done};
@@ -56,7 +55,7 @@ fn run(
         let cuda = change(Arc::unwrap_or_clone(program));
         Cuda::with(host, vec![cuda]).map(|cuda| Ranks::alone(Box::new(cuda)))
     };
-    let mut machine = done(Machine::on(module, Target::Cuda, inputs.len(), &subject.start, make));
+    let mut machine = done(Machine::on(module, cuda::TARGET, inputs.len(), &subject.start, make));
     let mut worst = 0.0f64;
     for expected in losses(fixture, "losses_adamw_f32").iter().take(steps) {
         let failed = |failure: Failure| render(Severity::Error, &failure.diagnostics(), false);
@@ -248,7 +247,7 @@ fn a_command_that_does_not_say_all_that_it_reads_is_told() {
 fn gradients_of_weights_run_aside() {
     let fixture = &models::GPT2_DYNAMO;
     let subject = fixture.subject(fixture.batch, adamw());
-    let options = runtime::lower::LowerOptions { target: Target::Cuda, ..Default::default() };
+    let options = program::lower::LowerOptions::of(cuda::TARGET);
     let cuda = lowered(done(lowering::lower(&subject.compilation.training, &options)));
     let microbatch = cuda.section(Section::Microbatch);
     let aside = microbatch.iter().filter(|command| command.stream == Stream::Side);

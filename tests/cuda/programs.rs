@@ -1,13 +1,13 @@
 //! What a GPU runs for a step of a large model in bf16: no slow kernel does much of the work. The work of a command is
 //! that of the simulator.
 
+use cuda::commands::commands as simulated_commands;
+use cuda::lower::lower;
+use cuda::program::{CudaProgram, Kernel};
 use ir::machine::Unit;
 use ir::{DType, Module};
-use runtime::cuda::commands::commands as simulated_commands;
-use runtime::cuda::lower::lower;
-use runtime::cuda::program::{CudaProgram, Kernel};
-use runtime::lower::{LowerOptions, Target};
-use runtime::simulator::Command;
+use program::commands::Command;
+use program::lower::LowerOptions;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use testing::models::{bench, done};
@@ -49,7 +49,7 @@ fn lowered(index: usize) -> &'static CudaProgram {
 }
 
 fn lowered_of(module: &Module) -> CudaProgram {
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let options = LowerOptions::of(cuda::TARGET);
     done(lower(Arc::new(done(lowering::lower(module, &options)))))
 }
 

@@ -5,17 +5,16 @@
 use crate::nvrtc::families::{self, stem};
 use crate::nvrtc::operators::kernels_of;
 use crate::nvrtc::steps::{MODELS, TYPES};
+use cuda::check::samples;
+use cuda::device::Cuda;
+use cuda::host::{Host, Order, Ptx};
+use cuda::lower::lower;
+use cuda::program::Kernel;
 use ir::DType;
 use ir::ops::samples::Sample;
 use passes::precision::Precision;
-use runtime::cuda::check::samples;
-use runtime::cuda::device::Cuda;
-use runtime::cuda::host::{Host, Order, Ptx};
-use runtime::cuda::lower::lower;
-use runtime::cuda::program::Kernel;
-use runtime::lower::Target;
-use runtime::program::Program;
-use runtime::ranks::Ranks;
+use program::Program;
+use ranks::Ranks;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use testing::models::{self, Fixture, adamw, done};
@@ -35,7 +34,7 @@ fn check(fixture: &Fixture, compute: DType, ptx: &Ptx) {
         let cuda = done(lower(program));
         Cuda::with(host, vec![cuda]).map(|cuda| Ranks::alone(Box::new(cuda)))
     };
-    let mut machine = done(Machine::on(module, Target::Cuda, microbatches.len(), &subject.start, make));
+    let mut machine = done(Machine::on(module, cuda::TARGET, microbatches.len(), &subject.start, make));
     let loss = done(machine.step(&microbatches)).loss().expect("a step has a loss");
     println!("{} in {compute}: {loss}", fixture.file);
 }

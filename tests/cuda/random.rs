@@ -3,13 +3,13 @@
 
 use crate::models::done;
 use crate::rewritten::{assert_agrees, lowered};
+use cuda::host::Order;
 use ir::interp::Mode;
 use ir::{DType, Module, testing};
 use passes::{Manager, PassContext, Pipeline};
-use runtime::check::{Microbatch, unit};
-use runtime::cuda::host::Order;
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::Microbatches;
+use program::Microbatches;
+use program::check::{Microbatch, unit};
+use program::lower::LowerOptions;
 use std::sync::Arc;
 
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -43,9 +43,9 @@ fn random_steps_have_kernels_when_they_are_rewritten() {
         let Some(module) = training_program(seed, dtype, &passes) else { continue };
         let microbatches = if many { Microbatches::Many } else { Microbatches::One };
         let program = lowered(&module, microbatches);
-        let as_it_is = LowerOptions { target: Target::Cuda, microbatches, ..LowerOptions::default() };
-        rewritten += usize::from(program.hash != done(runtime::lower::lower(&module, &as_it_is)).hash);
-        let cuda = runtime::cuda::lower::lower(Arc::new(program));
+        let as_it_is = LowerOptions { microbatches, ..LowerOptions::of(cuda::TARGET) };
+        rewritten += usize::from(program.hash != done(program::lower::lower(&module, &as_it_is)).hash);
+        let cuda = cuda::lower::lower(Arc::new(program));
         assert!(cuda.is_ok(), "seed {seed}: {}", cuda.unwrap_err());
     }
     assert!(rewritten >= 10, "only {rewritten} programs are rewritten");

@@ -2,7 +2,7 @@
 
 use ir::DType;
 use passes::precision::Precision;
-use runtime::lower::{LowerOptions, Target};
+use program::lower::LowerOptions;
 use testing::models::losses::{check_losses, optimizers};
 use testing::models::{self, Fixture, adamw, split};
 use trainyard::lowering::lower;
@@ -48,7 +48,7 @@ fn gpt2_trains_in_bf16_on_one_gpu_and_on_two_that_share_states_or_weights() {
         let plan = CompilationPlan { optimizer: adamw(), precision, spmd, ..CompilationPlan::default() };
         let subject = models::GPT2_DYNAMO.compiled(models::GPT2_DYNAMO.batch, plan);
         let module = &subject.compilation.training;
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let options = LowerOptions::of(cuda::TARGET);
         assert!(
             models::done(lower(module, &options)).renewed > 10,
             "optimizers write casts on {}",

@@ -1,26 +1,26 @@
 //! Programs as their target wants them rewritten, on the stand-in of a GPU and by the interpreter.
 
 use crate::models::done;
+use cuda::device::Cuda;
+use cuda::host::{Host, Order};
+use cuda::program::CudaProgram;
 use ir::interp::Mode;
 use ir::{DType, Module};
-use runtime::check::{Microbatch, differences_of};
-use runtime::cuda::device::Cuda;
-use runtime::cuda::host::{Host, Order};
-use runtime::cuda::program::CudaProgram;
-use runtime::device::Device;
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Microbatches, Program};
+use program::check::{Microbatch, differences_of};
+use program::device::Device;
+use program::lower::LowerOptions;
+use program::{Microbatches, Program};
 use std::sync::Arc;
 use trainyard::lowering::lower;
 
 /// The program of a step of one microbatch, or of any number, on a GPU.
 pub(crate) fn lowered(module: &Module, microbatches: Microbatches) -> Program {
-    done(lower(module, &LowerOptions { target: Target::Cuda, microbatches, ..LowerOptions::default() }))
+    done(lower(module, &LowerOptions { microbatches, ..LowerOptions::of(cuda::TARGET) }))
 }
 
 /// The same, as commands and kernels.
 pub(crate) fn for_cuda(module: &Module, microbatches: Microbatches) -> CudaProgram {
-    done(runtime::cuda::lower::lower(Arc::new(lowered(module, microbatches))))
+    done(cuda::lower::lower(Arc::new(lowered(module, microbatches))))
 }
 
 /// Runs steps on the stand-in and by the interpreter. Asserts that outputs and states agree within a tolerance for each element

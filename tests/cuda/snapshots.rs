@@ -1,12 +1,12 @@
 //! A few kernels as they are written for GPT-2 in bf16, and how they are launched: so that a review sees what a change makes of
 //! them. `UPDATE_EXPECT=1` writes them anew.
 
+use cuda::lower::lower;
+use cuda::program::{CudaProgram, Kernel, Launch, Task};
 use expect_test::{Expect, expect};
 use ir::DType;
 use passes::precision::Precision;
-use runtime::cuda::lower::lower;
-use runtime::cuda::program::{CudaProgram, Kernel, Launch, Task};
-use runtime::lower::{LowerOptions, Target};
+use program::lower::LowerOptions;
 use std::sync::{Arc, LazyLock};
 use testing::models::{self, adamw, done};
 use trainyard::lowering;
@@ -19,7 +19,7 @@ static GPT2: LazyLock<CudaProgram> = LazyLock::new(|| {
         fixture.batch,
         CompilationPlan { optimizer: adamw(), precision, ..CompilationPlan::default() },
     );
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let options = LowerOptions::of(cuda::TARGET);
     done(lower(Arc::new(done(lowering::lower(&subject.compilation.training, &options)))))
 });
 

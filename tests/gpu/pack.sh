@@ -3,7 +3,7 @@
 #
 #   tests/gpu/pack.sh [FOLDER]     [default: target]
 #
-# FOLDER/gpu.tar.xz has the stripped binary, the stripped test binary of runtime/tests/devices, and compiled kernels for an H100
+# FOLDER/gpu.tar.xz has the stripped binary, the stripped test binary of runtime/cuda/tests/devices, and compiled kernels for an H100
 # or H200. It is for a machine that gets this tree as well: the files that git tracks, and those that it does not ignore. Both
 # together may have LIMIT_MIB [default: 56], and this script fails above that.
 # FOLDER/gpu-files.tar.gz has the scripts, models and data of first.sh and run.sh, for a machine without the tree.

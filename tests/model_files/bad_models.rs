@@ -149,8 +149,7 @@ fn compile(model: Model) -> Result<ir::Module, Vec<ir::Diagnostic>> {
         assert_eq!(failure.exit_code(), 2, "{:?}", failure.diagnostics());
         failure.diagnostics()
     })?;
-    let programs = Programs::lower(&compiled, 1, runtime::target::Target::Cpu)
-        .map_err(|failure| failure.diagnostics())?;
+    let programs = Programs::lower(&compiled, 1, cpu::TARGET).map_err(|failure| failure.diagnostics())?;
     let spec = model_spec(&compiled.forward).map_err(|problem| vec![problem])?;
     let options = data::LoaderOptions::default();
     let loader = data::Loader::new(&spec, &data::DataSource::Synthetic, &options);

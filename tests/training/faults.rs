@@ -1,8 +1,8 @@
 //! A rank that fails in the middle of a run: the user reads its error, and the last checkpoint is whole.
 
 use crate::TRAINYARD;
-use runtime::device::{Device, DeviceError, NonFinite, ProgramId};
-use runtime::program::{Program, Section};
+use program::device::{Device, DeviceError, NonFinite, ProgramId};
+use program::{Program, Section};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;

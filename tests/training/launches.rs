@@ -4,8 +4,8 @@ use ir::DType;
 use passes::Manager;
 use passes::bind::Bind;
 use passes::precision::Precision;
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Microbatches, Section};
+use program::lower::LowerOptions;
+use program::{Microbatches, Section};
 use std::path::Path;
 use std::sync::Arc;
 use testing::models::{adamw, done};
@@ -26,11 +26,10 @@ fn launches(model: &str) -> usize {
         ..CompilationPlan::default()
     };
     let compilation = done(Subject::compile(&source, plan, &Manager::default(), |_, _, _| {}));
-    let options =
-        LowerOptions { target: Target::Cuda, microbatches: Microbatches::One, ..LowerOptions::default() };
+    let options = LowerOptions { microbatches: Microbatches::One, ..LowerOptions::of(cuda::TARGET) };
     let step = done(trainyard::training::step(&compilation.training));
     let program = done(trainyard::lowering::lower(&step, &options));
-    let cuda = runtime::cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"));
+    let cuda = cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"));
     Section::ALL.iter().map(|(section, _)| cuda.launches(*section).total()).sum()
 }
 

@@ -7,8 +7,8 @@ use passes::bind::{BATCH, Bind};
 use passes::precision::Precision;
 use passes::spmd::Spmd;
 use passes::stage::Stage;
-use runtime::program::Memory;
-use runtime::target::Target;
+use program::Memory;
+use program::Target;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use testing::models::{self, adamw, done, split};
@@ -69,7 +69,7 @@ fn of_data_ranks(ranks: u64, target: Target) -> Memory {
 /// A reduced gradient takes the place of the sum over the microbatches.
 #[test]
 fn data_ranks_plan_their_gradients_once() {
-    for target in [Target::Cpu, Target::Cuda] {
+    for target in [cpu::TARGET, cuda::TARGET] {
         let [one, two] = [1, 2].map(|ranks| of_data_ranks(ranks, target));
         let what = format!("{} bytes on one device, {} on each of two", one.arena, two.arena);
         assert!(two.arena <= one.arena + one.by_class.gradients / 50, "{target:?}: {what}");
@@ -84,7 +84,7 @@ fn of_ranks(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Memory> {
     let batch = Batch { global: Some(2 * u64::from(microbatches)), data_ranks: 1 };
     let plan = CompilationPlan { stage, batch, ..plan };
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
-    let programs = done(Programs::lower(&compilation, microbatches.into(), Target::Cpu));
+    let programs = done(Programs::lower(&compilation, microbatches.into(), cpu::TARGET));
     programs.training.iter().map(|program| program.memory).collect()
 }
 
@@ -140,7 +140,7 @@ fn programs(file: &Path, (_, compute, mesh, microbatches): TrainingCase) -> Prog
     };
     let source = done(Source::import(file, model, &plan.bind.sizes));
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
-    done(Programs::lower(&compilation, microbatches, Target::Cpu))
+    done(Programs::lower(&compilation, microbatches, cpu::TARGET))
 }
 
 /// Four samples; 32 for every other dim that the file leaves open.

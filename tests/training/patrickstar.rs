@@ -5,7 +5,7 @@ use ir::machine::{Machine, Node, Preset};
 use ir::{Module, Op};
 use passes::precision::Precision;
 use passes::{Manager, Pass, Pipeline};
-use runtime::target::{Multiprocessors, Target};
+use program::Multiprocessors;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -76,7 +76,7 @@ impl Row {
         let tiers = Tiers { offload: Default::default(), is_open: true, budgets: self.budgets() };
         let place = Place {
             microbatches: 1,
-            target: Target::Cuda,
+            target: cuda::TARGET,
             multiprocessors: Multiprocessors(node.device.multiprocessors),
             may_update_early: false,
             node: &node,

@@ -7,7 +7,7 @@ use passes::precision::Precision;
 use passes::recompute::Recompute;
 use passes::stage::Stage;
 use passes::{Manager, Pass, Pipeline};
-use runtime::program::UpdateTime;
+use program::UpdateTime;
 use std::collections::BTreeMap;
 use testing::models::gpt::Gpt;
 use testing::models::{adamw, done};

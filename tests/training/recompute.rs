@@ -9,7 +9,7 @@ use ir::{DType, Diagnostic, Module, Node, Op};
 use passes::Manager;
 use passes::precision::Precision;
 use passes::recompute::Recompute;
-use runtime::target::{Multiprocessors, Target};
+use program::Multiprocessors;
 use testing::models::{self, Fixture, adamw, done, split};
 use trainyard::budget::{self, Fit, Place};
 use trainyard::config::memory::Budget;
@@ -37,7 +37,7 @@ fn run(subject: &Subject, microbatches: usize) -> (Vec<Tensors>, Tensors) {
 }
 
 fn peak(subject: &Subject) -> u64 {
-    done(Programs::lower(&subject.compilation, 1, Target::Cpu)).peak()
+    done(Programs::lower(&subject.compilation, 1, cpu::TARGET)).peak()
 }
 
 fn copies(module: &Module) -> usize {
@@ -129,7 +129,7 @@ fn fit(budget: u64) -> Result<(Fit, u64, usize), Failure> {
 fn fit_model(fixture: &Fixture, samples: u64, budget: u64) -> Result<(Fit, u64, usize), Failure> {
     let plan = CompilationPlan { optimizer: adamw(), ..CompilationPlan::default() };
     let mut subject = fixture.compiled(samples, plan);
-    let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
+    let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
     let device = &Preset::Cpu.device();
     let place = Place { budget, microbatches: 1, target, multiprocessors, device };
     let fit = budget::fit(&mut subject.compilation, &Manager::default(), place, |_, _| {});

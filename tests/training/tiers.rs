@@ -3,7 +3,7 @@
 use ir::machine::{Node, Preset};
 use passes::Manager;
 use passes::recompute::Recompute;
-use runtime::target::{Multiprocessors, Target};
+use program::Multiprocessors;
 use testing::models::{self, Fixture, adamw, done};
 use trainyard::config::memory::{Budget, Budgets, Tiers};
 use trainyard::failure::Failure;
@@ -26,7 +26,7 @@ fn fit(fixture: &Fixture, device: u64, bandwidth: f64) -> Result<Fit, Failure> {
     (node.host_link.bandwidth, node.host_link.latency) = (bandwidth, 0.0);
     let budgets = Budgets { device: Some(Budget(device)), host: Some(Budget(u64::MAX)), disk: None };
     let tiers = Tiers { offload: Default::default(), is_open: true, budgets };
-    let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
+    let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
     let place = Place { microbatches: 1, target, multiprocessors, may_update_early: false, node: &node };
     tiers::fit(&mut subject.compilation, &Manager::default(), &tiers, place, |_, _| {})
 }

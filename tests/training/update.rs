@@ -6,8 +6,7 @@ use passes::Manager;
 use passes::optimizer::Optimizer;
 use passes::precision::{Precision, Scaling};
 use passes::recompute::Recompute;
-use runtime::program::UpdateTime;
-use runtime::target::Target;
+use program::UpdateTime;
 use std::collections::BTreeMap;
 use testing::models::{self, Fixture, adamw, done, split};
 use trainyard::compilation::Compilation;
@@ -60,7 +59,7 @@ fn run_on(
 
 /// The bytes that the programs take on each device.
 fn peak(compilation: &Compilation) -> u64 {
-    done(Programs::lower(compilation, 1, Target::Cpu)).peak()
+    done(Programs::lower(compilation, 1, cpu::TARGET)).peak()
 }
 
 fn both(fixture: &Fixture, plan: &CompilationPlan) -> [Compilation; 2] {

@@ -7,7 +7,7 @@
 
 #[path = "../at_work.rs"]
 mod at_work;
-#[path = "../error.rs"]
+#[path = "../../program/device/comm_error.rs"]
 mod error;
 #[path = "../lent.rs"]
 mod lent;

@@ -1,7 +1,7 @@
 //! Collectives over messages have the same bits as those of ranks that share memory.
 
 use super::*;
-use crate::comm::samples::{Collective, Sample, on_threads};
+use crate::samples::{Collective, Sample, on_threads};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};

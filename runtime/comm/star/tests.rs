@@ -3,8 +3,8 @@
 use super::meeting_point::{Address, MeetingPoint};
 use super::rendezvous::{Newcomer, join};
 use super::{GiveUp, Loss, Star};
-use crate::comm::agreement::Agreement;
-use crate::comm::{CommError, Communicator};
+use crate::agreement::Agreement;
+use crate::{CommError, Communicator};
 use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

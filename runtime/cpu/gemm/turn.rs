@@ -1,7 +1,7 @@
 //! Transposes a matrix: lays its rows out as columns.
 
-use crate::cpu::math::Real;
-use crate::cpu::simd::vectorized;
+use crate::math::Real;
+use crate::simd::vectorized;
 use rayon::prelude::*;
 
 /// The number of columns that one task transposes.

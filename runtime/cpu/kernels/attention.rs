@@ -1,15 +1,15 @@
 //! Scaled dot-product attention, one head at a time, in blocks of queries whose scores stay in cache. f16 and bf16 are converted to f32 for
 //! a whole head (keys and values) or for a block (queries).
 
-use crate::cpu::call::{Call, Source, rebased};
-use crate::cpu::element::{Element, with_float};
-use crate::cpu::gemm::{Matrix, Multiply, gemm};
-use crate::cpu::math::Real;
-use crate::cpu::simd::{max, sum, vectorized};
-use crate::cpu::storage::{Float, widen};
-use crate::layout::Layout;
+use crate::call::{Call, Source, rebased};
+use crate::element::{Element, with_float};
+use crate::gemm::{Matrix, Multiply, gemm};
+use crate::math::Real;
+use crate::simd::{max, sum, vectorized};
+use crate::storage::{Float, widen};
 use ir::DType;
 use ir::ops::attention::Attention;
+use program::layout::Layout;
 use rayon::prelude::*;
 use std::ops::Range;
 

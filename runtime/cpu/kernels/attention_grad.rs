@@ -1,12 +1,12 @@
 //! The gradient of attention. It recomputes the probabilities from their logsumexp (Dao et al., arXiv 2205.14135).
 
 use super::attention::{Panel, QUERIES, Scores, panel, rows_by_head};
-use crate::cpu::call::{Call, Source};
-use crate::cpu::element::with_float;
-use crate::cpu::gemm::{Matrix, Multiply, gemm};
-use crate::cpu::math::Real;
-use crate::cpu::simd::{sum, vectorized};
-use crate::cpu::storage::{Float, narrow};
+use crate::call::{Call, Source};
+use crate::element::with_float;
+use crate::gemm::{Matrix, Multiply, gemm};
+use crate::math::Real;
+use crate::simd::{sum, vectorized};
+use crate::storage::{Float, narrow};
 use ir::ops::attention::AttentionGrad;
 use rayon::prelude::*;
 use std::ops::Range;

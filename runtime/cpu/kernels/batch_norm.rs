@@ -1,11 +1,11 @@
 //! Batch normalisation: the statistics of each channel, the normalisation with them, and the gradient.
 
 use super::PARALLEL;
-use crate::cpu::call::Call;
-use crate::cpu::element::{Element, with_float};
-use crate::cpu::math::Real;
-use crate::cpu::simd::{sum, vectorized};
-use crate::cpu::storage::Float;
+use crate::call::Call;
+use crate::element::{Element, with_float};
+use crate::math::Real;
+use crate::simd::{sum, vectorized};
+use crate::storage::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchNormGrad};
 use rayon::prelude::*;
 use std::ops::Range;

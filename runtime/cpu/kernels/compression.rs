@@ -1,7 +1,7 @@
 //! Compression of gradients: addends, and orthonormal bases. Bases are computed in f64, as by the interpreter, and rounded once.
 
-use crate::cpu::call::Call;
-use crate::cpu::element::{Element, with_float};
+use crate::call::Call;
+use crate::element::{Element, with_float};
 use ir::ops::compression::Orthogonalize;
 
 /// Writes the device's own addend first, and zeros for the addends of other devices.

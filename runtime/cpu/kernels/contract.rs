@@ -2,14 +2,14 @@
 
 mod tiles;
 
-use crate::contraction::{ContractionPlan, StridedLoop, shifted};
-use crate::cpu::call::{Call, rebased};
-use crate::cpu::element::{Element, with_half, with_real};
-use crate::cpu::gemm::{Matrix, Multiply, add_rounded, gemm};
-use crate::cpu::math::Real;
-use crate::cpu::simd::vectorized;
-use crate::cpu::storage::{Float, is_half};
+use crate::call::{Call, rebased};
+use crate::element::{Element, with_half, with_real};
+use crate::gemm::{Matrix, Multiply, add_rounded, gemm};
+use crate::math::Real;
+use crate::simd::vectorized;
+use crate::storage::{Float, is_half};
 use ir::ops::contract::Contract;
+use program::contraction::{ContractionPlan, StridedLoop, shifted};
 use rayon::prelude::*;
 use smallvec::SmallVec;
 

@@ -5,13 +5,13 @@
 
 mod windows;
 
-use crate::convolution::{Convolution, MOST_SHARES, Made};
-use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
-use crate::cpu::gemm::{Matrix, Multiply, gemm};
-use crate::cpu::math::Real;
-use crate::cpu::storage::{Float, narrow, widen};
+use crate::call::Call;
+use crate::element::with_float;
+use crate::gemm::{Matrix, Multiply, gemm};
+use crate::math::Real;
+use crate::storage::{Float, narrow, widen};
 use ir::Op;
+use program::convolution::{Convolution, MOST_SHARES, Made};
 use rayon::prelude::*;
 use std::ops::Range;
 use windows::{fold, unfold};

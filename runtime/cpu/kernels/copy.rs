@@ -1,12 +1,12 @@
 //! Moving elements: copies into a dense layout, and sums over microbatches.
 
 use super::PARALLEL;
-use crate::cpu::call::{Call, Source, rebased};
-use crate::cpu::element::{with_float, with_width};
-use crate::cpu::storage::Float;
-use crate::cpu::walk::Walk;
-use crate::layout::{Layout, Sizes};
-use crate::program::{LocalPart, View};
+use crate::call::{Call, Source, rebased};
+use crate::element::{with_float, with_width};
+use crate::storage::Float;
+use crate::walk::Walk;
+use program::layout::{Layout, Sizes};
+use program::{LocalPart, View};
 use rayon::prelude::*;
 
 /// The number of elements that a task moves at a time.
@@ -60,7 +60,7 @@ fn add<T: Float>(walk: &Walk, elements: &[T], start: usize, out: &mut [T]) {
 }
 
 /// Copies the elements of a view, whose bytes are `bytes`, in row-major order. Needs no alignment.
-pub(crate) fn gather(bytes: &[u8], view: &View, out: &mut [u8]) {
+pub fn gather(bytes: &[u8], view: &View, out: &mut [u8]) {
     let width = view.dtype.bytes() as usize;
     let walk = Walk::row_major(&rebased(&view.layout));
     walk.for_runs(0, out.len() / width, |at, position, stride, count| {

@@ -1,7 +1,7 @@
 //! Determinants: each matrix is computed in f64, as by the interpreter, and rounded once.
 
-use crate::cpu::call::Call;
-use crate::cpu::element::{Element, with_float};
+use crate::call::Call;
+use crate::element::{Element, with_float};
 use ir::ops::det::determinant;
 
 pub(super) fn run(mut call: Call) {

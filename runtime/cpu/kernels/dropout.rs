@@ -1,11 +1,11 @@
 //! Dropout and uniform numbers: draws random words a few blocks at a time, and applies them to the elements.
 
 use super::PARALLEL;
-use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
-use crate::cpu::math::Real;
-use crate::cpu::simd::vectorized;
-use crate::cpu::storage::Float;
+use crate::call::Call;
+use crate::element::with_float;
+use crate::math::Real;
+use crate::simd::vectorized;
+use crate::storage::Float;
 use ir::ops::draws::{Draws, Positions};
 use ir::ops::dropout::Dropout;
 use ir::ops::random::RandomUniform;

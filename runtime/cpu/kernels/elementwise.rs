@@ -8,13 +8,13 @@ mod steps;
 
 use super::PARALLEL;
 use super::copy::memory_order;
-use crate::cpu::call::{Call, rebased};
-use crate::cpu::element::with_width;
-use crate::cpu::storage::{computed, is_half, narrow_half, widen_half};
-use crate::cpu::walk::{Shape, Walk};
-use crate::program::{Chain, ChainSource};
+use crate::call::{Call, rebased};
+use crate::element::with_width;
+use crate::storage::{computed, is_half, narrow_half, widen_half};
+use crate::walk::{Shape, Walk};
 use ir::ops::elementwise::Binary;
 use ir::{DType, Op};
+use program::{Chain, ChainSource};
 use rayon::prelude::*;
 use smallvec::SmallVec;
 

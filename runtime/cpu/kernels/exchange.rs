@@ -1,10 +1,10 @@
 //! Collectives: the exchange of a device with the others of its group.
 
-use crate::comm::{CommError, Communicator, Exchanged};
-use crate::cpu::call::Call;
-use crate::program::Exchange;
+use crate::call::Call;
+use comm::{CommError, Communicator, Exchanged};
 use ir::PartialKind;
 use ir::ops::collective::Collective;
+use program::Exchange;
 
 pub(super) fn run(
     exchange: &Exchange,

@@ -2,11 +2,11 @@
 
 use super::conv::{make, reals};
 use super::indexing::element_of_part;
-use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
-use crate::cpu::gemm::{Matrix, Multiply, add_rounded, gemm};
-use crate::cpu::math::Real;
-use crate::cpu::storage::{Float, narrow, widen};
+use crate::call::Call;
+use crate::element::with_float;
+use crate::gemm::{Matrix, Multiply, add_rounded, gemm};
+use crate::math::Real;
+use crate::storage::{Float, narrow, widen};
 use ir::Span;
 use ir::ops::experts::Experts;
 use rayon::prelude::*;

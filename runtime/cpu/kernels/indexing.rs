@@ -2,8 +2,8 @@
 
 use super::PARALLEL;
 use super::scatter::Places;
-use crate::cpu::call::Call;
-use crate::cpu::element::{with_float, with_width};
+use crate::call::Call;
+use crate::element::{with_float, with_width};
 use ir::Span;
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use rayon::prelude::*;

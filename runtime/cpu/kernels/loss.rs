@@ -2,11 +2,11 @@
 
 use super::PARALLEL;
 use super::softmax::logsumexp_parts;
-use crate::cpu::call::Call;
-use crate::cpu::element::{Element, with_float};
-use crate::cpu::math::Real;
-use crate::cpu::simd::{sum, vectorized};
-use crate::cpu::storage::{Float, Scratch};
+use crate::call::Call;
+use crate::element::{Element, with_float};
+use crate::math::Real;
+use crate::simd::{sum, vectorized};
+use crate::storage::{Float, Scratch};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use rayon::prelude::*;
 

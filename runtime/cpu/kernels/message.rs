@@ -1,8 +1,8 @@
 //! Messages between the ranks of a pipeline.
 
-use crate::comm::{CommError, Communicator};
-use crate::cpu::call::Call;
-use crate::program::Message;
+use crate::call::Call;
+use comm::{CommError, Communicator};
+use program::Message;
 
 pub(super) fn run(
     message: Message,

@@ -1,11 +1,11 @@
 //! Normalisations over the last dim, and their gradients.
 
 use super::PARALLEL;
-use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
-use crate::cpu::math::Real;
-use crate::cpu::simd::{sum, vectorized};
-use crate::cpu::storage::{Float, Scratch, narrow, number, set_number};
+use crate::call::Call;
+use crate::element::with_float;
+use crate::math::Real;
+use crate::simd::{sum, vectorized};
+use crate::storage::{Float, Scratch, narrow, number, set_number};
 use ir::DType;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use rayon::prelude::*;

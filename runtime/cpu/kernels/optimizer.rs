@@ -14,11 +14,11 @@ pub(super) use sgd::sgd;
 
 use super::PARALLEL;
 use super::copy::memory_order;
-use crate::cpu::call::{Call, Source};
-use crate::cpu::element::Element;
-use crate::cpu::math::Real;
-use crate::cpu::storage::Float;
-use crate::cpu::walk::Walk;
+use crate::call::{Call, Source};
+use crate::element::Element;
+use crate::math::Real;
+use crate::storage::Float;
+use crate::walk::Walk;
 use rayon::prelude::*;
 
 /// The number of elements that a task updates at a time.

@@ -1,6 +1,6 @@
 //! Packs bools into the bits of bytes, and unpacks them.
 
-use crate::cpu::call::Call;
+use crate::call::Call;
 use rayon::prelude::*;
 
 /// The number of bytes of a task if rows have whole bytes: their bools fill half of a first-level cache.

@@ -3,10 +3,10 @@
 //! Kernels walk over whole rows of a plane. A row of the result covers some rows of the operand, and in each of these the same columns.
 
 use super::PARALLEL;
-use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
-use crate::cpu::math::Real;
-use crate::cpu::storage::{Float, Scratch, narrow};
+use crate::call::Call;
+use crate::element::with_float;
+use crate::math::Real;
+use crate::storage::{Float, Scratch, narrow};
 use ir::ops::pool::{
     AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, Window,
     Windows, covered, element_at, offset_of,

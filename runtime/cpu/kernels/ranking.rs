@@ -1,7 +1,7 @@
 //! Top-k: the places of the first elements of each row in their order along a dim.
 
-use crate::cpu::call::Call;
-use crate::cpu::element::{Element, with_float, with_integer};
+use crate::call::Call;
+use crate::element::{Element, with_float, with_integer};
 use ir::ops::ranking::TopK;
 use rayon::prelude::*;
 

@@ -5,14 +5,14 @@
 //! if f64 holds their sum exactly.
 
 use super::PARALLEL;
-use crate::cpu::call::{Call, Source};
-use crate::cpu::element::{Element, with_float, with_integer};
-use crate::cpu::math::Real;
-use crate::cpu::simd::vectorized;
-use crate::cpu::walk::Walk;
-use crate::layout::{Layout, Sizes};
+use crate::call::{Call, Source};
+use crate::element::{Element, with_float, with_integer};
+use crate::math::Real;
+use crate::simd::vectorized;
+use crate::walk::Walk;
 use half::{bf16, f16};
 use ir::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
+use program::layout::{Layout, Sizes};
 use rayon::prelude::*;
 
 /// A type of elements, and the type in which they combine.

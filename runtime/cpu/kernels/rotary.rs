@@ -2,11 +2,11 @@
 
 use super::PARALLEL;
 use super::copy::memory_order;
-use crate::cpu::call::{Call, rebased};
-use crate::cpu::element::with_float;
-use crate::cpu::math::Real;
-use crate::cpu::storage::{Float, Scratch};
-use crate::cpu::walk::Walk;
+use crate::call::{Call, rebased};
+use crate::element::with_float;
+use crate::math::Real;
+use crate::storage::{Float, Scratch};
+use crate::walk::Walk;
 use ir::ops::rotary::Rotary;
 use rayon::prelude::*;
 

@@ -2,10 +2,10 @@
 //! row, so the result does not depend on the number of threads.
 
 use super::indexing::{element_places, nd_rows};
-use crate::cpu::call::Call;
-use crate::cpu::element::{Element, with_float, with_integer, with_width};
-use crate::cpu::math::Real;
-use crate::cpu::storage::{Float, Scratch};
+use crate::call::Call;
+use crate::element::{Element, with_float, with_integer, with_width};
+use crate::math::Real;
+use crate::storage::{Float, Scratch};
 use ir::ops::elementwise::Binary;
 use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad, ScatterElements, ScatterKind, ScatterNd};
 use rayon::prelude::*;

@@ -1,12 +1,12 @@
 //! Concatenation and padding.
 
-use crate::cpu::call::Call;
-use crate::cpu::element::with_width;
-use crate::cpu::walk::Walk;
-use crate::layout::Layout;
+use crate::call::Call;
+use crate::element::with_width;
+use crate::walk::Walk;
 use bytemuck::Pod;
 use ir::Tensor;
 use ir::ops::shape::{Concat, Pad};
+use program::layout::Layout;
 use rayon::prelude::*;
 
 /// A dense tensor as `[outer, size, inner]` around one dim.

@@ -1,12 +1,12 @@
 //! Softmax, its logarithm and its gradient, row by row.
 
 use super::PARALLEL;
-use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
-use crate::cpu::math::Real;
-use crate::cpu::simd::{max, sum, vectorized};
-use crate::cpu::storage::{Float, Scratch};
-use crate::layout::Layout;
+use crate::call::Call;
+use crate::element::with_float;
+use crate::math::Real;
+use crate::simd::{max, sum, vectorized};
+use crate::storage::{Float, Scratch};
+use program::layout::Layout;
 use rayon::prelude::*;
 
 pub(super) fn softmax(dim: u32, mut call: Call) {

@@ -4,7 +4,7 @@ use super::batch::{Batch, parse_ranges, ranges};
 use super::rates::{Rate, Sizes, count, measure_one, measure_product, products};
 use super::samples::{Verdict, all, run};
 use super::{OfNumber, StandIn, Subject};
-use crate::cuda::gpu::Options;
+use crate::gpu::Options;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::{self, Write};

@@ -2,15 +2,15 @@
 
 use super::products::{Layer, Pass};
 use super::{Copies, Direction, Subject};
-use crate::cuda::device::Cuda;
-use crate::cuda::driver::Driver;
-use crate::cuda::lower::lower as lower_for_cuda;
-use crate::device::{Device, DeviceError, ProgramId};
-use crate::lower::{LowerOptions, Target, lower};
-use crate::program::Section;
+use crate::device::Cuda;
+use crate::driver::Driver;
+use crate::lower::lower as lower_for_cuda;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::{Builder, DType, Module, Op, Tensor, Type, random};
+use program::Section;
+use program::device::{Device, DeviceError, ProgramId};
+use program::lower::{LowerOptions, lower};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -250,7 +250,7 @@ impl<D: Driver> Runs<D> {
         for (index, result) in results.into_iter().enumerate() {
             module.add_output(format!("result.{index}"), result);
         }
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let options = LowerOptions::of(crate::TARGET);
         let lowered = lower(&module, &options).and_then(|program| lower_for_cuda(Arc::new(program)));
         let mut device = subject.as_trained(lowered.map_err(DeviceError::kernel)?)?;
         device.run(ProgramId(0), Section::Prepare)?;

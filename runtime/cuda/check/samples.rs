@@ -3,15 +3,15 @@
 
 use super::Subject;
 use super::search::{Fault, Report, Runner, check as search};
-use crate::check::{Difference, Microbatch, Unchecked, differences, unit};
-use crate::cuda::lower::lower as lower_for_cuda;
-use crate::cuda::program::{CudaProgram, Task};
-use crate::device::{Device, DeviceError};
-use crate::lower::{LowerOptions, Target, lower};
-use crate::program::Program;
+use crate::lower::lower as lower_for_cuda;
+use crate::program::{CudaProgram, Task};
 use ir::interp::Mode;
 use ir::ops::samples::{Sample, Through, partial, samples};
 use ir::{DType, Module, Op};
+use program::Program;
+use program::check::{Difference, Microbatch, Unchecked, differences, unit};
+use program::device::{Device, DeviceError};
+use program::lower::{LowerOptions, lower};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ pub(super) fn in_type(sample: &Sample, dtype: DType) -> Option<Sample> {
 }
 
 fn options(way: SampleVariant) -> LowerOptions<'static> {
-    LowerOptions { target: Target::Cuda, unfused: way.unfused, ..LowerOptions::default() }
+    LowerOptions { unfused: way.unfused, ..LowerOptions::of(crate::TARGET) }
 }
 
 /// Whether cuDNN runs a part of the sample. A sample that cannot be lowered fails when it is run.

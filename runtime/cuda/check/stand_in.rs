@@ -1,13 +1,13 @@
 //! The stand-in as a device to check, so that tests run the same code as the check of a GPU.
 
 use super::{Copies, Direction, Subject};
-use crate::cuda::device::Cuda;
-use crate::cuda::driver::{Driver, DriverError};
-use crate::cuda::gpu::Options;
-use crate::cuda::graphs::Pace;
-use crate::cuda::host::{Host, Order, Ptx};
-use crate::cuda::program::{CudaProgram, Kernel};
-use crate::device::DeviceError;
+use crate::device::Cuda;
+use crate::driver::{Driver, DriverError};
+use crate::gpu::Options;
+use crate::graphs::Pace;
+use crate::host::{Host, Order, Ptx};
+use crate::program::{CudaProgram, Kernel};
+use program::device::DeviceError;
 use std::time::{Duration, Instant};
 
 /// The stand-in, with a change of its kernels.

@@ -1,12 +1,8 @@
 //! Programs of one operator, with work that was counted by hand.
 
 use super::commands;
-use crate::cuda::lower::lower as lower_for_cuda;
-use crate::lower::{LowerOptions, lower};
-use crate::program::{Microbatches, Part};
-use crate::simulator::{Bound, CommandClass, Queue, SimulatedCommand, SimulatedStep};
-use crate::target::Target;
-use ir::machine::{Machine, Preset, Unit};
+use crate::lower::lower as lower_for_cuda;
+use ir::machine::{DeviceKind, Machine, Preset, Unit};
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
@@ -14,6 +10,10 @@ use ir::ops::experts::Experts;
 use ir::ops::indexing::Gather;
 use ir::ops::norm::LayerNorm;
 use ir::{Builder, DType, Module, Op, Type};
+use program::commands::{CommandClass, Queue};
+use program::lower::{LowerOptions, lower};
+use program::simulator::{Bound, SimulatedCommand, SimulatedStep};
+use program::{Microbatches, Part};
 use std::sync::Arc;
 
 /// Returns the commands of operators on operands of these types, on an H200.
@@ -31,8 +31,7 @@ fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<SimulatedC
         b.tables().add_output(format!("y{index}"), value);
     }
     b.finish();
-    let options =
-        LowerOptions { target: Target::Cuda, microbatches: Microbatches::One, ..LowerOptions::default() };
+    let options = LowerOptions { microbatches: Microbatches::One, ..LowerOptions::of(crate::TARGET) };
     let program = Arc::new(lower(&module, &options).expect("it lowers"));
     let cuda = lower_for_cuda(program).expect("it lowers for CUDA");
     let list = commands(&cuda, 1);
@@ -184,9 +183,9 @@ const IN_FILE: &str = r#"trainyard-ir 1
 fn copies_with_a_file_take_as_long_as_the_disk_and_updates_on_the_host_wait_for_them() {
     let module = ir::text::parse(IN_FILE).unwrap();
     let step = |preset: Preset| {
-        let target = Target::of(preset.device().kind);
-        let program = lower(&module, &LowerOptions { target, ..LowerOptions::default() }).unwrap();
-        let list = Target::commands(&Arc::new(program), 1).unwrap();
+        let target = if preset.device().kind == DeviceKind::Gpu { crate::TARGET } else { cpu::TARGET };
+        let program = lower(&module, &LowerOptions::of(target)).unwrap();
+        let list = target.commands(&Arc::new(program), 1).unwrap();
         let mut step = SimulatedStep::of(&list, &Machine::Node(preset.device()));
         std::mem::take(&mut step.parts[Part::Update as usize].commands)
     };

@@ -5,10 +5,10 @@
 //! memory part by part would take less room, but would add in another order each time.
 
 use super::{Function, Graph, InstructionTensor, Operation, Reduction, Tensor, TensorId, TensorStorage};
-use crate::layout::Layout;
-use crate::program::{Instruction, View};
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{DType, Op};
+use program::layout::Layout;
+use program::{Instruction, View};
 
 /// Returns the graph of attention or of its gradient, or the reason why there is none.
 pub(super) fn graph(op: &Op, instruction: &Instruction) -> Result<Graph, String> {

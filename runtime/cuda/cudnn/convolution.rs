@@ -1,10 +1,10 @@
 //! Builds cuDNN's graphs of convolutions. cuDNN has images of two or three dims, so an image of fewer dims gets dims of size 1.
 
 use super::{Convolution, Graph, InstructionTensor, Makes, Operation, Tensor, TensorStorage};
-use crate::layout::Layout;
-use crate::program::Instruction;
 use ir::Op;
 use ir::ops::conv::Windows;
+use program::Instruction;
+use program::layout::Layout;
 
 /// The fewest and the most dims of an image.
 const FEWEST: usize = 2;

@@ -1,8 +1,8 @@
 //! Lists the attention and the convolutions of a program that do not go to cuDNN even where it is installed.
 
 use super::Graph;
-use crate::program::{Instruction, Kernel, Program, Section};
 use ir::Op;
+use program::{Instruction, Kernel, Program, Section};
 use std::collections::BTreeMap;
 
 /// The work that goes to cuDNN where it is installed, in one line for the user.
@@ -46,12 +46,12 @@ fn kind(instruction: &Instruction) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::{LowerOptions, Target, lower};
+    use program::lower::{LowerOptions, lower};
 
     fn found(nodes: &str) -> Vec<Declined> {
         let text = format!("trainyard-ir 1\nmodule @m imported {{\n  func @forward({nodes}\n}}\n");
         let module = ir::text::parse(&text).unwrap_or_else(|error| panic!("{error}"));
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let options = LowerOptions::of(crate::TARGET);
         declined(&lower(&module, &options).unwrap_or_else(|error| panic!("{error}")))
     }
 

@@ -1,8 +1,8 @@
 //! Divides attention into shares that run one after the other. A share is a part of the batch, or, if that is not small enough, a
 //! part of the heads of one sample. A share needs only its part of the room besides the arena.
 
-use crate::program::{Instruction, Kernel, View};
 use ir::Op;
+use program::{Instruction, Kernel, View};
 
 /// Returns all numbers of equal shares into which an instruction may be divided, in ascending order.
 pub(crate) fn counts(instruction: &Instruction) -> Vec<usize> {

@@ -1,11 +1,11 @@
 //! Builds instructions for the tests of cuDNN.
 
-use crate::layout::Layout;
-use crate::program::{Instruction, Kernel, Region, View};
 use cranelift_entity::EntityRef;
 use ir::ops::Float;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{DType, NodeId, Op};
+use program::layout::Layout;
+use program::{Instruction, Kernel, Region, View};
 use smallvec::smallvec;
 
 /// Gives tensors consecutive places, each at a multiple of 256 bytes.

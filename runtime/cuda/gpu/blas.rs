@@ -3,10 +3,10 @@
 //! cuBLASLt stores matrices column after column. A matrix with contiguous rows is to it the transpose of such a matrix. So a result
 //! with contiguous rows is computed as its transpose: `outᵀ = rhsᵀ · lhsᵀ`, with the right side first.
 
-use crate::cuda::driver::{Address, DriverError, MultiplyPlaces};
-use crate::cuda::program::{Epilogue, Matrices, Multiply};
-use crate::program::Activation;
+use crate::driver::{Address, DriverError, MultiplyPlaces};
+use crate::program::{Epilogue, Matrices, Multiply};
 use ir::DType;
+use program::Activation;
 use serde::{Deserialize, Serialize};
 
 /// A call of cuBLASLt for a multiplication.

@@ -1,12 +1,12 @@
 //! Measures copies on a GPU that does nothing else, and the free memory of a GPU.
 
 use super::handles::{Context, Memory, Pinned, Queue, refused};
-use crate::cuda::check::{Copies, Direction};
-use crate::cuda::driver::{Address, DriverError};
+use crate::check::{Copies, Direction};
+use crate::driver::{Address, DriverError};
 use cudarc::driver::result;
 use std::time::{Duration, Instant};
 
-/// Returns the free bytes and all bytes of the GPU with this number. The driver must be open: see [`crate::cuda::probe`].
+/// Returns the free bytes and all bytes of the GPU with this number. The driver must be open: see [`crate::probe`].
 ///
 /// # Errors
 /// The GPU cannot be used.

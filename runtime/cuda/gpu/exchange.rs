@@ -5,7 +5,7 @@
 //! Each place has two such lanes that alternate, so that the next batch crosses while the device works on the present one.
 
 use super::handles::{Mark, Memory, Pinned, Queue, refused};
-use crate::cuda::driver::{Address, DriverError, Fetched};
+use crate::driver::{Address, DriverError, Fetched};
 use cudarc::driver::result;
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! CUDA graphs: the commands that queues were given during a capture, launched again at once.
 
 use super::handles::{Queue, refused};
-use crate::cuda::driver::DriverError;
+use crate::driver::DriverError;
 use cudarc::driver::{result, sys};
 
 /// A graph that can be launched.

@@ -2,7 +2,7 @@
 //!
 //! All calls are for the device whose context is current on the thread. The caller makes sure of that, also when a handle is dropped.
 
-use crate::cuda::driver::{Address, DriverError};
+use crate::driver::{Address, DriverError};
 use cudarc::driver::{result, sys};
 use std::ffi::{CString, c_void};
 use std::ptr;

@@ -1,7 +1,7 @@
 //! Memory of the host that a GPU reaches by itself for copies, and functions of the host in the GPU's streams.
 
 use super::handles::{Queue, refused};
-use crate::cuda::driver::{Address, CopyTask, DriverError, HostTask};
+use crate::driver::{Address, CopyTask, DriverError, HostTask};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::pin::Pin;

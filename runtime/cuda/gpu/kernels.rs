@@ -1,9 +1,9 @@
 //! The programs' kernels on the device. Each kernel is loaded once, however many programs have it.
 
 use super::handles::{Function, Module, Queue, refused};
-use crate::cuda::cubins::Cubins;
-use crate::cuda::driver::{DriverError, Loaded};
-use crate::cuda::program::{CudaProgram, Kernel, Launch};
+use crate::cubins::Cubins;
+use crate::driver::{DriverError, Loaded};
+use crate::program::{CudaProgram, Kernel, Launch};
 use cudarc::driver::result;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
 //! The links between the GPUs of one machine.
 
 use super::handles::refused;
-use crate::cuda::driver::DriverError;
+use crate::driver::DriverError;
 use cudarc::driver::{result, sys};
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ pub struct Link {
     pub performance_rank: i32,
 }
 
-/// Returns all links between this number of GPUs, in both directions. The driver must be open: see [`crate::cuda::probe`].
+/// Returns all links between this number of GPUs, in both directions. The driver must be open: see [`crate::probe`].
 ///
 /// # Errors
 /// The driver does not describe a link.

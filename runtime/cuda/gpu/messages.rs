@@ -6,7 +6,7 @@
 
 use super::handles::{Mark, Memory, Queue, refused};
 use super::nccl::Seat;
-use crate::cuda::driver::{Address, DriverError, MessageTask};
+use crate::driver::{Address, DriverError, MessageTask};
 use cudarc::driver::result;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -14,9 +14,9 @@ pub(super) use self::process::Lone;
 
 use self::library::{Communicator, Config, Functions, IN_PROGRESS, Status};
 use super::handles::{Context, Memory, Queue};
-use crate::cuda::driver::{Address, CollectiveTask, DriverError, MessageTask};
-use crate::cuda::libraries::Folders;
-use crate::cuda::nccl::calls::{self, Call, Element};
+use crate::driver::{Address, CollectiveTask, DriverError, MessageTask};
+use crate::libraries::Folders;
+use crate::nccl::calls::{self, Call, Element};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::ptr;

@@ -2,7 +2,7 @@
 
 use super::cudnn::AttentionBy;
 use super::matmul::Single;
-use crate::cuda::graphs::Pace;
+use crate::graphs::Pace;
 use std::env;
 use std::ffi::OsString;
 

@@ -4,9 +4,9 @@ use super::blas::Problem;
 use super::matmul::{self, Choices, Multiplier, Scratch};
 use super::reserve::KERNELS;
 use super::{Gpu, Options};
-use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::Folders;
-use crate::cuda::program::{CudaProgram, Multiply, Task};
+use crate::driver::DriverError;
+use crate::libraries::Folders;
+use crate::program::{CudaProgram, Multiply, Task};
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -149,7 +149,7 @@ fn multiplications(program: &CudaProgram) -> impl Iterator<Item = &Multiply> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::gpu::blas::{Columns, Finish};
+    use crate::gpu::blas::{Columns, Finish};
     use ir::DType;
 
     #[test]

@@ -7,19 +7,19 @@ use super::planning::Chosen;
 use super::ranks::enough;
 use super::splits::Split;
 use super::{Gpu, Options};
-use crate::comm::agreement::Agreement;
-use crate::cuda::device::Cuda;
-use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::Folders;
-use crate::cuda::nccl::sequence::{self, Sequence};
-use crate::cuda::probe;
-use crate::cuda::program::CudaProgram;
-use crate::cuda::ranks::own_programs;
-use crate::device::DeviceError;
-use crate::profile::Profile;
-use crate::program::{Program, StagePrograms};
-use crate::ranks::Ranks;
+use crate::device::Cuda;
+use crate::driver::DriverError;
+use crate::libraries::Folders;
+use crate::nccl::sequence::{self, Sequence};
+use crate::probe;
+use crate::program::CudaProgram;
+use crate::ranks::own_programs;
+use comm::agreement::Agreement;
 use ir::Mesh;
+use program::device::DeviceError;
+use program::profile::Profile;
+use program::{Program, StagePrograms};
+use ranks::Ranks;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -146,8 +146,8 @@ fn own_groups(splits: impl Iterator<Item = Split>, mesh: &Mesh, rank: u64) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::agreement::on_ranks;
-    use crate::lower::{LowerOptions, Target, lower};
+    use comm::agreement::on_ranks;
+    use program::lower::{LowerOptions, lower};
 
     #[test]
     fn all_ranks_split_their_groups_in_the_same_order() {
@@ -163,8 +163,8 @@ mod tests {
               output "c" = %5
             }"#;
         let module = ir::text::parse(text).unwrap();
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-        let program = crate::cuda::lower::lower(Arc::new(lower(&module, &options).unwrap())).unwrap();
+        let options = LowerOptions::of(crate::TARGET);
+        let program = crate::lower::lower(Arc::new(lower(&module, &options).unwrap())).unwrap();
         let mesh = program.program.mesh.clone();
         let groups = |rank| -> Vec<Vec<u64>> {
             let splits = [&program, &program].into_iter().flat_map(Split::all);

@@ -3,18 +3,18 @@
 use super::nccl::{Group, Team};
 use super::splits::Split;
 use super::{Gpu, Options, gpu};
-use crate::comm::local::Local;
-use crate::cuda::device::Cuda;
-use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::Folders;
-use crate::cuda::probe::{self, DeviceFacts};
-use crate::cuda::program::CudaProgram;
-use crate::cuda::ranks::{check, of_stages};
-use crate::device::{Device, DeviceError};
-use crate::profile::Profile;
-use crate::program::{Program, StagePrograms};
-use crate::ranks::Ranks;
-use crate::room;
+use crate::device::Cuda;
+use crate::driver::DriverError;
+use crate::libraries::Folders;
+use crate::probe::{self, DeviceFacts};
+use crate::program::CudaProgram;
+use crate::ranks::{check, of_stages};
+use comm::local::Local;
+use program::device::{Device, DeviceError};
+use program::profile::Profile;
+use program::room;
+use program::{Program, StagePrograms};
+use ranks::Ranks;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
@@ -167,7 +167,7 @@ fn groups(stages: &[Vec<CudaProgram>]) -> BTreeSet<Group> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::{LowerOptions, Target, lower};
+    use program::lower::{LowerOptions, lower};
 
     fn facts(name: &str) -> DeviceFacts {
         DeviceFacts { name: name.into(), capability: (9, 0), memory: 1 << 30, multiprocessors: 132 }
@@ -197,9 +197,9 @@ mod tests {
               output "c" = %5
             }"#;
         let module = ir::text::parse(text).unwrap();
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let options = LowerOptions::of(crate::TARGET);
         let program = Arc::new(lower(&module, &options).unwrap());
-        let groups = groups(&[vec![crate::cuda::lower::lower(program).unwrap()]]);
+        let groups = groups(&[vec![crate::lower::lower(program).unwrap()]]);
         let listed: Vec<Vec<u64>> = groups.into_iter().map(|group| group.ranks).collect();
         assert_eq!(listed, [vec![0, 2], vec![0, 2, 1, 3], vec![1, 3]]);
     }
@@ -215,7 +215,7 @@ mod tests {
               output "a" = %1
             }"#;
         let module = ir::text::parse(text).unwrap();
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let options = LowerOptions::of(crate::TARGET);
         let program = Arc::new(lower(&module, &options).unwrap());
         let error = gpus(vec![program.into()], Options::default(), None, None, &|_| {})
             .map(drop)

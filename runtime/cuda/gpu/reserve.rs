@@ -2,7 +2,7 @@
 
 use super::splits::Split;
 use super::{cudnn, matmul};
-use crate::cuda::program::{Collective, CudaProgram, Task};
+use crate::program::{Collective, CudaProgram, Task};
 use ir::ops::collective::Collective as Kind;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,15 +59,15 @@ fn peers(collective: &Collective, ranks: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::{LowerOptions, Target, lower};
+    use program::lower::{LowerOptions, lower};
     use std::sync::Arc;
 
     /// Returns the reserve beyond the bytes that every program has.
     fn beyond(text: &str) -> u64 {
         let module = ir::text::parse(&format!("trainyard-ir 1\n{text}")).unwrap();
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let options = LowerOptions::of(crate::TARGET);
         let program = Arc::new(lower(&module, &options).unwrap());
-        let cuda = crate::cuda::lower::lower(program).unwrap();
+        let cuda = crate::lower::lower(program).unwrap();
         // Programs of one device share the reserve.
         reserve(&[cuda.clone(), cuda]) - KERNELS - matmul::WORKSPACES
     }

@@ -1,9 +1,9 @@
 //! The groups in which ranks exchange. All ranks split them off in the same order, so a split has the same description on all of them.
 
 use super::nccl::Group;
-use crate::cuda::program::{CudaProgram, Task};
-use crate::program::Message;
+use crate::program::{CudaProgram, Task};
 use ir::{AxisId, Mesh};
+use program::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 

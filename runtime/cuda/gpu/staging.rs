@@ -1,7 +1,7 @@
 //! Copies between host and device through pinned memory: while one part is copied, the next is prepared.
 
 use super::handles::{Mark, Pinned, Queue, refused};
-use crate::cuda::driver::{Address, DriverError};
+use crate::driver::{Address, DriverError};
 use cudarc::driver::result;
 
 /// The bytes of a part: so many that the start of a copy takes no time in comparison.

@@ -1,7 +1,7 @@
 //! Moments on a GPU's streams, by the numbers under which they were stamped.
 
 use super::handles::{Mark, Queue};
-use crate::cuda::driver::DriverError;
+use crate::driver::DriverError;
 
 /// Marks that record the time.
 #[derive(Default)]

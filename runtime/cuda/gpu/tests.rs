@@ -1,7 +1,7 @@
 //! Tests of the driver that pass on machines with a GPU and without.
 
 use super::*;
-use crate::cuda::Pace;
+use crate::Pace;
 
 fn facts(name: &str) -> DeviceFacts {
     DeviceFacts { name: name.into(), capability: (9, 0), memory: 1 << 30, multiprocessors: 132 }

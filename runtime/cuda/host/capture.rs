@@ -1,8 +1,8 @@
 //! Records the commands of a capture, under CUDA's rules for captures: a capture that a device would refuse is refused here.
 
 use super::Queued;
-use crate::cuda::driver::DriverError;
-use crate::cuda::program::{Event, Stream};
+use crate::driver::DriverError;
+use crate::program::{Event, Stream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -113,11 +113,11 @@ impl Capture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::driver::{Address, Driver, MultiplyPlaces};
-    use crate::cuda::host::{Host, Order};
-    use crate::cuda::program::{Epilogue, Matrices, Multiply};
-    use crate::program::Region;
+    use crate::driver::{Address, Driver, MultiplyPlaces};
+    use crate::host::{Host, Order};
+    use crate::program::{Epilogue, Matrices, Multiply};
     use ir::DType;
+    use program::Region;
 
     /// An event of the main stream for which the other stream waits, so that it joins.
     const FORK: Event = Event(0);

@@ -3,8 +3,8 @@
 
 use super::fault::{self, Fault};
 use super::sectors::{Counts, Sectors};
-use crate::cuda::driver::DriverError;
-use crate::cuda::program::{File, Kernel};
+use crate::driver::DriverError;
+use crate::program::{File, Kernel};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
 use std::env;

@@ -2,10 +2,10 @@
 
 use super::compile::Libraries;
 use super::{Host, Order, State};
-use crate::comm::{CommError, Communicator, Exchanged};
-use crate::cuda::driver::{Address, CollectiveTask, DriverError, MessageTask};
-use crate::cuda::nccl::sequence;
-use crate::cuda::program::{Collective, Stream};
+use crate::driver::{Address, CollectiveTask, DriverError, MessageTask};
+use crate::nccl::sequence;
+use crate::program::{Collective, Stream};
+use comm::{CommError, Communicator, Exchanged};
 use ir::PartialKind;
 use ir::ops::collective::Collective as Kind;
 use std::sync::{Arc, Mutex, PoisonError};

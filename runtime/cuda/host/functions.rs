@@ -2,7 +2,7 @@
 //! other. So does the stand-in, on a thread of its own. A function that waits for another function, or for a lock of the thread that
 //! gives commands, would keep a GPU waiting for ever, and is an error here.
 
-use crate::cuda::driver::{DriverError, HostTask};
+use crate::driver::{DriverError, HostTask};
 use files::fault::{self, LentFault};
 use std::cell::OnceCell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -64,9 +64,9 @@ fn start() -> Sender<Given> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::driver::Driver;
-    use crate::cuda::host::{Host, Order};
-    use crate::cuda::program::Stream;
+    use crate::driver::Driver;
+    use crate::host::{Host, Order};
+    use crate::program::Stream;
     use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex};

@@ -7,8 +7,8 @@ use super::checked::{Declared, DeclaredTensor, WatchedBytes};
 use super::fault::Fault;
 use super::pages::Pages;
 use super::{Queued, State};
-use crate::cuda::driver::{Address, DriverError, MultiplyPlaces};
-use crate::cuda::program::{Argument, Launch};
+use crate::driver::{Address, DriverError, MultiplyPlaces};
+use crate::program::{Argument, Launch};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Memory of the host that was lent to the stand-in. It is apart from the stand-in's own memory: only copies reach both.
 
 use super::State;
-use crate::cuda::driver::{Address, CopyTask, DriverError};
+use crate::driver::{Address, CopyTask, DriverError};
 use std::ops::Range;
 use std::ptr;
 

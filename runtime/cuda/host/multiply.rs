@@ -1,12 +1,12 @@
 //! Multiplications by cuBLASLt, on the processor. Sums are in f32, or in f64 for matrices of f64.
 
-use crate::cpu::{product_f32, product_f64};
-use crate::cuda::driver::DriverError;
-use crate::cuda::program::{Matrices, Multiply};
-use crate::program::Activation;
+use crate::driver::DriverError;
+use crate::program::{Matrices, Multiply};
+use cpu::{product_f32, product_f64};
 use half::{bf16, f16};
 use ir::DType;
 use ir::ops::elementwise::{Binary, Unary};
+use program::Activation;
 use std::ops::Range;
 
 /// The memory of a multiplication: slices that begin at its matrices and vectors.

@@ -1,6 +1,6 @@
 //! Memory between pages that may not be touched: an access outside of it is a fault.
 
-use crate::cuda::driver::{Address, DriverError};
+use crate::driver::{Address, DriverError};
 use std::io;
 use std::ptr;
 

@@ -23,9 +23,9 @@ mod types;
 mod warp;
 
 use super::guarded::Guards;
-use crate::cuda::libraries::Folders;
-use crate::cuda::nvrtc::{Nvrtc, NvrtcError};
-use crate::cuda::program::Kernel;
+use crate::libraries::Folders;
+use crate::nvrtc::{Nvrtc, NvrtcError};
+use crate::program::Kernel;
 use agreement::{Difference, Outcome, pointed_to};
 pub use agreement::{Row, Table, family};
 use instruction::Code;
@@ -118,7 +118,7 @@ impl Ptx {
 
     /// Returns the instructions of a kernel.
     fn code(&self, kernel: &Kernel) -> Result<Arc<Code>, String> {
-        let source = crate::cuda::nvrtc::source(kernel);
+        let source = crate::nvrtc::source(kernel);
         if let Some(code) = locked(&self.0.codes).get(&source) {
             return Ok(code.clone());
         }

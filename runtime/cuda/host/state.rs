@@ -1,8 +1,8 @@
 //! The queues and the memory of the stand-in: the command that comes next, and the bytes at an address.
 
 use super::{Queued, State};
-use crate::cuda::driver::{Address, DriverError};
-use crate::cuda::program::Stream;
+use crate::driver::{Address, DriverError};
+use crate::program::Stream;
 
 impl State {
     /// Returns the next command of a stream, unless it waits for an event.

@@ -1,10 +1,10 @@
 //! Tests that calls which a GPU cannot carry out return errors, and do not panic.
 
 use super::*;
-use crate::cuda::lower::lower;
-use crate::cuda::program::Task;
-use crate::lower::{LowerOptions, Target};
-use crate::program::{Program, Section};
+use crate::lower::lower;
+use crate::program::Task;
+use program::lower::LowerOptions;
+use program::{Program, Section};
 
 /// Returns a program of a convolution and a product.
 fn program() -> Arc<Program> {
@@ -18,8 +18,8 @@ fn program() -> Arc<Program> {
           output "z" = %5
         }"#;
     let module = ir::text::parse(text).unwrap();
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    Arc::new(crate::lower::lower(&module, &options).unwrap())
+    let options = LowerOptions::of(crate::TARGET);
+    Arc::new(program::lower::lower(&module, &options).unwrap())
 }
 
 /// Returns the streams that take a call, and the refusals of the others.

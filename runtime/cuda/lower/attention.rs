@@ -4,10 +4,10 @@ mod matrices;
 
 use super::source::{ATTENTION, ATTENTION_GRAD, KernelDraft, address, computed, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::layout::Layout;
-use crate::program::{Instruction, View};
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{DType, Diagnostic, Op, Type};
+use program::layout::Layout;
+use program::{Instruction, View};
 
 pub(super) fn attention(op: &Attention, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let call = Call::of(&instruction.operands, instruction, op.scale.get(), op.causal);

@@ -2,10 +2,10 @@
 
 use super::source::{BATCH_NORM, BLOCK, KernelDraft, address, computed, index_type, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::layout::Layout;
-use crate::program::{Instruction, View};
 use ir::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics};
 use ir::{DType, Diagnostic, Op};
+use program::layout::Layout;
+use program::{Instruction, View};
 
 pub(super) fn statistics(
     _: &BatchStatistics,

@@ -2,9 +2,9 @@
 //! and a file.
 
 use super::Step;
-use crate::cuda::program::{MemoryCopy, Start};
-use crate::program::{Instruction, Kernel, Region, View};
+use crate::program::{MemoryCopy, Start};
 use ir::{Diagnostic, Op};
+use program::{Instruction, Kernel, Region, View};
 
 /// Returns the step of an instruction that touches memory of the host, or a file. `None` if it touches only the device.
 ///

@@ -3,11 +3,11 @@
 //! Each step rounds an f16 or bf16 result as if it were stored, so fusion changes no number.
 
 use super::source::{ELEMENTWISE, KernelDraft, computed, index_type, is_aligned, stored};
-use crate::cuda::program::Argument;
-use crate::layout::Sizes;
-use crate::program::{Chain, ChainSource, ChainStep, Instruction, View};
+use crate::program::Argument;
 use ir::ops::elementwise::{Binary, Bitwise, Compare, Logical, Unary};
 use ir::{DType, Op};
+use program::layout::Sizes;
+use program::{Chain, ChainSource, ChainStep, Instruction, View};
 use smallvec::SmallVec;
 
 /// Returns the kernel of a chain.

@@ -7,10 +7,10 @@ use super::copy::moved;
 use super::shape::copied;
 use super::source::{KernelDraft, address};
 use super::{Step, Unplaced, missing};
-use crate::cuda::program::{Argument, ByRank, Collective, Cut, Pieces, Start};
-use crate::layout::Layout;
-use crate::program::{Exchange, Instruction, LocalPart, Moved, View};
+use crate::program::{Argument, ByRank, Collective, Cut, Pieces, Start};
 use ir::{DType, Diagnostic};
+use program::layout::Layout;
+use program::{Exchange, Instruction, LocalPart, Moved, View};
 use smallvec::SmallVec;
 
 /// Returns a copy of the rank's part of a tensor that every rank has. The part begins at another place on each rank.
@@ -130,7 +130,7 @@ fn by_piece(layout: &Layout, dim: usize, pieces: usize) -> Layout {
 }
 
 /// Returns the f32 numbers of scratch that the kernels take.
-pub(in crate::cuda) fn scratch(exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+pub(crate) fn scratch(exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize {
     let lie = operands.iter().zip(results).map(|(from, to)| (from.dtype, [&from.layout, &to.layout]));
     ways(exchange, lie).1.div_ceil(4) as usize
 }

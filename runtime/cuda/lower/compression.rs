@@ -2,9 +2,9 @@
 
 use super::source::{COMPRESSION, KernelDraft, address};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::program::Instruction;
 use ir::ops::compression::Orthogonalize;
 use ir::{Diagnostic, Op};
+use program::Instruction;
 
 /// The threads of a block, which has one matrix: a column has few rows for each thread, and every dot product waits for all threads.
 const THREADS: u32 = 512;

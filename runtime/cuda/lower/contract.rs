@@ -4,12 +4,12 @@ mod unfused;
 
 use super::source::{BLOCK, CONTRACT, KernelDraft, address, computed, is_aligned, layout};
 use super::{Libraries, Multiprocessors, Step, Unplaced};
-use crate::contraction::{Batches, ContractionPlan, shifted};
-use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
-use crate::layout::Layout;
-use crate::program::{FusedContract, Instruction, View};
+use crate::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use ir::ops::contract::Contract;
 use ir::{DType, Diagnostic, Op};
+use program::contraction::{Batches, ContractionPlan, shifted};
+use program::layout::Layout;
+use program::{FusedContract, Instruction, View};
 
 /// The most multiplications that a contraction may become. More would take longer to start than one kernel takes to run.
 const MOST: usize = 16;

@@ -4,9 +4,9 @@
 //! these move in packs of up to 16 bytes. If another dim has the source's neighbours, tiles go through shared memory.
 
 use super::source::{COPY, KernelDraft, address, index_type, layout, word};
-use crate::cuda::program::{Argument, Cut};
-use crate::layout::Layout;
-use crate::program::{Instruction, View};
+use crate::program::{Argument, Cut};
+use program::layout::Layout;
+use program::{Instruction, View};
 use smallvec::SmallVec;
 
 /// The most bytes that a thread reads or writes at once.

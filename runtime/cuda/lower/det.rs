@@ -2,10 +2,10 @@
 
 use super::source::{BLOCK, DET, KernelDraft, address};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::layout::Layout;
-use crate::program::Instruction;
 use ir::ops::det::Det;
 use ir::{Diagnostic, Op};
+use program::Instruction;
+use program::layout::Layout;
 
 /// The most rows of a matrix that registers hold, and that shared memory holds.
 const IN_REGISTERS: usize = 5;

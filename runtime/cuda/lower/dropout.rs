@@ -2,13 +2,13 @@
 
 use super::Step;
 use super::source::{DROPOUT, KernelDraft, computed, index_type, is_aligned, layout};
-use crate::cuda::program::{Argument, ByRank, Cut};
-use crate::layout::Layout;
-use crate::program::{Instruction, View};
+use crate::program::{Argument, ByRank, Cut};
 use ir::ops::draws::{Along, Draws, Positions};
 use ir::ops::dropout::Dropout;
 use ir::ops::random::RandomUniform;
 use ir::{Diagnostic, Span, Type};
+use program::layout::Layout;
+use program::{Instruction, View};
 
 pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([x, numbers], [y]) = (&instruction.operands[..], &instruction.results[..]) else {

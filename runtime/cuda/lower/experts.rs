@@ -2,10 +2,10 @@
 
 use super::source::{BLOCK, EXPERTS, EXPERTS_MMA, KernelDraft, address, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::cuda::program::Argument;
-use crate::program::{Instruction, View};
+use crate::program::Argument;
 use ir::ops::experts::{Experts, ExpertsGrad};
 use ir::{DType, Diagnostic, Op, Type};
+use program::{Instruction, View};
 
 /// The columns of a block's tile, as in the kernels.
 const COLUMNS: usize = 128;

@@ -5,9 +5,9 @@
 
 use super::source::{HALT, KernelDraft};
 use super::{Draft, Step};
-use crate::cuda::program::{Argument, Place};
-use crate::program::{Instruction, OutputSlot, Program, Section};
+use crate::program::{Argument, Place};
 use ir::{Scalar, ScalarPart, StepOutput};
+use program::{Instruction, OutputSlot, Program, Section};
 use smallvec::{SmallVec, smallvec};
 
 /// Whether an output can end a run: with a number that is not finite, or with a bool that is true. A program that skips steps checks

@@ -3,11 +3,11 @@
 use super::Step;
 use super::scatter;
 use super::source::{INDEXING, KernelDraft, address, index_type, is_aligned, word};
-use crate::cuda::program::{Argument, ByRank, Cut};
-use crate::program::{Instruction, View};
+use crate::program::{Argument, ByRank, Cut};
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad};
 use ir::{Diagnostic, Type};
+use program::{Instruction, View};
 use smallvec::SmallVec;
 
 /// The rows of the data that indices select.

@@ -3,13 +3,13 @@
 use super::{
     attention, batch_norm, compression, contract, det, experts, loss, norm, pool, reduce, scatter, shape,
 };
-use crate::convolution;
-use crate::kernel_contract::{KernelContract, WritableStrides};
 use ir::Op;
 use ir::ops::reduce::ReduceKind;
+use program::convolution;
+use program::kernel_contract::{KernelContract, WritableStrides};
 
 /// Returns the contract of the kernel that runs an operator with this number of operands.
-pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
+pub(crate) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
     use KernelContract as Kernel;
     use WritableStrides::{Any, Rows};
     match op {

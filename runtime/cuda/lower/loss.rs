@@ -3,10 +3,10 @@
 use super::indexing::span;
 use super::source::{KernelDraft, LOSS, address, is_aligned, stored};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::cuda::program::Argument;
-use crate::program::{Instruction, View};
+use crate::program::Argument;
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use ir::{Diagnostic, Op};
+use program::{Instruction, View};
 
 /// Logits as rows of classes, and the threads that share a row.
 struct Rows {

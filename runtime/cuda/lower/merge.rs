@@ -8,8 +8,8 @@
 use super::order::conflict;
 use super::source::KernelDraft;
 use super::{Draft, Step};
-use crate::cuda::program::{Argument, Place};
-use crate::program::{Instruction, Program, Section};
+use crate::program::{Argument, Place};
+use program::{Instruction, Program, Section};
 
 /// Returns the drafts with fewer launches.
 pub(super) fn merged(

@@ -7,9 +7,9 @@ use super::reduce::{Axes, ReductionPlan, sums, words};
 use super::rows::{Along, RegisterBudget, unplaced};
 use super::source::{KernelDraft, NORM, REDUCE, address, computed, stored};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::program::Instruction;
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use ir::{Diagnostic, Op};
+use program::Instruction;
 
 pub(super) fn layer_norm(
     op: &LayerNorm,

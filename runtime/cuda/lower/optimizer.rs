@@ -2,11 +2,11 @@
 
 use super::source::{BLOCK, KernelDraft, OPTIMIZER, OPTIMIZER_8BIT, index_type, is_aligned, layout, stored};
 use super::{Multiprocessors, Step};
-use crate::program::{Instruction, View};
 use ir::Diagnostic;
 use ir::Dim;
 use ir::ops::optimizer::quantization::Blocks;
 use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
+use program::{Instruction, View};
 
 /// The most packs of neighbours that a thread updates, one after the other. A thread has several only if there are more packs than
 /// threads fill the device.

@@ -3,8 +3,8 @@
 //! A command must run after all earlier commands that touch the same memory, if either of the two writes. Its own stream keeps that
 //! order. For a command of another stream it waits for an event, unless an earlier wait covers it.
 
-use crate::cuda::program::{Command, CudaProgram, Event, Place, Stream, Task};
-use crate::program::{Kernel, Part, Program, Region, Section};
+use crate::program::{Command, CudaProgram, Event, Place, Stream, Task};
+use program::{Kernel, Part, Program, Region, Section};
 use std::collections::BTreeSet;
 
 /// Chooses the streams and sets the events. A section begins when all streams have ended the section before. Without a side stream, its

@@ -2,8 +2,8 @@
 
 use super::Step;
 use super::source::{KernelDraft, PACKING};
-use crate::program::{Instruction, View};
 use ir::Diagnostic;
+use program::{Instruction, View};
 
 pub(super) fn pack(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let (bools, bytes) = (&instruction.operands[0], &instruction.results[0]);

@@ -2,12 +2,12 @@
 
 use super::source::{KernelDraft, POOL, address, stored};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::program::{Instruction, View};
 use ir::ops::pool::{
     AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, Window,
     Windows,
 };
 use ir::{Diagnostic, Op};
+use program::{Instruction, View};
 
 pub(super) fn avg_pool(op: &AvgPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let (x, y) = (&instruction.operands[0], &instruction.results[0]);

@@ -2,9 +2,9 @@
 
 use super::Step;
 use super::source::{KernelDraft, RANKING};
-use crate::program::Instruction;
 use ir::Diagnostic;
 use ir::ops::ranking::TopK;
+use program::Instruction;
 
 /// Lanes of a warp.
 const WARP: usize = 32;

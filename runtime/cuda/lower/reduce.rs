@@ -4,10 +4,10 @@
 use super::rows::width;
 use super::source::{KernelDraft, REDUCE, address, layout, stored};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::layout::Layout;
-use crate::program::Instruction;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{DType, Op};
+use program::Instruction;
+use program::layout::Layout;
 
 /// Threads of a block.
 const THREADS: usize = 256;

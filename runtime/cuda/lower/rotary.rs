@@ -2,10 +2,10 @@
 
 use super::Step;
 use super::source::{KernelDraft, ROTARY, index_type, is_aligned, layout};
-use crate::layout::{Layout, Sizes};
-use crate::program::{Instruction, View};
 use ir::Diagnostic;
 use ir::ops::rotary::Rotary;
+use program::layout::{Layout, Sizes};
+use program::{Instruction, View};
 
 pub(super) fn rotary(op: &Rotary, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([x, cos, sin], [out]) = (&instruction.operands[..], &instruction.results[..]) else {

@@ -1,8 +1,8 @@
 //! The division of rows among the threads of a kernel: the shapes of `kernels/rows.cuh`.
 
 use super::{Multiprocessors, Unplaced};
-use crate::program::View;
 use ir::DType;
+use program::View;
 
 /// The part of a row that a kernel may hold in registers.
 #[derive(Clone, Copy)]

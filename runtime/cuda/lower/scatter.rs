@@ -7,10 +7,10 @@ use super::copy::{copy, moved};
 use super::indexing::{IndexedRows, neighbours, sizes};
 use super::source::{INDEXING, KernelDraft, SCATTER, address, computed, index_type, word};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::cuda::program::{Argument, Place};
-use crate::program::{Instruction, View};
+use crate::program::{Argument, Place};
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
 use ir::{DType, Diagnostic, Op, Type};
+use program::{Instruction, View};
 
 /// Keys that a thread sorts, and the most threads of a block that sorts.
 const EACH: usize = 4;

@@ -5,12 +5,12 @@ use super::source::{
     BLOCK, KernelDraft, SHAPE, address, computed, index_type, is_aligned, layout, stored, word,
 };
 use super::{Multiprocessors, Step, Unplaced};
-use crate::cuda::program::Argument;
-use crate::layout::{Layout, Sizes};
-use crate::program::{Instruction, View};
+use crate::program::Argument;
 use ir::ops::reduce::CumulativeSum;
 use ir::ops::shape::{Concat, Pad};
 use ir::{DType, Diagnostic, Op, Tensor};
+use program::layout::{Layout, Sizes};
+use program::{Instruction, View};
 
 /// Returns a copy for each operand.
 pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {

@@ -3,9 +3,9 @@
 use super::rows::{RegisterBudget, Shape, unplaced};
 use super::source::{KernelDraft, SOFTMAX, computed};
 use super::{Multiprocessors, Step};
-use crate::program::Instruction;
 use ir::Diagnostic;
 use ir::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
+use program::Instruction;
 
 pub(super) fn softmax(
     op: &Softmax,

@@ -1,10 +1,10 @@
 //! Writes kernels: the names of types and layouts in CUDA C++, and the function around a body.
 
-use crate::cuda::limits;
-use crate::cuda::program::{Argument, File, Kernel, Launch, Start};
-use crate::layout::Layout;
-use crate::program::{Instruction, View};
+use crate::limits;
+use crate::program::{Argument, File, Kernel, Launch, Start};
 use ir::{DType, Diagnostic};
+use program::layout::Layout;
+use program::{Instruction, View};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

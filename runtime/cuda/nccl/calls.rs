@@ -1,13 +1,13 @@
 //! A collective as calls of NCCL, without a GPU.
 
-use crate::cuda::driver::{Address, CollectiveTask, DriverError};
+use crate::driver::{Address, CollectiveTask, DriverError};
 use ir::ops::collective::Collective as Kind;
 use ir::{DType, PartialKind};
 use std::fmt;
 
 /// NCCL's numbers of element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cuda) enum Element {
+pub(crate) enum Element {
     I8 = 0,
     U8 = 1,
     I32 = 2,
@@ -22,7 +22,7 @@ pub(in crate::cuda) enum Element {
 
 /// NCCL's numbers of reductions. Its maximum and its minimum ignore NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cuda) enum Operation {
+pub(crate) enum Operation {
     Sum = 0,
     Max = 2,
     Min = 3,
@@ -30,7 +30,7 @@ pub(in crate::cuda) enum Operation {
 
 /// A call. All calls of a collective go together. Counts are of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::cuda) enum Call {
+pub(crate) enum Call {
     AllReduce {
         from: Address,
         to: Address,
@@ -106,7 +106,7 @@ impl fmt::Display for Call {
 ///
 /// # Errors
 /// NCCL does not reduce the type.
-pub(in crate::cuda) fn of(task: &CollectiveTask) -> Result<Vec<Call>, DriverError> {
+pub(crate) fn of(task: &CollectiveTask) -> Result<Vec<Call>, DriverError> {
     let CollectiveTask { collective, group, places } = *task;
     let mut calls = vec![];
     for (pieces, &[from, to]) in collective.tensors.iter().zip(places) {
@@ -168,8 +168,8 @@ fn operation(kind: PartialKind) -> Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::program::{Collective, Pieces, Start};
-    use crate::program::Region;
+    use crate::program::{Collective, Pieces, Start};
+    use program::Region;
     use smallvec::SmallVec;
 
     fn calls(kind: Kind, reduced: Option<PartialKind>, dtype: DType) -> Result<Vec<Call>, DriverError> {

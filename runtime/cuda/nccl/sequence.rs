@@ -2,12 +2,12 @@
 //! up bytes, and reports nothing. So ranks compare their sequences before the first call.
 
 use super::calls;
-use crate::comm::agreement::Agreement;
-use crate::cuda::driver::{Address, CollectiveTask, DriverError};
-use crate::cuda::program::{Collective, CudaProgram, PlacedMessage, Stream, Task};
-use crate::device::DeviceError;
-use crate::program::{Message, Part};
+use crate::driver::{Address, CollectiveTask, DriverError};
+use crate::program::{Collective, CudaProgram, PlacedMessage, Stream, Task};
+use comm::agreement::Agreement;
 use ir::Diagnostic;
+use program::device::DeviceError;
+use program::{Message, Part};
 use std::fmt::Write as _;
 use twox_hash::XxHash3_64;
 
@@ -112,9 +112,9 @@ pub(crate) fn agree(agreement: &Agreement, own: &Sequence, devices: u64) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::agreement::on_ranks;
-    use crate::cuda::lower::lower;
-    use crate::lower::{LowerOptions, Target, lower as lower_module};
+    use crate::lower::lower;
+    use comm::agreement::on_ranks;
+    use program::lower::{LowerOptions, lower as lower_module};
     use std::sync::Arc;
 
     /// Returns a program that gathers a tensor over `tp`, and sums the gradient of a weight over `dp`.
@@ -134,7 +134,7 @@ mod tests {
               update @w = %8
             }"#;
         let module = ir::text::parse(text).unwrap();
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let options = LowerOptions::of(crate::TARGET);
         lower(Arc::new(lower_module(&module, &options).unwrap())).unwrap()
     }
 

@@ -1,6 +1,6 @@
 //! NVRTC's functions and programs.
 
-use crate::cuda::symbols::{Symbols, function};
+use crate::symbols::{Symbols, function};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
@@ -161,8 +161,8 @@ impl Drop for Compilation<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::libraries::Library;
-    use crate::cuda::symbols::testing::Exported;
+    use crate::libraries::Library;
+    use crate::symbols::testing::Exported;
 
     #[test]
     fn the_pinned_wheel_exports_every_function() {

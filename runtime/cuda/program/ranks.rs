@@ -64,7 +64,7 @@ pub struct Collective {
 
 impl Collective {
     /// Whether the tensors of both collectives can travel together.
-    pub(in crate::cuda) fn is_like(&self, other: &Self) -> bool {
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
         (self.kind, &self.axes, self.reduced) == (other.kind, &other.axes, other.reduced)
     }
 }

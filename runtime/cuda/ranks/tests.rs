@@ -2,14 +2,14 @@
 //! wrong, and the results show it. The tests need a C++ compiler.
 
 use super::{lowered, on_stand_ins, stand_in};
-use crate::calls::CallClock;
-use crate::comm::disturbed::Disturbed;
-use crate::comm::{CommError, Communicator};
-use crate::cuda::host::Order;
-use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
-use crate::device::{DeviceError, ProgramId, StepOutputs};
-use crate::lower::{LowerOptions, Target, lower};
-use crate::program::{Program, Section};
+use crate::host::Order;
+use crate::program::{Argument, CudaProgram, Stream, Task};
+use comm::disturbed::Disturbed;
+use comm::{CommError, Communicator};
+use program::calls::CallClock;
+use program::device::{DeviceError, ProgramId, StepOutputs};
+use program::lower::{LowerOptions, lower};
+use program::{Program, Section};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn program(ranks: usize) -> Arc<Program> {
           update @w = %7
         }"#;
     let module = ir::text::parse(&text.replace("RANKS", &ranks.to_string())).unwrap();
-    Arc::new(lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap())
+    Arc::new(lower(&module, &LowerOptions::of(crate::TARGET)).unwrap())
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn split() -> Arc<Program> {
           output "columns" = %5
         }"#;
     let module = ir::text::parse(text).unwrap();
-    Arc::new(lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap())
+    Arc::new(lower(&module, &LowerOptions::of(crate::TARGET)).unwrap())
 }
 
 /// Runs `split` after a change of each rank's programs.

@@ -1,18 +1,18 @@
 //! Lists of the names that pinned wheels export. They stand in for the libraries, which are too large for every test run.
 
 use super::{Symbols, missing};
-use crate::cuda::libraries::{self, Folders, Library};
+use crate::libraries::{self, Folders, Library};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 
 /// The names that the library of a pinned wheel exports.
-pub(in crate::cuda) struct Exported {
+pub(crate) struct Exported {
     names: BTreeSet<&'static str>,
 }
 
 impl Exported {
     /// Reads the list of a library, which `symbols/list.py` wrote.
-    pub(in crate::cuda) fn of(library: Library) -> Self {
+    pub(crate) fn of(library: Library) -> Self {
         let list = match library {
             Library::Driver => "",
             Library::Nvrtc => include_str!("nvrtc.txt"),

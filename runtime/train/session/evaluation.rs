@@ -5,8 +5,8 @@ use super::super::error::TrainError;
 use super::super::outputs::lacks;
 use super::{Session, samples};
 use data::Batch;
-use runtime::device::{DeviceError, Later, ProgramId};
-use runtime::program::{Section, Turn};
+use program::device::{DeviceError, Later, ProgramId};
+use program::{Section, Turn};
 
 /// A microbatch that is being evaluated.
 pub(crate) struct Evaluating {

@@ -1,8 +1,8 @@
 //! Tests the number of instructions of an update that run before the norm of the gradients is read.
 
 use super::*;
-use runtime::lower::{LowerOptions, lower};
-use runtime::program::Kernel;
+use program::Kernel;
+use program::lower::{LowerOptions, lower};
 
 /// Returns a program with a counter that is read after its next value is made, like dropout's, and a gradient that is reduced while
 /// backward goes on.
@@ -32,7 +32,7 @@ fn program() -> Program {
           update @w = %17
           update @seen = %4
         }"#;
-    lower(&ir::text::parse(text).unwrap(), &LowerOptions::default()).unwrap()
+    lower(&ir::text::parse(text).unwrap(), &LowerOptions::of(cpu::TARGET)).unwrap()
 }
 
 #[test]

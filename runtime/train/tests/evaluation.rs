@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::evaluate::evaluate;
-use runtime::cpu::Cpu;
-use runtime::device::{DeviceError, Later, NonFinite};
-use runtime::program::{Program, Section};
-use runtime::ranks::Rank;
+use cpu::Cpu;
+use program::device::{DeviceError, Later, NonFinite};
+use program::{Program, Section};
+use ranks::Rank;
 use std::borrow::Cow;
 use std::ops::Range;
 

@@ -3,9 +3,9 @@
 use super::*;
 use crate::Cause;
 use checkpoint::CheckpointError;
+use cpu::Cpu;
 use files::fault::{Fault, inject};
-use runtime::cpu::Cpu;
-use runtime::ranks::Rank;
+use ranks::Rank;
 
 /// The rate in the first three steps.
 const RATE: &str = "value = 0.05}";
@@ -305,7 +305,7 @@ fn an_evaluation_of_other_weights_than_the_trained_ones_is_refused() {
     let run = setup();
     let forward = run.module(include_str!("bigram.forward.ir"), &[("head.bias", "a.bias")]);
     let programs = [run.train_module(), forward]
-        .map(|module| Arc::new(lower(&module, &LowerOptions::default()).unwrap()));
+        .map(|module| Arc::new(lower(&module, &LowerOptions::of(cpu::TARGET)).unwrap()));
     let mut device = Cpu::new(programs.to_vec(), Some(1)).unwrap();
     let rank = Rank::alone(&mut device);
     let error = Session::new(rank, ProgramId(0), Some(ProgramId(1))).err().unwrap().to_string();

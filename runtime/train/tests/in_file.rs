@@ -4,7 +4,7 @@ use super::on_gpu::{Gpu, SOUND};
 use super::*;
 use crate::Cause;
 use files::fault::{Fault, count, inject};
-use runtime::device::DeviceError;
+use program::device::DeviceError;
 use std::fs;
 
 /// The same model as [`setup`]'s.

@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::Cause;
-use runtime::cuda::Pace;
-use runtime::cuda::device::Cuda;
-use runtime::cuda::host::{Host, Order};
-use runtime::cuda::lower::lower as to_commands;
-use runtime::cuda::program::{Argument, CudaProgram, Stream, Task};
-use runtime::cuda::ranks::on_stand_ins;
-use runtime::device::DeviceError;
-use runtime::program::{Program, Section};
+use cuda::Pace;
+use cuda::device::Cuda;
+use cuda::host::{Host, Order};
+use cuda::lower::lower as to_commands;
+use cuda::program::{Argument, CudaProgram, Stream, Task};
+use cuda::ranks::on_stand_ins;
+use program::device::DeviceError;
+use program::{Program, Section};
 
 /// A stand-in of a GPU, and its faults.
 #[derive(Clone, Copy)]
@@ -288,7 +288,7 @@ fn a_capture_that_is_refused_is_told_with_how_to_do_without() {
 #[test]
 fn programs_that_do_not_fit_are_refused_before_anything_is_made_ready() {
     let module = setup().train_module();
-    let program = lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap();
+    let program = lower(&module, &LowerOptions::of(cuda::TARGET)).unwrap();
     let memory = program.memory;
     let cuda = to_commands(Arc::new(program)).unwrap();
     let error = Cuda::with(Host::new(Order::default()).holding(50_000), vec![cuda]).err().unwrap();

@@ -2,16 +2,16 @@
 
 use super::*;
 use crate::evaluate::evaluate;
-use runtime::cpu::Cpu;
-use runtime::ranks::Rank;
+use cpu::Cpu;
+use ranks::Rank;
 
 /// Returns the eval loss of 11 samples in batches of four. The last batch is filled up, or has a program for three samples.
 fn eval_loss(gpu: Option<on_gpu::Gpu>, fills: bool) -> f64 {
     let run = Setup { gpu, ..setup() };
     let module = run.train_module();
     let lowered = |module: &Module, states_of| {
-        let target = if gpu.is_some() { Target::Cuda } else { Target::Cpu };
-        Arc::new(lower(module, &LowerOptions { target, states_of, ..LowerOptions::default() }).unwrap())
+        let target = if gpu.is_some() { cuda::TARGET } else { cpu::TARGET };
+        Arc::new(lower(module, &LowerOptions { states_of, ..LowerOptions::of(target) }).unwrap())
     };
     let forward = |edits: &[(&str, &str)]| run.module(include_str!("bigram.forward.ir"), edits);
     let train = lowered(&module, None);

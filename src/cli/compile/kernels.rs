@@ -6,15 +6,15 @@ use crate::cli::resuming::Continued;
 use crate::config::DeviceChoice;
 use crate::failure::Failure;
 use crate::hardware::Chosen;
+use cuda::cache::{Cache, FOLDER};
+use cuda::cubins::Cubins;
+use cuda::libraries::Folders;
+use cuda::lower::lower;
+use cuda::nvrtc::Nvrtc;
+use cuda::program::{CudaProgram, Kernel};
 use ir::Diagnostic;
 use ir::machine::Preset;
-use runtime::cuda::cache::{Cache, FOLDER};
-use runtime::cuda::cubins::Cubins;
-use runtime::cuda::libraries::Folders;
-use runtime::cuda::lower::lower;
-use runtime::cuda::nvrtc::Nvrtc;
-use runtime::cuda::program::{CudaProgram, Kernel};
-use runtime::target::{Multiprocessors, Target};
+use program::Multiprocessors;
 use std::str::FromStr;
 
 /// A GPU whose kernels can be compiled.
@@ -46,7 +46,7 @@ impl KernelTarget {
     fn chosen(self) -> Chosen {
         let device = self.0.device();
         Chosen {
-            target: Target::Cuda,
+            target: cuda::TARGET,
             multiprocessors: Multiprocessors(device.multiprocessors),
             described: device.name,
             preset: Some(self.0),

@@ -20,10 +20,9 @@ use crate::training::{self, Programs, Setup, Start};
 use anyhow::Context;
 use data::Loader;
 use ir::Diagnostic;
-use runtime::profile::Profiles;
-use runtime::ranks::Ranks;
-use runtime::room::TooLarge;
-use runtime::target::Target;
+use program::device::TooLarge;
+use program::profile::Profiles;
+use ranks::Ranks;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use train::Surroundings;
@@ -132,7 +131,7 @@ impl Compile {
         };
         Ok(match place {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
-            None if on.target == Target::Cpu => {
+            None if on.target.is_host() => {
                 let weights = training::weights(compilation, source, settings, report)?;
                 (ranks()?, training::start(compilation, settings, processes, loader, weights)?)
             }

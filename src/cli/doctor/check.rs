@@ -1,10 +1,10 @@
 //! `doctor --check`: every operator's kernels on each GPU against the interpreter, and how fast the GPU is.
 
 use crate::cli::report::tell;
-use runtime::cuda::check::process::Processes;
-use runtime::cuda::check::rates::{Rate, Sizes};
-use runtime::cuda::check::samples::{SampleVariant, all, batches};
-use runtime::cuda::check::search::{Counts, Event, Failure, Report, check};
+use cuda::check::process::Processes;
+use cuda::check::rates::{Rate, Sizes};
+use cuda::check::samples::{SampleVariant, all, batches};
+use cuda::check::search::{Counts, Event, Failure, Report, check};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::time::Instant;

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
+use cpu::rates::{self, Rates};
+use cuda::check::part::Place;
+use cuda::check::process::Processes;
+use cuda::check::rates::{Rate, Sizes};
+use cuda::probe::{DeviceFacts, Probe};
 use files::Replacement;
 use files::memory::total;
 use ir::Diagnostic;
 use ir::machine::{Attained, Device, Preset};
-use runtime::cpu::rates::{self, Rates};
-use runtime::cuda::check::part::Place;
-use runtime::cuda::check::process::Processes;
-use runtime::cuda::check::rates::{Rate, Sizes};
-use runtime::cuda::probe::{DeviceFacts, Probe};
 
 use crate::cli::report::tell;
 use crate::config::machine::device_text;

@@ -1,10 +1,10 @@
 //! What a machine has to train on, as `doctor` writes it: for people, and as JSON.
 
 use crate::inspection::units;
-use runtime::cuda::cudnn::TAKEN;
-use runtime::cuda::gpu::links::Link;
-use runtime::cuda::libraries::{FOLDERS, Folders, Library, NotOpened, Opened};
-use runtime::cuda::probe::{self, Probe, Unavailable};
+use cuda::cudnn::TAKEN;
+use cuda::gpu::links::Link;
+use cuda::libraries::{FOLDERS, Folders, Library, NotOpened, Opened};
+use cuda::probe::{self, Probe, Unavailable};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -3,8 +3,8 @@
 use crate::cli::report::Outcome;
 use crate::failure::Failure;
 use crate::signals;
+use cuda::check::part::CheckPart;
 use ir::Diagnostic;
-use runtime::cuda::check::part::CheckPart;
 use std::io;
 
 /// Runs a part, and writes its results to standard output, a line of JSON each.

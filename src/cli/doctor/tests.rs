@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::diagnostics::{Severity, render};
+use cuda::check::rates::Rate;
+use cuda::check::search;
+use cuda::gpu::links::Link;
+use cuda::libraries::{NotOpened, Opened};
+use cuda::probe::{DeviceFacts, Driver, NEEDED, Unavailable};
 use expect_test::expect;
-use runtime::cuda::check::rates::Rate;
-use runtime::cuda::check::search;
-use runtime::cuda::gpu::links::Link;
-use runtime::cuda::libraries::{NotOpened, Opened};
-use runtime::cuda::probe::{DeviceFacts, Driver, NEEDED, Unavailable};
 
 fn opened(library: Library, folder: &str, version: Option<&str>) -> Opened {
     let path = format!("{folder}{}", library.file()).into();

@@ -1,7 +1,7 @@
 //! A predicted step as Perfetto and chrome://tracing read it: a track for each stream, as a measured one has them.
 
 use super::{CommandFacts, PredictionFacts};
-use runtime::simulator::Queue;
+use program::commands::Queue;
 use serde_json::{Value, json};
 
 /// The process that predicted commands belong to, so that they stand beside measured ones, whose process is 0.

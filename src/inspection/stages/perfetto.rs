@@ -3,7 +3,7 @@
 
 use super::{PipelineFacts, TaskFacts};
 use crate::inspection::measured::{MeasuredPipeline, MeasuredRankFacts, short_name};
-use runtime::profile::MeasuredTask;
+use program::profile::MeasuredTask;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

@@ -4,8 +4,8 @@ use super::times::message_ms;
 use crate::inspection::prediction::{multiplied, products, samples};
 use ir::Module;
 use ir::machine::Machine;
-use runtime::simulator::SimulatedPart;
-use runtime::simulator::pipeline::SimulatedRank;
+use program::simulator::SimulatedPart;
+use program::simulator::pipeline::SimulatedRank;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

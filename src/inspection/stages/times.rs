@@ -5,7 +5,7 @@ use super::TransferFacts;
 use crate::inspection::collectives::{Exchange, local_bytes};
 use ir::machine::{Link, Machine};
 use ir::{Dependency, Module, Node, Op, Part, Pipeline};
-use runtime::simulator::pipeline::SimulatedRank;
+use program::simulator::pipeline::SimulatedRank;
 use std::collections::BTreeMap;
 
 /// Milliseconds in a picosecond.

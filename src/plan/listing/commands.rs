@@ -4,11 +4,10 @@
 //! The commands are those of a GPU without cuDNN whose cuBLASLt takes every epilogue.
 
 use super::{Place, Runs};
+use cuda::lower::lower;
+use cuda::program::{self as launched, Command, CudaProgram, Event, Task};
 use ir::Diagnostic;
-use runtime::cuda::lower::lower;
-use runtime::cuda::program::{self as cuda, CudaProgram, Event, Task};
-use runtime::program::{Part, Program};
-use runtime::target::Target;
+use program::{Part, Program};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,7 +45,7 @@ impl CommandPlans {
     /// # Errors
     /// An operator without a kernel for GPUs.
     pub(super) fn of(program: &Arc<Program>) -> Result<Option<Self>, Diagnostic> {
-        if program.target != Target::Cuda {
+        if program.target != cuda::TARGET.name() {
             return Ok(None);
         }
         let cuda = lower(program.clone())?;
@@ -64,7 +63,7 @@ impl CommandPlan {
         let of_all = || commands.iter().flat_map(|command| command.waves.iter().flatten().copied());
         let shared: BTreeSet<usize> = of_all().filter(|instruction| !seen.insert(*instruction)).collect();
         let mut recorded: BTreeMap<Event, usize> = BTreeMap::new();
-        let plan = |(number, command): (usize, &cuda::Command)| {
+        let plan = |(number, command): (usize, &Command)| {
             let mut waits: Vec<usize> =
                 command.waits.iter().filter_map(|event| recorded.get(event).copied()).collect();
             waits.sort_unstable();
@@ -74,7 +73,7 @@ impl CommandPlan {
                 || command.writes.is_empty();
             let has_own = is_part && command.waves.iter().flatten().any(|index| shared.contains(index));
             let own =
-                |places: &[cuda::Place]| has_own.then(|| places.iter().map(Place::of_command).collect());
+                |places: &[launched::Place]| has_own.then(|| places.iter().map(Place::of_command).collect());
             Self {
                 stream: command.stream.name(),
                 waits,
@@ -89,10 +88,10 @@ impl CommandPlan {
 
 impl Place {
     /// A place of a command, which need not be that of a whole value.
-    fn of_command(place: &cuda::Place) -> Self {
+    fn of_command(place: &launched::Place) -> Self {
         let (memory, block) = Self::memory_of(place.region);
         let (offset, bytes) = (place.bytes.start, place.bytes.end - place.bytes.start);
-        let runs = place.runs.map(|cuda::Runs { length, apart }| Runs {
+        let runs = place.runs.map(|launched::Runs { length, apart }| Runs {
             bytes: length,
             repeats: vec![((bytes - length) / apart + 1, apart)],
         });

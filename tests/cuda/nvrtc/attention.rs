@@ -2,10 +2,10 @@
 
 use super::budget::faults;
 use super::operators::{ARCHITECTURES, nvrtc};
+use cuda::program::Kernel;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{Builder, DType, Module, Op, Type, ValueId};
-use runtime::cuda::program::Kernel;
-use runtime::lower::{LowerOptions, Target, lower};
+use program::lower::{LowerOptions, lower};
 use std::sync::Arc;
 
 /// Attention and its gradient on 8 heads of 1024 positions, of queries and keys of one width and of values of another.
@@ -39,9 +39,9 @@ fn push(module: &mut Module, op: impl Into<Op>, operands: &[ValueId]) -> Vec<Val
 }
 
 fn kernels_of(module: &Module) -> Vec<Kernel> {
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let options = LowerOptions::of(cuda::TARGET);
     let program = lower(module, &options).unwrap_or_else(|error| panic!("{error}"));
-    runtime::cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}")).kernels
+    cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}")).kernels
 }
 
 const WIDTHS: [[u64; 2]; 6] = [[32, 32], [64, 64], [80, 80], [96, 96], [128, 128], [64, 128]];

@@ -9,9 +9,9 @@
 
 use super::occupancy::{Table, resident};
 use super::units::{CompilationUnit, for_each_unit};
-use runtime::cuda::limits::REGISTERS;
-use runtime::cuda::nvrtc::{Nvrtc, Resources};
-use runtime::cuda::program::Kernel;
+use cuda::limits::REGISTERS;
+use cuda::nvrtc::{Nvrtc, Resources};
+use cuda::program::Kernel;
 
 /// Half of the threads find a place: what passes memory on.
 const HALF: u32 = 64;

@@ -2,9 +2,9 @@
 
 use super::budget::faults;
 use super::operators::{ARCHITECTURES, nvrtc};
+use cuda::program::Kernel;
 use ir::{Builder, DType, Dim, Module, Type};
-use runtime::cuda::program::Kernel;
-use runtime::lower::{LowerOptions, Target, lower};
+use program::lower::{LowerOptions, lower};
 use std::sync::Arc;
 
 /// Every way of `lower/copy.rs`: sizes and a permutation.
@@ -25,8 +25,8 @@ fn kernels_of(dtype: DType, sizes: [u64; 3], permutation: [u32; 3]) -> Vec<Kerne
     let x = b.reshape(x, [Dim::known(sizes.iter().product())]).expect("as many elements");
     b.finish();
     module.add_output("x", x);
-    let program = lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() });
-    runtime::cuda::lower::lower(Arc::new(program.expect("it lowers"))).expect("it has kernels").kernels
+    let program = lower(&module, &LowerOptions::of(cuda::TARGET));
+    cuda::lower::lower(Arc::new(program.expect("it lowers"))).expect("it has kernels").kernels
 }
 
 /// Every way, of elements of each size, as a copy and as a sum.

@@ -8,7 +8,7 @@ use super::budget::{BUDGETS, faults, own_file};
 use super::operators::{self, ARCHITECTURES, nvrtc};
 use super::{attention, copies, steps};
 use crate::programs;
-use runtime::cuda::program::{File, Kernel};
+use cuda::program::{File, Kernel};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 

@@ -3,8 +3,8 @@
 //! The numbers are those of the CUDA programming guide, "Technical Specifications per Compute Capability", and of NVIDIA's
 //! occupancy calculator.
 
-use runtime::cuda::limits::REGISTERS;
-use runtime::cuda::nvrtc::Resources;
+use cuda::limits::REGISTERS;
+use cuda::nvrtc::Resources;
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -1,14 +1,14 @@
 //! The kernels of single operators, and planted faults that the check of budgets must find.
 
 use super::budget::faults;
+use cuda::cache::Cache;
+use cuda::cubins::Cubins;
+use cuda::libraries::Folders;
+use cuda::nvrtc::Nvrtc;
+use cuda::program::{File, Kernel};
 use ir::ops::samples::{Sample, Through, samples};
 use ir::{DType, Op};
-use runtime::cuda::cache::Cache;
-use runtime::cuda::cubins::Cubins;
-use runtime::cuda::libraries::Folders;
-use runtime::cuda::nvrtc::Nvrtc;
-use runtime::cuda::program::{File, Kernel};
-use runtime::lower::{LowerOptions, Target, lower};
+use program::lower::{LowerOptions, lower};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ pub(super) fn nvrtc() -> Nvrtc {
 /// The kernels of a sample; none if one is still to be written.
 pub(crate) fn kernels_of(sample: &Sample) -> Vec<Kernel> {
     let (module, _) = sample.program(Through::Inputs);
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let options = LowerOptions::of(cuda::TARGET);
     let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));
-    runtime::cuda::lower::lower(Arc::new(program)).map_or_else(|_| vec![], |cuda| cuda.kernels)
+    cuda::lower::lower(Arc::new(program)).map_or_else(|_| vec![], |cuda| cuda.kernels)
 }
 
 /// The kernels of all samples, in single and half precision, each once.

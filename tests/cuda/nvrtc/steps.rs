@@ -1,11 +1,11 @@
 //! The kernels of the steps of models: small ones in every type, ranks of them on a mesh, and those with options that bring
 //! kernels of their own.
 
+use cuda::lower::lower;
+use cuda::program::Kernel;
 use ir::{DType, Module};
 use passes::precision::Precision;
-use runtime::cuda::lower::lower;
-use runtime::cuda::program::Kernel;
-use runtime::lower::{LowerOptions, Target};
+use program::lower::LowerOptions;
 use std::sync::Arc;
 use testing::models::bench::{self, Bench};
 use testing::models::{self, Fixture, adamw, done, split};
@@ -33,7 +33,7 @@ fn training(fixture: &Fixture, compute: DType, plan: CompilationPlan) -> Module 
 }
 
 fn kernels(module: &Module) -> Vec<Kernel> {
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let options = LowerOptions::of(cuda::TARGET);
     done(lower(Arc::new(done(lowering::lower(module, &options))))).kernels
 }
 

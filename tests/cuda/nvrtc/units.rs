@@ -1,7 +1,7 @@
 //! Compiling many kernels: those of one file together, because NVRTC then reads the file once, on two threads.
 
-use runtime::cuda::nvrtc::{Cubin, Nvrtc, NvrtcError};
-use runtime::cuda::program::{File, Kernel};
+use cuda::nvrtc::{Cubin, Nvrtc, NvrtcError};
+use cuda::program::{File, Kernel};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::thread;

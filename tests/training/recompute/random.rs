@@ -8,8 +8,8 @@ use ir::testing::{microbatch, program};
 use ir::{DType, Module, Tensor, random};
 use passes::recompute::{Recompute, apply, decide};
 use passes::{Manager, PassContext, Pipeline};
-use runtime::program::UpdateTime;
-use runtime::target::{Multiprocessors, Target};
+use program::Multiprocessors;
+use program::UpdateTime;
 use std::collections::BTreeMap;
 use std::env;
 use testing::models::done;
@@ -73,7 +73,7 @@ impl Case {
     fn peak(&self, step: Module) -> Result<u64, Failure> {
         let manager = Manager::default();
         let lowering = &mut Lowering::new(&manager, 0);
-        let (target, size) = (Target::Cpu, Multiprocessors::default());
+        let (target, size) = (cpu::TARGET, Multiprocessors::default());
         let program = lower_step(lowering, step, self.microbatches, UpdateTime::Late, target, size)?;
         let memory = program.first().memory;
         Ok(memory.arena + memory.constants)

@@ -4,9 +4,9 @@
 //! The tiles depend on the sizes and the scratch alone, so the result does not depend on the number of threads.
 
 use super::{SMALL, dot};
-use crate::contraction::{ContractionPlan, StridedLoop, shifted};
-use crate::cpu::gemm::{Matrix, Multiply, gemm};
-use crate::cpu::storage::{Float, narrow, widen};
+use crate::gemm::{Matrix, Multiply, gemm};
+use crate::storage::{Float, narrow, widen};
+use program::contraction::{ContractionPlan, StridedLoop, shifted};
 use rayon::prelude::*;
 use std::ops::Range;
 

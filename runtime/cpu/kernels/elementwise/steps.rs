@@ -1,12 +1,12 @@
 //! One elementwise operator on one block, in the types in which steps compute.
 
-use crate::cpu::element::{Element, with_half, with_integer, with_real, with_width};
-use crate::cpu::math::Real;
-use crate::cpu::simd::{Map1, Map2, map1, map2};
-use crate::cpu::storage::{Float, computed, is_half};
-use crate::program::ChainStep;
+use crate::element::{Element, with_half, with_integer, with_real, with_width};
+use crate::math::Real;
+use crate::simd::{Map1, Map2, map1, map2};
+use crate::storage::{Float, computed, is_half};
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
 use ir::{DType, Op};
+use program::ChainStep;
 
 /// Applies a step to blocks of equal length. A step with a result of f16 or bf16 writes f32 numbers that are not yet rounded.
 pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]) {

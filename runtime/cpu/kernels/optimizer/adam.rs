@@ -1,16 +1,16 @@
 //! Adam and AdamW.
 
 use super::{Gradient, Optional, for_blocks};
-use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
-use crate::cpu::math::Real;
-use crate::cpu::simd::vectorized;
-use crate::cpu::storage::{Float, Scratch};
+use crate::call::Call;
+use crate::element::with_float;
+use crate::math::Real;
+use crate::simd::vectorized;
+use crate::storage::{Float, Scratch};
 use half::{bf16, f16};
 use ir::DType;
 use ir::ops::optimizer::Adam;
 
-pub(in crate::cpu::kernels) fn adam(op: &Adam, call: Call) {
+pub(in crate::kernels) fn adam(op: &Adam, call: Call) {
     let moments = call.result_view(1).dtype;
     match (call.dtype(), moments) {
         (DType::F32, DType::BF16) => adam_of::<f32, bf16>(op, call),

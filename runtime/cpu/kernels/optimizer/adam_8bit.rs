@@ -4,11 +4,11 @@ mod codes;
 
 use super::adam::{AdamRule, adam_block};
 use super::{Gradient, Optional};
-use crate::cpu::call::Call;
-use crate::cpu::element::{Element, with_float};
-use crate::cpu::math::Real;
-use crate::cpu::simd::vectorized;
-use crate::cpu::storage::{Float, Scratch};
+use crate::call::Call;
+use crate::element::{Element, with_float};
+use crate::math::Real;
+use crate::simd::vectorized;
+use crate::storage::{Float, Scratch};
 use codes::{Map, Share, Signed, Unsigned};
 use ir::ops::optimizer::Adam8bit;
 use ir::ops::optimizer::quantization::Blocks;
@@ -18,7 +18,7 @@ use std::ops::Range;
 /// The number of blocks of a task.
 const TOGETHER: usize = 32;
 
-pub(in crate::cpu::kernels) fn adam_8bit(op: &Adam8bit, mut call: Call) {
+pub(in crate::kernels) fn adam_8bit(op: &Adam8bit, mut call: Call) {
     let [rate, decay, step] = [6, 7, 8].map(|index| call.scalar::<f64>(index));
     let dims: Vec<ir::Dim> =
         call.result_view(0).layout.sizes.iter().map(|&size| ir::Dim::known(size as u64)).collect();

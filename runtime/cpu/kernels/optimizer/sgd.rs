@@ -1,14 +1,14 @@
 //! Gradient descent with momentum.
 
 use super::{Gradient, Optional, for_blocks};
-use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
-use crate::cpu::math::Real;
-use crate::cpu::simd::vectorized;
-use crate::cpu::storage::{Float, Scratch};
+use crate::call::Call;
+use crate::element::with_float;
+use crate::math::Real;
+use crate::simd::vectorized;
+use crate::storage::{Float, Scratch};
 use ir::ops::optimizer::Sgd;
 
-pub(in crate::cpu::kernels) fn sgd(op: &Sgd, mut call: Call) {
+pub(in crate::kernels) fn sgd(op: &Sgd, mut call: Call) {
     let [rate, decay] = [3, 4].map(|index| call.scalar::<f64>(index));
     with_float!(call.dtype(), S => {
         type T = <S as Float>::Real;

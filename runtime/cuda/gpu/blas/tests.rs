@@ -1,9 +1,9 @@
 //! Tests that a call of cuBLASLt computes its multiplication, with cuBLASLt's documentation written as plain loops.
 
 use super::*;
-use crate::cuda::program::Start;
-use crate::program::Region;
+use crate::program::Start;
 use ir::ops::elementwise::{Binary, Unary};
+use program::Region;
 
 /// The addresses of each part; its numbers are f64. The address of an element is `part * PART + element * 8`.
 const PART: u64 = 1 << 32;

@@ -1,8 +1,8 @@
 //! The handle and the descriptors of cuDNN. Each is destroyed when it is dropped.
 
 use super::functions::{Functions, RawDescriptor, RawHandle};
-use crate::cuda::driver::DriverError;
-use crate::cuda::gpu::handles::Queue;
+use crate::driver::DriverError;
+use crate::gpu::handles::Queue;
 use cudarc::cudnn::sys;
 use std::ffi::c_void;
 use std::ptr;

@@ -3,9 +3,9 @@
 //! They are taken from the very library that was opened, and not through cudarc: its bindings return a status as a Rust enum, of which
 //! a status of a newer cuDNN would be no value. The names of attributes and types are cudarc's.
 
-use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::{self, Folders, Library, Opened};
-use crate::cuda::symbols::{Symbols, function};
+use crate::driver::DriverError;
+use crate::libraries::{self, Folders, Library, Opened};
+use crate::symbols::{Symbols, function};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// A status of cuDNN; 0 is success.
@@ -125,7 +125,7 @@ impl Functions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::symbols::testing::Exported;
+    use crate::symbols::testing::Exported;
 
     #[test]
     fn the_pinned_wheel_exports_every_function() {

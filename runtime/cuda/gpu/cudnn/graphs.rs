@@ -2,10 +2,10 @@
 
 use super::descriptors::{Descriptor, Value};
 use super::functions::Functions;
-use crate::cuda::cudnn::{
+use crate::cudnn::{
     Convolution, Function, Graph, Makes, Operation, Reduction, Tensor, TensorId, TensorStorage, WIDEST,
 };
-use crate::cuda::driver::DriverError;
+use crate::driver::DriverError;
 use cudarc::cudnn::sys;
 use ir::DType;
 use std::sync::Arc;

@@ -4,9 +4,9 @@
 use super::descriptors::{Descriptor, Handle, Value};
 use super::functions::Functions;
 use super::graphs::{Described, describe};
-use crate::cuda::cudnn::Graph;
-use crate::cuda::driver::DriverError;
-use crate::cuda::gpu::Single;
+use crate::cudnn::Graph;
+use crate::driver::DriverError;
+use crate::gpu::Single;
 use cudarc::cudnn::sys;
 use std::sync::Arc;
 use sys::cudnnBackendAttributeName_t as Name;

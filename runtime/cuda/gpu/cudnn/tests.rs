@@ -2,11 +2,11 @@
 //! graph that cuDNN refuses, or an attribute of a wrong type, shows on any machine with the libraries:
 //!
 //! `pip install --no-deps nvidia-cudnn-cu13 nvidia-cublas==13.0.* nvidia-cuda-nvrtc==13.0.*`, then
-//! `cargo test -p runtime --lib cuda::gpu::cudnn -- --ignored` with that environment active.
+//! `cargo test -p cuda --lib gpu::cudnn -- --ignored` with that environment active.
 
 use super::*;
-use crate::cuda::cudnn::testing::{Places, attention, instruction};
-use crate::cuda::libraries::{self, Library};
+use crate::cudnn::testing::{Places, attention, instruction};
+use crate::libraries::{self, Library};
 use ir::ops::conv::{Conv, ConvGradInput, ConvGradWeight};
 use ir::ops::samples::samples;
 use ir::{DType, Type};

@@ -4,7 +4,7 @@
 //! is measurably faster. A device that was idle runs at a lower clock, and slows down again when it is hot. So the runs begin after a
 //! warm-up, the algorithms take turns, and the median of an algorithm's runs counts.
 
-use crate::cuda::driver::DriverError;
+use crate::driver::DriverError;
 use std::time::Duration;
 
 /// The number of proposals for which cuBLASLt is asked.

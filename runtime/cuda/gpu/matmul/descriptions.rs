@@ -3,7 +3,7 @@
 use super::super::blas::{Call, Columns, Finish, Problem};
 use super::Single;
 use super::functions::{Functions, Raw, Status};
-use crate::cuda::driver::{Address, DriverError};
+use crate::driver::{Address, DriverError};
 use cudarc::cublaslt::sys;
 use ir::DType;
 use std::ffi::c_void;

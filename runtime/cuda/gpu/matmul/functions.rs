@@ -4,9 +4,9 @@
 //! function is missing. Enums and the type of an algorithm are cudarc's; statuses are numbers, because a status of a newer
 //! cuBLASLt would be no value of a Rust enum.
 
-use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::{self, Folders, Library, Opened};
-use crate::cuda::symbols::{Symbols, function};
+use crate::driver::DriverError;
+use crate::libraries::{self, Folders, Library, Opened};
+use crate::symbols::{Symbols, function};
 use cudarc::cublaslt::sys;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -173,7 +173,7 @@ impl Functions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::symbols::testing::Exported;
+    use crate::symbols::testing::Exported;
 
     #[test]
     fn the_pinned_wheel_exports_every_function() {

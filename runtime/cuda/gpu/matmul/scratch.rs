@@ -1,8 +1,8 @@
 //! Memory in which algorithms are tried before a program runs. Nothing of the program lies there.
 
-use crate::cuda::driver::{Address, DriverError, MultiplyPlaces};
-use crate::cuda::gpu::handles::{Memory, Queue};
-use crate::cuda::program::{Matrices, Multiply};
+use crate::driver::{Address, DriverError, MultiplyPlaces};
+use crate::gpu::handles::{Memory, Queue};
+use crate::program::{Matrices, Multiply};
 use ir::DType;
 
 /// Memory begins at a multiple of this number of bytes, and cuBLASLt looks at no larger alignment.
@@ -13,14 +13,14 @@ const ALIGNMENT: u64 = 256;
 const FILL: u8 = 0x3c;
 
 /// Separate memory for trial runs.
-pub(in crate::cuda::gpu) struct Scratch {
+pub(in crate::gpu) struct Scratch {
     memory: Memory,
     bytes: u64,
 }
 
 impl Scratch {
     /// Allocates this number of bytes and fills them.
-    pub(in crate::cuda::gpu) fn new(bytes: u64, queue: &Queue) -> Result<Self, DriverError> {
+    pub(in crate::gpu) fn new(bytes: u64, queue: &Queue) -> Result<Self, DriverError> {
         let memory = Memory::new(bytes)?;
         queue.fill(memory.at, FILL, bytes)?;
         Ok(Self { memory, bytes })
@@ -34,7 +34,7 @@ impl Scratch {
 }
 
 /// Returns the bytes that a multiplication takes in a scratch.
-pub(in crate::cuda::gpu) fn bytes(multiply: &Multiply) -> u64 {
+pub(in crate::gpu) fn bytes(multiply: &Multiply) -> u64 {
     places(multiply, Address(0)).1.0
 }
 
@@ -73,9 +73,9 @@ fn places(multiply: &Multiply, start: Address) -> (MultiplyPlaces, Address) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::gpu::blas::Call;
-    use crate::cuda::program::{Epilogue, Start};
-    use crate::program::{Activation, Region};
+    use crate::gpu::blas::Call;
+    use crate::program::{Epilogue, Start};
+    use program::{Activation, Region};
 
     /// An arena at a multiple of 256, as the device's memory is.
     const ARENA: u64 = 7 << 20;

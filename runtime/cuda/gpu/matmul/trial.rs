@@ -3,9 +3,9 @@
 use super::choice::{Failure, PROPOSALS, Summation, Trial};
 use super::functions::{Algorithm, Functions, Proposal};
 use super::{Multiplier, Prepared, WORKSPACE, preference};
-use crate::cuda::driver::{DriverError, Workspace};
-use crate::cuda::gpu::blas::Call;
-use crate::cuda::gpu::handles::{Mark, Queue};
+use crate::driver::{DriverError, Workspace};
+use crate::gpu::blas::Call;
+use crate::gpu::handles::{Mark, Queue};
 use cudarc::cublaslt::sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
 use std::time::{Duration, Instant};
 

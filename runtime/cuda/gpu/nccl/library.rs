@@ -1,9 +1,9 @@
 //! NCCL's functions, as its header declares them. cudarc has bindings, but looks for the library under a name that its file does not
 //! have.
 
-use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::{self, Folders, Library};
-use crate::cuda::symbols::{Symbols, function};
+use crate::driver::DriverError;
+use crate::libraries::{self, Folders, Library};
+use crate::symbols::{Symbols, function};
 use cudarc::driver::sys::CUstream;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -171,7 +171,7 @@ fn get<F: Copy>(handle: &dyn Symbols, name: &str) -> Result<F, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::symbols::testing::Exported;
+    use crate::symbols::testing::Exported;
 
     #[test]
     fn the_pinned_wheel_exports_every_function() {

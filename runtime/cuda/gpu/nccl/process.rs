@@ -6,17 +6,17 @@
 
 use super::library::{Communicator, Config, Functions, UniqueId};
 use super::{Group, Member, Team, checked};
-use crate::comm::CommError;
-use crate::comm::agreement::Agreement;
-use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::Folders;
+use crate::driver::DriverError;
+use crate::libraries::Folders;
+use comm::CommError;
+use comm::agreement::Agreement;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 /// NCCL in a process that is one rank, before the ranks have met.
-pub(in crate::cuda::gpu) struct Lone {
+pub(in crate::gpu) struct Lone {
     functions: Functions,
     member: Member,
     /// The id by which the ranks find each other. Until it is shared, only rank 0 has it.
@@ -29,7 +29,7 @@ impl Lone {
     /// # Errors
     /// NCCL is not installed, or refuses.
     #[allow(unsafe_code)]
-    pub(in crate::cuda::gpu) fn open(
+    pub(in crate::gpu) fn open(
         ordinal: usize,
         is_first: bool,
         folders: &Folders,
@@ -54,7 +54,7 @@ impl Lone {
     ///
     /// # Errors
     /// A rank failed.
-    pub(in crate::cuda::gpu) fn share_id(&mut self, agreement: &Agreement) -> Result<(), CommError> {
+    pub(in crate::gpu) fn share_id(&mut self, agreement: &Agreement) -> Result<(), CommError> {
         let own = self.id.map_or_else(Vec::new, |id| id.bytes());
         let all = agreement.gather_bytes(&own)?;
         let id = all.first().and_then(|bytes| UniqueId::of_bytes(bytes));
@@ -66,7 +66,7 @@ impl Lone {
     ///
     /// # Errors
     /// NCCL refuses.
-    pub(in crate::cuda::gpu) fn meet(
+    pub(in crate::gpu) fn meet(
         self,
         rank: u64,
         ranks: u64,

@@ -1,10 +1,10 @@
 //! Attention on tensor cores: for f16 and bf16, for rows that are whole packs and not too wide, under any mask.
 
 use super::{Call, Gradient, rows};
-use crate::cuda::lower::source::{ATTENTION_MMA, ATTENTION_MMA_GRAD, KernelDraft, address, is_aligned};
-use crate::cuda::program::Argument;
-use crate::program::View;
+use crate::lower::source::{ATTENTION_MMA, ATTENTION_MMA_GRAD, KernelDraft, address, is_aligned};
+use crate::program::Argument;
 use ir::DType;
+use program::View;
 
 /// The queries of a head in scratch are a multiple of this number; `PAIRS` of attention_mma_grad.cuh.
 const PAIRS: usize = 64;

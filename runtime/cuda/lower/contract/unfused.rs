@@ -4,12 +4,12 @@
 //! matrix's place. The product is rounded to the result's type before a kernel reads it.
 
 use super::super::{Multiprocessors, Step, chain, reduce};
-use crate::cuda::program::{Epilogue, Matrices, Multiply, Start};
-use crate::layout::{Layout, Sizes};
-use crate::program::{Activation, Chain, ChainSource, ChainStep, Instruction, Kernel, Region, View};
+use crate::program::{Epilogue, Matrices, Multiply, Start};
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{DType, Op};
+use program::layout::{Layout, Sizes};
+use program::{Activation, Chain, ChainSource, ChainStep, Instruction, Kernel, Region, View};
 use smallvec::{SmallVec, smallvec};
 
 /// Returns the steps of a multiplication with an epilogue. They get the instruction's node and origin.

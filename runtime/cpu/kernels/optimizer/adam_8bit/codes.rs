@@ -4,7 +4,7 @@
 //! set of all numbers with the same exponent and the same leading bits of the mantissa. A table has the count for the first number of each
 //! cell. No cell has two midpoints, so one comparison gives the count for any other number of the cell.
 
-use crate::cpu::math::Real;
+use crate::math::Real;
 use ir::ops::optimizer::quantization::{SIGNED, UNSIGNED, midpoints};
 
 /// The codes of a moment.

@@ -1,0 +1,135 @@
+//! The list of commands that a device gets for a step, with the bytes and operations of each. A backend makes it, and the simulator runs
+//! it.
+
+pub mod work;
+
+use ir::ops::collective::Collective;
+use ir::{AxisId, Mesh};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use work::Work;
+
+/// The commands of a step, as a device is given them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CommandList {
+    /// The devices.
+    pub mesh: Mesh,
+    /// Microbatches of a step.
+    pub microbatches: u64,
+    /// One run of each part, by [`Part`].
+    pub parts: [Vec<Command>; 4],
+}
+
+/// A command.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Command {
+    /// Its class.
+    pub class: CommandClass,
+    /// The name of a kernel without the parts that distinguish its instances, `multiply`, or the name of an operator.
+    pub kind: String,
+    /// The sizes that it works on: `[batch, rows, terms, columns]` for a multiplication, else those of its largest tensor.
+    pub sizes: Vec<usize>,
+    /// The ONNX node of the command, or the first of several.
+    pub origin: Arc<str>,
+    /// Its queue.
+    pub queue: Queue,
+    /// The commands of the part that must end before it, by number, besides the previous command on its queue.
+    pub waits: SmallVec<[usize; 2]>,
+    /// The number of launches that are combined in this command.
+    pub layers: u32,
+    /// Its bytes and operations.
+    pub work: Work,
+}
+
+/// A class of commands, by the part of a machine or library that runs them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommandClass {
+    /// A kernel of ours.
+    Kernel,
+    /// A multiplication of matrices, by cuBLASLt or the `gemm` crate.
+    Multiplication,
+    /// An operator that cuDNN runs.
+    Library,
+    /// An exchange with other devices.
+    Collective(Exchange),
+    /// A copy of this number of bytes from the host to the device.
+    Upload(u64),
+    /// A copy of this number of bytes from the device to the host.
+    Download(u64),
+    /// An instruction that the host runs.
+    OnHost,
+    /// A copy of this number of bytes between the host and a file.
+    Disk(u64),
+}
+
+impl Command {
+    /// Returns the exchange with other devices, if the command is a collective.
+    pub fn exchange(&self) -> Option<&Exchange> {
+        match &self.class {
+            CommandClass::Collective(exchange) => Some(exchange),
+            CommandClass::Kernel | CommandClass::Multiplication | CommandClass::Library => None,
+            CommandClass::Upload(_) | CommandClass::Download(_) => None,
+            CommandClass::OnHost | CommandClass::Disk(_) => None,
+        }
+    }
+
+    /// Whether the device itself computes the command.
+    pub fn is_computed(&self) -> bool {
+        matches!(self.class, CommandClass::Kernel | CommandClass::Multiplication | CommandClass::Library)
+    }
+}
+
+/// A queue of commands, which run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queue {
+    /// The queue of all commands that others wait for.
+    Main,
+    /// The queue of commands that are not needed soon: gradients of weights.
+    Side,
+    /// The queue of exchanges with other devices.
+    Exchange,
+    /// The queue of copies from the host.
+    Upload,
+    /// The queue of copies to the host.
+    Download,
+    /// The queue of instructions that the host runs.
+    Host,
+    /// The queue of copies between the host and a file.
+    Disk,
+}
+
+impl Queue {
+    /// Every queue, with its name.
+    pub const ALL: [(Self, &'static str); 7] = [
+        (Self::Main, "main"),
+        (Self::Side, "side"),
+        (Self::Exchange, "exchange"),
+        (Self::Upload, "upload"),
+        (Self::Download, "download"),
+        (Self::Host, "host"),
+        (Self::Disk, "disk"),
+    ];
+
+    /// Returns the queue's name.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+/// The exchange of a collective.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// The collective.
+    pub kind: Collective,
+    /// The axes of its groups.
+    pub axes: SmallVec<[AxisId; 2]>,
+    /// The bytes of a group's values together ([`Collective::group_bytes`]).
+    pub group_bytes: u64,
+}
+
+impl Exchange {
+    /// Returns the bytes that each device sends in a ring algorithm.
+    pub fn sent(&self, mesh: &Mesh) -> u64 {
+        self.kind.bytes_sent(self.group_bytes, mesh.size(&self.axes))
+    }
+}

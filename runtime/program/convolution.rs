@@ -1,0 +1,182 @@
+//! The scratch of a convolution on the CPU: lowering plans it, and the kernel divides it. All sizes count numbers of the type in which the
+//! kernel computes.
+
+use crate::Multiprocessors;
+use crate::kernel_contract::Unplaced;
+use ir::ops::conv::{Geometry, Side};
+use ir::{DType, Op};
+use std::ops::Range;
+
+/// The approximate number of elements of windows that are laid side by side at once: they stay in a core's cache.
+const TILE: usize = 1 << 17;
+/// The smallest number of windows at once that make an efficient multiplication.
+const LEAST_WINDOWS: usize = 128;
+/// The largest number of tasks among which scratch is divided.
+pub const MOST_SHARES: usize = 16;
+/// The largest number of elements for all tasks together, unless a single task needs more.
+const MOST_SCRATCH: usize = 1 << 20;
+
+/// Returns the number of f32 elements of scratch that a convolution or one of its gradients takes.
+pub fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
+    let (sizes, result) = ([0, 1].map(|operand| &operands[operand].layout.sizes[..]), &results[0]);
+    let convolution = Convolution::of(op, result.dtype, sizes, &result.layout.sizes);
+    let width = if result.dtype == DType::F64 { 2 } else { 1 };
+    convolution.expect("the contracts of convolutions name this").scratch() * width
+}
+
+/// A convolution as its kernel runs it.
+#[derive(Clone, Debug)]
+pub struct Convolution {
+    /// The windows.
+    pub geometry: Geometry,
+    /// The tensor that is computed.
+    pub made: Made,
+    /// The number of elements of a window of one channel in the weight, and the first of them that is computed.
+    taps: usize,
+    tap: usize,
+    /// Whether tensors are stored in f16 or bf16, in which the kernel does not compute.
+    half: bool,
+}
+
+/// The tensor that is computed from the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// `y`.
+    Output,
+    /// `d x`.
+    Input,
+    /// `d weight`.
+    Weight,
+}
+
+impl Convolution {
+    /// Returns the convolution of an operator on tensors of these sizes. `None` if the operator is no convolution.
+    pub fn of(op: &Op, dtype: DType, operands: [&[usize]; 2], result: &[usize]) -> Option<Self> {
+        let (windows, x, weight, made) = match op {
+            Op::Conv(conv) => (conv.windows(), operands[0], operands[1], Made::Output),
+            Op::ConvGradInput(conv) => (conv.windows(), result, operands[0], Made::Input),
+            Op::ConvGradWeight(conv) => (conv.windows(), operands[0], result, Made::Weight),
+            _ => return None,
+        };
+        let half = matches!(dtype, DType::F16 | DType::BF16);
+        let mut geometry = Geometry::new(windows, x, weight);
+        let taps = geometry.taps();
+        // The gradient of the weight has zeros at the other taps in any case. It is faster to compute them than to write around them.
+        let tap = if made == Made::Weight { None } else { only_tap(&mut geometry) };
+        let tap = tap.unwrap_or(0);
+        Some(Self { geometry, made, taps, tap, half })
+    }
+
+    /// Returns the place of the matrix `[outputs, terms]` that is computed, in the weight of a group: the offset of its first element, the
+    /// distance between rows, and the distance between columns.
+    pub fn weight_matrix(&self) -> [usize; 3] {
+        if self.geometry.taps() < self.taps {
+            [self.tap, self.geometry.inputs * self.taps, self.taps]
+        } else {
+            [0, self.geometry.terms(), 1]
+        }
+    }
+
+    /// Returns the number of elements of the channels of one group of one image.
+    pub fn image(&self) -> usize {
+        self.geometry.inputs * self.geometry.area()
+    }
+
+    /// Returns the number of elements that one group computes for one image.
+    pub fn outputs(&self) -> usize {
+        self.geometry.outputs * self.geometry.positions()
+    }
+
+    /// Returns the number of elements of the weight of one group.
+    pub fn weight(&self) -> usize {
+        self.geometry.outputs * self.geometry.inputs * self.taps
+    }
+
+    /// Returns the number of elements of the result that one task computes: those of one group, and of [`Self::images`] images if the
+    /// result has images.
+    pub fn block(&self) -> usize {
+        match self.made {
+            Made::Output => self.images() * self.outputs(),
+            Made::Input => self.images() * self.image(),
+            Made::Weight => self.weight(),
+        }
+    }
+
+    fn tasks(&self) -> usize {
+        let Geometry { batch, groups, .. } = self.geometry;
+        if self.made == Made::Weight { groups } else { batch.div_ceil(self.images()) * groups }
+    }
+
+    /// Returns the number of windows that are worth laying side by side at once.
+    fn wanted(&self) -> usize {
+        (TILE / self.geometry.terms().max(1)).max(LEAST_WINDOWS)
+    }
+
+    /// Returns the number of windows of an image that are laid side by side at once.
+    fn tile(&self) -> usize {
+        self.wanted().min(self.geometry.positions())
+    }
+
+    /// Returns the number of images whose windows are laid side by side: several if one image has few windows. With several groups, each
+    /// image is convolved by itself.
+    pub fn images(&self) -> usize {
+        let Geometry { batch, groups, .. } = self.geometry;
+        if groups > 1 { 1 } else { (self.wanted() / self.geometry.positions().max(1)).clamp(1, batch.max(1)) }
+    }
+
+    /// Returns all windows of an image, tile by tile.
+    pub fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
+        let (positions, tile) = (self.geometry.positions(), self.tile());
+        (0..positions).step_by(tile).map(move |start| start..(start + tile).min(positions))
+    }
+
+    /// Returns the number of elements that all tasks share: the weight, converted to f32 if it is f16 or bf16.
+    pub fn shared(&self) -> usize {
+        let widened = self.half && self.made != Made::Weight;
+        if widened { self.geometry.groups * self.weight() } else { 0 }
+    }
+
+    /// Returns the numbers of elements of one task's scratch: a tile of windows; the part of `d y` that it reads, converted to f32 or laid
+    /// side by side; its result, before it is rounded or divided among images.
+    pub fn share(&self) -> [usize; 3] {
+        let (images, makes_output) = (self.images(), self.made == Made::Output);
+        let reads = !makes_output && (self.half || images > 1);
+        let makes = self.half || (makes_output && images > 1);
+        [
+            self.geometry.terms() * images * self.tile(),
+            if reads { images * self.outputs() } else { 0 },
+            if makes { self.block() } else { 0 },
+        ]
+    }
+
+    /// Returns the number of tasks that have scratch at the same time.
+    pub fn shares(&self) -> usize {
+        let share = self.share().iter().sum::<usize>().max(1);
+        let room = MOST_SCRATCH.saturating_sub(self.shared()) / share;
+        self.tasks().min(MOST_SHARES).min(room).max(1)
+    }
+
+    /// Returns the number of elements of scratch in all: those of each task, and those that tasks share.
+    pub fn scratch(&self) -> usize {
+        self.shared() + self.shares() * self.share().iter().sum::<usize>()
+    }
+}
+
+/// Shrinks the windows to one element if every window meets the image in at most one element, which is at the same place in each. Returns
+/// that place. This happens deep in networks, where images have shrunk to a single element.
+fn only_tap(geometry: &mut Geometry) -> Option<usize> {
+    let meets =
+        |side: &Side, tap: usize| (0..side.positions).any(|position| side.at(tap, position).is_some());
+    let only = |side: &Side| {
+        let mut taps = (0..side.kernel).filter(|&tap| meets(side, tap));
+        let tap = taps.next()?;
+        (taps.next().is_none() && side.before >= tap * side.dilation).then_some(tap)
+    };
+    let taps = geometry.sides.iter().map(only).collect::<Option<Vec<usize>>>()?;
+    let mut place = 0;
+    for (side, tap) in geometry.sides.iter_mut().zip(taps) {
+        place = place * side.kernel + tap;
+        (side.before, side.kernel) = (side.before - tap * side.dilation, 1);
+    }
+    Some(place)
+}

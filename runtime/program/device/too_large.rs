@@ -1,0 +1,64 @@
+//! The report of programs that do not fit into the memory of a device.
+
+use std::fmt;
+
+/// The error of programs that take more memory than a device has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct TooLarge {
+    /// The program that takes the most.
+    pub program: String,
+    /// The device, as messages show it.
+    pub device: String,
+    /// Ranks that share the device, each with programs of its own.
+    pub ranks: u64,
+    /// Bytes that are free there.
+    pub free: u64,
+    /// The bytes that one rank takes, by kind, for the kinds that it has.
+    pub kinds: Vec<(&'static str, u64)>,
+    /// The largest values of a microbatch: the instruction with its ONNX node, and the bytes.
+    pub largest: Vec<(String, u64)>,
+    /// The bytes of `free` that remain for the arena and constants of one rank's programs.
+    pub of_programs: u64,
+}
+
+/// Bytes in the form that messages show.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kibibytes = self.0 as f64 / 1024.0;
+        match kibibytes {
+            ..1024.0 => write!(f, "{kibibytes:.1} KiB"),
+            1024.0..1_048_576.0 => write!(f, "{:.1} MiB", kibibytes / 1024.0),
+            1_048_576.0..1_073_741_824.0 => write!(f, "{:.1} GiB", kibibytes / 1_048_576.0),
+            _ => write!(f, "{:.1} TiB", kibibytes / 1_073_741_824.0),
+        }
+    }
+}
+
+impl TooLarge {
+    /// Formats bytes for messages: `1.5 GiB`.
+    pub fn size(bytes: u64) -> String {
+        Size(bytes).to_string()
+    }
+
+    /// Describes the largest results of a microbatch for messages.
+    pub fn told(&self) -> String {
+        let all = self.largest.iter().map(|(name, bytes)| format!("{} by {name}", Size(*bytes)));
+        format!("the largest results of a microbatch: {}", all.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// `the program needs 81.2 GiB (12.0 GiB weights, …); GPU 0 (NVIDIA H200) has 79.0 GiB free`
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let needed = self.kinds.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+        let kinds = self.kinds.iter().map(|(kind, bytes)| format!("{} {kind}", Size(*bytes)));
+        let kinds = kinds.collect::<Vec<_>>().join(", ");
+        write!(f, "the program `{}` needs {} ({kinds})", self.program, Size(needed))?;
+        if self.ranks > 1 {
+            write!(f, " on each of {} ranks", self.ranks)?;
+        }
+        write!(f, "; {} has {} free", self.device, Size(self.free))
+    }
+}

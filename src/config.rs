@@ -117,6 +117,8 @@ impl Settings {
     /// The groups that say how the program is compiled.
     pub fn flags(&self) -> Flags<'_> {
         Flags {
+            shapes: &self.shapes,
+            init: self.initial.init,
             optimizer: &self.optimizer,
             experts: &self.experts,
             loss: &self.loss,

@@ -1,5 +1,6 @@
 //! Which device a run is on: what `--device` asks for, and what the machine has.
 
+use crate::compiler::On;
 use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
 use cuda::gpu::enough;
@@ -24,6 +25,12 @@ pub struct Chosen {
 }
 
 impl Chosen {
+    /// The device of a job.
+    pub fn on(&self) -> On {
+        let Self { target, multiprocessors, preset, .. } = *self;
+        On { target, multiprocessors, device: self.device(), is_known: preset.is_some() }
+    }
+
     /// The device that programs are priced for.
     pub fn device(&self) -> Device {
         self.preset.map_or_else(Device::assumed, Preset::device)

@@ -49,25 +49,20 @@ pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
 
 use crate::compilation::{self, Compilation, Source};
-use crate::config;
+use crate::compiler::{self, Job, Step, Stopped};
 use crate::config::memory::Budget;
 use crate::failure::Failure;
 use crate::feed;
-use crate::pipeline::CompilationPlan;
 use crate::plan::MemoryPlan;
 use crate::sizes;
-use crate::targets;
-use crate::tiers;
 use data;
 use ir::machine::{Device, Machine, Preset};
 use ir::{Diagnostic, Module, visible};
 use onnx::Model;
+use passes::Manager;
 use passes::bind::BATCH;
-use passes::{Manager, Pass, Pipeline};
-use program::Multiprocessors;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// A model that was looked at. What is not known is left out: a model that cannot be imported has its file's facts
 /// alone, and one whose dims are not all bound has no costs.
@@ -162,20 +157,12 @@ const MADE_UP_SIZES: [(u64, u64); 5] = [(2, 2), (2, 64), (1, 64), (2, 512), (1, 
 /// What a model is looked at with.
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
-    /// The model's file, for messages.
-    pub path: &'a Path,
+    /// The job.
+    pub job: &'a Job,
     /// Sizes of dims.
-    pub bindings: BTreeMap<String, u64>,
-    /// The passes.
-    pub plan: CompilationPlan,
-    /// Samples in a step.
-    pub global_batch: Option<u64>,
-    /// Devices that share the batch.
-    pub data_ranks: u64,
-    /// The machine that a step is to be predicted on.
-    pub machine: Option<Machine>,
-    /// The memories that the programs may take.
-    pub memory: config::Memory,
+    pub sizes: BTreeMap<String, u64>,
+    /// The machine on which a step is to be predicted.
+    pub machine: Option<&'a Machine>,
     /// What shows the program between passes.
     pub manager: Manager,
     /// Whether the memory plan is asked for.
@@ -189,9 +176,9 @@ impl Inspection {
     /// A program that the verifier refuses: a fault of the compiler.
     pub fn of(model: Model, question: &Question) -> Result<Self, Failure> {
         let mut found = Self {
-            file: FileFacts::of(&model, question.path),
+            file: FileFacts::of(&model, &question.job.model),
             support: Support::Unsupported,
-            unbound: unbound(&model, &question.bindings),
+            unbound: unbound(&model, &question.sizes),
             reasons: vec![],
             warnings: model.warnings.iter().map(Told::problem).collect(),
             parameters: None,
@@ -213,7 +200,7 @@ impl Inspection {
             module: None,
             memory_plan: None,
         };
-        match Source::import(question.path, model.clone(), &question.bindings) {
+        match Source::import(&question.job.model, model.clone(), &question.sizes) {
             Ok(source) => found.compile(&source, question)?,
             Err(failure) => found.refused(&model, question, failure)?,
         }
@@ -230,9 +217,9 @@ impl Inspection {
         let mut always: Option<Vec<Told>> = None;
         for sizes in MADE_UP_SIZES {
             let bindings = self.made_up(model, question, sizes);
-            let reasons = match Source::import(question.path, model.clone(), &bindings) {
+            let reasons = match Source::import(&question.job.model, model.clone(), &bindings) {
                 Ok(source) => {
-                    let loss = passes::loss::decide(&source.imported.module, &question.plan.loss, None);
+                    let loss = passes::loss::decide(&source.imported.module, &question.job.loss.pass(), None);
                     self.support = if loss.is_ok() { Support::Unbound } else { Support::Undecided };
                     return Ok(());
                 }
@@ -271,7 +258,7 @@ impl Inspection {
             .collect();
         let size = |name: &String| if firsts.contains(name.as_str()) { first } else { other };
         let made_up = self.unbound.iter().map(|name| (name.clone(), size(name)));
-        question.bindings.clone().into_iter().chain(made_up).collect()
+        question.sizes.clone().into_iter().chain(made_up).collect()
     }
 
     /// Runs the passes as far as they go.
@@ -288,31 +275,27 @@ impl Inspection {
             return Ok(());
         }
         let (program, feed_forward) = (&mut self.program, &mut self.feed_forward);
-        let after = |_: usize, pass: &str, module: &Module| match pass {
+        let mut after = |_: usize, pass: &str, module: &Module| match pass {
             "parameters" => *feed_forward = Some(FeedForwardFacts::of(module)),
             "loss" => *program = Some(ProgramFacts::of(module)),
             _ => {}
         };
-        let mut plan = question.plan.clone();
-        plan.autodiff.whole = question.global_batch.is_none();
-        let compiled = source.compile(&plan, &question.manager, after).and_then(|compilation| {
-            // What `compile` would refuse when it opens the data.
-            let spec = feed::model_spec(&compilation.forward)?;
+        let imported = (source.clone(), question.sizes.clone());
+        let forward = compiler::forward(question.job, imported, &question.manager, &mut after);
+        let step = forward.map_err(Stopped::from).and_then(|forward| {
+            // `compile` refuses such inputs when it opens the data.
+            let spec = feed::model_spec(forward.module())?;
             data::common_batch(&spec).map_err(|error| Diagnostic::new(data::one_line(&error)))?;
-            Ok(compilation)
+            forward.step(question.job, &mut after)
         });
-        match compiled {
-            Ok(mut compilation) => match self.fit(&mut compilation, question) {
-                Ok(()) => self.trainable(compilation, &source.imported.state_dict, question),
-                Err(failure) => {
-                    self.reasons = told(failure)?;
-                    Ok(())
-                }
-            },
-            Err(failure) => {
+        match step {
+            Ok(step) => self.trainable(step, question),
+            Err(Stopped { failure, compilation }) => {
                 self.reasons = told(failure)?;
                 // What it could be trained with is known all the same, unless an earlier pass is at fault.
-                if let Err(failure) = self.decide_parameters(source, question, &Manager::default()) {
+                if compilation.is_none()
+                    && let Err(failure) = self.decide_parameters(source, question, &Manager::default())
+                {
                     told(failure)?;
                 }
                 Ok(())
@@ -320,38 +303,18 @@ impl Inspection {
         }
     }
 
-    /// Makes the program fit into the memory that was asked for.
-    fn fit(&mut self, compilation: &mut Compilation, question: &Question) -> Result<(), Failure> {
-        let microbatches =
-            sizes::microbatches(&compilation.training, question.global_batch, question.data_ranks)?;
-        let processor = Preset::Cpu.device();
-        let device = question.machine.as_ref().map_or(&processor, Machine::device);
-        let (target, multiprocessors) = (targets::of(device.kind), Multiprocessors(device.multiprocessors));
-        let cluster = match &question.machine {
-            Some(Machine::Cluster(cluster)) => Some(cluster),
-            _ => None,
-        };
-        let node = tiers::node_of(device, cluster);
-        let may_update_early = question.plan.may_update_early();
-        let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
-        self.fit = tiers::fit_memory(compilation, &question.manager, &question.memory, place, |_, _| {})?;
-        Ok(())
-    }
-
     /// Everything about a program that all passes have run on.
-    fn trainable(
-        &mut self,
-        compilation: Compilation,
-        state_dict: &onnx::StateDict,
-        question: &Question,
-    ) -> Result<(), Failure> {
+    fn trainable(&mut self, step: Step, question: &Question) -> Result<(), Failure> {
+        let Step { source, plan, compilation, microbatches, fit, .. } = step;
+        let state_dict = &source.imported.state_dict;
+        self.fit = fit;
         self.passes = compilation.timings.iter().map(PassTime::of).collect();
         self.warnings.extend(compilation.warnings.iter().map(Told::diagnostic));
         self.parameters =
             Some(ParameterFacts::of(&compilation.parameters, &compilation.training, state_dict));
         self.loss = compilation.loss.as_ref().map(|loss| loss.text.clone());
         self.near_misses = compilation.near_misses.iter().map(NearMissFacts::of).collect();
-        self.groups = GroupFacts::of(&question.plan.optimizer.groups, &compilation.parameters);
+        self.groups = GroupFacts::of(&plan.optimizer.groups, &compilation.parameters);
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         self.recomputed = compilation.recomputed.as_ref().map(RecomputeFacts::of);
         let activations = compilation.compressed_activations.as_ref();
@@ -359,18 +322,18 @@ impl Inspection {
         self.compressed_gradients =
             compilation.compressed_gradients.as_ref().map(CompressedGradientFacts::of);
         let processor = Preset::Cpu.device();
-        let device = question.machine.as_ref().map_or(&processor, Machine::device);
+        let device = question.machine.map_or(&processor, Machine::device);
         let stages = compilation.stages.as_ref();
         self.schedule = stages.and_then(|report| ScheduleFacts::of(report, &device.name));
-        match StepFacts::of(&compilation, question) {
+        match StepFacts::of(&compilation, microbatches, question.machine) {
             Ok(step) => {
                 self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
-                let machine = question.machine.as_ref();
+                let machine = question.machine;
                 self.predict(&compilation, step.microbatches, machine)?;
                 self.pipeline(&compilation, machine)?;
                 if question.lists_memory {
-                    let budgets = question.memory.memory.as_ref();
+                    let budgets = question.job.memory.memory.as_ref();
                     match MemoryPlan::for_device(&compilation, step.microbatches, device, budgets) {
                         Ok(plan) => self.memory_plan = Some(plan),
                         Err(failure) => self.reasons.extend(told(failure)?),
@@ -431,7 +394,7 @@ impl Inspection {
     ) -> Result<(), Failure> {
         let mut module = source.imported.module.clone();
         let mut cx = source.context();
-        let (pipeline, _) = pipelines(&question.plan, !self.unbound.is_empty());
+        let pipeline = compiler::up_to_parameters(question.job, &source.model, &question.sizes);
         let timings = compilation::run(manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
         self.passes = timings.iter().map(PassTime::of).collect();
         self.warnings.extend(cx.warnings.iter().map(Told::diagnostic));
@@ -452,20 +415,6 @@ impl Inspection {
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         self.reasons.iter().map(Told::as_diagnostic).collect()
     }
-}
-
-/// The passes that decide what is a parameter, and those after them; with dims that are not bound only what does without
-/// sizes.
-fn pipelines(plan: &CompilationPlan, unbound: bool) -> (Pipeline, Option<Pipeline>) {
-    let mut passes: Vec<Pass> = plan.forward().passes;
-    let decided = passes.iter().position(|pass| matches!(pass, Pass::Parameters(_)));
-    let rest = passes.split_off(decided.map_or(passes.len(), |at| at + 1));
-    if unbound {
-        passes.retain(|pass| !matches!(pass, Pass::Bind(_) | Pass::Dropout(_)));
-        return (Pipeline { passes }, None);
-    }
-    let rest = rest.into_iter().chain(plan.training().passes).collect();
-    (Pipeline { passes }, Some(Pipeline { passes: rest }))
 }
 
 /// The warning about a program that does not fit into the memory of a device.

@@ -6,6 +6,7 @@
 pub mod budget;
 pub mod cli;
 pub mod compilation;
+pub mod compiler;
 pub mod config;
 pub mod diagnostics;
 pub mod export;
@@ -21,7 +22,6 @@ pub mod output;
 pub mod pipeline;
 pub mod plan;
 pub mod processes;
-pub mod short_evaluation;
 pub mod signals;
 pub mod sizes;
 mod stages;

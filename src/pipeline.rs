@@ -111,6 +111,10 @@ pub struct Batch {
 /// The groups of flags that say how a program is compiled.
 #[derive(Clone, Copy, Debug)]
 pub struct Flags<'a> {
+    /// The batch, and the sizes of dims.
+    pub shapes: &'a config::Shapes,
+    /// The rule by which new weights are drawn.
+    pub init: Option<config::InitRule>,
     /// The update rule, and what it applies to.
     pub optimizer: &'a config::Optimizer,
     /// The mixtures of experts.
@@ -142,7 +146,7 @@ impl CompilationPlan {
             },
             moe: flags.experts.pass(flags.seed),
             loss: flags.loss.pass(),
-            initialize: None,
+            initialize: flags.init.map(|rule| Initialize { rule: rule.0 }),
             autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),

@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, BTreeSet};
 pub fn bindings(
     model: &Model,
     shapes: &Shapes,
-    seq: Option<u64>,
     data_ranks: u64,
 ) -> Result<BTreeMap<String, u64>, Diagnostic> {
     let mut sizes = shapes.bindings();
@@ -36,7 +35,7 @@ pub fn bindings(
         }
         _ => {}
     }
-    if let Some(seq) = seq {
+    if let Some(seq) = shapes.seq {
         match dim_of_tokens(model, 1) {
             Some(Dim::Named(name)) => bind(&mut sizes, name.clone(), seq, &format!("--seq {seq}"))?,
             Some(Dim::Known(size)) if *size as u64 == seq => {}
@@ -68,13 +67,8 @@ pub fn dim_names(model: &Model) -> BTreeSet<String> {
     names
 }
 
-/// Refuses a model with dims that no flag binds, and names the flags that would. `with_seq` tells whether the command
-/// takes `--seq`.
-pub fn require_bound(
-    model: &Model,
-    bindings: &BTreeMap<String, u64>,
-    with_seq: bool,
-) -> Result<(), Diagnostic> {
+/// Refuses a model with dims that no flag binds, and names the flags that would.
+pub fn require_bound(model: &Model, bindings: &BTreeMap<String, u64>) -> Result<(), Diagnostic> {
     let unbound: Vec<String> =
         dim_names(model).into_iter().filter(|name| !bindings.contains_key(name)).collect();
     if unbound.is_empty() {
@@ -95,7 +89,7 @@ pub fn require_bound(
         _ => None,
     };
     let seq = match dim_of_tokens(model, 1) {
-        Some(Dim::Named(name)) if with_seq => Some(name.as_str()),
+        Some(Dim::Named(name)) => Some(name.as_str()),
         _ => None,
     };
     let short = [(batch, "--microbatch SIZE"), (seq, "--seq SIZE")].into_iter();
@@ -181,12 +175,16 @@ fn divisors(of: u64, near: u64) -> Vec<u64> {
     below.into_iter().chain(above).collect()
 }
 
+/// The size of dim 0 of the batched inputs. `None` if no input is batched.
+pub fn batch(module: &Module) -> Option<u64> {
+    let input = module.inputs.iter().find(|input| input.batched)?;
+    module.ty(input.value).dims.first()?.size()
+}
+
 /// The number of microbatches in a step: the global batch over the batch of the program, which the data ranks share.
 /// Errors: one that does not divide.
 pub fn microbatches(module: &Module, global_batch: Option<u64>, data_ranks: u64) -> Result<u64, Diagnostic> {
-    let batched = module.inputs.iter().find(|input| input.batched);
-    let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size());
-    match (global_batch, batch) {
+    match (global_batch, batch(module)) {
         (Some(global), Some(batch)) if global % batch == 0 => Ok(global / batch),
         (Some(global), Some(batch)) => Err(no_whole_number(global, batch / data_ranks, data_ranks)),
         _ => Ok(1),

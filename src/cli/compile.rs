@@ -4,7 +4,6 @@ mod kernels;
 mod parts;
 mod run;
 
-use crate::targets;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -14,13 +13,13 @@ use clap::Args;
 use data::Loader;
 use files::FolderLock;
 use ir::Diagnostic;
-use ir::machine::Preset;
 use program::Target;
 use train::Surroundings;
 
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning, Continued};
-use crate::compilation::{self, Compilation, Source};
+use crate::compilation::{Compilation, Source};
+use crate::compiler::{self, Facts, Forward, Job, Lowered, Step, Stopped};
 use crate::config::{DataSource, LabelsFrom, Length, Settings, Tokenizer};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
@@ -30,14 +29,11 @@ use crate::inspection::units::bytes;
 use crate::inspection::{CompressedActivationFacts, CompressedGradientFacts, RecomputeFacts, ScheduleFacts};
 use crate::launcher::Launched;
 use crate::log;
-use crate::lowering::Lowering;
 use crate::output::{FLIGHT, Folder};
-use crate::pipeline::{CompilationPlan, MemoryLimit};
 use crate::processes::{JoinError, Processes};
-use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs};
 use crate::verification::assumptions;
-use crate::{export, plan, sizes, tiers};
+use crate::{export, plan};
 use kernels::KernelTarget;
 use parts::Ended;
 
@@ -319,77 +315,55 @@ impl Compile {
         }
     }
 
+    /// The job of this command on a device.
+    fn job(&self, device: &Chosen, continued: Continued) -> Result<Job, Failure> {
+        let facts = Facts { on: device.on(), global_batch: continued.global_batch };
+        let job = Job::resolve(self.model.clone(), self.settings.flags(), facts)?;
+        Ok(Job { whole_gradients: self.whole_gradients, ..job })
+    }
+
     pub(super) fn compile(&self, device: &Chosen, continued: Continued) -> Result<Ready, Failure> {
-        let settings = &self.settings;
-        let global_batch = continued.global_batch;
-        let data_ranks = settings.parallel.data_ranks();
-        let model =
-            compilation::open_asking(&self.model, settings.optimizer.untied, &settings.optimizer.train_also)?;
-        let bindings = sizes::bindings(&model, &settings.shapes, settings.data.seq, data_ranks)?;
-        sizes::require_bound(&model, &bindings, true)
-            .map_err(|error| error.at(self.model.display().to_string()))?;
-        let source = Source::import(&self.model, model, &bindings)?;
-        let left = sizes::left_to_passes(&source.model, bindings.clone());
-        let machine = device.device();
-        let passes = CompilationPlan::new(left, settings.flags(), 0).priced_on(&machine);
-        let mut passes = settings.parallel.cluster()?.iter().fold(passes, CompilationPlan::on_cluster);
-        passes.initialize = settings.initial.pass();
-        passes.compress_gradients = passes.compress_gradients.filter(|_| !self.whole_gradients);
-        passes.batch.global = global_batch;
-        passes.limit = self.limit_of_stages(device)?;
-        let mut manager = settings.look.manager()?;
+        let mut job = self.job(device, continued)?;
+        let mut manager = self.settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
-        let forward = source.forward(&passes, &manager, |_, _, _| {})?;
-        let microbatches = sizes::microbatches(&forward.module, global_batch, data_ranks)?;
-        let open = |_| training::open_data(&forward.module, settings, microbatches, continued.data);
-        self.tell_long_data();
-        let loader = settings.data.train.as_ref().map(open).transpose()?;
-        let mut training = loader.map(|loader| {
-            let steps = match settings.run.length() {
-                Length::Steps(steps) => steps,
-                Length::Epochs(epochs) => epochs.saturating_mul(loader.steps_per_epoch()),
-            };
-            Training { loader, steps, until: steps }
-        });
-        passes.optimizer = settings.optimizer.pass(training.as_ref().map_or(0, |training| training.steps));
-        passes.autodiff.whole = forward.has_classes() && microbatches == 1;
-        let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
-        // An evaluation of another batch has the same stages.
-        (passes.stage, passes.limit) = (compilation.stage.clone(), None);
-        let Chosen { target, multiprocessors, .. } = *device;
-        let node = tiers::node_of(&machine, settings.parallel.cluster()?.as_ref());
-        let may_update_early = passes.may_update_early();
-        let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
-        let fit = tiers::fit_memory(&mut compilation, &manager, &settings.memory, place, |_, _| {})
-            .map_err(|failure| self.advised(failure, device))?;
-        let mut lowering = compilation.lowering(&manager);
-        let mut programs = Programs::lower_by(
-            &mut lowering,
-            &compilation,
-            microbatches,
-            device.target,
-            device.multiprocessors,
-        )?;
-        if let Some(Training { loader, .. }) = &mut training {
-            let (path, sizes, plan) = (&self.model, &bindings, &passes);
-            let compiled = Compiled { path, source: &source, sizes, plan, compilation: &compilation };
-            evaluate_all(loader, compiled, &mut lowering, &mut programs, data_ranks)?;
+        let forward = compiler::forward(&job, compiler::import(&job)?, &manager, &mut |_, _, _| {})?;
+        let mut training = self.open_data(&forward, &job, continued)?;
+        if let Some(Training { loader, steps, .. }) = &mut training {
+            (job.steps, job.short_evaluation) = (*steps, short_evaluation(loader, job.data_ranks()));
         }
-        let plan = plan::RunPlan::new(&compilation, &programs, &self.settings, microbatches)?;
+        let advised = |stopped: Stopped| match stopped.compilation {
+            Some(_) => self.advised(stopped.failure, device),
+            None => stopped.failure,
+        };
+        let step = forward.step(&job, &mut |_, _, _| {}).map_err(advised)?;
+        let Lowered { programs, left_out } = step.lower(&job)?;
+        if let (Some(reason), Some(Training { loader, .. })) = (left_out, &mut training) {
+            loader.leave_out_of_evaluation(job.short_evaluation.unwrap_or(0), &reason.message);
+        }
+        let plan = plan::RunPlan::new(&step.compilation, &programs, &self.settings, step.microbatches)?;
+        let Step { source, compilation, fit, .. } = step;
         Ok(Ready { source, compilation, programs, plan, fit, training })
     }
 
-    /// The memory that stages are made to fit into: that of `--memory`, or that of the GPU. Ranks on the processor share its memory, and
-    /// how much of it is free changes: a run compares its program with it, and no program depends on it.
-    fn limit_of_stages(&self, device: &Chosen) -> Result<Option<MemoryLimit>, Failure> {
-        let Chosen { target, multiprocessors, preset, .. } = *device;
-        let cluster = self.settings.parallel.cluster()?.map(|cluster| cluster.node.device);
-        let gpu = cluster.or_else(|| preset.map(Preset::device));
-        let gpu = gpu.filter(|gpu| !targets::of(gpu.kind).is_host() && !target.is_host());
-        let budget = self.settings.memory.device_budget();
-        let bytes = budget.or_else(|| gpu.map(|gpu| gpu.memory));
-        let recomputes = budget.is_some();
-        Ok(bytes.map(|bytes| MemoryLimit { bytes, recomputes, target, multiprocessors }))
+    /// Opens the data of a training run, for the inputs of a program.
+    fn open_data(
+        &self,
+        forward: &Forward,
+        job: &Job,
+        continued: Continued,
+    ) -> Result<Option<Training>, Failure> {
+        let settings = &self.settings;
+        if settings.data.train.is_none() {
+            return Ok(None);
+        }
+        self.tell_long_data();
+        let microbatches = forward.microbatches(job)?;
+        let loader = training::open_data(forward.module(), settings, microbatches, continued.data)?;
+        let steps = match settings.run.length() {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => epochs.saturating_mul(loader.steps_per_epoch()),
+        };
+        Ok(Some(Training { loader, steps, until: steps }))
     }
 
     /// Where a pass that is at fault leaves its reproducer: beside the output folder, which may hold another run.
@@ -467,28 +441,11 @@ impl Compile {
     }
 }
 
-/// Adds a program for the last batch of an evaluation, where it is short and cannot be filled up. Samples that no program
-/// takes are left out of the evaluation, with a note.
-fn evaluate_all(
-    loader: &mut Loader,
-    compiled: Compiled,
-    lowering: &mut Lowering,
-    programs: &mut Programs,
-    data_ranks: u64,
-) -> Result<(), Failure> {
+/// The size of a last batch of the evaluation that is short and cannot be filled up, and so needs a program of its own. Samples that the
+/// data ranks cannot share are left out of the evaluation, with a note.
+fn short_evaluation(loader: &mut Loader, data_ranks: u64) -> Option<u64> {
     let samples = loader.short_evaluation();
     let beyond = samples % data_ranks;
     loader.leave_out_of_evaluation(beyond, &format!("{data_ranks} data ranks must share a batch equally"));
-    if samples == beyond {
-        return Ok(());
-    }
-    let short = compiled.evaluation_of(samples - beyond).map_err(Failure::from);
-    match short.and_then(|short| programs.add(lowering, short)) {
-        Err(Failure::User(errors)) => {
-            let reasons = errors.first().map_or("", |error| error.message.as_str());
-            loader.leave_out_of_evaluation(samples - beyond, reasons);
-            Ok(())
-        }
-        ended => ended,
-    }
+    (samples > beyond).then_some(samples - beyond)
 }

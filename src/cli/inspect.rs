@@ -2,7 +2,6 @@
 
 mod written;
 
-use crate::targets;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -12,17 +11,19 @@ use onnx::program::Header;
 use onnx::proto::ModelProto;
 
 use super::report::{self, Outcome};
-use crate::compilation::{self, Source};
-use crate::config::{Experts, Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
+use crate::compilation::Source;
+use crate::compiler::{self, Facts, Job, On};
+use crate::config::shapes::positive_count;
+use crate::config::{
+    Experts, InitRule, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes, TargetDevice,
+};
 use crate::failure::Failure;
 use crate::inspection::{
     FolderFacts, Inspection, MeasuredPipeline, PipelineFacts, PredictionFacts, Question, dot, program_after,
 };
 use crate::output::Folder;
-use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
+use crate::pipeline::Flags;
 use crate::plan::MemoryPlan;
-use crate::sizes;
-use program::Multiprocessors;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -89,9 +90,18 @@ pub struct Inspect {
     /// Print the program after PASS
     #[arg(long, value_name = "PASS")]
     pub after: Option<String>,
+    /// Steps of the run, over which a schedule of the learning rate without a length of its own runs [default: 1000 after a warm-up]
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub steps: Option<u64>,
+    /// Draw new weights instead of the file's, by the rule gpt2, kaiming or normal:std=X
+    #[arg(long, value_name = "RULE")]
+    pub init: Option<InitRule>,
     /// Shapes.
     #[command(flatten)]
     pub shapes: Shapes,
+    /// The seed of everything random.
+    #[command(flatten)]
+    pub seed: Seed,
     /// The optimizer, which has state and cost of its own.
     #[command(flatten)]
     pub optimizer: Optimizer,
@@ -184,13 +194,20 @@ impl Inspect {
             self.check_targets()?;
             return self.folder();
         }
-        let model =
-            compilation::open_asking(&self.subject, self.optimizer.untied, &self.optimizer.train_also)?;
+        let machine = self.machine(self.parallel.ranks(), &self.parallel.described().unwrap_or_default())?;
+        let job = self.job(machine.as_ref())?;
+        let model = compiler::open(&job)?;
         self.check_targets()?;
         let header = Header::of(&model);
-        let question = self.question(&model)?;
+        let question = Question {
+            sizes: compiler::sizes_of(&job, &model)?,
+            job: &job,
+            machine: machine.as_ref(),
+            manager: self.look.manager()?,
+            lists_memory: self.memory_plan.is_some(),
+        };
         if let Some(after) = &self.after {
-            let source = Source::import(&self.subject, model, &question.bindings)?;
+            let source = Source::import(&self.subject, model, &question.sizes)?;
             let program = program_after(&source, &question, after)?;
             let text = match self.format {
                 Format::Dot => dot(&program),
@@ -233,49 +250,24 @@ impl Inspect {
         Ok(Output { reasons: found.diagnostics(), memory_plan, ..Output::of_text(text) })
     }
 
-    fn question(&self, model: &onnx::Model) -> Result<Question<'_>, Failure> {
-        let data_ranks = self.parallel.data_ranks();
-        let bindings = sizes::bindings(model, &self.shapes, None, data_ranks)?;
-        let schedule = &self.optimizer.lr_schedule;
+    /// The job of this command, on the machine that is asked about.
+    fn job(&self, machine: Option<&Machine>) -> Result<Job, Failure> {
         let flags = Flags {
+            shapes: &self.shapes,
+            init: self.init,
             optimizer: &self.optimizer,
             loss: &self.loss,
             experts: &self.experts,
             precision: &self.precision,
             parallel: &self.parallel,
             memory: &self.memory,
-            seed: 0,
+            seed: self.seed.seed,
         };
-        let rebound = sizes::left_to_passes(model, bindings.clone());
-        let machine = self.machine(self.parallel.ranks(), &self.parallel.described().unwrap_or_default())?;
-        let device =
-            machine.as_ref().map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
-        let mut plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
-        plan.batch.global = self.shapes.global_batch;
-        let plan = plan.priced_on(&device);
-        let plan = match &machine {
-            Some(Machine::Cluster(cluster)) => plan.on_cluster(cluster),
-            Some(Machine::Node(_)) | None => plan,
-        };
-        let manager = self.look.manager()?;
-        let global_batch = self.shapes.global_batch;
-        let budget = self.memory.device_budget();
-        let (target, multiprocessors) = (targets::of(device.kind), Multiprocessors(device.multiprocessors));
-        let limit = budget.or_else(|| machine.as_ref().map(|machine| machine.device().memory));
-        let recomputes = budget.is_some();
-        let limit = limit.map(|bytes| MemoryLimit { bytes, recomputes, target, multiprocessors });
-        let plan = CompilationPlan { limit, ..plan };
-        Ok(Question {
-            path: &self.subject,
-            bindings,
-            plan,
-            global_batch,
-            data_ranks,
-            machine,
-            memory: self.memory.clone(),
-            manager,
-            lists_memory: self.memory_plan.is_some(),
-        })
+        let device = machine.map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
+        let facts = Facts { on: On::described(device), global_batch: None };
+        let job = Job::resolve(self.subject.clone(), flags, facts)?;
+        let shown = SHOWN_STEPS + self.optimizer.lr_schedule.least_steps();
+        Ok(Job { steps: self.steps.unwrap_or(shown), ..job })
     }
 
     /// The machine that is asked about, for so many ranks of a mesh. Errors: a faulty description; a mesh that is larger than the

@@ -1,25 +1,24 @@
 //! `trainyard verify`: the transformed program against the untransformed graph, or against numbers from elsewhere.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use checkpoint::StateBytes;
 use clap::Args;
 use ir::machine::Preset;
 use ir::{DType, Diagnostic, Module};
-use program::Multiprocessors;
 
 use super::report::{self, Outcome};
-use crate::compilation::{self, Compilation, Source};
+use crate::compilation::{Compilation, Source};
+use crate::compiler::{self, Facts, Job, On, Step};
+use crate::config::shapes::positive_count;
 use crate::config::value::positive;
 use crate::config::{Experts, Initial, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes};
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware;
-use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
+use crate::pipeline::Flags;
 use crate::sizes;
 use crate::state_dict::load_weights;
-use crate::tiers;
 use crate::verification::against::{self, file::Numbers};
 use crate::verification::bisect::{Expected, Stage, bisect};
 use crate::verification::compare::{Difference, Kind};
@@ -76,6 +75,9 @@ pub struct Verify {
     /// Write the result as JSON
     #[arg(long)]
     pub json: bool,
+    /// Steps of the run, over which a schedule of the learning rate without a length of its own runs [default: one after a warm-up]
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub steps: Option<u64>,
     /// Shapes.
     #[command(flatten)]
     pub shapes: Shapes,
@@ -145,42 +147,35 @@ impl Verify {
             .into());
         }
         hardware::fits_processor(&self.parallel)?;
-        let model = compilation::open_asking(&self.model, self.optimizer.untied, &self.optimizer.train_also)?;
-        let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
-        sizes::require_bound(&model, &bindings, false)
-            .map_err(|error| error.at(self.model.display().to_string()))?;
-        let source = Source::import(&self.model, model, &bindings)?;
-        let mut plan = self.plan(sizes::left_to_passes(&source.model, bindings))?;
-        // A file of numbers may hold several microbatches.
-        plan.autodiff.whole = self.against.is_none() && self.shapes.global_batch.is_none();
-        plan.initialize = self.initial.pass();
+        let mut job = self.job()?;
+        let manager = self.look.manager()?;
         let mut stages = Vec::new();
-        let mut compilation =
-            Subject::compile(&source, plan.clone(), &self.look.manager()?, |done, pass, module| {
-                if self.bisect {
-                    // The passes run again where stages do not fit.
-                    stages.truncate(done - 1);
-                    stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
-                }
-            })?;
-        let microbatches = self.microbatches(&compilation.training)?;
-        let node = tiers::node_of(&Preset::Cpu.device(), self.parallel.cluster()?.as_ref());
-        let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
-        let may_update_early = plan.may_update_early();
-        let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
-        let keep = |pass: &str, module: &Module| {
+        let mut keep = |done: usize, pass: &str, module: &Module| {
             if self.bisect {
+                // The passes run again where stages do not fit.
+                stages.truncate(done - 1);
                 stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
             }
         };
-        let fit = tiers::fit_memory(&mut compilation, &self.look.manager()?, &self.memory, place, keep)?;
+        let forward = compiler::forward(&job, compiler::import(&job)?, &manager, &mut keep)?;
+        let module = forward.module();
+        let label = against::label_name(module)?;
+        let read = |path| Numbers::read(path, module, label.as_deref());
+        let numbers = self.against.as_deref().map(read).transpose()?;
+        // A file of numbers may hold several microbatches. Inputs that do not fit are refused when the step runs.
+        let inputs = numbers.iter().find_map(|all| against::microbatches(module, all, label.as_deref()).ok());
+        if let Some(count @ 2..) = inputs.map(|microbatches| microbatches.len() as u64) {
+            job.global_batch = job.global_batch.or(forward.batch().map(|batch| batch * count));
+        }
+        let Step { source, plan, compilation, fit, .. } =
+            forward.step(&job, &mut keep).map_err(|stopped| stopped.failure)?;
         fit.iter().for_each(|fit| report::tell_lines(fit));
         report::print(Severity::Warning, &compilation.warnings);
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.seed.seed, given)?;
-        match &self.against {
-            Some(path) => self.against_file(&source, &subject, path),
-            None => self.against_reference(&source, &subject, &stages),
+        match (&self.against, numbers) {
+            (Some(path), Some(numbers)) => self.against_file(&source, &subject, path, numbers),
+            _ => self.against_reference(&source, &subject, &stages),
         }
     }
 
@@ -231,9 +226,14 @@ impl Verify {
         Ok(report)
     }
 
-    fn against_file(&self, source: &Source, subject: &Subject, path: &Path) -> Result<Report, Failure> {
+    fn against_file(
+        &self,
+        source: &Source,
+        subject: &Subject,
+        path: &Path,
+        mut numbers: Numbers,
+    ) -> Result<Report, Failure> {
         let module = &subject.compilation.forward;
-        let mut numbers = Numbers::read(path, module, against::label_name(module)?.as_deref())?;
         numbers.name_outputs(&source.imported.module);
         let mut outcome = against::run(subject, &numbers, self.mode)?;
         let count = outcome.microbatches.len();
@@ -301,8 +301,11 @@ impl Verify {
         }
     }
 
-    fn plan(&self, bindings: BTreeMap<String, u64>) -> Result<CompilationPlan, Failure> {
+    /// The job of this command.
+    fn job(&self) -> Result<Job, Failure> {
         let flags = Flags {
+            shapes: &self.shapes,
+            init: self.initial.init,
             optimizer: &self.optimizer,
             loss: &self.loss,
             experts: &self.experts,
@@ -311,15 +314,11 @@ impl Verify {
             memory: &self.memory,
             seed: self.seed.seed,
         };
+        let facts = Facts { on: On::described(Preset::Cpu.device()), global_batch: None };
+        let job = Job::resolve(self.model.clone(), flags, facts)?;
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
-        let steps = self.optimizer.lr_schedule.least_steps();
-        let mut plan = CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device());
-        plan.batch.global = self.shapes.global_batch;
-        let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
-        let limit = |bytes| MemoryLimit { bytes, recomputes: true, target, multiprocessors };
-        plan.limit = self.memory.device_budget().map(limit);
-        let cluster = self.parallel.cluster()?;
-        Ok(cluster.iter().fold(plan, CompilationPlan::on_cluster))
+        let steps = self.steps.unwrap_or_else(|| self.optimizer.lr_schedule.least_steps());
+        Ok(Job { steps, keeps_gradients: true, ..job })
     }
 
     fn microbatches(&self, module: &Module) -> Result<u64, Diagnostic> {

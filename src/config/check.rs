@@ -26,7 +26,6 @@ impl Settings {
             ("--eval", data.eval.is_some()),
             ("--eval-every", data.eval_every.is_some()),
             ("--tokenizer", data.tokenizer.is_some()),
-            ("--seq", data.seq.is_some()),
             ("--input", !data.input.is_empty()),
             ("--steps", run.steps.is_some()),
             ("--epochs", run.epochs.is_some()),

@@ -30,9 +30,6 @@ pub struct Data {
     /// 512]
     #[arg(long, value_name = "FILE|bytes")]
     pub tokenizer: Option<Tokenizer>,
-    /// Tokens per sample of a token stream [default: the model's sequence length]
-    #[arg(long, value_name = "N", value_parser = positive_count)]
-    pub seq: Option<u64>,
     /// Convention of the labels: `shift` moves the tokens, or the labels in the data, by one (Hugging Face's convention); `given` takes
     /// labels as they are [default: shift for a token stream, and for labels in the data that all equal the tokens at the same
     /// place, if the model predicts the next token; otherwise given]

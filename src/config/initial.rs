@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use passes::initialize::{Initialize, Rule};
+use passes::initialize::Rule;
 use serde::Serialize;
 
 use super::value::{Spec, ValueError, positive, seed, serialize_as_text, unknown_name};
@@ -36,13 +36,6 @@ pub struct Initial {
 /// The rule of `--init`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InitRule(pub Rule);
-
-impl Initial {
-    /// The pass that these flags ask for.
-    pub fn pass(&self) -> Option<Initialize> {
-        self.init.map(|InitRule(rule)| Initialize { rule })
-    }
-}
 
 impl FromStr for InitRule {
     type Err = ValueError;

@@ -20,6 +20,9 @@ pub struct Shapes {
     /// Samples per microbatch on each data rank [default: the file's batch]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub microbatch: Option<u64>,
+    /// Tokens per sample of a token stream [default: the model's sequence length]
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub seq: Option<u64>,
     /// Samples per step, a multiple of the microbatch [default: one microbatch]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub global_batch: Option<u64>,
@@ -33,7 +36,7 @@ impl Shapes {
 }
 
 /// A size or count of one or more.
-pub(super) fn positive_count(text: &str) -> Result<u64, ValueError> {
+pub fn positive_count(text: &str) -> Result<u64, ValueError> {
     count_from(1, text)
 }
 

@@ -1,12 +1,13 @@
 //! The program of a model after a pass: `--after PASS`.
 
-use super::{Question, bind_hint, pipelines, unbound};
+use super::{Question, bind_hint, unbound};
 use crate::compilation::{self, Source};
+use crate::compiler::{self, Stopped};
 use crate::failure::Failure;
 use ir::{Diagnostic, Module};
-use passes::{Pass, Pipeline};
 
-/// The program of a model after the first pass of that name; `import` is before all passes.
+/// The program of a model after the first pass of that name; `import` is before all passes. Passes may run again for other stages: the
+/// program is that of the step that is compiled.
 ///
 /// # Errors
 /// A pass that does not exist or does not run here; what keeps the model from getting there.
@@ -15,33 +16,48 @@ pub fn program_after(source: &Source, question: &Question, after: &str) -> Resul
         return Ok(source.imported.module.clone());
     }
     crate::config::look::known_pass("--after", after)?;
-    let unbound = unbound(&source.model, &question.bindings);
-    let (known, rest) = pipelines(&question.plan, !unbound.is_empty());
-    let mut passes: Vec<Pass> =
-        known.passes.into_iter().chain(rest.into_iter().flat_map(|rest| rest.passes)).collect();
-    let Some(last) = passes.iter().position(|pass| pass.name() == after) else {
-        if unbound.is_empty() {
+    let unbound = unbound(&source.model, &question.sizes);
+    if !unbound.is_empty() {
+        return after_unbound(source, question, after, &unbound);
+    }
+    let mut found: Option<(usize, Module)> = None;
+    let mut look = |done: usize, pass: &str, module: &Module| {
+        if found.as_ref().is_some_and(|(at, _)| done <= *at) {
+            found = None;
+        }
+        if pass == after && found.is_none() {
+            found = Some((done, module.clone()));
+        }
+    };
+    let imported = (source.clone(), question.sizes.clone());
+    let forward = compiler::forward(question.job, imported, &question.manager, &mut look);
+    let step = forward.map_err(Stopped::from).and_then(|forward| forward.step(question.job, &mut look));
+    match (found, step) {
+        (Some((_, module)), _) => Ok(module),
+        (None, Err(stopped)) => Err(stopped.failure),
+        (None, Ok(_)) => {
             let error =
                 format!("--after {after}: the pass is not among those that make a step by these flags");
-            return Err(Diagnostic::new(error).into());
+            Err(Diagnostic::new(error).into())
         }
+    }
+}
+
+/// The program after a pass that runs without the sizes of all dims.
+fn after_unbound(
+    source: &Source,
+    question: &Question,
+    after: &str,
+    unbound: &[String],
+) -> Result<Module, Failure> {
+    let mut pipeline = compiler::up_to_parameters(question.job, &source.model, &question.sizes);
+    let Some(last) = pipeline.passes.iter().position(|pass| pass.name() == after) else {
         let error = Diagnostic::new(format!("--after {after}: the pass runs only when all dims are bound"));
-        return Err(error.note(bind_hint(&unbound)).into());
+        return Err(error.note(bind_hint(unbound)).into());
     };
-    passes.truncate(last + 1);
-    let forward = question.plan.forward().passes.len();
-    let rest = passes.split_off(forward.min(passes.len())).len();
+    pipeline.passes.truncate(last + 1);
     let mut module = source.imported.module.clone();
     let mut cx = source.context();
-    let mut run = |passes: Vec<Pass>, module: &mut Module| {
-        compilation::run(&question.manager, &Pipeline { passes }, module, &mut cx, |_, _, _| {})
-    };
-    run(passes, &mut module)?;
-    if rest > 0 {
-        // The loss says how many microbatches a step has.
-        let mut passes = question.plan.clone().for_batch(&module, &[])?.0.training().passes;
-        passes.truncate(rest);
-        run(passes, &mut module)?;
-    }
+    compilation::run(&question.manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
     Ok(module)
 }

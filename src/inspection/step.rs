@@ -1,12 +1,10 @@
 //! What a step of training takes: operations, traffic, memory.
 
-use super::Question;
 use super::cluster::ClusterFacts;
 use super::collectives::Communication;
 use super::shares::Shares;
 use crate::compilation::Compilation;
 use crate::failure::Failure;
-use crate::sizes;
 use crate::tiers::Peaks;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
@@ -90,13 +88,15 @@ pub struct MemoryFacts {
 }
 
 impl StepFacts {
-    /// The facts of a whole step. Errors: a global batch that is no whole number of the program's; a program that no
-    /// device can run.
-    pub(super) fn of(compilation: &Compilation, question: &Question) -> Result<Self, Failure> {
+    /// The facts of a step of this number of microbatches, on a machine if one was named. Errors: a program that no device can run.
+    pub(super) fn of(
+        compilation: &Compilation,
+        microbatches: u64,
+        machine: Option<&Machine>,
+    ) -> Result<Self, Failure> {
         let module = &training::step(&compilation.training)?;
-        let microbatches = sizes::microbatches(module, question.global_batch, question.data_ranks)?;
         let cost = StepCost::of(module);
-        let cluster = match &question.machine {
+        let cluster = match machine {
             Some(Machine::Cluster(cluster)) => Some(cluster),
             Some(Machine::Node(_)) | None => None,
         };

@@ -1,9 +1,9 @@
 //! The programs of a run: the step and the evaluations, lowered for a kind of device.
 
 use crate::compilation::{self, Compilation};
+use crate::compiler::ShortEvaluation;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
-use crate::short_evaluation::ShortEvaluation;
 use cuda::gpu::without_epilogues;
 use ir::{Module, Phase, Scalar, ScalarPart, StepOutput};
 use passes::keep::Keep;

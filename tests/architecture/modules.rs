@@ -273,6 +273,34 @@ fn modules_import_each_other_only_along_the_arrows() {
     assert!(found > 100, "only {found} imports were found");
 }
 
+/// The steps of the recipe of a compilation, by their last two names.
+const RECIPE: [[&str; 2]; 5] = [
+    ["compilation", "open_asking"],
+    ["sizes", "bindings"],
+    ["sizes", "require_bound"],
+    ["CompilationPlan", "new"],
+    ["tiers", "fit_memory"],
+];
+
+/// The modules of the driver outside of `compiler` that call a step of the recipe.
+fn cooks(modules: &[(PathBuf, Vec<String>)]) -> Vec<String> {
+    let is_step = |window: &[String]| {
+        is_path_at(window, 1) && RECIPE.iter().any(|[first, last]| window[0] == *first && window[3] == *last)
+    };
+    let outside = modules.iter().filter(|(module, _)| !module.starts_with("compiler"));
+    let cooking = outside.filter(|(_, tokens)| tokens.windows(4).any(is_step));
+    cooking.map(|(module, _)| module.display().to_string()).collect()
+}
+
+#[test]
+fn only_the_compiler_calls_the_steps_of_the_recipe() {
+    let modules = modules(&files_of("src"));
+    assert_eq!(cooks(&modules), [""; 0]);
+    let of_compiler = |(module, _): &&(PathBuf, Vec<String>)| module.starts_with("compiler");
+    let moved = modules.iter().filter(of_compiler).map(|(_, tokens)| ("moved".into(), tokens.clone()));
+    assert!(!cooks(&moved.collect::<Vec<_>>()).is_empty(), "no step of the recipe was found");
+}
+
 #[test]
 fn a_module_of_passes_is_a_pass_or_known_to_be_none() {
     let registry =

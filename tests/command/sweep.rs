@@ -6,6 +6,7 @@
 
 mod commands;
 mod mutants;
+mod one_program;
 
 use crate::TRAINYARD;
 use serde_json::Value;

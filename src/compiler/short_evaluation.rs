@@ -3,14 +3,12 @@
 //! The whole plan runs again, so that the states have the same names, types and shardings; where they have not, or where the
 //! batch cannot be bound to that size, the samples are left out of the evaluation, and the user is told why.
 
+use super::{Job, Step};
 use crate::compilation::{Compilation, Source};
 use crate::failure::Failure;
-use crate::pipeline::CompilationPlan;
 use crate::sizes;
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, Type, ValueId};
 use passes::Manager;
-use std::collections::BTreeMap;
-use std::path::Path;
 
 /// The evaluation of a batch of another size than the microbatch's.
 #[derive(Clone, Debug)]
@@ -22,29 +20,14 @@ pub struct ShortEvaluation {
     pub shares: Vec<f64>,
 }
 
-/// A model as it was compiled for whole batches.
-#[derive(Clone, Copy, Debug)]
-pub struct Compiled<'a> {
-    /// The model's file.
-    pub path: &'a Path,
-    /// The model.
-    pub source: &'a Source,
-    /// The sizes that its dims were bound to.
-    pub sizes: &'a BTreeMap<String, u64>,
-    /// The passes that ran.
-    pub plan: &'a CompilationPlan,
-    /// The result.
-    pub compilation: &'a Compilation,
-}
-
-impl Compiled<'_> {
+impl Step<'_> {
     /// Compiles the evaluation of `samples` samples. Errors: a batch that cannot be bound to that size; states that are not
     /// those of the training program.
-    pub fn evaluation_of(&self, samples: u64) -> Result<ShortEvaluation, Diagnostic> {
-        let whole = batch(&self.compilation.forward)
+    pub(super) fn evaluation_of(&self, job: &Job, samples: u64) -> Result<ShortEvaluation, Diagnostic> {
+        let whole = sizes::batch(&self.compilation.forward)
             .ok_or_else(|| Diagnostic::new("the program has no batched input"))?;
-        let sizes = sizes::with_batch(&self.source.model, self.sizes, whole, samples);
-        let source = Source::import(self.path, self.source.model.clone(), &sizes).map_err(first)?;
+        let sizes = sizes::with_batch(&self.source.model, &self.sizes, whole, samples);
+        let source = Source::import(&job.model, self.source.model.clone(), &sizes).map_err(first)?;
         let mut plan = self.plan.clone();
         plan.bind.sizes = sizes::left_to_passes(&source.model, sizes);
         // The stages are those of whole batches, and a step has as many microbatches.
@@ -102,12 +85,6 @@ impl Compiled<'_> {
             None => Ok(()),
         }
     }
-}
-
-/// The size of dim 0 of the batched inputs.
-fn batch(module: &Module) -> Option<u64> {
-    let input = module.inputs.iter().find(|input| input.batched)?;
-    module.ty(input.value).dims.first()?.size()
 }
 
 /// The weight of a class of the loss.

@@ -1,0 +1,211 @@
+//! The compiler: one recipe from a [`Job`] to its programs. No other module calls the steps of the recipe.
+//!
+//! 1. [`sizes_of`] reads the sizes of dims from the job and the model's file, and [`Source::import`] imports the model.
+//! 2. [`forward`] runs the passes up to the loss. From its program the data are opened, and they fill the fields of the job that only data
+//!    know.
+//! 3. [`Forward::step`] makes the whole step, and makes it fit into the memory that the job allows.
+//! 4. [`Step::lower`] makes the programs for the job's device.
+
+mod job;
+mod short_evaluation;
+
+use crate::compilation::{self, Compilation, Source};
+use crate::failure::Failure;
+use crate::pipeline::CompilationPlan;
+use crate::training::Programs;
+use crate::{sizes, tiers};
+use ir::{Diagnostic, Module};
+pub use job::{Facts, Job, On};
+use onnx::Model;
+use passes::{Manager, Pass, Pipeline};
+pub use short_evaluation::ShortEvaluation;
+use std::collections::BTreeMap;
+
+/// Sees the program after each pass: the number of passes that have run, the name of the pass, and the program. The number falls when passes
+/// run again, because stages did not fit into memory.
+pub type Observer<'a> = &'a mut dyn FnMut(usize, &str, &Module);
+
+/// Opens the model's file of a job.
+///
+/// # Errors
+/// A file that cannot be read; parameters that are asked about and do not exist.
+pub fn open(job: &Job) -> Result<Model, Failure> {
+    compilation::open_asking(&job.model, job.optimizer.untied, &job.optimizer.train_also)
+}
+
+/// Returns the sizes that the job gives to dims of the model.
+///
+/// # Errors
+/// Flags that contradict each other or the file.
+pub fn sizes_of(job: &Job, model: &Model) -> Result<BTreeMap<String, u64>, Diagnostic> {
+    sizes::bindings(model, &job.shapes, job.data_ranks())
+}
+
+/// Opens and imports the model of a job. All its dims must have sizes.
+///
+/// # Errors
+/// As of [`open`], [`sizes_of`] and [`Source::import`]; dims without a size.
+pub fn import(job: &Job) -> Result<(Source, BTreeMap<String, u64>), Failure> {
+    let model = open(job)?;
+    let sizes = sizes_of(job, &model)?;
+    sizes::require_bound(&model, &sizes).map_err(|error| error.at(job.model.display().to_string()))?;
+    Ok((Source::import(&job.model, model, &sizes)?, sizes))
+}
+
+/// Returns the passes that decide which tensors are parameters. If dims have no size, these are the passes that need none.
+pub fn up_to_parameters(job: &Job, model: &Model, sizes: &BTreeMap<String, u64>) -> Pipeline {
+    let mut passes = plan(job, model, sizes).forward().passes;
+    let decided = passes.iter().position(|pass| matches!(pass, Pass::Parameters(_)));
+    passes.truncate(decided.map_or(passes.len(), |at| at + 1));
+    if sizes::dim_names(model).iter().any(|name| !sizes.contains_key(name)) {
+        passes.retain(|pass| !matches!(pass, Pass::Bind(_) | Pass::Dropout(_)));
+    }
+    Pipeline { passes }
+}
+
+/// Returns the options of all passes of a job.
+fn plan(job: &Job, model: &Model, sizes: &BTreeMap<String, u64>) -> CompilationPlan {
+    job.plan(sizes::left_to_passes(model, sizes.clone()))
+}
+
+/// A model of a job up to its loss.
+#[derive(Debug)]
+pub struct Forward<'m> {
+    /// The model.
+    pub source: Source,
+    /// The sizes of its dims.
+    pub sizes: BTreeMap<String, u64>,
+    /// The options of all passes.
+    plan: CompilationPlan,
+    program: compilation::Forward,
+    manager: &'m Manager,
+}
+
+/// Runs the passes up to the loss.
+///
+/// # Errors
+/// As of [`Source::forward`].
+pub fn forward<'m>(
+    job: &Job,
+    (source, sizes): (Source, BTreeMap<String, u64>),
+    manager: &'m Manager,
+    after: Observer,
+) -> Result<Forward<'m>, Failure> {
+    let plan = plan(job, &source.model, &sizes);
+    let program = source.forward(&plan, manager, after)?;
+    Ok(Forward { source, sizes, plan, program, manager })
+}
+
+impl<'m> Forward<'m> {
+    /// The program, which says how the model is fed.
+    pub fn module(&self) -> &Module {
+        &self.program.module
+    }
+
+    /// Returns the samples of a microbatch of all data ranks. `None` if no input is batched.
+    pub fn batch(&self) -> Option<u64> {
+        sizes::batch(self.module())
+    }
+
+    /// Returns the number of microbatches in a step of a job.
+    ///
+    /// # Errors
+    /// A global batch that is no whole number of microbatches.
+    pub fn microbatches(&self, job: &Job) -> Result<u64, Diagnostic> {
+        sizes::microbatches(self.module(), job.global_batch, job.data_ranks())
+    }
+
+    /// Makes the step of a job, which is the job of [`forward`] with the fields that data fill.
+    ///
+    /// # Errors
+    /// A program that cannot be trained as the job says; memory that no program fits.
+    pub fn step(self, job: &Job, after: Observer) -> Result<Step<'m>, Stopped> {
+        let microbatches = self.microbatches(job)?;
+        let Self { source, sizes, mut plan, program, manager } = self;
+        let keep_gradients = plan.optimizer.keep_gradients;
+        plan.optimizer = job.optimizer.pass(job.steps);
+        plan.optimizer.keep_gradients = keep_gradients;
+        plan.batch.global = job.global_batch;
+        plan.autodiff.whole = program.has_classes() && microbatches == 1;
+        let mut compilation = program.training(&plan, manager, &mut *after)?;
+        // An evaluation of another batch has the same stages.
+        (plan.stage, plan.limit) = (compilation.stage.clone(), None);
+        let (node, may_update_early) = (job.node(), plan.may_update_early());
+        let On { target, multiprocessors, .. } = job.on;
+        let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
+        let mut passes = compilation.pipeline.passes.len();
+        let fit = tiers::fit_memory(&mut compilation, manager, &job.memory, place, |pass, module| {
+            passes += 1;
+            after(passes, pass, module);
+        });
+        let fit = match fit {
+            Ok(fit) => fit,
+            Err(failure) => return Err(Stopped { failure, compilation: Some(compilation.into()) }),
+        };
+        Ok(Step { source, sizes, plan, compilation, microbatches, fit, manager })
+    }
+}
+
+/// A failure with what was reached before it.
+#[derive(Debug)]
+pub struct Stopped {
+    /// The failure.
+    pub failure: Failure,
+    /// The compiled model, if it does not fit into memory.
+    pub compilation: Option<Box<Compilation>>,
+}
+
+impl<F: Into<Failure>> From<F> for Stopped {
+    fn from(failure: F) -> Self {
+        Self { failure: failure.into(), compilation: None }
+    }
+}
+
+/// The step of a job.
+#[derive(Debug)]
+pub struct Step<'m> {
+    /// The model.
+    pub source: Source,
+    /// The sizes of its dims.
+    pub sizes: BTreeMap<String, u64>,
+    /// The options of all passes, with the stages that were chosen.
+    pub plan: CompilationPlan,
+    /// The compiled model.
+    pub compilation: Compilation,
+    /// The microbatches of a step.
+    pub microbatches: u64,
+    /// The result of the search for a program that fits into `--memory`, for people.
+    pub fit: Option<String>,
+    manager: &'m Manager,
+}
+
+/// The programs of a step for a device.
+#[derive(Debug)]
+pub struct Lowered {
+    /// The step and the evaluations.
+    pub programs: Programs,
+    /// The reason why a last batch of the evaluation that is not whole has no program.
+    pub left_out: Option<Diagnostic>,
+}
+
+impl Step<'_> {
+    /// Lowers the step and the evaluations for the device of the job.
+    ///
+    /// # Errors
+    /// A program that the device cannot run.
+    pub fn lower(&self, job: &Job) -> Result<Lowered, Failure> {
+        let (compilation, microbatches) = (&self.compilation, self.microbatches);
+        let mut lowering = compilation.lowering(self.manager);
+        let On { target, multiprocessors, .. } = job.on;
+        let mut programs =
+            Programs::lower_by(&mut lowering, compilation, microbatches, target, multiprocessors)?;
+        let short =
+            job.short_evaluation.map(|samples| self.evaluation_of(job, samples).map_err(Failure::from));
+        let left_out = match short.map(|short| programs.add(&mut lowering, short?)).transpose() {
+            Ok(_) => None,
+            Err(Failure::User(reasons)) => reasons.into_iter().next(),
+            Err(fault) => return Err(fault),
+        };
+        Ok(Lowered { programs, left_out })
+    }
+}

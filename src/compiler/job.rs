@@ -1,0 +1,161 @@
+//! The description of a compilation, as plain data.
+
+use crate::config::{self, Memory, Parallel};
+use crate::failure::Failure;
+use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
+use crate::{targets, tiers};
+use ir::machine::{Cluster, Device, Node};
+use program::{Multiprocessors, Target};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The description of a compilation. Equal jobs give equal programs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// The model's file.
+    pub model: PathBuf,
+    /// The batch, and the sizes of dims.
+    pub shapes: config::Shapes,
+    /// The optimizer, and the parameters that it trains.
+    pub optimizer: config::Optimizer,
+    /// The loss.
+    pub loss: config::Loss,
+    /// The mixtures of experts.
+    pub experts: config::Experts,
+    /// The element types.
+    pub precision: config::Precision,
+    /// The mesh, and the values that are split over it.
+    pub parallel: Parallel,
+    /// The memory that the programs may take.
+    pub memory: Memory,
+    /// The seed of random numbers.
+    pub seed: u64,
+    /// The rule by which new weights are drawn. `None` if step 0 begins with the file's.
+    pub init: Option<config::InitRule>,
+    /// Whether gradients are reduced as they are, though the flags compress them: before `--compress-gradients-after`.
+    pub whole_gradients: bool,
+    /// Whether the step has the gradients of parameters among its outputs, as `verify` compares them.
+    pub keeps_gradients: bool,
+    /// The device whose kernels run the programs.
+    pub on: On,
+    /// The cluster of `--cluster`.
+    pub cluster: Option<Cluster>,
+    /// The samples of a step. `None` for one microbatch.
+    pub global_batch: Option<u64>,
+    /// The steps of the run, over which a schedule of the learning rate without a length of its own runs. The data may decide it.
+    pub steps: u64,
+    /// The size of a last batch of the evaluation that is not whole, and needs a program of its own. The data decide it.
+    pub short_evaluation: Option<u64>,
+}
+
+/// The device of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct On {
+    /// Its kind.
+    pub target: Target,
+    /// The size of its GPU.
+    pub multiprocessors: Multiprocessors,
+    /// Its description, whose times are the costs of choices.
+    pub device: Device,
+    /// Whether the description is that of the device, or is assumed since the device is not known.
+    pub is_known: bool,
+}
+
+/// The facts that a command line does not have: they come from the machine, and from the checkpoint at which a run goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// The device.
+    pub on: On,
+    /// The samples of a step of the run that goes on, unless flags say another number.
+    pub global_batch: Option<u64>,
+}
+
+impl On {
+    /// The device with a description.
+    pub fn described(device: Device) -> Self {
+        Self {
+            target: targets::of(device.kind),
+            multiprocessors: Multiprocessors(device.multiprocessors),
+            device,
+            is_known: true,
+        }
+    }
+}
+
+impl Job {
+    /// Resolves flags and facts into a job for steps of one microbatch each, unless they name a global batch.
+    ///
+    /// # Errors
+    /// A faulty description of a cluster; a mesh that is larger than the cluster.
+    pub fn resolve(model: PathBuf, flags: Flags, facts: Facts) -> Result<Self, Failure> {
+        let Facts { on, global_batch } = facts;
+        let cluster = flags.parallel.cluster()?;
+        Ok(Self {
+            model,
+            shapes: flags.shapes.clone(),
+            optimizer: flags.optimizer.clone(),
+            loss: flags.loss.clone(),
+            experts: flags.experts.clone(),
+            precision: flags.precision.clone(),
+            parallel: flags.parallel.clone(),
+            memory: flags.memory.clone(),
+            seed: flags.seed,
+            init: flags.init,
+            whole_gradients: false,
+            keeps_gradients: false,
+            on,
+            cluster,
+            global_batch: flags.shapes.global_batch.or(global_batch),
+            steps: 0,
+            short_evaluation: None,
+        })
+    }
+
+    /// Returns the number of ranks that share a batch.
+    pub fn data_ranks(&self) -> u64 {
+        self.parallel.data_ranks()
+    }
+
+    /// Returns the node of the device, whose links are the costs of copies.
+    pub fn node(&self) -> Node {
+        tiers::node_of(self.device(), self.cluster.as_ref())
+    }
+
+    /// Returns the device by whose times choices are made: that of the cluster, or the job's own.
+    pub fn device(&self) -> &Device {
+        self.cluster.as_ref().map_or(&self.on.device, |cluster| &cluster.node.device)
+    }
+
+    /// Returns the memory that stages are made to fit into: that of `--memory`, or that of a GPU. Ranks on the processor share its memory,
+    /// and the free part of it changes: a run compares its program with that part, and no program depends on it.
+    fn limit(&self) -> Option<MemoryLimit> {
+        let On { target, multiprocessors, .. } = self.on;
+        let is_described = self.on.is_known || self.cluster.is_some();
+        let is_gpu = is_described && !target.is_host() && !targets::of(self.device().kind).is_host();
+        let budget = self.memory.device_budget();
+        let bytes = budget.or_else(|| is_gpu.then_some(self.device().memory));
+        bytes.map(|bytes| MemoryLimit { bytes, recomputes: budget.is_some(), target, multiprocessors })
+    }
+
+    /// Returns the options of all passes. `sizes` are those of the dims that the passes bind.
+    pub(super) fn plan(&self, sizes: BTreeMap<String, u64>) -> CompilationPlan {
+        let flags = Flags {
+            shapes: &self.shapes,
+            init: self.init,
+            optimizer: &self.optimizer,
+            loss: &self.loss,
+            experts: &self.experts,
+            precision: &self.precision,
+            parallel: &self.parallel,
+            memory: &self.memory,
+            seed: self.seed,
+        };
+        let plan = CompilationPlan::new(sizes, flags, self.steps).priced_on(self.device());
+        let mut plan = self.cluster.iter().fold(plan, CompilationPlan::on_cluster);
+        plan.compress_gradients = plan.compress_gradients.filter(|_| !self.whole_gradients);
+        plan.batch.global = self.global_batch;
+        plan.limit = self.limit();
+        plan.optimizer.keep_gradients = self.keeps_gradients;
+        plan
+    }
+}

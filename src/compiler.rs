@@ -128,6 +128,8 @@ impl<'m> Forward<'m> {
         plan.batch.global = job.global_batch;
         plan.autodiff.whole = program.has_classes() && microbatches == 1;
         let mut compilation = program.training(&plan, manager, &mut *after)?;
+        // A graph that another program changed, for example.
+        compilation.warnings.splice(0..0, source.model.warnings.iter().cloned());
         // An evaluation of another batch has the same stages.
         (plan.stage, plan.limit) = (compilation.stage.clone(), None);
         let (node, may_update_early) = (job.node(), plan.may_update_early());

@@ -309,7 +309,7 @@ impl Inspection {
         let state_dict = &source.imported.state_dict;
         self.fit = fit;
         self.passes = compilation.timings.iter().map(PassTime::of).collect();
-        self.warnings.extend(compilation.warnings.iter().map(Told::diagnostic));
+        self.warnings = compilation.warnings.iter().map(Told::diagnostic).collect();
         self.parameters =
             Some(ParameterFacts::of(&compilation.parameters, &compilation.training, state_dict));
         self.loss = compilation.loss.as_ref().map(|loss| loss.text.clone());

@@ -2,6 +2,8 @@
 
 use crate::TRAINYARD;
 use expect_test::expect;
+use onnx::proto::ModelProto;
+use prost::Message;
 use std::fs;
 use testing::workplace::Workplace;
 
@@ -130,4 +132,20 @@ fn dims_without_a_size_are_told_with_the_flags_that_bind_them() {
           = or --microbatch SIZE for `batch`
     "#]]
     .assert_eq(&verify);
+}
+
+#[test]
+fn a_graph_that_another_program_changed_is_told_by_every_command() {
+    let place = Workplace::new(TRAINYARD);
+    place.succeed(&format!("compile {MODEL} --train synthetic --steps 1 -o run"));
+    let mut model = ModelProto::decode(&place.read("run/model.onnx")[..]).expect("a model");
+    let graph = model.graph.as_mut().expect("a graph");
+    graph.node[0].doc_string = Some("changed".into());
+    place.write("changed.onnx", &model.encode_to_vec());
+    let warning = "the graph has changed since the file was written";
+    for command in ["compile changed.onnx -o out", "verify changed.onnx", "inspect changed.onnx"] {
+        let ended = place.succeed(command);
+        let told = format!("{}{}", ended.stdout, ended.stderr);
+        assert_eq!(told.matches(warning).count(), 1, "{command}: {told}");
+    }
 }

@@ -85,7 +85,7 @@ impl Transform for Canonicalize {
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         match self.decide(module) {
             Ok((decision, near_misses)) => {
-                cx.near_misses = near_misses;
+                cx.reports.near_misses = near_misses;
                 decision.map_or(Ok(Changed::No), |decision| apply(module, &decision))
             }
             Err(limit) => {

@@ -85,7 +85,7 @@ impl Transform for CompressActivations {
             changed = changed.or(apply_rounded(module, rounded)?);
         }
         let after = KeptReport::of(module, &activations(module));
-        cx.compressed_activations = Some(CompressedActivationsReport {
+        cx.reports.compressed_activations = Some(CompressedActivationsReport {
             before,
             after,
             masks: lossless.bits() as u64,

@@ -142,7 +142,7 @@ impl Transform for CompressGradients {
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         let decision = decide(module, self)?;
-        cx.compressed_gradients = Some(decision.report());
+        cx.reports.compressed_gradients = Some(decision.report());
         apply(module, self, &decision)
     }
 }

@@ -100,7 +100,7 @@ impl Transform for Loss {
         if decision.knows_its_sums() {
             cx.warnings.retain(|warning| !warning.message.ends_with(SUMS_OVER_BATCH));
         }
-        cx.loss = Some(LossReport {
+        cx.reports.loss = Some(LossReport {
             text: decision.to_string(),
             scalars: decision.scalars(),
             doubt: decision.doubt(),

@@ -276,16 +276,23 @@ impl Transform for Moe {
 /// their place, under their own names.
 fn report(module: &Module, cx: &mut PassContext) {
     let names: BTreeSet<&str> = module.states.values().map(|state| state.name.as_str()).collect();
-    cx.parameters.retain(|report| report.states.iter().all(|part| names.contains(part.state.as_str())));
-    let told: BTreeSet<String> =
-        cx.parameters.iter().flat_map(|report| &report.states).map(|part| part.state.clone()).collect();
+    cx.reports
+        .parameters
+        .retain(|report| report.states.iter().all(|part| names.contains(part.state.as_str())));
+    let told: BTreeSet<String> = cx
+        .reports
+        .parameters
+        .iter()
+        .flat_map(|report| &report.states)
+        .map(|part| part.state.clone())
+        .collect();
     for state in module.states.values().filter(|state| !told.contains(&state.name)) {
         let role = match state.role {
             Role::Parameter => RowRole::Parameter,
             Role::Buffer => RowRole::Buffer,
             _ => continue,
         };
-        cx.parameters.push(ParameterReport {
+        cx.reports.parameters.push(ParameterReport {
             data: state.name.clone(),
             ty: state.ty.clone(),
             aliases: vec![],

@@ -96,7 +96,7 @@ impl Parameters {
         let mut decision = decide(module, cx, self)?;
         decision.ties = ties;
         warn(module, &decision, cx);
-        cx.parameters = report::reports(module, &decision, cx);
+        cx.reports.parameters = report::reports(module, &decision, cx);
         let changed = apply(module, &decision);
         let cleaned = remove_dead(module, Self::NAME);
         // A tied matrix is read transposed. The contractions absorb the transpose.

@@ -1,10 +1,7 @@
 //! The trait of passes, and the context that passes share while they run.
 
 use crate::arguments::Arguments;
-use crate::reports::{
-    CompressedActivationsReport, CompressedGradientsReport, LossReport, NearMiss, ParameterReport,
-    RecomputeReport, ShardingReport,
-};
+use crate::reports::Reports;
 use ir::{Changed, Diagnostic, Kernels, Module};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,22 +38,10 @@ pub struct PassContext {
     pub kernels: Option<&'static dyn Kernels>,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
-    /// The role of each float tensor of the file; filled by `parameters`.
-    pub parameters: Vec<ParameterReport>,
-    /// Places where a pattern was nearly found, with reasons; filled by `canonicalize`.
-    pub near_misses: Vec<NearMiss>,
-    /// The sharding of each input and state over the mesh; filled by `spmd`.
-    pub shardings: Vec<ShardingReport>,
     /// The batch that the constants of the file were made for; filled by `bind`.
     pub exported_batch: Option<u64>,
-    /// The objective; filled by `loss`.
-    pub loss: Option<LossReport>,
-    /// The blocks of the forward phase, and the parts of them that backward repeats; filled by `recompute`.
-    pub recomputed: Option<RecomputeReport>,
-    /// The gradients that data ranks reduce in another form; filled by `compress_gradients`.
-    pub compressed_gradients: Option<CompressedGradientsReport>,
-    /// The forms of activations that wait for backward; filled by `compress_activations`.
-    pub compressed_activations: Option<CompressedActivationsReport>,
+    /// The reports of the passes.
+    pub reports: Reports,
     /// The number of passes that have run, over all parts of a pipeline; counted by the manager.
     pub passes_run: usize,
 }

@@ -106,7 +106,7 @@ impl Transform for Recompute {
         let mut report = choices.report(&decision, self);
         let copies = add_copies(module, &decision)?;
         report.values.iter_mut().for_each(|value| value.copy = copies.get(&value.value).copied());
-        cx.recomputed = Some(report);
+        cx.reports.recomputed = Some(report);
         Ok(if copies.is_empty() { Changed::No } else { Changed::Yes })
     }
 }

@@ -13,6 +13,27 @@ pub use stages::{CandidateReport, StageReport};
 use ir::Diagnostic;
 use std::sync::Arc;
 
+/// The reports of all passes that have something to say. A pass fills its own field.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reports {
+    /// The role of each float tensor of the file; filled by `parameters`.
+    pub parameters: Vec<ParameterReport>,
+    /// Places where a pattern was nearly found, with reasons; filled by `canonicalize`.
+    pub near_misses: Vec<NearMiss>,
+    /// The objective; filled by `loss`.
+    pub loss: Option<LossReport>,
+    /// The choice of the schedule and the cut; filled by the search for stages. `None` for a program without stages.
+    pub stages: Option<StageReport>,
+    /// The sharding of each input and state over the mesh; filled by `spmd`.
+    pub shardings: Vec<ShardingReport>,
+    /// The gradients that data ranks reduce in another form; filled by `compress_gradients`. `None` if they are reduced as they are.
+    pub compressed_gradients: Option<CompressedGradientsReport>,
+    /// The blocks of the forward phase, and the parts of them that backward repeats; filled by `recompute`.
+    pub recomputed: Option<RecomputeReport>,
+    /// The forms of activations that wait for backward; filled by `compress_activations`.
+    pub compressed_activations: Option<CompressedActivationsReport>,
+}
+
 /// The description of the loss for the user.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossReport {

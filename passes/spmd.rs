@@ -76,7 +76,7 @@ impl Transform for Spmd {
         }
         let rules = Rules::new(module, &mesh);
         let demands = zero::plan(&rules, &mut layouts, self.zero);
-        cx.shardings = report::shardings(module, &mesh, &layouts, &demands);
+        cx.reports.shardings = report::shardings(module, &mesh, &layouts, &demands);
         module.level = Level::Placed;
         partition::apply(module, &layouts, &demands, Self::NAME)?;
         remove_dead(module, Self::NAME);

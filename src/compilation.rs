@@ -14,10 +14,7 @@ use passes::evaluation::Evaluation;
 use passes::moe::Moe;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
-use passes::reports::{
-    CompressedActivationsReport, CompressedGradientsReport, LossReport, NearMiss, ParameterReport,
-    RecomputeReport, RowRole, ShardingReport, StageReport,
-};
+use passes::reports::{ParameterReport, Reports, RowRole};
 use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing, Transform};
 use program::UpdateTime;
@@ -58,28 +55,14 @@ pub struct Compilation {
     /// The model with mixtures of experts, before it has a loss: what is exported in place of the file's graph. `None` if the file's graph
     /// stands.
     pub mixture: Option<Module>,
-    /// The role of each float tensor of the file.
-    pub parameters: Vec<ParameterReport>,
     /// The tensors of the author's module, made of tensors of the file.
     pub state_dict: StateDict,
     /// The file's names and records of its tensors; later passes read them too.
     pub tensors: TensorFacts,
-    /// Where a pattern was nearly found, and what is in the way.
-    pub near_misses: Vec<NearMiss>,
-    /// How each input and state lies over the mesh, and why; empty on one device.
-    pub shardings: Vec<ShardingReport>,
-    /// The objective.
-    pub loss: Option<LossReport>,
-    /// The blocks of the forward phase, and the parts that backward repeats; `None` if nothing was asked to be repeated.
-    pub recomputed: Option<RecomputeReport>,
-    /// The gradients that data ranks reduce in another form; `None` if they are reduced as they are.
-    pub compressed_gradients: Option<CompressedGradientsReport>,
-    /// The forms of activations that wait for backward; `None` if nothing was asked to be compressed.
-    pub compressed_activations: Option<CompressedActivationsReport>,
     /// The pass that cut the program, with the schedule and the cut that were chosen.
     pub stage: Option<Stage>,
-    /// The choice of the schedule and the cut; `None` of a program without stages.
-    pub stages: Option<StageReport>,
+    /// The reports of the passes.
+    pub reports: Reports,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
     /// How long each pass took.
@@ -222,7 +205,7 @@ impl Forward {
         };
         let Attempt { plan, stages, module, mut cx, timings: of_rest } = fit(plan, &forward, attempt)?;
         timings.extend(of_rest);
-        follow_padding(&mut cx.parameters, &forward, &module);
+        follow_padding(&mut cx.reports.parameters, &forward, &module);
         let (mut evaluation, rest) = (module.clone(), plan.training());
         run(manager, &Evaluation.into(), &mut evaluation, &mut cx, |_, _, _| {})?;
         Ok(Compilation {
@@ -232,16 +215,9 @@ impl Forward {
             mixture,
             state_dict,
             tensors: TensorFacts { aliases: cx.aliases, vectors: cx.vectors },
-            parameters: cx.parameters,
-            near_misses: cx.near_misses,
-            shardings: cx.shardings,
-            loss: cx.loss,
-            recomputed: cx.recomputed,
-            compressed_gradients: cx.compressed_gradients,
-            compressed_activations: cx.compressed_activations,
+            reports: Reports { stages, ..cx.reports },
             warnings: cx.warnings,
             stage: plan.stage,
-            stages,
             timings,
             pipeline: Pipeline { passes: pipeline.passes.into_iter().chain(rest.passes).collect() },
             update: plan.update,
@@ -266,7 +242,7 @@ impl Compilation {
     /// # Errors
     /// A program that the verifier refuses.
     pub fn recompute(&mut self, manager: &Manager, options: Recompute) -> Result<(), Failure> {
-        self.recomputed = self.run_on_step(manager, options.into())?.recomputed;
+        self.reports.recomputed = self.run_on_step(manager, options.into())?.reports.recomputed;
         Ok(())
     }
 
@@ -279,7 +255,8 @@ impl Compilation {
         manager: &Manager,
         options: CompressActivations,
     ) -> Result<(), Failure> {
-        self.compressed_activations = self.run_on_step(manager, options.into())?.compressed_activations;
+        self.reports.compressed_activations =
+            self.run_on_step(manager, options.into())?.reports.compressed_activations;
         Ok(())
     }
 
@@ -307,7 +284,7 @@ impl Compilation {
 
     /// The warning for steps of several microbatches, where their losses may not make that of the whole batch.
     pub fn doubt(&self, microbatches: u64) -> Option<&Diagnostic> {
-        self.loss.as_ref().filter(|_| microbatches > 1)?.doubt.as_ref()
+        self.reports.loss.as_ref().filter(|_| microbatches > 1)?.doubt.as_ref()
     }
 
     /// The file's tensors that are trained, whole, given the value of each state by its name: where several states
@@ -319,7 +296,7 @@ impl Compilation {
         let mut tensors = BTreeMap::new();
         let rows: BTreeMap<&str, &ir::Data> =
             self.training.data.values().map(|data| (data.name.as_str(), data)).collect();
-        for report in self.parameters.iter().filter(|report| report.role != RowRole::Constant) {
+        for report in self.reports.parameters.iter().filter(|report| report.role != RowRole::Constant) {
             let in_file = rows.get(report.data.as_str()).and_then(|row| ir::interp::file_tensor(row));
             let sizes = || report.ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
             let mut tensor = in_file.unwrap_or_else(|| ir::Tensor::splat(report.ty.dtype, sizes(), 0.0));

@@ -135,7 +135,7 @@ pub fn export(
     // A frozen tensor inside a function cannot be written, and need not be.
     let replaced = tensors.iter().filter(|(name, bytes)| !is_as_it_was(name, bytes));
     let replaced = replaced.map(|(name, bytes)| (name.clone(), bytes.clone())).collect();
-    let scalars = compilation.loss.iter().flat_map(|loss| &loss.scalars).cloned().collect();
+    let scalars = compilation.reports.loss.iter().flat_map(|loss| &loss.scalars).cloned().collect();
     let form = model.inference_form(&scalars);
     let training_form = (form.changes > 0).then_some(training);
     if let Some(path) = &training_form {
@@ -238,6 +238,7 @@ fn tensors(
 /// The tensors that have states. Frozen ones are among them: `--init` and `--weights` change them too.
 fn exported(compilation: &Compilation) -> impl Iterator<Item = &ParameterReport> {
     compilation
+        .reports
         .parameters
         .iter()
         .filter(|report| report.role != RowRole::Constant && !report.states.is_empty())

@@ -311,19 +311,19 @@ impl Inspection {
         self.passes = compilation.timings.iter().map(PassTime::of).collect();
         self.warnings = compilation.warnings.iter().map(Told::diagnostic).collect();
         self.parameters =
-            Some(ParameterFacts::of(&compilation.parameters, &compilation.training, state_dict));
-        self.loss = compilation.loss.as_ref().map(|loss| loss.text.clone());
-        self.near_misses = compilation.near_misses.iter().map(NearMissFacts::of).collect();
-        self.groups = GroupFacts::of(&plan.optimizer.groups, &compilation.parameters);
-        self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
-        self.recomputed = compilation.recomputed.as_ref().map(RecomputeFacts::of);
-        let activations = compilation.compressed_activations.as_ref();
+            Some(ParameterFacts::of(&compilation.reports.parameters, &compilation.training, state_dict));
+        self.loss = compilation.reports.loss.as_ref().map(|loss| loss.text.clone());
+        self.near_misses = compilation.reports.near_misses.iter().map(NearMissFacts::of).collect();
+        self.groups = GroupFacts::of(&plan.optimizer.groups, &compilation.reports.parameters);
+        self.shardings = compilation.reports.shardings.iter().map(ShardingFacts::of).collect();
+        self.recomputed = compilation.reports.recomputed.as_ref().map(RecomputeFacts::of);
+        let activations = compilation.reports.compressed_activations.as_ref();
         self.compressed_activations = activations.map(CompressedActivationFacts::of);
         self.compressed_gradients =
-            compilation.compressed_gradients.as_ref().map(CompressedGradientFacts::of);
+            compilation.reports.compressed_gradients.as_ref().map(CompressedGradientFacts::of);
         let processor = Preset::Cpu.device();
         let device = question.machine.map_or(&processor, Machine::device);
-        let stages = compilation.stages.as_ref();
+        let stages = compilation.reports.stages.as_ref();
         self.schedule = stages.and_then(|report| ScheduleFacts::of(report, &device.name));
         match StepFacts::of(&compilation, microbatches, question.machine) {
             Ok(step) => {
@@ -398,8 +398,9 @@ impl Inspection {
         let timings = compilation::run(manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
         self.passes = timings.iter().map(PassTime::of).collect();
         self.warnings.extend(cx.warnings.iter().map(Told::diagnostic));
-        self.parameters = Some(ParameterFacts::of(&cx.parameters, &module, &source.imported.state_dict));
-        self.near_misses = cx.near_misses.iter().map(NearMissFacts::of).collect();
+        self.parameters =
+            Some(ParameterFacts::of(&cx.reports.parameters, &module, &source.imported.state_dict));
+        self.near_misses = cx.reports.near_misses.iter().map(NearMissFacts::of).collect();
         self.program.get_or_insert_with(|| ProgramFacts::of(&module));
         self.feed_forward.get_or_insert_with(|| FeedForwardFacts::of(&module));
         self.module = Some(module);

@@ -96,6 +96,7 @@ impl RunPlan {
             microbatches,
             update: (compilation.update == UpdateTime::Early).then_some("early"),
             parameters: compilation
+                .reports
                 .parameters
                 .iter()
                 .filter(|r| is_parameter(r.role) && r.tied.is_none())

@@ -21,6 +21,7 @@ use ranks::Ranks;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -199,17 +200,15 @@ impl Processes {
     ///
     /// # Errors
     /// The first process that differs, and the fact.
-    pub fn same(&self, facts: &[(&str, String)]) -> Result<(), Failure> {
-        let values: Vec<&String> = facts.iter().map(|(_, value)| value).collect();
-        let all: Vec<Vec<String>> =
-            self.agreement.gather(values.into_iter().cloned().collect()).map_err(lost)?;
+    pub fn same(&self, facts: BTreeMap<String, String>) -> Result<(), Failure> {
+        let all: Vec<BTreeMap<String, String>> = self.agreement.gather(facts).map_err(lost)?;
         let difference = (1..all.len()).find_map(|rank| {
-            let differs = |index: &usize| all[rank].get(*index) != all[0].get(*index);
-            Some((rank, (0..facts.len()).find(differs)?))
+            let differs = |name: &&String| all[rank].get(*name) != all[0].get(*name);
+            Some((rank, all[0].keys().chain(all[rank].keys()).find(differs)?))
         });
-        let Some((rank, index)) = difference else { return Ok(()) };
+        let Some((rank, name)) = difference else { return Ok(()) };
         self.is_told.set(true);
-        let (name, value) = (facts[index].0, |rank: usize| all[rank].get(index).cloned().unwrap_or_default());
+        let value = |rank: usize| all[rank].get(name).map_or("none", String::as_str);
         let message = format!("rank {rank} has another {name} than rank 0");
         Err(Diagnostic::new(message)
             .note(format!("rank 0 has {}, and rank {rank} has {}", value(0), value(rank)))

@@ -92,7 +92,7 @@ impl Subject {
         let mut tensors = compilation.file_tensors(|name| start.get(name))?;
         let layout = match plan.reference_has_states() {
             true => Layout::of_states(&compilation.forward, module),
-            false => Layout::of(&compilation.parameters),
+            false => Layout::of(&compilation.reports.parameters),
         };
         if plan.reference_has_states() {
             // States of experts are no tensors of the file, and other states are parts of one.
@@ -115,7 +115,7 @@ impl Subject {
 
     /// The tensors that are trained, as the reference takes them.
     pub fn specs(&self) -> Vec<ParameterSpec> {
-        specs(&self.compilation.parameters)
+        specs(&self.compilation.reports.parameters)
     }
 
     /// The untransformed program, with the same weights.

@@ -101,18 +101,18 @@ fn run(input: &str) -> Result<String, String> {
     for warning in &cx.warnings {
         writeln!(out, "warning: {warning}").expect("a string takes all text");
     }
-    for near in &cx.near_misses {
+    for near in &cx.reports.near_misses {
         let origin = if near.origin.is_empty() { String::new() } else { format!(" at {}", near.origin) };
         writeln!(out, "nearly {}{origin}: {}", near.pattern, near.reason).expect("as above");
     }
-    for report in &cx.parameters {
+    for report in &cx.reports.parameters {
         let states: Vec<String> =
             report.states.iter().map(|state| format!("{} {:?}", state.state, state.view)).collect();
         let frozen = if report.frozen { " (frozen)" } else { "" };
         let (data, role, reason) = (&report.data, report.role, &report.reason);
         writeln!(out, "{data}: {role:?}{frozen}, {reason} -> [{}]", states.join(", ")).expect("as above");
     }
-    if let Some(loss) = &cx.loss {
+    if let Some(loss) = &cx.reports.loss {
         writeln!(out, "loss: {}", loss.text).expect("as above");
         loss.doubt.iter().for_each(|doubt| writeln!(out, "doubt: {doubt}").expect("as above"));
     }

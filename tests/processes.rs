@@ -186,7 +186,11 @@ fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
     once(&told, "nothing.onnx");
     let ranks = format!("{TRAIN} --steps 1 -o run");
     let told = fail(&place, 1, &format!("{ranks} : {ranks} --lr 0.5"));
-    once(&told, "rank 1 has another program than rank 0");
+    once(&told, "rank 1 has another --lr than rank 0");
+    // A run that would fail in the middle does not begin.
+    let told = fail(&place, 1, &format!("{ranks} --save-every 5 : {ranks} --save-every 7"));
+    once(&told, "rank 1 has another --save-every than rank 0");
+    once(&told, "rank 0 has 5, and rank 1 has 7");
     let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("text.txt", "nothing.txt")));
     once(&told, "rank 1: ");
     assert!(told.contains("nothing.txt"), "{told}");
@@ -196,7 +200,7 @@ fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
     let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("text.txt", "other.txt")));
     once(&told, "rank 1 has another set of data files than rank 0");
     let told = fail(&place, 1, &format!("{ranks} --init gpt2 : {ranks} --init gpt2 --seed 5"));
-    once(&told, "rank 1 has another origin of values than rank 0");
+    once(&told, "rank 1 has another --seed than rank 0");
     assert!(!place.path("run").exists(), "a run that cannot begin leaves nothing");
     let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("-o run", "-o other")));
     once(&told, "rank 1: other is another folder than that of rank 0");

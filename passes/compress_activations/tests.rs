@@ -20,7 +20,7 @@ fn compressed(module: &mut Module, options: &str) -> CompressedActivationsReport
     let mut cx = PassContext::default();
     let ran = crate::Manager::default().run(&pipeline, module, &mut cx, |_, _, _| {});
     ran.unwrap_or_else(|error| panic!("{error}"));
-    cx.compressed_activations.expect("the pass reports")
+    cx.reports.compressed_activations.expect("the pass reports")
 }
 
 /// The program has a ReLU of 72 elements, whose result is pooled by 18 windows.

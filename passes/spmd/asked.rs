@@ -103,7 +103,7 @@ fn view_of_named<'a>(
     if pattern::matches(pattern, &state.name) || data.is_some_and(named) {
         return Some(&state.view);
     }
-    let tied = cx.parameters.iter().filter(|report| report.tied.is_some() && named(&report.data));
+    let tied = cx.reports.parameters.iter().filter(|report| report.tied.is_some() && named(&report.data));
     tied.flat_map(|report| &report.states).find(|part| part.state == state.name).map(|part| &part.view[..])
 }
 

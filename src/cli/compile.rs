@@ -4,6 +4,7 @@ mod kernels;
 mod parts;
 mod run;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -147,10 +148,20 @@ impl Compile {
 
     fn run_as(&self, processes: &Processes) -> Result<Outcome, Failure> {
         run::forget_stops();
+        processes.same(self.common_flags()?)?;
         match processes.agree(self.parts(processes))? {
             None => self.run_part(processes, None).map(Ended::outcome),
             Some(parts) => parts.run(processes),
         }
+    }
+
+    /// The flags that all processes of a run must have. Paths and threads may differ from machine to machine.
+    fn common_flags(&self) -> Result<BTreeMap<String, String>, Failure> {
+        const OF_MACHINE: [&str; 7] = ["eval", "input", "resume", "threads", "tokenizer", "train", "weights"];
+        let text = self.settings.to_toml().context("the settings do not print")?;
+        let table: toml::Table = text.parse().context("the settings are no TOML")?;
+        let common = table.into_iter().filter(|(key, _)| !OF_MACHINE.contains(&key.as_str()));
+        Ok(common.map(|(key, value)| (format!("--{key}"), value.to_string())).collect())
     }
 
     /// Runs up to the step `until`, or to the end.
@@ -198,18 +209,18 @@ impl Compile {
         if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_asynchronous()) {
             tell!("staleness: {}", staleness(&pipeline.delays));
         }
-        let stages = ready.compilation.stages.as_ref();
+        let stages = ready.compilation.reports.stages.as_ref();
         let choice = stages.and_then(|report| ScheduleFacts::of(report, &device.device().name));
         choice.iter().for_each(|choice| tell!("{choice}"));
-        tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
-        let recomputed = ready.compilation.recomputed.as_ref();
+        tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.reports.parameters, None).says);
+        let recomputed = ready.compilation.reports.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
-        let gradients = ready.compilation.compressed_gradients.as_ref();
+        let gradients = ready.compilation.reports.compressed_gradients.as_ref();
         gradients.iter().for_each(|report| tell!("{}", CompressedGradientFacts::of(report)));
-        let activations = ready.compilation.compressed_activations.as_ref();
+        let activations = ready.compilation.reports.compressed_activations.as_ref();
         activations.iter().for_each(|report| tell!("{}", CompressedActivationFacts::of(report)));
         ready.fit.iter().for_each(|fit| tell!("{fit}"));
-        ready.compilation.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
+        ready.compilation.reports.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {
             tell!("device: {}", device.described);
         }

@@ -215,8 +215,8 @@ impl Verify {
         }
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
         report.assumptions = vec![
-            assumptions::trained_tensors(&subject.compilation.parameters, None),
-            assumptions::loss(subject.compilation.loss.as_ref(), false),
+            assumptions::trained_tensors(&subject.compilation.reports.parameters, None),
+            assumptions::loss(subject.compilation.reports.loss.as_ref(), false),
             assumptions::batch(self.seed.seed, None),
         ];
         report.passed = !report.differs();
@@ -262,8 +262,14 @@ impl Verify {
         report.loss = outcome.execution.loss().filter(|_| numbers.labels);
         let trained = |difference: &Difference| matches!(difference.kind, Kind::Loss | Kind::Gradient);
         report.assumptions = vec![
-            assumptions::trained_tensors(&subject.compilation.parameters, Some(&outcome.trained_there)),
-            assumptions::loss(subject.compilation.loss.as_ref(), outcome.differences.iter().any(trained)),
+            assumptions::trained_tensors(
+                &subject.compilation.reports.parameters,
+                Some(&outcome.trained_there),
+            ),
+            assumptions::loss(
+                subject.compilation.reports.loss.as_ref(),
+                outcome.differences.iter().any(trained),
+            ),
             assumptions::batch(self.seed.seed, Some(&report.against)),
         ];
         report.differences = outcome.differences;

@@ -67,7 +67,7 @@ fn told(error: ProgramError) -> Vec<Diagnostic> {
 
 fn write_weights(path: &Path, compilation: &Compilation, tensors: &FileTensors) -> Result<(), String> {
     let types: BTreeMap<&str, &ir::Type> =
-        compilation.parameters.iter().map(|report| (report.data.as_str(), &report.ty)).collect();
+        compilation.reports.parameters.iter().map(|report| (report.data.as_str(), &report.ty)).collect();
     let rows = tensors.keys().filter_map(|name| {
         let ty = types.get(name.as_str())?;
         Some(TensorRow { name: name.clone(), dtype: ty.dtype, dims: ty.sizes()? })

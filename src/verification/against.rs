@@ -287,7 +287,7 @@ fn ours(subject: &Subject, reported: &Tensors) -> Result<Vec<Trained>, Diagnosti
             report.data == tensor.name || report.tied.as_ref().is_some_and(|tie| tie.data == tensor.name)
         };
         let mut names = vec![tensor.name.clone()];
-        for report in subject.compilation.parameters.iter().filter(is_it) {
+        for report in subject.compilation.reports.parameters.iter().filter(is_it) {
             names.extend(report.aliases.iter().chain([&report.data]).cloned());
         }
         names.extend(tensor.parts.iter().map(|part| part.state.clone()));

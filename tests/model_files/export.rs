@@ -59,7 +59,7 @@ fn export(model: &str) -> Exported {
     let states = doctored(&compilation.training);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
-    let trained = compilation.parameters.iter().filter(|report| report.role != RowRole::Constant);
+    let trained = compilation.reports.parameters.iter().filter(|report| report.role != RowRole::Constant);
     assert_eq!(written.tensors, trained.count());
     let names: Vec<_> = std::fs::read_dir(folder.path()).expect("it is there").collect();
     assert_eq!(names.len(), 2, "{names:?}");
@@ -70,7 +70,7 @@ fn export(model: &str) -> Exported {
 
 impl Exported {
     fn report(&self, name: &str) -> &ParameterReport {
-        let found = self.compilation.parameters.iter().find(|report| report.data == name);
+        let found = self.compilation.reports.parameters.iter().find(|report| report.data == name);
         found.unwrap_or_else(|| panic!("no tensor `{name}`"))
     }
 
@@ -110,7 +110,8 @@ fn every_state_is_found_again_in_the_tensor_it_came_from() {
     for name in MODELS {
         let exported = export(name);
         let mut states = 0;
-        for report in exported.compilation.parameters.iter().filter(|report| report.role != RowRole::Constant)
+        for report in
+            exported.compilation.reports.parameters.iter().filter(|report| report.role != RowRole::Constant)
         {
             let tensor = exported.tensor(&report.data);
             for part in &report.states {
@@ -140,7 +141,7 @@ fn the_graph_and_all_that_is_not_trained_stay_as_they_were() {
         let (old, new) = (&exported.source.model, &exported.model);
         assert_eq!((&old.graph.nodes, &old.graph.inputs), (&new.graph.nodes, &new.graph.inputs), "{name}");
         assert_eq!((&old.graph.outputs, &old.opsets), (&new.graph.outputs, &new.opsets), "{name}");
-        let reports = exported.compilation.parameters.iter();
+        let reports = exported.compilation.reports.parameters.iter();
         let trained: Vec<&str> = reports
             .filter(|report| report.role != RowRole::Constant)
             .map(|report| report.data.as_str())
@@ -171,8 +172,13 @@ fn slices_are_put_side_by_side() {
 #[test]
 fn a_tied_head_gets_the_embedding_transposed() {
     let exported = export("odd/tied-legacy.onnx");
-    let head =
-        exported.compilation.parameters.iter().find(|report| report.tied.is_some()).expect("a tied head");
+    let head = exported
+        .compilation
+        .reports
+        .parameters
+        .iter()
+        .find(|report| report.tied.is_some())
+        .expect("a tied head");
     let embedding = &head.tied.as_ref().expect("it is tied").data;
     let (head, embedding) = (exported.tensor(&head.data), exported.tensor(embedding));
     let [rows, columns] = embedding.sizes[..] else { panic!("{:?}", embedding.sizes) };

@@ -89,7 +89,7 @@ fn at_full_rank_gradients_are_those_of_the_uncompressed_program() {
     for fixture in [models::MLP_DYNAMO, models::GPT2_DYNAMO] {
         let full = subject(&fixture, 2, Some("powersgd:rank=1000000,min-rate=0"), descent(RATE));
         let plain = subject(&fixture, 2, None, descent(RATE));
-        let report = full.compilation.compressed_gradients.clone().expect("gradients are compressed");
+        let report = full.compilation.reports.compressed_gradients.clone().expect("gradients are compressed");
         assert!(report.compressed >= 3 && report.after > report.before, "{report:?}");
         let [full_steps, plain_steps] = [&full, &plain].map(|subject| steps(subject, Mode::Exact, 3));
         let error = largest_error(&parameters(&full.compilation.training), &full_steps, &plain_steps);
@@ -283,7 +283,7 @@ fn ranks_reduce_the_bytes_of_two_factors_for_each_matrix() {
                 };
                 expected += 4 * elements;
             }
-            let report = compressed.compilation.compressed_gradients.clone().expect("a report");
+            let report = compressed.compilation.reports.compressed_gradients.clone().expect("a report");
             assert_eq!(reduced(module), (expected, others), "{} at rank {rank}", fixture.file);
             assert_eq!((report.before, report.after), (before, expected), "{}", fixture.file);
             assert_eq!(report.compressed, compressed_tensors, "{}", fixture.file);

@@ -242,8 +242,11 @@ fn a_tensor_is_split_by_the_name_it_has_in_the_file() {
     ] {
         let spmd = models::split(&format!("mesh=tp:2, shard=\"{rule}\""));
         let fixture = models::Fixture { file, bindings: &[], ..models::GPT2_DYNAMO };
-        let shardings =
-            fixture.compiled(2, CompilationPlan { spmd, ..CompilationPlan::default() }).compilation.shardings;
+        let shardings = fixture
+            .compiled(2, CompilationPlan { spmd, ..CompilationPlan::default() })
+            .compilation
+            .reports
+            .shardings;
         let asked = format!("`tp`: --shard {rule} names it");
         let asked: Vec<_> = shardings.iter().filter(|report| report.reasons.contains(&asked)).collect();
         assert_eq!(asked.len(), states, "{file}: {asked:?}");

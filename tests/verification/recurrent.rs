@@ -31,14 +31,14 @@ fn every_weight_of_a_recurrent_layer_is_a_parameter() {
         .compile(&plan, &passes::Manager::default(), |_, _, _| {})
         .unwrap_or_else(|failure| panic!("{}", told(&failure)));
     let trained = |name: &str| {
-        let report = compiled.parameters.iter().find(|report| report.data == name);
+        let report = compiled.reports.parameters.iter().find(|report| report.data == name);
         report.is_some_and(|report| !report.states.is_empty())
     };
     let layers = ["lstm", "gru", "gru_after", "rnn"].into_iter();
     let weights = layers.flat_map(|layer| ["w", "r", "b"].map(|part| format!("{layer}.{part}")));
     let others = ["lstm.p", "scan.r", "embedding", "head"].map(str::to_owned);
     for name in weights.chain(others) {
-        assert!(trained(&name), "{name} is not trained: {:#?}", compiled.parameters);
+        assert!(trained(&name), "{name} is not trained: {:#?}", compiled.reports.parameters);
     }
     assert!(!trained("scan.start"), "the zeros before the first step are a constant");
 }
@@ -58,7 +58,7 @@ fn biases_of_all_directions_in_one_tensor_do_not_decay() {
         op => panic!("{op:?} is no number"),
     };
     let mut decays: BTreeMap<&str, f64> = BTreeMap::new();
-    for report in &compiled.parameters {
+    for report in &compiled.reports.parameters {
         for part in &report.states {
             let state = module.state(&part.state).expect("there is such a state");
             let own = module.states[state].input;

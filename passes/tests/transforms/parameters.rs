@@ -28,7 +28,7 @@ fn normal(name: &str, i: usize) -> f64 {
 fn run(module: &mut Module, cx: &mut PassContext, pass: Parameters) -> BTreeMap<String, ParameterReport> {
     Pass::from(pass).run(module, cx).expect("the pass succeeds");
     ir::verify::verify(module).expect("the program is valid");
-    cx.parameters.iter().map(|report| (report.data.clone(), report.clone())).collect()
+    cx.reports.parameters.iter().map(|report| (report.data.clone(), report.clone())).collect()
 }
 
 const SCORES: &str = "trainyard-ir 1
@@ -185,7 +185,7 @@ fn the_given_set_of_a_tied_program_trains_the_same_tensors() {
     let (mut compiled, mut reference) = (module(UNTIED, transposed), module(UNTIED, transposed));
     let mut cx = PassContext::default();
     run(&mut compiled, &mut cx, Parameters::default());
-    let given = Parameters { set: Set::Only(specs(&cx.parameters)), ..Parameters::default() };
+    let given = Parameters { set: Set::Only(specs(&cx.reports.parameters)), ..Parameters::default() };
     let pass = Pass::from(given.clone());
     let text = pass.to_string().parse::<passes::Pipeline>().expect("its text parses");
     assert_eq!(text.passes, [pass]);

@@ -23,6 +23,7 @@ use ir::Diagnostic;
 use program::device::TooLarge;
 use program::profile::Profiles;
 use ranks::Ranks;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use train::Surroundings;
@@ -45,7 +46,7 @@ impl Compile {
         loader.notes().iter().for_each(|note| tell!("note: {note}"));
         let begun = self.begin(processes, &output, ready, on, loader, steps, profiles.as_ref());
         let (ranks, start) = processes.agree(begun)?;
-        processes.same(&self.facts(programs, loader, &start))?;
+        processes.same(self.facts(programs, loader, &start))?;
         let stop = stop_on_signals(processes.waiting())?;
         processes.first(|| self.own(&mut output))?;
         self.check_one_folder(processes, &output.folder)?;
@@ -208,7 +209,7 @@ impl Compile {
     }
 
     /// The facts in which all processes of a run agree.
-    fn facts(&self, programs: &Programs, loader: &Loader, start: &Start) -> [(&'static str, String); 6] {
+    fn facts(&self, programs: &Programs, loader: &Loader, start: &Start) -> BTreeMap<String, String> {
         let hashes: Vec<String> =
             programs.all().iter().map(|program| format!("{:016x}", program.hash())).collect();
         let data = format!("{} samples, of them {} held out", loader.samples(), loader.eval_samples());
@@ -220,6 +221,8 @@ impl Compile {
             ("step to begin with", start.step.to_string()),
             ("origin of values", start.origin.clone()),
         ]
+        .map(|(name, fact)| (name.to_owned(), fact))
+        .into()
     }
 
     /// Exports the model, and tells how the run ended.

@@ -55,7 +55,7 @@ fn not_trained(subject: &Subject) -> Vec<(Reason, Ours)> {
     let rows = compilation.forward.data.values().filter(|row| row.ty.dtype.is_float());
     let not_trained = |row: &ir::Data| {
         let name = &row.name;
-        let report = compilation.parameters.iter().find(|report| report.data == *name);
+        let report = compilation.reports.parameters.iter().find(|report| report.data == *name);
         let why = match report {
             Some(report) if report.frozen => {
                 format!("is `{name}`, which --freeze or --train-only excludes from training")

@@ -160,20 +160,8 @@ impl Command {
     fn check(&self) -> Vec<ir::Diagnostic> {
         match self {
             Self::Compile(compile) => compile.settings.check(),
-            Self::Inspect(inspect) => inspect
-                .parallel
-                .check()
-                .into_iter()
-                .chain(inspect.precision.check())
-                .chain(inspect.memory.check())
-                .collect(),
-            Self::Verify(verify) => verify
-                .parallel
-                .check()
-                .into_iter()
-                .chain(verify.precision.check())
-                .chain(verify.memory.check())
-                .collect(),
+            Self::Inspect(inspect) => inspect.compile.check(inspect.steps),
+            Self::Verify(verify) => verify.compile.check(verify.steps),
             Self::Opt(_) | Self::Doctor(_) | Self::Completions(_) => vec![],
         }
     }

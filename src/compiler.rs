@@ -30,7 +30,7 @@ pub type Observer<'a> = &'a mut dyn FnMut(usize, &str, &Module);
 /// # Errors
 /// A file that cannot be read; parameters that are asked about and do not exist.
 pub fn open(job: &Job) -> Result<Model, Failure> {
-    compilation::open_asking(&job.model, job.optimizer.untied, &job.optimizer.train_also)
+    compilation::open_asking(&job.model, job.flags.optimizer.untied, &job.flags.optimizer.train_also)
 }
 
 /// Returns the sizes that the job gives to dims of the model.
@@ -38,7 +38,7 @@ pub fn open(job: &Job) -> Result<Model, Failure> {
 /// # Errors
 /// Flags that contradict each other or the file.
 pub fn sizes_of(job: &Job, model: &Model) -> Result<BTreeMap<String, u64>, Diagnostic> {
-    sizes::bindings(model, &job.shapes, job.data_ranks())
+    sizes::bindings(model, &job.flags.shapes, job.data_ranks())
 }
 
 /// Opens and imports the model of a job. All its dims must have sizes.
@@ -123,7 +123,7 @@ impl<'m> Forward<'m> {
         let microbatches = self.microbatches(job)?;
         let Self { source, sizes, mut plan, program, manager } = self;
         let keep_gradients = plan.optimizer.keep_gradients;
-        plan.optimizer = job.optimizer.pass(job.steps);
+        plan.optimizer = job.flags.optimizer.pass(job.steps);
         plan.optimizer.keep_gradients = keep_gradients;
         plan.batch.global = job.global_batch;
         plan.autodiff.whole = program.has_classes() && microbatches == 1;
@@ -136,7 +136,7 @@ impl<'m> Forward<'m> {
         let On { target, multiprocessors, .. } = job.on;
         let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
         let mut passes = compilation.pipeline.passes.len();
-        let fit = tiers::fit_memory(&mut compilation, manager, &job.memory, place, |pass, module| {
+        let fit = tiers::fit_memory(&mut compilation, manager, &job.flags.memory, place, |pass, module| {
             passes += 1;
             after(passes, pass, module);
         });

@@ -33,7 +33,7 @@ pub use command_line::CommandLine;
 pub use data::{Data, DataSource, InputBinding, InputSource, LabelsFrom, Tokenizer};
 pub use device::{Device, DeviceChoice};
 pub use experts::Experts;
-pub use initial::{InitRule, Initial, Seed};
+pub use initial::{Init, InitRule, Initial, Seed};
 pub use look::Look;
 pub use loss::Loss;
 pub use memory::{Memory, RecomputeChoice, UpdateChoice};
@@ -47,34 +47,25 @@ pub use target::TargetDevice;
 pub use value::ValueError;
 
 use crate::launcher::Launched;
-use crate::pipeline::Flags;
 use clap::Args;
 use ir::Diagnostic;
 use serde::Serialize;
 
-/// Every shared flag, and so every key of `trainyard.toml`.
+/// The flags of a compilation, for the commands that compile.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
-pub struct Settings {
+pub struct CompileFlags {
     /// Batch and other dims.
     #[command(flatten)]
     #[serde(flatten)]
     pub shapes: Shapes,
-    /// What to train and evaluate on.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub data: Data,
-    /// How long to run, when to save, where to go on.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub run: RunFlags,
     /// The seed of everything random.
     #[command(flatten)]
     #[serde(flatten)]
     pub seed: Seed,
-    /// Where the weights of step 0 come from.
+    /// New weights in place of the file's.
     #[command(flatten)]
     #[serde(flatten)]
-    pub initial: Initial,
+    pub init: Init,
     /// The update rule.
     #[command(flatten)]
     #[serde(flatten)]
@@ -83,7 +74,7 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     pub experts: Experts,
-    /// What is minimised.
+    /// The objective.
     #[command(flatten)]
     #[serde(flatten)]
     pub loss: Loss,
@@ -91,7 +82,7 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     pub precision: Precision,
-    /// What is split over which devices.
+    /// The mesh, and the values that are split over it.
     #[command(flatten)]
     #[serde(flatten)]
     pub parallel: Parallel,
@@ -99,6 +90,27 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     pub memory: Memory,
+}
+
+/// Every shared flag, and so every key of `trainyard.toml`.
+#[derive(Args, Clone, Debug, PartialEq, Serialize)]
+pub struct Settings {
+    /// The flags of the compilation.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub compile: CompileFlags,
+    /// What to train and evaluate on.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub data: Data,
+    /// How long to run, when to save, where to go on.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub run: RunFlags,
+    /// Where the weights of step 0 come from.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub initial: Initial,
     /// What it runs on.
     #[command(flatten)]
     #[serde(flatten)]
@@ -114,21 +126,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The groups that say how the program is compiled.
-    pub fn flags(&self) -> Flags<'_> {
-        Flags {
-            shapes: &self.shapes,
-            init: self.initial.init,
-            optimizer: &self.optimizer,
-            experts: &self.experts,
-            loss: &self.loss,
-            precision: &self.precision,
-            parallel: &self.parallel,
-            memory: &self.memory,
-            seed: self.seed.seed,
-        }
-    }
-
     /// Fits the mesh to the processes that a launcher started. Without an axis of data ranks it gets one, as its outermost, with as
     /// many ranks as the processes allow.
     ///
@@ -136,15 +133,18 @@ impl Settings {
     /// A mesh of another number of ranks.
     pub fn adapt_to(&mut self, launched: &Launched) -> Result<(), Diagnostic> {
         let Launched { launcher, ranks, .. } = *launched;
-        let mesh = self.parallel.mesh.get_or_insert_with(MeshAxes::default);
+        let mesh = self.compile.parallel.mesh.get_or_insert_with(MeshAxes::default);
         mesh.open_to(ranks);
         let mesh = mesh.to_string();
-        if self.parallel.ranks() != ranks {
+        if self.compile.parallel.ranks() != ranks {
             let message = format!(
                 "{launcher} started {ranks} processes, and --mesh {mesh} has {}",
-                self.parallel.ranks()
+                self.compile.parallel.ranks()
             );
-            let note = format!("start as many processes as the mesh has ranks: -n {}", self.parallel.ranks());
+            let note = format!(
+                "start as many processes as the mesh has ranks: -n {}",
+                self.compile.parallel.ranks()
+            );
             return Err(Diagnostic::new(message).note(note));
         }
         Ok(())

@@ -219,7 +219,8 @@ impl Inspection {
             let bindings = self.made_up(model, question, sizes);
             let reasons = match Source::import(&question.job.model, model.clone(), &bindings) {
                 Ok(source) => {
-                    let loss = passes::loss::decide(&source.imported.module, &question.job.loss.pass(), None);
+                    let loss =
+                        passes::loss::decide(&source.imported.module, &question.job.flags.loss.pass(), None);
                     self.support = if loss.is_ok() { Support::Unbound } else { Support::Undecided };
                     return Ok(());
                 }
@@ -333,7 +334,7 @@ impl Inspection {
                 self.predict(&compilation, step.microbatches, machine)?;
                 self.pipeline(&compilation, machine)?;
                 if question.lists_memory {
-                    let budgets = question.job.memory.memory.as_ref();
+                    let budgets = question.job.flags.memory.memory.as_ref();
                     match MemoryPlan::for_device(&compilation, step.microbatches, device, budgets) {
                         Ok(plan) => self.memory_plan = Some(plan),
                         Err(failure) => self.reasons.extend(told(failure)?),

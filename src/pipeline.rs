@@ -108,45 +108,22 @@ pub struct Batch {
     pub data_ranks: u64,
 }
 
-/// The groups of flags that say how a program is compiled.
-#[derive(Clone, Copy, Debug)]
-pub struct Flags<'a> {
-    /// The batch, and the sizes of dims.
-    pub shapes: &'a config::Shapes,
-    /// The rule by which new weights are drawn.
-    pub init: Option<config::InitRule>,
-    /// The update rule, and what it applies to.
-    pub optimizer: &'a config::Optimizer,
-    /// The mixtures of experts.
-    pub experts: &'a config::Experts,
-    /// What is minimised.
-    pub loss: &'a config::Loss,
-    /// The element types.
-    pub precision: &'a config::Precision,
-    /// What is split over which devices.
-    pub parallel: &'a config::Parallel,
-    /// The memory of a device, and the activations that are made twice.
-    pub memory: &'a config::Memory,
-    /// What random numbers are drawn from.
-    pub seed: u64,
-}
-
 impl CompilationPlan {
     /// The plan that flags ask for, with dims of these sizes; a schedule without a length of its own ends with the run's
     /// `steps`.
-    pub fn new(sizes: BTreeMap<String, u64>, flags: Flags, steps: u64) -> Self {
+    pub fn new(sizes: BTreeMap<String, u64>, flags: &config::CompileFlags, steps: u64) -> Self {
         Self {
             bind: Bind { sizes },
-            dropout: flags.optimizer.dropout(flags.seed),
+            dropout: flags.optimizer.dropout(flags.seed.seed),
             parameters: Parameters {
                 set: Set::Find,
                 untied: flags.optimizer.untied,
                 freeze: flags.optimizer.freeze.clone(),
                 train_only: flags.optimizer.train_only.clone(),
             },
-            moe: flags.experts.pass(flags.seed),
+            moe: flags.experts.pass(flags.seed.seed),
             loss: flags.loss.pass(),
-            initialize: flags.init.map(|rule| Initialize { rule: rule.0 }),
+            initialize: flags.init.init.map(|rule| Initialize { rule: rule.0 }),
             autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),

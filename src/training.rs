@@ -52,7 +52,7 @@ pub fn ranks(
     fits: &dyn Fn(&TooLarge) -> Vec<String>,
 ) -> Result<Ranks, Failure> {
     let target = programs.target;
-    let folder = settings.memory.folder();
+    let folder = settings.compile.memory.folder();
     if let Some(folder) = folder.filter(|folder| files::scratch::is_on_network(folder)) {
         let warning = format!("--memory disk={} is on another machine", folder.display());
         warn(
@@ -171,7 +171,7 @@ pub fn start<'m>(
     loader: &Loader,
     weights: StateBytes,
 ) -> Result<Start<'m>, Failure> {
-    let (module, seed) = (&compilation.training, settings.seed.seed);
+    let (module, seed) = (&compilation.training, settings.compile.seed.seed);
     let (states, origin) = match processes.launched() {
         // Ranks that are threads share the values, which are made once.
         None => (initial_states(module, seed, Missing::Refuse, weights)?.into(), String::new()),
@@ -284,7 +284,8 @@ pub fn copy_of_states(programs: &Programs, settings: &Settings) -> Option<u64> {
 /// memory that is free.
 pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ranks: u64) -> bool {
     let on_device = programs.peak();
-    let is_in_budget = settings.memory.device_budget().is_none_or(|budget| on_device + copy <= budget);
+    let is_in_budget =
+        settings.compile.memory.device_budget().is_none_or(|budget| on_device + copy <= budget);
     // The budget of a GPU is of its own memory, and the copy is in the memory of the host.
     let (in_memory, is_in_budget) =
         if programs.target.is_host() { (on_device, is_in_budget) } else { (0, true) };
@@ -412,10 +413,10 @@ fn eval_conditions(settings: &Settings, loader: &Loader) -> EvalConditions {
         Some(DataSource::Synthetic) => "synthetic",
         Some(DataSource::File(_)) => "given",
     };
-    let ignored = settings.loss.ignore_index.map_or("default".to_owned(), |index| index.to_string());
+    let ignored = settings.compile.loss.ignore_index.map_or("default".to_owned(), |index| index.to_string());
     let measure = format!(
         "--loss {}, ignored label {ignored}, {source} data of {} samples",
-        settings.loss.loss,
+        settings.compile.loss.loss,
         loader.eval_samples()
     );
     EvalConditions { files: DataFiles { train, ..DataFiles::default() }, measure }

@@ -34,10 +34,10 @@ pub fn train(
     let Command::Compile(compile) = cli.command else { panic!("not a compile") };
     let settings = &compile.settings;
     let model = open(&compile.model)?;
-    let sizes = sizes::bindings(&model, &settings.shapes, settings.parallel.data_ranks())?;
+    let sizes = sizes::bindings(&model, &settings.compile.shapes, settings.compile.parallel.data_ranks())?;
     let source = Source::import(&compile.model, model, &sizes)?;
     let mut passes =
-        CompilationPlan::new(sizes::left_to_passes(&source.model, sizes), settings.flags(), STEPS);
+        CompilationPlan::new(sizes::left_to_passes(&source.model, sizes), &settings.compile, STEPS);
     plan(&mut passes);
     let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
     let programs = Programs::lower(&compilation, 1, cpu::TARGET)?;

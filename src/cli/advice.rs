@@ -80,7 +80,7 @@ struct Unfit {
 impl Compile {
     /// An error with the commands that fit, if its cause is the budget of the device.
     pub(super) fn advised(&self, failure: Failure, device: &Chosen) -> Failure {
-        let Some(budget) = self.settings.memory.device_budget() else { return failure };
+        let Some(budget) = self.settings.compile.memory.device_budget() else { return failure };
         let Failure::User(mut errors) = failure else { return failure };
         let room = Room { device: budget, is_shared_with_host: false };
         let advice = self.unlimited(device).map_or_else(Vec::new, |plan| self.advice(room, &plan, device).0);
@@ -96,7 +96,11 @@ impl Compile {
         if !self.is_advised() {
             return (vec![], false);
         }
-        let unfit = Unfit::of(plan, self.settings.parallel.data_ranks(), self.settings.parallel.ranks());
+        let unfit = Unfit::of(
+            plan,
+            self.settings.compile.parallel.data_ranks(),
+            self.settings.compile.parallel.ranks(),
+        );
         let started = Instant::now();
         let (mut rows, mut left): (Vec<Row>, usize) = (vec![], 0);
         let singles = self.changes(unfit);
@@ -125,7 +129,7 @@ impl Compile {
 
     /// Whether commands are printed: not for a pipeline, which has no predicted step of a single program.
     fn is_advised(&self) -> bool {
-        !self.arguments.is_empty() && self.settings.parallel.stage().is_none()
+        !self.arguments.is_empty() && self.settings.compile.parallel.stage().is_none()
     }
 
     /// The plan of the run without its budget.
@@ -134,19 +138,22 @@ impl Compile {
             return None;
         }
         let mut unlimited = self.trial();
-        (unlimited.settings.memory.memory, unlimited.settings.memory.offload) = (None, vec![]);
-        Some(unlimited.compile(device, Continued::anew(self.settings.shapes.global_batch)).ok()?.plan)
+        (unlimited.settings.compile.memory.memory, unlimited.settings.compile.memory.offload) =
+            (None, vec![]);
+        Some(unlimited.compile(device, Continued::anew(self.settings.compile.shapes.global_batch)).ok()?.plan)
     }
 
     /// Bytes of the device that no program of a change goes without: those of its states.
     fn least(&self, change: &Change, unfit: Unfit, room: Room) -> u64 {
-        let memory = &self.settings.memory;
+        let memory = &self.settings.compile.memory;
         let may_leave = memory.tiers().is_some() || change.sets("offload");
         let states = if change.sets("optimizer") { unfit.parameters } else { unfit.states };
         match may_leave && !room.is_shared_with_host {
             true => 0,
             // In half precision, ZeRO divides weights that it leaves whole in f32.
-            false if change.sets("zero") || self.settings.parallel.zero > 0 => states / unfit.data_ranks,
+            false if change.sets("zero") || self.settings.compile.parallel.zero > 0 => {
+                states / unfit.data_ranks
+            }
             false => states,
         }
     }
@@ -165,10 +172,10 @@ impl Compile {
         let change =
             |flags: Vec<Flag>, says: &str| Change { flags, says: says.into(), changes_numbers: false };
         let mut all = vec![];
-        if settings.memory.offload.is_empty() {
+        if settings.compile.memory.offload.is_empty() {
             all.push(change(flag("offload", "auto"), "values rest on the host"));
         }
-        if settings.memory.update == UpdateChoice::Late && batch.microbatches == 1 {
+        if settings.compile.memory.update == UpdateChoice::Late && batch.microbatches == 1 {
             let says = "updates run in backward; a gradient that is not finite ends the run";
             all.push(change(flag("update", "early"), says));
         }
@@ -178,7 +185,7 @@ impl Compile {
                 (2, "optimizer states and gradients"),
                 (3, "all states and gradients"),
             ];
-            let higher = stages.into_iter().filter(|(stage, _)| *stage > settings.parallel.zero);
+            let higher = stages.into_iter().filter(|(stage, _)| *stage > settings.compile.parallel.zero);
             all.extend(higher.map(|(stage, divided)| {
                 change(
                     flag("zero", &stage.to_string()),
@@ -197,13 +204,13 @@ impl Compile {
             change(flags, &format!("a step has {} microbatches", global / (size * batch.data_ranks)))
         }));
         let other_numbers = |change: Change| Change { changes_numbers: true, ..change };
-        if settings.precision.choice() == PrecisionChoice::Fp32 {
+        if settings.compile.precision.choice() == PrecisionChoice::Fp32 {
             all.push(other_numbers(change(vec![("bf16", None)], "steps compute in bf16")));
         }
         for (moments, says) in
             [(Moments::Bf16, "moments are kept in bf16"), (Moments::EightBit, "moments are kept in 8 bits")]
         {
-            if let Some(rule) = with_moments(settings.optimizer.optimizer, moments) {
+            if let Some(rule) = with_moments(settings.compile.optimizer.optimizer, moments) {
                 all.push(other_numbers(change(flag("optimizer", &rule), says)));
             }
         }
@@ -213,7 +220,7 @@ impl Compile {
     /// Compiles the command with a change. `None` if the command is refused, or does not fit.
     fn row(&self, mut change: Change, room: Room, device: &Chosen) -> Option<Row> {
         let mut flags = change.flags.clone();
-        if self.settings.memory.device_budget().is_none() {
+        if self.settings.compile.memory.device_budget().is_none() {
             flags.push(("memory", Some(format!("device={}", rounded_down(room.device)))));
         }
         let arguments: Vec<OsString> = edited(&self.arguments, &flags);
@@ -221,8 +228,10 @@ impl Compile {
         else {
             return None;
         };
-        let ready =
-            compile.trial().compile(device, Continued::anew(compile.settings.shapes.global_batch)).ok()?;
+        let ready = compile
+            .trial()
+            .compile(device, Continued::anew(compile.settings.compile.shapes.global_batch))
+            .ok()?;
         // The statistics of a batch norm, and some losses, are those of a microbatch.
         let of_microbatch = |node: &Node| matches!(node.op, Op::BatchStatistics(_));
         let depends_on_microbatch = ready.compilation.training.nodes().any(|(_, node)| of_microbatch(node))
@@ -236,7 +245,7 @@ impl Compile {
 
     /// The predicted time of a step.
     fn seconds(&self, ready: &Ready, device: &Chosen) -> Option<f64> {
-        let cluster = self.settings.parallel.cluster().ok()?;
+        let cluster = self.settings.compile.parallel.cluster().ok()?;
         let machine = cluster.map_or_else(|| Machine::Node(device.device()), Machine::Cluster);
         let list =
             ready.programs.target.commands(ready.programs.training.first(), ready.plan.microbatches).ok()?;

@@ -124,7 +124,7 @@ impl Compile {
         let joined = Processes::join(
             Launched::of_process()?,
             self.settings.device.target(),
-            self.settings.parallel.timeout,
+            self.settings.compile.parallel.timeout,
             &flight,
         );
         let processes = joined.map_err(|error| match error {
@@ -186,8 +186,13 @@ impl Compile {
 
     /// The device of this process.
     fn device(&self, processes: &Processes) -> Result<Chosen, Diagnostic> {
-        let Settings { device, parallel, data, .. } = &self.settings;
-        hardware::choose(device.device, parallel, data.train.is_some(), processes.launched().is_some())
+        let Settings { compile, device, data, .. } = &self.settings;
+        hardware::choose(
+            device.device,
+            &compile.parallel,
+            data.train.is_some(),
+            processes.launched().is_some(),
+        )
     }
 
     fn run_prepared(
@@ -241,8 +246,10 @@ impl Compile {
     /// axes of the mesh then lie on other links than they are priced for.
     fn other_nodes(&self, processes: &Processes) -> Result<Option<Diagnostic>, Failure> {
         let local = processes.launched().and_then(|launched| launched.local_ranks);
-        let Some((cluster, local)) = self.settings.parallel.cluster()?.zip(local) else { return Ok(None) };
-        let (devices, ranks) = (cluster.node.devices, self.settings.parallel.ranks());
+        let Some((cluster, local)) = self.settings.compile.parallel.cluster()?.zip(local) else {
+            return Ok(None);
+        };
+        let (devices, ranks) = (cluster.node.devices, self.settings.compile.parallel.ranks());
         let warning = || {
             Diagnostic::new(format!(
                 "--cluster describes nodes of {devices} devices, and this node has {local} processes"
@@ -329,7 +336,7 @@ impl Compile {
     /// The job of this command on a device.
     fn job(&self, device: &Chosen, continued: Continued) -> Result<Job, Failure> {
         let facts = Facts { on: device.on(), global_batch: continued.global_batch };
-        let job = Job::resolve(self.model.clone(), self.settings.flags(), facts)?;
+        let job = Job::resolve(self.model.clone(), &self.settings.compile, facts)?;
         Ok(Job { whole_gradients: self.whole_gradients, ..job })
     }
 
@@ -404,7 +411,7 @@ impl Compile {
 
     fn write_memory_plan(&self, ready: &Ready) -> Result<(), Failure> {
         let Some(path) = &self.settings.out.memory_plan else { return Ok(()) };
-        let budgets = self.settings.memory.memory.as_ref();
+        let budgets = self.settings.compile.memory.memory.as_ref();
         let plan = plan::MemoryPlan::of(&ready.programs, ready.plan.microbatches, budgets)?;
         plan.write(path)
     }
@@ -419,7 +426,7 @@ impl Compile {
             plan.microbatches,
             plan.microbatch
         );
-        let parallel = &self.settings.parallel;
+        let parallel = &self.settings.compile.parallel;
         let each = parallel.described().map_or("", |_| "on each rank, ");
         if let Some(mesh) = parallel.described() {
             let on = match processes.launched() {

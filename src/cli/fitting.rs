@@ -10,14 +10,14 @@ impl Compile {
     /// The largest microbatch, of those that halving leads to, whose programs fit, as flags that leave the step what it is;
     /// none if no halving helps. Each is compiled for that.
     pub(super) fn fitting(&self, plan: &RunPlan, device: &Chosen, too_large: &TooLarge) -> Option<String> {
-        let ranks = self.settings.parallel.data_ranks();
+        let ranks = self.settings.compile.parallel.data_ranks();
         let mut smaller = self.clone();
         smaller.settings.data.train = None;
         let global = plan.microbatch * plan.microbatches;
         let mut microbatch = plan.microbatch / ranks;
         while microbatch.is_multiple_of(2) {
             microbatch /= 2;
-            smaller.settings.shapes.microbatch = Some(microbatch);
+            smaller.settings.compile.shapes.microbatch = Some(microbatch);
             let peak = smaller.compile(device, Continued::anew(Some(global))).ok()?.programs.peak();
             if peak <= too_large.of_programs {
                 let size = TooLarge::size(peak);

@@ -14,15 +14,12 @@ use super::report::{self, Outcome};
 use crate::compilation::Source;
 use crate::compiler::{self, Facts, Job, On};
 use crate::config::shapes::positive_count;
-use crate::config::{
-    Experts, InitRule, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes, TargetDevice,
-};
+use crate::config::{CompileFlags, Look, TargetDevice};
 use crate::failure::Failure;
 use crate::inspection::{
     FolderFacts, Inspection, MeasuredPipeline, PipelineFacts, PredictionFacts, Question, dot, program_after,
 };
 use crate::output::Folder;
-use crate::pipeline::Flags;
 use crate::plan::MemoryPlan;
 
 const EXAMPLES: &str = "\
@@ -93,33 +90,9 @@ pub struct Inspect {
     /// Steps of the run, over which a schedule of the learning rate without a length of its own runs [default: 1000 after a warm-up]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub steps: Option<u64>,
-    /// Draw new weights instead of the file's, by the rule gpt2, kaiming or normal:std=X
-    #[arg(long, value_name = "RULE")]
-    pub init: Option<InitRule>,
-    /// Shapes.
+    /// The flags of the compilation.
     #[command(flatten)]
-    pub shapes: Shapes,
-    /// The seed of everything random.
-    #[command(flatten)]
-    pub seed: Seed,
-    /// The optimizer, which has state and cost of its own.
-    #[command(flatten)]
-    pub optimizer: Optimizer,
-    /// The loss.
-    #[command(flatten)]
-    pub loss: Loss,
-    /// Mixtures of experts.
-    #[command(flatten)]
-    pub experts: Experts,
-    /// The element types.
-    #[command(flatten)]
-    pub precision: Precision,
-    /// The mesh.
-    #[command(flatten)]
-    pub parallel: Parallel,
-    /// The memory.
-    #[command(flatten)]
-    pub memory: Memory,
+    pub compile: CompileFlags,
     /// Looking at the compilation.
     #[command(flatten)]
     pub look: Look,
@@ -194,7 +167,8 @@ impl Inspect {
             self.check_targets()?;
             return self.folder();
         }
-        let machine = self.machine(self.parallel.ranks(), &self.parallel.described().unwrap_or_default())?;
+        let machine = self
+            .machine(self.compile.parallel.ranks(), &self.compile.parallel.described().unwrap_or_default())?;
         let job = self.job(machine.as_ref())?;
         let model = compiler::open(&job)?;
         self.check_targets()?;
@@ -252,21 +226,10 @@ impl Inspect {
 
     /// The job of this command, on the machine that is asked about.
     fn job(&self, machine: Option<&Machine>) -> Result<Job, Failure> {
-        let flags = Flags {
-            shapes: &self.shapes,
-            init: self.init,
-            optimizer: &self.optimizer,
-            loss: &self.loss,
-            experts: &self.experts,
-            precision: &self.precision,
-            parallel: &self.parallel,
-            memory: &self.memory,
-            seed: self.seed.seed,
-        };
         let device = machine.map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
         let facts = Facts { on: On::described(device), global_batch: None };
-        let job = Job::resolve(self.subject.clone(), flags, facts)?;
-        let shown = SHOWN_STEPS + self.optimizer.lr_schedule.least_steps();
+        let job = Job::resolve(self.subject.clone(), &self.compile, facts)?;
+        let shown = SHOWN_STEPS + self.compile.optimizer.lr_schedule.least_steps();
         Ok(Job { steps: self.steps.unwrap_or(shown), ..job })
     }
 
@@ -274,7 +237,7 @@ impl Inspect {
     /// cluster.
     fn machine(&self, ranks: u64, mesh: &str) -> Result<Option<Machine>, Failure> {
         let device = self.target.as_ref().map(TargetDevice::device).transpose()?;
-        let cluster = self.parallel.cluster_for(ranks, mesh)?;
+        let cluster = self.compile.parallel.cluster_for(ranks, mesh)?;
         Ok(cluster.map(Machine::Cluster).or(device.map(Machine::Node)))
     }
 
@@ -290,8 +253,8 @@ impl Inspect {
             .or_else(|| prediction.map(PredictionFacts::timeline));
         match timeline {
             Some(timeline) => report::json(&timeline),
-            None if self.parallel.stage().is_some() => Ok(String::new()),
-            None if self.target.is_some() || self.parallel.cluster.is_some() => Ok(String::new()),
+            None if self.compile.parallel.stage().is_some() => Ok(String::new()),
+            None if self.target.is_some() || self.compile.parallel.cluster.is_some() => Ok(String::new()),
             None => Err(draws_steps_alone().into()),
         }
     }
@@ -301,7 +264,7 @@ impl Inspect {
         let name = self.subject.file_name().unwrap_or(self.subject.as_os_str()).to_string_lossy();
         match pipeline {
             Some(pipeline) => Ok(pipeline.html(&name)),
-            None if self.parallel.stage().is_some() => Ok(String::new()),
+            None if self.compile.parallel.stage().is_some() => Ok(String::new()),
             None => Err(draws_timetables_alone().into()),
         }
     }
@@ -320,7 +283,7 @@ impl Inspect {
         }
         let mut found = FolderFacts::of(&self.subject)?;
         let is_drawn = matches!(self.format, Format::Perfetto | Format::Html);
-        if self.target.is_some() || self.parallel.cluster.is_some() || is_drawn {
+        if self.target.is_some() || self.compile.parallel.cluster.is_some() || is_drawn {
             let program = written_program(&self.subject)?;
             let machine = self.machine(program.ranks(), &program.mesh.to_string())?;
             found.predict(&program, machine.as_ref())?;

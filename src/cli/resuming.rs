@@ -78,7 +78,11 @@ impl Continued {
     pub(super) fn of(beginning: &Beginning, settings: &Settings) -> Self {
         let position = checkpoint(beginning).map(|checkpoint| checkpoint.description.position);
         Self {
-            global_batch: settings.shapes.global_batch.or(position.map(|position| position.global_batch)),
+            global_batch: settings
+                .compile
+                .shapes
+                .global_batch
+                .or(position.map(|position| position.global_batch)),
             data: position
                 .map(|position| DataOfRun { labels_from: position.labels_from, samples: position.samples }),
         }

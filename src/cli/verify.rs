@@ -12,11 +12,10 @@ use crate::compilation::{Compilation, Source};
 use crate::compiler::{self, Facts, Job, On, Step};
 use crate::config::shapes::positive_count;
 use crate::config::value::positive;
-use crate::config::{Experts, Initial, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes};
+use crate::config::{CompileFlags, Initial, Look};
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware;
-use crate::pipeline::Flags;
 use crate::sizes;
 use crate::state_dict::load_weights;
 use crate::verification::against::{self, file::Numbers};
@@ -78,33 +77,12 @@ pub struct Verify {
     /// Steps of the run, over which a schedule of the learning rate without a length of its own runs [default: one after a warm-up]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub steps: Option<u64>,
-    /// Shapes.
-    #[command(flatten)]
-    pub shapes: Shapes,
-    /// The seed of the inputs.
-    #[command(flatten)]
-    pub seed: Seed,
     /// The weights.
     #[command(flatten)]
     pub initial: Initial,
-    /// The optimizer whose step is compared.
+    /// The flags of the compilation.
     #[command(flatten)]
-    pub optimizer: Optimizer,
-    /// The loss that is compared.
-    #[command(flatten)]
-    pub loss: Loss,
-    /// Mixtures of experts.
-    #[command(flatten)]
-    pub experts: Experts,
-    /// The element types.
-    #[command(flatten)]
-    pub precision: Precision,
-    /// The mesh.
-    #[command(flatten)]
-    pub parallel: Parallel,
-    /// The memory.
-    #[command(flatten)]
-    pub memory: Memory,
+    pub compile: CompileFlags,
     /// Looking at the compilation.
     #[command(flatten)]
     pub look: Look,
@@ -146,7 +124,7 @@ impl Verify {
             .note("give only one of these flags")
             .into());
         }
-        hardware::fits_processor(&self.parallel)?;
+        hardware::fits_processor(&self.compile.parallel)?;
         let mut job = self.job()?;
         let manager = self.look.manager()?;
         let mut stages = Vec::new();
@@ -172,7 +150,7 @@ impl Verify {
         fit.iter().for_each(|fit| report::tell_lines(fit));
         report::print(Severity::Warning, &compilation.warnings);
         let given = self.weights(&source, &compilation)?;
-        let subject = Subject::new(plan, compilation, self.seed.seed, given)?;
+        let subject = Subject::new(plan, compilation, self.compile.seed.seed, given)?;
         match (&self.against, numbers) {
             (Some(path), Some(numbers)) => self.against_file(&source, &subject, path, numbers),
             _ => self.against_reference(&source, &subject, &stages),
@@ -187,7 +165,7 @@ impl Verify {
     ) -> Result<Report, Failure> {
         let module = &subject.compilation.training;
         let count = self.microbatches(module)?;
-        let microbatches = inputs::draw(&subject.compilation.forward, self.seed.seed, count)?;
+        let microbatches = inputs::draw(&subject.compilation.forward, self.compile.seed.seed, count)?;
         let reference = subject.reference(source)?;
         let expected = subject.run_reference(&reference, &microbatches)?;
         let to = if self.mode == Mode::Exact { RoundedTo::F64 } else { RoundedTo::Asked };
@@ -217,7 +195,7 @@ impl Verify {
         report.assumptions = vec![
             assumptions::trained_tensors(&subject.compilation.reports.parameters, None),
             assumptions::loss(subject.compilation.reports.loss.as_ref(), false),
-            assumptions::batch(self.seed.seed, None),
+            assumptions::batch(self.compile.seed.seed, None),
         ];
         report.passed = !report.differs();
         if self.bisect && !report.passed {
@@ -237,7 +215,7 @@ impl Verify {
         numbers.name_outputs(&source.imported.module);
         let mut outcome = against::run(subject, &numbers, self.mode)?;
         let count = outcome.microbatches.len();
-        let wanted = self.shapes.global_batch.map(|_| self.microbatches(module)).transpose()?;
+        let wanted = self.compile.shapes.global_batch.map(|_| self.microbatches(module)).transpose()?;
         if let Some(wanted) = wanted.filter(|&wanted| wanted != count as u64) {
             let message = format!(
                 "--global-batch asks for {wanted} microbatches, and the inputs of {} are {count}",
@@ -270,7 +248,7 @@ impl Verify {
                 subject.compilation.reports.loss.as_ref(),
                 outcome.differences.iter().any(trained),
             ),
-            assumptions::batch(self.seed.seed, Some(&report.against)),
+            assumptions::batch(self.compile.seed.seed, Some(&report.against)),
         ];
         report.differences = outcome.differences;
         report.matched = outcome.matched;
@@ -288,7 +266,7 @@ impl Verify {
             model: self.model.display().to_string(),
             against,
             mode: self.mode.name(),
-            mesh: self.parallel.described(),
+            mesh: self.compile.parallel.described(),
             parameters: subject.layout.tensors.len(),
             microbatches: 1,
             loss: None,
@@ -309,26 +287,15 @@ impl Verify {
 
     /// The job of this command.
     fn job(&self) -> Result<Job, Failure> {
-        let flags = Flags {
-            shapes: &self.shapes,
-            init: self.initial.init,
-            optimizer: &self.optimizer,
-            loss: &self.loss,
-            experts: &self.experts,
-            precision: &self.precision,
-            parallel: &self.parallel,
-            memory: &self.memory,
-            seed: self.seed.seed,
-        };
         let facts = Facts { on: On::described(Preset::Cpu.device()), global_batch: None };
-        let job = Job::resolve(self.model.clone(), flags, facts)?;
+        let job = Job::resolve(self.model.clone(), &self.compile, facts)?;
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
-        let steps = self.steps.unwrap_or_else(|| self.optimizer.lr_schedule.least_steps());
+        let steps = self.steps.unwrap_or_else(|| self.compile.optimizer.lr_schedule.least_steps());
         Ok(Job { steps, keeps_gradients: true, ..job })
     }
 
     fn microbatches(&self, module: &Module) -> Result<u64, Diagnostic> {
-        sizes::microbatches(module, self.shapes.global_batch, self.parallel.data_ranks())
+        sizes::microbatches(module, self.compile.shapes.global_batch, self.compile.parallel.data_ranks())
     }
 
     /// The values that `--weights` gives, with a note of what it does not.

@@ -1,8 +1,8 @@
 //! The description of a compilation, as plain data.
 
-use crate::config::{self, Memory, Parallel};
+use crate::config::CompileFlags;
 use crate::failure::Failure;
-use crate::pipeline::{CompilationPlan, Flags, MemoryLimit};
+use crate::pipeline::{CompilationPlan, MemoryLimit};
 use crate::{targets, tiers};
 use ir::machine::{Cluster, Device, Node};
 use program::{Multiprocessors, Target};
@@ -14,24 +14,8 @@ use std::path::PathBuf;
 pub struct Job {
     /// The model's file.
     pub model: PathBuf,
-    /// The batch, and the sizes of dims.
-    pub shapes: config::Shapes,
-    /// The optimizer, and the parameters that it trains.
-    pub optimizer: config::Optimizer,
-    /// The loss.
-    pub loss: config::Loss,
-    /// The mixtures of experts.
-    pub experts: config::Experts,
-    /// The element types.
-    pub precision: config::Precision,
-    /// The mesh, and the values that are split over it.
-    pub parallel: Parallel,
-    /// The memory that the programs may take.
-    pub memory: Memory,
-    /// The seed of random numbers.
-    pub seed: u64,
-    /// The rule by which new weights are drawn. `None` if step 0 begins with the file's.
-    pub init: Option<config::InitRule>,
+    /// The flags of the compilation.
+    pub flags: CompileFlags,
     /// Whether gradients are reduced as they are, though the flags compress them: before `--compress-gradients-after`.
     pub whole_gradients: bool,
     /// Whether the step has the gradients of parameters among its outputs, as `verify` compares them.
@@ -87,20 +71,12 @@ impl Job {
     ///
     /// # Errors
     /// A faulty description of a cluster; a mesh that is larger than the cluster.
-    pub fn resolve(model: PathBuf, flags: Flags, facts: Facts) -> Result<Self, Failure> {
+    pub fn resolve(model: PathBuf, flags: &CompileFlags, facts: Facts) -> Result<Self, Failure> {
         let Facts { on, global_batch } = facts;
         let cluster = flags.parallel.cluster()?;
         Ok(Self {
             model,
-            shapes: flags.shapes.clone(),
-            optimizer: flags.optimizer.clone(),
-            loss: flags.loss.clone(),
-            experts: flags.experts.clone(),
-            precision: flags.precision.clone(),
-            parallel: flags.parallel.clone(),
-            memory: flags.memory.clone(),
-            seed: flags.seed,
-            init: flags.init,
+            flags: flags.clone(),
             whole_gradients: false,
             keeps_gradients: false,
             on,
@@ -113,7 +89,7 @@ impl Job {
 
     /// Returns the number of ranks that share a batch.
     pub fn data_ranks(&self) -> u64 {
-        self.parallel.data_ranks()
+        self.flags.parallel.data_ranks()
     }
 
     /// Returns the node of the device, whose links are the costs of copies.
@@ -132,25 +108,14 @@ impl Job {
         let On { target, multiprocessors, .. } = self.on;
         let is_described = self.on.is_known || self.cluster.is_some();
         let is_gpu = is_described && !target.is_host() && !targets::of(self.device().kind).is_host();
-        let budget = self.memory.device_budget();
+        let budget = self.flags.memory.device_budget();
         let bytes = budget.or_else(|| is_gpu.then_some(self.device().memory));
         bytes.map(|bytes| MemoryLimit { bytes, recomputes: budget.is_some(), target, multiprocessors })
     }
 
     /// Returns the options of all passes. `sizes` are those of the dims that the passes bind.
     pub(super) fn plan(&self, sizes: BTreeMap<String, u64>) -> CompilationPlan {
-        let flags = Flags {
-            shapes: &self.shapes,
-            init: self.init,
-            optimizer: &self.optimizer,
-            loss: &self.loss,
-            experts: &self.experts,
-            precision: &self.precision,
-            parallel: &self.parallel,
-            memory: &self.memory,
-            seed: self.seed,
-        };
-        let plan = CompilationPlan::new(sizes, flags, self.steps).priced_on(self.device());
+        let plan = CompilationPlan::new(sizes, &self.flags, self.steps).priced_on(self.device());
         let mut plan = self.cluster.iter().fold(plan, CompilationPlan::on_cluster);
         plan.compress_gradients = plan.compress_gradients.filter(|_| !self.whole_gradients);
         plan.batch.global = self.global_batch;

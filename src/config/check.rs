@@ -3,20 +3,13 @@
 use ir::Diagnostic;
 use passes::optimizer::schedule::Curve;
 
-use super::Settings;
+use super::{CompileFlags, Settings};
 
 impl Settings {
     /// Every rule between flags that the settings break; empty when they can be used.
     pub fn check(&self) -> Vec<Diagnostic> {
-        let problems = [
-            self.flags_without_training(),
-            self.patience(),
-            self.batches(),
-            self.schedule(),
-            self.precision.check(),
-            self.memory.check(),
-        ];
-        problems.into_iter().flatten().chain(self.parallel.check()).collect()
+        let of_run = [self.flags_without_training(), self.patience()];
+        of_run.into_iter().flatten().chain(self.compile.check(self.run.steps)).collect()
     }
 
     /// Flags that only training uses are refused without it rather than ignored.
@@ -59,6 +52,14 @@ impl Settings {
             .note("give the number of steps between evaluations: --eval-every 100")
         })
     }
+}
+
+impl CompileFlags {
+    /// Every rule between these flags that they break, for a run of this number of steps, if it is known.
+    pub fn check(&self, steps: Option<u64>) -> Vec<Diagnostic> {
+        let problems = [self.batches(), self.schedule(steps), self.precision.check(), self.memory.check()];
+        problems.into_iter().flatten().chain(self.parallel.check()).collect()
+    }
 
     /// The global batch is a whole number of microbatches.
     fn batches(&self) -> Option<Diagnostic> {
@@ -69,7 +70,7 @@ impl Settings {
     }
 
     /// The lowest learning rate is not above the highest, and the warm-up leaves steps for the fall.
-    fn schedule(&self) -> Option<Diagnostic> {
+    fn schedule(&self, steps: Option<u64>) -> Option<Diagnostic> {
         let (schedule, lr) = (&self.optimizer.lr_schedule, self.optimizer.lr);
         if schedule.curve == Curve::Constant {
             return None;
@@ -84,7 +85,7 @@ impl Settings {
                 Diagnostic::new(message).note("min is an absolute learning rate, not a fraction of --lr"),
             );
         }
-        let steps = self.run.steps.filter(|&steps| schedule.steps == 0 && steps > 0)?;
+        let steps = steps.filter(|&steps| schedule.steps == 0 && steps > 0)?;
         let decay = if schedule.curve == Curve::WarmupStableDecay { schedule.decay } else { 0 };
         if decay > 0 && schedule.warmup < steps && decay > steps - schedule.warmup {
             let message = format!(

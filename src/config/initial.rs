@@ -20,14 +20,21 @@ pub struct Seed {
     pub seed: u64,
 }
 
-/// Flags about the weights of step 0; without them they are those in the file.
+/// The flag of new weights.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[command(next_help_heading = "Run")]
+#[serde(rename_all = "kebab-case")]
+pub struct Init {
+    /// Draw new weights instead of the file's, by the rule gpt2, kaiming or normal:std=X
+    #[arg(long, value_name = "RULE")]
+    pub init: Option<InitRule>,
+}
+
+/// The flag of weights from another file.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Run")]
 #[serde(rename_all = "kebab-case")]
 pub struct Initial {
-    /// Draw new weights instead of the file's, by the rule gpt2, kaiming or normal:std=X
-    #[arg(long, value_name = "RULE")]
-    pub init: Option<InitRule>,
     /// Load weights by name from a .safetensors file, or from the folder of a checkpoint; tensors without a match are listed
     #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,

@@ -69,7 +69,7 @@ fn open_with(
     let train = settings.data.train.as_ref().map(source).context("the data is opened only to train")?;
     let place = where_places_count(module).map(|node| module.node(node));
     let options = LoaderOptions {
-        seed: settings.seed.seed,
+        seed: settings.compile.seed.seed,
         microbatches,
         eval: settings.data.eval.as_ref().map(source),
         tokenizer: match &settings.data.tokenizer {

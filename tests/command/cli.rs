@@ -80,12 +80,12 @@ fn with_config(config: &str, arguments: &str) -> Settings {
 #[test]
 fn the_simplest_call_has_documented_defaults() {
     let settings = compile("").settings;
-    assert_eq!(settings.optimizer.optimizer, Algorithm::ADAMW);
-    assert_eq!(settings.optimizer.decay, Decay::Matrices);
-    assert_eq!(settings.optimizer.weight_decay(), 0.01);
+    assert_eq!(settings.compile.optimizer.optimizer, Algorithm::ADAMW);
+    assert_eq!(settings.compile.optimizer.decay, Decay::Matrices);
+    assert_eq!(settings.compile.optimizer.weight_decay(), 0.01);
     assert_eq!(settings.run.length(), Length::Epochs(1));
-    assert_eq!(settings.seed.seed, 0);
-    assert!(settings.shapes.bindings().is_empty());
+    assert_eq!(settings.compile.seed.seed, 0);
+    assert!(settings.compile.shapes.bindings().is_empty());
     assert_eq!(settings.out.folder("models/gpt2.v2.onnx".as_ref()), PathBuf::from("gpt2.v2.trainyard"));
 }
 
@@ -97,21 +97,21 @@ fn structured_values_are_read_into_types() {
          --input px=pixels --input y=data/y.npz --ignore-index -1 --freeze wte* --freeze wpe* --steps 600",
     )
     .settings;
-    let bindings: Vec<_> = settings.shapes.bindings().into_iter().collect();
+    let bindings: Vec<_> = settings.compile.shapes.bindings().into_iter().collect();
     assert_eq!(bindings, [("batch".to_owned(), 8), ("seq".to_owned(), 128)]);
     assert_eq!(settings.data.train, Some(DataSource::Synthetic));
     assert_eq!(settings.run.resume, Some(Resume::Folder("old".into())));
     assert_eq!(settings.run.length(), Length::Steps(600));
-    assert_eq!(settings.initial.init, Some(InitRule(Rule::Normal { std: 0.5 })));
+    assert_eq!(settings.compile.init.init, Some(InitRule(Rule::Normal { std: 0.5 })));
     assert_eq!(
-        settings.optimizer.optimizer,
+        settings.compile.optimizer.optimizer,
         Algorithm::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: false, moments: Moments::Full }
     );
-    assert_eq!(settings.optimizer.weight_decay(), 0.0);
+    assert_eq!(settings.compile.optimizer.weight_decay(), 0.0);
     let schedule = Schedule { curve: Curve::Cosine, warmup: 20, min: 1e-4, steps: 600, decay: 0 };
-    assert_eq!(settings.optimizer.lr_schedule, schedule);
-    assert_eq!(settings.optimizer.freeze, ["wte*", "wpe*"]);
-    assert_eq!(settings.loss.ignore_index, Some(-1));
+    assert_eq!(settings.compile.optimizer.lr_schedule, schedule);
+    assert_eq!(settings.compile.optimizer.freeze, ["wte*", "wpe*"]);
+    assert_eq!(settings.compile.loss.ignore_index, Some(-1));
     let sources: Vec<_> = settings.data.input.into_iter().map(|input| input.source).collect();
     let file = InputSource::File("data/y.npz".into());
     assert_eq!(sources, [InputSource::Ones, InputSource::Positions, InputSource::Key("pixels".into()), file]);

@@ -127,7 +127,7 @@ impl Compile {
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {
             let mut ranks = training::ranks(programs, settings, processes, profiles.cloned(), &warn, &fits)?;
-            processes.watch(&mut ranks, settings.parallel.timeout, flight)?;
+            processes.watch(&mut ranks, settings.compile.parallel.timeout, flight)?;
             Ok(ranks)
         };
         Ok(match place {
@@ -246,7 +246,7 @@ impl Compile {
         let exported = export::export(source, compilation, &states, folder.path())?;
         check()?;
         report::tell_lines(&summary::text(outcome, best, &exported, steps));
-        let experts = settings.experts.moe.as_ref().and_then(|moe| summary::experts(outcome, moe));
+        let experts = settings.compile.experts.moe.as_ref().and_then(|moe| summary::experts(outcome, moe));
         if let Some((text, warning)) = experts {
             report::tell_lines(&text);
             report::print(Severity::Warning, warning.as_slice());

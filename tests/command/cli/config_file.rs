@@ -18,10 +18,10 @@ fn a_config_file_gives_the_same_settings_as_the_flags() {
 fn numbers_in_a_config_file_may_be_written_in_every_way_of_toml() {
     let config = "train = 'größe.txt'\nmicrobatch = 1_000\nsteps = 0b11\nlr = 1_0.5e-1\nclip = 2";
     let settings = with_config(config, "");
-    assert_eq!(settings.shapes.microbatch, Some(1000));
+    assert_eq!(settings.compile.shapes.microbatch, Some(1000));
     assert_eq!(settings.run.length(), Length::Steps(3));
-    assert_eq!(settings.optimizer.lr, 1.05);
-    assert_eq!(settings.optimizer.clip, Some(2.0));
+    assert_eq!(settings.compile.optimizer.lr, 1.05);
+    assert_eq!(settings.compile.optimizer.clip, Some(2.0));
 }
 
 #[test]
@@ -50,9 +50,9 @@ fn the_command_line_wins_over_the_config_file() {
     let config = "train = \"corpus.txt\"\nepochs = 3\nlr = 0.5\nfreeze = [\"a\"]\nseed = 9";
     let settings = with_config(config, "--steps 5 --lr 0.25 --freeze b");
     assert_eq!(settings.run.length(), Length::Steps(5));
-    assert_eq!(settings.optimizer.lr, 0.25);
-    assert_eq!(settings.optimizer.freeze, ["b"]);
-    assert_eq!(settings.seed.seed, 9);
+    assert_eq!(settings.compile.optimizer.lr, 0.25);
+    assert_eq!(settings.compile.optimizer.freeze, ["b"]);
+    assert_eq!(settings.compile.seed.seed, 9);
 }
 
 #[test]
@@ -62,8 +62,8 @@ fn a_config_file_of_a_run_serves_the_other_subcommands() {
         let cli = parse(&format!("{subcommand} --config {}", path.display()))
             .unwrap_or_else(|e| panic!("{}", text_of(e)));
         let (shapes, optimizer) = match cli.command {
-            Command::Inspect(inspect) => (inspect.shapes, inspect.optimizer),
-            Command::Verify(verify) => (verify.shapes, verify.optimizer),
+            Command::Inspect(inspect) => (inspect.compile.shapes, inspect.compile.optimizer),
+            Command::Verify(verify) => (verify.compile.shapes, verify.compile.optimizer),
             other => panic!("not asked for: {other:?}"),
         };
         assert_eq!(shapes.microbatch, Some(4), "{subcommand}");

@@ -46,10 +46,10 @@ fn precision_is_said_once() {
             error: the argument '--precision <PRECISION>' cannot be used with '--bf16'
         "#]],
     );
-    assert_eq!(compile("").settings.precision.choice(), PrecisionChoice::Fp32);
-    assert_eq!(compile("--fp16").settings.precision.choice(), PrecisionChoice::Fp16);
+    assert_eq!(compile("").settings.compile.precision.choice(), PrecisionChoice::Fp32);
+    assert_eq!(compile("--fp16").settings.compile.precision.choice(), PrecisionChoice::Fp16);
     let from_file = with_config("precision = \"bf16\"", "--fp16");
-    assert_eq!(from_file.precision.choice(), PrecisionChoice::Fp16, "the command line wins");
+    assert_eq!(from_file.compile.precision.choice(), PrecisionChoice::Fp16, "the command line wins");
     assert_eq!(with_config("fp16 = true\nloss-scale = 128", ""), compile("--fp16 --loss-scale 128").settings);
     check_error(
         "compile m.onnx --bf16 --loss-scale 128",
@@ -72,6 +72,7 @@ fn axes_of_one_device_are_allowed_and_split_nothing() {
     let parallel =
         compile("--mesh dp.outer=2,tp=1,dp.inner=3,pp=1 --shard w=tp,dp.inner*dp.outer --sequence-parallel")
             .settings
+            .compile
             .parallel;
     assert_eq!(parallel.axes(), [("dp.outer".to_owned(), 2), ("dp.inner".to_owned(), 3)]);
     assert_eq!(parallel.data_ranks(), 6);
@@ -143,7 +144,7 @@ fn a_global_batch_that_the_data_ranks_cannot_share_names_the_nearest_that_they_c
     "#]],
     );
     assert_eq!(
-        compile("--mesh dp=4,tp=2 --microbatch 2 --global-batch 24").settings.parallel.data_ranks(),
+        compile("--mesh dp=4,tp=2 --microbatch 2 --global-batch 24").settings.compile.parallel.data_ranks(),
         4
     );
 }

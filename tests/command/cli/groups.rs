@@ -12,7 +12,7 @@ fn tables_of_a_config_file_are_the_flag() {
     );
     // As with every flag, the command line wins.
     let settings = with_config(config, "--group *:lr=2");
-    assert_eq!(settings.optimizer.group.len(), 1);
+    assert_eq!(settings.compile.optimizer.group.len(), 1);
     // What a run writes reads back.
     let toml = from_file.to_toml().expect("all paths are UTF-8");
     assert!(

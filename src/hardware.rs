@@ -3,12 +3,13 @@
 use crate::compiler::On;
 use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
+use crate::targets;
 use cuda::gpu::enough;
 use cuda::libraries::{FOLDERS, Folders, Library};
 use cuda::probe::{DeviceFacts, Driver, Probe, probe};
 use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
-use ir::machine::{Device, Preset};
+use ir::machine::{Device, DeviceKind, Preset};
 use program::{Multiprocessors, Target};
 
 /// A device that can be used.
@@ -68,7 +69,12 @@ pub fn choose(
             fits_processor(parallel)?;
         }
         let multiprocessors = Multiprocessors::default();
-        Ok(Chosen { target: cpu::TARGET, multiprocessors, described, preset: Some(Preset::Cpu) })
+        Ok(Chosen {
+            target: targets::of(DeviceKind::Cpu),
+            multiprocessors,
+            described,
+            preset: Some(Preset::Cpu),
+        })
     };
     let folders = Folders::of_process();
     match choice {
@@ -88,7 +94,7 @@ pub fn choose(
             let multiprocessors = multiprocessors(driver, here);
             let (described, preset) =
                 (names(driver, here), driver.devices.first().and_then(|gpu| preset(&gpu.name)));
-            Ok(Chosen { target: cuda::TARGET, multiprocessors, described, preset })
+            Ok(Chosen { target: targets::of(DeviceKind::Gpu), multiprocessors, described, preset })
         }
     }
 }

@@ -14,13 +14,12 @@ use crate::log;
 use crate::output::Folder;
 use crate::processes::Processes;
 use crate::state_dict::load_weights;
+use crate::targets::{self, Opening};
 use anyhow::Context;
 use checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
 };
-use cpu::ranks::{of_process, on_processor};
-use cuda::gpu::{Options, gpu_of_process, gpus};
 use data::Loader;
 use ir::Diagnostic;
 use ir::interp::Missing;
@@ -60,27 +59,10 @@ pub fn ranks(
                 .note("states that rest there take as long as the network; a disk of this machine is faster"),
         );
     }
-    let programs = programs.all();
-    let ranks = if target.is_host() {
-        match processes.communicator() {
-            None => on_processor(programs, settings.device.threads, profiles, folder),
-            Some((communicator, ranks)) => {
-                let threads = settings.device.threads.unwrap_or_else(|| processes.cores());
-                of_process(programs, threads, profiles, communicator, ranks, folder)
-            }
-        }
-    } else {
-        let profile = profiles.map(|profiles| profiles.of_rank(0));
-        let (options, warn) = (Options::of_process(), |trouble: &str| warn(Diagnostic::new(trouble)));
-        match processes.launched() {
-            None => gpus(programs, options, folder, profile, &warn),
-            Some(launched) => {
-                let agreement = processes.agreement();
-                let rank = launched.local_rank;
-                gpu_of_process(&programs, options, folder, profile, &warn, agreement, rank)
-            }
-        }
-    };
+    let warn = |trouble: &str| warn(Diagnostic::new(trouble));
+    let threads = settings.device.threads;
+    let opening = Opening { processes, threads, profiles, folder, warn: &warn };
+    let ranks = targets::open(target, programs.all(), opening);
     ranks.map_err(|error| match too_large(&error) {
         Some(large) => Failure::User(vec![diagnosed(large, target, fits(large))]),
         None => failure(error.into()),

@@ -394,13 +394,18 @@ mod tests {
             panic!("not a compile")
         };
         let (multiprocessors, described) = (Multiprocessors::default(), String::new());
-        let device = Chosen { target: cpu::TARGET, multiprocessors, described, preset: Some(Preset::Cpu) };
+        let device = Chosen {
+            target: crate::targets::of(ir::machine::DeviceKind::Cpu),
+            multiprocessors,
+            described,
+            preset: Some(Preset::Cpu),
+        };
         let ready =
             compile.compile(&device, Continued::default()).unwrap_or_else(|error| panic!("{error:?}"));
         let bytes = ready.programs.peak() / 2;
         let advice = |target: Target| compile.advice(Room::of_device(bytes, target), &ready.plan, &device).0;
         let offloaded = |notes: &[String]| notes.iter().any(|note| note.contains("--offload auto"));
-        let apart = advice(cuda::TARGET);
+        let apart = advice(crate::targets::of(ir::machine::DeviceKind::Gpu));
         assert!(offloaded(&apart), "{apart:?}");
         let commands = apart.iter().filter(|note| note.starts_with("  trainyard"));
         let budget = format!("--memory device={}", rounded_down(bytes));
@@ -408,7 +413,7 @@ mod tests {
             commands.clone().count() > 0 && commands.into_iter().all(|command| command.contains(&budget))
         );
         // On a processor, values on the host take the same memory.
-        let shared = advice(cpu::TARGET);
+        let shared = advice(crate::targets::of(ir::machine::DeviceKind::Cpu));
         assert!(!offloaded(&shared), "{shared:?}");
     }
 

@@ -42,7 +42,7 @@ mod tests {
             panic!("not a compile")
         };
         let device = Chosen {
-            target: cuda::TARGET,
+            target: crate::targets::of(ir::machine::DeviceKind::Gpu),
             multiprocessors: Multiprocessors::default(),
             described: String::new(),
             preset: None,

@@ -1,6 +1,8 @@
 //! The device that runs the program.
 
+use crate::targets;
 use clap::{Args, ValueEnum};
+use ir::machine::DeviceKind;
 use program::Target;
 use serde::Serialize;
 
@@ -23,8 +25,8 @@ impl Device {
     /// The kind of device that these flags lead to. A GPU is used only where it is asked for.
     pub fn target(&self) -> Target {
         match self.device {
-            DeviceChoice::Cuda => cuda::TARGET,
-            DeviceChoice::Auto | DeviceChoice::Cpu => cpu::TARGET,
+            DeviceChoice::Cuda => targets::of(DeviceKind::Gpu),
+            DeviceChoice::Auto | DeviceChoice::Cpu => targets::of(DeviceKind::Cpu),
         }
     }
 }

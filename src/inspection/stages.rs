@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::targets;
 use crate::training;
-use ir::machine::{Device, Machine};
+use ir::machine::{Device, DeviceKind, Machine};
 use ir::timetable::{TASK_PHASES, TaskTime, slots};
 use ir::{Dependency, Module, Phase, Pipeline, Timeline};
 use passes::Manager;
@@ -151,7 +151,7 @@ impl PipelineFacts {
         let Some(pipeline) = &module.pipeline else { return Ok(None) };
         let (target, size) = match machine.map(Machine::device) {
             Some(device) => (targets::of(device.kind), Multiprocessors(device.multiprocessors)),
-            None => (cpu::TARGET, Multiprocessors::default()),
+            None => (targets::of(DeviceKind::Cpu), Multiprocessors::default()),
         };
         let microbatches = u64::from(pipeline.microbatches);
         let programs =

@@ -5,10 +5,11 @@ use super::collectives::Communication;
 use super::shares::Shares;
 use crate::compilation::Compilation;
 use crate::failure::Failure;
+use crate::targets;
 use crate::tiers::Peaks;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
-use ir::machine::Machine;
+use ir::machine::{DeviceKind, Machine};
 use ir::{Module, Phase, Role};
 use program::UpdateTime;
 use serde::Serialize;
@@ -134,7 +135,8 @@ impl MemoryFacts {
     /// The facts of a step. Errors: a program that no device can run.
     fn of(module: &Module, compilation: &Compilation, microbatches: u64) -> Result<Self, Failure> {
         let planned = |compilation: &Compilation| {
-            Programs::lower(compilation, microbatches, cpu::TARGET).map(|programs| Peaks::of(&programs))
+            Programs::lower(compilation, microbatches, targets::of(DeviceKind::Cpu))
+                .map(|programs| Peaks::of(&programs))
         };
         let peaks = planned(compilation)?;
         let there = |bytes: u64| (bytes > 0).then_some(bytes);

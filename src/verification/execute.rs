@@ -4,11 +4,10 @@ use super::Mode;
 use crate::failure::Failure;
 use crate::lowering;
 use crate::memory;
+use crate::targets;
 use crate::training::too_large;
-use cpu::ranks::on_processor;
-use cuda::host::Order;
-use cuda::ranks::stand_in;
 use ir::interp::{self, StateValues};
+use ir::machine::DeviceKind;
 use ir::tensor::Elements;
 use ir::{Blob, DType, Diagnostic, Initializer, Module, Role, State, StateId, StepOutput, Tensor, Type};
 use passes::precision::SCALE;
@@ -107,15 +106,11 @@ impl<'m> Machine<'m> {
                 Ok(Self { module, runs_on: RunsOn::Interpreter(mode, initial(module, start)?) })
             }
             // Each of several devices is a rank with a thread of its own.
-            Mode::Cpu => {
-                Self::on_ranks(module, options(cpu::TARGET, microbatches, update), start, |program| {
-                    on_processor(vec![program], None, None, None)
-                })
-            }
-            Mode::Cuda => {
-                Self::on_ranks(module, options(cuda::TARGET, microbatches, update), start, |program| {
-                    stand_in(vec![program], Order::default())
-                })
+            Mode::Cpu | Mode::Cuda => {
+                let kind = if mode == Mode::Cpu { DeviceKind::Cpu } else { DeviceKind::Gpu };
+                let target = targets::of(kind);
+                let rehearse = |program| targets::rehearse(target, program);
+                Self::on_ranks(module, options(target, microbatches, update), start, rehearse)
             }
         }
     }

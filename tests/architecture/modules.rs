@@ -302,6 +302,14 @@ fn only_the_compiler_calls_the_steps_of_the_recipe() {
 }
 
 #[test]
+fn only_the_list_of_targets_names_the_targets_of_backends() {
+    let modules = modules(&files_of("src"));
+    let names = |(_, tokens): &&(PathBuf, Vec<String>)| tokens.iter().any(|token| token == "TARGET");
+    let naming: Vec<_> = modules.iter().filter(names).map(|(module, _)| module.as_path()).collect();
+    assert_eq!(naming, [Path::new("targets")]);
+}
+
+#[test]
 fn a_module_of_passes_is_a_pass_or_known_to_be_none() {
     let registry =
         std::fs::read_to_string(root().join("passes/registry.rs")).expect("the list of passes is text");

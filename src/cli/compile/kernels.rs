@@ -6,6 +6,7 @@ use crate::cli::resuming::Continued;
 use crate::config::DeviceChoice;
 use crate::failure::Failure;
 use crate::hardware::Chosen;
+use crate::targets;
 use cuda::cache::{Cache, FOLDER};
 use cuda::cubins::Cubins;
 use cuda::libraries::Folders;
@@ -13,7 +14,7 @@ use cuda::lower::lower;
 use cuda::nvrtc::Nvrtc;
 use cuda::program::{CudaProgram, Kernel};
 use ir::Diagnostic;
-use ir::machine::Preset;
+use ir::machine::{DeviceKind, Preset};
 use program::Multiprocessors;
 use std::str::FromStr;
 
@@ -46,7 +47,7 @@ impl KernelTarget {
     fn chosen(self) -> Chosen {
         let device = self.0.device();
         Chosen {
-            target: cuda::TARGET,
+            target: targets::of(DeviceKind::Gpu),
             multiprocessors: Multiprocessors(device.multiprocessors),
             described: device.name,
             preset: Some(self.0),

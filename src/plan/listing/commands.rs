@@ -4,9 +4,11 @@
 //! The commands are those of a GPU without cuDNN whose cuBLASLt takes every epilogue.
 
 use super::{Place, Runs};
+use crate::targets;
 use cuda::lower::lower;
 use cuda::program::{self as launched, Command, CudaProgram, Event, Task};
 use ir::Diagnostic;
+use ir::machine::DeviceKind;
 use program::{Part, Program};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +47,7 @@ impl CommandPlans {
     /// # Errors
     /// An operator without a kernel for GPUs.
     pub(super) fn of(program: &Arc<Program>) -> Result<Option<Self>, Diagnostic> {
-        if program.target != cuda::TARGET.name() {
+        if program.target != targets::of(DeviceKind::Gpu).name() {
             return Ok(None);
         }
         let cuda = lower(program.clone())?;

@@ -95,10 +95,6 @@ pub struct CompileFlags {
 /// Every shared flag, and so every key of `trainyard.toml`.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Settings {
-    /// The flags of the compilation.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub compile: CompileFlags,
     /// What to train and evaluate on.
     #[command(flatten)]
     #[serde(flatten)]
@@ -107,6 +103,10 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     pub run: RunFlags,
+    /// The flags of the compilation.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub compile: CompileFlags,
     /// Where the weights of step 0 come from.
     #[command(flatten)]
     #[serde(flatten)]

@@ -2,7 +2,7 @@
 
 use crate::testdata;
 use std::path::Path;
-use trainyard::cli::{Cli, Command};
+use trainyard::cli::{Cli, Command, ParseError};
 use trainyard::diagnostics::{Severity, render};
 use trainyard::failure::Failure;
 use trainyard::verification::report::Report;
@@ -12,7 +12,11 @@ pub fn verify(file: &Path, flags: &str) -> Result<Report, Failure> {
     let file = file.display().to_string();
     let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
     let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
-    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
+    let cli = match cli {
+        Err(ParseError::Settings(problems)) => return Err(problems.into()),
+        cli => cli.expect("the flags are right"),
+    };
+    let Command::Verify(verify) = cli.command else { panic!("not a verify") };
     verify.report()
 }
 

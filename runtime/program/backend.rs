@@ -1,7 +1,7 @@
-//! The seam between lowering and backends: all that lowering asks of the device that a program is for.
+//! The interface between lowering and backends: every question that lowering asks about the device of a program.
 //!
-//! Lowering knows a backend as this trait alone. A backend implements it once, and [`Target`](crate::Target) names the
-//! implementation.
+//! Each backend implements [`Backend`] once, and offers the implementation as a [`Target`]. Lowering and its callers pass a target on, and
+//! name no backend.
 
 use crate::commands::CommandList;
 use crate::contraction::ContractionPlan;

@@ -16,7 +16,7 @@ pub struct CommandList {
     pub mesh: Mesh,
     /// Microbatches of a step.
     pub microbatches: u64,
-    /// One run of each part, by [`Part`].
+    /// One run of each part, by [`Part`](crate::Part).
     pub parts: [Vec<Command>; 4],
 }
 

@@ -1,7 +1,7 @@
 //! Lowering: turns a module into the program that a device runs. With several devices, each runs the same program on its parts of the
 //! tensors.
 //!
-//! The module is lowered as it is, with all its outputs; [`Target::rewrites`] names the passes that make it ready for a target. Nodes on
+//! The module is lowered as it is, with all its outputs; [`Backend::rewrites`](crate::backend::Backend::rewrites) names the passes that make it ready for a target. Nodes on
 //! which nothing depends are left out. The steps know the device only as a `backend::Backend`. In their order:
 //!
 //! - `fuse` groups elementwise nodes into chains, and `epilogue` folds the operators after a multiplication into it.

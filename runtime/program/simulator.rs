@@ -1,6 +1,6 @@
 //! The simulator: predicts a step of a program on a machine, which need not be this one.
 //!
-//! It runs the list of commands that a device gets ([`Target::commands`](crate::Target::commands)), so it always describes the
+//! It runs the list of commands that a device gets ([`Backend::commands`](crate::backend::Backend::commands)), so it always describes the
 //! program that really runs. All ranks of a mesh run the same list, so one rank stands for all of them. A command takes its latency, and
 //! then its bytes at the attained bandwidth or its operations at the attained rate, whichever takes longer (`price`). Commands of one queue
 //! run one after the other; commands that run at once share memory, arithmetic and links (`schedule`). [`ir::machine`] has the rates and

@@ -195,6 +195,7 @@ pub(super) fn changed_flags(from: &Path, settings: &Settings) -> Vec<String> {
     let now = table(settings);
     let mut keys =
         keys(&[Optimizer::augment_args, Loss::augment_args, Precision::augment_args, Data::augment_args]);
+    keys.push("seq".into());
     // The training data are compared by their fingerprint. The evaluations of a run change no step.
     keys.retain(|key| !["train", "eval-every"].contains(&key.as_str()));
     let changed = keys.iter().filter(|key| then.get(*key) != now.get(*key));

@@ -127,12 +127,16 @@ fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(key))
 }
 
-/// Parses arguments as the flags of a config file.
+/// Parses arguments as the flags of a config file. A flag that these flags need may stand in another key or on the command line, which is
+/// parsed later with all of them.
 pub(super) fn parse_arguments(
     flags: &Command,
     arguments: impl IntoIterator<Item = String>,
 ) -> Result<(), clap::Error> {
-    flags.clone().try_get_matches_from(arguments).map(|_| ())
+    match flags.clone().try_get_matches_from(arguments) {
+        Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// One key and its value as arguments that were tried alone.

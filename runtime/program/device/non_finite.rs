@@ -8,7 +8,7 @@ use std::fmt;
 /// An instruction that made a number that is not finite from finite ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NonFinite {
-    /// The instruction's place in the microbatch ([`Program::microbatch`]).
+    /// The instruction's place in the microbatch ([`Program::microbatch`](crate::Program::microbatch)).
     pub instruction: usize,
     /// The operator.
     pub operator: String,

@@ -147,9 +147,9 @@ fn flags_that_cannot_be_followed_are_refused() {
         &place,
         "compile testdata/gpt2-fresh.onnx --steps 5 --seq 16",
         expect![[r#"
-        error: --seq, --steps do not apply without --train
-          = give training data: --train corpus.txt, or --train synthetic to try the model
-    "#]],
+            error: --steps does not apply without --train
+              = give training data: --train corpus.txt, or --train synthetic to try the model
+        "#]],
     );
     refused(
         &place,

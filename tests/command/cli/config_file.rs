@@ -1,6 +1,7 @@
 //! What a config file may hold, what it is overruled by, and what its mistakes are answered.
 
 use super::*;
+use clap::Args;
 
 #[test]
 fn a_config_file_gives_the_same_settings_as_the_flags() {
@@ -167,7 +168,7 @@ fn a_config_file_that_is_not_toml_or_not_there_is_refused() {
 
 #[test]
 fn settings_are_written_as_a_config_that_reads_back_equal() {
-    for flags in [
+    let all = [
         "",
         "--train synthetic --steps 0 --seed 9223372036854775807 --device cpu --threads 2",
         "--bind a=1,b=2 --microbatch 4 --global-batch 8 --train t.txt --eval e.txt --eval-every 5 --tokenizer bytes \
@@ -182,7 +183,23 @@ fn settings_are_written_as_a_config_that_reads_back_equal() {
         "--optimizer adagrad:eps=1e-5 --lr-schedule wsd:warmup=2,decay=3,min=1e-4,steps=9 --tokenizer a/tokenizer.json \
          --train t.txt --group x*:lr=0.1 --group 'onnx::y:lr=2,weight-decay=0.5'",
         "--lr-schedule wsd --optimizer momentum --init gpt2 --loss model --dropout 0.25",
-    ] {
+        "--mesh pp=2 --schedule interleaved:chunks=3 --cut a* --timeout 30 --cluster c.toml --recompute selective --moe experts=4,top=2",
+        "--compress-activations masks,bf16 --compress-least 1KiB --update early --train-also t* --memory 2GiB",
+        "--memory device=1GiB,host=2GiB --offload optimizer --offload-least 1MiB",
+        "--mesh dp=2 --compress-gradients bf16 --compress-gradients-after 5 --train t.txt --eval e.txt --eval-every 3 \
+         --patience 2 --export best --keep 4",
+    ];
+    let flags = Settings::augment_args(clap::Command::new("flags"));
+    // The flags of one call stand in no config.
+    let of_call =
+        ["resume", "profile", "print-after", "print-changed", "dump", "output", "force", "memory-plan"];
+    for flag in flags.get_arguments().filter_map(clap::Arg::get_long).filter(|flag| !of_call.contains(flag)) {
+        let is_given = |flags: &str| {
+            flags.split_whitespace().any(|word| word.split('=').next() == Some(&format!("--{flag}")))
+        };
+        assert!(all.iter().any(|flags| is_given(flags)), "--{flag} is in none of these");
+    }
+    for flags in all {
         let settings = compile(flags).settings;
         let toml = settings.to_toml().unwrap_or_else(|error| panic!("{flags}: {error}"));
         assert_eq!(with_config(&toml, ""), settings, "{flags}\n{toml}");

@@ -188,8 +188,8 @@ fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
     let told = fail(&place, 1, &format!("{ranks} : {ranks} --lr 0.5"));
     once(&told, "rank 1 has another --lr than rank 0");
     // A run that would fail in the middle does not begin.
-    let told = fail(&place, 1, &format!("{ranks} --save-every 5 : {ranks} --save-every 7"));
-    once(&told, "rank 1 has another --save-every than rank 0");
+    let told = fail(&place, 1, &format!("{ranks} --keep 5 : {ranks} --keep 7"));
+    once(&told, "rank 1 has another --keep than rank 0");
     once(&told, "rank 0 has 5, and rank 1 has 7");
     let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("text.txt", "nothing.txt")));
     once(&told, "rank 1: ");

@@ -304,7 +304,7 @@ impl<'m> Sorting<'m> {
         waiting
     }
 
-    /// Closes all buckets, also those that the released nodes open. Returns the new order.
+    /// Closes all buckets. Released nodes may open further buckets, which are closed too. Returns the new order.
     fn end(mut self) -> Vec<Slot> {
         while let Some((kind, _)) = self.open.first() {
             let kind = kind.clone();

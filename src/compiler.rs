@@ -122,9 +122,7 @@ impl<'m> Forward<'m> {
     pub fn step(self, job: &Job, after: Observer) -> Result<Step<'m>, Stopped> {
         let microbatches = self.microbatches(job)?;
         let Self { source, sizes, mut plan, program, manager } = self;
-        let keep_gradients = plan.optimizer.keep_gradients;
-        plan.optimizer = job.flags.optimizer.pass(job.steps);
-        plan.optimizer.keep_gradients = keep_gradients;
+        plan.optimizer = job.optimizer();
         plan.batch.global = job.global_batch;
         plan.autodiff.whole = program.has_classes() && microbatches == 1;
         let mut compilation = program.training(&plan, manager, &mut *after)?;

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-/// Parses the module of a text. If `checked`, its types are compared with those that its operators infer.
+/// Parses the module of a text. If `checked`, the type of each result is compared with the type that its operator infers.
 pub(super) fn parse(text: &str, checked: bool) -> Result<Module, Diagnostic> {
     let mut parser = Parser {
         tokens: tokens(text)?,

@@ -13,7 +13,7 @@ use ir::{DType, Dim, Dims, ValueId};
 /// Above this number, `log(1 + eˣ)` equals x up to 1e-13, and `eˣ` is still far below the largest f32.
 const SOFTPLUS_LINEAR: f64 = 30.0;
 
-/// Imports activations of one operand: those that gates may also use, and others.
+/// Imports activations of one operand. Gates of recurrent layers may use some of them.
 pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let (given, beta) = (call.float("alpha"), call.float("beta"));

@@ -73,7 +73,7 @@ impl Context<'_> {
         Ok(self.b.one_typed(Iota { dim }, &[], Type::new(dtype, dims))?)
     }
 
-    /// Returns the size of a dim, or an error if it is not bound. `doing` says in the error what the node does with it.
+    /// Returns the size of a dim, or an error if it is not bound. `doing` is the use of the size by the node, for the error.
     pub(super) fn bound(&self, x: ValueId, dim: u32, doing: &str) -> Result<u64, Problem> {
         let ty = self.ty(x);
         ty.dims.get(dim as usize).and_then(Dim::size).ok_or_else(|| {

@@ -24,7 +24,7 @@ impl Mask {
         }
     }
 
-    /// Hides further keys: only those that are also visible in `seen` stay visible.
+    /// Hides further keys. A key stays visible if it is also visible in `seen`.
     fn and(&mut self, cx: &mut Context, seen: ValueId) -> Result<(), Problem> {
         self.seen = Some(match self.seen {
             Some(other) => cx.b.one(Logical::And, &[other, seen])?,

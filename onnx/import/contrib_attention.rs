@@ -27,7 +27,7 @@ pub(super) struct Heads {
     pub(super) past: u64,
 }
 
-/// Refuses a node with any of these inputs; `why` says what the input would do.
+/// Refuses a node with any of these inputs; `why` is the effect of the input, for the error.
 pub(super) fn without_inputs(call: &Call, inputs: &[usize], why: &str) -> Result<(), Problem> {
     match inputs.iter().find(|&&i| call.input(i).is_some()) {
         Some(i) => Err(Problem::new(format!("the node {why} (input {i}), which is not supported"))

@@ -1,5 +1,5 @@
-//! Activations by name: those of gates of recurrent layers, those that ONNX Runtime fuses into products and convolutions, and
-//! those that are nodes of their own.
+//! Activations by name. Gates of recurrent layers have names of activations, so do products and convolutions into which ONNX Runtime fuses
+//! an activation, and so do nodes.
 
 use super::activation;
 use super::arithmetic::Built;

@@ -20,7 +20,7 @@ pub(super) fn transposed(draft: &mut Draft, node: &Node, op: &ConvGradInput) -> 
     let (weight, dy) = (draft.ty(node.operands[0]), draft.ty(node.operands[1]));
     let dx = draft.ty(node.results[0]);
     let mut attributes = attributes(op.windows(), dx, weight)?;
-    // The elements after those that windows reach. They are needed because several sizes of the image have the same windows.
+    // The elements behind the last window. They are needed because several sizes of the image have the same windows.
     let beyond = (0..op.strides.len()).map(|i| beyond(op, i, [dx, weight, dy])).collect::<Option<Vec<i64>>>();
     let beyond = beyond.ok_or_else(|| {
         Diagnostic::new(format!(

@@ -94,7 +94,7 @@ impl Cursor<'_> {
     }
 }
 
-/// The messages that the walk distinguishes: those that nest others or occur in large numbers.
+/// The kinds of messages that the walk distinguishes. A message of such a kind nests other messages, or occurs in large numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Model,

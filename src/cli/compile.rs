@@ -157,7 +157,8 @@ impl Compile {
 
     /// The flags that all processes of a run must have. Paths and threads may differ from machine to machine.
     fn common_flags(&self) -> Result<BTreeMap<String, String>, Failure> {
-        const OF_MACHINE: [&str; 7] = ["eval", "input", "resume", "threads", "tokenizer", "train", "weights"];
+        const OF_MACHINE: [&str; 8] =
+            ["cluster", "eval", "input", "resume", "threads", "tokenizer", "train", "weights"];
         let text = self.settings.to_toml().context("the settings do not print")?;
         let table: toml::Table = text.parse().context("the settings are no TOML")?;
         let common = table.into_iter().filter(|(key, _)| !OF_MACHINE.contains(&key.as_str()));

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::pipeline::{CompilationPlan, MemoryLimit};
 use crate::{targets, tiers};
 use ir::machine::{Cluster, Device, Node};
+use passes::optimizer::Optimizer;
 use program::{Multiprocessors, Target};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -120,7 +121,12 @@ impl Job {
         plan.compress_gradients = plan.compress_gradients.filter(|_| !self.whole_gradients);
         plan.batch.global = self.global_batch;
         plan.limit = self.limit();
-        plan.optimizer.keep_gradients = self.keeps_gradients;
+        plan.optimizer = self.optimizer();
         plan
+    }
+
+    /// Returns the options of the update.
+    pub(super) fn optimizer(&self) -> Optimizer {
+        Optimizer { keep_gradients: self.keeps_gradients, ..self.flags.optimizer.pass(self.steps) }
     }
 }

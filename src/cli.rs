@@ -4,7 +4,6 @@ mod advice;
 pub mod compile;
 pub mod completions;
 pub mod doctor;
-mod fitting;
 pub mod inspect;
 pub mod opt;
 mod profile;
@@ -89,7 +88,6 @@ impl Cli {
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<Self, ParseError> {
         let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-        let given = arguments.clone();
         let mut command = Self::command();
         let mut matches = command.try_get_matches_from_mut(&arguments)?;
         let launched = match matches.subcommand_name() {
@@ -110,16 +108,12 @@ impl Cli {
             matches = command.try_get_matches_from_mut(&arguments)?;
         }
         let mut cli = Self { notes, ..Self::from_arg_matches(&matches)? };
-        match (&mut cli.command, launched) {
-            (Command::Compile(compile), Some(launched)) => {
-                log::keep();
-                if launched.rank > 0 {
-                    report::mute();
-                }
-                compile.settings.adapt_to(&launched).map_err(refused)?;
+        if let (Command::Compile(compile), Some(launched)) = (&mut cli.command, launched) {
+            log::keep();
+            if launched.rank > 0 {
+                report::mute();
             }
-            (Command::Compile(compile), None) => compile.arguments = given,
-            _ => {}
+            compile.settings.adapt_to(&launched).map_err(refused)?;
         }
         let errors = cli.command.check();
         if errors.is_empty() { Ok(cli) } else { Err(ParseError::Settings(errors)) }

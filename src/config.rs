@@ -5,6 +5,7 @@
 //! values, the same limits and the same errors as its flag. The keys of a DeepSpeed config become flags too ([`deepspeed`]).
 
 pub mod check;
+pub mod command;
 pub mod command_line;
 pub mod data;
 pub mod deepspeed;

@@ -302,7 +302,7 @@ impl Algorithm {
     }
 
     /// Returns the algorithm with the same name and words, and with default hyperparameters.
-    fn default_of(self) -> Self {
+    pub fn default_of(self) -> Self {
         let words = self.own_words();
         let word_of =
             |name: &str| words.iter().find(|(other, _)| *other == name).map(|(_, word)| (*word).into());

@@ -5,7 +5,6 @@ mod parts;
 mod run;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -76,9 +75,6 @@ pub struct Compile {
     /// All shared flags.
     #[command(flatten)]
     pub settings: Settings,
-    /// The whole command line, from which commands that fit are made; empty for the ranks of a launcher.
-    #[arg(skip)]
-    pub arguments: Vec<OsString>,
     /// Whether gradients are whole though the flags compress them: before `--compress-gradients-after`.
     #[arg(skip)]
     pub whole_gradients: bool,
@@ -178,7 +174,9 @@ impl Compile {
         let beginning = self.check_folder(&folder)?;
         let settings = &self.settings;
         let device = self.device(processes)?;
-        let mut ready = self.compile(&device, Continued::of(&beginning, settings))?;
+        let mut ready = self
+            .compile(&device, Continued::of(&beginning, settings))
+            .map_err(|stopped| self.advised(stopped, &device, processes.launched()))?;
         if let (Some(until), Some(training)) = (until, &mut ready.training) {
             training.end_after(until)?;
         }
@@ -341,7 +339,7 @@ impl Compile {
         Ok(Job { whole_gradients: self.whole_gradients, ..job })
     }
 
-    pub(super) fn compile(&self, device: &Chosen, continued: Continued) -> Result<Ready, Failure> {
+    pub(super) fn compile(&self, device: &Chosen, continued: Continued) -> Result<Ready, Stopped> {
         let mut job = self.job(device, continued)?;
         let mut manager = self.settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
@@ -350,11 +348,7 @@ impl Compile {
         if let Some(Training { loader, steps, .. }) = &mut training {
             (job.steps, job.short_evaluation) = (*steps, short_evaluation(loader, job.data_ranks()));
         }
-        let advised = |stopped: Stopped| match stopped.compilation {
-            Some(_) => self.advised(stopped.failure, device),
-            None => stopped.failure,
-        };
-        let step = forward.step(&job, &mut |_, _, _| {}).map_err(advised)?;
+        let step = forward.step(&job, &mut |_, _, _| {})?;
         let Lowered { programs, left_out } = step.lower(&job)?;
         if let (Some(reason), Some(Training { loader, .. })) = (left_out, &mut training) {
             loader.leave_out_of_evaluation(job.short_evaluation.unwrap_or(0), &reason.message);

@@ -205,7 +205,7 @@ impl Kind {
 }
 
 /// The arguments that a key's value stands for.
-fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Diagnostic> {
+pub(super) fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Diagnostic> {
     let kind = Kind::of(arg);
     let argument = |text: &str| format!("--{key}={text}");
     let wrong = |value: &DeValue<'_>| {

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use ir::Diagnostic;
 use passes::{Manager, Pass};
+use serde::Serialize;
 
 use super::nearest::nearest;
 
 /// Flags that show the program on its way.
-#[derive(Args, Clone, Debug, Default, PartialEq)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Look")]
+#[serde(rename_all = "kebab-case")]
 pub struct Look {
     /// Print the program after PASS; may be repeated
     #[arg(long, value_name = "PASS")]

@@ -1,6 +1,6 @@
 //! The optimizer: its rule, its learning rate over the steps, and what it applies to.
 
-mod algorithm;
+pub(super) mod algorithm;
 pub(super) mod group;
 mod schedule;
 

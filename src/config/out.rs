@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde::Serialize;
 
 /// Flags of the output folder.
-#[derive(Args, Clone, Debug, Default, PartialEq)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Out")]
+#[serde(rename_all = "kebab-case")]
 pub struct Out {
     /// Write the compiled program and the run to DIR [default: NAME.trainyard]
     #[arg(short, long, value_name = "DIR")]

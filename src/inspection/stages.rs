@@ -10,10 +10,11 @@ mod text;
 mod times;
 
 use super::prediction::MemoryClassFacts;
+use crate::compilation::Compilation;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::targets;
-use crate::training;
+use crate::training::{self, Programs};
 use ir::machine::{Device, DeviceKind, Machine};
 use ir::timetable::{TASK_PHASES, TaskTime, slots};
 use ir::{Dependency, Module, Phase, Pipeline, Timeline};
@@ -165,6 +166,19 @@ impl PipelineFacts {
     /// An operator that the machine has no kernel for.
     pub fn on(module: &Module, machine: &Machine) -> Result<Option<Self>, Failure> {
         Self::of_step(&mut Lowering::new(&Manager::default(), 0), module, Some(machine))
+    }
+
+    /// The pipeline of a compiled step with its programs, simulated on a machine. `None` of a program without stages.
+    ///
+    /// # Errors
+    /// As [`Self::on`].
+    pub(crate) fn of_compiled(
+        compilation: &Compilation,
+        programs: &Programs,
+        machine: &Machine,
+    ) -> Result<Option<Self>, Failure> {
+        let step = training::step(&compilation.training)?;
+        Self::of_programs(&step, &programs.training, programs.target, Some(machine))
     }
 
     /// The facts of a step, whose programs are those of its pipeline ranks. Without a machine, the times are those of the device that

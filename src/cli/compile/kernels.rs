@@ -69,8 +69,9 @@ impl Compile {
         let nvrtc = Nvrtc::open(&Folders::of_process()).map_err(|error| refused(&error))?;
         let architecture = nvrtc.architecture(gpu.capability()).map_err(|error| refused(&error))?;
         let version = nvrtc.version().to_owned();
+        let (device, continued) = (gpu.chosen(), Continued::anew(self.settings.compile.shapes.global_batch));
         let ready =
-            self.compile(&gpu.chosen(), Continued::anew(self.settings.compile.shapes.global_batch))?;
+            self.compile(&device, continued).map_err(|stopped| self.advised(stopped, &device, None))?;
         let stages = ready.programs.all();
         let programs = stages.iter().flat_map(|stages| stages.iter()).map(|program| lower(program.clone()));
         let programs = programs.collect::<Result<Vec<CudaProgram>, _>>()?;

@@ -52,7 +52,10 @@ impl Compile {
         compressed.settings.run.resume = Some(Resume::Output);
         compressed.settings.out.force = false;
         let continued = Continued::of(&beginning, settings);
-        let ready = compressed.compile(&self.device(processes)?, continued)?;
+        let device = self.device(processes)?;
+        let ready = compressed
+            .compile(&device, continued)
+            .map_err(|stopped| compressed.advised(stopped, &device, processes.launched()))?;
         ready.training.map_or(Ok(()), |mut training| training.end_after(after))?;
         let mut whole = Self { whole_gradients: true, ..self.clone() };
         whole.settings.run.profile = false;

@@ -120,9 +120,7 @@ impl Compile {
         let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
         let fits = |large: &TooLarge| {
             let room = Room::of_device(large.of_programs, on.target);
-            let (advice, has_commands) = self.advice(room, &ready.plan, on);
-            let halved = || self.fitting(&ready.plan, on, large).into_iter().collect();
-            if has_commands { advice } else { halved() }
+            self.advice(room, ready, on, processes.launched())
         };
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {

@@ -28,6 +28,20 @@ pub(super) fn parse(text: &str) -> Result<Algorithm, ValueError> {
     Ok(algorithm)
 }
 
+/// Returns an update rule as a user writes it: with the numbers and the words that are not its defaults.
+pub(in crate::config) fn short(mut algorithm: Algorithm) -> String {
+    let (mut default, words) = (algorithm.default_of(), algorithm.own_words());
+    let words = words.into_iter().map(|(name, word)| format!("{name}={word}"));
+    let numbers = algorithm.hyperparameters().into_iter().zip(default.hyperparameters());
+    let numbers = numbers.filter(|(own, default)| *own.value != *default.value);
+    let numbers = numbers.map(|(own, _)| format!("{}={:?}", own.name, own.value));
+    let settings: Vec<String> = numbers.chain(words).collect();
+    match settings.is_empty() {
+        true => algorithm.name().to_owned(),
+        false => format!("{}:{}", algorithm.name(), settings.join(",")),
+    }
+}
+
 /// Writes an update rule, with all its numbers and the words that are not its defaults, so that [`parse`] reads it back.
 pub(super) fn serialize<S: Serializer>(algorithm: &Algorithm, serializer: S) -> Result<S::Ok, S::Error> {
     let name = match algorithm {

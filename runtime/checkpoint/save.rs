@@ -162,7 +162,7 @@ impl Checkpoints {
     fn make_folder(&self) -> io::Result<()> {
         if !self.folder.is_dir() {
             disk::create_folder(&self.folder)?;
-            disk::sync_folder(disk::parent(&self.folder))?;
+            disk::sync_folder(files::parent(&self.folder))?;
         }
         Ok(())
     }

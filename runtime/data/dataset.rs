@@ -10,10 +10,9 @@ use super::decide::{Decision, Feed, Offer, features};
 use super::element::{self, Scalar};
 use super::error::DataError;
 use super::labels;
-use super::rows::{Named, Rows};
 use super::spec::{DataSource, InputSpec, LoaderOptions, ModelSpec};
 use super::synthetic::{self, Synthetic};
-use super::table::TableArray;
+use super::table_array::{Named, TableArray};
 use super::tokens::{Text, TokenStream};
 
 /// Some samples: rows `first .. first + samples` of the columns.
@@ -239,7 +238,7 @@ fn rows(input: &InputSpec, column: &Column, arrays: Vec<Named>) -> Result<Conten
         Some(vocabulary) => check_vocabulary(array, vocabulary, data),
         None => Ok(()),
     };
-    Ok(Content::Rows { rows: Rows::new(column, arrays, check)?, shifted: false })
+    Ok(Content::Rows { rows: column.rows(arrays, check)?, shifted: false })
 }
 
 fn check_vocabulary(array: &TableArray, vocabulary: u64, data: &str) -> Result<(), DataError> {

@@ -6,10 +6,9 @@ use super::dataset::{Dataset, Wanted, own_file};
 use super::decide::{Decision, Feed, Offer};
 use super::element::{self, Scalar};
 use super::error::{self, DataError};
-use super::rows::{Named, Rows};
 use super::spec::{DataSource, InputSpec, LabelSpec, LabelsFrom, Source};
 use super::synthetic::{self, Synthetic};
-use super::table::TableArray;
+use super::table_array::{Named, TableArray};
 use super::tables::Tables;
 
 /// Builds the labels of the samples whose inputs are `features`; `decisions` has their sources, in the same order.
@@ -222,7 +221,7 @@ fn of_arrays(
         }
     };
     // A misfit is reported before the question of the last position.
-    let rows = Rows::new(column, arrays, |_, _| Ok(()))?;
+    let rows = column.rows(arrays, |_, _| Ok(()))?;
     if shifted && (column.row_dims.len() != 1 || column.ignored.is_none()) {
         let reason = "--labels-from shift leaves the last position of [samples, sequence] without a label, which needs a \
                       value that the loss ignores: --ignore-index -100";

@@ -30,6 +30,7 @@ pub mod safetensors_types;
 mod spec;
 mod synthetic;
 mod table;
+mod table_array;
 mod tables;
 #[cfg(test)]
 mod tests;

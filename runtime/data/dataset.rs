@@ -6,9 +6,10 @@ use ir::DType;
 
 use super::array::{Array, Batch};
 use super::column::{Column, Content};
-use super::decide::{Decision, Feed, Offer, features};
+use super::decide::{Offer, features};
 use super::element::{self, Scalar};
 use super::error::DataError;
+use super::feed::{Decision, Feed};
 use super::labels;
 use super::spec::{DataSource, InputSpec, LoaderOptions, ModelSpec};
 use super::synthetic::{self, Synthetic};

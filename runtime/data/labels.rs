@@ -3,9 +3,10 @@
 use super::column::{Column, Content};
 use super::columns;
 use super::dataset::{Dataset, Wanted, own_file};
-use super::decide::{Decision, Feed, Offer};
+use super::decide::Offer;
 use super::element::{self, Scalar};
 use super::error::{self, DataError};
+use super::feed::{Decision, Feed};
 use super::spec::{DataSource, InputSpec, LabelSpec, LabelsFrom, Source};
 use super::synthetic::{self, Synthetic};
 use super::table_array::{Named, TableArray};

@@ -14,6 +14,7 @@ mod dataset;
 mod decide;
 mod element;
 mod error;
+mod feed;
 mod file;
 mod indices;
 mod json;
@@ -39,8 +40,8 @@ mod tokens;
 mod unpack;
 
 pub use array::{Array, Batch};
-pub use decide::{Decision, Feed};
 pub use error::{DataError, one_line};
+pub use feed::{Decision, Feed};
 pub use file::{bytes_of, regular_files};
 pub use loader::{DataPosition, EvalBatch, Loader, common_batch};
 pub use order::Permutation;

@@ -11,6 +11,7 @@ mod evaluate;
 mod finite;
 mod history;
 pub mod metrics;
+mod non_finite;
 mod outputs;
 pub mod progress;
 mod resume;
@@ -23,8 +24,8 @@ mod surroundings;
 mod tests;
 
 pub use error::{Cause, ChangedBy, TrainError};
-pub use finite::NotFiniteState;
 pub use history::{EvalHistory, Evaluation};
+pub use non_finite::NotFiniteState;
 pub use resume::{Resumed, cut_back, resume};
 pub use run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun, train};
 pub use session::{GivenStates, Session};

@@ -8,6 +8,7 @@
 
 mod compare;
 mod description;
+mod earlier_evaluations;
 mod error;
 mod evaluations;
 mod find;
@@ -30,8 +31,9 @@ mod weights;
 
 pub use compare::Differences;
 pub use description::{Description, FORMAT, Shard, StateRow};
+pub use earlier_evaluations::{EarlierEvaluations, EvalConditions};
 pub use error::CheckpointError;
-pub use evaluations::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations};
+pub use evaluations::{EvalLoss, Evaluations};
 pub use find::Latest;
 pub use fingerprint::{DataFiles, DataFingerprint, FilePlace, HashRule, HashedFile, MOST_LISTED};
 pub use initial::{InitialValues, check_weights, initial_states};

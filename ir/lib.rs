@@ -23,6 +23,7 @@ pub mod machine;
 pub mod mesh;
 pub mod module;
 pub mod ops;
+pub mod phase;
 pub mod pipeline;
 pub mod random;
 pub mod rounding;
@@ -48,11 +49,12 @@ pub use entity::{DataId, NodeId, StateId, ValueId};
 pub use factors::Factors;
 pub use kernels::Kernels;
 pub use mesh::{Axis, AxisId, AxisRole, Mesh};
-pub use module::{Definition, Input, Level, Module, Node, Output, Phase, Value};
+pub use module::{Definition, Input, Level, Module, Node, Output, Value};
 pub use ops::{
     Cost, GradientError, Gradients, Inference, Movement, NodeRef, Op, OperandRole, Operands, Operator,
     Signature,
 };
+pub use phase::Phase;
 pub use pipeline::{EVERY_STAGE, Pipeline};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use step_output::{Scalar, ScalarPart, StepOutput};

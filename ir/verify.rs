@@ -64,7 +64,7 @@ mod tables;
 mod tiers;
 mod training;
 
-use crate::module::Phase;
+use crate::Phase;
 use crate::text::{Numbering, type_text};
 use crate::{Diagnostic, Level, Module, Node, NodeId, Type, ValueId};
 

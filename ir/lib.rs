@@ -52,7 +52,6 @@ pub use mesh::{Axis, AxisId, AxisRole, Mesh};
 pub use module::{Definition, Input, Level, Module, Node, Output, Value};
 pub use ops::{
     Cost, GradientError, Gradients, Inference, Movement, NodeRef, Op, OperandRole, Operands, Operator,
-    Signature,
 };
 pub use phase::Phase;
 pub use pipeline::{EVERY_STAGE, Pipeline};
@@ -60,5 +59,5 @@ pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use step_output::{Scalar, ScalarPart, StepOutput};
 pub use tensor::Tensor;
 pub use timetable::{Dependency, Part, Task, Timeline, Timetable, TimetableError};
-pub use types::{PartialKind, Sharding, Span, Type, TypeError};
+pub use types::{PartialKind, Sharding, Signature, Span, Type, TypeError};
 pub use visible::{is_hidden, visible};

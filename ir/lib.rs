@@ -27,6 +27,7 @@ pub mod phase;
 pub mod pipeline;
 pub mod random;
 pub mod rounding;
+mod stages;
 pub mod state;
 pub mod step_output;
 mod sugar;

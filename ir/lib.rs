@@ -19,6 +19,7 @@ pub mod entity;
 pub mod factors;
 pub mod interp;
 pub mod kernels;
+mod lowered;
 pub mod machine;
 pub mod mesh;
 pub mod module;

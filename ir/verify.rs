@@ -55,7 +55,6 @@
 //!
 //! A failure is a bug of the pass that the message names. Values are named as [`crate::text::print`] prints them.
 
-pub(crate) mod lowered;
 mod partial;
 mod placed;
 mod program;

@@ -3,9 +3,9 @@
 use super::function_name;
 use super::lexer::{Kind, Place};
 use super::parser::Parser;
+use crate::lowered;
 use crate::module::{Definition, Node, Value};
 use crate::ops::{Inference, Op};
-use crate::verify::lowered;
 use crate::{Diagnostic, EVERY_STAGE, Phase, Tier, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;

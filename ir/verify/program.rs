@@ -1,6 +1,7 @@
 //! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8, with 19 in place of 7.
 
-use super::{Check, lowered};
+use super::Check;
+use crate::lowered;
 use crate::ops::Inference;
 use crate::text::data_of;
 use crate::{Definition, Phase};

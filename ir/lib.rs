@@ -28,6 +28,8 @@ pub mod phase;
 pub mod pipeline;
 pub mod random;
 pub mod rounding;
+#[doc(hidden)]
+pub mod samples;
 mod stages;
 pub mod state;
 pub mod step_output;

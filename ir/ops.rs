@@ -5,7 +5,7 @@
 //! prints and parses.
 
 mod attribute;
-mod list;
+pub(crate) mod list;
 mod position;
 
 pub mod attention;
@@ -34,8 +34,6 @@ pub mod random;
 pub mod ranking;
 pub mod reduce;
 pub mod rotary;
-#[doc(hidden)]
-pub mod samples;
 pub mod scatter;
 pub mod shape;
 pub mod softmax;

@@ -13,8 +13,8 @@ mod position;
 mod splitting;
 
 use ir::factors::{FactorKind, Factors};
-use ir::ops::samples::{Sample, samples};
 use ir::ops::{GradientError, Interp};
+use ir::samples::{Sample, samples};
 use ir::tensor::Elements;
 use ir::{Builder, Dim, Op, Operator, PartialKind, Signature, Tensor, Type, ValueId};
 use std::collections::BTreeSet;

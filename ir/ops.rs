@@ -5,7 +5,7 @@
 //! prints and parses.
 
 mod attribute;
-mod list;
+pub(crate) mod list;
 mod position;
 
 pub mod attention;
@@ -34,8 +34,6 @@ pub mod random;
 pub mod ranking;
 pub mod reduce;
 pub mod rotary;
-#[doc(hidden)]
-pub mod samples;
 pub mod scatter;
 pub mod shape;
 pub mod softmax;
@@ -48,7 +46,7 @@ pub use movement::Movement;
 pub use operands::{OperandRole, Operands};
 
 use crate::edit::Builder;
-use crate::{Data, DataId, Factors, Mesh, Span, Tensor, Type, TypeError, ValueId};
+use crate::{Data, DataId, Factors, Mesh, Signature, Span, Tensor, Type, TypeError, ValueId};
 use cranelift_entity::PrimaryMap;
 use smallvec::SmallVec;
 
@@ -113,25 +111,6 @@ impl<'a> Inference<'a> {
             [ty] => Ok(ty),
             _ => Err(TypeError::new("needs its result type to be given")),
         }
-    }
-}
-
-/// Types of a node's operands and results.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Signature {
-    /// Types of the operands.
-    pub operands: Vec<Type>,
-    /// Types of the results.
-    pub results: Vec<Type>,
-}
-
-impl Signature {
-    /// Returns the types of the parts that one device holds, each as a whole tensor. `None` when a dim is unbound or does not
-    /// divide.
-    pub fn local(&self, mesh: &Mesh) -> Option<Self> {
-        let part = |ty: &Type| ty.local(mesh).map(|sizes| Type::of(ty.dtype, &sizes));
-        let parts = |types: &[Type]| types.iter().map(part).collect::<Option<_>>();
-        Some(Self { operands: parts(&self.operands)?, results: parts(&self.results)? })
     }
 }
 

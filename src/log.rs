@@ -40,7 +40,7 @@ pub fn keep() {
 pub fn open(path: &Path, heading: &str) -> io::Result<()> {
     let mut log = log();
     let Log::Kept(kept) = &mut *log else { return Ok(()) };
-    files::disk::create_folders(files::disk::parent(path))?;
+    files::disk::create_folders(files::parent(path))?;
     let mut file = files::disk::append(path)?;
     file.write_all(format!("{heading}\n{}", mem::take(kept)).as_bytes())?;
     *log = Log::File(file);

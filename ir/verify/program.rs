@@ -1,9 +1,10 @@
 //! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8, with 19 in place of 7.
 
-use super::{Check, lowered};
-use crate::module::{Definition, Phase};
+use super::Check;
+use crate::lowered;
 use crate::ops::Inference;
 use crate::text::data_of;
+use crate::{Definition, Phase};
 use crate::{Level, Node, NodeId, Type, ValueId};
 use cranelift_entity::EntitySet;
 

@@ -376,7 +376,7 @@ fn product_layout(contract: &Contract, sizes: &[usize]) -> Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::ops::samples::samples;
+    use ir::samples::samples;
 
     #[test]
     fn a_claim_that_does_not_fit_is_found() {

@@ -11,7 +11,7 @@ use cuda::host::{Host, Order, Ptx};
 use cuda::lower::lower;
 use cuda::program::Kernel;
 use ir::DType;
-use ir::ops::samples::Sample;
+use ir::samples::Sample;
 use passes::precision::Precision;
 use program::Program;
 use ranks::Ranks;

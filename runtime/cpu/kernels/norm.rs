@@ -3,9 +3,9 @@
 use super::PARALLEL;
 use crate::call::Call;
 use crate::element::with_float;
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::{sum, vectorized};
-use crate::storage::{Float, Scratch, narrow, number, set_number};
+use crate::storage::{Scratch, narrow, number, set_number};
 use ir::DType;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use rayon::prelude::*;

@@ -6,7 +6,7 @@ use cuda::cubins::Cubins;
 use cuda::libraries::Folders;
 use cuda::nvrtc::Nvrtc;
 use cuda::program::{File, Kernel};
-use ir::ops::samples::{Sample, Through, samples};
+use ir::samples::{Sample, Through, samples};
 use ir::{DType, Op};
 use program::lower::{LowerOptions, lower};
 use std::collections::BTreeMap;

@@ -3,6 +3,7 @@
 use super::table::{f32_type, float, of};
 use super::*;
 use crate::Tier;
+use crate::ops::Float;
 use crate::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics, InTraining};
 use crate::ops::copy::Copy;
 use crate::ops::detach::Detach;

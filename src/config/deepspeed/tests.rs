@@ -16,7 +16,7 @@ fn check(json: &str, line: &str, expected: Expect) {
     expected.assert_eq(&translated(json, line, None));
 }
 
-/// As [`check`], with so many processes of a launcher.
+/// As [`check`], with this number of processes that a launcher started.
 fn translated(json: &str, line: &str, ranks: Option<u64>) -> String {
     let command = flags();
     let given = command.clone().try_get_matches_from(line.split_whitespace()).expect(line);

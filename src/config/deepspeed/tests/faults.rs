@@ -1,4 +1,4 @@
-//! Files with faults: each is told with its place and its numbers.
+//! Files with faults: each error has its place and its numbers.
 
 use expect_test::expect;
 

@@ -1,4 +1,4 @@
-//! The command line as a user meets it: what is accepted, what config files do, and what every mistake is answered.
+//! The command line as a user meets it: the accepted flags, the effect of config files, and the answer to every mistake.
 
 mod completions;
 mod config_file;
@@ -34,7 +34,7 @@ fn compile(arguments: &str) -> Compile {
     }
 }
 
-/// What the user would read.
+/// The text that the user reads.
 fn text_of(error: ParseError) -> String {
     match error {
         ParseError::Usage(error) => error.render().to_string(),
@@ -47,7 +47,7 @@ fn check_error(arguments: &str, expected: Expect) {
     expected.assert_eq(&text_of(error));
 }
 
-/// The first line of each error, for many wrong values at once.
+/// Checks the first line of the error for each of many wrong values.
 fn check_errors(all_arguments: &[&str], expected: Expect) {
     let mut text = String::new();
     for arguments in all_arguments {
@@ -57,7 +57,7 @@ fn check_errors(all_arguments: &[&str], expected: Expect) {
     expected.assert_eq(&text);
 }
 
-/// A config file in a folder of its own, which lives as long as the first half.
+/// A config file in a folder of its own. The folder exists as long as the first half of the result.
 fn config_file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("trainyard.toml");
@@ -311,9 +311,9 @@ fn the_examples_in_the_help_are_accepted() {
         let help = help.render().to_string();
         let examples = help.split("Examples:").nth(1).unwrap_or_default();
         for line in examples.lines().filter_map(|line| line.trim().strip_prefix("trainyard ")) {
-            // The example's config file is not there.
+            // The example's config file does not exist here.
             let line = line.replace("--config trainyard.toml", "");
-            // The shell reads what sends the output to a file.
+            // The shell handles the redirection of the output to a file.
             let line = line.split(" > ").next().unwrap_or_default();
             if let Err(error) = parse(line) {
                 panic!("trainyard {line}\n{}", text_of(error));

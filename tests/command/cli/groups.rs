@@ -13,7 +13,7 @@ fn tables_of_a_config_file_are_the_flag() {
     // As with every flag, the command line wins.
     let settings = with_config(config, "--group *:lr=2");
     assert_eq!(settings.compile.optimizer.group.len(), 1);
-    // What a run writes reads back.
+    // The `config.toml` that a run writes can be read back.
     let toml = from_file.to_toml().expect("all paths are UTF-8");
     assert!(
         toml.contains("group = [\"*.bias:weight-decay=0.0\", \"h.*:lr=0.25,weight-decay=0.01\"]"),

@@ -1,8 +1,8 @@
 //! The compiler: one recipe from a [`Job`] to its programs. No other module calls the steps of the recipe.
 //!
 //! 1. [`sizes_of`] reads the sizes of dims from the job and the model's file, and [`Source::import`] imports the model.
-//! 2. [`forward`] runs the passes up to the loss. With its program the data are opened, and the data determine the remaining fields of the
-//! job.
+//! 2. [`forward`] runs the passes up to the loss. With its program the data are opened, and the data determine the remaining fields of
+//!    the job.
 //! 3. [`Forward::step`] makes the whole step, and makes it fit into the memory that the job allows.
 //! 4. [`Step::lower`] makes the programs for the job's device.
 

@@ -75,7 +75,7 @@ fn compile_says_what_is_minimised_and_warns_of_microbatches_that_do_not_make_it(
     .assert_eq(&told("root-loss", "--microbatch 8 --mesh dp=2"));
     expect![[r#"
         warning: the loss `loss` of several microbatches may differ from the loss of the whole batch
-          = it is neither a sum or mean over the samples nor a quotient of such sums
+          = it is not a sum or a mean over the samples, and not a quotient of such sums
           = the losses of microbatches are averaged, and terms that are sums are added
           = a single microbatch is exact: set --microbatch to the whole global batch, on as many data ranks as needed
         trained: 4 of the 4 float tensors that the model reads; 4 by the exporter's list of parameters

@@ -137,8 +137,8 @@ fn mixtures_that_cannot_be_are_refused() {
         expect![[r#"
         error: --moe found no feed-forward block in the model
           = a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences
-          = node "node_linear_1" (Gemm, opset 20) is none: its rows are samples (f32[8, 64]), and routing compares the tokens of a sequence
-          = node "node_linear_2" (Gemm, opset 20) is none: its rows are samples (f32[8, 128]), and routing compares the tokens of a sequence
+          = node "node_linear_1" (Gemm, opset 20) is not such a block: its rows are samples (f32[8, 64]), and routing compares the tokens of a sequence
+          = node "node_linear_2" (Gemm, opset 20) is not such a block: its rows are samples (f32[8, 128]), and routing compares the tokens of a sequence
     "#]],
     );
 }

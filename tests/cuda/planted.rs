@@ -223,7 +223,7 @@ fn a_kernel_that_writes_beside_its_result_is_told() {
     };
     let beside = |program| with_line(program, "store(a", written);
     let error = checked(beside).expect_err("it writes what is not its own");
-    assert!(error.contains("chain_") && error.contains("which is none of its own"), "{error}");
+    assert!(error.contains("chain_") && error.contains("which it does not declare as written"), "{error}");
 }
 
 /// Waits between streams follow from the accesses that commands declare. A command that declares too little is a race that `races` cannot
@@ -240,7 +240,7 @@ fn a_command_that_does_not_say_all_that_it_reads_is_told() {
         cuda
     };
     let error = checked(silent).expect_err("it reads what it does not say");
-    assert!(error.contains("a multiplication [") && error.contains("does not say it reads"), "{error}");
+    assert!(error.contains("a multiplication [") && error.contains("does not declare as read"), "{error}");
 }
 
 /// The section of a microbatch has work for both streams, so the faults above can occur.

@@ -261,7 +261,7 @@ pub(super) fn explain(error: &clap::Error) -> String {
     match error.kind() {
         ErrorKind::InvalidValue => {
             let value = text(ContextKind::InvalidValue);
-            format!("`{value}` is none of {}", text(ContextKind::ValidValue))
+            format!("`{value}` is not one of {}", text(ContextKind::ValidValue))
         }
         ErrorKind::ValueValidation => {
             std::error::Error::source(error).map_or_else(String::new, ToString::to_string)

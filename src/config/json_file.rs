@@ -70,7 +70,7 @@ impl TextFile {
         if let Json::Object(members) = &json {
             let mut seen = BTreeSet::new();
             if let Some(twice) = members.iter().find(|member| !seen.insert(&member.key)) {
-                let error = Diagnostic::new(format!("the key `{}` stands twice", twice.key));
+                let error = Diagnostic::new(format!("the key `{}` is given twice", twice.key));
                 return Err(error.at(self.place(twice.value)).note("remove one of them"));
             }
         }
@@ -156,7 +156,7 @@ mod tests {
     fn faults_are_told_with_their_place() {
         assert!(error("{\n\"a\": 1,\n}").contains("ds.json:3:1"), "{}", error("{\n\"a\": 1,\n}"));
         assert!(error("[1]").contains("an object, not a list"));
-        assert!(error("{\"a\": 1, \"a\": 2}").contains("`a` stands twice"));
+        assert!(error("{\"a\": 1, \"a\": 2}").contains("`a` is given twice"));
         assert!(error("{\"\\ud800\": 1}").contains("not JSON"));
     }
 

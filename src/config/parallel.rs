@@ -115,7 +115,7 @@ impl FromStr for MeshAxes {
                 count_from(1, size).map_err(|error| ValueError::new(format!("axis `{name}`: {error}")))?;
             if let Some((_, other)) = axes.iter().find(|(other, _)| other == name) {
                 return Err(ValueError::new(format!(
-                    "axis `{name}` stands twice: with {other} and with {size} devices; suffixes distinguish \
+                    "axis `{name}` is given twice: with {other} and with {size} devices; suffixes distinguish \
                      two axes: {name}.outer, {name}.inner"
                 )));
             }

@@ -87,7 +87,7 @@ impl<'a> Spec<'a> {
                 return Err(ValueError::new(format!("`{item}` in `{text}` is not of the form key=value")));
             };
             if settings.iter().any(|(other, _)| *other == key) {
-                return Err(ValueError::new(format!("`{key}` stands twice in `{text}`")));
+                return Err(ValueError::new(format!("`{key}` is given twice in `{text}`")));
             }
             settings.push((key, value));
         }

@@ -123,7 +123,7 @@ fn memories_that_are_not_there_are_refused() {
         &place,
         "--memory device=1GiB,tape=1GiB",
         expect![[r#"
-        error: invalid value 'device=1GiB,tape=1GiB' for '--memory <BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]>': `tape` is no memory; the memories are device, host and disk
+        error: invalid value 'device=1GiB,tape=1GiB' for '--memory <BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]>': `tape` is not a memory; the memories are device, host and disk
 
         For more information, try '--help'.
     "#]],

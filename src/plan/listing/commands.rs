@@ -31,7 +31,7 @@ struct CommandPlan {
     /// The commands that it waits for, by their numbers in the part.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waits: Vec<usize>,
-    /// Its instructions, by their numbers in the section. The instructions of an inner list run at once; the lists run one after the other.
+    /// The instructions of the command, by their numbers in the section. The instructions of an inner list run at once; the lists run one after the other.
     instructions: Vec<Vec<usize>>,
     /// The places that it reads, if other commands execute other parts of its instruction.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -40,7 +40,7 @@ pub(crate) struct Set {
 /// The outcome of a test.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
-    /// Its outputs are right.
+    /// The outputs are right.
     Passed,
     /// Left out by the rule of this name.
     Excluded(&'static str),

@@ -29,7 +29,7 @@ const DIRECTIONS: u64 = 2;
 /// The outcome of a test's gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
-    /// They are right, and one is not zero. `first_alone`: the loss has only the first output.
+    /// The gradients are right, and one is not zero. `first_alone`: the loss has only the first output.
     Right { first_alone: bool },
     /// There is nothing to compare, by the rule of this name.
     Left(&'static str),

@@ -36,7 +36,7 @@ fn text_that_is_not_json_is_told_with_its_place() {
         "{\"seed\": 1,\n \"seed\": 2}",
         "",
         expect![[r#"
-        error: the key `seed` stands twice
+        error: the key `seed` is given twice
           --> ds.json:2
           = remove one of them
     "#]],

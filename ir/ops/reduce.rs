@@ -84,7 +84,7 @@ impl Operator for Reduce {
         let [x] = types.operands()?;
         let kind = self.kind.print();
         if x.dtype == DType::Bool || (self.kind == ReduceKind::Mean && !x.dtype.is_float()) {
-            return Err(TypeError::new(format!("has no {kind} of {x}")));
+            return Err(TypeError::new(format!("cannot reduce {x} by {kind}")));
         }
         let ascending = self.dims.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || self.dims.last().is_some_and(|&last| last as usize >= x.ndim()) {

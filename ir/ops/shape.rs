@@ -262,8 +262,8 @@ impl Operator for Slice {
         dims[self.dim as usize] = dim_of(to, self.dim)?.clone();
         if x.dtype != to.dtype || dims != to.dims || self.step == 0 || self.start < 0 {
             return Err(TypeError::new(format!(
-                "{x} cut along dim {} by {} is not {to}",
-                self.dim, self.step
+                "a slice of {x} along dim {} from {} with step {} cannot be {to}",
+                self.dim, self.start, self.step
             )));
         }
         // With unbound dims the last element cannot be checked until they are bound.
@@ -408,7 +408,7 @@ impl Operator for Pad {
         };
         if x.dtype != to.dtype || dims != to.dims || !fits {
             return Err(TypeError::new(format!(
-                "{x} with {} before dim {} is not {to}",
+                "padding {x} with {} elements at the start of dim {} cannot give {to}",
                 self.before, self.dim
             )));
         }

@@ -144,7 +144,7 @@ fn malformed(ty: &Type) -> Option<String> {
     let mut seen = EntitySet::new();
     let twice = ty.sharding.dims.iter().flatten().chain(partial).any(|&axis| !seen.insert(axis));
     if twice {
-        return Some("an axis stands twice in the sharding".into());
+        return Some("an axis occurs twice in the sharding".into());
     }
     let empty = ty.sharding.partial.as_ref().is_some_and(|(_, axes)| axes.is_empty());
     empty.then(|| "a partial value names its axes".into())

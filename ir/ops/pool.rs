@@ -282,6 +282,14 @@ impl Operator for MaxPool {
         });
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for MaxPoolGrad {
@@ -319,6 +327,14 @@ impl Operator for MaxPoolGrad {
         }
         vec![Tensor::float(cx.results[0].dtype, x.sizes.clone(), dx)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for MaxPoolIndices {
@@ -349,6 +365,14 @@ impl Operator for MaxPoolIndices {
             first_largest(plane, covered).map_or(-1, |i| i as i64)
         });
         vec![Tensor::int(DType::I64, sizes, out)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -383,6 +407,14 @@ impl Operator for AvgPool {
             sum / divisor(&self.windows, self.count_padding, covered)
         });
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -421,6 +453,14 @@ impl Operator for AvgPoolGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, dx)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 

@@ -135,3 +135,22 @@ pub fn reads(op: &Op, role: OperandRole) -> Reads {
         _ => Reads::Own,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::Operator;
+    use ir::ops::samples::samples;
+
+    #[test]
+    fn operators_have_the_classes_of_the_table() {
+        for sample in samples() {
+            let (old, new) = (class(&sample.op), sample.op.precision());
+            assert_eq!(format!("{old:?}"), format!("{:?}", new.class), "{:?}", sample.op);
+            for role in sample.op.operands().roles(sample.operand_types().len()).unwrap() {
+                let old = reads(&sample.op, role);
+                assert_eq!(format!("{old:?}"), format!("{:?}", new.reads(role)), "{:?} {role:?}", sample.op);
+            }
+        }
+    }
+}

@@ -107,6 +107,14 @@ impl Operator for MaxPoolOffsets {
         }
         vec![Tensor::int(DType::U8, sizes, offsets)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for MaxPoolGradAt {
@@ -150,6 +158,14 @@ impl Operator for MaxPoolGradAt {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, dx)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 

@@ -6,7 +6,6 @@
 
 mod attribute;
 mod list;
-mod position;
 
 pub mod attention;
 pub mod batch_norm;

@@ -231,14 +231,6 @@ fn a_part_that_does_not_know_its_place_is_caught() {
 }
 
 #[test]
-fn operators_depend_on_positions_as_in_the_table() {
-    for sample in samples() {
-        let [table, own] = [sample.op.depends_on_position(), Operator::depends_on_position(&sample.op)];
-        assert_eq!(table, own, "{:?}", sample.op);
-    }
-}
-
-#[test]
 fn every_dependence_on_a_position_that_is_forgotten_is_caught() {
     let dependent: Vec<Sample> =
         samples().into_iter().filter(|sample| sample.op.depends_on_position()).collect();

@@ -1,7 +1,7 @@
 //! The operators: an enum of small attribute structs, with one file for each family.
 //!
-//! A family's file has everything that the compiler needs to know of an operator, in eight functions ([`Operator`]), none of
-//! which has a default. The list at the end of this file gives each operator its variant, its name in text, and the attributes that text
+//! A family's file has everything that the compiler needs to know of an operator, in eight functions ([`Operator`]), none of which
+//! has a default. The list at the end of this file gives each operator its variant, its name in text, and the attributes that text
 //! prints and parses.
 
 mod attribute;
@@ -81,7 +81,8 @@ pub trait Operator {
     /// of the device's part. The conformance test compares the answers with `interp`.
     fn depends_on_position(&self) -> bool;
 
-    /// Returns the type that the operator computes in, and the types in which it reads operands, when a step runs in half precision.
+    /// Returns the type that the operator computes in, and the types in which it reads operands, when a step runs in half
+    /// precision.
     fn precision(&self) -> Precision;
 
     /// For an operator with factors that only its own rule can split (`k~`): adds nodes that compute the same results and whose

@@ -1,4 +1,5 @@
-//! The element type that an operator computes in when a step runs in half precision, by [`Operator::precision`](super::Operator::precision).
+//! The element type that an operator computes in when a step runs in half precision
+//! ([`Operator::precision`](super::Operator::precision)).
 //!
 //! | class | operators | computes in |
 //! | --- | --- | --- |

@@ -196,6 +196,17 @@ impl Operator for Reduce {
         }]
     }
 
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(match self.kind {
+            ReduceKind::Sum | ReduceKind::Mean => PrecisionClass::Full,
+            ReduceKind::Max | ReduceKind::Min => PrecisionClass::Follow,
+        })
+    }
+
     /// Builds a mean as the sum divided by the number of elements in the global tensor.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let x = node.operands[0];
@@ -253,6 +264,14 @@ impl Operator for CumulativeSum {
             }
         }
         vec![out]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
     }
 }
 

@@ -105,6 +105,14 @@ impl Operator for Reshape {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone().reshaped(cx.sizes(0))]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 /// Returns the words of a reshape's rule. Two runs of dims with the same product have common factors if one of the runs is a
@@ -202,6 +210,14 @@ impl Operator for Transpose {
         let elements = x.elements.strided(&sizes, &permuted);
         vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for Broadcast {
@@ -234,6 +250,14 @@ impl Operator for Broadcast {
         let (x, sizes) = (cx.operands[0], cx.sizes(0));
         let elements = x.elements.strided(&sizes, &broadcast_strides(&x.sizes, &sizes));
         vec![Tensor { dtype: x.dtype, sizes, elements }]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -319,6 +343,14 @@ impl Operator for Slice {
         }
         vec![gathered(x, offsets, sizes)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for Concat {
@@ -390,6 +422,14 @@ impl Operator for Concat {
         assert_eq!(start[dim], out.sizes[dim], "the operands fill the result");
         vec![out]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for Pad {
@@ -441,5 +481,13 @@ impl Operator for Pad {
         let mut out = Tensor::splat(cx.results[0].dtype, sizes, self.value.get());
         block::write(&mut out, &start, cx.operands[0]);
         vec![out]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }

@@ -62,7 +62,7 @@ fn check_loss(what: &str, given: &Execution, typed: &Execution) {
     assert!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{what}: a loss of {ours}, not of {theirs}");
 }
 
-/// Checks that gradients have a cosine of at least 0.999, except those that are zero but for rounding.
+/// Checks that each gradient has a cosine of at least 0.999. A gradient that is zero but for rounding is not compared.
 fn check_gradients(what: &str, given: &Execution, typed: &Execution) {
     let is_gradient = |name: &str| name.starts_with("grad.");
     let (given, typed) = (given.last_outputs(is_gradient), typed.last_outputs(is_gradient));

@@ -66,7 +66,7 @@ const ARROWS_OF_TESTS: [(&str, &[&str]); 2] = [("train", &["cpu", "cuda"]), ("tr
 /// The most lines of a file.
 const LONGEST_FILE: usize = 800;
 
-/// Names that do not say what a file has.
+/// Names of files that say nothing about their contents.
 const EMPTY_NAMES: [&str; 6] = ["utils", "util", "common", "helpers", "helper", "misc"];
 
 fn root() -> &'static Path {

@@ -1,4 +1,4 @@
-//! Bad input: wrong flags, files or data, or faults of the machine. Each message says what is wrong, where, and what would work. The
+//! Bad input: wrong flags, files or data, or faults of the machine. Each message names the fault, its place, and a command or a value that works. The
 //! command ends with the right exit code, and leaves no file half written.
 
 mod data;

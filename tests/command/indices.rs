@@ -1,4 +1,4 @@
-//! Indices outside of the dim that they index. Constant ones are refused; those that are computed from data are found during the run.
+//! Indices outside of the dim that they index. The compiler refuses a constant index. The run finds an index that is computed from data.
 
 use crate::TRAINYARD;
 use crate::hostile::models::{File, integers, node, value, weight};

@@ -184,7 +184,7 @@ fn without_barrier(file: &'static File) -> &'static File {
     Box::leak(Box::new(File { text: Box::leak(text.into_boxed_str()), ..*file }))
 }
 
-/// Checks the first step of a changed program: the stand-in compares each command's accesses with those that it declares.
+/// Checks the first step of a changed program: the stand-in compares the accesses of each command with its declared accesses.
 fn checked(change: impl Fn(Program) -> CudaProgram) -> Result<f64, String> {
     run(None, Host::new(Order::default()).checked(), 1, change)
 }

@@ -37,7 +37,7 @@ fn plus(tensor: &Tensor, factor: f64, other: &Tensor) -> Tensor {
 }
 
 /// The weights after some steps, computed without the pass `delay`: each step takes the gradient at weights of an earlier update. The
-/// learning rate is a power of two, which every float type has. Version k before step 0 is the one that [`Machine`] begins with: the state
+/// learning rate is a power of two, which every float type has. Before step 0, version k is that of [`Machine`]: the state
 /// times 1 + k/16.
 fn by_hand(plain: &Subject, delays: &BTreeMap<String, u32>, microbatches: u64) -> Tensors {
     let module = &plain.compilation.training;

@@ -1,5 +1,5 @@
-//! Faults planted in the program of a model with experts on an expert axis. The verifier refuses those that contradict the shardings, and
-//! for the others bisecting names the pass.
+//! Faults planted in the program of a model with experts on an expert axis. The verifier refuses a fault that contradicts the shardings.
+//! Bisecting names the pass of every other fault.
 
 use ir::ops::collective::Collective;
 use ir::ops::elementwise::Binary;

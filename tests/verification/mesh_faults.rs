@@ -1,5 +1,5 @@
-//! Faults planted in a real program on a mesh. The verifier refuses those that contradict the shardings, bisecting names the pass of the
-//! others, and needless communication is counted.
+//! Faults planted in a real program on a mesh. The verifier refuses a fault that contradicts the shardings.
+//! Bisecting names the pass of every other fault. Needless communication is counted.
 
 use ir::ops::collective::Collective;
 use ir::{

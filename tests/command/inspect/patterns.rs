@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{check, inspect, json};
 
-/// The patterns that `inspect` counts in a model, and those that it nearly finds.
+/// Checks the patterns that `inspect` counts in a model, and the patterns that lack one condition.
 #[track_caller]
 fn found(model: &str, flags: &[&str], expected: Value) {
     let path = format!("models/{model}.onnx");

@@ -142,7 +142,7 @@ fn a_timeline_has_every_command_within_its_step() {
     assert_eq!(tracks, [0, 1].into());
 }
 
-/// The bytes that two data ranks send each other are those that the passes count.
+/// Two data ranks send each other as many bytes as the passes count.
 #[test]
 fn collectives_are_sent_by_links() {
     let found = json(&[SMALL, "--mesh", "dp=2", "--target", "h200"]);

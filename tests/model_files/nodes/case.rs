@@ -1,7 +1,7 @@
 //! One test: its model, its data and its outcome.
 //!
-//! The tests give all tensors as inputs, even those that exporters write as constants (shapes, axes, numbers of classes) and that a static
-//! program needs. So a test first runs with all its inputs as inputs; if it cannot be imported, with all but the first as tensors of the
+//! The tests give all tensors as inputs. Exporters write some of these tensors (shapes, axes, numbers of classes) as constants, and a static
+//! program needs their values. So a test first runs with all its inputs as inputs; if it cannot be imported, with all but the first as tensors of the
 //! file; and then with all of them as tensors of the file.
 
 use super::{compare, rules};

@@ -4,6 +4,7 @@
 //! survive a loss of power.
 
 use crate::fault::{self, Change};
+use crate::folder::parent;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -161,15 +162,6 @@ pub fn is_passing(error: &io::Error) -> bool {
             | WouldBlock
     );
     is_kind || error.raw_os_error().is_some_and(|number| numbers.contains(&number))
-}
-
-/// Returns the folder that contains a path.
-pub fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        Some(_) => Path::new("."),
-        None => path,
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! Only operations on the thread of the test are counted. After the process was "killed", all of its operations fail. A loss of
 //! power undoes every change that was not synced: written bytes, and names in folders.
 
-use crate::disk;
+use crate::folder::parent;
 use std::cell::RefCell;
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -253,8 +253,8 @@ impl FaultPlan {
 impl Unsynced {
     fn is_name_in(&self, folder: &Path) -> bool {
         match self {
-            Self::Created(path) | Self::Removed { path, .. } => disk::parent(path) == folder,
-            Self::Renamed { to, .. } => disk::parent(to) == folder,
+            Self::Created(path) | Self::Removed { path, .. } => parent(path) == folder,
+            Self::Renamed { to, .. } => parent(to) == folder,
             Self::Written(..) => false,
         }
     }
@@ -297,6 +297,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk;
     use std::io::Write;
 
     #[test]

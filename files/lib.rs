@@ -4,6 +4,7 @@
 //!   truncated ends the process with a message that names it.
 //! - [`Replacement`] writes a whole file: under a temporary name, synced, renamed, and its folder synced.
 //! - [`disk`] has the single operations that checkpoints and metrics are made of.
+//! - [`parent`] is the folder that has a file's name.
 //! - [`FolderLock`] reserves a folder for one process.
 //! - [`scratch`] has a file for bytes that do not fit in memory.
 //! - [`Checksum`] detects damaged bytes.
@@ -13,6 +14,7 @@
 mod checksum;
 pub mod disk;
 pub mod fault;
+mod folder;
 mod lock;
 mod mapped;
 pub mod memory;
@@ -22,6 +24,7 @@ pub mod scratch;
 mod spill;
 
 pub use checksum::Checksum;
+pub use folder::parent;
 pub use lock::{FolderLock, LockError};
 pub use mapped::{Change, FileChanged, changes, is_as_mapped, is_in_use, map};
 pub use regular::open_regular;

@@ -29,7 +29,7 @@ pub enum LockError {
         holder: String,
     },
     /// The file system has no locks.
-    #[error("{} cannot be locked ({source}): a second run could write there without notice", folder.display())]
+    #[error("{} cannot be locked ({source}): nothing would stop a second run from writing there at the same time", folder.display())]
     Unsupported {
         /// The folder.
         folder: PathBuf,

@@ -1,6 +1,7 @@
 //! A file that is written under a temporary name and replaces its target when it is complete.
 
 use crate::disk::{self, OpenFile};
+use crate::folder::parent;
 use std::ffi::OsString;
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -116,7 +117,7 @@ impl Replacement {
         self.complete()?;
         disk::rename(self.path(), &self.target)?;
         self.published = true;
-        disk::sync_folder(disk::parent(&self.target))
+        disk::sync_folder(parent(&self.target))
     }
 }
 

@@ -3,9 +3,9 @@
 //! A [`Builder`] collects the edits of one pass and applies them at once in [`Builder::finish`]. Until then the order of the
 //! module stays unchanged, so a pass can walk it while it builds.
 
-use crate::module::{Definition, Module, Node, Phase, Value};
+use crate::module::{Definition, Module, Node, Value};
 use crate::ops::{Inference, Op, Operator};
-use crate::{Dim, NodeId, Sharding, Tier, Type, TypeError, ValueId};
+use crate::{Dim, NodeId, Phase, Sharding, Tier, Type, TypeError, ValueId};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use smallvec::SmallVec;
 use std::sync::Arc;

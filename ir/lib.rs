@@ -19,13 +19,18 @@ pub mod entity;
 pub mod factors;
 pub mod interp;
 pub mod kernels;
+mod lowered;
 pub mod machine;
 pub mod mesh;
 pub mod module;
 pub mod ops;
+pub mod phase;
 pub mod pipeline;
 pub mod random;
 pub mod rounding;
+#[doc(hidden)]
+pub mod samples;
+mod stages;
 pub mod state;
 pub mod step_output;
 mod sugar;
@@ -48,15 +53,15 @@ pub use entity::{DataId, NodeId, StateId, ValueId};
 pub use factors::Factors;
 pub use kernels::Kernels;
 pub use mesh::{Axis, AxisId, AxisRole, Mesh};
-pub use module::{Definition, Input, Level, Module, Node, Output, Phase, Value};
+pub use module::{Definition, Input, Level, Module, Node, Output, Value};
 pub use ops::{
     Cost, GradientError, Gradients, Inference, Movement, NodeRef, Op, OperandRole, Operands, Operator,
-    Signature,
 };
+pub use phase::Phase;
 pub use pipeline::{EVERY_STAGE, Pipeline};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use step_output::{Scalar, ScalarPart, StepOutput};
 pub use tensor::Tensor;
 pub use timetable::{Dependency, Part, Task, Timeline, Timetable, TimetableError};
-pub use types::{PartialKind, Sharding, Span, Type, TypeError};
+pub use types::{PartialKind, Sharding, Signature, Span, Type, TypeError};
 pub use visible::{is_hidden, visible};

@@ -1,12 +1,11 @@
 //! The operators: an enum of small attribute structs, with one file for each family.
 //!
-//! A family's file has everything that the compiler needs to know of an operator, in six functions ([`Operator`]), none of which
+//! A family's file has everything that the compiler needs to know of an operator, in eight functions ([`Operator`]), none of which
 //! has a default. The list at the end of this file gives each operator its variant, its name in text, and the attributes that text
 //! prints and parses.
 
 mod attribute;
-mod list;
-mod position;
+pub(crate) mod list;
 
 pub mod attention;
 pub mod batch_norm;
@@ -30,12 +29,11 @@ pub mod operands;
 pub mod optimizer;
 pub mod packing;
 pub mod pool;
+pub mod precision;
 pub mod random;
 pub mod ranking;
 pub mod reduce;
 pub mod rotary;
-#[doc(hidden)]
-pub mod samples;
 pub mod scatter;
 pub mod shape;
 pub mod softmax;
@@ -46,13 +44,14 @@ pub use attribute::{Attribute, Float, Labels};
 pub use list::Op;
 pub use movement::Movement;
 pub use operands::{OperandRole, Operands};
+pub use precision::{Precision, PrecisionClass, Reads};
 
 use crate::edit::Builder;
-use crate::{Data, DataId, Factors, Mesh, Span, Tensor, Type, TypeError, ValueId};
+use crate::{Data, DataId, Factors, Mesh, Signature, Span, Tensor, Type, TypeError, ValueId};
 use cranelift_entity::PrimaryMap;
 use smallvec::SmallVec;
 
-/// Everything that the compiler knows of an operator: six functions, in this order, and nothing elsewhere in `ir`.
+/// Everything that the compiler knows of an operator: eight functions, in this order, and nothing elsewhere in `ir`.
 pub trait Operator {
     /// Returns the role of each operand. If the operator computes no new elements, also says how the operands' elements move into
     /// the result.
@@ -74,6 +73,15 @@ pub trait Operator {
 
     /// Computes the reference result in plain loops; floats are computed in f64. `infer` has accepted the operands.
     fn interp(&self, cx: &Interp) -> Vec<Tensor>;
+
+    /// Whether the numbers that a device computes from its parts of the operands depend on the places of these parts in the whole
+    /// tensors. The `interp` of such an operator asks [`Interp`] for spans, and backends tell all kernels of the operator the place
+    /// of the device's part. The conformance test compares the answers with `interp`.
+    fn depends_on_position(&self) -> bool;
+
+    /// Returns the type that the operator computes in, and the types in which it reads operands, when a step runs in half
+    /// precision.
+    fn precision(&self) -> Precision;
 
     /// For an operator with factors that only its own rule can split (`k~`): adds nodes that compute the same results and whose
     /// factors can be split. This is the only function with a default, because most operators have no such factor. The conformance
@@ -113,25 +121,6 @@ impl<'a> Inference<'a> {
             [ty] => Ok(ty),
             _ => Err(TypeError::new("needs its result type to be given")),
         }
-    }
-}
-
-/// Types of a node's operands and results.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Signature {
-    /// Types of the operands.
-    pub operands: Vec<Type>,
-    /// Types of the results.
-    pub results: Vec<Type>,
-}
-
-impl Signature {
-    /// Returns the types of the parts that one device holds, each as a whole tensor. `None` when a dim is unbound or does not
-    /// divide.
-    pub fn local(&self, mesh: &Mesh) -> Option<Self> {
-        let part = |ty: &Type| ty.local(mesh).map(|sizes| Type::of(ty.dtype, &sizes));
-        let parts = |types: &[Type]| types.iter().map(part).collect::<Option<_>>();
-        Some(Self { operands: parts(&self.operands)?, results: parts(&self.results)? })
     }
 }
 

@@ -191,3 +191,22 @@ pub fn broadcast(left: &[Dim], right: &[Dim]) -> Result<Dims, TypeError> {
     }
     Ok(dims)
 }
+
+/// Types of a node's operands and results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Signature {
+    /// Types of the operands.
+    pub operands: Vec<Type>,
+    /// Types of the results.
+    pub results: Vec<Type>,
+}
+
+impl Signature {
+    /// Returns the types of the parts that one device holds, each as a whole tensor. `None` when a dim is unbound or does not
+    /// divide.
+    pub fn local(&self, mesh: &Mesh) -> Option<Self> {
+        let part = |ty: &Type| ty.local(mesh).map(|sizes| Type::of(ty.dtype, &sizes));
+        let parts = |types: &[Type]| types.iter().map(part).collect::<Option<_>>();
+        Some(Self { operands: parts(&self.operands)?, results: parts(&self.results)? })
+    }
+}

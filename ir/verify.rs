@@ -55,7 +55,6 @@
 //!
 //! A failure is a bug of the pass that the message names. Values are named as [`crate::text::print`] prints them.
 
-pub(crate) mod lowered;
 mod partial;
 mod placed;
 mod program;
@@ -64,7 +63,7 @@ mod tables;
 mod tiers;
 mod training;
 
-use crate::module::Phase;
+use crate::Phase;
 use crate::text::{Numbering, type_text};
 use crate::{Diagnostic, Level, Module, Node, NodeId, Type, ValueId};
 

@@ -6,8 +6,8 @@
 //! changes the graph keeps this entry, so a difference there is only a warning.
 
 use crate::error::{Problem, quoted};
-use crate::model::ExternalFiles;
 use crate::proto::{DataLocation, ModelProto, StringStringEntryProto, TensorProto, each_tensor};
+use crate::tensor::ExternalFiles;
 use bytes::Bytes;
 use files::Checksum;
 use prost::Message;

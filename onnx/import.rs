@@ -71,7 +71,7 @@ mod unpool;
 mod vectors;
 mod weighted_loss;
 
-use crate::record::{self, Detached};
+use crate::recorded::{self, Detached};
 use crate::state_dict::StateDict;
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;
@@ -405,7 +405,7 @@ fn add_tensors(module: &mut Module, model: &Model, entries: &mut BTreeMap<String
         let entry = match tensor.dtype.dtype() {
             Some(dtype) => {
                 let asked = model.asked.contains(&tensor.name);
-                let claim = if asked { Some(Claim::Asked) } else { record::claim(model, tensor) };
+                let claim = if asked { Some(Claim::Asked) } else { recorded::claim(model, tensor) };
                 tensor_entry(module, tensor, dtype, claim.filter(|_| dtype.is_float()))
             }
             None => Entry::Failed,

@@ -22,6 +22,7 @@ pub mod model;
 pub mod program;
 pub mod proto;
 pub mod record;
+mod recorded;
 pub mod state_dict;
 pub mod tensor;
 pub mod write;

@@ -11,13 +11,11 @@ mod build;
 mod calls;
 mod constant;
 mod decode;
-mod external;
 mod graph;
 mod header;
 mod load;
 mod order;
 mod scope;
-mod tensor_data;
 mod types;
 
 #[cfg(test)]
@@ -37,9 +35,9 @@ use std::path::PathBuf;
 use crate::error::Problem;
 use crate::proto::ModelProto;
 use crate::record::Record;
+use crate::tensor::ExternalFiles;
 
 pub use attribute::{Attribute, SparseTensor};
-pub(crate) use external::ExternalFiles;
 pub use graph::{Graph, Node};
 pub use types::{Dim, TensorType, Value, ValueType};
 

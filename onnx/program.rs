@@ -115,7 +115,7 @@ pub fn model(
     let is_forward = matches!(module.level, Level::Imported | Level::Training);
     if form != Form::Program && !is_forward {
         return Err(Diagnostic::new(
-            "only programs at the levels imported and training are models of one device",
+            "only programs of the levels imported and training can be written as a model, which runs on one device",
         )
         .note("write the program as it is before the pass `spmd`"));
     }

@@ -7,29 +7,24 @@
 //!
 //! The contents of a file are untrusted: a record that does not fit the graph is ignored.
 
-mod detached;
 mod identity;
 mod merged;
-mod names;
+pub(crate) mod names;
 mod packed;
 mod separate;
 mod signature;
 mod sites;
-mod traced;
-mod warnings;
+pub(crate) mod traced;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use detached::Detached;
-pub(crate) use names::{SCOPES_KEY, innermost_module, is_generated};
+pub(crate) use names::is_generated;
 pub(crate) use traced::TracedCall;
-pub(crate) use warnings::{has_folded_norm, shortened};
 
+use crate::ElementType;
 use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
-use crate::{ElementType, Model, Node, Tensor, TensorSource};
-use ir::{Claim, View, ViewStep};
-use names::{is_author_name, is_created, is_folded_weight, is_result};
+use ir::{View, ViewStep};
 use signature::{Kind, Signature};
 use sites::Layout;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,20 +39,20 @@ pub struct Record {
     /// The keys of the module's `state_dict`.
     pub keys: Vec<String>,
     /// The names of the listed tensors, by their symbols in traced calls.
-    symbols: BTreeMap<String, String>,
+    pub(crate) symbols: BTreeMap<String, String>,
     /// Listed parameters that no initializer holds: folded, unused, or a second name of a tied parameter.
     pub lost: Vec<String>,
     /// Listed parameters that are tied to another one, each with the name under which the file holds it.
     pub tied: BTreeMap<String, String>,
     /// Initializers that each hold several listed parameters.
-    packed: BTreeSet<String>,
+    pub(crate) packed: BTreeSet<String>,
     /// Initializers that the exporter made for its own formula.
-    made: BTreeSet<String>,
+    pub(crate) made: BTreeSet<String>,
     /// Tensors that the exporter merged although their elements differ, each with the tensor with which it was merged: tied
     /// parameters, or copies of a layer.
-    merged: BTreeMap<String, String>,
+    pub(crate) merged: BTreeMap<String, String>,
     /// Initializers that were shared by several equal tensors, each with the names of the other tensors.
-    separated: BTreeMap<String, Vec<String>>,
+    pub(crate) separated: BTreeMap<String, Vec<String>>,
 }
 
 /// A tensor of the author's module that an initializer holds.
@@ -111,64 +106,6 @@ impl Record {
         let names = parameters.map(|tensor| tensor.name);
         names.filter(|name| !held.contains(name) && !packed.contains(name)).collect()
     }
-
-    /// Returns the module's tensors that are the weights in a recurrent node's call, in the order of the call.
-    pub(crate) fn weights_of(&self, node: &Node) -> Vec<String> {
-        let weights = call(node).map(|call| call.weights()).unwrap_or_default();
-        weights.into_iter().filter_map(|symbol| self.symbols.get(symbol).cloned()).collect()
-    }
-}
-
-/// The key of a tensor's claim in a file to which a program was written. Such a file no longer has the nodes of the source file
-/// from which the claim was derived.
-const WRITTEN_CLAIM: &str = "trainyard.claim";
-
-/// Returns a claim as an entry of a tensor's metadata.
-pub(crate) fn written_claim(claim: Claim) -> StringStringEntryProto {
-    let names = Claim::ALL.into_iter();
-    let name = names.filter(|(known, _)| *known == claim).map(|(_, name)| name.to_owned()).next();
-    StringStringEntryProto { key: Some(WRITTEN_CLAIM.to_owned()), value: name }
-}
-
-/// Returns the claim about a tensor of the model.
-pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
-    if let Some(written) = tensor.metadata.get(WRITTEN_CLAIM) {
-        return Claim::ALL.into_iter().find(|(_, name)| name == written).map(|(claim, _)| claim);
-    }
-    let record = &model.record;
-    match record.tensors.get(&tensor.name) {
-        Some(RecordedTensor { is_parameter: true, .. }) => return Some(Claim::Parameter),
-        Some(RecordedTensor { is_parameter: false, .. }) => return Some(Claim::Buffer),
-        None if record.packed.contains(&tensor.name) => return Some(Claim::Parameter),
-        None if record.made.contains(&tensor.name) => return Some(Claim::Unlisted),
-        None if record.is_listed && is_created(&tensor.name) => return Some(Claim::Unlisted),
-        None if record.is_listed => return record.lost.is_empty().then(|| unlisted(tensor)),
-        None if !model.producer.starts_with("pytorch") => return None,
-        None => {}
-    }
-    let is_initializer = |tensor: &Tensor| tensor.source == TensorSource::Initializer;
-    match is_initializer(tensor) {
-        true if is_author_name(&tensor.name) || is_folded_weight(&tensor.name) => Some(Claim::Named),
-        false if model.graph.tensors.iter().any(is_initializer) => Some(Claim::Literal),
-        _ => None,
-    }
-}
-
-/// Whether a tensor's name was given by the author.
-pub(crate) fn has_author_name(tensor: &Tensor) -> bool {
-    is_author_name(&tensor.name)
-}
-
-/// Returns the claim about a tensor that is not on a complete list. A name such as `sub_1` is that of a result of the trace, which
-/// the exporter computed in advance.
-fn unlisted(tensor: &Tensor) -> Claim {
-    let is_initializer = tensor.source == TensorSource::Initializer;
-    if is_initializer && is_result(&tensor.name) { Claim::Computed } else { Claim::Unlisted }
-}
-
-/// Returns the traced call of a node, if the exporter wrote one.
-pub(crate) fn call(node: &Node) -> Option<TracedCall<'_>> {
-    TracedCall::parse(node.metadata.get(traced::KEY)?)
 }
 
 fn find<'p>(entries: &'p [StringStringEntryProto], key: &str) -> Option<&'p str> {

@@ -1,5 +1,8 @@
 //! Tensors as they are stored in a file: little-endian bytes, row-major, mapped where possible.
 
+pub(crate) mod data;
+mod external;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -7,6 +10,8 @@ use bytes::Bytes;
 use ir::DType;
 
 use crate::error::{Problem, quoted};
+
+pub(crate) use external::ExternalFiles;
 
 macro_rules! element_types {
     ($($variant:ident = $code:literal, $name:literal, $onnx:literal, $bits:literal;)*) => {

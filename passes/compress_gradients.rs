@@ -67,10 +67,10 @@ impl Method {
         };
         match method {
             Self::PowerSgd { rank: 0, .. } => {
-                Err("rank=0 sends nothing; rank=4 would send four columns".into())
+                Err("rank=0 leaves no column to send; give a rank of 1 or more, such as rank=4".into())
             }
             Self::PowerSgd { min_rate, .. } if !(min_rate >= 0.0 && min_rate.is_finite()) => Err(format!(
-                "min-rate={min_rate} is no rate; min-rate=2 halves every matrix that it compresses"
+                "min-rate={min_rate} is not allowed; give a finite number, 0 or more, such as min-rate=2"
             )),
             _ => Ok(method),
         }

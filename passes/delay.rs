@@ -36,7 +36,8 @@ impl Transform for Delay {
             Some((name.to_owned(), delay.parse().ok()?))
         };
         let delayed = |text: &String| {
-            state(text).ok_or_else(|| format!("`{text}` is no delayed state; `fc.weight:2` would be"))
+            state(text)
+                .ok_or_else(|| format!("`{text}` is not of the form STATE:UPDATES, such as fc.weight:2"))
         };
         Ok(Self { states: arguments.take_all("state").iter().map(delayed).collect::<Result<_, _>>()? })
     }

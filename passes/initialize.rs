@@ -43,7 +43,7 @@ impl Transform for Initialize {
         if let Some(std) = arguments.take("normal") {
             return match std.parse() {
                 Ok(std) if std > 0.0 && f64::is_finite(std) => Ok(Self { rule: Rule::Normal { std } }),
-                _ => Err(format!("`{std}` is no deviation above 0")),
+                _ => Err(format!("`{std}` is not a standard deviation; give a number above 0")),
             };
         }
         let rule = arguments.word(&[(Rule::Gpt2, "gpt2"), (Rule::Kaiming, "kaiming")]);

@@ -205,12 +205,16 @@ impl Moe {
             return Err(format!("z={z} keeps the sum of a softmax small, and sigmoid has none"));
         }
         if self.every == 0 {
-            return Err("every=0 is no distance; every=1 takes all blocks, every=2 each second one".into());
+            return Err(
+                "every=0 selects no block; every=1 takes all blocks, every=2 every second block".into()
+            );
         }
         let factors =
             [("bias", bias), ("balance", balance), ("z", z), ("jitter", jitter), ("noise", self.noise)];
         match factors.into_iter().find(|(_, factor)| !(factor.is_finite() && *factor >= 0.0)) {
-            Some((name, factor)) => Err(format!("{name}={factor} is no factor; it is at least 0")),
+            Some((name, factor)) => {
+                Err(format!("{name}={factor} is not allowed; give a finite number, 0 or more"))
+            }
             None if jitter >= 1.0 => Err(format!("jitter={jitter} is too large; it is below 1")),
             None => Ok(()),
         }
@@ -245,10 +249,9 @@ impl Transform for Moe {
             let error = Diagnostic::new("--moe found no feed-forward block in the model").note(
                 "a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences",
             );
-            return Err(near
-                .into_iter()
-                .take(5)
-                .fold(error, |error, near| error.note(format!("{} is none: {}", near.origin, near.reason))));
+            return Err(near.into_iter().take(5).fold(error, |error, near| {
+                error.note(format!("{} is not such a block: {}", near.origin, near.reason))
+            }));
         }
         if self.routing.by_experts {
             warn_of_later_tokens(module, cx);

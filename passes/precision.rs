@@ -1,13 +1,12 @@
 //! Precision: computes a step in bf16 or fp16 where that is safe, on f32 weights.
 //!
-//! `classes` says which operators compute in half, `decide` which values are kept in half, and `casts` adds the casts. `scaling` keeps
-//! fp16 gradients above zero. The pass runs after autodiff, and so on the backward phase too, because each operator of backward has its
+//! Each operator has a class of its own ([`ir::ops::precision`]). `decide` says which values are kept in half, and `casts` adds the
+//! casts. `scaling` keeps fp16 gradients above zero. The pass runs after autodiff, and so on the backward phase too, because each operator of backward has its
 //! own class: a value that forward computed in f32 need not be kept in f32 for backward, and sums of gradients are f32 although their
 //! addends are half. Invariants: states, inputs and outputs keep their names, dims and element types; in `exact` mode, where casts
 //! between floats do nothing, the program computes the same values; no value is cast twice to a type in one phase; the update stays f32.
 
 mod casts;
-pub mod classes;
 pub mod decide;
 mod scaling;
 

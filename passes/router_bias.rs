@@ -33,7 +33,7 @@ impl Transform for RouterBias {
         let rate = arguments.value("rate", 0.001)?;
         match rate > 0.0 && f64::is_finite(rate) {
             true => Ok(Self { rate }),
-            false => Err(format!("rate={rate} moves no bias; 0.001 would")),
+            false => Err(format!("rate={rate} is not allowed; give a finite number above 0, such as 0.001")),
         }
     }
 

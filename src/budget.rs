@@ -1,12 +1,12 @@
 //! `--memory`: the cheapest recomputation whose program fits a number of bytes on each device.
 //!
-//! A price of a kept byte determines a program (`passes::recompute`). Few prices matter: those at which the decision changes.
-//! Layers are alike, so all of them change at the same price; then they are changed one by one, from the first block on. That makes
-//! a list of programs, each of which keeps fewer bytes than the one before. The search finds the first program that fits, or one
-//! that repeats at most a hundredth more.
+//! A price of a kept byte determines a program (`passes::recompute`). Few prices matter: those at which the decision changes. Layers are
+//! alike, so the decisions of all layers change at the same price. At this price, the search changes them one by one, from the first block
+//! on. That makes a list of programs, each of which keeps fewer bytes than the program before it. The search finds the first program that
+//! fits, or a program that repeats at most a hundredth more.
 //!
-//! Lowering takes long. So the search guesses: a program gets as much smaller as it keeps fewer bytes. A guess that is wrong
-//! costs time, and not the result.
+//! Lowering takes long. So the search guesses the bytes of a program: it assumes that they fall as much as the kept bytes. A wrong guess
+//! costs time, and does not change the result.
 
 use crate::compilation::Compilation;
 use crate::config::memory::Budget;
@@ -23,11 +23,12 @@ use passes::{Manager, Transform};
 use program::{Multiprocessors, Target};
 use std::fmt;
 
-/// After this number of guesses, the remaining programs are halved instead. After half of it, the last program is tried, if none
-/// was found that fits.
+/// After this number of guesses, the search bisects the remaining programs instead. After half of this number, it tries the last program,
+/// unless a program that fits is known.
 const GUESSES: usize = 4;
 
-/// The search ends with a program that repeats at most one part in so many longer than a program that does not fit.
+/// The search may end with a program that fits, if its repeated nodes take at most one part in `NEAR` longer than those of a program that
+/// does not fit.
 const NEAR: u64 = 100;
 
 /// The result of a search.
@@ -41,7 +42,7 @@ pub struct Fit {
     pub peak: u64,
     /// Picoseconds of a microbatch's repeated nodes.
     pub time: u64,
-    /// Picoseconds that no choice of nodes undercuts that keeps as few bytes: the Lagrangian bound.
+    /// The Lagrangian bound in picoseconds: no choice of nodes that keeps as few bytes takes less.
     pub least_time: u64,
     /// Whether activations are compressed without loss.
     pub compressed: bool,
@@ -50,7 +51,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// A program that fits, with all activations kept.
+    /// The result for a program that fits with all activations kept.
     fn as_it_is(budget: u64, peak: u64) -> Self {
         Self { budget, unconstrained: peak, peak, time: 0, least_time: 0, compressed: false, tries: 1 }
     }
@@ -74,7 +75,7 @@ impl fmt::Display for Fit {
     }
 }
 
-/// The device and the steps that a program is made to fit.
+/// The device and the steps for which a program must fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// Bytes of each device that the programs may take.
@@ -89,8 +90,8 @@ pub struct Place<'a> {
     pub device: &'a Device,
 }
 
-/// Makes the programs of a compilation fit into the budget. If they do not fit as they are, activations are compressed without loss, where
-/// they have such forms; then as few of them as possible are computed again. `after` sees the step after each pass.
+/// Makes the programs of a compilation fit into the budget. If they do not fit as they are, activations are compressed without loss, as far
+/// as they have such forms; then as few of them as possible are computed again. `after` sees the step after each pass.
 ///
 /// # Errors
 /// A budget that no program fits: the smallest budget that is accepted, and the largest value at the peak of its program.
@@ -125,7 +126,7 @@ pub fn fit(
         after(Recompute::NAME, &compilation.training);
     }
     if let Some(forms) = forms.filter(|_| fit.compressed) {
-        // Activations with such forms may all be computed again.
+        // All activations that can be compressed may already be computed again.
         fit.compressed = !compress_activations::decide(&compilation.training, &forms).is_empty();
         if fit.compressed {
             compilation.compress_activations(manager, forms)?;
@@ -136,8 +137,8 @@ pub fn fit(
 }
 
 /// Finds the options of `recompute` whose program takes at most `budget` bytes and repeats the least. `None` if nothing has to be repeated:
-/// the program fits as it is, in `unconstrained` bytes, or with activations compressed. `forms` are those in which they may be; programs that are not
-/// compressed are tried after these. `peak` lowers a program and returns its bytes.
+/// the program fits as it is, in `unconstrained` bytes, or with compressed activations. `forms` are the forms in which activations may be
+/// compressed. Programs without compression are tried last. `peak` lowers a program and returns its bytes.
 ///
 /// # Errors
 /// As [`fit`]; those of `peak`.
@@ -183,8 +184,8 @@ pub fn cheapest(
     Err(smallest.expect("programs that are not compressed are tried").1.into())
 }
 
-/// The Lagrangian bound: for any price, no choice that keeps `kept` bytes takes less than the cheapest choice's time and the
-/// price of the bytes that it keeps beyond these.
+/// The Lagrangian bound. For any price, a choice that keeps `kept` bytes takes at least the time of the cheapest choice, plus the price of
+/// the bytes that the cheapest choice keeps beyond `kept`.
 fn lagrangian_bound(prices: &[(Recompute, Decision)], kept: u64) -> u64 {
     let bound = |(options, decision): &(Recompute, Decision)| {
         let beyond = i128::from(decision.kept()) - i128::from(kept);
@@ -194,14 +195,14 @@ fn lagrangian_bound(prices: &[(Recompute, Decision)], kept: u64) -> u64 {
     prices.iter().map(bound).max().unwrap_or(0)
 }
 
-/// The options that lead from the first decision to the last, and change one block after the other.
+/// The list of options from the first decision to the last. Each changes one block more than the options before it.
 pub(crate) fn one_by_one(prices: &[(Recompute, Decision)]) -> Vec<Recompute> {
     let mut all = vec![prices[0].0.clone()];
     for pair in prices.windows(2) {
         let [(from, before), (to, after)] = pair else { continue };
         let with = |block: usize| Recompute { first: Some(block as u64 + 1), then: from.price, ..to.clone() };
         all.extend(before.changed_blocks(after).map(with));
-        // With the last block, the price holds everywhere.
+        // After the last block, the price holds for all blocks.
         all.last_mut().into_iter().for_each(|last| *last = to.clone());
     }
     all
@@ -216,7 +217,7 @@ struct Tried {
 }
 
 impl Tried {
-    /// Whether this program repeats hardly more than another program.
+    /// Whether the repeated nodes of this program take hardly longer than those of another program.
     fn is_near(&self, other: &Self) -> bool {
         let [own, other] = [self, other].map(|tried| tried.decision.picoseconds());
         own.saturating_sub(other) <= own / NEAR
@@ -227,7 +228,7 @@ struct Search<'a> {
     module: &'a Module,
     choices: &'a Choices<'a>,
     budget: u64,
-    /// The forms in which activations are compressed.
+    /// The forms in which activations are compressed; `None` without compression.
     forms: Option<&'a CompressActivations>,
     /// Every program that was lowered. The first repeats nothing.
     tried: Vec<Tried>,
@@ -235,7 +236,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Finds the cheapest options that fit. `prices` are those at which the decision changes, in ascending order.
+    /// Finds the cheapest options that fit. `prices` are the prices at which the decision changes, in ascending order.
     ///
     /// The program of the highest price is not always the smallest: a block that is repeated as a whole needs its memory at once.
     ///
@@ -254,8 +255,8 @@ impl Search<'_> {
         Ok(None)
     }
 
-    /// Finds the first options that fit. The programs of `options` get smaller and smaller, and that of the first does not fit.
-    /// `fitting` is that of the last, if it is known to fit. `None` if it does not.
+    /// Finds the first options that fit. The programs of `options` get smaller and smaller, and the first does not fit. `fitting` is the
+    /// program of the last options, if it is known to fit. `None` if no options fit.
     fn first_that_fits(
         &mut self,
         options: &[Recompute],
@@ -283,8 +284,8 @@ impl Search<'_> {
         Ok(fitting)
     }
 
-    /// The index of the first options whose programs fit, if a program's bytes follow the bytes that it keeps: on a line through
-    /// the programs on both sides, or, as long as no program fits, byte by byte.
+    /// The index of the first options whose program should fit. The bytes of a program are interpolated between the programs on both sides;
+    /// as long as no program fits, a program is assumed to take one byte less for each byte that it does not keep.
     fn guess(&self, options: &[Recompute], before: &Tried, fitting: Option<&Tried>) -> usize {
         let (excess, kept) = (u128::from(before.peak - self.budget), before.decision.kept());
         let to_save = match fitting {
@@ -300,7 +301,7 @@ impl Search<'_> {
         options.partition_point(|options| !fits(options)).min(options.len() - 1)
     }
 
-    /// The bytes of the program of some options. A decision is lowered once.
+    /// The bytes of the program of some options. Each decision is lowered once.
     fn attempt(&mut self, options: &Recompute) -> Result<Tried, Failure> {
         let decision = self.choices.decide(options);
         if let Some(known) = self.tried.iter().find(|tried| tried.decision == decision) {
@@ -324,9 +325,9 @@ impl Search<'_> {
         Ok(module)
     }
 
-    /// The bytes of the smallest program that was tried, and the error of a budget that no program fits.
+    /// The bytes of the smallest program that was tried, and the error for a budget that no program fits.
     fn too_small(&self) -> (u64, Diagnostic) {
-        // Every search that finds no other program tries those with one price for all blocks.
+        // Every search that finds no program has tried the programs with one price for all blocks.
         let uniform = self.tried.iter().filter(|tried| tried.options.first.is_none());
         let smallest = uniform.min_by_key(|tried| tried.peak).expect("the first program repeats nothing");
         let accepted = Budget(smallest.peak).rounded_up();
@@ -354,7 +355,7 @@ impl Search<'_> {
     }
 }
 
-/// The largest value that is no state, at the node where the values alive have the most bytes.
+/// The largest value that is not a state, at the node where the values that are alive have the most bytes.
 fn largest_at_peak(module: &Module) -> Option<(ValueId, u64)> {
     let lifetimes = liveness::values(module);
     let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());

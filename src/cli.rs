@@ -1,4 +1,4 @@
-//! The command line: `trainyard` and its subcommands, one file each; config files; what a user is told; exit codes.
+//! The command line: `trainyard` and its subcommands, one file each; config files; messages to the user; exit codes.
 
 mod advice;
 pub mod compile;
@@ -38,10 +38,10 @@ use crate::log;
 #[derive(Parser, Clone, Debug)]
 #[command(name = "trainyard", version, propagate_version = true, max_term_width = 110)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
-    /// What the user is told of a DeepSpeed config.
+    /// Notes for the user on a DeepSpeed config.
     #[arg(skip)]
     pub notes: Option<Notes>,
 }
@@ -63,12 +63,12 @@ pub enum Command {
     Completions(Completions),
 }
 
-/// What is given up with before a subcommand starts.
+/// The reason why a command line is refused before a subcommand starts.
 #[derive(Debug)]
 pub enum ParseError {
-    /// clap's: wrong flags, and also `--help` and `--version`.
+    /// An error of clap: wrong flags, and also `--help` and `--version`.
     Usage(clap::Error),
-    /// A config file's, or flags that do not go together.
+    /// An error of a config file, or of flags that do not go together.
     Settings(Vec<ir::Diagnostic>),
 }
 
@@ -119,7 +119,7 @@ impl Cli {
         if errors.is_empty() { Ok(cli) } else { Err(ParseError::Settings(errors)) }
     }
 
-    /// Tells the notes, and runs the subcommand.
+    /// Prints the notes, and runs the subcommand.
     ///
     /// # Errors
     /// Those of the subcommand.
@@ -137,7 +137,7 @@ fn refused(error: ir::Diagnostic) -> ParseError {
 }
 
 impl Command {
-    /// Does it.
+    /// Runs the subcommand.
     pub fn run(&self) -> Result<Outcome, Failure> {
         hardware::check_environment()?;
         match self {

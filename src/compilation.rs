@@ -26,7 +26,7 @@ use std::path::Path;
 pub struct Source {
     /// The file.
     pub model: Model,
-    /// The program, at level `imported`, with other names of its tensors.
+    /// The program, at level `imported`, with the facts that the import found about its tensors.
     pub imported: Imported,
 }
 
@@ -48,14 +48,14 @@ pub struct Forward {
 pub struct Compilation {
     /// The whole step.
     pub training: Module,
-    /// What of the step the loss takes, for evaluation: the same states, split over the same devices.
+    /// The part of the step that computes the loss, for evaluation. It has the same states, split over the same devices.
     pub evaluation: Module,
-    /// The forward program with its loss, as it is before anything is split: what says how the model is fed.
+    /// The forward program with its loss, before anything is split. It determines how the model is fed.
     pub forward: Module,
-    /// The model with mixtures of experts, before it has a loss: what is exported in place of the file's graph. `None` if the file's graph
-    /// stands.
+    /// The model with mixtures of experts, before it has a loss. It is exported in place of the file's graph. `None` if the file's graph is
+    /// exported.
     pub mixture: Option<Module>,
-    /// The tensors of the author's module, made of tensors of the file.
+    /// The tensors of the author's module, described as parts of the file's tensors.
     pub state_dict: StateDict,
     /// The file's names and records of its tensors; later passes read them too.
     pub tensors: TensorFacts,
@@ -65,22 +65,22 @@ pub struct Compilation {
     pub reports: Reports,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
-    /// How long each pass took.
+    /// The time of each pass.
     pub timings: Vec<Timing>,
     /// The passes that made the step.
     pub pipeline: Pipeline,
-    /// When the updates of the step run.
+    /// The time of updates in the step.
     pub update: UpdateTime,
-    /// The number of passes that have run, that of the evaluation included.
+    /// The number of passes that have run, the pass of the evaluation included.
     passes_run: usize,
 }
 
 /// The file's names and records of its tensors, by tensor name.
 #[derive(Clone, Debug, Default)]
 pub struct TensorFacts {
-    /// Other names.
+    /// Other names of each tensor.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// Those that hold vectors, although they have more dims.
+    /// The tensors that hold vectors, although they have more dims.
     pub vectors: BTreeSet<String>,
 }
 
@@ -93,13 +93,12 @@ impl TensorFacts {
 }
 
 impl Source {
-    /// Loads and imports a model. Errors: everything that is wrong with the file; every node that cannot be imported.
+    /// Loads and imports a model. Errors: all faults of the file; every node that cannot be imported.
     pub fn load(path: &Path, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
         Self::import(path, open(path)?, bindings)
     }
 
-    /// Imports a model that [`open`] has loaded. Errors: every node that cannot be imported; a quantized model, which
-    /// cannot be trained.
+    /// Imports a model that [`open`] has loaded. Errors: every node that cannot be imported; a quantized model, which cannot be trained.
     pub fn import(path: &Path, model: Model, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
         let options = ImportOptions { bindings: bindings.clone() };
         let imported = onnx::import(&model, &options).map_err(|problems| in_file(path, problems))?;
@@ -109,7 +108,7 @@ impl Source {
         Ok(Self { model, imported })
     }
 
-    /// What the import tells the passes, and the user.
+    /// The facts of the import that the passes and the user need.
     pub fn context(&self) -> PassContext {
         let Imported { aliases, authors, vectors, warnings, .. } = &self.imported;
         PassContext {
@@ -153,7 +152,7 @@ impl Source {
         Ok(Forward { module, mixture, state_dict, cx, timings, pipeline })
     }
 
-    /// Runs a pipeline from the import on, and gives the program it leaves.
+    /// Runs a pipeline on the imported program, and returns the resulting program.
     pub fn run(&self, pipeline: &Pipeline) -> Result<Module, Failure> {
         let mut cx = self.context();
         let mut module = self.imported.module.clone();
@@ -181,11 +180,11 @@ impl Forward {
         self.module.step_output(StepOutput::loss(1, ScalarPart::Sum)).is_some()
     }
 
-    /// Runs the second half of a plan, which makes the whole step. Where its stages do not fit into the memory, the passes run again
-    /// with other stages.
+    /// Runs the second half of a plan, which makes the whole step. If its stages do not fit into the memory, the passes run again with
+    /// other stages.
     ///
     /// # Errors
-    /// A program that cannot be trained so; early updates with clipping or fp16.
+    /// A program that cannot be trained with these flags; early updates with clipping or fp16.
     pub fn training(
         self,
         plan: &CompilationPlan,
@@ -227,7 +226,7 @@ impl Forward {
 }
 
 impl Compilation {
-    /// The lowering of these programs, by a manager that shows the passes for it behind those that have run.
+    /// The lowering of these programs. Its manager shows passes of the lowering after the passes that have run.
     pub fn lowering<'a>(&self, manager: &'a Manager) -> Lowering<'a> {
         Lowering::new(manager, self.passes_run)
     }
@@ -237,7 +236,7 @@ impl Compilation {
         self.pipeline.passes.iter().any(|pass| pass.name() == name)
     }
 
-    /// Runs `recompute` on the step, after the passes that have run. The evaluation stays: it has no backward phase.
+    /// Runs `recompute` on the step, after the passes that have run. The evaluation does not change: it has no backward phase.
     ///
     /// # Errors
     /// A program that the verifier refuses.
@@ -246,7 +245,7 @@ impl Compilation {
         Ok(())
     }
 
-    /// Runs `compress_activations` on the step, after the passes that have run. The evaluation stays.
+    /// Runs `compress_activations` on the step, after the passes that have run. The evaluation does not change.
     ///
     /// # Errors
     /// A program that the verifier refuses.
@@ -260,8 +259,8 @@ impl Compilation {
         Ok(())
     }
 
-    /// Runs `offload` on the step, after the passes that have run. The evaluation is that of the new step: its states rest where the step's
-    /// do.
+    /// Runs `offload` on the step, after the passes that have run. The evaluation is made again from the new step, so that its states rest
+    /// in the same memories.
     ///
     /// # Errors
     /// A program that the verifier refuses.
@@ -273,7 +272,7 @@ impl Compilation {
         Ok(())
     }
 
-    /// Runs a pipeline on the step. Returns what its passes reported.
+    /// Runs a pipeline on the step. Returns the reports of its passes.
     fn run_on_step(&mut self, manager: &Manager, pipeline: Pipeline) -> Result<PassContext, Failure> {
         let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
         self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
@@ -282,13 +281,13 @@ impl Compilation {
         Ok(cx)
     }
 
-    /// The warning for steps of several microbatches, where their losses may not make that of the whole batch.
+    /// The warning for steps of several microbatches whose losses may not add up to the loss of the whole batch.
     pub fn doubt(&self, microbatches: u64) -> Option<&Diagnostic> {
         self.reports.loss.as_ref().filter(|_| microbatches > 1)?.doubt.as_ref()
     }
 
-    /// The file's tensors that are trained, whole, given the value of each state by its name: where several states
-    /// are parts of a tensor they are put together, and what the program never reads stays as it is in the file.
+    /// The trained tensors of the file, whole. `value` gives the value of each state by its name. States that are parts of one tensor are
+    /// put together. Elements that the program never reads stay as they are in the file.
     pub fn file_tensors<'a>(
         &self,
         value: impl Fn(&str) -> Option<&'a ir::Tensor>,
@@ -312,8 +311,8 @@ impl Compilation {
     }
 }
 
-/// States that were padded so that they divide over devices are cut from the file's tensors with this padding at the
-/// end of their views.
+/// Adds the padding of states, which were padded so that they divide over devices, to the ends of the views that cut them from the file's
+/// tensors.
 fn follow_padding(reports: &mut [ParameterReport], before: &Module, after: &Module) {
     fn views(module: &Module) -> BTreeMap<&str, &View> {
         module.states.values().map(|state| (state.name.as_str(), &state.view)).collect()
@@ -329,13 +328,13 @@ fn follow_padding(reports: &mut [ParameterReport], before: &Module, after: &Modu
     }
 }
 
-/// Loads a model file. Errors: everything that is wrong with it.
+/// Loads a model file. Errors: all faults of the file.
 pub fn open(path: &Path) -> Result<Model, Failure> {
     open_asking(path, false, &[])
 }
 
-/// Loads a model file, with the parameters that the user asks for. Errors: everything that is wrong with the file; a
-/// pattern of `--train-also` that fits no tensor.
+/// Loads a model file, with the parameters that the user asks for. Errors: all faults of the file; a pattern of `--train-also` that matches
+/// no tensor.
 pub fn open_asking(path: &Path, untied: bool, train_also: &[String]) -> Result<Model, Failure> {
     let model = Model::load_with(path, untied);
     let mut model = model.map_err(|error| Failure::User(in_file(path, error.problems)))?;
@@ -356,7 +355,7 @@ pub fn open_asking(path: &Path, untied: bool, train_also: &[String]) -> Result<M
     Ok(model)
 }
 
-/// Runs a pipeline; a user's mistake stays one, a program that the verifier refuses is a fault.
+/// Runs a pipeline. A user's mistake stays a user's mistake; a program that the verifier refuses is a fault of the compiler.
 pub fn run(
     manager: &Manager,
     pipeline: &Pipeline,
@@ -369,7 +368,7 @@ pub fn run(
     })
 }
 
-/// Diagnostics with the file they are about before their origin.
+/// Puts the file's name before the origin of each diagnostic.
 fn in_file(path: &Path, diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
     let file = path.display();
     let with_file = |mut diagnostic: Diagnostic| {

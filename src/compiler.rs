@@ -1,8 +1,8 @@
 //! The compiler: one recipe from a [`Job`] to its programs. No other module calls the steps of the recipe.
 //!
 //! 1. [`sizes_of`] reads the sizes of dims from the job and the model's file, and [`Source::import`] imports the model.
-//! 2. [`forward`] runs the passes up to the loss. From its program the data are opened, and they fill the fields of the job that only data
-//!    know.
+//! 2. [`forward`] runs the passes up to the loss. With its program the data are opened, and the data determine the remaining fields of
+//!    the job.
 //! 3. [`Forward::step`] makes the whole step, and makes it fit into the memory that the job allows.
 //! 4. [`Step::lower`] makes the programs for the job's device.
 
@@ -28,7 +28,7 @@ pub type Observer<'a> = &'a mut dyn FnMut(usize, &str, &Module);
 /// Opens the model's file of a job.
 ///
 /// # Errors
-/// A file that cannot be read; parameters that are asked about and do not exist.
+/// A file that cannot be read; a pattern of parameters that matches no tensor.
 pub fn open(job: &Job) -> Result<Model, Failure> {
     compilation::open_asking(&job.model, job.flags.optimizer.untied, &job.flags.optimizer.train_also)
 }
@@ -97,7 +97,7 @@ pub fn forward<'m>(
 }
 
 impl<'m> Forward<'m> {
-    /// The program, which says how the model is fed.
+    /// The program up to the loss. It determines how the model is fed.
     pub fn module(&self) -> &Module {
         &self.program.module
     }
@@ -115,7 +115,7 @@ impl<'m> Forward<'m> {
         sizes::microbatches(self.module(), job.global_batch, job.data_ranks())
     }
 
-    /// Makes the step of a job, which is the job of [`forward`] with the fields that data fill.
+    /// Makes the step of a job: the job of [`forward`], with the fields that data determine.
     ///
     /// # Errors
     /// A program that cannot be trained as the job says; memory that no program fits.
@@ -126,7 +126,7 @@ impl<'m> Forward<'m> {
         plan.batch.global = job.global_batch;
         plan.autodiff.whole = program.has_classes() && microbatches == 1;
         let mut compilation = program.training(&plan, manager, &mut *after)?;
-        // A graph that another program changed, for example.
+        // The loading of the file warns of a graph that another program changed, for example.
         compilation.warnings.splice(0..0, source.model.warnings.iter().cloned());
         // An evaluation of another batch has the same stages.
         (plan.stage, plan.limit) = (compilation.stage.clone(), None);
@@ -146,7 +146,7 @@ impl<'m> Forward<'m> {
     }
 }
 
-/// A failure with what was reached before it.
+/// A failure, with the results that were reached before it.
 #[derive(Debug)]
 pub struct Stopped {
     /// The failure.

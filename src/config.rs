@@ -96,11 +96,11 @@ pub struct CompileFlags {
 /// Every shared flag, and so every key of `trainyard.toml`.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Settings {
-    /// What to train and evaluate on.
+    /// The training data and the evaluation data.
     #[command(flatten)]
     #[serde(flatten)]
     pub data: Data,
-    /// How long to run, when to save, where to go on.
+    /// The length of the run, its checkpoints, and the checkpoint at which it resumes.
     #[command(flatten)]
     #[serde(flatten)]
     pub run: RunFlags,
@@ -108,30 +108,30 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     pub compile: CompileFlags,
-    /// Where the weights of step 0 come from.
+    /// The source of the weights of step 0.
     #[command(flatten)]
     #[serde(flatten)]
     pub initial: Initial,
-    /// What it runs on.
+    /// The device that runs the program.
     #[command(flatten)]
     #[serde(flatten)]
     pub device: Device,
-    /// What to print of the compilation; of one call, so not written to a `config.toml`.
+    /// The parts of the compilation that are printed. They apply to one call, so they are not written to a `config.toml`.
     #[command(flatten)]
     #[serde(skip)]
     pub look: Look,
-    /// Where the results go; of one call, so not written to a `config.toml`.
+    /// The output folder. It applies to one call, so it is not written to a `config.toml`.
     #[command(flatten)]
     #[serde(skip)]
     pub out: Out,
 }
 
 impl Settings {
-    /// Fits the mesh to the processes that a launcher started. Without an axis of data ranks it gets one, as its outermost, with as
+    /// Fits the mesh to the processes that a launcher started. A mesh without an axis of data ranks gets one, as its outermost, with as
     /// many ranks as the processes allow.
     ///
     /// # Errors
-    /// A mesh of another number of ranks.
+    /// The mesh has another number of ranks than the launcher started.
     pub fn adapt_to(&mut self, launched: &Launched) -> Result<(), Diagnostic> {
         let Launched { launcher, ranks, .. } = *launched;
         let mesh = self.compile.parallel.mesh.get_or_insert_with(MeshAxes::default);
@@ -151,8 +151,8 @@ impl Settings {
         Ok(())
     }
 
-    /// The settings as a `config.toml` that `--config` reads back to the same settings, all but those of one
-    /// call: `--resume`, and the groups [`Look`] and [`Out`].
+    /// Writes the settings as a `config.toml`, from which `--config` reads equal settings. Left out are the settings of one call:
+    /// `--resume`, and the groups [`Look`] and [`Out`].
     ///
     /// # Errors
     /// When a path is not valid UTF-8, which TOML cannot hold.

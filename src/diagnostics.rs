@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use ir::{Diagnostic, visible};
 
-/// What stands before a message.
+/// The word before a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// It stops here.
+    /// The command stops.
     Error,
-    /// It goes on.
+    /// The command goes on.
     Warning,
 }
 

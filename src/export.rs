@@ -1,10 +1,10 @@
 //! Export: trained values back into the model's file, and into a file of weights alone.
 //!
-//! `model.onnx` is the graph that was read, names and all, with new bytes in the tensors that became states; a tensor
-//! that is read transposed, in slices or in another shape is put together as it lay. It is in inference form: a model that
-//! was exported in training mode is written in that form too, as `model-training.onnx`. `model.safetensors` has the
-//! tensors of the author's `state_dict`, and under the names of the file those that are not in it. Tied tensors all get
-//! the value they share. Each file is complete or not there.
+//! `model.onnx` is the graph that was read, with its names, and with new bytes in the tensors that became states. A tensor that the program
+//! reads transposed, in slices or in another shape is put together in the layout of the file. The graph is in inference form. A model that
+//! was exported in training mode is also written in that form, as `model-training.onnx`. `model.safetensors` has the tensors of the
+//! author's `state_dict`, and under their names in the file the tensors that are not in it. Tied tensors all get their shared value. No
+//! file is left half written.
 
 mod mixture;
 pub(crate) mod put_back;
@@ -20,7 +20,7 @@ use passes::reports::{ParameterReport, RowRole};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Whatever has the trained values.
+/// A source of the trained values.
 pub trait TrainedStates {
     /// The value of the state of that name (little endian, row-major); `None` if there is none.
     ///
@@ -61,7 +61,7 @@ pub const FILES: [&str; 5] =
 pub struct Exported {
     /// The model with its new weights, in inference form.
     pub model: PathBuf,
-    /// The same model in the training form that the file has, if it has one.
+    /// The same model in training form, if the file is in training form.
     pub training_form: Option<PathBuf>,
     /// The weights alone.
     pub weights: PathBuf,
@@ -74,7 +74,7 @@ pub struct Exported {
 }
 
 impl Exported {
-    /// Notes on the files for the user, each on one line. Counters of batches are counted and not named.
+    /// Returns notes on the files for the user, each on one line. Batch counters are counted and not named.
     pub fn notes(&self) -> Vec<String> {
         let training_form = self.training_form.as_ref().map(|path| {
             let [inference, training] = [&self.model, path].map(|path| path.display().to_string());
@@ -109,8 +109,8 @@ impl Exported {
     }
 }
 
-/// Writes `model.onnx` and `model.safetensors` into a folder that is there, with the values that `states` has, and for a
-/// model in training form `model-training.onnx`.
+/// Writes `model.onnx` and `model.safetensors` into an existing folder, with the values of `states`, and for a model in training form also
+/// `model-training.onnx`.
 ///
 /// # Errors
 /// A state without a value, or with one of another size; files that cannot be written.
@@ -149,9 +149,8 @@ pub fn export(
 /// The name of a tensor that a file of safetensors cannot hold: checkpoints and `model.safetensors` are such files.
 const RESERVED: &str = "__metadata__";
 
-/// Says before a run what would keep [`export`] from writing its result, or a checkpoint from being written: a trained tensor
-/// that stands inside a function or a subgraph of the file, a name that cannot be written, data of the file that are not
-/// there.
+/// Refuses, before a run, a model whose result [`export`] could not write, or whose checkpoints could not be written: a trained tensor
+/// inside a function or a subgraph of the file, a name that cannot be written, external data that are missing.
 pub fn check(source: &Source, compilation: &Compilation) -> Result<(), Vec<Diagnostic>> {
     let model = &source.model;
     if let Some(mixture) = &compilation.mixture {
@@ -200,7 +199,7 @@ fn reserved_name(source: &Source, compilation: &Compilation) -> Option<Diagnosti
     })
 }
 
-/// Says before a run goes on in a folder which names of files that [`export`] writes are those of folders.
+/// Refuses, before a run is resumed in a folder, a folder in which subfolders have the names of files that [`export`] writes.
 pub fn check_folder(folder: &Path) -> Result<(), Vec<Diagnostic>> {
     let taken = FILES.iter().map(|name| folder.join(name)).filter(|path| path.is_dir());
     let problem = |path: PathBuf| {
@@ -211,8 +210,8 @@ pub fn check_folder(folder: &Path) -> Result<(), Vec<Diagnostic>> {
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// The tensors of the file that became states, whole, with the values that `states` has. Where the program reads a part
-/// of a tensor alone, the rest stays as it is in the file. Tensors that were put together rest in `spill`.
+/// The tensors of the file that became states, whole, with the values of `states`. If the program reads only a part of a tensor, the
+/// remaining elements keep the file's values. Tensors that are put together are stored in `spill`.
 ///
 /// # Errors
 /// A state without a value, or with one of another size.

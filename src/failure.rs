@@ -1,4 +1,4 @@
-//! Why a command cannot go on.
+//! The reasons why a command cannot go on.
 
 use checkpoint::CheckpointError;
 use ir::Diagnostic;
@@ -6,12 +6,12 @@ use program::device::DeviceError;
 use std::error::Error;
 use train::TrainError;
 
-/// Why a subcommand could not go on.
+/// The reason why a subcommand could not go on.
 #[derive(Debug)]
 pub enum Failure {
-    /// The user can mend it: exit code 2, or [`PASSING`] if the same command may succeed later.
+    /// A mistake that the user can correct: exit code 2, or [`PASSING`] if the same command may succeed later.
     User(Vec<Diagnostic>),
-    /// The user cannot: exit code 1, or [`PASSING`] if the machine is at fault for a time.
+    /// A fault that the user cannot correct: exit code 1, or [`PASSING`] if a fault of the machine may pass.
     Fault(anyhow::Error),
 }
 
@@ -71,8 +71,7 @@ impl Failure {
     }
 }
 
-/// The diagnostic of an error: with the notes that errors of this program carry, else with a note for each line after the
-/// first of its text.
+/// The diagnostic of an error. Errors of this program have notes. Of other errors, each line of the text after the first becomes a note.
 fn diagnostic(error: &(dyn Error + 'static)) -> Diagnostic {
     let told = error.downcast_ref().cloned();
     let told = told.or_else(|| error.downcast_ref::<passes::Failure>().map(Diagnostic::from));

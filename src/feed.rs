@@ -1,4 +1,4 @@
-//! What the loader must know of a program: its inputs, its labels, and the tables that token ids index.
+//! The facts about a program that the loader needs: its inputs, its labels, and the tables that token ids index.
 
 use crate::compilation;
 use crate::failure::Failure;
@@ -33,7 +33,7 @@ pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {
     Ok(ModelSpec { inputs, label, ..ModelSpec::default() })
 }
 
-/// Why a short batch of a program that has its loss cannot be filled up with samples whose `labels` are ignored.
+/// The reason why a short batch of a program that has its loss cannot be filled up with samples whose `labels` are ignored.
 pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Failure> {
     let made_by = |pipeline: Pipeline| {
         let (mut module, mut cx) = (module.clone(), PassContext::default());
@@ -45,13 +45,13 @@ pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Failure> 
     Ok(Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) })
 }
 
-/// The cross-entropy that the compiler added: nothing in the file shifts its labels.
+/// The cross-entropy that the compiler added. The file does not shift its labels.
 fn added_cross_entropy(module: &Module) -> Option<&Node> {
     let is_added = |node: &&Node| matches!(node.op, Op::CrossEntropy(_)) && &*node.by == passes::loss::NAME;
     module.nodes().map(|(_, node)| node).find(is_added)
 }
 
-/// Whether the file computes its loss, and so decides which label belongs to which output.
+/// Whether the file computes its loss, and so pairs labels with outputs itself.
 pub fn has_own_loss(module: &Module) -> bool {
     added_cross_entropy(module).is_none()
 }
@@ -69,7 +69,8 @@ pub fn predicts_next(module: &Module, input: &str) -> bool {
     module.ty(logits).ndim() == 3 && is_causal(module, input.value, logits, position)
 }
 
-/// Why the loss of a program, or a state, depends on samples whose labels are ignored, as a sentence; `None` if it does not.
+/// The reason why the loss of a program, or a state, depends on samples whose labels are ignored, as a sentence; `None` if nothing depends
+/// on them.
 fn counts_fill(module: &Module, labels: &str) -> Option<String> {
     let loss = [ScalarPart::Sum, ScalarPart::Weight].map(|part| {
         let (node, result) = cross_entropy(module, module.step_output(StepOutput::loss(0, part))?.value)?;
@@ -101,7 +102,7 @@ fn counts_fill(module: &Module, labels: &str) -> Option<String> {
     }
 }
 
-/// The cross-entropy that a value is a result of, seen through casts and reshapes, and which result.
+/// The cross-entropy whose result a value is, seen through casts and reshapes, and the index of the result.
 fn cross_entropy(module: &Module, value: ValueId) -> Option<(NodeId, u32)> {
     match module.value(module.viewed(value, Movement::keeps_order)).definition {
         Definition::Node(id, result) if matches!(module.node(id).op, Op::CrossEntropy(_)) => {
@@ -111,7 +112,7 @@ fn cross_entropy(module: &Module, value: ValueId) -> Option<(NodeId, u32)> {
     }
 }
 
-/// The labels: the input that the cross-entropy reads, or that the loss pass compares a prediction with.
+/// The labels: the input that the cross-entropy reads, or that the loss pass compares with a prediction.
 fn label(module: &Module) -> Result<Option<LabelSpec>, Diagnostic> {
     for (_, node) in module.nodes() {
         let Op::CrossEntropy(loss) = &node.op else { continue };
@@ -129,7 +130,7 @@ fn label(module: &Module) -> Result<Option<LabelSpec>, Diagnostic> {
     compared(module)
 }
 
-/// Labels of numbers: the input `labels`, if it is a node of the loss pass that reads it.
+/// Labels that are numbers: the input `labels`, if a node of the loss pass reads it.
 fn compared(module: &Module) -> Result<Option<LabelSpec>, Diagnostic> {
     let Some(input) = module.input("labels").filter(|input| module.ty(input.value).dtype.is_float()) else {
         return Ok(None);
@@ -154,7 +155,7 @@ fn sizes(module: &Module, value: ValueId, name: &str) -> Result<Vec<u64>, Diagno
     })
 }
 
-/// The input that a value is, seen through views and casts.
+/// The input that a value views, also through casts.
 fn source_input(module: &Module, value: ValueId) -> Option<usize> {
     match module.value(module.viewed(value, Movement::is_view)).definition {
         Definition::Input(input) => Some(input as usize),
@@ -162,8 +163,8 @@ fn source_input(module: &Module, value: ValueId) -> Option<usize> {
     }
 }
 
-/// The length of the shortest table that an input of integers indexes; `None` where the model sets a number apart that lies
-/// outside of it, as a loss does with labels that do not count.
+/// The length of the shortest table that an input of integers indexes. `None` if the model treats a number outside of the table in its own
+/// way, as a loss ignores the labels that do not count.
 fn vocabulary(module: &Module, input: ValueId) -> Option<u64> {
     if !module.ty(input).dtype.is_integer() {
         return None;

@@ -1,4 +1,4 @@
-//! Which device a run is on: what `--device` asks for, and what the machine has.
+//! The choice of the device: from `--device`, and from the hardware of the machine.
 
 use crate::compiler::On;
 use crate::config::device::MOST_THREADS;
@@ -15,13 +15,13 @@ use program::{Multiprocessors, Target};
 /// A device that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// Its kind.
+    /// The kind of the device.
     pub target: Target,
-    /// The size of its GPU, by which kernels choose their number of blocks; of several GPUs that of the smallest.
+    /// The size of the GPU, by which kernels choose their number of blocks; of several GPUs, the size of the smallest.
     pub multiprocessors: Multiprocessors,
-    /// What it is, for people; and a GPU that nobody has asked for.
+    /// The description for people, which also names a GPU that no flag asks for.
     pub described: String,
-    /// The preset that describes it, if it is known.
+    /// The preset that describes the device, if it is known.
     pub preset: Option<Preset>,
 }
 
@@ -52,12 +52,12 @@ pub fn preset(name: &str) -> Option<Preset> {
     PRESETS.iter().find(|(known, _)| *known == name).map(|(_, preset)| *preset)
 }
 
-/// Finds the device that a program is compiled for. `runs` tells whether the program runs on it too, and `is_one_rank` whether this
-/// process is one rank of several: it needs one GPU, and not one for each rank.
+/// Finds the device that a program is compiled for. `runs` says whether the program also runs on it. `is_one_rank` says whether this
+/// process is one rank of several: then it needs one GPU, and not one for each rank.
 ///
 /// # Errors
-/// A GPU was asked for, and cannot be used: the library or driver that is missing, and the folders that were searched. A
-/// mesh of more ranks than the processor runs.
+/// A GPU that was asked for cannot be used: the error names the missing library or driver, and the folders that were searched. A mesh has
+/// more ranks than the processor runs.
 pub fn choose(
     choice: DeviceChoice,
     parallel: &Parallel,
@@ -83,7 +83,7 @@ pub fn choose(
         DeviceChoice::Cuda => {
             let probe = probe(&folders);
             let here = if is_one_rank { 1 } else { parallel.ranks() };
-            // Before libraries are asked for, which would be of no use.
+            // An old GPU is refused before libraries are asked for, which would not help it.
             if let Ok(driver) = &probe.driver {
                 new_enough("--device cuda", &driver.devices, here, is_one_rank)?;
             }
@@ -112,8 +112,8 @@ pub fn fits_processor(parallel: &Parallel) -> Result<(), Diagnostic> {
     Err(Diagnostic::new(message).note("use a smaller mesh; --device cuda runs each rank on its own GPU"))
 }
 
-/// The variables by which rayon, whose threads draw weights and cut texts into tokens, is told how many to start. It reads
-/// the second, of its first versions, where the first gives no number.
+/// The variables that set the number of threads of rayon, which draws weights and cuts texts into tokens. Rayon reads the second, of its
+/// first versions, if the first has no number.
 const RAYON_THREADS: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
 
 /// Refuses an environment that asks for more threads than a flag may.
@@ -134,14 +134,14 @@ fn threads_in_variable(name: &str, value: Option<&str>) -> Result<(), Diagnostic
     }
 }
 
-/// The size of the smallest GPU of so many ranks: one program is for all of them.
+/// The size of the smallest of the first `ranks` GPUs. All of them run one program.
 fn multiprocessors(driver: &Driver, ranks: u64) -> Multiprocessors {
     let own = driver.devices.iter().take(ranks as usize).map(|device| device.multiprocessors);
     let known = own.filter_map(|count| u32::try_from(count).ok()).filter(|count| *count > 0);
     known.min().map_or_else(Multiprocessors::default, Multiprocessors)
 }
 
-/// The GPUs of so many ranks.
+/// The names of the first `ranks` GPUs.
 fn names(driver: &Driver, ranks: u64) -> String {
     let names = driver.devices.iter().take(ranks as usize).map(|device| &*device.name);
     names.collect::<Vec<_>>().join(", ")
@@ -170,8 +170,9 @@ fn for_ranks(
     Ok(())
 }
 
-/// Refuses the first GPUs, one for each of so many ranks, if one of them is too old for kernels. A process that is one rank of
-/// several takes the GPU of its own place, which is checked when it is opened: it is refused here if all GPUs are too old.
+/// Refuses the GPUs of the ranks if one of them is too old for kernels: the first `ranks` GPUs, one for each rank. A process that is one
+/// rank of several uses the GPU of its local rank, which is checked when it is opened. So such a process is refused here only if all GPUs
+/// are too old.
 fn new_enough(flag: &str, devices: &[DeviceFacts], ranks: u64, is_one_rank: bool) -> Result<(), Diagnostic> {
     let any_is_sound = devices.iter().any(|facts| facts.check().is_ok());
     if is_one_rank && any_is_sound {
@@ -190,7 +191,8 @@ fn new_enough(flag: &str, devices: &[DeviceFacts], ranks: u64, is_one_rank: bool
 /// The name of the processor, as `--device` has it.
 const CPU: &str = "cpu";
 
-/// The processor, and a GPU that is there, or the reason why it cannot be used. Why there is none is told to those who ask for it.
+/// Describes the processor, and a GPU that is present or the reason why it cannot be used. The reason why there is no GPU is told only to
+/// users that ask for one.
 fn unasked(probe: &Probe) -> String {
     let first = probe.driver.as_ref().ok().and_then(|driver| driver.devices.first());
     let Some(facts) = first else { return CPU.into() };
@@ -200,10 +202,10 @@ fn unasked(probe: &Probe) -> String {
     }
 }
 
-/// The driver and its GPUs, if all is there that programs on them need.
+/// The driver and its GPUs, if all libraries that programs on GPUs need are installed.
 ///
 /// # Errors
-/// What is missing, for the flag that asks for it, and where it was looked for.
+/// A missing library, with the flag that needs it and the searched folders.
 pub fn usable<'a>(flag: &str, probe: &'a Probe, folders: &Folders) -> Result<&'a Driver, Diagnostic> {
     let missing = |error: String, library: Library| {
         looked(Diagnostic::new(format!("{flag}{error}")).note(library.source()), folders)

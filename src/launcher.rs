@@ -33,13 +33,13 @@ impl fmt::Display for Launcher {
 pub struct Launched {
     /// The program that started it.
     pub launcher: Launcher,
-    /// Its number.
+    /// The rank of this process.
     pub rank: u64,
     /// The number of processes.
     pub ranks: u64,
-    /// Its number on its node, if the launcher says so.
+    /// The rank of this process on its node, if the launcher gives it.
     pub local_rank: Option<u64>,
-    /// The number of processes on its node, if the launcher says so.
+    /// The number of processes on its node, if the launcher gives it.
     pub local_ranks: Option<u64>,
 }
 
@@ -52,7 +52,8 @@ struct Variables {
     local_ranks: &'static str,
     /// A further variable that must be set.
     beside: Option<&'static str>,
-    /// A variable that, if it is set, must equal `ranks`. If it differs, another launcher inside the step started this process.
+    /// A variable that, if it is set, must equal the variable `ranks`. If it differs, another launcher inside the step started this
+    /// process.
     agrees: Option<&'static str>,
 }
 
@@ -67,7 +68,7 @@ const PMI: Variables = Variables {
     agrees: None,
 };
 
-/// In the order in which they are looked for: torchrun may run inside a job of Slurm, and `mpirun` too.
+/// The launchers, in the order in which their variables are looked for: torchrun and `mpirun` may run inside a Slurm job.
 const LAUNCHERS: [Variables; 5] = [
     Variables {
         launcher: Launcher::Torchrun,
@@ -88,7 +89,7 @@ const LAUNCHERS: [Variables; 5] = [
         agrees: None,
     },
     Variables { beside: Some("MPI_LOCALNRANKS"), ..PMI },
-    // A batch script itself is process 0 of as many as were asked for; `srun` alone sets the number of the step. With `--mpi=pmi2` it
+    // A batch script itself is process 0 of as many as were asked for; `srun` alone sets the number of the step. With `--mpi=pmi2`, `srun`
     // sets the variables of PMI as well. An `mpiexec` inside a step has a number of processes of its own.
     Variables {
         launcher: Launcher::Slurm,

@@ -1,4 +1,4 @@
-//! The driver of Trainyard: the command line, its settings, and what ties import, passes and runtime together.
+//! The driver of Trainyard: the command line, its settings, and the code that connects import, passes and runtime.
 
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

@@ -14,11 +14,11 @@ pub const LOGS: &str = "logs";
 
 static LOG: Mutex<Log> = Mutex::new(Log::Off);
 
-/// Where the text of this process goes beside the terminal.
+/// The destination of this process's text beside the terminal.
 enum Log {
-    /// Nowhere: the process is alone.
+    /// None: the process is alone.
     Off,
-    /// Into the file that is still to come.
+    /// Memory, until the file is opened.
     Kept(String),
     File(OpenFile),
 }
@@ -27,7 +27,7 @@ fn log() -> MutexGuard<'static, Log> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps from now on everything that this process tells.
+/// Keeps all text of this process from now on.
 pub fn keep() {
     *log() = Log::Kept(String::new());
 }
@@ -40,14 +40,14 @@ pub fn keep() {
 pub fn open(path: &Path, heading: &str) -> io::Result<()> {
     let mut log = log();
     let Log::Kept(kept) = &mut *log else { return Ok(()) };
-    files::disk::create_folders(files::disk::parent(path))?;
+    files::disk::create_folders(files::parent(path))?;
     let mut file = files::disk::append(path)?;
     file.write_all(format!("{heading}\n{}", mem::take(kept)).as_bytes())?;
     *log = Log::File(file);
     Ok(())
 }
 
-/// Adds text to the log. A log that cannot be written ends no run.
+/// Adds text to the log. An error of the log does not end the run.
 pub fn write(text: &str) {
     match &mut *log() {
         Log::Off => {}

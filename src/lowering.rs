@@ -1,5 +1,4 @@
-//! From a module to the program that a device runs: the rewrites that its target wants, by the pass manager, and then
-//! `runtime`'s lowering.
+//! From a module to the program that a device runs: the pass manager runs the rewrites of the target, and then `program` lowers the module.
 
 use crate::compilation;
 use crate::failure::Failure;
@@ -17,12 +16,12 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    /// Lowers programs on which so many passes have run, for the numbers of the files that the manager writes.
+    /// A lowering after `passes_run` passes. The manager numbers the files that it writes from there.
     pub fn new(manager: &'a Manager, passes_run: usize) -> Self {
         Self { manager, cx: PassContext { passes_run, ..PassContext::default() } }
     }
 
-    /// Lowers a program, first rewritten by these passes and by those that the target wants. It shares its states with `states_of`.
+    /// Lowers a program, after the given passes and the rewrites of the target. The program shares its states with `states_of`.
     ///
     /// # Errors
     /// As of the passes, and of [`program::lower::lower`].
@@ -50,13 +49,13 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// The rewrites that a target wants.
+/// The rewrites of a target.
 fn rewrites(options: &LowerOptions) -> Result<Pipeline, Failure> {
     let text = options.target.rewrites();
     text.parse().map_err(|error| Failure::Fault(anyhow::anyhow!("`{text}` is no pipeline: {error}")))
 }
 
-/// Lowers a program as it is rewritten for its target. All outputs are kept.
+/// Lowers a program after the rewrites of its target. All outputs are kept.
 ///
 /// # Errors
 /// As of [`Lowering::lower`].

@@ -1,12 +1,12 @@
-//! Whether this machine has the memory that the interpreter takes; asked before anything is allocated.
+//! Whether this machine has the memory that the interpreter needs. The check comes before anything is allocated.
 
 use crate::inspection::units::bytes;
 use files::memory::available;
 use ir::interp::{self, LargestValue, StepMemory};
 use ir::{Diagnostic, Module};
 
-/// Refuses a step of so many microbatches in the interpreter that does not fit this machine's memory. `remedy` is the
-/// command's.
+/// Refuses a step of `microbatches` microbatches in the interpreter that does not fit into this machine's memory. `remedy` is the advice of
+/// the command.
 ///
 /// # Errors
 /// The bytes that the step takes, the bytes that are free, and the largest value with its bytes and its node.
@@ -14,8 +14,8 @@ pub fn check_step(module: &Module, microbatches: usize, remedy: &str) -> Result<
     check(&interp::memory(module, microbatches), available(), remedy)
 }
 
-/// Refuses tensors of so many bytes that do not fit this machine's memory. `tensors` names them with a verb:
-/// `the inputs of 4 microbatches take`; `remedy` is the command's.
+/// Refuses tensors of `needed` bytes that do not fit into this machine's memory. `tensors` names them with a verb: `the inputs of 4
+/// microbatches take`. `remedy` is the advice of the command.
 ///
 /// # Errors
 /// The bytes that the tensors take, and the bytes that are free.

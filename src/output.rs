@@ -1,10 +1,10 @@
-//! The output folder: what a compilation and a run leave behind.
+//! The output folder: the files of a compilation and of a run.
 //!
 //! `program.ir`, `plan.json`, `config.toml`, `metrics.jsonl`, `checkpoints/step-N/`, `model.onnx`, `model.safetensors`, and
 //! `model-training.onnx` where the model was exported in training mode; with `--profile` also `timeline.json`, and in a
 //! pipeline `profile.json`; of several processes also `logs/` and `flight/`. The file `.trainyard` lists those of these names that a run
-//! has written (`list`). Every file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
-//! touched before everything that can be refused has been looked at: [`Folder::check`] only reads.
+//! has written (`list`). Every file is written under a temporary name and renamed, so a reader never sees half of a file. [`Folder::check`]
+//! only reads. No file in the folder is changed before all checks have passed.
 
 mod list;
 
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-/// What the folder holds; anything else in it is not ours and stays.
+/// The names of a run's files. Other files in the folder belong to the user and stay.
 const CONTENTS: [&str; 14] = [
     "program.ir",
     "plan.json",
@@ -40,10 +40,10 @@ const CONTENTS: [&str; 14] = [
 /// The measured tasks of a pipeline.
 pub const PROFILE: &str = "profile.json";
 
-/// The folder of the flight records of ranks that ended badly.
+/// The folder of the flight records of ranks that failed.
 pub const FLIGHT: &str = "flight";
 
-/// Until then a mark that one process left is seen by all.
+/// The longest time until all processes see a mark that one process left.
 const MARK_SHOWS: Duration = Duration::from_secs(10);
 
 /// An output folder, perhaps not made yet.
@@ -68,14 +68,14 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// Whether a path leads to this folder.
+    /// Whether a path is that of this folder.
     pub fn is(&self, path: &Path) -> bool {
         let canonical = fs::canonicalize(&self.path).ok();
         path == self.path || (canonical.is_some() && canonical == fs::canonicalize(path).ok())
     }
 
-    /// Refuses a folder for a new run that holds another one, unless that may be thrown away (`force`) and has none of
-    /// the files that the new run reads. Refuses files of the names of a run's files that no run wrote.
+    /// Refuses a folder for a new run if it holds another run, unless `force` allows to remove that run and the new run reads none of its
+    /// files. Refuses files with the names of a run's files that no run wrote.
     pub fn check(&self, force: bool, reads: &[PathBuf]) -> Result<(), Diagnostic> {
         if self.path.exists() && !self.path.is_dir() {
             return Err(Diagnostic::new(format!("{} is not a folder", self.path.display()))
@@ -141,9 +141,8 @@ impl Folder {
         list::add(&self.path, &CONTENTS, &export::FILES)
     }
 
-    /// Takes the folder for this process, and makes it if `make` is set; `None` if it is not there. Files that killed runs
-    /// left half written in it are removed. `warn` is told where the file system has no locks. Errors: another process has
-    /// it.
+    /// Locks the folder for this process, and creates it if `make` is set; `None` if it does not exist. Files that killed runs left half
+    /// written in it are removed. `warn` is told if the file system has no locks. Errors: another process has locked the folder.
     pub fn lock(&self, make: bool, warn: impl FnOnce(Diagnostic)) -> Result<Option<FolderLock>, Diagnostic> {
         if make {
             disk::create_folders(&self.path)
@@ -173,7 +172,7 @@ impl Folder {
         }
     }
 
-    /// Leaves a mark in the folder, which is there. The other processes of a run recognise it by the mark.
+    /// Leaves a mark in the folder, which must exist. The other processes of a run recognise the folder by the mark.
     pub fn mark(&self) -> Result<String, Diagnostic> {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mark = format!("process {}, {} ns since 1970\n", std::process::id(), since.as_nanos());
@@ -187,7 +186,7 @@ impl Folder {
         disk::remove(&self.marked()).map_err(|error| cannot("remove", &self.marked(), &error))
     }
 
-    /// Refuses a folder that has not this mark. A network file system may show it only after a while.
+    /// Refuses a folder without this mark. A network file system may show the mark only after a while.
     pub fn check_mark(&self, mark: &str) -> Result<(), Diagnostic> {
         let begun = Instant::now();
         while fs::read_to_string(self.marked()).ok().as_deref() != Some(mark) {
@@ -206,7 +205,7 @@ impl Folder {
         self.path.join(".one-folder")
     }
 
-    /// Refuses a path for a file of the user's choice, given by `flag`, that leads to one of these files or to a file that is in use.
+    /// Refuses a path for a file that the user chose with `flag`, if it leads to one of the files `reads` or to a file that is in use.
     pub fn check_target(flag: &str, path: &Path, reads: &[PathBuf]) -> Result<(), Diagnostic> {
         let target = fs::canonicalize(path).ok();
         let is_target = |read: &PathBuf| target.is_some() && fs::canonicalize(read).ok() == target;
@@ -222,7 +221,7 @@ impl Folder {
         CONTENTS.into_iter().filter(|name| fs::symlink_metadata(self.join(name)).is_ok()).collect()
     }
 
-    /// Writes files, all of them or none; the folder is made if it is not there.
+    /// Writes files, all of them or none; the folder is created if it does not exist.
     pub fn write(&self, files: &[(&str, &[u8])]) -> Result<(), Diagnostic> {
         let is_new = !self.path.exists();
         disk::create_folders(&self.path).map_err(|error| cannot("create the folder", &self.path, &error))?;

@@ -53,7 +53,7 @@ pub struct CompilationPlan {
     pub moe: Option<Moe>,
     /// The loss.
     pub loss: Loss,
-    /// The weights before step 0, where they are not the file's.
+    /// The weights before step 0, if they are not the file's.
     pub initialize: Option<Initialize>,
     /// The differentiation of a loss of several classes.
     pub autodiff: Autodiff,
@@ -61,18 +61,18 @@ pub struct CompilationPlan {
     pub optimizer: Optimizer,
     /// The element types.
     pub precision: Precision,
-    /// The form in which data ranks reduce gradients, if it is another.
+    /// The form in which data ranks reduce gradients, if gradients are compressed.
     pub compress_gradients: Option<CompressGradients>,
     /// The stages of a pipeline. The number of microbatches is known when the loss is there: [`CompilationPlan::for_batch`].
     pub stage: Option<Stage>,
-    /// The memory that stages are made to fit into.
+    /// The memory that the stages must fit into.
     pub limit: Option<MemoryLimit>,
-    /// The delays of trained tensors and states by name, where an asynchronous schedule has been found to delay them: the reference
-    /// has no stages, and reads the same versions.
+    /// The delays of trained tensors and states by name, as an asynchronous schedule delays them. The reference has no stages, and reads
+    /// the same versions.
     pub delays: Vec<(String, u32)>,
     /// Samples of a step, and the data ranks that share a microbatch.
     pub batch: Batch,
-    /// The mesh of devices and the sharding; without axes one device. Of a pipeline, those of a stage.
+    /// The mesh of devices and the sharding; without axes, one device. In a pipeline, the mesh of a stage.
     pub spmd: Spmd,
     /// The price of kept activations; without it, backward repeats nothing.
     pub recompute: Option<Recompute>,
@@ -82,7 +82,7 @@ pub struct CompilationPlan {
     pub offload: Option<Offload>,
     /// The nodes of the cluster between which reductions are divided.
     pub hierarchy: Option<Hierarchy>,
-    /// When updates run. No pass reads it: lowering does.
+    /// The time of updates. No pass reads it: lowering does.
     pub update: UpdateTime,
 }
 
@@ -91,7 +91,7 @@ pub struct CompilationPlan {
 pub struct MemoryLimit {
     /// Bytes that the programs may take.
     pub bytes: u64,
-    /// Whether activations are computed again in a program that is larger.
+    /// Whether activations may be computed again if a program is larger.
     pub recomputes: bool,
     /// The kind of the device.
     pub target: Target,
@@ -109,8 +109,7 @@ pub struct Batch {
 }
 
 impl CompilationPlan {
-    /// The plan that flags ask for, with dims of these sizes; a schedule without a length of its own ends with the run's
-    /// `steps`.
+    /// Makes the plan that flags ask for, with dims of these sizes. A schedule without a length of its own ends with the run's `steps`.
     pub fn new(sizes: BTreeMap<String, u64>, flags: &config::CompileFlags, steps: u64) -> Self {
         Self {
             bind: Bind { sizes },
@@ -141,7 +140,7 @@ impl CompilationPlan {
         }
     }
 
-    /// The same plan, whose choices are made by the times of a device.
+    /// The same plan, in which the times of a device decide choices.
     pub fn priced_on(mut self, device: &Device) -> Self {
         self.recompute = self.recompute.map(|recompute| recompute.on(device));
         let link = self.link_of_stages(device.link);
@@ -157,11 +156,11 @@ impl CompilationPlan {
         Link { bandwidth: link.bandwidth / senders as f64, ..link }
     }
 
-    /// The same plan for steps of so many samples, of a program that has its loss, with the schedule and the cut of its stages.
+    /// The same plan for the steps of a global batch, of a program that has its loss, with the schedule and the cut of its stages.
     /// `measured` has for each pipeline rank the bytes of its plan for 1024 bytes of an earlier estimate.
     ///
     /// # Errors
-    /// A batch that is no whole number of microbatches; a program that cannot be cut so.
+    /// A batch that is no whole number of microbatches; a program that cannot be cut into these stages.
     pub fn for_batch(
         mut self,
         forward: &Module,
@@ -192,11 +191,11 @@ impl CompilationPlan {
         let is_half = self.precision.compute != DType::F32;
         let zero = self.spmd.zero;
         let sharded = |bytes: u64, from: u8| if zero >= from { bytes / data } else { bytes };
-        // A weight that is read only through its cast is the optimizer's, from stage 1 of ZeRO on.
+        // A weight that is read only through its cast is sharded like optimizer states, from stage 1 of ZeRO on.
         let weight = sharded(4096, if is_half { 1 } else { 3 });
         let cast = if is_half { sharded(2048, 3) } else { 0 };
-        // Of 34 bytes for each element of a layer, 10 stand where hidden dims and heads are not divided (Korthikanti et al., Reducing
-        // Activation Recomputation in Large Transformer Models, arXiv 2205.05198, section 4.2.1).
+        // A layer keeps 34 bytes for each element, of which 10 are in parts where hidden dims and heads are not divided (Korthikanti et
+        // al., Reducing Activation Recomputation in Large Transformer Models, arXiv 2205.05198, section 4.2.1).
         let mib = 1 << 20;
         let whole =
             if self.spmd.sequence_parallel { mib / tensor } else { mib * (10 * tensor + 24) / (34 * tensor) };
@@ -210,8 +209,8 @@ impl CompilationPlan {
         }
     }
 
-    /// The same plan for the nodes of a cluster. An axis of data ranks that lies across several nodes, with several ranks in each,
-    /// becomes two: `dp.nodes` between nodes and `dp.node` inside one. So reductions can be divided.
+    /// The same plan for the nodes of a cluster. An axis of data ranks that lies across several nodes, with several ranks in each, becomes
+    /// two: `dp.nodes` between nodes and `dp.node` inside one. Then reductions can be divided.
     pub fn on_cluster(mut self, cluster: &Cluster) -> Self {
         let asked = |name: &str| {
             self.spmd.shard.iter().any(|rule| rule.dims.iter().flatten().any(|axis| axis == name))
@@ -244,7 +243,7 @@ impl CompilationPlan {
         self.optimizer.clip.is_none() && self.precision.compute != DType::F16 && self.stage.is_none()
     }
 
-    /// Refuses early updates where an update waits for all gradients anyway, and updates that wait where the schedule lets none wait.
+    /// Refuses early updates if an update waits for all gradients anyway, and late updates if the schedule has none.
     pub(crate) fn check_update(&self) -> Result<(), Vec<Diagnostic>> {
         let clips = self.optimizer.clip.is_some().then(|| {
             Diagnostic::new("--update early cannot be used with --clip").note(
@@ -269,7 +268,7 @@ impl CompilationPlan {
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
-    /// Problems of a schedule whose updates wait for no other stage.
+    /// Problems of a schedule in which stages update their weights without waiting for other stages.
     fn asynchronous(&self) -> Vec<Diagnostic> {
         let schedule = self.stage.as_ref().and_then(|stage| stage.schedule).map(|choice| choice.schedule);
         let Some(schedule) = schedule.filter(|schedule| schedule.is_asynchronous()) else { return vec![] };
@@ -300,7 +299,7 @@ impl CompilationPlan {
         clips.into_iter().chain(scales).chain(biases).chain(offload).collect()
     }
 
-    /// From the import to the loss, and the weights before step 0.
+    /// The passes from the import to the loss, and the weights before step 0.
     pub fn forward(&self) -> Pipeline {
         let mut forward = self.model();
         forward.passes.push(self.loss.clone().into());
@@ -308,7 +307,7 @@ impl CompilationPlan {
         forward
     }
 
-    /// From the import to the model with its parameters, before it has a loss.
+    /// The passes from the import to the model with its parameters, before it has a loss.
     fn model(&self) -> Pipeline {
         let mut model = pipeline([
             self.bind.clone().into(),
@@ -327,7 +326,7 @@ impl CompilationPlan {
         (rate > 0.0).then(|| RouterBias { rate }.into())
     }
 
-    /// From the loss to the whole step.
+    /// The passes from the loss to the whole step.
     pub fn training(&self) -> Pipeline {
         let precision = (self.precision != Precision::default()).then(|| self.precision.clone().into());
         let devices: Vec<Pass> = if self.spmd.mesh.is_empty() {
@@ -352,17 +351,16 @@ impl CompilationPlan {
         Pipeline { passes: passes.collect() }
     }
 
-    /// Whether the reference has the states of the compiled program, and not the tensors of the file.
+    /// Whether the states of the reference are those of the compiled program, and not the tensors of the file.
     pub fn reference_has_states(&self) -> bool {
         self.moe.is_some() || self.optimizer.algorithm.depends_on_cuts() || self.compress_gradients.is_some()
     }
 
-    /// The untransformed program's step, with the parameters that the compiled one was found to have.
+    /// The passes that make the untransformed program's step, with the parameters of the compiled program.
     ///
-    /// Feed-forward blocks are found in the canonical form of a model, so with mixtures of experts the reference has that form, and the
-    /// compiled program's states. So it has with an optimizer whose rule depends on the way in which the tensors of the file are cut into
-    /// states, and with compressed gradients, whose factors do. A program of the same file with none of these is compared with the file as
-    /// it is.
+    /// Feed-forward blocks are found in the canonical form of a model. So with mixtures of experts the reference has the canonical form and
+    /// the compiled program's states. The same holds for an optimizer whose rule depends on the cut of the file's tensors into states, and
+    /// for compressed gradients, whose factors depend on it. All other programs are compared with the file as it is.
     pub fn reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
         let mut reference = match self.reference_has_states() {
             true => self.model(),
@@ -383,7 +381,7 @@ impl CompilationPlan {
         reference
     }
 
-    /// The same with the casts that the user asked for: a program whose rounding is that of the compiled one.
+    /// The same passes with the casts that the user asked for: a program whose rounding is that of the compiled program.
     pub fn rounded_reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
         let mut reference = self.reference(parameters);
         if self.precision != Precision::default() {
@@ -401,7 +399,7 @@ impl CompilationPlan {
         let given: Pass = self.given(parameters).into();
         let mut all: Vec<Pass> =
             self.forward().passes.into_iter().chain(self.training().passes).skip(done).collect();
-        // Blocks of experts are found in the canonical form, and states are cut in it.
+        // Blocks of experts are found, and states are cut, in the canonical form.
         let is_canonical = self.reference_has_states();
         all.retain(|pass| pass.is_needed() || is_canonical && matches!(pass, Pass::Canonicalize(_)));
         if is_canonical {

@@ -1,4 +1,4 @@
-//! `plan.json`: what a compilation came to, for other programs to read.
+//! `plan.json`: the results of a compilation, for other programs to read.
 
 mod listing;
 
@@ -40,7 +40,7 @@ pub struct RunPlan {
     pub program_hash: String,
     /// Memory of each device.
     pub memory: Memory,
-    /// What of that which kind takes, and what it would take on one device; on a mesh alone.
+    /// Bytes of each kind of tensor, on the device and if there were one device alone. Only on a mesh.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<Shares>,
 }
@@ -62,15 +62,15 @@ pub struct Memory {
     pub disk: u64,
     /// Constants of all programs.
     pub constants: u64,
-    /// The most that is alive at a time in the training program: no plan is smaller.
+    /// The most bytes that are alive at a time in the training program: no memory plan takes less.
     pub lower_bound: u64,
-    /// The copy of this rank's states in the memory of the host, from which checkpoints are written while steps go on. Not part of
-    /// `peak`. 0 if the run saves only at its end. If there is no room for the copy, it is not made: steps wait for the disk.
+    /// The copy of this rank's states in the memory of the host. Checkpoints are written from it while steps go on. It is not part of
+    /// `peak`. 0 if the run saves only at its end. If there is no room for the copy, it is not made, and steps wait for the disk.
     pub checkpoint_copy: u64,
 }
 
 impl RunPlan {
-    /// The plan of compiled and lowered programs. Errors: as of [`training::step`].
+    /// Makes the plan of compiled and lowered programs. Errors: as of [`training::step`].
     pub fn new(
         compilation: &Compilation,
         programs: &Programs,

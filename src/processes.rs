@@ -1,7 +1,7 @@
 //! The processes of a run: one, or those that a launcher started, each a rank.
 //!
-//! Processes of one run read the same files and compile the same program. They agree before the run begins: that nothing
-//! went wrong on any of them, and that all have the same program. Rank 0 alone writes to the terminal and to the output folder.
+//! The processes of a run read the same files and compile the same program. Before the run begins they agree that no process has failed,
+//! and that all have the same program. Rank 0 alone writes to the terminal and to the output folder.
 
 mod meeting_point;
 mod waiting;
@@ -33,23 +33,23 @@ use waiting::{shortened, write};
 /// This process among those of a run.
 pub struct Processes {
     agreement: Agreement,
-    /// `None` of a process that is alone.
+    /// `None` if this process is alone.
     joined: Option<Joined>,
-    /// Whether all processes know why the run ends.
+    /// Whether all processes know the reason why the run ends.
     is_told: Cell<bool>,
 }
 
-/// Why a process does not join its run.
+/// The reason why a process does not join its run.
 #[derive(Debug)]
 pub enum JoinError {
     /// All processes fail alike.
     OfAll(Failure),
-    /// The process did not reach the others, which may not know why.
+    /// This process did not reach the other processes, which may not know the reason.
     OfRank(Failure),
 }
 
 impl JoinError {
-    /// A failure of one rank, once rank 0 had time to tell the cause first: the launcher then ends this process.
+    /// The failure of one rank. A rank other than 0 waits first, so that rank 0 can report the cause; the launcher then ends this process.
     fn of(rank: u64, diagnostic: Diagnostic) -> Self {
         if rank > 0 {
             thread::sleep(PRECEDENCE);
@@ -78,14 +78,14 @@ impl Processes {
         Self { agreement: Agreement::alone(), joined: None, is_told: Cell::new(false) }
     }
 
-    /// The processes that a launcher started, or this one alone. In an exchange a process waits so many seconds for the others
+    /// Joins the processes that a launcher started, or this process alone. In an exchange, a process waits `timeout` seconds for the others
     /// before the run ends.
     ///
-    /// If a run ends badly, each rank leaves its last exchanges in a file of the folder `flight`.
+    /// If a run fails, each rank writes its last exchanges to a file in the folder `flight`.
     ///
     /// # Errors
-    /// Variables of a launcher that make no sense; a launcher for which there is no transport; MPI does not start, or
-    /// disagrees with the launcher; processes that do not find each other.
+    /// Variables of a launcher that make no sense; a launcher for which there is no transport; MPI that does not start, or disagrees with
+    /// the launcher; processes that do not find each other.
     pub fn join(
         launched: Option<Launched>,
         target: Target,
@@ -119,7 +119,7 @@ impl Processes {
         (cores / shared.max(1) as usize).max(1)
     }
 
-    /// All processes, as this one sees them.
+    /// The agreement with the other processes.
     pub fn agreement(&self) -> &Agreement {
         &self.agreement
     }
@@ -129,11 +129,11 @@ impl Processes {
         self.joined.as_ref().map(|joined| (&joined.communicator, joined.launched.ranks))
     }
 
-    /// Looks after the ranks of this process: if a rank that is a thread, or a GPU, is waited for so many seconds, the process ends, and
-    /// each rank leaves its last exchanges in a file of the folder `flight`.
+    /// Watches the ranks of this process. If another thread waits for a rank or for a GPU longer than `timeout` seconds, the process ends,
+    /// and each rank writes its last exchanges to a file in the folder `flight`.
     ///
     /// # Errors
-    /// The system starts no thread.
+    /// The system cannot start a thread.
     pub fn watch(&self, ranks: &mut Ranks, timeout: u64, flight: PathBuf) -> Result<(), Failure> {
         let own = self.joined.as_ref().map(|joined| (joined.launched.rank, joined.record.clone()));
         let give_up = move |late: &CommError, threads: &[FlightRecord]| {
@@ -143,15 +143,15 @@ impl Processes {
         Ok(ranks.watch(Duration::from_secs(timeout), give_up).map_err(anyhow::Error::from)?)
     }
 
-    /// The means to tell where this process waits for others; `None` if it is alone.
+    /// The record from which a signal handler tells where this process waits for other processes; `None` if it is alone.
     pub fn waiting(&self) -> Option<Waiting> {
         self.joined.as_ref().map(|joined| Waiting::new(joined.launched.rank, joined.record.clone()))
     }
 
-    /// The result, if no process failed.
+    /// Returns the result if no process failed.
     ///
     /// # Errors
-    /// The failure of this process, or of the first that failed, with its rank.
+    /// The failure of this process, or of the first process that failed, with its rank.
     pub fn agree<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
         let own = result.as_ref().err().map(Told::of);
         let all = self.agreement.gather(own).map_err(lost)?;
@@ -164,7 +164,7 @@ impl Processes {
         }
     }
 
-    /// Whether it holds for all processes.
+    /// Whether `holds` is true on all processes.
     ///
     /// # Errors
     /// A process is lost.
@@ -172,10 +172,10 @@ impl Processes {
         Ok(!self.agreement.any(!holds).map_err(lost)?)
     }
 
-    /// Lets rank 0 do something while the others wait. Returns the result on rank 0.
+    /// Runs `work` on rank 0 while the other processes wait. Returns the result on rank 0, and `None` on the others.
     ///
     /// # Errors
-    /// The failure of rank 0, on all.
+    /// The failure of rank 0, on all processes.
     pub fn first<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<Option<T>, Failure> {
         self.agree(if self.is_first() { work().map(Some) } else { Ok(None) })
     }
@@ -188,7 +188,7 @@ impl Processes {
         self.agreement.gather(own).map_err(lost)
     }
 
-    /// A text of rank 0, on all.
+    /// The text of rank 0, on all processes.
     ///
     /// # Errors
     /// A process is lost.
@@ -196,10 +196,10 @@ impl Processes {
         Ok(self.agreement.gather(own).map_err(lost)?.swap_remove(0).unwrap_or_default())
     }
 
-    /// Refuses processes that differ in a fact from rank 0.
+    /// Compares facts between the processes, and refuses processes whose facts differ from those of rank 0.
     ///
     /// # Errors
-    /// The first process that differs, and the fact.
+    /// The first process that differs, and the fact that differs.
     pub fn same(&self, facts: BTreeMap<String, String>) -> Result<(), Failure> {
         let all: Vec<BTreeMap<String, String>> = self.agreement.gather(facts).map_err(lost)?;
         let difference = (1..all.len()).find_map(|rank| {
@@ -216,12 +216,12 @@ impl Processes {
             .into())
     }
 
-    /// Ends a run that failed on this process alone: the others are ended too, after `tell` was called with the rank and
-    /// its task in a pipeline. Where all know of the failure, this returns, and they end by themselves.
+    /// Ends a run that failed on this process alone. `tell` is called with the rank and its task in a pipeline, and then the other
+    /// processes are ended too. If all processes know of the failure, this function returns, and they end by themselves.
     pub fn end(&self, failure: &Failure, flight: &Path, tell: impl FnOnce(u64, Option<Task>)) {
         let Some(joined) = self.joined.as_ref().filter(|_| !self.is_told.get()) else { return };
         if joined.launched.rank > 0 {
-            // Most failures come to all ranks at once, such as a loss that is not finite: rank 0 tells them, and ends this process.
+            // Most failures reach all ranks at once, such as a loss that is not finite. Then rank 0 reports them, and ends this process.
             thread::sleep(PRECEDENCE);
         }
         tell(joined.launched.rank, joined.record.task());
@@ -230,12 +230,12 @@ impl Processes {
     }
 }
 
-/// The time that rank 0 has to tell of a failure and to end the job before other ranks tell of it: an MPI takes a second or two to
-/// end its processes.
+/// The time that rank 0 has to report a failure and to end the job before other ranks report it. An MPI takes a second or two to end its
+/// processes.
 const PRECEDENCE: Duration = Duration::from_secs(4);
 
-/// Leaves the last exchanges of a rank in a file, if the folder of the run is there. A record that cannot be written changes
-/// nothing of the failure.
+/// Writes the last exchanges of a rank to a file, if the folder of the run exists. If the file cannot be written, the failure stays as it
+/// is.
 fn write_record(record: &FlightRecord, flight: &Path, rank: u64) {
     if flight.parent().is_some_and(Path::is_dir) && fs::create_dir_all(flight).is_ok() {
         let path = flight.join(format!("rank-{rank}.txt"));
@@ -243,7 +243,7 @@ fn write_record(record: &FlightRecord, flight: &Path, rank: u64) {
     }
 }
 
-/// The last words of a process whose others do not come.
+/// The report that this process makes, and its record, when another process is lost.
 struct GiveUp {
     record: FlightRecord,
     path: PathBuf,
@@ -251,26 +251,26 @@ struct GiveUp {
 }
 
 impl GiveUp {
-    /// The last words where another process is lost, and the end of this one.
+    /// Reports the loss of another process, and ends this process.
     fn end(&self, loss: &Loss) -> ! {
-        // A file system that hangs may be the cause: then neither the terminal nor a record keeps the process.
+        // The cause may be a file system that hangs. Then neither the terminal nor the record may delay the end of the process.
         abort_after(FAREWELL);
         match loss {
             Loss::Noticed(error) => self.tell(error),
-            // The user was told by the rank that failed.
+            // The rank that failed has told the user.
             Loss::Told { .. } => write_record(&self.record, &self.path, self.rank),
         }
         std::process::exit(1)
     }
 
-    /// Tells the error with the exchange in which it came, and leaves the record.
+    /// Reports the error with the exchange in which it occurred, and writes the record.
     fn tell(&self, error: &CommError) {
         tell(error, Some(&self.record));
         write_record(&self.record, &self.path, self.rank);
     }
 }
 
-/// Ends this process, since a rank or a GPU of it was waited for too long. Each rank leaves its record.
+/// Ends this process because it waited too long for one of its ranks or GPUs. Each rank writes its record.
 fn end_late(error: &CommError, records: &[(u64, FlightRecord)], flight: &Path) -> ! {
     // As in `GiveUp::end`.
     abort_after(FAREWELL);
@@ -283,7 +283,7 @@ fn end_late(error: &CommError, records: &[(u64, FlightRecord)], flight: &Path) -
     std::process::exit(1)
 }
 
-/// Tells an error with the exchange in which a rank is.
+/// Reports an error with the exchange in which the rank is.
 fn tell(error: &CommError, record: Option<&FlightRecord>) {
     use crate::diagnostics::{Severity, render};
     let exchange = record.and_then(FlightRecord::open);
@@ -319,27 +319,27 @@ impl Told {
     }
 }
 
-/// Other processes that are lost.
+/// The failure for other processes that are lost.
 fn lost(error: CommError) -> Failure {
     Failure::Fault(error.into())
 }
 
-/// The time that the drivers of GPUs have to end, before the process is ended without them.
+/// The time that the drivers of GPUs have to shut down before the process is aborted.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Ends this process, whatever its other threads wait for.
+/// Ends this process, even if its other threads hang.
 fn end_process(code: i32) -> ! {
     abort_after(FAREWELL);
     std::process::exit(code)
 }
 
-/// Lets this process end after a time, whatever happens until then.
+/// Aborts this process after a time, even if its threads hang until then.
 fn abort_after(time: Duration) {
     let abort = move || {
         thread::sleep(time);
         std::process::abort()
     };
-    // Without the thread the process may end late, and it ends.
+    // If the thread cannot start, the process may end late, but it ends.
     let _ = thread::Builder::new().spawn(abort);
 }
 
@@ -430,7 +430,7 @@ impl Transport {
     }
 }
 
-/// Why processors cannot exchange tensors between these processes.
+/// The error for processors that cannot exchange tensors between these processes.
 fn no_transport(launched: &Launched) -> Diagnostic {
     let Launched { launcher, ranks, .. } = launched;
     match launcher {

@@ -1,7 +1,7 @@
-//! Stages that fit into memory: a step is compiled, its plans are measured, and its stages are made again where that helps.
+//! Stages that fit into memory. A step is compiled, its memory plans are measured, and its stages are made again if that helps.
 //!
-//! The pass `stage` estimates the memory of each pipeline rank before there is a program. The plan of a lowered rank is exact. Their
-//! ratio corrects the next estimate.
+//! The pass `stage` estimates the memory of each pipeline rank before there is a lowered program. The plan of a lowered rank is exact. The
+//! ratio of the two corrects the next estimate.
 
 use crate::failure::Failure;
 use crate::lowering::Lowering;
@@ -13,31 +13,31 @@ use passes::reports::StageReport;
 use passes::stage::{AS_ESTIMATED, Stage};
 use passes::{Manager, PassContext, Timing};
 
-/// The stages of a program are made again at most so many times.
+/// The most times that the stages of a program are made again.
 const AGAIN: usize = 3;
 
-/// Plans are measured where the estimate is above this part of the limit: one in so many.
+/// Plans are measured if the estimate is above this part of the limit: one in `NEAR`.
 const NEAR: u64 = 2;
 
 /// A step with its stages.
 pub(crate) struct Attempt {
     /// The plan, with the stages that were chosen.
     pub(crate) plan: CompilationPlan,
-    /// The reasons of the choice; `None` of a program without stages.
+    /// The reasons for the stages; `None` for a program without stages.
     pub(crate) stages: Option<StageReport>,
     /// The step.
     pub(crate) module: Module,
     /// The reports of its passes.
     pub(crate) cx: PassContext,
-    /// How long each pass took.
+    /// The time of each pass.
     pub(crate) timings: Vec<Timing>,
 }
 
-/// Compiles a step by `attempt`. Where a plan of a pipeline rank is larger than the limit, or the estimate was too high to allow faster
-/// stages, other stages are tried. If no program fits, the smallest one is returned: the callers say what else would help.
+/// Compiles a step by `attempt`. Other stages are tried if the plan of a pipeline rank is larger than the limit, or if the estimate was so
+/// high that it excluded faster stages. If no program fits, the smallest one is returned, and the callers say what else would help.
 ///
 /// # Errors
-/// Those of `attempt`, and stages that cannot be.
+/// The errors of `attempt`; stages that cannot be made.
 pub(crate) fn fit(
     plan: &CompilationPlan,
     forward: &Module,
@@ -49,7 +49,7 @@ pub(crate) fn fit(
     let Some(mut planned) = plans(&best, limit, &[]) else { return Ok(best) };
     let mut last = best.plan.stage.clone();
     let own = ratios(&best, &planned);
-    // A plan that fits may allow a faster choice; it is no reason for a slower one.
+    // A plan that fits may allow a faster choice. It must not lead to a slower one, so each ratio only falls.
     let mut measured = if largest(&planned) <= limit.bytes { lower(&own, &[]) } else { own };
     for _ in 0..AGAIN {
         let fits = largest(&planned) <= limit.bytes;
@@ -78,8 +78,8 @@ pub(crate) fn fit(
     Ok(best)
 }
 
-/// A step that does not fit, or the one with the balanced cut for the same schedule: if only that one becomes small enough where all
-/// activations but those between blocks are computed again.
+/// Returns a step that does not fit, or a step with the balanced cut for the same schedule. The balanced cut is tried if the step does not
+/// fit even with all activations except those between blocks computed again. It is returned if its step is then smaller.
 fn or_balanced(
     plan: &CompilationPlan,
     forward: &Module,
@@ -97,7 +97,7 @@ fn or_balanced(
     Ok(if is_smaller { other } else { best })
 }
 
-/// Bytes of the largest rank, if all activations but those between blocks are computed again.
+/// Bytes of the largest rank if all activations except those between blocks are computed again.
 fn peak_again(made: &Attempt, limit: MemoryLimit) -> Option<u64> {
     let mut module = made.module.clone();
     let decision = recompute::decide(&module, &Recompute::FULL);
@@ -112,7 +112,7 @@ impl Attempt {
     }
 }
 
-/// The lower ratio of each rank. A rank without an earlier ratio counts as estimated.
+/// The lower of two ratios for each rank. A rank without an earlier ratio counts as estimated.
 fn lower(own: &[u64], earlier: &[u64]) -> Vec<u64> {
     let earlier = earlier.iter().copied().chain(std::iter::repeat(AS_ESTIMATED));
     own.iter().zip(earlier).map(|(&own, earlier)| own.min(earlier)).collect()
@@ -122,8 +122,8 @@ fn largest(planned: &[u64]) -> u64 {
     planned.iter().copied().max().unwrap_or(0)
 }
 
-/// Bytes of the plan of each pipeline rank. `None` if the estimate is far below the limit, or if the program cannot be lowered: those who
-/// lower it for a run say why.
+/// Bytes of the plan of each pipeline rank. `None` if the estimate is far below the limit, or if the program cannot be lowered. The
+/// lowering for the run reports the reason.
 fn plans(made: &Attempt, limit: MemoryLimit, measured: &[u64]) -> Option<Vec<u64>> {
     let report = made.stages.as_ref().filter(|report| !report.estimated.is_empty())?;
     let expected = report.estimated.iter().enumerate().map(|(rank, &bytes)| {
@@ -136,7 +136,7 @@ fn plans(made: &Attempt, limit: MemoryLimit, measured: &[u64]) -> Option<Vec<u64
     lowered(made, made.module.clone(), limit)
 }
 
-/// Bytes of the plan of each pipeline rank, of a step in place of the one that was made. `None` if it cannot be lowered.
+/// Bytes of the plan of each pipeline rank for another step with the same options. `None` if it cannot be lowered.
 fn lowered(made: &Attempt, step: Module, limit: MemoryLimit) -> Option<Vec<u64>> {
     let microbatches = made.plan.stage.as_ref().map_or(1, |stage| u64::from(stage.microbatches));
     let manager = Manager { trial: true, ..Manager::default() };
@@ -147,7 +147,7 @@ fn lowered(made: &Attempt, step: Module, limit: MemoryLimit) -> Option<Vec<u64>>
     Some(programs.iter().map(|program| program.memory.peak()).collect())
 }
 
-/// For each pipeline rank the bytes of its plan for [`AS_ESTIMATED`] bytes of the estimate.
+/// For each pipeline rank, the bytes of its plan for [`AS_ESTIMATED`] bytes of the estimate.
 fn ratios(made: &Attempt, planned: &[u64]) -> Vec<u64> {
     let estimated = made.stages.iter().flat_map(|report| &report.estimated);
     planned.iter().zip(estimated).map(|(&planned, &bytes)| scaled(planned, AS_ESTIMATED, bytes)).collect()

@@ -1,5 +1,5 @@
-//! Tensors of the model's file and tensors of the author's module: the one put together from the other, as
-//! [`onnx::StateDict`] describes them.
+//! The author's tensors: tensors of the author's module are put together from tensors of the model's file, and taken apart into them, as
+//! [`onnx::StateDict`] describes.
 
 use crate::export::put_back;
 use bytes::Bytes;
@@ -9,8 +9,8 @@ use onnx::{Imported, StateDict, StateDictEntry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Puts a tensor of the author's module together. `tensor` gives tensors of the model's file. `None` if one of them is not
-/// there, or does not fit the description.
+/// Puts a tensor of the author's module together. `tensor` gives tensors of the model's file. `None` if one of them is missing, or does not
+/// fit the description.
 pub fn assemble(entry: &StateDictEntry, tensor: impl Fn(&str) -> Option<RawTensor>) -> Option<RawTensor> {
     let mut whole: Option<RawTensor> = None;
     for part in &entry.parts {
@@ -23,7 +23,7 @@ pub fn assemble(entry: &StateDictEntry, tensor: impl Fn(&str) -> Option<RawTenso
     whole
 }
 
-/// The type and sizes of the tensor that [`assemble`] makes, without making it. `None` where [`assemble`] gives `None`.
+/// The type and sizes of the tensor that [`assemble`] makes, without making it. `None` if [`assemble`] returns `None`.
 pub fn assembled_type(
     entry: &StateDictEntry,
     tensor: impl Fn(&str) -> Option<RawTensor>,
@@ -46,7 +46,7 @@ pub fn assembled_type(
     whole
 }
 
-/// Two tensors, one behind the other in dim 0.
+/// Two tensors, concatenated along dim 0.
 fn joined(mut first: RawTensor, second: &RawTensor) -> Option<RawTensor> {
     let fits = first.dtype == second.dtype && first.sizes.get(1..)? == second.sizes.get(1..)?;
     if !fits {
@@ -70,8 +70,8 @@ pub fn load_weights(path: &Path, module: &Module, imported: &Imported) -> Result
     weights_of(&file, module, &imported.aliases)
 }
 
-/// Replaces tensors of the author's module by the tensors of the model's file that they are made of. A tensor of the
-/// model's file that is there already, or that the file's tensors do not cover, is left alone.
+/// Replaces tensors of the author's module by the tensors of the model's file that they are made of. A tensor of the model's file is left
+/// alone if the file already has it, or if the author's tensors do not cover it.
 fn take_apart(file: &mut TensorFile, module: &Module, state_dict: &StateDict) -> Result<(), Diagnostic> {
     let rows: Rows =
         module.data.values().filter_map(|data| Some((data.name.as_str(), data.ty.sizes()?))).collect();
@@ -101,21 +101,21 @@ fn take_apart(file: &mut TensorFile, module: &Module, state_dict: &StateDict) ->
     Ok(())
 }
 
-/// The sizes of the model's tensors.
+/// The sizes of the model's tensors, by name.
 type Rows<'m> = BTreeMap<&'m str, Vec<u64>>;
 
-/// A tensor of the model's file while its parts are put in.
+/// A tensor of the model's file, while its parts are copied into it.
 struct Target<'a> {
     name: &'a str,
     sizes: &'a [u64],
     value: Option<(DType, Bytes)>,
-    /// The number of elements that are there.
+    /// The number of elements that were copied.
     elements: u64,
 }
 
 impl Target<'_> {
-    /// Puts in the parts that a tensor of the author's module has of this one. `None` if the value has other sizes than
-    /// the description, or another type than the values before.
+    /// Copies the parts that a tensor of the author's module has of this tensor. `None` if the value has other sizes than the description,
+    /// or another type than the values before.
     fn put(&mut self, entry: &StateDictEntry, value: &RawTensor, rows: &Rows) -> Option<()> {
         let sizes =
             entry.parts.iter().map(|part| ir::view::sizes(&part.view, rows.get(part.tensor.as_str())?));
@@ -144,7 +144,7 @@ impl Target<'_> {
         Some(())
     }
 
-    /// The tensor, if all of it is there.
+    /// The tensor, if all its elements were copied.
     fn complete(self) -> Option<(Type, Bytes)> {
         let (dtype, bytes) = self.value?;
         (self.elements >= self.sizes.iter().product()).then(|| (Type::of(dtype, self.sizes), bytes))

@@ -1,9 +1,10 @@
-//! `--memory host=…,disk=…` and `--offload auto`: the memories beside the device, used as little as the run allows.
+//! `--memory host=…,disk=…` and `--offload auto`: the choice of the values that leave the device, as few as possible.
 //!
-//! An activation may be kept, kept in few bits, computed again, or copied to the host. A candidate is a price of kept bytes, which decides on
-//! each activation, and a set of classes of values that leave the device. The description of the machine says how long its repeated
-//! nodes, its packing, its copies and its work on the host take (`costs`). The candidates are lowered in the order of this time, until one fits into all memories.
-//! Then as few activations as possible are computed again, and as many activations and states as fit stay on the device (`search`).
+//! An activation may be kept, kept in few bits, computed again, or copied to the host. A candidate is a price of kept bytes, which decides
+//! on each activation, and a set of classes of values that leave the device. The description of the machine gives the time of its repeated
+//! nodes, its packing, its copies and its work on the host (`costs`). The candidates are lowered in the order of this time, until one fits
+//! into all memories. Then as few activations as possible are computed again, and as many activations and states as fit stay on the device
+//! (`search`).
 
 mod costs;
 mod search;
@@ -27,7 +28,7 @@ use program::{StagePrograms, UpdateTime};
 use search::Search;
 use std::fmt;
 
-/// The machine and the steps that programs are made to fit.
+/// The machine and the steps for which programs must fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// Microbatches of a step.
@@ -51,12 +52,12 @@ pub struct Candidate {
     pub compress: Option<CompressActivations>,
     /// The values that leave the device.
     pub offload: Option<Offload>,
-    /// When updates run.
+    /// The time of updates.
     pub update: UpdateTime,
     /// Predicted picoseconds of a step's copies, work on the host, repeated nodes and packing, if nothing runs beside them.
     pub picoseconds: u64,
-    /// Bytes of the device that no program of the candidate goes without: states that stay, values that live through the whole
-    /// step, and gradients that wait for the update.
+    /// Bytes of the device that every program of the candidate needs: states that stay, values that live through the whole step, and
+    /// gradients that wait for the update.
     pub least: u64,
 }
 
@@ -67,14 +68,14 @@ pub struct Peaks {
     pub device: u64,
     /// On the host.
     pub host: u64,
-    /// Of these the states that rest there.
+    /// States that rest on the host; a part of `host`.
     pub host_states: u64,
     /// In the file.
     pub disk: u64,
 }
 
 impl Peaks {
-    /// Those of lowered programs.
+    /// The bytes of lowered programs.
     pub fn of(programs: &Programs) -> Self {
         let all = programs.all();
         let memories = || all.iter().flat_map(StagePrograms::iter).map(|program| program.memory);
@@ -102,7 +103,7 @@ impl Peaks {
 pub struct Fit {
     /// The candidate that was taken.
     pub candidate: Candidate,
-    /// Its bytes.
+    /// The bytes of its programs.
     pub peaks: Peaks,
     /// The number of programs that were lowered.
     pub tries: usize,
@@ -147,7 +148,7 @@ impl fmt::Display for Fit {
     }
 }
 
-/// The node of a device: that of the cluster, or the preset's of its kind.
+/// The node of a device: the cluster's, or that of the preset for the device's kind.
 pub fn node_of(device: &Device, cluster: Option<&Cluster>) -> Node {
     match cluster {
         Some(cluster) => Node { device: device.clone(), ..cluster.node.clone() },
@@ -155,7 +156,8 @@ pub fn node_of(device: &Device, cluster: Option<&Cluster>) -> Node {
     }
 }
 
-/// Makes the programs of a compilation fit as `--memory` and `--offload` ask. Returns a line about the result; `None` if nothing is asked.
+/// Makes the programs of a compilation fit as `--memory` and `--offload` ask. Returns a line about the result; `None` if the flags ask for
+/// nothing.
 /// `after` sees the step after each pass.
 ///
 /// # Errors
@@ -183,7 +185,7 @@ pub fn fit_memory(
 /// Makes the programs of a compilation fit. `after` sees the step after each pass.
 ///
 /// # Errors
-/// Budgets that no candidate fits: the bytes of the smallest that was found.
+/// Budgets that no candidate fits: the error has the bytes of the smallest candidate that was found.
 pub fn fit(
     compilation: &mut Compilation,
     manager: &Manager,
@@ -194,7 +196,7 @@ pub fn fit(
     let silent = Manager { trial: true, ..Manager::default() };
     let mut tiers = tiers.clone();
     if tiers.budgets.disk.is_some() && tiers.budgets.host.is_none() {
-        // The file has what the host of the machine has no room for.
+        // The file takes the values for which the host of the machine has no room.
         tiers.budgets.host = Some(Budget(place.node.host_memory / place.node.devices.max(1)));
     }
     let found = Search::new(compilation, &silent, &tiers, place).run()?;

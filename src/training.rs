@@ -38,10 +38,10 @@ use train::{
     TrainingRun, resume,
 };
 
-/// The ranks of a run on their devices, with the memory: it is asked for before anything large is made, since it may be
-/// refused. The devices are of the kind that the programs are for; each rank is a thread of this process, or one of the
-/// `processes`. `warn` is told of
-/// faults that do not end the run, and `fits` is asked what would fit where the programs do not.
+/// Opens the ranks of a run on their devices, with the memory of the programs. The memory is asked for before anything large is made, since
+/// it may be refused. The devices are of the kind that the programs are for. Each rank is a thread of this process, or one of the
+/// `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with which the programs would fit, if they do
+/// not.
 pub fn ranks(
     programs: &Programs,
     settings: &Settings,
@@ -69,7 +69,7 @@ pub fn ranks(
     })
 }
 
-/// What a device, or a rank, says of programs that do not fit.
+/// The sizes in the error of a device, or of a rank, whose memory the programs do not fit into; `None` for other errors.
 pub(crate) fn too_large(error: &DeviceError) -> Option<&TooLarge> {
     match error {
         DeviceError::TooLarge(large) => Some(large),
@@ -89,33 +89,33 @@ fn diagnosed(large: &TooLarge, target: Target, fitting: Vec<String>) -> Diagnost
     if fitting.is_empty() { error.note(other) } else { fitting.into_iter().fold(error, Diagnostic::note) }
 }
 
-/// Where a run begins.
+/// The beginning of a run.
 pub struct Start<'m> {
-    /// Steps done before.
+    /// The steps that are done.
     pub step: u64,
-    /// The value of every state after them, or the part of this process's rank.
+    /// The value of every state after these steps, or the part of this process's rank.
     pub states: GivenStates<'m>,
-    /// A text by which processes compare where the values come from.
+    /// A text by which processes compare the source of the values.
     pub origin: String,
     /// A text by which processes compare the files of training and evaluation data.
     pub files: String,
     /// The fingerprint of the data.
     data: PendingFingerprint,
-    /// The eval losses before.
+    /// The eval losses of these steps.
     history: EvalHistory,
-    /// The run that it goes on with, and its checkpoint.
+    /// The folder of the run that is resumed, and its checkpoint.
     from: Option<(PathBuf, PathBuf)>,
 }
 
 impl Start<'_> {
-    /// The checkpoint with which a run goes on.
+    /// The checkpoint that the run resumes from.
     pub fn from_checkpoint(&self) -> Option<&Path> {
         self.from.as_ref().map(|(_, checkpoint)| checkpoint.as_path())
     }
 }
 
-/// The weights of `--weights`. `report` is told what of them did not match. Errors: weights that are neither there nor in
-/// the model's file.
+/// The weights of `--weights`. `report` is told of tensors that did not match. Errors: weights that are neither in the file of `--weights`
+/// nor in the model's file.
 pub fn weights(
     compilation: &Compilation,
     source: &Source,
@@ -134,7 +134,7 @@ pub fn weights(
     Ok(given)
 }
 
-/// The error of weights that are not there, with the files beside the model that should have them.
+/// The error of weights that are missing, with the files beside the model that should have them.
 fn in_missing_files(error: Diagnostic, model: &onnx::Model) -> Diagnostic {
     let missing = model.missing_files();
     let files = missing.iter().map(|(file, tensors)| {
@@ -144,8 +144,8 @@ fn in_missing_files(error: Diagnostic, model: &onnx::Model) -> Diagnostic {
     files.fold(error, Diagnostic::note)
 }
 
-/// The beginning of a new run: the values of all states are those of [`weights`], the file's, or new ones. Errors: data
-/// that cannot be read.
+/// The beginning of a new run. The values of all states are those of [`weights`], those of the model's file, or new ones. Errors: data that
+/// cannot be read.
 pub fn start<'m>(
     compilation: &'m Compilation,
     settings: &Settings,
@@ -170,8 +170,8 @@ pub fn start<'m>(
     Ok(Start { step: 0, states, origin, files: told_files(settings, processes)?, data, history, from: None })
 }
 
-/// The place where a run goes on. `report` is told of newer checkpoints that are damaged. Errors: no checkpoint, or none of
-/// that step; one of another model or of other data. Nothing is changed on disk.
+/// The place at which a run resumes. `report` is told of newer checkpoints that are damaged. Errors: there is no checkpoint, or none of
+/// this step; the checkpoint is of another model or of other data. Nothing is changed on disk.
 pub fn go_on(
     compilation: &Compilation,
     settings: &Settings,
@@ -200,9 +200,8 @@ pub fn go_on(
     Ok(Start { step, states, origin, files, data, history, from: Some((place.folder.clone(), path)) })
 }
 
-/// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
-/// `rewinds` removes later checkpoints. `report` is told of steps that were done and have no metrics. Errors: files that
-/// cannot be read or changed.
+/// Makes the files of the run in `folder` match the step at which the run resumes: later metrics are cut off, and `rewinds` removes later
+/// checkpoints. `report` is told of steps that were done and have no metrics. Errors: files that cannot be read or changed.
 pub fn cut_back(
     folder: &Folder,
     start: &Start,
@@ -232,7 +231,7 @@ const CHECKPOINTS: &str = "checkpoints";
 /// The name of the file of metrics.
 pub const METRICS: &str = "metrics.jsonl";
 
-/// What a run needs beside its programs.
+/// The parts of a run other than the devices.
 pub struct Setup<'a> {
     /// The compiled model.
     pub compilation: &'a Compilation,
@@ -242,13 +241,13 @@ pub struct Setup<'a> {
     pub loader: &'a Loader,
     /// The flags.
     pub settings: &'a Settings,
-    /// Where results go.
+    /// The folder of the results.
     pub folder: &'a Folder,
     /// Steps in total.
     pub steps: u64,
-    /// The step with which this call ends: the last one, or one with which another program goes on.
+    /// The step at which this call ends: the last step, or the step after which another program continues the run.
     pub until: u64,
-    /// The files that the run reads, and its folder.
+    /// The files that the run reads, and the lock of its folder.
     pub surroundings: Surroundings,
     /// Whether checkpoints are written beside the steps.
     pub saves_beside: bool,
@@ -262,25 +261,24 @@ pub fn copy_of_states(programs: &Programs, settings: &Settings) -> Option<u64> {
     (saves && memory.disk.states == 0).then_some(memory.states + memory.host.states)
 }
 
-/// Whether there is room for such a copy beside the programs of so many ranks on this machine: within `--memory`, and in the
-/// memory that is free.
+/// Whether there is room for this copy beside the programs of `ranks` ranks on this machine: within `--memory`, and in the free memory.
 pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ranks: u64) -> bool {
     let on_device = programs.peak();
     let is_in_budget =
         settings.compile.memory.device_budget().is_none_or(|budget| on_device + copy <= budget);
-    // The budget of a GPU is of its own memory, and the copy is in the memory of the host.
+    // The budget of a GPU limits the GPU's own memory, but the copy is in the memory of the host.
     let (in_memory, is_in_budget) =
         if programs.target.is_host() { (on_device, is_in_budget) } else { (0, true) };
     let needed = (in_memory + copy).saturating_mul(ranks);
     is_in_budget && files::memory::available().is_none_or(|free| needed <= free)
 }
 
-/// The log of a process has a line for a step at most so often.
+/// The least time between two lines for steps in the log of a process.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// Trains until the last step of the call, or until `stop` is set: every rank runs the loop on its part. The devices are given back before
-/// this returns: the steps after it take the states from the checkpoint, and no more memory than the run did. The surroundings
-/// are those of rank 0; `None` where it is another process.
+/// Trains until the last step of the call, or until `stop` is set: every rank runs the loop on its part. The devices are released before
+/// this function returns. A program that continues the run takes the states from the checkpoint. The surroundings are those of rank 0;
+/// `None` on other processes.
 pub fn train(
     setup: Setup,
     mut ranks: Ranks,
@@ -331,8 +329,8 @@ pub fn train(
     Ok((outcome, surroundings))
 }
 
-/// The file of metrics of a run, and the history of its evaluations, of which none count if the run goes on in another folder
-/// than `from`.
+/// Opens the file of metrics of a run, and returns the history of its evaluations. If the run was resumed from another folder than
+/// `folder`, earlier evaluations do not count.
 fn records(
     folder: &Folder,
     mut history: EvalHistory,
@@ -360,7 +358,7 @@ pub fn states_of<'m>(compilation: &'m Compilation, path: &Path) -> Result<SavedS
     Ok(SavedStates { checkpoint, module })
 }
 
-/// The files that the training samples are made from.
+/// The files of the training samples.
 pub(crate) fn data_files(settings: &Settings) -> DataFiles {
     let train = settings.data.train.as_ref().and_then(DataSource::file).cloned();
     let tokenizer = match &settings.data.tokenizer {
@@ -386,8 +384,8 @@ fn told_files(settings: &Settings, processes: &Processes) -> Result<String, Fail
     Ok(format!("{}, and for evaluation {}", train?, eval?))
 }
 
-/// The conditions under which eval losses of the run compare. Labels are never smoothed in an evaluation. Held-out
-/// and synthetic data are identified by their number of samples, since the training data and the seed stay the same.
+/// The conditions under which eval losses of the run can be compared. Labels are never smoothed in an evaluation. Held-out and synthetic
+/// data are identified by their number of samples, since the training data and the seed stay the same.
 fn eval_conditions(settings: &Settings, loader: &Loader) -> EvalConditions {
     let train = settings.data.eval.as_ref().and_then(DataSource::file).cloned();
     let source = match &settings.data.eval {
@@ -404,7 +402,7 @@ fn eval_conditions(settings: &Settings, loader: &Loader) -> EvalConditions {
     EvalConditions { files: DataFiles { train, ..DataFiles::default() }, measure }
 }
 
-/// Whether the file of values on the disk failed.
+/// Whether an error is about the file of values on the disk.
 fn is_of_disk(error: &DeviceError) -> bool {
     match error {
         DeviceError::NoFile { .. } | DeviceError::Disk(_) => true,
@@ -413,7 +411,8 @@ fn is_of_disk(error: &DeviceError) -> bool {
     }
 }
 
-/// A user can mend data, disks and diverging losses; a program that does not fit the loop is a fault.
+/// Turns an error of the loop into a failure. A user can correct data, disks and diverging losses. A program that does not fit the loop is
+/// a fault of the compiler.
 pub(crate) fn failure(error: TrainError) -> Failure {
     match error {
         TrainError::Lacks { .. } | TrainError::Unfed { .. } => Failure::Fault(error.into()),

@@ -1,4 +1,4 @@
-//! The fuzz targets: each function takes any bytes as one kind of file, and panics only where the program is at fault.
+//! The fuzz targets. Each function reads any bytes as one kind of file, and panics only if the program is at fault.
 //!
 //! `fuzz/fuzz_targets/` hands these functions to libFuzzer; `tests/fuzz_corpus.rs` calls them with the corpus, and needs no
 //! fuzzer for that. [`TARGETS`] lists them.
@@ -30,7 +30,7 @@ pub const TARGETS: [(&str, &str, FuzzFunction); 9] = [
 /// Runs an input through a target.
 ///
 /// # Panics
-/// Where the program is at fault, or no target has this name.
+/// The program is at fault, or no target has this name.
 pub fn run(target: &str, bytes: &[u8]) {
     let found = TARGETS.iter().find(|(name, ..)| *name == target);
     let (_, _, run) = found.unwrap_or_else(|| panic!("no target has the name {target}"));

@@ -1,31 +1,31 @@
-//! Which part of a model a collective belongs to, read off the program: a partial sum belongs to the layer whose
-//! weights the contractions read that made its addends; a layer is a numbered module among the names of the states.
+//! The part of a model that a collective belongs to, found from the program. A partial sum belongs to the layer whose weights its
+//! contractions read. A layer is a numbered module in the names of the states.
 
 use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, Definition, Module, Movement, Node, NodeId, Op, Phase, StateId, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The reductions of activations over one axis in a microbatch, by what they belong to.
+/// The number of reductions of activations over one axis in a microbatch, by the part of the model that they belong to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reductions {
-    /// Those of each layer, forward and backward.
+    /// Reductions of each layer, forward and backward.
     pub layers: BTreeMap<String, [usize; 2]>,
-    /// Of rows that were looked up in split tables, forward.
+    /// Reductions of rows that were looked up in split tables, forward.
     pub embedding: usize,
-    /// Of the gradient of what the head reads, backward.
+    /// Reductions of the gradient of the head's operand, backward.
     pub head: usize,
-    /// Of the loss: maximum, sum of exponentials, the label's logit.
+    /// Reductions of the loss: the maximum, the sum of exponentials, the logit of the label.
     pub loss: usize,
-    /// Of states' gradients.
+    /// Reductions of the gradients of states.
     pub gradients: usize,
-    /// Outputs that are put together.
+    /// Gathers of outputs.
     pub outputs: usize,
 }
 
 /// Other names of states, by module path.
 pub type Aliases = BTreeMap<String, Vec<String>>;
 
-/// The collectives of the microbatch phases over the axis of that name. Panics at one that belongs nowhere.
+/// Counts the collectives of the microbatch phases over the axis of this name. Panics at a collective that belongs to no part.
 pub fn reductions(module: &Module, aliases: &Aliases, axis: &str) -> Reductions {
     let axis = module.mesh.find(axis).expect("the mesh has the axis");
     let mut found = Reductions::default();
@@ -39,7 +39,7 @@ pub fn reductions(module: &Module, aliases: &Aliases, axis: &str) -> Reductions 
     found
 }
 
-/// What a collective of one operand changes.
+/// The change of sharding that a collective with one operand makes.
 pub fn change(module: &Module, node: &Node) -> Change {
     let [from, to] = [node.operands[0], node.results[0]].map(|value| module.ty(value));
     Change::between(&from.sharding, &to.sharding, from.ndim()).expect("the verifier lets it pass")
@@ -87,14 +87,14 @@ impl Reductions {
     }
 }
 
-/// Whether a value is read by a sum over microbatches alone.
+/// Whether a value is read only by sums over microbatches.
 fn is_gradient(module: &Module, value: ValueId) -> bool {
     let uses = module.uses();
     !uses[value].is_empty()
         && uses[value].iter().all(|&reader| matches!(module.node(reader).op, Op::Accumulate(_)))
 }
 
-/// Whether no contraction of forward comes after a value: then it is the loss's.
+/// Whether no contraction of forward depends on a value. Then the value belongs to the loss.
 fn ends_in_loss(module: &Module, value: ValueId) -> bool {
     let mut after = BTreeSet::from([value]);
     for (_, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
@@ -108,8 +108,8 @@ fn ends_in_loss(module: &Module, value: ValueId) -> bool {
     module.phase_of(value) == Phase::Forward
 }
 
-/// The nodes that made the addends of a partial value: those behind it that are partial over these axes though nothing
-/// that they read is.
+/// The nodes that made the addends of a partial value: the nodes before it whose results are partial over these axes, but whose operands
+/// are not.
 pub fn makers(module: &Module, value: ValueId, axes: &[AxisId]) -> BTreeSet<NodeId> {
     let partial =
         |value: ValueId| module.ty(value).sharding.partial_axes().iter().any(|axis| axes.contains(axis));
@@ -126,13 +126,13 @@ pub fn makers(module: &Module, value: ValueId, axes: &[AxisId]) -> BTreeSet<Node
     found
 }
 
-/// The parameters that a node reads, in whichever layout and type.
+/// The parameters that a node reads, in any layout and type.
 fn weights(module: &Module, node: NodeId) -> BTreeSet<StateId> {
     let state = |&value: &ValueId| stored(module, value);
     module.node(node).operands.iter().filter_map(state).collect()
 }
 
-/// The state behind a value that is one but for its layout, its type and where it lies.
+/// The state that a value is a copy of, apart from its layout, its type and its memory.
 pub fn stored(module: &Module, value: ValueId) -> Option<StateId> {
     let passed = |movement: Movement| movement.is_part_of_state() || movement == Movement::Resharded;
     match module.value(module.viewed(value, passed)).definition {
@@ -141,7 +141,7 @@ pub fn stored(module: &Module, value: ValueId) -> Option<StateId> {
     }
 }
 
-/// `m.transformer.h.0` of `m.transformer.h.0.attn.c_attn.weight`; of an exporter's own name that of its module.
+/// `m.transformer.h.0` of `m.transformer.h.0.attn.c_attn.weight`. For a name that the exporter made, the layer of its alias.
 fn layer(state: &str, aliases: &Aliases) -> Option<String> {
     let own = state.split('[').next().unwrap_or(state);
     let others = aliases.get(own).into_iter().flatten().map(String::as_str);

@@ -1,4 +1,4 @@
-//! The models of `testdata/models`, how each is bound, and how a test compiles one.
+//! The models of `testdata/models`: their files, the sizes of their dims, and their compilation in tests.
 
 pub mod bench;
 pub mod calls;
@@ -34,26 +34,26 @@ pub struct Fixture {
     pub bindings: &'static [(&'static str, u64)],
     /// Parameters of PyTorch's module.
     pub parameters: usize,
-    /// How near PyTorch's numbers are.
+    /// The allowed differences from PyTorch's numbers.
     pub bounds: Bounds,
 }
 
-/// The largest difference from PyTorch's numbers, relative for tensors (as `verify` has it), absolute for losses.
+/// The largest difference from PyTorch's numbers: relative for tensors, as in `verify`, and absolute for losses.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Of parameters before the step.
+    /// The difference of parameters before the step.
     pub parameters: f64,
-    /// Of the model's outputs.
+    /// The difference of the model's outputs.
     pub outputs: f64,
-    /// Of gradients, in mode `exact`.
+    /// The difference of gradients in mode `exact`.
     pub gradients: f64,
-    /// Of gradients on the CPU backend.
+    /// The difference of gradients on the CPU backend.
     pub gradients_cpu: f64,
-    /// Of the losses of SGD and of AdamW in mode `exact`, from those of PyTorch in f64.
+    /// The difference of the losses of SGD and of AdamW in mode `exact` from those of PyTorch in f64.
     pub exact: [f64; 2],
-    /// Of the losses of SGD on the CPU backend, from those of PyTorch in f32.
+    /// The difference of the losses of SGD on the CPU backend from those of PyTorch in f32.
     pub sgd: f64,
-    /// The same of AdamW, the first ten losses and the last ten.
+    /// The difference of the losses of AdamW on the CPU backend: for the first ten losses and for the last ten.
     pub adamw: [f64; 2],
 }
 
@@ -66,7 +66,7 @@ const BOUNDS: Bounds = Bounds {
     sgd: 1e-4,
     adamw: [2e-5; 2],
 };
-/// PyTorch computed the norms of these in f32.
+/// The bounds of models whose norms PyTorch computed in f32.
 const NORMS_IN_F32: Bounds = Bounds { exact: [5e-6; 2], ..BOUNDS };
 
 const MLP: Fixture = Fixture {
@@ -101,7 +101,7 @@ const MIXTRAL: Fixture = Fixture {
     batch: 2,
     bindings: &[],
     parameters: 21,
-    // Momentum at this rate carries the rounding of the norms through the choice of experts.
+    // Momentum at this rate amplifies the rounding of the norms through the choice of experts.
     bounds: Bounds { exact: [1e-4, 5e-6], ..NORMS_IN_F32 },
 };
 const T5: Fixture =
@@ -115,7 +115,7 @@ const OWN_LOSS: Fixture = Fixture {
     parameters: 4,
     bounds: Bounds { exact: [1e-9; 2], ..BOUNDS },
 };
-/// The size of the sequence where the file leaves it open.
+/// The size of the sequence if the file leaves it open.
 const SEQUENCE: &[(&str, u64)] = &[("seq", 32)];
 
 /// An MLP, as PyTorch's dynamo exporter writes it.
@@ -170,8 +170,8 @@ pub const BERT_LEGACY: Fixture = Fixture { file: "bert.legacy-dyn", bindings: SE
 pub const MIXTRAL_DYNAMO: Fixture = MIXTRAL;
 /// The Mixtral with symbolic dims.
 pub const MIXTRAL_DYNAMIC: Fixture = Fixture { file: "mixtral.dynamo-dyn", bindings: SEQUENCE, ..MIXTRAL };
-/// A small T5 with the tables of its relative position bias folded: their elements, read for each pair of positions, are
-/// trained.
+/// A small T5. The exporter folded the tables of its relative position bias. The folded tensors, with an element for each pair of
+/// positions, are trained.
 pub const T5_FOLDED: Fixture = T5;
 /// The T5 with symbolic dims.
 pub const T5_DYNAMIC: Fixture =
@@ -196,11 +196,11 @@ pub const PARTED_LOSS: Fixture = Fixture { file: "parted-loss.dynamo", model: "p
 pub const SUMMED_LOSS: Fixture = Fixture { file: "summed-loss.dynamo", model: "summed-loss", ..OWN_LOSS };
 /// A loss of sums over the samples that are divided by their number.
 pub const BATCH_LOSS: Fixture = Fixture { file: "batch-loss.dynamo", model: "batch-loss", ..OWN_LOSS };
-/// A loss that is the root of a mean: microbatches do not make it.
+/// A loss that is the root of a mean: the losses of microbatches do not add up to it.
 pub const ROOT_LOSS: Fixture = Fixture { file: "root-loss.dynamo", model: "root-loss", ..OWN_LOSS };
 /// The sum of two losses.
 pub const JOINED_LOSS: Fixture = OWN_LOSS;
-/// A freshly initialised model: only its record says which tensors the exporter merged, dropped, renamed and detached.
+/// A freshly initialised model. Only the exporter's record says which tensors were merged, dropped, renamed and detached.
 pub const RECORDED: Fixture =
     Fixture { file: "recorded-loss.dynamo", model: "recorded-loss", batch: 4, parameters: 15, ..OWN_LOSS };
 /// A small ResNet with batch norms that train. Rounding grows in them, and AdamW divides by it where gradients are small.
@@ -212,7 +212,7 @@ pub const RESNET_TRAINMODE: Fixture = Fixture {
     parameters: 62,
     bounds: Bounds { gradients_cpu: 1e-4, exact: [1e-9; 2], sgd: 1e-5, adamw: [5e-3, 5e-4], ..BOUNDS },
 };
-/// The ResNet with its batch norms folded into convolutions; PyTorch's outputs are there, its training is not.
+/// The ResNet with its batch norms folded into convolutions. The testdata have PyTorch's outputs, but no training numbers.
 pub const RESNET_FOLDED: Fixture =
     Fixture { file: "resnet.dynamo", model: "resnet", parameters: 42, bounds: BOUNDS, ..RESNET_TRAINMODE };
 
@@ -230,7 +230,7 @@ pub fn momentum() -> Optimizer {
     }
 }
 
-/// How a program is split, as in text: `mesh=dp:2*tp:2, zero=1`.
+/// The pass `spmd` with these options, such as `mesh=dp:2*tp:2, zero=1`.
 pub fn split(options: &str) -> Spmd {
     let pipeline: Pipeline = format!("spmd({options})").parse().expect("these are the options of spmd");
     match pipeline.passes.as_slice() {
@@ -239,12 +239,12 @@ pub fn split(options: &str) -> Spmd {
     }
 }
 
-/// A file of `testdata/models`; of numbers that are stored in two files, the file in which they are put together.
+/// A file of `testdata/models`. If its numbers are stored in two files, the path of a file in which they are put together.
 pub fn path(name: &str) -> PathBuf {
     parameters::whole(name)
 }
 
-/// The result, or a panic with what the user would read.
+/// Returns the result, or panics with the text that the user would read.
 pub fn done<T>(result: Result<T, impl Into<Failure>>) -> T {
     result.unwrap_or_else(|failure| {
         let failure: Failure = failure.into();
@@ -253,7 +253,7 @@ pub fn done<T>(result: Result<T, impl Into<Failure>>) -> T {
 }
 
 impl Fixture {
-    /// The model's file, imported with a batch of so many samples, and how it is compiled.
+    /// The model's file, imported with a batch of this size, and the plan of its compilation.
     pub fn source(&self, batch: u64, optimizer: Optimizer) -> (Source, CompilationPlan) {
         let sizes = self.bindings.iter().copied().chain([(BATCH, batch)]);
         let sizes = sizes.map(|(name, size)| (name.to_owned(), size)).collect();
@@ -262,12 +262,12 @@ impl Fixture {
         (source, plan)
     }
 
-    /// The model compiled for a batch of so many samples.
+    /// The model, compiled for a batch of this size.
     pub fn subject(&self, batch: u64, optimizer: Optimizer) -> Subject {
         self.compiled(batch, CompilationPlan { optimizer, ..CompilationPlan::default() })
     }
 
-    /// The model compiled for a batch of so many samples as `options` says, which need not bind any dims.
+    /// The model, compiled for a batch of this size with `options`, whose dims are replaced by the fixture's.
     pub fn compiled(&self, batch: u64, options: CompilationPlan) -> Subject {
         let (source, CompilationPlan { bind, .. }) = self.source(batch, options.optimizer.clone());
         let plan = CompilationPlan { bind, ..options };

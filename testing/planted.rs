@@ -1,5 +1,4 @@
-//! Faults planted between passes: a model is compiled, the program after each pass is kept, and bisecting must name the pass
-//! that was made wrong.
+//! Faults planted between passes. A model is compiled, the program after each pass is kept, and bisecting must name the faulty pass.
 
 use crate::models::{Fixture, adamw, done};
 use ir::Module;
@@ -14,7 +13,7 @@ use trainyard::verification::compare::Difference;
 use trainyard::verification::execute::{Execution, Tensors};
 use trainyard::verification::{Subject, Tested, inputs};
 
-/// A model with everything that a planted fault is compared with.
+/// A model, with the results that a planted fault is compared with.
 pub struct Planted {
     /// The model as it was imported.
     pub source: Source,
@@ -33,7 +32,7 @@ impl Planted {
         Self::of(fixture, 2, |plan| plan)
     }
 
-    /// The model as a changed plan compiles it, for two microbatches of so many samples.
+    /// The model, compiled with a changed plan, for two microbatches of `batch` samples.
     pub fn of(fixture: &Fixture, batch: u64, change: impl Fn(CompilationPlan) -> CompilationPlan) -> Self {
         let (source, plan) = fixture.source(batch, adamw());
         let plan = change(plan);
@@ -49,7 +48,7 @@ impl Planted {
         Self { source, subject, stages, reference, expected, microbatches }
     }
 
-    /// The stages of a compiler whose pass of that name also does `fault`.
+    /// The stages of a compiler whose pass of this name also makes `fault`.
     pub fn stages_with(&self, pass: &str, fault: impl Fn(&mut Module)) -> Vec<Stage> {
         let at = self.stages.iter().position(|stage| stage.pass == pass).expect("there is such a pass");
         let mut stages = self.stages[..=at].to_vec();
@@ -77,7 +76,7 @@ impl Planted {
         done(self.bisect(stages, mode, tolerance))
     }
 
-    /// The same, as an error where a stage fails.
+    /// As [`Self::culprit`], with an error if a stage fails.
     pub fn bisect(&self, stages: &[Stage], mode: Mode, tolerance: f64) -> Result<Option<Culprit>, Failure> {
         let (reference, execution, microbatches) = (&self.reference, &self.expected, &self.microbatches[..]);
         let expected = Expected { reference, execution, microbatches };

@@ -1,4 +1,4 @@
-//! Samples of random numbers as JSON lines, for small models that bring their loss.
+//! Random samples as JSON lines, for small models that have their own loss.
 
 use ir::random::philox;
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 pub struct Field {
     /// The name of the input.
     pub name: &'static str,
-    /// Numbers of a sample; 0 for a single number that is no list.
+    /// The number of elements of a sample; 0 for a single number that is not a list.
     pub size: usize,
     /// Integers below this number; 0 for floats between -1 and 1.
     pub below: u32,
@@ -24,7 +24,7 @@ const fn integers(name: &'static str, size: usize, below: u32) -> Field {
 
 const X: Field = floats("x", 12);
 
-/// The inputs of a model in `testdata/models`, by the name before the first dot; `None` if its samples are no lines of JSON.
+/// The inputs of a model in `testdata/models`, by the name before the first dot; `None` if its samples are not JSON lines.
 pub fn fields(model: &str) -> Option<Vec<Field>> {
     let name = model.split('.').next()?;
     Some(match name {
@@ -41,7 +41,7 @@ pub fn fields(model: &str) -> Option<Vec<Field>> {
     })
 }
 
-/// So many samples with these fields.
+/// Makes `samples` samples with these fields.
 pub fn lines(fields: &[Field], samples: u32, seed: u64) -> String {
     let number = |sample: u32, field: u32, place: u32, below: u32| {
         let bits = philox(seed, [sample, field, place, 5])[0];

@@ -1,4 +1,4 @@
-//! A run of the binary that is going on: watched, stopped, killed.
+//! A run of the binary in progress, which tests watch, stop or kill.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::workplace::Ended;
 
-/// No run of a test takes longer, on however loaded a machine.
+/// The most time of a run in a test, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A run that is going on.
+/// A run in progress.
 pub struct Running {
     child: Child,
     errors: BufReader<ChildStderr>,
@@ -21,7 +21,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a command. It gets the signals that the tests may have been started to ignore, as in the background of a shell.
+    /// Starts a command. It receives the signals that the tests may have been started to ignore, as in the background of a shell.
     #[allow(unsafe_code)]
     pub fn start(mut command: Command) -> Self {
         let reset = || {
@@ -39,7 +39,7 @@ impl Running {
         Self { child, errors, text: String::new() }
     }
 
-    /// Waits until standard error has a line that begins so.
+    /// Waits until standard error has a line with this beginning.
     pub fn wait_for_line(&mut self, beginning: &str) {
         loop {
             let before = self.text.len();
@@ -51,7 +51,7 @@ impl Running {
         }
     }
 
-    /// Waits until the metrics of a run have so many steps.
+    /// Waits until the metrics of a run have `steps` steps.
     pub fn wait_for_steps(&mut self, file: &Path, steps: usize) {
         // The first line names the counting of the steps.
         let lines = steps + 1;
@@ -63,14 +63,14 @@ impl Running {
         }
     }
 
-    /// Sends a signal that it can catch.
+    /// Sends a signal that the run can catch.
     pub fn signal(&self, name: &str) {
-        // A shell has `kill` built in; a small system has no other.
+        // `kill` is built into the shell; a small system may have no other.
         let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.child.id())]).status();
         assert!(sent.expect("sh can be started").success());
     }
 
-    /// Kills it in the middle of its work.
+    /// Kills the run in the middle of its work.
     pub fn kill(mut self) {
         self.child.kill().expect("it can be killed");
         assert_eq!(self.wait().status.signal(), Some(9), "it ended before it was killed");

@@ -17,7 +17,7 @@ pub struct Workplace {
 
 /// The end of a run.
 pub struct Ended {
-    /// How the process ended.
+    /// The exit status of the process.
     pub status: ExitStatus,
     /// All of standard output, if it was collected and is text.
     pub stdout: String,

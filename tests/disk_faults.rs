@@ -1,7 +1,7 @@
-//! A whole run with a fault at each of its operations on the disk, one after the other, as SQLite's tests have it. After each,
-//! the same command with `--resume` ends with the states, the metrics and the exports of a run without a fault.
+//! A whole run with a fault at each of its disk operations in turn, as in SQLite's tests. After each fault, the same command with
+//! `--resume` ends with the states, the metrics and the exports of a run without a fault.
 //!
-//! It has a process of its own: a child that another test starts would hold the lock of a folder for a moment.
+//! This test has its own process: in a shared one, a child process of another test would hold the lock of a folder for a moment.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +16,7 @@ use trainyard::failure::Failure;
 const RUN: &str = "compile testdata/short-batch.onnx --train testdata/short-batch.npz --microbatch 4 --steps 4 \
                    --save-every 2 --threads 1";
 
-/// Every kind of fault that is not another one at the next operation.
+/// The kinds of fault. Kinds that equal another kind at the next operation are left out.
 const FAULTS: [Fault; 4] = [Fault::Full, Fault::Failed, Fault::KilledAfter, Fault::PowerLostAfter];
 
 /// Runs the command in this process.
@@ -31,7 +31,7 @@ fn run(folder: &Path, more: &[&str]) -> Result<Outcome, Failure> {
     }
 }
 
-/// The files that a run is for. Times differ between runs.
+/// The files that a run produces. Times are left out, because they differ between runs.
 fn results(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let files = [
         "checkpoints/step-2/state.safetensors",
@@ -65,10 +65,10 @@ fn a_run_survives_every_fault_at_every_operation() {
             let folder = parent.path().join(format!("{at}-{fault:?}"));
             let failed = inject(at, fault, || run(&folder, &[]));
             if !matches!(failed, Err(Failure::User(_))) {
-                // A file that could not be removed after the work was done is no failure.
+                // The run may succeed if a file cannot be removed after its work is done.
                 assert!(matches!(fault, Fault::Full | Fault::Failed), "{fault:?} at {at}: {failed:?}");
             }
-            // A folder without a command's settings is no run yet; otherwise the command is repeated.
+            // A folder without a command's settings holds no run yet. Otherwise the command is repeated with `--resume`.
             let begun = folder.join("config.toml").exists();
             let more: &[&str] = if begun { &["--resume"] } else { &["--force"] };
             let resumed = run(&folder, more);

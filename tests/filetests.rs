@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! // run: PIPELINE                 (or `run-interp:`, which also interprets the program before and after)
-//! // kernels: TARGET                (where a pass writes for the kernels of one)
+//! // kernels: TARGET                (if a pass writes for the kernels of a target)
 //! // What the test is about.
 //! module @name … { … }
 //! ---- expected
-//! what the passes said, and the program they made
+//! the messages of the passes, and the resulting program
 //! ```
 //!
-//! `BLESS=1 cargo test --workspace --test filetests` rewrites what is expected; the diff is for review.
+//! `BLESS=1 cargo test --workspace --test filetests` rewrites the expected text; the diff is for review.
 
 use ir::interp::{self, Missing, Mode, StateValues};
 use ir::{Blob, DType, Module, Tensor, Type, random};
@@ -81,7 +81,7 @@ fn every_rule_of_canonicalize_is_needed_by_some_file() {
     assert!(idle.is_empty(), "nothing changes without {idle:?}");
 }
 
-/// Runs the pipeline of a test and says what came out.
+/// Runs the pipeline of a test, and returns its messages and the resulting program.
 fn run(input: &str) -> Result<String, String> {
     let header = input.lines().next().unwrap_or_default();
     let (pipeline, interpret) =
@@ -128,7 +128,7 @@ fn run(input: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Interprets both programs on the same numbers: outputs of one name are equal.
+/// Interprets both programs on the same numbers. Outputs of the same name must be equal.
 fn compare(mut before: Module, mut after: Module) -> Result<(), String> {
     let outputs = [&mut before, &mut after].map(|module| {
         fill(module);
@@ -154,7 +154,7 @@ fn compare(mut before: Module, mut after: Module) -> Result<(), String> {
     Ok(())
 }
 
-/// Gives data of the file that is not here numbers that depend on its name alone.
+/// Gives data without bytes numbers that depend only on their name.
 fn fill(module: &mut Module) {
     for data in module.data.values_mut().filter(|data| data.bytes().is_none()) {
         data.blob = Blob::File(Some(numbers(&data.ty, &data.name).to_bytes().into()));
@@ -166,7 +166,7 @@ fn microbatch(module: &Module, index: usize) -> BTreeMap<String, Tensor> {
     module.inputs.iter().map(|input| (input.name.clone(), tensor(input))).collect()
 }
 
-/// Small numbers: floats normal, integers 0 to 2, booleans either.
+/// Small random numbers: floats are normal, integers are from 0 to 2, booleans are both values.
 fn numbers(ty: &Type, name: &str) -> Tensor {
     let sizes: Vec<usize> = ty.sizes().expect("dims are bound").iter().map(|&size| size as usize).collect();
     let normals =
@@ -178,7 +178,7 @@ fn numbers(ty: &Type, name: &str) -> Tensor {
     }
 }
 
-/// The lines that differ first, with what stands around them.
+/// The first lines that differ, with the lines around them.
 fn difference(expected: &str, got: &str) -> String {
     let at = expected.lines().zip(got.lines()).take_while(|(a, b)| a == b).count();
     let from = at.saturating_sub(2);

@@ -1,7 +1,7 @@
-//! The corpus of the fuzz targets, and every input that once broke something, through the functions that are fuzzed:
-//! none may panic or hang. Needs no fuzzer; `docs/fuzzing.md` says how to run one.
+//! The corpus of the fuzz targets, and every input that once broke one, through the fuzzed functions. None may panic or hang. The test
+//! needs no fuzzer; `docs/fuzzing.md` says how to run one.
 //!
-//! Each file is also run a few times with random changes; `FUZZ_ROUNDS=1000` makes that many rounds of them.
+//! Each file is also run a few times with random changes; `FUZZ_ROUNDS=1000` makes 1000 rounds of them.
 
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use testing::fuzzing::choices::Choices;
 use testing::fuzzing::onnx_file::{Reached, train};
 use testing::fuzzing::{self, mutate};
 
-/// Rounds of changed files, when `FUZZ_ROUNDS` does not say otherwise.
+/// Rounds of changed files, unless `FUZZ_ROUNDS` gives another number.
 const ROUNDS: u64 = 1;
 
 /// The files of a target's folder, sorted.
@@ -22,7 +22,7 @@ fn files(kind: &str, target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), std::fs::read(path).expect("the file can be read"))).collect()
 }
 
-/// Bytes that are limits of something.
+/// Bytes that are limits of types or formats.
 const LIMITS: [u8; 8] = [0, 1, 2, 0x7f, 0x80, 0xfe, 0xff, b'0'];
 
 /// A file with a few changes: bytes replaced, left out, repeated, or taken from another file.
@@ -47,7 +47,7 @@ fn changed(bytes: &[u8], other: &[u8], choices: &mut Choices) -> Vec<u8> {
     bytes
 }
 
-/// How the file of a target is changed.
+/// Changes the file of a target, in a way that suits the target.
 fn changed_for(target: &str, bytes: &[u8], other: &[u8], choices: &mut Choices) -> Vec<u8> {
     let fields = match target {
         "onnx" if choices.once_in(4) => mutate::crossed(bytes, other, LONGEST, choices),

@@ -1,5 +1,5 @@
-//! The heap of a step: working memory of kernels beside the arena, which the plan of memory does not have, and the values of
-//! the interpreter, which are estimated before a step.
+//! The heap of a step: the working memory of kernels beside the arena, which the memory plan does not include, and the values of the
+//! interpreter, which are estimated before a step.
 
 use cpu::Cpu;
 use ir::interp::{self, Missing, Mode, initial_states};
@@ -16,21 +16,21 @@ use trainyard::training::Programs;
 static HEAP: PeakAlloc = PeakAlloc;
 
 const THREADS: usize = 2;
-/// What a thread may hold at a time, in bytes: blocks of a kernel, and what gemm packs, which the caches bound.
+/// Bytes that a thread may hold at a time: blocks of a kernel, and the matrices that gemm packs, whose size the caches bound.
 const OF_A_THREAD: usize = 1 << 20;
 
 /// The steps that are measured.
 const STEPS: usize = 8;
 
-/// One test, since the heap is the process's: the threads of a device give their memory back some time after the device is
-/// gone, when another test would be measuring.
+/// There is one test, since the process has one heap. The threads of a device free their memory some time after the device is gone, while
+/// another test would measure.
 #[test]
 fn a_step_takes_the_heap_that_is_planned() {
     the_interpreter_takes_at_least_the_estimated_memory_and_at_most_twice_as_much();
     a_step_on_the_processor_holds_little_beside_the_arena();
 }
 
-/// An estimate above the heap that a step takes would refuse a model that fits.
+/// An estimate above the actual heap of a step would refuse a model that fits.
 fn the_interpreter_takes_at_least_the_estimated_memory_and_at_most_twice_as_much() {
     let fixtures =
         [&models::MLP_DYNAMO, &models::GPT2_DYNAMO, &models::BERT_DYNAMO, &models::RESNET_TRAINMODE];
@@ -46,7 +46,7 @@ fn the_interpreter_takes_at_least_the_estimated_memory_and_at_most_twice_as_much
 fn interpreted(fixture: &Fixture, microbatches: usize) -> (u64, u64) {
     let (source, plan) = fixture.source(fixture.batch, adamw());
     let module = done(source.compile(&plan, &Manager::default(), |_, _, _| {})).training;
-    // The gemm crate keeps memory of the size of a cache for each thread from its first use on.
+    // On first use, the gemm crate allocates memory of a cache's size for each thread, and keeps it.
     step(&module, 1);
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
@@ -85,7 +85,7 @@ fn a_step_on_the_processor_holds_little_beside_the_arena() {
     }
 }
 
-/// The bytes that a step holds on the heap at most, beside those that were there before it.
+/// The most bytes that a step adds to the heap.
 fn taken(fixture: &Fixture, batch: u64) -> usize {
     let (source, plan) = fixture.source(batch, adamw());
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
@@ -111,7 +111,7 @@ fn taken(fixture: &Fixture, batch: u64) -> usize {
         step();
         HEAP.peak_usage() - before
     };
-    // A thread keeps memory of a cache's size from its first matrix on, and gets that matrix by chance in any step. So the
-    // least of several steps counts.
+    // A thread keeps memory of a cache's size from its first matrix on. Chance decides the step in which a thread gets its first matrix, so
+    // the least of several steps counts.
     (0..STEPS).map(|_| taken()).min().expect("there are steps")
 }

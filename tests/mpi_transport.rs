@@ -1,4 +1,4 @@
-//! Ranks that are processes have the bits of ranks that are threads.
+//! Ranks that are processes compute the same bits as ranks that are threads.
 //!
 //! Without a launcher, this program starts itself with 2 and with 4 processes by `mpirun`, or by the program in `MPIRUN`.
 
@@ -13,7 +13,7 @@ use transport_mpi::World;
 /// Collectives that are compared.
 const SAMPLES: u64 = 300;
 
-/// Names the check that a process of a job does.
+/// The variable that names the check of a process.
 const CHECK: &str = "TRAINYARD_MPI_CHECK";
 
 fn main() -> ExitCode {
@@ -51,13 +51,13 @@ fn launch() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs a check in so many processes. Returns whether it succeeded, and its output.
+/// Runs a check in `processes` processes. Returns whether it succeeded, and its output.
 fn job(check: &str, processes: u32) -> (bool, String) {
     let launcher = env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
     let program = env::current_exe().expect("this program has a path");
     let mut command = Command::new(&launcher);
     command.args(["-n", &processes.to_string()]).arg(program).env(CHECK, check);
-    // Open MPI asks for leave to run as root, and to run more processes than cores.
+    // Open MPI needs permission to run as root, and to run more processes than cores.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1");
     let output = command.output().unwrap_or_else(|error| panic!("{launcher} does not start: {error}"));
@@ -88,7 +88,7 @@ fn bits() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Issues different collectives on two ranks.
+/// Issues different collectives on two ranks, which must be refused.
 fn different() -> ExitCode {
     let world = World::start().expect("MPI starts");
     if world.rank() < 2 {
@@ -133,13 +133,13 @@ fn communicator(world: &World, seconds: u64) -> std::sync::Arc<dyn Communicator>
     world.communicator(Duration::from_secs(seconds), give_up).expect("MPI gives a communicator")
 }
 
-/// A collective by its number, the same on all ranks.
+/// The collective of a number, the same on all ranks.
 fn sample(number: u64, ranks: u64) -> Sample {
     let draw = |stream: u64, below: u64| {
         u64::from(random::philox(5, [stream as u32, number as u32, 0, 0])[0]) % below
     };
     let collective = Collective::ALL[draw(0, 8) as usize];
-    // A rotated run of ranks: in another order than theirs, and not always all.
+    // A rotated run of the ranks, which need not have all of them.
     let (first, count) = (draw(1, ranks), 1 + draw(2, ranks));
     let group: Vec<u64> = (0..count).map(|index| (first + index) % ranks).collect();
     let tensor = |index: u64| {

@@ -1,6 +1,7 @@
-//! Ranks as processes of MPI: the bits of ranks that are threads, checkpoints that go on anywhere, and faults that end all.
+//! Ranks as processes of MPI: they compute the bits of ranks that are threads, their checkpoints can be resumed on any ranks, and a fault
+//! of one ends all.
 //!
-//! With the feature `mpi` alone. `MPIRUN` names the launcher of the MPI that the binary was built against.
+//! The tests need the feature `mpi`. `MPIRUN` names the launcher of the MPI that the binary was built against.
 #![cfg(feature = "mpi")]
 
 use serde_json::Value;
@@ -29,7 +30,7 @@ fn mpirun(place: &Workplace, processes: usize, arguments: &str) -> Command {
         }
         command.args(["-n", &processes.to_string(), TRAINYARD]).args(own.split_whitespace());
     }
-    // Open MPI asks for leave to run as root, and to run more processes than cores.
+    // Open MPI needs permission to run as root, and to run more processes than cores.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1");
     command.current_dir(place.path("")).stdin(Stdio::null());
@@ -76,7 +77,7 @@ fn processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
         assert!(told.contains("4 ranks as processes"), "{told}");
         assert_equal(&place, ["threads", "processes"]);
 
-        // Half by threads and half by processes, and the other way round.
+        // The first half runs on threads and the second on processes, and then the other way round.
         place.succeed(&format!("{TRAIN} {mesh} --steps 10 -o half"));
         succeed(&place, 4, &format!("{TRAIN} {mesh} --steps 20 -o half --resume"));
         assert_equal(&place, ["threads", "half"]);
@@ -84,7 +85,7 @@ fn processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
         place.succeed(&format!("{TRAIN} {mesh} --steps 20 -o other --resume"));
         assert_equal(&place, ["threads", "other"]);
 
-        // On one device and on another mesh sums have another order.
+        // On one device and on another mesh, sums have another order.
         let expected = place.metrics("threads")[19]["loss"].as_f64().expect("a loss is a number");
         for (elsewhere, output) in [("--microbatch 8", "one"), ("--microbatch 8 --mesh tp=2", "split")] {
             let train = TRAIN.replace("--microbatch 4", elsewhere);
@@ -103,7 +104,7 @@ fn processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
 #[test]
 fn stages_as_processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
     let train = TRAIN.replace("--microbatch 4", "--microbatch 1 --global-batch 8");
-    // Without a name of a schedule, each process makes the same choice.
+    // If no flag names a schedule, each process makes the same choice.
     for (processes, mesh) in [
         (2, "--mesh pp=2 --schedule zb-v"),
         (4, "--mesh pp=2,dp=2 --zero 1 --schedule interleaved"),
@@ -150,7 +151,7 @@ fn without_a_mesh_each_process_is_a_data_rank() {
     assert!(told.contains("mesh: dp=2, 2 ranks as processes"), "{told}");
 }
 
-/// A launcher may start a run again with fewer processes. The samples of a step stay.
+/// A launcher may start a run again with fewer processes. The number of samples in a step stays.
 #[test]
 fn a_run_goes_on_with_another_number_of_processes_if_the_mesh_leaves_the_data_ranks_open() {
     let place = place();
@@ -165,7 +166,7 @@ fn a_run_goes_on_with_another_number_of_processes_if_the_mesh_leaves_the_data_ra
     };
     let (changed, whole) = (losses("run"), losses("whole"));
     assert_eq!((changed.len(), &changed[..10]), (20, &whole[..10]));
-    // Sums have another order with other ranks.
+    // With another number of ranks, sums have another order.
     for (step, (changed, whole)) in changed.iter().zip(&whole).enumerate() {
         assert!((changed - whole).abs() < 1e-4, "step {step}: {changed}, and not {whole}");
     }
@@ -187,7 +188,7 @@ fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
     let ranks = format!("{TRAIN} --steps 1 -o run");
     let told = fail(&place, 1, &format!("{ranks} : {ranks} --lr 0.5"));
     once(&told, "rank 1 has another --lr than rank 0");
-    // A run that would fail in the middle does not begin.
+    // A run that would fail in the middle is refused at its start.
     let told = fail(&place, 1, &format!("{ranks} --keep 5 : {ranks} --keep 7"));
     once(&told, "rank 1 has another --keep than rank 0");
     once(&told, "rank 0 has 5, and rank 1 has 7");
@@ -252,13 +253,13 @@ impl Job {
         Self { launcher, output: output.to_owned() }
     }
 
-    /// Waits until a file of the run is there.
+    /// Waits until a file of the run exists.
     fn wait_for(&self, place: &Workplace, file: &str) {
         let path = place.path(&format!("{}/{file}", self.output));
         self.wait_until(|| path.exists());
     }
 
-    /// Waits until something holds.
+    /// Waits until a condition is true.
     fn wait_until(&self, holds: impl Fn() -> bool) {
         let begun = Instant::now();
         while !holds() {
@@ -267,12 +268,12 @@ impl Job {
         }
     }
 
-    /// Sends a signal to the rank of this number, which runs.
+    /// Sends a signal to a rank, which must be running.
     fn signal(&self, signal: i32, rank: usize) {
         assert!(self.try_signal(signal, rank), "rank {rank} runs");
     }
 
-    /// Sends a signal to the rank of this number. Returns whether it ran.
+    /// Sends a signal to a rank. Returns whether it was running.
     fn try_signal(&self, signal: i32, rank: usize) -> bool {
         let mut ranks: Vec<i32> = fs::read_dir("/proc")
             .expect("the system tells of processes")
@@ -291,7 +292,7 @@ impl Job {
         sent == 0
     }
 
-    /// Waits for the end, and returns whether it succeeded, the text of standard error, and the time until then.
+    /// Waits for the end. Returns whether the job succeeded, the text of standard error, and the time until then.
     fn end(self) -> (bool, String, Duration) {
         let begun = Instant::now();
         let Output { status, stderr, .. } = self.launcher.wait_with_output().expect("the launcher ends");
@@ -302,12 +303,12 @@ impl Job {
 const LONG: &str = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 4 --threads 1 --save-every 5 \
                     --mesh dp=2 --zero 1 --timeout 5";
 
-/// When a rank is killed or stopped.
+/// The moment at which a rank is killed or stopped.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// Between two checkpoints: it most likely computes.
+    /// Between two checkpoints. The rank is most likely computing.
     Step,
-    /// It waits for another rank, which stands still meanwhile.
+    /// The rank waits for another rank, which is stopped meanwhile.
     Exchange,
     /// A checkpoint is being written.
     Save,
@@ -331,7 +332,7 @@ impl Moment {
     }
 }
 
-/// A rank is killed or stopped in the middle of a run: all end within 30 s, and the run goes on from its last checkpoint.
+/// A rank is killed or stopped in the middle of a run. All ranks end within 30 s, and the run resumes from its last checkpoint.
 #[test]
 fn a_rank_that_is_killed_or_stands_still_ends_all_and_the_run_goes_on_bit_for_bit() {
     let place = place();
@@ -365,11 +366,11 @@ fn a_rank_that_is_killed_or_stands_still_ends_all_and_the_run_goes_on_bit_for_bi
     }
 }
 
-/// Rank 1 stands still in the middle of a long step, so that rank 0 waits for its message. Then it is killed.
+/// Rank 1 is stopped in the middle of a long step, so that rank 0 waits for its message. Then rank 1 is killed.
 #[test]
 fn a_rank_that_waits_for_a_killed_one_tells_its_stage_phase_and_microbatch() {
     if env::var("MPIRUN").is_ok_and(|launcher| launcher.ends_with("mpich")) {
-        // MPICH's launcher kills the other processes at once, so they have no time to tell anything.
+        // MPICH's launcher kills the other processes at once, so they have no time to report anything.
         return;
     }
     let place = place();
@@ -437,11 +438,11 @@ fn a_loss_that_is_not_finite_is_told_once() {
 #[test]
 fn a_disk_that_is_full_on_one_rank_is_told_with_its_number() {
     if env::var("MPIRUN").is_ok_and(|launcher| launcher.ends_with("mpich")) {
-        // The limit below holds for the files in which MPICH shares memory too, so MPICH does not start.
+        // The limit below also applies to the files through which MPICH shares memory, so MPICH does not start.
         return;
     }
     let place = place();
-    // The limit of a file's size stands for the disk of one rank: its shell sets it, and the other has none.
+    // The limit on file size stands for a full disk of one rank. That rank's shell sets it; the other rank has none.
     let run = format!("{LONG} --steps 20 -o run");
     let limited = place.path("limited.sh");
     fs::write(&limited, format!("ulimit -f 200; exec {TRAINYARD} \"$@\"\n"))

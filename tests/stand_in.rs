@@ -12,7 +12,7 @@ use std::time::Duration;
 use testing::models::calls::{program, run};
 use testing::models::{self, Fixture};
 
-/// Set in the processes of a job.
+/// The variable that is set in the processes of a job.
 const RANK: &str = "TRAINYARD_STAND_IN";
 
 /// The models and the meshes of the job.
@@ -27,13 +27,13 @@ fn main() {
     }
 }
 
-/// Runs two processes, and checks their words.
+/// Runs two processes, and checks their output.
 fn launch() {
     let launcher = env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
     let program = env::current_exe().expect("this program has a path");
     let mut command = Command::new(&launcher);
     command.args(["-n", "2"]).arg(program).env(RANK, "1");
-    // Open MPI asks for leave to run as root, and to run more processes than cores.
+    // Open MPI needs permission to run as root, and to run more processes than cores.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1");
     let output = command.output().unwrap_or_else(|error| panic!("{launcher} does not start: {error}"));
@@ -45,7 +45,7 @@ fn launch() {
     print!("{told}");
 }
 
-/// Trains as one rank, and compares its calls with those of the other one.
+/// Trains as one rank, and compares its calls with those of the other rank.
 fn work_as_rank() {
     let world = transport_mpi::World::start().expect("MPI starts");
     let give_up = Box::new(|error: &CommError| eprintln!("{error}"));

@@ -243,7 +243,7 @@ impl<'m> StepInterpreter<'m> {
         sums
     }
 
-    /// Carries the buffers that a microbatch phase writes into the next microbatch.
+    /// Takes the buffers that a microbatch phase wrote as the values with which the next microbatch begins.
     fn carry_buffers(&mut self) -> Result<(), Diagnostic> {
         for (id, state) in self.module.states.iter() {
             if let Some(output) = state.output.filter(|&output| self.is_microbatch(output)) {

@@ -221,6 +221,15 @@ impl Operator for Attention {
         let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![tensor(0, out), tensor(1, logsumexps)]
     }
+
+    /// A query reads the keys up to its own place.
+    fn depends_on_position(&self) -> bool {
+        self.causal
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Half).reading(&[(OperandRole::Mask, Reads::Any)])
+    }
 }
 
 impl Attention {
@@ -373,5 +382,16 @@ impl Operator for AttentionGrad {
         }
         let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![tensor(0, dq), tensor(1, dk), tensor(2, dv)]
+    }
+
+    /// A query reads the keys up to its own place.
+    fn depends_on_position(&self) -> bool {
+        self.causal
+    }
+
+    /// The sums of exponentials are f32 in any case.
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Half)
+            .reading(&[(OperandRole::Mask, Reads::Any), (OperandRole::LogSumExp, Reads::Full)])
     }
 }

@@ -158,6 +158,14 @@ impl Operator for BatchStatistics {
         vec![tensor(mean), tensor(variance), tensor(unbiased)]
     }
 
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
+    }
+
     /// Computes the statistics from two sums: of the elements, and of the squares of their distances from the mean of all parts.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let ty = b.ty(node.operands[0]).clone();
@@ -225,6 +233,14 @@ impl Operator for BatchNorm {
         let y = x.iter().zip(channel_of(sizes)).map(y).collect();
         vec![Tensor::float(cx.results[0].dtype, sizes.clone(), y)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Norm)
+    }
 }
 
 impl Operator for BatchNormGrad {
@@ -277,6 +293,14 @@ impl Operator for BatchNormGrad {
         let dx = Tensor::float(cx.results[0].dtype, sizes.clone(), dx);
         vec![dx, tensor(dmean), tensor(dvariance), tensor(dscale), tensor(dbias)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::NormGrad)
+    }
 }
 
 impl Operator for InTraining {
@@ -309,5 +333,13 @@ impl Operator for InTraining {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone()]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }

@@ -198,4 +198,12 @@ impl Operator for Collective {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         cx.operands.iter().map(|&operand| operand.clone()).collect()
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }

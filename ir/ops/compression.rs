@@ -55,6 +55,14 @@ impl Operator for Addends {
         elements.resize(sizes.iter().product(), 0.0);
         vec![Tensor::float(cx.results[0].dtype, sizes, elements)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Update)
+    }
 }
 
 /// `q = orthogonalize x`: for each matrix `x[.., m, r]` with `r ≤ m`, an orthonormal basis of the space of its columns, in the
@@ -155,6 +163,14 @@ impl Operator for Orthogonalize {
         let matrices = x.floats().chunks_exact((m * r).max(1));
         let elements = matrices.flat_map(|matrix| Self::basis(matrix, r)).collect();
         vec![Tensor::float(cx.results[0].dtype, sizes, elements)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Update)
     }
 }
 

@@ -32,7 +32,12 @@ fn declared(types: &Inference) -> Result<Vec<Type>, TypeError> {
 }
 
 macro_rules! source {
-    ($name:ident, $rule:expr, |$op:ident, $types:ident| $check:expr, |$self:ident, $cx:ident| $interp:expr) => {
+    (
+        $name:ident,
+        depends_on_position: $depends:expr,
+        |$op:ident, $types:ident| $check:expr,
+        |$self:ident, $cx:ident| $interp:expr
+    ) => {
         impl Operator for $name {
             fn operands(&self) -> Operands {
                 Operands::new(&[])
@@ -45,8 +50,7 @@ macro_rules! source {
             }
 
             fn factors(&self, signature: &Signature) -> Factors {
-                let rule: fn(&Self, &Signature) -> Factors = $rule;
-                rule(self, signature)
+                Factors::source(signature)
             }
 
             /// There are no operands.
@@ -61,11 +65,20 @@ macro_rules! source {
             fn interp(&$self, $cx: &Interp) -> Vec<Tensor> {
                 vec![$interp]
             }
+
+            fn depends_on_position(&self) -> bool {
+                $depends
+            }
+
+            fn precision(&self) -> Precision {
+                Precision::of(PrecisionClass::Source)
+            }
         }
     };
 }
 
-source!(Constant, |_, s| Factors::source(s), |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
+// Each part has different elements.
+source!(Constant, depends_on_position: true, |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
     let data = &cx.data[self.data];
     let bytes = data.bytes().expect("interp runs on data that is here");
     let stored = Tensor::from_bytes(&data.ty, bytes).expect("the data table has whole tensors");
@@ -76,13 +89,13 @@ source!(Constant, |_, s| Factors::source(s), |_op, _types| Ok::<_, TypeError>(()
     if stored.sizes == sizes { stored } else { block::read(&stored, &start, &sizes) }
 });
 
-source!(Splat, |_, s| Factors::source(s), |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
+source!(Splat, depends_on_position: false, |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
     Tensor::splat(cx.results[0].dtype, cx.sizes(0), self.value.get())
 });
 
 source!(
     Iota,
-    |_, s| Factors::source(s),
+    depends_on_position: true,
     |op, types| match types.declared()? {
         ty if ty.ndim() <= op.dim as usize || ty.dtype == DType::Bool => {
             Err(TypeError::new(format!("{ty} cannot be counted along dim {}", op.dim)))

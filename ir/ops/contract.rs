@@ -172,6 +172,17 @@ impl Operator for Contract {
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    /// A dot product is a sum over many elements, which matrix units do not speed up.
+    fn precision(&self) -> Precision {
+        let roles = self.roles();
+        let is_dot = roles.rows.is_empty() && roles.columns.is_empty();
+        Precision::of(if is_dot { PrecisionClass::Full } else { PrecisionClass::Half })
+    }
 }
 
 /// A matrix whose element (i, j) is at `i · row + j · column`.

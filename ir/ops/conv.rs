@@ -217,6 +217,14 @@ impl Operator for Conv {
         let sizes = [x.sizes[0], weight.sizes[0]].into_iter().chain(positions).collect();
         vec![Tensor::float(cx.results[0].dtype, sizes, reference.convolve(x, weight))]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Half)
+    }
 }
 
 impl Operator for ConvGradInput {
@@ -252,6 +260,14 @@ impl Operator for ConvGradInput {
         let reference = Reference::new(self.windows(), &sizes, &weight.sizes);
         vec![Tensor::float(cx.results[0].dtype, sizes, reference.input_gradient(weight, dy))]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Half)
+    }
 }
 
 impl Operator for ConvGradWeight {
@@ -286,6 +302,14 @@ impl Operator for ConvGradWeight {
         let ([x, dy], sizes) = ([cx.operands[0], cx.operands[1]], cx.sizes(0));
         let reference = Reference::new(self.windows(), &x.sizes, &sizes);
         vec![Tensor::float(cx.results[0].dtype, sizes, reference.weight_gradient(x, dy))]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Half)
     }
 }
 

@@ -106,6 +106,14 @@ impl Operator for Det {
             (0..sizes.iter().product()).map(one).collect(),
         )]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
+    }
 }
 
 #[cfg(test)]

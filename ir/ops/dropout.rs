@@ -83,6 +83,15 @@ impl Operator for Dropout {
         };
         vec![Tensor::float(x.dtype, x.sizes.clone(), x.floats().iter().enumerate().map(at).collect())]
     }
+
+    /// A random number depends on the place of its element in the whole tensor.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Dropout {

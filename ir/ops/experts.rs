@@ -73,6 +73,15 @@ impl Operator for Experts {
         }
         vec![Tensor::float(cx.results[0].dtype, cx.sizes(0), out)]
     }
+
+    /// Indices count all experts.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Half)
+    }
 }
 
 impl Operator for ExpertsGrad {
@@ -123,6 +132,15 @@ impl Operator for ExpertsGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
+    }
+
+    /// Indices count all experts.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Half)
     }
 }
 

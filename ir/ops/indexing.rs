@@ -155,6 +155,15 @@ impl Operator for Gather {
         let span = cx.operand_span(0, self.dim as usize);
         vec![read(data, &gather_offsets(&data.sizes, indices, self.dim, span), cx.sizes(0))]
     }
+
+    /// Indices count along the whole dim.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Lookup)
+    }
 }
 
 /// Returns the cost of reading by index. Only the elements of the data that are read count.
@@ -204,6 +213,15 @@ impl Operator for GatherGrad {
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
+
+    /// Indices count along the whole dim.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
+    }
 }
 
 impl Operator for GatherElements {
@@ -246,6 +264,15 @@ impl Operator for GatherElements {
         let (data, dim) = (cx.operands[0], self.dim as usize);
         let offsets = element_offsets(&data.sizes, cx.operands[1], dim, cx.operand_span(0, dim));
         vec![read(data, &offsets, cx.sizes(0))]
+    }
+
+    /// Indices count along the whole dim.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Lookup)
     }
 }
 
@@ -328,6 +355,14 @@ impl Operator for GatherNd {
         let data = cx.operands[0];
         let offsets = nd_offsets(&data.sizes, cx.operands[1], self.batch_dims as usize);
         vec![read(data, &offsets, cx.sizes(0))]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Lookup)
     }
 }
 

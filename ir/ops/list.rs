@@ -134,6 +134,20 @@ macro_rules! operators {
                 }
             }
 
+            fn depends_on_position(&self) -> bool {
+                match self {
+                    $( Self::$variant(op) => op.depends_on_position(), )*
+                    $( Self::$kinds(op) => op.depends_on_position(), )*
+                }
+            }
+
+            fn precision(&self) -> Precision {
+                match self {
+                    $( Self::$variant(op) => op.precision(), )*
+                    $( Self::$kinds(op) => op.precision(), )*
+                }
+            }
+
             fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
                 match self {
                     $( Self::$variant(op) => op.partition(b, node), )*

@@ -112,6 +112,14 @@ impl Operator for CrossEntropy {
         vec![scalar(sum), scalar(weight), Tensor::float(dtype, cx.sizes(2), logsumexps)]
     }
 
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
+
     /// Splits the classes: builds the logsumexp, the logit of the label (which only one rank has) and, for smoothing, the sum.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let (logits, smoothing) = (b.ty(node.operands[0]).clone(), self.label_smoothing.get());
@@ -220,5 +228,16 @@ impl Operator for CrossEntropyGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, cx.sizes(0), out)]
+    }
+
+    /// Labels count along the whole dim.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    /// The sums of exponentials and the gradient of a loss are f32 in any case.
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+            .reading(&[(OperandRole::LogSumExp, Reads::Full), (OperandRole::Gradient, Reads::Full)])
     }
 }

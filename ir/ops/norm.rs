@@ -107,6 +107,14 @@ impl Operator for LayerNorm {
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, y), out(1, means), out(2, rstds)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Norm)
+    }
 }
 
 impl Operator for LayerNormGrad {
@@ -162,6 +170,14 @@ impl Operator for LayerNormGrad {
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, dx), out(1, dscale), out(2, dbias)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::NormGrad)
+    }
 }
 
 impl Operator for RmsNorm {
@@ -200,6 +216,14 @@ impl Operator for RmsNorm {
         }
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, y), out(1, rstds)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Norm)
     }
 }
 
@@ -244,5 +268,13 @@ impl Operator for RmsNormGrad {
         }
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, dx), out(1, dscale)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::NormGrad)
     }
 }

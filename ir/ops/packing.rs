@@ -68,6 +68,14 @@ impl Operator for PackBits {
         let bytes = rows.flat_map(|row| row.chunks(BITS as usize)).map(byte).collect();
         vec![Tensor::int(DType::U8, cx.sizes(0), bytes)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Source)
+    }
 }
 
 impl Operator for UnpackBits {
@@ -104,6 +112,14 @@ impl Operator for UnpackBits {
         let bits = |row: &[i64]| (0..size).map(|i| row[i / 8] >> (i % 8) & 1 != 0).collect::<Vec<_>>();
         let rows = cx.operands[0].ints().chunks_exact(size.div_ceil(8).max(1));
         vec![Tensor::bool(sizes, rows.flat_map(bits).collect())]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Source)
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod places;
 
-pub use places::{MaxPoolGradAt, MaxPoolOffsets, element_at, has_offsets, offset_of};
+pub use places::{MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, element_at, has_offsets, offset_of};
 
 use super::*;
 use crate::{DType, Dim, Dims};
@@ -39,14 +39,6 @@ pub struct MaxPool {
 /// `x, d y`. Result: `d x`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaxPoolGrad {
-    /// As in [`MaxPool`].
-    pub windows: Windows,
-}
-
-/// The place of the largest element of each window of [`MaxPool`] in its plane, the last dims over which windows slide. It is an
-/// i64, counted in row-major order; -1 for a window with only padding. The first if several are equal.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MaxPoolIndices {
     /// As in [`MaxPool`].
     pub windows: Windows,
 }
@@ -282,6 +274,14 @@ impl Operator for MaxPool {
         });
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for MaxPoolGrad {
@@ -319,36 +319,13 @@ impl Operator for MaxPoolGrad {
         }
         vec![Tensor::float(cx.results[0].dtype, x.sizes.clone(), dx)]
     }
-}
 
-impl Operator for MaxPoolIndices {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn depends_on_position(&self) -> bool {
+        false
     }
 
-    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
-        let [x] = types.operands()?;
-        Ok(vec![Type::new(DType::I64, positions(&self.windows, x)?)])
-    }
-
-    fn factors(&self, signature: &Signature) -> Factors {
-        factors(&self.windows, signature, |x, y| format!("{x} -> {y}"))
-    }
-
-    /// The result has integers, which have no gradient.
-    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Ok(vec![None])
-    }
-
-    fn cost(&self, signature: &Signature) -> Cost {
-        cost(&self.windows, signature, &signature.results[0])
-    }
-
-    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let (sizes, out) = pooled(&self.windows, cx.operands[0], |plane, covered| {
-            first_largest(plane, covered).map_or(-1, |i| i as i64)
-        });
-        vec![Tensor::int(DType::I64, sizes, out)]
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -383,6 +360,14 @@ impl Operator for AvgPool {
             sum / divisor(&self.windows, self.count_padding, covered)
         });
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -421,6 +406,14 @@ impl Operator for AvgPoolGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, dx)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 

@@ -66,6 +66,16 @@ impl Operator for RandomUniform {
         let count = sizes.iter().product::<usize>();
         vec![Tensor::float(dtype, sizes, (0..count).map(at).collect())]
     }
+
+    /// A random number depends on the place of its element in the whole tensor.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    /// In half, numbers near 1 would be rounded up to 1.
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
+    }
 }
 
 impl RandomUniform {

@@ -99,6 +99,14 @@ impl Operator for TopK {
         }
         vec![Tensor { dtype: DType::I64, sizes, elements: Elements::Int(out) }]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ impl Operator for Reduce {
         let [x] = types.operands()?;
         let kind = self.kind.print();
         if x.dtype == DType::Bool || (self.kind == ReduceKind::Mean && !x.dtype.is_float()) {
-            return Err(TypeError::new(format!("has no {kind} of {x}")));
+            return Err(TypeError::new(format!("cannot reduce {x} by {kind}")));
         }
         let ascending = self.dims.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || self.dims.last().is_some_and(|&last| last as usize >= x.ndim()) {
@@ -196,6 +196,17 @@ impl Operator for Reduce {
         }]
     }
 
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(match self.kind {
+            ReduceKind::Sum | ReduceKind::Mean => PrecisionClass::Full,
+            ReduceKind::Max | ReduceKind::Min => PrecisionClass::Follow,
+        })
+    }
+
     /// Builds a mean as the sum divided by the number of elements in the global tensor.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let x = node.operands[0];
@@ -253,6 +264,14 @@ impl Operator for CumulativeSum {
             }
         }
         vec![out]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
     }
 }
 

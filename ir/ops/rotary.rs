@@ -104,4 +104,14 @@ impl Operator for Rotary {
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    /// The tables may have another type than the data that they rotate.
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Half)
+            .reading(&[(OperandRole::Cosines, Reads::Full), (OperandRole::Sines, Reads::Full)])
+    }
 }

@@ -100,6 +100,14 @@ impl ScatterKind {
         }
     }
 
+    /// Returns the types of a scatter of this kind. Sums and products may leave the range of half.
+    fn precision(self) -> Precision {
+        Precision::of(match self {
+            Self::Set | Self::Max | Self::Min => PrecisionClass::Follow,
+            Self::Add | Self::Mul => PrecisionClass::Full,
+        })
+    }
+
     /// Declares the operands in which a scatter of this kind is linear.
     fn linear(self, factors: Factors, data: &Type) -> Factors {
         match self {
@@ -300,6 +308,15 @@ impl Operator for ScatterElements {
         let offsets = element_offsets(&data.sizes, cx.operands[1], dim, cx.operand_span(0, dim));
         vec![self.kind.apply(data, cx.operands[2], offsets)]
     }
+
+    /// Indices count along the whole dim.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn precision(&self) -> Precision {
+        self.kind.precision()
+    }
 }
 
 impl Operator for ScatterNd {
@@ -353,6 +370,14 @@ impl Operator for ScatterNd {
         let offsets = nd_offsets(&data.sizes, cx.operands[1], self.batch_dims as usize);
         vec![self.kind.apply(data, cx.operands[2], offsets)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        self.kind.precision()
+    }
 }
 
 impl Operator for GatherElementsGrad {
@@ -383,6 +408,15 @@ impl Operator for GatherElementsGrad {
         let dim = self.dim as usize;
         sums(cx, element_offsets(&cx.sizes(0), cx.operands[0], dim, cx.result_span(0, dim)))
     }
+
+    /// Indices count along the whole dim.
+    fn depends_on_position(&self) -> bool {
+        true
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
+    }
 }
 
 impl Operator for GatherNdGrad {
@@ -411,6 +445,14 @@ impl Operator for GatherNdGrad {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         sums(cx, nd_offsets(&cx.sizes(0), cx.operands[0], self.batch_dims as usize))
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
     }
 }
 

@@ -105,6 +105,14 @@ impl Operator for Reshape {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone().reshaped(cx.sizes(0))]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 /// Returns the words of a reshape's rule. Two runs of dims with the same product have common factors if one of the runs is a
@@ -202,6 +210,14 @@ impl Operator for Transpose {
         let elements = x.elements.strided(&sizes, &permuted);
         vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for Broadcast {
@@ -235,6 +251,14 @@ impl Operator for Broadcast {
         let elements = x.elements.strided(&sizes, &broadcast_strides(&x.sizes, &sizes));
         vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Slice {
@@ -262,8 +286,8 @@ impl Operator for Slice {
         dims[self.dim as usize] = dim_of(to, self.dim)?.clone();
         if x.dtype != to.dtype || dims != to.dims || self.step == 0 || self.start < 0 {
             return Err(TypeError::new(format!(
-                "{x} cut along dim {} by {} is not {to}",
-                self.dim, self.step
+                "a slice of {x} along dim {} from {} with step {} cannot be {to}",
+                self.dim, self.start, self.step
             )));
         }
         // With unbound dims the last element cannot be checked until they are bound.
@@ -318,6 +342,14 @@ impl Operator for Slice {
             offsets = offsets.iter().flat_map(|base| steps.iter().map(move |step| base + step)).collect();
         }
         vec![gathered(x, offsets, sizes)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -390,6 +422,14 @@ impl Operator for Concat {
         assert_eq!(start[dim], out.sizes[dim], "the operands fill the result");
         vec![out]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for Pad {
@@ -408,7 +448,7 @@ impl Operator for Pad {
         };
         if x.dtype != to.dtype || dims != to.dims || !fits {
             return Err(TypeError::new(format!(
-                "{x} with {} before dim {} is not {to}",
+                "padding {x} with {} elements at the start of dim {} cannot give {to}",
                 self.before, self.dim
             )));
         }
@@ -441,5 +481,13 @@ impl Operator for Pad {
         let mut out = Tensor::splat(cx.results[0].dtype, sizes, self.value.get());
         block::write(&mut out, &start, cx.operands[0]);
         vec![out]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }

@@ -124,6 +124,14 @@ impl Operator for Softmax {
         })
     }
 
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
+    }
+
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let dtype = b.ty(node.operands[0]).dtype;
         let x = b.cast(node.operands[0], sum_dtype(dtype))?;
@@ -167,6 +175,14 @@ impl Operator for SoftmaxGrad {
             let dot: f64 = pairs().map(|(y, dy)| y * dy).sum();
             pairs().map(|(y, dy)| y * (dy - dot)).collect()
         })
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
     }
 
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
@@ -220,6 +236,14 @@ impl Operator for LogSoftmax {
             let sum = logsumexp(operands[0].iter().copied());
             operands[0].iter().map(|x| x - sum).collect()
         })
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
     }
 
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {

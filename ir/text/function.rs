@@ -3,10 +3,10 @@
 use super::function_name;
 use super::lexer::{Kind, Place};
 use super::parser::Parser;
-use crate::module::{Definition, Node, Phase, Value};
+use crate::lowered;
+use crate::module::{Definition, Node, Value};
 use crate::ops::{Inference, Op};
-use crate::verify::lowered;
-use crate::{Diagnostic, EVERY_STAGE, Tier, Type, ValueId};
+use crate::{Diagnostic, EVERY_STAGE, Phase, Tier, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;

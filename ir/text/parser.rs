@@ -212,7 +212,7 @@ impl Parser<'_> {
             devices =
                 fits.ok_or_else(|| place.error(format!("a mesh cannot have {size} devices along `{name}`")))?;
             if p.module.mesh.find(&name).is_some() {
-                return Err(place.error(format!("axis `{name}` stands twice in the mesh")));
+                return Err(place.error(format!("axis `{name}` occurs twice in the mesh")));
             }
             p.module.mesh.axes.push(Axis { name, role, size });
             Ok(())

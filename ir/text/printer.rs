@@ -24,6 +24,13 @@ pub fn print(module: &Module) -> String {
     out
 }
 
+/// Structural equality: ids may differ, but the printed text may not.
+impl PartialEq for Module {
+    fn eq(&self, other: &Self) -> bool {
+        print(self) == print(other)
+    }
+}
+
 /// Returns `f32[8, 128] {dp, -} partial(sum tp)`: a type with its sharding, by the names of the mesh's axes.
 pub fn type_text(mesh: &Mesh, ty: &Type) -> String {
     let dims: Vec<_> = ty.dims.iter().map(dim_text).collect();

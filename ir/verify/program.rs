@@ -1,9 +1,10 @@
 //! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8, with 19 in place of 7.
 
-use super::{Check, lowered};
-use crate::module::{Definition, Phase};
+use super::Check;
+use crate::lowered;
 use crate::ops::Inference;
 use crate::text::data_of;
+use crate::{Definition, Phase};
 use crate::{Level, Node, NodeId, Type, ValueId};
 use cranelift_entity::EntitySet;
 
@@ -143,7 +144,7 @@ fn malformed(ty: &Type) -> Option<String> {
     let mut seen = EntitySet::new();
     let twice = ty.sharding.dims.iter().flatten().chain(partial).any(|&axis| !seen.insert(axis));
     if twice {
-        return Some("an axis stands twice in the sharding".into());
+        return Some("an axis occurs twice in the sharding".into());
     }
     let empty = ty.sharding.partial.as_ref().is_some_and(|(_, axes)| axes.is_empty());
     empty.then(|| "a partial value names its axes".into())

@@ -19,11 +19,15 @@ pub(super) fn check(c: &mut Check) {
 fn copy(c: &mut Check, id: NodeId, node: &Node) {
     let (from, to) = (c.module.tier_of(node.operands[0]), node.result_tier());
     let fault = match (from, to) {
-        (from, to) if from == to => format!("copies a value to the {}, where it lies", to.name()),
-        (Tier::Device, Tier::Disk) | (Tier::Disk, Tier::Device) => {
-            format!("copies from the {} to the {} past the host", from.name(), to.name())
+        (from, to) if from == to => {
+            format!("copies a value to the {}, where the value is already", to.name())
         }
-        _ if node.place != Tier::Device => "has a place, and a copy has none".to_string(),
+        (Tier::Device, Tier::Disk) | (Tier::Disk, Tier::Device) => {
+            format!("copies from the {} to the {} without the host between them", from.name(), to.name())
+        }
+        _ if node.place != Tier::Device => {
+            format!("has the {} as its place, but copies have no place", node.place.name())
+        }
         _ => return,
     };
     c.node_fault(id, fault);
@@ -33,11 +37,13 @@ fn copy(c: &mut Check, id: NodeId, node: &Node) {
 fn reads(c: &mut Check, id: NodeId, node: &Node) {
     match (node.place, &node.op) {
         (Tier::Device, _) => {}
-        (Tier::Disk, _) => c.node_fault(id, "computes on the disk"),
+        (Tier::Disk, _) => c.node_fault(id, "computes on the disk, where no node can run"),
         (Tier::Host, Op::Collective(collective)) if collective.communicates() => {
-            c.node_fault(id, "communicates on the host");
+            c.node_fault(id, "is a collective on the host; collectives run on the device");
         }
-        (Tier::Host, Op::Transfer(_)) => c.node_fault(id, "travels between stages on the host"),
+        (Tier::Host, Op::Transfer(_)) => {
+            c.node_fault(id, "is a transfer on the host; transfers run on the device")
+        }
         (Tier::Host, _) => {}
     }
     for &operand in &node.operands {
@@ -46,7 +52,10 @@ fn reads(c: &mut Check, id: NodeId, node: &Node) {
             let (value, place) = (c.value(operand), node.place.name());
             c.node_fault(
                 id,
-                format!("computes on the {place} and reads {value} on the {} without a copy", tier.name()),
+                format!(
+                    "computes on the {place} but reads {value} on the {}; a copy is missing",
+                    tier.name()
+                ),
             );
         }
     }
@@ -60,7 +69,7 @@ fn states(c: &mut Check) {
         if tier != state.tier {
             let (rests, lies) = (state.tier.name(), tier.name());
             c.fault(format!(
-                "state `{}` rests on the {rests}, and its new value lies on the {lies}",
+                "state `{}` rests on the {rests}, but its new value is on the {lies}; a copy is missing",
                 state.name
             ));
         }
@@ -71,7 +80,10 @@ fn states(c: &mut Check) {
 fn outputs(c: &mut Check) {
     for output in &c.module.outputs {
         if c.module.tier_of(output.value) == Tier::Disk {
-            c.fault(format!("output `{}` lies on the disk", output.name));
+            c.fault(format!(
+                "output `{}` is on the disk; outputs must be on the device or the host",
+                output.name
+            ));
         }
     }
 }

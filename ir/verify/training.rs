@@ -1,8 +1,8 @@
 //! Level training: the invariants of a whole step. Invariants 10 to 14.
 
 use super::Check;
-use crate::module::{Node, Phase};
 use crate::ops::Op;
+use crate::{Node, Phase};
 use crate::{NodeId, Role, StepOutput, ValueId};
 use std::collections::BTreeMap;
 

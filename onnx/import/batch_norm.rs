@@ -7,7 +7,7 @@
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
-use crate::record::{has_folded_norm, shortened};
+use crate::recorded::{has_folded_norm, shortened};
 use crate::{Graph, Node};
 use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};

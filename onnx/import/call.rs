@@ -2,7 +2,8 @@
 
 use super::context::Problem;
 use crate::error::quoted;
-use crate::record::{self, TracedCall};
+use crate::record::TracedCall;
+use crate::recorded;
 use crate::{ElementType, Graph, Node, Tensor};
 use ir::{DType, Diagnostic};
 use std::cell::{Cell, RefCell};
@@ -45,7 +46,7 @@ impl<'a> Call<'a> {
 
     /// Returns the call from which the node was made, if the exporter recorded it in the file.
     pub(super) fn traced(&self) -> Option<TracedCall<'a>> {
-        record::call(self.node)
+        recorded::call(self.node)
     }
 
     /// Returns the place of the node, for messages: `node "NAME" (OP, opset N)`.

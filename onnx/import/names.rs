@@ -3,7 +3,8 @@
 //! Exporters transpose the weight of a linear layer and name it `val_110` or `onnx::MatMul_596`. The node that reads it still
 //! names its module: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
 
-use crate::record::{Record, SCOPES_KEY, innermost_module, is_generated};
+use crate::record::{Record, is_generated};
+use crate::recorded::module_path;
 use crate::{Graph, Node, Tensor, Value, ValueType};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -88,48 +89,4 @@ pub fn cache_hint(graph: &Graph) -> Option<String> {
          use_cache=False (Optimum: --task text-generation in place of text-generation-with-past)",
         first.name
     ))
-}
-
-/// Returns the path of the module whose forward function made a node.
-pub(crate) fn module_path(node: &Node) -> Option<String> {
-    if let Some(scopes) = node.metadata.get(SCOPES_KEY) {
-        return innermost_module(scopes).map(str::to_owned);
-    }
-    legacy_module_path(&node.name)
-}
-
-/// Returns the module path in a name that the legacy exporter gave to a node.
-pub(crate) fn legacy_module_path(name: &str) -> Option<String> {
-    // `/transformer/h.0/mlp/c_fc/MatMul`: the last part is the operator.
-    let path = name.strip_prefix('/')?.rsplit_once('/')?.0;
-    (!path.is_empty()).then(|| legacy_path(path))
-}
-
-/// Returns a path without the repetitions that the legacy exporter writes for lists of modules: `/net/net.0` is `net.0`.
-fn legacy_path(path: &str) -> String {
-    let mut parts: Vec<&str> = Vec::new();
-    for part in path.split('/') {
-        let repeats = parts
-            .last()
-            .is_some_and(|last| part.strip_prefix(last).is_some_and(|rest| rest.starts_with('.')));
-        if repeats {
-            parts.pop();
-        }
-        parts.push(part);
-    }
-    parts.join(".")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scopes_and_legacy_names_give_the_module() {
-        let scopes = "['', 'm', 'm.model.layers.0.self_attn.q_proj', 'linear']";
-        assert_eq!(innermost_module(scopes), Some("m.model.layers.0.self_attn.q_proj"));
-        assert_eq!(legacy_path("m/net/net.0"), "m.net.0");
-        assert_eq!(legacy_path("transformer/h.0/mlp/c_fc"), "transformer.h.0.mlp.c_fc");
-        assert!(is_generated("onnx::MatMul_596") && is_generated("val_110") && !is_generated("value"));
-    }
 }

@@ -7,7 +7,7 @@ use super::subgraph;
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
 
-/// The kind of a position in a sequence.
+/// The meaning of a position in a sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// The position of a part.

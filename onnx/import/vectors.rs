@@ -3,7 +3,8 @@
 //! The author's shape decides: exporters add dims of size one to the scale of a group norm or to the slopes of a PRelu, and join
 //! the biases of a recurrent layer. If the author's shape is not recorded, the tensor's role and its dims larger than one decide.
 
-use crate::record::{Record, has_author_name};
+use crate::record::Record;
+use crate::recorded::has_author_name;
 use crate::{Graph, Node, Tensor, TensorSource};
 use std::collections::{BTreeMap, BTreeSet};
 

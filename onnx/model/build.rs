@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::constant;
-use super::external::ExternalFiles;
 use super::header::{self, Imports, canonical_domain};
 use super::scope::{FunctionKey, Scope};
-use super::tensor_data::{metadata, tensor};
 use super::{Graph, Node, Value, ValueType, types};
 use crate::error::{Problem, Problems, quoted};
 use crate::proto::{FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto};
-use crate::tensor::{Tensor, TensorSource};
+use crate::tensor::data::{metadata, tensor};
+use crate::tensor::{ExternalFiles, Tensor, TensorSource};
 
 /// The deepest nesting of subgraphs and calls.
 pub(super) const DEPTH_LIMIT: usize = 64;

@@ -3,10 +3,10 @@
 use super::attribute::{self, kind_name};
 use super::build::{Builder, DEPTH_LIMIT};
 use super::scope::Scope;
-use super::tensor_data::{self, tensor};
 use super::{Attribute, Graph, SparseTensor, types};
 use crate::error::{Problem, quoted};
 use crate::proto::{AttributeProto, AttributeType, GraphProto, SparseTensorProto, TensorProto};
+use crate::tensor::data::{self, tensor};
 use crate::tensor::{Tensor, TensorSource};
 
 impl<'a> Builder<'a> {
@@ -121,7 +121,7 @@ impl<'a> Builder<'a> {
         };
         let values = proto.values.as_ref().ok_or_else(|| missing("values"))?;
         let indices = proto.indices.as_ref().ok_or_else(|| missing("indices"))?;
-        let dims = tensor_data::dims(&proto.dims);
+        let dims = data::dims(&proto.dims);
         Ok(SparseTensor {
             dims: dims.map_err(|why| Problem::new(format!("attribute {} {why}", quoted(name))))?,
             values: self.attribute_tensor(values, name, scope)?,

@@ -7,13 +7,12 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::build::Builder;
-use super::external::ExternalFiles;
-use super::{Graph, Model, header, order, tensor_data};
+use super::{Graph, Model, header, order};
 use crate::checksum;
 use crate::error::{LoadError, Problem, Problems};
 use crate::proto::{ModelProto, expansion};
 use crate::record;
-use crate::tensor::TensorBytes;
+use crate::tensor::{ExternalFiles, TensorBytes, data};
 
 /// The most bytes of structs for each byte of the file (small nodes take 15 times their size).
 const STRUCTS_PER_BYTE: usize = 32;
@@ -94,7 +93,7 @@ fn read(file: Bytes, folder: Option<PathBuf>, untied: bool) -> Result<Model, Vec
         ir_version,
         producer: producer.join(" ").trim().to_owned(),
         opsets,
-        metadata: tensor_data::metadata(&proto.metadata_props),
+        metadata: data::metadata(&proto.metadata_props),
         graph,
         warnings: header::warnings(&proto).into_iter().chain(changed).chain(files.warnings()).collect(),
         record,

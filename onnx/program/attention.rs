@@ -38,7 +38,7 @@ pub(super) fn attention(draft: &mut Draft, node: &Node, op: &Attention) -> Resul
     let y = draft.push("Attention", &operands, attributes);
     if draft.is_read(node.results[1]) {
         return Err(ir::Diagnostic::new(
-            "ONNX's Attention does not give the logarithms of the sums of exponentials",
+            "the program reads the log-sum-exp of attention, which ONNX's Attention does not return",
         ));
     }
     Ok(vec![Some(y), None])
@@ -80,7 +80,11 @@ fn rotated(draft: &mut Draft, node: &Node, op: &Rotary) -> Results {
     let x = draft.ty(node.operands[0]);
     let last = x.ndim() - 1;
     let half = x.dims[last].quotient(&Dim::known(2)).and_then(|half| half.size());
-    let half = half.ok_or_else(|| ir::Diagnostic::new(format!("the last dim of {x} has no known half")))?;
+    let half = half.ok_or_else(|| {
+        ir::Diagnostic::new(format!(
+            "the rotary embedding needs a last dim that is even and known, not that of {x}"
+        ))
+    })?;
     let half = super::draft::size(half)?;
     let tables = [1, 2].map(|i| draft.cast(operands[i], draft.ty(node.operands[i]).dtype, x.dtype));
     let [cos, sin] = tables;

@@ -31,7 +31,9 @@ pub(super) fn batch_norm(draft: &mut Draft, node: &Node, op: &BatchNorm) -> Resu
 fn training(draft: &mut Draft, node: &Node, running: Running, epsilon: AttributeProto) -> Results {
     let statistics = [running.mean, running.variance].map(|state| {
         let row = draft.module.states[state].initializer.data();
-        let row = row.ok_or_else(|| Diagnostic::new("a running statistic is of no file"))?;
+        let row = row.ok_or_else(|| {
+            Diagnostic::new("a running statistic of the batch norm has no tensor in the model's file")
+        })?;
         tensors::row(draft, row)
     });
     let [mean, variance] = statistics;

@@ -68,7 +68,8 @@ impl Draft<'_> {
                 None => factor,
             });
         }
-        product.ok_or_else(|| Diagnostic::new(format!("the dim {dim} has no factors")))
+        product
+            .ok_or_else(|| Diagnostic::new(format!("the dim {dim} has neither a coefficient nor a symbol")))
     }
 
     /// Returns the size of a dim as a scalar, i64.

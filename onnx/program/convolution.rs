@@ -24,7 +24,7 @@ pub(super) fn transposed(draft: &mut Draft, node: &Node, op: &ConvGradInput) -> 
     let beyond = (0..op.strides.len()).map(|i| beyond(op, i, [dx, weight, dy])).collect::<Option<Vec<i64>>>();
     let beyond = beyond.ok_or_else(|| {
         Diagnostic::new(format!(
-            "the transposed convolution from {dy} to {dx} has sizes that ONNX cannot say"
+            "the transposed convolution from {dy} to {dx} has sizes that ONNX's ConvTranspose cannot express"
         ))
     })?;
     attributes.push(attribute::ints("output_padding", beyond));

@@ -174,7 +174,7 @@ impl<'m> Draft<'m> {
     /// The ONNX form of the operator does not have this result.
     pub(super) fn value(&self, value: ValueId) -> Result<TensorId, Diagnostic> {
         self.values[value.as_u32() as usize].ok_or_else(|| {
-            let error = Diagnostic::new("a result of an operator that ONNX does not give is read");
+            let error = Diagnostic::new("the program reads a result that the operator does not have in ONNX");
             match self.module.producer(value) {
                 Some(node) => {
                     error.at(node.origin.to_string()).note(format!("the operator is `{}`", node.op.name()))
@@ -272,7 +272,8 @@ impl<'m> Draft<'m> {
 /// # Errors
 /// The size is above 2⁶³ - 1.
 pub(super) fn size(size: u64) -> Result<i64, Diagnostic> {
-    i64::try_from(size).map_err(|_| Diagnostic::new(format!("the size {size} is larger than ONNX can say")))
+    i64::try_from(size)
+        .map_err(|_| Diagnostic::new(format!("the size {size} is above 2^63 - 1, the largest size in ONNX")))
 }
 
 /// Returns the product of dims.
@@ -281,7 +282,9 @@ pub(super) fn size(size: u64) -> Result<i64, Diagnostic> {
 /// The product does not fit in 64 bits.
 pub(super) fn product(dims: &[Dim]) -> Result<Dim, Diagnostic> {
     let product = dims.iter().try_fold(Dim::known(1), |product, dim| product.product(dim));
-    product.ok_or_else(|| Diagnostic::new(format!("the dims {dims:?} have more elements than 64 bits count")))
+    product.ok_or_else(|| {
+        Diagnostic::new(format!("the number of elements of the dims {dims:?} does not fit in 64 bits"))
+    })
 }
 
 /// Returns dims with a further dim at the end.

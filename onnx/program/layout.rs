@@ -42,8 +42,8 @@ pub(super) fn slice(draft: &mut Draft, node: &Node, op: &Slice) -> Results {
         return one(x);
     }
     let count = size(bound(part, "the slice", from)?)?;
-    let end =
-        end(op, count).ok_or_else(|| Diagnostic::new(format!("the slice of {from} ends beyond 64 bits")))?;
+    let end = end(op, count)
+        .ok_or_else(|| Diagnostic::new(format!("the end of the slice of {from} does not fit in 64 bits")))?;
     one(draft.slice(x, op.dim, op.start, end, op.step))
 }
 

@@ -20,7 +20,7 @@ pub(super) const DOMAIN: &str = "trainyard";
 pub(super) fn write(draft: &mut Draft, node: &Node) -> Results {
     if draft.form != Form::Program {
         let error = Diagnostic::new(format!("ONNX has no form of the operator `{}`", node.op.name()));
-        let note = "a model has the operators of a forward pass alone, on one device";
+        let note = "a model can have only operators of a forward pass on one device";
         return Err(error.at(node.origin.to_string()).note(note));
     }
     let inputs = draft.operands(node)?;

@@ -32,7 +32,9 @@ pub(super) fn max_indices(draft: &mut Draft, node: &Node, op: &MaxPoolIndices) -
             .enumerate()
             .all(|(i, window)| is_covered(window, [x, y].map(|ty| &ty.dims[leading + i])))
         {
-            return Err(Diagnostic::new("ONNX gives no places of windows that cover nothing but padding"));
+            return Err(Diagnostic::new(
+                "a window of the max pooling covers only padding, and ONNX does not define the place of its largest element",
+            ));
         }
         let places = pooled(draft, node, &op.windows, "MaxPool", &[], 1, None)?;
         let plane = draft.scalar_size(&plane)?;

@@ -20,7 +20,7 @@ impl Reach {
         let outputs = outputs(module, form);
         if outputs.is_empty() && form != Form::Program {
             return Err(Diagnostic::new("the program has no output of a forward pass")
-                .note("outputs of the update, such as the loss of a step, are not of the model"));
+                .note("outputs of the update, such as the loss of a step, do not belong to the model"));
         }
         let mut values = vec![false; module.value_count()];
         let mut nodes = vec![form == Form::Program; module.node_count()];

@@ -8,7 +8,7 @@ use super::draft::{Draft, Source, TensorId};
 use super::{Absent, Form, attribute};
 use crate::error::quoted;
 use crate::proto::TensorProto;
-use crate::record::written_claim;
+use crate::recorded::written_claim;
 use bytes::Bytes;
 use ir::{
     Blob, Claim, DataId, Diagnostic, Dim, Dims, Initializer, Level, Role, State, Tensor, Type, ViewStep,

@@ -6,9 +6,8 @@
 //! node, and the layers before and after it. Tensors with other elements are equal because they are the same parameter.
 
 use super::identity::is_initial;
-use super::names::is_author_name;
+use super::names::{is_author_name, legacy_module_path};
 use super::{count, free_name, is_float, taken_names};
-use crate::import::names::legacy_module_path;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,9 +1,9 @@
 //! Tests with records of small graphs, in the form in which exporters write them.
 
-use super::call;
 use crate::Model;
 use crate::model::samples::{int, load, model, node};
 use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
+use crate::recorded::{Detached, call};
 use ir::Claim;
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ fn loaded(file: &ModelProto) -> Model {
 }
 
 fn claim(model: &Model, name: &str) -> Option<Claim> {
-    super::claim(model, model.graph.tensor(name).unwrap_or_else(|| panic!("{name} is there")))
+    crate::recorded::claim(model, model.graph.tensor(name).unwrap_or_else(|| panic!("{name} is there")))
 }
 
 const NORMS: [(&str, &str, &str); 4] = [
@@ -379,7 +379,7 @@ fn a_detached_value_that_was_merged_with_another_is_told() {
     };
     let warnings = |nodes: Vec<NodeProto>| {
         let model = loaded(&exported(nodes, vec![floats("w", &[2], 1.0, 2.0)], &listed));
-        let detached = super::Detached::find(&model.graph, &model.record);
+        let detached = Detached::find(&model.graph, &model.record);
         assert_eq!(detached.inputs(&model.graph.nodes[1]), [0]);
         detached.warnings(&model.graph).len()
     };

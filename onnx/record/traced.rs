@@ -3,7 +3,7 @@
 //! `%linear : [num_users=1] = call_function[target=torch.ops.aten.linear.default](args = (%x, %p_w, %p_b), kwargs = {})`
 
 /// The key of a node's metadata with its traced call.
-pub(super) const KEY: &str = "pkg.torch.onnx.fx_node";
+pub(crate) const KEY: &str = "pkg.torch.onnx.fx_node";
 
 /// The deepest nesting of arguments.
 const DEPTH_LIMIT: usize = 16;

@@ -10,7 +10,7 @@ use smallvec::smallvec;
 use std::collections::BTreeMap;
 
 use super::{Found, StateDictEntry, TensorPart};
-use crate::import::names::module_path;
+use crate::recorded::module_path;
 use crate::{Node, Tensor};
 
 /// Returns the place of each of PyTorch's gates among ONNX's gates.

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use super::{Found, StateDictEntry};
 use crate::Node;
-use crate::import::names::module_path;
 use crate::record::is_generated;
+use crate::recorded::module_path;
 
 /// Adds the weights of linear layers and the slopes of PReLU, if `is_key` accepts the name found for them.
 pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {

@@ -13,8 +13,8 @@ fn a_method_is_read_as_it_is_written() {
 #[test]
 fn options_that_make_no_sense_are_refused() {
     for (text, says) in [
-        ("powersgd:rank=0", "rank=0 sends nothing"),
-        ("powersgd:min-rate=-1", "min-rate=-1 is no rate"),
+        ("powersgd:rank=0", "rank=0 leaves no column to send"),
+        ("powersgd:min-rate=-1", "min-rate=-1 is not allowed"),
         ("powersgd:rank=x", "`x` is not a value of `rank`"),
         ("powersgd:seed=1", "powersgd has no option `seed`"),
         ("bf16:rank=4", "bf16 has no option `rank`"),

@@ -331,7 +331,8 @@ impl<'f, 'm> Recognizer<'f, 'm> {
 
     fn opaque(&mut self, value: ValueId, path: Path) {
         let name = path.name.as_ref().map_or("it".into(), |name| format!("`{name}`"));
-        let doubt = format!("{name} is neither a sum or mean over the samples nor a quotient of such sums");
+        let doubt =
+            format!("{name} is not a sum or a mean over the samples, and not a quotient of such sums");
         self.doubts.push(doubt);
         self.push(value, path, Divisor::Samples, "a value of another form");
     }

@@ -209,9 +209,7 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
         }
         if !is_elementwise(&node.op) {
             // Attention and norms end the walk: a contraction after them ends no block.
-            return Err(walk
-                .activation
-                .map(|_| format!("`{}` is no function of single elements", node.op.name())));
+            return Err(walk.activation.map(|_| format!("`{}` is not elementwise", node.op.name())));
         }
         walk.nodes.insert(id);
         let gates = matches!(node.op, Op::Binary(_))

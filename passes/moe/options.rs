@@ -137,7 +137,7 @@ mod tests {
             ("moe(experts=4, groups=1/4)", "groups=1/4 leaves 1 experts, and top=2"),
             ("moe(experts=4, groups=2)", "groups=TAKEN/ALL"),
             ("moe(experts=4, renormalize=maybe)", "on and off"),
-            ("moe(experts=4, bias=-1)", "bias=-1 is no factor"),
+            ("moe(experts=4, bias=-1)", "bias=-1 is not allowed"),
             ("moe(expert-choice, experts=4, bias=0.1)", "expert-choice takes no bias"),
             ("moe(experts=4, sigmoid, z=0.1)", "sigmoid has none"),
         ] {

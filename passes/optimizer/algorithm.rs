@@ -151,7 +151,7 @@ const SWITCH: [(bool, &str); 2] = [(true, "on"), (false, "off")];
 fn chosen<T: Copy>(words: &[(T, &'static str)], word: &str) -> Result<T, String> {
     let found = words.iter().find(|(_, name)| *name == word);
     let names: Vec<&str> = words.iter().map(|(_, name)| *name).collect();
-    found.map(|(choice, _)| *choice).ok_or_else(|| format!("`{word}` is none of {}", names.join(", ")))
+    found.map(|(choice, _)| *choice).ok_or_else(|| format!("`{word}` is not one of {}", names.join(", ")))
 }
 
 fn name_of<T: PartialEq>(words: &[(T, &'static str)], choice: &T) -> &'static str {

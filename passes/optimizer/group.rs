@@ -47,7 +47,7 @@ impl FromStr for Group {
                 value.trim().parse::<f64>().map_err(|_| format!("{key}: `{value}` is not a number"))?;
             not_negative(key, number)?;
             if place.replace(number).is_some() {
-                return Err(format!("`{key}` stands twice in `{text}`"));
+                return Err(format!("`{key}` is given twice in `{text}`"));
             }
         }
         Ok(group)
@@ -111,7 +111,7 @@ mod tests {
             ("a:lr=fast", "lr: `fast` is not a number"),
             ("a:lr=-1", "lr is -1; it must be a number that is not negative"),
             ("a:lr=nan", "lr is NaN"),
-            ("a:lr=1,lr=1", "`lr` stands twice in `a:lr=1,lr=1`"),
+            ("a:lr=1,lr=1", "`lr` is given twice in `a:lr=1,lr=1`"),
             ("a:decay=1", "a group has no setting `decay`; its settings are lr and weight-decay"),
         ] {
             let error = text.parse::<Group>().expect_err(text);

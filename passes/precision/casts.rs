@@ -5,15 +5,16 @@
 //! repeat than to keep. A value that was widened is never narrowed again: its half value is still there.
 
 use super::Precision;
-use super::classes::{Reads, reads};
 use super::decide::{Decision, Kept};
 use crate::pass::Transform;
 use crate::rewriting::dead::remove_dead;
+use ir::ops::Reads;
 use ir::ops::constant::Splat;
 use ir::ops::elementwise::Cast;
 use ir::ops::step::Accumulate;
 use ir::{
-    At, Builder, Changed, DType, Definition, Module, Node, NodeId, Op, Phase, Type, TypeError, ValueId,
+    At, Builder, Changed, DType, Definition, Module, Node, NodeId, Op, Operator, Phase, Type, TypeError,
+    ValueId,
 };
 use std::collections::BTreeMap;
 
@@ -79,7 +80,7 @@ impl<'m> Casts<'_, 'm> {
         if self.b.ty(value).dtype != DType::F32 {
             return Ok(value);
         }
-        match reads(&node.op, node.role(index)) {
+        match node.op.precision().reads(node.role(index)) {
             Reads::Own if self.decision.in_half(id) => self.half(value),
             Reads::Any if self.decision.kept(value) == Kept::Half => self.half(value),
             Reads::Any => Ok(value),

@@ -1,8 +1,8 @@
 //! Decides which values are kept in half precision, and which nodes compute in it.
 
-use super::classes::{Class, Reads, class, reads};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::interp::file_tensor;
+use ir::ops::{PrecisionClass, Reads};
 use ir::{
     DType, Definition, Inference, Module, Node, NodeId, Op, OperandRole, Operator, Phase, Role, Tensor, Type,
     TypeError, ValueId,
@@ -158,17 +158,16 @@ impl Walk<'_> {
 
     /// Returns the kinds of the operands that the node reads in the type that it computes in.
     fn own(&self, node: &Node) -> impl Iterator<Item = Kept> {
-        let own =
-            node.operands.iter().zip(node.roles()).filter(move |&(&value, role)| {
-                self.is_full_float(value) && reads(&node.op, role) == Reads::Own
-            });
+        let own = node.operands.iter().zip(node.roles()).filter(move |&(&value, role)| {
+            self.is_full_float(value) && node.op.precision().reads(role) == Reads::Own
+        });
         own.map(|(&value, _)| self.decision.kept[value])
     }
 
     fn computes_in_half(&self, node: &Node, stateful: bool) -> bool {
-        match class(&node.op) {
-            Class::Half => stateful && self.own(node).next().is_some(),
-            Class::Lookup => {
+        match node.op.precision().class {
+            PrecisionClass::Half => stateful && self.own(node).next().is_some(),
+            PrecisionClass::Lookup => {
                 let table = node[OperandRole::Data];
                 match self.decision.kept[table] {
                     Kept::Half => true,
@@ -176,12 +175,12 @@ impl Walk<'_> {
                     Kept::Full => false,
                 }
             }
-            Class::Follow => {
+            PrecisionClass::Follow => {
                 let follows = |kept: Kept| kept != Kept::Full;
                 self.own(node).all(follows) && self.own(node).any(|kept| kept == Kept::Half)
             }
-            Class::Full | Class::Norm | Class::NormGrad => false,
-            Class::Source | Class::Convert | Class::Update => false,
+            PrecisionClass::Full | PrecisionClass::Norm | PrecisionClass::NormGrad => false,
+            PrecisionClass::Source | PrecisionClass::Convert | PrecisionClass::Update => false,
         }
     }
 
@@ -191,7 +190,7 @@ impl Walk<'_> {
         let lowered = |ty: &Type| if ty.dtype == DType::F32 { ty.with_dtype(half) } else { ty.clone() };
         let operand = |(role, &value): (OperandRole, &ValueId)| {
             let ty = self.module.ty(value);
-            match reads(&node.op, role) {
+            match node.op.precision().reads(role) {
                 Reads::Own => lowered(ty),
                 Reads::Any if self.decision.kept[value] == Kept::Half => lowered(ty),
                 Reads::Any | Reads::Full => ty.clone(),
@@ -206,20 +205,22 @@ impl Walk<'_> {
 
     /// Returns the kinds of the results of a node that computes in f32.
     fn kept_of_full(&self, node: &Node, stateful: bool) -> Vec<Kept> {
-        let class = class(&node.op);
+        let class = node.op.precision().class;
         let rest = match class {
-            Class::Half if stateful => Kept::Full,
-            Class::Source if self.holds(node) => Kept::Free,
+            PrecisionClass::Half if stateful => Kept::Full,
+            PrecisionClass::Source if self.holds(node) => Kept::Free,
             // Bools become 0 and 1.
-            Class::Convert if self.module.ty(node[OperandRole::Data]).dtype == DType::Bool => Kept::Free,
-            Class::Source | Class::Convert | Class::Update => Kept::Full,
+            PrecisionClass::Convert if self.module.ty(node[OperandRole::Data]).dtype == DType::Bool => {
+                Kept::Free
+            }
+            PrecisionClass::Source | PrecisionClass::Convert | PrecisionClass::Update => Kept::Full,
             _ if self.own(node).all(|kept| kept == Kept::Free) => Kept::Free,
             _ => Kept::Full,
         };
         let mut kept = vec![rest; node.results.len()];
         match class {
-            Class::Norm if stateful && rest == Kept::Full => kept[0] = Kept::Half,
-            Class::NormGrad if self.decision.kept[node[OperandRole::Data]] == Kept::Half => {
+            PrecisionClass::Norm if stateful && rest == Kept::Full => kept[0] = Kept::Half,
+            PrecisionClass::NormGrad if self.decision.kept[node[OperandRole::Data]] == Kept::Half => {
                 kept[0] = Kept::Half;
             }
             _ => {}

@@ -36,7 +36,7 @@ impl FromStr for Shard {
                     ));
                 }
                 if seen.contains(axis) {
-                    return Err(format!("axis `{axis}` stands twice in `{dims}`"));
+                    return Err(format!("axis `{axis}` is given twice in `{dims}`"));
                 }
                 seen.push(axis);
             }
@@ -179,7 +179,7 @@ fn dims(
                 return Err(fault(format!("the mesh {mesh} has no axis `{name}` of two devices or more")));
             }
             if found.iter().any(|axis| used.contains(axis)) {
-                return Err(fault(format!("axis `{name}` stands twice")));
+                return Err(fault(format!("axis `{name}` is given twice")));
             }
             used.extend(&found);
             axes.extend(found);

@@ -23,7 +23,7 @@ pub(super) fn build(axes: &[AxisSize], module: &Module, cx: &mut PassContext) ->
             Diagnostic::new(format!("the mesh has an axis `{name}`; axes are dp, tp, pp, ep and cp"))
         })?;
         if *size == 0 || mesh.find(name).is_some() {
-            return Err(Diagnostic::new(format!("axis `{name}` of the mesh stands twice or has no device")));
+            return Err(Diagnostic::new(format!("axis `{name}` occurs twice in the mesh, or has no device")));
         }
         if !matches!(role, AxisRole::Data | AxisRole::Tensor | AxisRole::Expert) {
             return Err(

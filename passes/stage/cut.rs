@@ -88,7 +88,7 @@ impl<'w> Places<'w> {
             let Some(room) = &self.room else { return Some((start, true)) };
             let (at_least, bytes) = (room.bytes)(run, &(start..end));
             let limit = room.limits[run];
-            // A stage that begins earlier takes at least as many bytes.
+            // A stage that begins earlier takes at least `at_least` bytes, so the search ends when these exceed the limit.
             (at_least <= limit).then_some((start, bytes <= limit))
         };
         let starts = (run..end).rev().take_while(in_time).map_while(fitting);

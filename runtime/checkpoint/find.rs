@@ -1,10 +1,9 @@
 //! Finds a checkpoint of a run: the newest whole one, or that of a step.
 
 use super::error::CheckpointError;
+use super::folders::{Checkpoints, folders};
 use super::load::Checkpoint;
-use super::save::Checkpoints;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The newest checkpoint of a run.
 #[derive(Debug)]
@@ -59,40 +58,12 @@ pub(super) fn newest_whole(folder: &Path) -> Option<Checkpoint> {
     folders(folder).ok()?.into_iter().rev().find_map(|(_, path)| Checkpoint::open(&path).ok())
 }
 
-/// Returns the newest checkpoint of a folder, except the one at `except`, whose values all match their checksums.
-pub(super) fn newest_verified(folder: &Path, except: &Path) -> Option<PathBuf> {
-    let folders = folders(folder).ok()?;
-    let mut others = folders.into_iter().rev().map(|(_, path)| path).filter(|path| path != except);
-    others.find(|path| Checkpoint::open(path).is_ok_and(|checkpoint| checkpoint.is_verified()))
-}
-
-/// Returns the step in the name `step-N` of a folder.
-pub(super) fn step_of(name: &str) -> Option<u64> {
-    name.strip_prefix("step-")?.parse().ok()
-}
-
-/// Returns the folders `step-N`, sorted by N.
-pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
-    let read = |source| CheckpointError::Read { path: folder.to_owned(), source };
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(read)?,
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(read)?;
-        let step = entry.file_name().to_str().and_then(step_of);
-        found.extend(step.map(|step| (step, entry.path())));
-    }
-    found.sort();
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::{description, module, saved, values};
     use super::super::{DESCRIPTION, STATES};
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_newest_by_number_comes_back_bit_for_bit() {

@@ -3,7 +3,6 @@
 //! Reading all bytes takes a while. A new run hashes its data beside the training ([`super::PendingFingerprint`]). A resumed run does not
 //! read a file again if its path, size and times are unchanged.
 
-use super::sampled;
 use data::{DataError, regular_files};
 use files::{Checksum, open_regular};
 use serde::{Deserialize, Serialize};
@@ -134,26 +133,6 @@ impl DataFiles {
             );
         }
         Ok(fingerprint)
-    }
-
-    /// Returns the fingerprint by the rule of another one with which it will be compared.
-    ///
-    /// # Errors
-    /// A file cannot be read, or changes while it is read.
-    pub(super) fn fingerprint_like(&self, other: &DataFingerprint) -> Result<DataFingerprint, DataError> {
-        match other.rule {
-            HashRule::Whole => self.fingerprint(Some(other)),
-            HashRule::Samples => sampled::fingerprint(self),
-            HashRule::SamplesOfFormat1 => sampled::fingerprint_of_format_1(self),
-        }
-    }
-
-    /// Returns the fingerprint of the files' sizes and of samples of them, which takes seconds at most.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub fn sampled(&self) -> Result<DataFingerprint, DataError> {
-        sampled::fingerprint(self)
     }
 
     /// Returns the bytes of all files that the rule counts: in format 1 only those of the training data.
@@ -308,6 +287,7 @@ fn is_old(place: &FilePlace, opened_at: SystemTime) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sampled;
     use super::*;
     use std::fs::{self, File, FileTimes};
 

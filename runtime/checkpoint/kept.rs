@@ -1,9 +1,9 @@
 //! The existing checkpoints of a run: their steps, and the removal of checkpoints that it no longer needs.
 
 use super::error::CheckpointError;
-use super::find::folders;
-use super::save::Checkpoints;
+use super::folders::{Checkpoints, folders};
 use files::disk;
+use std::{fs, io};
 
 impl Checkpoints {
     /// Returns the steps of the checkpoints in the folder, whole or not, in order.
@@ -24,6 +24,26 @@ impl Checkpoints {
             return Ok(());
         }
         Err(CheckpointError::NoStep { folder: self.folder.clone(), step, steps })
+    }
+
+    /// Removes every checkpoint, whole or not, of a run that another run replaces.
+    ///
+    /// # Errors
+    /// The folder cannot be read or changed.
+    pub fn remove_all(&self) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        files::remove_leftovers(&self.folder)?;
+        for entry in entries {
+            let entry = entry?;
+            // Other files in the folder belong to the user.
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with("step-")) {
+                disk::remove(&entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes the checkpoints after `step`, at which the run resumes. The newest is removed first, so that a crash leaves the run at one

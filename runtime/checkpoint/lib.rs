@@ -8,10 +8,12 @@
 
 mod compare;
 mod description;
+mod earlier_evaluations;
 mod error;
 mod evaluations;
 mod find;
 mod fingerprint;
+mod folders;
 mod initial;
 mod kept;
 mod load;
@@ -30,16 +32,17 @@ mod weights;
 
 pub use compare::Differences;
 pub use description::{Description, FORMAT, Shard, StateRow};
+pub use earlier_evaluations::{EarlierEvaluations, EvalConditions};
 pub use error::CheckpointError;
-pub use evaluations::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations};
+pub use evaluations::{EvalLoss, Evaluations};
 pub use find::Latest;
 pub use fingerprint::{DataFiles, DataFingerprint, FilePlace, HashRule, HashedFile, MOST_LISTED};
+pub use folders::Checkpoints;
 pub use initial::{InitialValues, check_weights, initial_states};
 pub use load::Checkpoint;
 pub use padding::unpadded_type;
 pub use pending::PendingFingerprint;
 pub use raw_view::RawTensor;
-pub use save::Checkpoints;
 pub use tensor_file::TensorFile;
 pub use tensor_writer::{Checksums, TensorLayout, TensorRow};
 pub use weights::{Weights, WeightsReport, load_weights, weights_of};

@@ -3,8 +3,8 @@
 use super::compare::Differences;
 use super::description::{Description, Document, FORMAT, NOT_SUMMED, StateRow, checksum_digits, is_summed};
 use super::error::CheckpointError;
-use super::find::{newest_verified, step_of};
 use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
+use super::folders::{folders, step_of};
 use super::pending::PendingFingerprint;
 use super::tensor_file::TensorFile;
 use super::tensor_writer::Checksums;
@@ -186,7 +186,7 @@ impl Checkpoint {
     }
 
     /// Returns whether every value matches its checksum.
-    pub(super) fn is_verified(&self) -> bool {
+    fn is_verified(&self) -> bool {
         self.description.states.iter().all(|row| matches!(self.states.read(&row.name), Ok(Some(_))))
     }
 
@@ -220,6 +220,13 @@ impl Checkpoint {
         let (then, now) = (Box::new(self.description.data.clone()), Box::new(now));
         CheckpointError::OtherData { path: self.path.clone(), then, now }
     }
+}
+
+/// Returns the newest checkpoint of a folder, except the one at `except`, whose values all match their checksums.
+fn newest_verified(folder: &Path, except: &Path) -> Option<PathBuf> {
+    let folders = folders(folder).ok()?;
+    let mut others = folders.into_iter().rev().map(|(_, path)| path).filter(|path| path != except);
+    others.find(|path| Checkpoint::open(path).is_ok_and(|checkpoint| checkpoint.is_verified()))
 }
 
 /// Returns zeros for a state of this number of bytes with which compression of gradients begins: there is no error yet, and the first

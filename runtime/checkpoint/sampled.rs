@@ -1,4 +1,4 @@
-//! Fingerprints of samples: the sizes of the files, and blocks of 4 KiB of each file.
+//! Fingerprints of samples, the sizes of the files and blocks of 4 KiB of each file, and the choice between them and those of all bytes.
 //!
 //! A file may have the same samples although most of its bytes changed. So a checkpoint has such a fingerprint only if it was saved before
 //! all bytes were read ([`super::PendingFingerprint`]), or in format 1.
@@ -16,6 +16,28 @@ const BLOCKS: u64 = 64;
 
 /// The largest number of places in all files together. Samples of 256 MiB are read in seconds, unless there are more files.
 const BLOCKS_OF_ALL: u64 = 1 << 16;
+
+impl DataFiles {
+    /// Returns the fingerprint by the rule of another one with which it will be compared.
+    ///
+    /// # Errors
+    /// A file cannot be read, or changes while it is read.
+    pub(super) fn fingerprint_like(&self, other: &DataFingerprint) -> Result<DataFingerprint, DataError> {
+        match other.rule {
+            HashRule::Whole => self.fingerprint(Some(other)),
+            HashRule::Samples => fingerprint(self),
+            HashRule::SamplesOfFormat1 => fingerprint_of_format_1(self),
+        }
+    }
+
+    /// Returns the fingerprint of the files' sizes and of samples of them, which takes seconds at most.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn sampled(&self) -> Result<DataFingerprint, DataError> {
+        fingerprint(self)
+    }
+}
 
 /// Returns the fingerprint of the sizes and samples of all files.
 ///

@@ -3,6 +3,7 @@
 use super::description::{Description, Document, Shard};
 use super::error::CheckpointError;
 use super::find::newest_whole;
+use super::folders::Checkpoints;
 use super::shards::Owned;
 use super::tensor_file::MARK;
 use super::tensor_writer::{TensorLayout, TensorRow};
@@ -11,52 +12,10 @@ use files::disk::{self, OpenFile};
 use ir::{Module, State};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// The checkpoints of one run, in DIR/checkpoints.
-#[derive(Clone, Debug)]
-pub struct Checkpoints {
-    pub(super) folder: PathBuf,
-}
-
 impl Checkpoints {
-    /// Makes the checkpoints in `folder` (DIR/checkpoints). Nothing is created before the first save.
-    pub fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned() }
-    }
-
-    /// Returns the folder that has a folder for each checkpoint.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// Returns the path of the checkpoint of a step.
-    pub fn path(&self, step: u64) -> PathBuf {
-        self.folder.join(format!("step-{step}"))
-    }
-
-    /// Removes every checkpoint, whole or not, of a run that another run replaces.
-    ///
-    /// # Errors
-    /// The folder cannot be read or changed.
-    pub fn remove_all(&self) -> io::Result<()> {
-        let entries = match fs::read_dir(&self.folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
-        };
-        files::remove_leftovers(&self.folder)?;
-        for entry in entries {
-            let entry = entry?;
-            // Other files in the folder belong to the user.
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with("step-")) {
-                disk::remove(&entry.path())?;
-            }
-        }
-        Ok(())
-    }
-
     /// Writes the checkpoint that `description` describes, replacing one of the same step, and returns its path. The folder above
     /// [`Self::folder`] must exist.
     ///
@@ -162,7 +121,7 @@ impl Checkpoints {
     fn make_folder(&self) -> io::Result<()> {
         if !self.folder.is_dir() {
             disk::create_folder(&self.folder)?;
-            disk::sync_folder(disk::parent(&self.folder))?;
+            disk::sync_folder(files::parent(&self.folder))?;
         }
         Ok(())
     }
@@ -267,6 +226,7 @@ mod tests {
     use super::super::testing::{description, module, values};
     use super::*;
     use files::fault::{Fault, count, inject};
+    use std::fs;
 
     /// Makes a run with the checkpoint of step 10.
     fn run() -> (tempfile::TempDir, Checkpoints) {

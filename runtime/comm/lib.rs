@@ -4,7 +4,7 @@
 //! threads of one process. [`check`] proves, before anything runs, that the programs of all ranks issue the same collectives in the same
 //! order.
 //!
-//! `loom/` is a package of its own: it compiles `at_work`, `lent`, `mail`, `meeting` and the error with loom's locks in place of
+//! `loom/` is a package of its own: it compiles `at_work`, `delivery`, `lent`, `mail`, `meeting` and the error with loom's locks in place of
 //! `sync`, and tries their interleavings.
 
 pub mod agreement;
@@ -12,6 +12,7 @@ mod at_work;
 pub mod block;
 pub mod check;
 mod combine;
+mod delivery;
 pub mod disturbed;
 mod lent;
 pub mod local;

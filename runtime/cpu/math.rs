@@ -1,9 +1,25 @@
-//! Arithmetic of the float kernels. The f32 functions are polynomials that vectorize; the f64 functions are those of libraries.
+//! The float types of kernels, in memory ([`Float`]) and in computations ([`Real`]), and the arithmetic of the latter. The f32 functions are
+//! polynomials that vectorize; the f64 functions are those of libraries.
 //!
 //! The f32 functions are within a few units in the last place of the true values (tests compare them with f64).
 
-use super::storage::Float;
+use super::element::Element;
 use std::ops::{Add, Div, Mul, Neg, Sub};
+
+/// A float type in memory.
+pub(super) trait Float: Element {
+    /// The type in which it is computed.
+    type Real: Real;
+
+    /// Converts the number exactly.
+    fn widen(self) -> Self::Real;
+    /// Returns the nearest number, or the even one of two.
+    fn narrow(x: Self::Real) -> Self;
+    /// Returns the elements themselves if they are computed in their own type.
+    fn as_reals(elements: &[Self]) -> Option<&[Self::Real]>;
+    /// Returns the elements themselves if they are computed in their own type.
+    fn as_reals_mut(elements: &mut [Self]) -> Option<&mut [Self::Real]>;
+}
 
 /// A float type in which kernels compute.
 pub(super) trait Real:

@@ -1,28 +1,13 @@
-//! Float types in memory, and the types in which they are computed: f16 and bf16 are only stored, and computed in f32.
-//! A kernel reads a number with [`Float::widen`], computes in [`Float::Real`], and rounds once, to nearest even, where it stores a result.
+//! The conversions between float types in memory and the types in which they are computed: f16 and bf16 are only stored, and computed in
+//! f32. A kernel reads a number with [`Float::widen`], computes in [`Float::Real`], and rounds once, to nearest even, where it stores a result.
 //! The conversions are bit operations without branches, so loops over them vectorize.
 
 use super::element::{Element, with_float, with_half};
-use super::math::Real;
+use super::math::{Float, Real};
 use super::simd::vectorized;
 use half::{bf16, f16};
 use ir::DType;
 use ir::rounding::{to_bf16, to_f16};
-
-/// A float type in memory.
-pub(super) trait Float: Element {
-    /// The type in which it is computed.
-    type Real: Real;
-
-    /// Converts the number exactly.
-    fn widen(self) -> Self::Real;
-    /// Returns the nearest number, or the even one of two.
-    fn narrow(x: Self::Real) -> Self;
-    /// Returns the elements themselves if they are computed in their own type.
-    fn as_reals(elements: &[Self]) -> Option<&[Self::Real]>;
-    /// Returns the elements themselves if they are computed in their own type.
-    fn as_reals_mut(elements: &mut [Self]) -> Option<&mut [Self::Real]>;
-}
 
 macro_rules! computed_in_themselves {
     ($($ty:ty),*) => { $(

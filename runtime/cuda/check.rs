@@ -17,35 +17,11 @@ pub use stand_in::StandIn;
 
 use super::device::Cuda;
 use super::driver::{Driver, DriverError};
-use super::gpu::copies;
+use super::gpu::copies::{self, Copies};
 use super::gpu::{Gpu, Options};
 use super::program::CudaProgram;
 use program::device::DeviceError;
 use std::time::Duration;
-
-/// The source and the destination of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From pinned memory of the host to the device.
-    ToDevice,
-    /// From the device to pinned memory of the host.
-    FromDevice,
-    /// Within the device's memory.
-    WithinDevice,
-}
-
-/// Copies that are timed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copies {
-    /// The source and the destination.
-    pub direction: Direction,
-    /// The bytes of each copy.
-    pub bytes: usize,
-    /// The number of copies that are timed together, one after the other.
-    pub together: usize,
-    /// The number of repetitions, after a first one to warm up.
-    pub repeats: usize,
-}
 
 /// A device that is checked: a GPU, or its stand-in.
 pub trait Subject {

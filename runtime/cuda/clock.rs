@@ -1,10 +1,8 @@
 //! Measures when a device runs each command of a step: moments are stamped on its streams before and after each command.
 
-use super::device::Cuda;
 use super::driver::{Driver, DriverError};
 use super::program::{Command, Stream};
 use program::Section;
-use program::device::{DeviceError, ProgramId};
 use program::profile::{Profile, Span};
 use std::time::Duration;
 
@@ -24,7 +22,7 @@ impl Clock {
     }
 
     /// Begins a step.
-    fn begin(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+    pub(super) fn begin(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
         self.stamped.clear();
         self.profile.begin_step();
         driver.stamp(Stream::Main, BEGINNING)
@@ -48,7 +46,7 @@ impl Clock {
     }
 
     /// Waits for all commands, and reports when they ran. A command of several instructions counts as its first instruction.
-    fn tell(&mut self, driver: &impl Driver) -> Result<(), DriverError> {
+    pub(super) fn tell(&mut self, driver: &impl Driver) -> Result<(), DriverError> {
         driver.finish()?;
         let since = |stamp| driver.seconds(BEGINNING, stamp).map(|seconds| seconds.max(0.0));
         for (number, (section, instruction, stream)) in self.stamped.drain(..).enumerate() {
@@ -58,28 +56,5 @@ impl Clock {
             self.profile.add_span(Span { section, instruction, track, start, time });
         }
         Ok(())
-    }
-}
-
-impl<D: Driver> Cuda<D> {
-    /// Reports to a profile when the first program's commands run, from now on.
-    pub fn record(&mut self, profile: Profile) {
-        self.clock = Some(Clock::new(profile));
-    }
-
-    /// Lets the clock know that a section begins.
-    pub(super) fn begin_clock(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
-        match &mut self.clock {
-            Some(clock) if program == ProgramId::default() && section == Section::Prepare => {
-                clock.begin(&mut self.driver).map_err(DeviceError::driver)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Reports the stamped commands, if there are any.
-    pub(super) fn read_clock(&mut self) -> Result<(), DeviceError> {
-        let Some(clock) = &mut self.clock else { return Ok(()) };
-        clock.tell(&self.driver).map_err(DeviceError::driver)
     }
 }

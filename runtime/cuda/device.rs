@@ -1,16 +1,16 @@
-//! A GPU as a device: programs that share one arena, run through a driver.
+//! A GPU with programs that share one arena, run through a driver: its memory, its clock, and the issue of commands.
 
 use super::clock::Clock;
-use super::driver::{Address, Driver, DriverError, Fetched};
-use super::graphs::{Pace, Stretch, StretchState};
+use super::driver::{Address, Driver, DriverError};
 use super::lower::lower;
+use super::pace::{Pace, Stretch, StretchState};
 use super::program::{CudaProgram, Event, Stream, Task};
 use super::ready::{PresentTurn, Ready};
 use cpu::{HostMemory, HostProgram};
 use program::calls::CallClock;
-use program::device::{Device, DeviceError, Later, NonFinite, ProgramId};
-use program::{Part, Program, Region, Section, Turn, View};
-use std::borrow::Cow;
+use program::device::{DeviceError, ProgramId};
+use program::profile::Profile;
+use program::{Part, Program, Section, Turn, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
@@ -19,18 +19,18 @@ use std::sync::Arc;
 /// A GPU, or its stand-in, with programs that share one arena.
 pub struct Cuda<D> {
     pub(super) driver: D,
-    programs: Vec<Ready>,
-    arena: Address,
+    pub(super) programs: Vec<Ready>,
+    pub(super) arena: Address,
     /// The memory of the host and of a file, which outlive the driver: fields are dropped in their order.
     pub(super) host: HostMemory,
     pub(super) pace: Pace,
     pub(super) known: BTreeMap<Stretch, StretchState>,
     /// The program whose casts of weights are in the arena, made from the present weights.
-    renewed: Option<ProgramId>,
+    pub(super) renewed: Option<ProgramId>,
     /// The clock, if a profile is recorded.
     pub(super) clock: Option<Clock>,
     /// The clock that runs while a caller waits.
-    calls: CallClock,
+    pub(super) calls: CallClock,
 }
 
 impl<D: Driver> Cuda<D> {
@@ -121,12 +121,12 @@ impl<D: Driver> Cuda<D> {
         })
     }
 
-    fn ready(&self, program: ProgramId) -> Result<&Ready, DeviceError> {
+    pub(super) fn ready(&self, program: ProgramId) -> Result<&Ready, DeviceError> {
         self.programs.get(program.0).ok_or(DeviceError::Unknown { what: "program", index: program.0 })
     }
 
     /// Returns a turn of a pipeline rank's program.
-    fn turn(&self, id: ProgramId, turn: usize) -> Result<&Turn, DeviceError> {
+    pub(super) fn turn(&self, id: ProgramId, turn: usize) -> Result<&Turn, DeviceError> {
         let pipeline = self.ready(id)?.cuda.program.pipeline.as_ref().ok_or(DeviceError::Pipeline)?;
         pipeline.turns.get(turn).ok_or(DeviceError::Unknown { what: "turn", index: turn })
     }
@@ -176,7 +176,7 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// Notes that a program is about to run, which may overwrite the casts that another program keeps in the arena.
-    fn take_arena(&mut self, program: ProgramId) {
+    pub(super) fn take_arena(&mut self, program: ProgramId) {
         self.renewed = self.renewed.filter(|renewed| *renewed == program);
     }
 
@@ -219,8 +219,42 @@ impl<D: Driver> Cuda<D> {
         Ok(())
     }
 
+    /// Reports to a profile when the first program's commands run, from now on.
+    pub fn record(&mut self, profile: Profile) {
+        self.clock = Some(Clock::new(profile));
+    }
+
+    /// Lets the clock know that a section begins.
+    pub(super) fn begin_clock(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
+        match &mut self.clock {
+            Some(clock) if program == ProgramId::default() && section == Section::Prepare => {
+                clock.begin(&mut self.driver).map_err(DeviceError::driver)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reports the stamped commands, if there are any.
+    pub(super) fn read_clock(&mut self) -> Result<(), DeviceError> {
+        let Some(clock) = &mut self.clock else { return Ok(()) };
+        clock.tell(&self.driver).map_err(DeviceError::driver)
+    }
+
+    /// Returns the error of a call that belongs to no instruction.
+    pub(super) fn refused(&self, error: DriverError) -> DeviceError {
+        self.blamed(DeviceError::driver(error))
+    }
+
+    /// Returns the error. If the device has failed, it says that an earlier command may be at fault.
+    pub(super) fn blamed(&self, mut error: DeviceError) -> DeviceError {
+        if let DeviceError::Driver { late, .. } = &mut error {
+            *late = self.pace != Pace::Synchronous && self.driver.has_failed();
+        }
+        error
+    }
+
     /// Returns the views of a program's outputs with these numbers.
-    fn outputs(&self, program: ProgramId, outputs: &[usize]) -> Result<Vec<&View>, DeviceError> {
+    pub(super) fn outputs(&self, program: ProgramId, outputs: &[usize]) -> Result<Vec<&View>, DeviceError> {
         let all = &self.ready(program)?.cuda.program.outputs;
         let view = |&output: &usize| {
             let slot = all.get(output).ok_or(DeviceError::Unknown { what: "output", index: output })?;
@@ -229,7 +263,7 @@ impl<D: Driver> Cuda<D> {
         outputs.iter().map(view).collect()
     }
 
-    fn read(&self, ready: &Ready, view: &View) -> Result<Vec<u8>, DeviceError> {
+    pub(super) fn read(&self, ready: &Ready, view: &View) -> Result<Vec<u8>, DeviceError> {
         if view.region.is_beside_device() {
             self.finish()?;
             return self.host.read(view, &ready.turn.blocks);
@@ -245,194 +279,11 @@ impl<D: Driver> Cuda<D> {
 }
 
 /// Returns the elements of a view in row-major order, from all bytes that the view spans.
-fn dense(view: &View, bytes: Vec<u8>) -> Vec<u8> {
+pub(super) fn dense(view: &View, bytes: Vec<u8>) -> Vec<u8> {
     if view.layout.is_dense() {
         return bytes;
     }
     let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
     cpu::gather(&bytes, view, &mut dense);
     dense
-}
-
-impl<D: Driver> Device for Cuda<D> {
-    fn program(&self, program: ProgramId) -> &Arc<Program> {
-        &self.programs[program.0].cuda.program
-    }
-
-    fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        let _call = self.calls.begin();
-        let ready = self.ready(program)?;
-        let states = &ready.cuda.program.states;
-        let slot = states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
-        DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
-        let view = slot.view.clone();
-        self.renewed = None;
-        if view.region.is_beside_device() {
-            self.finish()?;
-            return self.host.write_dense(&view, bytes);
-        }
-        let at = Address(self.arena.0 + view.bytes().start);
-        self.driver.write(at, bytes).map_err(|error| self.refused(error))
-    }
-
-    fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
-        let _call = self.calls.begin();
-        let ready = self.ready(program)?;
-        let states = &ready.cuda.program.states;
-        let slot = states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
-        self.read(ready, &slot.view).map(Cow::Owned)
-    }
-
-    fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        let _call = self.calls.begin();
-        let ready = self.ready(program)?;
-        let inputs = &ready.cuda.program.inputs;
-        let slot = inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
-        DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
-        let Some(view) = &slot.view else { return Ok(()) };
-        let at = Address(ready.memories(self.arena).of(view.region).0 + view.bytes().start);
-        self.take_arena(program);
-        self.driver.feed(at, bytes).map_err(|error| self.refused(error))
-    }
-
-    fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
-        let _call = self.calls.begin();
-        let program = self.ready(id)?.cuda.program.clone();
-        self.programs[id.0].begin(section)?;
-        self.begin_clock(id, section)?;
-        self.take_arena(id);
-        let mut instructions = 0..program.section(section).len();
-        if section == Section::Prepare && program.renewed > 0 {
-            if self.renewed.is_none() {
-                self.perform(id, section.into(), 0..program.renewed)?;
-            }
-            self.renewed = Some(id);
-            instructions.start = program.renewed;
-        }
-        self.perform(id, section.into(), instructions)?;
-        self.read_clock()
-    }
-
-    fn end_microbatch(&mut self, id: ProgramId) -> Result<(), DeviceError> {
-        let _call = self.calls.begin();
-        let program = self.ready(id)?.cuda.program.clone();
-        if program.rest_of_microbatch().next().is_none() {
-            return Ok(());
-        }
-        self.take_arena(id);
-        self.perform(id, Part::RestOfMicrobatch, 0..program.section(Section::Update).len())?;
-        self.read_clock()
-    }
-
-    fn begin_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
-        let begun = self.turn(id, turn)?.clone();
-        self.programs[id.0].begin_turn(&begun);
-        Ok(())
-    }
-
-    fn run_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
-        let _call = self.calls.begin();
-        let instructions = self.turn(id, turn)?.instructions.clone();
-        self.take_arena(id);
-        self.perform(id, Part::Microbatch, instructions)?;
-        self.read_clock()
-    }
-
-    fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
-        let _call = self.calls.begin();
-        self.ready(id)?;
-        self.programs[id.0].turn = PresentTurn::default();
-        self.take_arena(id);
-        self.perform(id, Part::Update, instructions)?;
-        self.read_clock()
-    }
-
-    fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
-        let _call = self.calls.begin();
-        self.read(self.ready(program)?, self.outputs(program, &[output])?[0])
-    }
-
-    fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
-        let _call = self.calls.begin();
-        let ready = self.ready(program)?;
-        let views = self.outputs(program, &outputs)?;
-        if views.iter().any(|view| view.region == Region::Disk) {
-            let read = views.into_iter().map(|view| self.read(ready, view));
-            return Ok(Later::Read(read.collect::<Result<_, _>>()?));
-        }
-        let memories = ready.memories(self.arena);
-        let place = |view: &&View| {
-            let span = view.bytes();
-            let at = Address(memories.of(view.region).0 + span.start);
-            (at, (span.end - span.start) as usize)
-        };
-        let places: Vec<_> = views.iter().map(place).collect();
-        let Fetched(number) = self.driver.fetch(&places).map_err(|error| self.refused(error))?;
-        Ok(Later::Coming { program, outputs, number })
-    }
-
-    fn collect(&mut self, later: Later) -> Result<Vec<Vec<u8>>, DeviceError> {
-        let _call = self.calls.begin();
-        let (program, outputs, number) = match later {
-            Later::Read(bytes) => return Ok(bytes),
-            Later::Coming { program, outputs, number } => (program, outputs, number),
-        };
-        let bytes = self.driver.collect(Fetched(number)).map_err(|error| self.refused(error))?;
-        self.host.check()?;
-        let mut rest = &bytes[..];
-        let mut take = |view: &View| {
-            let span = view.bytes();
-            let (own, others) = rest.split_at((span.end - span.start) as usize);
-            rest = others;
-            dense(view, own.to_vec())
-        };
-        Ok(self.outputs(program, &outputs)?.into_iter().map(&mut take).collect())
-    }
-
-    fn run_ahead(&mut self, program: ProgramId) -> Result<bool, DeviceError> {
-        let _call = self.calls.begin();
-        let ready = self.ready(program)?;
-        // The ranks of a pipeline check a loss together before they update.
-        let (halts, at) = (ready.cuda.halts && ready.cuda.program.pipeline.is_none(), ready.halt);
-        if halts {
-            let words = [1u32.to_le_bytes(), 0u32.to_le_bytes()].concat();
-            self.driver.write(at, &words).map_err(|error| self.refused(error))?;
-        }
-        Ok(halts)
-    }
-
-    fn calls(&self) -> Option<CallClock> {
-        Some(self.calls.clone())
-    }
-
-    /// Counts the arena, all constants, the tables of combined launches, and memory of the host.
-    fn allocated(&self) -> u64 {
-        let programs = || self.programs.iter().map(|ready| &ready.cuda);
-        let arena = programs().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();
-        let host = self.host.place().map_or(0, |(_, bytes)| bytes as u64);
-        arena
-            + host
-            + programs().map(|cuda| cuda.program.memory.constants + 8 * cuda.tables.len() as u64).sum::<u64>()
-    }
-
-    fn settle(&mut self) -> Result<(), DeviceError> {
-        let _call = self.calls.begin();
-        self.driver.settle().map_err(|error| self.refused(error))?;
-        self.host.check()
-    }
-
-    fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
-        let _call = self.calls.begin();
-        super::non_finite::first(self, id)
-    }
-
-    fn first_non_finite_of_turn(
-        &mut self,
-        id: ProgramId,
-        turn: usize,
-    ) -> Result<Option<NonFinite>, DeviceError> {
-        let _call = self.calls.begin();
-        let turn = self.turn(id, turn)?.clone();
-        super::non_finite::first_of_turn(self, id, &turn)
-    }
 }

@@ -6,46 +6,11 @@
 
 use super::device::Cuda;
 use super::driver::{Driver, DriverError, Graph};
+use super::pace::{Pace, Stretch, StretchState};
 use super::program::Stream;
 use program::Part;
 use program::device::{DeviceError, ProgramId};
 use std::ops::Range;
-use std::sync::Arc;
-
-/// The way in which commands reach the driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pace {
-    /// One by one the first time, because a library's first call may load a module, allocate memory or choose an algorithm, which CUDA
-    /// refuses in a capture. The second time the commands are captured as a CUDA graph, which is replayed from then on.
-    #[default]
-    Graphs,
-    /// One by one each time.
-    Commands,
-    /// One by one, with a wait after each, so that an error belongs to the last command. It is slow.
-    Synchronous,
-}
-
-/// Instructions that run together.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Stretch {
-    pub(super) program: ProgramId,
-    pub(super) part: Part,
-    /// The start and the end of the range of instructions in the part's section.
-    pub(super) instructions: [usize; 2],
-    /// Whether accumulating instructions add to their results.
-    pub(super) adds: bool,
-    /// In a pipeline, the starts of the microbatch's blocks: a graph has the addresses of its slots.
-    pub(super) blocks: Arc<[u64]>,
-}
-
-/// The state of a stretch that has run.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum StretchState {
-    /// The stretch ran once.
-    Run,
-    /// The stretch was captured.
-    As(Graph),
-}
 
 /// The advice in the error of a refused capture.
 const WITHOUT: &str =
@@ -163,19 +128,6 @@ impl<D: Driver> Cuda<D> {
         }
         error
     }
-
-    /// Returns the error of a call that belongs to no instruction.
-    pub(super) fn refused(&self, error: DriverError) -> DeviceError {
-        self.blamed(DeviceError::driver(error))
-    }
-
-    /// Returns the error. If the device has failed, it says that an earlier command may be at fault.
-    pub(super) fn blamed(&self, mut error: DeviceError) -> DeviceError {
-        if let DeviceError::Driver { late, .. } = &mut error {
-            *late = self.pace != Pace::Synchronous && self.driver.has_failed();
-        }
-        error
-    }
 }
 
 #[cfg(test)]
@@ -187,6 +139,7 @@ mod tests {
     use program::lower::{LowerOptions, lower, lower_rank};
     use program::{Program, Section};
     use std::collections::BTreeSet;
+    use std::sync::Arc;
     use std::thread;
 
     /// Returns a program of two products. The second is added up over microbatches.

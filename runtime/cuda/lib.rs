@@ -4,6 +4,7 @@
 //! gives the commands to a `driver`: the real one (`gpu`) or its stand-in on the processor (`host`). Kernels are compiled by NVRTC
 //! (`nvrtc`) and kept on disk (`cache`).
 
+mod as_device;
 mod backend;
 pub mod cache;
 pub mod check;
@@ -23,6 +24,7 @@ pub mod lower;
 pub mod nccl;
 mod non_finite;
 pub mod nvrtc;
+mod pace;
 pub mod probe;
 pub mod program;
 pub mod ranks;
@@ -31,4 +33,4 @@ mod room;
 mod symbols;
 
 pub use backend::TARGET;
-pub use graphs::Pace;
+pub use pace::Pace;

@@ -6,7 +6,7 @@ use super::element::{self, Scalar};
 use super::error::DataError;
 use super::rows::Rows;
 use super::synthetic::{self, Synthetic};
-use super::table::TableArray;
+use super::table_array::{Named, TableArray};
 use super::tokens::TokenStream;
 
 /// One tensor of a batch, and the source of its rows.
@@ -139,5 +139,30 @@ impl Column {
             return Err(DataError::DoesNotFit { data, position, value, name, wanted: self.dtype });
         }
         Ok(())
+    }
+    /// Collects the rows of `arrays` for this column. `check` is called with each array that fits. If the column is not batched, all arrays
+    /// must have the same value.
+    ///
+    /// # Errors
+    /// Arrays of other types or dims, and errors of `check`.
+    pub(super) fn rows(
+        &self,
+        arrays: Vec<Named>,
+        check: impl Fn(&TableArray, &str) -> Result<(), DataError>,
+    ) -> Result<Rows, DataError> {
+        let mut rows = Rows::default();
+        for (data, array) in arrays {
+            self.check_array(&array, &data)?;
+            check(&array, &data)?;
+            match rows.first() {
+                Some(shared) if !self.batched => {
+                    if (shared.dtype, &shared.bytes) != (array.dtype, &array.bytes) {
+                        return Err(DataError::NotShared { data, name: self.name.clone() });
+                    }
+                }
+                _ => rows.add(data, array),
+            }
+        }
+        Ok(rows)
     }
 }

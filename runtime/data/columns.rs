@@ -4,8 +4,8 @@
 //! input, a column with its name; for the only input that is still open, all remaining columns.
 
 use super::csv::Csv;
-use super::decide::{Decision, Feed};
 use super::error::{self, DataError};
+use super::feed::{Decision, Feed, shown};
 use super::spec::{InputSpec, LabelSpec, LabelsFrom, LoaderOptions, Source};
 
 /// The usual names of a label column, besides the label's own name.
@@ -155,22 +155,6 @@ pub(super) fn fill(
 /// Returns the number of elements of one sample.
 fn elements(input: &InputSpec) -> u64 {
     input.dims.iter().skip(usize::from(input.batched)).product()
-}
-
-/// Formats columns for messages, counted from 1: `1-64, 66`.
-pub(super) fn shown(columns: &[usize]) -> String {
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
-    for &column in columns {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == column => *last = column,
-            _ => ranges.push((column, column)),
-        }
-    }
-    let range = |(first, last): (usize, usize)| match first == last {
-        true => (first + 1).to_string(),
-        false => format!("{}-{}", first + 1, last + 1),
-    };
-    ranges.into_iter().map(range).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns a note for the user about labels that were guessed from their position.

@@ -15,8 +15,7 @@ use super::element::{self, Scalar};
 use super::error::DataError;
 use super::file;
 use super::records::Records;
-use super::rows::Named;
-use super::table::TableArray;
+use super::table_array::{Named, TableArray};
 use super::unpack::{self, UnpackError};
 
 /// A file, or the files of a folder with the same columns.

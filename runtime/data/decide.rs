@@ -1,11 +1,11 @@
 //! Decides where the values of each input of the model come from, with a reason that can be printed.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use super::columns::{self, LabelColumns};
 use super::csv::Csv;
 use super::error::{self, DataError};
+use super::feed::{Decision, Feed};
 use super::file::{self, Format};
 use super::json::Json;
 use super::spec::{DataSource, InputSpec, LoaderOptions, ModelSpec, Source};
@@ -51,55 +51,6 @@ impl Offer {
             Self::Json(json) => json.path.display().to_string(),
             Self::Synthetic => "synthetic".to_owned(),
         }
-    }
-}
-
-/// The source of one input's values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Feed {
-    /// The token stream of DATA.
-    Tokens,
-    /// A key of DATA, or a field of its records.
-    Key(String),
-    /// Columns of DATA, counted from 0.
-    Columns(Vec<usize>),
-    /// A file of its own.
-    File(PathBuf),
-    /// `0, 1, 2, …` along the last dim.
-    Positions,
-    /// All ones.
-    Ones,
-    /// All zeros.
-    Zeros,
-    /// Seeded random values.
-    Synthetic,
-}
-
-/// The source of one input's values, and the reason. Its `Display` is a line for the user.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// The input's name.
-    pub input: String,
-    /// The source of its values.
-    pub feed: Feed,
-    /// The reason for this source.
-    pub reason: &'static str,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "input `{}`: ", self.input)?;
-        match &self.feed {
-            Feed::Tokens => f.write_str("the tokens")?,
-            Feed::Key(key) => write!(f, "key `{key}`")?,
-            Feed::Columns(columns) => write!(f, "columns {}", columns::shown(columns))?,
-            Feed::File(path) => write!(f, "file `{}`", path.display())?,
-            Feed::Positions => f.write_str("positions 0, 1, 2, …")?,
-            Feed::Ones => f.write_str("ones")?,
-            Feed::Zeros => f.write_str("zeros")?,
-            Feed::Synthetic => f.write_str("random values")?,
-        }
-        write!(f, " ({})", self.reason)
     }
 }
 

@@ -12,8 +12,7 @@ use serde_json::{Map, Value};
 use super::element::{self, Scalar};
 use super::error::DataError;
 use super::file;
-use super::rows::Named;
-use super::table::TableArray;
+use super::table_array::{Named, TableArray};
 
 /// A file, or the files of a folder.
 #[derive(Clone, Debug)]

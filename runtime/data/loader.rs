@@ -9,11 +9,13 @@ use serde::{Deserialize, Serialize};
 
 use super::array::Batch;
 use super::column::{Column, Content};
-use super::dataset::{Dataset, Wanted};
-use super::decide::{self, Decision, Offer};
+use super::convention;
+use super::dataset::Dataset;
+use super::decide::{self, Offer};
 use super::error::DataError;
+use super::features::Wanted;
+use super::feed::Decision;
 use super::indices::IndexChecks;
-use super::labels;
 use super::order::{Permutation, mix};
 use super::spec::{DataSource, LabelsFrom, LoaderOptions, ModelSpec, Source, Tokenization, Unfillable};
 use super::tokenizer::TextTokenizer;
@@ -233,13 +235,13 @@ impl Loader {
 
     /// Returns the convention of the labels, if the data have them as integers for each position of a sample.
     pub fn labels_from(&self) -> Option<LabelsFrom> {
-        labels::convention(&self.train)
+        convention::convention(&self.train)
     }
 
     /// Returns the input that all counted labels equal at the same place, in training and in evaluation, as labels in Hugging Face's
     /// convention do. `None` if the labels are shifted already.
     pub fn repeated_input(&self) -> Option<&str> {
-        labels::repeated_input(&self.train, self.eval.as_ref())
+        convention::repeated_input(&self.train, self.eval.as_ref())
     }
 
     /// Returns the global batch of step `step`, counted from 0 over all epochs.

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use ir::DType;
 
-use super::table::{self, TableArray};
+use super::table_array::{self, TableArray};
 
 /// A header: the type and dims of an array, and the position of its elements.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ impl Header {
 
     /// Checks that a file of `size` bytes has the array's elements after the header, and nothing else.
     pub(super) fn check_size(&self, size: u64) -> Result<(), String> {
-        table::check_size(self.dtype, &self.dims, size.saturating_sub(self.start as u64))
+        table_array::check_size(self.dtype, &self.dims, size.saturating_sub(self.start as u64))
     }
 
     /// Returns the array in `contents`, a whole file with this header.

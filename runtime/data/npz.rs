@@ -3,6 +3,7 @@
 //! When an archive is opened, only the arrays' headers are read, and their sizes are compared with the archive's. An array is unpacked, and
 //! its checksum verified, when an input takes it. So an unused array costs nothing.
 
+use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -11,7 +12,7 @@ use rayon::prelude::*;
 use zip::{CompressionMethod, ZipArchive};
 
 use super::npy::{self, Header};
-use super::table::{Entries, Entry, LoadError, TableArray};
+use super::table_array::TableArray;
 use super::unpack::{self, UnpackError};
 
 type Archive = ZipArchive<Cursor<Bytes>>;
@@ -32,6 +33,20 @@ enum Contents {
     Compressed { archive: Archive, index: usize, size: u64, unpacked: Arc<Mutex<Weak<Unpacked>>> },
 }
 
+/// The reason why an array's elements cannot be loaded.
+#[derive(Debug)]
+pub(super) enum LoadError {
+    /// Damaged contents, described by the end of a sentence about the array.
+    Damaged(String),
+    /// The elements do not fit into memory.
+    TooLarge {
+        /// Bytes that the array unpacks to.
+        bytes: u64,
+        /// The largest number of bytes that it may take.
+        most: u64,
+    },
+}
+
 /// The unpacked contents of an entry. All inputs that take the entry share them as long as one of them holds them.
 #[derive(Debug)]
 struct Unpacked(Vec<u8>);
@@ -45,16 +60,17 @@ impl AsRef<[u8]> for Share {
     }
 }
 
-/// Reads the headers of the arrays of the archive in `bytes`. The error is a sentence about the fault.
-pub(super) fn read(bytes: &Bytes) -> Result<Entries, String> {
+/// Reads the headers of the arrays of the archive in `bytes`: every name, with its array or the reason why the array cannot be used. The
+/// error is a sentence about the fault.
+pub(super) fn read(bytes: &Bytes) -> Result<BTreeMap<String, Result<ZippedArray, String>>, String> {
     let mut archive = ZipArchive::new(Cursor::new(bytes.clone())).map_err(|error| error.to_string())?;
-    let mut arrays = Entries::new();
+    let mut arrays = BTreeMap::new();
     for index in 0..archive.len() {
         let entry = archive.by_index_data(index).map_err(|error| error.to_string())?;
         let file = entry.name().map_err(|error| error.to_string())?;
         let Some(name) = file.strip_suffix(".npy").map(str::to_owned) else { continue };
         let array = open(bytes, &mut archive, index);
-        arrays.insert(name, array.map(Entry::zipped));
+        arrays.insert(name, array);
     }
     Ok(arrays)
 }
@@ -183,9 +199,7 @@ mod tests {
 
     /// Loads the array of this name.
     fn load(archive: &Bytes, name: &str) -> Result<TableArray, String> {
-        let Entry::Zipped(array) = read(archive)?.remove(name).expect("the name is there")? else {
-            panic!("it is not zipped")
-        };
+        let array = read(archive)?.remove(name).expect("the name is there")?;
         array.load().map_err(|error| match error {
             LoadError::Damaged(reason) => reason,
             LoadError::TooLarge { bytes, .. } => format!("{bytes} bytes are too many"),
@@ -213,7 +227,7 @@ mod tests {
     fn two_inputs_share_an_unpacked_array_until_none_has_it() {
         let contents = npy("|u1", "False", "(3,)", &[1, 2, 3]);
         let archive = archive(CompressionMethod::Deflated, &[("x.npy", contents)]);
-        let Entry::Zipped(array) = read(&archive).unwrap().remove("x").unwrap().unwrap() else { panic!() };
+        let array = read(&archive).unwrap().remove("x").unwrap().unwrap();
         let [first, second] = [0, 1].map(|_| array.load().unwrap().bytes);
         assert_eq!((first.as_ptr(), &first[..]), (second.as_ptr(), &[1, 2, 3][..]));
         drop((first, second));
@@ -322,7 +336,7 @@ mod tests {
         last[12..16].copy_from_slice(&(size as u32).to_le_bytes());
         bomb.extend(last);
         for (name, entry) in read(&bomb.into()).unwrap_or_default() {
-            let Ok(Entry::Zipped(array)) = entry else { continue };
+            let Ok(array) = entry else { continue };
             assert!(matches!(array.contents, Contents::Compressed { size: 2_000_000.., .. }), "{name}");
         }
     }

@@ -2,15 +2,11 @@
 
 use ir::DType;
 
-use super::column::Column;
 use super::error::DataError;
-use super::table::TableArray;
+use super::table_array::{Named, TableArray};
 
-/// An array, and its name in messages.
-pub(super) type Named = (String, TableArray);
-
-/// The rows of some arrays that fit one column. Never empty.
-#[derive(Clone, Debug)]
+/// The rows of some arrays that fit one column.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Rows {
     parts: Vec<TablePart>,
 }
@@ -26,34 +22,14 @@ struct TablePart {
 }
 
 impl Rows {
-    /// Collects the rows of `arrays` for `column`. `check` is called with each array that fits. If a column is not batched, all arrays must
-    /// have the same value.
-    ///
-    /// # Errors
-    /// Arrays of other types or dims, and errors of `check`.
-    pub(super) fn new(
-        column: &Column,
-        arrays: Vec<Named>,
-        check: impl Fn(&TableArray, &str) -> Result<(), DataError>,
-    ) -> Result<Self, DataError> {
-        let (mut parts, mut first) = (Vec::<TablePart>::new(), 0);
-        for (data, array) in arrays {
-            column.check_array(&array, &data)?;
-            check(&array, &data)?;
-            match parts.first() {
-                Some(shared) if !column.batched => {
-                    if (shared.array.dtype, &shared.array.bytes) != (array.dtype, &array.bytes) {
-                        return Err(DataError::NotShared { data, name: column.name.clone() });
-                    }
-                }
-                _ => {
-                    let rows = if column.batched { array.dims[0] } else { 1 };
-                    parts.push(TablePart { first, data, array });
-                    first += rows;
-                }
-            }
-        }
-        Ok(Self { parts })
+    /// Adds the rows of an array, which has the name `data` in messages.
+    pub(super) fn add(&mut self, data: String, array: TableArray) {
+        self.parts.push(TablePart { first: self.len(), data, array });
+    }
+
+    /// Returns the first array.
+    pub(super) fn first(&self) -> Option<&TableArray> {
+        self.parts.first().map(|part| &part.array)
     }
 
     /// Returns the number of rows.

@@ -10,11 +10,10 @@ use crate::safetensors_types;
 
 use super::array::Array;
 use super::column::Column;
-use super::element::{self, Scalar};
 use super::error::DataError;
 use super::file::{self, Format};
-use super::npz::{self, ZippedArray};
-use super::rows::Named;
+use super::npz::{self, LoadError, ZippedArray};
+use super::table_array::{Named, TableArray};
 
 /// The arrays of one file. Uncompressed arrays are mapped; others are unpacked on demand.
 #[derive(Clone, Debug)]
@@ -27,36 +26,13 @@ pub struct Table {
 }
 
 /// Every key of a file, with its array or the reason why the array cannot be used.
-pub(super) type Entries = BTreeMap<String, Result<Entry, String>>;
+type Entries = BTreeMap<String, Result<Entry, String>>;
 
 /// An array of a file, whose elements may be compressed.
 #[derive(Clone, Debug)]
-pub(super) enum Entry {
+enum Entry {
     Mapped(TableArray),
     Zipped(Box<ZippedArray>),
-}
-
-/// The reason why an array's elements cannot be loaded.
-#[derive(Debug)]
-pub(super) enum LoadError {
-    /// Damaged contents, described by the end of a sentence about the array.
-    Damaged(String),
-    /// The elements do not fit into memory.
-    TooLarge {
-        /// Bytes that the array unpacks to.
-        bytes: u64,
-        /// The largest number of bytes that it may take.
-        most: u64,
-    },
-}
-
-/// One array of a table.
-#[derive(Clone, Debug)]
-pub(super) struct TableArray {
-    pub(super) dtype: DType,
-    pub(super) dims: Vec<u64>,
-    /// The elements, row major, little endian.
-    pub(super) bytes: Bytes,
 }
 
 impl Table {
@@ -69,7 +45,7 @@ impl Table {
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let bytes = file::map(path)?;
         let entries = match Format::of(path)? {
-            Format::Npz => npz::read(&bytes),
+            Format::Npz => npz::read(&bytes).map(zipped),
             _ => read_safetensors(&bytes),
         };
         let entries = entries.map_err(|reason| DataError::Malformed { path: path.to_owned(), reason })?;
@@ -152,12 +128,8 @@ impl Table {
 }
 
 impl Entry {
-    pub(super) fn zipped(array: ZippedArray) -> Self {
-        Self::Zipped(Box::new(array))
-    }
-
     /// Returns the array's type and dims, which are known without its elements.
-    pub(super) fn shape(&self) -> (DType, &[u64]) {
+    fn shape(&self) -> (DType, &[u64]) {
         match self {
             Self::Mapped(array) => (array.dtype, &array.dims),
             Self::Zipped(array) => (array.header().dtype, &array.header().dims),
@@ -165,46 +137,9 @@ impl Entry {
     }
 }
 
-/// Checks that an array of this type and these dims takes `bytes` bytes.
-pub(super) fn check_size(dtype: DType, dims: &[u64], bytes: u64) -> Result<(), String> {
-    let size = dims.iter().try_fold(dtype.bytes(), |size, &dim| size.checked_mul(dim));
-    match size == Some(bytes) {
-        true => Ok(()),
-        false => Err(format!("is {dtype}{dims:?}, which does not fit its {bytes} bytes")),
-    }
-}
-
-impl TableArray {
-    /// Makes an array after checking that the product of its dims fits the number of bytes.
-    pub(super) fn new(dtype: DType, dims: Vec<u64>, bytes: Bytes) -> Result<Self, String> {
-        check_size(dtype, &dims, bytes.len() as u64)?;
-        Ok(Self { dtype, dims, bytes })
-    }
-
-    /// Returns the elements as integers with their positions; nothing for floats.
-    pub(super) fn integers(&self) -> impl Iterator<Item = (u64, i128)> + '_ {
-        let elements = self.bytes.chunks_exact(self.dtype.bytes() as usize).enumerate();
-        elements.filter_map(|(position, bytes)| match element::read(self.dtype, bytes) {
-            Scalar::Integer(value) => Some((position as u64, value)),
-            Scalar::Float(_) => None,
-        })
-    }
-
-    /// Returns the position and value of the first float that satisfies `is_wanted`.
-    pub(super) fn first_float(&self, is_wanted: impl Fn(f64) -> bool) -> Option<(u64, f64)> {
-        let elements = if self.dtype.is_float() { &self.bytes[..] } else { &[] };
-        let elements = elements.chunks_exact(self.dtype.bytes() as usize).enumerate();
-        let mut wanted = elements.filter_map(|(position, bytes)| match element::read(self.dtype, bytes) {
-            Scalar::Float(value) if is_wanted(value) => Some((position as u64, value)),
-            _ => None,
-        });
-        wanted.next()
-    }
-
-    /// Returns the number of elements in one row of dim 0.
-    pub(super) fn row_elements(&self) -> u64 {
-        self.dims.iter().skip(1).product()
-    }
+fn zipped(arrays: BTreeMap<String, Result<ZippedArray, String>>) -> Entries {
+    let entry = |array| Entry::Zipped(Box::new(array));
+    arrays.into_iter().map(|(name, array)| (name, array.map(entry))).collect()
 }
 
 fn read_safetensors(bytes: &Bytes) -> Result<Entries, String> {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::column::Column;
 use super::error::DataError;
-use super::rows::Named;
 use super::table::Table;
+use super::table_array::Named;
 
 /// The files, at least one, sorted by name.
 #[derive(Clone, Debug)]

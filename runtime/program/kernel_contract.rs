@@ -2,8 +2,8 @@
 //!
 //! Each backend answers in one exhaustive match, in its file `kernel_contracts.rs`, so a new operator does not compile without an answer. A
 //! record starts as the contract of a family ([`KernelContract::dense`] and its neighbours) and adds the further abilities of the kernel.
-//! Facts about an operator's meaning are no part of a contract: [`Op::depends_on_position`] says whether the numbers of a device's part
-//! depend on the place of that part.
+//! Facts about an operator's meaning are no part of a contract: [`ir::Operator::depends_on_position`] says whether the numbers of a
+//! device's part depend on the place of that part.
 
 use crate::layout::{Layout, Sizes};
 use ir::ops::contract::Contract;
@@ -376,7 +376,7 @@ fn product_layout(contract: &Contract, sizes: &[usize]) -> Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::ops::samples::samples;
+    use ir::samples::samples;
 
     #[test]
     fn a_claim_that_does_not_fit_is_found() {

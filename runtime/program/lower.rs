@@ -91,7 +91,9 @@ impl LowerOptions<'_> {
 /// Errors: unbound dims, constants whose bytes are not loaded, states that `states_of` lacks; a module with several stages.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
     if module.pipeline.is_some() {
-        return Err(Diagnostic::new("a program with stages is lowered for each pipeline rank"));
+        return Err(Diagnostic::new(
+            "a program with stages cannot be lowered as one program; `lower_rank` lowers the part of a pipeline rank",
+        ));
     }
     let order = match options.update {
         UpdateTime::Late => |_: &Module, items| Early { items, ..Early::default() },

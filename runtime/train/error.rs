@@ -1,6 +1,6 @@
 //! The reasons why a run ends before its last step.
 
-use super::finite::NotFiniteState;
+use super::non_finite::NotFiniteState;
 use crate::metrics::MetricsError;
 use checkpoint::CheckpointError;
 use data::{DataError, one_line};

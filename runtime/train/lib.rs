@@ -11,6 +11,7 @@ mod evaluate;
 mod finite;
 mod history;
 pub mod metrics;
+mod non_finite;
 mod outputs;
 pub mod progress;
 mod resume;
@@ -21,11 +22,13 @@ mod step;
 mod surroundings;
 #[cfg(test)]
 mod tests;
+mod training_loop;
 
 pub use error::{Cause, ChangedBy, TrainError};
-pub use finite::NotFiniteState;
 pub use history::{EvalHistory, Evaluation};
+pub use non_finite::NotFiniteState;
 pub use resume::{Resumed, cut_back, resume};
-pub use run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun, train};
+pub use run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun};
 pub use session::{GivenStates, Session};
 pub use surroundings::Surroundings;
+pub use training_loop::train;

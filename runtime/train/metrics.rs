@@ -126,7 +126,7 @@ impl MetricsWriter {
             let is_new = !path.exists();
             let mut file = disk::append(path)?;
             if is_new {
-                disk::sync_folder(disk::parent(path))?;
+                disk::sync_folder(files::parent(path))?;
             } else if file.last_byte()?.is_some_and(|last| last != b'\n') {
                 file.write_all(b"\n")?;
             }

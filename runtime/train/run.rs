@@ -1,11 +1,8 @@
-//! The training loop.
+//! A run: its schedule, the objects of each rank, and its outcome.
 
-use super::beside::Saves;
 use super::error::TrainError;
-use super::evaluate::evaluate;
 use super::history::{EvalHistory, Evaluation};
 use super::session::Session;
-use super::step::{Begun, Stream, not_finite};
 use super::surroundings::Surroundings;
 use crate::metrics::MetricsWriter;
 use crate::progress::Progress;
@@ -15,9 +12,6 @@ use ir::Module;
 use program::device::DeviceError;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Instant;
 
 /// The steps of a run, and the events between them. Counts start at step 0 of the run, whether it was resumed or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,126 +101,6 @@ pub struct BestCheckpoint {
     pub evaluation: Evaluation,
 }
 
-/// Runs the remaining steps. Every rank runs this loop, with its own parts. Setting `stop` on any rank asks all ranks to finish the present
-/// step, save, and return.
-///
-/// The loss is evaluated before step 0, after every `eval_every` steps, and after the last step. A checkpoint is made after every
-/// `save_every` steps, after the last step, and when the run stops. Early stopping and the best checkpoint consider the evaluations after
-/// steps, not the one before step 0.
-///
-/// # Errors
-/// A loss, gradient or state that is not finite (the states are then not saved, and earlier checkpoints stay); a full disk; programs and
-/// data that do not match; a rank that failed. With a scaled loss, a gradient that is not finite skips its step, and is an error only if
-/// the scale is already the smallest.
-pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
-    thread::scope(|scope| {
-        let mut saves = Saves::new(schedule.saves_beside.then_some(scope));
-        let ended = steps(run, &mut saves, schedule, stop);
-        ended.map_err(|error| run.end_after(error, &mut saves, schedule))
-    })
-}
-
-/// Runs the steps, and saves.
-///
-/// Each step is given to the device (`begin_step`) and read when it is done (`end_step`, `report`). If the device runs ahead, a step stays
-/// `open`: it is read only after the next one was given to the device, unless it is followed by an evaluation or a checkpoint. Between
-/// streams (single steps, unless the schedule is asynchronous) all ranks agree whether to stop.
-fn steps<'scope, 'a: 'scope>(
-    run: &mut TrainingRun<'a>,
-    saves: &mut Saves<'scope, '_>,
-    schedule: &Schedule,
-    stop: &AtomicBool,
-) -> Result<Outcome, TrainError> {
-    let microbatches = run.microbatches()?;
-    let mut outcome = run.begin(schedule, stop)?;
-    let mut saved = outcome.checkpoint.is_some().then_some(schedule.start);
-    // The step that the device may still be running, and the time since which it does.
-    let (mut open, mut since) = (None::<Begun>, Instant::now());
-    let mut stream = Stream::of(schedule.start..schedule.start);
-    for step in schedule.start..schedule.steps {
-        // Within a stream no rank waits for all others.
-        if step == stream.steps.end {
-            let now = run.at_step(saves, schedule, stop)?;
-            (outcome.stopped, outcome.ended_early) = (now.stops, now.ends_early);
-            if now.is_written {
-                run.finish_save(saves, schedule, &mut outcome)?;
-            }
-            if outcome.stopped || outcome.ended_early {
-                break;
-            }
-            stream = Stream::of(step..schedule.end_of_stream(step, run.session.longest_stream()));
-        }
-        if open.is_none() {
-            since = Instant::now();
-        }
-        run.check_files(&outcome)?;
-        let begun = run.begin_step(step, microbatches, &stream, &outcome)?;
-        if let Some(earlier) = open.take() {
-            run.end_step(earlier, &mut stream, &mut since, &outcome)
-                .and_then(|ended| run.report(ended, None, &mut outcome))?;
-        }
-        let done = step + 1;
-        let last = done == schedule.steps;
-        let (evaluates, is_saved) = (last || due(schedule.eval_every, done), due(schedule.save_every, done));
-        if run.session.runs_ahead() && !evaluates && !is_saved && !run.session.is_asynchronous() {
-            open = Some(begun);
-            continue;
-        }
-        let ended = run.end_step(begun, &mut stream, &mut since, &outcome)?;
-        if stream.ends_with(step) {
-            run.end_stream(&stream, &outcome)?;
-        }
-        let eval_loss = if evaluates { run.evaluate(stop)? } else { None };
-        if let Some(value) = eval_loss.filter(|loss| !loss.is_finite()) {
-            run.check_states(schedule, saved, done, &outcome)?;
-            let what = "the eval loss after the update";
-            return Err(not_finite(step, what, value, None, &outcome));
-        }
-        run.report(ended, eval_loss, &mut outcome)?;
-        outcome.stopped = last && eval_loss.is_none() && run.session.evaluates();
-        let improves = eval_loss.is_some_and(|loss| run.is_lowest(done, loss));
-        if is_saved || (evaluates && schedule.save_best && run.agree(improves)?) {
-            run.save(saves, schedule, saved, (done, last), &mut outcome)?;
-            saved = Some(done);
-        }
-    }
-    if let Some(last) = open {
-        run.end_step(last, &mut stream, &mut since, &outcome)
-            .and_then(|ended| run.report(ended, None, &mut outcome))?;
-    }
-    run.finish_save(saves, schedule, &mut outcome)?;
-    if saved != Some(outcome.steps) {
-        run.save(saves, schedule, saved, (outcome.steps, true), &mut outcome)?;
-    }
-    (outcome.lowest, outcome.best) = (run.lowest(), run.best(schedule)?);
-    Ok(outcome)
-}
-
-impl Schedule {
-    /// Returns the end of the stream of steps without a flush that begins at `step`: at most `longest` steps, up to the next evaluation or
-    /// the next checkpoint.
-    fn end_of_stream(&self, step: u64, longest: u64) -> u64 {
-        let next = |every: Option<u64>| every.map(|every| (step / every.max(1) + 1) * every.max(1));
-        let ends = [Some(self.steps), next(self.eval_every), next(self.save_every)];
-        ends.into_iter().flatten().fold(step + longest, u64::min)
-    }
-}
-
-/// Returns whether an event that happens after every `every` steps is due after `done` steps.
-fn due(every: Option<u64>, done: u64) -> bool {
-    every.is_some_and(|every| done.is_multiple_of(every))
-}
-
-/// The facts on which all ranks agree before a step.
-struct AtStep {
-    /// Whether the run stops because a rank was asked to.
-    stops: bool,
-    /// Whether the run ends early because too many consecutive evaluations had no new lowest loss.
-    ends_early: bool,
-    /// Whether all ranks have written the checkpoint beside the steps, so that it can get its name.
-    is_written: bool,
-}
-
 impl TrainingRun<'_> {
     /// Returns the microbatches per step.
     pub(super) fn microbatches(&self) -> Result<u64, TrainError> {
@@ -237,79 +111,36 @@ impl TrainingRun<'_> {
         Ok(global_batch / microbatch)
     }
 
-    /// Agrees with all ranks on the facts before a step.
-    fn at_step(&self, saves: &Saves, schedule: &Schedule, stop: &AtomicBool) -> Result<AtStep, TrainError> {
-        const STOPS: u8 = 1;
-        const ENDS_EARLY: u8 = 2;
-        const WRITES: u8 = 4;
-        let since_lowest = self.lead.as_ref().map(|lead| lead.history.since_lowest());
-        let is_patient = schedule.patience.zip(since_lowest).is_none_or(|(patience, since)| since < patience);
-        let facts =
-            [(stop.load(Ordering::Relaxed), STOPS), (!is_patient, ENDS_EARLY), (saves.are_pending(), WRITES)];
-        let own = facts.into_iter().filter(|(holds, _)| *holds).fold(0, |own, (_, bit)| own | bit);
-        let all = self.session.agreement().union(own).map_err(DeviceError::from)?;
-        let ends_early = all & ENDS_EARLY != 0;
-        Ok(AtStep {
-            stops: all & STOPS != 0 && !ends_early,
-            ends_early,
-            is_written: saves.open.is_some() && all & WRITES == 0,
-        })
-    }
-
-    /// Evaluates the loss over the held-out data.
-    fn evaluate(&mut self, stop: &AtomicBool) -> Result<Option<f64>, TrainError> {
-        let progress = self.lead.as_mut().map(|lead| &mut lead.progress);
-        evaluate(&mut self.session, self.loader, stop, progress)
-    }
-
     /// Returns whether `own` is true on any rank.
     pub(super) fn agree(&self, own: bool) -> Result<bool, TrainError> {
         Ok(self.session.agreement().any(own).map_err(DeviceError::from)?)
     }
+}
 
-    /// Adds an evaluation after `steps` steps. Returns, on rank 0, whether its loss is below all others.
-    fn is_lowest(&mut self, steps: u64, loss: f64) -> bool {
-        self.lead.as_mut().is_some_and(|lead| lead.history.add(steps, loss))
+impl Lead {
+    /// Does the same as [`Self::check_surroundings`], if the last check was long enough ago.
+    pub(super) fn check_surroundings_sometimes(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
+        match self.surroundings.are_due() {
+            true => self.check_surroundings(kept),
+            false => Ok(()),
+        }
     }
 
-    /// Returns the evaluation with the lowest loss, on rank 0.
-    fn lowest(&self) -> Option<Evaluation> {
-        self.lead.as_ref()?.history.lowest()
-    }
-
-    /// Ends the run if the data changed or, when the last check was long ago, if any file changed.
-    fn check_files(&mut self, outcome: &Outcome) -> Result<(), TrainError> {
-        let Some(lead) = &mut self.lead else { return Ok(()) };
-        lead.check_surroundings_sometimes(outcome.checkpoint.as_ref())?;
-        lead.data.check()?;
-        lead.history.data().check()?;
+    /// Checks the files and the folder of the run, and reports harmless changes. `kept` is the newest checkpoint.
+    ///
+    /// # Errors
+    /// The mapped bytes of a file are lost or may have changed; the folder was moved or removed; data cannot be read.
+    pub(super) fn check_surroundings(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
+        let changes = self.surroundings.check([&mut self.data, self.history.data()], kept)?;
+        if let Some(changed) = changes.first() {
+            let more = match changes.len() {
+                1 => String::new(),
+                count => format!(" (and {} more files)", count - 1),
+            };
+            self.progress.message(&format!(
+                "note: {changed}{more}; the run continues with the bytes that it started with"
+            ));
+        }
         Ok(())
-    }
-
-    /// Returns the outcome before the first step. It has the eval loss before step 0, and also if no steps are left.
-    fn begin(&mut self, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
-        let mut outcome = Outcome { steps: schedule.start, ..Outcome::default() };
-        // The run may have been resumed from a checkpoint in another folder.
-        let path = self.checkpoints.path(schedule.start);
-        let is_there = self.agree(self.lead.is_some() && path.exists())?;
-        outcome.checkpoint = Some(path).filter(|_| is_there);
-        let nothing_left = schedule.start >= schedule.steps;
-        outcome.eval_loss = match schedule.start == 0 || nothing_left {
-            true => self.evaluate(stop)?,
-            false => self.lead.as_ref().and_then(|lead| lead.history.after(schedule.start)),
-        };
-        outcome.stopped = nothing_left && outcome.eval_loss.is_none() && self.session.evaluates();
-        if schedule.start == 0 {
-            outcome.initial_eval_loss = outcome.eval_loss;
-        } else if let Some(loss) = outcome.eval_loss.filter(|loss| loss.is_finite()) {
-            self.is_lowest(schedule.start, loss);
-        }
-        if let Some(lead) = &mut self.lead {
-            lead.metrics.begin(schedule.start, outcome.initial_eval_loss)?;
-        }
-        if let Some((loss, lead)) = outcome.initial_eval_loss.zip(self.lead.as_mut()) {
-            lead.progress.message(&format!("before step 0: eval loss {loss:.6}"));
-        }
-        Ok(outcome)
     }
 }

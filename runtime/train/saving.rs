@@ -2,8 +2,9 @@
 
 use super::beside::{BegunSave, OpenSave, Saves, Written};
 use super::error::TrainError;
-use super::finite::{self, FiniteStates, NotFiniteState, Refused};
+use super::finite::{self, FiniteStates, Refused};
 use super::history::Evaluation;
+use super::non_finite::NotFiniteState;
 use super::run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun};
 use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Description};
 use data::DataPosition;

@@ -4,7 +4,7 @@ mod evaluation;
 
 use super::classes::LossParts;
 use super::error::{Cause, TrainError};
-use super::finite::Began;
+use super::non_finite::Began;
 use super::outputs::{Outputs, Updated, items, lacks};
 use bytes::Bytes;
 use checkpoint::{InitialValues, StateBytes};

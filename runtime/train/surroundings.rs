@@ -1,7 +1,6 @@
 //! The files and the folder of a run, which must not change while the run goes on.
 
 use super::error::TrainError;
-use super::run::Lead;
 use checkpoint::PendingFingerprint;
 use files::{Change, FileChanged, FolderLock};
 use std::collections::BTreeSet;
@@ -48,7 +47,7 @@ impl Surroundings {
     ///
     /// # Errors
     /// The mapped bytes of a file are lost or may have changed; the folder was moved or removed; data cannot be read.
-    fn check(
+    pub(super) fn check(
         &mut self,
         fingerprints: [&mut PendingFingerprint; 2],
         kept: Option<&PathBuf>,
@@ -60,6 +59,11 @@ impl Surroundings {
         let rest = begun.elapsed().saturating_mul(REST).clamp(LEAST_REST, MOST_REST);
         self.next_check = Some(Instant::now() + rest);
         Ok(accepted)
+    }
+
+    /// Returns whether the last check was long enough ago for the next one.
+    pub(super) fn are_due(&self) -> bool {
+        self.next_check.is_none_or(|next| Instant::now() >= next)
     }
 
     /// Checks the output folder.
@@ -118,32 +122,4 @@ fn accept(
         changed.accept();
     }
     Ok(changes)
-}
-
-impl Lead {
-    /// Does the same as [`Self::check_surroundings`], if the last check was long enough ago.
-    pub(super) fn check_surroundings_sometimes(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
-        match self.surroundings.next_check {
-            Some(next) if Instant::now() < next => Ok(()),
-            _ => self.check_surroundings(kept),
-        }
-    }
-
-    /// Checks the files and the folder of the run, and reports harmless changes. `kept` is the newest checkpoint.
-    ///
-    /// # Errors
-    /// The mapped bytes of a file are lost or may have changed; the folder was moved or removed; data cannot be read.
-    pub(super) fn check_surroundings(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
-        let changes = self.surroundings.check([&mut self.data, self.history.data()], kept)?;
-        if let Some(changed) = changes.first() {
-            let more = match changes.len() {
-                1 => String::new(),
-                count => format!(" (and {} more files)", count - 1),
-            };
-            self.progress.message(&format!(
-                "note: {changed}{more}; the run continues with the bytes that it started with"
-            ));
-        }
-        Ok(())
-    }
 }

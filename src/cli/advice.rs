@@ -63,11 +63,9 @@ impl Compile {
     /// The error of a compilation, with the commands that fit if its cause is the budget of the device.
     pub(super) fn advised(&self, stopped: Stopped, device: &Chosen, launched: Option<&Launched>) -> Failure {
         let budget = self.settings.compile.memory.device_budget();
-        let (Some(budget), Some(_), Failure::User(mut errors)) =
-            (budget, stopped.compilation, stopped.failure)
-        else {
-            return stopped.failure;
-        };
+        let Stopped { failure, compilation } = stopped;
+        let Some((budget, _)) = budget.zip(compilation) else { return failure };
+        let Failure::User(mut errors) = failure else { return failure };
         let room = Room { device: budget, is_shared_with_host: false };
         let unlimited = self.unlimited(device);
         let advice = unlimited.map_or_else(Vec::new, |ready| self.advice(room, &ready, device, launched));

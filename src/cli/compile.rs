@@ -283,7 +283,7 @@ impl Compile {
     /// The files and the folder that nobody else may change during the run.
     fn surroundings(&self, lock: Option<FolderLock>) -> Surroundings {
         // The model's large tensors are in files of its folder, which are mapped by their full paths.
-        let external = files::disk::parent(&self.model).canonicalize();
+        let external = files::parent(&self.model).canonicalize();
         Surroundings::new(self.data(), [self.model.clone()].into_iter().chain(external).collect(), lock)
     }
 

@@ -1,4 +1,4 @@
-//! `trainyard completions`: what makes a shell complete subcommands, flags and their values.
+//! `trainyard completions`: scripts with which a shell completes subcommands, flags and their values.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;

@@ -1,4 +1,4 @@
-//! `trainyard doctor`: what this machine has to train on, and what is missing.
+//! `trainyard doctor`: the hardware and libraries of this machine for training, and the parts that are missing.
 
 mod check;
 mod description;
@@ -63,21 +63,21 @@ pub struct Doctor {
     pub part: Option<CheckPart>,
 }
 
-/// All that is said.
+/// The whole result.
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
     facts: Facts,
-    /// None where nobody asked for them.
+    /// `None` without `--check`.
     #[serde(skip_serializing_if = "Option::is_none")]
     checks: Option<Vec<Check>>,
 }
 
 impl Doctor {
-    /// Writes what it finds to standard output.
+    /// Writes its findings to standard output.
     ///
     /// # Errors
-    /// Output that cannot be written. What is missing is no error, but where `--check` needs it.
+    /// Output that cannot be written. A missing part is an error only if `--check` needs it.
     pub fn run(&self) -> Result<Outcome, Failure> {
         if let Some(part) = &self.part {
             return part::run(part);
@@ -102,7 +102,7 @@ impl Doctor {
 
     fn checks(&self, folders: &Folders, probe: &Probe) -> Result<Vec<Check>, Diagnostic> {
         let found = probe.driver.as_ref().map_or(&[][..], |driver| &driver.devices);
-        // Before libraries are asked for, which would be of no use to an old GPU. Why there is no GPU is told by `usable`.
+        // An old GPU is refused before libraries are asked for, which would not help it. If there is no GPU, `usable` tells why.
         let gpus = if found.is_empty() { vec![] } else { chosen(&self.gpu, found)? };
         let driver = hardware::usable("--check", probe, folders)?;
         let cudnn =
@@ -132,7 +132,7 @@ impl Doctor {
     }
 }
 
-/// The numbers of the GPUs to check: those that are asked for, each once, or all that kernels run on.
+/// The numbers of the GPUs to check: the GPUs of `--gpu`, each once, or all GPUs that kernels run on.
 fn chosen(asked: &[usize], gpus: &[DeviceFacts]) -> Result<Vec<usize>, Diagnostic> {
     if let Some(absent) = asked.iter().find(|&&gpu| gpu >= gpus.len()) {
         let last = gpus.len().saturating_sub(1);
@@ -151,7 +151,7 @@ fn chosen(asked: &[usize], gpus: &[DeviceFacts]) -> Result<Vec<usize>, Diagnosti
     }
 }
 
-/// Of this machine.
+/// The facts about this machine.
 fn facts(folders: &Folders, probe: &Probe) -> Result<Facts, Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let gpus = probe.driver.as_ref().map_or(0, |driver| driver.devices.len());

@@ -43,15 +43,15 @@ pub struct Opt {
     /// Read flags from a TOML file, or from DeepSpeed's JSON (FILE.json); flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The seed that fills states without a file.
+    /// The seed of the values for states without a file.
     #[command(flatten)]
     pub seed: Seed,
-    /// Looking at the passes.
+    /// Flags that show the program between passes.
     #[command(flatten)]
     pub look: Look,
 }
 
-/// What stands in a filetest between its program and what the passes make of it.
+/// The line of a filetest between its program and the expected result of the passes.
 const EXPECTED: &str = "\n---- expected\n";
 
 impl Opt {
@@ -66,10 +66,10 @@ impl Opt {
         Ok(Outcome::Done)
     }
 
-    /// The program after the passes, in text, behind it the outputs that were asked for, as comments; and the warnings.
+    /// Returns the program after the passes, in text, followed by the outputs of `--run` as comments; and the warnings.
     ///
     /// # Errors
-    /// A file that cannot be read or is no program; passes that are not known; what a pass or the interpreter refuses.
+    /// A file that cannot be read or is not a program; passes that are not known; a program that a pass or the interpreter refuses.
     pub fn output(&self) -> Result<(String, Vec<Diagnostic>), Failure> {
         let manager = self.look.manager()?;
         let read = files::open_regular(&self.file).and_then(std::io::read_to_string);

@@ -1,4 +1,4 @@
-//! The profile of a run, for people: a timeline, the times of kernels, and in a pipeline the times of the tasks of all ranks.
+//! The profile of a run, as text: a timeline, the times of kernels, and in a pipeline the times of the tasks of all ranks.
 
 use super::compile::Ready;
 use super::report;
@@ -39,7 +39,7 @@ pub(super) fn gather(
         let (timeline, shares) = (profile.timeline(program), profile.shares(program, microbatches));
         return Ok(RunProfile { timeline, shares, pipeline: None });
     }
-    // All processes come out of this at one moment, to which the moments of all of them refer.
+    // All processes leave this call at the same moment. Their times are counted from it.
     processes.all(true)?;
     let zero = Instant::now();
     let own: Vec<RankProfile> = profiles
@@ -119,8 +119,8 @@ pub(super) fn write(
     Ok(())
 }
 
-/// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix
-/// reaches, in billions of floating-point operations a second, where that is known. `is_pipeline`: the times are sums over all ranks.
+/// The time of a step by kind of kernel, and the speed of the kernels that multiply matrices. `peak` is the speed of a large matrix
+/// product, in billions of floating-point operations a second, if it is known. `is_pipeline`: the times are sums over all ranks.
 fn table(shares: &[Share], peak: Option<f64>, is_pipeline: bool) -> String {
     // Exchanges take the time of a step only where nothing else runs.
     let counted = |share: &Share| share.not_hidden.unwrap_or(share.milliseconds);

@@ -1,4 +1,4 @@
-//! What a user is told: diagnostics on the terminal, and the exit code.
+//! Messages to the user: diagnostics on the terminal, and the exit code.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -18,10 +18,10 @@ use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
 use crate::log;
 
-/// How a subcommand ended when nothing went wrong.
+/// The end of a subcommand without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It did what it was asked: exit code 0.
+    /// The command did its work: exit code 0.
     Done,
     /// `verify` found a difference above the tolerance, or `doctor` a GPU that does not pass: exit code 3.
     Difference,
@@ -62,13 +62,12 @@ pub fn finish_parse_error(error: ParseError) -> ExitCode {
     }
 }
 
-/// Writes text for a person to standard output, as [`write_out`] does: whatever hidden characters it has, but its line
-/// breaks, are escaped.
+/// Writes text for a person to standard output, as [`write_out`] does. Hidden characters are escaped, except line breaks.
 pub fn write_text(text: &str) -> Result<(), Failure> {
     write_out(&shown(text))
 }
 
-/// The text with every hidden character escaped but its line breaks.
+/// The text with every hidden character escaped, except line breaks.
 fn shown(text: &str) -> Cow<'_, str> {
     match text.split('\n').all(|line| matches!(visible(line), Cow::Borrowed(_))) {
         true => Cow::Borrowed(text),
@@ -76,7 +75,7 @@ fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Writes what was asked for to standard output. A reader that has gone away, as `head` does, is no failure.
+/// Writes the result of a command to standard output. A reader that has gone away, as `head` does, is no failure.
 pub fn write_out(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
@@ -117,8 +116,8 @@ pub fn print(severity: Severity, diagnostics: &[Diagnostic]) {
     write_error(&if coloured { render(severity, diagnostics, true) } else { plain });
 }
 
-/// Tells a person one thing on a line of standard error; hidden characters in it, which names may have, are escaped.
-/// Takes the arguments of `format!`.
+/// Prints one line for the user on standard error. Hidden characters in it, which names may have, are escaped. Takes the arguments of
+/// `format!`.
 macro_rules! tell {
     ($($argument:tt)*) => { $crate::cli::report::tell_line(&format!($($argument)*)) };
 }
@@ -140,20 +139,20 @@ fn tell_text(text: &str) {
     write_error(text);
 }
 
-/// Whether another process tells the user, and this one says nothing.
+/// Whether another process prints messages for the user, and this process prints none.
 static IS_MUTE: AtomicBool = AtomicBool::new(false);
 
-/// Leaves it to rank 0 to tell the user.
+/// Leaves the messages for the user to rank 0.
 pub(super) fn mute() {
     IS_MUTE.store(true, Ordering::Relaxed);
 }
 
-/// Lets this process tell the user too.
+/// Lets this process print messages for the user too.
 pub(super) fn unmute() {
     IS_MUTE.store(false, Ordering::Relaxed);
 }
 
-/// Prints the failure of a rank, with its number and its task in a pipeline; without the number of rank 0 where it is at no task.
+/// Prints the failure of a rank, with its number and its task in a pipeline. The number of rank 0 is left out if it has no task.
 pub(super) fn print_of_rank(rank: u64, task: Option<Task>, failure: &Failure) {
     unmute();
     let mut diagnostics = failure.diagnostics();
@@ -163,8 +162,7 @@ pub(super) fn print_of_rank(rank: u64, task: Option<Task>, failure: &Failure) {
     print(Severity::Error, &diagnostics);
 }
 
-/// Writes to standard error. An error stream that is full or closed changes nothing of what the command does, nor its exit
-/// code.
+/// Writes to standard error. If the error stream is full or closed, neither the work of the command nor its exit code changes.
 fn write_error(text: &str) {
     if IS_MUTE.load(Ordering::Relaxed) {
         return;

@@ -14,12 +14,12 @@ use std::path::Path;
 use toml::{Table, Value};
 use train::metrics::read_metrics;
 
-/// Where a run begins.
+/// The place at which a run begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Beginning {
     /// At step 0.
     Anew,
-    /// At step 0, in an output folder in which the same command began, and was ended before its first checkpoint.
+    /// At step 0, in an output folder where the same command began and ended before its first checkpoint.
     Again,
     /// At a checkpoint.
     Checkpoint {
@@ -64,12 +64,12 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     Ok(Beginning::Checkpoint { place, in_place })
 }
 
-/// The facts of the checkpoint at which a run begins that stay in the run.
+/// The facts that a resumed run keeps from its checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Continued {
-    /// Samples of a step, though the number of data ranks may be another.
+    /// Samples of a step. The run keeps it if the number of data ranks changes.
     pub(super) global_batch: Option<u64>,
-    /// The convention of the labels, though the evaluation data may be others, and the number of samples.
+    /// The convention of the labels, which the run keeps if the evaluation data change, and the number of samples.
     pub(super) data: Option<DataOfRun>,
 }
 
@@ -94,12 +94,12 @@ impl Continued {
     }
 }
 
-/// The steps that were done where a run begins.
+/// The number of steps that are done when a run begins.
 pub(super) fn steps_done(beginning: &Beginning) -> u64 {
     checkpoint(beginning).map_or(0, |checkpoint| checkpoint.description.position.step)
 }
 
-/// The checkpoint at which a run begins. One that cannot be read is told of later.
+/// The checkpoint at which a run begins. `None` if it cannot be read: a later step reports that.
 fn checkpoint(beginning: &Beginning) -> Option<Checkpoint> {
     let Beginning::Checkpoint { place, .. } = beginning else { return None };
     let checkpoints = checkpoints(&place.folder);
@@ -109,7 +109,7 @@ fn checkpoint(beginning: &Beginning) -> Option<Checkpoint> {
     }
 }
 
-/// The steps of the checkpoints in a place, which has the one that was asked for.
+/// The steps of the checkpoints in the folder of a place. Refuses a place whose checkpoint is missing.
 fn steps(place: &ResumePlace) -> Result<Vec<u64>, Diagnostic> {
     if !place.folder.is_dir() {
         return Ok(vec![]);
@@ -144,7 +144,7 @@ fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
     let now = table(settings);
     let mut then = then;
     if settings.data.labels_from.is_none() {
-        // The run chose the convention itself, and chooses it again.
+        // The run chose the convention itself, and will choose it again.
         then.remove(LABELS_FROM);
     }
     let known = keys(&[Settings::augment_args]);
@@ -165,7 +165,7 @@ fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
         .note(format!("give the flags of the earlier run; {anew}")))
 }
 
-/// Refuses a folder in which a run of another model began; else returns a note on the steps that are done again.
+/// Refuses a folder in which a run of another model began. Otherwise returns a note on the steps that are done again.
 pub(super) fn check_model(folder: &Folder, compilation: &Compilation) -> Result<Option<String>, Diagnostic> {
     let path = folder.path().display();
     let written = fs::read_to_string(folder.join("program.ir")).ok();
@@ -255,7 +255,7 @@ fn shown(key: &str, value: Option<&Value>) -> String {
     }
 }
 
-/// Refuses a length that the run in a folder is past; a note where it is just reached.
+/// Refuses a length below the steps that the run in a folder has done. Returns a note if the run has done exactly this length.
 pub(super) fn check_length(
     from: &Path,
     done: u64,

@@ -66,7 +66,8 @@ pub(super) fn experts(outcome: &Outcome, moe: &Moe) -> Option<(String, Option<Di
 
 /// Tells of routers that send nearly all tokens to the same experts.
 fn collapsed(loads: &BTreeMap<String, Vec<f64>>, moe: &Moe) -> Option<Diagnostic> {
-    // Of GShard's choices the first are counted. A token chooses different experts, so an expert has at most all tokens.
+    // With `random-second` (GShard), only first choices are counted. A token chooses different experts, so no expert has more choices than
+    // there are tokens.
     let choices = if moe.routing.random_second { 1 } else { moe.routing.top };
     let share = |load: &[f64]| {
         let tokens = load.iter().sum::<f64>() / choices as f64;
@@ -87,12 +88,12 @@ fn collapsed(loads: &BTreeMap<String, Vec<f64>>, moe: &Moe) -> Option<Diagnostic
     ))
 }
 
-/// The choices of the expert that has the most.
+/// The number of choices of the expert that has the most.
 fn largest(load: &[f64]) -> f64 {
     load.iter().fold(0.0, |most: f64, &count| most.max(count))
 }
 
-/// The share of the tokens of one expert from which a router is told to have collapsed.
+/// The share of the tokens at one expert from which a router counts as collapsed.
 const COLLAPSED: f64 = 0.95;
 
 #[cfg(test)]

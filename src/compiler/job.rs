@@ -17,7 +17,7 @@ pub struct Job {
     pub model: PathBuf,
     /// The flags of the compilation.
     pub flags: CompileFlags,
-    /// Whether gradients are reduced as they are, though the flags compress them: before `--compress-gradients-after`.
+    /// Whether gradients are reduced whole although the flags compress them: in the steps before `--compress-gradients-after`.
     pub whole_gradients: bool,
     /// Whether the step has the gradients of parameters among its outputs, as `verify` compares them.
     pub keeps_gradients: bool,
@@ -27,36 +27,36 @@ pub struct Job {
     pub cluster: Option<Cluster>,
     /// The samples of a step. `None` for one microbatch.
     pub global_batch: Option<u64>,
-    /// The steps of the run, over which a schedule of the learning rate without a length of its own runs. The data may decide it.
+    /// The steps of the run. A learning-rate schedule without a length of its own has this length. The data may determine it.
     pub steps: u64,
-    /// The size of a last batch of the evaluation that is not whole, and needs a program of its own. The data decide it.
+    /// The size of a last batch of the evaluation that is smaller, and needs a program of its own. The data determine it.
     pub short_evaluation: Option<u64>,
 }
 
 /// The device of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct On {
-    /// Its kind.
+    /// The kind of the device.
     pub target: Target,
-    /// The size of its GPU.
+    /// The size of the GPU.
     pub multiprocessors: Multiprocessors,
-    /// Its description, whose times are the costs of choices.
+    /// The description of the device. Its times are the costs of choices.
     pub device: Device,
-    /// Whether the description is that of the device, or is assumed since the device is not known.
+    /// Whether the description is that of the actual device; otherwise it is assumed, since the device is not known.
     pub is_known: bool,
 }
 
-/// The facts that a command line does not have: they come from the machine, and from the checkpoint at which a run goes on.
+/// The facts that a command line does not have. They come from the machine, and from the checkpoint of a resumed run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// The device.
     pub on: On,
-    /// The samples of a step of the run that goes on, unless flags say another number.
+    /// The samples of a step of the resumed run, unless flags give another number.
     pub global_batch: Option<u64>,
 }
 
 impl On {
-    /// The device with a description.
+    /// A device with this description.
     pub fn described(device: Device) -> Self {
         Self {
             target: targets::of(device.kind),
@@ -68,7 +68,7 @@ impl On {
 }
 
 impl Job {
-    /// Resolves flags and facts into a job for steps of one microbatch each, unless they name a global batch.
+    /// Makes a job from flags and facts. Without a global batch, a step has one microbatch.
     ///
     /// # Errors
     /// A faulty description of a cluster; a mesh that is larger than the cluster.
@@ -98,13 +98,13 @@ impl Job {
         tiers::node_of(self.device(), self.cluster.as_ref())
     }
 
-    /// Returns the device by whose times choices are made: that of the cluster, or the job's own.
+    /// Returns the device by whose times choices are made: the cluster's, or the job's own.
     pub fn device(&self) -> &Device {
         self.cluster.as_ref().map_or(&self.on.device, |cluster| &cluster.node.device)
     }
 
-    /// Returns the memory that stages are made to fit into: that of `--memory`, or that of a GPU. Ranks on the processor share its memory,
-    /// and the free part of it changes: a run compares its program with that part, and no program depends on it.
+    /// Returns the memory that stages must fit into: that of `--memory`, or that of a GPU. Ranks on the processor share its memory, and its
+    /// free part changes. So no program depends on the free part: a run compares its program with it.
     fn limit(&self) -> Option<MemoryLimit> {
         let On { target, multiprocessors, .. } = self.on;
         let is_described = self.on.is_known || self.cluster.is_some();

@@ -1,7 +1,7 @@
 //! The evaluation of a last batch that is short: the same model, compiled for as many samples as are left.
 //!
-//! The whole plan runs again, so that the states have the same names, types and shardings; where they have not, or where the
-//! batch cannot be bound to that size, the samples are left out of the evaluation, and the user is told why.
+//! The whole plan runs again, so that the states have the same names, types and shardings. If they differ, or if the batch cannot be bound
+//! to that size, the samples are left out of the evaluation, and the user is told the reason.
 
 use super::{Job, Step};
 use crate::compilation::{Compilation, Source};
@@ -15,14 +15,14 @@ use passes::Manager;
 pub struct ShortEvaluation {
     /// The program, with states of the training program.
     pub module: Module,
-    /// For each class of the loss what its sum and its weight are multiplied by, to be added to those of whole batches: the
-    /// batch's share of a microbatch where every batch has the same weight, else 1.
+    /// For each class of the loss, the factor of its sum and its weight before they are added to those of whole batches: the batch's share
+    /// of a microbatch if every batch has the same weight, else 1.
     pub shares: Vec<f64>,
 }
 
 impl Step<'_> {
-    /// Compiles the evaluation of `samples` samples. Errors: a batch that cannot be bound to that size; states that are not
-    /// those of the training program.
+    /// Compiles the evaluation of `samples` samples. Errors: a batch that cannot be bound to that size; states that differ from those of
+    /// the training program.
     pub(super) fn evaluation_of(&self, job: &Job, samples: u64) -> Result<ShortEvaluation, Diagnostic> {
         let whole = sizes::batch(&self.compilation.forward)
             .ok_or_else(|| Diagnostic::new("the program has no batched input"))?;
@@ -30,7 +30,7 @@ impl Step<'_> {
         let source = Source::import(&job.model, self.source.model.clone(), &sizes).map_err(first)?;
         let mut plan = self.plan.clone();
         plan.bind.sizes = sizes::left_to_passes(&source.model, sizes);
-        // The stages are those of whole batches, and a step has as many microbatches.
+        // The stages are those of whole batches, and a step has the same number of microbatches.
         (plan.stage, plan.limit) = (self.compilation.stage.clone(), None);
         plan.batch.global = plan.batch.global.map(|global| global / whole * samples);
         let short = source.compile(&plan, &Manager::default(), |_, _, _| {}).map_err(first)?;
@@ -51,7 +51,7 @@ impl Step<'_> {
         Ok(ShortEvaluation { module: short.evaluation, shares })
     }
 
-    /// Refuses a program that takes other inputs than the same of fewer samples, or has other states.
+    /// Refuses a program that has other inputs than the whole evaluation, apart from the batch, or other states.
     fn check(&self, short: &Compilation, whole: u64, samples: u64) -> Result<(), Diagnostic> {
         let inputs = |module: &Module| -> Vec<(String, Type, bool)> {
             let input =

@@ -1,4 +1,4 @@
-//! What no single flag can see: flags that need each other, or contradict each other.
+//! Rules between flags: flags that need each other, or contradict each other.
 
 use ir::Diagnostic;
 use passes::optimizer::schedule::Curve;
@@ -6,13 +6,13 @@ use passes::optimizer::schedule::Curve;
 use super::{CompileFlags, Settings};
 
 impl Settings {
-    /// Every rule between flags that the settings break; empty when they can be used.
+    /// Returns an error for each rule between flags that the settings break; none if they can be used.
     pub fn check(&self) -> Vec<Diagnostic> {
         let of_run = [self.flags_without_training(), self.patience()];
         of_run.into_iter().flatten().chain(self.compile.check(self.run.steps)).collect()
     }
 
-    /// Flags that only training uses are refused without it rather than ignored.
+    /// Refuses flags that only training uses if there is no training, rather than ignoring them.
     fn flags_without_training(&self) -> Option<Diagnostic> {
         let (data, run) = (&self.data, &self.run);
         let given: Vec<&str> = [
@@ -42,7 +42,7 @@ impl Settings {
         )
     }
 
-    /// Patience counts the evaluations within a run.
+    /// Patience counts evaluations during a run, so it needs `--eval-every`.
     fn patience(&self) -> Option<Diagnostic> {
         let counts = self.run.patience.is_none() || self.data.eval_every.is_some();
         (!counts).then(|| {
@@ -55,13 +55,13 @@ impl Settings {
 }
 
 impl CompileFlags {
-    /// Every rule between these flags that they break, for a run of this number of steps, if it is known.
+    /// Returns an error for each rule between these flags that they break, for a run of `steps` steps if the number is known.
     pub fn check(&self, steps: Option<u64>) -> Vec<Diagnostic> {
         let problems = [self.batches(), self.schedule(steps), self.precision.check(), self.memory.check()];
         problems.into_iter().flatten().chain(self.parallel.check()).collect()
     }
 
-    /// The global batch is a whole number of microbatches.
+    /// The global batch must be a whole number of microbatches.
     fn batches(&self) -> Option<Diagnostic> {
         let (global, microbatch) = (self.shapes.global_batch?, self.shapes.microbatch?);
         let data_ranks = self.parallel.data_ranks();
@@ -69,7 +69,7 @@ impl CompileFlags {
         (!fits).then(|| crate::sizes::no_whole_number(global, microbatch, data_ranks))
     }
 
-    /// The lowest learning rate is not above the highest, and the warm-up leaves steps for the fall.
+    /// The lowest learning rate must not be above the highest, and the warm-up must leave steps for the decay.
     fn schedule(&self, steps: Option<u64>) -> Option<Diagnostic> {
         let (schedule, lr) = (&self.optimizer.lr_schedule, self.optimizer.lr);
         if schedule.curve == Curve::Constant {

@@ -33,7 +33,7 @@ impl<'a> CommandLine<'a> {
         self.given.try_get_one::<T>(arg.get_id().as_str()).ok()?.cloned()
     }
 
-    /// Whether a key of a config file applies: the subcommand has its flag, and the command line neither gives nor excludes it.
+    /// Whether a key of a config file applies: the subcommand has its flag, and the command line neither gives nor excludes this flag.
     pub(super) fn admits(&self, key: &str) -> bool {
         let excludes = |a: &Arg, b: &Arg| {
             a.get_id() == b.get_id()

@@ -42,7 +42,7 @@ pub struct Data {
     pub input: Vec<InputBinding>,
 }
 
-/// Where samples come from.
+/// The source of the samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataSource {
     /// Made up from the seed, for trying a model without data.
@@ -82,12 +82,12 @@ impl fmt::Display for DataSource {
     }
 }
 
-/// How text becomes tokens.
+/// The tokenizer that turns text into tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tokenizer {
     /// Each byte is a token.
     Bytes,
-    /// By a `tokenizer.json`.
+    /// A `tokenizer.json`.
     File(PathBuf),
 }
 
@@ -114,7 +114,7 @@ impl fmt::Display for Tokenizer {
     }
 }
 
-/// Where labels come from.
+/// The convention of the labels.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LabelsFrom {
@@ -139,11 +139,11 @@ impl From<data::LabelsFrom> for LabelsFrom {
 pub struct InputBinding {
     /// The input, by its name in the model.
     pub name: String,
-    /// What fills it.
+    /// The source of its numbers.
     pub source: InputSource,
 }
 
-/// What fills an input.
+/// The source of an input's numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputSource {
     /// 0, 1, 2, … along the sequence.
@@ -154,7 +154,7 @@ pub enum InputSource {
     Zeros,
     /// The tensor of this name in the data, or this field or these columns of it.
     Key(String),
-    /// A file of its own: whatever has a folder or one of [`SUFFIXES`] in its name.
+    /// A file of its own: every text that names a folder or has one of [`SUFFIXES`].
     File(PathBuf),
 }
 

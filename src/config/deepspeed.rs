@@ -93,7 +93,8 @@ impl Translation<'_> {
     }
 }
 
-/// `--recompute full`, if the file asks for checkpoints of activations. Beside `--memory` there is no choice left.
+/// `--recompute full`, if the file asks for activation checkpointing. If other keys of the file became `--memory`, this key is not honoured,
+/// since the search of `--memory` decides.
 fn recompute(translation: &mut Translation) {
     let document = translation.document;
     let asks =

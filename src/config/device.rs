@@ -22,7 +22,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// The kind of device that these flags lead to. A GPU is used only where it is asked for.
+    /// The kind of device that these flags choose. A GPU is used only if the user asks for it.
     pub fn target(&self) -> Target {
         match self.device {
             DeviceChoice::Cuda => targets::of(DeviceKind::Gpu),
@@ -31,7 +31,7 @@ impl Device {
     }
 }
 
-/// What the program runs on.
+/// The user's choice of the device.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceChoice {

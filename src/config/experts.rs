@@ -1,4 +1,4 @@
-//! Mixtures of experts: which feed-forward blocks become some, and how tokens are routed.
+//! Mixtures of experts: the feed-forward blocks that become mixtures, and the routing of tokens.
 
 use clap::Args;
 use passes::Pipeline;

@@ -20,7 +20,7 @@ use super::nearest::nearest;
 use super::optimizer::{Share, group};
 use super::text_file::TextFile;
 
-/// The keys of a config file, each as the arguments it stands for.
+/// The keys of a config file, each as the command-line arguments that mean the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigFile {
     entries: Vec<Entry>,
@@ -127,8 +127,8 @@ fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(key))
 }
 
-/// Parses arguments as the flags of a config file. A flag that these flags need may stand in another key or on the command line, which is
-/// parsed later with all of them.
+/// Parses arguments as the flags of a config file. A flag may need another flag that is in another key or on the command line. Such needs
+/// are checked later, when all arguments are parsed together.
 pub(super) fn parse_arguments(
     flags: &Command,
     arguments: impl IntoIterator<Item = String>,
@@ -139,7 +139,7 @@ pub(super) fn parse_arguments(
     }
 }
 
-/// One key and its value as arguments that were tried alone.
+/// Turns a key and its value into arguments, and parses them alone to find a value that the flag refuses.
 fn read_entry(flags: &Command, key: &str, value: &DeValue<'_>) -> Result<Entry, Diagnostic> {
     if let DeValue::Table(_) = value {
         let error = Diagnostic::new(format!(
@@ -166,7 +166,7 @@ fn known_keys(flags: &Command) -> impl Iterator<Item = &str> {
     flags.get_arguments().filter_map(Arg::get_long)
 }
 
-/// What a key takes.
+/// The kind of value that a key takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Switch,
@@ -204,7 +204,7 @@ impl Kind {
     }
 }
 
-/// The arguments that a key's value stands for.
+/// The arguments that mean the same as a key with its value.
 pub(super) fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Diagnostic> {
     let kind = Kind::of(arg);
     let argument = |text: &str| format!("--{key}={text}");
@@ -215,7 +215,7 @@ pub(super) fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<
         (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(true)) => vec![format!("--{key}")],
         (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(false)) => vec![],
         (Kind::Number | Kind::NumberOrText, DeValue::Integer(number)) => {
-            // What does not even fit in 128 bits is left to the flag to refuse.
+            // A number that does not fit in 128 bits is passed on as it is: the flag refuses it.
             let decimal =
                 i128::from_str_radix(number.as_str(), number.radix()).map(|number| number.to_string());
             vec![argument(&decimal.unwrap_or_else(|_| number.as_str().to_owned()))]
@@ -251,7 +251,7 @@ pub(super) fn describe(value: &DeValue<'_>) -> String {
     }
 }
 
-/// What clap found, in one line and without its advice on command lines.
+/// The text of clap's error, in one line and without clap's advice on command lines.
 pub(super) fn explain(error: &clap::Error) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
@@ -261,7 +261,7 @@ pub(super) fn explain(error: &clap::Error) -> String {
     match error.kind() {
         ErrorKind::InvalidValue => {
             let value = text(ContextKind::InvalidValue);
-            format!("`{value}` is none of {}", text(ContextKind::ValidValue))
+            format!("`{value}` is not one of {}", text(ContextKind::ValidValue))
         }
         ErrorKind::ValueValidation => {
             std::error::Error::source(error).map_or_else(String::new, ToString::to_string)

@@ -1,4 +1,4 @@
-//! Where everything starts: the seed, and the weights of step 0.
+//! The start of a run: the seed, and the weights of step 0.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::value::{Spec, ValueError, positive, seed, serialize_as_text, unknown_name};
 
-/// The flag that all random numbers hang on.
+/// The seed of all random numbers.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Run")]
 #[serde(rename_all = "kebab-case")]

@@ -1,6 +1,6 @@
 //! JSON files: values that know their place in the text.
 //!
-//! A value stays text until it is asked for. So a number keeps its digits, and nothing recurses into a value that nobody reads.
+//! A value stays text until a caller asks for it. So a number keeps its digits, and nothing recurses into a value that nobody reads.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use super::text_file::TextFile;
 
-/// A value, its parts still text.
+/// A value, whose parts are still text.
 #[derive(Clone, Debug)]
 pub(super) enum Json<'a> {
     Null,
@@ -35,7 +35,7 @@ impl TextFile {
     /// The members of the object that the file holds, in their order.
     ///
     /// # Errors
-    /// Text that is not JSON, or no object; a key that stands twice.
+    /// Text that is not JSON, or not an object; a key that occurs twice.
     pub(super) fn object(&self) -> Result<Vec<Member<'_>>, Diagnostic> {
         let whole: &RawValue = serde_json::from_str(self.text()).map_err(|error| {
             let place = format!("{}:{}:{}", self.name(), error.line(), error.column());
@@ -54,7 +54,7 @@ impl TextFile {
     /// A value of this file.
     ///
     /// # Errors
-    /// A string that is no text; an object with a key that stands twice.
+    /// A string that is not valid Unicode; an object with a key that occurs twice.
     pub(super) fn json<'a>(&self, raw: &'a RawValue) -> Result<Json<'a>, Diagnostic> {
         let text = raw.get();
         let read = match text.as_bytes().first() {
@@ -70,7 +70,7 @@ impl TextFile {
         if let Json::Object(members) = &json {
             let mut seen = BTreeSet::new();
             if let Some(twice) = members.iter().find(|member| !seen.insert(&member.key)) {
-                let error = Diagnostic::new(format!("the key `{}` stands twice", twice.key));
+                let error = Diagnostic::new(format!("the key `{}` is given twice", twice.key));
                 return Err(error.at(self.place(twice.value)).note("remove one of them"));
             }
         }
@@ -156,7 +156,7 @@ mod tests {
     fn faults_are_told_with_their_place() {
         assert!(error("{\n\"a\": 1,\n}").contains("ds.json:3:1"), "{}", error("{\n\"a\": 1,\n}"));
         assert!(error("[1]").contains("an object, not a list"));
-        assert!(error("{\"a\": 1, \"a\": 2}").contains("`a` stands twice"));
+        assert!(error("{\"a\": 1, \"a\": 2}").contains("`a` is given twice"));
         assert!(error("{\"\\ud800\": 1}").contains("not JSON"));
     }
 

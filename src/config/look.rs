@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::nearest::nearest;
 
-/// Flags that show the program on its way.
+/// Flags that show the program between passes.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Look")]
 #[serde(rename_all = "kebab-case")]
@@ -26,7 +26,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// The pass manager that shows this. Errors: a pass that does not exist.
+    /// The pass manager that prints and writes the program as these flags say. Errors: a pass that does not exist.
     pub fn manager(&self) -> Result<Manager, Diagnostic> {
         self.print_after.iter().try_for_each(|name| known_pass("--print-after", name))?;
         Ok(Manager {

@@ -1,4 +1,4 @@
-//! The loss: which, and how labels enter it.
+//! The loss: its kind, its smoothing, and the label that it ignores.
 
 use clap::Args;
 use passes::loss::LossKind;

@@ -36,7 +36,7 @@ fn file(path: &Path) -> Result<TextFile, Vec<Diagnostic>> {
     TextFile::read(path, "the description of the machine").map_err(|error| vec![error])
 }
 
-/// Reads a description: the machine that a preset has, with the numbers of the file in place of its own.
+/// Reads a description: the machine of a preset, with the numbers of the file in place of the preset's.
 fn read<T>(
     file: &TextFile,
     start: impl FnOnce(Preset) -> T,

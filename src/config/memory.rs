@@ -57,7 +57,7 @@ pub struct Memory {
     pub update: UpdateChoice,
 }
 
-/// The use of memories beside the device.
+/// The use of memories other than the device's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tiers {
     /// The classes of values that leave the device.
@@ -69,7 +69,7 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// Whether the classes alone say what leaves the device: no program has to fit.
+    /// Whether the classes alone decide which values leave the device, because no program has to fit a budget.
     pub fn is_fixed(&self) -> bool {
         !self.is_open && self.budgets == Budgets::default()
     }
@@ -176,7 +176,7 @@ impl Memory {
         }
     }
 
-    /// Activations have one type while they wait for backward.
+    /// Refuses two types for activations that wait for backward.
     pub fn check(&self) -> Option<Diagnostic> {
         let has = |form| self.compress_activations.contains(&form);
         (has(ActivationForm::Bf16) && has(ActivationForm::F16)).then(|| {
@@ -196,7 +196,7 @@ impl Memory {
         (!self.compress_activations.is_empty()).then_some(compress)
     }
 
-    /// The use of memories beside the device that is asked for; `None` if everything stays on the device.
+    /// The use of other memories that the flags ask for; `None` if everything stays on the device.
     pub fn tiers(&self) -> Option<Tiers> {
         let budgets = self.memory.clone().unwrap_or_default();
         let is_asked = !self.offload.is_empty() || budgets.host.is_some() || budgets.disk.is_some();

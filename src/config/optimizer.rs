@@ -1,4 +1,4 @@
-//! The optimizer: its rule, its learning rate over the steps, and what it applies to.
+//! The optimizer: its rule, its learning rate over the steps, and the parameters that it applies to.
 
 pub(super) mod algorithm;
 pub(super) mod group;
@@ -79,7 +79,7 @@ impl Optimizer {
         self.weight_decay.unwrap_or(if decoupled { 0.01 } else { 0.0 })
     }
 
-    /// What is dropped, of numbers that are drawn from this seed.
+    /// The pass that sets dropout, with this seed for its random numbers.
     pub fn dropout(&self, seed: u64) -> passes::dropout::Dropout {
         passes::dropout::Dropout { seed, ratio: self.dropout.map(|Share(share)| share) }
     }

@@ -1,4 +1,4 @@
-//! Where the results go.
+//! The output folder of a run, and the file of the memory plan.
 
 use std::path::{Path, PathBuf};
 

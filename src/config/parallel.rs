@@ -1,4 +1,4 @@
-//! Parallelism: the mesh of devices, and what is split over it.
+//! Parallelism: the mesh of devices, and the tensors that are split over it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -90,7 +90,7 @@ impl MeshAxes {
         self.0.iter()
     }
 
-    /// Adds an axis of data ranks as the outermost if there is none, so that the mesh has so many ranks.
+    /// Adds an axis of data ranks as the outermost axis if the mesh has no data axis, so that the mesh has `ranks` ranks.
     pub fn open_to(&mut self, ranks: u64) {
         let is_data = |(name, _): &(String, u64)| Mesh::role(name) == Some(AxisRole::Data);
         let others: u64 = self.0.iter().map(|(_, size)| size).product();
@@ -115,7 +115,7 @@ impl FromStr for MeshAxes {
                 count_from(1, size).map_err(|error| ValueError::new(format!("axis `{name}`: {error}")))?;
             if let Some((_, other)) = axes.iter().find(|(other, _)| other == name) {
                 return Err(ValueError::new(format!(
-                    "axis `{name}` stands twice: with {other} and with {size} devices; suffixes distinguish \
+                    "axis `{name}` is given twice: with {other} and with {size} devices; suffixes distinguish \
                      two axes: {name}.outer, {name}.inner"
                 )));
             }
@@ -129,7 +129,7 @@ impl FromStr for MeshAxes {
     }
 }
 
-/// Refuses a name that is none of an axis, with the nearest that is.
+/// Refuses a name that is not the name of an axis, and suggests the nearest name that is.
 fn known_axis(name: &str) -> Result<(), ValueError> {
     let is_word = |part: &str| {
         !part.is_empty() && part.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
@@ -153,7 +153,7 @@ impl fmt::Display for MeshAxes {
 
 serialize_as_text!(MeshAxes);
 
-/// Reads how the parameters of some names are split, over axes that a mesh may have.
+/// Reads the sharding of the parameters that a pattern matches, over axes that a mesh may have.
 fn shard(text: &str) -> Result<Shard, ValueError> {
     let shard: Shard = text.parse().map_err(ValueError::new)?;
     shard.dims.iter().flatten().try_for_each(|axis| known_axis(axis))?;
@@ -234,19 +234,19 @@ impl Parallel {
         (ranks > 1).then(|| Stage { cuts: self.cut.clone(), ..Stage::new(ranks, schedule) })
     }
 
-    /// How many devices share the batch: those along data axes and expert axes.
+    /// The number of devices that share the batch: the devices along data axes and expert axes.
     pub fn data_ranks(&self) -> u64 {
         let splits_the_batch =
             |(name, _): &&(String, u64)| matches!(Mesh::role(name), Some(AxisRole::Data | AxisRole::Expert));
         self.named().filter(splits_the_batch).map(|(_, size)| size).product()
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     pub fn ranks(&self) -> u64 {
         self.named().map(|(_, size)| size).product()
     }
 
-    /// How parameters are split as the user says, axes of one device left out.
+    /// The user's shardings of parameters, without axes of one device.
     pub fn rules(&self) -> Vec<Shard> {
         let axes = self.axes();
         let splits = |axis: &String| axes.iter().any(|(name, _)| name == axis);
@@ -266,7 +266,7 @@ impl Parallel {
         }
     }
 
-    /// The pass that compresses gradients, if they are.
+    /// The pass that compresses gradients, if `--compress-gradients` is given.
     pub fn compressed_gradients(&self) -> Option<CompressGradients> {
         self.compress_gradients.map(|method| CompressGradients { method, ranks: self.data_ranks() })
     }
@@ -308,7 +308,7 @@ impl Parallel {
         (!axes.is_empty()).then(|| format!("{}, {ranks} ranks", axes.join(" x ")))
     }
 
-    /// The axes as they were given, those of one device too.
+    /// The axes as they were given, axes of one device included.
     fn named(&self) -> impl Iterator<Item = &(String, u64)> {
         self.mesh.iter().flat_map(MeshAxes::axes)
     }

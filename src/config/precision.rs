@@ -38,7 +38,7 @@ pub struct Precision {
     pub grad_dtype: Option<DType>,
 }
 
-/// What a step computes in.
+/// The element type that a step computes in.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrecisionChoice {
@@ -54,7 +54,7 @@ pub enum PrecisionChoice {
 const GRADIENTS: [(DType, &str); 3] = [(DType::F32, "f32"), (DType::BF16, "bf16"), (DType::F16, "f16")];
 
 impl Precision {
-    /// What a step computes in, by whichever flag says it.
+    /// The element type that a step computes in, from `--precision`, `--bf16` or `--fp16`.
     pub fn choice(&self) -> PrecisionChoice {
         match (self.bf16, self.fp16) {
             (true, _) => PrecisionChoice::Bf16,

@@ -1,4 +1,4 @@
-//! The run: its length, its checkpoints, and where it goes on.
+//! The run: its length, its checkpoints, and the checkpoint at which it resumes.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl RunFlags {
         self.export == Some(Export::Best)
     }
 
-    /// How long to train: one epoch when neither flag is given.
+    /// The length of the training: one epoch if neither flag is given.
     pub fn length(&self) -> Length {
         match (self.steps, self.epochs) {
             (Some(steps), _) => Length::Steps(steps),
@@ -81,20 +81,20 @@ pub enum Export {
 pub enum Length {
     /// Steps in total.
     Steps(u64),
-    /// Times that the data are seen.
+    /// Passes over the data.
     Epochs(u64),
 }
 
-/// Which run to go on with.
+/// The run to resume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// The one in the output folder, from its last checkpoint.
+    /// The run in the output folder, from its last checkpoint.
     Output,
-    /// The one in this folder; or `DIR@N`, or `@N` of the output folder: see [`Resume::place`].
+    /// The run in this folder; or `DIR@N`, or `@N` of the output folder: see [`Resume::place`].
     Folder(PathBuf),
 }
 
-/// A place to go on at.
+/// The place at which a run resumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumePlace {
     /// The folder of a run.
@@ -104,8 +104,8 @@ pub struct ResumePlace {
 }
 
 impl Resume {
-    /// The place that is meant, where `output` is the output folder. A folder whose name ends in `@` and a number is meant
-    /// itself, if it is there.
+    /// Returns the place that the user means; `output` is the output folder. A name that ends in `@` and a number is read as a folder if
+    /// this folder exists.
     pub fn place(&self, output: &Path) -> ResumePlace {
         let last = |folder: &Path| ResumePlace { folder: folder.to_owned(), step: None };
         let Self::Folder(text) = self else { return last(output) };

@@ -1,4 +1,4 @@
-//! Shapes: the batch, and what symbolic dims are bound to.
+//! Shapes: the batch, and the sizes of symbolic dims.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -9,10 +9,10 @@ use ir::machine::{Device, Preset};
 use super::machine::read_device;
 use super::value::{Spec, ValueError, positive, unknown_name};
 
-/// A device that need not be here.
+/// A device that need not be in this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TargetDevice {
-    /// A preset, with measured rates in place of some of its own.
+    /// A preset, with measured rates in place of some of the preset's.
     Known(Box<Device>),
     /// The file that describes the device.
     Described(PathBuf),

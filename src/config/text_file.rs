@@ -6,7 +6,7 @@ use ir::Diagnostic;
 
 /// The text of a file. `toml_file` and `json_file` parse it.
 pub(super) struct TextFile {
-    /// Its name in errors.
+    /// The file's name in errors.
     name: String,
     text: String,
 }
@@ -26,7 +26,7 @@ impl TextFile {
         }
     }
 
-    /// Its name in errors.
+    /// The file's name in errors.
     pub(super) fn name(&self) -> &str {
         &self.name
     }

@@ -68,7 +68,7 @@ pub(super) fn whole_number(low: u64, high: u64, text: &str) -> Result<u64, Value
 
 /// The form `NAME[:key=value,…]`, its settings taken out one by one.
 pub(super) struct Spec<'a> {
-    /// What stands before the colon.
+    /// The text before the colon.
     pub(super) name: &'a str,
     settings: Vec<(&'a str, &'a str)>,
     known: &'a [&'a str],
@@ -87,7 +87,7 @@ impl<'a> Spec<'a> {
                 return Err(ValueError::new(format!("`{item}` in `{text}` is not of the form key=value")));
             };
             if settings.iter().any(|(other, _)| *other == key) {
-                return Err(ValueError::new(format!("`{key}` stands twice in `{text}`")));
+                return Err(ValueError::new(format!("`{key}` is given twice in `{text}`")));
             }
             settings.push((key, value));
         }
@@ -124,7 +124,7 @@ impl<'a> Spec<'a> {
     }
 }
 
-/// A parser for names that each stand for a value.
+/// A parser that takes one of the given names and returns its value.
 pub(super) fn one_of<T>(choices: &'static [(T, &'static str)]) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Send + Sync + 'static,

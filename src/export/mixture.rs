@@ -1,4 +1,4 @@
-//! The trained model with mixtures of experts, which is not the file that was read: it is written from the program.
+//! Export of a model with mixtures of experts. Its graph is not the file's, so it is written from the program.
 
 use super::{Exported, FileTensors, reserved_name};
 use crate::compilation::{Compilation, Source};
@@ -12,8 +12,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Writes `model.onnx`, in inference form, and `model.safetensors`, whose tensors have the names that they have in the file; those of
-/// routers and experts have the names of their states.
+/// Writes `model.onnx`, in inference form, and `model.safetensors`. Tensors of the file keep their names there; the tensors of routers and
+/// experts have the names of their states.
 ///
 /// # Errors
 /// An operator without a form in ONNX; files that cannot be written.
@@ -32,7 +32,7 @@ pub(super) fn export(
     Ok(Exported { model, training_form: None, weights, tensors: tensors.len(), absent: vec![], draws: 0 })
 }
 
-/// Says before a run what would keep [`export`] from writing its result.
+/// Refuses, before a run, a model whose result [`export`] could not write.
 pub(super) fn check(
     source: &Source,
     compilation: &Compilation,
@@ -40,7 +40,7 @@ pub(super) fn check(
 ) -> Result<(), Vec<Diagnostic>> {
     let module = inference(mixture).map_err(|error| vec![error])?;
     let header = Header::of(&source.model);
-    // The weights may not be there before the run: `--init` and `--weights` bring them.
+    // The weights may be missing before the run: `--init` and `--weights` provide them.
     let written =
         program::model(&module, &header, &BTreeMap::new(), Form::Inference, program::Absent::AsInputs);
     let problems: Vec<Diagnostic> =

@@ -1,11 +1,11 @@
-//! The way back through a view, on bytes: a model of many gigabytes is never held as numbers.
+//! The inverse of a view, on bytes: a model of many gigabytes is never converted to numbers.
 
 use bytes::Bytes;
 use ir::{DType, Tensor, Type, ViewStep};
 
-/// The bytes of a tensor of the file, `sizes` of `dtype`, once the value of the state that `view` cuts out of it is put
-/// back. `into` is the tensor as it was, zeros if it is not here. `None` when the value or the view does not fit, and of a view that
-/// repeats elements.
+/// Puts the value of a state back into the tensor of the file from which `view` cuts it, and returns the tensor's bytes. The tensor has
+/// `sizes` and `dtype`. `into` is the tensor as it was; zeros if it is not given. `None` if the value or the view does not fit, and for a
+/// view that repeats elements.
 pub(crate) fn put_back(
     view: &[ViewStep],
     sizes: &[u64],
@@ -23,7 +23,7 @@ pub(crate) fn put_back(
     };
     let inner = ir::view::sizes(std::slice::from_ref(step), sizes)?;
     let width = dtype.bytes() as usize;
-    // What the rest of the view overwrites whole need not be carried along.
+    // Old bytes matter only if a later step is a slice. Otherwise the value overwrites all of them.
     let kept = into.filter(|_| rest.iter().any(|step| matches!(step, ViewStep::Slice { .. })));
     match step {
         ViewStep::Reshape(_) => put_back(rest, &inner, dtype, kept, value),
@@ -61,18 +61,18 @@ pub(crate) fn put_back(
     }
 }
 
-/// A range of one dim, as the runs of bytes that it is.
+/// A range of one dim, as runs of bytes in the whole tensor and in the part.
 struct Rows {
-    /// Bytes from one index of the dims before to the next, in the whole.
+    /// Bytes in the whole tensor from one index of the outer dims to the next.
     whole: usize,
-    /// The same in the part.
+    /// Bytes in the part from one index of the outer dims to the next.
     part: usize,
-    /// Where the part begins in each.
+    /// The offset of the part's first byte in each such run of the whole tensor.
     offset: usize,
 }
 
 impl Rows {
-    /// `part` is `whole` from `start` of `dim` on.
+    /// The range of `dim` in `whole` that begins at `start` and has the sizes of `part`.
     fn new(whole: &[u64], part: &[u64], dim: usize, start: u64, width: usize) -> Self {
         let inner = whole[dim + 1..].iter().product::<u64>() as usize * width;
         Self {

@@ -30,7 +30,7 @@ pub(super) fn write(
         RawTensor::new(tensor.dtype.dtype()?, sizes, bytes.clone())
     };
     let (named, absent) = named(source, compilation, tensors, &current);
-    // The mark of PyTorch's own writer: matrices lie as PyTorch has them.
+    // The mark that PyTorch's own writer sets: matrices have PyTorch's layout.
     let is_pytorch = !source.imported.state_dict.entries.is_empty();
     let words: &[(&str, &str)] = if is_pytorch { &[("format", "pt")] } else { &[] };
     let rows = named.iter().map(|(name, stored)| TensorRow { name: name.clone(), ..stored.row.clone() });
@@ -44,7 +44,7 @@ pub(super) fn write(
     write().map(|()| absent).map_err(|error| failed(error.to_string()))
 }
 
-/// A tensor of the file that is written, put together when its turn comes: a transposed matrix is a copy.
+/// A tensor of the file that is going to be written. It is put together only when its turn comes, because a transposed matrix is a copy.
 struct Stored<'a> {
     row: TensorRow,
     entry: Cow<'a, StateDictEntry>,
@@ -81,7 +81,7 @@ fn named<'a>(
     }
     let names = state_dict.names();
     for report in exported(compilation).filter(|report| !names.contains_key(report.data.as_str())) {
-        // A copy that the exporter made of a tensor that has a name of the author's.
+        // The exporter copied a tensor that has a name in the author's `state_dict`.
         let is_copy = report.tied.as_ref().is_some_and(|tie| names.contains_key(tie.data.as_str()));
         if !is_copy && tensors.contains_key(&report.data) && !named.contains_key(&report.data) {
             let entry = StateDictEntry::whole(&report.data, &report.data, View::new());

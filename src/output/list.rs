@@ -1,5 +1,5 @@
-//! The list of a folder's files that runs of trainyard wrote. Only files of the list are ever removed: a folder may have had files
-//! of these names before a run came.
+//! The list of the files in a folder that runs of Trainyard wrote. Only files of the list are ever removed, because a folder may have had
+//! files of these names before a run.
 
 use super::cannot;
 use crate::log::LOGS;
@@ -13,8 +13,8 @@ use std::path::Path;
 /// The file with the list: a name in each line.
 pub(super) const LIST: &str = ".trainyard";
 
-/// The names in the list of a folder. Runs of older versions kept no list: in a folder with their program and their flags, all names
-/// of a run's files are theirs.
+/// The names in the list of a folder. Runs of older versions kept no list. A folder with the program and the flags of such a run is treated
+/// as if all names of a run's files were in its list.
 pub(super) fn listed(folder: &Path, all: &[&str]) -> BTreeSet<String> {
     match fs::read_to_string(folder.join(LIST)) {
         Ok(text) => text.lines().filter(|line| all.contains(line)).map(str::to_owned).collect(),
@@ -43,7 +43,7 @@ pub(super) fn add(folder: &Path, all: &[&str], names: &[&str]) -> Result<(), Dia
     Replacement::write(&path, text.as_bytes()).map_err(|error| cannot("write", &path, &error))
 }
 
-/// Removes a file of a run. Of a folder, the files that runs write there are removed, and the folder if nothing else is in it.
+/// Removes a file of a run. From a folder, the files that runs write there are removed, and then the folder if it is empty.
 pub(super) fn remove(path: &Path, name: &str) -> io::Result<()> {
     if !path.is_dir() {
         return disk::remove(path);
@@ -62,7 +62,7 @@ pub(super) fn remove(path: &Path, name: &str) -> io::Result<()> {
     }
 }
 
-/// Removes the entries of a folder whose names are those of a run, the last first, and then the folder if it is empty.
+/// Removes the entries of a folder that have names of a run's files, in falling order, and then the folder if it is empty.
 fn remove_within(
     folder: &Path,
     order: impl Fn(&str) -> Option<u64>,
@@ -76,7 +76,7 @@ fn remove_within(
     }
     ours.sort();
     for (_, path) in ours.iter().rev() {
-        // A folder in the place of a file, or a file in that of a folder, is no file of a run.
+        // A folder with the name of a file of a run, or a file with the name of a folder, does not belong to a run.
         let removed = remove(path);
         if removed.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::NotADirectory) {
             return removed;

@@ -35,7 +35,7 @@ pub struct MemoryPlan {
     microbatches: u64,
     /// Whether updates run before all gradients are there.
     early: bool,
-    /// Bytes that a rank may take of each memory, if the run has such limits; the device's with constants.
+    /// Bytes that a rank may take of each memory, if the run has such limits; the device's include constants.
     budgets: BTreeMap<&'static str, u64>,
     /// The programs, which share their states: the step, the evaluation, and that of a short last batch.
     programs: Vec<ProgramPlan>,
@@ -80,10 +80,10 @@ struct NamedPlace {
     name: String,
     #[serde(flatten)]
     place: Place,
-    /// Of an output the section after which it is there; of an input the microbatch.
+    /// For an output, the section after which it is available; for an input, the microbatch section.
     #[serde(skip_serializing_if = "Option::is_none")]
     section: Option<&'static str>,
-    /// In a pipeline the part of a microbatch before which an input is fed, or after which an output is there.
+    /// In a pipeline, the part of a microbatch before which an input is fed, or after which an output is available.
     #[serde(skip_serializing_if = "Option::is_none")]
     part: Option<String>,
 }
@@ -93,9 +93,9 @@ struct NamedPlace {
 struct TurnPlan {
     part: String,
     microbatch: u32,
-    /// The first of its instructions in `microbatch`, and the one behind the last.
+    /// The index in `microbatch` of its first instruction, and of the instruction after its last.
     instructions: [usize; 2],
-    /// Where each block begins in its memory; none of a block that is not alive.
+    /// The first byte of each block in its memory; `None` for a block that is not alive.
     blocks: Vec<Option<u64>>,
 }
 
@@ -115,10 +115,10 @@ struct InstructionPlan {
     /// Whether it adds to its results, from the second microbatch on.
     #[serde(skip_serializing_if = "is_false")]
     accumulates: bool,
-    /// Whether it stands in `update` and runs in every microbatch.
+    /// Whether it is listed in `update` but runs in every microbatch.
     #[serde(skip_serializing_if = "is_false")]
     every_microbatch: bool,
-    /// Of a collective, the last instruction that may run while it is carried out.
+    /// For a collective, the index of the last instruction that may run before the collective has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<usize>,
 }
@@ -126,7 +126,7 @@ struct InstructionPlan {
 /// The place of a value.
 #[derive(Clone, Debug, Serialize)]
 struct Place {
-    /// The number of the value. `None` of a place that is a part of a value's.
+    /// The number of the value. `None` if the place is a part of a value's place.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<u32>,
     memory: &'static str,
@@ -137,10 +137,10 @@ struct Place {
     offset: u64,
     /// Bytes from the first to the last, gaps included.
     bytes: u64,
-    /// If there are gaps: the bytes of a run without gaps, and how often runs repeat at which distance, the nearest first.
+    /// If there are gaps: the bytes of a run without gaps, and for each dim of runs, innermost first, their number and distance.
     #[serde(skip_serializing_if = "Option::is_none")]
     runs: Option<Runs>,
-    /// For each device, the bytes by which its part lies farther.
+    /// For each device, the bytes by which its part of the tensor is shifted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shift: Vec<i64>,
 }

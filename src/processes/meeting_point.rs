@@ -1,4 +1,4 @@
-//! Where processes without MPI meet, from the environment.
+//! The meeting point of processes without MPI, from the environment.
 
 use crate::launcher::Launched;
 use comm::star::meeting_point::{Address, MeetingPoint};
@@ -7,7 +7,7 @@ use ir::Diagnostic;
 /// The variable that names the meeting point, if the launcher's own variables do not lead to it.
 const VARIABLE: &str = "TRAINYARD_RENDEZVOUS";
 
-/// The port where no variable names one. The one before it is torchrun's default, at which its agent listens.
+/// The port if no variable names one. The port before it is the default of torchrun, whose agent listens there.
 const PORT: u16 = 29_501;
 
 /// The meeting point of a process: `TRAINYARD_RENDEZVOUS=HOST:PORT` or the path of a file; else the host `MASTER_ADDR`, at the port after

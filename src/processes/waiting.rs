@@ -1,14 +1,14 @@
-//! Where a process waits for others, told when a signal comes.
+//! The report of the place where a process waits for others, made when a signal arrives.
 //!
-//! If a process of a run is killed, the launcher sends SIGTERM to the others, and kills them a second later. Until then they can tell
-//! where they wait for the process that is lost.
+//! If a process of a run is killed, the launcher sends SIGTERM to the others, and kills them a second later. Until then each of them can
+//! report where it waits for the lost process.
 
 use comm::record::FlightRecord;
 use ir::visible;
 use std::thread;
 use std::time::Duration;
 
-/// The time after a signal in which an exchange may still come to its end: most last some milliseconds.
+/// The time after a signal in which an exchange may still complete: most exchanges take some milliseconds.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// A process among several, with the record of its exchanges.
@@ -22,7 +22,8 @@ impl Waiting {
         Self { rank, record }
     }
 
-    /// Tells the exchange in which this process waits, if it is in one now and does not come out of it soon. Returns whether it is so.
+    /// Reports the exchange in which this process waits. Returns whether there is one: the process is in an exchange now, and does not
+    /// complete it soon.
     pub fn tell(&self) -> bool {
         if self.record.open().is_none() {
             return false;
@@ -45,7 +46,7 @@ pub(super) fn write(text: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
 }
 
-/// An exchange of many tensors without those in the middle; the record has all of them.
+/// The text of an exchange, without the middle if it has many tensors. The record has all of them.
 pub(super) fn shortened(exchange: &str) -> String {
     // The last part has the ranks and the node of the model.
     const FIRST: usize = 80;

@@ -1,4 +1,4 @@
-//! The costs of a candidate: predicted times, and the bytes of the device that no plan goes without.
+//! The costs of a candidate: predicted times, and the bytes of the device that every plan needs.
 
 use crate::failure::Failure;
 use ir::machine::{Device, Node};
@@ -8,7 +8,7 @@ use passes::offload::Offload;
 use passes::recompute::Recompute;
 use program::UpdateTime;
 
-/// The step with values beside the device.
+/// The step with values in other memories than the device's.
 pub(super) fn offloaded(module: &Module, options: &Offload) -> Result<Module, Failure> {
     let mut module = module.clone();
     let decision = passes::offload::decide(&module, options);
@@ -33,8 +33,8 @@ pub fn seconds_of_copies(module: &Module, microbatches: u64, node: &Node) -> [f6
     seconds
 }
 
-/// Predicted seconds by which the nodes of a step take longer on the host than on the device: the bytes that they read and write in the
-/// memory of either. Look-ups in embeddings are left out, since they read a part of their operand.
+/// Predicted seconds by which the nodes of a step that run on the host take longer there than on the device: the time to read and write
+/// their bytes in either memory. Look-ups in embeddings are left out, since they read only a part of their operand.
 pub(super) fn seconds_on_host(module: &Module, node: &Node) -> f64 {
     let on_host = module.nodes().filter(|(_, node)| {
         node.place == Tier::Host && !node.phase.is_microbatch() && !matches!(node.op, Op::Copy(_))
@@ -46,7 +46,7 @@ pub(super) fn seconds_on_host(module: &Module, node: &Node) -> f64 {
     bytes as f64 * longer.max(0.0)
 }
 
-/// Bytes of the device that no plan of a step goes without.
+/// Bytes of the device that every plan of a step needs.
 pub(super) fn least_of_device(module: &Module, update: UpdateTime) -> u64 {
     let bytes = |value| module.ty(value).local_bytes(&module.mesh).unwrap_or(u64::MAX);
     let states = module.states.values().filter(|state| state.tier == Tier::Device).map(|state| state.input);
@@ -58,15 +58,15 @@ pub(super) fn least_of_device(module: &Module, update: UpdateTime) -> u64 {
     states.chain(lasting.map(|(_, node)| node.results[0])).map(bytes).fold(0, u64::saturating_add)
 }
 
-/// The price of a kept byte at which an activation is copied to the host and back rather than kept: what takes longer than that is not
-/// computed again.
+/// The price of a kept byte at which an activation is copied to the host and back rather than kept. Activations that take longer than the
+/// copies are not computed again.
 pub(super) fn price_of_copies(node: &Node) -> Recompute {
     let picoseconds_of_kib = 2.0 * 1024.0 / node.host_link.rate() * 1e12;
     Recompute { price: picoseconds_of_kib as u64, ..Recompute::FULL.on(&node.device) }
 }
 
-/// The step with activations in fewer bytes, and the predicted picoseconds of a microbatch's packing: the bytes that are saved are read once
-/// in forward and written once in backward. `None` if no activation has such a form.
+/// The step with activations in fewer bytes, and the predicted picoseconds of a microbatch's packing: the saved bytes are read once in
+/// forward and written once in backward. `None` if no activation has such a form.
 pub(super) fn compressed(
     module: &Module,
     options: &CompressActivations,

@@ -1,4 +1,4 @@
-//! The search for a candidate that fits: in the order of the predicted time, and then value by value.
+//! The search for a candidate that fits: first the candidates in the order of their predicted time, and then value by value.
 
 use super::{Candidate, Fit, Peaks, Place, costs};
 use crate::budget;
@@ -14,10 +14,10 @@ use passes::recompute::{Choices, Recompute};
 use passes::{Manager, Transform};
 use program::UpdateTime;
 
-/// After this number of programs, a choice of values is not made better any longer.
+/// The most programs with which a choice of values is improved.
 const TRIES: usize = 4;
 
-/// One part in so many of a budget may be left without another try.
+/// A budget is used well enough if at most one part in `NEAR` of it is unused.
 const NEAR: u64 = 64;
 
 /// A candidate and the bytes of its programs.
@@ -42,7 +42,7 @@ impl<'a> Search<'a> {
         Self { compilation, manager, tiers, place, tries: 0 }
     }
 
-    /// The first candidate that fits. Errors: none does.
+    /// The first candidate that fits, improved value by value. Errors: no candidate fits.
     pub(super) fn run(&mut self) -> Result<Fit, Failure> {
         let mut smallest: Option<(Candidate, Peaks)> = None;
         let (mut failed, mut least): (Vec<Candidate>, u64) = (vec![], u64::MAX);
@@ -60,7 +60,7 @@ impl<'a> Search<'a> {
             if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
                 smallest = Some((candidate.clone(), peaks));
             }
-            // Whether it fits the host says nothing of candidates that leave less there.
+            // A candidate that fits the device but not the host says nothing about candidates that leave less on the host.
             if self.tiers.budgets.device.is_some_and(|Budget(bytes)| peaks.device > bytes) {
                 failed.push(candidate);
             }
@@ -68,7 +68,7 @@ impl<'a> Search<'a> {
         Err(self.too_small(smallest, least).into())
     }
 
-    /// All candidates, those that take the least time first.
+    /// All candidates, by rising time.
     fn candidates(&self) -> Result<Vec<Candidate>, Failure> {
         let mut all = vec![];
         for recompute in [None].into_iter().chain(self.prices(true).into_iter().map(Some)) {
@@ -84,7 +84,7 @@ impl<'a> Search<'a> {
         Ok(all)
     }
 
-    /// The candidates with a step whose nodes are repeated and whose activations are compressed in some way, which takes so many
+    /// The candidates for a step in which some nodes are repeated and some activations are compressed, which takes this number of
     /// picoseconds.
     fn candidates_of(
         &self,
@@ -112,8 +112,8 @@ impl<'a> Search<'a> {
         Ok(all)
     }
 
-    /// The prices of kept bytes that are tried first, in ascending order; none if the flags say what is computed again. The price of copies
-    /// is for activations that may leave.
+    /// The prices of kept bytes that are tried first, in ascending order; none if the flags decide the recomputation. The price of copies
+    /// is added if activations may leave the device.
     fn prices(&self, may_leave: bool) -> Vec<Recompute> {
         let Place { node, .. } = self.place;
         if self.tiers.budgets.device.is_none() || self.compilation.has_pass(Recompute::NAME) {
@@ -127,7 +127,7 @@ impl<'a> Search<'a> {
         prices
     }
 
-    /// The forms in which activations may be kept without loss; `None` if the flags say how they are kept.
+    /// The forms in which activations may be kept without loss; `None` if the flags decide the forms.
     fn forms(&self) -> Option<CompressActivations> {
         let is_open =
             self.tiers.budgets.device.is_some() && !self.compilation.has_pass(CompressActivations::NAME);
@@ -138,7 +138,7 @@ impl<'a> Search<'a> {
     fn class_sets(&self) -> Vec<Classes> {
         let mut sets = vec![self.tiers.offload.classes];
         if self.tiers.is_open {
-            // Embeddings leave when they are asked to: few models have large ones apart from their heads.
+            // Embeddings leave only if the user asks for it: few models have large embeddings apart from their heads.
             for (class, _) in Classes::ALL.into_iter().filter(|(class, _)| !class.embeddings) {
                 let with: Vec<Classes> = sets.iter().map(|set| set.with(class)).collect();
                 with.into_iter().for_each(|set| {
@@ -151,7 +151,7 @@ impl<'a> Search<'a> {
         sets
     }
 
-    /// The times at which updates may run: early ones only if nothing waits for all gradients.
+    /// The possible times of updates. Early updates are possible only if nothing waits for all gradients.
     fn update_times(&self) -> Vec<UpdateTime> {
         let given = self.compilation.update;
         let may_be_early =
@@ -186,7 +186,7 @@ impl<'a> Search<'a> {
         Ok(compressed.map(|(module, time)| (module, time.saturating_mul(self.place.microbatches))))
     }
 
-    /// A candidate with the predicted picoseconds of what was settled, and without forms that no kept activation has.
+    /// A candidate with the predicted picoseconds of its final choices, and without forms that no kept activation has.
     fn priced(&self, mut candidate: Candidate) -> Result<Candidate, Failure> {
         let (mut module, mut time) = self.repeated(candidate.recompute.as_ref())?;
         match self.compressed(&module, candidate.compress.as_ref())? {
@@ -199,9 +199,9 @@ impl<'a> Search<'a> {
         Ok(candidate)
     }
 
-    /// A candidate that repeats and moves no more than it must: first as few activations as fit are computed again, then as many of them stay
-    /// on the device, and then as many states. What the host has no room for goes into the file. If activations take room that states need, the
-    /// states come first.
+    /// Reduces the repeated nodes and the copies of a candidate. First, as few activations as possible are computed again; then as many of
+    /// them as fit stay on the device, and then as many states. States for which the host has no room go into the file. If activations take
+    /// room that states need, the states come first.
     fn settled(&mut self, candidate: Candidate) -> Result<Found, Failure> {
         let peaks = self.lower(&candidate)?;
         if self.tiers.budgets.device.is_some_and(|Budget(bytes)| peaks.device > bytes) {
@@ -221,7 +221,7 @@ impl<'a> Search<'a> {
         self.with_states(first)
     }
 
-    /// A candidate with as many states on the device as fit, and then as many on the host.
+    /// A candidate with as many states on the device as fit, and then as many of the others on the host.
     fn with_states(&mut self, found: Found) -> Result<Found, Failure> {
         let (candidate, peaks) = self.with_most(found, |offload, peaks, bytes| {
             offload.keep = bytes;
@@ -230,7 +230,7 @@ impl<'a> Search<'a> {
         self.within_host(candidate, peaks)
     }
 
-    /// Whether a program fits, if all states of the host move into the file.
+    /// Whether a program fits if all its states on the host move into the file.
     fn fits_with_file(&self, peaks: &Peaks) -> bool {
         let Budgets { device, host, disk } = &self.tiers.budgets;
         let fits = |own: u64, budget: &Option<Budget>| budget.is_none_or(|Budget(bytes)| own <= bytes);
@@ -238,7 +238,8 @@ impl<'a> Search<'a> {
         fits(peaks.device, device) && fits(peaks.host.saturating_sub(to_file), host)
     }
 
-    /// A candidate that repeats as little as fits: block by block, between its price and the next lower one, which does not fit.
+    /// A candidate that repeats as little as fits. The search goes block by block, between the candidate's price and the next lower price,
+    /// which does not fit.
     fn less_repeated(&mut self, (candidate, peaks): Found) -> Result<Found, Failure> {
         let Some(highest) = candidate.recompute.clone().filter(|_| self.fits_with_file(&peaks)) else {
             return Ok((candidate, peaks));
@@ -265,7 +266,8 @@ impl<'a> Search<'a> {
         Ok(found)
     }
 
-    /// A candidate with as many bytes on the device as fit. `stay` lets so many bytes stay; `false` if none leave that could.
+    /// A candidate with as many bytes on the device as fit. `stay` keeps that number of bytes on the device; it returns `false` if no value
+    /// is left that could stay.
     fn with_most(
         &mut self,
         mut found: Found,
@@ -282,7 +284,7 @@ impl<'a> Search<'a> {
             let peaks = self.lower(&tried)?;
             match peaks.device.checked_sub(budget).filter(|&excess| excess > 0) {
                 Some(excess) => more = more.saturating_sub(excess.max(more / 8)),
-                // No more leave, or those that do are gone at the fullest position of the host.
+                // Either no more values can stay, or the added values are not alive at the position where the host is fullest.
                 None if peaks.host >= known.host => break,
                 None => {
                     most += more;
@@ -297,7 +299,7 @@ impl<'a> Search<'a> {
         Ok(found)
     }
 
-    /// Moves as many states from the host into the file as its budget asks for.
+    /// Moves states from the host into the file, as many as the budget of the host requires.
     fn within_host(&mut self, mut candidate: Candidate, mut peaks: Peaks) -> Result<Found, Failure> {
         let Some((Budget(budget), _)) = self.tiers.budgets.host.zip(self.tiers.budgets.disk.as_ref()) else {
             return Ok((candidate, peaks));
@@ -314,7 +316,7 @@ impl<'a> Search<'a> {
         Ok((candidate, peaks))
     }
 
-    /// The bytes of a candidate's programs.
+    /// Lowers a candidate. Returns the bytes of its programs.
     fn lower(&mut self, candidate: &Candidate) -> Result<Peaks, Failure> {
         self.tries += 1;
         let mut compilation = self.compilation.clone();
@@ -361,8 +363,8 @@ impl<'a> Search<'a> {
 }
 
 impl Candidate {
-    /// Whether this candidate takes at least as much memory of the device as another, which repeats the same and leaves the device with
-    /// more.
+    /// Whether this candidate takes at least as much memory of the device as another candidate, which repeats the same nodes and moves more
+    /// values off the device.
     fn takes_as_much(&self, other: &Self) -> bool {
         let classes = |own: &Self| own.offload.as_ref().map_or(Classes::NONE, |offload| offload.classes);
         let leaves_less = classes(self).with(classes(other)) == classes(other);

@@ -1,5 +1,5 @@
-//! Opens the data of a run: what feeds each input, which labels are shifted, whether rows may change places, and which indices are
-//! checked.
+//! Opens the data of a run. It decides which data feed each input, which labels are shifted, whether rows may be reordered, and which
+//! indices are checked.
 
 use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
 use crate::failure::Failure;
@@ -10,9 +10,8 @@ use ir::{Diagnostic, Module};
 use passes::bind::where_places_count;
 use std::collections::BTreeMap;
 
-/// Opens the data of a run. Labels that stand in the data are shifted if they equal the input at the same place, and the
-/// program predicts the next token; a run that continues keeps the convention of `of_run`. Errors: everything about the data that
-/// would make a step fail.
+/// Opens the data of a run. Labels in the data are shifted if they equal the input at the same place, and the program predicts the next
+/// token. A resumed run keeps the convention of `of_run`. Errors: every fault of the data that would make a step fail.
 pub fn open_data(
     module: &Module,
     settings: &Settings,
@@ -96,8 +95,8 @@ fn open_with(
     Ok(loader)
 }
 
-/// Checks and tells that the rows of the data stay where they are. Error: rows that do not fill their last microbatch, whose places other
-/// rows would take.
+/// Checks that the rows of the data fill whole batches, and notes for the user that they keep their order. Error: rows that do not fill
+/// their last batch, so that other rows would take the empty places.
 fn keep_company(loader: &mut Loader, module: &Module, node: &ir::Node) -> Result<(), Diagnostic> {
     let batched = module.inputs.iter().find(|input| input.batched);
     let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size()).unwrap_or(1);

@@ -19,7 +19,7 @@ const TRAINING_OUTPUTS: [StepOutput; 4] = [
     StepOutput::GradientNorm,
     StepOutput::Part { scalar: Scalar::Loss, class: 0, part: ScalarPart::Sum },
 ];
-/// Those that it reads where the loss is scaled.
+/// The outputs that the loop reads if the loss is scaled.
 const SCALING_OUTPUTS: [StepOutput; 3] =
     [StepOutput::Skipped, StepOutput::LossScale, StepOutput::ScaleExhausted];
 
@@ -32,7 +32,7 @@ pub struct Programs {
     pub training: StagePrograms,
     /// The evaluation.
     pub evaluation: StagePrograms,
-    /// The evaluation of a last batch that is short, and what the classes of its loss count.
+    /// The evaluation of a last batch that is short, and for each class of its loss the factor by which its sums count.
     pub short_evaluation: Option<(StagePrograms, Vec<f64>)>,
 }
 
@@ -94,25 +94,25 @@ impl Programs {
         Ok(())
     }
 
-    /// All of them, in the order in which a device numbers them.
+    /// All programs, in the order in which a device numbers them.
     pub fn all(&self) -> Vec<StagePrograms> {
         let short = self.short_evaluation.iter().map(|(program, _)| program);
         [&self.training, &self.evaluation].into_iter().chain(short).cloned().collect()
     }
 
-    /// Bytes that a device allocates for all of them: one arena, and the constants of each. Of a pipeline, those of the rank with the
+    /// Bytes that a device allocates for all programs: one arena, and the constants of each. In a pipeline, the bytes of the rank with the
     /// largest step.
     pub fn peak(&self) -> u64 {
         self.all().iter().map(|program| program.largest().memory.arena).max().unwrap_or(0) + self.constants()
     }
 
-    /// Bytes of the constants of all of them.
+    /// Bytes of the constants of all programs.
     pub fn constants(&self) -> u64 {
         self.all().iter().map(|program| program.largest().memory.constants).sum()
     }
 }
 
-/// How a run's programs are lowered for a kind of device.
+/// The options for the lowering of a run's programs for a kind of device.
 fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptions<'static> {
     let without_epilogues = without_epilogues();
     LowerOptions { multiprocessors, without_epilogues, ..LowerOptions::of(target) }
@@ -129,7 +129,7 @@ fn lower_evaluation(
     lowering.lower(module, Pipeline::default(), &options, Some(training))
 }
 
-/// Lowers a step of so many microbatches, for a kind of device; for a GPU by its size.
+/// Lowers a step of `microbatches` microbatches for a kind of device, and for the size of a GPU.
 ///
 /// # Errors
 /// As of [`Lowering::lower`].
@@ -159,7 +159,7 @@ fn outputs(module: &Module) -> Vec<String> {
     TRAINING_OUTPUTS.into_iter().chain(scaling).map(String::from).chain(metrics).collect()
 }
 
-/// The part of a program that runs when it is trained: the outputs of the model beside its loss are left out.
+/// The part of a program that runs when it is trained, without the model's outputs other than the loss.
 pub fn step(module: &Module) -> Result<Module, Failure> {
     let mut outputs = outputs(module);
     outputs.retain(|name| module.output(name).is_some());

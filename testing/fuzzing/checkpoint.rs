@@ -18,7 +18,7 @@ module @tiny training {
   }
 }";
 
-/// The value of a state of [`STATES`], and one that is a tensor of its own.
+/// The initial value of a state in [`STATES`] that is a view of the file's data, and one without a view.
 const VIEW: [&str; 2] = ["data @0 view [transpose [1, 0]]", "zeros"];
 
 /// A checkpoint. The first four bytes are the length of `checkpoint.json` (little endian), which follows; the rest is
@@ -44,7 +44,7 @@ pub(super) fn checkpoint(bytes: &[u8]) {
     let _ = load_weights(&path, &module, &aliases).map(|weights| weights.report.to_string());
 }
 
-/// A description with the size of the states' file and its own checksum, where it has places for them.
+/// A description in which the size of the states' file and the description's own checksum are right, if it has these fields.
 fn sealed(description: &[u8], states: usize) -> Vec<u8> {
     let mut text = description.to_vec();
     if let Some(begin) = after(&text, b"\"state.safetensors\": ") {
@@ -60,7 +60,7 @@ fn sealed(description: &[u8], states: usize) -> Vec<u8> {
     text
 }
 
-/// The end of the first place of `word` in `text`.
+/// The offset after the first `word` in `text`.
 fn after(text: &[u8], word: &[u8]) -> Option<usize> {
     Some(text.windows(word.len()).position(|window| window == word)? + word.len())
 }

@@ -21,23 +21,23 @@ impl Choices {
         random::philox(self.seed, [self.drawn, 0, 0, 0])[0] as usize % count.max(1)
     }
 
-    /// Whether to do something that is done once in so many times.
+    /// Returns `true` in one of `times` calls, on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// One of these, if there are any.
+    /// Returns a random item; `None` if there are none.
     pub fn of<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         items.get(self.below(items.len()))
     }
 
-    /// One of these to be changed, if there are any.
+    /// Returns a random item to be changed; `None` if there are none.
     pub fn of_mut<'a, T>(&mut self, items: &'a mut [T]) -> Option<&'a mut T> {
         let index = self.below(items.len());
         items.get_mut(index)
     }
 
-    /// A range of up to 16 places within a length.
+    /// Returns a range of up to 16 indices within a length.
     pub fn range(&mut self, length: usize) -> Range<usize> {
         let start = self.below(length + 1);
         start..(start + 1 + self.below(16)).min(length)

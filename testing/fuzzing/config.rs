@@ -6,8 +6,8 @@ use trainyard::cli::{Cli, Command, ParseError};
 use trainyard::config::file::ConfigFile;
 use trainyard::config::{CommandLine, Settings};
 
-/// A `trainyard.toml`, or DeepSpeed's JSON if it begins with a brace: the settings that it means to `compile` are checked, and are the same when they are written and
-/// read again.
+/// Reads a `trainyard.toml`, or DeepSpeed's JSON if the text begins with a brace. The settings for `compile` are checked. They must be the
+/// same after they are written and read again.
 pub(super) fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Some(settings) = read(text) else { return };
@@ -49,7 +49,7 @@ fn read(text: &str) -> Option<Settings> {
     let _ = file.notes(&arguments).map(|notes| notes.to_string());
     let before = ["trainyard", "compile"].map(str::to_owned);
     let arguments = before.into_iter().chain(arguments).chain(["model.onnx".to_owned()]);
-    // Each key was tried, and all of them together: the subcommand takes the same flags.
+    // Each key was accepted alone, so all of them together must be accepted: the subcommand has the same flags.
     let cli = match Cli::parse_with_config(arguments) {
         Ok(cli) => cli,
         Err(ParseError::Settings(_)) => return None,
@@ -61,7 +61,7 @@ fn read(text: &str) -> Option<Settings> {
     }
 }
 
-/// The settings without those of one call, which are not written.
+/// The settings without those of one call, which are not written to a config file.
 fn lasting(mut settings: Settings) -> Settings {
     (settings.run.resume, settings.run.profile) = (None, false);
     (settings.look, settings.out) = Default::default();

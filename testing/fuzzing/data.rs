@@ -13,16 +13,16 @@ use zip::{CompressionMethod, ZipWriter};
 /// The file name extensions that the first byte of an input of `data` chooses from, each a format.
 const EXTENSIONS: [&str; 5] = ["safetensors", "bin", "txt", "npy", "jsonl"];
 
-/// A file of training data of a format that has no target of its own. The first byte says the format, the second the
-/// model that is fed; the rest is the file.
+/// A file of training data in a format that has no target of its own. The first byte chooses the format, the second the model that is fed.
+/// The remaining bytes are the file.
 pub(super) fn data(bytes: &[u8]) {
     let Some((&[format, model], contents)) = bytes.split_first_chunk::<2>() else { return };
     let name = format!("data.{}", EXTENSIONS[usize::from(format) % EXTENSIONS.len()]);
     load(&model_spec(model), &name, contents, options());
 }
 
-/// What the first byte of an input of `csv` says: the name, and whether the rest is text that is gzipped here. Bytes
-/// that are changed at random are seldom the gzip of anything, so both are tried.
+/// The choices of the first byte of an input of `csv`: the file name, and whether the text is gzipped here. Bytes that are changed at
+/// random are seldom valid gzip, so both ways are tried.
 const TABLES: [(&str, bool); 6] = [
     ("data.csv", false),
     ("data.csv.gz", true),
@@ -32,8 +32,8 @@ const TABLES: [(&str, bool); 6] = [
     ("data.tsv.gz", false),
 ];
 
-/// A table. The first byte says its kind, the second the model that is fed, the third how long the text is that follows,
-/// which chooses the columns of the input `x` where there is any; the rest is the file.
+/// A table. The first byte chooses its kind, the second the model that is fed. The third is the length of the text that follows, which
+/// names the columns of the input `x`; an empty text names none. The remaining bytes are the file.
 pub(super) fn csv(bytes: &[u8]) {
     let Some((&[kind, model, length], rest)) = bytes.split_first_chunk::<3>() else { return };
     let (columns, contents) = rest.split_at(rest.len().min(usize::from(length)));
@@ -51,18 +51,18 @@ pub(super) fn csv(bytes: &[u8]) {
     load(&model_spec(model), name, packed.as_deref().unwrap_or(contents), options);
 }
 
-/// An `.npz`. The first byte says the model that is fed, the second whether the rest is the archive, or what an archive
-/// is made of: an archive that is changed at random fails at its checksums, and hides what is in it.
+/// An `.npz`. The first byte chooses the model that is fed. The second says whether the remaining bytes are an archive, or arrays of which
+/// an archive is made: an archive that is changed at random fails at its checksums, so its arrays are never read.
 pub(super) fn npz(bytes: &[u8]) {
     let Some((&[model, made], contents)) = bytes.split_first_chunk::<2>() else { return };
     let made = (made % 2 == 1).then(|| archive(contents));
     load(&model_spec(model), "data.npz", made.as_deref().unwrap_or(contents), options());
 }
 
-/// The names of a made archive's arrays.
+/// The names of the arrays in an archive that is made here.
 const ARRAYS: [&str; 8] = ["tokens", "labels", "x", "mask", "input.x", "y", "arr_0", "tokens"];
 
-/// An archive of arrays, each a byte for its name and whether it is compressed, two for its length, and its contents.
+/// Makes an archive of arrays. Each array has a byte for its name and its compression, two bytes for its length, and its contents.
 fn archive(mut parts: &[u8]) -> Vec<u8> {
     let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
     let mut place = 0;
@@ -70,7 +70,7 @@ fn archive(mut parts: &[u8]) -> Vec<u8> {
         let (contents, rest) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes([low, high]))));
         let method = if kind & 8 == 0 { CompressionMethod::Stored } else { CompressionMethod::Deflated };
         let options = SimpleFileOptions::default().compression_method(method);
-        // A second array of one name is another array: zip refuses to write it twice.
+        // zip refuses two files of one name, so the second array gets another name.
         let again = if kind & 16 == 0 { String::new() } else { place.to_string() };
         let name = format!("{}{again}.npy", ARRAYS[usize::from(kind) % ARRAYS.len()]);
         if archive.start_file(name, options).is_ok() {
@@ -81,7 +81,7 @@ fn archive(mut parts: &[u8]) -> Vec<u8> {
     archive.finish().expect("memory can be written to").into_inner()
 }
 
-/// A `tokenizer.json` and a text that it makes tokens of.
+/// A `tokenizer.json`, and a text that is tokenized with it.
 pub(super) fn tokenizer(bytes: &[u8]) {
     let Some((tokenizer, text)) = two_files(bytes) else { return };
     let folder = folder();

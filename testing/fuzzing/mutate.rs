@@ -1,4 +1,4 @@
-//! Changes of an ONNX file field by field, so that most changed files are still files, and many still mean something.
+//! Changes of an ONNX file field by field. Most changed files can still be decoded, and many of them are still valid models.
 
 mod differences;
 mod graphs;
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use onnx::proto::{GraphProto, ModelProto, OperatorSetIdProto};
 use prost::Message;
 
-/// Changes a file in a few of its fields. `None` if it is no ONNX file, or would be longer than `longest` bytes.
+/// Changes a few fields of a file. `None` if it is not an ONNX file, or if the result is longer than `longest` bytes.
 pub fn changed(bytes: &[u8], longest: usize, choices: &mut Choices) -> Option<Vec<u8>> {
     let mut model = decode(bytes)?;
     for _ in 0..1 + choices.below(3) {
@@ -37,20 +37,20 @@ pub fn crossed(bytes: &[u8], other: &[u8], longest: usize, choices: &mut Choices
     encode(&model, longest)
 }
 
-/// Moves the numbers of initializers in f32 to a neighbour each: a change that is no larger than rounding. `None` as in [`changed`].
+/// Moves each number of the f32 initializers to a neighbouring number: a change that is no larger than rounding. `None` as in [`changed`].
 pub fn nudged(bytes: &[u8], longest: usize, choices: &mut Choices) -> Option<Vec<u8>> {
     let mut model = decode(bytes)?;
     graph(&mut model).initializer.iter_mut().for_each(|tensor| tensors::nudge(tensor, choices));
     encode(&model, longest)
 }
 
-/// The parts that only one of two files has, as text: the difference that a change made. `None` if one is no ONNX file.
+/// The parts that only one of two files has, as text: the difference that a change made. `None` if one of them is not an ONNX file.
 pub fn described(before: &[u8], after: &[u8]) -> Option<String> {
     Some(differences::differences(&decode(before)?, &decode(after)?))
 }
 
 fn decode(bytes: &[u8]) -> Option<ModelProto> {
-    // Decoding takes much more memory than some files; the loader has the same limit.
+    // Decoding some files takes much more memory than their size; the loader has the same limit.
     if onnx::proto::expansion(bytes).ok()?.struct_bytes > 16 << 20 {
         return None;
     }
@@ -92,12 +92,12 @@ fn change_opset(model: &mut ModelProto, choices: &mut Choices) {
     }
 }
 
-/// Numbers that are limits of something: sizes, axes, and the ends of the types.
+/// Limits of sizes, axes and integer types, and numbers near them.
 const INTEGERS: [i64; 16] =
     [0, 1, 2, 3, 4, 5, 7, 8, -1, -2, -3, -100, 65_536, i32::MAX as i64, i64::MAX, i64::MIN];
 
 fn integer(choices: &mut Choices) -> i64 {
-    // Small ones mean something more often.
+    // Small numbers are valid more often.
     if choices.once_in(4) { INTEGERS[choices.below(16)] } else { choices.below(6) as i64 - 1 }
 }
 

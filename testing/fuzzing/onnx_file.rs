@@ -1,4 +1,5 @@
-//! ONNX files: `model` changes their bytes, and lowers them; `onnx` changes their fields, and trains them for a step.
+//! ONNX files. The target `model` changes their bytes, and lowers the models; `onnx` changes their fields, and trains the models for a
+//! step.
 
 use bytes::Bytes;
 use checkpoint::{StateBytes, initial_states};
@@ -19,17 +20,17 @@ use trainyard::feed;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::training::Programs;
 
-/// Every dim with a name is bound to this.
+/// The size of every dim with a name.
 const SIZE: u64 = 2;
 
-/// How far a file came.
+/// The last stage that a file reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reached {
     /// The model or its compilation is refused.
     Refused,
-    /// Its step was lowered, and is not run: it takes too much for a fuzzer.
+    /// The step was lowered, but not run, because it takes too much time or memory for a fuzzer.
     TooLarge,
-    /// It was trained for a step.
+    /// The model was trained for a step.
     Trained,
 }
 
@@ -41,7 +42,7 @@ pub(super) fn model(bytes: &[u8]) {
     }
 }
 
-/// As `model`, and then the step is run.
+/// As `model`, and the step is run too.
 pub(super) fn onnx(bytes: &[u8]) {
     train(bytes);
 }
@@ -84,7 +85,7 @@ fn symbols(model: &Model) -> BTreeSet<String> {
 
 /// The most bytes that the programs of a step may take.
 const MEMORY: u64 = 64 << 20;
-/// The most operations, and bytes read and written, that a step may take: a second of it, in a build that is not fast.
+/// The most operations, and bytes read and written, of a step: about a second in a build without optimization.
 const WORK: u64 = 100_000_000;
 
 fn is_too_large(programs: &Programs, training: &Module) -> bool {
@@ -95,7 +96,7 @@ fn is_too_large(programs: &Programs, training: &Module) -> bool {
     programs.peak() > MEMORY || work.fold(0, u64::saturating_add) > WORK
 }
 
-/// Runs a step and an evaluation. `None`: the data cannot be made up, or the states are not there.
+/// Runs a step and an evaluation. `None` if the data cannot be made up, or the values of states are missing.
 ///
 /// # Panics
 /// If the device refuses a program that was lowered for it, or a batch that the loader made for that program.

@@ -3,8 +3,9 @@
 use ir::{Level, Module, verify};
 use program::lower::{LowerOptions, lower};
 
-/// A program as text: what the parser takes is printed as text that means the same, and what the verifier accepts can
-/// be lowered, or is refused. A program of level lowered is written for the kernels of one target by a pass, not by a user.
+/// Reads a program as text. A program that the parser accepts must be printed as text with the same meaning. A program that the verifier
+/// accepts must be lowered or refused. Programs of level `lowered` are left out: a pass makes them for the kernels of one target, and users
+/// do not write them.
 pub(super) fn text(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(module) = ir::text::parse_unchecked(text) {

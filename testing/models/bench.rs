@@ -1,4 +1,4 @@
-//! The graphs of `testdata/bench`, which have no weights, and how a test compiles one.
+//! The graphs of `testdata/bench`, which have no weights, and their compilation in tests.
 
 use super::{adamw, done};
 use crate::testdata;
@@ -65,7 +65,7 @@ impl Layers {
 }
 
 impl Bench {
-    /// How it is compiled with AdamW, and what comes out.
+    /// The plan of the compilation with AdamW, and the compiled model.
     fn compiled(&self, compute: DType, initialize: Option<Initialize>) -> (CompilationPlan, Compilation) {
         let sizes = self.bindings.iter().map(|&(name, size)| (name.to_owned(), size)).collect();
         let source = done(Source::load(&testdata(&format!("bench/{}.onnx", self.file)), &sizes));
@@ -81,7 +81,7 @@ impl Bench {
         self.compiled(compute, None).1.training
     }
 
-    /// In f32, with new weights.
+    /// The model in f32, with new weights.
     pub fn subject(&self) -> Subject {
         let (plan, compilation) = self.compiled(DType::F32, Some(Initialize { rule: Rule::Gpt2 }));
         done(Subject::new(plan, compilation, 0, StateBytes::new()))

@@ -1,4 +1,4 @@
-//! Ways to split a program over devices, and few of them that pair all options.
+//! Ways to split a program over devices, and short lists of them with every pair of options.
 
 use super::split;
 use passes::spmd::Spmd;
@@ -24,14 +24,14 @@ impl Configuration {
         [self.dp, self.tp, self.zero, self.sequence_parallel.into(), self.microbatches]
     }
 
-    /// The pass that splits so.
+    /// The pass that splits a program this way.
     pub fn spmd(self) -> Spmd {
         let sequence = if self.sequence_parallel && self.tp > 1 { ", sequence-parallel" } else { "" };
         split(&format!("mesh=dp:{}*tp:{}, zero={}{sequence}", self.dp, self.tp, self.zero))
     }
 }
 
-/// All configurations of at most so many ranks.
+/// All configurations of at most `ranks` ranks.
 pub fn all(ranks: u64) -> Vec<Configuration> {
     let mut all = Vec::new();
     for dp in [1, 2, 4, 8] {

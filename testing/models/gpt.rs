@@ -6,8 +6,8 @@ use ir::Module;
 
 use super::done;
 
-/// The sizes of a GPT as in Megatron-LM (arXiv 1909.08053): a learned embedding of positions, blocks of attention and of a
-/// feed-forward part four times as wide, and logits by the embedding of tokens.
+/// The sizes of a GPT as in Megatron-LM (arXiv 1909.08053). It has a learned embedding of positions, and blocks of attention and of a
+/// feed-forward part four times as wide. The embedding of tokens also makes the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Gpt {
     /// Sequences of a microbatch.
@@ -22,8 +22,8 @@ pub struct Gpt {
     pub layers: u64,
     /// Tokens of the vocabulary.
     pub vocabulary: u64,
-    /// Whether dropout of one in ten follows the embedding, the probabilities of attention and each part of a block. Attention is
-    /// then not fused.
+    /// Whether dropout with ratio 0.1 follows the embedding, the attention probabilities and each part of a block. Attention is then not
+    /// fused.
     pub dropout: bool,
 }
 
@@ -34,7 +34,7 @@ impl Gpt {
         layers * (12 * hidden * hidden + 13 * hidden) + (vocabulary + sequence + 2) * hidden
     }
 
-    /// Floating-point operations of a step of so many sequences whose forward blocks run twice (arXiv 2104.04473, section 3).
+    /// Floating-point operations of a step of `sequences` sequences in which forward runs twice (arXiv 2104.04473, section 3).
     pub fn flops_with_full_recompute(&self, sequences: u64) -> f64 {
         let [s, h, layers, v] =
             [self.sequence, self.hidden, self.layers, self.vocabulary].map(|size| size as f64);
@@ -102,7 +102,7 @@ impl Gpt {
         text.node(&format!("add {x}, {y}"), stream)
     }
 
-    /// The causal mask, 0 or the smallest number.
+    /// The causal mask, whose elements are 0 or the smallest number.
     fn mask(&self, text: &mut Text) -> String {
         let size = self.sequence;
         let row = text.node("iota {dim = 0}", &format!("i64[{size}, 1]"));
@@ -136,12 +136,12 @@ fn linear(text: &mut Text, name: &str, x: &str, [from, to]: [u64; 2], ty: &str) 
     text.node(&format!("add {y}, {bias}"), ty)
 }
 
-/// The text of a program that grows.
+/// The text of a program, while it is built.
 #[derive(Default)]
 struct Text {
     data: String,
     nodes: String,
-    /// The numbers of data and of values.
+    /// The number of data and of values so far.
     weights: usize,
     values: usize,
     draws: usize,
@@ -163,7 +163,7 @@ impl Text {
         value
     }
 
-    /// A node of three results, of which the first is given back.
+    /// Adds a node of three results, and returns the first.
     fn node_of_three(&mut self, operation: &str, types: [&str; 3]) -> String {
         let first = self.values + 1;
         self.values += 3;

@@ -1,4 +1,4 @@
-//! A compiled model's step in half precision against the interpreter that rounds each value.
+//! A compiled model's step in half precision, compared with the interpreter, which rounds each value.
 
 use super::losses::machine;
 use super::{Fixture, adamw, done};
@@ -10,7 +10,7 @@ use trainyard::verification::compare::{FLOOR, largest};
 use trainyard::verification::execute::{Execution, Machine, Tensors, with_tensors};
 use trainyard::verification::inputs;
 
-/// The loss is within 1e-3 of the interpreter's, and gradients point where its do.
+/// Checks that the loss is within 1e-3 of the interpreter's, and that gradients have the same direction.
 pub fn check_half(fixture: &Fixture, mode: Mode) {
     for compute in [DType::BF16, DType::F16] {
         let (what, [given, typed]) = steps(fixture, mode, compute, 2, machine);
@@ -19,14 +19,14 @@ pub fn check_half(fixture: &Fixture, mode: Mode) {
     }
 }
 
-/// The same of the loss alone, in this type.
+/// As [`check_half`], for the loss alone, in this type.
 pub fn check_half_loss(fixture: &Fixture, mode: Mode, compute: DType) {
     let (what, [given, typed]) = steps(fixture, mode, compute, 2, machine);
     check_loss(&what, &given, &typed);
 }
 
-/// The same of the mean loss of so many microbatches; their commands are not held to what they say they touch, which takes
-/// long.
+/// As [`check_half_loss`], for the mean loss of `microbatches` microbatches. The memory accesses of commands are not checked, because that
+/// takes long.
 pub fn check_half_mean_loss(fixture: &Fixture, mode: Mode, compute: DType, microbatches: u64) {
     let (what, [given, typed]) = steps(fixture, mode, compute, microbatches, unchecked);
     check_loss(&what, &given, &typed);
@@ -39,7 +39,7 @@ fn unchecked<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &Te
     done(Machine::new(module, mode, microbatches, start))
 }
 
-/// A step of so many microbatches in a mode, and by the interpreter.
+/// Runs a step of `microbatches` microbatches in a mode, and by the interpreter.
 fn steps(
     fixture: &Fixture,
     mode: Mode,
@@ -62,7 +62,7 @@ fn check_loss(what: &str, given: &Execution, typed: &Execution) {
     assert!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{what}: a loss of {ours}, not of {theirs}");
 }
 
-/// Gradients have a cosine of 0.999 at least, but for those that are zero but for rounding.
+/// Checks that each gradient has a cosine of at least 0.999. A gradient that is zero but for rounding is not compared.
 fn check_gradients(what: &str, given: &Execution, typed: &Execution) {
     let is_gradient = |name: &str| name.starts_with("grad.");
     let (given, typed) = (given.last_outputs(is_gradient), typed.last_outputs(is_gradient));

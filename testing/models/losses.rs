@@ -11,7 +11,7 @@ use trainyard::verification::Subject;
 use trainyard::verification::against::{self, file::Numbers};
 use trainyard::verification::execute::{Machine, Tensors};
 
-/// A program in a mode. On the stand-in of one GPU commands are held to what they say they read and write.
+/// A machine for a program in a mode. On the stand-in of one GPU, each command is checked against the memory that it declares.
 pub fn machine<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &Tensors) -> Machine<'m> {
     if mode != Mode::Cuda || module.ranks() > 1 {
         return done(Machine::new(module, mode, microbatches, start));
@@ -30,7 +30,7 @@ pub fn optimizers(bounds: &Bounds, mode: Mode) -> [(&'static str, Optimizer, [f6
     [("adamw", adamw(), adamw_losses), ("sgd_momentum", momentum(), sgd)]
 }
 
-/// The numbers of one of the model's files. Where the model was run without the mask that an export takes, all is shown.
+/// The numbers of one of the model's files. If PyTorch ran the model without the mask that the export takes, the mask shows all tokens.
 pub fn numbers(fixture: &Fixture, subject: &Subject, kind: &str) -> Numbers {
     let module = &subject.compilation.training;
     let label = done(against::label_name(module));
@@ -46,8 +46,7 @@ pub fn numbers(fixture: &Fixture, subject: &Subject, kind: &str) -> Numbers {
     numbers
 }
 
-/// Where a microbatch has more samples than PyTorch's batch, each of these is there equally often, which leaves their mean loss as it
-/// was.
+/// If a microbatch has more samples than PyTorch's batch, each sample is repeated equally often, so their mean loss stays the same.
 fn repeat(numbers: &mut Numbers, module: &Module) {
     for input in module.inputs.iter().filter(|input| input.batched) {
         let ty = module.ty(input.value);
@@ -61,7 +60,7 @@ fn repeat(numbers: &mut Numbers, module: &Module) {
     }
 }
 
-/// Each of 20 losses, before each step, is PyTorch's within the bound of the first ten or of the last ten.
+/// Checks each of 20 losses, before each step, against PyTorch's: within the bound of the first ten or of the last ten.
 pub fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, bounds: [f64; 2]) {
     let expected = losses(fixture, key);
     let numbers = numbers(fixture, subject, "train");

@@ -1,6 +1,5 @@
-//! PyTorch's numbers of a model, put together: `testdata/models/NAME.train.npz` leaves out the parameters that stand in an
-//! export of the model, and `NAME.parameters.json` says where they are there and what their checksums are
-//! (`testdata/scripts/share_parameters.py` writes both).
+//! PyTorch's numbers of a model, put together. `testdata/models/NAME.train.npz` leaves out the parameters that an export of the model has,
+//! and `NAME.parameters.json` has their places in the export and their checksums (`testdata/scripts/share_parameters.py` writes both).
 
 use crate::testdata;
 use serde_json::Value;
@@ -26,7 +25,7 @@ pub(super) fn whole(name: &str) -> PathBuf {
     whole.entry(name.to_owned()).or_insert_with(|| write(name, &put_together(&stored, &list))).clone()
 }
 
-/// Writes the file for this process and for all others that run the same tests: each finds a whole one at any time.
+/// Writes the file for this process and for all others that run the same tests. Each of them finds a whole file at any time.
 fn write(name: &str, contents: &[u8]) -> PathBuf {
     let binary = std::env::current_exe().expect("a test knows its file");
     let folder =
@@ -39,7 +38,7 @@ fn write(name: &str, contents: &[u8]) -> PathBuf {
     path
 }
 
-/// The stored arrays as they are, and the parameters of the export behind them.
+/// The stored arrays as they are, followed by the parameters of the export.
 fn put_together(stored: &Path, list: &Path) -> Vec<u8> {
     let list: Value =
         serde_json::from_slice(&fs::read(list).expect("the list can be read")).expect("it is JSON");
@@ -65,7 +64,7 @@ fn shape(place: &Value) -> Vec<usize> {
     serde_json::from_value(place["shape"].clone()).expect("a shape is a list of numbers")
 }
 
-/// Returns the bytes of an f32 array that stand at a place of an export.
+/// Returns the bytes of an f32 array at a place of an export.
 ///
 /// # Errors
 /// They are not the bytes that PyTorch had: the model was exported anew, or the list belongs to another export.

@@ -1,5 +1,5 @@
-//! The shape of the code, checked: which package depends on which, which module of a package on which, and that files stay small and
-//! say what they are.
+//! The shape of the code: the dependencies between packages, the imports between modules of a package, small files, and a purpose at the
+//! top of each file.
 
 mod modules;
 
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The only arrows between packages of this workspace.
+/// The only allowed dependencies between packages of this workspace.
 const ARROWS: [(&str, &[&str]); 14] = [
     ("checkpoint", &["comm", "data", "files", "ir", "program", "ranks"]),
     ("comm", &["files", "ir", "program"]),
@@ -60,20 +60,20 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ),
 ];
 
-/// The arrows that only tests have besides.
+/// Further dependencies that only tests have.
 const ARROWS_OF_TESTS: [(&str, &[&str]); 2] = [("train", &["cpu", "cuda"]), ("trainyard", &["testing"])];
 
-/// No file is longer.
+/// The most lines of a file.
 const LONGEST_FILE: usize = 800;
 
-/// Names that say nothing of what is inside.
+/// Names of files that say nothing about their contents.
 const EMPTY_NAMES: [&str; 6] = ["utils", "util", "common", "helpers", "helper", "misc"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The dependencies of each package, as `cargo metadata` lists them; of its tests alone those that only its tests have.
+/// The dependencies of each package, as `cargo metadata` lists them; with `of_tests`, the dependencies that only its tests have.
 fn dependencies(of_tests: bool) -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
@@ -92,7 +92,7 @@ fn dependencies(of_tests: bool) -> BTreeMap<String, BTreeSet<String>> {
     list(&metadata["packages"]).iter().map(|package| (name(package), dependencies(package))).collect()
 }
 
-/// The arrows between packages of the workspace that are not allowed.
+/// The dependencies between packages of the workspace that are not allowed.
 fn forbidden_arrows(
     packages: &BTreeMap<String, BTreeSet<String>>,
     allowed: &[(&str, &[&str])],
@@ -150,7 +150,7 @@ fn sources() -> Vec<PathBuf> {
     files
 }
 
-/// What is wrong with a source file, if anything.
+/// The faults of a source file.
 fn faults(path: &Path, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let lines = text.lines().count();

@@ -1,4 +1,4 @@
-//! The advice where a program does not fit: each command that is printed fits.
+//! The advice if a program does not fit into memory: each command that is printed fits.
 
 use crate::TRAINYARD;
 use testing::workplace::Workplace;
@@ -11,9 +11,9 @@ const GPT2: &str =
 struct Row {
     /// The predicted milliseconds of a step.
     milliseconds: f64,
-    /// All of the line.
+    /// The whole line.
     says: String,
-    /// The arguments behind the program's name.
+    /// The arguments after the program's name.
     command: String,
 }
 
@@ -35,7 +35,7 @@ fn advice(place: &Workplace, command: &str) -> Vec<Row> {
     rows
 }
 
-/// Runs the command of each row, which fits into so many bytes.
+/// Runs the command of each row. Each must fit into `budget` bytes.
 fn check_rows(place: &Workplace, rows: &[Row], budget: u64) {
     for row in rows {
         place.succeed(&row.command);
@@ -46,7 +46,7 @@ fn check_rows(place: &Workplace, rows: &[Row], budget: u64) {
     }
 }
 
-/// Whether a row has this flag in its command, and the line does or does not say that losses change.
+/// Whether a row has this flag in its command and says that losses change, if `changes` is set, or does not say so.
 fn has(rows: &[Row], flag: &str, changes: bool) -> bool {
     let own = |row: &&Row| row.command.contains(flag) && row.says.contains("the losses change") == changes;
     rows.iter().any(|row| own(&row))
@@ -81,7 +81,7 @@ fn states_are_divided_over_data_ranks_where_there_are_some() {
     assert!(has(&rows, "--zero 3", false), "{rows:?}");
 }
 
-/// No single change fits, so the rows have several.
+/// If no single change fits, the rows combine several.
 #[test]
 fn changes_are_combined_where_one_does_not_do() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
@@ -89,11 +89,11 @@ fn changes_are_combined_where_one_does_not_do() {
     let rows = advice(&place, &format!("{GPT2} --memory {budget}B"));
     check_rows(&place, &rows, budget);
     assert!(has(&rows, "--offload auto --microbatch 1 --global-batch 8", false), "{rows:?}");
-    // A change that is not needed is not made.
+    // A change that is not needed is left out.
     assert!(!has(&rows, "--offload auto --microbatch 1 --global-batch 8 --", true), "{rows:?}");
 }
 
-/// A flag that the user has given is replaced, also where a config file gives it.
+/// A flag that the user has given is replaced, even if a config file gives it.
 #[test]
 fn flags_of_a_config_file_are_kept() {
     let place = Workplace::with_text(TRAINYARD, 20_000);

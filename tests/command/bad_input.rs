@@ -1,5 +1,5 @@
-//! Bad input: what the binary is given is wrong, or the machine fails it. Each time it says what is wrong, where, and
-//! what would work; it ends with the right exit code, and leaves nothing half written.
+//! Bad input: wrong flags, files or data, or faults of the machine. Each message names the fault, its place, and a command or a value that works. The
+//! command ends with the right exit code, and leaves no file half written.
 
 mod data;
 mod disk;
@@ -18,7 +18,7 @@ fn place() -> Workplace {
     Workplace::with_text(TRAINYARD, 10_000)
 }
 
-/// It ends with exit code 2 and this message, and leaves everything as it was.
+/// Asserts that the command ends with exit code 2 and this message, and leaves all files as they were.
 #[track_caller]
 fn refused(place: &Workplace, arguments: &str, expected: Expect) {
     let before = place.contents();
@@ -27,14 +27,14 @@ fn refused(place: &Workplace, arguments: &str, expected: Expect) {
     assert!(before == place.contents(), "trainyard {arguments}: it left {:?}", place.contents().keys());
 }
 
-/// It ends with exit code 2 and this message.
+/// Asserts that the command ended with exit code 2 and this message.
 #[track_caller]
 fn failed(ended: &Ended, expected: Expect) {
     expected.assert_eq(&ended.errors());
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
 }
 
-/// Files in a run's folder that nothing but a run that is going on should have.
+/// Files in a run's folder that only a run in progress should have.
 fn half_written(place: &Workplace) -> Vec<String> {
     let half = |name: &String| name.contains("tmp") || name.contains("partial");
     place.contents().into_keys().filter(half).collect()

@@ -1,11 +1,11 @@
-//! Results that `verify` must not believe, and results that it must.
+//! Results that `verify` must not accept, and results that it must accept.
 
 use crate::TRAINYARD;
 use crate::hostile::models::{File, node, value, weight};
 use onnx::proto::{AttributeProto, NodeProto};
 use testing::workplace::Workplace;
 
-/// A model in a folder, of an input f32[2, 2] or of other dims, and the weights `w` f32[2, 2], whose numbers are all 0.1.
+/// A model in a folder, with an input of dims `input` and an output of dims `output`. Its weights `weights` are all 0.1.
 fn written(nodes: Vec<NodeProto>, weights: &[(&str, &[i64])], input: &[&str], output: &[&str]) -> Workplace {
     let tensors = weights.iter().map(|(name, dims)| weight(name, dims)).collect();
     let place = Workplace::new(TRAINYARD);
@@ -14,7 +14,7 @@ fn written(nodes: Vec<NodeProto>, weights: &[(&str, &[i64])], input: &[&str], ou
     place
 }
 
-/// The same of two rows and of nodes without attributes.
+/// A model of f32[2, 2] with these nodes, which have no attributes.
 fn model(nodes: &[(&str, &[&str], &str)]) -> Workplace {
     let nodes = nodes.iter().map(|(op_type, inputs, output)| node(op_type, inputs, output)).collect();
     written(nodes, &[("w", &[2, 2])], &["2", "2"], &["2", "2"])
@@ -45,7 +45,7 @@ fn ended(place: &Workplace, command: &str) -> (Option<i32>, String) {
     (output.status.code(), out + &err)
 }
 
-/// As in PyTorch and in ONNX Runtime, a ReLU leaves a NaN as it is.
+/// In PyTorch and in ONNX Runtime, the ReLU of a NaN is NaN.
 #[test]
 fn nan_on_both_sides_is_not_equal() {
     let place = model(&[
@@ -80,7 +80,7 @@ fn a_model_without_a_gradient_is_refused_by_every_command() {
     }
 }
 
-/// The normalisation of two numbers is 1 and -1, nearly whatever they are: the gradient is rounding alone.
+/// The normalisation of two numbers is 1 and -1, whatever they are, so the gradient is only rounding.
 #[test]
 fn a_gradient_that_is_rounding_alone_is_equal_in_mode_exact() {
     let axes = vec![integers("axes", &[1])];
@@ -91,7 +91,7 @@ fn a_gradient_that_is_rounding_alone_is_equal_in_mode_exact() {
     assert_eq!(code, Some(0), "{text}");
 }
 
-/// The rows of a fresh recurrent layer's bias are equal, but they are read apart.
+/// The rows of a fresh recurrent layer's bias are equal, but different operands read them.
 #[test]
 fn equal_rows_that_are_read_apart_are_states_of_their_own() {
     let attribute = vec![integer("hidden_size", 2), text("direction", "bidirectional")];

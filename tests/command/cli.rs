@@ -1,4 +1,4 @@
-//! The command line as a user meets it: what is accepted, what config files do, and what every mistake is answered.
+//! The command line as a user meets it: the accepted flags, the effect of config files, and the answer to every mistake.
 
 mod completions;
 mod config_file;
@@ -34,7 +34,7 @@ fn compile(arguments: &str) -> Compile {
     }
 }
 
-/// What the user would read.
+/// The text that the user reads.
 fn text_of(error: ParseError) -> String {
     match error {
         ParseError::Usage(error) => error.render().to_string(),
@@ -47,7 +47,7 @@ fn check_error(arguments: &str, expected: Expect) {
     expected.assert_eq(&text_of(error));
 }
 
-/// The first line of each error, for many wrong values at once.
+/// Checks the first line of the error for each of many wrong values.
 fn check_errors(all_arguments: &[&str], expected: Expect) {
     let mut text = String::new();
     for arguments in all_arguments {
@@ -57,7 +57,7 @@ fn check_errors(all_arguments: &[&str], expected: Expect) {
     expected.assert_eq(&text);
 }
 
-/// A config file in a folder of its own, which lives as long as the first half.
+/// A config file in a folder of its own. The folder exists as long as the first half of the result.
 fn config_file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("trainyard.toml");
@@ -198,13 +198,13 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value 'rmsprop' for '--optimizer <NAME[:KEY=X,…]>': `rmsprop` is not a optimizer; there are sgd, momentum, nesterov, adagrad, adafactor, lion, adam, adamw
             error: invalid value 'sgd:beta1=0.9' for '--optimizer <NAME[:KEY=X,…]>': `sgd` has no setting `beta1`; it has momentum
             error: invalid value 'adam:beta1=1' for '--optimizer <NAME[:KEY=X,…]>': beta1: `1` is not a number from 0 to below 1
-            error: invalid value 'adam:moments=f16' for '--optimizer <NAME[:KEY=X,…]>': moments: `f16` is none of f32, bf16, 8bit
+            error: invalid value 'adam:moments=f16' for '--optimizer <NAME[:KEY=X,…]>': moments: `f16` is not one of f32, bf16, 8bit
             error: invalid value 'adamw:moments=bf16,beta2=0.999' for '--optimizer <NAME[:KEY=X,…]>': beta2 is 0.999; moments of bf16 are rounded to 8 bits, and stay as they are with a beta2 above 0.99609375; give a smaller beta2, such as 0.95, or moments=f32
-            error: invalid value 'adafactor:relative=yes' for '--optimizer <NAME[:KEY=X,…]>': relative: `yes` is none of on, off
+            error: invalid value 'adafactor:relative=yes' for '--optimizer <NAME[:KEY=X,…]>': relative: `yes` is not one of on, off
             error: invalid value 'adafactor:clip-threshold=0' for '--optimizer <NAME[:KEY=X,…]>': clip-threshold: `0` is not a finite number above 0
             error: invalid value 'lion:eps=1' for '--optimizer <NAME[:KEY=X,…]>': `lion` has no setting `eps`; it has beta1, beta2
             error: invalid value 'adam:beta1' for '--optimizer <NAME[:KEY=X,…]>': `beta1` in `adam:beta1` is not of the form key=value
-            error: invalid value 'adam:beta1=0.5,beta1=0.5' for '--optimizer <NAME[:KEY=X,…]>': `beta1` stands twice in `adam:beta1=0.5,beta1=0.5`
+            error: invalid value 'adam:beta1=0.5,beta1=0.5' for '--optimizer <NAME[:KEY=X,…]>': `beta1` is given twice in `adam:beta1=0.5,beta1=0.5`
             error: invalid value 'adam:eps=0' for '--optimizer <NAME[:KEY=X,…]>': eps: `0` is not a finite number above 0
             error: invalid value 'nesterov:momentum=0' for '--optimizer <NAME[:KEY=X,…]>': nesterov's rule needs a momentum above 0
             error: invalid value 'adagrad:momentum=0.9' for '--optimizer <NAME[:KEY=X,…]>': `adagrad` has no setting `momentum`; it has eps
@@ -223,7 +223,7 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value 'dp=0' for '--mesh <AXIS=SIZE,…>': axis `dp`: `0` is not a whole number from 1 to 4294967295
             error: invalid value 'dp=two' for '--mesh <AXIS=SIZE,…>': axis `dp`: `two` is not a whole number from 1 to 4294967295
             error: invalid value 'dp=2,,tp=2' for '--mesh <AXIS=SIZE,…>': `` is not of the form axis=size, such as dp=2
-            error: invalid value 'dp=2,tp=4,dp=3' for '--mesh <AXIS=SIZE,…>': axis `dp` stands twice: with 2 and with 3 devices; suffixes distinguish two axes: dp.outer, dp.inner
+            error: invalid value 'dp=2,tp=4,dp=3' for '--mesh <AXIS=SIZE,…>': axis `dp` is given twice: with 2 and with 3 devices; suffixes distinguish two axes: dp.outer, dp.inner
             error: invalid value 'db=2' for '--mesh <AXIS=SIZE,…>': `db` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
             error: invalid value 'tensor=2' for '--mesh <AXIS=SIZE,…>': `tensor` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `tp`
             error: invalid value 'dp.=2' for '--mesh <AXIS=SIZE,…>': `dp.` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
@@ -234,7 +234,7 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value 'w' for '--shard <PATTERN=DIMS>': `w` is not a sharding; write PATTERN=DIMS, such as 'h.*.weight=-,tp'
             error: invalid value '=tp' for '--shard <PATTERN=DIMS>': `=tp` is not a sharding; write PATTERN=DIMS, such as 'h.*.weight=-,tp'
             error: invalid value 'w=tp,,-' for '--shard <PATTERN=DIMS>': `tp,,-` has an empty dim; write `-` for a dim that no axis splits, such as -,tp
-            error: invalid value 'w=tp,dp*tp' for '--shard <PATTERN=DIMS>': axis `tp` stands twice in `tp,dp*tp`
+            error: invalid value 'w=tp,dp*tp' for '--shard <PATTERN=DIMS>': axis `tp` is given twice in `tp,dp*tp`
             error: invalid value 'w=-,hidden' for '--shard <PATTERN=DIMS>': `hidden` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
             error: invalid value 'fp8' for '--precision <PRECISION>'
             error: invalid value 'f64' for '--grad-dtype <DTYPE>'
@@ -311,9 +311,9 @@ fn the_examples_in_the_help_are_accepted() {
         let help = help.render().to_string();
         let examples = help.split("Examples:").nth(1).unwrap_or_default();
         for line in examples.lines().filter_map(|line| line.trim().strip_prefix("trainyard ")) {
-            // The example's config file is not there.
+            // The example's config file does not exist here.
             let line = line.replace("--config trainyard.toml", "");
-            // The shell reads what sends the output to a file.
+            // The shell handles the redirection of the output to a file.
             let line = line.split(" > ").next().unwrap_or_default();
             if let Err(error) = parse(line) {
                 panic!("trainyard {line}\n{}", text_of(error));

@@ -1,5 +1,4 @@
-//! `--compress-activations`: runs whose activations wait for backward in a lossless form have the bits of runs whose activations wait
-//! as they are.
+//! `--compress-activations`: runs whose activations wait for backward in a lossless form have the same bits as runs without the flag.
 
 use crate::TRAINYARD;
 use expect_test::{Expect, expect};
@@ -9,7 +8,7 @@ const RESNET: &str = "compile testdata/models/resnet.legacy-trainmode.onnx --tra
 const MLP: &str = "compile testdata/models/mlp.dynamo.onnx --train synthetic --microbatch 8";
 const LOSSLESS: &str = "--compress-activations masks,indices --compress-least 1B";
 
-/// Models with options that give other activations to compress, or compress them where they are.
+/// Models, with options that give other activations to compress or change where they are compressed.
 const RUNS: [(&str, &str); 9] = [
     (MLP, ""),
     (MLP, "--bf16 --global-batch 32"),
@@ -29,7 +28,7 @@ fn ten_steps_have_the_same_bits_in_lossless_forms() {
         let (plain, compressed) = (format!("plain{number}"), format!("compressed{number}"));
         place.succeed(&format!("{model} {options} --steps 10 -o {plain}"));
         let told = place.succeed(&format!("{model} {options} {LOSSLESS} --steps 10 -o {compressed}")).stderr;
-        // A form was used: without one the line names none behind its bytes.
+        // A form was used: if none was, the line has no name of a form after its bytes.
         let line = told.lines().find(|line| line.starts_with("activations kept for backward: "));
         let is_used = line
             .is_some_and(|line| [" as bits", " ReLUs", " windows"].iter().any(|form| line.contains(form)));

@@ -1,4 +1,4 @@
-//! `--compress-gradients`: runs that stop and go on, the line about bytes, and the answers to flags that do not go with it.
+//! `--compress-gradients`: runs that stop and resume, the line about bytes, and the answers to flags that it excludes.
 
 use crate::TRAINYARD;
 use testing::running::Running;
@@ -7,7 +7,7 @@ use testing::workplace::Workplace;
 const GPT2: &str =
     "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 2 --global-batch 8 --compress-gradients";
 
-/// What the user reads of a command that fails.
+/// The error that the user reads for a command that fails.
 fn refused(place: &Workplace, arguments: &str) -> String {
     let ended = place.run(arguments);
     assert_ne!(ended.status.code(), Some(0), "trainyard {arguments}");
@@ -25,7 +25,7 @@ fn a_run_goes_on_with_the_errors_that_it_had() {
         place.succeed(&format!("{run} --steps 8 --save-every 4 -o {parted} --resume"));
         assert!(place.states(&whole, 8) == place.states(&parted, 8), "{method}");
         assert!(place.read(&format!("{whole}/model.onnx")) == place.read(&format!("{parted}/model.onnx")));
-        // Errors belong to the ranks that made them.
+        // The compression errors belong to the ranks that made them, so another number of ranks cannot resume them.
         let error =
             refused(&place, &format!("{GPT2} {method} --mesh dp=4 --steps 12 -o other --resume={parted}"));
         let says = "is f32[4, 128, 64] compression in this program and f32[2, 128, 64] compression in the checkpoint";
@@ -34,7 +34,7 @@ fn a_run_goes_on_with_the_errors_that_it_had() {
     }
 }
 
-/// Whole gradients in the first steps, as PyTorch's hook has them, and again in the last ones.
+/// Whole gradients are reduced in the first steps, as in PyTorch's hook, and again in the last steps.
 #[test]
 fn a_run_goes_on_with_compression_and_without() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
@@ -46,7 +46,7 @@ fn a_run_goes_on_with_compression_and_without() {
     assert_eq!([2, 4, 6].map(has_errors), [false, true, false]);
 }
 
-/// The same in one command: two programs, of which the second goes on from the checkpoint of the first.
+/// One command does the same with two programs. The second resumes from the checkpoint of the first.
 #[test]
 fn one_command_compresses_after_a_step() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
@@ -63,7 +63,7 @@ fn one_command_compresses_after_a_step() {
         place.metrics(run).iter().map(|line| line["loss"].to_string()).collect()
     };
     assert_eq!(losses("one"), losses("parted"));
-    // A run that is continued takes the part that its step belongs to.
+    // A resumed run uses the program to which its step belongs.
     for (step, told_again) in [(2, true), (3, false), (4, false)] {
         let other = format!("from{step}");
         let told = place.succeed(&format!("{late} --steps 6 -o {other} --resume=one@{step}")).stderr;

@@ -1,5 +1,5 @@
-//! Users' data, by whole runs of the binary: columns of numbers, texts with a tokenizer, llm.c's tokens, folders; and what is
-//! answered where they do not fit.
+//! Users' data, in whole runs of the binary: columns of numbers, texts with a tokenizer, llm.c's tokens, folders; and the answers to data
+//! that do not fit.
 
 use crate::TRAINYARD;
 use std::path::Path;
@@ -104,7 +104,7 @@ fn a_text_by_its_tokenizer_trains_as_its_tokens_in_llm_cs_file_do() {
     place.succeed(&format!("{TOKENS} --train text.bin -o bin"));
     assert_eq!(losses(&place, "text"), losses(&place, "bin"));
     assert!(losses(&place, "text")[3] < losses(&place, "text")[0]);
-    // A run goes on with its tokenizer, and not with other tokens.
+    // A run resumes with its tokenizer, and is refused with other tokens.
     let more = TOKENS.replace("--steps 4", "--steps 5");
     place.succeed(&format!("{more} --train text.txt --tokenizer testdata/tokenizer.json -o text --resume"));
     let ended = place.run(&format!("{more} --train text.txt -o text --resume"));
@@ -166,7 +166,7 @@ fn a_folder_of_columns_trains_as_one_file_does() {
 #[test]
 fn labels_that_a_model_of_its_own_loss_does_not_count_are_data() {
     let place = Workplace::new(TRAINYARD);
-    // Of its labels some are -100, and the weights of the classes are looked up by them.
+    // Some of its labels are -100, and the weights of the classes are looked up by the labels.
     let model = "compile testdata/models/weighted-loss.dynamo.onnx --microbatch 8 --steps 1 --decay all";
     place.succeed(&format!(
         "{model} --train testdata/models/weighted-loss.train.npz --input x=input.x -o run"
@@ -186,7 +186,7 @@ fn a_run_goes_on_with_all_of_its_data_and_with_no_other() {
     let place = Workplace::with_text(TRAINYARD, 100_000);
     let flags = "compile testdata/gpt2-fresh.onnx --microbatch 8 --lr 2e-3";
     place.succeed(&format!("{flags} --train text.txt --steps 2 -o run"));
-    // The first and the last 3 % stay: an order of the letters that the model can be trained on.
+    // The first and the last 3 % of the text stay. The letters keep an order that the model can learn.
     let mut other = place.read("text.txt");
     other[3_000..97_000].reverse();
     place.write("other.txt", &other);

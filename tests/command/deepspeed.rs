@@ -5,7 +5,7 @@ use testing::workplace::Workplace;
 
 use crate::TRAINYARD;
 
-/// In the form of DeepSpeed's examples: two data ranks with two microbatches of two samples each.
+/// A config in the form of DeepSpeed's examples: two data ranks with two microbatches of two samples each.
 const CONFIG: &str = r#"{
   "train_batch_size": 8,
   "train_micro_batch_size_per_gpu": 2,
@@ -25,7 +25,7 @@ const CONFIG: &str = r#"{
   "activation_checkpointing": {"number_checkpoints": 2}
 }"#;
 
-/// The flags that say the same.
+/// The flags with the same meaning.
 const FLAGS: &str = "--microbatch 2 --global-batch 8 --optimizer adamw:beta1=0.9,beta2=0.95,eps=1e-8 --lr 3.1e-3 \
                      --weight-decay 0.1 --lr-schedule constant:warmup=3 --clip 0.7 --fp16 \
                      --loss-scale dynamic:initial=4096,interval=2,hysteresis=2,min=1 --zero 2 --recompute full";

@@ -1,5 +1,5 @@
-//! `doctor --check` with the real binary as its processes, on the stand-in for a GPU. A C++ compiler that changes the kernels
-//! plants faults that end a process or keep it for ever. The tests need a C++ compiler.
+//! `doctor --check`, with the real binary as its processes, on the stand-in for a GPU. A C++ compiler that changes the kernels plants
+//! faults that end a process or make it hang. The tests need a C++ compiler.
 
 use crate::TRAINYARD;
 use cuda::check::part::Place;
@@ -7,7 +7,7 @@ use cuda::check::process::{Limits, Processes};
 use cuda::check::rates::{Rate, Sizes};
 use cuda::check::samples::{Batch, SampleVariant, all};
 use cuda::check::search::{Report, check};
-use ir::ops::samples::Sample;
+use ir::samples::Sample;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -20,10 +20,10 @@ const KILL: &str = "abort();";
 /// A statement that never ends.
 const HANG: &str = "for (;;) asm volatile(\"\");";
 
-/// How long a rate may take where nothing hangs: compiling counts, on a processor that does much else.
+/// The most time that a rate may take if nothing hangs. Compiling counts, on a busy processor.
 const LONG: Duration = Duration::from_secs(40);
 
-/// A compiler, in this folder, that puts statements before the calls of functions in kernels.
+/// Makes a compiler in this folder that puts statements before the calls of functions in kernels.
 fn compiler(folder: &Path, planted: &[(&str, &str)]) -> String {
     let path = folder.join("c++");
     let edit = |(call, statement): &(&str, &str)| format!("s/    {call}</    {statement} {call}</;");
@@ -114,7 +114,7 @@ fn rates_after_one_that_ends_the_process_are_measured() {
     assert!(error.starts_with("the process ended early: signal: "), "{error}");
 }
 
-/// What a process of a part writes.
+/// Runs a part of the check, and returns its output.
 fn part(part: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(TRAINYARD);
     command.args(["doctor", "--part", part]).env_remove("TRAINYARD_SYNC").envs(variables.iter().copied());
@@ -142,7 +142,7 @@ fn a_part_that_does_not_exist_is_refused() {
     }
 }
 
-/// A killed `doctor --check` leaves no process behind that keeps the GPU busy.
+/// A killed `doctor --check` leaves no process that keeps the GPU busy.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_part_ends_with_the_process_that_started_it() {
@@ -151,7 +151,7 @@ fn a_part_ends_with_the_process_that_started_it() {
     fs::write(&slow, "#!/bin/sh\nexec sleep 20\n").expect("it can be written");
     fs::set_permissions(&slow, fs::Permissions::from_mode(0o755)).expect("it is ours");
     let part = format!("stand-in/f32/inputs/{}", indices(&["softmax"])[0]);
-    // The shell stays a while, so that the part sees it as its parent, and ends.
+    // The shell stays for a second, so that the part sees it as its parent, and then ends.
     let script = "\"$0\" doctor --part \"$1\" > /dev/null 2>&1 & echo $!; sleep 1";
     let shell = Command::new("sh").args(["-c", script, TRAINYARD, &part]).env("CXX", &slow).output();
     let number = String::from_utf8(shell.expect("it can be started").stdout).expect("a number");

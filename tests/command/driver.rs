@@ -1,5 +1,5 @@
-//! The command on a machine whose driver is made up: what the driver finds when it starts, and a GPU that is too old. The tests need
-//! a C compiler.
+//! The command with a driver that is made up: the driver's environment when it starts, and a GPU that is too old. The tests need a C
+//! compiler.
 
 use crate::TRAINYARD;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Runs whose disk, files or folder are damaged, taken away or used by others: each is told, and nothing is lost.
+//! Runs whose disk, files or folder are damaged, removed or used by other processes. Each fault is reported, and nothing is lost.
 
 mod damage;
 mod killed;
@@ -12,11 +12,11 @@ use std::time::{Duration, SystemTime};
 use testing::running::Running;
 use testing::workplace::Workplace;
 
-/// Steps enough to be in the middle of them when something is done to the run.
+/// A run with enough steps that a fault can be planted between them.
 const RUN: &str =
     "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 16 --save-every 5 -o run --steps";
 
-/// A run that has made a checkpoint, and goes on.
+/// A run that has written a checkpoint and is still going on.
 fn running() -> (Workplace, Running) {
     let place = Workplace::with_text(TRAINYARD, 200_000);
     let mut running = Running::start(place.command(&format!("{RUN} 2000")));
@@ -90,7 +90,7 @@ fn data_that_are_overwritten_in_place_end_the_run() {
 fn a_run_goes_on_after_changes_of_its_data_that_leave_the_mapped_bytes() {
     let place = Workplace::with_text(TRAINYARD, 200_000);
     let text = place.path("text.txt");
-    // By its full path, in the folder of the model, where the model's own files may not change.
+    // The data lie in the folder of the model, where the model's own files must not change. They are given by their full path.
     place.write("model.onnx", &place.read("testdata/gpt2-fresh.onnx"));
     let run = RUN.replace("text.txt", &text.display().to_string()).replace("testdata/gpt2-fresh", "model");
     let mut running = Running::start(place.command(&format!("{run} 2000")));
@@ -117,14 +117,14 @@ fn a_folder_that_is_moved_or_removed_ends_the_run_with_an_error() {
     for removed in [false, true] {
         let (place, running) = running();
         match removed {
-            // The run may write a file while the folder is emptied.
+            // The run may write a file while the folder is being removed.
             true => while place.path("run").exists() && fs::remove_dir_all(place.path("run")).is_err() {},
             false => fs::rename(place.path("run"), place.path("elsewhere")).unwrap(),
         }
         let ended = running.wait();
         assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
         let is_gone = ended.stderr.contains("the folder `run` was moved or removed");
-        // The lock may go before the folder does.
+        // The lock may be removed before the folder.
         let is_open = removed && ended.stderr.contains("the file `.lock` of the folder `run` was removed");
         assert!(is_gone || is_open, "{}", ended.stderr);
         assert!(!ended.stderr.contains("done:"), "{}", ended.stderr);
@@ -159,7 +159,7 @@ fn a_damaged_tensor_of_an_export_is_refused_as_a_model_and_as_weights() {
     ] {
         let bytes = place.read(file);
         let mut damaged = bytes.clone();
-        // In the largest tensors, which are most of each file.
+        // The middle of the file lies in its largest tensors, which are most of it.
         damaged[bytes.len() / 2] ^= 0x10;
         place.write(file, &damaged);
         let ended = place.run(&arguments);

@@ -1,4 +1,4 @@
-//! `--moe`: a run of a model with mixtures of experts, its metrics, and the file that it ends with.
+//! `--moe`: a run of a model with mixtures of experts, its metrics, and the file that it exports.
 
 use crate::TRAINYARD;
 use testing::workplace::Workplace;
@@ -7,7 +7,7 @@ const TRAIN: &str = "--train text.txt --microbatch 2";
 /// Tokens of a sample.
 const TOKENS: f64 = 16.0;
 
-/// For each router the choices that fell on its experts.
+/// For each router, the number of choices of its experts.
 fn loads(step: &serde_json::Value) -> Vec<f64> {
     let loads = step["moe.load"].as_object().into_iter().flatten();
     loads
@@ -35,7 +35,7 @@ fn a_trained_mixture_is_a_model_again() {
         assert_eq!(trained["moe.dropped"].is_f64(), moe.starts_with("experts=4"), "{trained}");
         let loads: Vec<f64> = loads(&trained);
         assert_eq!(loads.is_empty(), moe.starts_with("expert-choice"), "{moe}: {trained}");
-        // Two choices of each token of four samples; of GShard's choices the first.
+        // Two choices for each token of four samples; for GShard, only the first choices.
         let choices = if moe.starts_with("gshard") { 1.0 } else { 2.0 };
         assert!(loads.iter().all(|load| *load == 4.0 * TOKENS * choices), "{moe}: {trained}");
         // The file has the trained weights, and the passes find its experts again.

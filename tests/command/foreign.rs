@@ -1,4 +1,4 @@
-//! Files and processes of others: a run removes and overwrites its own files alone, and leaves signals to those who set them.
+//! Files and processes of others: a run removes and overwrites only its own files, and keeps signals that its parent set to be ignored.
 
 use crate::TRAINYARD;
 use std::fs;
@@ -14,7 +14,7 @@ fn place() -> Workplace {
     Workplace::with_text(TRAINYARD, 20_000)
 }
 
-/// The command is refused with this text, and every file stays as it is.
+/// Asserts that the command is refused with this text, and that every file stays as it is.
 #[track_caller]
 fn refused(place: &Workplace, arguments: &str, text: &str) {
     let before = place.contents();
@@ -72,7 +72,7 @@ fn files_in_the_folders_of_a_run_stay_when_it_is_deleted() {
             && place.path("run/checkpoints/step-x").exists()
     );
     fs::remove_dir_all(place.path("run/checkpoints/step-2")).expect("it is there");
-    // A run that was ended before its first checkpoint begins again.
+    // A run that ended before its first checkpoint starts again at step 0.
     fs::remove_dir_all(place.path("run/checkpoints/step-1")).expect("it is there");
     for name in ["model.onnx", "model.safetensors"] {
         fs::remove_file(place.path("run").join(name)).expect("it is there");
@@ -174,7 +174,7 @@ fn a_run_whose_lock_is_removed_ends_before_another_can_begin() {
     );
 }
 
-/// Starts a run of a shell that sets signals.
+/// Starts a run from a shell that sets signals.
 fn under(place: &Workplace, set: &str, arguments: &str) -> Running {
     let mut command = place.command_of(Path::new("sh"), "-c");
     command.arg(format!("{set}; exec \"$0\" \"$@\"")).arg(TRAINYARD).args(arguments.split_whitespace());
@@ -205,7 +205,7 @@ fn checkpoints_that_are_kept_no_longer_make_room_before_another_is_written() {
     let place = place();
     place.succeed(&format!("{RUN} --steps 4 --save-every 1"));
     assert_eq!(place.checkpoints("run"), [1, 2, 3, 4]);
-    // The step that is saved next cannot be written, and the older ones have gone before.
+    // The next step cannot be saved, and the older checkpoints were removed before.
     let mut command = place.command_of(Path::new("sh"), "-c");
     let resume = format!("{RUN} --steps 6 --keep 1 --resume");
     command.arg("ulimit -f 600; exec \"$0\" \"$@\"").arg(TRAINYARD).args(resume.split_whitespace());
@@ -229,7 +229,7 @@ fn metrics_count_steps_as_the_log_and_the_checkpoints_do() {
     let before = lines[0]["eval_loss"].as_f64().expect("it was evaluated");
     assert!(ended.stderr.contains(&format!("before step 0: eval loss {before:.6}")), "{}", ended.stderr);
     assert_eq!(place.checkpoints("run"), [1, 2, 3]);
-    // The file of a version that counted from 0.
+    // The metrics file of a version that counted from 0.
     let older: String = lines[1..]
         .iter()
         .map(|line| {

@@ -1,6 +1,6 @@
-//! Hostile files and hostile surroundings: a model that asks for more memory than any machine has, names that steer a
-//! terminal, an error stream that is full, a limit on file sizes, numbers of threads and ranks that no machine has, graphs
-//! that are deep. Each ends with an exit code and a message of the binary, never with a panic or a kill.
+//! Hostile files and environments: a model that asks for more memory than any machine has, names with terminal escapes, an error stream
+//! that is full, a limit on file sizes, numbers of threads and ranks that no machine has, deep graphs. The binary ends each with an exit
+//! code and a message, never with a panic or a kill.
 
 mod depth;
 mod empty;
@@ -13,7 +13,7 @@ mod tokenizers;
 
 use testing::workplace::Ended;
 
-/// Asserts that it ended by itself with exit code 2, and gives the message.
+/// Asserts that the process ended by itself with exit code 2, and returns the message.
 #[track_caller]
 fn refused(ended: &Ended) -> String {
     let text = ended.errors();

@@ -1,4 +1,4 @@
-//! Indices outside of the dim that they index: refused when they are constant, found in the run when they are computed from data.
+//! Indices outside of the dim that they index. The compiler refuses a constant index. The run finds an index that is computed from data.
 
 use crate::TRAINYARD;
 use crate::hostile::models::{File, integers, node, value, weight};
@@ -7,7 +7,7 @@ use testing::workplace::Workplace;
 
 const I64: i32 = 7;
 
-/// The mean over a sequence of rows of a table of 10, and logits of 3 classes: the ids, moved by a constant, are the rows.
+/// The mean of rows of a table of 10 rows, and logits of 3 classes. The indices of the rows are the ids plus a constant.
 fn classifier(moved_by: i64) -> File {
     let nodes = vec![
         node("Add", &["x", "by"], "ids"),
@@ -33,7 +33,7 @@ fn ids(name: &str, dims: &[&str]) -> ValueInfoProto {
     input
 }
 
-/// Samples of five ids, one of which has this id in the middle.
+/// Samples of five ids. Sample `sample` has `id` in its middle.
 fn place(file: File, sample: usize, id: i64) -> Workplace {
     let place = Workplace::new(TRAINYARD);
     let ids = |at: usize| if at == sample { [0, 1, id, 3, 4] } else { [0, 1, 2, 3, 4] };
@@ -63,7 +63,7 @@ fn a_computed_index_outside_of_its_table_ends_the_run_with_its_sample() {
     }
 }
 
-/// Indices count from the end where they are negative.
+/// Negative indices count from the end.
 #[test]
 fn computed_indices_inside_of_their_table_are_trained() {
     place(classifier(2), 9, 7).succeed(TRAIN);

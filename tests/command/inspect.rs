@@ -1,4 +1,4 @@
-//! `trainyard inspect`: every model of `testdata` is described, or every reason why it cannot be is told.
+//! `trainyard inspect`: it describes every model of `testdata`, or lists every reason why it cannot.
 
 mod as_onnx;
 mod cluster;
@@ -36,7 +36,7 @@ fn inspect(arguments: &[&str]) -> Inspect {
     }
 }
 
-/// What the user reads: standard output, then standard error. Times are left out, and where the repository is.
+/// The text that the user reads: standard output, then standard error. Times and the path of the repository are left out.
 fn read(arguments: &[&str]) -> String {
     let text = match inspect(arguments).output() {
         Ok(output) => output.text + &render(Severity::Error, &output.reasons, false),

@@ -1,4 +1,4 @@
-//! `compile --kernels-for`: kernels compiled for a GPU that is not here.
+//! `compile --kernels-for`: kernels for a GPU that this machine does not have.
 
 use crate::TRAINYARD;
 use std::fs;
@@ -29,7 +29,7 @@ fn without_nvrtc_kernels_are_not_compiled_and_the_error_names_its_package() {
     command.env_remove("VIRTUAL_ENV").env("TRAINYARD_CUDA_LIBS", place.path("nowhere"));
     let output = command.output().expect("the binary starts");
     let told = String::from_utf8_lossy(&output.stderr);
-    // A machine with CUDA has NVRTC in a folder of the system.
+    // A machine with CUDA has NVRTC in a system folder.
     let is_refused = told.contains("--kernels-for: ") && told.contains("NVRTC compiles the kernels");
     let is_compiled = output.status.success() && told.contains("kernels for sm_90a");
     assert!(is_compiled || is_refused, "{told}");

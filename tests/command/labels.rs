@@ -1,4 +1,4 @@
-//! Labels that stand in the data: which of them the loader shifts, and how a run keeps its choice.
+//! Labels in the data: the labels that the loader shifts, and the choice that a run keeps.
 
 use crate::TRAINYARD;
 use ir::interp::{self, Missing, Mode};
@@ -12,7 +12,7 @@ use trainyard::compilation::Source;
 use trainyard::feed;
 use trainyard::pipeline::CompilationPlan;
 
-/// A file of testdata compiled up to an added cross-entropy.
+/// A model of testdata, compiled up to the cross-entropy that the compiler adds.
 fn forward(file: &str) -> Module {
     let sizes = [("batch".to_owned(), 2)].into();
     let source = done(Source::load(&testing::testdata(file), &sizes));
@@ -21,7 +21,7 @@ fn forward(file: &str) -> Module {
     done(source.forward(&plan, &Manager::default(), |_, _, _| {})).module
 }
 
-/// Whether a later token changes the logits of an earlier position, by the interpreter.
+/// Whether a later token changes the logits of an earlier position. The interpreter runs the program.
 fn looks_ahead(module: &Module, tokens: &str) -> bool {
     let mut microbatch: BTreeMap<String, Tensor> = module
         .inputs
@@ -83,7 +83,7 @@ fn a_program_predicts_the_next_token_where_the_interpreter_finds_that_it_does_no
     }
 }
 
-/// The command of the runs below, which train on labels that stand in the data.
+/// The command of the runs below, which train on labels in the data.
 const RUN: &str = "compile testdata/gpt2-fresh.onnx --microbatch 2 --steps 2 --lr 1e-3 --threads 1 --train";
 
 /// Records with the tokens of `text.txt`, and labels made of them; the labels of the first 3 tokens do not count.
@@ -123,14 +123,14 @@ fn labels_that_equal_the_tokens_are_shifted_and_the_run_keeps_that() {
     let asked = place.succeed(&format!("{RUN} same.jsonl --eval same.jsonl --labels-from shift -o asked"));
     assert!(!asked.stderr.contains("equal `input_ids`"), "{}", asked.stderr);
     assert_eq!(losses(&place, "run"), losses(&place, "asked"));
-    // The same numbers as those of labels that were shifted before: the first label that counts is lost.
+    // The numbers are those of labels that were shifted in the data: the first label that counts is lost.
     let next = place.succeed(&format!("{RUN} next.jsonl --eval next.jsonl -o next"));
     assert!(!next.stderr.contains("equal `input_ids`"), "{}", next.stderr);
     let given = place.succeed(&format!("{RUN} same.jsonl --labels-from given -o given"));
     assert!(!given.stderr.contains("equal `input_ids`"), "{}", given.stderr);
     let (run, given) = (losses(&place, "run"), losses(&place, "given"));
     assert!(run[0] != given[0], "{run:?} and {given:?}");
-    // Evaluation data in the other convention change nothing in a run that goes on.
+    // Evaluation data in the other convention change nothing in a resumed run.
     let more = RUN.replace("--steps 2", "--steps 4");
     let resumed = place.succeed(&format!("{more} same.jsonl --eval next.jsonl --resume -o run"));
     assert!(!resumed.stderr.contains("labels-from"), "{}", resumed.stderr);

@@ -1,4 +1,4 @@
-//! Processes that torchrun started, on a machine without a GPU: they find each other, and agree that the run cannot begin.
+//! Processes that torchrun started, on a machine without a GPU. They find each other, and agree that the run cannot begin.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -18,7 +18,7 @@ fn process(place: &Workplace, rank: u64, port: u16, arguments: &str) -> Child {
     command.spawn().expect("the process starts")
 }
 
-/// What two processes write to standard error, when they have failed.
+/// The standard error of two processes that fail.
 fn fail(place: &Workplace, arguments: [&str; 2]) -> [String; 2] {
     let port =
         TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port() - 1;
@@ -73,7 +73,7 @@ fn a_rank_that_does_not_come_is_named() {
     );
 }
 
-/// A pod of a job has a log of its own: it tells why its process did not join, though it is not rank 0.
+/// A pod of a job has a log of its own. So its process reports why it did not join, although it is not rank 0.
 #[test]
 fn a_process_that_finds_no_rank_0_tells_so() {
     let place = Workplace::with_text(TRAINYARD, 4_000);

@@ -1,5 +1,4 @@
-//! The program as a user meets it: its flags and config files, whole runs of the binary and what they leave behind, and the
-//! answer to every mistake.
+//! The program as a user meets it: its flags and config files, whole runs of the binary and their files, and the answer to every mistake.
 
 mod advice;
 mod bad_input;

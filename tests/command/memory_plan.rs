@@ -51,13 +51,13 @@ fn places_of_all_memories_are_listed_within_their_totals() {
     for memory in ["device", "host", "disk"] {
         let own = places(step).into_iter().filter(|place| place["memory"] == memory);
         let ends: Vec<u64> = own.map(|place| number(&place["offset"]) + number(&place["bytes"])).collect();
-        // The largest end is that of a state or of the buffer at the peak.
+        // The largest end belongs to a state, or to the buffer at the peak.
         let largest = ends.iter().max().copied().unwrap_or(0);
         assert!(largest <= total(memory) && largest > total(memory) / 2, "{memory}: {largest}");
     }
 }
 
-/// A result in the place of an operand is another value, and the new value of a weight is not the old one.
+/// A result that takes the place of an operand is another value, and the new value of a weight is not its old value.
 #[test]
 fn values_that_share_a_place_have_their_own_numbers() {
     let (plan, _) = plans("");
@@ -78,8 +78,8 @@ fn values_that_share_a_place_have_their_own_numbers() {
     assert!(states.iter().filter(|state| renewed.contains(&&state["value"])).count() * 10 > states.len() * 9);
 }
 
-/// The commands of a step for a V100 that is not here: each is listed with the commands of other streams that it waits for, and every
-/// instruction has one.
+/// The commands of a step for a V100, which this machine does not have. Each is listed with the commands of other streams that it waits
+/// for, and every instruction has a command.
 #[test]
 fn the_commands_of_a_gpu_are_listed_with_their_order() {
     let streams = ["download stream", "host", "main stream", "upload stream"];

@@ -1,4 +1,4 @@
-//! `--offload` and `--memory`: runs whose values rest beside the device have the bits of runs whose values do not.
+//! `--offload` and `--memory`: runs whose values rest in other memories have the same bits as runs without these flags.
 
 use crate::TRAINYARD;
 use expect_test::{Expect, expect};
@@ -8,7 +8,7 @@ const TRAIN: &str = "--train text.txt --microbatch 2";
 const GPT2: &str =
     "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 2 --global-batch 4 --eval-every 5";
 
-/// Ways to use memories beside the device, some with options that give it other values to move.
+/// Ways to use other memories, some with options that give other values to move.
 const WAYS: [(&str, &str); 7] = [
     ("", "--offload optimizer"),
     ("", "--offload parameters,gradients"),
@@ -19,7 +19,7 @@ const WAYS: [(&str, &str); 7] = [
     ("", "--memory host=300KiB,disk=. --offload optimizer,parameters"),
 ];
 
-/// Runs of one device, or of so many ranks, whose losses and exports are compared.
+/// Runs on one device, or on this number of ranks, whose losses and exports are compared.
 #[test]
 fn twenty_steps_have_the_same_bits_wherever_values_rest() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
@@ -37,7 +37,7 @@ fn twenty_steps_have_the_same_bits_wherever_values_rest() {
     }
 }
 
-/// A checkpoint does not depend on where states rest.
+/// A checkpoint does not depend on the memories in which states rest.
 #[test]
 fn a_run_goes_on_with_its_states_elsewhere() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
@@ -52,7 +52,7 @@ fn a_run_goes_on_with_its_states_elsewhere() {
     }
 }
 
-/// The plan of steps of one microbatch, and the bytes that it takes of each memory.
+/// The plan of steps of one microbatch, and its bytes in each memory.
 fn plan(place: &Workplace, flags: &str) -> (serde_json::Value, [u64; 3]) {
     let run = GPT2.replace("--global-batch 4", "--global-batch 2");
     place.succeed(&format!("{run} {flags} --offload-least 1KiB --steps 2 -o run --force"));
@@ -76,7 +76,7 @@ fn a_program_fits_its_budgets_and_uses_them() {
     assert!(fits(device) && 0 < host && host <= less && disk > 0, "{device} of {budget}, {host}, {disk}");
 }
 
-/// Gradients that wait for the update fit neither the device nor the host: then no update waits.
+/// Gradients that wait for the update fit neither the device nor the host, so updates must be early.
 #[test]
 fn updates_are_early_where_nothing_else_fits() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
@@ -123,7 +123,7 @@ fn memories_that_are_not_there_are_refused() {
         &place,
         "--memory device=1GiB,tape=1GiB",
         expect![[r#"
-        error: invalid value 'device=1GiB,tape=1GiB' for '--memory <BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]>': `tape` is no memory; the memories are device, host and disk
+        error: invalid value 'device=1GiB,tape=1GiB' for '--memory <BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]>': `tape` is not a memory; the memories are device, host and disk
 
         For more information, try '--help'.
     "#]],

@@ -26,7 +26,7 @@ module @lookup imported {
 }
 "#;
 
-/// A program in a file of its own, which lives as long as the first half.
+/// A program in a file of its own. The file exists as long as the first half of the result.
 fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("program.ir");
@@ -43,7 +43,7 @@ fn opt(path: &Path, arguments: &[&str]) -> Opt {
     }
 }
 
-/// What goes to standard output, or the error.
+/// The standard output, or the error.
 fn read(text: &str, arguments: &[&str]) -> String {
     let (folder, path) = file(text);
     let text = match opt(&path, arguments).output() {

@@ -90,7 +90,7 @@ fn a_timeline_has_the_measured_tasks_beside_the_predicted_ones() {
         assert_eq!(tasks.len(), 4, "two processes of two ranks");
         for rank in 0..2 {
             let (measured, predicted) = (&tasks[&(0, rank)], &tasks[&(1, rank)]);
-            // The last step of a stream runs no forward task ahead of the next, and the drawn timetable has two steps.
+            // The last step of an asynchronous pipeline runs no forward task of the next step, and the drawn timetable has two steps.
             let is_step = if is_stream { (5..=8).contains(&measured.len()) } else { measured == predicted };
             assert!(is_step, "{flags}: {measured:?} and {predicted:?}");
         }
@@ -98,7 +98,7 @@ fn a_timeline_has_the_measured_tasks_beside_the_predicted_ones() {
         assert_eq!(is_told, is_stream, "{told}");
         assert!(inspected(&place, "").contains("stages, measured, milliseconds a step"));
     }
-    // A run without a profile leaves no times of an earlier one.
+    // A run without a profile removes the times of an earlier run.
     place.succeed("compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 2 --global-batch 8 --steps 1 --force -o run --mesh pp=2");
     assert!(!place.path("run/profile.json").exists() && !place.path("run/timeline.json").exists());
 }

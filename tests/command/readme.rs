@@ -15,7 +15,7 @@ struct Generated {
 }
 
 impl Generated {
-    /// The page holds this text between its marks. With `BLESS`, it is written there.
+    /// Asserts that the page has this text between its marks. With `BLESS`, the text is written there.
     fn check(&self, text: &str) {
         let (path, page) = page(self.page);
         let start =
@@ -62,7 +62,7 @@ fn the_keys_of_deepspeed_in_the_documents_are_those_of_the_program() {
     Generated { page: "docs/deepspeed.md", name: "keys" }.check(&keys_table());
 }
 
-/// The commands on a quarter of the samples, a hundredth of the steps, and little of the text.
+/// The commands run on a quarter of the samples, with a hundredth of the steps, and on little of the text.
 #[test]
 fn a_run_on_four_ranks_goes_on_on_one_device_and_on_four_others() {
     let (_, training) = page("docs/training.md");
@@ -102,14 +102,14 @@ fn a_run_on_four_ranks_goes_on_on_one_device_and_on_four_others() {
     }
 }
 
-/// The lines of a page that stand after the mark of a command, which prints them.
+/// The lines of a page that a command prints; they stand after the command's mark.
 struct Printed<'p> {
     page: &'p str,
     command: &'p str,
     lines: Vec<&'p str>,
 }
 
-/// The blocks of a page that have a mark.
+/// The blocks of a page with such a mark.
 fn printed<'p>(page: &'p str, text: &'p str) -> Vec<Printed<'p>> {
     const MARK: &str = "<!-- printed by: trainyard ";
     let block = |rest: &'p str| {
@@ -123,7 +123,7 @@ fn printed<'p>(page: &'p str, text: &'p str) -> Vec<Printed<'p>> {
     text.split(MARK).skip(1).map(block).collect()
 }
 
-/// Whether a line of output is that of a page, but for its indentation. `…` in the page stands for any text.
+/// Whether a line of output equals a line of the page, apart from its indentation. `…` in the page stands for any text.
 fn is_line(line: &str, shown: &str) -> bool {
     let (line, shown) = (line.trim_start(), shown.trim_start());
     let mut parts = shown.split('…');
@@ -183,7 +183,7 @@ fn the_flags_of_the_design_are_those_of_the_program() {
     }
 }
 
-/// `.ci/run` takes the two commands of the quick start from the README: its first two indented lines.
+/// `.ci/run` takes the two commands of the quick start from the README: the first two indented lines.
 #[test]
 fn the_first_two_indented_lines_of_the_readme_train_and_test() {
     let (_, readme) = page("README.md");

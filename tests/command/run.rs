@@ -1,4 +1,4 @@
-//! Whole runs of the binary: what they leave behind, how they stop, and how they go on.
+//! Whole runs of the binary: the files that they write, how they stop, and how they resume.
 
 mod best;
 mod decay;
@@ -13,7 +13,7 @@ use expect_test::{Expect, expect};
 use testing::running::Running;
 use testing::workplace::{Ended, Workplace};
 
-/// A run of 20 steps, long enough each (some 30 ms) to be stopped in between; its learning rate differs in each step.
+/// A run of 20 steps of about 30 ms each, so that it can be stopped between steps. Its learning rate differs in each step.
 const RUN: &str = "compile testdata/gpt2-fresh.onnx --train text.txt --global-batch 64 --lr 2e-3 \
                    --lr-schedule cosine:warmup=3,min=1e-5,steps=20 --weight-decay 0.1 --clip 1 --seed 7";
 
@@ -21,7 +21,7 @@ fn place() -> Workplace {
     Workplace::with_text(TRAINYARD, 20_000)
 }
 
-/// `RUN` in one go, into the folder `whole`.
+/// A whole `RUN` without an interruption, in the folder `whole`.
 fn whole() -> Workplace {
     let place = place();
     place.succeed(&format!("{RUN} --microbatch 64 --steps 20 -o whole"));
@@ -29,14 +29,14 @@ fn whole() -> Workplace {
     place
 }
 
-/// The bits of the numbers that have to be the same in runs that are.
+/// The bits of the numbers that must be equal in equal runs.
 fn numbers(place: &Workplace, run: &str, fields: &[&str]) -> Vec<Vec<Option<u64>>> {
     let bits = |value: &serde_json::Value| value.as_f64().map(f64::to_bits);
     let line = |line: &serde_json::Value| fields.iter().map(|field| bits(&line[field])).collect();
     place.metrics(run).iter().map(line).collect()
 }
 
-/// The results of two runs are equal, bit for bit.
+/// Asserts that the results of two runs are equal, bit for bit.
 #[track_caller]
 fn assert_same(place: &Workplace, run: &str, other: &str) {
     let fields = ["step", "loss", "lr", "grad_norm", "eval_loss"];
@@ -47,7 +47,7 @@ fn assert_same(place: &Workplace, run: &str, other: &str) {
     }
 }
 
-/// Nothing is left of a file that was being written.
+/// Asserts that no file is left half written.
 #[track_caller]
 fn assert_nothing_half_written(place: &Workplace) {
     let names: Vec<String> = place.contents().into_keys().collect();
@@ -55,14 +55,14 @@ fn assert_nothing_half_written(place: &Workplace) {
     assert_eq!(half.collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
-/// It ended with exit code 2 and this message.
+/// Asserts that the command ended with exit code 2 and this message.
 #[track_caller]
 fn refused(ended: &Ended, expected: Expect) {
     expected.assert_eq(&ended.errors());
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
 }
 
-/// A signal stops the run after its step; `--resume` goes on as if nothing had been.
+/// A signal stops the run after its step. With `--resume` the run continues as if it had not stopped.
 fn stops_and_goes_on(signal: &str) {
     let place = whole();
     let flags = format!("{RUN} --microbatch 64 --steps 20 -o run");
@@ -158,7 +158,7 @@ fn a_run_that_was_stopped_when_it_began_goes_on_bit_for_bit() {
     assert_same(&place, "run", "whole");
 }
 
-/// The number after a label, in what a run said.
+/// The number after a label in the messages of a run.
 #[track_caller]
 fn number_after(ended: &Ended, label: &str) -> f64 {
     let text = &ended.stderr;
@@ -226,7 +226,7 @@ fn weights_that_do_not_match_are_listed() {
     );
     place.succeed(&format!("{RUN} --microbatch 64 --steps 0 -o other"));
     let file = place.read("other/model.safetensors");
-    // The name of the table of positions, and that of its checksum.
+    // The name of the table of positions, and the name of its checksum.
     let mut renamed = file.clone();
     for at in 0..file.len() - 11 {
         if file[at..].starts_with(b"embedding_1") {
@@ -255,7 +255,7 @@ fn new_weights_hang_on_the_seed_alone() {
         let flags = format!("--train text.txt --microbatch 32 --steps 3 --init gpt2 --seed {seed}");
         let ended = place.succeed(&format!("compile testdata/gpt2-fresh.onnx {flags} -o {run}"));
         let [before, _] = eval_losses(&ended);
-        // A new model knows nothing of its 128 tokens.
+        // A new model gives all of its 128 tokens about the same probability.
         assert!((before - 128f64.ln()).abs() < 0.1, "seed {seed}: {before}");
     }
     assert_eq!(place.read("a/model.onnx"), place.read("b/model.onnx"));

@@ -1,4 +1,4 @@
-//! Data whose samples are no multiple of the batch: which are trained on, and that all are evaluated.
+//! Data whose number of samples is not a multiple of the batch: the samples that are trained on, and the evaluation of all samples.
 
 use crate::TRAINYARD;
 use passes::Manager;
@@ -21,14 +21,14 @@ fn number(value: &serde_json::Value) -> f64 {
     value.as_f64().expect("it is a number")
 }
 
-/// The eval loss that a run says it has before its first step.
+/// The eval loss that a run prints before its first step.
 #[track_caller]
 fn before_step_0(ended: &Ended) -> f64 {
     let line = ended.stderr.lines().find_map(|line| line.strip_prefix("before step 0: eval loss "));
     line.and_then(|loss| loss.parse().ok()).unwrap_or_else(|| panic!("{}", ended.stderr))
 }
 
-/// The losses of a run, and the eval loss at its end, are PyTorch's.
+/// Asserts that the losses of a run, and the eval loss at its end, equal PyTorch's.
 #[track_caller]
 fn assert_losses(place: &Workplace, losses: &serde_json::Value, eval: &serde_json::Value) {
     let (found, expected) = (place.metrics("run"), losses.as_array().expect("a list"));
@@ -85,7 +85,7 @@ fn samples_that_data_ranks_cannot_share_are_left_out_with_a_note() {
     let ended = place.succeed(&format!("compile testdata/short-batch-mse.onnx {flags} -o run"));
     let said = "note: the evaluation leaves out the last 1 of the 22 samples of `testdata/short-batch.npz`: 3 data ranks must share a batch equally";
     assert!(ended.stderr.contains(said), "{}", ended.stderr);
-    // 18 samples fill batches of nine, and three of the other four are a batch for three ranks.
+    // 18 samples fill batches of nine; of the other four, three are a batch for three ranks.
     let whole = flags.replace("--microbatch 3 --mesh dp=3", "--microbatch 22");
     let whole = place.succeed(&format!("compile testdata/short-batch-mse.onnx {whole} -o one"));
     let [some, all] = [&ended, &whole].map(before_step_0);
@@ -97,7 +97,7 @@ fn samples_that_data_ranks_cannot_share_are_left_out_with_a_note() {
     );
 }
 
-/// The samples of a file of arrays as records.
+/// Converts the samples of a file of arrays to records.
 fn records(place: &Workplace, file: &str, fields: &[&str]) -> String {
     let table = data::Table::open(&place.path(file)).expect("the file can be read");
     let columns: Vec<(&str, usize, Vec<f64>)> = fields
@@ -130,7 +130,7 @@ fn records_of_json_lines_train_as_the_arrays_do() {
     assert_eq!(losses("run"), losses("json"));
 }
 
-/// Returns the messages on filling up a short batch of a model of `testdata`.
+/// Returns the messages about a short batch of a model of `testdata` that cannot be filled up.
 fn unfillable(file: &str) -> data::Unfillable {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(file);
     let source = Source::load(&path, &BTreeMap::new()).unwrap_or_else(|error| panic!("{file}: {error:?}"));

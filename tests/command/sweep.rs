@@ -43,13 +43,13 @@ const MESHES: [(&str, u64); 13] = [
     ("pp=2,dp=2", 2),
     ("pp=2,tp=2", 1),
     ("pp=2,tp=2,dp=2", 2),
-    // For mixtures alone.
+    // Meshes for mixtures of experts only.
     ("ep=2", 2),
     ("ep=2,dp=2", 4),
     ("ep=2,pp=2", 2),
 ];
 
-/// Flags that may change the last bits, and nothing else.
+/// Flags that may change only the last bits.
 const ALONE: [&[&str]; 6] = [
     &["", "--zero 0", "--zero 1", "--zero 2", "--zero 3"],
     &[
@@ -79,16 +79,17 @@ const ALONE: [&[&str]; 6] = [
     &["", "", "--sequence-parallel", "--update early"],
 ];
 
-/// The flags of [`ALONE`] that change no bit of losses, norms and weights, by how they begin. A run that is stopped and goes on has
-/// the same bits too.
+/// The beginnings of the flags of [`ALONE`] that change no bit of losses, norms and weights. A run that is stopped and resumed has the same
+/// bits too.
 const CHANGE_NO_BIT: [&str; 4] = ["--recompute", "--compress-activations", "--offload", "--update early"];
 
-/// Flags of [`SHARED`], one of each axis.
+/// Draws one flag of each axis of [`SHARED`].
 fn draw_shared(draw: &mut impl FnMut(usize) -> usize) -> Vec<&'static str> {
     SHARED.iter().map(|axis| axis[draw(axis.len())]).collect()
 }
 
-/// Flags of [`ALONE`] that fit a mesh and the shared flags. Most flags of all six axes would be refused together.
+/// Draws flags of [`ALONE`] that fit a mesh and the shared flags. Drawing from all six axes at once would mostly give commands that are
+/// refused.
 fn draw_alone(
     (mesh, data_ranks): (&str, u64),
     shared: &[&str],
@@ -110,22 +111,22 @@ fn draw_alone(
     own
 }
 
-/// How far a case came.
+/// The last stage that a case reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
-    /// One device refuses the model, or its loss is no number.
+    /// One device refuses the model, or its loss is not finite.
     Refused,
-    /// One device trains the model, and the other run is refused.
+    /// One device trains the model, and the run that is compared with it is refused.
     TrainedAlone,
     /// Both runs have the same losses.
     Compared,
 }
 
-/// The limits of a command: 4 GiB of address space, a minute of processor time, and five minutes of the clock, in which a command
-/// that waits for nothing ends on a busy machine.
+/// The limits of a command: 4 GiB of address space, a minute of processor time, and five minutes of wall time. A command that does not hang
+/// ends within them on a busy machine.
 const LIMITS: &str = "ulimit -v 4194304 -t 60; exec timeout --kill-after=5 300";
 
-/// Runs a command within [`LIMITS`]. An error has everything that is neither a success, nor a refusal, nor the other exit code.
+/// Runs a command within [`LIMITS`]. Every end that is neither a success, nor a refusal, nor the exit code `other` is an error.
 fn ended(place: &Workplace, command: &str, other: Option<i32>) -> Result<Ended, String> {
     let ended = place.run_within(LIMITS, command);
     match ended.status.code() {
@@ -139,11 +140,11 @@ fn ended(place: &Workplace, command: &str, other: Option<i32>) -> Result<Ended, 
 /// The relative errors that rounding may make.
 #[derive(Clone, Copy)]
 struct Allowed {
-    /// Of a loss in the first step.
+    /// The error of a loss in the first step.
     first: f64,
-    /// Of a loss in later steps: updates that go by the signs of gradients make rounding larger from step to step.
+    /// The error of a loss in later steps. Updates that depend on the signs of gradients amplify rounding from step to step.
     later: f64,
-    /// Of the norm of the gradients, as a multiple of the others.
+    /// The error of the norm of the gradients, as a multiple of the others.
     norms: f64,
 }
 
@@ -208,7 +209,7 @@ impl Run {
         let near = |what: &str, own: Option<f64>, one: Option<f64>, tolerance: f64| match (own, one) {
             (Some(own), Some(one)) if (own - one).abs() <= tolerance * one.abs().max(1e-2) => Ok(()),
             (None, None) => Ok(()),
-            // A run that is continued evaluates once more.
+            // A resumed run evaluates once more.
             (None, _) | (_, None) if what.contains("eval") => Ok(()),
             _ => Err(format!("{what} is {own:?}, and {one:?} on one device")),
         };
@@ -249,7 +250,7 @@ fn samples(text: &str) -> Option<u64> {
     Some(microbatches.parse::<u64>().ok()? * microbatch.parse::<u64>().ok()?)
 }
 
-/// Checks so many cases, by two threads. Gives how many came how far.
+/// Checks `count` cases on two threads. Returns how many cases reached each outcome.
 fn check_cases(
     first: u64,
     count: u64,

@@ -1,4 +1,4 @@
-//! The messages of a compilation, and the files that show it.
+//! The messages of a compilation, and the dumped programs.
 
 use crate::TRAINYARD;
 use expect_test::expect;
@@ -31,7 +31,7 @@ fn programs_that_are_dumped_stand_in_the_order_of_all_passes() {
             !inside
         })
         .collect();
-    // The program of the evaluation is made of the step, and the step is lowered with the outputs that are read.
+    // The evaluation is made from the step, and the step is lowered with the outputs that are read.
     let passes = names_alone.split_whitespace().chain(["evaluation", "keep"]);
     let expected: Vec<String> =
         passes.enumerate().map(|(number, pass)| format!("{number:02}-{pass}.ir")).collect();

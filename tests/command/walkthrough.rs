@@ -1,4 +1,4 @@
-//! Every command of `docs/walkthrough.md` prints the block that stands below it. `UPDATE_EXPECT=1` rewrites the blocks.
+//! Every command of `docs/walkthrough.md` prints the block below it. `UPDATE_EXPECT=1` rewrites the blocks.
 //!
 //! The page's commands run in the page's order in one temporary folder, so that a later command can read the files that an
 //! earlier one wrote.

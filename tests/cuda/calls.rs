@@ -1,5 +1,4 @@
-//! The calls of NCCL: each rank compiles the model for itself, as a process does, and all ranks make the same calls in the same
-//! order.
+//! The calls of NCCL. Each rank compiles the model for itself, as a process does, and all ranks make the same calls in the same order.
 
 use comm::local::Local;
 use cuda::nccl::sequence::{Sequence, check};
@@ -22,7 +21,7 @@ fn calls(fixture: &Fixture, spmd: &str) -> Sequence {
     Sequence::of(&[lowered]).unwrap_or_else(|error| panic!("{spmd}: {error}"))
 }
 
-/// Two ranks make the same calls, and a pair that is swapped on one of them is refused.
+/// Two ranks make the same calls. Two calls that are swapped on one rank are refused.
 fn check_calls(fixture: &Fixture, meshes: &[&str]) {
     for spmd in meshes {
         let ranks = [calls(fixture, spmd), calls(fixture, spmd)];
@@ -56,7 +55,7 @@ fn ranks_of_mixtral_make_equal_calls_and_a_swapped_pair_is_refused() {
     check_calls(&models::MIXTRAL_DYNAMO, &MESHES_OF_EXPERTS);
 }
 
-/// Two ranks with a device, a program and notes of their own share nothing but their communicators.
+/// Two ranks, each with its own device, program and notes, share only their communicators.
 fn check_runs(fixture: &Fixture, meshes: &[&str]) {
     for spmd in meshes {
         let local = Local::new(2);
@@ -73,7 +72,7 @@ fn check_runs(fixture: &Fixture, meshes: &[&str]) {
             threads.into_iter().map(|thread| notes(thread).expect("it runs")).collect()
         });
         assert_eq!(notes[0], notes[1], "{}, {spmd}", fixture.file);
-        // The first step makes each call, and the second one captures it.
+        // The first step makes each call, and the second step captures it.
         let planned = calls(fixture, spmd).0.len();
         assert_eq!(notes[0].len(), 2 * planned, "{}, {spmd}", fixture.file);
     }

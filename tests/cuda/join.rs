@@ -1,4 +1,4 @@
-//! Multiplications that are joined: projections of one tensor of different widths, with biases, and their gradients.
+//! Multiplications that are joined: projections of one tensor with different widths, with biases, and their gradients.
 
 use crate::rewritten::{assert_agrees, for_cuda};
 use cuda::host::Order;
@@ -8,7 +8,7 @@ use ir::{Module, testing};
 use program::check::{Microbatch, unit};
 use program::{Microbatches, Section};
 
-/// The queries and keys of a layer, of which one is turned; weights are cast, as where one computes in another type.
+/// The queries and keys of a layer. One of them is transposed. Weights are cast, as in a model that computes in another type.
 const LAYER: &str = r#"
 trainyard-ir 1
 module @layer training {
@@ -83,7 +83,7 @@ fn projections_are_one_multiplication_and_so_are_their_gradients() {
     }
 }
 
-/// A step of so many microbatches on the stand-in, and by the interpreter.
+/// Compares a step of `count` microbatches on the stand-in with the interpreter.
 fn check(module: &Module, count: u64, order: Order) {
     let step: Vec<Microbatch> = (0..count).map(|index| testing::microbatch(module, 7, index)).collect();
     assert_agrees(module, order, Mode::Exact, &[step.clone(), step], unit);
@@ -101,7 +101,7 @@ fn joined_multiplications_compute_what_each_did() {
     }
 }
 
-/// Sums that add some product twice, or are read before what concatenates their operands, are not one product.
+/// Sums that add a product twice, or are read before the node that concatenates their operands, are not joined into one product.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_product_that_is_added_twice_counts_twice() {
@@ -117,7 +117,7 @@ fn a_product_that_is_added_twice_counts_twice() {
     }
 }
 
-/// Products of what is concatenated only later.
+/// Products whose operands are concatenated only later.
 const LATER: &str = r#"
 trainyard-ir 1
 module @later imported {
@@ -145,7 +145,7 @@ fn products_of_what_is_concatenated_later_stay() {
     check(&parsed(LATER), 1, Order::default());
 }
 
-/// Of two pairs of products the second has a part that the first makes, later than it was made alone.
+/// Two pairs of products. A result of the first pair is an operand of the second. The joined first pair makes it later than its own product did.
 const MOVED: &str = r#"
 trainyard-ir 1
 module @moved imported {
@@ -170,7 +170,7 @@ fn what_a_joined_product_makes_is_joined_no_earlier() {
     check(&parsed(MOVED), 1, Order::default());
 }
 
-/// A gradient that a norm's kernel adds up is a part of a concatenation: that kernel writes rows without holes.
+/// A norm's kernel adds to a gradient that is a part of a concatenation. This kernel writes rows without gaps.
 const ADDED: &str = r#"
 trainyard-ir 1
 module @added imported {

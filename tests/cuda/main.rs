@@ -1,5 +1,5 @@
-//! The programs that a GPU runs, on its stand-in: PyTorch's losses, as near as the CPU backend's, and in half precision what
-//! the interpreter computes; each command keeps to the memory that it says it touches. They need a C++ compiler.
+//! The programs that a GPU runs, on its stand-in. Their losses are PyTorch's, as near as those of the CPU backend, and in half precision
+//! those of the interpreter. Each command accesses only the memory that it declares. The tests need a C++ compiler.
 
 mod calls;
 mod join;
@@ -24,7 +24,7 @@ use trainyard::verification::Mode;
 use trainyard::verification::execute::Machine;
 use trainyard::verification::inputs;
 
-/// Each of the 20 losses of both optimizers, within the bounds of the CPU backend.
+/// Checks each of the 20 losses of both optimizers, within the bounds of the CPU backend.
 fn check(fixture: &Fixture) {
     for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cuda) {
         let subject = fixture.subject(fixture.batch, optimizer);
@@ -104,7 +104,7 @@ fn t5_in_half_is_what_the_interpreter_rounds() {
     check_half(&models::T5_DYNAMIC, Mode::Cuda);
 }
 
-/// Of few parameters: too few to compare their gradients one by one.
+/// The model has few parameters, too few to compare their gradients one by one.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn the_mlps_loss_in_half_is_what_the_interpreter_rounds() {
@@ -112,9 +112,9 @@ fn the_mlps_loss_in_half_is_what_the_interpreter_rounds() {
     check_half_loss(&models::MLP_DYNAMO, Mode::Cuda, DType::F16);
 }
 
-/// In bf16 of many microbatches, whose errors cancel out: where a convolution's sum in f32 falls just beside a tie, it is
-/// rounded the other way. Of the first one's 65,536 results these are six, and batch norms over a few samples make of them,
-/// in twenty layers, 2e-3 of a microbatch's loss, of either sign.
+/// The errors of bf16 cancel out over many microbatches. An f32 sum of a convolution that lies just beside a tie may be rounded the other
+/// way. Six of the first convolution's 65,536 results are, and batch norms over a few samples amplify them in twenty layers to 2e-3 of a
+/// microbatch's loss, of either sign.
 #[test]
 #[ignore = "night: half"]
 fn resnets_loss_in_half_is_what_the_interpreter_rounds() {
@@ -122,8 +122,8 @@ fn resnets_loss_in_half_is_what_the_interpreter_rounds() {
     check_half_loss(&models::RESNET_TRAINMODE, Mode::Cuda, DType::F16);
 }
 
-/// The losses of so many steps are the CPU backend's, within the bounds of the other models. Memory is not checked: it is
-/// too large to be copied for each command.
+/// Compares the losses of some steps with the CPU backend's, within the bounds of the other models. Memory accesses are not checked,
+/// because the memory is too large to be copied for each command.
 fn check_bench(bench: &Bench, steps: usize) {
     let subject = bench.subject();
     let module = &subject.compilation.training;

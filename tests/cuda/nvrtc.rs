@@ -1,5 +1,5 @@
-//! The kernels of the models' programs, and those of single operators, compile for devices, within their budgets, and each
-//! of their packs is one access: with NVRTC and nvdisasm, which need no GPU.
+//! The kernels of the models' programs and of single operators compile for devices, within their budgets, and each of their packs is one
+//! access. The tests use NVRTC and nvdisasm, and need no GPU.
 //!
 //! `TRAINYARD_CUDA_LIBS=FOLDER cargo test --test cuda nvrtc -- --ignored`
 
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 /// The architectures that the kernels of small models are compiled for. Kernels of large models are compiled for sm_100a too.
 const MOST_USED: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// Kernels, of which there are so many at least, compile; each is compiled once.
+/// Checks that kernels compile, each once. There must be at least `least` of them.
 fn check(kernels: impl Iterator<Item = Kernel>, least: usize, architectures: &[&str]) {
     let by_name: BTreeMap<String, Kernel> = kernels.map(|kernel| (kernel.name.clone(), kernel)).collect();
     let all: Vec<Kernel> = by_name.into_values().collect();
@@ -44,7 +44,7 @@ fn the_kernels_of_a_rank_compile_within_their_budgets() {
     check(steps::of_ranks(), 100, &MOST_USED);
 }
 
-/// In the type in which they are timed. A multiprocessor holds as many threads as their files promise.
+/// The kernels in the type in which they are timed. A multiprocessor holds the number of threads that their files promise.
 #[test]
 #[ignore = "needs NVRTC"]
 fn the_kernels_of_large_models_compile_within_their_budgets() {

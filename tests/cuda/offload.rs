@@ -1,5 +1,5 @@
-//! Values in memory of the host and in a file, beside a GPU: the stand-in's losses are PyTorch's whichever stream is served first, and
-//! a copy or an update that comes too early shows.
+//! Values in the memory of the host and in a file, beside a GPU. The stand-in's losses are PyTorch's whichever stream runs first, and a
+//! copy or an update that comes too early changes them.
 
 use crate::planted::{NEAR, all_races, distance_of};
 use crate::stages::check;
@@ -20,7 +20,7 @@ use trainyard::lowering;
 use trainyard::pipeline::{Batch, CompilationPlan};
 use trainyard::verification::Mode;
 
-/// Every value of these classes rests on the host, however small it is.
+/// Options that move every value of these classes to the host, however small it is.
 fn offload(classes: Classes) -> Option<Offload> {
     Some(Offload { classes, least: 1, ..Offload::default() })
 }
@@ -29,19 +29,19 @@ fn all() -> Option<Offload> {
     offload(Classes::ALL.into_iter().map(|(class, _)| class).fold(Classes::NONE, Classes::with))
 }
 
-/// The same, with room on the host for so many bytes of states. The others rest in a file.
+/// Options that move everything, with room on the host for `host` bytes of states. The other states rest in a file.
 fn in_file(host: u64) -> Option<Offload> {
     all().map(|offload| Offload { host: Some(host), ..offload })
 }
 
-/// Room on the host for some of the states: a third of them.
+/// Bytes of about a third of the states: the host has room for these.
 const SOME: u64 = 400 << 10;
 
 fn lowered(program: Program) -> CudaProgram {
     done(lower(Arc::new(program)))
 }
 
-/// An order of the streams, of which one is served first.
+/// An order in which this stream runs first.
 fn first(stream: Stream) -> Order {
     Order { threads: 0, first: Some(stream) }
 }
@@ -53,7 +53,7 @@ fn commands(cuda: &mut CudaProgram) -> impl Iterator<Item = &mut Command> {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn every_class_of_values_may_rest_on_the_host() {
-    // The head of this model is the embedding, which stays then.
+    // The head of this model is the embedding, so the embedding stays on the device.
     for (class, name) in Classes::ALL.into_iter().filter(|(class, _)| !class.embeddings) {
         let counted = |program| {
             let cuda = lowered(program);
@@ -61,7 +61,7 @@ fn every_class_of_values_may_rest_on_the_host() {
             let launches = Section::ALL.map(|(section, _)| cuda.launches(section));
             let sum = |of: fn(&Launches) -> usize| launches.iter().map(of).sum::<usize>();
             assert!(sum(|launches| launches.copies) > 0, "{name} is copied");
-            // Activations are not updated.
+            // Activations have no update on the host.
             assert_eq!(sum(|launches| launches.on_host) > 0, name != "activations", "{name}");
             cuda
         };
@@ -82,7 +82,7 @@ fn the_streams_of_the_host_may_run_first_or_last() {
     }
 }
 
-/// The same kernels run on the same numbers, so the losses are those of a program whose values rest on the host.
+/// The same kernels run on the same numbers. So the losses are those of a program whose values rest on the host.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn states_rest_in_a_file_whichever_stream_runs_first() {
@@ -107,7 +107,7 @@ fn states_rest_in_a_file_whichever_stream_runs_first() {
     assert_eq!(in_file_with(SOME, Order::default()), on_host);
 }
 
-/// The device fetches a weight that the host has not read from the file yet.
+/// Planted: the device fetches a weight that the host has not read from the file yet.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_read_of_a_file_that_comes_too_late_shows() {
@@ -126,7 +126,7 @@ fn a_read_of_a_file_that_comes_too_late_shows() {
     assert!(distance_of(in_file(0), first(Stream::Upload), forget) > NEAR);
 }
 
-/// The file gets a state that the host has not computed yet.
+/// Planted: the file receives a state that the host has not computed yet.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_write_of_a_file_that_comes_too_early_shows() {
@@ -144,7 +144,8 @@ fn is_in_file(place: &Place) -> bool {
     place.region == Region::Disk
 }
 
-/// A state in a file gets the value of one on the host, which adds the old value: nothing but their place in the file ties the copies.
+/// A state in a file gets the value of a state on the host, and that state adds the old value of the first. Only the place in the file
+/// orders the two copies.
 const SWAP: &str = r#"trainyard-ir 1
     module @m training {
       state @s : f32[1024] optimizer disk = zeros
@@ -158,7 +159,7 @@ const SWAP: &str = r#"trainyard-ir 1
       update @t = %4
     }"#;
 
-/// One stream keeps the copies in order. If each direction had a stream of its own, the place in the file would.
+/// One stream keeps the copies in order. If each direction had its own stream, the place in the file would order them.
 #[test]
 fn a_state_is_read_from_its_file_before_it_is_written_there() {
     let options = LowerOptions::of(cuda::TARGET);
@@ -172,7 +173,7 @@ fn a_state_is_read_from_its_file_before_it_is_written_there() {
     assert!(races(&cuda.sections[update]).contains(&(0, 1)));
 }
 
-/// The main stream reads a weight before it has come.
+/// Planted: the main stream reads a weight before it has arrived.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_copy_that_comes_too_late_shows() {
@@ -191,7 +192,7 @@ fn a_copy_that_comes_too_late_shows() {
     assert!(distance_of(all(), first(Stream::Main), forget) > NEAR);
 }
 
-/// A weight is fetched into memory that an earlier kernel still reads.
+/// Planted: a weight is fetched into memory that an earlier kernel still reads.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_slot_that_is_filled_before_its_last_use_shows() {
@@ -205,7 +206,7 @@ fn a_slot_that_is_filled_before_its_last_use_shows() {
     assert!(distance_of(all(), first(Stream::Upload), forget) > NEAR);
 }
 
-/// The host updates a weight whose gradient is still on its way.
+/// Planted: the host updates a weight before the gradient has arrived.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn an_update_before_its_gradient_shows() {
@@ -219,7 +220,8 @@ fn an_update_before_its_gradient_shows() {
     assert!(distance_of(all(), first(Stream::Host), forget) > NEAR);
 }
 
-/// Commands touch the host by copies and by instructions there alone, and a file by copies with the host. Those of the device lie on it.
+/// Only copies and instructions on the host access the host's memory, and only copies with the host access the file. All other commands
+/// access the device.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn kernels_touch_the_device_alone() {
@@ -242,7 +244,7 @@ fn kernels_touch_the_device_alone() {
     assert!(distance_of(in_file(SOME), Order::default(), placed) <= NEAR);
 }
 
-/// All 20 losses of two microbatches, and of two devices that share states: each has a file of its own.
+/// All 20 losses of two microbatches, and of two devices that share states, each with a file of its own.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn states_of_each_rank_rest_in_a_file_of_its_own() {
@@ -263,7 +265,7 @@ fn states_of_each_rank_rest_in_a_file_of_its_own() {
     check(CompilationPlan { offload: in_file(SOME / 2), spmd, ..CompilationPlan::default() }, model.batch);
 }
 
-/// Ranks that share weights and states, and bf16, whose casts of weights the host has no part in: all 20 losses, captured as graphs.
+/// Ranks that share weights and states, and bf16, whose casts of weights stay on the device: all 20 losses, captured as graphs.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn values_of_each_rank_rest_on_the_host() {
@@ -280,8 +282,8 @@ fn values_of_each_rank_rest_on_the_host() {
     check_losses(model, &model.compiled(model.batch, plan), Mode::Cuda, key, [4e-3; 2]);
 }
 
-/// Microbatches of a pipeline keep their activations on the host, each in a slot of its own; clipping and fp16 look at gradients there, and
-/// rows of an embedding are looked up there.
+/// Microbatches of a pipeline keep their activations on the host, each in its own slot. Clipping and fp16 read gradients there, and rows of
+/// an embedding are looked up there.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn stages_and_guarded_updates_have_values_on_the_host() {
@@ -291,8 +293,8 @@ fn stages_and_guarded_updates_have_values_on_the_host() {
     check(&format!("mlp.dynamo {classes} --fp16 --global-batch 4"));
 }
 
-/// With the flags of the command line: several microbatches on a mesh, stages and half precision, whose states rest in files as far as
-/// the host has no room.
+/// The same with the flags of the command line: several microbatches on a mesh, stages and half precision. States for which the host has no
+/// room rest in files.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn states_in_files_compose_with_meshes_microbatches_and_stages() {
@@ -307,7 +309,7 @@ fn states_in_files_compose_with_meshes_microbatches_and_stages() {
     }
 }
 
-/// A loop looks at the gradient's norm before the states change, so the update can be run up to each of its outputs.
+/// The training loop reads the gradient's norm before the states change, so the update can be run up to each of its outputs.
 #[test]
 fn the_update_may_stop_behind_each_output() {
     let precision = Precision { compute: DType::F16, ..Precision::default() };

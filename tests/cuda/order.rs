@@ -1,4 +1,4 @@
-//! The order of a mesh's commands on three streams: no two that touch the same memory run at once.
+//! The order of a mesh's commands on three streams: two commands that access the same memory never run at once.
 
 use cuda::device::Cuda;
 use cuda::host::{Host, Order};
@@ -16,7 +16,7 @@ use trainyard::lowering;
 use trainyard::verification::against;
 use trainyard::verification::execute::Machine;
 
-/// A GPT-2 whose gradients travel in several buckets, on a mesh given as the options of the pass `spmd`.
+/// A GPT-2 whose gradients are reduced in several buckets. `spmd` has the mesh, as options of the pass.
 fn gpt2(spmd: &str, update: UpdateTime) -> CudaProgram {
     let fixture = &models::GPT2_DYNAMO;
     let mut module = fixture.subject(fixture.batch, adamw()).compilation.training;
@@ -50,7 +50,7 @@ fn nothing_races_with_an_exchange_in_any_part_of_a_step() {
     }
 }
 
-/// Shows that the check above can fail.
+/// Shows that the check above finds faults.
 #[test]
 fn commands_race_without_the_waits_of_exchanges_or_the_waits_for_them() {
     for spmd in ["mesh=dp:2", "mesh=dp:2, zero=2"] {

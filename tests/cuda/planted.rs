@@ -1,5 +1,5 @@
-//! Faults planted in a GPU's program, each with what finds it: the check of the order, numbers that are not PyTorch's, or
-//! memory that a command touches without saying so.
+//! Faults planted in a GPU's program, each with the check that finds it: the order of commands, numbers that differ from PyTorch's, or
+//! memory that a command accesses without declaring it.
 
 use cuda::device::Cuda;
 use cuda::host::{Host, Order};
@@ -18,15 +18,15 @@ use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::against;
 use trainyard::verification::execute::Machine;
 
-/// Steps whose losses are looked at.
+/// The number of steps whose losses are compared.
 const STEPS: usize = 4;
 
-/// How far the first losses of a changed program are from PyTorch's, at most; infinite if it does not run.
+/// The largest distance of a changed program's first losses from PyTorch's; infinite if the program does not run.
 fn distance(order: Order, change: impl Fn(Program) -> CudaProgram) -> f64 {
     distance_of(None, order, change)
 }
 
-/// The distance of a program with values beside the device.
+/// As [`distance`], for a program with values in other memories.
 pub(super) fn distance_of(
     offload: Option<Offload>,
     order: Order,
@@ -37,7 +37,7 @@ pub(super) fn distance_of(
     worst
 }
 
-/// How far the first losses are from PyTorch's, or why the program does not run.
+/// The largest distance of the first losses from PyTorch's, or the reason why the program does not run.
 fn run(
     offload: Option<Offload>,
     host: Host,
@@ -66,7 +66,7 @@ fn run(
     Ok(worst)
 }
 
-/// The bound of the losses where nothing is planted.
+/// The bound of the losses without a fault.
 pub(super) const NEAR: f64 = 2e-5;
 
 fn lowered(program: Program) -> CudaProgram {
@@ -91,7 +91,7 @@ fn where_nothing_is_planted_nothing_is_found_in_any_order() {
     }
 }
 
-/// The check names the commands, and where the side stream runs first its commands read what is not there yet.
+/// The check names the commands. If the side stream runs first, its commands read values that are not there yet.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_missing_wait_between_streams_is_a_race_and_shows() {
@@ -106,7 +106,7 @@ fn a_missing_wait_between_streams_is_a_race_and_shows() {
     assert!(distance(Order { threads: 0, first: Some(Stream::Side) }, forget) > NEAR);
 }
 
-/// Two tensors that live at the same time at one place: what is read is not what was written.
+/// Two tensors that live at the same time get the same place, so a kernel reads another value than was written.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn two_tensors_at_one_place_show() {
@@ -122,7 +122,7 @@ fn two_tensors_at_one_place_show() {
     assert!(distance(Order::default(), overlap) > NEAR);
 }
 
-/// Results of an instruction and of a later one, the first of which is read after the second was made.
+/// A result of an instruction and a result of a later one. The first is still read after the second was made.
 fn both_alive(instructions: &[Instruction]) -> (View, View) {
     let made_once = |view: &View| {
         let same = |other: &&View| other.base == view.base;
@@ -142,7 +142,7 @@ fn both_alive(instructions: &[Instruction]) -> (View, View) {
     panic!("no two tensors are alive at once")
 }
 
-/// A chain's kernel, off by a few elements, within the memory there is.
+/// The kernel of a chain is off by a few elements, but stays within the memory of the program.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_wrong_index_shows() {
@@ -157,7 +157,7 @@ fn a_wrong_index_shows() {
     assert!(distance(Order::default(), shift) > NEAR);
 }
 
-/// A barrier less in what all sums over a block go through: some order of threads shows it.
+/// A barrier is removed from the function that all sums over a block use. Some order of threads shows the fault.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_missing_barrier_shows_in_some_order_of_threads() {
@@ -184,12 +184,12 @@ fn without_barrier(file: &'static File) -> &'static File {
     Box::leak(Box::new(File { text: Box::leak(text.into_boxed_str()), ..*file }))
 }
 
-/// What the stand-in says of a changed program's first step when it holds commands to what they say.
+/// Checks the first step of a changed program: the stand-in compares the accesses of each command with its declared accesses.
 fn checked(change: impl Fn(Program) -> CudaProgram) -> Result<f64, String> {
     run(None, Host::new(Order::default()).checked(), 1, change)
 }
 
-/// The program with another line in an elementwise kernel of floats, made from one that is there.
+/// The program with a changed line in an elementwise kernel of floats.
 fn with_line(program: Program, old: &str, new: impl Fn(&str) -> String) -> CudaProgram {
     let mut cuda = lowered(program);
     let is_it = |kernel: &&mut Kernel| {
@@ -204,7 +204,7 @@ fn with_line(program: Program, old: &str, new: impl Fn(&str) -> String) -> CudaP
     cuda
 }
 
-/// What lies beside an operand is multiplied by zero: no loss shows it, until something there is not finite.
+/// The elements beside an operand are multiplied by zero. No loss shows the fault until one of them is not finite.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_kernel_that_reads_beside_its_operand_is_told() {
@@ -223,10 +223,11 @@ fn a_kernel_that_writes_beside_its_result_is_told() {
     };
     let beside = |program| with_line(program, "store(a", written);
     let error = checked(beside).expect_err("it writes what is not its own");
-    assert!(error.contains("chain_") && error.contains("which is none of its own"), "{error}");
+    assert!(error.contains("chain_") && error.contains("which it does not declare as written"), "{error}");
 }
 
-/// Waits between streams come from what commands say: one that says too little is a race that `races` cannot find.
+/// Waits between streams follow from the accesses that commands declare. A command that declares too little is a race that `races` cannot
+/// find.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_command_that_does_not_say_all_that_it_reads_is_told() {
@@ -239,10 +240,10 @@ fn a_command_that_does_not_say_all_that_it_reads_is_told() {
         cuda
     };
     let error = checked(silent).expect_err("it reads what it does not say");
-    assert!(error.contains("a multiplication [") && error.contains("does not say it reads"), "{error}");
+    assert!(error.contains("a multiplication [") && error.contains("does not declare as read"), "{error}");
 }
 
-/// The section of a microbatch has work for both streams, so that the faults above are possible.
+/// The section of a microbatch has work for both streams, so the faults above can occur.
 #[test]
 fn gradients_of_weights_run_aside() {
     let fixture = &models::GPT2_DYNAMO;

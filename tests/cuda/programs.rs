@@ -1,5 +1,4 @@
-//! What a GPU runs for a step of a large model in bf16: no slow kernel does much of the work. The work of a command is
-//! that of the simulator.
+//! The kernels of a step of a large model in bf16: no slow kernel does much of the work. The work of a command is the simulator's.
 
 use cuda::commands::commands as simulated_commands;
 use cuda::lower::lower;
@@ -19,7 +18,7 @@ const MOST_FLOPS: u64 = 1_000_000_000;
 /// Bytes that a copy may read and write.
 const MOST_COPIED: u64 = 1 << 20;
 
-/// Kernels that multiply, by the first word of their names. They may take tensor cores or not.
+/// Kernels that multiply, by the first word of their names. They may use tensor cores or not.
 const MULTIPLYING: [&str; 3] = ["contract", "attention", "experts"];
 
 /// Slow kernels that programs are known to have: the program, the kernel, a part of its node's name, the reason.
@@ -63,7 +62,7 @@ fn commands(cuda: &CudaProgram) -> Vec<Command> {
     simulated_commands(cuda, 1).parts.into_iter().flatten().collect()
 }
 
-/// Why a command is too slow, if it is.
+/// The reason why a command is too slow; `None` if it is not.
 fn slow(command: &Command) -> Option<String> {
     let (work, kind) = (&command.work, command.kind.as_str());
     let multiplies = kind.split('_').next().is_some_and(|word| MULTIPLYING.contains(&word));
@@ -74,7 +73,7 @@ fn slow(command: &Command) -> Option<String> {
     (kind == "copy" && bytes > MOST_COPIED).then(|| format!("copies {:.1} MB", bytes as f64 / 1e6))
 }
 
-/// The slow commands of a program that are no exceptions, and the exceptions that it does not need.
+/// The slow commands of a program that are not exceptions, and the exceptions that the program does not need.
 fn faults(file: &str, cuda: &CudaProgram) -> Vec<String> {
     let commands = commands(cuda);
     let slow: Vec<(&Command, String)> =
@@ -146,7 +145,7 @@ fn are_of(faults: &[String], kind: &str) -> bool {
     faults.iter().any(|fault| fault.starts_with(&format!("planted: {kind} [")))
 }
 
-/// In f32 attention has no tensor cores. A scalar contraction and scalar experts of the same work are as slow.
+/// Attention in f32 uses no tensor cores. A scalar contraction and scalar experts of the same work are as slow.
 #[test]
 fn scalar_kernels_are_found() {
     let cuda = lowered_of(&bench::LAYERS[2].training(DType::F32));
@@ -160,8 +159,7 @@ fn scalar_kernels_are_found() {
     assert_eq!(slow(&Command { kind: "chain".into(), ..attention.clone() }), None);
 }
 
-/// A transposed copy of 8 MB; a product with two summed runs that do not merge, which is done without tensor cores or after a
-/// copy.
+/// A transposed copy of 8 MB, and a product with two summed runs of dims that do not merge: it runs without tensor cores, or after a copy.
 #[test]
 fn a_large_copy_and_a_contraction_of_two_runs_are_found() {
     let text = r#"trainyard-ir 1

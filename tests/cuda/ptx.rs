@@ -1,4 +1,4 @@
-//! The launches of a step of each model by their PTX, beside the stand-in.
+//! The launches of a step of each model, run by their PTX and compared with the stand-in.
 //!
 //! `TRAINYARD_CUDA_LIBS=FOLDER cargo test --test cuda ptx -- --ignored`
 
@@ -11,7 +11,7 @@ use cuda::host::{Host, Order, Ptx};
 use cuda::lower::lower;
 use cuda::program::Kernel;
 use ir::DType;
-use ir::ops::samples::Sample;
+use ir::samples::Sample;
 use passes::precision::Precision;
 use program::Program;
 use ranks::Ranks;
@@ -22,7 +22,7 @@ use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::execute::Machine;
 use trainyard::verification::inputs;
 
-/// A training step, each of whose launches runs by its PTX, too.
+/// Runs a training step in which each launch also runs by its PTX.
 fn check(fixture: &Fixture, compute: DType, ptx: &Ptx) {
     let precision = Precision { compute, ..Precision::default() };
     let plan = CompilationPlan { optimizer: adamw(), precision, ..CompilationPlan::default() };
@@ -39,14 +39,14 @@ fn check(fixture: &Fixture, compute: DType, ptx: &Ptx) {
     println!("{} in {compute}: {loss}", fixture.file);
 }
 
-/// Families that no sample of an operator has, and that a step of a model runs by its PTX at night: launches that are several in one.
+/// Families that no sample of an operator has. At night, a step of a model runs them by their PTX. Their launches combine several.
 const OF_MODELS: [&str; 4] = ["adam_many", "chain_many", "dot_many", "dot_total_many"];
 
-/// Families that no PTX test runs. They pack what ranks of a mesh exchange (`sum`, `unpack`), and look for a number that is not finite
-/// in a step of half precision (`watch`); their kernels run on the stand-in alone.
+/// Families that no PTX test runs. They pack tensors that ranks of a mesh exchange (`sum`, `unpack`), or look for a number that is not
+/// finite in a step of half precision (`watch`). Their kernels run only on the stand-in.
 const NOT_RUN: [&str; 3] = ["sum", "unpack", "watch"];
 
-/// A family that is new in a model needs a sample, or a line in this list.
+/// A new family of a model needs a sample, or a line in one of these lists.
 #[test]
 #[ignore = "longer"]
 fn every_family_of_kernels_is_in_a_sample_or_listed() {
@@ -64,7 +64,7 @@ fn every_family_of_kernels_is_in_a_sample_or_listed() {
     assert_eq!(others, listed.into_iter().collect::<Vec<_>>());
 }
 
-/// At night.
+/// Runs at night.
 #[test]
 #[ignore = "night: ptx"]
 fn the_launches_of_every_model_agree_with_their_ptx() {

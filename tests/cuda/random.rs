@@ -1,5 +1,5 @@
-//! Random steps, rewritten and lowered for GPUs: all of them have kernels, and on the stand-in they compute what the interpreter
-//! does.
+//! Random steps, rewritten and lowered for GPUs. All operators have kernels, and on the stand-in the kernels compute the same as the
+//! interpreter.
 
 use crate::models::done;
 use crate::rewritten::{assert_agrees, lowered};
@@ -26,7 +26,7 @@ fn training_program(seed: u64, dtype: DType, passes: &str) -> Option<Module> {
     }
 }
 
-/// The types in turn, one microbatch and many in turn.
+/// The type of a case, and whether it has many microbatches; both alternate.
 fn case(seed: u64) -> (DType, bool) {
     (TYPES[seed as usize % TYPES.len()], (seed / 3).is_multiple_of(2))
 }
@@ -36,7 +36,7 @@ fn random_steps_have_kernels_when_they_are_rewritten() {
     let mut rewritten = 0;
     for seed in 0..200 {
         let (dtype, many) = case(seed);
-        // Every other program has casts of its own.
+        // Every second program has casts of its own.
         let (dtype, precision) =
             if seed.is_multiple_of(2) { (DType::F32, "precision(bf16)") } else { (dtype, "") };
         let passes = format!("autodiff {precision} optimizer(adamw, lr=0.05) simplify");

@@ -1,4 +1,4 @@
-//! Models on stand-ins of several GPUs, a rank each: PyTorch's losses, as near as those of the CPU backend's ranks.
+//! Models on stand-ins of several GPUs, one for each rank. Their losses are PyTorch's, as near as those of the CPU backend's ranks.
 
 use ir::DType;
 use passes::precision::Precision;
@@ -9,7 +9,7 @@ use trainyard::lowering::lower;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 
-/// 20 losses on a mesh, `dp:2*tp:2`, with more of the pass's options.
+/// Checks 20 losses on a mesh, such as `dp:2*tp:2`, with further options of the pass.
 fn check(fixture: &Fixture, mesh: &str, more: &str) {
     let (name, optimizer, bounds) = optimizers(&fixture.bounds, Mode::Cuda).into_iter().next().expect("two");
     let spmd = split(&format!("mesh={mesh}{more}"));
@@ -38,7 +38,7 @@ fn gpt2_trains_on_four_gpus_that_share_all_as_in_pytorch() {
     check(&models::GPT2_DYNAMO, "dp:2*tp:2", ", zero=3, sequence-parallel");
 }
 
-/// In bf16 the losses keep close to PyTorch's of f32. Weights whose casts were those of an earlier step would not train.
+/// In bf16 the losses stay close to PyTorch's of f32. If the casts of weights came from an earlier step, the weights would not train.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn gpt2_trains_in_bf16_on_one_gpu_and_on_two_that_share_states_or_weights() {

@@ -1,4 +1,4 @@
-//! Programs as their target wants them rewritten, on the stand-in of a GPU and by the interpreter.
+//! Programs after the rewrites of their target, on the stand-in of a GPU and by the interpreter.
 
 use crate::models::done;
 use cuda::device::Cuda;
@@ -18,7 +18,7 @@ pub(crate) fn lowered(module: &Module, microbatches: Microbatches) -> Program {
     done(lower(module, &LowerOptions { microbatches, ..LowerOptions::of(cuda::TARGET) }))
 }
 
-/// The same, as commands and kernels.
+/// The lowered program of a step, as commands and kernels.
 pub(crate) fn for_cuda(module: &Module, microbatches: Microbatches) -> CudaProgram {
     done(cuda::lower::lower(Arc::new(lowered(module, microbatches))))
 }

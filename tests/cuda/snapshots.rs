@@ -1,5 +1,5 @@
-//! A few kernels as they are written for GPT-2 in bf16, and how they are launched: so that a review sees what a change makes of
-//! them. `UPDATE_EXPECT=1` writes them anew.
+//! A few kernels as they are written for GPT-2 in bf16, and their launches, so that a review sees the effect of a change on them.
+//! `UPDATE_EXPECT=1` rewrites them.
 
 use cuda::lower::lower;
 use cuda::program::{CudaProgram, Kernel, Launch, Task};
@@ -33,7 +33,7 @@ fn launches(index: usize) -> Vec<&'static Launch> {
     launches.filter(|launch| launch.kernel == index).collect()
 }
 
-/// Of the kernels with this name, before the hash, the longest that `is_it`.
+/// Checks a kernel: of the kernels with this name before the hash, the longest for which `is_it` is true.
 fn check(name: &str, is_it: impl Fn(&Kernel) -> bool, expected: &Expect) {
     let own = |kernel: &Kernel| kernel.name.rsplit_once('_').is_some_and(|(own, _)| own == name);
     let kernels = GPT2.kernels.iter().enumerate().filter(|(_, kernel)| own(kernel) && is_it(kernel));

@@ -1,5 +1,5 @@
-//! Pipelines on stand-ins of GPUs, one for each rank: a schedule of each kind computes what the model does on one device, and trains as PyTorch does
-//! while parts of microbatches are captured and replayed as graphs.
+//! Pipelines on stand-ins of GPUs, one for each rank. A schedule of each kind computes the same as the model on one device, and its losses
+//! are PyTorch's, while parts of microbatches are captured and replayed as graphs.
 
 use passes::{Pass, Pipeline};
 use testing::models::losses::{check_losses, optimizers};
@@ -48,7 +48,7 @@ fn llama_trains_in_stages_on_gpus_as_in_pytorch() {
     check_training(&models::LLAMA_DYNAMO, "zb-v");
 }
 
-/// 20 losses with two stages, on one GPU and on two for each stage.
+/// Checks 20 losses with two stages, on one GPU and on two GPUs for each stage.
 fn check_training(fixture: &Fixture, schedule: &str) {
     let stages: Pipeline = format!("stage(ranks=2, schedule={schedule})").parse().expect("a pass");
     let [Pass::Stage(stage)] = &stages.passes[..] else { panic!("{stages}") };

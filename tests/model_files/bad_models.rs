@@ -1,6 +1,6 @@
-//! Models that are well-formed files and still cannot be meant: sizes that no machine has, dims of size 0, attributes
-//! that nothing honours, outputs that an operator does not give. Each is refused with its reason, in no time and without
-//! the memory that it asks for; none is compiled into other numbers.
+//! Models that are well-formed files but make no sense: sizes that no machine has, dims of size 0, attributes that nothing honours, outputs
+//! that an operator does not have. Each is refused quickly with its reason, without the memory that it asks for. None is compiled to other
+//! numbers.
 
 use std::path::Path;
 
@@ -127,7 +127,7 @@ impl Given {
         model.encode_to_vec().into()
     }
 
-    /// What a user reads: every reason, or that it is ready to be trained.
+    /// The text that a user reads: every reason, or that the model is ready to be trained.
     fn outcome(self) -> String {
         let problems = match Model::from_bytes(self.file(), None) {
             Err(error) => error.problems,
@@ -140,7 +140,7 @@ impl Given {
     }
 }
 
-/// The training program. Errors: what a user is told of the model.
+/// The training program. Errors: the messages for the user about the model.
 fn compile(model: Model) -> Result<ir::Module, Vec<ir::Diagnostic>> {
     let source = Source::import(Path::new("model.onnx"), model, &Default::default());
     let source = source.map_err(|failure| failure.diagnostics())?;
@@ -219,7 +219,7 @@ fn dims_of_size_0_are_refused() {
 fn an_attribute_that_is_not_honoured_is_an_error() {
     let transposed = int(product("x"), "transB", 1);
     refused(Given::nodes(vec![transposed]), "MatMul of opset 20 with `transB` is not supported");
-    // Known to later opsets, or to no one.
+    // Attributes that only later opsets have, or none.
     for (op_type, name) in
         [("Softmax", "log"), ("Relu", "alpha"), ("Gelu", "exact"), ("LayerNormalization", "mode")]
     {
@@ -236,7 +236,7 @@ fn an_attribute_that_is_not_honoured_is_an_error() {
 fn an_output_that_the_operator_does_not_give_is_an_error_where_it_is_read() {
     let nodes = vec![node("MatMul", &["x", "w"], &["made", "more"]), node("Relu", &["more"], &["y"])];
     refused(Given::nodes(nodes), "output 1 of the node is not supported");
-    // Where no node reads it, nothing is wrong.
+    // An output that no node reads is no fault.
     let nodes = vec![node("MatMul", &["x", "w"], &["made", "more"]), node("Relu", &["made"], &["y"])];
     assert_eq!(Given::nodes(nodes).outcome(), "ready");
 }
@@ -257,7 +257,7 @@ fn a_transposed_convolution_is_compiled() {
 
 #[test]
 fn the_length_of_a_vector_of_zeros_has_a_gradient() {
-    // x is zero, so the product is, and so is its length, whose gradient would be the quotient of two zeros.
+    // x is zero, so the product and its length are zero, and the gradient of the length would be 0/0.
     let lengths = [
         node("ReduceL2", &["product", "one"], &["length"]),
         int(node("LpNormalization", &["product"], &["length"]), "p", 2),

@@ -1,4 +1,4 @@
-//! Trained values go back into the file: each to the tensor it came from, as it lay there.
+//! Trained values go back into the file, each to its tensor, in the tensor's layout.
 
 use bytes::Bytes;
 use checkpoint::{StateBytes, TensorFile};
@@ -15,7 +15,7 @@ use trainyard::export;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::state_dict::load_weights;
 
-/// A compiled model, values of its states that are not the file's, and the model that was exported with them.
+/// A compiled model, values of its states that differ from the file's, and the model that was exported with them.
 struct Exported {
     source: Source,
     compilation: Compilation,
@@ -40,7 +40,7 @@ fn load(path: &Path) -> (Source, Compilation) {
     (source, compilation)
 }
 
-/// Numbers that no other element has: state by state, element by element.
+/// Values in which each element differs from all others, state by state.
 fn doctored(module: &Module) -> StateBytes {
     let states = module.states.values().filter(|state| state.initializer.data().is_some()).enumerate();
     let value = |index: usize, ty: &Type| {
@@ -121,7 +121,7 @@ fn every_state_is_found_again_in_the_tensor_it_came_from() {
             }
         }
         assert!(states >= exported.states.len(), "{name}");
-        // The file of weights alone has the author's names and layouts where they are known.
+        // The file of weights has the author's names and layouts, if they are known.
         let module = &exported.compilation.training;
         let loaded = load_weights(exported.weights.path(), module, &exported.source.imported);
         let loaded = loaded.expect("the weights belong to the model");
@@ -285,7 +285,7 @@ fn noise_that_stays_in_the_inference_form_is_told() {
     }
 }
 
-/// The model of the file with this value as a further output, before the others.
+/// The model of a file with a further output, which is this value, before the others.
 fn with_output(name: &str, output: &str, folder: &Path) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/models/{name}.onnx"));
     let mut proto = Model::load(&path).expect("the model can be read").proto().clone();
@@ -326,7 +326,7 @@ fn a_model_that_computes_its_loss_needs_no_labels_in_inference_form() {
         let training = Model::load(&training.expect("it was written")).expect("it can be read");
         assert_eq!((names(&training), losses(&training)), (names(&given), 1), "{name}");
     }
-    // Its loss is all that this model gives.
+    // This model has only its loss as an output.
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/joined-loss.dynamo.onnx");
     let (given, model, training) = exported(&path, "alone");
     assert_eq!((names(&model), training), (names(&given), None));
@@ -348,7 +348,7 @@ fn a_model_in_training_mode_is_written_in_both_forms() {
             && inference.inference_form(&BTreeSet::new()).changes == 0
     );
     assert_eq!(training.graph.nodes, source.model.graph.nodes);
-    // Both have the trained values, those of the running statistics too.
+    // Both files have the trained values, those of the running statistics too.
     assert_eq!(inference.graph.tensors, training.graph.tensors);
     let changed = |name: &str| inference.graph.tensor(name) != source.model.graph.tensor(name);
     assert!(changed("m.resnet.embedder.embedder.normalization.running_mean"));
@@ -361,7 +361,7 @@ fn keys_without_a_value_are_named() {
     let (mut source, compilation) = load(&path);
     let keys = ["unused.weight", "bn1.num_batches_tracked", "unused.bias", "bn2.num_batches_tracked"];
     source.imported.state_dict.absent = keys.map(String::from).into();
-    // A tensor that the description has and the file does not is named too.
+    // A tensor that only the description has is named too.
     let lost = onnx::StateDictEntry::whole("lost", "not.there", ir::View::new());
     source.imported.state_dict.entries.push(lost);
     let states = doctored(&compilation.training);

@@ -1,4 +1,4 @@
-//! ONNX files: ONNX's own node tests, files that are refused, and trained values that go back into a file.
+//! ONNX files: ONNX's own node tests, files that are refused, and trained values that are written back into a file.
 
 mod archive;
 mod bad_models;

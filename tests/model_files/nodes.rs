@@ -1,9 +1,8 @@
-//! ONNX's own node tests (1884 of version 1.23.2): each is one operator with inputs and the outputs it must have.
+//! ONNX's own node tests (1884 of version 1.23.2). Each has one operator, with inputs and the expected outputs.
 //!
-//! A test is imported and interpreted in f64, and its outputs are compared as ONNX's own runner compares them. What is
-//! left out is left out by a rule that has a name (`rules`). What becomes of every operator stands in
-//! `docs/onnx-coverage.md`, which this test checks: `BLESS=1 cargo test --test model_files nodes` writes it, and the diff is
-//! for review.
+//! A test is imported and interpreted in f64, and its outputs are compared as ONNX's own runner compares them. A test is left out only by a
+//! rule that has a name (`rules`). `docs/onnx-coverage.md` has the results for every operator. This test checks the page: `BLESS=1 cargo
+//! test --test model_files nodes` rewrites it, and the diff is for review.
 
 mod case;
 mod compare;
@@ -19,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many tests the archive has.
+/// The number of tests in the archive.
 const TESTS: usize = 1884;
-/// At most so many may be left out by rules.
+/// The most tests that rules may leave out.
 const MOST_EXCLUDED: usize = 286;
-/// Of the others at least this share passes.
+/// The least share of the other tests that passes.
 const LEAST_PASSED: f64 = 1.0;
-/// At least so many have gradients that are compared.
+/// The least number of tests whose gradients are compared.
 const LEAST_GRADIENTS: usize = 1226;
 
 fn root() -> &'static Path {
@@ -49,7 +48,7 @@ fn outcome(case: &Case) -> Outcome {
     catch_unwind(AssertUnwindSafe(|| case.run())).unwrap_or_else(|_| Outcome::Failed(PANICS.into()))
 }
 
-/// What becomes of a test's gradients.
+/// The outcome of a test's gradients.
 fn gradient(case: &Case) -> gradients::Outcome {
     let check = AssertUnwindSafe(|| gradients::check(case));
     catch_unwind(check).unwrap_or_else(|_| gradients::Outcome::Wrong(PANICS.into()))
@@ -99,7 +98,8 @@ fn every_operator_does_on_onnx_node_tests_what_the_table_says() {
     );
 }
 
-/// What holds whatever the table says: how much passes, how little the rules leave out, how many gradients are right.
+/// Checks the bounds that do not depend on the table: the share that passes, the number that rules leave out, the number of right
+/// gradients.
 fn check_bounds(outcomes: &[Outcome], gradients: &[gradients::Outcome]) {
     let count = |is: &dyn Fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
     let (passed, excluded) =

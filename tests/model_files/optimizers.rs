@@ -1,15 +1,14 @@
-//! One step of the optimizers against ONNX's (`ai.onnx.preview.training`), by the numbers of ONNX's own node tests.
+//! One step of the optimizers compared with ONNX's (`ai.onnx.preview.training`), on the numbers of ONNX's own node tests.
 //!
-//! The interpreter runs one step of a program whose gradients are the test's, from the test's states. ONNX's formulas are
-//! ours, with `norm_coefficient` as the weight decay that is added to the gradient, but for what counts its steps `T`.
-//! All seven tests have `T = 0`, where none of that shows, and would fail here if one had not:
+//! The interpreter runs one step of a program from the test's states, with the test's gradients. ONNX's formulas are the same as ours, with
+//! `norm_coefficient` as the weight decay that is added to the gradient, except where the step count `T` enters. All seven tests have `T = 0`,
+//! at which the differences vanish. These are the differences, at which a test with another `T` would fail:
 //!
-//! - Adagrad's rate is `R / (1 + T·decay_factor)`; here a rate that falls is a schedule.
-//! - Adam corrects no bias at `T = 0`; later it scales the rate by `√(1-βᵀ)/(1-αᵀ)`, so that `epsilon` is not scaled
-//!   with the root. Here moments begin at zero and are corrected from the first step on, as in the paper, so that these
-//!   tests are of a late step, of which nothing is left to correct. `norm_coefficient_post`, a factor on the new
-//!   parameter, is not built, and zero in the tests.
-//! - Momentum weighs gradients by `beta` where `T > 0` (1 less PyTorch's dampening), which is not built.
+//! - Adagrad's rate is `R / (1 + T·decay_factor)`. Here a schedule lowers the rate.
+//! - ONNX's Adam corrects no bias at `T = 0`. Later it scales the rate by `√(1-βᵀ)/(1-αᵀ)`, which leaves `epsilon` unscaled. Here moments
+//!   begin at zero and are corrected from the first step on, as in the paper. So these tests run a late step, at which the correction has
+//!   vanished. `norm_coefficient_post`, a factor on the new parameter, is not supported, and is zero in the tests.
+//! - Momentum weighs gradients by `beta` if `T > 0` (1 minus PyTorch's dampening). That is not supported.
 
 use crate::archive;
 use ir::interp::{self, Missing, Mode, StateValues};
@@ -21,15 +20,15 @@ use prost::Message;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// ONNX's operators with the tests that it has of each.
+/// ONNX's operators, each with its tests.
 const TESTS: [(&str, &[&str]); 3] = [
     ("Adagrad", &["adagrad", "adagrad_multiple"]),
     ("Adam", &["adam", "adam_multiple"]),
     ("Momentum", &["momentum", "momentum_multiple", "nesterov_momentum"]),
 ];
-/// What f32 numbers may be off by, of themselves.
+/// The allowed relative error of f32 numbers.
 const RELATIVE: f64 = 5e-7;
-/// Steps after which Adam's corrections are gone: 0.95 to this power is 10⁻²²³.
+/// A number of steps after which Adam's corrections have vanished: 0.95 to this power is 10⁻²²³.
 const LATE: f64 = 10_000.0;
 
 /// A test's node and its tensors by name.
@@ -64,7 +63,7 @@ impl Case {
         Tensor::from_bytes(&Type::of(DType::F32, &sizes), bytes).expect("whole floats")
     }
 
-    /// The rule, and the names of the states that it keeps for a parameter, in ONNX's order.
+    /// The update rule, and the names of the states that it keeps for a parameter, in ONNX's order.
     fn algorithm(&self) -> (Algorithm, &'static [&'static str]) {
         let [alpha, beta, eps] = ["alpha", "beta", "epsilon"].map(|name| self.float(name));
         match self.node.op_type() {
@@ -94,7 +93,7 @@ impl Case {
         assert_eq!(self.tensors[&self.node.input[1]].raw_data.as_deref(), Some(&[0; 8][..]), "T is not 0");
         assert_eq!(self.float("norm_coefficient_post"), 0.0);
         let (algorithm, kept) = self.algorithm();
-        // After R and T come all parameters, all gradients, and all states of one kind after the other.
+        // After R and T come all parameters, then all gradients, and then all states of each kind.
         let count = self.node.output.len() / (1 + kept.len());
         let (parameters, rest) = self.node.input[2..].split_at(count);
         let (gradients, given) = rest.split_at(count);
@@ -145,7 +144,7 @@ fn gradient(i: usize) -> String {
     format!("gradient.{i}")
 }
 
-/// The sum of the products of parameters with inputs, which are so their gradients.
+/// A program whose loss is the sum of products of parameters with inputs. So the inputs are the gradients.
 fn program(types: Vec<Type>) -> Module {
     let mut module = Module::new("optimizer");
     let inputs: Vec<_> =

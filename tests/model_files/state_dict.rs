@@ -1,4 +1,4 @@
-//! The tensors of the author's module: what an export writes is what `state_dict` of PyTorch gives, and what `--weights` takes.
+//! The tensors of the author's module: an export writes them as PyTorch's `state_dict` has them, and `--weights` accepts them.
 
 use checkpoint::{StateBytes, TensorFile, initial_states};
 use ir::interp::Missing;
@@ -66,7 +66,7 @@ fn weights_of_the_module_are_taken_apart_into_the_tensors_of_the_file() {
         let loaded = loaded.expect("the weights belong to the model");
         let report = &loaded.report;
         assert!(report.without.is_empty() && report.refused.is_empty(), "{name}: {report}");
-        // What the program takes for a constant is not loaded.
+        // Tensors that the program treats as constants are not loaded.
         let constant = |key: &String| !compilation.training.states.values().any(|state| state.name == *key);
         let mut unused = report.unused.iter();
         assert!(unused.all(|key| key == "slope.weight" && constant(key)), "{name}: {report}");
@@ -83,7 +83,7 @@ fn a_layer_of_which_a_weight_is_missing_is_left_as_it_was() {
     let (source, compilation) = compiled("module.legacy.onnx");
     let all = tensors(&testdata("module.safetensors"));
     let bytes = std::fs::read(testdata("module.safetensors")).expect("it can be read");
-    // A tensor that is called otherwise is not there.
+    // A tensor under another name counts as missing.
     let name = b"gru.bias_hh_l0";
     let at = bytes.windows(name.len()).position(|window| window == name).expect("the GRU has a bias");
     let renamed = [&bytes[..at], b"gru.bias_xx_l0", &bytes[at + name.len()..]].concat();

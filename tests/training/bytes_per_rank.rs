@@ -1,5 +1,5 @@
-//! What each device of a mesh holds: the formulas of ZeRO's stages and of tensor parallelism, of small models and of one
-//! of 175 billion parameters.
+//! The bytes that each device of a mesh holds: the formulas of ZeRO's stages and of tensor parallelism, for small models and for a model of
+//! 175 billion parameters.
 
 use ir::{DType, Module, Op, Phase, Role, State};
 use passes::bind::{BATCH, Bind};
@@ -29,7 +29,7 @@ impl Subject {
         Self::new(source, plan)
     }
 
-    /// Of GPT-3's sizes, one sample for each of so many data ranks.
+    /// A model with GPT-3's sizes, with `batch` samples in all.
     fn gpt3(batch: u64) -> Self {
         let sizes = [(BATCH.to_owned(), batch)].into();
         let source = done(Source::load(&path("gpt3-175b-noweights.onnx"), &sizes));
@@ -39,7 +39,7 @@ impl Subject {
         )
     }
 
-    /// The step as `spmd` leaves it, whatever comes after.
+    /// The step after `spmd`, without the later passes.
     fn placed(&self, precision: &Precision, spmd: &str) -> Module {
         let spmd: Pipeline = spmd.parse().expect("a pipeline");
         let [Pass::Spmd(spmd)] = &spmd.passes[..] else { panic!("not spmd alone: {spmd}") };
@@ -62,21 +62,21 @@ fn elements(state: &State) -> u64 {
     state.ty.numel().expect("bound")
 }
 
-/// All in bf16 but the master weights and moments, as Rajbhandari et al. (arXiv 1910.02054, section 3.1) count: 2 bytes
-/// of weight, 2 of gradient and 12 of optimizer for a parameter.
+/// All values in bf16, except the master weights and moments, as Rajbhandari et al. (arXiv 1910.02054, section 3.1) count: for each
+/// parameter 2 bytes of weight, 2 of gradient and 12 of the optimizer.
 fn mixed() -> Precision {
     Precision { compute: DType::BF16, grad_dtype: DType::BF16, ..Precision::default() }
 }
 
-/// 24ths of bytes for weights, gradients and the optimizer: of a parameter that the model reads in half, and of one that
-/// it reads as it is. 24, so that shares are whole numbers.
+/// Bytes of a parameter's weight, gradient and optimizer states, in 24ths so that shares are whole numbers. `is_half`: the model reads the
+/// parameter in half precision.
 fn formula(stage: u64, ranks: u64, is_half: bool) -> [u64; 3] {
     let share = |from: u64, bytes: u64| if stage >= from { 24 * bytes / ranks } else { 24 * bytes };
     let [weight, gradient, optimizer] = if is_half { [2, 2, 12] } else { [4, 2, 8] };
     [share(3, weight), share(2, gradient), share(1, optimizer)]
 }
 
-/// Whether the model reads a parameter in half, of which the optimizer then keeps the whole.
+/// Whether the model reads a parameter in half precision. Then the optimizer keeps the f32 weight.
 fn is_half(module: &Module, state: &State) -> bool {
     module.nodes().any(|(_, node)| {
         let is_cast = matches!(node.op, Op::Cast(_));
@@ -86,8 +86,8 @@ fn is_half(module: &Module, state: &State) -> bool {
     })
 }
 
-/// The stages of ZeRO on `ranks` data ranks hold what the formulas say, parameter by parameter; `near` is how far that
-/// may be from the formulas for all parameters in half, for the scales and biases of norms.
+/// Checks that the stages of ZeRO on `ranks` data ranks hold the bytes of the formulas, parameter by parameter. `near` is the allowed
+/// difference from the formulas with all parameters in half, because of the scales and biases of norms.
 fn check_stages(subject: &Subject, ranks: u64, near: f64) {
     for stage in 0..4 {
         let module = subject.placed(&mixed(), &format!("spmd(mesh=dp:{ranks}, zero={stage})"));
@@ -95,7 +95,7 @@ fn check_stages(subject: &Subject, ranks: u64, near: f64) {
         let held = [shares.parameters, shares.gradients, shares.optimizer].map(|share| share.device);
         let mut expected = [0; 3];
         for state in parameters(&module) {
-            // A bias of ten classes is whole on each of four devices.
+            // A bias of ten classes does not divide, so each of four devices has the whole bias.
             let divides = state.ty.sizes().expect("bound").iter().any(|size| size.is_multiple_of(ranks));
             let bytes = formula(if divides { stage } else { 0 }, ranks, is_half(&module, state));
             (0..3).for_each(|kind| expected[kind] += elements(state) * bytes[kind]);
@@ -125,7 +125,7 @@ fn stages_of_zero_hold_what_the_formulas_say() {
     }
 }
 
-/// Of what the optimizer updates each tensor device holds a share, but of what has one of these ends in its name.
+/// Checks that each tensor rank holds a share of every trained state, except those whose names end in one of `replicated`.
 fn check_tensor(subject: &Subject, ranks: u64, replicated: &[&str]) {
     let module = subject.placed(&Precision::default(), &format!("spmd(mesh=tp:{ranks})"));
     let is_whole = |state: &&State| replicated.iter().any(|end| state.name.ends_with(end));
@@ -146,7 +146,7 @@ fn check_tensor(subject: &Subject, ranks: u64, replicated: &[&str]) {
     );
 }
 
-/// Norms, the biases of row-parallel layers, positions, and what stands between two norms (BERT's transform).
+/// Norms, the biases of row-parallel layers, positions, and the layer between two norms (BERT's transform) are replicated.
 #[test]
 fn tensor_ranks_hold_shares_of_all_but_norms_row_biases_and_positions() {
     for ranks in [2, 4] {

@@ -1,5 +1,5 @@
-//! How often the devices of a mesh talk, and how much: two reductions a layer and direction over a tensor axis, and
-//! over a data axis the volumes of ZeRO's stages.
+//! The number and the bytes of collectives on a mesh: two reductions for each layer and direction over a tensor axis, and the volumes of
+//! ZeRO's stages over a data axis.
 
 use ir::ops::collective::Collective;
 use ir::{DType, Module, Movement, Node, Op, Phase, Role, State, ValueId};
@@ -14,7 +14,7 @@ use trainyard::compilation::Source;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::training::step;
 
-/// The program as `spmd` leaves it, whatever comes after.
+/// The program after `spmd`, without the later passes.
 fn placed(source: &Source, plan: &CompilationPlan, spmd: &str) -> Module {
     let pipeline: Pipeline = spmd.parse().expect("a pipeline");
     let [Pass::Spmd(spmd)] = &pipeline.passes[..] else { panic!("not spmd alone: {pipeline}") };
@@ -28,8 +28,8 @@ fn placed(source: &Source, plan: &CompilationPlan, spmd: &str) -> Module {
     placed.expect("spmd ran")
 }
 
-/// Every layer reduces what its attention and its feed-forward block make, and their gradients; beside the layers
-/// there are the table of tokens, the head and the loss.
+/// Checks that every layer reduces the results of its attention and of its feed-forward block, and their gradients. Beside the layers there
+/// are reductions of the token table, the head and the loss.
 fn check_layers(fixture: &Fixture, layers: usize, spmd: &str) {
     let clipped = Optimizer { clip: Some(1.0), ..adamw() };
     let (source, plan) = fixture.source(4, clipped);
@@ -40,7 +40,7 @@ fn check_layers(fixture: &Fixture, layers: usize, spmd: &str) {
     for (layer, counts) in of_layers {
         assert_eq!(*counts, [2, 2], "{} {spmd}: `{layer}` of {found:?}", fixture.file);
     }
-    // What a logits output puts together, a model with its own loss need not report.
+    // A model with its own loss need not have logits as an output, so their gather may be missing.
     let reported = module.outputs.iter().filter(|output| module.ty(output.value).ndim() == 3).count();
     assert_eq!(
         (*embedding, *head, *loss, *gradients, *outputs),
@@ -51,7 +51,7 @@ fn check_layers(fixture: &Fixture, layers: usize, spmd: &str) {
     check_totals(&module, layers);
 }
 
-/// The same by counting alone, without asking what belongs where.
+/// Checks the totals of the collectives, without asking to which part of the model they belong.
 fn check_totals(module: &Module, layers: usize) {
     let activation = |phase: Phase| {
         let of_phase = module.nodes().filter(|(_, node)| node.phase == phase);
@@ -113,7 +113,7 @@ fn in_half_precision_a_layer_reduces_as_often_and_in_half() {
         for ty in types.filter(|ty| ty.ndim() == 3 && !ty.dims[2].is_one()) {
             assert_eq!(ty.dtype, DType::BF16, "{}: {ty}", fixture.file);
         }
-        // Gradients are added up in f32 and reduced once a step, that of a tied table too.
+        // Gradients are summed in f32 and reduced once a step, also the gradient of a tied table.
         let dp = module.mesh.find("dp").expect("an axis");
         let early = module.nodes().filter(|(_, node)| {
             node.phase == Phase::Backward
@@ -133,7 +133,7 @@ fn a_layer_of_bert_reduces_twice_forward_and_twice_backward() {
     check_layers(&models::BERT_DYNAMO, 2, "spmd(mesh=dp:2*tp:2, zero=3)");
 }
 
-/// Bytes that a device sends in a step of one microbatch: tensors, and scalars apart.
+/// Bytes that a device sends in a step of one microbatch: those of tensors, and those of scalars.
 fn sent(module: &Module) -> (u64, u64) {
     let (mut tensors, mut scalars) = (0, 0);
     for (_, node) in module.nodes() {
@@ -152,19 +152,19 @@ fn bytes_sent(module: &Module, kind: Collective, node: &Node) -> u64 {
         sizes.iter().product::<u64>() * ty.dtype.bytes()
     };
     let size = module.mesh.size(&change(module, node).axes);
-    // The value that a group has together is the larger side; an all_to_all has parts of it on both.
+    // The whole value of a group is the larger side. An all_to_all has a part of it on both sides.
     let larger = local(node.operands[0]).max(local(node.results[0]));
     let bytes = if kind == Collective::AllToAll { larger * size } else { larger };
     kind.bytes_sent(bytes, size)
 }
 
-/// Whether a node looks rows up in a table of which each device has some: then the table stays where it is.
+/// Whether a node looks rows up in a table that is split over devices. Then the table is not gathered.
 fn is_lookup(module: &Module, node: &Node) -> bool {
     let Op::Gather(gather) = &node.op else { return false };
     !module.ty(node.operands[0]).sharding.axes(gather.dim as usize).is_empty()
 }
 
-/// In how many of the phases of a microbatch nodes need the whole of a state, through whichever views.
+/// The number of microbatch phases in which nodes need a whole state, through any views.
 fn phases_that_gather(module: &Module, state: ValueId) -> u64 {
     let state = stored(module, state);
     let needs = |phase: Phase| {
@@ -178,8 +178,8 @@ fn phases_that_gather(module: &Module, state: ValueId) -> u64 {
     u64::from(needs(Phase::Forward)) + u64::from(needs(Phase::Backward))
 }
 
-/// Whether a parameter's new value depends on a sum over microbatches, element by element. A bias of attention's keys
-/// has none: the loss does not depend on it.
+/// Whether a parameter's new value depends, element by element, on a sum over microbatches. The bias of attention's keys has no gradient:
+/// the loss does not depend on it.
 fn has_gradient(module: &Module, state: &State) -> bool {
     let mut pending: Vec<ValueId> = state.output.into_iter().collect();
     let mut seen = BTreeSet::new();
@@ -196,9 +196,8 @@ fn has_gradient(module: &Module, state: &State) -> bool {
     false
 }
 
-/// What a parameter makes a device send, in shares of (n - 1)/n of its bytes: its gradient, if the loss depends on it,
-/// is reduced and its new value gathered, or both at once; where it lies in parts it is gathered in each phase that
-/// needs the whole instead.
+/// Bytes that a parameter makes a device send, in multiples of (n - 1)/n of its bytes. If the loss depends on it, its gradient is reduced
+/// and its new value gathered, or both at once. A parameter that is stored in parts is instead gathered in each phase that needs the whole.
 fn shares_sent(module: &Module, state: &State) -> u64 {
     let reduced = u64::from(has_gradient(module, state));
     let gathered = match state.ty.sharding.is_whole() {
@@ -208,16 +207,16 @@ fn shares_sent(module: &Module, state: &State) -> u64 {
     reduced + gathered
 }
 
-/// What looking rows up in tables in parts makes a device send: all devices' indices, and the rows found.
+/// Bytes that a device sends for looking rows up in tables that are stored in parts: the indices of all devices, and the found rows.
 fn looked_up(module: &Module, share: impl Fn(u64) -> u64) -> u64 {
     let bytes = |value: ValueId| share(module.ty(value).bytes().expect("bound"));
     let lookups = module.nodes().filter(|(_, node)| is_lookup(module, node));
     lookups.map(|(_, node)| bytes(node.operands[1]) + bytes(node.results[0])).sum()
 }
 
-/// ZeRO's volumes on four data ranks, to the byte. Of stage 3 they are near thrice the parameters: biases are gathered
-/// once, since backward does not read them, and rows are looked up where they lie, which costs the rows.
-/// `tangled`: parameters whose gradients come of one sum, which is reduced for one of them or for both: at most thrice.
+/// Checks ZeRO's volumes on four data ranks, to the byte. In stage 3 they are near three times the parameters: biases are gathered once,
+/// since backward does not read them, and rows are looked up where they lie, which costs the rows. `tangled` are parameters whose gradients
+/// come from one sum, which is reduced for one of them or for both. So their traffic is only bounded, by three times their bytes.
 fn check_volumes(fixture: &Fixture, tangled: &[&str]) {
     const RANKS: u64 = 4;
     let share = |bytes: u64| Collective::AllGather.bytes_sent(bytes, RANKS);
@@ -236,7 +235,7 @@ fn check_volumes(fixture: &Fixture, tangled: &[&str]) {
         let what = format!("{} stage {stage}: {tensors} bytes and {scalars}, of {psi}", fixture.file);
         println!("{what}: {:.4} of them", tensors as f64 / psi as f64);
         assert!((expected..=expected + open).contains(&tensors), "{what}: expected {expected}");
-        // Loss and weight, and the squares of the norms of gradients that are in parts.
+        // The loss, the weight, and the squares of the norms of gradients that are stored in parts.
         let most = 2 + parameters().count() as u64;
         assert!((2..=most).contains(&(scalars / Collective::AllReduce.bytes_sent(4, RANKS))), "{what}");
         let times = tensors as f64 / share(psi) as f64;
@@ -259,13 +258,13 @@ fn data_ranks_of_llama_send_what_the_stage_of_zero_says() {
 
 #[test]
 fn data_ranks_of_bert_send_what_the_stage_of_zero_says() {
-    // All tokens of the export are of one type, whose row gets the sum of all positions' gradients.
+    // All tokens of the export have one type, so one row gets the sum of the gradients of all positions.
     let tangled = ["m.bert.embeddings.token_type_embeddings.weight", "embedding_2"];
     check_volumes(&models::BERT_DYNAMO, &tangled);
 }
 
-/// Each mixture with a capacity sends its slots to the experts and the results back, and the gradients in the other directions: of the
-/// slots of a device's samples those of the other devices' experts.
+/// Each mixture with a capacity sends its slots to the experts and the results back, and the gradients in the other directions. A device
+/// sends those slots of its samples that belong to the experts of other devices.
 #[test]
 fn a_mixture_exchanges_its_slots_twice_forward_and_twice_backward() {
     const EXPERTS: u64 = 8;

@@ -1,5 +1,5 @@
-//! Compressed gradients: against the uncompressed program, against the algorithm in plain loops, on any number of ranks, and by the bytes
-//! that the collectives of a step reduce.
+//! Compressed gradients, compared with the uncompressed program and with the algorithm in plain loops, on any number of ranks; and the
+//! bytes that the collectives of a step reduce.
 
 use ir::ops::collective::Collective;
 use ir::{Module, Op, Phase, Role, StepOutput, Tensor};
@@ -21,12 +21,12 @@ fn descent(rate: f64) -> Optimizer {
     Optimizer { algorithm, lr: rate, ..Optimizer::default() }
 }
 
-/// The model on so many data ranks, with its gradients compressed as the text says.
+/// The model on `ranks` data ranks, with its gradients compressed by `method`.
 fn subject(fixture: &Fixture, ranks: u64, method: Option<&str>, optimizer: Optimizer) -> Subject {
     subject_on(fixture, ranks, 1, method, optimizer)
 }
 
-/// The same, with so many tensor ranks beside.
+/// As [`subject`], with tensor ranks too.
 fn subject_on(
     fixture: &Fixture,
     ranks: u64,
@@ -95,7 +95,7 @@ fn at_full_rank_gradients_are_those_of_the_uncompressed_program() {
         let error = largest_error(&parameters(&full.compilation.training), &full_steps, &plain_steps);
         println!("{}: {error:e}", fixture.file);
         assert!(error < 1e-9, "{}: {error:e}", fixture.file);
-        // At rank 1 they are others.
+        // With rank 1 the gradients differ.
         let one = subject(&fixture, 2, Some("powersgd:rank=1"), descent(RATE));
         let error =
             largest_error(&parameters(&one.compilation.training), &steps(&one, Mode::Exact, 1), &plain_steps);
@@ -134,7 +134,7 @@ impl Matrix {
         Self::new(self.rows, self.columns, |i, j| self.get(i, j) + factor * other.get(i, j))
     }
 
-    /// Classical Gram-Schmidt, three times: another algorithm than the operator's.
+    /// Classical Gram-Schmidt, three times. The operator uses another algorithm.
     fn orthogonal(&self) -> Self {
         let mut q = self.clone();
         for j in 0..self.columns {
@@ -153,8 +153,8 @@ impl Matrix {
     }
 }
 
-/// The weights after some steps of the uncompressed program whose gradients are compressed here, without ranks: the paper's algorithm 1
-/// and 2 for one worker.
+/// The weights after some steps of the uncompressed program, with gradients that are compressed here, without ranks: the paper's algorithms
+/// 1 and 2 for one worker.
 fn by_hand(plain: &Subject, compressed: &Subject, with_errors: bool) -> Tensors {
     let module = &plain.compilation.training;
     let mut weights = plain.start.clone();
@@ -225,7 +225,7 @@ fn any_number_of_ranks_computes_the_same_gradients() {
         let error = largest_error(&names, &got, &expected);
         println!("dp={ranks}, tp={tensor}: {error:e}");
         assert!(error < 1e-9, "dp={ranks}, tp={tensor}: {error:e}");
-        // The errors lie on the ranks that made them, and have the same sum.
+        // Each rank has the errors that it made. Their sum is the same.
         let errors = got[0].states.iter().filter(|(name, _)| name.starts_with("error("));
         let mut count = 0;
         for (name, errors) in errors {
@@ -301,7 +301,7 @@ fn devices_compute_what_the_interpreter_does() {
         let expected = steps(&subject, Mode::Typed, 3);
         let error = largest_error(&names, &steps(&subject, Mode::Cpu, 3), &expected);
         println!("{method}: {error:e}");
-        // Of bf16 two programs may round a number to either side.
+        // Two programs may round a bf16 number to different sides.
         assert!(error < if method == "bf16" { 2e-2 } else { 1e-3 }, "{method}: {error:e}");
     }
 }
@@ -312,8 +312,8 @@ fn in_sixteen_bits_half_of_the_bytes_are_reduced_and_the_mean_of_the_steps_is_th
     let plain = subject(&models::GPT2_DYNAMO, 2, None, descent(0.0));
     let [(half, _), (whole, _)] = [&two, &plain].map(|subject| reduced(&subject.compilation.training));
     assert_eq!(2 * half, whole);
-    // One rank has no sum of rounded numbers, so nothing is rounded that no later step makes up for. The rate is 0, so the gradient
-    // of the same inputs stays the same.
+    // One rank has no sum of rounded numbers, so later steps make up for all rounding. The learning rate is 0, so the gradient of the same
+    // inputs stays the same.
     let [one, plain] =
         [Some("bf16"), None].map(|method| subject(&models::GPT2_DYNAMO, 1, method, descent(0.0)));
     let inputs = done(inputs::draw(&plain.compilation.forward, 0, 1));
@@ -340,6 +340,6 @@ fn in_sixteen_bits_half_of_the_bytes_are_reduced_and_the_mean_of_the_steps_is_th
             compared += usize::from((first[i] - number).abs() > unit / 4.0);
         }
     }
-    // Single steps are further away.
+    // The gradients of single steps are further away.
     assert!(compared > 1000, "{compared}");
 }

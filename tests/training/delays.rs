@@ -1,4 +1,4 @@
-//! Several steps of asynchronous schedules, against steps of the program without stages whose weights are delayed here by hand.
+//! Several steps of asynchronous schedules, compared with steps of the program without stages, whose weights are delayed by hand here.
 
 use ir::tensor::Elements;
 use ir::{Role, StepOutput, Tensor};
@@ -36,8 +36,9 @@ fn plus(tensor: &Tensor, factor: f64, other: &Tensor) -> Tensor {
     sum
 }
 
-/// The weights after some steps, computed without the pass `delay`: each step takes the gradient at the weights of so many updates ago.
-/// The rate is a power of two, which every float type has. Version k before step 0 is what [`Machine`] begins with: the state times 1 + k/16.
+/// The weights after some steps, computed without the pass `delay`: each step takes the gradient at weights of an earlier update. The
+/// learning rate is a power of two, which every float type has. Before step 0, version k is that of [`Machine`]: the state
+/// times 1 + k/16.
 fn by_hand(plain: &Subject, delays: &BTreeMap<String, u32>, microbatches: u64) -> Tensors {
     let module = &plain.compilation.training;
     // The versions of each weight, the newest first.

@@ -1,4 +1,4 @@
-//! A rank that fails in the middle of a run: the user reads its error, and the last checkpoint is whole.
+//! A rank that fails in the middle of a run: the user reads its error, and the last checkpoint is complete.
 
 use crate::TRAINYARD;
 use program::device::{Device, DeviceError, NonFinite, ProgramId};
@@ -15,7 +15,7 @@ use trainyard::failure::Failure;
 /// The device of a rank that fails in a step.
 struct Failing {
     device: Box<dyn Device + Send>,
-    /// Steps that still begin well.
+    /// The number of steps before the failure.
     left: usize,
 }
 
@@ -77,7 +77,7 @@ fn a_rank_that_fails_ends_the_run_with_its_error_and_the_last_checkpoint_goes_on
     let checkpoint = |place: &Workplace, step: u64| place.states("run", step);
 
     let place = Workplace::with_text(TRAINYARD, 8_000);
-    // In the eleventh step, between the saves after 8 and 12.
+    // The failure comes in the eleventh step, between the checkpoints of steps 8 and 12.
     let failing = |rank, device| -> Box<dyn Device + Send> {
         if rank == 3 { Box::new(Failing { device, left: 11 }) } else { device }
     };

@@ -1,4 +1,4 @@
-//! Half precision on the CPU backend: near the interpreter that rounds each value, and near fp32 where a model is trained.
+//! Half precision on the CPU backend: results are near the interpreter, which rounds each value, and a trained model is near fp32.
 
 use crate::TRAINYARD;
 use testing::models::half::check_half;
@@ -21,7 +21,7 @@ fn bert_in_half_is_what_the_interpreter_rounds() {
     check_half(&BERT_DYNAMO, Mode::Cpu);
 }
 
-/// The README's model on the README's text, at a rate at which rounding does not grow into another run.
+/// The README's model and text, with a learning rate at which rounding does not lead to another result.
 const RUN: &str = "compile testdata/gpt2-bytes.onnx --train testdata/kjv.txt --eval eval.txt --microbatch 4 --steps 200 \
                    --lr 1e-3 --lr-schedule cosine:warmup=20 --optimizer adamw:beta2=0.95 --weight-decay 0.1 --clip 1";
 

@@ -1,4 +1,4 @@
-//! `--init` on the models of `testdata`: the graph alone says what each parameter is for.
+//! `--init` on the models of `testdata`: the purpose of each parameter follows from the graph.
 
 use expect_test::{Expect, expect};
 use ir::interp::{self, Missing, Mode};
@@ -251,7 +251,7 @@ fn a_model_that_starts_from_scratch_knows_nothing() {
     let module = &compilation.evaluation;
     let mut states =
         interp::initial_states(module, 1, Missing::Refuse).expect("nothing of the file is needed");
-    // Labels are not the tokens: a tied head knows those a little.
+    // The labels differ from the tokens, because a tied head predicts its own tokens slightly.
     let tokens = |(offset, input): (i64, &ir::Input)| {
         let sizes: Vec<usize> =
             module.ty(input.value).sizes().unwrap().iter().map(|&size| size as usize).collect();

@@ -1,4 +1,4 @@
-//! How much a GPU is told in a step: launches are counted, which takes no GPU.
+//! The number of launches that a GPU gets in a step. Counting them needs no GPU.
 
 use ir::DType;
 use passes::Manager;
@@ -33,7 +33,7 @@ fn launches(model: &str) -> usize {
     Section::ALL.iter().map(|(section, _)| cuda.launches(*section).total()).sum()
 }
 
-/// All of a step: embeddings, layers, loss and update, by the number of layers.
+/// A whole step: embeddings, layers, loss and update, divided by the number of layers.
 #[test]
 fn gpt2_takes_at_most_25_launches_a_layer() {
     let count = launches("gpt2-124m.onnx");

@@ -1,5 +1,5 @@
-//! Losses that a model brings, against PyTorch's on the whole batch: in any microbatches, on ranks, with any counts of labels
-//! in them.
+//! Losses in the model's file, compared with PyTorch's on the whole batch: in any microbatches, on ranks, with any number of labels in
+//! them.
 
 use crate::TRAINYARD;
 use expect_test::expect;
@@ -16,7 +16,7 @@ fn a_clamped_mask_trains_as_in_pytorch_in_any_microbatches_and_on_ranks() {
     check(&models::CLAMPED_LOSS, false);
 }
 
-/// The mean of losses divided by the mean of a mask is the sum divided by the sum.
+/// The mean of losses divided by the mean of a mask equals the sum divided by the sum.
 #[test]
 fn a_quotient_of_means_trains_as_in_pytorch_in_any_microbatches_and_on_ranks() {
     check(&models::QUOTIENT_LOSS, false);
@@ -42,7 +42,7 @@ fn losses_that_are_means_train_as_in_pytorch_in_any_microbatches_and_on_ranks() 
     check(&models::JOINED_LOSS, true);
 }
 
-/// Ranks share a microbatch, so a loss of any form is that of the whole batch; microbatches are warned of.
+/// Ranks share a microbatch, so a loss of any form is that of the whole batch. Several microbatches get a warning.
 #[test]
 fn a_loss_of_unknown_form_is_exact_in_one_microbatch_on_ranks() {
     let fixture = &models::ROOT_LOSS;
@@ -75,7 +75,7 @@ fn compile_says_what_is_minimised_and_warns_of_microbatches_that_do_not_make_it(
     .assert_eq(&told("root-loss", "--microbatch 8 --mesh dp=2"));
     expect![[r#"
         warning: the loss `loss` of several microbatches may differ from the loss of the whole batch
-          = it is neither a sum or mean over the samples nor a quotient of such sums
+          = it is not a sum or a mean over the samples, and not a quotient of such sums
           = the losses of microbatches are averaged, and terms that are sums are added
           = a single microbatch is exact: set --microbatch to the whole global batch, on as many data ranks as needed
         trained: 4 of the 4 float tensors that the model reads; 4 by the exporter's list of parameters
@@ -94,7 +94,7 @@ fn a_step_reports_the_other_scalars_of_the_model() {
     }
 }
 
-/// The numbers of a loss lie on the stages that compute them.
+/// The sum and the weight of a loss are on the stages that compute them.
 #[test]
 fn an_evaluation_in_stages_has_the_loss_of_one_device() {
     let place = Workplace::new(TRAINYARD);
@@ -154,7 +154,7 @@ fn a_prediction_is_compared_with_labels_of_its_shape() {
     }
 }
 
-/// The other scalars are reported over the whole batch, and not trained.
+/// Further scalars are reported over the whole batch, and are not trained.
 #[test]
 fn the_parts_of_a_loss_are_reported_over_all_microbatches() {
     let fixture = &models::PARTED_LOSS;
@@ -176,7 +176,8 @@ fn the_parts_of_a_loss_are_reported_over_all_microbatches() {
     }
 }
 
-/// Losses, and gradients by them, are PyTorch's within 1e-6 of the whole batch. `classes`: whether the loss has several.
+/// Checks that losses, and the gradients of the step, are PyTorch's of the whole batch, within 1e-6. `classes`: whether the loss has
+/// several classes.
 fn check(fixture: &Fixture, classes: bool) {
     for batch in [8, 4, 2, 1] {
         for mesh in ["", "mesh=dp:2"] {
@@ -216,7 +217,7 @@ fn check_step(fixture: &Fixture, subject: &Subject, microbatches: u64) {
     }
     for (name, _, bounds) in optimizers(&fixture.bounds, Mode::Exact).into_iter().take(1) {
         check_losses(fixture, subject, Mode::Exact, &format!("losses_{name}_f64"), bounds);
-        // A number of f32 has seven digits.
+        // An f32 number has seven digits.
         let key = format!("losses_{name}_f32");
         let largest = losses(fixture, &key).into_iter().fold(1.0, f64::max);
         check_losses(fixture, subject, Mode::Cpu, &key, [1e-6 * largest; 2]);

@@ -1,4 +1,4 @@
-//! The models of `testdata`, compiled and trained: beside PyTorch, in half precision, in microbatches and on ranks; and their
+//! The models of `testdata`, compiled and trained: compared with PyTorch, in half precision, in microbatches and on ranks; and their
 //! memory, collectives and launches.
 
 mod bytes_per_rank;

@@ -1,4 +1,4 @@
-//! The memory of the models in `testdata`: how near the plan of the arena comes to what is alive at its fullest.
+//! The memory of the models in `testdata`: the arena compared with the most bytes that are alive at a time.
 
 use ir::DType;
 use onnx::{Dim, Model};
@@ -16,7 +16,7 @@ use trainyard::compilation::{self, Source};
 use trainyard::pipeline::{Batch, CompilationPlan};
 use trainyard::training::Programs;
 
-/// A way to train a model: its name, what it is computed in, how it is split, and the microbatches of a step.
+/// A way to train a model: a name, the type that it computes in, its mesh, and the microbatches of a step.
 type TrainingCase = (&'static str, DType, &'static str, u64);
 
 const WAYS: [TrainingCase; 6] = [
@@ -36,14 +36,14 @@ fn the_arena_of_every_model_is_at_most_3_percent_above_what_is_alive() {
     let files = files();
     assert!(files.len() > 15, "{files:?}");
     for file in files {
-        // Of a large model, the two that differ most.
+        // Only the two ways that differ most, for a large model.
         let large = file.file_name().is_some_and(|name| name.to_string_lossy().contains("175b"));
         let ways = WAYS.into_iter().filter(|way| !large || ["plain", "all together"].contains(&way.0));
         for way in ways {
             let Memory { states, arena, lower_bound, .. } = memory(&file, way);
             let what = format!("{} {}: {arena} bytes, {lower_bound} alive", file.display(), way.0);
             assert!(states <= lower_bound && lower_bound <= arena, "{what}");
-            // Of the smallest, what alignment alone takes may be more.
+            // In the smallest models, alignment alone may take more than 3 %.
             assert!(arena <= lower_bound + (lower_bound / 100 * 3).max(PAGE), "{what}");
         }
     }
@@ -57,7 +57,7 @@ fn the_same_model_gets_the_same_plan() {
     assert_eq!(once.training.hash(), again.training.hash());
 }
 
-/// The memory of one of so many data ranks, in a step of four microbatches of two samples each.
+/// The memory of one of `ranks` data ranks, in a step of four microbatches of two samples each.
 fn of_data_ranks(ranks: u64, target: Target) -> Memory {
     let (source, plan) = models::LLAMA_DYNAMO.source(2 * ranks, adamw());
     let spmd = if ranks == 1 { Spmd::default() } else { split(&format!("mesh=dp:{ranks}")) };
@@ -88,7 +88,7 @@ fn of_ranks(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Memory> {
     programs.training.iter().map(|program| program.memory).collect()
 }
 
-/// In 1F1B as many microbatches wait for backward as there are stages from a stage to the last; in GPipe all of the step.
+/// In 1F1B, the microbatches that wait for backward at a stage are as many as the stages from it to the last; in GPipe, all of the step.
 #[test]
 fn memory_of_1f1b_does_not_grow_with_microbatches_and_that_of_gpipe_does() {
     for ranks in [2, 4] {
@@ -99,7 +99,7 @@ fn memory_of_1f1b_does_not_grow_with_microbatches_and_that_of_gpipe_does() {
             let [few, more, most] = [0, 1, 2].map(|run: usize| of_gpipe[run][rank].arena);
             let what = format!("stage {rank} of {ranks}: {few}, {more} and {most} bytes");
             assert!(of_1f1b[rank].arena < few && few < more, "{what}");
-            // Each microbatch takes as much as every other.
+            // Each microbatch adds the same number of bytes.
             let (added, next) = ((more - few) as f64, (most - more) as f64);
             assert!((next / added - 2.0).abs() < 0.05, "{what}");
         }
@@ -115,13 +115,13 @@ fn files() -> Vec<PathBuf> {
     };
     let mut files = [in_folder(&testdata), in_folder(&testdata.join("models"))].concat();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "onnx"));
-    // Refused: numbers on a grid are not trained.
+    // The quantized model is refused: rounded numbers on a grid cannot be trained.
     files.retain(|file| file.file_stem().is_none_or(|stem| stem != "quantized"));
     files.sort();
     files
 }
 
-/// What a device allocates to train a model so.
+/// The memory that a device allocates to train a model in this way.
 fn memory(file: &Path, way: TrainingCase) -> Memory {
     programs(file, way).training.first().memory
 }
@@ -143,7 +143,7 @@ fn programs(file: &Path, (_, compute, mesh, microbatches): TrainingCase) -> Prog
     done(Programs::lower(&compilation, microbatches, cpu::TARGET))
 }
 
-/// Four samples; 32 for every other dim that the file leaves open.
+/// Sizes: four samples, and 32 for every other dim that the file leaves open.
 fn sizes(model: &Model) -> BTreeMap<String, u64> {
     let mut sizes = BTreeMap::from([(BATCH.to_owned(), 4)]);
     for dims in model.graph.inputs.iter().filter_map(|input| input.ty.tensor()?.dims.as_ref()) {
@@ -153,7 +153,7 @@ fn sizes(model: &Model) -> BTreeMap<String, u64> {
             }
         }
     }
-    // The batch has one name.
+    // The batch may have another name in the file.
     if sizes.values().filter(|&&size| size == 4).count() > 1 {
         sizes.remove(BATCH);
     }

@@ -1,4 +1,4 @@
-//! A batch bound anew, and cut into microbatches, changes nothing that is computed for a sample.
+//! A batch of another size, or cut into microbatches, changes no result of a sample.
 
 use ir::Tensor;
 use passes::Manager;
@@ -70,7 +70,7 @@ fn bert_of_the_dynamo_exporter_trains_alike_in_microbatches() {
     check_microbatches(&models::BERT_DYNAMO);
 }
 
-/// Loss and gradients are equal within 1e-12, the states after the step within 1e-10.
+/// Checks that loss and gradients are equal within 1e-12, and the states after the step within 1e-10.
 fn check_microbatches(fixture: &Fixture) {
     let steps: Vec<Execution> = [1, 2, 4].map(|count| step(fixture, count)).into();
     let (whole, cut) = steps.split_first().expect("there are three");
@@ -108,7 +108,7 @@ fn check_tensors(what: &str, tolerance: f64, given: &Tensors, expected: &Tensors
     worst
 }
 
-/// A step of the global batch, seeded, in so many microbatches.
+/// A step of the global batch in `count` microbatches, with a seed.
 fn step(fixture: &Fixture, count: u64) -> Execution {
     let subject = fixture.subject(GLOBAL / count, adamw());
     let module = &subject.compilation.training;
@@ -140,7 +140,7 @@ fn bert_bound_to_other_batches_gives_each_sample_the_outputs_it_had() {
     check_samples(&models::BERT_DYNAMO);
 }
 
-/// Batches of 1 and 6 of PyTorch's two samples, in another order.
+/// Checks batches of 1 and 6 of PyTorch's two samples, in another order.
 fn check_samples(fixture: &Fixture) {
     let original = logits(fixture, &[0, 1]);
     for samples in [&[1][..], &[0], &[1, 0, 0, 1, 1, 0]] {
@@ -151,7 +151,7 @@ fn check_samples(fixture: &Fixture) {
     }
 }
 
-/// The logits of each sample in a batch made of these.
+/// The logits of each sample in a batch of these samples.
 fn logits(fixture: &Fixture, samples: &[usize]) -> Vec<Tensor> {
     let subject = fixture.subject(samples.len() as u64, adamw());
     let module = &subject.compilation.training;

@@ -1,5 +1,5 @@
-//! Compiled models against PyTorch: the same set of parameters, outputs, gradients, and 20 losses of two optimizers, in
-//! f64 and on the CPU backend, there also on local ranks.
+//! Compiled models compared with PyTorch: the set of parameters, outputs, gradients, and 20 losses of two optimizers, in f64 and on the CPU
+//! backend, there also on local ranks.
 
 use ir::Tensor;
 use passes::{Pass, Pipeline};
@@ -133,7 +133,7 @@ fn a_loss_with_weights_for_classes_trains_as_in_pytorch() {
     check(&models::WEIGHTED_LOSS);
 }
 
-/// Samples of which none may count are microbatches too.
+/// Some microbatches have only samples that do not count.
 #[test]
 fn a_loss_with_weights_for_classes_is_the_mean_over_all_microbatches() {
     check_in_microbatches(&models::WEIGHTED_LOSS);
@@ -165,14 +165,14 @@ fn resnet_with_batch_norms_trains_as_in_pytorch() {
     let subject = fixture.subject(fixture.batch, adamw());
     check_parameters_and_gradients(fixture, &subject);
     check_training(fixture);
-    // As each node rounded to f32 has it, whatever the order of sums.
+    // In this mode each node is rounded to f32, so the order of sums does not matter.
     let subject = fixture.subject(fixture.batch, momentum());
     check_losses(fixture, &subject, Mode::Typed, "losses_sgd_momentum_f32", [1e-5; 2]);
 }
 
-/// Which way a sum is rounded can move ResNet's losses by 3e-5 under SGD: before the sixth update, element 1221 of the input of the
-/// ReLU in stages.3.layers.0 is 3.0e-6 in f64, of numbers of size 1, and f32 has an error of 1e-5 there by then. So here every
-/// step starts from f64's states: if this holds and the 20 losses do not, look at that element.
+/// The rounding of one sum can move ResNet's losses by 3e-5 under SGD. Before the sixth update, element 1221 of the input of the ReLU in
+/// stages.3.layers.0 is 3.0e-6 in f64, among numbers of size 1, and f32 has an error of 1e-5 there by then. So here every step starts from
+/// f64's states. If this test passes and the 20 losses do not, look at that element.
 #[test]
 fn each_step_of_resnet_has_pytorchs_loss() {
     let fixture = &models::RESNET_TRAINMODE;
@@ -258,7 +258,7 @@ fn llama_trains_in_stages_as_in_pytorch() {
     check_in_stages(&models::LLAMA_DYNAMO, "mesh=dp:2");
 }
 
-/// Losses are PyTorch's with two stages, on one rank and on two for each stage, as near as those of one device.
+/// Checks that losses with two stages are PyTorch's, on one rank and on two for each stage, as near as on one device.
 fn check_in_stages(fixture: &Fixture, mesh: &str) {
     let stages: Pipeline = "stage(ranks=2, schedule=1f1b)".parse().expect("a pass");
     let [Pass::Stage(stage)] = &stages.passes[..] else { panic!("{stages}") };
@@ -280,7 +280,7 @@ fn check_in_stages(fixture: &Fixture, mesh: &str) {
     }
 }
 
-/// Losses are PyTorch's on every mesh, as near as those of one device.
+/// Checks that losses are PyTorch's on every mesh, as near as on one device.
 fn check_on_ranks(fixture: &Fixture) {
     check_on_meshes(fixture, &["dp:2", "tp:2", "dp:2*tp:2"]);
 }
@@ -307,7 +307,7 @@ fn check(fixture: &Fixture) {
     check_training(fixture);
 }
 
-/// Whatever the microbatches, the losses are those of the whole batch.
+/// Checks that the losses are those of the whole batch, for any number of microbatches.
 fn check_in_microbatches(fixture: &Fixture) {
     for batch in [1, 2, 4] {
         let subject = fixture.subject(batch, adamw());
@@ -324,15 +324,15 @@ fn check_training(fixture: &Fixture) {
     }
 }
 
-/// Every trained tensor is one of PyTorch's parameters, and every parameter of PyTorch's is a trained tensor; values
-/// before the step and gradients are within their bounds.
+/// Checks that every trained tensor is one of PyTorch's parameters, and the other way round. Values before the step and gradients are
+/// within their bounds.
 fn check_parameters_and_gradients(fixture: &Fixture, subject: &Subject) {
     let numbers = numbers(fixture, subject, "train");
     assert_eq!(numbers.parameters.len(), fixture.parameters, "parameters of PyTorch's");
     for (mode, bound) in [(Mode::Exact, fixture.bounds.gradients), (Mode::Cpu, fixture.bounds.gradients_cpu)]
     {
         let outcome = done(against::run(subject, &numbers, mode));
-        // The exporter has run the model, which moved its running statistics.
+        // The exporter ran the model, which changed its running statistics.
         let missing: Vec<_> =
             outcome.unmatched_there.iter().filter(|name| !name.starts_with("buffer.")).collect();
         let unmatched: Vec<_> =
@@ -351,8 +351,9 @@ fn check_parameters_and_gradients(fixture: &Fixture, subject: &Subject) {
     }
 }
 
-/// Parameters that PyTorch's module has as well have its gradients. Of a table of bias the file has the elements that are
-/// read for each pair of positions, all different: what one element of the table is read for has its gradient together.
+/// Checks the gradients of the parameters that PyTorch's module has as well. The file has no table of the position bias, but one element
+/// for each pair of positions, and all elements of the table differ. So the gradient of a table's element is the sum of the gradients of
+/// the file's elements that equal it.
 fn check_folded_tables(fixture: &Fixture, subject: &Subject) {
     let numbers = numbers(fixture, subject, "train");
     let tables: Vec<&String> =
@@ -386,7 +387,7 @@ fn check_folded_tables(fixture: &Fixture, subject: &Subject) {
     }
 }
 
-/// For each element of a table the sum of the gradients of the elements that are equal to it.
+/// For each element of a table, the sum of the gradients of the elements that equal it.
 fn gathered(table: &Tensor, folded: &Tensor, gradient: &Tensor) -> Tensor {
     let sum = |element: &f64| -> f64 {
         let read = folded.floats().iter().zip(gradient.floats()).filter(|(folded, _)| *folded == element);
@@ -395,7 +396,7 @@ fn gathered(table: &Tensor, folded: &Tensor, gradient: &Tensor) -> Tensor {
     Tensor::float(table.dtype, table.sizes.clone(), table.floats().iter().map(sum).collect())
 }
 
-/// The model's outputs are within their bound; a model that ends in its loss has no other.
+/// Checks that the model's outputs are within their bound. A model that ends in its loss has no other output.
 fn check_outputs(fixture: &Fixture, subject: &Subject) {
     if subject.compilation.training.output("logits").is_none() {
         assert!(fixture.file.contains("-loss"), "{} lost its logits", fixture.file);
@@ -414,7 +415,7 @@ fn check_outputs(fixture: &Fixture, subject: &Subject) {
     }
 }
 
-/// The parameters of some models stand in their exports alone.
+/// The parameters of some models are stored only in their exports.
 #[test]
 fn a_parameter_that_stands_in_an_export_is_refused_if_it_is_not_pytorchs() {
     let bytes = |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() };

@@ -1,5 +1,5 @@
-//! Plans of models that are larger than all GPUs together: the rows of PatrickStar (Fang et al., arXiv 2108.05818), whose states rest
-//! on the host.
+//! Plans of models that are larger than all GPUs together. The rows are those of PatrickStar (Fang et al., arXiv 2108.05818), in which
+//! states rest on the host.
 
 use ir::machine::{Machine, Node, Preset};
 use ir::{Module, Op};
@@ -85,7 +85,7 @@ impl Row {
         Ok((fit, compilation))
     }
 
-    /// TFLOP/s of all GPUs together in the predicted step: 8 operations for each weight and token, since all activations were computed
+    /// TFLOP/s of all GPUs together in the predicted step: 8 operations for each weight and token, since all activations are computed
     /// again. `None` if no plan fits.
     fn teraflops(&self) -> Option<f64> {
         let (fit, compilation) = self.fit().ok()?;
@@ -112,7 +112,7 @@ fn replay(row: &Row, compilation: &Compilation) {
     print!("{told}");
 }
 
-/// Plans a row, whose states are larger than all of its GPUs.
+/// Plans a row. Its states are larger than the memory of all its GPUs.
 fn check(row: &Row) {
     let (fit, compilation) = done(row.fit());
     println!("{fit}");
@@ -120,19 +120,19 @@ fn check(row: &Row) {
     assert!(offload.classes.optimizer && offload.keep > 0, "{offload:?}");
     let (copies, share) = latencies(&compilation.training, &row.node());
     println!("{copies} copies a step, {:.2} % of their time are latencies", 100.0 * share);
-    // More tensors in one copy would save no more than that.
+    // So joining copies of tensors could save only this share of the time.
     assert!(copies > 100 && share < 0.02, "{copies} copies, {share}");
     replay(row, &compilation);
 }
 
-/// The copies of a step of one microbatch, and the share of the latencies in their time.
+/// The number of copies in a step of one microbatch, and the share of latencies in their time.
 fn latencies(module: &Module, node: &Node) -> (usize, f64) {
     let copies = module.nodes().filter(|(_, node)| matches!(node.op, Op::Copy(_))).count();
     let [seconds, _] = tiers::seconds_of_copies(module, 1, node);
     (copies, copies as f64 * node.host_link.latency / seconds)
 }
 
-/// Prints the largest model of a row's width whose plan fits, to twelve layers, and replays its plan. The row itself fits.
+/// Prints the largest model of a row's width whose plan fits, within twelve layers, and replays its plan. The row itself must fit.
 fn largest(row: &Row) {
     let with = |layers| Row { layers, ..*row };
     let (mut layers, (mut fit, mut compilation)) = (row.layers, done(row.fit()));
@@ -159,7 +159,7 @@ const ON_V100: Row = Row {
     microbatch: 4,
 };
 
-/// GPUs of which eight share a host of 1 TB.
+/// A100 GPUs, of which eight share a host of 1 TB.
 const ON_A100: Row = Row { gpu: Preset::A100With40, host: 125_000_000_000, ..ON_V100 };
 
 #[test]
@@ -192,8 +192,8 @@ fn of_175_billion_parameters_on_32_a100() {
     check(&Row { layers: 96, hidden: 12_288, heads: 96, gpus: 32, ..ON_A100 });
 }
 
-/// The rates that PatrickStar measured on eight V100 with a host of 240 GB, TFLOP/s of all GPUs together. The predicted step is no slower,
-/// with the microbatch of a few that is fastest.
+/// The rates that PatrickStar measured on eight V100 with a host of 240 GB, in TFLOP/s of all GPUs together. The predicted step, with the
+/// fastest of a few microbatch sizes, is not slower.
 #[test]
 #[ignore = "night: large"] // programs of up to 90 blocks
 fn patrickstars_steps_are_predicted_no_slower_than_published() {

@@ -1,4 +1,4 @@
-//! Exported models in half precision: near fp32 when numbers are rounded, equal to it when they are not.
+//! Exported models in half precision: near fp32 if numbers are rounded, equal to fp32 if they are not.
 
 use ir::interp::{self, Missing, Mode};
 use ir::{DType, Module, Op, Phase};
@@ -37,7 +37,7 @@ fn check(fixture: &Fixture) {
     let optimizer = Optimizer { clip: Some(1.0), ..adamw() };
     let (source, plan) = fixture.source(1, optimizer.clone());
     let compile = |compute: DType| {
-        // So small that no step is skipped: then the losses are those of as many updates.
+        // The scale is so small that no step is skipped. So the losses are those of the same number of updates.
         let scaling = Scaling { initial: 256.0, ..Scaling::default() };
         let precision = Precision { compute, scaling, ..Precision::default() };
         let rest: [Pass; 4] =
@@ -73,8 +73,8 @@ fn losses(module: &Module, mode: Mode, microbatches: &[Tensors]) -> Vec<f64> {
     (0..STEPS).map(step).collect()
 }
 
-/// Every contraction and attention that depends on a weight computes in half, each weight is cast once, before the
-/// first microbatch, and no activation is kept in two types for backward.
+/// Checks that every contraction and attention that depends on a weight computes in half precision, that each weight is cast once, before
+/// the first microbatch, and that no activation is kept in two types for backward.
 fn check_classes(module: &Module, half: DType) {
     let heavy = |op: &Op| matches!(op, Op::Attention(_) | Op::AttentionGrad(_) | Op::Contract(_));
     let mut in_half = 0;

@@ -1,5 +1,6 @@
-//! Simulated steps beside published measurements: Megatron-LM on A100 (Narayanan et al., arXiv 2104.04473, table 1). All their activations are computed again, attention is not fused, and half of the numbers are fp16 or bf16. Gradients
-//! were summed over data ranks after backward: the time of these sums that our program hides in backward is added to its step.
+//! Simulated steps compared with published measurements: Megatron-LM on A100 (Narayanan et al., arXiv 2104.04473, table 1). All activations
+//! of the published runs are computed again, attention is not fused, and half precision is fp16 or bf16. Gradients were summed over data
+//! ranks after backward. Our program hides these sums in backward, so their time is added to its step.
 
 use ir::DType;
 use ir::machine::{Machine, Preset};
@@ -93,7 +94,7 @@ const OF_1008_BILLION: Published = Published {
     teraflops: 163.0,
 };
 
-// The rates of the rows with stages are predicted too high: docs/inspect.md has the reasons.
+// The rates of the rows with stages are predicted too high; docs/inspect.md has the reasons.
 
 /// A way to run a step: sequences of a data rank's microbatch, and stages of a pipeline rank.
 #[derive(Clone, Copy, Debug)]
@@ -119,12 +120,12 @@ impl Published {
         Gpt { batch, sequence: 2048, hidden, heads, layers, vocabulary: 51_200, dropout: true }
     }
 
-    /// The ways to run a step that are compared. Interleaved stages take a multiple of the pipeline ranks as microbatches.
+    /// The ways to run a step that are compared. With interleaved stages, the number of microbatches is a multiple of the pipeline ranks.
     fn ways(&self) -> impl Iterator<Item = Way> {
         let (sequences, stages, blocks) =
             (self.batch / self.data_ranks(), self.stages, self.layers / self.stages);
         let chunks = move |chunks: &u64| blocks.is_multiple_of(*chunks) && (stages > 1 || *chunks == 1);
-        // With stages, one sequence is the fastest: more of them leave a larger bubble.
+        // With stages, one sequence is the fastest: more sequences make a larger bubble.
         let microbatches: &[u64] = if stages > 1 { &[1] } else { &[1, 2, 4, 8, 16] };
         let ways = microbatches.iter().flat_map(move |&microbatch| {
             [1, 2, 3, 5, 6].into_iter().filter(chunks).map(move |chunks| Way { microbatch, chunks })
@@ -158,7 +159,7 @@ impl Published {
         .priced_on(&Preset::A100.device())
     }
 
-    /// A step, with the time that gradients are summed up beside backward.
+    /// Predicts a step, and adds the time in which gradients are summed beside backward.
     fn predicted(&self, way: Way) -> Predicted {
         let data = self.data_ranks();
         let mut source = done(Source::load(&testdata("bench/bench-mlp-loss.onnx"), &BTreeMap::new()));
@@ -187,7 +188,7 @@ impl Published {
         Predicted { ms: step.step_ms + hidden, planned: step.planned }
     }
 
-    /// TFLOP/s of each GPU with the microbatch and the stages of a rank that are fastest and fit.
+    /// TFLOP/s of each GPU with the fastest microbatch and stages of a rank that fit.
     fn teraflops(&self) -> f64 {
         let memory = Preset::A100.device().memory;
         let flops = self.gpt(1).flops_with_full_recompute(self.batch);
@@ -195,7 +196,7 @@ impl Published {
         steps.map(|step| flops / (step.ms * 1e-3) / self.gpus as f64 / 1e12).fold(0.0, f64::max)
     }
 
-    /// Compares the prediction with the published rate: it is at least `least` times as high, and at most `most` times.
+    /// Compares the prediction with the published rate: it must be at least `least` times and at most `most` times as high.
     fn check(&self, least: f64, most: f64) {
         let (found, published) = (self.teraflops(), self.teraflops);
         println!("{found:.1} TFLOP/s, published {published}");

@@ -1,5 +1,4 @@
-//! Local ranks of the CPU backend against one device: near the exact step on any mesh, and the same bits in every stage of
-//! ZeRO.
+//! Local ranks of the CPU backend compared with one device: near the exact step on any mesh, and with the same bits in every stage of ZeRO.
 
 use ir::{Module, Tensor};
 use passes::optimizer::Optimizer;
@@ -47,7 +46,7 @@ struct StepOutcomes {
     states: Tensors,
 }
 
-/// Steps of a subject's program, which may have been split since, on the same samples whatever the microbatches.
+/// Runs steps of a subject's program, which may have been split since, on the same samples for any number of microbatches.
 fn run(subject: &Subject, module: &Module, mode: Mode) -> StepOutcomes {
     let batch = module
         .inputs
@@ -80,8 +79,8 @@ fn split(subject: &Subject, configuration: Configuration) -> Module {
 }
 
 fn check(fixture: &Fixture) {
-    // Plain descent passes rounding on as it is. Adam divides by it where a gradient is zero but for rounding: a
-    // state, and what later gradients make of it, is then only as near as the learning rate is small.
+    // Gradient descent does not amplify rounding. Adam divides by it where a gradient is zero but for rounding. Then a state, and later
+    // gradients, are only as near as the learning rate is small.
     let descent = Optimizer { lr: 0.01, ..momentum() };
     check_with(fixture, &descent, &pairwise(4), 1e-5, 1e-5);
     let few = [(2, 1, 1, 3), (1, 2, 0, 1), (2, 2, 3, 3)];
@@ -92,8 +91,8 @@ fn check(fixture: &Fixture) {
     check_with(fixture, &adamw(), &few, 5e-3, 5e-3);
 }
 
-/// Losses, and the gradients of the first step, are within 1e-5 of one device's in f64; later gradients and the states
-/// after the last step within tolerances of their own.
+/// Checks that losses, and the gradients of the first step, are within 1e-5 of one device's in f64. Later gradients, and the states after
+/// the last step, have tolerances of their own.
 fn check_with(
     fixture: &Fixture,
     optimizer: &Optimizer,
@@ -121,8 +120,8 @@ fn check_with(
     }
 }
 
-/// The largest error of some tensors, which must be within the tolerance. Those of one kind, such as `adam.m(…)`, have
-/// their floor together; what is below it is zero but for rounding, as the gradient of a key's bias is, and only so near.
+/// Returns the largest error of some tensors, which must be within the tolerance. Tensors of one kind, such as `adam.m(…)`, have a common
+/// floor. Tensors below it are zero but for rounding, as the gradient of a key's bias is.
 fn worst(what: &str, tolerance: f64, given: &Tensors, expected: &Tensors) -> f64 {
     assert!(given.keys().eq(expected.keys()) && given.len() > 6, "{what}: other names");
     let kind = |name: &str| match name.split_once('(') {
@@ -161,8 +160,8 @@ fn every_stage_of_zero_has_the_same_bits_where_sums_have_the_same_addends() {
     }
 }
 
-/// Stages 0 and 1 add up a rank's microbatches before ranks, 2 and 3 ranks before microbatches; and a norm is the sum
-/// of the squares that each rank has, which are others where gradients are split. Without either all have the same bits.
+/// Checks that all stages have the same bits, except for two differences: stages 0 and 1 sum a rank's microbatches before ranks, and 2 and
+/// 3 sum ranks before microbatches; and a norm is the sum of each rank's squares, which differ if gradients are split.
 fn check_stages(fixture: &Fixture, dp: u64, tp: u64, microbatches: u64, clip: Option<f64>) {
     let what = format!("{} dp={dp} tp={tp} in {microbatches}, clip {clip:?}", fixture.file);
     let subject = fixture.subject(GLOBAL / microbatches, Optimizer { clip, ..adamw() });

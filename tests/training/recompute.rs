@@ -1,4 +1,4 @@
-//! Steps whose activations are computed again have the bits of steps that keep them, in less memory.
+//! Steps whose activations are computed again have the same bits as steps that keep them, in less memory.
 
 mod faults;
 mod layers;
@@ -121,7 +121,7 @@ fn named_budget(failure: &Failure) -> u64 {
     .0
 }
 
-/// Makes GPT-2 fit a budget; the bytes of its program, and its copies.
+/// Makes GPT-2 fit a budget. Returns the bytes of its program, and the number of its copies.
 fn fit(budget: u64) -> Result<(Fit, u64, usize), Failure> {
     fit_model(&models::GPT2_DYNAMO, SAMPLES, budget)
 }
@@ -150,7 +150,7 @@ fn every_budget_between_the_smallest_and_the_largest_program_is_kept() {
     }
 }
 
-/// Masks of ReLUs take a bit for each element, which costs less than computing anything again.
+/// The masks of ReLUs take a bit for each element, which costs less than recomputation.
 #[test]
 fn masks_are_kept_as_bits_before_anything_is_computed_again() {
     let model = &models::RESNET_TRAINMODE;
@@ -160,7 +160,7 @@ fn masks_are_kept_as_bits_before_anything_is_computed_again() {
     assert!(fit.to_string().contains("activations are compressed without loss, and nothing is"), "{fit}");
     let (less, smaller, copies) = done(fit_model(model, 32, peak - 1));
     assert!(less.compressed && less.time > 0 && copies > 0 && smaller < peak, "{less}: {smaller} bytes");
-    // The budget that the error names is that of the smallest program of all.
+    // The budget in the error is that of the smallest program.
     let smallest = named_budget(&fit_model(model, 32, 1).expect_err("a program takes more than a byte"));
     let named = done(fit_model(model, 32, smallest)).1;
     assert!(smallest < peak && named <= smallest, "{smallest} named, {named}, {smaller} and {peak} bytes");

@@ -1,5 +1,5 @@
-//! Programs split over simulated ranks compute what they compute on one device: every model, pairs of all options,
-//! and all combinations of them with `FULL_PRODUCT=1`.
+//! Programs that are split over simulated ranks compute the same as on one device: every model, with every pair of options, and with
+//! `FULL_PRODUCT=1` all their combinations.
 
 use ir::interp::{self, Missing, Mode, StateValues};
 use ir::{Module, Tensor};
@@ -19,10 +19,10 @@ const GLOBAL: u64 = 24;
 /// Steps that are compared.
 const STEPS: u64 = 3;
 
-/// How near loss, gradients and states are to those of one device, in f64.
+/// The allowed difference of loss, gradients and states from those of one device, in f64.
 const TOLERANCE: f64 = 1e-10;
 
-/// Pairs of all options; every combination with `FULL_PRODUCT=1 cargo test --test training sharding`.
+/// Configurations with every pair of options; all combinations with `FULL_PRODUCT=1 cargo test --test training sharding`.
 fn configurations() -> Vec<Configuration> {
     if std::env::var_os("FULL_PRODUCT").is_some() { all(8) } else { pairwise(8) }
 }
@@ -77,7 +77,7 @@ fn check(fixture: &Fixture, configurations: &[Configuration]) {
         for configuration in configurations.iter().filter(|c| c.microbatches == microbatches) {
             let mut split = module.clone();
             let mut cx = PassContext::default();
-            // Without latency every collective of activations that can be cut is cut, however small.
+            // Without latency, every collective of activations that can be divided is divided, however small it is.
             let cut = Collectives { latency: 0, ..Collectives::default() };
             let passes = vec![configuration.spmd().into(), cut.into(), Buckets::default().into()];
             let pipeline = Pipeline { passes };
@@ -90,7 +90,7 @@ fn check(fixture: &Fixture, configurations: &[Configuration]) {
     }
 }
 
-/// The largest error, which must be within the tolerance.
+/// Returns the largest error, which must be within the tolerance.
 fn compare(what: &str, split: &StepOutcomes, whole: &StepOutcomes) -> f64 {
     let mut worst = 0.0f64;
     let mut near = |tensors: &BTreeMap<String, Tensor>, expected: &BTreeMap<String, Tensor>| {

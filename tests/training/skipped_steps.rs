@@ -1,5 +1,5 @@
-//! Overflows in fp16: one rank's skips the step on all, and the scale finds its way; the driver trains through them, and
-//! says so where no scale helps.
+//! Overflows in fp16. An overflow on one rank skips the step on all, and the scale recovers. The driver trains through overflows, and says
+//! so if no scale helps.
 
 use crate::TRAINYARD;
 use expect_test::expect;
@@ -15,7 +15,7 @@ use trainyard::verification::Mode;
 use trainyard::verification::execute::{Execution, Machine, Tensors};
 use trainyard::verification::{Subject, inputs};
 
-/// So large a scale that every gradient overflows, where there is one; it grows soon after it fits.
+/// A scale so large that every gradient overflows, unless it is zero. It grows again soon after it fits.
 const TOO_LARGE: Scaling = Scaling {
     initial: 16_777_216.0,
     growth: 2.0,
@@ -33,7 +33,7 @@ fn fp16(scaling: Scaling) -> Precision {
 const SAMPLES: usize = 8;
 const STEPS: usize = 30;
 
-/// A step's samples, of which only those count whose places are in `counts`: the others' gradients are zero.
+/// A step's samples. Only samples with an index in `counts` count; the gradients of the others are zero.
 fn samples(subject: &Subject, counts: std::ops::Range<usize>) -> Tensors {
     let mut inputs = done(inputs::draw(&subject.compilation.forward, 3, 1)).remove(0);
     let labels = inputs.get_mut("labels").expect("the loss takes labels");
@@ -47,14 +47,14 @@ fn samples(subject: &Subject, counts: std::ops::Range<usize>) -> Tensors {
     inputs
 }
 
-/// What becomes of the steps of a run on the same samples.
+/// The steps of a run on the same samples.
 struct Steps {
     skipped: Vec<bool>,
     scales: Vec<f64>,
     losses: Vec<f64>,
 }
 
-/// Runs steps, and checks that one that is skipped changes no state but the scaler's.
+/// Runs steps, and checks that a skipped step changes no state except the scaler's.
 fn run(subject: &Subject, counts: std::ops::Range<usize>) -> Steps {
     let inputs = samples(subject, counts);
     let mut machine = done(Machine::new(&subject.compilation.training, Mode::Cpu, 1, &subject.start));
@@ -75,8 +75,8 @@ fn run(subject: &Subject, counts: std::ops::Range<usize>) -> Steps {
     steps
 }
 
-/// The samples of one rank overflow; the other has no gradient but zero. That the ranks agree on what they all have is
-/// checked where a state is read.
+/// The samples of one rank overflow, and the other rank has only zero gradients. Whether the ranks agree on the states that all of them
+/// have is checked where a state is read.
 #[test]
 fn an_overflow_on_one_rank_skips_the_step_on_all_and_the_scale_recovers() {
     let gpt2 = Fixture { file: "../gpt2-fresh", ..models::GPT2_DYNAMO };
@@ -98,10 +98,10 @@ fn an_overflow_on_one_rank_skips_the_step_on_all_and_the_scale_recovers() {
             let steps = run(&subject, of_rank[rank].clone());
             let first = steps.skipped.iter().position(|skipped| !skipped).expect("a scale that fits");
             assert!(first > 3, "{options}: only {first} steps are skipped");
-            // The first skip is forgiven, every later one halves the scale.
+            // The first overflow does not change the scale; every later one halves it.
             let halved = (0..first).map(|skip| TOO_LARGE.initial * 0.5f64.powi(skip as i32));
             assert_eq!(steps.scales[..first], halved.collect::<Vec<_>>(), "{options}");
-            // It grows again, overflows again, and shrinks once more, while the model learns.
+            // The scale grows again, overflows again, and shrinks again, while the model learns.
             assert!(steps.skipped[first..].contains(&true), "{options}: it never grew: {:?}", steps.scales);
             assert!(steps.losses[STEPS - 1] < 0.9 * steps.losses[0], "{options}: {:?}", steps.losses);
             assert_eq!(steps.skipped, expected.skipped, "{options}: others than on one device");

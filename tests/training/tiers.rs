@@ -1,4 +1,4 @@
-//! `--memory device=…,host=…`: the prices of the machine decide which activations are kept, kept as bits, computed again or copied.
+//! `--memory device=…,host=…`: the times of the machine decide which activations are kept, kept as bits, computed again or copied.
 
 use ir::machine::{Node, Preset};
 use passes::Manager;
@@ -10,12 +10,12 @@ use trainyard::failure::Failure;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::tiers::{self, Fit, Place};
 
-/// Bytes per second of links to the host: one over which a copy takes longer than any operator, and one over which it takes next to
-/// nothing.
+/// Bytes per second of two links to the host: over the slow one a copy takes longer than any operator, and over the fast one it takes
+/// almost no time.
 const SLOW: f64 = 1e3;
 const FAST: f64 = 1e13;
 
-/// A step with activations of several times the size of its states.
+/// So many samples that activations take several times the memory of the states.
 const SAMPLES: u64 = 32;
 
 /// Makes a model fit a budget of the device, with a host of any size over a link of this bandwidth.
@@ -44,7 +44,7 @@ fn a_slow_link_is_left_alone_and_a_fast_one_spares_the_computing() {
     assert!(fast.offload.is_some_and(|offload| offload.classes.activations), "nothing is copied");
 }
 
-/// Blocks are decided one by one, and not all alike.
+/// Blocks are decided one by one, so not all of them are alike.
 #[test]
 fn some_blocks_keep_what_others_compute_again() {
     let model = &models::GPT2_DYNAMO;
@@ -55,7 +55,7 @@ fn some_blocks_keep_what_others_compute_again() {
     assert!(near.first.is_some() || near.price < Recompute::SELECTIVE.price, "{:?}", blocks(&near));
 }
 
-/// The more bytes the device has, the less is computed again and copied: value by value, not by whole classes.
+/// With more bytes on the device, fewer activations are computed again and copied, value by value and not by whole classes.
 #[test]
 fn a_larger_budget_takes_less_time() {
     let model = &models::GPT2_DYNAMO;
@@ -68,7 +68,7 @@ fn a_larger_budget_takes_less_time() {
             let budget = all * share / 100;
             assert!(fit.peaks.device <= budget, "{fit}");
             if bandwidth == FAST {
-                // Nothing leaves that has room.
+                // No value leaves the device if there is room for it.
                 assert!(fit.peaks.device >= budget * 9 / 10, "{fit}");
             }
         }

@@ -1,5 +1,5 @@
-//! Updates multiply gradients by one scalar and skip by themselves. Steps with early updates have the bits of steps with late
-//! ones, in less memory.
+//! Updates multiply gradients by one scalar, and a skipped update keeps its states by itself. Steps with early updates have the same bits
+//! as steps with late ones, in less memory.
 
 use ir::tensor::Elements;
 use passes::Manager;
@@ -17,19 +17,19 @@ use trainyard::verification::execute::{Machine, Tensors};
 use trainyard::verification::{Mode, inputs};
 
 const STEPS: u64 = 20;
-/// So few that gradients take more memory than activations.
+/// So few samples that gradients take more memory than activations.
 const SAMPLES: u64 = 2;
 
-/// A model compiled as a run compiles it: the gradients are no outputs, so their memory can be used again.
+/// A model compiled as for a run: gradients are not outputs, so their memory can be reused.
 fn compiled(fixture: &Fixture, plan: &CompilationPlan, update: UpdateTime) -> Result<Compilation, Failure> {
     let (source, CompilationPlan { bind, .. }) = fixture.source(SAMPLES, plan.optimizer.clone());
     source.compile(&CompilationPlan { bind, update, ..plan.clone() }, &Manager::default(), |_, _, _| {})
 }
 
-/// The bytes of tensors, by name. Those of a NaN equal themselves.
+/// The bytes of tensors, by name. A NaN equals itself as bytes.
 type Bits = BTreeMap<String, Vec<u8>>;
 
-/// The losses and norms of each step of so many microbatches, and the states after the last one.
+/// The losses and norms of each step, and the states after the last one. A step has `microbatches` microbatches.
 fn run(compilation: &Compilation, mode: Mode, [steps, microbatches]: [u64; 2]) -> (Vec<Bits>, Bits) {
     run_on(compilation, mode, [steps, microbatches], |_| {})
 }
@@ -67,8 +67,8 @@ fn both(fixture: &Fixture, plan: &CompilationPlan) -> [Compilation; 2] {
     [UpdateTime::Late, UpdateTime::Early].map(|update| done(compiled(fixture, &plan, update)))
 }
 
-/// Checks the bits of a plan, with one and with three microbatches in a step. Returns the bytes of late and of early updates of
-/// one.
+/// Checks the bits of a plan, with one and with three microbatches in a step. Returns the bytes of one-microbatch steps with late and with
+/// early updates.
 fn check(fixture: &Fixture, plan: &CompilationPlan) -> [u64; 2] {
     let [late, early] = both(fixture, plan);
     for [steps, microbatches] in [[STEPS, 1], [STEPS / 4, 3]] {
@@ -100,7 +100,7 @@ fn early_updates_have_the_same_bits_beside_recomputation() {
 fn early_updates_have_the_same_bits_on_meshes() {
     let plan = |options| CompilationPlan { spmd: split(options), ..CompilationPlan::default() };
     check_saving(&models::GPT2_DYNAMO, &plan("mesh=tp:2"));
-    // So small a model has one bucket: all gradients are reduced together, after the last one.
+    // Such a small model has one bucket: all gradients are reduced together, after the last one.
     let [late, early] = check(&models::GPT2_DYNAMO, &plan("mesh=dp:2, zero=1"));
     assert_eq!(early, late);
 }
@@ -162,11 +162,11 @@ fn no_node_multiplies_a_gradient_or_selects_a_state_in_a_clipped_step_of_fp16() 
         elementwise.count()
     };
     assert_eq!(tensors(&clipped_fp16(false).training), 0);
-    // Gradients that are reported as they are read take a multiplication each by the divisor and by the loss scale.
+    // Gradients that are also outputs are each multiplied by the divisor and by the loss scale.
     assert!(tensors(&clipped_fp16(true).training) > 0);
 }
 
-/// Makes all labels count: the divisor of the loss is 1 then, so all factors but that of clipping are powers of two.
+/// Makes all labels count. The divisor of the loss is then 1, so all factors except that of clipping are powers of two.
 fn count_all_labels(inputs: &mut Tensors) {
     let labels = inputs.get_mut("labels").expect("the loss takes labels");
     let Elements::Int(labels) = &mut labels.elements else { panic!("labels are integers") };

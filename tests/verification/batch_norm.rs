@@ -1,5 +1,5 @@
-//! Models with batch norms: statistics of the batch in training, however it is split, running ones in an evaluation and
-//! in the checkpoint; and models whose batch norms the exporter folded away.
+//! Models with batch norms: training uses the statistics of the batch, however it is split; evaluations and checkpoints use the running
+//! statistics. Also models whose batch norms the exporter folded away.
 
 use crate::TRAINYARD;
 use checkpoint::Checkpoint;
@@ -8,7 +8,7 @@ use testing::verification;
 use testing::workplace::Workplace;
 use trainyard::verification::report::Report;
 
-/// Runs `trainyard verify` on a model of `testdata/models`; both programs must do the same.
+/// Runs `trainyard verify` on a model of `testdata/models`. Both programs must compute the same.
 #[track_caller]
 fn verify(model: &str, flags: &str) -> Report {
     verification::passing(&testdata(&format!("models/{model}.onnx")), flags)
@@ -28,7 +28,7 @@ fn devices_that_share_a_batch_have_its_statistics() {
         let loss = verify(TRAINED, flags).loss.expect("a step has a loss");
         assert!((loss - whole).abs() <= 1e-10, "{flags}: {loss}, not {whole}");
     }
-    // Microbatches have statistics of their own.
+    // Each microbatch has its own statistics.
     let apart = verify(TRAINED, "--microbatch 2 --global-batch 4").loss.expect("a step has a loss");
     assert!((apart - whole).abs() > 1e-3, "{apart} {whole}");
 }
@@ -43,11 +43,11 @@ fn kernels_normalise_as_the_interpreter_does() {
     verify("resnet.dynamo", "--mesh tp=2");
 }
 
-/// A run on the images that PyTorch's numbers are of.
+/// A run on the images for which PyTorch's numbers were computed.
 const RUN: &str = "compile testdata/models/resnet.legacy-trainmode.onnx --train testdata/models/resnet.io.npz \
                    --eval testdata/models/resnet.io.npz --optimizer momentum --lr 0.05 --seed 3";
 
-/// The eval loss that a run says it has before its first step.
+/// The eval loss that a run prints before its first step.
 #[track_caller]
 fn before_step_0(place: &Workplace, flags: &str) -> f64 {
     let said = place.succeed(&format!("{RUN} {flags}")).stderr;
@@ -58,7 +58,7 @@ fn before_step_0(place: &Workplace, flags: &str) -> f64 {
 #[test]
 fn an_evaluation_uses_the_running_statistics() {
     let place = Workplace::new(TRAINYARD);
-    // What onnx's reference evaluator makes of the file with training_mode 0, through a cross-entropy: 3.128801312.
+    // The loss from onnx's reference evaluator, which ran the file with training_mode 0, through a cross-entropy: 3.128801312.
     for (flags, output) in
         [("--microbatch 4", "four"), ("--microbatch 1", "one"), ("--microbatch 2 --mesh dp=2", "shared")]
     {
@@ -88,7 +88,7 @@ fn checkpoints_and_the_trained_model_carry_running_statistics() {
     }
     let [early, late] = [3, 6].map(|step| running_mean(&place, "whole", step));
     assert!(early.len() == 8 && early.iter().zip(&late).all(|(early, late)| early != late));
-    // The trained model starts where the run ended: in training form to train on, in inference form to be used.
+    // The trained model starts with the run's final loss: in training form for more training, in inference form for use.
     let ended = place.metrics("whole")[5]["eval_loss"].as_f64().expect("the last step is evaluated");
     for (file, in_inference_form) in [("model-training.onnx", false), ("model.onnx", true)] {
         let run = RUN.replace("testdata/models/resnet.legacy-trainmode.onnx", &format!("whole/{file}"));
@@ -101,7 +101,7 @@ fn checkpoints_and_the_trained_model_carry_running_statistics() {
 #[test]
 fn a_mesh_trains_as_one_device_does() {
     let place = Workplace::new(TRAINYARD);
-    // At the third step one of the model's ReLUs is so near zero that rounding turns it.
+    // At the third step, the input of one ReLU is so near zero that rounding changes its sign.
     place.succeed(&format!("{RUN} --microbatch 4 --steps 2 -o one"));
     place.succeed(&format!("{RUN} --microbatch 2 --mesh dp=2 --zero 1 --steps 2 -o two"));
     let losses = |run: &str| -> Vec<f64> {

@@ -1,14 +1,14 @@
-//! Compressed activations: a model computes what it does with activations as they are, with all other options, and on the CPU backend.
+//! Compressed activations: a model computes the same as with uncompressed ones, with all other options, and on the CPU backend.
 
 use crate::stages::check;
 
-/// ReLUs before products and before sums, max pooling, and masks of attention.
+/// Models with ReLUs before products and before sums, max pooling, and masks of attention.
 const MODELS: [&str; 4] = ["mlp.dynamo", "resnet.legacy-trainmode", "gpt2.dynamo", "bert.dynamo"];
 
 const LOSSLESS: &str = "--compress-activations masks,indices --compress-least 1B";
 const ROUNDED: &str = "--compress-activations masks,indices,bf16 --compress-least 1B";
 
-/// With the model that has convolutions.
+/// Options, tested with the model that has convolutions.
 const OPTIONS: [&str; 9] = [
     "--mesh dp=2 --zero 1 --microbatch 2 --global-batch 8",
     "--mesh tp=2",
@@ -43,7 +43,7 @@ fn every_option_composes_with_lossless_forms() {
 #[test]
 fn rounded_activations_give_gradients_within_the_rounding_of_their_type() {
     check(MODELS.map(|model| format!("{model} {ROUNDED} --mode cpu")));
-    // A pooling whose operand were rounded would find other largest elements.
+    // A max pooling with a rounded operand would find other largest elements.
     let alone = ["bf16", "f16", "masks,f16"].into_iter().flat_map(|form| {
         let of = move |model| format!("{model} --compress-activations {form} --compress-least 1B --mode cpu");
         ["mlp.dynamo", "resnet.legacy-trainmode"].map(of)

@@ -1,7 +1,7 @@
-//! Models exported with dropout: what is dropped is the same on every mesh and in any microbatches and has the right mean, a
-//! run goes on as if it had not stopped, and an evaluation drops nothing.
+//! Models exported with dropout. The same elements are dropped on every mesh and in any microbatches, and the mean is right. A resumed run
+//! continues as if it had not stopped. An evaluation drops nothing.
 //!
-//! `dropout.onnx` has it in every place where it can stand; `gpt2-dropout.legacy.onnx` is what PyTorch exports.
+//! `dropout.onnx` has dropout in every possible place; `gpt2-dropout.legacy.onnx` is a PyTorch export.
 
 mod means;
 

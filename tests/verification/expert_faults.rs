@@ -1,5 +1,5 @@
-//! Faults planted in the program of a model with experts on an expert axis: the verifier refuses those that contradict the
-//! shardings, and bisecting names the pass of the others.
+//! Faults planted in the program of a model with experts on an expert axis. The verifier refuses a fault that contradicts the shardings.
+//! Bisecting names the pass of every other fault.
 
 use ir::ops::collective::Collective;
 use ir::ops::elementwise::Binary;
@@ -21,14 +21,14 @@ fn mixtral() -> Planted {
     })
 }
 
-/// The program as `spmd` leaves it.
+/// The program after `spmd`.
 fn placed(planted: &Planted) -> Module {
     let stage = planted.stages.iter().find(|stage| stage.pass == "spmd").expect("it ran");
     verify::verify(&stage.module).expect("it is sound");
     stage.module.clone()
 }
 
-/// The collectives of one kind on operands that a node of some kind makes.
+/// The collectives of one kind whose operands are made by a node with an operator for which `made_by` is true.
 fn collectives(module: &Module, kind: Collective, made_by: impl Fn(&Op) -> bool) -> Vec<NodeId> {
     let nodes = module.nodes().filter(|(_, node)| {
         let maker = || module.producer(node.operands[0]);
@@ -43,7 +43,7 @@ fn gradients(module: &Module) -> Vec<NodeId> {
     sums.into_iter().filter(|&id| module.ty(module.node(id).results[0]).ndim() == 3).collect()
 }
 
-/// Makes all readers of `value`, which a node makes, read what `wrong` makes of it.
+/// Replaces a value of a node for all its readers by a value that `wrong` builds from it.
 fn change_value(module: &mut Module, id: NodeId, wrong: impl Fn(&mut Builder, ValueId) -> ValueId) {
     let node = module.node(id).clone();
     let ty = module.ty(node.results[0]).clone();
@@ -83,7 +83,7 @@ fn gradients_of_experts_are_summed_over_data_ranks_alone_and_all_others_over_exp
     }
 }
 
-/// A gradient of experts says that it is to be summed over expert ranks, which have other experts.
+/// A gradient of experts is declared to be summed over expert ranks, which have other experts.
 #[test]
 fn a_gradient_of_experts_that_is_summed_over_expert_ranks_is_refused() {
     let mut module = placed(&mixtral());
@@ -96,7 +96,7 @@ fn a_gradient_of_experts_that_is_summed_over_expert_ranks_is_refused() {
     assert!(said.contains("is split over nothing and dim 0 of operand 0 over `ep`"), "{said}");
 }
 
-/// What the devices make of their own experts is a part of each row alone.
+/// Each device computes only its own experts' part of each row.
 #[test]
 fn rows_of_other_devices_experts_that_are_missing_are_refused() {
     let module = placed(&mixtral());
@@ -115,7 +115,7 @@ fn rows_of_other_devices_experts_that_are_missing_are_refused() {
     }
 }
 
-/// Each expert has the rows of all expert ranks: their number divides no gradient.
+/// The rows of all expert ranks reach each expert, so the number of expert ranks must not divide a gradient.
 #[test]
 fn a_gradient_of_experts_that_expert_ranks_divide_is_found_and_spmd_is_named() {
     let differences = mixtral().check("spmd", |module| {
@@ -136,7 +136,7 @@ fn a_gradient_of_experts_that_expert_ranks_divide_is_found_and_spmd_is_named() {
     assert!(wrong.iter().all(|one| !matches!(one.kind, Kind::Loss | Kind::Output)), "{wrong:?}");
 }
 
-/// An index counts all experts, and not those of a device.
+/// An index counts all experts, and not only those of a device.
 #[test]
 fn an_index_into_the_experts_of_a_device_is_found_and_spmd_is_named() {
     mixtral().check("spmd", |module| {

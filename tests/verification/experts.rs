@@ -1,5 +1,5 @@
-//! Mixtures of experts in the place of feed-forward blocks: the compiled step is that of the reference on every mesh, and a mixture of
-//! copies begins as the dense model.
+//! Mixtures of experts in place of feed-forward blocks. The compiled step equals the reference's on every mesh, and a mixture of copies
+//! begins as the dense model.
 
 use expect_test::{Expect, expect};
 use testing::models::path;
@@ -26,7 +26,7 @@ fn check(arguments: impl IntoIterator<Item = String>) {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// One of each form: without a capacity, with tokens that are dropped and biases, with random numbers, with experts that choose.
+/// A mixture of each form: without a capacity, with dropped tokens and biases, with random numbers, with experts that choose.
 const MIXTURES: [&str; 5] = [
     "experts=4,z=0.01",
     "experts=8,groups=2/4,top=3,capacity=0.5,renormalize=off,sigmoid,bias=0.01,balance=0.1",
@@ -42,7 +42,7 @@ fn mixtures_of_every_form_are_those_of_the_reference() {
     }
 }
 
-/// In pairs with one another.
+/// Options that are tested in pairs.
 const OPTIONS: [&str; 9] = [
     "--mesh dp=2 --zero 1 --clip 0.01",
     "--mesh ep=2 --zero 2",
@@ -70,7 +70,7 @@ fn mixtures_run_on_the_processor() {
     check(MIXTURES.map(|moe| format!("llama.dynamo --moe {moe} --mesh ep=2 --mode cpu")));
 }
 
-/// Nothing is dropped, no noise is added, and gates add up to one: each token gets the dense result.
+/// No token is dropped, no noise is added, and the gates add up to one. So each token gets the result of the dense model.
 #[test]
 fn a_mixture_of_copies_begins_as_the_dense_model() {
     let loss =
@@ -137,8 +137,8 @@ fn mixtures_that_cannot_be_are_refused() {
         expect![[r#"
         error: --moe found no feed-forward block in the model
           = a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences
-          = node "node_linear_1" (Gemm, opset 20) is none: its rows are samples (f32[8, 64]), and routing compares the tokens of a sequence
-          = node "node_linear_2" (Gemm, opset 20) is none: its rows are samples (f32[8, 128]), and routing compares the tokens of a sequence
+          = node "node_linear_1" (Gemm, opset 20) is not such a block: its rows are samples (f32[8, 64]), and routing compares the tokens of a sequence
+          = node "node_linear_2" (Gemm, opset 20) is not such a block: its rows are samples (f32[8, 128]), and routing compares the tokens of a sequence
     "#]],
     );
 }

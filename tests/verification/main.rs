@@ -1,5 +1,5 @@
-//! `trainyard verify`: the compiled step of every kind of model, on one device and on meshes, is the step of the
-//! untransformed graph, and planted faults are found.
+//! `trainyard verify`: the compiled step of every kind of model, on one device and on meshes, equals the step of the untransformed graph,
+//! and planted faults are found.
 
 mod batch_norm;
 mod compressed_activations;

@@ -1,5 +1,5 @@
-//! Meshes: a model split over devices computes what it does on one, whichever axes split it; a run on local ranks goes on
-//! with other devices than it began with; what cannot be split is refused with what could be.
+//! Meshes: a model that is split over devices computes the same as on one, whichever axes split it. A run on local ranks can be resumed on
+//! other devices. A split that is impossible is refused, and the error names possible ones.
 
 use crate::TRAINYARD;
 use expect_test::{Expect, expect};
@@ -12,8 +12,8 @@ use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;
 
-/// What `trainyard verify ARGUMENTS` finds, the first argument a file of `testdata/models` without its ending; or what the
-/// user would read.
+/// Runs `trainyard verify ARGUMENTS`, whose first argument is a file of `testdata/models` without its ending. Returns the report, or the
+/// error that the user would read.
 fn verify(arguments: &str) -> Result<Report, String> {
     let (model, flags) = arguments.split_once(' ').unwrap_or((arguments, ""));
     let model = path(&format!("{model}.onnx"));
@@ -123,7 +123,7 @@ fn every_stage_of_zero_computes_what_one_device_does() {
 #[test]
 fn the_states_of_every_optimizer_are_shared_and_split() {
     let group = "--group *mlp*:lr=0.5,weight-decay=0.3 --lr-schedule wsd:warmup=0,decay=1,min=1e-4";
-    // With its own eps, Adagrad would move parameters by gradients that are zero but for rounding.
+    // With the default eps, Adagrad would move parameters by gradients that are zero but for rounding.
     let optimizers = [
         "sgd",
         "momentum",
@@ -234,7 +234,7 @@ fn what_cannot_be_split_says_what_could_be() {
 
 #[test]
 fn a_tensor_is_split_by_the_name_it_has_in_the_file() {
-    // One that is cut into states; the copy of a tied table, which lies the other way; one that has a better name.
+    // A tensor that is cut into states; the copy of a tied table, which is transposed; and a tensor that has a better name.
     for (file, rule, states, sharding) in [
         ("gpt2.dynamo", "m.transformer.h.*.attn.c_attn.weight=tp,-", 6, "{tp, -}"),
         ("../gpt2-fresh", "val_312=tp,-", 1, "{-, tp}"),
@@ -268,7 +268,7 @@ fn assert_near(ours: &[f64], expected: &[f64], tolerance: f64) {
     assert!(worst <= tolerance, "{worst:e} apart:\n{ours:?}\n{expected:?}");
 }
 
-/// Six steps of 16 samples, which the flags cut.
+/// Six steps of 16 samples. The flags divide them into microbatches.
 const RUN: &str =
     "compile testdata/gpt2-fresh.onnx --train text.txt --global-batch 16 --lr 2e-3 --clip 1 --seed 7";
 

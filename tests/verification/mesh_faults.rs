@@ -1,5 +1,5 @@
-//! Faults planted in a real program on a mesh: the verifier refuses those that contradict the shardings, bisecting names
-//! the pass of those that do not, and what is only too much talk is counted.
+//! Faults planted in a real program on a mesh. The verifier refuses a fault that contradicts the shardings.
+//! Bisecting names the pass of every other fault. Needless communication is counted.
 
 use ir::ops::collective::Collective;
 use ir::{
@@ -30,7 +30,7 @@ fn half() -> Precision {
     Precision { compute: DType::BF16, ..Precision::default() }
 }
 
-/// The program as `spmd` leaves it.
+/// The program after `spmd`.
 fn placed(planted: &Planted) -> Module {
     let stage = planted.stages.iter().find(|stage| stage.pass == "spmd").expect("it ran");
     verify::verify(&stage.module).expect("it is sound");
@@ -41,7 +41,7 @@ fn axis(module: &Module, name: &str) -> AxisId {
     module.mesh.find(name).expect("the mesh has it")
 }
 
-/// The all_reduces over one axis in a phase whose addends come of so many nodes.
+/// The all_reduces over one axis in a phase whose addends come from `addends` nodes.
 fn reduces(module: &Module, phase: Phase, over: &str, addends: usize) -> Vec<NodeId> {
     let axes = [axis(module, over)];
     let nodes = module.nodes().filter(|(_, node)| node.phase == phase);
@@ -55,7 +55,7 @@ fn reduces(module: &Module, phase: Phase, over: &str, addends: usize) -> Vec<Nod
     found.map(|(id, _)| id).collect()
 }
 
-/// All that the verifier says.
+/// All faults that the verifier reports.
 #[track_caller]
 fn refused(module: &Module) -> String {
     let faults = verify::verify(module).expect_err("the verifier finds the fault");
@@ -68,8 +68,8 @@ fn reshard(module: &mut Module, value: ValueId, sharding: Sharding) {
     b.finish();
 }
 
-/// Makes everything read another value instead of what a node makes; `wrong` builds it behind the node, given a second
-/// node that makes the same.
+/// Replaces the result of a node for all its readers. `wrong` builds the new value after the node, from a second node that computes the
+/// same.
 fn instead(module: &mut Module, id: NodeId, wrong: impl Fn(&mut Builder, ValueId) -> ValueId) {
     let node = module.node(id).clone();
     let ty = module.ty(node.results[0]).clone();
@@ -82,7 +82,7 @@ fn instead(module: &mut Module, id: NodeId, wrong: impl Fn(&mut Builder, ValueId
     b.finish();
 }
 
-/// As the builder makes it, in that sharding.
+/// The sum, as the builder makes it, with the sharding of `x`.
 fn add(b: &mut Builder, x: ValueId, y: ValueId) -> ValueId {
     let sharding = b.ty(x).sharding.clone();
     let sum = b.add(x, y).expect("two tensors of one type");
@@ -130,7 +130,7 @@ fn a_reduction_that_is_missing_is_refused() {
             b.remove(id);
             b.finish();
             let said = refused(&wrong);
-            // What is linear in it would have to pass it on as it is.
+            // A linear reader would have to keep the value partial.
             let read = said.contains("partial sum used as a whole value") && said.contains("over `tp`");
             let passed = "is declared whole, and the operands make it a partial sum over `tp`";
             assert!(read || said.contains(passed), "{said}");
@@ -160,16 +160,16 @@ fn a_gradient_that_is_not_reduced_over_data_ranks_is_refused() {
     b.remove(id);
     b.finish();
     let said = refused(&wrong);
-    // The optimizer and the norm read it, and both take whole values alone.
+    // The optimizer and the norm read the value, and both accept only whole values.
     assert!(said.contains("partial sum used as a whole value") && said.contains("over `dp`"), "{said}");
 }
 
-/// A group follows from the shardings: the wrong one is a wrong sharding.
+/// The group of a collective follows from the shardings, so a wrong group is a wrong sharding.
 #[test]
 fn a_group_over_the_wrong_axis_is_refused() {
     let module = placed(&gpt2(0, &Precision::default()));
     let (dp, tp) = (axis(&module, "dp"), axis(&module, "tp"));
-    // A gradient that is partial over dp says that it is over tp, so that the reduction goes over tp.
+    // A gradient that is partial over dp is declared partial over tp, so that it is reduced over tp.
     let is_whole = |&&id: &&NodeId| module.ty(module.node(id).results[0]).sharding.is_whole();
     let found = gradients(&module);
     let id = *found.iter().find(is_whole).expect("norms are not split");
@@ -181,7 +181,7 @@ fn a_group_over_the_wrong_axis_is_refused() {
     let expected =
         "result 0 is declared a partial sum over `tp`, and the operands make it a partial sum over `dp`";
     assert!(said.contains(expected), "{said}");
-    // An activation that is partial over tp says that it is over dp, which splits its samples.
+    // An activation that is partial over tp is declared partial over dp, which splits its samples.
     let id = reduces(&module, Phase::Forward, "tp", 1)[1];
     let mut wrong = module.clone();
     let maker = *makers(&module, module.node(id).operands[0], &[tp]).first().expect("one");
@@ -191,14 +191,15 @@ fn a_group_over_the_wrong_axis_is_refused() {
     let said = refused(&wrong);
     let expected = "is split over nothing and dim 0 of operand 0 over `dp`: a collective must stand between";
     assert!(said.contains(expected), "{said}");
-    // The result says that it is partial over tp still.
+    // The result is declared still partial over tp.
     let mut wrong = module.clone();
     reshard(&mut wrong, module.node(id).results[0], over(tp));
     let said = refused(&wrong);
     assert!(said.contains("partial sum used as a whole value: operand 0"), "{said}");
 }
 
-/// The gradients of queries, keys and values in what they read, each reduced alone: right, and thrice the traffic.
+/// The gradients of queries, keys and values with respect to their common operand are each reduced alone: right, with three times the
+/// traffic.
 #[test]
 fn three_reductions_for_one_are_right_and_are_counted() {
     let planted = gpt2(0, &Precision::default());
@@ -230,7 +231,7 @@ fn three_reductions_for_one_are_right_and_are_counted() {
     assert!(counts.contains(&[2, 4]) && counts.contains(&[2, 2]), "{counts:?}");
 }
 
-/// Their sum reduced once, and taken for each of the three.
+/// Their sum is reduced once, but is used for each of the three.
 #[test]
 fn a_sum_that_is_taken_once_for_each_addend_is_found_and_spmd_is_named() {
     gpt2(0, &Precision::default()).check("spmd", |module| {
@@ -257,14 +258,15 @@ fn gradients(module: &Module) -> Vec<NodeId> {
     nodes.map(|(id, _)| id).collect()
 }
 
-/// A gradient is the sum over data ranks divided by the weight of all of them: their number divides it no more.
+/// Divides gradients by the number of data ranks. That is a fault: a gradient is the sum over data ranks divided by the weight of all of
+/// them.
 fn divide_by_ranks(module: &mut Module) {
     let found = gradients(module);
     assert!(!found.is_empty());
     found.into_iter().for_each(|id| instead(module, id, |b, sum| scale(b, sum, 0.5)));
 }
 
-/// The pass, its number, and that what it breaks is the gradients and nothing before them.
+/// The test checks the named pass and its number, and that only gradients and later values are wrong.
 #[test]
 #[ignore = "longer"]
 fn a_mean_that_is_divided_twice_is_found_and_spmd_is_named() {
@@ -304,13 +306,13 @@ fn without_a_fault_no_pass_is_blamed_on_a_mesh() {
         assert!(planted.stages.iter().any(|stage| stage.pass == "spmd"));
         assert_eq!(planted.culprit(&planted.stages, Mode::Exact, 1e-9), None);
         assert_eq!(planted.culprit(&planted.stages, Mode::Cpu, tolerance), None);
-        // What rounds is to blame where it rounds more than is allowed, and no pass.
+        // If a mode rounds by more than the tolerance, no pass is to blame.
         let culprit = planted.culprit(&planted.stages, Mode::Cpu, 1e-9).expect("rounding is found");
         assert_eq!((culprit.pass, culprit.number), (None, 0));
     }
 }
 
-/// What `trainyard verify gpt2.dynamo.onnx ARGUMENTS` reports.
+/// The report of `trainyard verify gpt2.dynamo.onnx ARGUMENTS`.
 fn verify_command(arguments: &str) -> Report {
     models::done(verification::verify(&models::path("gpt2.dynamo.onnx"), arguments))
 }
@@ -320,7 +322,7 @@ fn the_command_bisects_on_a_mesh() {
     let flags = "--microbatch 2 --global-batch 8 --mesh dp=2,tp=2 --zero 1 --bf16 --bisect";
     let sound = verify_command(flags);
     assert!(sound.passed && sound.culprit.is_none(), "{sound}");
-    // f32 rounds less than this, and bf16 more: what comes after `precision` is not to blame.
+    // f32 rounds by less than this tolerance, and bf16 by more. So no pass after `precision` is to blame.
     let rounded = verify_command(&format!("{flags} --mode cpu --tolerance 1e-4"));
     let culprit = rounded.culprit.as_ref().expect("one pass made it so");
     assert!(!rounded.passed && culprit.pass.as_deref() == Some("precision"), "{rounded}");

@@ -1,19 +1,19 @@
-//! Values beside the device: a model computes what it does with everything on the device, whatever leaves it, with all other options,
-//! and on the memories of the CPU backend.
+//! Values in other memories than the device's: a model computes the same as with everything on the device, whichever values leave it, with
+//! all other options, and in the memories of the CPU backend.
 
 use crate::stages::{check, check_error};
 use expect_test::expect;
 
-/// Tied embeddings, no tied weights, running statistics, experts.
+/// Models with tied embeddings, without tied weights, with running statistics, and with experts.
 const MODELS: [&str; 4] = ["gpt2.dynamo", "llama.dynamo", "resnet.legacy-trainmode", "mixtral.dynamo"];
 
 const CLASSES: [&str; 5] = ["optimizer", "parameters", "gradients", "activations", "embeddings"];
 
-/// Everything, however small, in steps of several microbatches.
+/// All classes, without a least size, in steps of several microbatches.
 const ALL: &str = "--offload optimizer,parameters,gradients,activations,embeddings --offload-least 1B";
 const BATCH: &str = "--microbatch 2 --global-batch 8";
 
-/// In pairs with the classes.
+/// Options that are tested in pairs with the classes.
 const OPTIONS: [&str; 12] = [
     "--mesh dp=2 --zero 1 --clip 0.01",
     "--mesh dp=2 --zero 2 --bf16",
@@ -48,7 +48,7 @@ fn every_option_composes_with_every_class() {
     check(OPTIONS.into_iter().enumerate().map(of));
 }
 
-/// Look-ups in a table that is split, rounded, or looked up again; and the gradients of these.
+/// Look-ups in a table that is split, rounded, or looked up again; and their gradients.
 #[test]
 fn every_option_composes_with_embeddings_on_the_host() {
     let of = |options| {
@@ -69,7 +69,7 @@ fn the_memories_of_the_processor_hold_what_the_plan_says() {
 fn states_rest_in_a_file_where_the_host_has_no_room() {
     let folder = std::env::temp_dir();
     let memory = format!("--memory host=1200KiB,disk={}", folder.display());
-    // The embedding rests on the host in any case.
+    // The embedding rests on the host in both cases.
     let more = memory.replace("1200KiB", "2000KiB");
     let budgets = format!("{memory} --offload optimizer,parameters --offload-least 1B");
     check([

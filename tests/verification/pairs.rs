@@ -4,7 +4,7 @@
 use testing::{testdata, verification, workplace::Workplace};
 use trainyard::diagnostics::{Severity, render};
 
-/// The models, with the operator that takes the place of their activation. Both names have as many letters, so the file keeps its layout.
+/// The models, each with its activation and an operator that replaces it. Both names have the same length, so the layout of the file stays.
 const MODELS: [(&str, [&str; 2]); 9] = [
     ("bert.dynamo", ["Gelu", "Mish"]),
     ("bert.dynamo", ["Gelu", "Selu"]),
@@ -37,7 +37,7 @@ const FLAGS: [&str; 2] = ["--optimizer", "--mesh"];
 /// A model, and a choice on each axis.
 type Row = [usize; 5];
 
-/// Few rows in which every pair of choices occurs.
+/// A short list of rows in which every pair of choices occurs.
 fn rows() -> Vec<Row> {
     let sizes = [MODELS.len(), AXES[0].len(), AXES[1].len(), AXES[2].len(), AXES[3].len()];
     let pairs = |row: &Row| {
@@ -106,7 +106,7 @@ fn check(rows: impl Iterator<Item = Row>) {
     assert!(refused * 3 < all, "{refused} of {all} are refused");
 }
 
-/// Every third row in CI, all rows at night.
+/// CI runs every third row, and the nightly run all rows.
 #[test]
 fn pairs_of_options_compute_what_the_model_does() {
     check(rows().into_iter().step_by(3));

@@ -1,12 +1,12 @@
-//! Models that draw random numbers of their own: stochastic depth and dropout that is spelled out, and normal noise. They
-//! draw the same on every mesh and in any microbatches, and an evaluation draws nothing.
+//! Models that draw random numbers of their own: stochastic depth and dropout that are spelled out as nodes, and normal noise. They draw
+//! the same numbers on every mesh and in any microbatches, and an evaluation draws none.
 
 use crate::TRAINYARD;
 use testing::testdata;
 use testing::verification::{self, loss, same_loss};
 use testing::workplace::Workplace;
 
-/// Each as both of PyTorch's exporters write it.
+/// Each model, as both of PyTorch's exporters write it.
 const MODELS: [&str; 4] =
     ["random/depth.legacy", "random/depth.dynamo", "random/noise.legacy", "random/noise.dynamo"];
 
@@ -71,7 +71,7 @@ fn without_masks_outputs_and_gradients_are_those_of_pytorch_in_eval_mode() {
     }
 }
 
-/// The losses of two steps at a rate of 0, and the evaluation's, of a model on rows of numbers.
+/// The losses of two steps at a learning rate of 0, and the eval loss, of a model on rows of numbers.
 fn losses(model: &str, flags: &str) -> (Vec<f64>, f64) {
     let place = Workplace::new(TRAINYARD);
     let run = format!(

@@ -1,5 +1,5 @@
-//! Recurrent layers and loops, which the import unrolls: every weight is trained, and every mesh and microbatch gives the
-//! gradients of the untransformed graph. A quantized model is refused.
+//! Recurrent layers and loops, which the import unrolls. Every weight is trained, and every mesh and microbatch gives the gradients of the
+//! untransformed graph. A quantized model is refused.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ fn model(name: &str) -> PathBuf {
     testing::testdata(&format!("{name}.onnx"))
 }
 
-/// Fails unless the compiled step is that of the untransformed graph.
+/// Asserts that the compiled step equals that of the untransformed graph.
 #[track_caller]
 fn verify(flags: &str) {
     verification::passing(&model("recurrent"), flags);

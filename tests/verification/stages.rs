@@ -1,5 +1,5 @@
-//! Pipelines: a model cut into stages computes what it does on one device, with every placement of the stages and with all other
-//! options; on ranks of its own, each schedule does.
+//! Pipelines: a model that is cut into stages computes the same as on one device, with every placement of the stages and all other options.
+//! Each schedule does so with a rank for each stage.
 
 use crate::TRAINYARD;
 use expect_test::{Expect, expect};
@@ -13,8 +13,8 @@ use testing::workplace::Workplace;
 use trainyard::diagnostics::{Severity, render};
 use trainyard::pipeline::{Batch, CompilationPlan};
 
-/// The error of `trainyard verify ARGUMENTS`, the first argument a file of `testdata/models` without its ending; `None` if the
-/// compiled program computes what the model does.
+/// The error of `trainyard verify ARGUMENTS`, whose first argument is a file of `testdata/models` without its ending; `None` if the
+/// compiled program computes the same as the model.
 fn fault(arguments: &str) -> Option<String> {
     let (model, flags) = arguments.split_once(' ').unwrap_or((arguments, ""));
     let model = path(&format!("{model}.onnx"));
@@ -40,7 +40,7 @@ pub(super) fn check_error(arguments: &str, expected: Expect) {
     expected.assert_eq(&fault(arguments).expect("it is refused"));
 }
 
-/// Tied embeddings, several inputs, running statistics, experts, an encoder that all later stages read, and dropout.
+/// Models with tied embeddings, several inputs, running statistics, experts, an encoder that all later stages read, and dropout.
 const MODELS: [&str; 7] = [
     "gpt2.dynamo",
     "llama.dynamo",
@@ -55,7 +55,7 @@ const MODELS: [&str; 7] = [
 const PLACEMENTS: [&str; 3] = ["1f1b", "interleaved", "zb-v"];
 const SCHEDULES: [&str; 6] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipev"];
 
-/// In pairs with one another.
+/// Options that are tested in pairs.
 const OPTIONS: [&str; 10] = [
     "--mesh pp=2,dp=2",
     "--mesh pp=2,dp=2 --zero 1 --clip 0.01",
@@ -69,7 +69,7 @@ const OPTIONS: [&str; 10] = [
     "--mesh pp=2,tp=2 --zero 0 --optimizer adagrad:eps=1e-8 --schedule gpipe",
 ];
 
-/// Steps of so many microbatches as every schedule on four ranks takes.
+/// Steps with a number of microbatches that every schedule on four ranks accepts.
 const BATCH: &str = "--microbatch 2 --global-batch 16";
 
 #[test]
@@ -77,7 +77,7 @@ fn a_pipeline_computes_what_one_device_does() {
     check(MODELS.map(|model| format!("{model} --mesh pp=2 {BATCH} --tolerance 1e-9")));
 }
 
-/// The gradient of a mean of one number is a constant, which no stage sends; and the stage of the loss may have no parameters.
+/// The gradient of the mean of one number is a constant, which no stage sends. The stage of the loss may have no parameters.
 #[test]
 fn stages_without_parameters_compute_what_one_device_does() {
     for model in ["batch-loss.dynamo", "root-loss.dynamo", "mlp-loss.dynamo", "joined-loss.dynamo"] {
@@ -86,7 +86,8 @@ fn stages_without_parameters_compute_what_one_device_does() {
     }
 }
 
-/// Backward of each class begins on its own stage, with the loss scale of all. The divisor may be made on an earlier stage, or on a later one.
+/// Backward of each class begins on its own stage, with the loss scale of all. The divisor may be computed on an earlier stage or on a
+/// later one.
 #[test]
 fn losses_of_several_divisors_are_scaled_in_stages() {
     for model in ["parted-loss", "clamped-loss", "joined-loss", "smoothed-loss", "quotient-loss"] {
@@ -98,7 +99,7 @@ fn losses_of_several_divisors_are_scaled_in_stages() {
     }
 }
 
-/// The part of a state is cut on the state's stage, and sent then.
+/// A part of a state is cut on the state's stage, and then sent.
 #[test]
 fn parts_of_tied_weights_are_sent_to_other_stages() {
     let mesh = "--mesh tp=2,pp=2,dp=2 --microbatch 1 --global-batch 4";
@@ -129,7 +130,7 @@ fn ranks_of_a_stage_exchange_among_themselves() {
     check(options.map(|options| format!("llama.dynamo {options} {BATCH} --mode cpu")));
 }
 
-/// The steps that an asynchronous schedule takes: one microbatch, or as many as there are ranks.
+/// The arguments for both asynchronous schedules: `pipedream` with one microbatch, and `2bw` with as many as there are ranks.
 fn asynchronous(model: &str, pp: u32, more: &str) -> [String; 2] {
     let of = |schedule, batch| {
         format!("{model} --mesh pp={pp}{more} --schedule {schedule} --microbatch 2 --global-batch {batch}")
@@ -137,7 +138,7 @@ fn asynchronous(model: &str, pp: u32, more: &str) -> [String; 2] {
     [of("pipedream", 2), of("2bw", 2 * pp)]
 }
 
-/// Each version of a weight has a value of its own then, and the reference reads the versions that the stages' delays ask for.
+/// Each version of a weight has its own value here, and the reference reads the versions that the delays of the stages demand.
 #[test]
 fn an_asynchronous_pipeline_computes_with_the_versions_of_its_delays() {
     let models = ["gpt2.dynamo", "llama.dynamo"];
@@ -227,14 +228,14 @@ fn a_cut_by_hand_names_a_node_or_a_parameter() {
     ]);
 }
 
-/// `verify` makes the choices that a run makes: the schedule, and cuts that fit.
+/// `verify` makes the same choices as a run: the schedule, and cuts that fit.
 #[test]
 fn schedules_and_cuts_that_memory_decides_compute_the_same() {
     check([
         format!("llama.dynamo --mesh pp=4 --schedule auto {BATCH} --tolerance 1e-9"),
         format!("llama.dynamo --mesh pp=4 --memory 2700KiB {BATCH} --tolerance 1e-9"),
         format!("llama.dynamo --mesh pp=4 --memory 2700KiB {BATCH} --mode cpu"),
-        // Earlier versions of weights count, and backward of a later step computes activations again with its own version.
+        // Earlier versions of weights count, and backward of a later step computes activations again with its own version of the weights.
         "llama.dynamo --mesh pp=2 --schedule 2bw --microbatch 2 --global-batch 8 --memory 4800KiB --mode cpu"
             .to_owned(),
         format!("t5.dynamo --mesh pp=2,dp=2 --zero 1 {BATCH} --mode cpu"),
@@ -315,7 +316,7 @@ fn pipelines_that_cannot_be_are_refused_with_what_could_be() {
     );
 }
 
-/// The steps of an asynchronous run follow each other without a flush, but where a checkpoint is made. Delays are fixed, so that changes no
+/// The steps of an asynchronous run follow each other without a flush, except at checkpoints. The delays are fixed, so a flush changes no
 /// number.
 #[test]
 fn an_asynchronous_run_has_the_same_bits_wherever_it_drains() {
@@ -347,7 +348,7 @@ fn an_asynchronous_run_has_the_same_bits_wherever_it_drains() {
     }
 }
 
-/// Eight samples, one of them with a large value, and the run of them in microbatches of two. Returns the error: its first line.
+/// Runs eight samples, one of them with a large value, in microbatches of two. Returns the first line of the error.
 fn error_of_large_sample(place: &Workplace, sample: usize, value: &str, flags: &str) -> String {
     let row = |index: usize| {
         let feature = |column: usize| match index == sample {
@@ -364,7 +365,7 @@ fn error_of_large_sample(place: &Workplace, sample: usize, value: &str, flags: &
     ended.errors().lines().next().unwrap_or_default().to_owned()
 }
 
-/// A large sample overflows in the first product of the model, a smaller one in the loss.
+/// A large sample overflows in the first product of the model, a smaller one only in the loss.
 #[test]
 fn the_node_that_makes_a_nan_is_named_with_its_stage_and_microbatch() {
     let place = Workplace::new(TRAINYARD);
@@ -394,8 +395,8 @@ fn trained(place: &Workplace, flags: &str) -> Vec<u8> {
     place.read("run/model.safetensors")
 }
 
-/// Sums have one order, whatever the schedule: each stage runs its microbatches in ascending order. Stages begin where blocks do:
-/// within a block a cut may keep operators apart that are fused otherwise, and round as one.
+/// Sums have the same order in every schedule, because each stage runs its microbatches in ascending order. Stages begin where blocks
+/// begin: a cut within a block may separate operators that are otherwise fused and rounded as one.
 #[test]
 fn every_schedule_trains_to_the_bits_of_one_device() {
     let place = Workplace::new(TRAINYARD);
@@ -418,7 +419,7 @@ fn a_run_goes_on_with_other_stages() {
     place.succeed(&format!("{flags} --force --steps 8 --mesh pp=2,dp=2 --schedule zb-v --zero 1"));
     place.succeed(&format!("{flags} --resume --steps 14"));
     place.succeed(&format!("{flags} --resume --steps 16 --mesh pp=4 --schedule 1f1b"));
-    // A run that names no schedule makes its own choice, and another one where there is less memory.
+    // A run without the name of a schedule makes its own choice, which differs if there is less memory.
     let mut chosen = vec![];
     for (steps, memory) in [(18, ""), (20, "--memory 2700KiB")] {
         let ended = place.succeed(&format!("{flags} --resume --steps {steps} --mesh pp=4 {memory}"));
@@ -432,8 +433,8 @@ fn a_run_goes_on_with_other_stages() {
     assert_eq!(resumed.len(), whole.len());
 }
 
-/// The second stage's part of a tied weight's gradient travels to the first once a step. Without it every mark and every task is in order, so
-/// numbers alone tell.
+/// The second stage sends its part of a tied weight's gradient to the first once a step. If it is not sent, all marks and tasks are still
+/// in order, so only the numbers show the fault.
 #[test]
 fn a_tied_gradient_that_is_not_sent_is_found() {
     let schedule = Some("1f1b".parse().expect("a schedule"));

@@ -1,5 +1,5 @@
-//! `trainyard verify`: real models pass in every mode, faults that are planted between passes are caught and the pass is
-//! named, and what a user gets wrong is answered.
+//! `trainyard verify`: real models pass in every mode, faults that are planted between passes are found and the pass is named, and mistakes
+//! of the user are answered.
 
 mod against;
 mod rounding;
@@ -16,7 +16,8 @@ use trainyard::verification::Mode;
 use trainyard::verification::compare::{Difference, Kind};
 use trainyard::verification::report::Report;
 
-/// What `trainyard verify ARGUMENTS` finds, the first argument a file of `testdata/models`; or what the user would read.
+/// Runs `trainyard verify ARGUMENTS`, whose first argument is a file of `testdata/models`. Returns the report, or the error that the user
+/// would read.
 fn verify(arguments: &str) -> Result<Report, String> {
     let mut words = vec!["trainyard".to_owned(), "verify".to_owned()];
     words.extend(arguments.split_whitespace().map(|word| {
@@ -116,7 +117,7 @@ fn numbers_of_pytorch_are_matched_by_name_and_by_value() {
     assert!(report.matched.iter().any(|found| found.how == "transposed"), "{report}");
     let text = verify("llama.dynamo.onnx --against llama.train.npz --tolerance 1e-9").unwrap().to_string();
     assert!(text.contains("DIFFERENT") && text.contains("above the tolerance 1e-9"), "{text}");
-    // The batch of the file in two microbatches; outputs are put together again.
+    // The batch of the file is divided into two microbatches, and the outputs are put together again.
     let report = check_passes("bert.dynamo.onnx --microbatch 1 --against bert.io.npz --tolerance 1e-5");
     assert_eq!((report.microbatches, report.differences.len()), (2, 1));
 }
@@ -139,7 +140,7 @@ fn without_a_fault_no_pass_is_blamed() {
     assert!(planted.differences(&planted.stages, Mode::Exact)[0].error <= 1e-9);
     assert_eq!(planted.culprit(&planted.stages, Mode::Exact, 1e-9), None);
     assert_eq!(planted.culprit(&planted.stages, Mode::Cpu, 1e-5), None);
-    // Where the mode itself is off by more than the tolerance, no pass is to blame.
+    // If the mode itself has errors above the tolerance, no pass is to blame.
     let culprit = planted.culprit(&planted.stages, Mode::Cpu, 1e-9).expect("rounding is found");
     assert_eq!((culprit.pass, culprit.number), (None, 0));
 }

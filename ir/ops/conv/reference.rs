@@ -121,8 +121,8 @@ fn contract(text: &str, [lhs, rhs]: [&Tensor; 2]) -> Vec<f64> {
 mod tests {
     use crate::Tensor;
     use crate::ops::conv::Conv;
-    use crate::ops::samples::samples;
     use crate::ops::{Interp, Op, Operator};
+    use crate::samples::samples;
     use crate::tensor::strides;
 
     /// Returns the index with this row-major number.

@@ -227,6 +227,20 @@ impl Operator for Binary {
         };
         vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(match self {
+            // Powers leave the range of half.
+            Self::Pow => PrecisionClass::Full,
+            Self::Add | Self::Sub | Self::Mul | Self::Div | Self::Mod => PrecisionClass::Follow,
+            Self::Max | Self::Min | Self::AtLeast | Self::AtMost => PrecisionClass::Follow,
+            Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => PrecisionClass::Follow,
+        })
+    }
 }
 
 #[cfg(test)]

@@ -85,6 +85,14 @@ impl Operator for Bitwise {
         };
         vec![Tensor::int(dtype, sizes, zip(x, y, |x, y| self.integer(dtype, x, y)))]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Operator for Bitcast {
@@ -121,6 +129,15 @@ impl Operator for Bitcast {
         let x = cx.operands[0];
         let bits = Tensor::from_bytes(&Type::new(self.to, x.ty().dims), &x.to_bytes());
         vec![bits.expect("infer has checked the widths")]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    /// The operator reads the bits of an f32.
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Full)
     }
 }
 

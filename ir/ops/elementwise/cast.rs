@@ -53,6 +53,14 @@ impl Operator for Cast {
             _ => from_numbers(self.to, sizes, x.numbers()),
         }]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Convert).reading(&[(OperandRole::Data, Reads::Any)])
+    }
 }
 
 /// Converts numbers to elements of a type: truncated for integers, `≠ 0` for bools.

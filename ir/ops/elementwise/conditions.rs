@@ -86,6 +86,14 @@ impl Operator for Compare {
         };
         vec![Tensor::bool(sizes, elements)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
 }
 
 impl Logical {
@@ -132,6 +140,14 @@ impl Operator for Logical {
             unreachable!("infer has checked the types")
         };
         vec![Tensor::bool(sizes, zip(x, y, |x, y| self.scalar(x, y)))]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -188,5 +204,13 @@ impl Operator for Select {
             _ => unreachable!("infer has checked the types"),
         };
         vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }

@@ -228,4 +228,23 @@ impl Operator for Unary {
         let numbers = x.numbers().into_iter().map(|x| self.scalar(x)).collect();
         vec![from_numbers(cx.results[0].dtype, x.sizes.clone(), numbers)]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(match self {
+            // Small operands give large results, or large ones small: half would overflow or vanish.
+            Self::Exp | Self::Log | Self::Sqrt | Self::Rsqrt | Self::Reciprocal => PrecisionClass::Full,
+            Self::Neg | Self::Abs | Self::Sign | Self::Relu | Self::Not | Self::IsNan => {
+                PrecisionClass::Follow
+            }
+            Self::Sin | Self::Cos | Self::Atan | Self::Tanh | Self::Erf | Self::Sigmoid => {
+                PrecisionClass::Follow
+            }
+            Self::Gelu | Self::GeluTanh | Self::Silu => PrecisionClass::Follow,
+            Self::Floor | Self::Ceil | Self::Round => PrecisionClass::Follow,
+        })
+    }
 }

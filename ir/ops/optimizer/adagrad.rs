@@ -44,4 +44,12 @@ impl Operator for Adagrad {
             [p - lr * g / (s.sqrt() + self.eps.get()), s]
         })
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Update)
+    }
 }

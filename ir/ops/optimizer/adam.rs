@@ -74,6 +74,14 @@ impl Operator for Adam {
         let step = AdamStep::of(self, [4, 5, 6].map(|i| cx.operands[i].item()));
         update(cx, 7, |g, old| step.next(g, old))
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Update)
+    }
 }
 
 /// The constants of a step of Adam.

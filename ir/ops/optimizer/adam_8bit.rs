@@ -130,6 +130,14 @@ impl Operator for Adam8bit {
             float(4, new_second_largest),
         ]
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Update)
+    }
 }
 
 /// Appends the codes of a block, and returns its largest magnitude; NaN if a number of the block is NaN.

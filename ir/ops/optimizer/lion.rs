@@ -50,4 +50,12 @@ impl Operator for Lion {
             [p * (1.0 - lr * weight_decay) - lr * direction, beta2 * m + (1.0 - beta2) * g]
         })
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Update)
+    }
 }

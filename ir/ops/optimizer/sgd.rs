@@ -46,4 +46,12 @@ impl Operator for Sgd {
             [p - lr * if self.nesterov { g + momentum * u } else { u }, u]
         })
     }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Update)
+    }
 }

@@ -1,6 +1,15 @@
-//! Offsets of the largest elements in their windows. With them the gradient of pooling does not need the operand.
+//! Places of the largest elements: indices in their planes, and offsets in their windows. With offsets the gradient of pooling does not
+//! need the operand.
 
 use super::*;
+
+/// The place of the largest element of each window of [`MaxPool`] in its plane, the last dims over which windows slide. It is an
+/// i64, counted in row-major order; -1 for a window with only padding. The first if several are equal.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MaxPoolIndices {
+    /// As in [`MaxPool`].
+    pub windows: Windows,
+}
 
 /// The offset of the largest element of each window of [`MaxPool`] within the window: u8, counted in row-major order, padding
 /// included; 0 for a window with only padding. The first if several are equal. A window has at most 256 elements.
@@ -66,6 +75,45 @@ pub fn offset_of(
     offset
 }
 
+impl Operator for MaxPoolIndices {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x] = types.operands()?;
+        Ok(vec![Type::new(DType::I64, positions(&self.windows, x)?)])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        factors(&self.windows, signature, |x, y| format!("{x} -> {y}"))
+    }
+
+    /// The result has integers, which have no gradient.
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Ok(vec![None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        cost(&self.windows, signature, &signature.results[0])
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (sizes, out) = pooled(&self.windows, cx.operands[0], |plane, covered| {
+            first_largest(plane, covered).map_or(-1, |i| i as i64)
+        });
+        vec![Tensor::int(DType::I64, sizes, out)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
+    }
+}
+
 impl Operator for MaxPoolOffsets {
     fn operands(&self) -> Operands {
         Operands::new(&[OperandRole::Data])
@@ -106,6 +154,14 @@ impl Operator for MaxPoolOffsets {
             }));
         }
         vec![Tensor::int(DType::U8, sizes, offsets)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -150,6 +206,14 @@ impl Operator for MaxPoolGradAt {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, dx)]
+    }
+
+    fn depends_on_position(&self) -> bool {
+        false
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::of(PrecisionClass::Follow)
     }
 }
 

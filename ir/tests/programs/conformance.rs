@@ -13,8 +13,8 @@ mod position;
 mod splitting;
 
 use ir::factors::{FactorKind, Factors};
-use ir::ops::samples::{Sample, samples};
 use ir::ops::{GradientError, Interp};
+use ir::samples::{Sample, samples};
 use ir::tensor::Elements;
 use ir::{Builder, Dim, Op, Operator, PartialKind, Signature, Tensor, Type, ValueId};
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ fn every_operator_does_what_it_declares() {
     let samples = samples();
     let sampled: BTreeSet<&str> = samples.iter().map(|sample| sample.op.name()).collect();
     let missing: Vec<&str> = Op::names().into_iter().filter(|name| !sampled.contains(name)).collect();
-    assert!(missing.is_empty(), "operators without a sample in ops/samples: {missing:?}");
+    assert!(missing.is_empty(), "operators without a sample in ir/samples: {missing:?}");
     let mut failures = operands::check_numbers(&samples);
     for sample in &samples {
         let checks = [

@@ -230,10 +230,10 @@ fn a_sharding_is_well_formed() {
     };
     assert_eq!(input("f32[8, 8] {dp*tp, -}"), "ok");
     assert_eq!(input("f32[8, 8] {dp}"), "%0: f32[8, 8] {dp}: the sharding has 1 entries for 2 dims");
-    assert_eq!(input("f32[8, 8] {dp, dp}"), "%0: f32[8, 8] {dp, dp}: an axis stands twice in the sharding");
+    assert_eq!(input("f32[8, 8] {dp, dp}"), "%0: f32[8, 8] {dp, dp}: an axis occurs twice in the sharding");
     assert_eq!(
         input("f32[8, 8] {dp, -} partial(sum dp)"),
-        "%0: f32[8, 8] {dp, -} partial(sum dp): an axis stands twice in the sharding"
+        "%0: f32[8, 8] {dp, -} partial(sum dp): an axis occurs twice in the sharding"
     );
     assert_eq!(input("f32[8] partial(sum)"), "%0: f32[8] partial(sum ): a partial value names its axes");
 }

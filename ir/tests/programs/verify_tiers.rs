@@ -56,26 +56,30 @@ fn a_node_reads_its_own_memory() {
         "add %2, %9 : f32[4] !{update, on host}",
         "add %2, %9 : f32[4] !{update}",
         expect![[r#"
-        `%10 = add %2, %9`: computes on the device and reads %2: f32[4] on the host without a copy
-        `%10 = add %2, %9`: computes on the device and reads %9: f32[4] on the host without a copy
-        `%12 = add %11, %10`: computes on the host and reads %10: f32[4] on the device without a copy
-        state `u` rests on the host, and its new value lies on the device"#]],
+        `%10 = add %2, %9`: computes on the device but reads %2: f32[4] on the host; a copy is missing
+        `%10 = add %2, %9`: computes on the device but reads %9: f32[4] on the host; a copy is missing
+        `%12 = add %11, %10`: computes on the host but reads %10: f32[4] on the device; a copy is missing
+        state `u` rests on the host, but its new value is on the device; a copy is missing"#]],
     );
     check(
         "add %2, %9 :",
         "add %2, %8 :",
-        expect!["`%10 = add %2, %8`: computes on the host and reads %8: f32[4] on the device without a copy"],
+        expect![
+            "`%10 = add %2, %8`: computes on the host but reads %8: f32[4] on the device; a copy is missing"
+        ],
     );
     check(
         "add %11, %10",
         "add %3, %10",
-        expect!["`%12 = add %3, %10`: computes on the host and reads %3: f32[4] on the disk without a copy"],
+        expect![
+            "`%12 = add %3, %10`: computes on the host but reads %3: f32[4] on the disk; a copy is missing"
+        ],
     );
     check(
         "sub %1, %14",
         "sub %1, %12",
         expect![
-            "`%15 = sub %1, %12`: computes on the device and reads %12: f32[4] on the host without a copy"
+            "`%15 = sub %1, %12`: computes on the device but reads %12: f32[4] on the host; a copy is missing"
         ],
     );
 }
@@ -85,17 +89,17 @@ fn a_copy_moves_to_the_next_tier() {
     check(
         "%11 = copy %3 {to = host}",
         "%11 = copy %2 {to = host}",
-        expect!["`%11 = copy %2`: copies a value to the host, where it lies"],
+        expect!["`%11 = copy %2`: copies a value to the host, where the value is already"],
     );
     check(
         "%14 = copy %12 {to = device}",
         "%14 = copy %3 {to = device}",
-        expect!["`%14 = copy %3`: copies from the disk to the device past the host"],
+        expect!["`%14 = copy %3`: copies from the disk to the device without the host between them"],
     );
     check(
         "{to = disk} : f32[4] !{update}",
         "{to = disk} : f32[4] !{update, on host}",
-        expect!["`%13 = copy %12`: has a place, and a copy has none"],
+        expect!["`%13 = copy %12`: has the host as its place, but copies have no place"],
     );
 }
 
@@ -104,17 +108,17 @@ fn a_state_ends_where_it_rests() {
     check(
         "update @s = %13",
         "update @s = %12",
-        expect!["state `s` rests on the disk, and its new value lies on the host"],
+        expect!["state `s` rests on the disk, but its new value is on the host; a copy is missing"],
     );
     check(
         "update @u = %10",
         "update @u = %14",
-        expect!["state `u` rests on the host, and its new value lies on the device"],
+        expect!["state `u` rests on the host, but its new value is on the device; a copy is missing"],
     );
     check(
         "output \"loss\" = %7",
         "output \"loss\" = %7\n output \"sum\" = %13",
-        expect!["output `sum` lies on the disk"],
+        expect!["output `sum` is on the disk; outputs must be on the device or the host"],
     );
 }
 
@@ -123,6 +127,6 @@ fn ranks_meet_on_the_device() {
     check(
         "%10 = add %2, %9 : f32[4] !{update, on host}",
         "%10 = all_reduce %9 : f32[4] !{update, on host}",
-        expect!["`%10 = all_reduce %9`: communicates on the host"],
+        expect!["`%10 = all_reduce %9`: is a collective on the host; collectives run on the device"],
     );
 }

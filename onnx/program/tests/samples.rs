@@ -4,7 +4,7 @@ use super::assert_equal_outputs;
 use crate::program::{Absent, Form, Header, model};
 use crate::proto::{ModelProto, NodeProto, TypeProtoValue, ValueInfoProto};
 use crate::{ElementType, ImportOptions, Model, import};
-use ir::ops::samples::{Sample, Through, samples};
+use ir::samples::{Sample, Through, samples};
 use ir::{DType, Diagnostic, Module, Op};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};

@@ -148,8 +148,8 @@ fn settings_with_which_no_step_makes_sense_are_refused() {
         ("lion, beta2=1", "beta2 is 1; it must be at least 0 and below 1"),
         ("adafactor, clip-threshold=0", "clip-threshold is 0; it must be above 0"),
         ("adafactor, decay-rate=-1", "decay-rate is -1; it must be a number that is not negative"),
-        ("adafactor, relative=yes", "relative: `yes` is none of on, off"),
-        ("adamw, moments=f16", "moments: `f16` is none of f32, bf16, 8bit"),
+        ("adafactor, relative=yes", "relative: `yes` is not one of on, off"),
+        ("adamw, moments=f16", "moments: `f16` is not one of f32, bf16, 8bit"),
         ("adamw, moments=bf16, beta2=0.999", "beta2 is 0.999; moments of bf16 are rounded to 8 bits"),
         ("sgd, moments=bf16", "moments"),
     ] {

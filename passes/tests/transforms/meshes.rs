@@ -8,7 +8,7 @@ mod generator;
 use case::{Case, Counts, counts};
 use choices::Choices;
 use generator::{Recipe, program};
-use ir::ops::samples::{Sample, samples};
+use ir::samples::{Sample, samples};
 use ir::{At, Builder, Module, Node, Op, ValueId};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};

@@ -1,7 +1,7 @@
 //! Checkpoints that are read again, refused, or found damaged.
 
 use super::*;
-use crate::save::Checkpoints;
+use crate::Checkpoints;
 use crate::testing::{data, description, module, module_with, saved, values};
 use ir::DType;
 

@@ -1,7 +1,7 @@
 //! Checkpoints of several ranks: any layout is read back on any other, and every fault is detected.
 
+use super::super::folders::Checkpoints;
 use super::super::load::Checkpoint;
-use super::super::save::Checkpoints;
 use super::super::testing::description;
 use super::super::{DESCRIPTION, Description, StateBytes, StateSource};
 use super::*;

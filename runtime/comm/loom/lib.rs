@@ -7,6 +7,8 @@
 
 #[path = "../at_work.rs"]
 mod at_work;
+#[path = "../delivery.rs"]
+mod delivery;
 #[path = "../../program/device/comm_error.rs"]
 mod error;
 #[path = "../lent.rs"]

@@ -4,9 +4,9 @@
 use crate::call::{Call, Source, rebased};
 use crate::element::{Element, with_float};
 use crate::gemm::{Matrix, Multiply, gemm};
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::{max, sum, vectorized};
-use crate::storage::{Float, widen};
+use crate::storage::widen;
 use ir::DType;
 use ir::ops::attention::Attention;
 use program::layout::Layout;

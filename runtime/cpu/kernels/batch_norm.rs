@@ -3,9 +3,8 @@
 use super::PARALLEL;
 use crate::call::Call;
 use crate::element::{Element, with_float};
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::{sum, vectorized};
-use crate::storage::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchNormGrad};
 use rayon::prelude::*;
 use std::ops::Range;

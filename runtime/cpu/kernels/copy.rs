@@ -3,7 +3,7 @@
 use super::PARALLEL;
 use crate::call::{Call, Source, rebased};
 use crate::element::{with_float, with_width};
-use crate::storage::Float;
+use crate::math::Float;
 use crate::walk::Walk;
 use program::layout::{Layout, Sizes};
 use program::{LocalPart, View};

@@ -3,9 +3,8 @@
 use super::PARALLEL;
 use crate::call::Call;
 use crate::element::with_float;
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::vectorized;
-use crate::storage::Float;
 use ir::ops::draws::{Draws, Positions};
 use ir::ops::dropout::Dropout;
 use ir::ops::random::RandomUniform;

@@ -4,9 +4,9 @@ use super::PARALLEL;
 use super::softmax::logsumexp_parts;
 use crate::call::Call;
 use crate::element::{Element, with_float};
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::{sum, vectorized};
-use crate::storage::{Float, Scratch};
+use crate::storage::Scratch;
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use rayon::prelude::*;
 

@@ -3,9 +3,9 @@
 use super::PARALLEL;
 use crate::call::Call;
 use crate::element::with_float;
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::{sum, vectorized};
-use crate::storage::{Float, Scratch, narrow, number, set_number};
+use crate::storage::{Scratch, narrow, number, set_number};
 use ir::DType;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use rayon::prelude::*;
@@ -42,8 +42,8 @@ pub(super) fn layer_norm(norm: &LayerNorm, mut call: Call) {
 }
 
 vectorized! {
-    /// Returns the mean and 1/deviation. The mean is summed in f64, so that equal numbers (of another type) have exactly themselves as
-    /// their mean, and become the bias.
+    /// Returns the mean and 1/deviation. The mean is summed in f64. So the mean of equal numbers is exactly their number, also in another
+    /// type, and the normalised elements equal the bias.
     fn layer_norm_row<'a; T: Real>(x: &'a [T], scale: &'a [T], bias: &'a [T], eps: T, y: &'a mut [T]) -> (T, T) {
         let count = T::of(x.len() as f64);
         let mean = T::of(sum([x], |[x]| x.to_f64()) / x.len() as f64);

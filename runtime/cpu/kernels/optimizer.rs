@@ -16,8 +16,7 @@ use super::PARALLEL;
 use super::copy::memory_order;
 use crate::call::{Call, Source};
 use crate::element::Element;
-use crate::math::Real;
-use crate::storage::Float;
+use crate::math::{Float, Real};
 use crate::walk::Walk;
 use rayon::prelude::*;
 

@@ -5,8 +5,8 @@
 use super::PARALLEL;
 use crate::call::Call;
 use crate::element::with_float;
-use crate::math::Real;
-use crate::storage::{Float, Scratch, narrow};
+use crate::math::{Float, Real};
+use crate::storage::{Scratch, narrow};
 use ir::ops::pool::{
     AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, Window,
     Windows, covered, element_at, offset_of,

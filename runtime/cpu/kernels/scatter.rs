@@ -4,8 +4,8 @@
 use super::indexing::{element_places, nd_rows};
 use crate::call::Call;
 use crate::element::{Element, with_float, with_integer, with_width};
-use crate::math::Real;
-use crate::storage::{Float, Scratch};
+use crate::math::{Float, Real};
+use crate::storage::Scratch;
 use ir::ops::elementwise::Binary;
 use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad, ScatterElements, ScatterKind, ScatterNd};
 use rayon::prelude::*;

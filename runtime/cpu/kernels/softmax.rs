@@ -3,9 +3,9 @@
 use super::PARALLEL;
 use crate::call::Call;
 use crate::element::with_float;
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::{max, sum, vectorized};
-use crate::storage::{Float, Scratch};
+use crate::storage::Scratch;
 use program::layout::Layout;
 use rayon::prelude::*;
 

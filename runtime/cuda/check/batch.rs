@@ -2,7 +2,7 @@
 
 use super::samples::SampleVariant;
 use ir::DType;
-use ir::ops::samples::Through;
+use ir::samples::Through;
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,9 +1,10 @@
 //! Measures how fast a device copies, multiplies and attends: medians, after a warm-up.
 
+use super::Subject;
 use super::products::{Layer, Pass};
-use super::{Copies, Direction, Subject};
 use crate::device::Cuda;
 use crate::driver::Driver;
+use crate::gpu::copies::{Copies, Direction};
 use crate::lower::lower as lower_for_cuda;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;

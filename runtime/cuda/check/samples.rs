@@ -6,7 +6,7 @@ use super::search::{Fault, Report, Runner, check as search};
 use crate::lower::lower as lower_for_cuda;
 use crate::program::{CudaProgram, Task};
 use ir::interp::Mode;
-use ir::ops::samples::{Sample, Through, partial, samples};
+use ir::samples::{Sample, Through, partial, samples};
 use ir::{DType, Module, Op};
 use program::Program;
 use program::check::{Difference, Microbatch, Unchecked, differences, unit};

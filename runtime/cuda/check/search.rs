@@ -5,7 +5,7 @@
 
 use super::batch::Batch;
 use super::samples::{Verdict, in_type};
-use ir::ops::samples::Sample;
+use ir::samples::Sample;
 use serde::Serialize;
 
 /// The number of samples of a batch that fail alone before the search in that batch ends: the same fault in many samples needs no more.

@@ -1,11 +1,12 @@
 //! The stand-in as a device to check, so that tests run the same code as the check of a GPU.
 
-use super::{Copies, Direction, Subject};
+use super::Subject;
 use crate::device::Cuda;
 use crate::driver::{Driver, DriverError};
 use crate::gpu::Options;
-use crate::graphs::Pace;
+use crate::gpu::copies::{Copies, Direction};
 use crate::host::{Host, Order, Ptx};
+use crate::pace::Pace;
 use crate::program::{CudaProgram, Kernel};
 use program::device::DeviceError;
 use std::time::{Duration, Instant};

@@ -1,10 +1,33 @@
 //! Measures copies on a GPU that does nothing else, and the free memory of a GPU.
 
 use super::handles::{Context, Memory, Pinned, Queue, refused};
-use crate::check::{Copies, Direction};
 use crate::driver::{Address, DriverError};
 use cudarc::driver::result;
 use std::time::{Duration, Instant};
+
+/// The source and the destination of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From pinned memory of the host to the device.
+    ToDevice,
+    /// From the device to pinned memory of the host.
+    FromDevice,
+    /// Within the device's memory.
+    WithinDevice,
+}
+
+/// Copies that are timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// The source and the destination.
+    pub direction: Direction,
+    /// The bytes of each copy.
+    pub bytes: usize,
+    /// The number of copies that are timed together, one after the other.
+    pub together: usize,
+    /// The number of repetitions, after a first one to warm up.
+    pub repeats: usize,
+}
 
 /// Returns the free bytes and all bytes of the GPU with this number. The driver must be open: see [`crate::probe`].
 ///

@@ -174,7 +174,7 @@ impl Cudnn {
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Value::Integers(&ids))?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Value::Addresses(&places))?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, Value::Addresses(&[room]))?;
-        pack.finalize("where tensors are")
+        pack.finalize("the addresses of tensors")
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::cudnn::AttentionBy;
 use super::matmul::Single;
-use crate::graphs::Pace;
+use crate::pace::Pace;
 use std::env;
 use std::ffi::OsString;
 

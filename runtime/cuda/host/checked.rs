@@ -247,10 +247,10 @@ impl fmt::Display for Stray {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Writes(memory, byte) => {
-                write!(f, "writes byte {byte} of {memory}, which is none of its own")
+                write!(f, "writes byte {byte} of {memory}, which it does not declare as written")
             }
             Self::Reads(memory, byte) => {
-                write!(f, "makes byte {byte} of {memory} from memory that it does not say it reads")
+                write!(f, "computes byte {byte} of {memory} from memory that it does not declare as read")
             }
         }
     }

@@ -104,7 +104,7 @@ impl Function {
         if text.is_null() {
             return Ok(());
         }
-        // SAFETY: the text is the library's until its next launch, which the lock keeps from beginning.
+        // SAFETY: the text belongs to the library until its next launch, and the lock prevents a launch meanwhile.
         Err(Stop::Text(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()))
     }
 }

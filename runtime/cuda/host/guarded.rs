@@ -285,7 +285,7 @@ impl State {
             self.guards.shadows.iter().find_map(|shadow| of(shadow).filter(|place| within(place, shadow)));
         match place {
             Some((name, byte)) => {
-                format!("is given byte {byte} of {name}, which it does not say it reads or writes")
+                format!("is given byte {byte} of {name}, which it does not declare as read or written")
             }
             None => format!("is given {:#x}, which is not in the device's memory", at.0),
         }

@@ -49,7 +49,7 @@ pub enum CommError {
     },
     /// A GPU does not answer.
     #[error(
-        "the GPU of rank {rank} has not finished a call for {seconds} s: it stands still, or it waits for the GPU of another rank"
+        "the GPU of rank {rank} has not finished a call for {seconds} s: it hangs, or it waits for the GPU of another rank"
     )]
     Stalled {
         /// The rank of the GPU.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use passes::optimizer::{Algorithm, Moments};
-use program::{MemoryByClass, UpdateTime};
+use program::MemoryByClass;
 
 use crate::cli::compile::Ready;
 use crate::config::memory::OffloadClass;

@@ -1,4 +1,4 @@
-//! `doctor --check`: every operator's kernels on each GPU against the interpreter, and how fast the GPU is.
+//! `doctor --check`: every operator's kernels on each GPU against the interpreter, and the speed of the GPU.
 
 use crate::cli::report::tell;
 use cuda::check::process::Processes;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::time::Instant;
 
-/// What a check of a GPU found.
+/// The result of the check of a GPU.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Check {
     /// The GPU.
@@ -18,15 +18,15 @@ pub(super) struct Check {
     pub passed: bool,
     /// Operators against the interpreter.
     pub samples: Report,
-    /// How fast it copies and computes.
+    /// Measured rates of copies and of computation.
     pub rates: Vec<Rate>,
-    /// How long it took.
+    /// Seconds that the check took.
     pub seconds: f64,
 }
 
 impl Check {
-    /// Checks a GPU, a process for each part; `cudnn` says whether that is there. Each result is told as it comes: a run
-    /// that is killed leaves those that it has.
+    /// Checks a GPU, with a process for each part; `cudnn` says whether cuDNN is installed. Each result is printed when it is there, so a
+    /// check that is killed has printed the earlier results.
     pub(super) fn of(gpu: usize, mut processes: Processes, cudnn: bool) -> Self {
         let (start, samples) = (Instant::now(), all());
         let (batches, skipped) = batches(&samples, &SampleVariant::ALL, cudnn);
@@ -70,7 +70,7 @@ impl Check {
     }
 }
 
-/// What happened, on one line.
+/// An event of the check, on one line.
 fn told(event: &Event<'_>) -> String {
     match event {
         Event::Failed(failure) => wrong(failure),
@@ -95,7 +95,7 @@ fn wrong(failure: &Failure) -> String {
     format!("wrong: {operator} on {}, {way}: {}", operands.join(", "), one_line(problem))
 }
 
-/// A rate, or why there is none.
+/// A rate, or the reason why it could not be measured.
 fn rate_text(rate: &Rate) -> String {
     let found = match (rate.value, &rate.error) {
         (Some(value), _) => format!("{value:.1} {}", rate.unit),

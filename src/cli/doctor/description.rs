@@ -17,7 +17,7 @@ use crate::config::machine::device_text;
 use crate::failure::Failure;
 use crate::hardware;
 
-/// Measures the first GPU, or the processor where there is no GPU or one that is too old for kernels, and writes its description.
+/// Measures the first GPU, or the processor if there is no GPU or the first is too old for kernels, and writes the device's description.
 ///
 /// # Errors
 /// A rate that cannot be measured; a file that cannot be written.
@@ -102,7 +102,7 @@ fn gpu(facts: &DeviceFacts) -> Result<(Device, Preset), Failure> {
     Ok((with_rates(device, &measured)?, preset))
 }
 
-/// The device with the rates that it attained, as fractions of its peaks.
+/// The device, with its measured rates as fractions of its peaks.
 fn with_rates(mut device: Device, measured: &[Rate]) -> Result<Device, Diagnostic> {
     let rate = |name: &str| {
         let found = measured.iter().find(|rate| rate.name == name);

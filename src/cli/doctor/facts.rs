@@ -1,4 +1,4 @@
-//! What a machine has to train on, as `doctor` writes it: for people, and as JSON.
+//! The hardware and libraries of a machine, as `doctor` writes them: as text, and as JSON.
 
 use crate::inspection::units;
 use cuda::cudnn::TAKEN;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What there is. The keys of its JSON are those that docs/GPU.md lists.
+/// The hardware and libraries of a machine. docs/GPU.md lists the keys of its JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Facts {
     /// Threads of the processor.
@@ -18,7 +18,7 @@ pub(super) struct Facts {
     pub driver: Driver,
     /// The GPUs, by their number.
     pub gpus: Vec<Gpu>,
-    /// Every way from one GPU to another.
+    /// Every link from one GPU to another.
     pub links: Vec<Link>,
     /// The other libraries.
     pub libraries: Vec<Found>,
@@ -36,7 +36,7 @@ pub(super) struct Driver {
     pub cuda: Option<String>,
 }
 
-/// A library, or why it cannot be used: then there is an `error`.
+/// A library. If it cannot be used, `error` has the reason.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Found {
     pub name: &'static str,
@@ -58,19 +58,19 @@ pub(super) struct Gpu {
     pub compute_capability: String,
     pub multiprocessors: i32,
     pub total_bytes: u64,
-    /// What nothing else takes; none where the GPU refuses to say.
+    /// Bytes that no process uses; `None` if the GPU cannot be opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
-    /// Why the GPU refuses, or why kernels do not run on it.
+    /// The reason why the GPU cannot be opened, or why kernels do not run on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// What a GPU says of its memory: bytes that are free, and all.
+/// The memory of a GPU: free bytes, and all bytes.
 pub(super) type Memory = Result<(u64, u64), String>;
 
 impl Facts {
-    /// Of what was found; the driver's release, the GPUs' memory and their links are asked for apart.
+    /// Collects the facts from a probe. The driver's release, the GPUs' memory and their links are given apart.
     pub(super) fn of(
         threads: usize,
         folders: &Folders,
@@ -98,7 +98,7 @@ impl Facts {
         Self { threads, driver, gpus, links, libraries: libraries.collect(), looked_in }
     }
 
-    /// For people.
+    /// The facts as text.
     pub(super) fn text(&self) -> String {
         let mut text = line("processor", &format!("{} threads", self.threads));
         text += &self.driver.text();
@@ -114,7 +114,7 @@ impl Facts {
         text
     }
 
-    /// A line about the work that cuDNN does, or that is not done without it.
+    /// A line about the work that cuDNN does, or that is not done without cuDNN.
     fn runs_by_cudnn(&self) -> String {
         let cudnn = self.libraries.iter().find(|found| found.name == Library::Cudnn.name());
         cudnn.map_or_else(String::new, |found| match &found.error {
@@ -138,7 +138,7 @@ fn unavailable(error: &Unavailable) -> String {
     }
 }
 
-/// Where it was looked for stands at the end, once.
+/// The reason why a library was not opened. The searched folders are left out here: they are printed once, at the end.
 fn not_opened(error: &NotOpened) -> String {
     match error {
         NotOpened::Missing { library, .. } => {
@@ -207,7 +207,7 @@ impl Gpu {
     }
 }
 
-/// Links that are alike in one line.
+/// Lists the links, with equal links in one line.
 fn links(links: &[Link]) -> String {
     let mut alike: BTreeMap<(i32, String), Vec<String>> = BTreeMap::new();
     for link in links {

@@ -1,4 +1,4 @@
-//! What `doctor` writes of machines that are made up, and that every failure shows.
+//! The text and JSON of `doctor` for machines that are made up. Every failure must show.
 
 use super::*;
 use crate::diagnostics::{Severity, render};
@@ -27,7 +27,7 @@ fn old_device() -> DeviceFacts {
     DeviceFacts { name: "Tesla T4".into(), capability: (7, 5), memory: 16 << 30, multiprocessors: 40 }
 }
 
-/// Two GPUs, of which one does not say how much is free; all libraries but one.
+/// Two GPUs, one of which does not report its free memory; all libraries but one.
 fn machine() -> Facts {
     machine_of(vec![device("NVIDIA H200"), device("NVIDIA H200")])
 }
@@ -84,7 +84,7 @@ fn a_gpu_that_is_too_old_is_listed_with_the_reason() {
     assert!(facts.gpus[0].error.as_ref().unwrap().starts_with("too old"));
 }
 
-/// It is left out where nobody asks for it, and refused where somebody does or where there is no other.
+/// A GPU that is too old is left out if the user asks for no GPU, and refused if the user asks for it or there is no other GPU.
 #[test]
 fn a_gpu_that_is_too_old_is_not_checked() {
     let gpus = [old_device(), device("NVIDIA H200")];
@@ -217,7 +217,7 @@ fn a_machine_without_a_gpu_says_why() {
     }
 }
 
-/// Which work goes to cuDNN, and which is not done without it.
+/// The text names the work that goes to cuDNN, and the work that is not done without cuDNN.
 #[test]
 fn the_work_of_cudnn_is_named() {
     let text = |opened: Result<Opened, NotOpened>| {

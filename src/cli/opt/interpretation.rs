@@ -9,10 +9,10 @@ use std::fmt::Write;
 
 /// Elements of an output that are written out.
 const SHOWN: usize = 32;
-/// The deviation of data that is not here, as of states that are drawn.
+/// The standard deviation of the numbers that replace missing data, as of states that are drawn.
 const DEVIATION: f64 = 0.02;
 
-/// The program is all that `opt` is given: its dims are in its text.
+/// `opt` gets only the program, whose dims are in its text.
 const REMEDY: &str = "smaller dims in the program's text need less memory; without --run nothing is computed";
 
 /// The outputs of one step of one microbatch, a comment line each. Inputs, and data whose bytes are not here, are drawn
@@ -59,7 +59,7 @@ fn check_size(module: &Module) -> Result<(), Diagnostic> {
     memory::check_tensors("the tensors of the program's file need", data, REMEDY)
 }
 
-/// Random numbers: floats made of normal ones, integers from 0 to below `limit`, booleans either.
+/// Random numbers: floats are made of normal numbers, integers are from 0 to below `limit`, booleans are both values.
 fn numbers(ty: &Type, seed: u64, name: &str, float: impl Fn(f64) -> f64, limit: u64) -> Tensor {
     let sizes: Vec<usize> = ty.sizes().unwrap_or_default().iter().map(|&size| size as usize).collect();
     let stream = random::stream(name);
@@ -76,7 +76,7 @@ fn numbers(ty: &Type, seed: u64, name: &str, float: impl Fn(f64) -> f64, limit: 
     }
 }
 
-/// The sizes of what an input of integers indexes: a table's rows, the classes of a loss.
+/// The smallest size that an input of integers indexes: a table's rows, the classes of a loss.
 fn limit(module: &Module, input: ValueId) -> Option<u64> {
     let (mut same, mut limit) = (BTreeSet::from([input]), None::<u64>);
     for (_, node) in module.nodes() {

@@ -25,7 +25,7 @@ pub(super) struct Document {
 pub(super) struct Leaf {
     pub(super) path: &'static str,
     value: Value,
-    /// `FILE:LINE`.
+    /// The place in the file, as `FILE:LINE`.
     pub(super) place: String,
 }
 
@@ -50,7 +50,7 @@ impl Document {
     /// Reads a file. Keys that are not honoured go to the notes.
     ///
     /// # Errors
-    /// Text that is no JSON object; else every value of the wrong type, with its line.
+    /// Text that is not a JSON object; else every value of the wrong type, with its line.
     pub(super) fn read(file: &TextFile, notes: &mut Notes) -> Result<Self, Vec<Diagnostic>> {
         let members = file.object().map_err(|error| vec![error])?;
         let is_own = |member: &Member| PATRICKSTAR.contains(&member.key.as_str());
@@ -240,7 +240,7 @@ impl Reader<'_> {
     }
 }
 
-/// A whole number, which may be written as `5e8`.
+/// Returns a whole number, which may be written as `5e8`. `None` for any other text.
 fn whole(digits: &str) -> Option<u64> {
     let exact = |number: &f64| number.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(number);
     digits.parse().ok().or_else(|| digits.parse::<f64>().ok().filter(exact).map(|number| number as u64))

@@ -42,13 +42,13 @@ pub(super) enum Kind {
 pub(super) enum Meaning {
     /// The same as the flag of this name.
     Same(&'static str),
-    /// With other keys it becomes these flags.
+    /// The key becomes these flags, together with other keys.
     Part(&'static str),
-    /// It asks for these flags, and its own value is not honoured, for this reason.
+    /// The key asks for these flags. Its own value is not honoured, for this reason.
     Asks(&'static str, &'static str),
     /// The program always does what this value says, and other values are not honoured, for this reason.
     Always(&'static str, &'static str),
-    /// It is not honoured, for this reason. Values that switch it off are.
+    /// The key is not honoured, for this reason. A value that switches it off is honoured.
     Dropped(&'static str),
 }
 
@@ -120,9 +120,9 @@ const fn dropped(path: &'static str, reason: &'static str) -> Key {
     Key { path, kind: Kind::Any, meaning: Meaning::Dropped(reason) }
 }
 
-/// The reason for keys that say how tensors move between memories.
+/// The reason for keys that control how tensors move between memories.
 const TIERS: &str = "the compiler decides when and how values move between memories";
-/// The reason for a warm-up that is no line.
+/// The reason for a warm-up that is not linear.
 pub(super) const LINE: &str = "the warm-up is a line from lr/N to lr over N steps";
 const BUCKETS: &str = "the compiler groups collectives itself, in buckets of 25 MiB";
 const GATHERS: &str = "the compiler places the gather and the release of each parameter";

@@ -5,7 +5,7 @@ use ir::Diagnostic;
 use super::Translation;
 use super::document::Leaf;
 
-/// A section of `zero_optimization`, the switch that stood for it before, and the value of `--offload`.
+/// A section of `zero_optimization`, the older switch with the same meaning, and the value of `--offload`.
 const OFFLOADED: [(&str, &str, &str); 2] = [
     ("zero_optimization.offload_optimizer", "zero_optimization.cpu_offload", "optimizer"),
     ("zero_optimization.offload_param", "zero_optimization.cpu_offload_param", "parameters"),

@@ -14,7 +14,7 @@ const BETAS: &str = "optimizer.params.betas";
 const EPSILON: &str = "optimizer.params.eps";
 const DECAY: &str = "optimizer.params.weight_decay";
 
-/// A rule that exists here.
+/// An update rule of DeepSpeed that Trainyard has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     /// Adam: with decoupled decay, unless the file says otherwise.

@@ -15,7 +15,7 @@ const TYPE: &str = "scheduler.type";
 const HIGHEST: &str = "scheduler.params.warmup_max_lr";
 const OF_OPTIMIZER: &str = "optimizer.params.lr";
 
-/// DeepSpeed's schedules that are schedules here, too.
+/// DeepSpeed's schedules that Trainyard has too.
 const SCHEDULES: [(&str, Curve); 3] =
     [("WarmupLR", Curve::Constant), ("WarmupDecayLR", Curve::Linear), ("WarmupCosineLR", Curve::Cosine)];
 
@@ -33,7 +33,7 @@ pub(super) fn rate<'a>(document: &'a Document, line: &CommandLine) -> Rate<'a> {
     let scheduler = document.leaf(TYPE).filter(|_| !line.gives("lr-schedule"));
     let of_scheduler = scheduler.and_then(|scheduler| match scheduler.text() {
         Some("WarmupLR") => digits(HIGHEST),
-        // Its rate does not depend on the optimizer's.
+        // This scheduler has a rate of its own, also if the file does not give it.
         Some("WarmupDecayLR") if !document.is_automatic(HIGHEST) => {
             digits(HIGHEST).or(Some(("0.001".to_owned(), scheduler)))
         }

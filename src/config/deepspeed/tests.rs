@@ -16,7 +16,7 @@ fn check(json: &str, line: &str, expected: Expect) {
     expected.assert_eq(&translated(json, line, None));
 }
 
-/// As [`check`], with so many processes of a launcher.
+/// As [`check`], with this number of processes that a launcher started.
 fn translated(json: &str, line: &str, ranks: Option<u64>) -> String {
     let command = flags();
     let given = command.clone().try_get_matches_from(line.split_whitespace()).expect(line);
@@ -35,7 +35,7 @@ fn translated(json: &str, line: &str, ranks: Option<u64>) -> String {
 fn a_key_stands_once_in_the_table_and_its_flag_exists() {
     let flags = flags();
     for (index, key) in KEYS.iter().enumerate() {
-        assert!(KEYS[..index].iter().all(|other| other.path != key.path), "{} stands twice", key.path);
+        assert!(KEYS[..index].iter().all(|other| other.path != key.path), "{} is given twice", key.path);
         if let Meaning::Same(flag) = key.meaning {
             assert!(flags.get_arguments().any(|arg| arg.get_long() == Some(flag)), "--{flag}");
             assert_ne!(key.kind, Kind::Any, "{}: a value that becomes a flag is checked", key.path);

@@ -1,4 +1,4 @@
-//! A table of a description: its keys are read one by one, and the keys that nobody asked for are told.
+//! A table of a description. Its keys are read one by one, and every key that was not read is an error.
 
 use ir::Diagnostic;
 use toml::Spanned;
@@ -11,10 +11,10 @@ use super::super::text_file::TextFile;
 /// A table of a file.
 pub(super) struct Section<'a> {
     file: &'a TextFile,
-    /// The keys of the tables around it, each with a dot: `node.device.`.
+    /// The keys of the enclosing tables, each with a dot: `node.device.`.
     path: String,
     table: &'a DeTable<'a>,
-    /// The keys that were asked for.
+    /// The keys that were read.
     known: Vec<&'static str>,
     faults: &'a mut Vec<Fault>,
 }
@@ -47,7 +47,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Reads a name that stands for a value.
+    /// Reads a name from a list of names with their values.
     pub(super) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(T, &str)], chosen: &mut T) {
         let Some(value) = self.value(key) else { return };
         let DeValue::String(given) = value.get_ref() else { return self.refuse(key, value, "a string") };
@@ -62,7 +62,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Reads a name that must be there. `None` where it is missing or unknown, which is an error.
+    /// Reads a name that the table must have. `None` if it is missing or unknown, which is an error.
     pub(super) fn required<T: Copy>(&mut self, key: &'static str, choices: &[(T, &str)]) -> Option<T> {
         if self.value(key).is_none() {
             let names: Vec<&str> = choices.iter().map(|(_, name)| *name).collect();
@@ -104,7 +104,7 @@ impl<'a> Section<'a> {
         self.number(key, number, "a number above 0, at most 1", |number| number > 0.0 && number <= 1.0);
     }
 
-    /// Tells each key that nobody asked for, with the nearest known key.
+    /// Adds an error for each key that was not read, with the nearest known key.
     pub(super) fn finish(mut self) {
         let known = self.known.clone();
         for key in self.table.keys().filter(|key| !known.contains(&&**key.get_ref())) {
@@ -146,5 +146,5 @@ impl<'a> Section<'a> {
     }
 }
 
-/// The largest count that a number has exactly.
+/// The largest number up to which an `f64` holds every whole number exactly.
 const MOST: f64 = (1u64 << 53) as f64;

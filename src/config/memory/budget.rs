@@ -119,7 +119,7 @@ impl FromStr for Budgets {
                 "host" => budgets.host.replace(value.parse()?).is_some(),
                 "disk" => budgets.disk.replace(value.parse()?).is_some(),
                 name => {
-                    let message = format!("`{name}` is no memory; the memories are device, host and disk");
+                    let message = format!("`{name}` is not a memory; the memories are device, host and disk");
                     return Err(ValueError::new(message));
                 }
             };

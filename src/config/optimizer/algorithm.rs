@@ -42,10 +42,10 @@ pub(in crate::config) fn short(mut algorithm: Algorithm) -> String {
     }
 }
 
-/// Writes an update rule, with all its numbers and the words that are not its defaults, so that [`parse`] reads it back.
+/// Writes an update rule so that [`parse`] reads it back: all its numbers, and its words that are not defaults.
 pub(super) fn serialize<S: Serializer>(algorithm: &Algorithm, serializer: S) -> Result<S::Ok, S::Error> {
     let name = match algorithm {
-        // With its momentum written, it is the same rule.
+        // `sgd` with its momentum is the rule `momentum`.
         Algorithm::Sgd { nesterov: false, .. } => "sgd",
         Algorithm::Sgd { nesterov: true, .. }
         | Algorithm::Adagrad { .. }

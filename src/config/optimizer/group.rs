@@ -9,7 +9,7 @@ use crate::config::file::describe;
 use crate::config::nearest::nearest;
 use crate::config::value::ValueError;
 
-/// The flag's name, and the table's.
+/// The name of the flag and of the table.
 pub(in crate::config) const KEY: &str = "group";
 
 const PATTERN: &str = "pattern";
@@ -25,8 +25,8 @@ pub(super) fn serialize<S: Serializer>(groups: &[Group], serializer: S) -> Resul
     serializer.collect_seq(groups.iter().map(Group::to_string))
 }
 
-/// The flag's value that a table stands for. Errors: keys that are missing or that a group does not have; values of the
-/// wrong type.
+/// The value of the flag that means the same as a table. Errors: keys that are missing or that a group does not have; values of the wrong
+/// type.
 pub(in crate::config) fn text_of(table: &DeTable<'_>) -> Result<String, Diagnostic> {
     let known = || std::iter::once(PATTERN).chain(SETTINGS);
     if let Some((key, _)) = table.iter().find(|(key, _)| !known().any(|known| known == &**key.get_ref())) {

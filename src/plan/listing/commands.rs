@@ -31,12 +31,12 @@ struct CommandPlan {
     /// The commands that it waits for, by their numbers in the part.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waits: Vec<usize>,
-    /// Its instructions, by their numbers in the section: those of a list run at once, and lists run one after the other.
+    /// The instructions of the command, by their numbers in the section. The instructions of an inner list run at once; the lists run one after the other.
     instructions: Vec<Vec<usize>>,
-    /// The places that it reads, if other commands do other parts of its instruction.
+    /// The places that it reads, if other commands execute other parts of its instruction.
     #[serde(skip_serializing_if = "Option::is_none")]
     reads: Option<Vec<Place>>,
-    /// The places that it writes, if other commands do other parts of its instruction.
+    /// The places that it writes, if other commands execute other parts of its instruction.
     #[serde(skip_serializing_if = "Option::is_none")]
     writes: Option<Vec<Place>>,
 }
@@ -89,7 +89,7 @@ impl CommandPlan {
 }
 
 impl Place {
-    /// A place of a command, which need not be that of a whole value.
+    /// A place of a command, which may be only a part of a value.
     fn of_command(place: &launched::Place) -> Self {
         let (memory, block) = Self::memory_of(place.region);
         let (offset, bytes) = (place.bytes.start, place.bytes.end - place.bytes.start);

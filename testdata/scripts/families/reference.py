@@ -7,6 +7,8 @@ from family import constructed
 from models import slug
 
 STEPS = 10
+# Of 16 runs of SqueezeNet from weights changed in their last bit, one takes the other side of a kink.
+MOVED = 16
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,12 @@ def steps(folder, name, family, weights, recipe, chosen, dtype, moved=None):
         optimizer.step()
         losses.append(loss.item())
     return losses, {key: value.detach() for key, value in objective.state_dict().items()}
+
+
+def moved_runs(folder, name, family, weights, recipe, chosen):
+    """Returns the losses and the state of runs in f32 whose weights are changed in their last bit, one after the other."""
+    for seed in range(1, MOVED + 1):
+        yield steps(folder, name, family, weights, recipe, chosen, torch.float32, moved=seed)
 
 
 def distances(run, exact, still):

@@ -3,8 +3,8 @@
 use onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use std::collections::BTreeMap;
 
-/// The nodes, tensors, values and operator sets that one of two files has and the other has not: a line each, with `-` before those of
-/// the first file and `+` before those of the second.
+/// The nodes, tensors, values and operator sets that only one of two files has, each on a line: with `-` for the first file and `+` for the
+/// second.
 pub(super) fn differences(before: &ModelProto, after: &ModelProto) -> String {
     let mut counts: BTreeMap<String, i64> = BTreeMap::new();
     parts(before).into_iter().for_each(|part| *counts.entry(part).or_default() -= 1);

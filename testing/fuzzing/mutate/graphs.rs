@@ -1,10 +1,10 @@
-//! Changes of a graph as a whole: which nodes, tensors and values it has.
+//! Changes of the nodes, tensors and values of a whole graph.
 
 use super::super::choices::Choices;
 use super::{nodes, tensors, values};
 use onnx::proto::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 
-/// The graph, or one within its nodes.
+/// The graph itself, or a subgraph of one of its nodes.
 pub(super) fn choose<'a>(graph: &'a mut GraphProto, choices: &mut Choices) -> &'a mut GraphProto {
     let inner = |node: &NodeProto| node.attribute.iter().any(|attribute| attribute.g.is_some());
     let count = graph.node.iter().filter(|node| inner(node)).count();
@@ -52,7 +52,7 @@ pub(super) fn names(graph: &GraphProto) -> Vec<String> {
     inputs.chain(tensors).chain(results).filter(|name| !name.is_empty()).collect()
 }
 
-/// Another value as an output, one more, or one less.
+/// Replaces, adds or removes an output.
 fn change_outputs(graph: &mut GraphProto, choices: &mut Choices) {
     let name = choices.of(&names(graph)).cloned();
     match choices.below(3) {
@@ -105,8 +105,8 @@ fn drop_one(graph: &mut GraphProto, choices: &mut Choices) {
     }
 }
 
-/// Appends the other graph's nodes, on values of the first: its first input becomes one of them, and its outputs
-/// become outputs.
+/// Appends the nodes of another graph. The first input of the other graph becomes a value of this graph, and its outputs become outputs of
+/// this graph.
 pub(super) fn cross(graph: &mut GraphProto, other: &GraphProto, choices: &mut Choices) {
     let known = names(graph);
     let mut other = other.clone();

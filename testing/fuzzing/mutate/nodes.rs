@@ -69,7 +69,7 @@ const TEXTS: [&str; 16] = [
     "ij,jk->ik",
 ];
 
-/// One change of a list of nodes; `names` are the values that they can read.
+/// Makes one change in a list of nodes; `names` are the values that the nodes can read.
 pub(super) fn change(nodes: &mut Vec<NodeProto>, names: &[String], choices: &mut Choices) {
     if nodes.is_empty() || choices.once_in(12) {
         return insert(nodes, names, choices);
@@ -87,7 +87,7 @@ pub(super) fn change(nodes: &mut Vec<NodeProto>, names: &[String], choices: &mut
         6 => nodes.swap(place, other),
         7 => {
             let mut again = nodes[place].clone();
-            // Another result of the same inputs, or the same name twice.
+            // The copy gets results of its own, or seldom the same names again.
             if !choices.once_in(8) {
                 again.output.iter_mut().filter(|name| !name.is_empty()).for_each(|name| name.push('\''));
             }
@@ -99,7 +99,7 @@ pub(super) fn change(nodes: &mut Vec<NodeProto>, names: &[String], choices: &mut
     }
 }
 
-/// A new node, whose result takes the place of its operand in one of the nodes after it.
+/// Adds a new node. Its result replaces its operand in one of the later nodes.
 fn insert(nodes: &mut Vec<NodeProto>, names: &[String], choices: &mut Choices) {
     let name = |choices: &mut Choices| choices.of(names).cloned().unwrap_or_default();
     let operand = name(choices);
@@ -121,7 +121,7 @@ fn insert(nodes: &mut Vec<NodeProto>, names: &[String], choices: &mut Choices) {
     nodes.insert(place, node);
 }
 
-/// Another operand, one more, one less, or one left out.
+/// Replaces, adds, removes or empties an operand.
 fn change_input(node: &mut NodeProto, names: &[String], choices: &mut Choices) {
     let name = choices.of(names).cloned().unwrap_or_default();
     match choices.below(6) {
@@ -136,7 +136,7 @@ fn change_input(node: &mut NodeProto, names: &[String], choices: &mut Choices) {
     }
 }
 
-/// Two operands in each other's place.
+/// Swaps an operand of one node with an operand of another.
 fn swap_edges(nodes: &mut [NodeProto], first: usize, second: usize, choices: &mut Choices) {
     let (from, to) = (choices.below(nodes[first].input.len()), choices.below(nodes[second].input.len()));
     let (Some(a), Some(b)) = (nodes[first].input.get(from).cloned(), nodes[second].input.get(to).cloned())
@@ -146,7 +146,7 @@ fn swap_edges(nodes: &mut [NodeProto], first: usize, second: usize, choices: &mu
     (nodes[first].input[from], nodes[second].input[to]) = (b, a);
 }
 
-/// One result more or less, or one that has no name.
+/// Adds or removes a result, or removes the name of one.
 fn change_count(node: &mut NodeProto, choices: &mut Choices) {
     match choices.below(3) {
         0 => node.output.push(format!("more{}", choices.below(1000))),
@@ -173,7 +173,7 @@ fn change_attribute(node: &mut NodeProto, choices: &mut Choices) {
     }
 }
 
-/// Changes a value, and keeps its type.
+/// Changes a value of an attribute, and keeps its type.
 fn change_value(attribute: &mut AttributeProto, choices: &mut Choices) {
     attribute.i.iter_mut().for_each(|value| *value = integer(choices));
     attribute.f.iter_mut().for_each(|value| *value = float(choices));
@@ -184,7 +184,7 @@ fn change_value(attribute: &mut AttributeProto, choices: &mut Choices) {
     change_list(&mut attribute.strings, text, choices);
 }
 
-/// Another element, one more or one less; an empty list stays empty.
+/// Replaces, adds or removes an element; an empty list stays empty.
 fn change_list<T>(list: &mut Vec<T>, new: fn(&mut Choices) -> T, choices: &mut Choices) {
     if list.is_empty() {
         return;

@@ -4,7 +4,7 @@ use super::super::choices::Choices;
 use super::{float, integer, values};
 use onnx::proto::{TensorProto, ValueInfoProto};
 
-/// The numbers of element types in a file, and the bytes of an element where they have a whole number of bytes.
+/// The numbers of element types in a file, and the bytes of an element, if they are a whole number.
 pub(super) const TYPES: [(i32, usize); 16] = [
     (1, 4),
     (1, 4),
@@ -24,7 +24,7 @@ pub(super) const TYPES: [(i32, usize); 16] = [
     (0, 0),
 ];
 
-/// The most elements that a tensor is filled up to.
+/// The most elements of a tensor that is filled.
 const MOST: i64 = 4096;
 
 /// One change of a tensor.
@@ -46,8 +46,8 @@ pub(super) fn change(tensor: &mut TensorProto, choices: &mut Choices) {
     }
 }
 
-/// Moves each number in f32 to a neighbour. Zeros stay, and so do single numbers: an exponent of 2 has another meaning than its
-/// neighbours.
+/// Moves each f32 number to a neighbouring number. Zeros stay. Tensors of one element stay too: the neighbours of an exponent of 2 have
+/// another meaning.
 pub(super) fn nudge(tensor: &mut TensorProto, choices: &mut Choices) {
     if tensor.data_type != Some(1) || tensor.dims.iter().product::<i64>() == 1 {
         return;
@@ -80,7 +80,7 @@ fn change_dims(tensor: &mut TensorProto, choices: &mut Choices) {
     }
 }
 
-/// Other elements, as many as the sizes say.
+/// Replaces the elements; their number follows from the sizes.
 pub(super) fn fill(tensor: &mut TensorProto, choices: &mut Choices) {
     let elements = tensor.dims.iter().try_fold(1i64, |elements, &dim| elements.checked_mul(dim));
     let Some(elements) = elements.filter(|elements| (0..=MOST).contains(elements)) else { return };
@@ -91,7 +91,7 @@ pub(super) fn fill(tensor: &mut TensorProto, choices: &mut Choices) {
         (_, true) => vec![0; width],
         (1, _) => (choices.below(200) as f32 / 100.0 - 1.0).to_le_bytes().to_vec(),
         (11, _) => (choices.below(200) as f64 / 100.0 - 1.0).to_le_bytes().to_vec(),
-        // Halves between 0.5 and 1 in f16.
+        // f16 numbers from 0.5 to 1.
         (10, _) => (0x3800 + choices.below(0x400) as u16).to_le_bytes().to_vec(),
         _ => {
             let number = choices.below(4) as u64;
@@ -108,7 +108,7 @@ pub(super) fn fill(tensor: &mut TensorProto, choices: &mut Choices) {
     };
 }
 
-/// One element, or a few bytes of one.
+/// Changes one element, or a few bytes of it.
 fn change_element(tensor: &mut TensorProto, choices: &mut Choices) {
     let (number, real) = (integer(choices), float(choices));
     choices.of_mut(&mut tensor.float_data).into_iter().for_each(|value| *value = real);
@@ -139,7 +139,7 @@ pub(super) fn new(choices: &mut Choices) -> TensorProto {
     tensor
 }
 
-/// The tensor that takes an input's place; dims with names have two elements.
+/// The tensor that replaces an input; dims with names have two elements.
 pub(super) fn of_input(input: &ValueInfoProto, choices: &mut Choices) -> Option<TensorProto> {
     let (data_type, dims) = values::sizes(input)?;
     let mut tensor = TensorProto {

@@ -1,4 +1,4 @@
-//! Changes of the types that a graph says its values have.
+//! Changes of the types that a graph declares for its values.
 
 use super::super::choices::Choices;
 use super::integer;
@@ -73,7 +73,7 @@ fn dim_value(choices: &mut Choices) -> Option<TensorShapeProtoDimensionValue> {
     }
 }
 
-/// Gives a size another value in all values and tensors, so that their readers may still fit.
+/// Replaces one size by another in all values and tensors, so that nodes that read them may still fit.
 pub(super) fn resize(graph: &mut GraphProto, choices: &mut Choices) {
     let values = || graph.input.iter().chain(&graph.output).chain(&graph.value_info);
     let known: Vec<i64> = values().filter_map(sizes).flat_map(|(_, dims)| dims).flatten().collect();

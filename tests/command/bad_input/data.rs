@@ -232,7 +232,7 @@ fn a_tokenizer_that_its_library_panics_at_is_an_error_without_a_backtrace() {
     let place = place();
     let file = String::from_utf8(place.read("testdata/tokenizer.json")).expect("it is text");
     let mut file: serde_json::Value = serde_json::from_str(&file).expect("it is JSON");
-    // A map whose table ends before the place that its first entry names.
+    // A character map whose table ends before the offset that its first entry names.
     file["normalizer"] =
         serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAP////95AA=="});
     place.write("tokenizer.json", file.to_string().as_bytes());

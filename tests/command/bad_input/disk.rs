@@ -30,7 +30,7 @@ fn a_folder_that_cannot_be_written_is_refused() {
         "#]],
     );
 
-    // Root writes everywhere; then the run is another user's, who can read no repository in a home folder.
+    // Root can write everywhere. As root, the run is started as another user, who cannot read a repository in a home folder.
     fs::create_dir(place.path("read-only")).expect("a folder can be made");
     fs::set_permissions(place.path("read-only"), fs::Permissions::from_mode(0o555)).expect("it is ours");
     let root = fs::metadata("/proc/self").expect("there is /proc").uid() == 0;
@@ -54,7 +54,7 @@ fn a_folder_that_cannot_be_written_is_refused() {
     assert!(before == place.contents());
 }
 
-/// Runs with files limited to so many blocks of 512 or 1024 bytes, as on a disk that is full.
+/// Runs with the size of files limited to `blocks` blocks of 512 or 1024 bytes, as on a disk that is full.
 fn run_with_little_room(place: &Workplace, blocks: u64, arguments: &str) -> Ended {
     let limited = format!("ulimit -f {blocks}; exec \"$0\" \"$@\"");
     let mut command = place.command_of(Path::new("sh"), "-c");

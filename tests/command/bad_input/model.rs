@@ -8,7 +8,7 @@ use expect_test::{Expect, expect};
 use super::{failed, place, refused};
 use testing::workplace::{Ended, Workplace};
 
-/// The same for a model, trained on data that needs no file.
+/// As `refused`, for a model that is trained on data that needs no file.
 #[track_caller]
 fn model_refused(model: &str, expected: Expect) {
     refused(
@@ -224,7 +224,7 @@ fn more_memory_than_there_is_is_refused_before_anything_is_drawn() {
     command.arg(limited).arg(TRAINYARD).args(flags.split_whitespace());
     let before = place.contents();
     let mut ended = Ended::of(command.output().expect("sh can be started"));
-    // What the process has already mapped differs from run to run.
+    // The free memory differs from run to run, because it depends on the memory that the process has mapped.
     let (_, rest) = ended.stderr.split_once("this machine has ").expect("the free memory is told");
     let free = rest.split(' ').next().expect("a number").to_owned();
     assert!((7.0..7.7).contains(&free.parse().expect("a number")), "{free} GiB");
@@ -264,7 +264,7 @@ fn a_name_that_no_checkpoint_can_hold_is_refused_before_the_first_step() {
     );
 }
 
-/// A field of a message that has bytes: its number, its length, the bytes.
+/// A field of a protobuf message that holds bytes: its number, its length, the bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, u8::try_from(bytes.len()).expect("it is short")], bytes].concat()
 }
@@ -272,7 +272,7 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn data_of_the_file_that_the_export_would_lack_are_told_before_the_first_step() {
     let place = place();
-    // Messages that follow each other are one message: another tensor in the graph, which no node reads.
+    // Protobuf messages that follow each other are one message. This adds a tensor to the graph that no node reads.
     let location = [field(1, b"location"), field(2, b"gone.bin")].concat();
     let tensor = [vec![0x08, 4, 0x10, 1], field(8, b"unread"), field(13, &location), vec![0x70, 1]].concat();
     let graph = field(7, &field(5, &tensor));

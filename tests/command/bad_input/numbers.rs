@@ -1,4 +1,4 @@
-//! Runs whose numbers are not finite any more.
+//! Runs whose numbers become infinite or NaN.
 
 use expect_test::expect;
 
@@ -10,7 +10,7 @@ fn a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint() {
     let flags = format!("{FRESH} --steps 5 --save-every 1 --lr 1e30 -o run");
     let ended = place.run(&flags);
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
-    // Which node is the first hangs on how the machine rounds; it is one of the first layer.
+    // The first node with a NaN depends on the machine's rounding. It belongs to the first layer.
     let told = ended.errors();
     assert!(told.starts_with("error: the loss of step 2 is NaN: `"), "{told}");
     assert!(told.contains(" of node \"node_") && told.contains(" made "), "{told}");
@@ -19,7 +19,7 @@ fn a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint() {
     assert_eq!(place.metrics("run").len(), 1);
     assert!(!place.path("run/model.onnx").exists());
 
-    // The eval loss shows it where no step comes after.
+    // After the last step, the eval loss shows the NaN.
     failed(
         &place.run(&format!("{FRESH} --steps 1 --lr 1e30 -o short")),
         expect![[r#"
@@ -42,7 +42,7 @@ fn a_weight_that_is_not_a_number_is_named() {
     let start = tensors["transformer.h.1.mlp.c_fc.weight"]["data_offsets"][0].as_u64().expect("it is there");
     let at = 8 + header + usize::try_from(start).expect("it is small");
     weights[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
-    // Another program wrote it, without checksums.
+    // The file now looks like one that another program wrote, without checksums.
     let key = weights.windows(14).position(|word| word == b"trainyard.xxh3").expect("it is there");
     weights[key..key + 14].copy_from_slice(b"somebody's.sum");
     place.write("poisoned.safetensors", &weights);

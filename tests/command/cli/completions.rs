@@ -27,7 +27,7 @@ fn every_shell_gets_every_subcommand_and_the_flags() {
         ] {
             assert!(script.contains(word), "no `{word}` for {shell}");
         }
-        // Values that a flag can have are completed too, by the shells whose scripts can.
+        // The scripts of these shells also complete the values of flags.
         let completes_values = ["bash", "fish", "zsh"].contains(&shell);
         assert!(!completes_values || script.contains("json"), "no values of --format for {shell}");
         assert_eq!(script, self::script(shell));

@@ -1,4 +1,4 @@
-//! What a config file may hold, what it is overruled by, and what its mistakes are answered.
+//! The keys of a config file, the flags that overrule them, and the answers to mistakes in the file.
 
 use super::*;
 use clap::Args;
@@ -107,7 +107,7 @@ fn all_unknown_keys_and_wrong_types_are_listed_with_their_lines() {
             error: `freeze` wants a list of strings, or one string, not the number 1
               --> trainyard.toml:9
 
-            error: `device`: `gpu` is none of auto, cpu, cuda
+            error: `device`: `gpu` is not one of auto, cpu, cuda
               --> trainyard.toml:10
 
             error: `clip`: `-1.0` is not a finite number above 0
@@ -190,7 +190,7 @@ fn settings_are_written_as_a_config_that_reads_back_equal() {
          --patience 2 --export best --keep 4",
     ];
     let flags = Settings::augment_args(clap::Command::new("flags"));
-    // The flags of one call stand in no config.
+    // No config file has the flags of one call.
     let of_call =
         ["resume", "profile", "print-after", "print-changed", "dump", "output", "force", "memory-plan"];
     for flag in flags.get_arguments().filter_map(clap::Arg::get_long).filter(|flag| !of_call.contains(flag)) {

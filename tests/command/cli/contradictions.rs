@@ -1,4 +1,4 @@
-//! Flags that exclude each other, need another, or do not fit the mesh.
+//! Flags that exclude each other, need another flag, or do not fit the mesh.
 
 use super::*;
 

@@ -13,7 +13,7 @@ fn tables_of_a_config_file_are_the_flag() {
     // As with every flag, the command line wins.
     let settings = with_config(config, "--group *:lr=2");
     assert_eq!(settings.compile.optimizer.group.len(), 1);
-    // What a run writes reads back.
+    // The `config.toml` that a run writes can be read back.
     let toml = from_file.to_toml().expect("all paths are UTF-8");
     assert!(
         toml.contains("group = [\"*.bias:weight-decay=0.0\", \"h.*:lr=0.25,weight-decay=0.01\"]"),
@@ -63,7 +63,7 @@ fn wrong_groups_on_the_command_line_are_refused() {
             error: invalid value 'a' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': `a` is not of the form PATTERN:lr=FACTOR,weight-decay=X, such as 'h.*.ln_*:weight-decay=0'
             error: invalid value 'a:lr' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': lr: `` is not a number
             error: invalid value 'a:rate=1' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': a group has no setting `rate`; its settings are lr and weight-decay
-            error: invalid value 'a:lr=1,lr=2' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': `lr` stands twice in `a:lr=1,lr=2`
+            error: invalid value 'a:lr=1,lr=2' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': `lr` is given twice in `a:lr=1,lr=2`
             error: invalid value 'a:weight-decay=inf' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': weight-decay is inf; it must be a number that is not negative
         "#]],
     );

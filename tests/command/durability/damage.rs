@@ -1,4 +1,4 @@
-//! Flipped bits and cut files anywhere in an output folder: each is harmless, told or refused, and none gives another model.
+//! Flipped bits and truncated files anywhere in an output folder. Each is harmless, reported or refused, and none leads to another model.
 
 use crate::TRAINYARD;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ fn restore(place: &Workplace, files: &BTreeMap<String, Vec<u8>>) {
     }
 }
 
-/// The values that the run ends with, and the trained model in both forms.
+/// The final values of the run, and the trained model in both forms.
 fn results(place: &Workplace) -> [Vec<u8>; 4] {
     let file = place.read("run/checkpoints/step-6/state.safetensors");
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -60,7 +60,7 @@ fn no_flipped_bit_and_no_cut_file_gives_another_model_silently() {
     let files = files(&place);
     let undamaged = place.succeed(&format!("{RUN} --steps 6 -o run --resume")).stderr;
     restore(&place, &files);
-    // Places are drawn evenly over all bytes, but for one in three, which is in a file that a resumed run reads.
+    // Places are drawn evenly over all bytes, except one in three, which is in a file that a resumed run reads.
     let read = ["state.safetensors", "checkpoint.json", "metrics.jsonl", "config.toml"];
     let names: Vec<&String> = files.keys().collect();
     let read: Vec<&String> = files.keys().filter(|name| read.iter().any(|end| name.ends_with(end))).collect();

@@ -1,5 +1,5 @@
-//! Runs that are killed at random times, again and again, and go on with `--resume`: their results are bitwise those of a run
-//! that nobody killed.
+//! Runs that are killed at random times and resumed with `--resume`, several times each. Their results have the same bits as those of a run
+//! that was never killed.
 
 use crate::TRAINYARD;
 use std::fs;
@@ -20,7 +20,7 @@ const RUNS: [&str; 4] = [
      --microbatch 64 --steps 400 --save-every 7 --eval-every 50 --export best",
 ];
 
-/// Kills of each run, unless `TRAINYARD_KILLS` is another number.
+/// The number of kills of each run, unless `TRAINYARD_KILLS` gives another number.
 const KILLS: usize = 4;
 
 /// The results of a run: the exports, the last checkpoint's states, and the losses.
@@ -37,7 +37,7 @@ fn results(place: &Workplace, run: &str) -> Vec<(String, Vec<u8>)> {
     files.into_iter().chain([states]).chain(losses).collect()
 }
 
-/// Kills a run so many times, each after a random time, until the last of them has been gone on with to its end.
+/// Kills a run `wanted` times, each after a random time, and resumes it each time, the last time to its end.
 fn kill_and_resume(run: &str, wanted: usize, random: &mut Random) {
     let place = Workplace::new(TRAINYARD);
     let begun = Instant::now();
@@ -48,9 +48,9 @@ fn kill_and_resume(run: &str, wanted: usize, random: &mut Random) {
     while kills < wanted {
         loop {
             let mut going = Running::start(place.command(&format!("{run} -o run --resume")));
-            // Kills in the first part leave a part of the run for the kills after them.
+            // Kills in the first two thirds of a run leave a part of it for the later kills.
             let moment = Instant::now() + Duration::from_micros(random.below(time * 2 / 3) as u64);
-            // A run that goes on near its end is over before that moment.
+            // A run that resumes near its end may end before that moment.
             while going.is_running() && Instant::now() < moment {
                 thread::sleep(Duration::from_millis(1));
             }

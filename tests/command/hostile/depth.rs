@@ -1,5 +1,5 @@
-//! Graphs that are deep: each node reads the one before it. Nothing may take a frame of the stack for each node, nor look
-//! at the whole graph for each node: the time of `compile` by the length is measured by `benches/chains.py`.
+//! Deep graphs: each node reads the result of the node before it. No code may use a stack frame for each node, or search the whole graph
+//! for each node. `benches/chains.py` measures the time of `compile` against the length.
 
 use super::models::{File, node, value, weight};
 use crate::TRAINYARD;
@@ -7,7 +7,7 @@ use testing::workplace::Workplace;
 
 const NODES: usize = 20_000;
 
-/// `x · w`, followed by so many nodes of an operator, each with the other operands.
+/// `x · w`, followed by a chain of nodes of one operator. `others` are the further operands of each node.
 fn chain(op_type: &str, others: &[&str]) -> File {
     let mut nodes = vec![node("MatMul", &["x", "w"], "v0")];
     for at in 0..NODES {
@@ -39,7 +39,7 @@ fn a_tensor_that_is_added_at_every_depth_is_one_parameter() {
     is_compiled("add", chain("Add", &["b"]), "add");
 }
 
-/// A node with so many inputs becomes a chain that is deeper than the stack of calls.
+/// A node with a hundred thousand inputs becomes a chain that is deeper than the call stack.
 #[test]
 fn a_sum_of_a_hundred_thousand_is_inspected() {
     let inputs: Vec<&str> = std::iter::repeat_n("v", 100_000).collect();
@@ -55,7 +55,8 @@ fn a_deep_chain_is_interpreted() {
     let place = Workplace::new(TRAINYARD);
     place.write("chain.onnx", &chain("Tanh", &[]).bytes());
     place.succeed("verify chain.onnx");
-    // So many of them in f32 differ from the exact numbers by more than the tolerance: code 3, and no overflow of the stack.
+    // In f32, such a long sum differs from the exact numbers by more than the tolerance. So the code may be 3, but the stack must not
+    // overflow.
     let ended = place.run("verify chain.onnx --mode cpu");
     assert!(matches!(ended.status.code(), Some(0 | 3)), "{}", ended.stderr);
 }

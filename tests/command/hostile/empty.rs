@@ -1,4 +1,4 @@
-//! Tensors without elements, equations and types that mean nothing: an answer, and no panic.
+//! Tensors without elements, and equations and types that mean nothing, are answered without a panic.
 
 use super::models::{File, node, value, weight};
 use super::refused;
@@ -17,7 +17,7 @@ fn einsum(equation: &str) -> NodeProto {
     NodeProto { attribute: vec![attribute], ..node("Einsum", &["x", "w"], "y") }
 }
 
-/// Writes a model, and gives the folder.
+/// Writes a model, and returns its folder.
 fn written(file: File) -> Workplace {
     let place = Workplace::new(TRAINYARD);
     place.write("model.onnx", &file.bytes());

@@ -48,14 +48,14 @@ fn more_ranks_than_the_processor_runs_are_refused() {
     expected.assert_eq(&refused(&place.run(&format!("compile {large} --train synthetic -o run"))));
     expected.assert_eq(&refused(&place.run(&format!("verify {large}"))));
     expected.assert_eq(&refused(&place.run(&format!("verify {large} --mode cpu"))));
-    // A program that is compiled alone takes no threads.
+    // A program that is only compiled needs no threads.
     place.succeed(&format!("compile {large} -o plan"));
 }
 
 #[test]
 fn a_limit_on_the_size_of_files_is_an_error_and_no_kill() {
     let place = place();
-    // The unit is 512 or 1024 bytes, as the shell has it: a program's text does not fit either way.
+    // The unit is 512 or 1024 bytes, depending on the shell: the text of a program does not fit in either case.
     let ended = place.run_within("ulimit -f 2; exec", RUN);
     expect![[r#"
         error: cannot write run/program.ir: File too large (os error 27)

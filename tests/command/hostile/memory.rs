@@ -51,7 +51,7 @@ fn verify_refuses_a_step_that_no_machine_holds_and_names_the_value() {
     }
 }
 
-/// Numbers of another framework take the place of the reference, which is interpreted: the device alone asks for memory.
+/// Numbers of another framework replace the reference, which would be interpreted. So only the device needs memory.
 #[test]
 fn verify_refuses_a_program_that_no_device_holds() {
     let place = Workplace::new(TRAINYARD);
@@ -65,7 +65,7 @@ fn verify_refuses_a_program_that_no_device_holds() {
     }
 }
 
-/// A file of arrays of f32 zeros: each its name, its dims and its length.
+/// A file of f32 arrays of zeros, each with its name, its dims and its length.
 fn npz(arrays: &[(&str, &str, usize)]) -> Vec<u8> {
     let mut file = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     for (name, dims, length) in arrays {
@@ -100,7 +100,7 @@ fn compile_refuses_a_program_that_no_machine_holds_and_names_the_value() {
     assert!(text.starts_with("error: the program `g` needs "), "{text}");
     assert!(text.contains("; this machine has "), "{text}");
     assert!(text.contains("the largest results of a microbatch: 192.0 TiB by `"), "{text}");
-    // Looking at it takes no memory.
+    // Commands that do not run the program need little memory.
     place.succeed("compile stretched.onnx -o plan");
     place.succeed("inspect stretched.onnx");
 }

@@ -1,4 +1,4 @@
-//! ONNX files that are made up, node by node.
+//! ONNX files that are built node by node.
 
 use onnx::proto::*;
 use prost::Message;

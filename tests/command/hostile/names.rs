@@ -1,4 +1,4 @@
-//! Names in files that steer a terminal, fake a line, or reorder the text beside them.
+//! Names in files that control a terminal, forge a line, or reorder the text beside them.
 
 use crate::TRAINYARD;
 use std::process::Output;
@@ -8,7 +8,7 @@ use ir::visible::is_hidden;
 use super::models::{File, node, value, weight};
 use testing::workplace::Workplace;
 
-/// A name that clears the screen, begins a line of its own, and turns what follows around. The letters are to stay.
+/// A name that clears the screen, begins a line of its own, and reverses the text after it. Its letters must stay readable.
 fn hostile(name: &str) -> String {
     format!("{name}\x1b[2J\nerror: injected {name}\r\u{202e}ö重\u{2066}\u{2028}\u{9b}")
 }
@@ -26,7 +26,7 @@ fn model() -> File {
     }
 }
 
-/// Asserts that a stream has no hidden character but line breaks, and no line that a name began.
+/// Asserts that a stream has no hidden character except line breaks, and that no name begins a line.
 #[track_caller]
 fn harmless(what: &str, stream: &[u8]) {
     let text = std::str::from_utf8(stream).expect("what the binary says is UTF-8");

@@ -1,4 +1,4 @@
-//! Streams that are full or closed: an error stream is for people, and changes nothing of the work or its exit code.
+//! Standard streams that are full or closed. The error stream is for people, so its state changes neither the work nor the exit code.
 
 use crate::TRAINYARD;
 use std::fs::File;
@@ -23,7 +23,7 @@ fn place() -> Workplace {
     Workplace::with_text(TRAINYARD, 10_000)
 }
 
-/// Opening a pipe waits until somebody writes to it.
+/// Opening a pipe blocks until another process writes to it.
 #[test]
 fn a_pipe_as_a_program_is_refused() {
     let place = place();
@@ -63,7 +63,7 @@ fn a_closed_error_stream_changes_no_exit_code() {
     }
 }
 
-/// Runs with a reader that goes away before the first byte.
+/// Runs with a reader that closes the stream before the first byte.
 fn unread(mut command: Command) -> Ended {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
     drop(child.stdout.take());

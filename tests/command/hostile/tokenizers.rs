@@ -1,10 +1,10 @@
-//! A `tokenizer.json` at which the library that reads it panics.
+//! A `tokenizer.json` that makes the tokenizer library panic.
 
 use super::refused;
 use crate::TRAINYARD;
 use testing::workplace::Workplace;
 
-/// A map of characters whose table ends before the place that its first entry names.
+/// A character map whose table ends before the offset that its first entry names.
 const FILE: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
     "normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////95AA=="},
     "pre_tokenizer": null, "post_processor": null, "decoder": null,

@@ -79,7 +79,8 @@ fn data_ranks_in_several_nodes_reduce_inside_them_first() {
     assert_eq!(axes, expected.map(|(name, link)| (Value::from(name), Value::from(link))));
     let sent =
         |cluster: &Value, link: usize| cluster["sent"][link]["bytes"].as_u64().expect("it is a number");
-    // A ring over all four sends 2 * 3/4 of each gradient; a device sends half of one in each part of the division.
+    // A ring over all four devices sends 2 · 3/4 of each gradient. If the reduction is divided, a device sends half of a gradient in each
+    // part.
     let [whole, alone] = [of_nodes(1), of_nodes(4)];
     assert_eq!((sent(&whole, 0), sent(&alone, 1)), (0, 0));
     assert_eq!(sent(&alone, 0), sent(&whole, 1));
@@ -124,7 +125,7 @@ fn a_device_is_read_from_a_file_and_a_processor_is_predicted_by_its_own_kernels(
     );
     let kinds = processor["kinds"].as_array().expect("they are a list");
     assert!(kinds.iter().any(|kind| kind["kind"] == "contract"), "{kinds:?}");
-    // One queue: each command waits for the command before it.
+    // The processor has one queue, so each command waits for the command before it.
     assert!((ms(&processor) - processor["in_turn_ms"].as_f64().expect("it is a number")).abs() < 1e-6);
 }
 
@@ -149,7 +150,7 @@ fn a_step_on_a_cluster_has_collectives_that_are_not_hidden_and_a_price() {
         assert!(ms > 0.0 && open <= ms * (1.0 + 1e-9), "{one}");
     }
     let number = |of: &Value, key: &str| of[key].as_f64().expect("it is a number");
-    // Four A100 of 400 W and 3.43 dollars per hour.
+    // Four A100, each with 400 W and 3.43 dollars per hour.
     let seconds = number(&fast, "step_ms") / 1e3;
     assert!((number(&fast, "joules") / (1600.0 * seconds) - 1.0).abs() < 1e-9);
     assert!((number(&fast, "dollars") / (4.0 * 3.43 / 3600.0 * seconds) - 1.0).abs() < 1e-9);
@@ -174,7 +175,7 @@ fn gradients_and_activations_are_counted_by_their_formulas() {
         json(&[&[SMALL, "--target", "a100"], flags].concat())["prediction"]["memory"].clone()
     };
     let bytes = |memory: &Value, class: &str| memory[class].as_u64().expect("a number of bytes");
-    // Two microbatches add all gradients up, in buffers as large as the parameters; AdamW keeps two states for each.
+    // With two microbatches, all gradients are summed in buffers as large as the parameters. AdamW has two states for each parameter.
     let summed = memory(&["--global-batch", "4"]);
     let parameters = bytes(&summed, "parameters");
     let is_near = |size: u64, expected: u64| size.abs_diff(expected) < expected / 100;

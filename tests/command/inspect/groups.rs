@@ -1,4 +1,4 @@
-//! `--group`: which parameters learn and decay otherwise than the rest.
+//! `--group`: the parameters whose learning rate or decay differs.
 
 use expect_test::expect;
 
@@ -6,7 +6,7 @@ use super::{json, read};
 
 const MODEL: &str = "models/mlp.dynamo.onnx";
 
-/// The part of what is said that is about groups.
+/// The part of the output that is about groups.
 fn groups(arguments: &[&str]) -> String {
     let text = read(&[&[MODEL], arguments].concat());
     let lines =

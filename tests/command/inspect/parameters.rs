@@ -1,4 +1,4 @@
-//! What the import made of the file's tensors is told: what is trained by a guess, merged, tied, or not there.
+//! The messages about tensors that the import trained by a guess, merged or tied, or did not find.
 
 use expect_test::expect;
 use serde_json::Value;

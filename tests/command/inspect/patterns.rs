@@ -1,11 +1,11 @@
-//! Patterns found in every model, and what keeps those from being found that nearly were.
+//! Patterns that are found in every model, and the reasons why near matches are not found.
 
 use expect_test::expect;
 use serde_json::{Value, json};
 
 use super::{check, inspect, json};
 
-/// What `inspect` counts in a model, and what it nearly finds.
+/// Checks the patterns that `inspect` counts in a model, and the patterns that lack one condition.
 #[track_caller]
 fn found(model: &str, flags: &[&str], expected: Value) {
     let path = format!("models/{model}.onnx");
@@ -60,7 +60,8 @@ fn attention_of_t5_has_its_bias_in_every_export() {
         };
         let mut found: Vec<(usize, bool)> = module.nodes().filter_map(attention).collect();
         found.sort_unstable();
-        // Across, in the encoder with its bias, and in the decoder with its bias, where later positions are hidden.
+        // Cross attention, attention in the encoder with its bias, and attention in the decoder with its bias, where later positions are
+        // hidden.
         assert_eq!(found, [(3, false), (4, false), (4, true)], "{model}");
     }
 }

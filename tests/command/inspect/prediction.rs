@@ -1,4 +1,4 @@
-//! `--target`: a step predicted on a device that is not here.
+//! `--target`: the prediction of a step on a device that this machine does not have.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ fn numbers(all: &Value, key: &str) -> Vec<f64> {
     list.iter().map(|one| one[key].as_f64().expect("it is a number")).collect()
 }
 
-/// What users and scripts rely on: every launch is told, and times add up to more than they overlap to.
+/// Users and scripts rely on this: every launch is listed, and the times of all commands add up to more than the step, since some overlap.
 #[test]
 fn every_command_of_a_step_is_told_once() {
     let found = json(&[SMALL, "--target", "h200", "--global-batch", "6"]);
@@ -37,11 +37,11 @@ fn every_command_of_a_step_is_told_once() {
     let by_kind: f64 = numbers(&prediction["kinds"], "ms").iter().sum();
     assert!((by_kind - in_turn).abs() < 1e-9 * in_turn, "{by_kind} {in_turn}");
     assert!(step < in_turn, "gradients of weights overlap: {step} {in_turn}");
-    // 2 samples of 32 tokens, three times.
+    // Three microbatches of 2 samples of 32 tokens.
     assert_eq!((&prediction["samples"], &prediction["tokens"]), (&(2 * 32 * 3).into(), &true.into()));
 }
 
-/// The copies with a file have a stream of their own, and the step takes longer by them.
+/// The copies from and to a file have a stream of their own, and make the step longer.
 #[test]
 fn a_step_of_a_gpu_with_values_in_a_file_is_predicted() {
     let folder = std::env::temp_dir();
@@ -72,8 +72,8 @@ fn a_models_operations_are_those_of_the_published_formula() {
     assert!((counted / published - 1.0).abs() < 1e-6, "{counted} {published}");
 }
 
-/// Megatron-LM's 137 TFLOP/s of a model of 1.7 B on an A100 (arXiv 2104.04473) are below what is predicted of one of 1.5 B,
-/// which is below what one multiplication attains.
+/// Megatron-LM measured 137 TFLOP/s for a model of 1.7 B parameters on an A100 (arXiv 2104.04473). The prediction for a model of 1.5 B is
+/// above this, and below the speed of one multiplication.
 #[test]
 fn a_prediction_lies_between_what_was_published_and_what_one_multiplication_attains() {
     let flags =
@@ -142,7 +142,7 @@ fn a_timeline_has_every_command_within_its_step() {
     assert_eq!(tracks, [0, 1].into());
 }
 
-/// What two data ranks send each other is what the passes count.
+/// Two data ranks send each other as many bytes as the passes count.
 #[test]
 fn collectives_are_sent_by_links() {
     let found = json(&[SMALL, "--mesh", "dp=2", "--target", "h200"]);
@@ -191,7 +191,7 @@ fn a_run_stands_beside_the_prediction_for_its_kind_of_device() {
     );
 }
 
-/// Attention that cuDNN is not asked for is named with the reason, and so is its gradient.
+/// If attention does not use cuDNN, its command and that of its gradient are named with the reason.
 #[test]
 fn attention_by_our_own_kernels_is_named_with_the_reason() {
     let single = read(&[SMALL, "--target", "h200"]);
@@ -211,6 +211,6 @@ fn products_of_experts_are_one_launch_each_on_tensor_cores() {
         let of_kind = kinds.iter().find(|of_kind| of_kind["kind"] == kind).expect("there are launches");
         of_kind["launches"].as_u64().expect("a count")
     };
-    // Two layers, in each two products forward and the two of each backward.
+    // Two layers, each with two products forward and two more for the gradient of each.
     assert_eq!([launches("experts_mma"), launches("experts_grad_mma")], [2 * 4, 2 * 2]);
 }

@@ -1,4 +1,4 @@
-//! What keeps a model from being trained is told: operators that are missing, dims without a size, no loss, a broken file.
+//! The reasons why a model cannot be trained: operators that are missing, dims without a size, no loss, a broken file.
 
 use expect_test::expect;
 use trainyard::failure::Failure;

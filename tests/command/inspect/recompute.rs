@@ -6,12 +6,12 @@ use serde_json::Value;
 const GPT2: [&str; 5] =
     ["bench/gpt2-124m.onnx", "--bind=seq=1024", "--microbatch=16", "--bf16", "--target=h200"];
 
-/// What `inspect` says with more flags.
+/// The output of `inspect` with these additional flags.
 fn inspected(flags: &[&str]) -> Value {
     json(&[&GPT2, flags].concat())
 }
 
-/// GiB that are planned, and milliseconds of a step.
+/// The planned GiB, and the milliseconds of a step.
 fn step(found: &Value) -> [f64; 2] {
     let number = |name: &str| found["prediction"][name].as_f64().expect("a step is predicted");
     [number("planned") / f64::from(1 << 30), number("step_ms")]

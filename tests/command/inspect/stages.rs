@@ -11,7 +11,7 @@ const MODEL: &str = "gpt2-bytes.onnx";
 const BATCH: [&str; 4] = ["--microbatch", "1", "--global-batch", "16"];
 const SCHEDULES: [&str; 6] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipev"];
 
-/// The lines about the pipeline, between two empty ones around the timetable.
+/// Checks the lines about the pipeline, between the empty lines around the timetable.
 #[track_caller]
 fn check_pipeline(flags: &[&str], expected: Expect) {
     let text = read(&[&[MODEL, "--microbatch", "2", "--global-batch", "8"], flags].concat());
@@ -110,14 +110,14 @@ fn the_default_schedule_is_the_one_that_is_predicted_to_be_the_fastest_within_me
           other schedules, in multiples of its time: zb-v 0.99, dualpipev 0.99, interleaved:chunks=2 1.01, zb-h1 1.03, interleaved:chunks=4 1.06, 1f1b 1.09; too large: gpipe 1.09 with 24.4 MiB
         pipeline of 6 stages on 2 pipeline ranks, schedule interleaved:chunks=3: 8 microbatches take 87.4 µs by the cost model, on H100 SXM (--target names another device)"#]].assert_eq(&choice(&["--memory", "13MiB"]));
     expect!["pipeline of 2 stages on 2 pipeline ranks, schedule zb-h1: 8 microbatches take 75.3 µs by the cost model, on H100 SXM (--target names another device)"].assert_eq(&choice(&["--schedule", "zb-h1"]));
-    // A cut by hand leaves the schedules with as many stages.
+    // A cut by hand allows only schedules with the same number of stages.
     expect![[r#"
         schedule: zb-h1, predicted to be the fastest of 3, on processor of 8 cores
           other schedules, in multiples of its time: 1f1b 1.03, gpipe 1.03
         pipeline of 2 stages on 2 pipeline ranks, schedule zb-h1: 8 microbatches take 100.3 µs by the cost model, on H100 SXM (--target names another device)"#]].assert_eq(&choice(&["--cut", "*.h.1.ln_1.*"]));
 }
 
-/// The rank with the most memory gets fewer nodes, until the plan fits; then nothing needs to be computed again.
+/// The rank with the most memory gets fewer nodes until the plan fits. Then no activation needs to be computed again.
 #[test]
 fn stages_are_cut_so_that_they_fit_into_the_memory() {
     let flags = ["--mesh", "pp=2", "--schedule", "1f1b", "--microbatch", "2", "--global-batch", "16"];
@@ -140,7 +140,7 @@ fn stages_are_cut_so_that_they_fit_into_the_memory() {
     }
 }
 
-/// The least memory of a cut is no promise for the program that computes activations again: then the balanced cut is taken.
+/// The cut with the least memory may need more than another cut once activations are computed again. Then the balanced cut is taken.
 #[test]
 fn a_budget_that_only_the_balanced_cut_fits_is_accepted() {
     let flags = ["models/llama.dynamo.onnx", "--mesh", "pp=4", "--schedule", "zb-h1", "--microbatch", "2"];
@@ -149,7 +149,7 @@ fn a_budget_that_only_the_balanced_cut_fits_is_accepted() {
     assert!(fit.contains("are computed again"), "{fit}");
 }
 
-/// The versions of the weights are states, and the search for the cheapest recomputation counts them.
+/// The earlier versions of weights are states, and the search for the cheapest recomputation counts them.
 #[test]
 fn a_budget_counts_the_earlier_versions_of_weights() {
     let flags = ["--mesh", "pp=2", "--microbatch", "4", "--global-batch", "16", "--cut", "*.h.1.ln_1.*"];
@@ -182,7 +182,7 @@ fn a_drawing_fits_a_line_or_says_what_is_left_out() {
             let widest = rows.iter().map(|row| row.chars().count()).max().expect("there are rows");
             assert!(widest <= 100, "{widest} columns\n{drawing}");
             let is_cut = drawing.contains(" columns fit; --format html draws all");
-            // The last task of all ranks is drawn, unless the line is cut.
+            // The last task of all ranks is drawn, unless the line is cut off.
             assert!(is_cut || rows.iter().any(|row| !row.ends_with('.')), "{drawing}");
         }
     }
@@ -196,7 +196,8 @@ fn list<'v>(value: &'v Value, key: &str) -> &'v [Value] {
     value[key].as_array().unwrap_or_else(|| panic!("`{key}` is no list in {value}"))
 }
 
-/// The tasks of all stages together take as long as a microbatch of the program without stages, and a step is its parts.
+/// The tasks of all stages together take as long as a microbatch of the program without stages. The times of a step's parts add up to the
+/// step.
 #[test]
 fn a_step_of_a_pipeline_is_simulated() {
     let flags =
@@ -226,7 +227,7 @@ fn a_step_of_a_pipeline_is_simulated() {
     }
 }
 
-/// What scripts rely on: times of the same rank follow each other, and idle time is the time without tasks.
+/// Scripts rely on this: tasks of one rank follow each other, and idle time is the time without tasks.
 #[test]
 fn tasks_of_a_rank_run_one_after_another() {
     for schedule in SCHEDULES {

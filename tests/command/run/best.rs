@@ -5,7 +5,7 @@ use expect_test::expect;
 use super::{number_after, place, refused};
 use testing::workplace::Workplace;
 
-/// A run whose rate gets too large.
+/// A run whose learning rate gets too large.
 const TOO_FAST: &str = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 64 --eval-every 1 --lr 0.3 \
                         --lr-schedule cosine:warmup=6,steps=20";
 
@@ -34,7 +34,7 @@ fn the_best_checkpoint_is_kept_and_exported() {
         assert!(ours == expected, "{file}");
     }
 
-    // Which one is the best outlives the run.
+    // A resumed run still knows the best checkpoint.
     let ended = place.succeed(&format!("{flags} --steps 8 --resume"));
     assert!(ended.stderr.contains(&told), "{}", ended.stderr);
     assert_eq!(place.checkpoints("run"), [saved, 8]);
@@ -48,7 +48,7 @@ fn the_best_checkpoint_is_kept_and_exported() {
 #[test]
 fn a_run_whose_eval_loss_does_not_fall_ends_early_and_as_done() {
     let place = place();
-    // No update changes anything.
+    // With a learning rate of 0, no update changes anything.
     let flags =
         "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 64 --lr 0 --eval-every 2 --steps 20";
     let ended = place.succeed(&format!("{flags} --patience 2 -o run"));

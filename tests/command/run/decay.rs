@@ -1,4 +1,4 @@
-//! Weight decay of norms and slopes to which the file gives more dims than the module has: PyTorch's step.
+//! Weight decay of norms and slopes whose tensors in the file have more dims than in the module. The step equals PyTorch's.
 
 use super::*;
 use checkpoint::TensorFile;

@@ -9,7 +9,7 @@ use expect_test::expect;
 use super::refused;
 use testing::workplace::Workplace;
 
-/// The command of the older run, but for its steps.
+/// The command of the older run, without its steps.
 const RUN: &str = "compile testdata/short-batch.onnx --train data.npz --microbatch 4 --threads 1";
 const CHECKPOINT: &str = "run/checkpoints/step-4/checkpoint.json";
 const STATES: &str = "run/checkpoints/step-4/state.safetensors";
@@ -44,7 +44,7 @@ fn a_run_of_format_1_goes_on_and_is_written_in_the_format_of_today() {
     assert_eq!(resumed.len(), 8);
     for (resumed, whole) in resumed.iter().zip(&whole) {
         let [a, b] = [resumed, whole].map(|line| line["loss"].as_f64().expect("every step has a loss"));
-        // The older part was computed on another processor.
+        // The older steps were computed on another processor.
         assert!((a - b).abs() < 1e-5 * b, "{a} and {b}");
     }
     // The new checkpoints have checksums.
@@ -58,7 +58,7 @@ fn a_run_of_format_1_goes_on_and_is_written_in_the_format_of_today() {
 fn other_data_than_those_of_a_run_of_format_1_are_refused() {
     let place = older();
     let mut other = place.read("testdata/short-batch.npz");
-    // The time of an entry, which no checksum of the file covers.
+    // The time of an archive entry, which no checksum of the file covers.
     other[10] ^= 1;
     place.write("data.npz", &other);
     let ended = place.run(&format!("{RUN} --steps 8 -o run --resume"));

@@ -1,4 +1,4 @@
-//! Where a run goes on: at a chosen checkpoint, at step 0 where there is none yet, and with flags that were changed.
+//! The step at which a run resumes: a chosen checkpoint, or step 0 if there is none yet. The flags may have changed.
 
 use expect_test::expect;
 
@@ -41,7 +41,7 @@ fn a_run_goes_on_from_a_chosen_checkpoint() {
     );
     assert!(before == place.contents(), "a refused run changes nothing");
 
-    // In another folder, the run is left as it is; in its own, its later checkpoints go.
+    // In another folder, the resumed run leaves the files of the first run as they are. In its own folder, it removes later checkpoints.
     place.succeed(&format!("{flags} -o other --resume=run@12"));
     assert_eq!((place.checkpoints("other"), place.metrics("other").len()), (vec![20], 8));
     assert_eq!(place.read("other/model.onnx"), place.read("whole/model.onnx"));
@@ -50,7 +50,7 @@ fn a_run_goes_on_from_a_chosen_checkpoint() {
     assert_eq!(place.checkpoints("run"), [6, 12, 20]);
     assert_same(&place, "run", "whole");
 
-    // A length that is refused cuts nothing off.
+    // A length that is refused removes no checkpoint.
     let before = place.contents();
     let ended =
         place.run(&format!("{flags} -o run --resume=@12 --force").replace("--steps 20", "--steps 10"));
@@ -76,7 +76,7 @@ fn a_folder_whose_name_looks_like_a_step_is_meant_itself() {
 fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     let place = whole();
     let flags = format!("{RUN} --microbatch 64 --steps 20 -o run --resume");
-    // So long that it is killed before its end; the length may be another when the command is repeated.
+    // The run is so long that it is killed before its end. The repeated command may have another length.
     let mut running = Running::start(place.command(&flags.replace("--steps 20", "--steps 2000")));
     running.wait_for_steps(&place.path("run/metrics.jsonl"), 3);
     running.kill();
@@ -85,7 +85,7 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     std::fs::remove_file(place.path("run/.lock")).expect("the killed run had the folder");
     let begun = place.contents();
 
-    // Another command is told apart from it, and another model.
+    // Another command or another model is refused.
     refused(
         &place.run(&flags.replace("--lr 2e-3", "--lr 1e-3").replace("--clip 1", "--freeze wte*")),
         expect![[r#"
@@ -119,7 +119,7 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
         ["note: the run in run is at step 20, and --steps 20 ends there: no step is left"]
     );
 
-    // A result without a checkpoint is no run that was just begun.
+    // A folder with a result and without a checkpoint is not a run that just began.
     std::fs::remove_dir_all(place.path("run/checkpoints")).expect("it is there");
     let before = place.contents();
     refused(
@@ -174,7 +174,7 @@ fn every_changed_flag_of_a_step_is_told() {
         note: the run in adam had no --group, and it continues with --group *.bias:lr=2.0
         note: the run in adam had no --ignore-index, and it continues with --ignore-index -1
         note: the run in adam had --eval text.txt, and it continues with --eval eval.txt"#]].assert_eq(&notes(&ended).join("\n"));
-    // The end of the schedule is the run's.
+    // The schedule ends with the run.
     let ended =
         run("adamw:beta1=0.8", "--lr-schedule cosine:warmup=1 --eval text.txt", 4, "-o adam --resume");
     expect![[r#"

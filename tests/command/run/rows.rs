@@ -1,8 +1,9 @@
-//! Models whose samples depend on each other or on their number, and equal tensors that an optimiser merged: PyTorch's losses.
+//! Models whose samples depend on each other or on their number, and equal tensors that an optimizer of ONNX files merged. The losses equal
+//! PyTorch's.
 
 use super::*;
 
-/// Trains a model of `testdata/rows` for as many steps as PyTorch has losses, and compares these. Returns the messages.
+/// Trains a model of `testdata/rows` for as many steps as PyTorch has losses, and compares the losses. Returns the messages.
 fn trained(model: &str, flags: &str) -> String {
     let place = Workplace::new(TRAINYARD);
     let losses =

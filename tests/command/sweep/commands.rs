@@ -1,5 +1,5 @@
-//! Random commands, each beside the same command on one device without the flags that change no numbers, and bit for bit beside the
-//! same mesh without the flags that change no bit.
+//! Random commands. Each is compared with the same command on one device without the flags that change no numbers, and bit for bit with the
+//! command on the same mesh without the flags that change no bit.
 
 use super::{
     Allowed, CHANGE_NO_BIT, Ending, MESHES, Outcome, Run, check_cases, draw_alone, draw_shared, longer,
@@ -13,9 +13,9 @@ use testing::workplace::Workplace;
 struct Model {
     /// The file below `testdata`, without its ending.
     file: &'static str,
-    /// The flags of its data, with `EVAL` in front of those of the evaluation.
+    /// The flags of its data; `EVAL` stands before the flags of the evaluation data.
     data: &'static str,
-    /// Whether a microbatch of another size computes the same.
+    /// Whether microbatches of another size give the same results.
     adds_up: bool,
 }
 
@@ -67,11 +67,11 @@ struct Case {
     model: Model,
     /// The flags of both runs.
     shared: String,
-    /// The flags of the run on one device, and of the run that is compared with it.
+    /// The flags that differ: those of the run on one device, and those of the run that is compared with it.
     runs: [String; 2],
-    /// The flags of a third run: those of the second run, less the flags that change no bit. None if the second run has no such flags.
+    /// The flags of a third run: those of the second run, without the flags that change no bit. `None` if the second run has no such flags.
     without: Option<String>,
-    /// Whether the run stops after half of its steps, and goes on.
+    /// Whether the run stops after half of its steps, and is resumed.
     resumes: bool,
     is_half: bool,
 }
@@ -101,7 +101,7 @@ impl Case {
         let runs = [format!("--microbatch {batch}"), flags(&own)];
         let changes_bits = |flag: &&String| !CHANGE_NO_BIT.iter().any(|other| flag.starts_with(other));
         let rest: Vec<String> = own.iter().filter(changes_bits).cloned().collect();
-        // Other activations in memory may choose another schedule, whose stages are others.
+        // With other activations in memory, another schedule with other stages may be chosen.
         let has_same_stages = !mesh.contains("pp") || own.iter().any(|flag| flag.starts_with("--schedule"));
         let without = (rest.len() < own.len() && has_same_stages).then(|| flags(&rest));
         let shared = format!(
@@ -163,7 +163,7 @@ impl Case {
     }
 }
 
-/// Checks commands, of which half must not be refused.
+/// Checks commands. At most half of them may be refused.
 fn check_commands([first, count]: [u64; 2]) {
     let outcomes = check_cases(first, count, |place, seed| Case::of(seed).check(place));
     let compared = outcomes.get(&Outcome::Compared).copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Mutants: models that train, changed by their fields, through the commands that a user would try. A mutant is refused, or one
-//! device trains it to the losses that another device has.
+//! Mutants: models that can be trained, whose fields are changed, in the commands that a user would try. A mutant is refused, or another
+//! run trains it to the losses that one device has.
 
 use super::{Allowed, Ending, MESHES, Outcome, Run, check_cases, draw_alone, draw_shared, ended, longer};
 use std::fs;
@@ -58,7 +58,7 @@ const WITHOUT_WEIGHTS: [&str; 7] = [
     "models/mixtral.dynamo-dyn",
 ];
 
-/// Seeds of the fuzzer that are trained as they are: an operator each. The other seeds are only joined to a model.
+/// Seeds of the fuzzer that are trained as they are, each with one operator. The other seeds are only joined to a model.
 const OPERATORS: [&str; 15] = [
     "add_bcast",
     "basic_conv_with_padding",
@@ -80,10 +80,10 @@ const OPERATORS: [&str; 15] = [
 /// The steps of a run.
 const STEPS: u64 = 2;
 
-/// The changes that are tried, one after the other: each begins from the last one that was not refused.
+/// The number of changes that are tried one after the other. Each starts from the last file that was not refused.
 const CHANGES: usize = 3;
 
-/// The runs with changed last bits that a difference is compared with.
+/// The number of runs with changed last bits that a difference is compared with.
 const NUDGES: u64 = 8;
 
 /// The most bytes of a mutant.
@@ -108,13 +108,13 @@ fn read(path: &Path) -> Vec<u8> {
 
 /// A changed model with the flags of its commands.
 struct Mutant {
-    /// The path of the model that is changed.
+    /// The path of the original model.
     of: PathBuf,
-    /// The file as it is now.
+    /// The file after the changes so far.
     bytes: Vec<u8>,
-    /// The flags of all commands but their batch.
+    /// The flags of all commands, without their batch.
     flags: String,
-    /// Of these the flags that decide which others are allowed.
+    /// The shared flags among `flags`, which decide the other flags that are allowed.
     shared: Vec<&'static str>,
     microbatch: &'static str,
     mode: &'static str,
@@ -155,7 +155,7 @@ impl Mutant {
         mutate::crossed(bytes, &read(&seed), LONGEST, choices)
     }
 
-    /// Changes the file, and trains it on one device, with the flags that this took. `None` if all changes are refused.
+    /// Changes the file, and trains it on one device. Returns the run with its flags; `None` if all changes are refused.
     fn train(&mut self, place: &Workplace) -> Result<Option<(Run, String)>, String> {
         let mut trained = None;
         for _ in 0..CHANGES {
@@ -203,7 +203,7 @@ impl Mutant {
         let run = Run::of(place, &command, "own")?;
         let is_half = !self.shared[0].is_empty();
         let allowed = match is_half {
-            // Constants of 1e-38 put half-precision numbers on kinks, and those of 1e30 behind their largest number.
+            // Constants of 1e-38 put half-precision numbers on kinks, and constants of 1e30 exceed their largest number.
             true if matches!(run, Ending::NotFinite) => return Ok(Outcome::TrainedAlone),
             true => Allowed { norms: f64::INFINITY, ..Allowed::of(true) },
             false => Allowed::of(false),
@@ -219,8 +219,8 @@ impl Mutant {
         }
     }
 
-    /// Whether one device has the numbers of a run, if weights are changed in their last bit: statistics of a few numbers that are
-    /// nearly equal can make of rounding whatever they like.
+    /// Whether one device has the numbers of a run if the last bits of its weights are changed. Statistics of a few numbers that are nearly
+    /// equal can amplify rounding to any size.
     fn is_rounding(&self, place: &Workplace, flags: &str, run: &Ending, allowed: Allowed) -> bool {
         let mut files =
             (0..NUDGES).filter_map(|seed| mutate::nudged(&self.bytes, LONGEST, &mut Choices::new(seed)));
@@ -240,16 +240,16 @@ impl Mutant {
     }
 }
 
-/// Refuses errors that `verify` found and that rounding does not make, even if it is made larger by steep functions: constants of 1e30,
-/// variances of zeros, moments of few bits. The largest error that `verify` does not explain is the first one in its list.
+/// Refuses errors that `verify` found and that rounding does not explain, not even if steep functions amplify it: constants of 1e30,
+/// variances of zeros, moments of few bits. The first error in the list of `verify` is the largest that it does not explain.
 fn no_large_error(ended: &Ended, mode: &str) -> Result<(), String> {
     let list = ended.stdout.split_once("kind       name\n").map_or("", |(_, list)| list);
     let error: f64 = list.split_whitespace().next().map_or(0.0, |error| error.parse().unwrap_or(f64::NAN));
     let most = if mode == "exact" { 1e-6 } else { 5e-2 };
-    // Where the loss is NaN in the model itself, a step with a scaled loss is skipped.
+    // If the loss of the model itself is NaN, a step with a scaled loss is skipped.
     let has_no_loss = list.lines().any(|line| line.contains(" loss ") && line.contains("NaN on both sides"));
     match ended.status.code() {
-        // Numbers that are NaN in the model itself are said, and end with 3 too.
+        // Numbers that are NaN in the model itself are reported, and end with 3 too.
         Some(3) if has_no_loss || ended.stdout.contains("NOT COMPARED") => Ok(()),
         Some(3) if error.is_nan() || error > most => Err(ended.stdout.clone()),
         _ => Ok(()),
@@ -261,7 +261,7 @@ fn command(flags: &str) -> String {
     format!("compile mutant.onnx {flags} --train synthetic --steps {STEPS} --lr 1e-3 --force")
 }
 
-/// Checks mutants, of which a third must be trained.
+/// Checks mutants. At least a third of them must be trained.
 fn check_mutants([first, count]: [u64; 2]) {
     let outcomes = check_cases(first, count, |place, seed| {
         let mut mutant = Mutant::of(seed);

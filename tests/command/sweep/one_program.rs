@@ -1,4 +1,4 @@
-//! `compile`, `inspect` and `verify` compile one program: from the same flags, and from the config file that `compile` writes.
+//! `compile`, `inspect` and `verify` compile one program: from equal flags, and from the config file that `compile` writes.
 //!
 //! Each command writes the program after each pass. The programs of `compile` and `inspect` are equal byte for byte. `verify` keeps the
 //! gradients, so its programs are equal up to the pass that makes the update.
@@ -8,7 +8,7 @@ use ir::random::philox;
 use std::collections::BTreeMap;
 use testing::workplace::Workplace;
 
-/// The models, with the sizes of a batch that each takes.
+/// The models, each with the batch sizes that it accepts.
 const MODELS: [(&str, &[u64]); 9] = [
     ("models/mlp.dynamo", &[4, 8]),
     ("models/parted-loss.dynamo", &[4, 8]),
@@ -58,7 +58,7 @@ impl Case {
 
     fn check(&self, place: &Workplace) -> Result<Outcome, String> {
         let Self { model, flags } = self;
-        // A command that is refused leaves the programs before its error.
+        // A command that is refused has written the programs before its error.
         for folder in ["of-compile", "of-inspect", "of-config", "of-verify"] {
             std::fs::remove_dir_all(place.path(folder)).ok();
         }
@@ -87,13 +87,13 @@ impl Case {
             }
             Ok(())
         };
-        // The evaluation follows the passes of the step, and is no part of the answers of the other commands.
+        // The evaluation is compiled after the step. The other commands do not compile it.
         compare("of-inspect", "-keep")?;
         if let (true, _, told) = run("inspect", "--config run/config.toml", "of-config")? {
             return Err(format!("{compile}: inspect refuses its config.toml\n{told}"));
         }
         compare("of-config", "-keep")?;
-        // A step without gradients, for example, has nothing to compare.
+        // `verify` has nothing to compare for a step without gradients, for example.
         if !run("verify", flags, "of-verify")?.0 {
             compare("of-verify", "-optimizer")?;
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Load,
-    /// To global memory, or to memory that follows from the address.
+    /// A store to global memory, or to a memory that the address determines.
     Store,
     SharedStore,
 }
@@ -17,7 +17,7 @@ pub(super) struct Access<'a> {
     pub(super) kind: Kind,
     /// The bytes that a thread reads or writes.
     pub(super) bytes: u32,
-    /// The text of the address without its offset, and the offset in bytes. A claim has none.
+    /// The text of the address without its offset, and the offset in bytes. A claim has no address.
     pub(super) base: &'a str,
     pub(super) offset: i64,
 }

@@ -1,4 +1,4 @@
-//! Attention on tensor cores keeps within its registers and its shared memory for every kind of head and mask.
+//! Attention on tensor cores stays within its budget of registers and of shared memory for every kind of head and mask.
 
 use super::budget::faults;
 use super::operators::{ARCHITECTURES, nvrtc};
@@ -8,7 +8,7 @@ use ir::{Builder, DType, Module, Op, Type, ValueId};
 use program::lower::{LowerOptions, lower};
 use std::sync::Arc;
 
-/// Attention and its gradient on 8 heads of 1024 positions, of queries and keys of one width and of values of another.
+/// Attention and its gradient for 8 heads of 1024 positions. `width` is that of queries and keys, `value_width` that of values.
 fn module([width, value_width]: [u64; 2], mask: Option<DType>, causal: bool) -> Module {
     let mut module = Module::new("attention");
     let wide = |width| Type::of(DType::BF16, &[1, 8, 1024, width]);

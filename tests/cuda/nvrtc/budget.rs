@@ -1,11 +1,11 @@
-//! What kernels may take of a multiprocessor: nothing spills or is in local memory, a launch fits a device, a thread has at
-//! most so many registers, and a multiprocessor holds at least so many threads at once, by the file that the kernel is an
-//! instance of. The kernels of single operators and those of models are held to the same.
+//! The budget of a kernel on a multiprocessor. No register is spilled, a launch fits a device, a thread has at most a given number of
+//! registers, and a multiprocessor holds at least a given number of threads at once. The numbers depend on the file of the kernel. The
+//! kernels of single operators and of models have the same budgets.
 //!
-//! A multiprocessor has 65536 registers for at most 2048 threads: of 32 a thread all find a place, of 64 half of them, of
-//! 128 a quarter; and a thread has 255 at most. Kernels that wait for memory need many threads, to do something meanwhile;
-//! kernels that multiply what they hold need registers instead. Shared memory and the size of a block may leave fewer
-//! threads than registers do, but not fewer than the file's share.
+//! A multiprocessor has 65536 registers for at most 2048 threads. With 32 registers a thread, all threads fit; with 64, half of them; with
+//! 128, a quarter. A thread has at most 255. Kernels that wait for memory need many threads, so that others run meanwhile. Kernels that
+//! multiply numbers in registers need registers instead. Shared memory and the size of a block may allow fewer threads than registers do,
+//! but not fewer than the file's share.
 
 use super::occupancy::{Table, resident};
 use super::units::{CompilationUnit, for_each_unit};
@@ -13,13 +13,13 @@ use cuda::limits::REGISTERS;
 use cuda::nvrtc::{Nvrtc, Resources};
 use cuda::program::Kernel;
 
-/// Half of the threads find a place: what passes memory on.
+/// Half of the threads fit: for kernels that move data.
 const HALF: u32 = 64;
 
-/// A quarter: what holds a row or a few sums in registers.
+/// A quarter of the threads fit: for kernels that hold a row or a few sums in registers.
 const QUARTER: u32 = 128;
 
-/// All that a thread can have: what multiplies tiles in registers.
+/// The most registers of a thread: for kernels that multiply tiles in registers.
 const ALL: u32 = 255;
 
 /// The most registers of a thread, by file; docs/GPU.md has them too.
@@ -53,7 +53,7 @@ pub(super) const BUDGETS: [(&str, u32); 27] = [
     ("attention_mma_grad.cuh", ALL),
 ];
 
-/// What is wrong with kernels for these architectures. Prints the most registers of each file.
+/// The faults of kernels for these architectures. Prints the most registers of each file.
 pub(super) fn faults<'a>(nvrtc: &Nvrtc, kernels: &'a [Kernel], architectures: &[&'a str]) -> Vec<String> {
     let compiled = for_each_unit(kernels, architectures, |unit| resources(nvrtc, unit));
     let mut table = Table::default();
@@ -71,7 +71,7 @@ pub(super) fn faults<'a>(nvrtc: &Nvrtc, kernels: &'a [Kernel], architectures: &[
     faults
 }
 
-/// What each kernel of a unit takes, or why it does not compile.
+/// The resources of each kernel of a unit, or the reason why it does not compile.
 fn resources<'a>(
     nvrtc: &Nvrtc,
     unit: &CompilationUnit<'a>,
@@ -90,7 +90,7 @@ fn resources<'a>(
     unit.kernels.iter().map(of).collect()
 }
 
-/// The file that a kernel is an instance of.
+/// The file with the template of a kernel.
 pub(super) fn own_file(kernel: &Kernel) -> &'static str {
     kernel.files.last().map_or("", |file| file.name)
 }
@@ -101,7 +101,7 @@ fn threads(kernel: &Kernel) -> Option<u32> {
     bounds.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// What is wrong with what a kernel takes.
+/// The fault of a kernel, if it exceeds its budget.
 pub(super) fn fault(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<String> {
     let problem = problem(kernel, architecture, resources)?;
     Some(format!("{} for {architecture} {problem}\n{}", kernel.name, kernel.text))
@@ -126,7 +126,7 @@ fn problem(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<
     if let Some(refusal) = resources.refusal(threads) {
         return Some(format!("cannot be launched: {refusal}"));
     }
-    // Of a kernel that was compiled, the assembler says how many registers it takes: some.
+    // The assembler reports at least one register for every compiled kernel.
     if !(1..=*budget).contains(&registers) {
         return Some(format!("takes {registers} registers, of {budget} that kernels of {own} may take"));
     }
@@ -143,7 +143,7 @@ fn local(kernel: &Kernel) -> u32 {
     if ["sin(", "cos(", "tan("].iter().any(is_called) { 32 } else { 0 }
 }
 
-/// The threads that a multiprocessor holds at least of kernels with this budget of registers.
+/// The threads that a multiprocessor holds at least, for kernels with this budget of registers.
 fn least(budget: u32) -> u32 {
     REGISTERS / budget.next_power_of_two()
 }

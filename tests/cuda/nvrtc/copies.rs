@@ -1,4 +1,4 @@
-//! Copies in packs and by tiles: the samples of operators are too small for them.
+//! Copies in packs and by tiles. The samples of operators are too small for them.
 
 use super::budget::faults;
 use super::operators::{ARCHITECTURES, nvrtc};
@@ -7,7 +7,7 @@ use ir::{Builder, DType, Dim, Module, Type};
 use program::lower::{LowerOptions, lower};
 use std::sync::Arc;
 
-/// Every way of `lower/copy.rs`: sizes and a permutation.
+/// A case for every method of `lower/copy.rs`: sizes and a permutation.
 const CASES: [([u64; 3], [u32; 3]); 5] = [
     ([64, 16, 128], [1, 0, 2]),
     ([64, 16, 127], [1, 0, 2]),
@@ -29,7 +29,7 @@ fn kernels_of(dtype: DType, sizes: [u64; 3], permutation: [u32; 3]) -> Vec<Kerne
     cuda::lower::lower(Arc::new(program.expect("it lowers"))).expect("it has kernels").kernels
 }
 
-/// Every way, of elements of each size, as a copy and as a sum.
+/// The kernels of every method, for elements of each size, as a copy and as a sum.
 pub(super) fn kernels() -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for dtype in [DType::F64, DType::F32, DType::BF16, DType::I8] {
@@ -37,7 +37,7 @@ pub(super) fn kernels() -> Vec<Kernel> {
             kernels.extend(kernels_of(dtype, sizes, permutation));
         }
     }
-    // The same once more as sums of bf16 and f32, which `bf16*` and `float*` stand for.
+    // The same methods as sums of bf16 and f32, whose parameters are `bf16*` and `float*`.
     let sums = kernels.iter().filter_map(|kernel| {
         let ty =
             [("u16*", "bf16*"), ("u32*", "float*")].into_iter().find(|(word, _)| kernel.text.contains(word));

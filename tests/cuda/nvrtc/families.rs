@@ -1,8 +1,8 @@
-//! The kernels that the tests compile, and a sample of them that has every family.
+//! The kernels that the tests compile, and a sample with a kernel of every family.
 //!
-//! A family is all kernels that agree in their name before the hash and in the functions and templates of `kernels/` that
-//! their text calls. The sample has each name, each file and each function in each of f32, f16 and bf16 in which the listed
-//! kernels have it. Every run compiles the sample; the night compiles all listed kernels.
+//! The kernels of a family have the same name before the hash, and call the same functions and templates of `kernels/`. The sample has each
+//! name, each file and each function in each of f32, f16 and bf16, as far as the listed kernels have them. Every run compiles the sample;
+//! the nightly run compiles all listed kernels.
 
 use super::budget::{BUDGETS, faults, own_file};
 use super::operators::{self, ARCHITECTURES, nvrtc};
@@ -23,7 +23,7 @@ pub(crate) static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     each_once(kernels)
 });
 
-/// Kernels that every run compiles: a few that have all features, and of the large models, whose packs are wide, a kernel of
+/// The kernels that every run compiles: a few kernels that have all features, and of the large models, whose packs are wide, one kernel of
 /// each name.
 pub(super) static SAMPLE: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
     let large: Vec<Kernel> = programs::kernels().collect();
@@ -38,14 +38,14 @@ fn each_once(kernels: Vec<Kernel>) -> Vec<Kernel> {
     by_name.into_values().collect()
 }
 
-/// A property that the sample has if a listed kernel has it: a file, the name of kernels before the hash, or a function that
-/// kernels call; in a type of elements.
+/// A feature of kernels, in a type of elements: a file, the name before the hash, or a function that they call. The sample has each feature
+/// that a listed kernel has.
 type Feature = (String, &'static str);
 
-/// The types whose kernels differ: a kernel on halves computes in f32, and reads f32 beside them.
+/// The types with kernels of their own. A kernel for halves computes in f32, and reads f32 beside them.
 const HALVES: [&str; 2] = ["f16", "bf16"];
 
-/// The types of the elements that a kernel is given.
+/// The types of the elements that a kernel takes.
 fn element_types(kernel: &Kernel) -> Vec<&'static str> {
     let is_given = |ty: &&str| {
         let pointer = format!("{ty}*");
@@ -62,7 +62,7 @@ fn is_of_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// What a kernel's text calls: each word, with its namespace, before a bracket or the arguments of a template.
+/// The functions that a kernel's text calls: each word, with its namespace, before a bracket or the arguments of a template.
 fn calls(kernel: &Kernel) -> BTreeSet<String> {
     let body = kernel.text.split_once('{').map_or("", |(_, body)| body);
     let called = body.match_indices(['(', '<']).filter_map(|(at, _)| {
@@ -92,7 +92,8 @@ fn in_types(kernel: &Kernel, names: BTreeSet<String>) -> BTreeSet<Feature> {
     names.into_iter().flat_map(|name| types.iter().map(move |&ty| (name.clone(), ty))).collect()
 }
 
-/// Few of these kernels that have all of their features: each time the kernel that adds the most, the shortest of these.
+/// A short list of these kernels that has all of their features. The kernel that adds the most is taken each time, and of several the
+/// shortest.
 fn sample_of(kernels: &[Kernel], features: impl Fn(&Kernel) -> BTreeSet<Feature>) -> Vec<Kernel> {
     let mut left: Vec<(&Kernel, BTreeSet<Feature>)> =
         kernels.iter().map(|kernel| (kernel, features(kernel))).collect();
@@ -113,7 +114,7 @@ fn sample_of(kernels: &[Kernel], features: impl Fn(&Kernel) -> BTreeSet<Feature>
     sample
 }
 
-/// The features of these kernels that the sample has not, each with a kernel that has it.
+/// The features of these kernels that the sample lacks, each with a kernel that has it.
 fn missing(sample: &[Kernel], kernels: &[Kernel]) -> Vec<String> {
     let known: BTreeSet<Feature> = sample.iter().flat_map(features).collect();
     let mut missing = BTreeMap::new();
@@ -128,7 +129,7 @@ fn missing(sample: &[Kernel], kernels: &[Kernel]) -> Vec<String> {
     missing.iter().map(text).collect()
 }
 
-/// In every run, with the pinned NVRTC and with the oldest that is supported.
+/// The test runs every time, with the pinned NVRTC and with the oldest supported one.
 #[test]
 #[ignore = "needs NVRTC of two versions"]
 fn a_sample_of_every_family_compiles_within_its_budget() {
@@ -144,14 +145,14 @@ fn every_family_has_a_kernel_in_the_sample() {
     println!("{} of {} kernels are the sample", SAMPLE.len(), ALL.len());
     assert!(ALL.len() > 2000, "{} kernels", ALL.len());
     assert_eq!(missing(&SAMPLE, &ALL), [""; 0]);
-    // Each file of `kernels/` that has kernels, which no list of programs knows.
+    // Each file of `kernels/` that has kernels must be in the sample, also a file that no listed program uses.
     let files: BTreeSet<&str> = SAMPLE.iter().map(own_file).collect();
     let without: Vec<&str> =
         BUDGETS.iter().map(|(file, _)| *file).filter(|file| !files.contains(file)).collect();
     assert_eq!(without, [""; 0], "no kernel of the sample is of these files");
 }
 
-/// A kernel one of whose files has another text in place of a part.
+/// A kernel with one of its files changed: the text `old` is replaced by `new`.
 pub(super) fn with_text(kernel: &Kernel, name: &str, [old, new]: [&str; 2]) -> Kernel {
     let change = |&file: &&'static File| -> &'static File {
         if file.name != name {
@@ -164,7 +165,7 @@ pub(super) fn with_text(kernel: &Kernel, name: &str, [old, new]: [&str; 2]) -> K
     Kernel { files: kernel.files.iter().map(change).collect(), ..kernel.clone() }
 }
 
-/// NVRTC 13.0 takes no lambda with a parameter of type `auto` in device code.
+/// NVRTC 13.0 refuses a lambda with a parameter of type `auto` in device code.
 #[test]
 #[ignore = "needs NVRTC"]
 fn a_generic_lambda_in_max_pooling_is_found() {

@@ -1,4 +1,4 @@
-//! How many threads of a kernel a multiprocessor holds at once, and a table of that by file and architecture.
+//! The number of threads of a kernel that a multiprocessor holds at once, and a table of these numbers by file and architecture.
 //!
 //! The numbers are those of the CUDA programming guide, "Technical Specifications per Compute Capability", and of NVIDIA's
 //! occupancy calculator.
@@ -12,10 +12,10 @@ use std::fmt;
 const WARPS: u32 = 64;
 const BLOCKS: u32 = 32;
 
-/// The parts of a multiprocessor, each with its share of the registers: a warp's registers are all in one.
+/// The parts of a multiprocessor, each with its share of the registers. All registers of a warp are in one part.
 const PARTS: u32 = 4;
 
-/// Shared memory that the driver takes for each block.
+/// Bytes of shared memory that the driver reserves for each block.
 const RESERVED: u32 = 1024;
 
 /// The unit of a block's shared memory.
@@ -27,7 +27,7 @@ fn shared_of(architecture: &str) -> u32 {
     kib * 1024
 }
 
-/// The threads of a kernel, in blocks of so many, that a multiprocessor holds at once.
+/// The threads of a kernel, in blocks of `threads` threads, that a multiprocessor holds at once.
 pub(super) fn resident(architecture: &str, resources: Resources, threads: u32) -> u32 {
     let warps = threads.div_ceil(32);
     if warps == 0 {
@@ -40,7 +40,7 @@ pub(super) fn resident(architecture: &str, resources: Resources, threads: u32) -
     by_registers.min(by_shared).min(WARPS / warps).min(BLOCKS) * threads
 }
 
-/// What the kernels of a file take, for an architecture.
+/// The resources of the kernels of a file, for an architecture.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     kernels: usize,
@@ -54,12 +54,12 @@ struct Row {
     resident: u32,
 }
 
-/// What kernels take, by file and architecture.
+/// The resources of kernels, by file and architecture.
 #[derive(Debug, Default)]
 pub(super) struct Table(BTreeMap<(&'static str, String), Row>);
 
 impl Table {
-    /// Adds a kernel with blocks of so many threads.
+    /// Adds a kernel with blocks of `threads` threads.
     pub(super) fn add(&mut self, file: &'static str, architecture: &str, resources: Resources, threads: u32) {
         let none = Row { kernels: 0, registers: 0, shared: 0, local: 0, resident: u32::MAX };
         let row = self.0.entry((file, architecture.to_owned())).or_insert(none);

@@ -6,20 +6,20 @@ use cuda::cubins::Cubins;
 use cuda::libraries::Folders;
 use cuda::nvrtc::Nvrtc;
 use cuda::program::{File, Kernel};
-use ir::ops::samples::{Sample, Through, samples};
+use ir::samples::{Sample, Through, samples};
 use ir::{DType, Op};
 use program::lower::{LowerOptions, lower};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The generations that are trained on: A100, H100 and H200, B200.
+/// The GPU generations that are used for training: A100, H100 and H200, B200.
 pub(super) const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 
 pub(super) fn nvrtc() -> Nvrtc {
     Nvrtc::open(&Folders::of_process()).unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"))
 }
 
-/// The kernels of a sample; none if one is still to be written.
+/// The kernels of a sample; none if a kernel is still to be written.
 pub(crate) fn kernels_of(sample: &Sample) -> Vec<Kernel> {
     let (module, _) = sample.program(Through::Inputs);
     let options = LowerOptions::of(cuda::TARGET);
@@ -38,7 +38,7 @@ pub(crate) fn kernels() -> Vec<Kernel> {
     all.into_values().collect()
 }
 
-/// A kernel of its own, behind the file that all begin with.
+/// A kernel for a test, with the file that all kernels begin with.
 fn kernel(name: &str, text: impl Into<String>) -> Kernel {
     let any = samples().iter().find_map(|sample| kernels_of(sample).pop()).expect("there are kernels");
     Kernel { name: name.into(), files: any.files[..1].to_vec(), text: text.into() }
@@ -83,7 +83,7 @@ fn an_architecture_that_nobody_makes_is_refused() {
     assert!(error.contains("`empty`") && error.contains("sm_12"), "{error}");
 }
 
-/// A kernel that has so many numbers at once, as an elementwise one.
+/// An elementwise kernel that holds `numbers` numbers in registers at once.
 fn holding(name: &str, threads: u32, numbers: u32) -> Kernel {
     let text = format!(
         "KERNEL({threads}) {name}(float* x) {{\n    float held[{numbers}];\n    \
@@ -95,7 +95,7 @@ fn holding(name: &str, threads: u32, numbers: u32) -> Kernel {
     Kernel { name: name.into(), text, ..chain }
 }
 
-/// A thread's registers run out, or are more than such a kernel may take; others are within.
+/// A kernel whose registers run out, or are above its budget, is a fault; other kernels are not.
 #[test]
 #[ignore = "needs NVRTC"]
 fn spills_and_too_many_registers_are_found() {
@@ -112,14 +112,14 @@ fn with_text(name: &str, text: impl Into<String>) -> Kernel {
     Kernel { name: name.into(), text: text.into(), ..holding("", 256, 8) }
 }
 
-/// Whether exactly one fault is found in a kernel, which says this.
+/// Asserts that exactly one fault is found in a kernel, with this text.
 fn assert_found(kernel: Kernel, part: &str) {
     let faults = faults(&nvrtc(), &[kernel], &["sm_90a"]);
     let [fault] = &faults[..] else { panic!("{part}: {faults:#?}") };
     assert!(fault.contains(part), "{part} is not in {fault}");
 }
 
-/// An array whose index is not known has no place in registers.
+/// An array with an index that is unknown at compile time cannot be in registers.
 #[test]
 #[ignore = "needs NVRTC"]
 fn local_memory_is_found() {
@@ -129,7 +129,7 @@ fn local_memory_is_found() {
     assert_found(with_text("is_local", text), "bytes of local memory");
 }
 
-/// Blocks of one warp with much shared memory are few on a multiprocessor.
+/// A multiprocessor holds few blocks of one warp with much shared memory.
 #[test]
 #[ignore = "needs NVRTC"]
 fn too_few_threads_at_once_are_found() {
@@ -149,7 +149,7 @@ fn too_much_shared_memory_is_found() {
     assert_found(with_text("is_large", text), "49156 bytes of shared memory, and CUDA allows 49152");
 }
 
-/// The compiler keeps within the bounds that it is told: a launch of more threads than those may have too many registers.
+/// The compiler obeys the launch bounds that it is told. A launch with more threads than the bounds may need too many registers.
 #[test]
 #[ignore = "needs NVRTC"]
 fn too_many_registers_of_a_block_are_found() {
@@ -165,7 +165,7 @@ fn a_kernel_without_bounds_is_found() {
     assert_found(with_text("is_unbound", text), "does not say how many threads");
 }
 
-/// Of kernels that are compiled together, the one that does not compile is named.
+/// If kernels are compiled together, the error names the kernel that does not compile.
 #[test]
 #[ignore = "needs NVRTC"]
 fn a_kernel_that_does_not_compile_is_found_among_others() {

@@ -1,9 +1,8 @@
 //! Each pack that a kernel loads or stores is one access of the machine code, which nvdisasm shows.
 //!
-//! A kernel claims its packs itself: `load` and `store` of `kernels/prelude.cuh` have a macro, which is defined here as a
-//! comment of inline assembler. Wherever a call of them is inlined or unrolled, the comment stands in the PTX. The accesses of
-//! the PTX and of the machine code are counted by their width. Two accesses may become a wider one; a narrower one is a pack
-//! that was split.
+//! A kernel declares its packs itself: `load` and `store` of `kernels/prelude.cuh` have a macro, which is defined here as a comment of
+//! inline assembler. The PTX has the comment wherever a call of them is inlined or unrolled. The accesses in the PTX and in the machine
+//! code are counted by their width. Two accesses may become a wider one; a narrower one is a pack that was split.
 
 use super::MOST_USED;
 use super::accesses::{Access, Kind, by_kernel, claimed, entry, in_machine_code, in_ptx, section};
@@ -20,25 +19,25 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Stands before the other files of a kernel.
+/// The file before the other files of a kernel.
 static CLAIM: File = File {
     name: "claim.cuh",
     after: &[],
     text: "#define TOUCH(access, address, bytes) asm volatile(\"// \" #access \" %0\" : : \"n\"((int)(bytes)))\n",
 };
 
-/// The widths of accesses, in bytes, that packs may need. An access of 2 bytes cannot be split where it matters.
+/// The widths of accesses, in bytes, that packs may need. Accesses of 2 bytes are left out, since they are not split where it matters.
 const WIDTHS: [u32; 3] = [16, 8, 4];
 
-/// Families of kernels that also read neighbours one by one, not as a pack: the sums of weights in f32 to which `experts_grad` adds. Where
-/// columns beyond the matrix let the compiler drop loads of packs, such reads look like the parts of a pack. Their loads are
-/// not counted.
+/// Families of kernels that also read neighbours one by one, and not as a pack: `experts_grad` adds to the sums of weights in f32. If
+/// columns beyond the matrix let the compiler drop loads of packs, such reads look like the parts of a pack. So the loads of these families
+/// are not counted.
 const PLAIN_NEIGHBOURS: [&str; 1] = ["experts_grad"];
 
 /// All kinds of accesses; loads are the last.
 const KINDS: [Kind; 3] = [Kind::Store, Kind::SharedStore, Kind::Load];
 
-/// NVIDIA's disassembler, which lies beside the folder of NVRTC in an environment of Python, or on the path.
+/// NVIDIA's disassembler. It is beside the folder of NVRTC in a Python environment, or in the search path.
 fn nvdisasm() -> PathBuf {
     let folders = env::var_os(FOLDERS);
     let folders = folders.iter().flat_map(env::split_paths);
@@ -58,13 +57,13 @@ fn disassembled(nvdisasm: &Path, cubin: &[u8]) -> String {
     String::from_utf8(output.stdout).expect("nvdisasm writes text")
 }
 
-/// The bytes of accesses of this kind that are at least so wide.
+/// The bytes of accesses of this kind that have at least this width.
 fn bytes(accesses: &[Access<'_>], kind: Kind, width: u32) -> u32 {
     let wide = accesses.iter().filter(|access| access.kind == kind && access.bytes >= width);
     wide.map(|access| access.bytes).sum()
 }
 
-/// The bytes that loads narrower than a width read in runs of neighbours that are at least as wide: offsets from one base.
+/// The bytes that loads narrower than `width` read in runs of neighbouring offsets from one base, where a run has at least `width` bytes.
 fn bytes_of_runs(accesses: &[Access<'_>], width: u32) -> u32 {
     let mut by_base: BTreeMap<&str, BTreeSet<(i64, u32)>> = BTreeMap::new();
     for access in accesses.iter().filter(|access| access.kind == Kind::Load && access.bytes < width) {
@@ -86,10 +85,10 @@ fn bytes_of_runs(accesses: &[Access<'_>], width: u32) -> u32 {
     all
 }
 
-/// The packs that are split, as a text; none if each is one access.
+/// Describes the packs that are split; `None` if each is one access.
 ///
-/// No compiler leaves a store out, so each pack of a store must be there. A compiler leaves a load out, or narrows it, where
-/// its elements are not used: packs are split if runs of narrower loads read as many bytes as are missing.
+/// No compiler drops a store, so each pack of a store must be found. A compiler drops or narrows a load whose elements are not used. So
+/// packs of loads count as split only if runs of narrower loads read as many bytes as are missing.
 fn split(kinds: &[Kind], claims: &[Access<'_>], found: &[Access<'_>], place: &str) -> Option<String> {
     let kinds = kinds.iter().copied().flat_map(|kind| WIDTHS.map(|width| (kind, width)));
     let mut lost = kinds.filter_map(|(kind, width)| {
@@ -107,7 +106,7 @@ fn split(kinds: &[Kind], claims: &[Access<'_>], found: &[Access<'_>], place: &st
     lost.next()
 }
 
-/// The kernels of a unit whose packs are split, and those that do not compile.
+/// The kernels of a unit whose packs are split, and the kernels that do not compile.
 fn faults_of(unit: &CompilationUnit<'_>, nvrtc: &Nvrtc, nvdisasm: &Path) -> Vec<String> {
     let cubin = match unit.compile_after(&CLAIM, nvrtc) {
         Ok(cubin) => cubin,
@@ -139,7 +138,7 @@ fn faults(kernels: &[Kernel], architectures: &[&str]) -> Vec<String> {
     for_each_unit(kernels, architectures, |unit| faults_of(unit, &nvrtc, &nvdisasm))
 }
 
-/// Of a sample in every run, and of every kernel at night.
+/// Checks kernels: those of the sample in every run, and all kernels at night.
 fn check(kernels: &[Kernel]) {
     let faults = faults(kernels, &MOST_USED);
     assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
@@ -157,7 +156,7 @@ fn every_pack_of_every_listed_kernel_is_one_access() {
     check(&ALL);
 }
 
-/// The struct of a pack is assigned member by member: kernels of each of these families write runs of 2 bytes.
+/// If the struct of a pack were assigned member by member, kernels of each of these families would write runs of 2 bytes.
 #[test]
 #[ignore = "needs NVRTC and nvdisasm"]
 fn packs_that_are_stored_as_structs_are_found() {
@@ -197,7 +196,7 @@ fn loads_in_a_run_are_a_split_pack_and_unused_elements_are_not() {
     let one_is_split = loads(&[(16, "R2", 0), (8, "R2", 24), (4, "R2", 16), (4, "R2", 20)]);
     let fault = split(&KINDS, &claims, &one_is_split, "PTX").expect("the second pack is three loads");
     assert_eq!(fault, "loads 32 bytes in packs of 16 or more, and 16 of them at once in its PTX");
-    // The last four bytes of a pack are not used, and other loads are nowhere near.
+    // The last four bytes of a pack are unused, and no other loads are near.
     let narrowed = loads(&[(16, "R2", 0), (8, "R2", 16), (4, "R2", 24), (4, "R4", 28), (4, "R2", 64)]);
     assert_eq!(split(&KINDS, &claims, &narrowed, "PTX"), None);
 }

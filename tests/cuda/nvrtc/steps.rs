@@ -1,5 +1,5 @@
-//! The kernels of the steps of models: small ones in every type, ranks of them on a mesh, and those with options that bring
-//! kernels of their own.
+//! The kernels of models' steps: of small models in every type, of their ranks on a mesh, and of models with options that need kernels of
+//! their own.
 
 use cuda::lower::lower;
 use cuda::program::Kernel;
@@ -26,7 +26,7 @@ const BENCHES: [Bench; 2] = [bench::MLP, bench::GPT2];
 
 pub(crate) const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// The program of a step, computed in a type, with other options of a plan.
+/// The program of a step that computes in this type, with a plan.
 fn training(fixture: &Fixture, compute: DType, plan: CompilationPlan) -> Module {
     let precision = Precision { compute, ..Precision::default() };
     fixture.compiled(fixture.batch, CompilationPlan { precision, ..plan }).compilation.training
@@ -41,14 +41,14 @@ fn with_adamw() -> CompilationPlan {
     CompilationPlan { optimizer: adamw(), ..CompilationPlan::default() }
 }
 
-/// Of small models, in every type.
+/// The kernels of small models, in every type.
 pub(super) fn of_models() -> impl Iterator<Item = Kernel> {
     let fixtures = MODELS.into_iter().flat_map(|fixture| TYPES.map(|ty| training(fixture, ty, with_adamw())));
     let benches = BENCHES.into_iter().flat_map(|bench| TYPES.map(|compute| bench.training(compute)));
     fixtures.chain(benches).flat_map(|module| kernels(&module))
 }
 
-/// Of a rank on a mesh: those that ask which part of a tensor a rank has, and those that lay tensors out for an exchange.
+/// The kernels of a rank on a mesh: kernels that compute which part of a tensor a rank has, and kernels that pack tensors for an exchange.
 pub(super) fn of_ranks() -> impl Iterator<Item = Kernel> {
     let of_rank = |fixture: &Fixture, compute| {
         let spmd = split("mesh=dp:2*tp:2, zero=3, sequence-parallel");

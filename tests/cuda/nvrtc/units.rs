@@ -1,4 +1,4 @@
-//! Compiling many kernels: those of one file together, because NVRTC then reads the file once, on two threads.
+//! The compilation of many kernels, on two threads. Kernels of one file are compiled together, because NVRTC then reads the file once.
 
 use cuda::nvrtc::{Cubin, Nvrtc, NvrtcError};
 use cuda::program::{File, Kernel};
@@ -21,7 +21,7 @@ impl<'a> CompilationUnit<'a> {
         nvrtc.compile(&self.joined(), self.architecture)
     }
 
-    /// The same, with a file before all others.
+    /// As [`Self::compile`], with a file before all others.
     pub(super) fn compile_after(&self, file: &'static File, nvrtc: &Nvrtc) -> Result<Cubin, NvrtcError> {
         let mut joined = self.joined();
         joined.files.insert(0, file);
@@ -34,14 +34,14 @@ impl<'a> CompilationUnit<'a> {
         Kernel { text: texts.collect(), ..self.kernels[0].clone() }
     }
 
-    /// A unit for each of its kernels: an error of NVRTC then names the kernel.
+    /// A unit for each of its kernels, so that an error of NVRTC names the kernel.
     pub(super) fn of_each(&self) -> Vec<Self> {
         let of = |&kernel: &&'a Kernel| Self { kernels: vec![kernel], architecture: self.architecture };
         self.kernels.iter().map(of).collect()
     }
 }
 
-/// Calls a function for each unit of these kernels, and returns all that the calls return.
+/// Calls a function for each unit of these kernels, and returns the results of all calls.
 pub(super) fn for_each_unit<'a, T: Send>(
     kernels: &'a [Kernel],
     architectures: &[&'a str],

@@ -1,8 +1,8 @@
-//! One test: its model and data, and what becomes of it.
+//! One test: its model, its data and its outcome.
 //!
-//! The tests give everything as inputs, also what an exporter writes as constants (shapes, axes, numbers of classes),
-//! which a static program needs. So a test runs with all inputs as inputs, else with all but the first as tensors of
-//! the file, else with all as such: the first of these that can be imported.
+//! The tests give all tensors as inputs. Exporters write some of these tensors (shapes, axes, numbers of classes) as constants, and a static
+//! program needs their values. So a test first runs with all its inputs as inputs; if it cannot be imported, with all but the first as tensors of the
+//! file; and then with all of them as tensors of the file.
 
 use super::{compare, rules};
 use crate::archive::Files;
@@ -20,31 +20,31 @@ use std::collections::BTreeMap;
 /// A test.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
-    /// Its name: ONNX's without `test_`.
+    /// The name: ONNX's without `test_`.
     pub(crate) name: String,
     /// The model.
     pub(crate) model: ModelProto,
     /// Inputs with the outputs that they give.
     pub(crate) sets: Vec<Set>,
-    /// How far an output may be from what it must be, beside a share of that.
+    /// The absolute difference from the expected output that is allowed, in addition to a relative one.
     pub(crate) absolute: f64,
 }
 
-/// Inputs and outputs in the order of the model's.
+/// Inputs and outputs, in the model's order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Set {
     pub(crate) inputs: Vec<Bytes>,
     pub(crate) outputs: Vec<Bytes>,
 }
 
-/// What became of a test.
+/// The outcome of a test.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
-    /// Its outputs are as they must be.
+    /// The outputs are right.
     Passed,
     /// Left out by the rule of this name.
     Excluded(&'static str),
-    /// What is wrong.
+    /// The fault.
     Failed(String),
 }
 
@@ -81,7 +81,7 @@ impl Case {
         }
     }
 
-    /// Runs the test on all its data, whatever the rules say. An error says what is wrong.
+    /// Runs the test on all its data, whatever the rules say. An error names the fault.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.sets.iter().try_for_each(|set| self.run_set(set))
     }
@@ -94,14 +94,14 @@ impl Case {
         for constant in [inputs.len(), 1, 0] {
             match self.module(set, &inputs, &|i| i < constant) {
                 Ok(module) => return self.compare(&module, &inputs, &outputs),
-                // What is wrong with the model as it stands says more than what is wrong with it changed.
+                // The first error, of the unchanged model, says more than those of the changed model.
                 Err(reason) => first = first.or(Some(reason)),
             }
         }
         Err(first.unwrap_or_default())
     }
 
-    /// The program, the inputs that are not `given` being tensors of the file.
+    /// The program. The inputs that are not `given` are tensors of the file.
     pub(crate) fn module(
         &self,
         set: &Set,
@@ -143,25 +143,25 @@ impl Case {
     }
 }
 
-/// Integers that are computed from floats jump where these round, so that the precision of these decides: such a test is
-/// run in the precision that ONNX computed its numbers in, any other in f64.
+/// The mode of a test. Integers that are computed from floats jump where the floats are rounded. Such a test runs in the precision in which
+/// ONNX computed its numbers; all others run in f64.
 fn mode(inputs: &[Tensor], outputs: &[Tensor]) -> Mode {
     let rounds = inputs.iter().any(|input| input.dtype.is_float())
         && outputs.iter().any(|output| output.dtype.is_integer());
     if rounds { Mode::Typed } else { Mode::Exact }
 }
 
-/// What the first problem says.
+/// The message of the first problem.
 fn first(problems: &[Diagnostic]) -> String {
     problems.first().map_or_else(String::new, |problem| problem.message.clone())
 }
 
-/// A tensor of the test's.
+/// Decodes a tensor of the test.
 pub(crate) fn decode(bytes: &Bytes) -> Result<TensorProto, String> {
     TensorProto::decode(bytes.clone()).map_err(|error| error.to_string())
 }
 
-/// The tensors as the loader reads them in a model.
+/// The tensors, as the loader reads them from a model.
 pub(crate) fn tensors(protos: &[TensorProto]) -> Result<Vec<Tensor>, String> {
     let named =
         |(i, proto): (usize, &TensorProto)| TensorProto { name: Some(i.to_string()), ..proto.clone() };
@@ -189,7 +189,7 @@ pub(crate) fn tensors(protos: &[TensorProto]) -> Result<Vec<Tensor>, String> {
     (0..protos.len()).map(read).collect()
 }
 
-/// The type that a tensor has.
+/// The type that a tensor declares.
 fn declared_type(proto: &TensorProto, tensor: &Tensor) -> TypeProto {
     let dim = |&size: &usize| TensorShapeProtoDimension {
         value: Some(TensorShapeProtoDimensionValue::DimValue(size as i64)),

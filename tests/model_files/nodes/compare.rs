@@ -1,18 +1,18 @@
-//! When an output is as it must be: the tolerances of ONNX's own runner, and what its numbers themselves are off by.
+//! The comparison of an output with the expected one: the tolerances of ONNX's own runner, and the errors of its numbers.
 
 use ir::tensor::Elements;
 use ir::{DType, Tensor};
 
-/// Of the expected number.
+/// The tolerance relative to the expected number.
 const RELATIVE: f64 = 1e-3;
 pub(crate) const ABSOLUTE: f64 = 1e-7;
-/// Of an output's largest element: the files' own numbers are of f32, and off by as much where large terms cancel.
+/// The tolerance relative to the output's largest element. The files' own numbers are f32, and have such errors where large terms cancel.
 const CANCELLED: f64 = 1.0 / (1 << 23) as f64;
-/// Two units in the last place of bf16, whose numbers are further apart than the tolerance (f16's are not): one that the
-/// result is rounded by, and one for what the tests' own computation rounds on its way.
+/// Two units in the last place of bf16, whose numbers are further apart than the tolerance (those of f16 are not): one for the rounding of
+/// the result, and one for the rounding inside the tests' own computation.
 const BF16: f64 = 2.0 / 128.0;
 
-/// Says how an output differs from what it must be.
+/// Checks an output. The error describes the difference from the expected output.
 pub(crate) fn check(given: &Tensor, expected: &Tensor, absolute: f64) -> Result<(), String> {
     if given.dtype != expected.dtype || given.sizes != expected.sizes {
         return Err(format!("it gives {}, not {}", given.ty(), expected.ty()));

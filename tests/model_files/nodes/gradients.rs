@@ -1,11 +1,10 @@
 //! The gradients of a test's model against central finite differences, in f64.
 //!
-//! Float inputs become parameters, and `Σ weight · output` over the float outputs, with fixed random weights, the loss.
-//! Its derivative by the gradients that autodiff builds is compared with differences in two random directions, at a point
-//! near the test's: inputs like 0, 1 and 2.5 are just where maxima tie and roundings jump, so each is moved a little.
-//! The step of a difference shrinks until two agree, whatever the gradient is: some tests have numbers of 10⁴ in a
-//! softmax, or one element of thousands that almost ties.
-//! Where autodiff refuses (statistics of a norm, say, are not trained through) the first output alone is taken.
+//! Float inputs become parameters. The loss is `Σ weight · output` over the float outputs, with fixed random weights. Its derivative by
+//! autodiff's gradients is compared with differences in two random directions. The point is near the test's inputs: at inputs such as 0, 1
+//! and 2.5 maxima tie and roundings jump, so each is moved a little. The step of a difference shrinks until two differences agree, since
+//! some tests have numbers of 10⁴ in a softmax, or one element of thousands that almost ties. If autodiff refuses (for example, because
+//! statistics of a norm are not trained through), only the first output is used.
 
 use super::case::{Case, Set, tensors};
 use super::rules;
@@ -18,33 +17,33 @@ use ir::{
 use passes::autodiff;
 use std::collections::BTreeMap;
 
-/// Half the distance of the two points of the first difference, for inputs of size 1; that of each further one is a
-/// quarter of the one before, as long as rounding leaves enough of it.
+/// Half the distance of the two points of the first difference, for inputs of size 1. Each further step is a quarter of the one before, as
+/// long as rounding leaves enough digits.
 const FIRST_STEP: f64 = 1e-5;
 const STEPS: i32 = 12;
-/// What a derivative may be off by: of itself, and of the sum of the sizes of its terms.
+/// The allowed error of a derivative, relative to itself and to the sum of the sizes of its terms.
 const RELATIVE: f64 = 1e-5;
 const ABSOLUTE: f64 = 1e-7;
 const DIRECTIONS: u64 = 2;
 
-/// What became of a test's gradients.
+/// The outcome of a test's gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
-    /// They are right, and one is not zero; of the first output alone, or of all.
+    /// The gradients are right, and one is not zero. `first_alone`: the loss has only the first output.
     Right { first_alone: bool },
     /// There is nothing to compare, by the rule of this name.
     Left(&'static str),
-    /// What is wrong.
+    /// The fault.
     Wrong(String),
 }
 
-/// Why a test has no gradient that differences could be compared with.
+/// The reason why a test has no gradient that differences could be compared with.
 pub(crate) struct Rule {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,
 }
 
-/// The rules. That one applies is found by running.
+/// The rules. Running a test shows whether a rule applies.
 pub(crate) const RULES: &[Rule] = &[
     Rule { name: EXCLUDED, why: "excluded above" },
     Rule { name: NO_INPUT, why: "no input has floats" },
@@ -62,7 +61,7 @@ const KNOWN: &str = "known at import";
 const NO_OUTPUT: &str = "no float result";
 const FLAT: &str = "flat";
 
-/// Why there is nothing to compare: a rule, or what is wrong.
+/// The reason why there is nothing to compare: a rule, or a fault.
 enum Without {
     Rule(&'static str),
     Wrong(String),
@@ -79,7 +78,7 @@ struct Program {
     module: Module,
     point: Point,
     microbatch: BTreeMap<String, Tensor>,
-    /// Whether the loss is of the first output alone.
+    /// Whether the loss has only the first output.
     first_alone: bool,
 }
 
@@ -105,7 +104,7 @@ pub(crate) fn check(case: &Case) -> Outcome {
     }
 }
 
-/// The test's model as a program to differentiate.
+/// The test's model, as a program to differentiate.
 fn program(case: &Case, set: &Set) -> Result<Program, Without> {
     let inputs = set.inputs.iter().map(super::case::decode).collect::<Result<Vec<_>, String>>()?;
     let inputs = tensors(&inputs)?;
@@ -130,7 +129,7 @@ fn program(case: &Case, set: &Set) -> Result<Program, Without> {
     Ok(Program { module, point, microbatch, first_alone })
 }
 
-/// Which inputs may be given and not known at import, the best first: all, the floats, all but one, one float.
+/// The choices of inputs that stay inputs and are unknown at import, the best first: all, the floats, all but one, one float.
 fn ways(float: &[bool]) -> Vec<Vec<bool>> {
     let count = float.len();
     let one = |i: usize| (0..count).map(|j| i == j).collect::<Vec<bool>>();
@@ -139,14 +138,14 @@ fn ways(float: &[bool]) -> Vec<Vec<bool>> {
     [vec![true; count], float.to_vec()].into_iter().chain(but_one).chain(alone).collect()
 }
 
-/// The program with the sum of these outputs as its loss.
+/// The program, with the weighted sum of its float outputs as its loss.
 fn with_loss(module: &Module, given: &BTreeMap<String, Tensor>) -> Result<Module, Without> {
     let mut module = module.clone();
     let loss = loss(&mut module, given).map_err(|error| Without::Wrong(error.message))?;
     if loss.is_some() { Ok(module) } else { Err(Without::Rule(NO_OUTPUT)) }
 }
 
-/// Makes the float inputs parameters, with the values given.
+/// Makes the float inputs parameters with the given values.
 fn parameters(module: &mut Module, microbatch: &BTreeMap<String, Tensor>) -> Point {
     let mut values = BTreeMap::new();
     let inputs: Vec<(String, ValueId)> =
@@ -169,9 +168,9 @@ fn parameters(module: &mut Module, microbatch: &BTreeMap<String, Tensor>) -> Poi
 /// Values of the parameters, by state.
 type Point = BTreeMap<StateId, Tensor>;
 
-/// A point near the inputs, and the outputs there: a little nearer to zero, so that what is at most 1 stays so. If more
-/// of the outputs are finite there, it is a little further (acosh has none below 1), or has numbers near 1 in place of
-/// infinite ones and NaN, near which there is nothing.
+/// A point near the inputs, and the outputs there. It is a little nearer to zero, so that elements of at most 1 stay there. If more outputs
+/// are finite, the point is a little further from zero instead (acosh is not defined below 1), or has numbers near 1 in place of infinite
+/// ones and NaN.
 fn point(
     module: &Module,
     inputs: &Point,
@@ -196,16 +195,16 @@ fn point(
     Ok((best.1, best.2))
 }
 
-/// A tensor near another, by the stream of its random numbers.
+/// Returns a tensor near another; the second argument is the stream of its random numbers.
 type Moved<'a> = dyn Fn(&Tensor, u32) -> Tensor + 'a;
 
-/// The tensor with 1 in place of what is not finite.
+/// The tensor with 1 in place of elements that are not finite.
 fn finite(tensor: &Tensor) -> Tensor {
     let elements = tensor.floats().iter().map(|&x| if x.is_finite() { x } else { 1.0 }).collect();
     Tensor::float(tensor.dtype, tensor.sizes.clone(), elements)
 }
 
-/// A tensor whose elements are near those of another times a factor, but not zero.
+/// A tensor whose elements are near those of another times a factor, and not zero.
 fn near(tensor: &Tensor, factor: f64, stream: u32) -> Tensor {
     let uniform = |i: usize, lane: usize| {
         f64::from(random::philox(11, [i as u32, stream, 0, 0])[lane]) / f64::from(u32::MAX)
@@ -229,8 +228,8 @@ fn outputs(
     Ok(outputs.into_iter().filter_map(|(name, mut all)| Some((name, all.pop()?))).collect())
 }
 
-/// Adds the outputs `loss.sum` and `loss.weight`; nothing if no float output is computed from a parameter. Elements that
-/// are not finite at the point count nothing.
+/// Adds the outputs `loss.sum` and `loss.weight`; `None` if no float output is computed from a parameter. Elements that are not finite at
+/// the point do not count.
 fn loss(module: &mut Module, given: &BTreeMap<String, Tensor>) -> Result<Option<()>, TypeError> {
     let dependent = dependent(module);
     let floats: Vec<(String, ValueId)> = module
@@ -269,7 +268,7 @@ fn loss(module: &mut Module, given: &BTreeMap<String, Tensor>) -> Result<Option<
     Ok(Some(()))
 }
 
-/// Which values are computed from a parameter, by way of floats.
+/// Returns whether a value is computed from a parameter through floats.
 fn dependent(module: &Module) -> impl Fn(ValueId) -> bool + use<> {
     let mut depends = vec![false; module.value_count()];
     module.states.values().for_each(|state| depends[state.input.as_u32() as usize] = true);
@@ -300,7 +299,7 @@ fn trained(module: &Module) -> Result<Module, String> {
     Ok(trained)
 }
 
-/// Whether the gradients that `trained` computes say what the program's differences say, and some of it is not zero.
+/// Whether the gradients of `trained` agree with the program's differences, and not all of them are zero.
 fn compare(program: &Program, trained: &Module) -> Result<bool, String> {
     let Program { module, point, microbatch, .. } = program;
     let gradients = outputs(trained, point, microbatch)?;
@@ -333,12 +332,12 @@ fn compare(program: &Program, trained: &Module) -> Result<bool, String> {
 /// A derivative by differences.
 struct Difference {
     limit: f64,
-    /// What rounding of the function leaves of it.
+    /// The error that rounding of the function leaves in the derivative.
     noise: f64,
 }
 
-/// The derivative at 0, by central differences of ever smaller steps, up to the first two that agree; from these the one
-/// whose step would be 0 (Richardson's extrapolation: the error is of the step's square). An error says that none agree.
+/// The derivative at 0, by central differences with smaller and smaller steps, up to the first two that agree. Both are extrapolated to
+/// step 0 (Richardson: the error is proportional to the square of the step). An error says that no two agree.
 fn limit(function: impl Fn(f64) -> Result<f64, String>) -> Result<Difference, String> {
     let difference = |i: i32| -> Result<Difference, String> {
         let step = FIRST_STEP * 0.25_f64.powi(i);
@@ -362,7 +361,7 @@ fn limit(function: impl Fn(f64) -> Result<f64, String>) -> Result<Difference, St
     Err(format!("the differences have no limit: {all:?}"))
 }
 
-/// The element of a direction: as large as that of the point, where that is larger than 1; 0 where it is not finite.
+/// The element of a direction: as large as that of the point if it is larger than 1; 0 if the point's element is not finite.
 fn along(direction: u64, state: StateId, i: usize, x: f64) -> f64 {
     if !x.is_finite() {
         return 0.0;
@@ -408,7 +407,7 @@ module @m imported {{
 
 #[test]
 fn a_step_shrinks_until_the_function_is_smooth_within_it() {
-    // A kink a little beside the point, and a function that changes within the first step.
+    // A kink near the point, and a function that changes within the first step.
     let kink = limit(|x| Ok((x + 3e-7).max(0.0))).expect("it has a derivative");
     assert!((kink.limit - 1.0).abs() < 1e-9, "{}", kink.limit);
     let fast = limit(|x| Ok((1e5 * x + 0.5).sin())).expect("it has a derivative");

@@ -107,7 +107,7 @@ fn uses(case: &Case, operators: &[&str]) -> bool {
     case.graph().node.iter().any(|node| operators.contains(&node.op_type()))
 }
 
-/// Whether a Dropout drops anything: told to train, and a share that is not zero.
+/// Whether a Dropout drops elements: it is in training mode, and its ratio is not zero.
 fn drops(case: &Case) -> bool {
     let given = |name: &str| {
         let i = case.graph().input.iter().position(|input| input.name() == name)?;

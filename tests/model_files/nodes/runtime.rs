@@ -1,14 +1,14 @@
-//! Operators of ONNX Runtime's own domain, and what ONNX's tests leave out of recurrent layers and of control flow, against
-//! the numbers that ONNX Runtime's CPU kernels give in f32.
+//! Operators of ONNX Runtime's own domain, and cases of recurrent layers and control flow that ONNX's tests leave out, compared with the
+//! f32 results of ONNX Runtime's CPU kernels.
 
 use super::case::Case;
 use super::root;
 use crate::archive;
 
-/// So many cases the archive has.
+/// The number of cases in the archive.
 const CASES: usize = 85;
 
-/// What f32 makes of sums whose addends are near 1.
+/// The rounding error of f32 sums whose addends are near 1.
 const ABSOLUTE: f64 = 2e-6;
 
 #[test]

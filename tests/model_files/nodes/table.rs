@@ -31,8 +31,8 @@ impl Counts {
     }
 }
 
-/// The operator a test is about: that of its first node; of a test whose operator is written out as its function
-/// (`_expanded`), that of the test it was made from.
+/// The operator that a test is about: that of its first node. If a test's operator is expanded into its function (`_expanded`), that of the
+/// test it was made from.
 fn operator<'a>(case: &Case, by_name: &BTreeMap<&str, &'a Case>, own: &'a Case) -> &'a str {
     let made_from = case.name.find("_expanded").and_then(|at| by_name.get(&case.name[..at]));
     let of = made_from.copied().unwrap_or(own);

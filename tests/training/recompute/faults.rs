@@ -1,5 +1,5 @@
-//! Faults planted behind `recompute`: the verifier refuses each fault that breaks a rule of programs. A repeated dropout that draws
-//! other numbers breaks none; `verify` finds its gradients, and bisecting names the pass.
+//! Faults planted after `recompute`. The verifier refuses each fault that breaks a rule of programs. A repeated dropout that draws other
+//! numbers breaks no rule: `verify` finds its wrong gradients, and bisecting names the pass.
 
 use ir::ops::collective::Collective;
 use ir::{At, Builder, Module, Node, NodeId, Op, Phase, ValueId, verify};
@@ -16,7 +16,7 @@ fn planted(fixture: &models::Fixture, mesh: &str) -> Planted {
     })
 }
 
-/// The program behind `recompute`, which is sound.
+/// The program after `recompute`, without a fault.
 fn recomputed(planted: &Planted) -> Module {
     let stage = planted.stages.last().expect("passes ran");
     assert_eq!(stage.pass, "recompute");
@@ -24,13 +24,13 @@ fn recomputed(planted: &Planted) -> Module {
     stage.module.clone()
 }
 
-/// All that the verifier says.
+/// All faults that the verifier reports.
 fn refused(module: &Module) -> String {
     let faults = verify::verify(module).expect_err("the verifier finds the fault");
     faults.into_iter().map(|fault| fault.message).collect::<Vec<_>>().join("\n")
 }
 
-/// The nodes that fit.
+/// The nodes for which `fits` is true.
 fn nodes(module: &Module, fits: impl Fn(&Node) -> bool) -> Vec<NodeId> {
     module.nodes().filter(|(_, node)| fits(node)).map(|(id, _)| id).collect()
 }

@@ -10,7 +10,7 @@ use ir::ops::softmax::Softmax;
 use ir::testing::Choices;
 use ir::{Builder, DType, Dim, Initializer, Module, Role, ScalarPart, StepOutput, Type, TypeError, ValueId};
 
-/// A forward program of so many layers, with the output `loss`. Its batch is even.
+/// A forward program of `layers` layers, with the output `loss`. Its batch is even.
 pub(super) fn program(seed: u64, layers: usize) -> Module {
     let mut module = Module::new(format!("layers_{seed}"));
     let mut choices = Choices::new(seed);
@@ -31,14 +31,14 @@ type Kind<M> = fn(&mut M, ValueId) -> Result<ValueId, TypeError>;
 struct Model<'m> {
     b: Builder<'m>,
     choices: Choices,
-    /// Samples, positions, and numbers of a position.
+    /// Samples, positions, and the width of a position.
     sizes: [u64; 3],
     dropouts: u32,
 }
 
 impl Model<'_> {
     fn build(&mut self, input: ValueId, layers: usize) -> Result<(ValueId, ValueId), TypeError> {
-        // Every other model has equal layers.
+        // Every second model has equal layers.
         let equal = self.choices.below(2) == 0;
         let first = self.choices;
         let mut x = input;

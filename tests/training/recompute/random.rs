@@ -1,5 +1,5 @@
-//! Random programs with random budgets: a program that fits has the results of the program that keeps all activations, bit by
-//! bit, and its arena is no larger than the budget that was accepted. A budget that is refused comes with one that is accepted.
+//! Random programs with random budgets. A program that fits has the same results, bit by bit, as the program that keeps all activations,
+//! and its arena is within the budget. The error for a budget that is refused names one that is accepted.
 
 use super::{layers, named_budget};
 use ir::interp::{self, Missing};
@@ -30,13 +30,13 @@ const PASSES: [&str; 6] = [
     "autodiff optimizer(adamw, lr=0.05) simplify spmd(mesh=tp:2) collectives buckets",
 ];
 
-/// The first of these need no mesh.
+/// The first of these passes need no mesh.
 const ON_ONE_DEVICE: u64 = 4;
 
-/// Of so many cases, one also runs on the CPU backend.
+/// One case in this many also runs on the CPU backend.
 const ON_BACKEND: u64 = 8;
 
-/// How cases ended.
+/// The outcomes of cases.
 #[derive(Debug, Default)]
 struct Counts {
     cases: usize,
@@ -55,7 +55,7 @@ struct Case {
 impl Case {
     /// The case of a seed. `None` if the loss of its program depends on no parameter.
     fn of(seed: u64) -> Option<Self> {
-        // The batch of a program that is no model may be 1, which no mesh divides.
+        // The batch of a random program, unlike that of a model, may be 1, which no mesh divides.
         let (mut step, passes) = match seed % 4 {
             0 => (program(seed, DType::F32, 12 + draw(seed, 0, 20) as usize), ON_ONE_DEVICE),
             _ => (layers::program(seed, 2 + draw(seed, 0, 3) as usize), PASSES.len() as u64),
@@ -79,7 +79,7 @@ impl Case {
         Ok(memory.arena + memory.constants)
     }
 
-    /// Searches for a program of at most so many bytes.
+    /// Searches for a program of at most `budget` bytes.
     fn fit(&self, budget: u64, unconstrained: u64) -> Result<Option<Recompute>, Failure> {
         let peak = &mut |step: Module| self.peak(step);
         let found = cheapest(&self.step, budget, unconstrained, &Preset::Cpu.device(), None, peak);
@@ -103,7 +103,7 @@ impl Case {
         all.map(|(name, values)| (name, values.iter().flat_map(bits).collect())).collect()
     }
 
-    /// Recomputes, and compares the results. Returns whether something was recomputed.
+    /// Recomputes, and compares the results. Returns whether a node was repeated.
     fn check(&self, options: &Recompute, budget: u64, modes: &[Mode]) -> bool {
         let seed = self.seed;
         let mut module = self.step.clone();
@@ -147,7 +147,7 @@ fn check_seed(seed: u64, counts: &mut Counts) {
     }
 }
 
-/// Checks so many cases, and that some of them recompute.
+/// Checks `wanted` cases, and that some of them recompute.
 fn check_cases(wanted: usize) {
     let mut counts = Counts::default();
     let mut seed = 0;
@@ -165,7 +165,7 @@ fn programs_within_a_budget_have_the_same_results() {
     check_cases(200);
 }
 
-/// `TRAINYARD_CASES` is their number: CI's nightly run checks 2000.
+/// `TRAINYARD_CASES` gives the number of cases; CI's nightly run checks 2000.
 #[test]
 #[ignore = "longer: random"]
 fn more_programs_within_a_budget_have_the_same_results() {

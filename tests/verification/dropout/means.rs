@@ -1,7 +1,7 @@
-//! Dropout leaves means as they are: of a tensor, of the gradient of a linear function, and, nearly, of a loss.
+//! Dropout does not change means: of a tensor, of the gradient of a linear function, and, nearly, of a loss.
 //!
-//! What is drawn is fixed by seeds, so each test gives the same numbers every time. Bounds are deviations of the mean of so
-//! many independent draws (the central limit theorem).
+//! Seeds fix the random numbers, so each test gives the same numbers every time. The bounds are multiples of the standard deviation of the
+//! mean of independent draws (the central limit theorem).
 
 use ir::{DType, Module, Tensor};
 use passes::dropout::Dropout;
@@ -30,7 +30,7 @@ module @linear imported {
 }
 ";
 
-/// Its program with a backward phase.
+/// The program [`LINEAR`] with a backward phase.
 fn linear(seed: u64, ratio: f64) -> Module {
     let mut module = ir::text::parse(LINEAR).expect("it is a program");
     let pipeline = format!("bind dropout(seed={seed}, ratio={ratio}) loss(model) autodiff");
@@ -49,14 +49,14 @@ fn numbers(sizes: &[usize], stream: u64) -> Tensor {
     Tensor::float(DType::F32, sizes.to_vec(), elements).rounded()
 }
 
-/// Sums over steps of what each step reported under a name.
+/// The sum over steps of a result with this name.
 struct Total {
     name: &'static str,
     sums: Vec<f64>,
 }
 
-/// The means are those expected: each within five deviations, and all together as far from them as chance has it. That
-/// the sum of squares is not small says that the draws are independent, and the deviations right.
+/// Asserts that the means are the expected ones: each within five standard deviations, and with a mean square of the scores near 1. If the
+/// mean square is not too small, the draws are independent and the deviations are right.
 fn assert_means(what: &str, means: &[f64], expected: &[f64], deviations: &[f64]) {
     let scores = means
         .iter()
@@ -68,7 +68,7 @@ fn assert_means(what: &str, means: &[f64], expected: &[f64], deviations: &[f64])
     let square = scores.iter().map(|score| score * score).sum::<f64>() / scores.len() as f64;
     println!("{what}: largest {largest:.2} deviations, mean square {square:.2}");
     assert!(largest <= 5.0, "{what}: {largest:.2} deviations");
-    // The mean square of n normal numbers has the deviation √(2/n).
+    // The mean square of n normal numbers has the standard deviation √(2/n).
     let limit = 4.0 * (2.0 / scores.len() as f64).sqrt();
     assert!((square - 1.0).abs() <= limit, "{what}: mean square {square:.2}");
 }
@@ -97,7 +97,7 @@ fn the_means_of_what_is_left_and_of_its_gradient_are_those_without_dropout() {
             }
             let [left, gradient] = totals
                 .map(|total| total.sums.into_iter().map(|sum| sum / STEPS as f64).collect::<Vec<f64>>());
-            // An element is 0 or 1/(1 - ratio) times itself.
+            // An element becomes 0, or 1/(1 - ratio) times its value.
             let deviation = (ratio / (1.0 - ratio) / STEPS as f64).sqrt();
             let of = |sizes: &[f64]| sizes.iter().map(|size| size.abs() * deviation).collect::<Vec<f64>>();
             let what = |of: &str| format!("{of} in mode {}, ratio {ratio}", mode.name());
@@ -107,8 +107,8 @@ fn the_means_of_what_is_left_and_of_its_gradient_are_those_without_dropout() {
     }
 }
 
-/// GPT-2 with dropout in training mode; it has the weights of the fixtures `gpt2`.
-/// The first losses of a program, on the samples of PyTorch's numbers: no step changes a weight.
+/// The first losses of GPT-2 with dropout in training mode, which has the weights of the fixtures `gpt2`. The samples are those of PyTorch's
+/// numbers, and no step changes a weight.
 fn losses(ratio: f64, seed: u64, steps: usize) -> Vec<f64> {
     let dropout = Dropout { seed, ratio: Some(ratio) };
     let optimizer = passes::optimizer::Optimizer { lr: 0.0, ..models::momentum() };
@@ -124,8 +124,8 @@ fn losses(ratio: f64, seed: u64, steps: usize) -> Vec<f64> {
     (0..steps).map(|_| done(machine.step(&inputs)).loss().expect("a step has a loss")).collect()
 }
 
-/// What is dropped moves the logits by a noise without mean, whose variance grows as the ratio does: so the mean of the
-/// loss is moved by the curvature of the loss, in proportion to the ratio: by a hundredth of it at most, beside chance.
+/// Dropout adds noise with mean zero to the logits, with a variance proportional to the ratio. So the curvature of the loss moves its mean
+/// in proportion to the ratio: by at most a hundredth of the ratio, apart from chance.
 #[test]
 fn the_mean_of_the_first_loss_of_gpt2_is_near_that_without_dropout() {
     let [none] = losses(0.0, 0, 1)[..] else { panic!("a step has a loss") };

@@ -1,5 +1,4 @@
-//! `verify --against` with numbers that `scripts/reference.py` wrote: the same tensors are trained, or the user is told which
-//! are not.
+//! `verify --against` with numbers that `scripts/reference.py` wrote: the same tensors are trained, or the user is told which differ.
 
 use crate::TRAINYARD;
 use data::Table;
@@ -11,16 +10,16 @@ use testing::{models, verification};
 use trainyard::verification::report::Report;
 
 const MODEL: &str = "verify/classifier.onnx";
-/// The module's author has frozen this layer, of which the ONNX file says nothing.
+/// The module's author froze this layer, but the ONNX file does not say so.
 const FREEZE: &str = "--freeze frozen.*";
 
-/// What `verify` finds of the classifier against a file.
+/// The report of `verify` for the classifier against a file.
 fn against(numbers: &Path, flags: &str) -> Report {
     let flags = format!("--against {} {flags}", numbers.display());
     models::done(verification::verify(&testdata(MODEL), &flags))
 }
 
-/// The numbers of PyTorch, to be written with other numbers in place of some, or beside them.
+/// PyTorch's numbers, which tests write again with some of them replaced or added.
 struct Numbers {
     folder: tempfile::TempDir,
     table: Table,
@@ -33,7 +32,7 @@ impl Numbers {
         Self { folder, table }
     }
 
-    /// Writes the file with these f64 tensors in place of its own of these names.
+    /// Writes the file, with these f64 tensors in place of its own tensors of the same names.
     fn with(&self, others: &[(&str, &[usize], &[f64])]) -> PathBuf {
         let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
         for key in self.table.keys().filter(|key| others.iter().all(|(other, ..)| other != key)) {
@@ -144,7 +143,7 @@ fn a_tensor_that_the_exporter_merged_with_a_trained_one_is_told_so() {
 #[test]
 fn a_gradient_of_zeros_and_one_of_a_tensor_that_the_user_froze_are_no_differences() {
     let numbers = Numbers::new();
-    // The module has a layer that nothing uses, and rounding may leave next to nothing.
+    // The module has a layer that nothing uses, whose gradient is zero but for rounding.
     let file = numbers.with(&[("param.scale", &[2], &[1.0, 2.0]), ("grad.scale", &[2], &[1e-18, 0.0])]);
     let report = against(&file, FREEZE);
     assert!(report.passed && report.untrained.is_empty(), "{report}");

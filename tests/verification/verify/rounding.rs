@@ -1,5 +1,5 @@
-//! Numbers that differ between correct programs: biases that a batch norm cancels, half precision at kinks, steps that fp16
-//! skips, and weights in half.
+//! Numbers that differ between correct programs: biases that a batch norm cancels, half precision at kinks, steps that fp16 skips, and
+//! weights in half precision.
 
 use ir::{At, Builder, DType, Module, Phase};
 use passes::Manager;
@@ -40,10 +40,10 @@ fn biases_that_a_batch_norm_cancels_are_compared_with_rounding() {
             "{report}"
         );
     }
-    // A tolerance of the user is taken as it is.
+    // A tolerance that the user gives is used unchanged.
     let report = done(verify(&convolutions, "--mode cpu --tolerance 1e-5"));
     assert!(!report.passed && report.explained() == 0, "{report}");
-    // In f64 there is next to no rounding, and none is measured.
+    // In f64 there is almost no rounding, and none is measured.
     let report = passing(&convolutions, "");
     assert!(report.differences.iter().all(|difference| difference.rounding.is_none()), "{report}");
     // PyTorch's numbers are f32 here.
@@ -52,7 +52,7 @@ fn biases_that_a_batch_norm_cancels_are_compared_with_rounding() {
     assert!(gradient(&report, "0.bias").error > report.tolerance, "{report}");
 }
 
-/// The tolerance of the other numbers is that of f32.
+/// All other numbers have the tolerance of f32.
 #[test]
 fn moments_in_fewer_digits_are_compared_with_the_rounding_of_their_own_type() {
     let model = testdata("models/gpt2.dynamo.onnx");
@@ -77,7 +77,7 @@ fn half_precision_at_kinks_is_compared_with_rounding() {
     }
 }
 
-/// The differences of a program whose reported gradient of a tensor is multiplied, once rounding has explained some.
+/// The differences of a program whose reported gradient of one tensor is multiplied by `factor`, after rounding has explained some.
 fn with_wrong_gradient(name: &str, factor: f64, compute: DType, tolerance: f64) -> Vec<Difference> {
     let (source, plan) = CONVOLUTIONS.source(CONVOLUTIONS.batch, adamw());
     let plan = CompilationPlan { precision: Precision { compute, ..Precision::default() }, ..plan };
@@ -116,7 +116,7 @@ fn rounding_does_not_explain_a_wrong_gradient() {
         ("0.weight", DType::F32, 1.001, 1e-5),
         ("1.weight", DType::F32, 1.001, 1e-5),
         ("0.weight", DType::BF16, -1.0, 5e-2),
-        // The bias is zero but for rounding: wrong by as much as other gradients are large.
+        // The gradient of the bias is zero but for rounding; here it is wrong by the size of other gradients.
         ("0.bias", DType::F32, 1e5, 1e-5),
     ] {
         let differences = with_wrong_gradient(name, factor, compute, tolerance);

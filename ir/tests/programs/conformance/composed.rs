@@ -13,11 +13,11 @@ use ir::ops::norm::{LayerNorm, RmsNorm};
 use ir::ops::optimizer::{Adagrad, Adam, Lion, Sgd};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::rotary::Rotary;
-use ir::ops::samples::{Fill, Operand, Sample, samples};
 use ir::ops::scatter::{ScatterElements, ScatterKind};
 use ir::ops::shape::Concat;
 use ir::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 use ir::ops::{Float, NodeRef};
+use ir::samples::{Fill, Operand, Sample, samples};
 use ir::{Builder, DType, Dim, Module, Op, Operator, Tensor, Type, TypeError, ValueId};
 use std::collections::BTreeMap;
 

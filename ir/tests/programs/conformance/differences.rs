@@ -2,8 +2,8 @@
 
 use super::{Check, interp};
 use ir::interp::{Mode, StateValues, step};
-use ir::ops::samples::Sample;
 use ir::ops::{GradientError, Gradients, NodeRef};
+use ir::samples::Sample;
 use ir::{Builder, Module, Op, Tensor, Type, ValueId};
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Types come from untrusted files: `infer` must return for any types, and types that it accepts must have a rule and a cost.
 
 use ir::ops::Inference;
-use ir::ops::samples::{Sample, samples};
+use ir::samples::{Sample, samples};
 use ir::{DType, Dim, Operator, Signature, Type};
 
 /// Returns dims that often break arithmetic, and symbols.

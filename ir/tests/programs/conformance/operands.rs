@@ -2,7 +2,7 @@
 //! the movement of their elements.
 
 use super::{Check, interp};
-use ir::ops::samples::Sample;
+use ir::samples::Sample;
 use ir::tensor::Elements;
 use ir::{DType, Movement, Op, OperandRole, Operands, Operator, Tensor};
 
@@ -124,7 +124,7 @@ pub(super) fn check_numbers(samples: &[Sample]) -> Vec<String> {
 
 /// Returns the first sample of the operator with this name.
 fn sample(name: &str) -> Sample {
-    let mut samples = ir::ops::samples::samples().into_iter();
+    let mut samples = ir::samples::samples().into_iter();
     samples.find(|sample| sample.op.name() == name).expect("every operator has a sample")
 }
 
@@ -132,7 +132,7 @@ fn sample(name: &str) -> Sample {
 fn a_wrong_number_of_roles_is_caught() {
     let attention = sample("attention");
     let roles = &[OperandRole::Query, OperandRole::Key, OperandRole::Value, OperandRole::Mask];
-    let samples: Vec<Sample> = ir::ops::samples::samples();
+    let samples: Vec<Sample> = ir::samples::samples();
     let own: Vec<&Sample> = samples.iter().filter(|s| s.op.name() == "attention").collect();
     assert_eq!(numbers(&attention.op.operands(), &own), Ok(()));
     assert!(numbers(&Operands::new(roles), &own).is_err(), "the mask is optional");

@@ -2,7 +2,7 @@
 
 use super::{Check, close, interp};
 use ir::factors::{DimFactors, FactorId, FactorKind, Factors};
-use ir::ops::samples::Sample;
+use ir::samples::Sample;
 use ir::{Dim, Op, PartialKind, Type, View, ViewStep, view};
 
 /// The number of steps that are added to a factor.

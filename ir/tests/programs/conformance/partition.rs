@@ -4,8 +4,8 @@ use super::{Check, close, interp};
 use ir::factors::{FactorId, FactorKind, Factors};
 use ir::interp::{Mode, StateValues, step};
 use ir::ops::collective::Collective;
-use ir::ops::samples::Sample;
 use ir::ops::{Inference, NodeRef};
+use ir::samples::Sample;
 use ir::{
     At, Axis, AxisId, AxisRole, Builder, DType, Level, Module, NodeId, Op, Operator, Phase, Sharding, Tensor,
     Type, TypeError, ValueId, verify,

@@ -1,8 +1,8 @@
 //! Checks whether `interp` gives different numbers for the same operands at another place of larger tensors.
 
 use super::{Check, close, interp};
-use ir::ops::samples::Sample;
 use ir::ops::{Interp, Parts};
+use ir::samples::Sample;
 use ir::{Operator, Span, Type};
 use smallvec::SmallVec;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -2,8 +2,8 @@
 
 use super::{Check, close, interp, partition};
 use ir::factors::{DimFactors, FactorKind, Factors};
-use ir::ops::samples::Sample;
 use ir::ops::{Interp, Parts};
+use ir::samples::Sample;
 use ir::tensor::{Elements, offsets, strides};
 use ir::{Dim, Operator, PartialKind, Signature, Span, Tensor, Type};
 use smallvec::SmallVec;

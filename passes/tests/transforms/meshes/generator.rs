@@ -14,8 +14,8 @@ use ir::ops::indexing::Gather;
 use ir::ops::loss::CrossEntropy;
 use ir::ops::norm::LayerNorm;
 use ir::ops::reduce::{Reduce, ReduceKind};
-use ir::ops::samples::{Fill, Operand, Sample};
 use ir::ops::{Float, Op};
+use ir::samples::{Fill, Operand, Sample};
 use ir::{
     At, Blob, Builder, DType, Data, Dim, Initializer, Level, Module, Phase, Role, Tensor, TypeError, ValueId,
     random, testing,

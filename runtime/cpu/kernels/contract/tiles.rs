@@ -5,7 +5,8 @@
 
 use super::{SMALL, dot};
 use crate::gemm::{Matrix, Multiply, gemm};
-use crate::storage::{Float, narrow, widen};
+use crate::math::Float;
+use crate::storage::{narrow, widen};
 use program::contraction::{ContractionPlan, StridedLoop, shifted};
 use rayon::prelude::*;
 use std::ops::Range;

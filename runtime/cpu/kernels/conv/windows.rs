@@ -2,9 +2,9 @@
 //! windows: one element of them reads neighbours in the image that are a stride apart.
 
 use super::super::PARALLEL;
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::vectorized;
-use crate::storage::{Float, widen};
+use crate::storage::widen;
 use ir::ops::conv::{Geometry, Side};
 use rayon::prelude::*;
 use std::ops::Range;

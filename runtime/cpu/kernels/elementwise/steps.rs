@@ -1,9 +1,9 @@
 //! One elementwise operator on one block, in the types in which steps compute.
 
 use crate::element::{Element, with_half, with_integer, with_real, with_width};
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::{Map1, Map2, map1, map2};
-use crate::storage::{Float, computed, is_half};
+use crate::storage::{computed, is_half};
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
 use ir::{DType, Op};
 use program::ChainStep;

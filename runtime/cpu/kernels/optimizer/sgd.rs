@@ -3,9 +3,9 @@
 use super::{Gradient, Optional, for_blocks};
 use crate::call::Call;
 use crate::element::with_float;
-use crate::math::Real;
+use crate::math::{Float, Real};
 use crate::simd::vectorized;
-use crate::storage::{Float, Scratch};
+use crate::storage::Scratch;
 use ir::ops::optimizer::Sgd;
 
 pub(in crate::kernels) fn sgd(op: &Sgd, mut call: Call) {

@@ -22,7 +22,7 @@ impl Handle {
     pub(super) fn new(functions: &Arc<Functions>) -> Result<Self, DriverError> {
         let mut raw = ptr::null_mut();
         // SAFETY: the function writes one pointer.
-        functions.check_status("to begin with", unsafe { (functions.create)(&mut raw) })?;
+        functions.check_status("creating a handle", unsafe { (functions.create)(&mut raw) })?;
         Ok(Self { raw, functions: functions.clone() })
     }
 

@@ -8,7 +8,7 @@ use super::*;
 use crate::cudnn::testing::{Places, attention, instruction};
 use crate::libraries::{self, Library};
 use ir::ops::conv::{Conv, ConvGradInput, ConvGradWeight};
-use ir::ops::samples::samples;
+use ir::samples::samples;
 use ir::{DType, Type};
 use smallvec::SmallVec;
 use std::collections::HashSet;

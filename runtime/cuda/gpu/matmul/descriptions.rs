@@ -86,7 +86,7 @@ impl Handle {
     pub(super) fn new(functions: &Arc<Functions>) -> Result<Self, DriverError> {
         let mut raw = ptr::null_mut();
         // SAFETY: the function writes one pointer.
-        functions.check("to begin with", unsafe { (functions.create)(&mut raw) })?;
+        functions.check("creating a handle", unsafe { (functions.create)(&mut raw) })?;
         Ok(Self { raw, functions: functions.clone() })
     }
 }

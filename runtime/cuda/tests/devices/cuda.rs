@@ -40,7 +40,7 @@ use cuda::check::samples::{self, SampleVariant};
 use cuda::check::{StandIn, Subject};
 use cuda::device::Cuda;
 use cuda::host::{Host, Order, Ptx};
-use ir::ops::samples::{Sample, Through};
+use ir::samples::{Sample, Through};
 use program::Program;
 use program::device::Device;
 use program::lower::{LowerOptions, lower};
@@ -91,7 +91,7 @@ fn check_on(subject: &impl Subject, samples: &[Sample], way: SampleVariant) {
 #[ignore = "needs a C++ compiler"]
 fn kernels_take_the_place_of_dying_operands() {
     let mut samples = samples::all();
-    samples.truncate(samples.len() - ir::ops::samples::partial().len());
+    samples.truncate(samples.len() - ir::samples::partial().len());
     let order = Order { threads: 2, first: None };
     check_on(&StandIn::sound(order), &samples, SampleVariant { through: Through::Negations, unfused: true });
 }

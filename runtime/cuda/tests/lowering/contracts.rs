@@ -1,6 +1,6 @@
 //! The contracts of all kernels fit their operators.
 
-use ir::ops::samples::samples;
+use ir::samples::samples;
 
 #[test]
 fn contracts_fit_their_operators() {

@@ -2,8 +2,8 @@
 
 use super::{Added, Moves, Search};
 use crate::lower::fuse::Item;
-use ir::Op;
 use ir::ops::elementwise::Binary;
+use ir::{Op, Operator};
 
 impl Search<'_> {
     /// Lets gradients absorb the additions that read them.

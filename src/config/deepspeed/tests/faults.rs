@@ -1,4 +1,4 @@
-//! Files with faults: each is told with its place and its numbers.
+//! Files with faults: each error has its place and its numbers.
 
 use expect_test::expect;
 
@@ -36,7 +36,7 @@ fn text_that_is_not_json_is_told_with_its_place() {
         "{\"seed\": 1,\n \"seed\": 2}",
         "",
         expect![[r#"
-        error: the key `seed` stands twice
+        error: the key `seed` is given twice
           --> ds.json:2
           = remove one of them
     "#]],

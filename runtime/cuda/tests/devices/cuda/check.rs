@@ -6,7 +6,7 @@ use cuda::check::samples::{SampleVariant, all, check};
 use cuda::check::search::Report;
 use cuda::host::Order;
 use cuda::program::Kernel;
-use ir::ops::samples::Sample;
+use ir::samples::Sample;
 
 /// Softmax and the norms, as they lie.
 fn check_some(change: fn(&mut Kernel)) -> Report {

@@ -3,7 +3,7 @@
 use cuda::check::samples::{TYPES, all};
 use cuda::lower::lower as lower_for_cuda;
 use cuda::program::{CudaProgram, Task};
-use ir::ops::samples::{Sample, Through};
+use ir::samples::{Sample, Through};
 use program::Section;
 use program::lower::{LowerOptions, lower};
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@ use cuda::check::samples::{self, SampleVariant};
 use cuda::host::{LeftOut, Order, Ptx, Row, Table, family};
 use cuda::lower::lower as lower_for_cuda;
 use ir::DType;
-use ir::ops::samples::{Sample, Through};
+use ir::samples::{Sample, Through};
 use program::lower::{LowerOptions, lower};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Level lowered: casts by kernels as they read and write. Invariant 19.
+//! Level lowered: casts by kernels as they read and write. Invariant 19 of [`crate::verify`].
 
 use crate::ops::{Inference, Op, Operator};
 use crate::{DType, Level, Type, TypeError};

@@ -3,6 +3,7 @@
 
 use super::table::{f32_type, float, of};
 use super::*;
+use crate::ops::Float;
 use crate::ops::attention::{Attention, AttentionGrad};
 use crate::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics};
 use crate::ops::compression::Addends;

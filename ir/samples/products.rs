@@ -2,6 +2,7 @@
 
 use super::table::{f32_type, float, of};
 use super::*;
+use crate::ops::Float;
 use crate::ops::attention::{Attention, AttentionGrad};
 use crate::ops::compression::{Addends, Orthogonalize};
 use crate::ops::contract::Contract;

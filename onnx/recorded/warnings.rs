@@ -1,7 +1,7 @@
 //! Warnings about the parts of the author's module that a file does not hold, or holds under another name.
 
-use super::Record;
-use super::names::{is_folded_weight, is_generated};
+use crate::record::Record;
+use crate::record::names::{is_folded_weight, is_generated};
 use crate::{Graph, Node, Tensor, TensorSource};
 use ir::Diagnostic;
 use std::collections::BTreeMap;

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::external::ExternalFiles;
+use super::{ElementType, Tensor, TensorBytes, TensorSource, label};
 use crate::error::{Problem, quoted};
 use crate::proto::{DataLocation, StringStringEntryProto, TensorProto};
-use crate::tensor::{ElementType, Tensor, TensorBytes, TensorSource, label};
 
 /// Decodes one tensor. `name` is the value that it defines.
-pub(super) fn tensor(
+pub(crate) fn tensor(
     proto: &TensorProto,
     name: &str,
     source: TensorSource,
@@ -28,7 +28,7 @@ pub(super) fn tensor(
 }
 
 /// Returns the entries of a `metadata_props` field. The last of several entries with the same key counts.
-pub(super) fn metadata(entries: &[StringStringEntryProto]) -> BTreeMap<String, String> {
+pub(crate) fn metadata(entries: &[StringStringEntryProto]) -> BTreeMap<String, String> {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     entries.iter().map(|entry| (text(&entry.key), text(&entry.value))).collect()
 }
@@ -40,7 +40,7 @@ fn element_type(code: Option<i32>) -> Result<ElementType, String> {
 }
 
 /// Checks dims. Their product, without empty dims, must fit the address space in every order of multiplication.
-pub(super) fn dims(dims: &[i64]) -> Result<Vec<usize>, String> {
+pub(crate) fn dims(dims: &[i64]) -> Result<Vec<usize>, String> {
     if dims.len() > 64 {
         return Err(format!("has {} dims; at most 64 are supported", dims.len()));
     }

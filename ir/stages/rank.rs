@@ -1,6 +1,6 @@
 //! The program of one pipeline rank: the part of a program with stages that this rank runs.
 
-use super::EVERY_STAGE;
+use crate::EVERY_STAGE;
 use crate::module::{Definition, Node, Value};
 use crate::ops::transfer::Transfer;
 use crate::{Input, Module, NodeId, Op, Phase, StateId, Tier, ValueId};

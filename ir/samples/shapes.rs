@@ -2,6 +2,7 @@
 
 use super::table::{f32_type, float, of};
 use super::*;
+use crate::ops::Float;
 use crate::ops::collective::Collective;
 use crate::ops::constant::{Constant, Iota, Splat};
 use crate::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};

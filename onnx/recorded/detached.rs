@@ -3,7 +3,9 @@
 //! A node that reads a detached value has `%detach` among the arguments of its call. The exporter may have merged such a node with
 //! a node that reads the value itself. Then a call names a value of the trace that no node defines any more.
 
-use super::{Record, TracedCall, call};
+use super::call;
+use crate::record::Record;
+use crate::record::traced::{self, TracedCall};
 use crate::{Graph, Node};
 use ir::Diagnostic;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +40,7 @@ impl Detached {
         values.extend(graph.nodes.iter().flat_map(|node| node.outputs.iter().map(String::as_str)));
         let mut calls: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
         for node in &graph.nodes {
-            if let Some(text) = node.metadata.get(super::traced::KEY).filter(|text| text.contains("detach")) {
+            if let Some(text) = node.metadata.get(traced::KEY).filter(|text| text.contains("detach")) {
                 calls.entry(text).or_default().push(node);
             }
         }

@@ -8,10 +8,10 @@ use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::tensor_data::tensor;
+use super::data::tensor;
+use super::{TensorBytes, TensorSource};
 use crate::error::{Problem, quoted};
 use crate::proto::TensorProto;
-use crate::tensor::{TensorBytes, TensorSource};
 
 /// The external data files of one model, each mapped once.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,7 @@ pub(crate) struct ExternalFiles {
 
 impl ExternalFiles {
     /// Starts without mapped files. `folder` is the model's folder; without it every file is absent.
-    pub(super) fn new(folder: Option<PathBuf>) -> Self {
+    pub(crate) fn new(folder: Option<PathBuf>) -> Self {
         Self { folder, mapped: BTreeMap::new(), linked: BTreeMap::new() }
     }
 
@@ -67,7 +67,7 @@ impl ExternalFiles {
     }
 
     /// Returns a warning for each location that was read through a link into the cache of a hub.
-    pub(super) fn warnings(&self) -> Vec<Problem> {
+    pub(crate) fn warnings(&self) -> Vec<Problem> {
         let warning = |(location, target): (&String, &PathBuf)| {
             let (location, target) = (quoted(location), target.display());
             Problem::new(format!(

@@ -2,6 +2,7 @@
 
 use super::table::{f32_type, float, of};
 use super::*;
+use crate::ops::Float;
 use crate::ops::dropout::Dropout;
 use crate::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use crate::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};

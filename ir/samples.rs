@@ -14,9 +14,11 @@ pub use blocks::partial;
 pub use program::Through;
 pub use table::{float, of, samples};
 
-use super::*;
+use crate::edit::Builder;
+use crate::ops::{Inference, Interp, Op, Operator};
 use crate::tensor::Elements;
-use crate::{Blob, DType, random};
+use crate::{Blob, DType, Data, DataId, Tensor, Type, TypeError, ValueId, random};
+use cranelift_entity::PrimaryMap;
 
 /// A call of an operator: its operand types, and rules that generate suitable operands.
 #[derive(Clone, Debug)]

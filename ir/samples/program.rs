@@ -5,6 +5,7 @@ use crate::interp::file_tensor;
 use crate::ops::elementwise::Unary;
 use crate::ops::shape::Transpose;
 use crate::{At, Module, Phase};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// The way in which the operands of a sample reach its operator.

@@ -3,6 +3,7 @@
 use super::table::{f32_type, float, of};
 use super::*;
 use crate::Tier;
+use crate::ops::Float;
 use crate::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics, InTraining};
 use crate::ops::copy::Copy;
 use crate::ops::detach::Detach;
@@ -124,7 +125,7 @@ pub(super) fn pools() -> Vec<Sample> {
     .collect()
 }
 
-/// Makes pooling of an operand of these sizes, and its gradients. The largest element is also tried among equal elements.
+/// Makes samples of pooling for an operand of these sizes, and of its gradients. Max pooling also gets windows whose elements are equal.
 fn pool(sizes: &[u64], windows: &[Window]) -> Vec<Sample> {
     let windows = Windows::from_slice(windows);
     let largest = Sample::new(MaxPool { windows: windows.clone() }, [float(sizes)]);

@@ -191,18 +191,24 @@ fn settings_are_written_as_a_config_that_reads_back_equal() {
     ];
     let flags = Settings::augment_args(clap::Command::new("flags"));
     // No config file has the flags of one call.
-    let of_call =
-        ["resume", "profile", "print-after", "print-changed", "dump", "output", "force", "memory-plan"];
-    for flag in flags.get_arguments().filter_map(clap::Arg::get_long).filter(|flag| !of_call.contains(flag)) {
-        let is_given = |flags: &str| {
+    for flag in flags.get_arguments().filter_map(clap::Arg::get_long) {
+        let is_given = |flags: &&str| {
             flags.split_whitespace().any(|word| word.split('=').next() == Some(&format!("--{flag}")))
         };
-        assert!(all.iter().any(|flags| is_given(flags)), "--{flag} is in none of these");
+        assert!(all.iter().chain([&OF_CALL, &RESUME]).any(is_given), "--{flag} is in none of these");
     }
     for flags in all {
         let settings = compile(flags).settings;
         let toml = settings.to_toml().unwrap_or_else(|error| panic!("{flags}: {error}"));
         assert_eq!(with_config(&toml, ""), settings, "{flags}\n{toml}");
+        // The command has the flags of one call too.
+        let resume = if flags.contains("--train ") { RESUME } else { "" };
+        let settings = compile(&format!("{flags} {OF_CALL} {resume}")).settings;
+        let command =
+            settings.command("model.onnx".as_ref()).unwrap_or_else(|error| panic!("{flags}: {error}"));
+        let words =
+            command.strip_prefix("trainyard compile model.onnx").expect("the command compiles the model");
+        assert_eq!(compile(words).settings, settings, "{command}");
     }
 }
 

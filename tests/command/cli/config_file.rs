@@ -166,8 +166,15 @@ fn a_config_file_that_is_not_toml_or_not_there_is_refused() {
     );
 }
 
+/// Flags of one call, which stand in no config.
+const OF_CALL: &str =
+    "--profile --print-after autodiff --print-changed --dump d --output out --force --memory-plan plan.json";
+
+/// A flag of one call that needs data.
+const RESUME: &str = "--resume=a@3";
+
 #[test]
-fn settings_are_written_as_a_config_that_reads_back_equal() {
+fn settings_are_written_as_a_config_and_a_command_that_read_back_equal() {
     let all = [
         "",
         "--train synthetic --steps 0 --seed 9223372036854775807 --device cpu --threads 2",
@@ -190,7 +197,6 @@ fn settings_are_written_as_a_config_that_reads_back_equal() {
          --patience 2 --export best --keep 4",
     ];
     let flags = Settings::augment_args(clap::Command::new("flags"));
-    // No config file has the flags of one call.
     for flag in flags.get_arguments().filter_map(clap::Arg::get_long) {
         let is_given = |flags: &&str| {
             flags.split_whitespace().any(|word| word.split('=').next() == Some(&format!("--{flag}")))

@@ -23,7 +23,6 @@ use checkpoint::{
 use data::Loader;
 use ir::Diagnostic;
 use ir::interp::Missing;
-use program::Target;
 use program::device::TooLarge;
 use program::device::{DeviceError, ProgramId};
 use program::profile::Profiles;
@@ -64,7 +63,10 @@ pub fn ranks(
     let opening = Opening { processes, threads, profiles, folder, warn: &warn };
     let ranks = targets::open(target, programs.all(), opening);
     ranks.map_err(|error| match too_large(&error) {
-        Some(large) => Failure::User(vec![diagnosed(large, target, fits(large))]),
+        Some(large) => {
+            let error = Diagnostic::new(large.to_string()).note(large.told());
+            Failure::User(vec![fits(large).into_iter().fold(error, Diagnostic::note)])
+        }
         None => failure(error.into()),
     })
 }
@@ -76,17 +78,6 @@ pub(crate) fn too_large(error: &DeviceError) -> Option<&TooLarge> {
         DeviceError::Rank { source, .. } => too_large(source),
         _ => None,
     }
-}
-
-fn diagnosed(large: &TooLarge, target: Target, fitting: Vec<String>) -> Diagnostic {
-    let other = if target.is_host() {
-        "the step does not fit with any halved microbatch either; --bf16 needs less memory"
-    } else {
-        "the step does not fit with any halved microbatch either; --bf16, or a mesh of several GPUs, \
-         needs less memory per GPU"
-    };
-    let error = Diagnostic::new(large.to_string()).note(large.told());
-    if fitting.is_empty() { error.note(other) } else { fitting.into_iter().fold(error, Diagnostic::note) }
 }
 
 /// The beginning of a run.

@@ -85,6 +85,16 @@ fn states_are_divided_over_data_ranks_where_there_are_some() {
     assert!(has(&rows, "--zero 3", false), "{rows:?}");
 }
 
+#[test]
+fn a_pipeline_gets_commands_that_fit() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let stages = "--mesh pp=2 --global-batch 32";
+    let budget = smallest(&place, stages) * 95 / 100;
+    let rows = advice(&place, &format!("{GPT2} {stages} --memory {budget}B"));
+    check_rows(&place, &rows, budget);
+    assert!(has(&rows, "--mesh pp=2 --microbatch 4 --global-batch 32", false), "{rows:?}");
+}
+
 /// If no single change fits, the rows combine several.
 #[test]
 fn changes_are_combined_where_one_does_not_do() {

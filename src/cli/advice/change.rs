@@ -60,7 +60,7 @@ impl Change {
     /// The changes that may help a run with these flags: those that leave its numbers as they are first, and of these the fastest to
     /// compile.
     pub(super) fn of(flags: &CompileFlags, unfit: &Unfit) -> Vec<Self> {
-        let higher = if unfit.data_ranks > 1 { flags.parallel.zero + 1..=3 } else { 1..=0 };
+        let higher = flags.parallel.zero + 1..=if unfit.data_ranks > 1 { 3 } else { 0 };
         let mut all: Vec<Self> = higher.map(Self::Zero).collect();
         all.extend(smaller_microbatches(unfit));
         if flags.memory.update == UpdateChoice::Late && unfit.microbatches == 1 {

@@ -234,7 +234,7 @@ mod fatal {
     use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
     /// A mapped file. A place is free while `start` is 0.
-    struct Place {
+    struct Slot {
         start: AtomicUsize,
         bytes: AtomicUsize,
         /// The file's path and a zero. Paths are never freed: a program maps few files, and the handler may be reading one.
@@ -242,13 +242,13 @@ mod fatal {
     }
 
     #[allow(clippy::declare_interior_mutable_const)]
-    const FREE: Place = Place {
+    const FREE: Slot = Slot {
         start: AtomicUsize::new(0),
         bytes: AtomicUsize::new(0),
         path: AtomicPtr::new(std::ptr::null_mut()),
     };
     /// The table of watched files. Files beyond its size are mapped as well, but the message cannot name them.
-    static PLACES: [Place; 256] = [FREE; 256];
+    static PLACES: [Slot; 256] = [FREE; 256];
 
     /// The exit code of errors that a user can correct.
     const EXIT_CODE: c_int = 2;
@@ -261,7 +261,7 @@ mod fatal {
     pub(super) fn watch(map: &[u8], path: &Path) {
         INSTALLED.call_once(install);
         let taken =
-            |place: &&Place| place.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            |place: &&Slot| place.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let Some(place) = PLACES.iter().find(taken) else { return };
         let name: Vec<u8> = path.as_os_str().as_bytes().iter().copied().chain([0]).collect();
         place.path.store(name.leak().as_mut_ptr(), Ordering::Release);

@@ -102,7 +102,7 @@ fn direct(folder: &Path) -> io::Result<File> {
     let flags = libc::O_TMPFILE | libc::O_DIRECT;
     let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(folder)?;
     // Some systems open such a file and then refuse every write.
-    file.write_all_at(Room::default().of(1), 0)?;
+    file.write_all_at(PageBuffer::default().of(1), 0)?;
     Ok(file)
 }
 
@@ -117,17 +117,17 @@ pub fn is_on_network(folder: &Path) -> bool {
 /// Carries out requests, several at once. `work` gets the buffer of its thread.
 fn in_parallel<T: Send>(
     requests: impl Iterator<Item = T> + Send,
-    work: impl Fn(T, &mut Room) -> io::Result<()> + Sync,
+    work: impl Fn(T, &mut PageBuffer) -> io::Result<()> + Sync,
 ) -> io::Result<()> {
     let mut requests = requests.peekable();
     let Some(first) = requests.next() else { return Ok(()) };
     if requests.peek().is_none() {
-        return work(first, &mut Room::default());
+        return work(first, &mut PageBuffer::default());
     }
     let requests = Mutex::new([first].into_iter().chain(requests));
     let next = || requests.lock().unwrap_or_else(PoisonError::into_inner).next();
     let worker = || {
-        let mut room = Room::default();
+        let mut room = PageBuffer::default();
         while let Some(request) = next() {
             work(request, &mut room)?;
         }
@@ -146,9 +146,9 @@ fn in_parallel<T: Send>(
 
 /// A buffer that starts at a multiple of [`PAGE`], as direct reads and writes need.
 #[derive(Default)]
-struct Room(Vec<u8>);
+struct PageBuffer(Vec<u8>);
 
-impl Room {
+impl PageBuffer {
     /// Returns a buffer of so many bytes, rounded up to whole pages.
     fn of(&mut self, bytes: usize) -> &mut [u8] {
         let page = PAGE as usize;
@@ -188,7 +188,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = ScratchFile::new(folder.path(), PAGE).unwrap();
         file.write(0, &bytes(100, 3)).unwrap();
-        let mut room = Room::default();
+        let mut room = PageBuffer::default();
         room.of(1).fill(9);
         file.file.write_all_at(room.of(1), 0).unwrap();
         let error = file.read(0, &mut [0; 100]).unwrap_err().to_string();

@@ -62,6 +62,6 @@ pub use pipeline::{EVERY_STAGE, Pipeline};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use step_output::{Scalar, ScalarPart, StepOutput};
 pub use tensor::Tensor;
-pub use timetable::{Dependency, Part, Task, Timeline, Timetable, TimetableError};
+pub use timetable::{ChunkPhase, Dependency, Task, Timeline, Timetable, TimetableError};
 pub use types::{PartialKind, Sharding, Signature, Span, Type, TypeError};
 pub use visible::{is_hidden, visible};

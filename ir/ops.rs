@@ -142,7 +142,7 @@ pub struct Interp<'a> {
     /// The module's data table.
     pub data: &'a PrimaryMap<DataId, Data>,
     /// The places of the tensors in the global tensors, when a rank computes its part. `None` if the tensors are whole.
-    pub parts: Option<&'a Parts>,
+    pub parts: Option<&'a PartSpans>,
 }
 
 /// The places of a call's operands and results in the global tensors: a span for each dim of each tensor.
@@ -150,14 +150,14 @@ pub struct Interp<'a> {
 /// Most operators compute a part in the same way as the whole. Operators whose numbers depend on the place of an element (indices
 /// into a split dim, positions) use these spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct PartSpans {
     /// The spans of the operands.
     pub operands: Vec<SmallVec<[Span; 4]>>,
     /// The spans of the results.
     pub results: Vec<SmallVec<[Span; 4]>>,
 }
 
-impl Parts {
+impl PartSpans {
     /// Returns the places of the parts that a rank holds. `None` when a dim is unbound or does not divide.
     pub fn new(mesh: &Mesh, rank: u64, signature: &Signature) -> Option<Self> {
         let spans = |types: &[Type]| types.iter().map(|ty| ty.spans(mesh, rank)).collect::<Option<_>>();

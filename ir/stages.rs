@@ -2,7 +2,7 @@
 
 mod rank;
 
-use crate::timetable::{Dependency, Part};
+use crate::timetable::{ChunkPhase, Dependency};
 use crate::{Definition, EVERY_STAGE, Module, NodeId, Op, Phase, State, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -57,7 +57,7 @@ impl Module {
     /// Returns the dependencies between the parts of a microbatch: by transfers, and within each stage by phase.
     pub fn dependencies(&self) -> Vec<Dependency> {
         let Some(pipeline) = &self.pipeline else { return vec![] };
-        let part = |phase, chunk| Part { phase, chunk };
+        let part = |phase, chunk| ChunkPhase { phase, chunk };
         let mut all = BTreeSet::new();
         for stage in 0..pipeline.stages() {
             let phases = [Phase::Forward, Phase::Backward, Phase::Weight];
@@ -71,7 +71,7 @@ impl Module {
             }
         }
         let phases = pipeline.timetable.phases();
-        let has = |part: &Part| phases.contains(&part.phase);
+        let has = |part: &ChunkPhase| phases.contains(&part.phase);
         let all = all.into_iter().filter(|(from, to)| has(from) && has(to));
         all.map(|(from, to)| Dependency { from, to }).collect()
     }

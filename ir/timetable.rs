@@ -31,7 +31,7 @@ pub const TASK_PHASES: [(Phase, char); 3] =
 
 /// A phase of a chunk, which is the program that a task runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Part {
+pub struct ChunkPhase {
     /// Forward, backward or weight.
     pub phase: Phase,
     /// The chunk.
@@ -42,7 +42,7 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Task {
     /// The part that the task runs.
-    pub part: Part,
+    pub part: ChunkPhase,
     /// The microbatch, counted from 0.
     pub microbatch: u32,
 }
@@ -61,12 +61,12 @@ pub struct Timetable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dependency {
     /// The part that computes the result.
-    pub from: Part,
+    pub from: ChunkPhase,
     /// The part that reads it.
-    pub to: Part,
+    pub to: ChunkPhase,
 }
 
-impl Part {
+impl ChunkPhase {
     /// Makes the part of a phase and a chunk.
     pub fn new(phase: Phase, chunk: u32) -> Self {
         Self { phase, chunk }
@@ -81,12 +81,12 @@ impl Part {
 impl Task {
     /// Makes the task of a phase, a chunk and a microbatch.
     pub fn new(phase: Phase, chunk: u32, microbatch: u32) -> Self {
-        Part::new(phase, chunk).task(microbatch)
+        ChunkPhase::new(phase, chunk).task(microbatch)
     }
 
     /// Returns the task as text: `backward of stage 0, microbatch 3`.
     pub fn in_words(self) -> String {
-        let Self { part: Part { phase, chunk }, microbatch } = self;
+        let Self { part: ChunkPhase { phase, chunk }, microbatch } = self;
         format!("{} of stage {chunk}, microbatch {microbatch}", phase.long_name())
     }
 }
@@ -118,7 +118,8 @@ impl Timetable {
 impl Dependency {
     /// Returns the dependencies of a chain of chunks, in which each chunk reads only activations of the chunk before it.
     pub fn chain(chunks: u32, splits_backward: bool) -> Vec<Self> {
-        let [forward, backward, weight] = TASK_PHASES.map(|(phase, _)| move |chunk| Part::new(phase, chunk));
+        let [forward, backward, weight] =
+            TASK_PHASES.map(|(phase, _)| move |chunk| ChunkPhase::new(phase, chunk));
         let mut dependencies = Vec::new();
         let mut push = |from, to| dependencies.push(Self { from, to });
         for chunk in 0..chunks {

@@ -94,7 +94,7 @@ impl StateDict {
     }
 
     fn recorded(model: &Model, recorded: Recorded) -> Self {
-        let mut found = Found::new(&model.graph, recorded.entries);
+        let mut found = EntryCollector::new(&model.graph, recorded.entries);
         found.used.extend(recorded.unknown);
         if model.producer.to_lowercase().starts_with("pytorch") {
             let keys: BTreeSet<&str> = recorded.keys.iter().map(String::as_str).collect();
@@ -111,7 +111,7 @@ impl StateDict {
             }
             found.add_merged(is_key);
         }
-        let Found { entries, names, .. } = found;
+        let EntryCollector { entries, names, .. } = found;
         let absent = recorded.keys.into_iter().filter(|key| !names.contains(key)).collect();
         Self { entries, absent }
     }
@@ -132,7 +132,7 @@ impl StateDict {
 }
 
 /// The entries found so far.
-struct Found<'g> {
+struct EntryCollector<'g> {
     graph: &'g Graph,
     /// The file's tensors, by name.
     tensors: BTreeMap<&'g str, &'g Tensor>,
@@ -143,7 +143,7 @@ struct Found<'g> {
     used: BTreeSet<String>,
 }
 
-impl<'g> Found<'g> {
+impl<'g> EntryCollector<'g> {
     fn new(graph: &'g Graph, entries: Vec<StateDictEntry>) -> Self {
         let tensors = graph.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         let mut found =

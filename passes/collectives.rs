@@ -22,7 +22,7 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::egraph::{Limits, Problem, saturate};
 use decision::Search;
-use graph::{ENode, Graph, Place, Program};
+use graph::{ENode, Graph, Program, StepPlace};
 use insert::insert;
 use ir::machine::{Device, Link, Unit};
 use ir::{At, Builder, Changed, DType, Diagnostic, Module, NodeId, Op, ValueId};
@@ -166,7 +166,7 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagno
     let mut values: Vec<SmallVec<[ValueId; 2]>> = Vec::new();
     for step in &decision.steps {
         let operands: Vec<ValueId> = step.operands.iter().map(|operand| operand.value(&values)).collect();
-        let Place { phase, stage, copy } = step.place;
+        let StepPlace { phase, stage, copy } = step.place;
         b.at(At::End(phase)).stage(stage).copy(copy).origin(step.origin.clone()).by(&step.by);
         let results = b
             .push_typed(step.op.clone(), &operands, &step.types)

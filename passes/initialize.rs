@@ -93,7 +93,7 @@ pub enum Use {
 
 /// The value of a parameter before step 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Start {
+pub enum InitialValue {
     /// The same number for all elements.
     Fill(f64),
     /// Normal numbers with this deviation, drawn by seed, state and element.
@@ -104,14 +104,14 @@ pub enum Start {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// The use and the start of each state.
-    pub starts: BTreeMap<String, (Use, Start)>,
+    pub starts: BTreeMap<String, (Use, InitialValue)>,
 }
 
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let as_text = |start: &Start| match start {
-            Start::Fill(value) => format!("{value}"),
-            Start::Normal(deviation) => format!("normal {deviation:.5}"),
+        let as_text = |start: &InitialValue| match start {
+            InitialValue::Fill(value) => format!("{value}"),
+            InitialValue::Normal(deviation) => format!("normal {deviation:.5}"),
         };
         for (state, (found, start)) in &self.starts {
             writeln!(f, "{state}: {found:?} -> {}", as_text(start))?;
@@ -143,8 +143,10 @@ pub fn apply(module: &mut Module, decision: &Decision) {
             continue;
         };
         state.initializer = match start {
-            Start::Fill(value) => Initializer::Fill { value: value.to_bits(), data },
-            Start::Normal(deviation) => Initializer::Normal { std: deviation.to_bits(), data: Some(data) },
+            InitialValue::Fill(value) => Initializer::Fill { value: value.to_bits(), data },
+            InitialValue::Normal(deviation) => {
+                Initializer::Normal { std: deviation.to_bits(), data: Some(data) }
+            }
         };
     }
 }
@@ -154,16 +156,18 @@ pub fn apply(module: &mut Module, decision: &Decision) {
 ///   2.3: "a factor of 1/√N where N is the number of residual layers").
 /// - Kaiming: √(2 / fan in) (He et al. 2015, equation 10). A table starts as GPT-2's: its fan in is one, and the numbers would be so
 ///   large that they drown all others.
-fn start(rule: Rule, found: Use, additions: usize) -> Start {
+fn start(rule: Rule, found: Use, additions: usize) -> InitialValue {
     match (found, rule) {
-        (Use::Scale, _) => Start::Fill(1.0),
-        (Use::Bias, _) => Start::Fill(0.0),
-        (_, Rule::Normal { std }) => Start::Normal(std),
+        (Use::Scale, _) => InitialValue::Fill(1.0),
+        (Use::Bias, _) => InitialValue::Fill(0.0),
+        (_, Rule::Normal { std }) => InitialValue::Normal(std),
         (Use::Weight { residual: true, .. }, Rule::Gpt2) => {
-            Start::Normal(DEVIATION / (additions as f64).sqrt())
+            InitialValue::Normal(DEVIATION / (additions as f64).sqrt())
         }
-        (Use::Weight { fan_in, .. }, Rule::Kaiming) => Start::Normal((2.0 / fan_in.max(1) as f64).sqrt()),
-        (Use::Table | Use::Weight { .. }, _) => Start::Normal(DEVIATION),
+        (Use::Weight { fan_in, .. }, Rule::Kaiming) => {
+            InitialValue::Normal((2.0 / fan_in.max(1) as f64).sqrt())
+        }
+        (Use::Table | Use::Weight { .. }, _) => InitialValue::Normal(DEVIATION),
     }
 }
 

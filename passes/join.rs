@@ -81,7 +81,7 @@ enum Operand {
     Joined { parts: Vec<ValueId>, dim: usize },
 }
 
-struct Search<'m> {
+struct JoinFinder<'m> {
     module: &'m Module,
     kernels: &'m dyn Kernels,
     /// The nodes that are still needed. Nodes that earlier rules have replaced are ignored.
@@ -93,7 +93,7 @@ struct Search<'m> {
 /// Concatenations with their positions in program order, by their parts and dim.
 type Concats = BTreeMap<(Vec<ValueId>, usize), (ValueId, u32)>;
 
-impl<'m> Search<'m> {
+impl<'m> JoinFinder<'m> {
     fn new(module: &'m Module, kernels: &'m dyn Kernels) -> Self {
         let live = live_nodes(module);
         let readers = Readers::new(module, &live);
@@ -199,11 +199,11 @@ impl<'m> Search<'m> {
 }
 
 /// Joins the groups that a rule finds.
-fn apply(module: &mut Module, kernels: &dyn Kernels, rule: fn(&Search<'_>) -> Vec<Group>) -> Changed {
-    let search = Search::new(module, kernels);
+fn apply(module: &mut Module, kernels: &dyn Kernels, rule: fn(&JoinFinder<'_>) -> Vec<Group>) -> Changed {
+    let search = JoinFinder::new(module, kernels);
     let groups = rule(&search);
     let groups = search.without_moved(groups);
-    let Search { concats, readers: Readers { position, .. }, .. } = search;
+    let JoinFinder { concats, readers: Readers { position, .. }, .. } = search;
     let mut joiner = Joiner { builder: Builder::new(module, Join::NAME), concats, position };
     let mut found = Changed::No;
     for (group, last) in &groups {

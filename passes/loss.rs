@@ -14,7 +14,7 @@ mod prediction;
 mod terms;
 
 pub use kind::LossKind;
-pub use own::Own;
+pub use own::OwnLoss;
 pub use prediction::Prediction;
 pub use terms::{Addend, Class, Divisor, Factor, Objective, Weight};
 
@@ -126,7 +126,7 @@ pub enum Choice {
     /// A loss that compares this output with labels, which the compiler adds.
     Criterion(Criterion, Prediction),
     /// The model's own loss, taken apart.
-    Own(Own, Objective),
+    Own(OwnLoss, Objective),
 }
 
 /// The objective and the reported metrics.

@@ -18,7 +18,7 @@ mod options;
 mod route;
 mod slots;
 
-pub use find::{Block, Found, blocks};
+pub use find::{Block, FoundBlocks, blocks};
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -37,7 +37,7 @@ pub struct Moe {
     /// The hidden numbers of an expert; `None` for as many as the dense block has.
     pub hidden: Option<u64>,
     /// The weights of experts before step 0.
-    pub start: Start,
+    pub start: ExpertStart,
     /// The standard deviation of the normal numbers that are added to copies.
     pub noise: f64,
     /// Whether the dense block stays beside the experts, for every token.
@@ -50,7 +50,7 @@ pub struct Moe {
 
 /// The weights of experts before step 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Start {
+pub enum ExpertStart {
     /// The weights of the dense block; a narrower expert begins as a part of it.
     #[default]
     Copies,
@@ -244,7 +244,7 @@ impl Transform for Moe {
                 error.note("remove --moe: exported experts are trained, and --mesh ep=N spreads them")
             );
         }
-        let Found { blocks, near } = blocks(module);
+        let FoundBlocks { blocks, near } = blocks(module);
         if blocks.is_empty() {
             let error = Diagnostic::new("--moe found no feed-forward block in the model").note(
                 "a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences",
@@ -263,7 +263,7 @@ impl Transform for Moe {
             return Err(Diagnostic::new(error).note("give a smaller distance, such as every=1"));
         }
         let mut b = Builder::new(module, Self::NAME);
-        let mut parts = balance::Parts::default();
+        let mut parts = balance::BalanceScalars::default();
         for (layer, block) in chosen.into_iter().enumerate() {
             self.insert(&mut b, block, layer as u32, &mut parts)?;
         }

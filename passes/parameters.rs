@@ -18,7 +18,7 @@ mod views;
 pub use evidence::{Evidence, Finding};
 pub use report::{ParameterSpec, specs};
 pub use ties::TiedRow;
-pub use views::Cut;
+pub use views::TensorCut;
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -133,7 +133,7 @@ pub struct NewState {
     /// The name of the state.
     pub name: String,
     /// The part of the tensor, and the values that it replaces.
-    pub cut: Cut,
+    pub cut: TensorCut,
 }
 
 impl fmt::Display for Decision {
@@ -167,7 +167,7 @@ fn readers(module: &Module) -> BTreeMap<DataId, Vec<ValueId>> {
 
 /// Classifies every row, cuts parameters into states and names them.
 pub fn decide(module: &Module, cx: &PassContext, options: &Parameters) -> Result<Decision, Diagnostic> {
-    let mut search = evidence::Search::new(module, &cx.repeated);
+    let mut search = evidence::ModuleFacts::new(module, &cx.repeated);
     let uses = module.uses();
     let mut names = names::Names::new(module);
     let mut rows = Vec::new();

@@ -1,9 +1,9 @@
 //! From a model file to the programs that train and evaluate it.
 
 use crate::failure::Failure;
+use crate::fit::stages::{Attempt, fit};
 use crate::lowering::Lowering;
 use crate::pipeline::CompilationPlan;
-use crate::stages::{Attempt, fit};
 use anyhow::anyhow;
 use ir::analysis::indices::{Outside, of_inputs};
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};

@@ -13,7 +13,7 @@ use crate::compilation::{self, Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use crate::training::Programs;
-use crate::{sizes, tiers};
+use crate::{fit, sizes};
 use ir::{Diagnostic, Module};
 pub use job::{Facts, Job, On};
 use onnx::Model;
@@ -132,12 +132,14 @@ impl<'m> Forward<'m> {
         (plan.stage, plan.limit) = (compilation.stage.clone(), None);
         let (node, may_update_early) = (job.node(), plan.may_update_early());
         let On { target, multiprocessors, .. } = job.on;
-        let place = tiers::Place { microbatches, target, multiprocessors, may_update_early, node: &node };
+        let conditions =
+            fit::Conditions { microbatches, target, multiprocessors, may_update_early, node: &node };
         let mut passes = compilation.pipeline.passes.len();
-        let fit = tiers::fit_memory(&mut compilation, manager, &job.flags.memory, place, |pass, module| {
-            passes += 1;
-            after(passes, pass, module);
-        });
+        let fit =
+            fit::fit_memory(&mut compilation, manager, &job.flags.memory, conditions, |pass, module| {
+                passes += 1;
+                after(passes, pass, module);
+            });
         let fit = match fit {
             Ok(fit) => fit,
             Err(failure) => return Err(Stopped { failure, compilation: Some(compilation.into()) }),

@@ -3,7 +3,6 @@
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod budget;
 pub mod cli;
 pub mod compilation;
 pub mod compiler;
@@ -12,6 +11,7 @@ pub mod diagnostics;
 pub mod export;
 pub mod failure;
 pub mod feed;
+pub mod fit;
 pub mod hardware;
 pub mod inspection;
 pub mod launcher;
@@ -24,9 +24,7 @@ pub mod plan;
 pub mod processes;
 pub mod signals;
 pub mod sizes;
-mod stages;
 pub mod state_dict;
 pub mod targets;
-pub mod tiers;
 pub mod training;
 pub mod verification;

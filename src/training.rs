@@ -4,6 +4,7 @@ mod opening;
 mod programs;
 
 pub use opening::{DataOfRun, open_data};
+pub(crate) use programs::lower_evaluation;
 pub use programs::{Programs, lower_step, step};
 
 use crate::compilation::{Compilation, Source};

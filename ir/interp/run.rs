@@ -5,7 +5,7 @@ use super::ranks::{ByRank, Disagreement, Ranks};
 use super::{Mode, StateValues, StepOutputs, collective};
 use crate::ops::collective::Change;
 use crate::ops::elementwise::Binary;
-use crate::ops::{Interp, Parts};
+use crate::ops::{Interp, PartSpans};
 use crate::text::{Numbering, type_text};
 use crate::{Diagnostic, Module, Node, Op, Operator, Phase, StateId, Tensor, Type, ValueId};
 use cranelift_entity::SecondaryMap;
@@ -31,7 +31,7 @@ pub(super) struct StepInterpreter<'m> {
 struct Call {
     /// The first of these ranks.
     rank: usize,
-    parts: Option<Parts>,
+    parts: Option<PartSpans>,
     results: Vec<Arc<Tensor>>,
 }
 
@@ -170,7 +170,7 @@ impl<'m> StepInterpreter<'m> {
         let signature = self.module.signature(node);
         for rank in 0..self.ranks.count {
             let several = self.ranks.count > 1;
-            let parts = several.then(|| Parts::new(&self.module.mesh, rank as u64, &signature)).flatten();
+            let parts = several.then(|| PartSpans::new(&self.module.mesh, rank as u64, &signature)).flatten();
             let same = |call: &Call| {
                 call.parts == parts
                     && operands.iter().all(|operand| Arc::ptr_eq(&operand[call.rank], &operand[rank]))
@@ -192,7 +192,7 @@ impl<'m> StepInterpreter<'m> {
         node: &Node,
         rank: usize,
         operands: &[&ByRank],
-        parts: Option<&Parts>,
+        parts: Option<&PartSpans>,
     ) -> Vec<Arc<Tensor>> {
         let operands: Vec<&Tensor> = operands.iter().map(|operand| operand[rank].as_ref()).collect();
         if let Op::Cast(cast) = &node.op

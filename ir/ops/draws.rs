@@ -81,14 +81,14 @@ impl Draws {
         for (i, &size) in sizes.iter().enumerate().rev() {
             let Span { start, size: whole } = span(i);
             if i != dim {
-                dims.push(Along { size, start, stride });
+                dims.push(DrawnDim { size, start, stride });
                 stride *= whole;
                 continue;
             }
             let of_each = whole / samples;
             let start = start.checked_rem(of_each).unwrap_or(0);
-            dims.push(Along { size: size / own_samples.max(1), start, stride });
-            dims.push(Along { size: own_samples, start: 0, stride: 0 });
+            dims.push(DrawnDim { size: size / own_samples.max(1), start, stride });
+            dims.push(DrawnDim { size: own_samples, start: 0, stride: 0 });
             stride *= of_each;
         }
         dims.reverse();
@@ -101,14 +101,14 @@ impl Draws {
 pub struct Positions {
     /// The dims of the part, outermost first. The dim of the samples is given as two: the samples, and the elements of each
     /// sample.
-    pub dims: SmallVec<[Along; 5]>,
+    pub dims: SmallVec<[DrawnDim; 5]>,
     /// The index in `dims` of the dim that counts the samples.
     pub samples: usize,
 }
 
 /// A dim of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Along {
+pub struct DrawnDim {
     /// The number of the part's elements along the dim.
     pub size: usize,
     /// The place in the whole dim at which the part begins.

@@ -1,7 +1,7 @@
 //! The parser of a module's function: its parameters and its nodes.
 
 use super::function_name;
-use super::lexer::{Kind, Place};
+use super::lexer::{Kind, TextPlace};
 use super::parser::Parser;
 use crate::lowered;
 use crate::module::{Definition, Node, Value};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// The parsed text of a node.
 struct Line {
-    results: Vec<(Place, u32)>,
+    results: Vec<(TextPlace, u32)>,
     op: Op,
     operands: SmallVec<[ValueId; 4]>,
     types: Vec<Type>,
@@ -64,7 +64,7 @@ impl Parser<'_> {
     }
 
     /// Parses the number of a value that is being defined.
-    fn new_value(&mut self) -> Result<(Place, u32), Diagnostic> {
+    fn new_value(&mut self) -> Result<(TextPlace, u32), Diagnostic> {
         let token = self.take();
         match token.kind {
             Kind::Value(number) => Ok((token.place, number)),
@@ -72,7 +72,7 @@ impl Parser<'_> {
         }
     }
 
-    fn define(&mut self, place: Place, number: u32, value: ValueId) -> Result<(), Diagnostic> {
+    fn define(&mut self, place: TextPlace, number: u32, value: ValueId) -> Result<(), Diagnostic> {
         match self.values.insert(number, value) {
             None => Ok(()),
             Some(_) => Err(place.error(format!("%{number} is defined twice"))),
@@ -156,7 +156,7 @@ impl Parser<'_> {
     }
 
     /// Checks that the operator accepts these operands and gives these result types. Returns the line with these types.
-    fn inferred(&self, place: Place, line: Line) -> Result<Line, Diagnostic> {
+    fn inferred(&self, place: TextPlace, line: Line) -> Result<Line, Diagnostic> {
         let operands: Vec<Type> = line.operands.iter().map(|&id| self.module.ty(id).clone()).collect();
         let (level, given) = (self.module.level, Inference { operands: &operands, declared: &line.types });
         let inferred = lowered::infer(level, &line.op, &given).map_err(|error| place.error(error.message))?;

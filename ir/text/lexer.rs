@@ -8,7 +8,7 @@ pub(super) struct Token<'t> {
     pub(super) kind: Kind,
     /// The token's text; empty at the end.
     pub(super) text: &'t str,
-    pub(super) place: Place,
+    pub(super) place: TextPlace,
 }
 
 /// The kind of a token.
@@ -30,12 +30,12 @@ pub(super) enum Kind {
 
 /// A place in the text. Line and column count from 1; columns count characters.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct TextPlace {
     line: usize,
     column: usize,
 }
 
-impl Place {
+impl TextPlace {
     /// Makes an error at this place.
     pub(super) fn error(self, message: impl Into<String>) -> Diagnostic {
         Diagnostic::new(message).at(format!("line {}, column {}", self.line, self.column))
@@ -61,7 +61,7 @@ impl Token<'_> {
 
 /// Splits a text into tokens; the last one is [`Kind::End`].
 pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Diagnostic> {
-    let mut lexer = Lexer { rest: text, place: Place { line: 1, column: 1 } };
+    let mut lexer = Lexer { rest: text, place: TextPlace { line: 1, column: 1 } };
     let mut tokens = Vec::new();
     loop {
         lexer.skip_blank();
@@ -76,7 +76,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Diagnostic> {
 
 struct Lexer<'t> {
     rest: &'t str,
-    place: Place,
+    place: TextPlace,
 }
 
 impl<'t> Lexer<'t> {
@@ -85,7 +85,7 @@ impl<'t> Lexer<'t> {
         let (taken, rest) = self.rest.split_at(bytes);
         for c in taken.chars() {
             match c {
-                '\n' => self.place = Place { line: self.place.line + 1, column: 1 },
+                '\n' => self.place = TextPlace { line: self.place.line + 1, column: 1 },
                 _ => self.place.column += 1,
             }
         }

@@ -1,6 +1,6 @@
 //! The recursive-descent parser of modules and tables. [`super::types`] parses types, [`super::function`] nodes.
 
-use super::lexer::{Kind, Place, Token, tokens};
+use super::lexer::{Kind, TextPlace, Token, tokens};
 use super::literal::{element_bits, from_hexadecimal};
 use super::{AXIS_ROLES, VERSION};
 use crate::timetable::{Task, Timetable};
@@ -46,7 +46,7 @@ impl<'t> Parser<'t> {
         &self.tokens[self.next]
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> TextPlace {
         self.peek().place
     }
 
@@ -325,7 +325,10 @@ impl Parser<'_> {
     }
 
     /// Parses an initializer. The source of a copy is added to `copies` and looked up when all states are known.
-    fn initializer(&mut self, copies: &mut Vec<(Place, StateId, String)>) -> Result<Initializer, Diagnostic> {
+    fn initializer(
+        &mut self,
+        copies: &mut Vec<(TextPlace, StateId, String)>,
+    ) -> Result<Initializer, Diagnostic> {
         let token = self.take();
         Ok(match token.text {
             "data" => Initializer::Data(self.row()?),

@@ -8,7 +8,7 @@
 //! 5. With blocking receives and sends that do not block, no rank waits for ever.
 
 use super::execution::{Progress, execute};
-use super::{Dependency, Part, TASK_PHASES, Task, Timetable, TimetableError};
+use super::{ChunkPhase, Dependency, TASK_PHASES, Task, Timetable, TimetableError};
 use crate::Phase;
 
 /// Proves that a timetable can run, in time linear in the number of tasks. `placement` has the rank of each chunk.
@@ -61,7 +61,7 @@ fn exactly_once(timetable: &Timetable, placement: &[u32], microbatches: u32) -> 
     }
     for (chunk, &rank) in (0..).zip(placement) {
         for phase in timetable.phases() {
-            let part = Part::new(phase, chunk);
+            let part = ChunkPhase::new(phase, chunk);
             let done = progress.done(part);
             if done < microbatches {
                 return Err(TimetableError::Missing { rank, task: part.task(done) });

@@ -1,6 +1,6 @@
 //! Runs a timetable without costs, to find out which tasks can start.
 
-use super::{Dependency, Part, TASK_PHASES, Task, Timetable, TimetableError, Wait};
+use super::{ChunkPhase, Dependency, TASK_PHASES, Task, Timetable, TimetableError, Wait};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The number of finished tasks of each part, and the parts from which each part reads.
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) struct Progress {
     chunks: usize,
     done: Vec<u32>,
-    needs: Vec<Vec<Part>>,
+    needs: Vec<Vec<ChunkPhase>>,
 }
 
 impl Progress {
@@ -32,14 +32,14 @@ impl Progress {
     }
 
     /// Returns the index of a part in a table of all parts.
-    pub(super) fn index(&self, part: Part) -> Option<usize> {
+    pub(super) fn index(&self, part: ChunkPhase) -> Option<usize> {
         let phase = TASK_PHASES.iter().position(|(phase, _)| *phase == part.phase)?;
         let chunk = part.chunk as usize;
         (chunk < self.chunks).then_some(phase * self.chunks + chunk)
     }
 
     /// Returns the number of finished tasks of a part.
-    pub(super) fn done(&self, part: Part) -> u32 {
+    pub(super) fn done(&self, part: ChunkPhase) -> u32 {
         self.index(part).map_or(0, |index| self.done[index])
     }
 

@@ -5,7 +5,7 @@
 //! one in the list run once, before the first step (the prologue). The last steps omit tasks of steps beyond the end, so the
 //! pipeline drains.
 
-use super::{Dependency, Part, Task, Timetable, TimetableError, check};
+use super::{ChunkPhase, Dependency, Task, Timetable, TimetableError, check};
 use crate::Phase;
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ impl StreamTask {
 impl Timetable {
     /// Returns the forward tasks of a rank that run before its first step: those of microbatches before the first one in its list.
     pub fn prologue(&self, rank: usize) -> Vec<Task> {
-        let mut first: BTreeMap<Part, u32> = BTreeMap::new();
+        let mut first: BTreeMap<ChunkPhase, u32> = BTreeMap::new();
         let forward = self.ranks[rank].iter().filter(|task| task.part.phase == Phase::Forward);
         for task in forward {
             first.entry(task.part).or_insert(task.microbatch);

@@ -126,7 +126,7 @@ fn dependencies_without_tasks_are_caught() {
     for (from, to) in
         [((Backward, 0), (Weight, 0)), ((Forward, 1), (Forward, 2)), ((Phase::Prepare, 0), (Forward, 0))]
     {
-        let [from, to] = [from, to].map(|(phase, chunk)| Part::new(phase, chunk));
+        let [from, to] = [from, to].map(|(phase, chunk)| ChunkPhase::new(phase, chunk));
         let dependency = Dependency { from, to };
         let found = check(&timetable(TWO_RANKS), &[0, 1], 2, &[dependency]);
         assert_eq!(found, Err(TimetableError::UnknownPart(dependency)));
@@ -157,10 +157,10 @@ fn a_skip_over_a_stage_is_a_dependency_like_others() {
     // The last chunk reads a result of the first chunk, which is on the same rank and must run first.
     let timetable = timetable("rank 0: F0.0 F2.0 B2.0 B0.0\nrank 1: F1.0 B1.0");
     let mut dependencies = Dependency::chain(3, false);
-    let [from, to] = [(Forward, 0), (Forward, 2)].map(|(phase, chunk)| Part::new(phase, chunk));
+    let [from, to] = [(Forward, 0), (Forward, 2)].map(|(phase, chunk)| ChunkPhase::new(phase, chunk));
     dependencies.push(Dependency { from, to });
     assert_eq!(check(&timetable, &[0, 1, 0], 1, &dependencies), Ok(()));
-    dependencies.push(Dependency { from: to, to: Part::new(Forward, 1) });
+    dependencies.push(Dependency { from: to, to: ChunkPhase::new(Forward, 1) });
     assert!(matches!(check(&timetable, &[0, 1, 0], 1, &dependencies), Err(TimetableError::Deadlock(_))));
 }
 
@@ -191,7 +191,7 @@ fn slots_are_reused_when_a_block_ends_and_not_before() {
 fn a_timeline_waits_for_transfers_between_ranks_alone() {
     let timeline = |transfer: u64| {
         let dependencies = Dependency::chain(2, false);
-        let cost = |part: Part| if part.phase == Forward { 10 } else { 20 };
+        let cost = |part: ChunkPhase| if part.phase == Forward { 10 } else { 20 };
         Timeline::new(&timetable(TWO_RANKS), &[0, 1], 2, &dependencies, cost, |_| transfer).expect("valid")
     };
     // Two microbatches take 60. The wait for one forward and one backward of the other rank is added.
@@ -247,8 +247,8 @@ fn mixed(
     let phases = TASK_PHASES.into_iter().take(if splits_backward { 3 } else { 2 });
     let lists = (0..ranks).map(|rank| {
         let own = (rank..chunks).step_by(ranks as usize);
-        let parts = own.flat_map(|chunk| phases.clone().map(move |(phase, _)| Part::new(phase, chunk)));
-        let mut parts: Vec<(Part, u32)> = parts.map(|part| (part, 0)).collect();
+        let parts = own.flat_map(|chunk| phases.clone().map(move |(phase, _)| ChunkPhase::new(phase, chunk)));
+        let mut parts: Vec<(ChunkPhase, u32)> = parts.map(|part| (part, 0)).collect();
         let mut tasks = Vec::new();
         while !parts.is_empty() {
             let at = draw(parts.len());
@@ -288,7 +288,7 @@ proptest! {
         let timetable = mixed(chunks, 1, microbatches, false, |parts| draws.next().map_or(0, |index| index.index(parts)));
         let tasks = &timetable.ranks[0];
         let found = slots(tasks, Forward, Backward);
-        let started = |task: &Task, upto: &[Task]| upto.contains(&Task { part: Part::new(Forward, task.part.chunk), ..*task });
+        let started = |task: &Task, upto: &[Task]| upto.contains(&Task { part: ChunkPhase::new(Forward, task.part.chunk), ..*task });
         // A block whose backward task precedes its forward task never ends.
         let ended = |upto: &[Task]| (0..upto.len()).filter(|&at| upto[at].part.phase == Backward && started(&upto[at], &upto[..at])).count();
         let alive = |upto: &[Task]| upto.iter().filter(|task| task.part.phase == Forward).count() - ended(upto);

@@ -1,6 +1,6 @@
 //! The text of a timetable: `rank 0: F0.0 F0.1 B0.0 B0.1`, one line per rank.
 
-use super::{Dependency, Part, TASK_PHASES, Task, Timetable};
+use super::{ChunkPhase, Dependency, TASK_PHASES, Task, Timetable};
 use std::fmt;
 use std::str::FromStr;
 
@@ -26,7 +26,7 @@ pub enum TimetableTextError {
     },
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for ChunkPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letter = TASK_PHASES.iter().find(|(phase, _)| *phase == self.phase);
         // A valid task has no other phase. The checker refuses a task with another phase, and prints it.

@@ -4,7 +4,7 @@
 //! and any number of transfers may be in flight at once.
 
 use super::execution::{Progress, execute};
-use super::{Dependency, Part, Task, Timetable, TimetableError, check};
+use super::{ChunkPhase, Dependency, Task, Timetable, TimetableError, check};
 use std::ops::{Add, Sub};
 
 /// The number type of costs and times: seconds as floats, or whole units in tests.
@@ -38,7 +38,7 @@ impl<T: Seconds> Timeline<T> {
         placement: &[u32],
         microbatches: u32,
         dependencies: &[Dependency],
-        task_cost: impl Fn(Part) -> T,
+        task_cost: impl Fn(ChunkPhase) -> T,
         transfer_cost: impl Fn(Dependency) -> T,
     ) -> Result<Self, TimetableError> {
         let task_cost = |task: Task| task_cost(task.part);

@@ -167,7 +167,7 @@ impl Windows {
     }
 
     /// Returns the kept part of the covered elements in a transposed convolution, for each spatial dim of `x`.
-    fn transposed(&self, call: &Call, x: &Type) -> Result<Vec<Kept>, Problem> {
+    fn transposed(&self, call: &Call, x: &Type) -> Result<Vec<KeptRange>, Problem> {
         let count = self.count();
         let more = numbers(call, "output_padding", count, 0)?;
         let pads = numbers(call, "pads", 2 * count, 0)?;
@@ -206,7 +206,7 @@ impl Windows {
                     (pads[dim], full.checked_sub(cut).ok_or_else(wrong)?)
                 }
             };
-            Kept::new(covered, before, out).ok_or_else(wrong)
+            KeptRange::new(covered, before, out).ok_or_else(wrong)
         };
         (0..count).map(side).collect()
     }
@@ -214,7 +214,7 @@ impl Windows {
 
 /// The part of the covered elements that is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Kept {
+struct KeptRange {
     /// The number of elements that are cut off before the part.
     before: u64,
     /// The number of elements of the part.
@@ -225,7 +225,7 @@ struct Kept {
     beyond: u64,
 }
 
-impl Kept {
+impl KeptRange {
     /// Keeps `out` elements after the first `before` covered elements; `None` if none of them is covered.
     fn new(covered: u64, before: u64, out: u64) -> Option<Self> {
         let rest = covered.checked_sub(before)?;
@@ -265,11 +265,11 @@ mod tests {
     #[test]
     fn what_a_transposed_convolution_keeps_is_cut_or_goes_beyond_its_windows() {
         // First: size 3, stride 3, window 3, with ten elements wanted. Then: padding of 1 with output padding of 1, stride 2.
-        assert_eq!(Kept::new(9, 0, 10), Some(Kept { before: 0, image: 9, after: 0, beyond: 1 }));
-        assert_eq!(Kept::new(7, 1, 6), Some(Kept { before: 1, image: 6, after: 0, beyond: 0 }));
-        assert_eq!(Kept::new(7, 1, 5), Some(Kept { before: 1, image: 5, after: 1, beyond: 0 }));
-        assert_eq!(Kept::new(3, 3, 2), None);
-        assert_eq!(Kept::new(3, 0, 0), None);
+        assert_eq!(KeptRange::new(9, 0, 10), Some(KeptRange { before: 0, image: 9, after: 0, beyond: 1 }));
+        assert_eq!(KeptRange::new(7, 1, 6), Some(KeptRange { before: 1, image: 6, after: 0, beyond: 0 }));
+        assert_eq!(KeptRange::new(7, 1, 5), Some(KeptRange { before: 1, image: 5, after: 1, beyond: 0 }));
+        assert_eq!(KeptRange::new(3, 3, 2), None);
+        assert_eq!(KeptRange::new(3, 0, 0), None);
     }
 
     #[test]

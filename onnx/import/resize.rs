@@ -10,7 +10,7 @@ use ir::ops::indexing::Gather;
 use ir::{DType, Dim, Tensor, ValueId};
 
 /// The resizing of one dim.
-struct Along {
+struct ResizedDim {
     dim: u32,
     scale: f64,
     size: u64,
@@ -22,7 +22,7 @@ pub(super) fn resize(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let how = resampling(call)?;
     let extrapolation = call.float("extrapolation_value").unwrap_or(0.0);
-    for Along { dim, scale, size, region } in asked(cx, call, x)? {
+    for ResizedDim { dim, scale, size, region } in asked(cx, call, x)? {
         let from = cx.bound(x, dim, "resizes")?;
         let crops = how.coordinates == Coordinates::TfCropAndResize;
         if from == size && scale == 1.0 && !crops {
@@ -66,7 +66,7 @@ fn resampling(call: &Call) -> Result<Resampling, Problem> {
 }
 
 /// Returns the dims to resize, from scales, or from sizes with a policy that may keep the aspect ratio.
-fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<Along>, Problem> {
+fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<ResizedDim>, Problem> {
     let axes = call.ints("axes").unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
     let dims: Vec<u32> = axes.iter().map(|&axis| cx.axis(x, axis)).collect::<Result<_, _>>()?;
     let at = if call.opset() < 11 { 1 } else { 2 };
@@ -83,7 +83,7 @@ fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<Along>, Proble
         }
         let along = |i: usize| {
             let size = (froms[i] as f64 * scales[i]).floor() as u64;
-            Along { dim: dims[i], scale: scales[i], size, region: region(i) }
+            ResizedDim { dim: dims[i], scale: scales[i], size, region: region(i) }
         };
         return Ok((0..dims.len()).map(along).collect());
     }
@@ -101,7 +101,7 @@ fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<Along>, Proble
     let along = |(i, own): (usize, f64)| {
         let scale = common.unwrap_or(own);
         let size = common.map_or(sizes[i] as u64, |scale| (froms[i] as f64 * scale + 0.5).floor() as u64);
-        Along { dim: dims[i], scale, size, region: region(i) }
+        ResizedDim { dim: dims[i], scale, size, region: region(i) }
     };
     Ok(scales.enumerate().map(along).collect())
 }

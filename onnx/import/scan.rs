@@ -10,13 +10,13 @@ use ir::{Dim, ValueId};
 struct Scan<'a> {
     body: &'a Graph,
     carried: usize,
-    read: Vec<Along>,
-    written: Vec<Along>,
+    read: Vec<ScanDim>,
+    written: Vec<ScanDim>,
 }
 
 /// The dim along which a value is read or written, and the direction.
 #[derive(Clone, Copy)]
-struct Along {
+struct ScanDim {
     axis: i64,
     backwards: bool,
 }
@@ -128,7 +128,7 @@ impl<'a> Scan<'a> {
 }
 
 /// Returns the axis and direction of each value. By default the first dim is walked forwards.
-fn along(call: &Call, axes: &str, directions: &str, count: usize) -> Result<Vec<Along>, Problem> {
+fn along(call: &Call, axes: &str, directions: &str, count: usize) -> Result<Vec<ScanDim>, Problem> {
     let list = |name: &str| match call.ints(name) {
         Some(numbers) if numbers.len() == count => Ok(numbers),
         Some(numbers) => {
@@ -137,7 +137,7 @@ fn along(call: &Call, axes: &str, directions: &str, count: usize) -> Result<Vec<
         None => Ok(vec![0; count]),
     };
     let (axes, directions) = (list(axes)?, list(directions)?);
-    Ok(axes.into_iter().zip(directions).map(|(axis, way)| Along { axis, backwards: way != 0 }).collect())
+    Ok(axes.into_iter().zip(directions).map(|(axis, way)| ScanDim { axis, backwards: way != 0 }).collect())
 }
 
 /// Returns one place along a dim, and removes the dim.

@@ -9,7 +9,7 @@ use ir::{DType, Dim, ValueId};
 
 /// The meaning of a position in a sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PositionKind {
     /// The position of a part.
     Part,
     /// The position of a part, or the end.
@@ -26,8 +26,8 @@ fn parts(cx: &Context, call: &Call, i: usize) -> Result<Vec<Entry>, Problem> {
 }
 
 /// Returns the position in an input, counted from the end if negative. Without the input it is the last position.
-fn place(cx: &Context, call: &Call, i: usize, count: usize, of: Place) -> Result<usize, Problem> {
-    let places = count + usize::from(of == Place::Gap);
+fn place(cx: &Context, call: &Call, i: usize, count: usize, of: PositionKind) -> Result<usize, Problem> {
+    let places = count + usize::from(of == PositionKind::Gap);
     let given = cx.numbers(call, i, "position")?;
     let at = match given.as_deref() {
         None => places.checked_sub(1),
@@ -57,7 +57,7 @@ pub(super) fn length(cx: &mut Context, call: &Call) -> Outputs {
 /// Imports SequenceAt.
 pub(super) fn at(cx: &mut Context, call: &Call) -> Outputs {
     let parts = parts(cx, call, 0)?;
-    let at = place(cx, call, 1, parts.len(), Place::Part)?;
+    let at = place(cx, call, 1, parts.len(), PositionKind::Part)?;
     Ok(vec![parts[at].clone()])
 }
 
@@ -65,7 +65,7 @@ pub(super) fn at(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn insert(cx: &mut Context, call: &Call) -> Outputs {
     let mut parts = parts(cx, call, 0)?;
     let part = cx.entry(call, 1)?.clone();
-    let at = place(cx, call, 2, parts.len(), Place::Gap)?;
+    let at = place(cx, call, 2, parts.len(), PositionKind::Gap)?;
     parts.insert(at, part);
     Ok(vec![Entry::Sequence(parts)])
 }
@@ -73,7 +73,7 @@ pub(super) fn insert(cx: &mut Context, call: &Call) -> Outputs {
 /// Imports SequenceErase.
 pub(super) fn erase(cx: &mut Context, call: &Call) -> Outputs {
     let mut parts = parts(cx, call, 0)?;
-    let at = place(cx, call, 1, parts.len(), Place::Part)?;
+    let at = place(cx, call, 1, parts.len(), PositionKind::Part)?;
     parts.remove(at);
     Ok(vec![Entry::Sequence(parts)])
 }

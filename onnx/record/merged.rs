@@ -65,7 +65,7 @@ fn decide(graph: &GraphProto, untied: bool) -> BTreeMap<String, Copies> {
     let mut changes = BTreeMap::new();
     for (tensor, uses) in uses {
         let mut groups: Vec<Vec<Use>> = Vec::new();
-        let mut places: Vec<Place> = Vec::new();
+        let mut places: Vec<UsePlace> = Vec::new();
         for found in uses {
             let place = surroundings.place(found);
             match places.iter().position(|known| !untied && known.is_of_module_of(&place)) {
@@ -146,9 +146,9 @@ impl<'g> Surroundings<'g> {
         Self { graph, telling: telling.collect(), producers, readers }
     }
 
-    fn place(&self, found: Use) -> Place<'g> {
+    fn place(&self, found: Use) -> UsePlace<'g> {
         let node = &self.graph.node[found.node];
-        Place {
+        UsePlace {
             kind: (node.op_type(), role(node, found.input)),
             module: self.module(node),
             data: node.input.first().map(String::as_str).filter(|_| found.input > 0),
@@ -229,7 +229,7 @@ impl<'g> Surroundings<'g> {
 }
 
 /// The facts that tell to which module a use of a tensor belongs.
-struct Place<'g> {
+struct UsePlace<'g> {
     /// The operator, and the role of the tensor in it.
     kind: (&'g str, Option<Role>),
     /// The module in the node's name.
@@ -244,7 +244,7 @@ struct Place<'g> {
     before: BTreeSet<&'g str>,
 }
 
-impl Place<'_> {
+impl UsePlace<'_> {
     /// Whether two uses of a tensor are calls of the same module.
     fn is_of_module_of(&self, other: &Self) -> bool {
         if self.kind != other.kind {

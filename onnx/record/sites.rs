@@ -108,21 +108,21 @@ fn of_call<'s>(
         |argument: usize| !matches!(call.arguments.get(argument), None | Some(Argument::Word("None")));
     let places = slots.iter().map(|slot| place(operator, graph.node[slot.node].op_type(), slot.input));
     // The exporter gives a norm without a scale a scale of its own.
-    let places: Vec<Place> = places
+    let places: Vec<TracedArgument> = places
         .map(|place| match place {
-            Place::Argument(i) if operator.contains("norm") && !is_given(i) => Place::Made,
+            TracedArgument::Argument(i) if operator.contains("norm") && !is_given(i) => TracedArgument::Made,
             place => place,
         })
         .collect();
-    let made = slots.iter().zip(&places).filter(|(_, place)| **place == Place::Made);
+    let made = slots.iter().zip(&places).filter(|(_, place)| **place == TracedArgument::Made);
     sites.made.extend(made.map(|(slot, _)| (slot.node, slot.input)));
-    let found = if places.contains(&Place::Unknown) {
+    let found = if places.contains(&TracedArgument::Unknown) {
         let wanted: Vec<_> = call.values().into_iter().filter_map(|it| signature.find(it).cloned()).collect();
         matched(&slots, &wanted, nodes.len() == 1)
     } else {
-        let of_argument = |place: Place| match place {
-            Place::Argument(i) => listed(i),
-            Place::Unknown | Place::Nothing | Place::Made => None,
+        let of_argument = |place: TracedArgument| match place {
+            TracedArgument::Argument(i) => listed(i),
+            TracedArgument::Unknown | TracedArgument::Nothing | TracedArgument::Made => None,
         };
         let places = slots.iter().zip(&places);
         places.filter_map(|(slot, place)| Some((*slot, of_argument(*place)?))).collect()
@@ -132,7 +132,7 @@ fn of_call<'s>(
         sites.known.push(Site { node: slot.node, input: slot.input, tensor, layout });
     }
     if let Some(argument) = bias_argument(operator)
-        && !places.contains(&Place::Argument(argument))
+        && !places.contains(&TracedArgument::Argument(argument))
         && let Some(tensor) = listed(argument).filter(|tensor| tensor.kind == Kind::Parameter)
         && let Some(&node) = nodes.iter().find(|&&node| lacks_bias(&graph.node[node]))
     {
@@ -142,7 +142,7 @@ fn of_call<'s>(
 
 /// The argument of a traced call that an initializer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum TracedArgument {
     /// The argument with this index.
     Argument(usize),
     /// No argument: the exporter made the initializer for its own formula.
@@ -154,28 +154,28 @@ enum Place {
 }
 
 /// Returns the argument of the call `operator` that input `input` of an `op` node holds.
-fn place(operator: &str, op: &str, input: usize) -> Place {
+fn place(operator: &str, op: &str, input: usize) -> TracedArgument {
     let is_batch_norm = operator.contains("batch_norm");
     match (operator, op) {
-        ("addmm", "Add") => Place::Argument(0),
-        ("addmm", "Gemm") if input == 2 => Place::Argument(0),
-        ("addmm", "MatMul" | "Gemm") => Place::Argument(1 + input),
-        ("addmm", "Transpose") => Place::Argument(2),
-        ("linear", "Add") => Place::Argument(2),
-        ("linear", "MatMul" | "Gemm") => Place::Argument(input),
-        ("linear", "Transpose") => Place::Argument(1),
-        (_, "Conv" | "ConvTranspose") if operator.starts_with("conv") => Place::Argument(input),
-        ("layer_norm" | "native_layer_norm", "LayerNormalization") => Place::Argument(input + 1),
-        ("group_norm", "InstanceNormalization") => Place::Made,
-        ("group_norm", "Mul") => Place::Argument(2),
-        ("group_norm", "Add") => Place::Argument(3),
-        ("instance_norm", "InstanceNormalization") => Place::Argument(input),
-        (_, "BatchNormalization") if is_batch_norm => Place::Argument(input),
+        ("addmm", "Add") => TracedArgument::Argument(0),
+        ("addmm", "Gemm") if input == 2 => TracedArgument::Argument(0),
+        ("addmm", "MatMul" | "Gemm") => TracedArgument::Argument(1 + input),
+        ("addmm", "Transpose") => TracedArgument::Argument(2),
+        ("linear", "Add") => TracedArgument::Argument(2),
+        ("linear", "MatMul" | "Gemm") => TracedArgument::Argument(input),
+        ("linear", "Transpose") => TracedArgument::Argument(1),
+        (_, "Conv" | "ConvTranspose") if operator.starts_with("conv") => TracedArgument::Argument(input),
+        ("layer_norm" | "native_layer_norm", "LayerNormalization") => TracedArgument::Argument(input + 1),
+        ("group_norm", "InstanceNormalization") => TracedArgument::Made,
+        ("group_norm", "Mul") => TracedArgument::Argument(2),
+        ("group_norm", "Add") => TracedArgument::Argument(3),
+        ("instance_norm", "InstanceNormalization") => TracedArgument::Argument(input),
+        (_, "BatchNormalization") if is_batch_norm => TracedArgument::Argument(input),
         // A batch norm that was folded into a convolution has no separate tensors.
-        _ if is_batch_norm => Place::Nothing,
+        _ if is_batch_norm => TracedArgument::Nothing,
         // Each input holds several weights.
-        ("lstm" | "gru" | "rnn_tanh" | "rnn_relu", _) => Place::Nothing,
-        _ => Place::Unknown,
+        ("lstm" | "gru" | "rnn_tanh" | "rnn_relu", _) => TracedArgument::Nothing,
+        _ => TracedArgument::Unknown,
     }
 }
 

@@ -9,7 +9,7 @@ use ir::{View, ViewStep};
 use smallvec::smallvec;
 use std::collections::BTreeMap;
 
-use super::{Found, StateDictEntry, TensorPart};
+use super::{EntryCollector, StateDictEntry, TensorPart};
 use crate::recorded::module_path;
 use crate::{Node, Tensor};
 
@@ -30,7 +30,7 @@ pub(super) fn is_recurrent(node: &Node) -> bool {
 
 /// Adds the weights of recurrent nodes, as far as they are tensors of the file. The dynamo exporter computes large ones from the
 /// author's tensors, which kept their names. `recorded` has the weights of each node's call, by the node's name.
-pub(super) fn find(found: &mut Found, recorded: &BTreeMap<String, Vec<String>>) {
+pub(super) fn find(found: &mut EntryCollector, recorded: &BTreeMap<String, Vec<String>>) {
     let graph = found.graph;
     // The input weights of each module's layers so far. They distinguish a new layer from a second use of a layer.
     let mut layers: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -84,7 +84,7 @@ impl Layer {
     /// `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`.
     fn entries(
         &self,
-        found: &Found,
+        found: &EntryCollector,
         node: &Node,
         name: impl Fn(usize, usize) -> String,
     ) -> Vec<StateDictEntry> {

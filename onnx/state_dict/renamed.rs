@@ -4,13 +4,13 @@ use ir::{View, ViewStep};
 use smallvec::smallvec;
 use std::collections::BTreeMap;
 
-use super::{Found, StateDictEntry};
+use super::{EntryCollector, StateDictEntry};
 use crate::Node;
 use crate::record::is_generated;
 use crate::recorded::module_path;
 
 /// Adds the weights of linear layers and the slopes of PReLU, if `is_key` accepts the name found for them.
-pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
+pub(super) fn find(found: &mut EntryCollector, is_key: impl Fn(&str) -> bool) {
     let graph = found.graph;
     let mut additions: BTreeMap<&str, &Node> = BTreeMap::new();
     for node in graph.nodes.iter().filter(|node| node.op_type == "Add") {
@@ -51,7 +51,7 @@ pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
 
 /// Returns the name of a linear layer's weight: the name of its bias, if the bias kept it, with `weight` for `bias`; without a
 /// bias `weight` in the node's module. `additions` has, for each value, a node that adds something to it.
-fn weight_name(found: &Found, additions: &BTreeMap<&str, &Node>, node: &Node) -> Option<String> {
+fn weight_name(found: &EntryCollector, additions: &BTreeMap<&str, &Node>, node: &Node) -> Option<String> {
     let of_bias = |name: &str| Some(format!("{}weight", name.strip_suffix("bias")?));
     let named = |name: &str| found.tensors.contains_key(name) && !is_generated(name);
     if let Some(bias) = node.input(2).filter(|name| named(name)) {

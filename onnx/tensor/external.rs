@@ -54,7 +54,7 @@ impl ExternalFiles {
             None => Ok(None),
         });
         let found = found.and_then(|found| {
-            let Some(Found { target, is_in_cache }) = found else { return Ok(None) };
+            let Some(ExternalFile { target, is_in_cache }) = found else { return Ok(None) };
             let bytes = files::map(&target)
                 .map_err(|error| format!("cannot read external data {}: {error}", target.display()))?;
             if is_in_cache {
@@ -101,7 +101,7 @@ fn check(location: &str) -> Result<(), String> {
 }
 
 /// A file of external data.
-struct Found {
+struct ExternalFile {
     target: PathBuf,
     /// Whether the file is outside of the model's folder, in the hub's cache to which the folder belongs.
     is_in_cache: bool,
@@ -117,7 +117,7 @@ fn is_in_cache(folder: &Path, target: &Path) -> bool {
 }
 
 /// Finds `folder/location`. A symbolic link must not lead out of the folder, except into the cache of its hub.
-fn find_inside(folder: &Path, location: &str) -> Result<Option<Found>, String> {
+fn find_inside(folder: &Path, location: &str) -> Result<Option<ExternalFile>, String> {
     let failed =
         |path: &Path, error: io::Error| format!("cannot read external data {}: {error}", path.display());
     let folder = folder.canonicalize().map_err(|error| failed(folder, error))?;
@@ -128,7 +128,7 @@ fn find_inside(folder: &Path, location: &str) -> Result<Option<Found>, String> {
         Err(error) => return Err(failed(&path, error)),
     };
     if target.starts_with(&folder) {
-        return Ok(Some(Found { target, is_in_cache: false }));
+        return Ok(Some(ExternalFile { target, is_in_cache: false }));
     }
     if !is_in_cache(&folder, &target) {
         return Err(format!(
@@ -137,5 +137,5 @@ fn find_inside(folder: &Path, location: &str) -> Result<Option<Found>, String> {
             target.display()
         ));
     }
-    Ok(Some(Found { target, is_in_cache: true }))
+    Ok(Some(ExternalFile { target, is_in_cache: true }))
 }

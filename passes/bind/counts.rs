@@ -94,7 +94,7 @@ pub(super) fn decide(module: &Module, carries: &BTreeMap<ValueId, Carry>, from: 
     if from == to {
         return counts;
     }
-    let mut search = Search { module, constants: Constants::new(module), uses: module.uses() };
+    let mut search = ConstantFinder { module, constants: Constants::new(module), uses: module.uses() };
     for (id, node) in module.nodes() {
         let Some(reduction) = reduction(module, carries, id, node) else { continue };
         let mut factors = Vec::new();
@@ -227,7 +227,7 @@ fn warning(module: &Module, reduction: &Node, found: &Match, from: u64) -> Diagn
 }
 
 /// Finds the constants around reductions.
-struct Search<'m> {
+struct ConstantFinder<'m> {
     module: &'m Module,
     constants: Constants<'m>,
     uses: cranelift_entity::SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
@@ -236,7 +236,7 @@ struct Search<'m> {
 /// The longest chain of products that is searched. An author's formulas are shorter.
 const LONGEST: usize = 8;
 
-impl Search<'_> {
+impl ConstantFinder<'_> {
     /// Collects the factors of an operand.
     fn before(&mut self, value: ValueId, factors: &mut Vec<Factor>) {
         let mut value = value;

@@ -1,6 +1,6 @@
 //! Turns the chosen e-nodes into the nodes of the new program, in order, each with its origin.
 
-use super::graph::{ENode, Graph, Head, Place};
+use super::graph::{ENode, Graph, Head, StepPlace};
 use super::insert::Inserted;
 use super::order::{Chosen, order, positions};
 use egg::{Id, Language};
@@ -24,7 +24,7 @@ pub(super) struct Step {
     pub(super) op: Op,
     pub(super) operands: Vec<Source>,
     pub(super) types: Vec<Type>,
-    pub(super) place: Place,
+    pub(super) place: StepPlace,
     pub(super) origin: Arc<str>,
     /// The rule that made the node; for a node of the old program, the pass that made it.
     pub(super) by: Arc<str>,

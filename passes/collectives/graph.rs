@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 /// When and where a node runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Place {
+pub(super) struct StepPlace {
     pub(super) phase: Phase,
     pub(super) stage: u32,
     pub(super) copy: u32,
@@ -37,11 +37,11 @@ pub(super) enum Head {
     /// A value that no node makes: an input, or a state.
     Leaf(ValueId),
     /// An operator with the types of its results.
-    Op(Op, TypeIds, Place),
+    Op(Op, TypeIds, StepPlace),
     /// One result of an operator with several results.
     Result(u32),
     /// The operand, kept from forward for this place of backward: an identity that costs memory.
-    Saved(Place),
+    Saved(StepPlace),
     /// All values that must come out of the program.
     Root,
 }
@@ -63,7 +63,7 @@ pub(super) type ENode = egraph::ENode<Head>;
 
 impl ENode {
     /// Returns the collective, if the node is one of a single operand.
-    pub(super) fn collective(&self) -> Option<(Collective, TypeId, Place)> {
+    pub(super) fn collective(&self) -> Option<(Collective, TypeId, StepPlace)> {
         match (&self.head, &self.args[..]) {
             (Head::Op(Op::Collective(collective), types, place), [_]) => {
                 Some((*collective, types[0], *place))
@@ -78,7 +78,7 @@ pub(super) type Term = egraph::Term<Head>;
 
 impl Term {
     /// Makes a collective over a term.
-    pub(super) fn collective(collective: Collective, operand: Self, ty: TypeId, place: Place) -> Self {
+    pub(super) fn collective(collective: Collective, operand: Self, ty: TypeId, place: StepPlace) -> Self {
         Self::Node(Head::Op(Op::Collective(collective), smallvec![ty], place), vec![operand])
     }
 }
@@ -91,7 +91,7 @@ pub(super) struct Facts {
     /// The dims of each value that may be cut: see [`super::rows`].
     pub(super) rows: SmallVec<[Dims; 3]>,
     /// The earliest place that computes it; `None` if no node makes it.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<StepPlace>,
 }
 
 /// Every type in the e-graph, once.
@@ -265,7 +265,7 @@ impl Sound<Head> for Program<'_> {
     /// `accumulate` alone.
     fn alike(graph: &Graph, a: Id, b: Id) -> bool {
         let [a, b] = [&graph[a].data, &graph[b].data];
-        let apart = |a: Place, b: Place| a.phase.is_microbatch() && b.phase == Phase::Update;
+        let apart = |a: StepPlace, b: StepPlace| a.phase.is_microbatch() && b.phase == Phase::Update;
         let places = a.place.zip(b.place);
         a.types == b.types && !places.is_some_and(|(a, b)| apart(a, b) || apart(b, a))
     }
@@ -278,7 +278,7 @@ pub(super) trait Ask {
     /// Returns the type of a class of one value.
     fn ty(&self, class: Id) -> Rc<Type>;
     /// Returns a node that computes as a call (the operator, `None` for a saved value, with its types) and its place.
-    fn call(&self, node: &ENode) -> Option<(Call, Place)>;
+    fn call(&self, node: &ENode) -> Option<(Call, StepPlace)>;
 }
 
 impl Ask for Graph<'_> {
@@ -290,7 +290,7 @@ impl Ask for Graph<'_> {
         self.analysis.ty(self.type_id(class))
     }
 
-    fn call(&self, node: &ENode) -> Option<(Call, Place)> {
+    fn call(&self, node: &ENode) -> Option<(Call, StepPlace)> {
         let operands: TypeIds = match node.head {
             Head::Op(..) | Head::Saved(_) => node.args.iter().map(|&arg| self.type_id(arg)).collect(),
             _ => return None,

@@ -1,6 +1,6 @@
 //! Puts a module into an e-graph, and keeps a list of the module's own e-nodes.
 
-use super::graph::{ENode, Graph, Head, Place, TypeIds};
+use super::graph::{ENode, Graph, Head, StepPlace, TypeIds};
 use egg::{Id, Language};
 use ir::analysis::reports;
 use ir::{Module, Node, NodeId, Phase, ValueId};
@@ -27,7 +27,7 @@ pub(super) fn insert(graph: &mut Graph, module: &Module) -> Inserted {
         graph.add(node)
     };
     for (id, node) in module.nodes() {
-        let place = Place { phase: node.phase, stage: node.stage, copy: node.copy };
+        let place = StepPlace { phase: node.phase, stage: node.stage, copy: node.copy };
         let mut args = Vec::new();
         for &operand in &node.operands {
             let leaf = || ENode::new(Head::Leaf(operand), []);

@@ -3,7 +3,7 @@
 //! A node that computes a value of the old program, or a part of one, takes that value's position. A node without such a value comes
 //! just before its first reader. So a gather stays beside its use, and a reduction beside the value that it reduces.
 
-use super::graph::{ENode, Graph, Place};
+use super::graph::{ENode, Graph, StepPlace};
 use super::insert::Inserted;
 use egg::Id;
 use ir::Module;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub(super) struct Chosen {
     pub(super) class: Id,
     pub(super) node: ENode,
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<StepPlace>,
     pub(super) args: Vec<usize>,
 }
 

@@ -5,7 +5,7 @@
 //! backward, and from the latency of one more collective, which wins when the parts are small.
 
 use super::Collectives;
-use super::graph::{Ask, ENode, Graph, Head, Place, TypeId, TypeIds};
+use super::graph::{Ask, ENode, Graph, Head, StepPlace, TypeId, TypeIds};
 use egg::Id;
 use ir::machine::{CollectiveTime, Device};
 use ir::ops::collective::{Change, Collective};
@@ -61,7 +61,7 @@ impl Prices {
         collective: Collective,
         operands: &[TypeId],
         results: &[TypeId],
-        place: Place,
+        place: StepPlace,
     ) -> u64 {
         let (from, to) = (graph.analysis.ty(operands[0]), graph.analysis.ty(results[0]));
         let Ok(change) = Change::between(&from.sharding, &to.sharding, from.ndim()) else {

@@ -13,7 +13,7 @@
 //! stage 3) still is: a gather of a slice is not simplified, and [`Head::Saved`] keeps values that go from forward to backward
 //! apart.
 
-use super::graph::{Ask, Call, ENode, Graph, Head, Place, Program, Split, Term, TypeId};
+use super::graph::{Ask, Call, ENode, Graph, Head, Program, Split, StepPlace, Term, TypeId};
 use super::split::{Tensor, add_axes, differs, split};
 use crate::rewriting::egraph;
 use egg::Id;
@@ -87,7 +87,7 @@ fn gathered(
     g: &Graph,
     node: &ENode,
     call: &Call,
-    place: Place,
+    place: StepPlace,
     split: &Split,
     result: usize,
 ) -> Option<Term> {
@@ -114,7 +114,7 @@ fn slice_before(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 }
 
 /// Returns one result of a call on parts of its operands.
-fn on_parts(g: &Graph, node: &ENode, place: Place, split: &Split, result: usize) -> Term {
+fn on_parts(g: &Graph, node: &ENode, place: StepPlace, split: &Split, result: usize) -> Term {
     let args = node.args.iter().zip(&split.operands);
     let args = args.map(|(&arg, part)| part.map_or(Term::Class(arg), |part| slice(g, arg, part, place)));
     let head = match &node.head {
@@ -131,7 +131,7 @@ fn take(call: Term, results: usize, result: usize) -> Term {
 
 /// Returns the part of a class that has this type: the operand of a gather, or a slice, which is made where the class is first known.
 /// A state is sliced where its part is used: buffers change from phase to phase.
-fn slice(g: &Graph, class: Id, part: TypeId, place: Place) -> Term {
+fn slice(g: &Graph, class: Id, part: TypeId, place: StepPlace) -> Term {
     match gathers(g, class).find(|(operand, _)| g.type_id(*operand) == part) {
         Some((operand, _)) => operand.into(),
         None => {
@@ -142,13 +142,13 @@ fn slice(g: &Graph, class: Id, part: TypeId, place: Place) -> Term {
 }
 
 /// Returns the place of nodes that read an input or a state for a reader. A transfer reads a state of another stage.
-fn of_leaf(g: &Graph, class: Id, reader: Place) -> Place {
+fn of_leaf(g: &Graph, class: Id, reader: StepPlace) -> StepPlace {
     let leaf = g[class].nodes.iter().find_map(|node| match node.head {
         Head::Leaf(value) => Some(g.analysis.module.stage_of(value)),
         _ => None,
     });
     let stage = leaf.filter(|&stage| stage != EVERY_STAGE).unwrap_or(reader.stage);
-    Place { stage, ..reader }
+    StepPlace { stage, ..reader }
 }
 
 fn two_changes_in_one(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
@@ -182,7 +182,7 @@ fn reduce_apart(
     from: &Type,
     inner: &ENode,
     to: TypeId,
-    place: Place,
+    place: StepPlace,
 ) -> Option<Term> {
     let (Collective::AllReduce, between, _) = inner.collective()? else { return None };
     let reduced = Change::between(&from.sharding, &g.analysis.ty(between).sharding, from.ndim()).ok()?;
@@ -247,7 +247,7 @@ fn sum_before(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 struct Sum {
     operand: Id,
     axes: SmallVec<[AxisId; 2]>,
-    place: Place,
+    place: StepPlace,
 }
 
 fn sums(g: &Graph, class: Id) -> Vec<Sum> {
@@ -262,7 +262,7 @@ fn sums(g: &Graph, class: Id) -> Vec<Sum> {
 
 /// Whether a reduction may be cheaper after the operator than before. The results must have no more bytes than the operand, and the
 /// reduction must run less often there. An operator of one operand is always passed, on the way to such a place.
-fn pays(g: &Graph, call: &Call, operand: usize, sum: &Sum, place: Place) -> bool {
+fn pays(g: &Graph, call: &Call, operand: usize, sum: &Sum, place: StepPlace) -> bool {
     let bytes = |id: TypeId| g.analysis.ty(id).bytes().unwrap_or(u64::MAX);
     let results: u64 = call.2.iter().map(|&id| bytes(id)).fold(0, u64::saturating_add);
     let later = sum.place.phase < place.phase && place.phase == Phase::Update;
@@ -274,7 +274,7 @@ fn summed(
     g: &Graph,
     node: &ENode,
     call: &Call,
-    place: Place,
+    place: StepPlace,
     operands: &[(usize, Id)],
     axes: &[AxisId],
     result: usize,

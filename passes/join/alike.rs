@@ -1,10 +1,10 @@
 //! Joins equal operations on all slices of a tensor, and equal reductions of all parts of a concatenation.
 
-use super::{Group, Operand, Search};
+use super::{Group, JoinFinder, Operand};
 use ir::ops::elementwise::Binary;
 use ir::{NodeId, Op, Sharding, ValueId};
 
-impl Search<'_> {
+impl JoinFinder<'_> {
     /// Finds equal operations on each of the slices that a value consists of.
     pub(super) fn slices(&self) -> Vec<Group> {
         let values = self.nodes().flat_map(|(_, node)| node.results.iter().copied());

@@ -1,6 +1,6 @@
 //! Joins contractions of one tensor with several others into one contraction with their concatenation.
 
-use super::{Group, Operand, Search};
+use super::{Group, JoinFinder, Operand};
 use cranelift_entity::EntitySet;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
@@ -22,7 +22,7 @@ struct Joined {
 }
 
 impl Joined {
-    fn add(&mut self, search: &Search<'_>, group: &Group) {
+    fn add(&mut self, search: &JoinFinder<'_>, group: &Group) {
         self.nodes.extend(group.members.iter().copied());
         for operand in &group.operands {
             let Operand::Joined { parts, .. } = operand else { continue };
@@ -34,7 +34,7 @@ impl Joined {
     }
 }
 
-impl Search<'_> {
+impl JoinFinder<'_> {
     /// Finds contractions that share one operand.
     pub(super) fn contractions(&self) -> Vec<Group> {
         let mut groups = vec![];

@@ -1,6 +1,6 @@
 //! Joins products of the parts of two concatenations that are added up into one product of the concatenations.
 
-use super::{Join, Search};
+use super::{Join, JoinFinder};
 use crate::pass::Transform;
 use cranelift_entity::SecondaryMap;
 use ir::ops::contract::Contract;
@@ -21,7 +21,7 @@ struct Sum {
 
 /// Joins the products in all sums.
 pub(super) fn join(module: &mut Module, kernels: &dyn Kernels) -> Changed {
-    let search = Search::new(module, kernels);
+    let search = JoinFinder::new(module, kernels);
     let mut part_of: SecondaryMap<ValueId, Option<(ValueId, usize)>> = SecondaryMap::new();
     for ((parts, dim), &(whole, _)) in &search.concats {
         parts.iter().for_each(|&part| part_of[part] = Some((whole, *dim)));
@@ -35,7 +35,7 @@ pub(super) fn join(module: &mut Module, kernels: &dyn Kernels) -> Changed {
     builder.finish()
 }
 
-impl Search<'_> {
+impl JoinFinder<'_> {
     /// Returns a sum that is not an addend of another sum, if products in it can be joined.
     fn sum(&self, root: NodeId, part_of: &SecondaryMap<ValueId, Option<(ValueId, usize)>>) -> Option<Sum> {
         let inner = |value: ValueId| {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 /// The output that is the model's loss.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Own {
+pub struct OwnLoss {
     /// The name of the output.
     pub output: String,
     /// The value of the output.
@@ -31,7 +31,7 @@ pub(super) fn scalars(module: &Module) -> impl Iterator<Item = &Output> {
 }
 
 /// Finds the model's loss. `None`: no output can be one. Errors: several outputs could be the loss; no output has the given name.
-pub(super) fn choose(module: &Module, kind: &LossKind) -> Result<Option<Own>, Diagnostic> {
+pub(super) fn choose(module: &Module, kind: &LossKind) -> Result<Option<OwnLoss>, Diagnostic> {
     if let LossKind::Output(name) = kind {
         return named(module, name).map(Some);
     }
@@ -69,12 +69,12 @@ pub(super) fn choose(module: &Module, kind: &LossKind) -> Result<Option<Own>, Di
     }
 }
 
-fn own(output: &Output, reason: impl Into<String>) -> Own {
-    Own { output: output.name.clone(), value: output.value, reason: reason.into() }
+fn own(output: &Output, reason: impl Into<String>) -> OwnLoss {
+    OwnLoss { output: output.name.clone(), value: output.value, reason: reason.into() }
 }
 
 /// Returns the output with this name, or the reason why it cannot be the loss.
-fn named(module: &Module, name: &str) -> Result<Own, Diagnostic> {
+fn named(module: &Module, name: &str) -> Result<OwnLoss, Diagnostic> {
     let Some(output) = module.output(name) else {
         let error = Diagnostic::new(format!("--loss output:{name}: the model has no output `{name}`"));
         return Err(error.note(format!("its outputs are {}", super::output_list(module))));
@@ -93,7 +93,12 @@ fn named(module: &Module, name: &str) -> Result<Own, Diagnostic> {
 }
 
 /// Decides whether the only float scalar is the loss. Errors: the user must choose.
-fn single(module: &Module, sources: &Sources, output: &Output, kind: &LossKind) -> Result<Own, Diagnostic> {
+fn single(
+    module: &Module,
+    sources: &Sources,
+    output: &Output,
+    kind: &LossKind,
+) -> Result<OwnLoss, Diagnostic> {
     if module.outputs.len() == 1 {
         return Ok(own(output, "the only output"));
     }

@@ -9,7 +9,7 @@ use ir::{Builder, DType, Dim, Scalar, ScalarPart, StepOutput, TypeError, ValueId
 
 /// The scalars of all mixtures, one of each kind for each mixture.
 #[derive(Debug, Default)]
-pub(super) struct Parts {
+pub(super) struct BalanceScalars {
     /// The balance losses and z-losses, each with its factor.
     penalties: Vec<ValueId>,
     /// E · Σ (share of the tokens · mean probability): 1 if all experts have equally many tokens.
@@ -27,7 +27,7 @@ pub(super) struct Parts {
 pub(super) fn of_choices(
     b: &mut Builder,
     moe: &Moe,
-    parts: &mut Parts,
+    parts: &mut BalanceScalars,
     scores: Scores,
     choice: Choice,
     kept: Option<ValueId>,
@@ -77,7 +77,7 @@ pub(super) fn of_choices(
 pub(super) fn of_scores(
     b: &mut Builder,
     moe: &Moe,
-    parts: &mut Parts,
+    parts: &mut BalanceScalars,
     scores: Scores,
     sizes: Sizes,
 ) -> Result<(), TypeError> {
@@ -107,7 +107,7 @@ pub(super) fn of_scores(
 }
 
 /// Adds the outputs: `loss.penalty`, the means over mixtures as metrics, and the load of each mixture.
-pub(super) fn add_outputs(b: &mut Builder, parts: &Parts) -> Result<(), TypeError> {
+pub(super) fn add_outputs(b: &mut Builder, parts: &BalanceScalars) -> Result<(), TypeError> {
     b.at(ir::At::End(ir::Phase::Forward)).origin("moe");
     if let Some(penalty) = sum(b, &parts.penalties)? {
         b.tables().add_output(StepOutput::Penalty, penalty);

@@ -1,10 +1,10 @@
 //! Turns a block into experts: its parameters become those of experts, and its nodes are built again on tokens at their experts.
 
-use super::balance::{self, Parts};
+use super::balance::{self, BalanceScalars};
 use super::find::{Block, Linear, linear};
 use super::route::{self, Choice, Sizes, known};
 use super::slots::{self, Slots};
-use super::{Moe, Start};
+use super::{ExpertStart, Moe};
 use ir::ops::contract::Contract;
 use ir::ops::experts::Experts;
 use ir::ops::indexing::Gather;
@@ -44,7 +44,7 @@ impl Moe {
         b: &mut Builder,
         block: &Block,
         layer: u32,
-        parts: &mut Parts,
+        parts: &mut BalanceScalars,
     ) -> Result<(), Diagnostic> {
         let (input, output) = (block.input, block.output);
         // The nodes of the mixture stand before the last node of the block, where all its operands are known.
@@ -219,10 +219,10 @@ impl Moe {
         }
         let ty = Type::of(state.ty.dtype, &[&[self.experts], &own[..]].concat());
         let initializer = match (self.start, state.initializer) {
-            (Start::Copies, Initializer::Data(data)) if self.noise > 0.0 => {
+            (ExpertStart::Copies, Initializer::Data(data)) if self.noise > 0.0 => {
                 Initializer::Noisy { std: self.noise.to_bits(), data }
             }
-            (Start::Copies, copied @ Initializer::Data(_)) => copied,
+            (ExpertStart::Copies, copied @ Initializer::Data(_)) => copied,
             _ => {
                 view = View::new();
                 fan_in.map_or(Initializer::Zeros, |fan_in| Initializer::Normal {
@@ -243,7 +243,7 @@ impl Moe {
 
     /// Returns the number of parts into which a dense block is cut, so that each part is the start of an expert with `hidden` hidden numbers.
     fn parts(&self, block: &Block, hidden: u64) -> Result<u64, Diagnostic> {
-        if self.start == Start::Fresh {
+        if self.start == ExpertStart::Fresh {
             return Ok(1);
         }
         let parts = block.hidden / hidden.max(1);

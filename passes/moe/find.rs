@@ -40,7 +40,7 @@ pub struct Block {
 
 /// The blocks of a program, in program order, and the near misses.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct FoundBlocks {
     /// The blocks.
     pub blocks: Vec<Block>,
     /// Contractions behind an activation that end no block, with the reasons.
@@ -51,10 +51,10 @@ pub struct Found {
 pub(super) const PATTERN: &str = "feed-forward";
 
 /// Finds the blocks.
-pub fn blocks(module: &Module) -> Found {
+pub fn blocks(module: &Module) -> FoundBlocks {
     let uses = module.uses();
     let finder = Finder { module, readers: |value| &uses[value][..] };
-    let mut found = Found::default();
+    let mut found = FoundBlocks::default();
     for (id, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
         let Some(linear) = linear(module, node) else { continue };
         match finder.block(id, linear) {

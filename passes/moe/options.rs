@@ -1,6 +1,6 @@
 //! The pass's options as text: `moe(experts=8, top=2, every=2)`. The flag `--moe` takes the same options.
 
-use super::{Affinity, Gates, GroupLimit, Moe, Routing, Start};
+use super::{Affinity, ExpertStart, Gates, GroupLimit, Moe, Routing};
 use crate::arguments::Arguments;
 
 pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
@@ -48,7 +48,9 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
         experts,
         every: arguments.value("every", 1)?,
         hidden: arguments.take("hidden").map(|text| number("hidden", &text)).transpose()?,
-        start: arguments.word(&[(Start::Copies, "copies"), (Start::Fresh, "fresh")]).unwrap_or_default(),
+        start: arguments
+            .word(&[(ExpertStart::Copies, "copies"), (ExpertStart::Fresh, "fresh")])
+            .unwrap_or_default(),
         noise: arguments.value("noise", 0.0)?,
         shared: arguments.flag("shared"),
         seed: arguments.value("seed", 0)?,
@@ -94,7 +96,7 @@ pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {
     arguments.push_unless(&preset.jitter, "jitter", jitter);
     arguments.push_unless(&1, "every", every);
     hidden.iter().for_each(|hidden| arguments.push("hidden", hidden));
-    arguments.push_flag("fresh", *start == Start::Fresh);
+    arguments.push_flag("fresh", *start == ExpertStart::Fresh);
     arguments.push_unless(&0.0, "noise", noise);
     arguments.push_flag("shared", *shared);
     arguments.push_unless(&0, "seed", seed);

@@ -21,7 +21,7 @@ impl Embeddings {
     pub(super) fn of(module: &Module, classes: Classes, least: u64) -> Self {
         let mut all = Self::default();
         if classes.embeddings {
-            let search = Search { module, uses: module.uses() };
+            let search = EmbeddingFinder { module, uses: module.uses() };
             let is_table = |(_, state): &(StateId, &State)| {
                 let bytes = state.ty.local_bytes(&module.mesh);
                 state.role == Role::Parameter && bytes.is_some_and(|bytes| bytes >= least)
@@ -38,12 +38,12 @@ impl Embeddings {
     }
 }
 
-struct Search<'m> {
+struct EmbeddingFinder<'m> {
     module: &'m Module,
     uses: SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
 }
 
-impl<'m> Search<'m> {
+impl<'m> EmbeddingFinder<'m> {
     fn readers(&self, value: ValueId) -> impl Iterator<Item = (NodeId, &'m Node)> {
         self.uses[value].iter().map(|&reader| (reader, self.module.node(reader)))
     }

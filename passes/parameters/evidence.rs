@@ -102,7 +102,7 @@ impl SliceChains {
 }
 
 /// The facts that a search asks for again and again.
-pub(super) struct Search<'m> {
+pub(super) struct ModuleFacts<'m> {
     module: &'m Module,
     uses: cranelift_entity::SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
     paths: Paths,
@@ -110,7 +110,7 @@ pub(super) struct Search<'m> {
     repeated: &'m BTreeSet<String>,
 }
 
-impl<'m> Search<'m> {
+impl<'m> ModuleFacts<'m> {
     pub(super) fn new(module: &'m Module, repeated: &'m BTreeSet<String>) -> Self {
         Self { module, uses: module.uses(), paths: Paths::new(module), repeated }
     }

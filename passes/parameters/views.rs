@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 /// A part of a tensor that becomes one state.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cut {
+pub struct TensorCut {
     /// The view from the file's tensor to the state.
     pub view: View,
     /// The values of the program that are this part. The state replaces them.
@@ -16,14 +16,14 @@ pub struct Cut {
 type Uses = SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>;
 
 /// Returns the parts in which the tensor `data` is used. Each of `values` is the whole tensor.
-pub(super) fn cuts(module: &Module, uses: &Uses, data: &Data, values: &[ValueId]) -> Vec<Cut> {
+pub(super) fn cuts(module: &Module, uses: &Uses, data: &Data, values: &[ValueId]) -> Vec<TensorCut> {
     let mut view = View::new();
     let declared = module.ty(values[0]);
     if let (Some(declared), true) = (declared.sizes(), declared.dims != data.ty.dims) {
         view.push(ViewStep::Reshape(declared.into_iter().collect()));
     }
     // Each part is followed through its views as long as all uses go through them.
-    let (mut cuts, mut parts) = (Vec::new(), vec![Cut { view, values: values.to_vec() }]);
+    let (mut cuts, mut parts) = (Vec::new(), vec![TensorCut { view, values: values.to_vec() }]);
     while let Some(part) = parts.pop() {
         match inner_parts(module, uses, data, &part) {
             Some(inner) => parts.extend(inner.into_iter().rev()),
@@ -34,7 +34,7 @@ pub(super) fn cuts(module: &Module, uses: &Uses, data: &Data, values: &[ValueId]
 }
 
 /// Returns the parts behind a part: its only view, or its disjoint slices, if all uses go through them.
-fn inner_parts(module: &Module, uses: &Uses, data: &Data, part: &Cut) -> Option<Vec<Cut>> {
+fn inner_parts(module: &Module, uses: &Uses, data: &Data, part: &TensorCut) -> Option<Vec<TensorCut>> {
     let mut steps: Vec<(ViewStep, Vec<ValueId>)> = Vec::new();
     for &value in &part.values {
         if module.roots().any(|root| root == value) {
@@ -57,7 +57,7 @@ fn inner_parts(module: &Module, uses: &Uses, data: &Data, part: &Cut) -> Option<
     let inner = |(step, values): (ViewStep, Vec<ValueId>)| {
         let mut view = part.view.clone();
         view.push(step);
-        Cut { view, values }
+        TensorCut { view, values }
     };
     Some(steps.into_iter().map(inner).collect())
 }
@@ -82,7 +82,7 @@ fn step(module: &Module, node: &Node) -> Option<ViewStep> {
 
 /// Whether slices cut the whole of a part into disjoint states. An element that nothing reads still belongs to the parameter: weight
 /// decay shrinks it. If an exporter repeated a tensor along the batch, one slice stands for all.
-fn are_whole(module: &Module, data: &Data, part: &Cut, steps: &[(ViewStep, Vec<ValueId>)]) -> bool {
+fn are_whole(module: &Module, data: &Data, part: &TensorCut, steps: &[(ViewStep, Vec<ValueId>)]) -> bool {
     if let [(ViewStep::Slice { dim, start: 0, length: 1 }, _)] = steps
         && part.view.is_empty()
         && crate::analysis::constants::equal_along(data, *dim as usize) == Some(true)

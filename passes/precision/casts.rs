@@ -5,7 +5,7 @@
 //! repeat than to keep. A value that was widened is never narrowed again: its half value is still there.
 
 use super::Precision;
-use super::decide::{Decision, Kept};
+use super::decide::{Decision, KeptType};
 use crate::pass::Transform;
 use crate::rewriting::dead::remove_dead;
 use ir::ops::Reads;
@@ -67,7 +67,7 @@ impl<'m> Casts<'_, 'm> {
                 self.b.set_operand(id, index, new);
             }
         }
-        for &result in node.results.iter().filter(|&&value| self.decision.kept(value) == Kept::Half) {
+        for &result in node.results.iter().filter(|&&value| self.decision.kept(value) == KeptType::Half) {
             let half = self.b.at(At::After(id)).cast(result, self.decision.half)?;
             self.narrow.insert(result, half);
         }
@@ -82,7 +82,7 @@ impl<'m> Casts<'_, 'm> {
         }
         match node.op.precision().reads(node.role(index)) {
             Reads::Own if self.decision.in_half(id) => self.half(value),
-            Reads::Any if self.decision.kept(value) == Kept::Half => self.half(value),
+            Reads::Any if self.decision.kept(value) == KeptType::Half => self.half(value),
             Reads::Any => Ok(value),
             Reads::Own | Reads::Full => self.full(value, node.phase, At::Before(id)),
         }
@@ -94,8 +94,8 @@ impl<'m> Casts<'_, 'm> {
         let results = self.b.at(At::Before(id)).push_typed(node.op.clone(), operands, &declared)?;
         for (&old, new) in node.results.iter().zip(results) {
             match self.decision.kept(old) {
-                Kept::Half => drop(self.narrow.insert(old, new)),
-                Kept::Full | Kept::Free => self.b.replace(old, new),
+                KeptType::Half => drop(self.narrow.insert(old, new)),
+                KeptType::Full | KeptType::Free => self.b.replace(old, new),
             }
         }
         self.b.remove(id);
@@ -110,7 +110,7 @@ impl<'m> Casts<'_, 'm> {
 
     /// Returns a value in f32, for readers of a phase. A missing cast is added at `at`.
     fn full(&mut self, value: ValueId, phase: Phase, at: At) -> Result<ValueId, TypeError> {
-        if self.decision.kept(value) != Kept::Half {
+        if self.decision.kept(value) != KeptType::Half {
             return Ok(value);
         }
         if let Some(&wide) = self.wide.get(&(value, phase)) {
@@ -150,11 +150,11 @@ impl<'m> Casts<'_, 'm> {
                 let table = self.b.one_typed(node.op.clone(), &[], full)?;
                 self.b.cast(table, half)
             }
-            Op::Cast(_) if self.decision.kept(value) == Kept::Free => {
+            Op::Cast(_) if self.decision.kept(value) == KeptType::Free => {
                 self.b.at(At::After(id)).one(Cast { to: half }, &node.operands)
             }
             // An operator that moves elements unchanged can move them in half.
-            op if op.movement().is_unchanged() && self.decision.kept(value) == Kept::Free => {
+            op if op.movement().is_unchanged() && self.decision.kept(value) == KeptType::Free => {
                 let mut operands = node.operands.clone();
                 for operand in &mut operands {
                     *operand = self.half(*operand)?;
@@ -180,7 +180,7 @@ impl<'m> Casts<'_, 'm> {
             }
             return Ok(());
         }
-        let kept_half = self.decision.kept(value) == Kept::Half;
+        let kept_half = self.decision.kept(value) == KeptType::Half;
         let addend = if gradients == self.decision.half || kept_half { self.half(value)? } else { value };
         let at = self.behind(value);
         let addend = self.b.at(at).cast(addend, gradients)?;
@@ -196,7 +196,7 @@ impl<'m> Casts<'_, 'm> {
         let roots: Vec<ValueId> = self.b.module().roots().collect();
         for value in roots {
             let Definition::Node(id, _) = self.b.module().value(value).definition else { continue };
-            if self.decision.in_half(id) && self.decision.kept(value) == Kept::Half {
+            if self.decision.in_half(id) && self.decision.kept(value) == KeptType::Half {
                 let phase = self.b.module().phase_of(value);
                 let wide = self.full(value, phase, At::After(id))?;
                 self.b.replace(value, wide);

@@ -12,7 +12,7 @@ use std::fmt;
 
 /// The type in which an f32 value is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kept {
+pub enum KeptType {
     /// f32. Values that are computed from it are f32 too.
     #[default]
     Full,
@@ -28,7 +28,7 @@ pub enum Kept {
 pub struct Decision {
     /// The half type; f32 for none.
     pub half: DType,
-    kept: SecondaryMap<ValueId, Kept>,
+    kept: SecondaryMap<ValueId, KeptType>,
     in_half: EntitySet<NodeId>,
     /// The numbers of nodes that depend on a state, by operator name: those that compute in half, and those in f32.
     counts: BTreeMap<&'static str, [usize; 2]>,
@@ -36,7 +36,7 @@ pub struct Decision {
 
 impl Decision {
     /// Returns the type in which a value is kept, if it was f32.
-    pub fn kept(&self, value: ValueId) -> Kept {
+    pub fn kept(&self, value: ValueId) -> KeptType {
         self.kept[value]
     }
 
@@ -78,7 +78,7 @@ pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
         walk.stateful.insert(state.input);
         // The loss scale may exceed the largest half number.
         if state.role != Role::Scaler {
-            walk.decision.kept[state.input] = Kept::Free;
+            walk.decision.kept[state.input] = KeptType::Free;
         }
     }
     walk.scores = scores(module);
@@ -157,7 +157,7 @@ impl Walk<'_> {
     }
 
     /// Returns the kinds of the operands that the node reads in the type that it computes in.
-    fn own(&self, node: &Node) -> impl Iterator<Item = Kept> {
+    fn own(&self, node: &Node) -> impl Iterator<Item = KeptType> {
         let own = node.operands.iter().zip(node.roles()).filter(move |&(&value, role)| {
             self.is_full_float(value) && node.op.precision().reads(role) == Reads::Own
         });
@@ -170,14 +170,14 @@ impl Walk<'_> {
             PrecisionClass::Lookup => {
                 let table = node[OperandRole::Data];
                 match self.decision.kept[table] {
-                    Kept::Half => true,
-                    Kept::Free => self.stateful.contains(table),
-                    Kept::Full => false,
+                    KeptType::Half => true,
+                    KeptType::Free => self.stateful.contains(table),
+                    KeptType::Full => false,
                 }
             }
             PrecisionClass::Follow => {
-                let follows = |kept: Kept| kept != Kept::Full;
-                self.own(node).all(follows) && self.own(node).any(|kept| kept == Kept::Half)
+                let follows = |kept: KeptType| kept != KeptType::Full;
+                self.own(node).all(follows) && self.own(node).any(|kept| kept == KeptType::Half)
             }
             PrecisionClass::Full | PrecisionClass::Norm | PrecisionClass::NormGrad => false,
             PrecisionClass::Source | PrecisionClass::Convert | PrecisionClass::Update => false,
@@ -185,43 +185,43 @@ impl Walk<'_> {
     }
 
     /// Returns the kinds of the results of a node that computes in half: half if its operator infers half.
-    fn kept_of_half(&self, node: &Node) -> Result<Vec<Kept>, TypeError> {
+    fn kept_of_half(&self, node: &Node) -> Result<Vec<KeptType>, TypeError> {
         let half = self.decision.half;
         let lowered = |ty: &Type| if ty.dtype == DType::F32 { ty.with_dtype(half) } else { ty.clone() };
         let operand = |(role, &value): (OperandRole, &ValueId)| {
             let ty = self.module.ty(value);
             match node.op.precision().reads(role) {
                 Reads::Own => lowered(ty),
-                Reads::Any if self.decision.kept[value] == Kept::Half => lowered(ty),
+                Reads::Any if self.decision.kept[value] == KeptType::Half => lowered(ty),
                 Reads::Any | Reads::Full => ty.clone(),
             }
         };
         let operands: Vec<Type> = node.roles().into_iter().zip(&node.operands).map(operand).collect();
         let declared: Vec<Type> = node.results.iter().map(|&value| lowered(self.module.ty(value))).collect();
         let results = node.op.infer(&Inference { operands: &operands, declared: &declared })?;
-        let kept = |ty: &Type| if ty.dtype == half { Kept::Half } else { Kept::Full };
+        let kept = |ty: &Type| if ty.dtype == half { KeptType::Half } else { KeptType::Full };
         Ok(results.iter().map(kept).collect())
     }
 
     /// Returns the kinds of the results of a node that computes in f32.
-    fn kept_of_full(&self, node: &Node, stateful: bool) -> Vec<Kept> {
+    fn kept_of_full(&self, node: &Node, stateful: bool) -> Vec<KeptType> {
         let class = node.op.precision().class;
         let rest = match class {
-            PrecisionClass::Half if stateful => Kept::Full,
-            PrecisionClass::Source if self.holds(node) => Kept::Free,
+            PrecisionClass::Half if stateful => KeptType::Full,
+            PrecisionClass::Source if self.holds(node) => KeptType::Free,
             // Bools become 0 and 1.
             PrecisionClass::Convert if self.module.ty(node[OperandRole::Data]).dtype == DType::Bool => {
-                Kept::Free
+                KeptType::Free
             }
-            PrecisionClass::Source | PrecisionClass::Convert | PrecisionClass::Update => Kept::Full,
-            _ if self.own(node).all(|kept| kept == Kept::Free) => Kept::Free,
-            _ => Kept::Full,
+            PrecisionClass::Source | PrecisionClass::Convert | PrecisionClass::Update => KeptType::Full,
+            _ if self.own(node).all(|kept| kept == KeptType::Free) => KeptType::Free,
+            _ => KeptType::Full,
         };
         let mut kept = vec![rest; node.results.len()];
         match class {
-            PrecisionClass::Norm if stateful && rest == Kept::Full => kept[0] = Kept::Half,
-            PrecisionClass::NormGrad if self.decision.kept[node[OperandRole::Data]] == Kept::Half => {
-                kept[0] = Kept::Half;
+            PrecisionClass::Norm if stateful && rest == KeptType::Full => kept[0] = KeptType::Half,
+            PrecisionClass::NormGrad if self.decision.kept[node[OperandRole::Data]] == KeptType::Half => {
+                kept[0] = KeptType::Half;
             }
             _ => {}
         }

@@ -17,7 +17,7 @@ use ir::{AxisId, Diagnostic, Module, NodeId, Op, OperandRole, Phase, StateId, Va
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A dim of a value.
-type Place = (ValueId, usize);
+type ValueDim = (ValueId, usize);
 
 /// Splits the experts' weights with their gradients and optimizer states, and the values between their products. Pins the axes to the
 /// products' factor of the experts.
@@ -44,7 +44,7 @@ pub(super) fn seed(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) -> Res
     split_stored(rules, layouts, &scope, &between.biases(rules), "experts: it is read beside their matrices")
 }
 
-fn split(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId], (value, dim): Place, reason: &str) {
+fn split(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId], (value, dim): ValueDim, reason: &str) {
     for &axis in axes {
         layouts.split(value, rules.module.ty(value).ndim(), dim, axis, Cause::Seed(reason.into()));
     }
@@ -55,7 +55,7 @@ fn split_stored(
     rules: &Rules,
     layouts: &mut Layouts,
     scope: &Scope,
-    tensors: &[(Place, StateId)],
+    tensors: &[(ValueDim, StateId)],
     reason: &str,
 ) -> Result<(), Diagnostic> {
     let axes = scope.axes;
@@ -101,12 +101,12 @@ fn without_experts(rules: &Rules, axes: &[AxisId]) -> Diagnostic {
 }
 
 /// Finds the weights of the forward phase that have one matrix for each expert, with the dim of the experts.
-fn weights(rules: &Rules) -> Vec<(Place, StateId)> {
+fn weights(rules: &Rules) -> Vec<(ValueDim, StateId)> {
     let nodes = rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward);
     nodes.filter_map(|(id, _)| weight(rules, id)).collect()
 }
 
-fn weight(rules: &Rules, id: NodeId) -> Option<(Place, StateId)> {
+fn weight(rules: &Rules, id: NodeId) -> Option<(ValueDim, StateId)> {
     let (module, node) = (rules.module, rules.module.node(id));
     match &node.op {
         Op::Experts(_) => {
@@ -176,7 +176,7 @@ fn products(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) -> BTreeMap<N
 
 /// The dims of experts on paths from the result of a product to an operand of another product.
 struct Between {
-    places: BTreeSet<Place>,
+    places: BTreeSet<ValueDim>,
     /// The nodes on these paths, with their factor of the experts.
     nodes: BTreeMap<NodeId, FactorId>,
 }
@@ -191,13 +191,13 @@ impl Between {
             read.walk(places(&node.operands, &factors.operands, factor), Direction::ToMakers);
         }
         let both = made.seen.keys().filter(|place| read.seen.contains_key(place));
-        let places: BTreeSet<Place> = both.copied().collect();
+        let places: BTreeSet<ValueDim> = both.copied().collect();
         let through = places.iter().filter_map(|place| made.seen[place]);
         Self { nodes: through.collect(), places }
     }
 
     /// Returns the tensors of states that these nodes read along the experts, such as biases.
-    fn biases(&self, rules: &Rules) -> Vec<(Place, StateId)> {
+    fn biases(&self, rules: &Rules) -> Vec<(ValueDim, StateId)> {
         let of_node = |(&id, &factor): (&NodeId, &FactorId)| {
             let operands = places(&rules.module.node(id).operands, &rules.of(id).operands, factor);
             operands.into_iter().filter_map(|place| Some((place, stored(rules.module, place.0)?)))
@@ -207,7 +207,7 @@ impl Between {
 }
 
 /// Returns the dims of a node's operands or results that begin with a factor.
-fn places(values: &[ValueId], dims: &[Vec<DimFactors>], factor: FactorId) -> Vec<Place> {
+fn places(values: &[ValueId], dims: &[Vec<DimFactors>], factor: FactorId) -> Vec<ValueDim> {
     let of_value = |(&value, dims): (&ValueId, &Vec<DimFactors>)| {
         dims.iter().position(|dim| dim.first() == Some(&factor)).map(|dim| (value, dim))
     };
@@ -224,7 +224,7 @@ enum Direction {
 type Through = Option<(NodeId, FactorId)>;
 
 /// A dim that a walk reaches.
-type Reached = (Place, Through);
+type Reached = (ValueDim, Through);
 
 /// A walk from dim to dim through nodes that compute each expert by itself, other than products.
 struct Walk<'r, 'm> {
@@ -232,11 +232,11 @@ struct Walk<'r, 'm> {
     axes: &'r [AxisId],
     products: &'r BTreeMap<NodeId, FactorId>,
     /// The dims that were reached.
-    seen: BTreeMap<Place, Through>,
+    seen: BTreeMap<ValueDim, Through>,
 }
 
 impl Walk<'_, '_> {
-    fn walk(&mut self, from: Vec<Place>, direction: Direction) {
+    fn walk(&mut self, from: Vec<ValueDim>, direction: Direction) {
         let mut pending: Vec<Reached> = from.into_iter().map(|place| (place, None)).collect();
         while let Some((place, through)) = pending.pop() {
             if self.seen.contains_key(&place) {
@@ -254,7 +254,7 @@ impl Walk<'_, '_> {
     }
 
     /// Returns the dims on the other side of a node; `None` if the node does not compute each expert by itself.
-    fn step(&self, id: NodeId, (value, dim): Place, direction: Direction) -> Option<Vec<Reached>> {
+    fn step(&self, id: NodeId, (value, dim): ValueDim, direction: Direction) -> Option<Vec<Reached>> {
         let (node, factors) = (self.rules.module.node(id), self.rules.of(id));
         if self.products.contains_key(&id) || !node.phase.is_microbatch() {
             return None;

@@ -4,7 +4,7 @@
 //! of a device is chosen. Among schedules that are equally fast, within the exactness of the cost model, the simplest one is chosen. If
 //! none fits by the estimate, the schedule with the least bytes is chosen.
 
-use super::cut::{Room, StageSizes, TIE, balanced, least_bytes};
+use super::cut::{MemoryBound, StageSizes, TIE, balanced, least_bytes};
 use super::memory::{StageBytes, StageMemory};
 use super::prices::Prices;
 use super::schedule::{Plan, Schedule, ScheduleChoice};
@@ -31,7 +31,7 @@ const CANDIDATES: [(Schedule, Option<u32>); 8] = [
 ];
 
 /// A schedule with its cut.
-pub(super) struct Cut {
+pub(super) struct ScheduledCut {
     pub(super) schedule: ScheduleChoice,
     pub(super) plan: Plan,
     /// The nodes of each stage.
@@ -48,7 +48,7 @@ pub(super) fn choose(
     module: &Module,
     forward: &Forward,
     options: &Stage,
-) -> Result<(Cut, StageReport), Diagnostic> {
+) -> Result<(ScheduledCut, StageReport), Diagnostic> {
     let is_priced = options.schedule.is_none() || options.memory.is_some();
     let prices = is_priced.then(|| Prices::of(module, forward, options)).flatten();
     let work = forward.work(module, &options.rates());
@@ -93,7 +93,7 @@ impl Cuts<'_> {
     ///
     /// # Errors
     /// As [`super::decide`].
-    fn cut(&mut self, schedule: ScheduleChoice) -> Result<Cut, Diagnostic> {
+    fn cut(&mut self, schedule: ScheduleChoice) -> Result<ScheduledCut, Diagnostic> {
         let options = self.options;
         let plan = schedule.schedule.plan(options.ranks, schedule.chunks_per_rank(), options.microbatches);
         let plan = plan.map_err(|message| {
@@ -117,7 +117,7 @@ impl Cuts<'_> {
             ([], cuts) => by_hand(self.module, &self.forward.divided, cuts, stages)?,
             (at, _) => given(at, stages, nodes)?,
         };
-        Ok(Cut { schedule, plan, runs, is_limited })
+        Ok(ScheduledCut { schedule, plan, runs, is_limited })
     }
 
     /// Returns the most balanced cut that fits into the memory, or else the one with the least bytes. `None` if the given cut fits, or if
@@ -132,7 +132,8 @@ impl Cuts<'_> {
         let of_stage = StageBytes::new(memory, plan, microbatches, prices, self.work.len());
         let bytes = |stage: usize, nodes: &Range<usize>| of_stage.of(stage, nodes);
         let limits = limits(memory, plan, free, &bytes);
-        let within = |limits: &[u64]| balanced(&self.work, free.len(), Some(Room { bytes: &bytes, limits }));
+        let within =
+            |limits: &[u64]| balanced(&self.work, free.len(), Some(MemoryBound { bytes: &bytes, limits }));
         within(&limits).or_else(|| {
             let least = least_bytes(self.work.len(), free.len(), &bytes)?;
             within(&vec![least; free.len()])
@@ -140,13 +141,13 @@ impl Cuts<'_> {
     }
 
     /// Returns the bytes on a device of each pipeline rank. Empty if the memory is not known.
-    fn estimated(&self, cut: &Cut) -> Vec<u64> {
+    fn estimated(&self, cut: &ScheduledCut) -> Vec<u64> {
         let (Some(memory), Some(prices)) = (&self.options.memory, self.prices) else { return vec![] };
         memory.estimated(&cut.plan, self.options.microbatches, prices, &cut.runs)
     }
 
     /// Returns the fastest schedule that fits. `None` if no schedule can cut the program.
-    fn fastest(&mut self, prices: &Prices) -> Option<(Cut, StageReport)> {
+    fn fastest(&mut self, prices: &Prices) -> Option<(ScheduledCut, StageReport)> {
         let mut all = vec![];
         for (schedule, chunks) in CANDIDATES {
             let Ok(cut) = self.cut(ScheduleChoice { schedule, chunks }) else { continue };
@@ -157,7 +158,7 @@ impl Cuts<'_> {
         let memory = self.options.memory.as_ref();
         let least = |seconds: &mut dyn Iterator<Item = f64>| seconds.fold(f64::INFINITY, f64::min);
         let fastest = least(&mut all.iter().map(|(_, seconds, _)| *seconds));
-        let candidate = |(cut, seconds, estimated): &(Cut, f64, Vec<u64>)| CandidateReport {
+        let candidate = |(cut, seconds, estimated): &(ScheduledCut, f64, Vec<u64>)| CandidateReport {
             schedule: cut.schedule.to_string(),
             time: if fastest > 0.0 { seconds / fastest } else { 1.0 },
             bytes: memory.map_or(0, |memory| largest(memory, estimated)),
@@ -182,14 +183,14 @@ impl Cuts<'_> {
     }
 
     /// Returns the seconds that the microbatches of a step take. `None` if the timetable cannot run, which is a bug.
-    fn seconds(&self, prices: &Prices, cut: &Cut) -> Option<f64> {
+    fn seconds(&self, prices: &Prices, cut: &ScheduledCut) -> Option<f64> {
         let Plan { placement, splits_backward, timetable, .. } = &cut.plan;
         let link: Link = self.options.rates().device().link;
         let times: Vec<[f64; 3]> =
             cut.runs.iter().map(|nodes| prices.times(nodes).map(|time| time as f64 * 1e-12)).collect();
         let sent = |start: usize| link.transfer_time(prices.messages(start)) as f64 * 1e-12;
         let messages: Vec<f64> = cut.runs.iter().map(|nodes| sent(nodes.start)).collect();
-        let task = |part: ir::Part| {
+        let task = |part: ir::ChunkPhase| {
             let [forward, backward, weight] = times[part.chunk as usize];
             match part.phase {
                 Phase::Forward => forward,

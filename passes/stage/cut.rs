@@ -17,7 +17,7 @@ pub(super) type StageSizes<'a> = dyn Fn(usize, &Range<usize>) -> (u64, u64) + 'a
 
 /// The memory of stages.
 #[derive(Clone, Copy)]
-pub(super) struct Room<'a> {
+pub(super) struct MemoryBound<'a> {
     /// The bytes of stages.
     pub(super) bytes: &'a StageSizes<'a>,
     /// The bytes that each stage may take.
@@ -25,11 +25,15 @@ pub(super) struct Room<'a> {
 }
 
 /// Divides the work into `stages` runs, none of them empty. `None` if there are fewer nodes, or if no division fits into the memory.
-pub(super) fn balanced(work: &[Work], stages: usize, room: Option<Room>) -> Option<Vec<Range<usize>>> {
+pub(super) fn balanced(
+    work: &[Work],
+    stages: usize,
+    bound: Option<MemoryBound>,
+) -> Option<Vec<Range<usize>>> {
     if stages == 0 || work.len() < stages {
         return None;
     }
-    let places = Places::of(work, room);
+    let places = Places::of(work, bound);
     let fastest = places.fastest(stages)?;
     Some(places.lightest(stages, fastest.saturating_add(fastest / TIE)))
 }
@@ -59,19 +63,19 @@ pub(super) fn least_bytes(nodes: usize, stages: usize, bytes: &StageSizes) -> Op
 /// The places between nodes, with the sums of times up to each place.
 struct Places<'w> {
     work: &'w [Work],
-    room: Option<Room<'w>>,
+    bound: Option<MemoryBound<'w>>,
     /// The time of all nodes before a place.
     until: Vec<u64>,
 }
 
 impl<'w> Places<'w> {
-    fn of(work: &'w [Work], room: Option<Room<'w>>) -> Self {
+    fn of(work: &'w [Work], bound: Option<MemoryBound<'w>>) -> Self {
         let mut until = vec![0u64];
         until.extend(work.iter().scan(0u64, |sum, work| {
             *sum = sum.saturating_add(work.time);
             Some(*sum)
         }));
-        Self { work, room, until }
+        Self { work, bound, until }
     }
 
     /// Returns the time of a stage.
@@ -85,9 +89,9 @@ impl<'w> Places<'w> {
     fn starts(&self, run: usize, end: usize, most: u64) -> impl Iterator<Item = usize> {
         let in_time = move |&start: &usize| self.until[end] - self.until[start] <= most;
         let fitting = move |start: usize| {
-            let Some(room) = &self.room else { return Some((start, true)) };
-            let (at_least, bytes) = (room.bytes)(run, &(start..end));
-            let limit = room.limits[run];
+            let Some(bound) = &self.bound else { return Some((start, true)) };
+            let (at_least, bytes) = (bound.bytes)(run, &(start..end));
+            let limit = bound.limits[run];
             // A stage that begins earlier takes at least `at_least` bytes, so the search ends when these exceed the limit.
             (at_least <= limit).then_some((start, bytes <= limit))
         };
@@ -101,7 +105,7 @@ impl<'w> Places<'w> {
         // Without messages there is a division of the time `nodes`, and no cut adds more than the longest messages. It may not fit.
         let messages = self.work.iter().map(|work| work.messages).max().unwrap_or(0);
         let nodes =
-            if self.room.is_some() { self.until.last().copied()? } else { self.without_messages(stages) };
+            if self.bound.is_some() { self.until.last().copied()? } else { self.without_messages(stages) };
         let most = nodes.saturating_add(messages);
         // `slowest[end]`: the time of the slowest run so far, if the runs end at `end`.
         let mut slowest: Vec<Option<u64>> = vec![None; self.until.len()];
@@ -262,7 +266,7 @@ mod tests {
             let fits = |runs: &[Range<usize>]| sizes(runs).iter().zip(&limits).all(|(own, limit)| own <= limit);
             let slowest = |runs: &[Range<usize>]| runs.iter().map(time).max().unwrap_or(0);
             let best = all.iter().filter(|runs| fits(runs)).map(|runs| slowest(runs)).min();
-            let found = balanced(&work, stages, Some(Room { bytes: &bytes, limits: &limits }));
+            let found = balanced(&work, stages, Some(MemoryBound { bytes: &bytes, limits: &limits }));
             prop_assert_eq!(found.is_some(), best.is_some());
             if let (Some(found), Some(best)) = (found, best) {
                 prop_assert!(fits(&found));

@@ -4,7 +4,7 @@
 //! The estimate knows neither the fusion of kernels nor the workspace of the plan. So the caller measures the plan of a rank, and
 //! the next cut corrects the estimate by the measured ratio.
 
-use super::prices::{Kept, Prices};
+use super::prices::{KeptBytes, Prices};
 use super::schedule::Plan;
 use crate::arguments::Arguments;
 use ir::Phase;
@@ -98,7 +98,7 @@ impl StageMemory {
         prices: &Prices,
         runs: &[Range<usize>],
     ) -> Vec<u64> {
-        let kept: Vec<Kept> = runs.iter().map(|nodes| kept(prices, nodes)).collect();
+        let kept: Vec<KeptBytes> = runs.iter().map(|nodes| kept(prices, nodes)).collect();
         let lists = lists(plan, microbatches);
         let rank = |(rank, tasks): (u32, &Vec<Task>)| {
             let own = runs.iter().zip(&plan.placement).zip(0..).filter(|((_, owner), _)| **owner == rank);
@@ -121,17 +121,17 @@ fn lists(plan: &Plan, microbatches: u32) -> Vec<Vec<Task>> {
 }
 
 /// Returns the bytes that a stage keeps of a microbatch: the activations of its own nodes, and those that it receives.
-fn kept(prices: &Prices, nodes: &Range<usize>) -> Kept {
+fn kept(prices: &Prices, nodes: &Range<usize>) -> KeptBytes {
     let own = prices.kept(nodes);
     let sent = if nodes.start == 0 { 0 } else { prices.messages(nodes.start) };
-    Kept { backward: own.backward.saturating_add(sent), ..own }
+    KeptBytes { backward: own.backward.saturating_add(sent), ..own }
 }
 
 /// Returns the most bytes that the tasks of a rank keep at once. `kept` has the bytes of each stage.
-fn most_kept(tasks: &[Task], splits: bool, kept: &[Kept]) -> u64 {
+fn most_kept(tasks: &[Task], splits: bool, kept: &[KeptBytes]) -> u64 {
     let (mut now, mut most) = (0u64, 0u64);
     for task in tasks {
-        let Kept { backward, weight, gradients } = kept[task.part.chunk as usize];
+        let KeptBytes { backward, weight, gradients } = kept[task.part.chunk as usize];
         match task.part.phase {
             Phase::Forward => now = now.saturating_add(backward).saturating_add(weight),
             Phase::Backward if splits => {

@@ -23,7 +23,7 @@ use std::ops::Range;
 pub(super) struct Prices {
     /// The picoseconds of the nodes before each place, for each phase of a task.
     times: [Vec<u64>; 3],
-    /// The bytes that the nodes before each place keep of a microbatch, for each class of [`Kept`].
+    /// The bytes that the nodes before each place keep of a microbatch, for each class of [`KeptBytes`].
     kept: [Vec<u64>; 3],
     /// The bytes of a microbatch that are sent to a stage that begins at each place.
     messages: Vec<u64>,
@@ -35,7 +35,7 @@ pub(super) struct Prices {
 
 /// The bytes of a stage's kept activations, by their lifetimes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct KeptBytes {
     /// The bytes kept from forward to backward.
     pub(super) backward: u64,
     /// The bytes kept from forward to the gradients of parameters.
@@ -85,9 +85,9 @@ impl Prices {
     }
 
     /// Returns the bytes that the nodes of a stage keep of a microbatch.
-    pub(super) fn kept(&self, nodes: &Range<usize>) -> Kept {
+    pub(super) fn kept(&self, nodes: &Range<usize>) -> KeptBytes {
         let [backward, weight, gradients] = self.kept.each_ref().map(|sums| between(sums, nodes));
-        Kept { backward, weight, gradients }
+        KeptBytes { backward, weight, gradients }
     }
 
     /// Returns the bytes of a microbatch that are sent to a stage that begins at `start`.

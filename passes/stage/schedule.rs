@@ -60,7 +60,7 @@ pub struct Plan {
 
 /// The numbers on which a schedule depends.
 #[derive(Clone, Copy, Debug)]
-struct Pipeline {
+struct ScheduleSizes {
     ranks: u32,
     chunks_per_rank: u32,
     microbatches: u32,
@@ -113,7 +113,7 @@ impl Schedule {
 
     /// Returns the placement and the timetable. An error names numbers that would work.
     pub fn plan(self, ranks: u32, chunks_per_rank: u32, microbatches: u32) -> Result<Plan, String> {
-        let pipeline = Pipeline { ranks, chunks_per_rank, microbatches };
+        let pipeline = ScheduleSizes { ranks, chunks_per_rank, microbatches };
         self.check_size(pipeline)?;
         self.check_chunks(chunks_per_rank)?;
         self.check_microbatches(pipeline)?;
@@ -124,7 +124,7 @@ impl Schedule {
     }
 
     /// Returns the tasks of one rank.
-    fn tasks(self, pipeline: Pipeline, rank: u32) -> Vec<Task> {
+    fn tasks(self, pipeline: ScheduleSizes, rank: u32) -> Vec<Task> {
         match self {
             Self::Gpipe => gpipe::tasks(pipeline, rank),
             Self::OneFOneB => one_f_one_b::tasks(pipeline, rank),
@@ -137,8 +137,8 @@ impl Schedule {
     }
 
     /// Refuses empty pipelines, and pipelines whose timetable would be too long.
-    fn check_size(self, pipeline: Pipeline) -> Result<(), String> {
-        let Pipeline { ranks, chunks_per_rank, microbatches } = pipeline;
+    fn check_size(self, pipeline: ScheduleSizes) -> Result<(), String> {
+        let ScheduleSizes { ranks, chunks_per_rank, microbatches } = pipeline;
         if ranks == 0 || microbatches == 0 {
             let name = self.name();
             return Err(format!(
@@ -181,8 +181,8 @@ impl Schedule {
     }
 
     /// Refuses a number of microbatches that the schedule cannot order.
-    fn check_microbatches(self, pipeline: Pipeline) -> Result<(), String> {
-        let Pipeline { ranks, microbatches, .. } = pipeline;
+    fn check_microbatches(self, pipeline: ScheduleSizes) -> Result<(), String> {
+        let ScheduleSizes { ranks, microbatches, .. } = pipeline;
         let name = self.name();
         match self {
             Self::Interleaved if !microbatches.is_multiple_of(ranks) => {

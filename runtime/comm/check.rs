@@ -96,9 +96,9 @@ impl PartialEq for Issued<'_> {
 }
 
 /// `` `all_reduce` sum over [axis0] of f32[4, 8] (microbatch instruction 7, node "/h.0/mlp" (Gemm, opset 20)) ``
-struct Told<'p>(Issued<'p>, &'static str);
+struct Described<'p>(Issued<'p>, &'static str);
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for Described<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Issued { index, instruction, exchange } = self.0;
         let operand = |view: &View| format!("{}{:?}", view.dtype, view.layout.sizes.as_slice());
@@ -165,7 +165,7 @@ impl<'p> Walk<'p> {
         let rank = self.number(place);
         self.at(place).map_or_else(
             || format!("rank {rank} has reached the end of {}", self.section),
-            |issued| format!("rank {rank} issues {}", Told(issued, self.section)),
+            |issued| format!("rank {rank} issues {}", Described(issued, self.section)),
         )
     }
 

@@ -1,13 +1,13 @@
 //! The delivery of messages between two ranks: the sender leaves a copy and goes on, and the receiver waits for it.
 
-use super::mail::Way;
+use super::mail::Route;
 use super::meeting::{Board, Seat, World};
 use super::{CommError, Terms};
 use std::collections::VecDeque;
 
 impl World {
     /// Leaves a copy of a message for its receiver.
-    pub(super) fn post(&self, way: Way, bytes: &[u8]) -> Result<(), CommError> {
+    pub(super) fn post(&self, way: Route, bytes: &[u8]) -> Result<(), CommError> {
         let mut board = self.board();
         let mut copy = board.mail.spare.get_mut(&way).and_then(Vec::pop).unwrap_or_default();
         drop(board);
@@ -26,7 +26,7 @@ impl World {
     }
 
     /// Waits for a message and copies it to `bytes`.
-    pub(super) fn take(&self, way: Way, bytes: &mut [u8]) -> Result<(), CommError> {
+    pub(super) fn take(&self, way: Route, bytes: &mut [u8]) -> Result<(), CommError> {
         let mut board = self.board();
         let mut turns = 0;
         let message = loop {
@@ -68,7 +68,7 @@ impl World {
 
 impl Board {
     /// Records whether the receiver of a way waits.
-    fn awaits(&mut self, way: Way, waits: bool) {
+    fn awaits(&mut self, way: Route, waits: bool) {
         match waits {
             true => drop(self.mail.awaited.insert(way, None)),
             false => {

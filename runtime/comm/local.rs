@@ -3,7 +3,7 @@
 pub use super::at_work::AtWork;
 use super::block::{self, Block};
 use super::combine::{Addend, combine};
-use super::mail::Way;
+use super::mail::Route;
 use super::meeting::World;
 use super::messages::Aligned;
 use super::pieces::{Shape, Shares, by_rank, in_parts};
@@ -131,11 +131,11 @@ impl Communicator for LocalRank {
     }
 
     fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
-        self.world.post(Way { from: self.rank, to, channel }, bytes)
+        self.world.post(Route { from: self.rank, to, channel }, bytes)
     }
 
     fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
-        self.world.take(Way { from, to: self.rank, channel }, bytes)
+        self.world.take(Route { from, to: self.rank, channel }, bytes)
     }
 }
 
@@ -212,10 +212,10 @@ impl LocalRank {
         for tensor in tensors {
             shapes.push((Shape::of(tensor, count), tensor.dtype.bytes() as usize));
             let (operand, room) = match tensor.operand {
-                Some(operand) => (operand, Room::Whole(tensor.result)),
+                Some(operand) => (operand, Destination::Whole(tensor.result)),
                 None => {
                     let mut parts = in_parts(tensor.result, count);
-                    (&*parts.remove(place), Room::Others(parts))
+                    (&*parts.remove(place), Destination::Others(parts))
                 }
             };
             operands.push(operand);
@@ -226,7 +226,7 @@ impl LocalRank {
             for (i, room) in rooms.into_iter().enumerate() {
                 let mut lent = inside.lent(i);
                 match room {
-                    Room::Whole(result) => {
+                    Destination::Whole(result) => {
                         let (shape, width) = &shapes[i];
                         let mine = shape.share(place);
                         for (from, part) in lent.into_iter().enumerate() {
@@ -234,7 +234,7 @@ impl LocalRank {
                             block::copy(&shape.part, *width, (part, &mine), target);
                         }
                     }
-                    Room::Others(parts) => {
+                    Destination::Others(parts) => {
                         lent.remove(place);
                         parts.into_iter().zip(lent).for_each(|(to, from)| stores.copy(from, to));
                     }
@@ -245,7 +245,7 @@ impl LocalRank {
 }
 
 /// The places into which the parts of a gather are copied.
-enum Room<'a> {
+enum Destination<'a> {
     /// The whole result.
     Whole(&'a mut [u8]),
     /// The parts of the other ranks, by place. This rank's part already lies in its place.

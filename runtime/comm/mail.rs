@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The sender, receiver and channel of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Way {
+pub(super) struct Route {
     pub(super) from: u64,
     pub(super) to: u64,
     pub(super) channel: u32,
@@ -18,16 +18,16 @@ pub(super) struct Way {
 #[derive(Default)]
 pub(super) struct Mail {
     /// Messages that were sent and not yet received.
-    pub(super) sent: BTreeMap<Way, VecDeque<Vec<u8>>>,
+    pub(super) sent: BTreeMap<Route, VecDeque<Vec<u8>>>,
     /// The memory of received messages, for reuse.
-    pub(super) spare: BTreeMap<Way, Vec<Vec<u8>>>,
+    pub(super) spare: BTreeMap<Route, Vec<Vec<u8>>>,
     /// The ways on which a rank waits, with the watchdog's time when it first saw that rank wait.
-    pub(super) awaited: BTreeMap<Way, Option<Duration>>,
+    pub(super) awaited: BTreeMap<Route, Option<Duration>>,
 }
 
 impl Mail {
     /// Returns the ways on which a rank has waited for at least `timeout`, each with the time when the watchdog first saw it wait.
-    pub(super) fn late(&mut self, time: Duration, timeout: Duration) -> Vec<(Way, Duration)> {
+    pub(super) fn late(&mut self, time: Duration, timeout: Duration) -> Vec<(Route, Duration)> {
         let mut late = vec![];
         for (way, seen) in &mut self.awaited {
             let seen = *seen.get_or_insert(time);

@@ -6,7 +6,7 @@
 //! that are inside always leave, even after a panic. So no rank waits for ever, and no borrow is outlived.
 
 use super::lent::Lent;
-use super::mail::{Mail, Way};
+use super::mail::{Mail, Route};
 use super::sync::{Byte, Condvar, Mutex, MutexGuard, TURNS, panicking, turn};
 use super::{CommError, Terms};
 use std::collections::BTreeMap;
@@ -126,7 +126,7 @@ impl World {
             Some((meeting.seen, CommError::Late { rank, seconds: timeout.as_secs(), missing }))
         };
         let meetings = meetings.iter().filter(|(_, meeting)| is_late && meeting.here > 0);
-        let message = |(way, seen): (Way, Duration)| {
+        let message = |(way, seen): (Route, Duration)| {
             let late = CommError::Late { rank: way.to, seconds: timeout.as_secs(), missing: vec![way.from] };
             (!is_waiting(way.from)).then_some((Some(seen), late))
         };

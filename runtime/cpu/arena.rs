@@ -3,7 +3,7 @@
 //! A collective may run on another thread beside the following instructions. So no reference spans the whole mapping while instructions
 //! run. Each instruction has slices of its own operands and results, and [`super::beside`] keeps instructions that run at once apart.
 
-use super::call::{Call, Place};
+use super::call::{Call, MeshPlace};
 use super::kernels::copy;
 use files::scratch::ScratchFile;
 use memmap2::{MmapMut, MmapRaw};
@@ -137,12 +137,12 @@ impl Arena {
     }
 
     /// Returns the memory of a region of values that change.
-    fn memory(&self, region: Region) -> Memory {
+    fn memory(&self, region: Region) -> RawBytes {
         match &self.host {
-            Some(host) if region.is_on_host() => Memory::of_map(host),
+            Some(host) if region.is_on_host() => RawBytes::of_map(host),
             // A view of the host has no bytes in this case. The checks of ranges find other views.
-            None if region.is_on_host() => Memory::of(&mut []),
-            _ => Memory::of_map(&self.device),
+            None if region.is_on_host() => RawBytes::of(&mut []),
+            _ => RawBytes::of_map(&self.device),
         }
     }
 
@@ -201,7 +201,7 @@ impl Arena {
         constants: &'a Constants,
         instruction: &'a Instruction,
         first: bool,
-        place: Place<'a>,
+        place: MeshPlace<'a>,
     ) -> Call<'a> {
         let add = instruction.accumulates && !first;
         // SAFETY: the mappings live as long as `self`; the caller promises the rest.
@@ -212,26 +212,26 @@ impl Arena {
 /// The memories that an instruction may use.
 #[derive(Clone, Copy)]
 pub(super) struct Memories<'a> {
-    pub(super) device: Memory,
-    pub(super) host: Memory,
+    pub(super) device: RawBytes,
+    pub(super) host: RawBytes,
     pub(super) constants: &'a [u8],
 }
 
 impl Memories<'_> {
     /// Returns the memory of a region of values that change.
-    fn of(&self, region: Region) -> Memory {
+    fn of(&self, region: Region) -> RawBytes {
         if region.is_on_host() { self.host } else { self.device }
     }
 }
 
 /// Memory that instructions change: its start and its length.
 #[derive(Clone, Copy)]
-pub(super) struct Memory {
+pub(super) struct RawBytes {
     start: *mut u8,
     len: usize,
 }
 
-impl Memory {
+impl RawBytes {
     /// Returns memory that belongs to the caller alone.
     pub(super) fn of(bytes: &mut [u8]) -> Self {
         Self { start: bytes.as_mut_ptr(), len: bytes.len() }
@@ -275,7 +275,7 @@ pub(super) unsafe fn borrow<'a>(
     memories: Memories<'a>,
     instruction: &'a Instruction,
     add: bool,
-    place: Place<'a>,
+    place: MeshPlace<'a>,
 ) -> Call<'a> {
     let written = instruction.results.iter().chain(&instruction.scratch);
     let range = |view: &View| range(view, place.bases);

@@ -18,12 +18,12 @@ pub(super) struct Call<'a> {
     /// Whether to add to the old contents of the results.
     pub(super) add: bool,
     /// The device that runs it.
-    pub(super) place: Place<'a>,
+    pub(super) place: MeshPlace<'a>,
 }
 
 /// The place of a device in its mesh.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct MeshPlace<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) rank: u64,
     /// In a pipeline, the start of each block of the microbatch.

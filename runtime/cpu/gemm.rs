@@ -184,10 +184,10 @@ fn into_columns<T: Real>(
 }
 
 /// A function that multiplies into a column-major result.
-type Way<T> = fn([usize; 3], (&mut [T], Matrix), (&[T], Matrix), (&[T], Matrix), Multiply<T>);
+type MultiplyFn<T> = fn([usize; 3], (&mut [T], Matrix), (&[T], Matrix), (&[T], Matrix), Multiply<T>);
 
 /// Returns the fastest way to multiply matrices with these sizes and strides.
-fn way<T: Real>(sizes: [usize; 3], out_matrix: Matrix, lhs_matrix: Matrix) -> Way<T> {
+fn way<T: Real>(sizes: [usize; 3], out_matrix: Matrix, lhs_matrix: Matrix) -> MultiplyFn<T> {
     let [m, k, n] = sizes;
     let is_gathered =
         lhs_matrix.columns == 1 && lhs_matrix.rows > 1 && sizes.iter().all(|&size| size >= SMALL);

@@ -5,7 +5,7 @@
 //! the host after it, and [`HostMemory::check`] returns it to the code that waits for the GPU.
 
 use super::arena::{Arena, Constants, Sizes};
-use super::call::Place;
+use super::call::MeshPlace;
 use super::kernels;
 use program::device::DeviceError;
 use program::{Instruction, Program, Region, Section, View};
@@ -141,7 +141,7 @@ impl HostTask {
             }
             return;
         }
-        let place = Place { mesh: &program.mesh, rank: *rank, bases: blocks };
+        let place = MeshPlace { mesh: &program.mesh, rank: *rank, bases: blocks };
         // SAFETY: `cuda::lower` orders the commands of all streams that touch the same memory, including the host's and the file.
         #[allow(unsafe_code)]
         let call = unsafe { memory.arena.borrow(constants, instruction, !adds, place) };

@@ -26,9 +26,9 @@ pub use host_memory::{HostMemory, HostProgram, HostTask};
 pub use kernels::copy::gather;
 pub use non_finite::{Kind, kind_of, worst};
 
-use arena::{Arena, Constants, Memories, Memory, Sizes};
+use arena::{Arena, Constants, Memories, RawBytes, Sizes};
 use beside::{Scheduled, Schedules};
-use call::Place;
+use call::MeshPlace;
 use comm::queue::{ExchangeQueue, Job, Started};
 use comm::{CommError, Communicator};
 use ir::timetable::Task;
@@ -262,7 +262,7 @@ impl Run<'_> {
         Box::new(move |communicator| {
             let start = Instant::now();
             let instruction = &program.section(section)[index];
-            let place = Place { mesh: &program.mesh, rank: communicator.rank(), bases: &bases };
+            let place = MeshPlace { mesh: &program.mesh, rank: communicator.rank(), bases: &bases };
             // SAFETY: `beside` makes every instruction that conflicts with the operands and results of this exchange wait for it.
             // `Run` waits for the exchange before anything else can touch the arena.
             #[allow(unsafe_code)]
@@ -396,9 +396,9 @@ impl Loaded {
     }
 
     /// Returns the mesh, the rank and the places of blocks with which the program runs.
-    fn place(&self, communicator: Option<&dyn Communicator>) -> Place<'_> {
+    fn place(&self, communicator: Option<&dyn Communicator>) -> MeshPlace<'_> {
         let rank = communicator.map_or(0, Communicator::rank);
-        Place { mesh: &self.program.mesh, rank, bases: &self.bases }
+        MeshPlace { mesh: &self.program.mesh, rank, bases: &self.bases }
     }
 
     /// Runs an instruction.
@@ -447,8 +447,8 @@ fn cores() -> usize {
 /// pipeline, the places of the blocks in the arena.
 pub fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: &[u8], bases: &[u64]) {
     let mesh = ir::Mesh::default();
-    let place = Place { mesh: &mesh, rank: 0, bases };
-    let memories = Memories { device: Memory::of(arena), host: Memory::of(&mut []), constants };
+    let place = MeshPlace { mesh: &mesh, rank: 0, bases };
+    let memories = Memories { device: RawBytes::of(arena), host: RawBytes::of(&mut []), constants };
     // SAFETY: the memory is the caller's alone.
     #[allow(unsafe_code)]
     let call = unsafe { arena::borrow(memories, instruction, false, place) };

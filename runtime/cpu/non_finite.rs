@@ -85,7 +85,7 @@ fn made_by(
     loaded.issue(arena, instruction, true, communicator)?;
     made.push((instruction.name(), instruction.origin.clone(), worst_of(arena, &instruction.results)?));
     let fresh = |kind: Kind| before.is_none_or(|(before, _)| kind > before);
-    let found = |(operator, origin, after): Made| {
+    let found = |(operator, origin, after): StepResult| {
         let (_, value) = after.filter(|(kind, _)| fresh(*kind))?;
         let origin = origin.to_string();
         Some(NonFinite { instruction: 0, operator, origin, value, rank: None, turn: None, infinity: None })
@@ -123,7 +123,7 @@ pub fn kind_of(view: &View, bytes: &[u8]) -> Option<(Kind, f64)> {
 }
 
 /// An operator, its ONNX node, and the worst number in its result.
-type Made = (String, Arc<str>, Option<(Kind, f64)>);
+type StepResult = (String, Arc<str>, Option<(Kind, f64)>);
 
 /// Returns the results of a chain's steps. Runs the chain up to each step in turn, into memory beside the arena.
 fn steps_of(
@@ -132,7 +132,7 @@ fn steps_of(
     loaded: &Loaded,
     arena: &mut Arena,
     communicator: Option<&dyn Communicator>,
-) -> Result<Vec<Made>, DeviceError> {
+) -> Result<Vec<StepResult>, DeviceError> {
     let step = |index: usize| {
         let last = &chain.steps[index];
         let layout = Layout { offset: 0, ..instruction.results[0].layout.clone() };

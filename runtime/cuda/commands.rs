@@ -5,7 +5,7 @@ mod tests;
 
 use super::program::{
     Argument, Collective, Command as CudaCommand, CudaProgram, Event, Launch, Matrices, MemoryCopy, Multiply,
-    Start, Stream, Task,
+    Stream, Task, ValueStart,
 };
 use ir::machine::Unit;
 use ir::ops::elementwise::{Binary, Unary};
@@ -227,13 +227,13 @@ fn is_of(arguments: &[Argument], instruction: &Instruction) -> bool {
 
 /// Whether one of the arguments is the address of a tensor's first element, or, for scratch, of any of its bytes.
 fn is_given(arguments: &[Argument], view: &View, is_scratch: bool) -> bool {
-    let (start, bytes) = (Start::of(view), view.bytes());
+    let (start, bytes) = (ValueStart::of(view), view.bytes());
     arguments.iter().any(|argument| match argument {
         &Argument::Address(region, byte) if is_scratch => {
             region == start.region && bytes.contains(&byte.cast_unsigned())
         }
-        &Argument::Address(region, byte) => (Start { region, byte }) == start,
-        Argument::AddressByRank(region, byte) => (Start { region: *region, byte: byte.first }) == start,
+        &Argument::Address(region, byte) => (ValueStart { region, byte }) == start,
+        Argument::AddressByRank(region, byte) => (ValueStart { region: *region, byte: byte.first }) == start,
         Argument::Number(_)
         | Argument::NumberByRank(_)
         | Argument::Table(_)

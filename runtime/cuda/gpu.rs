@@ -37,7 +37,7 @@ use self::blas::Call;
 use self::cudnn::Cudnn;
 use self::exchange::Exchange;
 use self::graph::Executable;
-use self::handles::{Context, Mark, Memory, Queue};
+use self::handles::{Allocation, Context, Mark, Queue};
 use self::host::{HostTasks, Lent};
 use self::kernels::Kernels;
 use self::matmul::Multiplier;
@@ -118,7 +118,7 @@ pub struct Gpu {
     graphs: Vec<Executable>,
     host_tasks: HostTasks,
     stamps: Stamps,
-    memory: Vec<Memory>,
+    memory: Vec<Allocation>,
     /// The queues, by [`Stream`].
     queues: [Queue; Stream::ALL.len()],
     /// The memory of the host that was lent.
@@ -257,7 +257,7 @@ impl Driver for Gpu {
             return Err(too_much(bytes, &gpu, (free, total)));
         }
         // Free memory may be fragmented.
-        let memory = Memory::new(bytes)
+        let memory = Allocation::new(bytes)
             .map_err(|error| DriverError(format!("{}: {error}", too_much(bytes, &gpu, (free, total)))))?;
         let main = self.queue(Stream::Main);
         memory.clear(bytes, main)?;

@@ -31,7 +31,7 @@ use exchange::Exchange;
 pub use exchange::Notes;
 use functions::HostThread;
 use guarded::{Guards, Words};
-use pages::Memory;
+use pages::PagedBytes;
 use program::Instruction;
 pub use ptx::{LeftOut, Ptx, Row, Table, family};
 pub use sectors::{Counts, Sectors};
@@ -89,7 +89,7 @@ pub struct Host {
 #[derive(Default)]
 struct State {
     /// The allocated memory. Each piece begins at a multiple of 256.
-    memory: Vec<Memory>,
+    memory: Vec<PagedBytes>,
     /// The addresses of memory of the host that was lent.
     lent: Vec<Range<u64>>,
     queues: BTreeMap<Stream, VecDeque<Queued>>,
@@ -257,7 +257,7 @@ impl Host {
                 }
                 let memory = |at: Address| state.bytes(at, None);
                 let part = |at: Option<Address>| at.map(memory).transpose();
-                let matrices = multiply::Memory {
+                let matrices = multiply::MatrixMemory {
                     lhs: memory(places.lhs)?,
                     rhs: memory(places.rhs)?,
                     out: memory(places.out)?,
@@ -309,7 +309,7 @@ impl Driver for Host {
         if bytes > free {
             return Err(DriverError(format!("cannot allocate {bytes} bytes: {free} are free")));
         }
-        let memory = Memory::new(bytes)?;
+        let memory = PagedBytes::new(bytes)?;
         let address = memory.start();
         self.state.get_mut().memory.push(memory);
         Ok(address)

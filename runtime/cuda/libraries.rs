@@ -203,15 +203,15 @@ pub fn open(library: Library, folders: &Folders) -> Result<Opened, NotOpened> {
 }
 
 /// A library that is never closed, because addresses in it are kept.
-pub(super) type Kept = std::mem::ManuallyDrop<Handle>;
+pub(super) type OpenLibrary = std::mem::ManuallyDrop<Handle>;
 
 #[allow(unsafe_code)]
-pub(super) fn load(path: &Path) -> Result<Kept, String> {
+pub(super) fn load(path: &Path) -> Result<OpenLibrary, String> {
     // SAFETY: opening a library runs its initialisers; CUDA's initialisers only set up the library itself.
     let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     // The error's cause is the loader's message.
     handle
-        .map(Kept::new)
+        .map(OpenLibrary::new)
         .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
 }
 

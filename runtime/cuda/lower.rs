@@ -36,7 +36,7 @@ pub(super) use contract::batches;
 pub use order::races;
 
 use super::program::{
-    Collective, Command, CudaProgram, MemoryCopy, Multiply, Place, PlacedMessage, Start, Task, Waves,
+    Collective, Command, CudaProgram, MemoryCopy, Multiply, Place, PlacedMessage, Task, ValueStart, Waves,
 };
 use ir::{Diagnostic, Op};
 use program::Multiprocessors;
@@ -237,7 +237,7 @@ fn steps(
         Kernel::Message(message) => {
             let view = instruction.results.first().unwrap_or_else(|| &instruction.operands[0]);
             let bytes = view.layout.len() as u64 * view.dtype.bytes();
-            Ok(vec![Step::Message(PlacedMessage { message: *message, at: Start::of(view), bytes })])
+            Ok(vec![Step::Message(PlacedMessage { message: *message, at: ValueStart::of(view), bytes })])
         }
     }
 }

@@ -3,7 +3,7 @@
 
 mod ranks;
 
-pub use ranks::{ByRank, Collective, Cut, Pieces};
+pub use ranks::{ByRank, Collective, CutDim, Pieces};
 
 use ir::DType;
 use program::layout::{Layout, Sizes};
@@ -229,7 +229,7 @@ pub struct Multiply {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Epilogue {
     /// The vector that is added to every row, of the result's type.
-    pub bias: Option<Start>,
+    pub bias: Option<ValueStart>,
     /// The matrix that is added, of the result's type.
     pub addend: Option<Matrices>,
     /// The activation, which comes last.
@@ -239,7 +239,7 @@ pub struct Epilogue {
     pub aux: Option<Matrices>,
     /// The sums over the terms of the left side (0), one for each row of the result, or of the right side (1), one for each column.
     /// They have the result's type.
-    pub sums: Option<(u32, Start)>,
+    pub sums: Option<(u32, ValueStart)>,
 }
 
 /// A message, and the memory that it leaves from or arrives in.
@@ -248,7 +248,7 @@ pub struct PlacedMessage {
     /// The pipeline ranks, and the transfer, whose messages keep their order.
     pub message: Message,
     /// The start of its bytes.
-    pub at: Start,
+    pub at: ValueStart,
     /// The number of bytes.
     pub bytes: u64,
 }
@@ -257,23 +257,23 @@ pub struct PlacedMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryCopy {
     /// The source.
-    pub from: Start,
+    pub from: ValueStart,
     /// The destination.
-    pub to: Start,
+    pub to: ValueStart,
     /// The number of bytes.
     pub bytes: u64,
 }
 
 /// The start of a value in a program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Start {
+pub struct ValueStart {
     /// The memory.
     pub region: Region,
     /// The first byte.
     pub byte: i64,
 }
 
-impl Start {
+impl ValueStart {
     /// Returns the place of the element `[0, 0, …]` of a view.
     pub fn of(view: &View) -> Self {
         let byte = view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64;
@@ -401,7 +401,7 @@ impl Multiply {
         if epilogue.activation == Activation::GeluTanhGrad && *m == 1 {
             return Some("GELU's gradient is computed for a single row");
         }
-        let single = |&(side, _): &(u32, Start)| *k == 1 || [m, n][side as usize] == &1;
+        let single = |&(side, _): &(u32, ValueStart)| *k == 1 || [m, n][side as usize] == &1;
         let is_single = epilogue.sums.as_ref().is_some_and(single);
         is_single.then_some("the sums have one term, or there is only one sum")
     }

@@ -6,7 +6,7 @@ use super::driver::{
     MessageTask, MultiplyPlaces, Touches,
 };
 use super::program::{
-    Argument, Command, CudaProgram, Matrices, MemoryCopy, PlacedMessage, Start, Task as CommandTask,
+    Argument, Command, CudaProgram, Matrices, MemoryCopy, PlacedMessage, Task as CommandTask, ValueStart,
 };
 use cpu::{self, HostMemory, HostProgram};
 use ir::timetable::Task;
@@ -104,7 +104,7 @@ impl Ready {
             }
             CommandTask::Multiply(multiply) => {
                 let begin = |matrices: &Matrices| address(matrices.region, matrices.start);
-                let start = |start: Start| address(start.region, start.byte);
+                let start = |start: ValueStart| address(start.region, start.byte);
                 let epilogue = &multiply.epilogue;
                 let places = MultiplyPlaces {
                     lhs: begin(&multiply.lhs),
@@ -122,7 +122,7 @@ impl Ready {
                 driver.library(stream, LibraryTask { instruction, memories })?;
             }
             CommandTask::Collective(collective) => {
-                let start = |start: Start| address(start.region, start.byte);
+                let start = |start: ValueStart| address(start.region, start.byte);
                 let places = collective.tensors.iter().map(|pieces| [pieces.from, pieces.to].map(start));
                 let mut group = self.cuda.program.mesh.group(self.rank, &collective.axes);
                 group.iter_mut().for_each(|rank| *rank += self.first_of_stage());

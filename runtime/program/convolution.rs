@@ -30,7 +30,7 @@ pub struct Convolution {
     /// The windows.
     pub geometry: Geometry,
     /// The tensor that is computed.
-    pub made: Made,
+    pub made: ConvolutionResult,
     /// The number of elements of a window of one channel in the weight, and the first of them that is computed.
     taps: usize,
     tap: usize,
@@ -40,7 +40,7 @@ pub struct Convolution {
 
 /// The tensor that is computed from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
+pub enum ConvolutionResult {
     /// `y`.
     Output,
     /// `d x`.
@@ -53,16 +53,16 @@ impl Convolution {
     /// Returns the convolution of an operator on tensors of these sizes. `None` if the operator is no convolution.
     pub fn of(op: &Op, dtype: DType, operands: [&[usize]; 2], result: &[usize]) -> Option<Self> {
         let (windows, x, weight, made) = match op {
-            Op::Conv(conv) => (conv.windows(), operands[0], operands[1], Made::Output),
-            Op::ConvGradInput(conv) => (conv.windows(), result, operands[0], Made::Input),
-            Op::ConvGradWeight(conv) => (conv.windows(), operands[0], result, Made::Weight),
+            Op::Conv(conv) => (conv.windows(), operands[0], operands[1], ConvolutionResult::Output),
+            Op::ConvGradInput(conv) => (conv.windows(), result, operands[0], ConvolutionResult::Input),
+            Op::ConvGradWeight(conv) => (conv.windows(), operands[0], result, ConvolutionResult::Weight),
             _ => return None,
         };
         let half = matches!(dtype, DType::F16 | DType::BF16);
         let mut geometry = Geometry::new(windows, x, weight);
         let taps = geometry.taps();
         // The gradient of the weight has zeros at the other taps in any case. It is faster to compute them than to write around them.
-        let tap = if made == Made::Weight { None } else { only_tap(&mut geometry) };
+        let tap = if made == ConvolutionResult::Weight { None } else { only_tap(&mut geometry) };
         let tap = tap.unwrap_or(0);
         Some(Self { geometry, made, taps, tap, half })
     }
@@ -96,15 +96,15 @@ impl Convolution {
     /// result has images.
     pub fn block(&self) -> usize {
         match self.made {
-            Made::Output => self.images() * self.outputs(),
-            Made::Input => self.images() * self.image(),
-            Made::Weight => self.weight(),
+            ConvolutionResult::Output => self.images() * self.outputs(),
+            ConvolutionResult::Input => self.images() * self.image(),
+            ConvolutionResult::Weight => self.weight(),
         }
     }
 
     fn tasks(&self) -> usize {
         let Geometry { batch, groups, .. } = self.geometry;
-        if self.made == Made::Weight { groups } else { batch.div_ceil(self.images()) * groups }
+        if self.made == ConvolutionResult::Weight { groups } else { batch.div_ceil(self.images()) * groups }
     }
 
     /// Returns the number of windows that are worth laying side by side at once.
@@ -132,14 +132,14 @@ impl Convolution {
 
     /// Returns the number of elements that all tasks share: the weight, converted to f32 if it is f16 or bf16.
     pub fn shared(&self) -> usize {
-        let widened = self.half && self.made != Made::Weight;
+        let widened = self.half && self.made != ConvolutionResult::Weight;
         if widened { self.geometry.groups * self.weight() } else { 0 }
     }
 
     /// Returns the numbers of elements of one task's scratch: a tile of windows; the part of `d y` that it reads, converted to f32 or laid
     /// side by side; its result, before it is rounded or divided among images.
     pub fn share(&self) -> [usize; 3] {
-        let (images, makes_output) = (self.images(), self.made == Made::Output);
+        let (images, makes_output) = (self.images(), self.made == ConvolutionResult::Output);
         let reads = !makes_output && (self.half || images > 1);
         let makes = self.half || (makes_output && images > 1);
         [

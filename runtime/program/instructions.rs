@@ -333,7 +333,7 @@ pub struct OutputSlot {
     /// The section after which the output can be read, until the next section begins.
     pub section: Section,
     /// In a pipeline, the part of a microbatch after which the output can be read, until the next part begins.
-    pub part: Option<timetable::Part>,
+    pub part: Option<timetable::ChunkPhase>,
     /// The place of the output.
     pub view: View,
 }

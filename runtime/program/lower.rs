@@ -47,7 +47,7 @@ use draft::Drafts;
 use early::Early;
 use fuse::Item;
 use ir::analysis::{Readers, live_nodes};
-use ir::timetable::Part;
+use ir::timetable::ChunkPhase;
 use ir::{Diagnostic, Module, NodeId};
 use stages::RankStages;
 
@@ -167,7 +167,7 @@ fn lower_in(
 }
 
 /// Returns the runs of instructions that are drafted one after the other: the sections and, in a pipeline, the parts of a microbatch.
-fn runs(drafts: &Drafts) -> Vec<(Section, Option<Part>)> {
+fn runs(drafts: &Drafts) -> Vec<(Section, Option<ChunkPhase>)> {
     let parts = |section| match (section, &drafts.stages) {
         (Section::Microbatch, Some(stages)) => stages.parts(drafts.module).into_iter().map(Some).collect(),
         _ => vec![None],

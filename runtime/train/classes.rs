@@ -11,16 +11,16 @@ use std::collections::btree_map::Entry;
 /// stages compute.
 #[derive(Clone, Debug)]
 pub(super) struct LossParts {
-    outputs: Vec<(Part, usize)>,
+    outputs: Vec<(LossPart, usize)>,
 }
 
 /// A part of the loss: the index of a class, and one of the class's numbers.
-type Part = (usize, ScalarPart);
+type LossPart = (usize, ScalarPart);
 
 /// The parts of a loss, summed over batches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct LossTotal {
-    parts: BTreeMap<Part, f64>,
+    parts: BTreeMap<LossPart, f64>,
     /// The number of batches. A short batch counts as a fraction.
     batches: f64,
 }
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn ranks_of_a_pipeline_complete_each_other() {
         let whole = total(&[[6.0, 2.0, 0.0, 0.0], [-0.0, 0.0, 1.0, 0.0], [3.0, 4.0, 8.0, 2.0]]);
-        let own = |is_own: fn(&Part) -> bool| {
+        let own = |is_own: fn(&LossPart) -> bool| {
             let parts = whole.parts.iter().filter(|(part, _)| is_own(part));
             LossTotal { parts: parts.map(|(part, number)| (*part, *number)).collect(), batches: 1.0 }
         };

@@ -20,11 +20,11 @@ use crate::compiler::Stopped;
 use crate::config::memory::{Budget, Budgets};
 use crate::config::{RecomputeChoice, Settings};
 use crate::failure::Failure;
+use crate::fit::Peaks;
 use crate::hardware::Chosen;
 use crate::inspection::units::bytes;
 use crate::inspection::{PipelineFacts, milliseconds};
 use crate::launcher::Launched;
-use crate::tiers::Peaks;
 
 /// The commands that are shown.
 const ROWS: usize = 10;

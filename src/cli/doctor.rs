@@ -8,7 +8,7 @@ mod part;
 use std::path::PathBuf;
 
 use clap::Args;
-use cuda::check::part::{CheckPart, Place};
+use cuda::check::part::{CheckPart, CheckedDevice};
 use cuda::check::process::Processes;
 use cuda::gpu::{copies, links};
 use cuda::libraries::{Folders, Library};
@@ -109,7 +109,7 @@ impl Doctor {
             probe.libraries.iter().any(|(library, opened)| *library == Library::Cudnn && opened.is_ok());
         let check = |gpu: usize| {
             tell!("checking GPU {gpu}, {}; it takes a minute or two", driver.devices[gpu].name);
-            let processes = Processes::of_process(Place::Gpu(gpu)).map_err(|error| {
+            let processes = Processes::of_process(CheckedDevice::Gpu(gpu)).map_err(|error| {
                 Diagnostic::new(format!(
                     "--check runs in processes of its own, and this program cannot be started again: {error}"
                 ))

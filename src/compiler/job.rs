@@ -3,7 +3,7 @@
 use crate::config::CompileFlags;
 use crate::failure::Failure;
 use crate::pipeline::{CompilationPlan, MemoryLimit};
-use crate::{targets, tiers};
+use crate::{fit, targets};
 use ir::machine::{Cluster, Device, Node};
 use passes::optimizer::Optimizer;
 use program::{Multiprocessors, Target};
@@ -95,7 +95,7 @@ impl Job {
 
     /// Returns the node of the device, whose links are the costs of copies.
     pub fn node(&self) -> Node {
-        tiers::node_of(self.device(), self.cluster.as_ref())
+        fit::node_of(self.device(), self.cluster.as_ref())
     }
 
     /// Returns the device by whose times choices are made: the cluster's, or the job's own.

@@ -12,7 +12,7 @@ use anyhow::Context;
 use commands::CommandPlans;
 use files::Replacement;
 use ir::machine::Device;
-use ir::timetable::Part;
+use ir::timetable::ChunkPhase;
 use ir::{Diagnostic, Mesh, Phase};
 use program::Multiprocessors;
 use program::{
@@ -217,7 +217,7 @@ impl RankPlan {
     fn of(program: &Arc<Program>) -> Result<Self, Diagnostic> {
         let mesh = &program.mesh;
         let (memory, values) = (program.memory, &program.values);
-        let part = |part: Part| part.to_string();
+        let part = |part: ChunkPhase| part.to_string();
         let states = program.states.iter().zip(&values.states).map(|(state, &value)| NamedPlace {
             name: state.name.clone(),
             place: Place::of(&state.view, value, mesh),
@@ -225,7 +225,7 @@ impl RankPlan {
             part: None,
         });
         let inputs = program.inputs.iter().zip(&values.inputs).filter_map(|(input, &value)| {
-            let feeds = Part { phase: Phase::Forward, chunk: input.stage };
+            let feeds = ChunkPhase { phase: Phase::Forward, chunk: input.stage };
             Some(NamedPlace {
                 name: input.name.clone(),
                 place: Place::of(input.view.as_ref()?, value, mesh),

@@ -119,7 +119,7 @@ fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptio
 }
 
 /// Lowers an evaluation that shares the states of a step.
-fn lower_evaluation(
+pub(crate) fn lower_evaluation(
     lowering: &mut Lowering,
     module: Module,
     target: Target,

@@ -297,7 +297,7 @@ const RECIPE: [[&str; 2]; 5] = [
     ["sizes", "bindings"],
     ["sizes", "require_bound"],
     ["CompilationPlan", "new"],
-    ["tiers", "fit_memory"],
+    ["fit", "fit_memory"],
 ];
 
 /// The modules of the driver, apart from `compiler`, that call a step of a compilation.

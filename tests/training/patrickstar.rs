@@ -15,10 +15,10 @@ use testing::testdata;
 use trainyard::compilation::{Compilation, Source};
 use trainyard::config::memory::{Budget, Budgets, Tiers};
 use trainyard::failure::Failure;
+use trainyard::fit::{self, Conditions, Fit};
 use trainyard::inspection::PredictionFacts;
 use trainyard::pipeline::{Batch, CompilationPlan};
 use trainyard::plan::MemoryPlan;
-use trainyard::tiers::{self, Fit, Place};
 
 /// A model and the node that it is planned for.
 struct Row {
@@ -74,14 +74,14 @@ impl Row {
         source.imported.module = gpt.imported();
         let mut compilation = done(source.compile(&plan, &manager, |_, _, _| {}));
         let tiers = Tiers { offload: Default::default(), is_open: true, budgets: self.budgets() };
-        let place = Place {
+        let conditions = Conditions {
             microbatches: 1,
             target: cuda::TARGET,
             multiprocessors: Multiprocessors(node.device.multiprocessors),
             may_update_early: false,
             node: &node,
         };
-        let fit = tiers::fit(&mut compilation, &manager, &tiers, place, |_, _| {})?;
+        let fit = fit::fit(&mut compilation, &manager, &tiers, conditions, |_, _| {})?;
         Ok((fit, compilation))
     }
 
@@ -128,7 +128,7 @@ fn check(row: &Row) {
 /// The number of copies in a step of one microbatch, and the share of latencies in their time.
 fn latencies(module: &Module, node: &Node) -> (usize, f64) {
     let copies = module.nodes().filter(|(_, node)| matches!(node.op, Op::Copy(_))).count();
-    let [seconds, _] = tiers::seconds_of_copies(module, 1, node);
+    let [seconds, _] = fit::seconds_of_copies(module, 1, node);
     (copies, copies as f64 * node.host_link.latency / seconds)
 }
 

@@ -4,16 +4,17 @@ mod faults;
 mod layers;
 mod random;
 
-use ir::machine::Preset;
+use ir::machine::{self, Preset};
 use ir::{DType, Diagnostic, Module, Node, Op};
 use passes::Manager;
 use passes::precision::Precision;
 use passes::recompute::Recompute;
 use program::Multiprocessors;
 use testing::models::{self, Fixture, adamw, done, split};
-use trainyard::budget::{self, Fit, Place};
 use trainyard::config::memory::Budget;
 use trainyard::failure::Failure;
+use trainyard::fit::Conditions;
+use trainyard::fit::recompute::{self, Fit};
 use trainyard::pipeline::CompilationPlan;
 use trainyard::training::Programs;
 use trainyard::verification::execute::{Machine, Tensors};
@@ -130,9 +131,9 @@ fn fit_model(fixture: &Fixture, samples: u64, budget: u64) -> Result<(Fit, u64, 
     let plan = CompilationPlan { optimizer: adamw(), ..CompilationPlan::default() };
     let mut subject = fixture.compiled(samples, plan);
     let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
-    let device = &Preset::Cpu.device();
-    let place = Place { budget, microbatches: 1, target, multiprocessors, device };
-    let fit = budget::fit(&mut subject.compilation, &Manager::default(), place, |_, _| {});
+    let node = &machine::Node::of_device(&Preset::Cpu.device());
+    let conditions = Conditions { microbatches: 1, target, multiprocessors, may_update_early: false, node };
+    let fit = recompute::fit(&mut subject.compilation, &Manager::default(), budget, conditions, |_, _| {});
     fit.map(|fit| (fit, peak(&subject), copies(&subject.compilation.training)))
 }
 

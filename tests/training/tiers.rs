@@ -7,8 +7,8 @@ use program::Multiprocessors;
 use testing::models::{self, Fixture, adamw, done};
 use trainyard::config::memory::{Budget, Budgets, Tiers};
 use trainyard::failure::Failure;
+use trainyard::fit::{self, Conditions, Fit};
 use trainyard::pipeline::CompilationPlan;
-use trainyard::tiers::{self, Fit, Place};
 
 /// Bytes per second of two links to the host: over the slow one a copy takes longer than any operator, and over the fast one it takes
 /// almost no time.
@@ -27,8 +27,9 @@ fn fit(fixture: &Fixture, device: u64, bandwidth: f64) -> Result<Fit, Failure> {
     let budgets = Budgets { device: Some(Budget(device)), host: Some(Budget(u64::MAX)), disk: None };
     let tiers = Tiers { offload: Default::default(), is_open: true, budgets };
     let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
-    let place = Place { microbatches: 1, target, multiprocessors, may_update_early: false, node: &node };
-    tiers::fit(&mut subject.compilation, &Manager::default(), &tiers, place, |_, _| {})
+    let conditions =
+        Conditions { microbatches: 1, target, multiprocessors, may_update_early: false, node: &node };
+    fit::fit(&mut subject.compilation, &Manager::default(), &tiers, conditions, |_, _| {})
 }
 
 #[test]

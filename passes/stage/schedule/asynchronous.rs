@@ -4,12 +4,12 @@
 //! Rank r runs ahead by p − 1 − r forward tasks, and then alternates forward and backward tasks, over all steps. There is no
 //! bubble except at the beginning and the end of the stream; memory is p − r. A list has the tasks of one step of the stream.
 
-use super::{Pipeline, Schedule};
+use super::{Schedule, ScheduleSizes};
 use ir::Phase;
 use ir::timetable::Task;
 
-pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
-    let Pipeline { ranks, microbatches, .. } = pipeline;
+pub(super) fn tasks(pipeline: ScheduleSizes, rank: u32) -> Vec<Task> {
+    let ScheduleSizes { ranks, microbatches, .. } = pipeline;
     let ahead = ranks - 1 - rank;
     let pair =
         |index| [Task::new(Phase::Forward, rank, index + ahead), Task::new(Phase::Backward, rank, index)];

@@ -5,7 +5,7 @@
 //! A forward task of one chunk stands next to a backward task of the other chunk, so that the transfers of each can overlap
 //! the computation of the other. The eight steps are those of `dualpipev.py` in github.com/deepseek-ai/DualPipe.
 
-use super::Pipeline;
+use super::ScheduleSizes;
 use super::tasks::TaskList;
 use ir::timetable::Task;
 
@@ -14,8 +14,8 @@ const DOWN: usize = 0;
 /// The chunk on the way back.
 const UP: usize = 1;
 
-pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
-    let Pipeline { ranks, microbatches, .. } = pipeline;
+pub(super) fn tasks(pipeline: ScheduleSizes, rank: u32) -> Vec<Task> {
+    let ScheduleSizes { ranks, microbatches, .. } = pipeline;
     let mut list = TaskList::new(vec![rank, 2 * ranks - 1 - rank]);
     let after = ranks - 1 - rank;
     warm_up(&mut list, rank, after);

@@ -4,12 +4,12 @@
 //! microbatches through one chunk, then the same microbatches through its next chunk; backward goes through its chunks in
 //! descending order.
 
-use super::Pipeline;
+use super::ScheduleSizes;
 use super::tasks::TaskList;
 use ir::timetable::Task;
 
-pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
-    let Pipeline { ranks, chunks_per_rank, microbatches } = pipeline;
+pub(super) fn tasks(pipeline: ScheduleSizes, rank: u32) -> Vec<Task> {
+    let ScheduleSizes { ranks, chunks_per_rank, microbatches } = pipeline;
     let total = chunks_per_rank * microbatches;
     // The first backward task of the rank is that of its last chunk. Before it, the rank runs p forward tasks of each earlier chunk, and
     // two for each rank after it: one while the activation goes there, and one while the gradient comes back.

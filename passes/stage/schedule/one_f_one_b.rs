@@ -3,12 +3,12 @@
 //! Bubble (p − 1)(F + B), memory p: a rank runs ahead by one forward task for each rank after it, and then alternates forward and
 //! backward tasks.
 
-use super::Pipeline;
+use super::ScheduleSizes;
 use super::tasks::TaskList;
 use ir::timetable::Task;
 
-pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
-    let Pipeline { ranks, microbatches, .. } = pipeline;
+pub(super) fn tasks(pipeline: ScheduleSizes, rank: u32) -> Vec<Task> {
+    let ScheduleSizes { ranks, microbatches, .. } = pipeline;
     let warmup = (ranks - 1 - rank).min(microbatches);
     let mut list = TaskList::new(vec![rank]);
     (0..warmup).for_each(|_| list.forward(0));

@@ -5,7 +5,9 @@ mod faults;
 use super::*;
 use Schedule::{DualPipeV, Gpipe, Interleaved, OneFOneB, PipeDream, TwoBw, ZbH1, ZbV};
 use ir::Phase::{Backward, Forward, Weight};
-use ir::timetable::{Dependency, Part, Timeline, TimetableError, check, check_slots, check_stream, slots};
+use ir::timetable::{
+    ChunkPhase, Dependency, Timeline, TimetableError, check, check_slots, check_stream, slots,
+};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -50,7 +52,7 @@ impl Plan {
 
     fn timeline(&self, microbatches: u32, costs: Costs) -> Timeline<u64> {
         let with_backward = if self.splits_backward { 0 } else { costs.weight };
-        let cost = |part: Part| match part.phase {
+        let cost = |part: ChunkPhase| match part.phase {
             Forward => costs.forward,
             Backward => costs.backward + with_backward,
             _ => costs.weight,
@@ -104,14 +106,14 @@ fn one_f_one_b_bubble(others: u64, costs: Costs) -> u64 {
 /// MPI has a copy of one message for each channel, and a GPU has two.
 fn runs_with_one_message_a_channel(plan: &Plan, microbatches: u32) -> bool {
     let dependencies = plan.dependencies();
-    let rank_of = |part: Part| plan.placement[part.chunk as usize];
-    let mut done: BTreeMap<Part, u32> = BTreeMap::new();
+    let rank_of = |part: ChunkPhase| plan.placement[part.chunk as usize];
+    let mut done: BTreeMap<ChunkPhase, u32> = BTreeMap::new();
     let mut next = vec![0; plan.timetable.ranks.len()];
     loop {
         let before = next.clone();
         for (rank, tasks) in plan.timetable.ranks.iter().enumerate() {
             while let Some(task) = tasks.get(next[rank]) {
-                let count = |part: Part| done.get(&part).copied().unwrap_or_default();
+                let count = |part: ChunkPhase| done.get(&part).copied().unwrap_or_default();
                 let is_ready = dependencies.iter().all(|&Dependency { from, to }| {
                     let has_input = to != task.part || count(from) > task.microbatch;
                     let is_message = from == task.part && rank_of(from) != rank_of(to);

@@ -4,12 +4,12 @@
 //! Bubble (p − 1)(F + Bi − W) for W ≤ F, memory p. Rank r always delays r weight tasks. It runs ahead by r forward tasks less
 //! than rank 0, so every rank holds the activations of p microbatches.
 
-use super::Pipeline;
+use super::ScheduleSizes;
 use super::tasks::TaskList;
 use ir::timetable::Task;
 
-pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
-    let Pipeline { ranks, microbatches, .. } = pipeline;
+pub(super) fn tasks(pipeline: ScheduleSizes, rank: u32) -> Vec<Task> {
+    let ScheduleSizes { ranks, microbatches, .. } = pipeline;
     let warmup = (ranks - 1 - rank).min(microbatches);
     let mut list = TaskList::new(vec![rank]);
     (0..warmup).for_each(|_| list.forward(0));

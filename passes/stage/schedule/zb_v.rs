@@ -4,7 +4,7 @@
 //! Memory p. With F = Bi = W no rank waits between its first and its last task, if there are at least 2p − 1 microbatches. The order is
 //! that for these costs, as in PyTorch's `ScheduleZBVZeroBubble` (torch/distributed/pipelining/schedules.py).
 
-use super::Pipeline;
+use super::ScheduleSizes;
 use super::tasks::TaskList;
 use ir::timetable::Task;
 
@@ -13,7 +13,7 @@ const DOWN: usize = 0;
 /// The chunk on the way back.
 const UP: usize = 1;
 
-pub(super) fn tasks(pipeline: Pipeline, rank: u32) -> Vec<Task> {
+pub(super) fn tasks(pipeline: ScheduleSizes, rank: u32) -> Vec<Task> {
     // A short step is the beginning of a step that fills the pipeline, without the missing microbatches.
     let microbatches = pipeline.microbatches.max(2 * pipeline.ranks - 1);
     let mut list = TaskList::new(vec![rank, 2 * pipeline.ranks - 1 - rank]);

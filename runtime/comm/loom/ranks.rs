@@ -1,7 +1,7 @@
 //! The ranks of a model: threads of loom. Each has one byte of an operand and one byte of its share of a result.
 
 use crate::at_work::AtWork;
-use crate::mail::Way;
+use crate::mail::Route;
 use crate::meeting::{Inside, World};
 use crate::sync::{self, Byte};
 use crate::{CommError, Terms};
@@ -14,17 +14,17 @@ use std::sync::Arc;
 pub(crate) struct Rank {
     pub(crate) number: u64,
     world: Arc<World>,
-    memory: Arc<Vec<Memory>>,
+    memory: Arc<Vec<RankMemory>>,
 }
 
 /// The memory of one rank.
-struct Memory {
+struct RankMemory {
     operand: Byte,
     share: Byte,
 }
 
 // SAFETY: loom runs one thread at a time, and a `Byte` reports accesses that could happen at the same time.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for RankMemory {}
 
 /// Tries the interleavings of `ranks` ranks that all run `run`; `check` gets the values that they returned. `preemptions` bounds the number
 /// of times that an interleaving stops a rank that could go on; `None` tries all.
@@ -40,7 +40,7 @@ pub(crate) fn try_all<R: 'static>(
     builder.check(move || {
         let world = Arc::new(World::new(ranks));
         let memory =
-            Arc::new((0..ranks).map(|_| Memory { operand: Byte::new(0), share: Byte::new(0) }).collect());
+            Arc::new((0..ranks).map(|_| RankMemory { operand: Byte::new(0), share: Byte::new(0) }).collect());
         world.begin();
         let of = |number| Rank { number, world: world.clone(), memory: Arc::clone(&memory) };
         let work = |rank: Rank| {
@@ -91,13 +91,13 @@ impl Rank {
 
     /// Leaves a message of one byte for another rank.
     pub(crate) fn send(&self, to: u64, channel: u32, byte: u8) -> Result<(), CommError> {
-        self.world.post(Way { from: self.number, to, channel }, &[byte])
+        self.world.post(Route { from: self.number, to, channel }, &[byte])
     }
 
     /// Waits for a message of one byte.
     pub(crate) fn receive(&self, from: u64, channel: u32) -> Result<u8, CommError> {
         let mut byte = [0];
-        self.world.take(Way { from, to: self.number, channel }, &mut byte)?;
+        self.world.take(Route { from, to: self.number, channel }, &mut byte)?;
         Ok(byte[0])
     }
 

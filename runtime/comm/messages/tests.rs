@@ -12,12 +12,12 @@ use std::time::Duration;
 type Queue = VecDeque<Vec<u8>>;
 
 /// The sender, receiver and channel of a message. Messages of collectives have no channel.
-type Way = (u64, u64, Option<u32>);
+type Route = (u64, u64, Option<u32>);
 
 /// The messages in transit.
 #[derive(Default)]
 struct Mail {
-    boxes: Mutex<BTreeMap<Way, Queue>>,
+    boxes: Mutex<BTreeMap<Route, Queue>>,
     arrived: Condvar,
 }
 

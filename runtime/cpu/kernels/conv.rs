@@ -11,7 +11,7 @@ use crate::gemm::{Matrix, Multiply, gemm};
 use crate::math::{Float, Real};
 use crate::storage::{narrow, widen};
 use ir::Op;
-use program::convolution::{Convolution, MOST_SHARES, Made};
+use program::convolution::{Convolution, ConvolutionResult, MOST_SHARES};
 use rayon::prelude::*;
 use std::ops::Range;
 use windows::{fold, unfold};
@@ -27,9 +27,9 @@ pub(super) fn run(op: &Op, mut call: Call) {
         let scratch = call.take_scratch::<<S as Float>::Real>();
         let result = call.take_result::<S>();
         match convolution.made {
-            Made::Output => convolve(&convolution, operands, result, scratch),
-            Made::Input => input_gradient(&convolution, operands, result, scratch),
-            Made::Weight => weight_gradient(&convolution, operands, result, scratch),
+            ConvolutionResult::Output => convolve(&convolution, operands, result, scratch),
+            ConvolutionResult::Input => input_gradient(&convolution, operands, result, scratch),
+            ConvolutionResult::Weight => weight_gradient(&convolution, operands, result, scratch),
         }
     });
 }
@@ -40,16 +40,16 @@ pub(super) fn run(op: &Op, mut call: Call) {
 const DEPTH: usize = 128;
 
 /// The scratch of a task.
-struct Room<'a, T> {
-    /// Room for a tile of windows.
+struct TaskScratch<'a, T> {
+    /// Scratch for a tile of windows.
     windows: &'a mut [T],
-    /// Room for the part of `d y` that the task reads, converted to f32.
+    /// Scratch for the part of `d y` that the task reads, converted to f32.
     read: &'a mut [T],
-    /// Room for the task's result before it is rounded.
+    /// Scratch for the task's result before it is rounded.
     made: &'a mut [T],
 }
 
-impl<'a, T> Room<'a, T> {
+impl<'a, T> TaskScratch<'a, T> {
     fn of(convolution: &Convolution, share: &'a mut [T]) -> Self {
         let [windows, read, _] = convolution.share();
         let (windows, rest) = share.split_at_mut(windows);
@@ -64,7 +64,7 @@ fn convolve<S: Float>(c: &Convolution, [x, weight]: [&[S]; 2], y: &mut [S], scra
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
     let (shared, scratch) = scratch.split_at_mut(c.shared());
     let weight = reals(weight, shared);
-    for_each_block(c, y, scratch, |task, y, Room { windows, made, .. }, parallel| {
+    for_each_block(c, y, scratch, |task, y, TaskScratch { windows, made, .. }, parallel| {
         let images = y.len() / c.outputs();
         let image = &x[task * c.images() * c.image()..][..images * c.image()];
         let weight = &weight[task % geometry.groups * c.weight()..][..c.weight()];
@@ -98,7 +98,7 @@ fn input_gradient<S: Float>(c: &Convolution, [weight, dy]: [&[S]; 2], dx: &mut [
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
     let (shared, scratch) = scratch.split_at_mut(c.shared());
     let weight = reals(weight, shared);
-    for_each_block(c, dx, scratch, |task, dx, Room { windows, read, made }, parallel| {
+    for_each_block(c, dx, scratch, |task, dx, TaskScratch { windows, read, made }, parallel| {
         let images = dx.len() / c.image();
         let dy = &dy[task * c.images() * c.outputs()..][..images * c.outputs()];
         let dy = columns(dy, outputs, positions, read);
@@ -135,7 +135,7 @@ fn weight_gradient<S: Float>(
 ) {
     let geometry = &c.geometry;
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
-    for_each_block(c, dweight, scratch, |group, dweight, Room { windows, read, made }, parallel| {
+    for_each_block(c, dweight, scratch, |group, dweight, TaskScratch { windows, read, made }, parallel| {
         make(dweight, made, |sums| {
             let mut add = false;
             for first in (0..geometry.batch).step_by(c.images()) {
@@ -176,12 +176,12 @@ fn for_each_block<S: Float>(
     c: &Convolution,
     result: &mut [S],
     scratch: &mut [S::Real],
-    task: impl Fn(usize, &mut [S], Room<S::Real>, bool) + Sync,
+    task: impl Fn(usize, &mut [S], TaskScratch<S::Real>, bool) + Sync,
 ) {
     let (block, share, shares) = (c.block(), c.share().iter().sum::<usize>(), c.shares());
     if shares < 2 || shares < rayon::current_num_threads().min(MOST_SHARES) {
         for (i, result) in result.chunks_mut(block).enumerate() {
-            task(i, result, Room::of(c, &mut scratch[..share]), true);
+            task(i, result, TaskScratch::of(c, &mut scratch[..share]), true);
         }
         return;
     }
@@ -189,7 +189,7 @@ fn for_each_block<S: Float>(
     let parts = result.par_chunks_mut(block * each).zip(scratch.par_chunks_exact_mut(share)).enumerate();
     parts.for_each(|(part, (result, scratch))| {
         for (i, result) in result.chunks_mut(block).enumerate() {
-            task(part * each + i, result, Room::of(c, scratch), false);
+            task(part * each + i, result, TaskScratch::of(c, scratch), false);
         }
     });
 }

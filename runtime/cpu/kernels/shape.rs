@@ -10,18 +10,18 @@ use program::layout::Layout;
 use rayon::prelude::*;
 
 /// A dense tensor as `[outer, size, inner]` around one dim.
-struct Cut {
+struct DimSplit {
     size: usize,
     inner: usize,
 }
 
-fn cut(layout: &Layout, dim: u32) -> Cut {
+fn cut(layout: &Layout, dim: u32) -> DimSplit {
     let dim = dim as usize;
-    Cut { size: layout.sizes[dim], inner: layout.sizes[dim + 1..].iter().product() }
+    DimSplit { size: layout.sizes[dim], inner: layout.sizes[dim + 1..].iter().product() }
 }
 
 pub(super) fn concat(concat: &Concat, mut call: Call) {
-    let Cut { size, inner } = cut(&call.result_view(0).layout, concat.dim);
+    let DimSplit { size, inner } = cut(&call.result_view(0).layout, concat.dim);
     with_width!(call.dtype().bytes(), T => {
         let operands: Vec<_> = (0..call.operands.len()).map(|i| call.source::<T>(i)).collect();
         let result = call.take_result::<T>();
@@ -35,7 +35,7 @@ pub(super) fn concat(concat: &Concat, mut call: Call) {
 }
 
 pub(super) fn pad(pad: &Pad, mut call: Call) {
-    let Cut { size, inner } = cut(&call.result_view(0).layout, pad.dim);
+    let DimSplit { size, inner } = cut(&call.result_view(0).layout, pad.dim);
     let value = Tensor::splat(call.dtype(), vec![], pad.value.get()).to_bytes();
     with_width!(call.dtype().bytes(), T => {
         let operand = call.source::<T>(0);

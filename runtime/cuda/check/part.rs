@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 /// The device that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CheckedDevice {
     /// The GPU of a number.
     Gpu(usize),
     /// The stand-in for a GPU on the processor, for tests.
@@ -34,12 +34,12 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckPart {
     /// The device.
-    pub place: Place,
+    pub place: CheckedDevice,
     /// The work.
     pub work: Work,
 }
 
-/// The name of [`Place::StandIn`] in text.
+/// The name of [`CheckedDevice::StandIn`] in text.
 const STAND_IN: &str = "stand-in";
 
 /// The text with which a GPU begins.
@@ -51,7 +51,7 @@ const RATES: &str = "rates/";
 /// The text with which products begin.
 const PRODUCTS: &str = "products/";
 
-impl fmt::Display for Place {
+impl fmt::Display for CheckedDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gpu(number) => write!(f, "{GPU}{number}"),
@@ -60,7 +60,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl FromStr for Place {
+impl FromStr for CheckedDevice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -121,8 +121,10 @@ impl CheckPart {
     /// A part with indices that do not exist; lines that cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> io::Result<bool> {
         match self.place {
-            Place::Gpu(number) => run_on(&OfNumber::of_process(number), &Sizes::default(), &self.work, out),
-            Place::StandIn => run_on(&StandIn::of_process(), &Sizes::small(), &self.work, out),
+            CheckedDevice::Gpu(number) => {
+                run_on(&OfNumber::of_process(number), &Sizes::default(), &self.work, out)
+            }
+            CheckedDevice::StandIn => run_on(&StandIn::of_process(), &Sizes::small(), &self.work, out),
         }
     }
 }

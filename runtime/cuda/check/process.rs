@@ -1,7 +1,7 @@
 //! Runs parts of a check in processes of their own, so that a fault of one part leaves the others a sound device.
 
 use super::batch::Batch;
-use super::part::{CheckPart, Line, Place, Work};
+use super::part::{CheckPart, CheckedDevice, Line, Work};
 use super::rates::{Rate, Sizes, count, unmeasured};
 use super::samples::Verdict;
 use super::search::{Fault, Runner};
@@ -44,7 +44,7 @@ pub struct Processes {
     /// The program, `trainyard`.
     pub executable: PathBuf,
     /// The device.
-    pub place: Place,
+    pub place: CheckedDevice,
     /// The times after which a process counts as hanging.
     pub limits: Limits,
     /// Environment variables for each process, in addition to those of this process.
@@ -56,7 +56,7 @@ impl Processes {
     ///
     /// # Errors
     /// The path of the program is not known.
-    pub fn of_process(place: Place) -> std::io::Result<Self> {
+    pub fn of_process(place: CheckedDevice) -> std::io::Result<Self> {
         let executable = std::env::current_exe()?;
         Ok(Self { executable, place, limits: Limits::default(), environment: vec![] })
     }

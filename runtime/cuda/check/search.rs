@@ -92,7 +92,7 @@ pub fn check(
     tell: &mut dyn FnMut(Event<'_>),
 ) -> Report {
     let report = Report::default();
-    let mut search = Search { runner, samples, place, tell, report, halves: MOST_HALVES, errors: 0 };
+    let mut search = SampleSearch { runner, samples, place, tell, report, halves: MOST_HALVES, errors: 0 };
     for batch in batches {
         let before = search.counts();
         search.errors = 0;
@@ -108,7 +108,7 @@ pub fn check(
     search.report
 }
 
-struct Search<'a, R> {
+struct SampleSearch<'a, R> {
     runner: &'a mut R,
     samples: &'a [Sample],
     place: &'a str,
@@ -120,7 +120,7 @@ struct Search<'a, R> {
     errors: usize,
 }
 
-impl<R: Runner> Search<'_, R> {
+impl<R: Runner> SampleSearch<'_, R> {
     fn counts(&self) -> Counts {
         let Report { passed, skipped, failures } = &self.report;
         Counts { passed: *passed, failed: failures.len(), skipped: *skipped }

@@ -1,6 +1,6 @@
 //! Measures copies on a GPU that does nothing else, and the free memory of a GPU.
 
-use super::handles::{Context, Memory, Pinned, Queue, refused};
+use super::handles::{Allocation, Context, Pinned, Queue, refused};
 use crate::driver::{Address, DriverError};
 use cudarc::driver::result;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ fn context(ordinal: usize) -> Result<Context, DriverError> {
 /// The sources and destinations of copies.
 struct Places {
     // Released in this order: the driver waits for commands that use its memory.
-    device: [Memory; 2],
+    device: [Allocation; 2],
     host: Pinned,
     queue: Queue,
 }
@@ -65,7 +65,7 @@ impl Places {
     fn new(bytes: usize) -> Result<Self, DriverError> {
         let queue = Queue::new(true)?;
         let memory = || {
-            let memory = Memory::new(bytes as u64)?;
+            let memory = Allocation::new(bytes as u64)?;
             memory.clear(bytes as u64, &queue)?;
             Ok::<_, DriverError>(memory)
         };

@@ -9,14 +9,14 @@ use self::descriptors::{Descriptor, Handle, Value};
 use self::functions::Functions;
 use self::graphs::number_of;
 use self::plans::{ExecutionPlan, Target};
-use super::handles::{Memory, Queue};
+use super::handles::{Allocation, Queue};
 use super::{Gpu, Single};
 use crate::cudnn::share::{counts, shares};
 use crate::cudnn::{Graph, Tensor, TensorStorage};
 use crate::driver::{Address, DriverError, LibraryTask};
 use crate::libraries::Folders;
 use crate::lower::{Libraries, lower_with};
-use crate::program::{CudaProgram, Multiply, Start};
+use crate::program::{CudaProgram, Multiply, ValueStart};
 use cudarc::cudnn::sys;
 use ir::{Diagnostic, Op};
 use program::{Instruction, Kernel, Program, View};
@@ -38,7 +38,7 @@ pub(super) struct Cudnn {
     /// The number of shares of each instruction, by the graph of the whole instruction.
     counts: HashMap<Graph, usize>,
     /// The room, as much as the largest plan needs, and its bytes. It is for one stream, which runs all work of cuDNN.
-    room: Option<(Memory, u64)>,
+    room: Option<(Allocation, u64)>,
     single: Single,
     handle: Handle,
     functions: Arc<Functions>,
@@ -143,7 +143,7 @@ impl Cudnn {
         let needed = self.plans.values().map(|plan| plan.workspace).max().unwrap_or_default();
         if self.room.as_ref().is_none_or(|(_, bytes)| *bytes < needed) {
             self.room = None;
-            self.room = Some((Memory::new(needed)?, needed));
+            self.room = Some((Allocation::new(needed)?, needed));
         }
         Ok(())
     }
@@ -196,7 +196,7 @@ fn fewest_shares(
 
 /// Returns the address of a part of an instruction.
 fn address(view: &View, task: &LibraryTask) -> Address {
-    let start = Start::of(view);
+    let start = ValueStart::of(view);
     Address(task.memories.of(start.region).0.wrapping_add_signed(start.byte))
 }
 

@@ -4,7 +4,7 @@
 //! Bytes that are fed cross on a queue of their own into memory beside the arena, and are copied to their place when their turn comes.
 //! Each place has two such lanes that alternate, so that the next batch crosses while the device works on the present one.
 
-use super::handles::{Mark, Memory, Pinned, Queue, refused};
+use super::handles::{Allocation, Mark, Pinned, Queue, refused};
 use crate::driver::{Address, DriverError, Fetched};
 use cudarc::driver::result;
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ struct Lanes {
 struct Lane {
     /// The memory on the host; `landing` is the memory on the device.
     from: Pinned,
-    landing: Memory,
+    landing: Allocation,
     bytes: usize,
     /// Reached when the bytes have arrived on the device: the host's memory can then be written again.
     arrived: Mark,
@@ -133,6 +133,12 @@ impl Exchange {
 impl Lane {
     fn new(bytes: usize) -> Result<Self, DriverError> {
         let (arrived, placed) = (Mark::new()?, Mark::new()?);
-        Ok(Self { from: Pinned::new(bytes)?, landing: Memory::new(bytes as u64)?, bytes, arrived, placed })
+        Ok(Self {
+            from: Pinned::new(bytes)?,
+            landing: Allocation::new(bytes as u64)?,
+            bytes,
+            arrived,
+            placed,
+        })
     }
 }

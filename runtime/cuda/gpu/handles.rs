@@ -176,11 +176,11 @@ impl Drop for Mark {
 }
 
 /// The device's memory, which begins at a multiple of 256.
-pub(super) struct Memory {
+pub(super) struct Allocation {
     pub(super) at: Address,
 }
 
-impl Memory {
+impl Allocation {
     /// Allocates this number of bytes, with undefined contents.
     #[allow(unsafe_code)]
     pub(super) fn new(bytes: u64) -> Result<Self, DriverError> {
@@ -199,7 +199,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for Allocation {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         // SAFETY: the memory was allocated by `new`; the driver waits for commands that use it.

@@ -12,7 +12,7 @@ use self::descriptions::{Description, Handle, Layout, Preference, Scale, data_ty
 use self::functions::{Algorithm, Functions};
 use self::trial::OnDevice;
 use super::blas::{Call, Problem};
-use super::handles::{Mark, Memory, Queue};
+use super::handles::{Allocation, Mark, Queue};
 use crate::driver::{DriverError, Workspace};
 use crate::libraries::Folders;
 use crate::program::Multiply;
@@ -37,7 +37,7 @@ pub(super) struct Multiplier {
     /// The choices that another GPU has made.
     given: Choices,
     /// The memory of each workspace, by [`Workspace`].
-    workspaces: [Memory; Workspace::ALL.len()],
+    workspaces: [Allocation; Workspace::ALL.len()],
     /// The end of the last run of a trial.
     last_trial: Cell<Option<Instant>>,
     single: Single,
@@ -72,7 +72,7 @@ impl Multiplier {
     pub(super) fn new(folders: &Folders, single: Single) -> Result<Self, DriverError> {
         let functions = Arc::new(Functions::open(folders)?);
         let handle = Handle::new(&functions)?;
-        let workspaces = [Memory::new(WORKSPACE)?, Memory::new(WORKSPACE)?];
+        let workspaces = [Allocation::new(WORKSPACE)?, Allocation::new(WORKSPACE)?];
         let (plans, given) = (HashMap::new(), Choices::new());
         Ok(Self { plans, given, workspaces, last_trial: Cell::new(None), single, handle, functions })
     }

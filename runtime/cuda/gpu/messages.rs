@@ -4,7 +4,7 @@
 //! A sender copies a message into its mailbox and goes on; the next message of the channel waits until this one has left. A receiver copies
 //! a message from its mailbox when its turn comes, and asks for the next one at once, if there is one.
 
-use super::handles::{Mark, Memory, Queue, refused};
+use super::handles::{Allocation, Mark, Queue, refused};
 use super::nccl::Seat;
 use crate::driver::{Address, DriverError, MessageTask};
 use cudarc::driver::result;
@@ -13,11 +13,11 @@ use std::collections::btree_map::Entry;
 
 /// The mailboxes of a rank.
 #[derive(Default)]
-pub(super) struct Mailboxes(BTreeMap<Way, Mailbox>);
+pub(super) struct Mailboxes(BTreeMap<MailboxKey, Mailbox>);
 
 /// The key of a mailbox. Programs number their channels separately, so channels of the same number may lead to different ranks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Way {
+struct MailboxKey {
     channel: u32,
     other: u64,
     /// Whether this rank sends.
@@ -25,7 +25,7 @@ struct Way {
 }
 
 struct Mailbox {
-    memory: Memory,
+    memory: Allocation,
     bytes: u64,
     /// The queue on which NCCL works.
     queue: Queue,
@@ -74,7 +74,7 @@ impl Mailboxes {
 
     /// Returns the mailbox of a message, with room for it.
     fn of(&mut self, task: MessageTask, sends: bool) -> Result<&mut Mailbox, DriverError> {
-        let key = Way { channel: task.channel, other: task.other, sends };
+        let key = MailboxKey { channel: task.channel, other: task.other, sends };
         if self.0.get(&key).is_some_and(|mailbox| mailbox.bytes < task.bytes)
             && let Some(small) = self.0.remove(&key)
         {
@@ -93,7 +93,7 @@ impl Mailbox {
     fn new(bytes: u64) -> Result<Self, DriverError> {
         let (given, done) = (Mark::new()?, Mark::new()?);
         Ok(Self {
-            memory: Memory::new(bytes)?,
+            memory: Allocation::new(bytes)?,
             bytes,
             queue: Queue::new(true)?,
             given,

@@ -13,7 +13,7 @@ mod process;
 pub(super) use self::process::Lone;
 
 use self::library::{Communicator, Config, Functions, IN_PROGRESS, Status};
-use super::handles::{Context, Memory, Queue};
+use super::handles::{Allocation, Context, Queue};
 use crate::driver::{Address, CollectiveTask, DriverError, MessageTask};
 use crate::libraries::Folders;
 use crate::nccl::calls::{self, Call, Element};
@@ -184,13 +184,13 @@ impl Team {
             return Ok(());
         }
         let refused = |status: Status| self.functions.refused(WHAT, status);
-        let bytes: Vec<Memory> = members
+        let bytes: Vec<Allocation> = members
             .iter()
-            .map(|&rank| self.bind(rank).and_then(|()| Memory::new(1)))
+            .map(|&rank| self.bind(rank).and_then(|()| Allocation::new(1)))
             .collect::<Result<_, _>>()?;
         // SAFETY: calls between these two go together.
         checked(unsafe { (self.functions.begin)() }).map_err(refused)?;
-        let call = |(&rank, memory): (&u64, &Memory)| {
+        let call = |(&rank, memory): (&u64, &Allocation)| {
             self.bind(rank)?;
             let member = self.lock(rank);
             let communicator = self.communicator(&member, group)?;

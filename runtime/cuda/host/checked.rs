@@ -8,7 +8,7 @@
 //! Calls of libraries run in the device's memory itself. All bytes that the call does not declare as read are filled in the same way.
 
 use super::guarded::{Guards, Side};
-use super::pages::Memory;
+use super::pages::PagedBytes;
 use super::ptx::{CheckedLaunch, Ptx, Schedule, Snapshot};
 use super::{Host, Queued, State};
 use crate::driver::{Address, DriverError, Touches};
@@ -200,7 +200,7 @@ impl State {
     /// not declare, such as the word that halts the device.
     fn snapshot(&self, declared: &[Declared]) -> Snapshot {
         let is_declared =
-            |memory: &&Memory| declared.iter().any(|declared| declared.memory == memory.start());
+            |memory: &&PagedBytes| declared.iter().any(|declared| declared.memory == memory.start());
         let others = self.memory.iter().filter(|memory| !is_declared(memory));
         Snapshot::of(&self.guards, others.map(|memory| (memory.start().0, memory.all().to_vec())))
     }
@@ -230,7 +230,7 @@ impl State {
     fn whole<'a>(&self, at: Address) -> Result<&'a mut [u8], DriverError> {
         let memory = self.memory.iter().find(|memory| memory.start() == at);
         let none = || DriverError(format!("no memory begins at {:#x}", at.0));
-        memory.map(Memory::all).ok_or_else(none)
+        memory.map(PagedBytes::all).ok_or_else(none)
     }
 }
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A function, the fault that a test injects into its operations on files, and the channel that reports its end.
-type Given = (HostTask, LentFault, Sender<LentFault>);
+type FunctionCall = (HostTask, LentFault, Sender<LentFault>);
 
 /// The thread that runs functions. It starts with the first function.
 pub(super) struct HostThread {
-    given: OnceCell<Sender<Given>>,
+    given: OnceCell<Sender<FunctionCall>>,
     patience: Duration,
 }
 
@@ -49,8 +49,8 @@ impl HostThread {
 }
 
 /// Starts a thread that runs functions until the last sender of functions is dropped.
-fn start() -> Sender<Given> {
-    let (give, given): (_, Receiver<Given>) = channel();
+fn start() -> Sender<FunctionCall> {
+    let (give, given): (_, Receiver<FunctionCall>) = channel();
     thread::spawn(move || {
         for (task, fault, end) in given {
             let fault = fault.during(|| task());

@@ -10,7 +10,7 @@ use program::Activation;
 use std::ops::Range;
 
 /// The memory of a multiplication: slices that begin at its matrices and vectors.
-pub(super) struct Memory<'a> {
+pub(super) struct MatrixMemory<'a> {
     pub(super) lhs: &'a [u8],
     pub(super) rhs: &'a [u8],
     pub(super) out: &'a mut [u8],
@@ -21,7 +21,7 @@ pub(super) struct Memory<'a> {
 }
 
 /// Refuses a multiplication that touches bytes beyond the memory of one of its sides.
-pub(super) fn check_bounds(multiply: &Multiply, memory: &Memory) -> Result<(), DriverError> {
+pub(super) fn check_bounds(multiply: &Multiply, memory: &MatrixMemory) -> Result<(), DriverError> {
     let Multiply { sizes: [m, k, n], batch, dtype, out_dtype, epilogue, .. } = multiply;
     let of = |matrices: &Matrices, dtype: DType, batch, sizes| {
         let place = matrices.place(dtype, batch, sizes).bytes;
@@ -48,7 +48,7 @@ pub(super) fn check_bounds(multiply: &Multiply, memory: &Memory) -> Result<(), D
     Ok(())
 }
 
-pub(super) fn multiply(multiply: &Multiply, mut memory: Memory, add: bool) {
+pub(super) fn multiply(multiply: &Multiply, mut memory: MatrixMemory, add: bool) {
     let [m, k, n] = multiply.sizes;
     let (dtype, out_dtype) = (multiply.dtype, multiply.out_dtype);
     for matrix in 0..multiply.batch {
@@ -77,7 +77,7 @@ pub(super) fn multiply(multiply: &Multiply, mut memory: Memory, add: bool) {
 
 /// Returns the number that an element of the product becomes. It is stored, or rounded and added to the previous number. Everything is
 /// computed in f32 or better.
-fn epilogue(multiply: &Multiply, memory: &mut Memory, element: [usize; 2], product: f64) -> f64 {
+fn epilogue(multiply: &Multiply, memory: &mut MatrixMemory, element: [usize; 2], product: f64) -> f64 {
     let (epilogue, dtype) = (&multiply.epilogue, multiply.out_dtype);
     let mut x = product;
     if let Some(bias) = &memory.bias {

@@ -74,12 +74,12 @@ impl Pages {
 }
 
 /// A part of the device's memory.
-pub(super) struct Memory {
+pub(super) struct PagedBytes {
     pub(super) pages: Pages,
     pub(super) bytes: u64,
 }
 
-impl Memory {
+impl PagedBytes {
     /// Allocates this number of bytes.
     pub(super) fn new(bytes: u64) -> Result<Self, DriverError> {
         Ok(Self { pages: Pages::new(bytes as usize)?, bytes })

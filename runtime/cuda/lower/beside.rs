@@ -2,7 +2,7 @@
 //! and a file.
 
 use super::Step;
-use crate::program::{MemoryCopy, Start};
+use crate::program::{MemoryCopy, ValueStart};
 use ir::{Diagnostic, Op};
 use program::{Instruction, Kernel, Region, View};
 
@@ -35,7 +35,7 @@ pub(super) fn step(instruction: &Instruction) -> Result<Option<Step>, Diagnostic
         return Err(broken(instruction, "copies bytes that do not follow each other"));
     }
     let bytes = to.layout.len() as u64 * to.dtype.bytes();
-    Ok(Some(Step::Copy(MemoryCopy { from: Start::of(from), to: Start::of(to), bytes })))
+    Ok(Some(Step::Copy(MemoryCopy { from: ValueStart::of(from), to: ValueStart::of(to), bytes })))
 }
 
 fn broken(instruction: &Instruction, problem: &str) -> Diagnostic {

@@ -7,7 +7,7 @@ use super::copy::moved;
 use super::shape::copied;
 use super::source::{KernelDraft, address};
 use super::{Step, Unplaced, missing};
-use crate::program::{Argument, ByRank, Collective, Cut, Pieces, Start};
+use crate::program::{Argument, ByRank, Collective, CutDim, Pieces, ValueStart};
 use ir::{DType, Diagnostic};
 use program::layout::Layout;
 use program::{Exchange, Instruction, LocalPart, Moved, View};
@@ -21,7 +21,7 @@ pub(super) fn part(part: &LocalPart, instruction: &Instruction) -> KernelDraft {
     for (dim, axes) in &part.dims {
         let (whole, part) = (layout.sizes[*dim], to.layout.sizes[*dim]);
         let step = layout.strides[*dim] as i64 * from.dtype.bytes() as i64;
-        cuts.push(Cut { axes: axes.clone(), part: part as u64, whole: whole as u64, step });
+        cuts.push(CutDim { axes: axes.clone(), part: part as u64, whole: whole as u64, step });
         layout.sizes[*dim] = part;
     }
     moved(instruction, &layout, Argument::AddressByRank(region, Box::new(ByRank { first, cuts })))
@@ -39,7 +39,8 @@ pub(super) fn steps(exchange: &Exchange, instruction: &Instruction) -> Result<Ve
             continue;
         }
         combines(exchange, from.dtype)?;
-        let mut pieces = Pieces { dtype: from.dtype, count, from: Start::of(from), to: Start::of(to) };
+        let mut pieces =
+            Pieces { dtype: from.dtype, count, from: ValueStart::of(from), to: ValueStart::of(to) };
         let views = |view: &View, copy: Copy| {
             let scratch = scratch.as_ref().expect("`scratch` has asked for it");
             let layout = Layout::dense(&copy.layout.sizes);
@@ -49,12 +50,12 @@ pub(super) fn steps(exchange: &Exchange, instruction: &Instruction) -> Result<Ve
         if let Some(copy) = way.sent {
             let (view, own) = views(from, copy);
             before.push(Step::Kernel(copied("pack", &view, &own)));
-            pieces.from = Start::of(&own);
+            pieces.from = ValueStart::of(&own);
         }
         if let Some(copy) = way.received {
             let (view, own) = views(to, copy);
             after.push(Step::Kernel(copied("unpack", &own, &view)));
-            pieces.to = Start::of(&own);
+            pieces.to = ValueStart::of(&own);
         }
         tensors.push(pieces);
     }

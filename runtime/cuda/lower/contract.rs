@@ -4,7 +4,7 @@ mod unfused;
 
 use super::source::{BLOCK, CONTRACT, KernelDraft, address, computed, is_aligned, layout};
 use super::{Libraries, Multiprocessors, Step, Unplaced};
-use crate::program::{Argument, Epilogue, Matrices, Multiply, Start};
+use crate::program::{Argument, Epilogue, Matrices, Multiply, ValueStart};
 use ir::ops::contract::Contract;
 use ir::{DType, Diagnostic, Op};
 use program::contraction::{Batches, ContractionPlan, shifted};
@@ -125,11 +125,11 @@ pub(super) fn fused(
     let mut results = instruction.results.iter();
     let mut multiply = into(results.next().expect("it makes something"))?;
     multiply.epilogue = Epilogue {
-        bias: fused.bias.then(|| operands.next().map(Start::of)).flatten(),
+        bias: fused.bias.then(|| operands.next().map(ValueStart::of)).flatten(),
         addend: fused.addend.then(|| operands.next().map(like_result)).flatten().transpose()?,
         activation: fused.activation,
         aux: if fused.keeps { results.next() } else { operands.next() }.map(like_result).transpose()?,
-        sums: fused.sums.and_then(|side| Some((side, Start::of(results.next()?)))),
+        sums: fused.sums.and_then(|side| Some((side, ValueStart::of(results.next()?)))),
     };
     if multiply.epilogue.is_addition() || libraries.takes(&multiply) {
         return Ok(vec![Step::Multiply(multiply)]);

@@ -4,7 +4,7 @@
 //! these move in packs of up to 16 bytes. If another dim has the source's neighbours, tiles go through shared memory.
 
 use super::source::{COPY, KernelDraft, address, index_type, layout, word};
-use crate::program::{Argument, Cut};
+use crate::program::{Argument, CutDim};
 use program::layout::Layout;
 use program::{Instruction, View};
 use smallvec::SmallVec;
@@ -207,7 +207,8 @@ fn alignment(start: &Argument) -> usize {
     match start {
         Argument::Address(_, byte) => power(*byte),
         Argument::AddressByRank(_, places) => {
-            let step = |cut: &Cut| power(cut.part as i64 * cut.step).min(power(cut.whole as i64 * cut.step));
+            let step =
+                |cut: &CutDim| power(cut.part as i64 * cut.step).min(power(cut.whole as i64 * cut.step));
             places.cuts.iter().map(step).fold(power(places.first), usize::min)
         }
         _ => unreachable!("a view is at an address"),

@@ -2,8 +2,8 @@
 
 use super::Step;
 use super::source::{DROPOUT, KernelDraft, computed, index_type, is_aligned, layout};
-use crate::program::{Argument, ByRank, Cut};
-use ir::ops::draws::{Along, Draws, Positions};
+use crate::program::{Argument, ByRank, CutDim};
+use ir::ops::draws::{DrawnDim, Draws, Positions};
 use ir::ops::dropout::Dropout;
 use ir::ops::random::RandomUniform;
 use ir::{Diagnostic, Span, Type};
@@ -84,9 +84,9 @@ fn start(positions: &Positions, whole: Option<&Type>, own: &[usize], samples: u6
     let Some(whole) = whole else { return Argument::Number(0) };
     // The dim of the samples counts as two: the samples, which have numbers of their own, and the rest.
     let dims = positions.dims.iter().enumerate().filter(|(place, _)| *place != positions.samples);
-    let cut = |(place, along): (usize, &Along)| {
+    let cut = |(place, along): (usize, &DrawnDim)| {
         let dim = if place > positions.samples { place - 1 } else { place };
-        let mut cut = Cut { step: along.stride as i64, ..Cut::of(whole, dim, own[dim]) };
+        let mut cut = CutDim { step: along.stride as i64, ..CutDim::of(whole, dim, own[dim]) };
         if dim == positions.samples {
             cut.whole /= samples.max(1);
         }

@@ -3,7 +3,7 @@
 use super::Step;
 use super::scatter;
 use super::source::{INDEXING, KernelDraft, address, index_type, is_aligned, word};
-use crate::program::{Argument, ByRank, Cut};
+use crate::program::{Argument, ByRank, CutDim};
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad};
 use ir::{Diagnostic, Type};
@@ -81,7 +81,7 @@ pub(super) fn span(run: &mut KernelDraft, ty: Option<&Type>, part: &View, dim: u
 pub(super) fn start(ty: Option<&Type>, dim: usize, own: usize) -> Argument {
     match ty.filter(|ty| !ty.sharding.axes(dim).is_empty()) {
         Some(ty) => {
-            let cuts = SmallVec::from_iter([Cut::of(ty, dim, own)]);
+            let cuts = SmallVec::from_iter([CutDim::of(ty, dim, own)]);
             Argument::NumberByRank(Box::new(ByRank { first: 0, cuts }))
         }
         None => Argument::Number(0),

@@ -4,7 +4,7 @@
 //! adds them up.
 
 use super::reduce::{Axes, ReductionPlan, sums, words};
-use super::rows::{Along, RegisterBudget, unplaced};
+use super::rows::{DenseRows, RegisterBudget, unplaced};
 use super::source::{KernelDraft, NORM, REDUCE, address, computed, stored};
 use super::{Multiprocessors, Step, Unplaced};
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
@@ -57,14 +57,14 @@ fn forward(name: &str, eps: f64, instruction: &Instruction, on: Multiprocessors)
 }
 
 /// Returns the rows of the first of these tensors, which have the same layout except for their offsets.
-fn along(tensors: &[Unplaced], held: RegisterBudget, on: Multiprocessors) -> Along {
+fn along(tensors: &[Unplaced], held: RegisterBudget, on: Multiprocessors) -> DenseRows {
     let (last, leading) = tensors[0].layout.sizes.split_last().expect("`infer` has found a last dim");
-    Along::of(&tensors.iter().collect::<Vec<_>>(), leading.iter().product(), *last, held, on)
+    DenseRows::of(&tensors.iter().collect::<Vec<_>>(), leading.iter().product(), *last, held, on)
 }
 
 /// The blocks of a gradient's kernel.
 struct Blocks {
-    along: Along,
+    along: DenseRows,
     count: usize,
     /// The sums of a column that each block leaves.
     sums: usize,

@@ -29,7 +29,7 @@ impl RegisterBudget {
 }
 
 /// Rows whose elements are neighbours, one row after the other.
-pub(super) struct Along {
+pub(super) struct DenseRows {
     pub(super) rows: usize,
     pub(super) size: usize,
     /// The elements that are read at once.
@@ -42,7 +42,7 @@ pub(super) struct Along {
     pub(super) held: bool,
 }
 
-impl Along {
+impl DenseRows {
     /// Returns the shape of the rows of dense operands and results. The first tensor has the type of the computation.
     pub(super) fn of(
         tensors: &[&Unplaced],
@@ -103,7 +103,7 @@ impl Shape {
         let (outer, inner): (usize, usize) =
             (sizes[..dim].iter().product(), sizes[dim + 1..].iter().product());
         if inner == 1 {
-            let along = Along::of(tensors, outer, size, held, on);
+            let along = DenseRows::of(tensors, outer, size, held, on);
             let blocks = along.rows.div_ceil(along.groups);
             return Self { name: along.name(), blocks, threads: along.threads() };
         }

@@ -19,7 +19,7 @@ const MOST_THREADS: usize = 1024;
 const RUN: usize = 64;
 
 /// The parts of scratch, in f32 numbers from its start.
-struct Room {
+struct ScratchParts {
     /// The start of the keys that are sorted, and of the keys that are merged.
     keys: [usize; 2],
     /// The start of the partial results of runs.
@@ -27,7 +27,7 @@ struct Room {
     end: usize,
 }
 
-impl Room {
+impl ScratchParts {
     fn of(way: &IndexedRows, kind: ScatterKind, dtype: DType) -> Self {
         // The keys take multiples of 16 bytes.
         let keys = way.rows.saturating_mul(2).next_multiple_of(4);
@@ -68,7 +68,7 @@ pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: M
         Op::ScatterNd(op) => (sizes(&operands[1], IndexedRows::coordinates, op.batch_dims), op.kind),
         other => unreachable!("`{}` scatters nothing", other.name()),
     };
-    Room::of(&way, kind, result.dtype).end
+    ScratchParts::of(&way, kind, result.dtype).end
 }
 
 /// Updates that are written into a result.
@@ -107,7 +107,7 @@ impl Scatter<'_> {
     }
 
     fn steps(&self) -> Vec<Step> {
-        let room = Room::of(self.way, self.kind, self.result.dtype);
+        let room = ScratchParts::of(self.way, self.kind, self.result.dtype);
         let mut steps = vec![self.keys()];
         let sorted = self.sort(room.keys, &mut steps);
         if self.kind == ScatterKind::Set {

@@ -1,7 +1,7 @@
 //! Writes kernels: the names of types and layouts in CUDA C++, and the function around a body.
 
 use crate::limits;
-use crate::program::{Argument, File, Kernel, Launch, Start};
+use crate::program::{Argument, File, Kernel, Launch, ValueStart};
 use ir::{DType, Diagnostic};
 use program::layout::Layout;
 use program::{Instruction, View};
@@ -109,7 +109,7 @@ pub(super) fn index_type(count: usize) -> &'static str {
 
 /// Returns the address of the element `[0, 0, …]` of a view.
 pub(super) fn address(view: &View) -> Argument {
-    let Start { region, byte } = Start::of(view);
+    let ValueStart { region, byte } = ValueStart::of(view);
     Argument::Address(region, byte)
 }
 

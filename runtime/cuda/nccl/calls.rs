@@ -168,12 +168,12 @@ fn operation(kind: PartialKind) -> Operation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{Collective, Pieces, Start};
+    use crate::program::{Collective, Pieces, ValueStart};
     use program::Region;
     use smallvec::SmallVec;
 
     fn calls(kind: Kind, reduced: Option<PartialKind>, dtype: DType) -> Result<Vec<Call>, DriverError> {
-        let start = Start { region: Region::Arena, byte: 0 };
+        let start = ValueStart { region: Region::Arena, byte: 0 };
         let tensors = vec![Pieces { dtype, count: 10, from: start, to: start }];
         let collective = Collective { kind, axes: SmallVec::new(), reduced, tensors };
         let places = [[Address(1000), Address(5000)]];

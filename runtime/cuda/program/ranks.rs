@@ -1,6 +1,6 @@
 //! Numbers that differ between the ranks of a program for several GPUs, and the collectives of such a program.
 
-use super::Start;
+use super::ValueStart;
 use ir::{AxisId, DType, Mesh, PartialKind, Type};
 use smallvec::SmallVec;
 use std::fmt;
@@ -13,12 +13,12 @@ pub struct ByRank {
     /// The number on rank 0.
     pub first: i64,
     /// The dims that are cut.
-    pub cuts: SmallVec<[Cut; 2]>,
+    pub cuts: SmallVec<[CutDim; 2]>,
 }
 
 /// A dim that is cut into parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct CutDim {
     /// The axes that split the dim, the major axis first.
     pub axes: SmallVec<[AxisId; 2]>,
     /// The dim's size on each rank.
@@ -32,7 +32,7 @@ pub struct Cut {
 impl ByRank {
     /// Returns the number of a rank.
     pub fn on(&self, mesh: &Mesh, rank: u64) -> i64 {
-        let before = |cut: &Cut| {
+        let before = |cut: &CutDim| {
             let index = mesh.place(rank, &cut.axes) * cut.part;
             index.checked_rem(cut.whole).unwrap_or_default() as i64 * cut.step
         };
@@ -40,7 +40,7 @@ impl ByRank {
     }
 }
 
-impl Cut {
+impl CutDim {
     /// Returns the cut of a tensor's dim of which each rank has `part` indices.
     pub fn of(ty: &Type, dim: usize, part: usize) -> Self {
         let axes = SmallVec::from_slice(ty.sharding.axes(dim));
@@ -77,9 +77,9 @@ pub struct Pieces {
     /// The number of elements of a piece.
     pub count: usize,
     /// The source: one piece, or one for each rank.
-    pub from: Start,
+    pub from: ValueStart,
     /// The destination: one piece, or one from each rank.
-    pub to: Start,
+    pub to: ValueStart,
 }
 
 /// `all_reduce Sum over [axis0] f32 x 4096`

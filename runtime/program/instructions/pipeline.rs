@@ -1,7 +1,7 @@
 //! The part of a pipeline in a program: the turns of its rank, the memory that outlives a turn, and messages to other ranks.
 
 use super::InputSlot;
-use ir::timetable::{Part, Task};
+use ir::timetable::{ChunkPhase, Task};
 use ir::{Phase, Tier};
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl RankPipeline {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// The parts that touch the block. It is alive from the first of them to the last, in the order of the timetable.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ChunkPhase>,
     /// The size in bytes.
     pub bytes: u64,
     /// The memory in which it lies: the device's or the host's.
@@ -69,7 +69,7 @@ pub struct Turn {
 impl Turn {
     /// Returns whether an input is written before this turn: inputs go to the forward part of their stage.
     pub fn feeds(&self, input: &InputSlot) -> bool {
-        self.task.part == Part { phase: Phase::Forward, chunk: input.stage }
+        self.task.part == ChunkPhase { phase: Phase::Forward, chunk: input.stage }
     }
 
     /// The address of a block that is not alive.

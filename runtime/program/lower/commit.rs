@@ -6,12 +6,12 @@ use crate::backend::Target;
 use crate::layout::Layout;
 use crate::{Kernel, Section, UpdateTime};
 use ir::ops::collective::Collective;
-use ir::timetable::Part;
+use ir::timetable::ChunkPhase;
 use ir::{Definition, NodeId, State, ValueId};
 use std::sync::Arc;
 
 /// Drafts the instructions at the end of a section or, in a pipeline, at the end of a part of a microbatch.
-pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option<Part>) {
+pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option<ChunkPhase>) {
     if section == Section::Microbatch {
         drafts.leftover_sums(part).into_iter().for_each(|value| drafts.sum_up(value, section));
     }
@@ -40,7 +40,7 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option
 }
 
 /// Sets the places of the outputs of a section. Outputs in a state's buffer are copied before the state is overwritten.
-fn report(drafts: &mut Drafts, section: Section, part: Option<Part>) {
+fn report(drafts: &mut Drafts, section: Section, part: Option<ChunkPhase>) {
     let module = drafts.module;
     for (index, output) in module.outputs.iter().enumerate() {
         if drafts.section_of(output.value) != section || drafts.part_of(output.value) != part {
@@ -68,7 +68,7 @@ pub(super) struct Due {
 
 /// Returns the states whose new value is complete when a section ends. States of microbatch phases are written at the end of each
 /// microbatch, and go from one microbatch to the next. All others are written in `update`.
-fn due_states(drafts: &Drafts, section: Section, part: Option<Part>) -> Vec<Due> {
+fn due_states(drafts: &Drafts, section: Section, part: Option<ChunkPhase>) -> Vec<Due> {
     let module = drafts.module;
     let due = |(index, state): (usize, &State)| {
         let value = state.output.filter(|&value| value != state.input)?;

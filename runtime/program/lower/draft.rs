@@ -12,7 +12,7 @@ use crate::layout::{Layout, Sizes};
 use crate::{Chain, ChainSource, ChainStep, Kernel, Microbatches, RankSteps, Section, UpdateTime};
 use bytes::Bytes;
 use cranelift_entity::{EntitySet, SecondaryMap};
-use ir::timetable::Part;
+use ir::timetable::ChunkPhase;
 use ir::{DType, Definition, Diagnostic, Module, Node, NodeId, Op, Operator, Phase, Signature, ValueId};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ pub(super) struct Draft {
     /// Whether it is in the section `update` but runs in every microbatch.
     pub(super) of_microbatch: bool,
     /// In a pipeline, the part of a microbatch that runs it.
-    pub(super) part: Option<Part>,
+    pub(super) part: Option<ChunkPhase>,
     pub(super) kernel: Kernel,
     pub(super) operands: Vec<Located>,
     pub(super) results: Vec<Located>,
@@ -184,13 +184,13 @@ impl<'m> Drafts<'m> {
     }
 
     /// In a pipeline, returns the part of a microbatch after which a value is complete.
-    pub(super) fn part_of(&self, value: ValueId) -> Option<Part> {
+    pub(super) fn part_of(&self, value: ValueId) -> Option<ChunkPhase> {
         let stages = self.stages.as_ref()?;
         match self.module.value(value).definition {
             Definition::Node(node, _) => stages.part(self.module, node),
             Definition::Input(index) => {
                 let stage = self.module.inputs[index as usize].stage;
-                Some(Part { phase: Phase::Forward, chunk: stage })
+                Some(ChunkPhase { phase: Phase::Forward, chunk: stage })
             }
             Definition::State(_) => None,
         }

@@ -82,7 +82,7 @@ pub(super) fn items(
     microbatches: Microbatches,
     mut items: Vec<Item>,
 ) -> Vec<Item> {
-    let search = Search { module, backend, readers };
+    let search = EpilogueFinder { module, backend, readers };
     let Some(limits) = backend.epilogues() else { return search.with_additions(items) };
     let fused = |items: &[Item]| items.iter().filter(|item| matches!(item, Item::Contract(_))).count();
     // The remaining nodes of a sum of several products are a chain again, which another product may absorb.
@@ -100,7 +100,7 @@ pub(super) fn items(
     }
 }
 
-struct Search<'m> {
+struct EpilogueFinder<'m> {
     module: &'m Module,
     backend: Target,
     readers: &'m Readers,
@@ -153,7 +153,7 @@ impl Moves {
     }
 }
 
-impl Search<'_> {
+impl EpilogueFinder<'_> {
     /// Returns whether all readers of a value run at this place or later.
     fn is_read_from(&self, value: ValueId, at: usize, moves: &Moves) -> bool {
         self.readers.of[value].iter().all(|&reader| moves.place[reader].is_some_and(|place| place >= at))

@@ -20,7 +20,7 @@ use crate::{
 use ir::analysis::Lifetime;
 use ir::analysis::memory_plan::{self, aligned};
 use ir::text::type_text;
-use ir::timetable::Part;
+use ir::timetable::ChunkPhase;
 use ir::{DType, Diagnostic, Role, State, Tier, Type};
 use smallvec::SmallVec;
 
@@ -47,7 +47,7 @@ pub(super) fn program(
     let tiers = tiers::of_buffers(&drafts, &scratch);
     let Addresses { of, memory, blocks, slots, versions } =
         addresses(&drafts, (&lifetimes, &tiers), boundaries, &parts, options)?;
-    let view_in = |located: &Located, part: Option<Part>| {
+    let view_in = |located: &Located, part: Option<ChunkPhase>| {
         let buffer = root(&drafts.buffers, located.buffer);
         let constant = matches!(drafts.buffers[buffer].kind, BufferKind::Constant(_));
         let Located { dtype, layout, by_rank, .. } = located.clone();

@@ -12,7 +12,7 @@ use crate::{Block, BlockId, Kernel, Message, RankPipeline, Turn};
 use cranelift_entity::EntitySet;
 use ir::analysis::memory_plan::aligned;
 use ir::analysis::{Lifetime, live_nodes};
-use ir::timetable::{Part, StreamTask, Task};
+use ir::timetable::{ChunkPhase, StreamTask, Task};
 use ir::{
     Definition, Diagnostic, EVERY_STAGE, Initializer, Module, Node, NodeId, Phase, Pipeline, Role, StateId,
     Tier,
@@ -37,12 +37,12 @@ impl<'m> RankStages<'m> {
     }
 
     /// Returns the turn of a part and a microbatch.
-    fn turn(&self, part: Part, microbatch: u32) -> Option<usize> {
+    fn turn(&self, part: ChunkPhase, microbatch: u32) -> Option<usize> {
         self.turns.get(&part.task(microbatch)).copied()
     }
 
     /// Returns whether one part runs before another in every microbatch.
-    fn always_before(&self, one: Part, other: Part) -> bool {
+    fn always_before(&self, one: ChunkPhase, other: ChunkPhase) -> bool {
         if self.pipeline.is_asynchronous() {
             return one.chunk == other.chunk && one.phase < other.phase;
         }
@@ -64,21 +64,21 @@ impl<'m> RankStages<'m> {
     }
 
     /// Returns the part of a microbatch that runs a node; `None` for a node that runs once a step.
-    pub(super) fn part(&self, module: &Module, id: NodeId) -> Option<Part> {
+    pub(super) fn part(&self, module: &Module, id: NodeId) -> Option<ChunkPhase> {
         let node = module.node(id);
         let is_sent = self.message(module, id).is_some_and(|message| message.from == self.rank);
         let stage = match module.transfers(id) {
             Some((from, _)) if is_sent => from,
             _ => node.stage,
         };
-        node.phase.is_microbatch().then_some(Part { phase: node.phase, chunk: stage })
+        node.phase.is_microbatch().then_some(ChunkPhase { phase: node.phase, chunk: stage })
     }
 
     /// Returns the parts of a microbatch in which the rank has nodes or tasks, in the order of the nodes.
-    pub(super) fn parts(&self, module: &Module) -> Vec<Part> {
-        let mut parts: Vec<Part> = self.tasks().iter().map(|task| task.part).collect();
+    pub(super) fn parts(&self, module: &Module) -> Vec<ChunkPhase> {
+        let mut parts: Vec<ChunkPhase> = self.tasks().iter().map(|task| task.part).collect();
         parts.extend(module.order().iter().filter_map(|&id| self.part(module, id)));
-        let place = |part: &Part| match part.phase {
+        let place = |part: &ChunkPhase| match part.phase {
             Phase::Forward => (part.phase, i64::from(part.chunk)),
             _ => (part.phase, -i64::from(part.chunk)),
         };
@@ -96,8 +96,8 @@ impl<'m> RankStages<'m> {
     }
 
     /// Returns the forward part of the rank's first stage.
-    pub(super) fn forward(&self) -> Part {
-        Part { phase: Phase::Forward, chunk: self.pipeline.stages_of(self.rank).next().unwrap_or(0) }
+    pub(super) fn forward(&self) -> ChunkPhase {
+        ChunkPhase { phase: Phase::Forward, chunk: self.pipeline.stages_of(self.rank).next().unwrap_or(0) }
     }
 
     /// Returns the delay of the rank's weights, in updates. An asynchronous schedule gives a rank one stage.
@@ -183,9 +183,9 @@ impl Drafts<'_> {
 /// The parts of a rank's microbatches: the positions of their instructions, and the buffers that they touch.
 pub(super) struct PartAccesses<'m> {
     /// The positions of each part.
-    positions: Vec<(Part, Range<u32>)>,
+    positions: Vec<(ChunkPhase, Range<u32>)>,
     /// The parts that touch each buffer.
-    of: Vec<BTreeSet<Part>>,
+    of: Vec<BTreeSet<ChunkPhase>>,
     stages: Option<RankStages<'m>>,
 }
 
@@ -196,7 +196,7 @@ impl<'m> PartAccesses<'m> {
         scratch: &[Option<Located>],
         position: impl Fn(usize) -> u32,
     ) -> Self {
-        let mut positions: Vec<(Part, Range<u32>)> = vec![];
+        let mut positions: Vec<(ChunkPhase, Range<u32>)> = vec![];
         let mut of = vec![BTreeSet::new(); if drafts.stages.is_some() { drafts.buffers.len() } else { 0 }];
         for ((index, draft), scratch) in drafts.instructions.iter().enumerate().zip(scratch) {
             let (Some(part), at) = (draft.part, position(index)) else { continue };
@@ -221,12 +221,12 @@ impl<'m> PartAccesses<'m> {
     }
 
     /// Returns the part at a position of a microbatch.
-    fn at(&self, position: u32) -> Option<Part> {
+    fn at(&self, position: u32) -> Option<ChunkPhase> {
         self.positions.iter().find(|(_, range)| range.contains(&position)).map(|(part, _)| *part)
     }
 
     /// Returns the positions of a part.
-    pub(super) fn range(&self, part: Part) -> Option<Range<u32>> {
+    pub(super) fn range(&self, part: ChunkPhase) -> Option<Range<u32>> {
         self.positions.iter().find(|(own, _)| *own == part).map(|(_, range)| range.clone())
     }
 
@@ -236,7 +236,7 @@ impl<'m> PartAccesses<'m> {
     pub(super) fn may_join(&self, operand: BufferId, result: BufferId, position: u32) -> bool {
         let (Some(stages), Some(here)) = (&self.stages, self.at(position)) else { return true };
         let (old, new) = (&self.of[operand], &self.of[result]);
-        let is_done = |part: &Part| *part == here || stages.always_before(*part, here);
+        let is_done = |part: &ChunkPhase| *part == here || stages.always_before(*part, here);
         old.iter().all(is_done) && (new.is_subset(old) || old.is_subset(new))
     }
 
@@ -249,7 +249,7 @@ impl<'m> PartAccesses<'m> {
     }
 
     /// Returns the parts that touch a buffer of a microbatch, if there are several.
-    pub(super) fn between(&self, buffer: BufferId, lifetime: Lifetime) -> Option<&BTreeSet<Part>> {
+    pub(super) fn between(&self, buffer: BufferId, lifetime: Lifetime) -> Option<&BTreeSet<ChunkPhase>> {
         let parts = self.of.get(buffer)?;
         let is_of_microbatch = self.at(lifetime.first).is_some() && self.at(lifetime.last).is_some();
         (is_of_microbatch && parts.len() > 1).then_some(parts)
@@ -262,7 +262,7 @@ pub(super) struct Blocks(Vec<Block>);
 
 impl Blocks {
     /// Returns a place in a memory for a buffer that these parts touch.
-    pub(super) fn add(&mut self, parts: &BTreeSet<Part>, bytes: u64, tier: Tier) -> (BlockId, u64) {
+    pub(super) fn add(&mut self, parts: &BTreeSet<ChunkPhase>, bytes: u64, tier: Tier) -> (BlockId, u64) {
         let known = self.0.iter().position(|block| block.tier == tier && block.parts.iter().eq(parts));
         let index = known.unwrap_or_else(|| {
             self.0.push(Block { parts: parts.iter().copied().collect(), bytes: 0, tier });
@@ -275,7 +275,7 @@ impl Blocks {
     }
 
     /// Adds the block of the version that the forward part reads. It has no slots of its own.
-    pub(super) fn add_versions(&mut self, part: Part, versions: &mut Versions) {
+    pub(super) fn add_versions(&mut self, part: ChunkPhase, versions: &mut Versions) {
         versions.block = self.0.len() as BlockId;
         self.0.push(Block { parts: vec![part], bytes: versions.bytes, tier: Tier::Device });
     }
@@ -376,7 +376,7 @@ impl Versions {
     }
 
     /// Returns the place in the block of a buffer that is a state's oldest version, if an instruction of a forward part reads it.
-    pub(super) fn place(&self, buffer: BufferId, part: Option<Part>) -> Option<(BlockId, u64)> {
+    pub(super) fn place(&self, buffer: BufferId, part: Option<ChunkPhase>) -> Option<(BlockId, u64)> {
         let is_forward = part.is_some_and(|part| part.phase == Phase::Forward);
         self.oldest.get(&buffer).filter(|_| is_forward).map(|&at| (self.block, at))
     }
@@ -400,16 +400,16 @@ pub(super) fn turns(
     stages: &RankStages,
     blocks: Blocks,
     slots: &Slots,
-    parts: &[Option<Part>],
+    parts: &[Option<ChunkPhase>],
     versions: Option<&Versions>,
 ) -> RankPipeline {
     let (tasks, prologue) = (stages.tasks(), stages.prologue());
-    let range = |part: Part| {
+    let range = |part: ChunkPhase| {
         let start = parts.iter().position(|own| *own == Some(part)).unwrap_or(0);
         let length = parts[start..].iter().take_while(|own| **own == Some(part)).count();
         start..start + length
     };
-    let mut ranges: BTreeMap<Part, Range<usize>> = BTreeMap::new();
+    let mut ranges: BTreeMap<ChunkPhase, Range<usize>> = BTreeMap::new();
     let (microbatches, ahead) = (stages.pipeline.microbatches, prologue.len() as u32);
     let period = period(microbatches, ahead + 1);
     let first = prologue.into_iter().map(|task| StreamTask { task, step: 0 });

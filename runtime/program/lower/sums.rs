@@ -4,7 +4,7 @@ use super::draft::{Draft, Drafts, Located};
 use crate::layout::Layout;
 use crate::{Kernel, Microbatches, Section};
 use cranelift_entity::EntitySet;
-use ir::timetable::Part;
+use ir::timetable::ChunkPhase;
 use ir::{Definition, Diagnostic, Movement, Node, NodeId, Op, ValueId};
 
 /// A sum over microbatches: an `accumulate`, traced back through views to the result of a kernel.
@@ -75,7 +75,7 @@ impl Drafts<'_> {
     /// Returns the values whose sums are still to be made at the end of a microbatch, because no instruction of it makes the value, as with
     /// inputs. Values of instructions that early updates moved have no place yet, and are not included. In a pipeline, the first part of
     /// the stage that has the value as an input makes its sum.
-    pub(super) fn leftover_sums(&self, part: Option<Part>) -> Vec<ValueId> {
+    pub(super) fn leftover_sums(&self, part: Option<ChunkPhase>) -> Vec<ValueId> {
         let is_here = |value| part.is_none() || self.part_of(value).is_none_or(|own| Some(own) == part);
         let is_left = |value: ValueId, sums: &[Sum]| {
             !sums.is_empty() && self.located[value].is_some() && is_here(value)

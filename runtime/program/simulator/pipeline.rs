@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimulatedRank {
     /// One run of each part of a microbatch.
-    pub tasks: BTreeMap<timetable::Part, SimulatedPart>,
+    pub tasks: BTreeMap<timetable::ChunkPhase, SimulatedPart>,
     /// The section `prepare`.
     pub prepare: SimulatedPart,
     /// The section `update`.
@@ -48,7 +48,7 @@ impl SimulatedRank {
     }
 
     /// Returns the seconds of a task.
-    pub fn seconds(&self, part: timetable::Part) -> f64 {
+    pub fn seconds(&self, part: timetable::ChunkPhase) -> f64 {
         self.tasks.get(&part).map_or(0.0, |part| part.seconds)
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cpu::rates::{self, Rates};
-use cuda::check::part::Place;
+use cuda::check::part::CheckedDevice;
 use cuda::check::process::Processes;
 use cuda::check::rates::{Rate, Sizes};
 use cuda::probe::{DeviceFacts, Probe};
@@ -90,7 +90,7 @@ fn gpu(facts: &DeviceFacts) -> Result<(Device, Preset), Failure> {
         tell!("the {} is no preset: the peaks of an H100 stand for its own", facts.name);
     }
     tell!("measuring GPU 0, {}; it takes a minute", facts.name);
-    let processes = Processes::of_process(Place::Gpu(0))
+    let processes = Processes::of_process(CheckedDevice::Gpu(0))
         .map_err(|error| Diagnostic::new(format!("cannot start a process to measure the GPU: {error}")))?;
     let measured = processes.rates(&Sizes::default(), &mut |_| {});
     let device = Device {

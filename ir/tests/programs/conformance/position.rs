@@ -1,7 +1,7 @@
 //! Checks whether `interp` gives different numbers for the same operands at another place of larger tensors.
 
 use super::{Check, close, interp};
-use ir::ops::{Interp, Parts};
+use ir::ops::{Interp, PartSpans};
 use ir::samples::Sample;
 use ir::{Operator, Span, Type};
 use smallvec::SmallVec;
@@ -30,7 +30,7 @@ fn moves(sample: &Sample) -> bool {
             };
             sizes.map(span).collect::<SmallVec<[Span; 4]>>()
         };
-        let parts = Parts {
+        let parts = PartSpans {
             operands: sample.operand_types().iter().map(second_half).collect(),
             results: results.iter().map(second_half).collect(),
         };

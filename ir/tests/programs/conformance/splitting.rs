@@ -2,7 +2,7 @@
 
 use super::{Check, close, interp, partition};
 use ir::factors::{DimFactors, FactorKind, Factors};
-use ir::ops::{Interp, Parts};
+use ir::ops::{Interp, PartSpans};
 use ir::samples::Sample;
 use ir::tensor::{Elements, offsets, strides};
 use ir::{Dim, Operator, PartialKind, Signature, Span, Tensor, Type};
@@ -107,7 +107,7 @@ impl Rule<'_> {
 
     /// Computes the results for one half, as a rank does.
     fn half(&self, factor: u32, half: usize) -> Result<Vec<Tensor>, String> {
-        let (mut operands, mut parts) = (Vec::new(), Parts { operands: vec![], results: vec![] });
+        let (mut operands, mut parts) = (Vec::new(), PartSpans { operands: vec![], results: vec![] });
         for (dims, x) in self.factors.operands.iter().zip(self.operands) {
             let kept = self.kept(dims, &x.sizes, factor, half);
             parts.operands.push(spans(&x.sizes, &kept));

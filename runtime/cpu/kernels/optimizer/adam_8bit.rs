@@ -35,7 +35,7 @@ pub(in crate::kernels) fn adam_8bit(op: &Adam8bit, mut call: Call) {
             if skips {
                 return;
             }
-            let mut room = Room::default();
+            let mut room = BlockScratch::default();
             for part in task.parts::<S>() {
                 room.update(rule, &gradient, part);
             }
@@ -81,7 +81,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    fn parts<S: Element>(self) -> impl Iterator<Item = Part<'a, S>> {
+    fn parts<S: Element>(self) -> impl Iterator<Item = BlockResults<'a, S>> {
         let [parameter, first, first_largest, second, second_largest] = self.results;
         let [mut parameter, first_largest, second_largest] =
             [parameter, first_largest, second_largest].map(bytemuck::cast_slice_mut::<u8, S>);
@@ -89,7 +89,7 @@ impl<'a> Task<'a> {
         let largest = first_largest.iter_mut().zip(second_largest);
         self.blocks.into_iter().zip(largest).map(move |(block, (first_largest, second_largest))| {
             let len = block.len();
-            Part {
+            BlockResults {
                 start: block.start,
                 parameter: parameter.split_off_mut(..len).expect("the task has its blocks"),
                 codes: codes
@@ -102,7 +102,7 @@ impl<'a> Task<'a> {
 }
 
 /// One block of the results.
-struct Part<'a, S> {
+struct BlockResults<'a, S> {
     /// The number of its first element.
     start: usize,
     parameter: &'a mut [S],
@@ -113,7 +113,7 @@ struct Part<'a, S> {
 }
 
 /// Scratch for a block, in the type in which it is computed.
-struct Room<T> {
+struct BlockScratch<T> {
     gradient: Scratch<T>,
     parameter: Scratch<T>,
     moments: [Vec<T>; 2],
@@ -121,7 +121,7 @@ struct Room<T> {
     shares: Vec<T>,
 }
 
-impl<T: Real> Default for Room<T> {
+impl<T: Real> Default for BlockScratch<T> {
     fn default() -> Self {
         Self {
             gradient: Scratch::new(),
@@ -132,8 +132,13 @@ impl<T: Real> Default for Room<T> {
     }
 }
 
-impl<T: Share> Room<T> {
-    fn update<S: Float<Real = T>>(&mut self, rule: AdamRule<T>, gradient: &Gradient<S>, part: Part<S>) {
+impl<T: Share> BlockScratch<T> {
+    fn update<S: Float<Real = T>>(
+        &mut self,
+        rule: AdamRule<T>,
+        gradient: &Gradient<S>,
+        part: BlockResults<S>,
+    ) {
         let gradient = gradient.block(part.start, part.parameter.len());
         let gradient = self.gradient.read(&gradient);
         let ([first, second], [first_codes, second_codes]) = (&mut self.moments, part.codes);

@@ -1,7 +1,7 @@
 //! Tests that a call of cuBLASLt computes its multiplication, with cuBLASLt's documentation written as plain loops.
 
 use super::*;
-use crate::program::Start;
+use crate::program::ValueStart;
 use ir::ops::elementwise::{Binary, Unary};
 use program::Region;
 
@@ -214,7 +214,7 @@ fn matrices_of_a_batch_are_interleaved_or_one() {
 
 #[test]
 fn epilogues_mean_what_they_say() {
-    let start = Start { region: Region::Arena, byte: 0 };
+    let start = ValueStart { region: Region::Arena, byte: 0 };
     for [lhs, rhs, by_rows] in ways() {
         let ([m, k, n], sides) = ([3, 4, 5], [lhs, rhs]);
         let out = matrices(lines(by_rows, [m, n], 0), 0);
@@ -243,7 +243,7 @@ fn epilogues_mean_what_they_say() {
 
 #[test]
 fn what_cublaslt_cannot_do_is_refused() {
-    let start = Start { region: Region::Arena, byte: 0 };
+    let start = ValueStart { region: Region::Arena, byte: 0 };
     let rows = |length: i64| matrices([length, 1], 0);
     let plain = multiply([3, 4, 5], 1, [rows(4), rows(5), rows(5)]);
     let refused = |multiply: &Multiply, add: bool| {

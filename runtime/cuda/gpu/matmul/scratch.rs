@@ -1,7 +1,7 @@
 //! Memory in which algorithms are tried before a program runs. Nothing of the program lies there.
 
 use crate::driver::{Address, DriverError, MultiplyPlaces};
-use crate::gpu::handles::{Memory, Queue};
+use crate::gpu::handles::{Allocation, Queue};
 use crate::program::{Matrices, Multiply};
 use ir::DType;
 
@@ -14,14 +14,14 @@ const FILL: u8 = 0x3c;
 
 /// Separate memory for trial runs.
 pub(in crate::gpu) struct Scratch {
-    memory: Memory,
+    memory: Allocation,
     bytes: u64,
 }
 
 impl Scratch {
     /// Allocates this number of bytes and fills them.
     pub(in crate::gpu) fn new(bytes: u64, queue: &Queue) -> Result<Self, DriverError> {
-        let memory = Memory::new(bytes)?;
+        let memory = Allocation::new(bytes)?;
         queue.fill(memory.at, FILL, bytes)?;
         Ok(Self { memory, bytes })
     }
@@ -74,7 +74,7 @@ fn places(multiply: &Multiply, start: Address) -> (MultiplyPlaces, Address) {
 mod tests {
     use super::*;
     use crate::gpu::blas::Call;
-    use crate::program::{Epilogue, Start};
+    use crate::program::{Epilogue, ValueStart};
     use program::{Activation, Region};
 
     /// An arena at a multiple of 256, as the device's memory is.
@@ -112,7 +112,7 @@ mod tests {
     }
 
     fn epilogues() -> Vec<Epilogue> {
-        let start = |byte| Start { region: Region::Arena, byte };
+        let start = |byte| ValueStart { region: Region::Arena, byte };
         let matrix = |start| Matrices { region: Region::Arena, start, strides: [24, 1], apart: 0 };
         let (gelu, gradient) = (Activation::GeluTanh, Activation::GeluTanhGrad);
         vec![

@@ -1,6 +1,6 @@
 //! Executes instructions, lane by lane. [`super::warp`] has the instructions that the lanes of a warp execute together.
 
-use super::instruction::{Operand, Operation, Place, Register, Space, Special};
+use super::instruction::{Address, Operand, Operation, Register, Space, Special};
 use super::machine::{LANES, Machine, Mask, lanes};
 use super::memory::{Accessor, Problem};
 use super::types::Type;
@@ -41,7 +41,7 @@ impl Machine<'_> {
         self.registers[self.code.registers * warp + register][lane] = value;
     }
 
-    pub(super) fn address(&self, warp: usize, lane: usize, Place { base, distance }: Place) -> u64 {
+    pub(super) fn address(&self, warp: usize, lane: usize, Address { base, distance }: Address) -> u64 {
         self.get(warp, lane, base).wrapping_add_signed(distance)
     }
 

@@ -81,7 +81,7 @@ pub(super) enum Special {
 
 /// An address: a register or a number, and a distance.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Address {
     pub(super) base: Operand,
     pub(super) distance: i64,
 }
@@ -127,12 +127,12 @@ pub(super) enum Operation {
         space: Space,
         ty: Type,
         to: Vec<Option<Register>>,
-        from: Place,
+        from: Address,
     },
     Store {
         space: Space,
         ty: Type,
-        to: Place,
+        to: Address,
         of: Vec<Operand>,
     },
     /// Reads a parameter of a function, from a byte on.
@@ -174,7 +174,7 @@ pub(super) enum Operation {
     /// Loads four matrices of 8 x 8 numbers of 16 bits, one row for each lane.
     LoadMatrices {
         to: [Register; 4],
-        from: Place,
+        from: Address,
         is_transposed: bool,
     },
     /// Multiplies matrices of 16 x 16 and 16 x 8 numbers of a type, and adds a matrix of f32.
@@ -187,8 +187,8 @@ pub(super) enum Operation {
     },
     /// Begins a copy of 16 bytes to shared memory: `bytes` of them come from memory, and the others are zeros.
     CopyLater {
-        to: Place,
-        from: Place,
+        to: Address,
+        from: Address,
         bytes: Operand,
     },
     /// Closes a group of copies.

@@ -10,7 +10,7 @@
 
 use super::execute::Copy;
 use super::instruction::{Code, Guard, Instruction, Operand, Operation};
-use super::memory::{Memory, Region};
+use super::memory::{LaunchMemory, Region};
 
 /// The order in which threads run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub(super) struct Machine<'a> {
     pub(super) launch: &'a Launch<'a>,
     schedule: Schedule,
     random: u64,
-    pub(super) memory: Memory,
+    pub(super) memory: LaunchMemory,
     /// The number of the running block; `place` is its place in the grid.
     pub(super) block: u32,
     pub(super) place: [u32; 3],
@@ -125,7 +125,7 @@ pub(super) fn run(
         launch,
         schedule,
         random: if let Schedule::Random(seed) = schedule { seed } else { 0 },
-        memory: Memory::new(regions.into_iter().chain(own).collect()),
+        memory: LaunchMemory::new(regions.into_iter().chain(own).collect()),
         block: 0,
         place: [0; 3],
         threads: vec![],

@@ -206,7 +206,7 @@ impl fmt::Display for Problem {
 }
 
 /// The memory that the threads of a launch see.
-pub(super) struct Memory {
+pub(super) struct LaunchMemory {
     /// Operands and results, tables, variables of the module.
     pub(super) regions: Vec<Region>,
     /// The index of the region that was accessed last.
@@ -217,7 +217,7 @@ pub(super) struct Memory {
     local: Vec<Vec<u8>>,
 }
 
-impl Memory {
+impl LaunchMemory {
     pub(super) fn new(regions: Vec<Region>) -> Self {
         Self { regions, last: 0, shared: Region::new(0, vec![]), local: vec![] }
     }
@@ -311,7 +311,7 @@ mod tests {
 
     /// Whether the last of these accesses of a byte races; none before it does.
     fn races(accesses: &[(bool, Accessor)]) -> bool {
-        let mut memory = Memory::new(vec![Region::new(64, vec![0; 4])]);
+        let mut memory = LaunchMemory::new(vec![Region::new(64, vec![0; 4])]);
         let (last, before) = accesses.split_last().expect("an access");
         for &(writes, by) in before {
             memory.access(Space::Global, 64, 1, writes, by).expect("no race");
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn addresses_are_held_to_memory_and_alignment() {
-        let mut memory = Memory::new(vec![Region::new(64, vec![0; 8])]);
+        let mut memory = LaunchMemory::new(vec![Region::new(64, vec![0; 8])]);
         memory.begin_block(16, 8, 2, 0);
         let by = thread(1, 0, 0);
         let mut access =

@@ -16,7 +16,7 @@
 
 use super::arithmetic::Modifiers;
 use super::decode::Words;
-use super::instruction::{Code, Guard, Instruction, Operand, Operation, Place, Register, Special};
+use super::instruction::{Address, Code, Guard, Instruction, Operand, Operation, Register, Special};
 use super::memory::MODULE_WINDOW;
 use super::types::Type;
 use std::collections::{BTreeMap, BTreeSet};
@@ -349,14 +349,14 @@ impl Parser<'_> {
     }
 
     /// Reads `[%rd1+16]`.
-    pub(super) fn place(&mut self, text: &str) -> Result<Place, String> {
+    pub(super) fn place(&mut self, text: &str) -> Result<Address, String> {
         let inside = text
             .strip_prefix('[')
             .and_then(|rest| rest.strip_suffix(']'))
             .ok_or_else(|| format!("`{text}` is no address"))?;
         let (base, distance) = inside.split_once('+').unwrap_or((inside, "0"));
         let distance = number(distance.trim()).ok_or_else(|| format!("`{text}` is no address"))?;
-        Ok(Place { base: self.operand(base.trim())?, distance: distance as i64 })
+        Ok(Address { base: self.operand(base.trim())?, distance: distance as i64 })
     }
 
     /// Reads `.shared .align 4 .b8 name[128]`, or a variable of the module with its first value.

@@ -1,7 +1,7 @@
 //! Instructions that the lanes of a warp execute together: shuffles, and loads and products of matrices.
 
 use super::execute::COPIED;
-use super::instruction::{Operand, Place, Register, Shuffle, Space};
+use super::instruction::{Address, Operand, Register, Shuffle, Space};
 use super::machine::{LANES, Machine, Mask, lanes};
 use super::types::Type;
 
@@ -44,7 +44,7 @@ impl Machine<'_> {
         warp: usize,
         mask: Mask,
         to: [Register; 4],
-        from: Place,
+        from: Address,
         is_transposed: bool,
         at_fault: &mut usize,
     ) -> Result<(), String> {

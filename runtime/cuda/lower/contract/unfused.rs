@@ -4,7 +4,7 @@
 //! matrix's place. The product is rounded to the result's type before a kernel reads it.
 
 use super::super::{Multiprocessors, Step, chain, reduce};
-use crate::program::{Epilogue, Matrices, Multiply, Start};
+use crate::program::{Epilogue, Matrices, Multiply, ValueStart};
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{DType, Op};
@@ -53,7 +53,7 @@ impl Rest<'_> {
         let product = self.of_result(out);
         let mut writer = Writer { chain: self, operands: vec![product.clone()], steps: vec![] };
         let mut last = ChainSource::Operand(0);
-        if let Some(Start { region, byte }) = epilogue.bias {
+        if let Some(ValueStart { region, byte }) = epilogue.bias {
             let rows = self.multiply.sizes[0];
             let bias = writer.operand(lying(region, byte, out_dtype, &[(rows, 0), (n, 1)]));
             last = writer.step(Binary::Add, smallvec![last, bias]);

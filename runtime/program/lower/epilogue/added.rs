@@ -1,11 +1,11 @@
 //! Gradients, such as those of norms and of look-ups, that absorb the addition that reads them.
 
-use super::{Added, Moves, Search};
+use super::{Added, EpilogueFinder, Moves};
 use crate::lower::fuse::Item;
 use ir::ops::elementwise::Binary;
 use ir::{Op, Operator};
 
-impl Search<'_> {
+impl EpilogueFinder<'_> {
     /// Lets gradients absorb the additions that read them.
     pub(super) fn with_additions(&self, items: Vec<Item>) -> Vec<Item> {
         let mut moves = Moves::none(&items);

@@ -1,13 +1,13 @@
 //! Contractions that absorb the head of the chain that reads them.
 
-use super::{Fused, Moves, Search, elements, has_rows, takes_epilogues};
+use super::{EpilogueFinder, Fused, Moves, elements, has_rows, takes_epilogues};
 use crate::Activation;
 use crate::backend::EpilogueLimits;
 use crate::lower::fuse::Item;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::{Dim, NodeId, Op, ValueId};
 
-impl Search<'_> {
+impl EpilogueFinder<'_> {
     /// Lets contractions absorb the heads of the chains that read them.
     pub(super) fn with_heads(&self, items: Vec<Item>, limits: EpilogueLimits) -> Vec<Item> {
         let mut moves = Moves::none(&items);

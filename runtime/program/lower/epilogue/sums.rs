@@ -1,12 +1,12 @@
 //! Contractions that sum over all rows of an operand, and absorb the reductions that sum the same rows.
 
-use super::{Fused, Search, has_rows, takes_epilogues};
+use super::{EpilogueFinder, Fused, has_rows, takes_epilogues};
 use crate::backend::EpilogueLimits;
 use crate::lower::fuse::Item;
 use ir::ops::reduce::ReduceKind;
 use ir::{NodeId, Op, ValueId};
 
-impl Search<'_> {
+impl EpilogueFinder<'_> {
     /// Lets contractions absorb sums over the rows of their operands.
     pub(super) fn with_sums(&self, items: Vec<Item>, limits: EpilogueLimits) -> Vec<Item> {
         let mut items: Vec<Option<Item>> = items.into_iter().map(Some).collect();

@@ -1,12 +1,18 @@
-//! The search for a candidate that fits: first the candidates in the order of their predicted time, and then value by value.
+//! `--memory host=…,disk=…` and `--offload auto`: the choice of the values that leave the device, as few as possible.
+//!
+//! An activation may be kept, kept in few bits, computed again, or copied to the host. A candidate is a price of kept bytes, which decides
+//! on each activation, and a set of classes of values that leave the device. The description of the machine gives the time of its repeated
+//! nodes, its packing, its copies and its work on the host (`costs`). The candidates are lowered in the order of this time, until one fits
+//! into all memories. Then as few activations as possible are computed again, and as many activations and states as fit stay on the device,
+//! value by value.
 
-use super::{Candidate, Fit, Peaks, Place, costs};
-use crate::budget;
+use super::measure::Measure;
+use super::recompute::one_by_one;
+use super::{Candidate, Conditions, Fit, Peaks, costs};
 use crate::compilation::Compilation;
 use crate::config::memory::{Budget, Budgets, Tiers};
 use crate::failure::Failure;
 use crate::inspection::units::bytes;
-use crate::training::Programs;
 use ir::{Diagnostic, Module};
 use passes::compress_activations::CompressActivations;
 use passes::offload::{Classes, Offload};
@@ -26,10 +32,9 @@ type Found = (Candidate, Peaks);
 /// The search for a candidate that fits.
 pub(super) struct Search<'a> {
     compilation: &'a Compilation,
-    manager: &'a Manager,
     tiers: &'a Tiers,
-    place: Place<'a>,
-    tries: usize,
+    conditions: Conditions<'a>,
+    measure: Measure<'a>,
 }
 
 impl<'a> Search<'a> {
@@ -37,9 +42,10 @@ impl<'a> Search<'a> {
         compilation: &'a Compilation,
         manager: &'a Manager,
         tiers: &'a Tiers,
-        place: Place<'a>,
+        conditions: Conditions<'a>,
     ) -> Self {
-        Self { compilation, manager, tiers, place, tries: 0 }
+        let measure = Measure::new(compilation, manager, conditions);
+        Self { compilation, tiers, conditions, measure }
     }
 
     /// The first candidate that fits, improved value by value. Errors: no candidate fits.
@@ -55,7 +61,7 @@ impl<'a> Search<'a> {
             let (candidate, peaks) = self.settled(candidate)?;
             if peaks.fit(&self.tiers.budgets) {
                 let candidate = self.priced(candidate)?;
-                return Ok(Fit { candidate, peaks, tries: self.tries });
+                return Ok(Fit { candidate, peaks, tries: self.measure.tries });
             }
             if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
                 smallest = Some((candidate.clone(), peaks));
@@ -115,7 +121,7 @@ impl<'a> Search<'a> {
     /// The prices of kept bytes that are tried first, in ascending order; none if the flags decide the recomputation. The price of copies
     /// is added if activations may leave the device.
     fn prices(&self, may_leave: bool) -> Vec<Recompute> {
-        let Place { node, .. } = self.place;
+        let Conditions { node, .. } = self.conditions;
         if self.tiers.budgets.device.is_none() || self.compilation.has_pass(Recompute::NAME) {
             return vec![];
         }
@@ -154,8 +160,9 @@ impl<'a> Search<'a> {
     /// The possible times of updates. Early updates are possible only if nothing waits for all gradients.
     fn update_times(&self) -> Vec<UpdateTime> {
         let given = self.compilation.update;
-        let may_be_early =
-            given == UpdateTime::Late && self.place.may_update_early && self.place.microbatches == 1;
+        let may_be_early = given == UpdateTime::Late
+            && self.conditions.may_update_early
+            && self.conditions.microbatches == 1;
         [given].into_iter().chain(may_be_early.then_some(UpdateTime::Early)).collect()
     }
 
@@ -165,12 +172,12 @@ impl<'a> Search<'a> {
         let Some(options) = recompute else { return Ok((module, 0)) };
         let decision = Choices::of(&module, &options.rates()).decide(options);
         passes::recompute::apply(&mut module, &decision)?;
-        Ok((module, decision.picoseconds().saturating_mul(self.place.microbatches)))
+        Ok((module, decision.picoseconds().saturating_mul(self.conditions.microbatches)))
     }
 
     /// Predicted picoseconds of the copies of a step, and of its work on the host.
     fn beside(&self, module: &Module) -> u64 {
-        let Place { microbatches, node, .. } = self.place;
+        let Conditions { microbatches, node, .. } = self.conditions;
         let [link, disk] = costs::seconds_of_copies(module, microbatches, node);
         ((link + disk + costs::seconds_on_host(module, node)) * 1e12) as u64
     }
@@ -182,8 +189,8 @@ impl<'a> Search<'a> {
         forms: Option<&CompressActivations>,
     ) -> Result<Option<(Module, u64)>, Failure> {
         let Some(forms) = forms else { return Ok(None) };
-        let compressed = costs::compressed(module, forms, &self.place.node.device)?;
-        Ok(compressed.map(|(module, time)| (module, time.saturating_mul(self.place.microbatches))))
+        let compressed = costs::compressed(module, forms, &self.conditions.node.device)?;
+        Ok(compressed.map(|(module, time)| (module, time.saturating_mul(self.conditions.microbatches))))
     }
 
     /// A candidate with the predicted picoseconds of its final choices, and without forms that no kept activation has.
@@ -203,7 +210,7 @@ impl<'a> Search<'a> {
     /// them as fit stay on the device, and then as many states. States for which the host has no room go into the file. If activations take
     /// room that states need, the states come first.
     fn settled(&mut self, candidate: Candidate) -> Result<Found, Failure> {
-        let peaks = self.lower(&candidate)?;
+        let peaks = self.measure.candidate(&candidate)?;
         if self.tiers.budgets.device.is_some_and(|Budget(bytes)| peaks.device > bytes) {
             return Ok((candidate, peaks));
         }
@@ -248,7 +255,7 @@ impl<'a> Search<'a> {
         let lower = self.prices(may_leave).into_iter().rfind(|options| options.price < highest.price);
         let lowest = lower.unwrap_or(Recompute { price: 0, ..highest.clone() });
         let choices = Choices::of(&self.compilation.training, &highest.rates());
-        let options = budget::one_by_one(&choices.prices(&lowest, &highest));
+        let options = one_by_one(&choices.prices(&lowest, &highest));
         let (mut below, mut above, mut found) = (0, options.len() - 1, (candidate, peaks));
         for _ in 0..TRIES {
             if above <= below + 1 {
@@ -256,7 +263,7 @@ impl<'a> Search<'a> {
             }
             let middle = below + (above - below) / 2;
             let tried = Candidate { recompute: Some(options[middle].clone()), ..found.0.clone() };
-            let peaks = self.lower(&tried)?;
+            let peaks = self.measure.candidate(&tried)?;
             if self.fits_with_file(&peaks) {
                 (above, found) = (middle, (tried, peaks));
             } else {
@@ -281,7 +288,7 @@ impl<'a> Search<'a> {
             {
                 break;
             }
-            let peaks = self.lower(&tried)?;
+            let peaks = self.measure.candidate(&tried)?;
             match peaks.device.checked_sub(budget).filter(|&excess| excess > 0) {
                 Some(excess) => more = more.saturating_sub(excess.max(more / 8)),
                 // Either no more values can stay, or the added values are not alive at the position where the host is fullest.
@@ -311,29 +318,9 @@ impl<'a> Search<'a> {
                 break;
             }
             offload.host = Some(states.saturating_sub(peaks.host - budget));
-            peaks = self.lower(&candidate)?;
+            peaks = self.measure.candidate(&candidate)?;
         }
         Ok((candidate, peaks))
-    }
-
-    /// Lowers a candidate. Returns the bytes of its programs.
-    fn lower(&mut self, candidate: &Candidate) -> Result<Peaks, Failure> {
-        self.tries += 1;
-        let mut compilation = self.compilation.clone();
-        compilation.update = candidate.update;
-        if let Some(recompute) = &candidate.recompute {
-            compilation.recompute(self.manager, recompute.clone())?;
-        }
-        if let Some(compress) = &candidate.compress {
-            compilation.compress_activations(self.manager, compress.clone())?;
-        }
-        if let Some(offload) = &candidate.offload {
-            compilation.offload(self.manager, offload.clone())?;
-        }
-        let Place { microbatches, target, multiprocessors, .. } = self.place;
-        let lowering = &mut compilation.lowering(self.manager);
-        let programs = Programs::lower_by(lowering, &compilation, microbatches, target, multiprocessors)?;
-        Ok(Peaks::of(&programs))
     }
 
     fn too_small(&self, smallest: Option<(Candidate, Peaks)>, least: u64) -> Diagnostic {

@@ -8,11 +8,12 @@
 //! Lowering takes long. So the search guesses the bytes of a program: it assumes that they fall as much as the kept bytes. A wrong guess
 //! costs time, and does not change the result.
 
+use super::measure::Measure;
+use super::{Candidate, Conditions};
 use crate::compilation::Compilation;
 use crate::config::memory::Budget;
 use crate::failure::Failure;
 use crate::inspection::units::bytes;
-use crate::training::{Programs, lower_step};
 use ir::analysis::liveness;
 use ir::analysis::memory_plan::{Buffer, busiest};
 use ir::machine::Device;
@@ -20,7 +21,6 @@ use ir::{Diagnostic, Module, ValueId};
 use passes::compress_activations::{self, CompressActivations};
 use passes::recompute::{Choices, Decision, DeviceRates, Recompute, apply};
 use passes::{Manager, Transform};
-use program::{Multiprocessors, Target};
 use std::fmt;
 
 /// After this number of guesses, the search bisects the remaining programs instead. After half of this number, it tries the last program,
@@ -75,64 +75,36 @@ impl fmt::Display for Fit {
     }
 }
 
-/// The device and the steps for which a program must fit.
-#[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// Bytes of each device that the programs may take.
-    pub budget: u64,
-    /// Microbatches of a step.
-    pub microbatches: u64,
-    /// The kind of the device.
-    pub target: Target,
-    /// The size of a GPU.
-    pub multiprocessors: Multiprocessors,
-    /// The device whose times are the costs of repeated nodes.
-    pub device: &'a Device,
-}
-
-/// Makes the programs of a compilation fit into the budget. If they do not fit as they are, activations are compressed without loss, as far
-/// as they have such forms; then as few of them as possible are computed again. `after` sees the step after each pass.
+/// Makes the programs of a compilation fit into `budget` bytes of each device. If they do not fit as they are, activations are compressed
+/// without loss, as far as they have such forms; then as few of them as possible are computed again. `after` sees the step after each pass.
 ///
 /// # Errors
 /// A budget that no program fits: the smallest budget that is accepted, and the largest value at the peak of its program.
 pub fn fit(
     compilation: &mut Compilation,
     manager: &Manager,
-    place: Place,
-    mut after: impl FnMut(&str, &Module),
+    budget: u64,
+    conditions: Conditions,
+    after: impl FnMut(&str, &Module),
 ) -> Result<Fit, Failure> {
-    let Place { budget, microbatches, target, multiprocessors, device } = place;
-    let silent = Manager { trial: true, ..Manager::default() };
-    let lowering = &mut compilation.lowering(&silent);
-    // The evaluation has no backward phase, so its bytes are the same for every choice.
-    let all = Programs::lower_by(lowering, compilation, microbatches, target, multiprocessors)?;
-    let (unconstrained, update) = (all.peak(), compilation.update);
+    let trial = Manager { trial: true, ..Manager::default() };
+    let mut measure = Measure::new(compilation, &trial, conditions);
+    let (module, update) = (&compilation.training, compilation.update);
+    let mut peak = |step: Module| Ok(measure.step(step, update)?.device);
+    let unconstrained = peak(module.clone())?;
     if unconstrained <= budget {
         return Ok(Fit::as_it_is(budget, unconstrained));
     }
-    let mut peak = |step: Module| {
-        let training = lower_step(lowering, step, microbatches, update, target, multiprocessors)?;
-        let (training, evaluation) = (training.largest().memory, all.evaluation.largest().memory);
-        let arena = training.arena.max(evaluation.arena);
-        Ok(arena + training.constants + evaluation.constants)
-    };
-    let module = &compilation.training;
     let is_given = compilation.has_pass(CompressActivations::NAME);
     let forms = (!is_given).then_some(CompressActivations::LOSSLESS);
     let forms = forms.filter(|forms| !compress_activations::decide(module, forms).is_empty());
-    let (mut fit, options) = cheapest(module, budget, unconstrained, device, forms.as_ref(), &mut peak)?;
-    if let Some(options) = options {
-        compilation.recompute(manager, options)?;
-        after(Recompute::NAME, &compilation.training);
-    }
-    if let Some(forms) = forms.filter(|_| fit.compressed) {
-        // All activations that can be compressed may already be computed again.
-        fit.compressed = !compress_activations::decide(&compilation.training, &forms).is_empty();
-        if fit.compressed {
-            compilation.compress_activations(manager, forms)?;
-            after(CompressActivations::NAME, &compilation.training);
-        }
-    }
+    let device = &conditions.node.device;
+    let (mut fit, recompute) = cheapest(module, budget, unconstrained, device, forms.as_ref(), &mut peak)?;
+    let compress = forms.filter(|_| fit.compressed);
+    let candidate = Candidate { recompute, compress, ..Candidate::unchanged(update) };
+    candidate.run_passes(compilation, manager, after)?;
+    // All activations that can be compressed may already be computed again.
+    fit.compressed = compilation.has_pass(CompressActivations::NAME) && !is_given;
     Ok(fit)
 }
 

@@ -1,15 +1,20 @@
-//! `--memory host=…,disk=…` and `--offload auto`: the choice of the values that leave the device, as few as possible.
+//! Programs that fit into memory.
 //!
-//! An activation may be kept, kept in few bits, computed again, or copied to the host. A candidate is a price of kept bytes, which decides
-//! on each activation, and a set of classes of values that leave the device. The description of the machine gives the time of its repeated
-//! nodes, its packing, its copies and its work on the host (`costs`). The candidates are lowered in the order of this time, until one fits
-//! into all memories. Then as few activations as possible are computed again, and as many activations and states as fit stay on the device
-//! (`search`).
+//! `--recompute`, `--offload` and the other flags of memory say what is done. Where they leave it open, a search decides:
+//!
+//! - `recompute`: `--memory BYTES` has the cheapest recomputation that fits, with activations kept in few bits before any is computed again.
+//! - `tiers`: `--memory host=…,disk=…` and `--offload auto` choose the values that leave the device, as few as possible.
+//! - `stages` makes the stages of a pipeline again where their plans do not fit.
+//!
+//! A [`Candidate`] is a way to use the memories, and `measure` lowers candidates. `costs` has their predicted times. Where nothing fits,
+//! `cli/advice` tries other flags by the same steps.
 
 mod costs;
-mod search;
+mod measure;
+pub mod recompute;
+pub(crate) mod stages;
+mod tiers;
 
-use crate::budget;
 use crate::compilation::Compilation;
 use crate::config;
 use crate::config::memory::{Budget, Budgets, Tiers};
@@ -19,18 +24,17 @@ use crate::training::Programs;
 pub use costs::seconds_of_copies;
 use ir::machine::{Cluster, Device, Node};
 use ir::{Diagnostic, Module};
-use passes::compress_activations::CompressActivations;
+use passes::compress_activations::{self, CompressActivations};
 use passes::offload::Offload;
 use passes::recompute::Recompute;
 use passes::{Manager, Transform};
 use program::{Multiprocessors, Target};
 use program::{StagePrograms, UpdateTime};
-use search::Search;
 use std::fmt;
 
-/// The machine and the steps for which programs must fit.
+/// The steps and the machine for which programs must fit.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct Conditions<'a> {
     /// Microbatches of a step.
     pub microbatches: u64,
     /// The kind of the device.
@@ -157,8 +161,7 @@ pub fn node_of(device: &Device, cluster: Option<&Cluster>) -> Node {
 }
 
 /// Makes the programs of a compilation fit as `--memory` and `--offload` ask. Returns a line about the result; `None` if the flags ask for
-/// nothing.
-/// `after` sees the step after each pass.
+/// nothing. `after` sees the step after each pass.
 ///
 /// # Errors
 /// Budgets that no program fits; `--offload auto` without a budget.
@@ -166,7 +169,7 @@ pub fn fit_memory(
     compilation: &mut Compilation,
     manager: &Manager,
     flags: &config::Memory,
-    place: Place,
+    conditions: Conditions,
     after: impl FnMut(&str, &Module),
 ) -> Result<Option<String>, Failure> {
     if let Some(tiers) = flags.tiers().filter(|tiers| !tiers.is_fixed()) {
@@ -174,15 +177,13 @@ pub fn fit_memory(
             let error = Diagnostic::new("--offload auto has no budget to fit");
             return Err(error.note("give one, such as --memory device=8GiB,host=64GiB").into());
         }
-        return Ok(Some(fit(compilation, manager, &tiers, place, after)?.to_string()));
+        return Ok(Some(fit(compilation, manager, &tiers, conditions, after)?.to_string()));
     }
     let Some(budget) = flags.device_budget() else { return Ok(None) };
-    let Place { microbatches, target, multiprocessors, node, .. } = place;
-    let place = budget::Place { budget, microbatches, target, multiprocessors, device: &node.device };
-    Ok(Some(budget::fit(compilation, manager, place, after)?.to_string()))
+    Ok(Some(recompute::fit(compilation, manager, budget, conditions, after)?.to_string()))
 }
 
-/// Makes the programs of a compilation fit. `after` sees the step after each pass.
+/// Makes the programs of a compilation fit into the memories of a device and its host. `after` sees the step after each pass.
 ///
 /// # Errors
 /// Budgets that no candidate fits: the error has the bytes of the smallest candidate that was found.
@@ -190,29 +191,50 @@ pub fn fit(
     compilation: &mut Compilation,
     manager: &Manager,
     tiers: &Tiers,
-    place: Place,
-    mut after: impl FnMut(&str, &Module),
+    conditions: Conditions,
+    after: impl FnMut(&str, &Module),
 ) -> Result<Fit, Failure> {
-    let silent = Manager { trial: true, ..Manager::default() };
     let mut tiers = tiers.clone();
     if tiers.budgets.disk.is_some() && tiers.budgets.host.is_none() {
         // The file takes the values for which the host of the machine has no room.
-        tiers.budgets.host = Some(Budget(place.node.host_memory / place.node.devices.max(1)));
+        tiers.budgets.host = Some(Budget(conditions.node.host_memory / conditions.node.devices.max(1)));
     }
-    let found = Search::new(compilation, &silent, &tiers, place).run()?;
-    let Candidate { recompute, compress, offload, update, .. } = found.candidate.clone();
-    compilation.update = update;
-    if let Some(recompute) = recompute {
-        compilation.recompute(manager, recompute)?;
-        after(Recompute::NAME, &compilation.training);
-    }
-    if let Some(compress) = compress {
-        compilation.compress_activations(manager, compress)?;
-        after(CompressActivations::NAME, &compilation.training);
-    }
-    if let Some(offload) = offload {
-        compilation.offload(manager, offload)?;
-        after(Offload::NAME, &compilation.training);
-    }
+    let trial = Manager { trial: true, ..Manager::default() };
+    let found = tiers::Search::new(compilation, &trial, &tiers, conditions).run()?;
+    found.candidate.run_passes(compilation, manager, after)?;
     Ok(found)
+}
+
+impl Candidate {
+    /// The candidate that changes nothing.
+    fn unchanged(update: UpdateTime) -> Self {
+        Self { recompute: None, compress: None, offload: None, update, picoseconds: 0, least: 0 }
+    }
+
+    /// Runs the passes of the candidate on a compilation. `after` sees the step after each pass.
+    fn run_passes(
+        &self,
+        compilation: &mut Compilation,
+        manager: &Manager,
+        mut after: impl FnMut(&str, &Module),
+    ) -> Result<(), Failure> {
+        compilation.update = self.update;
+        if let Some(recompute) = &self.recompute {
+            compilation.recompute(manager, recompute.clone())?;
+            after(Recompute::NAME, &compilation.training);
+        }
+        // All activations that have such a form may already be computed again.
+        let has_form = |forms: &&CompressActivations| {
+            !compress_activations::decide(&compilation.training, forms).is_empty()
+        };
+        if let Some(compress) = self.compress.as_ref().filter(has_form) {
+            compilation.compress_activations(manager, compress.clone())?;
+            after(CompressActivations::NAME, &compilation.training);
+        }
+        if let Some(offload) = &self.offload {
+            compilation.offload(manager, offload.clone())?;
+            after(Offload::NAME, &compilation.training);
+        }
+        Ok(())
+    }
 }

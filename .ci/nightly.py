@@ -133,7 +133,7 @@ def test() -> None:
     assert reason(log, 1) == ["exit status 1", "Error: no folder", "last"], reason(log, 1)
     assert reason("   Compiling a v1\n     Running tests/a.rs (a-1)\n", 124) == ["exit status 124: time limit"]
     script = (ROOT / ".ci/run").read_text()
-    parts = {name: re.search(rf"^{name}=\((.*)\)$", script, re.MULTILINE)[1].split() for name in ("quick", "longer", "night")}
+    parts = {name: re.search(rf"^{name}=\((.*)\)$", script, re.MULTILINE)[1].split() for name in ("quick", "longer", "commands", "night")}
     rows = re.findall(r"^\| (\S+) \|", PAGE.read_text(), re.MULTILINE)
     assert rows == 2 * ["part", "---", *parts["night"]], rows
     functions = re.findall(r"^check_(\S+)\(\) \{$", (ROOT / ".ci/parts.sh").read_text(), re.MULTILINE)

@@ -8,26 +8,38 @@ python=$work/python/bin/python
 
 # ---- What parts need -----------------------------------------------------------------------------------------------
 
+# Packages of the distribution. Parts that run beside each other take turns.
+install() {
+    mkdir -p "$work"
+    flock "$work/install.lock" bash -c 'apt-get update && apt-get install --yes "$@"' - "$@"
+}
+
 # A C++ compiler, which runs kernels for GPUs on the processor.
 need_cxx() {
-    c++ --version || { apt-get update && apt-get install --yes g++; }
+    c++ --version || install g++
 }
 
 # An MPI, by the names of its compiler and its packages.
 need_mpi() {
-    command -v "$1" || { apt-get update && apt-get install --yes "${@:2}"; }
+    command -v "$1" || install "${@:2}"
     export MPICC=$1 MPIRUN=mpirun.${1#mpicc.}
 }
 
-# A Python environment. One of another Python is made anew: it would have packages for both.
+# A Python environment with packages. One of another Python is made anew: it would have packages for both. Parts that run beside each
+# other take turns.
 environment() {
-    [[ $("$1/bin/python" --version 2>&1) == "$(python3 --version)" ]] || python3 -m venv --clear "$1"
+    local folder=$work/$1
+    mkdir -p "$work"
+    (
+        flock 9
+        [[ $("$folder/bin/python" --version 2>&1) == "$(python3 --version)" ]] || python3 -m venv --clear "$folder"
+        "$folder/bin/python" -m pip install --quiet "${@:2}"
+    ) 9> "$work/$1.lock"
 }
 
 # ONNX, ONNX Runtime and PyTorch.
 need_python() {
-    environment "$work/python"
-    "$python" -m pip install --quiet -r testdata/requirements-check.txt -r testdata/requirements.txt
+    environment python -r testdata/requirements-check.txt -r testdata/requirements.txt
 }
 
 # A C++ compiler, and two versions of NVRTC, which compile kernels for GPUs. Tests take the pinned version; OLDEST_NVRTC has the other.
@@ -35,8 +47,7 @@ need_nvrtc() {
     need_cxx
     local version
     for version in nvrtc nvrtc-oldest; do
-        environment "$work/$version"
-        "$work/$version/bin/python" -m pip install --quiet --no-deps -r "testdata/requirements-$version.txt"
+        environment "$version" --no-deps -r "testdata/requirements-$version.txt"
     done
     TRAINYARD_CUDA_LIBS=$(realpath "$work"/nvrtc/lib/python3*/site-packages/nvidia/cu13/lib)
     OLDEST_NVRTC=$(realpath "$work"/nvrtc-oldest/lib/python3*/site-packages/nvidia/cu13/lib)
@@ -82,12 +93,6 @@ check_fits() {
         | awk 'END { mib = $1 / 2^20; printf "%.1f MiB of 46\n", mib; exit mib > 46 }'
 }
 
-# Licences, bans and sources.
-check_packages() {
-    cargo deny --version || cargo install --debug --locked cargo-deny --version 0.20.2
-    cargo deny --offline check licenses bans sources
-}
-
 check_clippy() {
     cargo clippy --workspace --all-targets -- -D warnings
 }
@@ -119,6 +124,28 @@ check_oldest-nvrtc() {
     need_nvrtc
     TRAINYARD_CUDA_LIBS=$OLDEST_NVRTC python3 .ci/tests.py "needs NVRTC of two versions"
 }
+
+# Ranks as processes.
+check_openmpi() {
+    need_mpi mpicc.openmpi libopenmpi-dev openmpi-bin
+    cargo test --workspace --features trainyard/mpi --test mpi_transport
+    cargo test --workspace --features trainyard/mpi --test processes -- --test-threads 1
+    cargo test --workspace --features trainyard/mpi --test stand_in
+    cargo clippy --manifest-path mpi/Cargo.toml -- -D warnings
+    cargo clippy --workspace --features trainyard/mpi --all-targets -- -D warnings
+}
+
+# Ranks that meet, in the orders that loom finds; then the same with the meeting broken, which the models must notice.
+check_meetings() {
+    timeout 240 python3 runtime/comm/loom/broken.py
+}
+
+# The corpus is replayed by the tests (tests/fuzz_corpus.rs). `nightly` looks for more inputs.
+check_fuzz-targets() {
+    cargo check --locked --manifest-path fuzz/Cargo.toml
+}
+
+# ---- Beside them ----------------------------------------------------------------------------------------------------
 
 # The other command of the README.
 check_train() {
@@ -179,7 +206,7 @@ check_gpu() {
     local own=$work/gpu archive step part
     DEVICES=$(cargo test --no-run --workspace --test devices --message-format=json \
         | sed -n 's/.*"executable":"\([^"]*devices-[^"]*\)".*/\1/p')
-    command -v xz || { apt-get update && apt-get install --yes xz-utils; }
+    command -v xz || install xz-utils
     DEVICES=$DEVICES TRAINYARD=$binary bash tests/gpu/pack.sh "$own" 2>&1 | tee "$own/pack.log"
     # The kernels of every model are among the programs: pack.sh itself goes on without them.
     grep --extended-regexp "no kernels of|no compiled kernels" "$own/pack.log" && false
@@ -211,34 +238,13 @@ check_gpu() {
     done
 }
 
-# Ranks as processes.
-check_openmpi() {
-    need_mpi mpicc.openmpi libopenmpi-dev openmpi-bin
-    cargo test --workspace --features trainyard/mpi --test mpi_transport
-    cargo test --workspace --features trainyard/mpi --test processes -- --test-threads 1
-    cargo test --workspace --features trainyard/mpi --test stand_in
-    cargo clippy --manifest-path mpi/Cargo.toml -- -D warnings
-    cargo clippy --workspace --features trainyard/mpi --all-targets -- -D warnings
-}
-
-# The other MPI of the distribution: its calls, and the tests that compare bits. The night has all tests.
-check_mpich-bits() {
-    need_mpi mpicc.mpich libmpich-dev mpich
-    cargo test --workspace --features trainyard/mpi --test mpi_transport
-    cargo test --workspace --features trainyard/mpi --test processes -- --test-threads 1 bits
-}
-
-# Ranks that meet, in the orders that loom finds; then the same with the meeting broken, which the models must notice.
-check_meetings() {
-    timeout 240 python3 runtime/comm/loom/broken.py
-}
-
-# The corpus is replayed by the tests (tests/fuzz_corpus.rs). `nightly` looks for more inputs.
-check_fuzz-targets() {
-    cargo check --locked --manifest-path fuzz/Cargo.toml
-}
-
 # ---- The night -----------------------------------------------------------------------------------------------------
+
+# Licences, bans and sources.
+check_packages() {
+    cargo deny --version || cargo install --debug --locked cargo-deny --version 0.20.2
+    cargo deny --offline check licenses bans sources
+}
 
 check_mpich() {
     need_cxx

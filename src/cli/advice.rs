@@ -232,6 +232,7 @@ mod tests {
             multiprocessors: Multiprocessors::default(),
             described: String::new(),
             preset: Some(Preset::Cpu),
+            gpus: vec![],
         };
         let ready =
             compile.compile(&device, Continued::default()).unwrap_or_else(|error| panic!("{error:?}"));

@@ -163,35 +163,37 @@ impl Compile {
 
     /// Runs up to the step `until`, or to the end.
     fn run_part(&self, processes: &Processes, until: Option<u64>) -> Result<Ended, Failure> {
-        let (place, device, ready) = processes.agree(self.prepare(processes, until))?;
+        let own = processes.agree(self.device(processes).map_err(Failure::from))?;
+        let gpus = processes.gather(own.gpus.clone())?.concat();
+        let device = own.among(&gpus);
+        let (place, ready) = processes.agree(self.prepare(processes, &device, until))?;
         self.run_prepared(processes, place, &device, &ready)
     }
 
     /// Compiles, and looks at the output folder, which rank 0 takes if it is there.
-    fn prepare(&self, processes: &Processes, until: Option<u64>) -> Result<(Place, Chosen, Ready), Failure> {
+    fn prepare(
+        &self,
+        processes: &Processes,
+        device: &Chosen,
+        until: Option<u64>,
+    ) -> Result<(Place, Ready), Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
         let settings = &self.settings;
-        let device = self.device(processes)?;
         let mut ready = self
-            .compile(&device, Continued::of(&beginning, settings))
-            .map_err(|stopped| self.advised(stopped, &device, processes.launched()))?;
+            .compile(device, Continued::of(&beginning, settings))
+            .map_err(|stopped| self.advised(stopped, device, processes.launched()))?;
         if let (Some(until), Some(training)) = (until, &mut ready.training) {
             training.end_after(until)?;
         }
-        Ok((Place { folder, beginning, lock }, device, ready))
+        Ok((Place { folder, beginning, lock }, ready))
     }
 
     /// The device of this process.
     fn device(&self, processes: &Processes) -> Result<Chosen, Diagnostic> {
         let Settings { compile, device, data, .. } = &self.settings;
-        hardware::choose(
-            device.device,
-            &compile.parallel,
-            data.train.is_some(),
-            processes.launched().is_some(),
-        )
+        hardware::choose(device.device, &compile.parallel, data.train.is_some(), processes.launched())
     }
 
     fn run_prepared(

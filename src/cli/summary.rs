@@ -32,14 +32,11 @@ pub(super) fn text(
             outcome.steps, lowest.loss, lowest.steps
         );
     }
-    let loss = |loss: Option<f64>| loss.map_or("none".to_string(), |loss| format!("{loss:.6}"));
-    text += &format!(
-        "done: {} steps, loss {}, eval loss {}; wrote {}",
-        outcome.steps,
-        loss(outcome.loss),
-        loss(outcome.eval_loss),
-        exported.model.display()
-    );
+    text += &format!("done: {} steps", outcome.steps);
+    for (name, loss) in [("loss", outcome.loss), ("eval loss", outcome.eval_loss)] {
+        text += &loss.map_or(String::new(), |loss| format!(", {name} {loss:.6}"));
+    }
+    text += &format!("; wrote {}", exported.model.display());
     if let Some(BestCheckpoint { evaluation, .. }) = best {
         text += &format!(" of step {}, with the lowest eval loss, {:.6}", evaluation.steps, evaluation.loss);
     }
@@ -146,7 +143,7 @@ mod tests {
             &outcome(20),
             None,
             expect![[r#"
-                done: 20 steps, loss 1.500000, eval loss none; wrote run/model.onnx
+                done: 20 steps, loss 1.500000; wrote run/model.onnx
             "#]],
         );
         let evaluation = Evaluation { steps: 5, loss: 1.25 };

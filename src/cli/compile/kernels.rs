@@ -51,6 +51,7 @@ impl KernelTarget {
             multiprocessors: Multiprocessors(device.multiprocessors),
             described: device.name,
             preset: Some(self.0),
+            gpus: vec![],
         }
     }
 }

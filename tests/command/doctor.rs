@@ -2,7 +2,7 @@
 //! faults that end a process or make it hang. The tests need a C++ compiler.
 
 use crate::TRAINYARD;
-use cuda::check::part::Place;
+use cuda::check::part::CheckedDevice;
 use cuda::check::process::{Limits, Processes};
 use cuda::check::rates::{Rate, Sizes};
 use cuda::check::samples::{Batch, SampleVariant, all};
@@ -39,7 +39,7 @@ fn processes(compiler: String, run: Duration) -> Processes {
     let [load, sample] = [120_000, 50].map(Duration::from_millis);
     Processes {
         executable: TRAINYARD.into(),
-        place: Place::StandIn,
+        place: CheckedDevice::StandIn,
         limits: Limits { load, run, sample },
         environment: vec![("CXX".into(), compiler)],
     }

@@ -4,7 +4,7 @@ use expect_test::{Expect, expect};
 use ir::interp::{self, Missing, Mode};
 use ir::{DType, Initializer, Module, Op, Tensor};
 use passes::Manager;
-use passes::initialize::{Initialize, Rule, Start, Use, decide};
+use passes::initialize::{InitialValue, Initialize, Rule, Use, decide};
 use std::collections::BTreeMap;
 use std::path::Path;
 use trainyard::compilation::{Compilation, Source};
@@ -88,12 +88,16 @@ fn gpt2_scales_what_is_added_to_the_residual_stream() {
 #[test]
 fn what_is_added_to_the_residual_stream_may_be_dropped_before() {
     let decision = decide(&compiled("models/gpt2-dropout.legacy.onnx").forward, Rule::Gpt2);
-    let residual =
-        |(_, (found, _)): &(&String, &(Use, Start))| matches!(found, Use::Weight { residual: true, .. });
-    let added: Vec<(&String, &(Use, Start))> = decision.starts.iter().filter(residual).collect();
+    let residual = |(_, (found, _)): &(&String, &(Use, InitialValue))| {
+        matches!(found, Use::Weight { residual: true, .. })
+    };
+    let added: Vec<(&String, &(Use, InitialValue))> = decision.starts.iter().filter(residual).collect();
     assert_eq!(added.len(), 4);
     for (name, (_, start)) in added {
-        assert!(name.ends_with(".c_proj.weight") && *start == Start::Normal(0.01), "{name}: {start:?}");
+        assert!(
+            name.ends_with(".c_proj.weight") && *start == InitialValue::Normal(0.01),
+            "{name}: {start:?}"
+        );
     }
 }
 
@@ -235,8 +239,8 @@ fn the_numbers_drawn_have_the_deviation_asked_for_and_come_from_the_seed() {
     for (name, (_, start)) in &decision.starts {
         let elements = first[name].floats();
         match start {
-            Start::Fill(value) => assert!(elements.iter().all(|x| x == value), "{name}"),
-            Start::Normal(_) => {
+            InitialValue::Fill(value) => assert!(elements.iter().all(|x| x == value), "{name}"),
+            InitialValue::Normal(_) => {
                 let variance = elements.iter().map(|x| x * x).sum::<f64>() / elements.len() as f64;
                 assert!((variance.sqrt() - 0.5).abs() < 0.05, "{name}: {}", variance.sqrt());
                 assert_ne!(first[name], other[name]);

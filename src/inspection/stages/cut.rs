@@ -2,7 +2,7 @@
 
 use super::times::Times;
 use super::{StageFacts, share};
-use ir::{Definition, Module, NodeId, Part, Phase, Pipeline, Role, ValueId};
+use ir::{ChunkPhase, Definition, Module, NodeId, Phase, Pipeline, Role, ValueId};
 use std::collections::BTreeSet;
 
 impl StageFacts {
@@ -33,7 +33,7 @@ impl StageFacts {
             let sent = sent.filter(|(dependency, _)| is_wanted(dependency.to.chunk));
             sent.map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
         };
-        let ms = |phase| times.task(Part::new(phase, stage));
+        let ms = |phase| times.task(ChunkPhase::new(phase, stage));
         Self {
             rank,
             first: first.to_owned(),

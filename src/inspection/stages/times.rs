@@ -4,7 +4,7 @@
 use super::TransferFacts;
 use crate::inspection::collectives::{Exchange, local_bytes};
 use ir::machine::{Link, Machine};
-use ir::{Dependency, Module, Node, Op, Part, Pipeline};
+use ir::{ChunkPhase, Dependency, Module, Node, Op, Pipeline};
 use program::simulator::pipeline::SimulatedRank;
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const PICOSECOND: f64 = 1e-9;
 /// Milliseconds of tasks and transfers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Times {
-    tasks: BTreeMap<Part, f64>,
+    tasks: BTreeMap<ChunkPhase, f64>,
     /// Of the dependencies between ranks that carry bytes: the bytes, and milliseconds.
     transfers: BTreeMap<Dependency, (u64, f64)>,
 }
@@ -22,12 +22,12 @@ pub(super) struct Times {
 impl Times {
     /// The times by the cost model on a machine.
     pub(super) fn by_cost_model(module: &Module, pipeline: &Pipeline, machine: &Machine) -> Self {
-        let mut tasks: BTreeMap<Part, f64> = BTreeMap::new();
+        let mut tasks: BTreeMap<ChunkPhase, f64> = BTreeMap::new();
         for rank in 0..pipeline.ranks() {
             // Values of every stage are computed by each stage that reads them.
             let of_rank = module.of_pipeline_rank(rank);
             for (_, node) in of_rank.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
-                let part = Part::new(node.phase, node.stage);
+                let part = ChunkPhase::new(node.phase, node.stage);
                 *tasks.entry(part).or_default() += node_time(&of_rank, node, machine) as f64 * PICOSECOND;
             }
         }
@@ -47,7 +47,7 @@ impl Times {
     }
 
     /// Milliseconds of a task.
-    pub(super) fn task(&self, part: Part) -> f64 {
+    pub(super) fn task(&self, part: ChunkPhase) -> f64 {
         self.tasks.get(&part).copied().unwrap_or_default()
     }
 
@@ -82,12 +82,12 @@ fn transfers(module: &Module, pipeline: &Pipeline, machine: &Machine) -> BTreeMa
     let mut bytes: BTreeMap<Dependency, u64> = BTreeMap::new();
     for (id, node) in module.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
         let Some((from, to)) = module.transfers(id) else { continue };
-        let from = Part::new(module.phase_of(node.operands[0]), from);
-        let to = Part::new(node.phase, to);
+        let from = ChunkPhase::new(module.phase_of(node.operands[0]), from);
+        let to = ChunkPhase::new(node.phase, to);
         let sent = bytes.entry(Dependency { from, to }).or_default();
         *sent = sent.saturating_add(local_bytes(module.ty(node.operands[0]), &module.mesh));
     }
-    let rank = |part: Part| pipeline.placement.get(part.chunk as usize).copied();
+    let rank = |part: ChunkPhase| pipeline.placement.get(part.chunk as usize).copied();
     let transfer = |(dependency, bytes): (Dependency, u64)| {
         let (from, to) = (rank(dependency.from)?, rank(dependency.to)?);
         let ms = message_ms(module, machine, from, to, bytes);

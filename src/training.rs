@@ -23,10 +23,10 @@ use checkpoint::{
 use data::Loader;
 use ir::Diagnostic;
 use ir::interp::Missing;
+use program::Target;
 use program::device::TooLarge;
 use program::device::{DeviceError, ProgramId};
 use program::profile::Profiles;
-use program::{StagePrograms, Target};
 use ranks::Ranks;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -38,13 +38,12 @@ use train::{
     TrainingRun, resume,
 };
 
-/// Opens the ranks of a run on their devices, with the memory of the programs. The memory is asked for before anything large is made, since
-/// it may be refused. The devices are of the kind that the programs are for. Each rank is a thread of this process, or one of the
-/// `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with which the programs would fit, if they do
-/// not.
+/// Opens the ranks of a run on their devices, with the memory of the programs of all jobs, of which there is at least one. The memory is
+/// asked for before anything large is made, since it may be refused. The devices are of the kind that the programs are for. Each rank is
+/// a thread of this process, or one of the `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with
+/// which the programs would fit, if they do not.
 pub fn ranks(
-    target: Target,
-    programs: Vec<StagePrograms>,
+    jobs: &[RunJob],
     settings: &Settings,
     processes: &Processes,
     profiles: Option<Profiles>,
@@ -62,7 +61,7 @@ pub fn ranks(
     let warn = |trouble: &str| warn(Diagnostic::new(trouble));
     let threads = settings.device.threads;
     let opening = Opening { processes, threads, profiles, folder, warn: &warn };
-    let ranks = targets::open(target, programs, opening);
+    let ranks = targets::open(jobs[0].programs.target, all_programs(jobs), opening);
     ranks.map_err(|error| match too_large(&error) {
         Some(large) => {
             let error = Diagnostic::new(large.to_string()).note(large.told());

@@ -110,9 +110,8 @@ impl Compile {
         };
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {
-            let (programs, profiles) = (training::all_programs(&ready.jobs), profiles.cloned());
-            let mut ranks =
-                training::ranks(on.target, programs, settings, processes, profiles, &warn, &fits)?;
+            let profiles = profiles.cloned();
+            let mut ranks = training::ranks(&ready.jobs, settings, processes, profiles, &warn, &fits)?;
             processes.watch(&mut ranks, settings.compile.parallel.timeout, flight)?;
             Ok(ranks)
         };

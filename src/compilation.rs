@@ -31,7 +31,7 @@ pub struct Source {
 }
 
 /// A model compiled up to its loss.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Forward {
     /// The program.
     pub module: Module,

@@ -69,14 +69,12 @@ fn plan(job: &Job, model: &Model, sizes: &BTreeMap<String, u64>) -> CompilationP
 }
 
 /// A model of a job up to its loss.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Forward<'m> {
     /// The model.
     pub source: Source,
     /// The sizes of its dims.
     pub sizes: BTreeMap<String, u64>,
-    /// The options of all passes.
-    plan: CompilationPlan,
     program: compilation::Forward,
     manager: &'m Manager,
 }
@@ -93,7 +91,7 @@ pub fn forward<'m>(
 ) -> Result<Forward<'m>, Failure> {
     let plan = plan(job, &source.model, &sizes);
     let program = source.forward(&plan, manager, after)?;
-    Ok(Forward { source, sizes, plan, program, manager })
+    Ok(Forward { source, sizes, program, manager })
 }
 
 impl<'m> Forward<'m> {
@@ -115,15 +113,14 @@ impl<'m> Forward<'m> {
         sizes::microbatches(self.module(), job.global_batch, job.data_ranks())
     }
 
-    /// Makes the step of a job: the job of [`forward`], with the fields that data determine.
+    /// Makes the step of a job: the job of [`forward`], with the fields that data determine. Options of passes after the loss may differ.
     ///
     /// # Errors
     /// A program that cannot be trained as the job says; memory that no program fits.
     pub fn step(self, job: &Job, after: Observer) -> Result<Step<'m>, Stopped> {
         let microbatches = self.microbatches(job)?;
-        let Self { source, sizes, mut plan, program, manager } = self;
-        plan.optimizer = job.optimizer();
-        plan.batch.global = job.global_batch;
+        let Self { source, sizes, program, manager } = self;
+        let mut plan = plan(job, &source.model, &sizes);
         plan.autodiff.whole = program.has_classes() && microbatches == 1;
         let mut compilation = program.training(&plan, manager, &mut *after)?;
         // The loading of the file warns of a graph that another program changed, for example.

@@ -3,7 +3,6 @@
 use crate::compiler::On;
 use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
-use crate::launcher::Launched;
 use crate::targets;
 use cuda::gpu::enough;
 use cuda::libraries::{FOLDERS, Folders, Library};
@@ -12,7 +11,6 @@ use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
 use ir::machine::{Device, DeviceKind, Preset};
 use program::{Multiprocessors, Target};
-use serde::{Deserialize, Serialize};
 
 /// A device that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,28 +21,11 @@ pub struct Chosen {
     pub multiprocessors: Multiprocessors,
     /// The description for people, which also names a GPU that no flag asks for.
     pub described: String,
-    /// The preset that describes the device, if it is known; of several GPUs, that of the GPU with the least memory.
+    /// The preset that describes the device, if it is known.
     pub preset: Option<Preset>,
-    /// The GPUs of this process, without which it has the processor.
-    pub gpus: Vec<GpuSize>,
-}
-
-/// The size of a GPU, as processes tell it to each other.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuSize {
-    /// The name that its driver has for it.
-    name: String,
-    multiprocessors: u32,
 }
 
 impl Chosen {
-    /// The device of a run whose processes have these GPUs: all ranks run one program, which has to fit the smallest GPU.
-    #[must_use]
-    pub fn among(self, gpus: &[GpuSize]) -> Self {
-        let Some((multiprocessors, preset)) = smallest(gpus) else { return self };
-        Self { multiprocessors, preset, ..self }
-    }
-
     /// The device of a job.
     pub fn on(&self) -> On {
         let Self { target, multiprocessors, preset, .. } = *self;
@@ -71,8 +52,8 @@ pub fn preset(name: &str) -> Option<Preset> {
     PRESETS.iter().find(|(known, _)| *known == name).map(|(_, preset)| *preset)
 }
 
-/// Finds the device that a program is compiled for. `runs` says whether the program also runs on it. `launched` is the place of this
-/// process if it is one rank of several: then it needs one GPU, that of its local rank, and not one for each rank.
+/// Finds the device that a program is compiled for. `runs` says whether the program also runs on it. `is_one_rank` says whether this
+/// process is one rank of several: then it needs one GPU, and not one for each rank.
 ///
 /// # Errors
 /// A GPU that was asked for cannot be used: the error names the missing library or driver, and the folders that were searched. A mesh has
@@ -81,9 +62,8 @@ pub fn choose(
     choice: DeviceChoice,
     parallel: &Parallel,
     runs: bool,
-    launched: Option<&Launched>,
+    is_one_rank: bool,
 ) -> Result<Chosen, Diagnostic> {
-    let is_one_rank = launched.is_some();
     let processor = |described: String| {
         if runs {
             fits_processor(parallel)?;
@@ -94,7 +74,6 @@ pub fn choose(
             multiprocessors,
             described,
             preset: Some(Preset::Cpu),
-            gpus: vec![],
         })
     };
     let folders = Folders::of_process();
@@ -112,16 +91,10 @@ pub fn choose(
             if let (Some(mesh), 2..) = (&parallel.mesh, parallel.ranks()) {
                 for_ranks(&format!("--mesh {mesh}"), here, driver, &probe, &folders)?;
             }
-            let first = launched.and_then(|launched| launched.local_rank).unwrap_or(0);
-            let chosen = Chosen {
-                target: targets::of(DeviceKind::Gpu),
-                multiprocessors: Multiprocessors::default(),
-                described: names(driver, here),
-                preset: None,
-                gpus: gpus(driver, first, here),
-            };
-            let own = chosen.gpus.clone();
-            Ok(chosen.among(&own))
+            let multiprocessors = multiprocessors(driver, here);
+            let (described, preset) =
+                (names(driver, here), driver.devices.first().and_then(|gpu| preset(&gpu.name)));
+            Ok(Chosen { target: targets::of(DeviceKind::Gpu), multiprocessors, described, preset })
         }
     }
 }
@@ -161,21 +134,11 @@ fn threads_in_variable(name: &str, value: Option<&str>) -> Result<(), Diagnostic
     }
 }
 
-/// The sizes of `count` GPUs of a machine, from the GPU `first` on. A process that sees one GPU has that.
-fn gpus(driver: &Driver, first: u64, count: u64) -> Vec<GpuSize> {
-    let first = if driver.devices.len() == 1 { 0 } else { first as usize };
-    let own = driver.devices.iter().skip(first).take(count as usize);
-    let multiprocessors = |count| u32::try_from(count).unwrap_or(0);
-    own.map(|gpu| GpuSize { name: gpu.name.clone(), multiprocessors: multiprocessors(gpu.multiprocessors) })
-        .collect()
-}
-
-/// The fewest multiprocessors of GPUs, and the preset of the one with the least memory, if all have presets. `None` without GPUs.
-fn smallest(gpus: &[GpuSize]) -> Option<(Multiprocessors, Option<Preset>)> {
-    let known = gpus.iter().map(|gpu| gpu.multiprocessors).filter(|count| *count > 0);
-    let presets: Option<Vec<Preset>> = gpus.iter().map(|gpu| preset(&gpu.name)).collect();
-    let preset = presets.into_iter().flatten().min_by_key(|preset| preset.device().memory);
-    (!gpus.is_empty()).then(|| (known.min().map_or_else(Multiprocessors::default, Multiprocessors), preset))
+/// The size of the smallest of the first `ranks` GPUs. All of them run one program.
+fn multiprocessors(driver: &Driver, ranks: u64) -> Multiprocessors {
+    let own = driver.devices.iter().take(ranks as usize).map(|device| device.multiprocessors);
+    let known = own.filter_map(|count| u32::try_from(count).ok()).filter(|count| *count > 0);
+    known.min().map_or_else(Multiprocessors::default, Multiprocessors)
 }
 
 /// The names of the first `ranks` GPUs.
@@ -328,39 +291,9 @@ mod tests {
         assert_eq!(of(&machine, "--mesh dp=2", 2), Ok(()));
         assert_eq!(names(machine.driver.as_ref().unwrap(), 2), "NVIDIA H200, NVIDIA H200");
         assert_eq!(names(machine.driver.as_ref().unwrap(), 1), "NVIDIA H200");
-    }
-
-    /// Programs are compiled for the smallest GPU of all ranks, whichever process has it.
-    #[test]
-    fn the_smallest_gpu_of_all_ranks_decides() {
-        let mut machine = machine(true);
         let driver = machine.driver.as_mut().unwrap();
-        let other = |name: &str, multiprocessors| DeviceFacts {
-            name: name.into(),
-            multiprocessors,
-            ..driver.devices[0].clone()
-        };
-        let [h100, a100] = [other("NVIDIA H100 80GB HBM3", 114), other("NVIDIA A100-SXM4-40GB", 108)];
-        driver.devices.extend([h100, a100]);
-        let of =
-            |gpus: &[GpuSize]| smallest(gpus).map(|(multiprocessors, preset)| (multiprocessors.0, preset));
-        assert_eq!(of(&gpus(driver, 0, 1)), Some((132, Some(Preset::H200))));
-        assert_eq!(of(&gpus(driver, 0, 2)), Some((114, Some(Preset::H100))));
-        assert_eq!(of(&gpus(driver, 1, 1)), Some((114, Some(Preset::H100))), "the GPU of local rank 1");
-        let processes = [gpus(driver, 0, 1), gpus(driver, 2, 1)].concat();
-        assert_eq!(of(&processes), Some((108, Some(Preset::A100With40))));
-        let chosen = Chosen {
-            target: targets::of(DeviceKind::Gpu),
-            multiprocessors: Multiprocessors(132),
-            described: String::new(),
-            preset: Some(Preset::H200),
-            gpus: gpus(driver, 0, 1),
-        };
-        let (multiprocessors, preset) = (Multiprocessors(108), Some(Preset::A100With40));
-        assert_eq!(chosen.clone().among(&processes), Chosen { multiprocessors, preset, ..chosen.clone() });
-        assert_eq!(chosen.clone().among(&[]), chosen, "processes on processors change nothing");
-        driver.devices[1].name = "a GPU without a preset".into();
-        assert_eq!(of(&gpus(driver, 0, 2)), Some((114, None)), "its memory is not known");
+        driver.devices[1].multiprocessors = 108;
+        assert_eq!([1, 2].map(|ranks| multiprocessors(driver, ranks).0), [132, 108]);
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 mod listing;
 
-use crate::compilation::Compilation;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::fit::Peaks;
 use crate::inspection::Shares;
-use crate::training::{self, Programs};
+use crate::training::{self, RunJob};
+use anyhow::Context;
 use passes::reports::RowRole;
 use program::UpdateTime;
 use serde::Serialize;
@@ -70,13 +70,10 @@ pub struct Memory {
 }
 
 impl RunPlan {
-    /// Makes the plan of compiled and lowered programs. Errors: as of [`training::step`].
-    pub fn new(
-        compilation: &Compilation,
-        programs: &Programs,
-        settings: &Settings,
-        microbatches: u64,
-    ) -> Result<Self, Failure> {
+    /// Makes the plan of the last job of a run, on a device with the programs of all jobs. Errors: as of [`training::step`].
+    pub fn new(jobs: &[RunJob], settings: &Settings, microbatches: u64) -> Result<Self, Failure> {
+        let RunJob { compilation, programs, .. } = jobs.last().context("a run has a job")?;
+        let on_device = training::all_programs(jobs);
         let module = &compilation.training;
         let batched = module.inputs.iter().find(|input| input.batched);
         let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size());
@@ -104,13 +101,13 @@ impl RunPlan {
             parameter_elements: trained.filter_map(|state| state.ty.numel()).sum(),
             program_hash: format!("{:016x}", programs.training.hash()),
             memory: Memory {
-                peak: programs.peak(),
+                peak: training::peak(&on_device),
                 states: training.states,
                 training_arena: training.arena,
                 evaluation_arena: evaluation.arena,
                 host: tiers.host,
                 disk: tiers.disk,
-                constants: programs.constants(),
+                constants: training::constants(&on_device),
                 lower_bound: training.lower_bound,
                 checkpoint_copy: training::copy_of_states(programs, settings).unwrap_or(0),
             },

@@ -39,7 +39,7 @@ pub struct Opening<'a> {
     pub processes: &'a Processes,
     /// The threads of the processor that all ranks share. `None` for a thread on each core.
     pub threads: Option<usize>,
-    /// The profiles that get the times of the first program.
+    /// The profiles that get the times of their programs.
     pub profiles: Option<Profiles>,
     /// The folder of the file of values that rest on the disk.
     pub folder: Option<&'a Path>,
@@ -62,13 +62,13 @@ pub fn open(target: Target, programs: Vec<StagePrograms>, opening: Opening) -> R
             }
         };
     }
-    let profile = profiles.map(|profiles| profiles.of_rank(0));
+    let profiles = profiles.map(|profiles| profiles.of_rank(0)).unwrap_or_default();
     let options = Options::of_process();
     match processes.launched() {
-        None => cuda::gpu::gpus(programs, options, folder, profile, warn),
+        None => cuda::gpu::gpus(programs, options, folder, profiles, warn),
         Some(launched) => {
             let (agreement, rank) = (processes.agreement(), launched.local_rank);
-            cuda::gpu::gpu_of_process(&programs, options, folder, profile, warn, agreement, rank)
+            cuda::gpu::gpu_of_process(&programs, options, folder, profiles, warn, agreement, rank)
         }
     }
 }

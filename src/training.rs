@@ -5,7 +5,7 @@ mod programs;
 
 pub use opening::{DataOfRun, open_data};
 pub(crate) use programs::lower_evaluation;
-pub use programs::{Programs, lower_step, step};
+pub use programs::{Programs, RunJob, all_programs, constants, lower_step, numbered, peak, step};
 
 use crate::compilation::{Compilation, Source};
 use crate::config::{DataSource, InputBinding, InputSource, ResumePlace, Settings, Tokenizer};
@@ -24,6 +24,7 @@ use checkpoint::{
 use data::Loader;
 use ir::Diagnostic;
 use ir::interp::Missing;
+use program::Target;
 use program::device::TooLarge;
 use program::device::{DeviceError, ProgramId};
 use program::profile::Profiles;
@@ -34,23 +35,22 @@ use std::time::Duration;
 use train::metrics::{MetricsError, MetricsWriter};
 use train::progress::Progress;
 use train::{
-    EvalHistory, GivenStates, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError,
+    EvalHistory, GivenStates, Lead, Outcome, Resumed, RunProgram, Schedule, Surroundings, TrainError,
     TrainingRun, resume,
 };
 
-/// Opens the ranks of a run on their devices, with the memory of the programs. The memory is asked for before anything large is made, since
-/// it may be refused. The devices are of the kind that the programs are for. Each rank is a thread of this process, or one of the
-/// `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with which the programs would fit, if they do
-/// not.
+/// Opens the ranks of a run on their devices, with the memory of the programs of all jobs, of which there is at least one. The memory is
+/// asked for before anything large is made, since it may be refused. The devices are of the kind that the programs are for. Each rank is
+/// a thread of this process, or one of the `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with
+/// which the programs would fit, if they do not.
 pub fn ranks(
-    programs: &Programs,
+    jobs: &[RunJob],
     settings: &Settings,
     processes: &Processes,
     profiles: Option<Profiles>,
     warn: &dyn Fn(Diagnostic),
     fits: &dyn Fn(&TooLarge) -> Vec<String>,
 ) -> Result<Ranks, Failure> {
-    let target = programs.target;
     let folder = settings.compile.memory.folder();
     if let Some(folder) = folder.filter(|folder| files::scratch::is_on_network(folder)) {
         let warning = format!("--memory disk={} is on another machine", folder.display());
@@ -62,7 +62,7 @@ pub fn ranks(
     let warn = |trouble: &str| warn(Diagnostic::new(trouble));
     let threads = settings.device.threads;
     let opening = Opening { processes, threads, profiles, folder, warn: &warn };
-    let ranks = targets::open(target, programs.all(), opening);
+    let ranks = targets::open(jobs[0].programs.target, all_programs(jobs), opening);
     ranks.map_err(|error| match too_large(&error) {
         Some(large) => {
             let error = Diagnostic::new(large.to_string()).note(large.told());
@@ -225,10 +225,8 @@ pub const METRICS: &str = "metrics.jsonl";
 
 /// The parts of a run other than the devices.
 pub struct Setup<'a> {
-    /// The compiled model.
-    pub compilation: &'a Compilation,
-    /// The programs on the device.
-    pub programs: &'a Programs,
+    /// The jobs that are left of the run.
+    pub jobs: &'a [RunJob],
     /// The data.
     pub loader: &'a Loader,
     /// The flags.
@@ -237,8 +235,6 @@ pub struct Setup<'a> {
     pub folder: &'a Folder,
     /// Steps in total.
     pub steps: u64,
-    /// The step at which this call ends: the last step, or the step after which another program continues the run.
-    pub until: u64,
     /// The files that the run reads, and the lock of its folder.
     pub surroundings: Surroundings,
     /// Whether checkpoints are written beside the steps.
@@ -253,14 +249,13 @@ pub fn copy_of_states(programs: &Programs, settings: &Settings) -> Option<u64> {
     (saves && memory.disk.states == 0).then_some(memory.states + memory.host.states)
 }
 
-/// Whether there is room for this copy beside the programs of `ranks` ranks on this machine: within `--memory`, and in the free memory.
-pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ranks: u64) -> bool {
-    let on_device = programs.peak();
+/// Whether there is room for this copy beside the programs of `ranks` ranks on this machine, which take `on_device` bytes each: within
+/// `--memory`, and in the free memory.
+pub fn has_room_for_copy(target: Target, on_device: u64, settings: &Settings, copy: u64, ranks: u64) -> bool {
     let is_in_budget =
         settings.compile.memory.device_budget().is_none_or(|budget| on_device + copy <= budget);
     // The budget of a GPU limits the GPU's own memory, but the copy is in the memory of the host.
-    let (in_memory, is_in_budget) =
-        if programs.target.is_host() { (on_device, is_in_budget) } else { (0, true) };
+    let (in_memory, is_in_budget) = if target.is_host() { (on_device, is_in_budget) } else { (0, true) };
     let needed = (in_memory + copy).saturating_mul(ranks);
     is_in_budget && files::memory::available().is_none_or(|free| needed <= free)
 }
@@ -268,22 +263,21 @@ pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ra
 /// The least time between two lines for steps in the log of a process.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// Trains until the last step of the call, or until `stop` is set: every rank runs the loop on its part. The devices are released before
-/// this function returns. A program that continues the run takes the states from the checkpoint. The surroundings are those of rank 0;
-/// `None` on other processes.
+/// Trains until the last step, or until `stop` is set: every rank runs the loop on its part. The devices are released before this function
+/// returns. The surroundings are those of rank 0; `None` on other processes.
 pub fn train(
     setup: Setup,
     mut ranks: Ranks,
     start: Start,
     stop: &AtomicBool,
 ) -> Result<(Outcome, Option<Surroundings>), Failure> {
-    let Setup { compilation, programs, loader, settings, folder, steps, until, surroundings, saves_beside } =
-        setup;
+    let Setup { jobs, loader, settings, folder, steps, surroundings, saves_beside } = setup;
     let Start { step, states, data, history, from, .. } = start;
-    let evaluates = loader.eval_samples() > 0;
+    let programs = run_programs(jobs, loader.eval_samples() > 0);
+    let (first, next) = programs.split_first().context("a run has a job")?;
     let schedule = Schedule {
         start: step,
-        steps: until,
+        steps,
         eval_every: settings.data.eval_every,
         save_every: settings.run.save_every,
         save_best: settings.run.exports_best(),
@@ -301,16 +295,12 @@ pub fn train(
     let mut given: Vec<_> = (1..ranks.count()).map(|_| (states.clone(), None)).collect();
     given.insert(0, (states, lead));
     let ended = ranks.run(given, |rank, (states, lead)| {
-        let mut session = Session::new(rank, ProgramId(0), evaluates.then_some(ProgramId(1)))?;
-        if let Some((_, shares)) = programs.short_evaluation.as_ref().filter(|_| evaluates) {
-            session.evaluate_short(ProgramId(2), shares.clone())?;
-        }
+        let mut session = first.session(rank)?;
         session.write_states(states)?;
-        let (module, checkpoints) = (&compilation.training, checkpoints(folder.path()));
+        let (module, checkpoints) = (first.module, checkpoints(folder.path()));
         let log = log::lines().map(|log| Progress::lines(log, steps, LOG_EVERY));
-        let mut run = TrainingRun { module, session, loader, checkpoints, lead, log };
-        let outcome = train::train(&mut run, &schedule, stop)?;
-        Ok::<_, TrainError>((outcome, run.lead))
+        let run = TrainingRun { module, session, loader, checkpoints, lead, log };
+        train::train(run, next, &schedule, stop)
     });
     let first = ended.map_err(failure)?.into_iter().next();
     let (outcome, lead) = first.context("a process has a rank")?;
@@ -319,6 +309,22 @@ pub fn train(
         lead.surroundings
     });
     Ok((outcome, surroundings))
+}
+
+/// The programs of a run as the training loop has them.
+fn run_programs<'a>(jobs: &'a [RunJob], evaluates: bool) -> Vec<RunProgram<'a>> {
+    let of_job = |(train, job): (ProgramId, &'a RunJob)| {
+        let short = job.programs.short_evaluation.as_ref().filter(|_| evaluates);
+        RunProgram {
+            first_step: job.first_step,
+            module: &job.compilation.training,
+            train,
+            eval: evaluates.then_some(ProgramId(train.0 + 1)),
+            short_eval: short.map(|(_, shares)| (ProgramId(train.0 + 2), shares.clone())),
+            begins: job.begins.clone(),
+        }
+    };
+    numbered(jobs).map(of_job).collect()
 }
 
 /// Opens the file of metrics of a run, and returns the history of its evaluations. If the run was resumed from another folder than

@@ -14,7 +14,7 @@ use trainyard::output::Folder;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::processes::Processes;
 use trainyard::sizes;
-use trainyard::training::{self, Programs, Setup};
+use trainyard::training::{self, Programs, RunJob, Setup};
 
 /// A device in place of a rank's own.
 pub type Exchange<'a> = &'a dyn Fn(u64, Box<dyn Device + Send>) -> Box<dyn Device + Send>;
@@ -41,28 +41,28 @@ pub fn train(
     plan(&mut passes);
     let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
     let programs = Programs::lower(&compilation, 1, cpu::TARGET)?;
+    let jobs = [RunJob { first_step: 0, begins: String::new(), compilation, programs }];
+    let compilation = &jobs[0].compilation;
     let loader = training::open_data(&compilation.forward, settings, 1, None)?;
     let folder = Folder::new(&place.path("run"));
     let start = if settings.run.resume.is_some() {
         let here = ResumePlace { folder: folder.path().to_owned(), step: None };
-        let start = training::go_on(&compilation, settings, &Processes::alone(), &loader, &here, drop)?;
+        let start = training::go_on(compilation, settings, &Processes::alone(), &loader, &here, drop)?;
         training::cut_back(&folder, &start, false, drop)?;
         start
     } else {
-        let weights = training::weights(&compilation, &source, settings, drop)?;
-        training::start(&compilation, settings, &Processes::alone(), &loader, weights)?
+        let weights = training::weights(compilation, &source, settings, drop)?;
+        training::start(compilation, settings, &Processes::alone(), &loader, weights)?
     };
-    let ranks = training::ranks(&programs, settings, &Processes::alone(), None, &|_| {}, &|_| vec![])?
-        .exchange(device);
+    let ranks =
+        training::ranks(&jobs, settings, &Processes::alone(), None, &|_| {}, &|_| vec![])?.exchange(device);
     folder.write(&[])?;
     let setup = Setup {
-        compilation: &compilation,
-        programs: &programs,
+        jobs: &jobs,
         loader: &loader,
         settings,
         folder: &folder,
         steps: STEPS,
-        until: STEPS,
         surroundings: Surroundings::default(),
         saves_beside: true,
     };

@@ -33,7 +33,7 @@ use comm::queue::{ExchangeQueue, Job, Started};
 use comm::{CommError, Communicator};
 use ir::timetable::Task;
 use program::device::{Device, DeviceError, NonFinite, ProgramId};
-use program::profile::Profile;
+use program::profile::{DeviceProfiles, Profile};
 use program::room;
 use program::{Instruction, Kernel, Microbatches, Part, Program, Region, Section, Turn};
 use std::borrow::Cow;
@@ -50,7 +50,7 @@ pub struct Cpu {
     threads: rayon::ThreadPool,
     /// The exchanges with other ranks, if there are other ranks.
     queue: Option<ExchangeQueue>,
-    profile: Option<Profile>,
+    profiles: DeviceProfiles,
 }
 
 struct Loaded {
@@ -149,12 +149,13 @@ impl Cpu {
         let error =
             |error: rayon::ThreadPoolBuildError| DeviceError::Threads { threads, message: error.to_string() };
         let threads = pool.build().map_err(error)?;
-        Ok(Self { programs, arena, threads, queue: communicator.map(ExchangeQueue::new), profile: None })
+        let (queue, profiles) = (communicator.map(ExchangeQueue::new), DeviceProfiles::new());
+        Ok(Self { programs, arena, threads, queue, profiles })
     }
 
-    /// Adds the times of the first program's instructions to a profile from now on.
-    pub fn record(&mut self, profile: Profile) {
-        self.profile = Some(profile);
+    /// Adds the times of instructions to the profiles of their programs from now on.
+    pub fn record(&mut self, profiles: DeviceProfiles) {
+        self.profiles = profiles;
     }
 
     /// Runs a section as [`Device::run`] does, and returns the time of each instruction.
@@ -186,11 +187,11 @@ impl Cpu {
     /// Runs these steps of a part.
     fn execute(&mut self, id: ProgramId, part: Part, steps: Range<usize>) -> Result<(), DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads, queue, profile } = self;
+        let Self { programs, arena, threads, queue, profiles } = self;
         let loaded = &programs[id.0];
         let unknown = DeviceError::Unknown { what: "instruction", index: steps.end };
         let steps = loaded.schedules.part(part).get(steps).ok_or(unknown)?;
-        let profile = profile.as_ref().filter(|_| id == ProgramId::default());
+        let profile = profiles.get(&id);
         let start = profile.map(|_| Instant::now());
         let (first, started) = (loaded.microbatches <= 1, vec![]);
         let (queue, section) = (queue.as_mut(), part.section());
@@ -203,11 +204,6 @@ impl Cpu {
             profile.add_run(section, start.elapsed());
         }
         Ok(())
-    }
-
-    /// Returns the profile of a program, if it has one. Only the first program has one.
-    fn profile_of(&self, id: ProgramId) -> Option<&Profile> {
-        self.profile.as_ref().filter(|_| id == ProgramId::default())
     }
 }
 
@@ -318,7 +314,7 @@ impl Device for Cpu {
     fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
         let count = self.loaded(id)?.program.section(section).len();
         if section == Section::Prepare {
-            self.profile_of(id).iter().for_each(|profile| profile.begin_step());
+            self.profiles.get(&id).iter().for_each(|profile| profile.begin_step());
         }
         self.programs[id.0].begin(section)?;
         self.turns_to(None);
@@ -330,14 +326,14 @@ impl Device for Cpu {
         let loaded = &mut self.programs[id.0];
         (loaded.bases, loaded.microbatches) = (turn.bases.into(), u64::from(turn.task.microbatch) + 1);
         self.turns_to(Some(turn.task));
-        self.profile_of(id).iter().for_each(|profile| profile.begin_turn(turn.task));
+        self.profiles.get(&id).iter().for_each(|profile| profile.begin_turn(turn.task));
         Ok(())
     }
 
     fn run_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
         let instructions = self.loaded(id)?.turn(turn)?.instructions.clone();
         self.execute(id, Part::Microbatch, instructions)?;
-        self.profile_of(id).iter().for_each(|profile| profile.end_turn());
+        self.profiles.get(&id).iter().for_each(|profile| profile.end_turn());
         self.turns_to(None);
         Ok(())
     }

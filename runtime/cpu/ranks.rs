@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::thread;
 
 /// Opens as many ranks as the programs' mesh has devices. They share `threads` threads, or as many as there are cores; each gets at
-/// least one. Every rank has all programs, which share their states if they were lowered so. Profiles get the times of the first
-/// program: on rank 0, or on all ranks of a pipeline. `folder` takes the file of values that rest on the disk.
+/// least one. Every rank has all programs, which share their states if they were lowered so. Profiles get the times of their
+/// programs: on rank 0, or on all ranks of a pipeline. `folder` takes the file of values that rest on the disk.
 ///
 /// # Errors
 /// No memory, no threads; programs of different meshes; collectives that would not meet.
@@ -75,12 +75,12 @@ pub fn with_communicators(
     let is_core_free = threads * ranks < cores();
     let rank = |(rank, programs): (usize, Vec<Arc<Program>>)| {
         let communicator = in_stage(through(local.recorded(rank as u64)), &programs);
-        let profile = profiles.as_ref().and_then(|profiles| profiles.for_programs(rank as u64, &programs));
+        let measured = profiles.as_ref().map(|profiles| profiles.for_programs(rank as u64, &programs));
         let mut cpu = Cpu::of_rank(programs, threads, communicator, folder)?;
         if !is_core_free {
             cpu.exchange_one_by_one();
         }
-        profile.into_iter().for_each(|profile| cpu.record(profile));
+        measured.into_iter().for_each(|profiles| cpu.record(profiles));
         Ok(Box::new(cpu) as Box<dyn Device + Send>)
     };
     let devices = programs.into_iter().enumerate().map(rank).collect::<Result<_, DeviceError>>()?;
@@ -88,7 +88,7 @@ pub fn with_communicators(
 }
 
 /// Makes one rank on the processor, with `threads` threads, of a run whose other ranks are other processes. Profiles get the times of
-/// the first program: on rank 0, or on all ranks of a pipeline.
+/// their programs: on rank 0, or on all ranks of a pipeline.
 ///
 /// # Errors
 /// No memory, no threads; programs for another number of devices than `ranks`; collectives that do not match.
@@ -109,8 +109,8 @@ pub fn of_process(
     Cpu::has_room(&programs, 1)?;
     let communicator_of_stage = in_stage(communicator.clone(), &programs);
     let mut cpu = Cpu::of_rank(programs.clone(), threads, communicator_of_stage, folder)?;
-    let profile = profiles.and_then(|profiles| profiles.for_programs(communicator.rank(), &programs));
-    profile.into_iter().for_each(|profile| cpu.record(profile));
+    let profiles = profiles.map(|profiles| profiles.for_programs(communicator.rank(), &programs));
+    profiles.into_iter().for_each(|profiles| cpu.record(profiles));
     Ok(Ranks::of_one(Box::new(cpu), Agreement::of(communicator.clone(), ranks)))
 }
 

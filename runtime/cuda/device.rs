@@ -9,7 +9,7 @@ use super::ready::{PresentTurn, Ready};
 use cpu::{HostMemory, HostProgram};
 use program::calls::CallClock;
 use program::device::{DeviceError, ProgramId};
-use program::profile::Profile;
+use program::profile::DeviceProfiles;
 use program::{Part, Program, Section, Turn, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -27,8 +27,8 @@ pub struct Cuda<D> {
     pub(super) known: BTreeMap<Stretch, StretchState>,
     /// The program whose casts of weights are in the arena, made from the present weights.
     pub(super) renewed: Option<ProgramId>,
-    /// The clock, if a profile is recorded.
-    pub(super) clock: Option<Clock>,
+    /// The clocks of the programs whose profiles are recorded.
+    pub(super) clocks: BTreeMap<ProgramId, Clock>,
     /// The clock that runs while a caller waits.
     pub(super) calls: CallClock,
 }
@@ -116,7 +116,7 @@ impl<D: Driver> Cuda<D> {
             pace: Pace::default(),
             known: BTreeMap::new(),
             renewed: None,
-            clock: None,
+            clocks: BTreeMap::new(),
             calls: CallClock::default(),
         })
     }
@@ -199,7 +199,7 @@ impl<D: Driver> Cuda<D> {
             return Err(DeviceError::Unknown { what: "instruction", index: instructions.end });
         }
         let commands = ready.cuda.of_instructions(part, &instructions);
-        let mut clock = self.clock.as_mut().filter(|_| id == ProgramId::default());
+        let mut clock = self.clocks.get_mut(&id);
         let mut recorded = BTreeSet::new();
         for command in commands.ok_or(DeviceError::Apart { instructions: instructions.clone() })? {
             let mut waits = command.waits.iter().filter(|event| recorded.contains(*event));
@@ -219,15 +219,15 @@ impl<D: Driver> Cuda<D> {
         Ok(())
     }
 
-    /// Reports to a profile when the first program's commands run, from now on.
-    pub fn record(&mut self, profile: Profile) {
-        self.clock = Some(Clock::new(profile));
+    /// Reports to the profiles of programs when their commands run, from now on.
+    pub fn record(&mut self, profiles: DeviceProfiles) {
+        self.clocks = profiles.into_iter().map(|(program, profile)| (program, Clock::new(profile))).collect();
     }
 
     /// Lets the clock know that a section begins.
     pub(super) fn begin_clock(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
-        match &mut self.clock {
-            Some(clock) if program == ProgramId::default() && section == Section::Prepare => {
+        match self.clocks.get_mut(&program) {
+            Some(clock) if section == Section::Prepare => {
                 clock.begin(&mut self.driver).map_err(DeviceError::driver)
             }
             _ => Ok(()),
@@ -236,8 +236,7 @@ impl<D: Driver> Cuda<D> {
 
     /// Reports the stamped commands, if there are any.
     pub(super) fn read_clock(&mut self) -> Result<(), DeviceError> {
-        let Some(clock) = &mut self.clock else { return Ok(()) };
-        clock.tell(&self.driver).map_err(DeviceError::driver)
+        self.clocks.values_mut().try_for_each(|clock| clock.tell(&self.driver)).map_err(DeviceError::driver)
     }
 
     /// Returns the error of a call that belongs to no instruction.

@@ -60,14 +60,14 @@ use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
 use comm::CommError;
 use program::Program;
 use program::device::{Device, DeviceError};
-use program::profile::Profile;
+use program::profile::DeviceProfiles;
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Returns a device that runs programs on the GPU of this number. Values on the disk lie in a file in `folder`. A profile gets the
-/// times of the first program's commands, which then are no graph. `warn` gets the reason why kernels on disk could not be used, and
+/// Returns a device that runs programs on the GPU of this number. Values on the disk lie in a file in `folder`. Profiles get the
+/// times of their programs' commands, which then are in no graph. `warn` gets the reason why kernels on disk could not be used, and
 /// the work that a library did not take.
 ///
 /// # Errors
@@ -77,14 +77,14 @@ pub fn gpu(
     ordinal: usize,
     options: Options,
     folder: Option<&Path>,
-    profile: Option<Profile>,
+    profiles: DeviceProfiles,
     warn: &dyn Fn(&str),
 ) -> Result<Box<dyn Device + Send>, DeviceError> {
     let mut driver = Gpu::open(ordinal, options).map_err(DeviceError::driver)?;
     let programs = programs.into_iter().map(|program| driver.lower(program).map_err(DeviceError::kernel));
     let programs = programs.collect::<Result<_, _>>()?;
     let mut cuda = Cuda::alone(driver, programs, folder)?.at(options.pace);
-    profile.into_iter().for_each(|profile| cuda.record(profile));
+    cuda.record(profiles);
     cuda.driver.warnings().iter().for_each(|warning| warn(warning));
     Ok(Box::new(cuda))
 }

@@ -59,7 +59,7 @@ impl<D: Driver> Cuda<D> {
         let stretch = Stretch { program: id, part, instructions: bounds, adds, blocks };
         // Commands in a graph get no time stamps.
         let graph = match self.known.get(&stretch) {
-            _ if self.pace != Pace::Graphs || self.clock.is_some() || instructions.is_empty() => None,
+            _ if self.pace != Pace::Graphs || !self.clocks.is_empty() || instructions.is_empty() => None,
             None => {
                 self.known.insert(stretch, StretchState::Run);
                 None

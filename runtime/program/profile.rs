@@ -4,6 +4,7 @@ mod turns;
 
 pub use turns::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
 
+use crate::device::ProgramId;
 use crate::simulator::schedule;
 use crate::{Instruction, Kernel, Program, Section, View};
 use ir::timetable::Task;
@@ -15,27 +16,39 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use turns::Turns;
 
-/// The profiles of the ranks of this process. Rank 0 has one; in a pipeline, every rank has one.
-#[derive(Clone, Debug, Default)]
-pub struct Profiles(Arc<Mutex<BTreeMap<u64, Profile>>>);
+/// The profiles of some programs of a device.
+pub type DeviceProfiles = BTreeMap<ProgramId, Profile>;
+
+/// The profiles of the ranks of this process, for each measured program. Rank 0 has profiles; in a pipeline, every rank has them.
+#[derive(Clone, Debug)]
+pub struct Profiles {
+    measured: Vec<ProgramId>,
+    of_ranks: Arc<Mutex<BTreeMap<u64, DeviceProfiles>>>,
+}
 
 impl Profiles {
-    /// Returns the profile of a rank.
-    pub fn of_rank(&self, rank: u64) -> Profile {
-        let mut profiles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        profiles.entry(rank).or_default().clone()
+    /// Makes profiles of these programs.
+    pub fn new(measured: Vec<ProgramId>) -> Self {
+        Self { measured, of_ranks: Arc::default() }
     }
 
-    /// Returns the profile of a rank with these programs, if the rank is to have one.
-    pub fn for_programs(&self, rank: u64, programs: &[Arc<Program>]) -> Option<Profile> {
+    /// Returns the profiles of a rank.
+    pub fn of_rank(&self, rank: u64) -> DeviceProfiles {
+        let mut of_ranks = self.of_ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || self.measured.iter().map(|&program| (program, Profile::default())).collect();
+        of_ranks.entry(rank).or_insert_with(new).clone()
+    }
+
+    /// Returns the profiles of a rank with these programs; none if the rank is not measured.
+    pub fn for_programs(&self, rank: u64, programs: &[Arc<Program>]) -> DeviceProfiles {
         let is_pipeline = programs.first().is_some_and(|program| program.pipeline.is_some());
-        (rank == 0 || is_pipeline).then(|| self.of_rank(rank))
+        if rank == 0 || is_pipeline { self.of_rank(rank) } else { DeviceProfiles::new() }
     }
 
-    /// Returns all profiles with their ranks.
-    pub fn all(&self) -> Vec<(u64, Profile)> {
-        let profiles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        profiles.iter().map(|(rank, profile)| (*rank, profile.clone())).collect()
+    /// Returns the profiles of a measured program, with their ranks.
+    pub fn of_program(&self, program: ProgramId) -> Vec<(u64, Profile)> {
+        let of_ranks = self.of_ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        of_ranks.iter().filter_map(|(rank, own)| Some((*rank, own.get(&program)?.clone()))).collect()
     }
 }
 

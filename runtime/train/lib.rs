@@ -28,7 +28,7 @@ pub use error::{Cause, ChangedBy, TrainError};
 pub use history::{EvalHistory, Evaluation};
 pub use non_finite::NotFiniteState;
 pub use resume::{Resumed, cut_back, resume};
-pub use run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun};
+pub use run::{BestCheckpoint, Lead, Outcome, RunProgram, Schedule, TrainingRun};
 pub use session::{GivenStates, Session};
 pub use surroundings::Surroundings;
 pub use training_loop::train;

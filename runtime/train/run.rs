@@ -6,10 +6,11 @@ use super::session::Session;
 use super::surroundings::Surroundings;
 use crate::metrics::MetricsWriter;
 use crate::progress::Progress;
-use checkpoint::{Checkpoints, PendingFingerprint};
+use checkpoint::{Checkpoint, Checkpoints, PendingFingerprint};
 use data::Loader;
 use ir::Module;
-use program::device::DeviceError;
+use program::device::{DeviceError, ProgramId};
+use ranks::Rank;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -32,6 +33,23 @@ pub struct Schedule {
     pub saves_beside: bool,
     /// The number of consecutive evaluations without a new lowest loss after which the run ends.
     pub patience: Option<u64>,
+}
+
+/// A training program of a run, with its evaluations. The programs of a run share the device.
+#[derive(Clone, Debug)]
+pub struct RunProgram<'a> {
+    /// The number of steps completed before it begins.
+    pub first_step: u64,
+    /// The module from which the training program was lowered.
+    pub module: &'a Module,
+    /// The training program.
+    pub train: ProgramId,
+    /// The evaluation program.
+    pub eval: Option<ProgramId>,
+    /// The program of a short last batch of an evaluation, with its shares: see [`Session::evaluate_short`].
+    pub short_eval: Option<(ProgramId, Vec<f64>)>,
+    /// The message to the user when it begins after another program.
+    pub begins: String,
 }
 
 /// The objects with which a rank runs the training loop. The states of the session have their values.
@@ -99,6 +117,36 @@ pub struct BestCheckpoint {
     pub path: PathBuf,
     /// Its evaluation.
     pub evaluation: Evaluation,
+}
+
+impl RunProgram<'_> {
+    /// Makes a session of this program on the device of `rank`.
+    ///
+    /// # Errors
+    /// Those of [`Session::new`].
+    pub fn session<'d>(&self, rank: Rank<'d>) -> Result<Session<'d>, TrainError> {
+        let mut session = Session::new(rank, self.train, self.eval)?;
+        if let Some((program, shares)) = &self.short_eval {
+            session.evaluate_short(*program, shares.clone())?;
+        }
+        Ok(session)
+    }
+}
+
+impl<'a> TrainingRun<'a> {
+    /// Goes on with another program, from the checkpoint of the steps before it. The states match by name and global type, so their
+    /// shardings may differ.
+    pub(super) fn go_on(self, program: &RunProgram<'a>) -> Result<Self, TrainError> {
+        let checkpoint = Checkpoint::open(&self.checkpoints.path(program.first_step))?;
+        let states = checkpoint.load_part(program.module, self.session.agreement().rank())?;
+        let mut session = program.session(self.session.into_rank())?;
+        session.write_states(states)?;
+        let mut run = Self { module: program.module, session, ..self };
+        if let Some(lead) = &mut run.lead {
+            lead.progress.message(&program.begins);
+        }
+        Ok(run)
+    }
 }
 
 impl TrainingRun<'_> {

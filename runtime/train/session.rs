@@ -123,6 +123,11 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
+    /// Ends the session.
+    pub(super) fn into_rank(self) -> Rank<'d> {
+        self.rank
+    }
+
     /// Returns the training program.
     pub fn program(&self) -> &Arc<Program> {
         self.rank.device.program(self.train)

@@ -8,12 +8,13 @@ mod going_on;
 mod in_file;
 mod on_gpu;
 mod on_ranks;
+mod programs;
 mod scaling;
 mod short;
 
 use super::{
-    EvalHistory, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, cut_back,
-    resume, train,
+    EvalHistory, Lead, Outcome, Resumed, RunProgram, Schedule, Session, Surroundings, TrainError,
+    TrainingRun, cut_back, resume, train,
 };
 use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
 use crate::progress::Progress;
@@ -56,6 +57,8 @@ struct Setup {
     resume_from: Option<Checkpoints>,
     /// Replacements in the training program's text.
     edits: Vec<(&'static str, &'static str)>,
+    /// A program that follows: the step at which it begins, and the replacements in its text.
+    then: Option<(u64, Vec<(&'static str, &'static str)>)>,
     /// Weights of a new run in place of the program's own.
     given: StateBytes,
     on_line: OnLine,
@@ -108,6 +111,7 @@ fn setup() -> Setup {
         resume_at: None,
         resume_from: None,
         edits: Vec::new(),
+        then: None,
         given: StateBytes::new(),
         on_line: OnLine::Nothing,
         fault: None,
@@ -214,7 +218,18 @@ impl Setup {
         let loader = self.loader();
         let (start, values, data, mut history) = self.start(&module, &loader)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let mut ranks = self.ranks(&module).exchange(|_, device| exchange(device, stop.clone()));
+        let next = self.then.as_ref().map(|(_, edits)| self.module(self.program, edits));
+        let programs = |(index, (first_step, module))| RunProgram {
+            first_step,
+            module,
+            train: ProgramId(2 * index),
+            eval: Some(ProgramId(2 * index + 1)),
+            short_eval: None,
+            begins: "the next program begins".to_owned(),
+        };
+        let modules = [(0, &module)].into_iter().chain(self.then.iter().map(|(step, _)| *step).zip(&next));
+        let programs: Vec<RunProgram> = modules.enumerate().map(programs).collect();
+        let mut ranks = self.ranks(&programs).exchange(|_, device| exchange(device, stop.clone()));
         let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
         let lead = Lead {
             surroundings: Surroundings::new(vec![self.corpus()], Vec::new(), None),
@@ -229,13 +244,13 @@ impl Setup {
         let mut given: Vec<_> = (1..ranks.count()).map(|_| (values.clone(), None)).collect();
         given.insert(0, (values, Some(lead)));
         let outcomes = ranks.run(given, |rank, (values, lead)| {
-            let mut session = Session::new(rank, ProgramId(0), Some(ProgramId(1)))?;
+            let mut session = programs[0].session(rank)?;
             session.write_states(values)?;
             let (module, loader, checkpoints) = (&module, &loader, self.checkpoints());
-            let mut run = TrainingRun { module, session, loader, checkpoints, lead, log: None };
-            train(&mut run, &Schedule { start, ..self.schedule }, &stop)
+            let run = TrainingRun { module, session, loader, checkpoints, lead, log: None };
+            train(run, &programs[1..], &Schedule { start, ..self.schedule }, &stop)
         });
-        Ok(outcomes?.remove(0))
+        Ok(outcomes?.remove(0).0)
     }
 
     /// Returns the training program and the evaluation program. With several devices, and with states outside of the device's memory, the
@@ -261,15 +276,16 @@ impl Setup {
     }
 
     /// Returns the programs on the devices of their mesh.
-    fn ranks(&self, module: &Module) -> Ranks {
-        let programs = self.programs(module);
+    fn ranks(&self, run: &[RunProgram]) -> Ranks {
+        let programs: Vec<Arc<Program>> =
+            run.iter().flat_map(|program| self.programs(program.module)).collect();
         if let Some(gpu) = &self.gpu {
             return gpu.ranks(programs);
         }
         let Some(Fault { at, panics }) = self.fault else {
             return on_processor(programs, Some(2), None, Some(self.folder.path())).unwrap();
         };
-        let all = vec![programs; module.mesh.devices() as usize];
+        let all = vec![programs.clone(); programs[0].mesh.devices() as usize];
         let faulty = move |inner: Arc<dyn comm::Communicator>| match inner.rank() {
             1 => Disturbed::within(inner, at, panics),
             _ => inner,

@@ -4,7 +4,7 @@ use super::beside::Saves;
 use super::error::TrainError;
 use super::evaluate::evaluate;
 use super::history::Evaluation;
-use super::run::{Outcome, Schedule, TrainingRun};
+use super::run::{Lead, Outcome, RunProgram, Schedule, TrainingRun};
 use super::step::{Begun, Stream, not_finite};
 use program::device::DeviceError;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,8 @@ use std::thread;
 use std::time::Instant;
 
 /// Runs the remaining steps. Every rank runs this loop, with its own parts. Setting `stop` on any rank asks all ranks to finish the present
-/// step, save, and return.
+/// step, save, and return. The run has the programs of its session until the first of the programs in `next` begins. A program ends with a
+/// checkpoint, from which the next one takes its states. Returns the rank's lead too.
 ///
 /// The loss is evaluated before step 0, after every `eval_every` steps, and after the last step. A checkpoint is made after every
 /// `save_every` steps, after the last step, and when the run stops. Early stopping and the best checkpoint consider the evaluations after
@@ -22,15 +23,30 @@ use std::time::Instant;
 /// A loss, gradient or state that is not finite (the states are then not saved, and earlier checkpoints stay); a full disk; programs and
 /// data that do not match; a rank that failed. With a scaled loss, a gradient that is not finite skips its step, and is an error only if
 /// the scale is already the smallest.
-pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
-    thread::scope(|scope| {
-        let mut saves = Saves::new(schedule.saves_beside.then_some(scope));
-        let ended = steps(run, &mut saves, schedule, stop);
-        ended.map_err(|error| run.end_after(error, &mut saves, schedule))
-    })
+pub fn train<'a>(
+    mut run: TrainingRun<'a>,
+    next: &[RunProgram<'a>],
+    schedule: &Schedule,
+    stop: &AtomicBool,
+) -> Result<(Outcome, Option<Lead>), TrainError> {
+    let mut outcome = run.begin(schedule, stop)?;
+    for program in next.iter().map(Some).chain([None]) {
+        let until = program.map_or(schedule.steps, |program| program.first_step);
+        thread::scope(|scope| {
+            let mut saves = Saves::new(schedule.saves_beside.then_some(scope));
+            let ended = steps(&mut run, &mut saves, schedule, until, stop, &mut outcome);
+            ended.map_err(|error| run.end_after(error, &mut saves, schedule))
+        })?;
+        match program {
+            Some(program) if !outcome.stopped && !outcome.ended_early => run = run.go_on(program)?,
+            _ => break,
+        }
+    }
+    (outcome.lowest, outcome.best) = (run.lowest(), run.best(schedule)?);
+    Ok((outcome, run.lead))
 }
 
-/// Runs the steps, and saves.
+/// Runs the steps of a program, which end after `until` steps, and saves.
 ///
 /// Each step is given to the device (`begin_step`) and read when it is done (`end_step`, `report`). If the device runs ahead, a step stays
 /// `open`: it is read only after the next one was given to the device, unless it is followed by an evaluation or a checkpoint. Between
@@ -39,35 +55,38 @@ fn steps<'scope, 'a: 'scope>(
     run: &mut TrainingRun<'a>,
     saves: &mut Saves<'scope, '_>,
     schedule: &Schedule,
+    until: u64,
     stop: &AtomicBool,
-) -> Result<Outcome, TrainError> {
+    outcome: &mut Outcome,
+) -> Result<(), TrainError> {
     let microbatches = run.microbatches()?;
-    let mut outcome = run.begin(schedule, stop)?;
-    let mut saved = outcome.checkpoint.is_some().then_some(schedule.start);
+    let start = outcome.steps;
+    let mut saved = outcome.checkpoint.is_some().then_some(start);
     // The step that the device may still be running, and the time since which it does.
     let (mut open, mut since) = (None::<Begun>, Instant::now());
-    let mut stream = Stream::of(schedule.start..schedule.start);
-    for step in schedule.start..schedule.steps {
+    let mut stream = Stream::of(start..start);
+    for step in start..schedule.steps {
         // Within a stream no rank waits for all others.
         if step == stream.steps.end {
             let now = run.at_step(saves, schedule, stop)?;
             (outcome.stopped, outcome.ended_early) = (now.stops, now.ends_early);
             if now.is_written {
-                run.finish_save(saves, schedule, &mut outcome)?;
+                run.finish_save(saves, schedule, outcome)?;
             }
-            if outcome.stopped || outcome.ended_early {
+            if outcome.stopped || outcome.ended_early || step == until {
                 break;
             }
-            stream = Stream::of(step..schedule.end_of_stream(step, run.session.longest_stream()));
+            let end = schedule.end_of_stream(step, run.session.longest_stream());
+            stream = Stream::of(step..end.min(until));
         }
         if open.is_none() {
             since = Instant::now();
         }
-        run.check_files(&outcome)?;
-        let begun = run.begin_step(step, microbatches, &stream, &outcome)?;
+        run.check_files(outcome)?;
+        let begun = run.begin_step(step, microbatches, &stream, outcome)?;
         if let Some(earlier) = open.take() {
-            run.end_step(earlier, &mut stream, &mut since, &outcome)
-                .and_then(|ended| run.report(ended, None, &mut outcome))?;
+            run.end_step(earlier, &mut stream, &mut since, outcome)
+                .and_then(|ended| run.report(ended, None, outcome))?;
         }
         let done = step + 1;
         let last = done == schedule.steps;
@@ -76,34 +95,33 @@ fn steps<'scope, 'a: 'scope>(
             open = Some(begun);
             continue;
         }
-        let ended = run.end_step(begun, &mut stream, &mut since, &outcome)?;
+        let ended = run.end_step(begun, &mut stream, &mut since, outcome)?;
         if stream.ends_with(step) {
-            run.end_stream(&stream, &outcome)?;
+            run.end_stream(&stream, outcome)?;
         }
         let eval_loss = if evaluates { run.evaluate(stop)? } else { None };
         if let Some(value) = eval_loss.filter(|loss| !loss.is_finite()) {
-            run.check_states(schedule, saved, done, &outcome)?;
+            run.check_states(schedule, saved, done, outcome)?;
             let what = "the eval loss after the update";
-            return Err(not_finite(step, what, value, None, &outcome));
+            return Err(not_finite(step, what, value, None, outcome));
         }
-        run.report(ended, eval_loss, &mut outcome)?;
+        run.report(ended, eval_loss, outcome)?;
         outcome.stopped = last && eval_loss.is_none() && run.session.evaluates();
         let improves = eval_loss.is_some_and(|loss| run.is_lowest(done, loss));
         if is_saved || (evaluates && schedule.save_best && run.agree(improves)?) {
-            run.save(saves, schedule, saved, (done, last), &mut outcome)?;
+            run.save(saves, schedule, saved, (done, last), outcome)?;
             saved = Some(done);
         }
     }
     if let Some(last) = open {
-        run.end_step(last, &mut stream, &mut since, &outcome)
-            .and_then(|ended| run.report(ended, None, &mut outcome))?;
+        run.end_step(last, &mut stream, &mut since, outcome)
+            .and_then(|ended| run.report(ended, None, outcome))?;
     }
-    run.finish_save(saves, schedule, &mut outcome)?;
+    run.finish_save(saves, schedule, outcome)?;
     if saved != Some(outcome.steps) {
-        run.save(saves, schedule, saved, (outcome.steps, true), &mut outcome)?;
+        run.save(saves, schedule, saved, (outcome.steps, true), outcome)?;
     }
-    (outcome.lowest, outcome.best) = (run.lowest(), run.best(schedule)?);
-    Ok(outcome)
+    Ok(())
 }
 
 impl Schedule {

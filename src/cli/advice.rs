@@ -25,6 +25,7 @@ use crate::hardware::Chosen;
 use crate::inspection::units::bytes;
 use crate::inspection::{PipelineFacts, milliseconds};
 use crate::launcher::Launched;
+use crate::training::RunJob;
 
 /// The commands that are shown.
 const ROWS: usize = 10;
@@ -127,10 +128,11 @@ impl Compile {
         unlimited.compile(device, Continued::anew(self.settings.compile.shapes.global_batch)).ok()
     }
 
-    /// The same command to be compiled only: without data.
+    /// The same command to be compiled only: without data, and with one job.
     fn trial(&self) -> Self {
         let mut trial = self.clone();
         (trial.settings.data.train, trial.settings.data.eval) = (None, None);
+        trial.settings.run.compress_gradients_after = None;
         trial
     }
 
@@ -151,13 +153,14 @@ impl Compile {
         let ready = changed.trial().compile(device, Continued::anew(global_batch)).ok()?;
         // The statistics of a batch norm, and some losses, are those of a microbatch.
         let of_microbatch = |node: &Node| matches!(node.op, Op::BatchStatistics(_));
-        let depends_on_microbatch = ready.compilation.training.nodes().any(|(_, node)| of_microbatch(node))
-            || ready.compilation.doubt(ready.plan.microbatches).is_some();
+        let RunJob { compilation, programs, .. } = ready.last();
+        let depends_on_microbatch = compilation.training.nodes().any(|(_, node)| of_microbatch(node))
+            || compilation.doubt(ready.plan.microbatches).is_some();
         let changes_numbers = |change: &Change| match change {
             Change::Microbatch { .. } => depends_on_microbatch,
             change => change.changes_numbers(),
         };
-        let peaks = Peaks::of(&ready.programs);
+        let peaks = Peaks::of(programs);
         let taken = peaks.device + if room.is_shared_with_host { peaks.host } else { 0 };
         let seconds = self.seconds(&ready, device).filter(|_| taken <= room.device)?;
         let changes_numbers = changes.iter().any(changes_numbers);
@@ -168,9 +171,9 @@ impl Compile {
     fn seconds(&self, ready: &Ready, device: &Chosen) -> Option<f64> {
         let cluster = self.settings.compile.parallel.cluster().ok()?;
         let machine = cluster.map_or_else(|| Machine::Node(device.device()), Machine::Cluster);
-        let programs = &ready.programs;
-        if ready.compilation.training.pipeline.is_some() {
-            let pipeline = PipelineFacts::of_compiled(&ready.compilation, programs, &machine).ok()??;
+        let RunJob { compilation, programs, .. } = ready.last();
+        if compilation.training.pipeline.is_some() {
+            let pipeline = PipelineFacts::of_compiled(compilation, programs, &machine).ok()??;
             return pipeline.step.map(|step| step.step_ms * 1e-3);
         }
         let list = programs.target.commands(programs.training.first(), ready.plan.microbatches).ok()?;
@@ -232,11 +235,10 @@ mod tests {
             multiprocessors: Multiprocessors::default(),
             described: String::new(),
             preset: Some(Preset::Cpu),
-            gpus: vec![],
         };
         let ready =
             compile.compile(&device, Continued::default()).unwrap_or_else(|error| panic!("{error:?}"));
-        let bytes = ready.programs.peak() / 2;
+        let bytes = ready.plan.memory.peak / 2;
         let advice = |kind: DeviceKind| {
             let room = Room::of_device(bytes, crate::targets::of(kind));
             compile.advice(room, &ready, &device, None)

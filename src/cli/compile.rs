@@ -1,7 +1,6 @@
 //! `trainyard compile`: from a model to a program, and with `--train` to a trained model (`run`).
 
 mod kernels;
-mod parts;
 mod run;
 
 use std::collections::BTreeMap;
@@ -18,8 +17,8 @@ use train::Surroundings;
 
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning, Continued};
-use crate::compilation::{Compilation, Source};
-use crate::compiler::{self, Facts, Forward, Job, Lowered, Step, Stopped};
+use crate::compilation::Source;
+use crate::compiler::{self, Facts, Forward, Job, Lowered, Stopped};
 use crate::config::{DataSource, LabelsFrom, Length, Settings, Tokenizer};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
@@ -31,11 +30,10 @@ use crate::launcher::Launched;
 use crate::log;
 use crate::output::{FLIGHT, Folder};
 use crate::processes::{JoinError, Processes};
-use crate::training::{self, Programs};
+use crate::training::{self, RunJob};
 use crate::verification::assumptions;
 use crate::{export, plan};
 use kernels::KernelTarget;
-use parts::Ended;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,16 +73,13 @@ pub struct Compile {
     /// All shared flags.
     #[command(flatten)]
     pub settings: Settings,
-    /// Whether gradients are whole though the flags compress them: before `--compress-gradients-after`.
-    #[arg(skip)]
-    pub whole_gradients: bool,
 }
 
 /// A model that is ready to be trained.
 pub(super) struct Ready {
     source: Source,
-    pub(super) compilation: Compilation,
-    pub(super) programs: Programs,
+    /// The jobs that are left of the run. The flags are those of the last one.
+    pub(super) jobs: Vec<RunJob>,
     pub(super) plan: plan::RunPlan,
     /// With `--memory`: the search for a program that fits.
     fit: Option<String>,
@@ -97,8 +92,13 @@ struct Training {
     loader: Loader,
     /// Steps in total.
     steps: u64,
-    /// The step with which this part of the run ends.
-    until: u64,
+}
+
+impl Ready {
+    /// The last job of the run. Its program is exported.
+    pub(super) fn last(&self) -> &RunJob {
+        self.jobs.last().expect("a run has a job")
+    }
 }
 
 /// The output folder of a command, with the run that was found in it.
@@ -145,10 +145,8 @@ impl Compile {
     fn run_as(&self, processes: &Processes) -> Result<Outcome, Failure> {
         run::forget_stops();
         processes.same(self.common_flags()?)?;
-        match processes.agree(self.parts(processes))? {
-            None => self.run_part(processes, None).map(Ended::outcome),
-            Some(parts) => parts.run(processes),
-        }
+        let (place, device, ready) = processes.agree(self.prepare(processes))?;
+        self.run_prepared(processes, place, &device, &ready)
     }
 
     /// The flags that all processes of a run must have. Paths and threads may differ from machine to machine.
@@ -161,39 +159,28 @@ impl Compile {
         Ok(common.map(|(key, value)| (format!("--{key}"), value.to_string())).collect())
     }
 
-    /// Runs up to the step `until`, or to the end.
-    fn run_part(&self, processes: &Processes, until: Option<u64>) -> Result<Ended, Failure> {
-        let own = processes.agree(self.device(processes).map_err(Failure::from))?;
-        let gpus = processes.gather(own.gpus.clone())?.concat();
-        let device = own.among(&gpus);
-        let (place, ready) = processes.agree(self.prepare(processes, &device, until))?;
-        self.run_prepared(processes, place, &device, &ready)
-    }
-
     /// Compiles, and looks at the output folder, which rank 0 takes if it is there.
-    fn prepare(
-        &self,
-        processes: &Processes,
-        device: &Chosen,
-        until: Option<u64>,
-    ) -> Result<(Place, Ready), Failure> {
+    fn prepare(&self, processes: &Processes) -> Result<(Place, Chosen, Ready), Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
         let settings = &self.settings;
-        let mut ready = self
-            .compile(device, Continued::of(&beginning, settings))
-            .map_err(|stopped| self.advised(stopped, device, processes.launched()))?;
-        if let (Some(until), Some(training)) = (until, &mut ready.training) {
-            training.end_after(until)?;
-        }
-        Ok((Place { folder, beginning, lock }, ready))
+        let device = self.device(processes)?;
+        let ready = self
+            .compile(&device, Continued::of(&beginning, settings))
+            .map_err(|stopped| self.advised(stopped, &device, processes.launched()))?;
+        Ok((Place { folder, beginning, lock }, device, ready))
     }
 
     /// The device of this process.
     fn device(&self, processes: &Processes) -> Result<Chosen, Diagnostic> {
         let Settings { compile, device, data, .. } = &self.settings;
-        hardware::choose(device.device, &compile.parallel, data.train.is_some(), processes.launched())
+        hardware::choose(
+            device.device,
+            &compile.parallel,
+            data.train.is_some(),
+            processes.launched().is_some(),
+        )
     }
 
     fn run_prepared(
@@ -202,31 +189,35 @@ impl Compile {
         mut place: Place,
         device: &Chosen,
         ready: &Ready,
-    ) -> Result<Ended, Failure> {
+    ) -> Result<Outcome, Failure> {
+        let compilation = &ready.last().compilation;
         if let Some(path) = &self.settings.out.memory_plan {
             Folder::check_target("--memory-plan", path, &self.reads())?;
         }
-        report::print(Severity::Warning, &ready.compilation.warnings);
-        let doubt = ready.compilation.doubt(ready.plan.microbatches);
+        report::print(Severity::Warning, &compilation.warnings);
+        let doubt = compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         report::print(Severity::Warning, &Vec::from_iter(self.other_nodes(processes)?));
         self.tell(processes, &ready.plan, device.target);
-        let pipeline = ready.compilation.training.pipeline.as_ref();
+        let pipeline = compilation.training.pipeline.as_ref();
         if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_asynchronous()) {
             tell!("staleness: {}", staleness(&pipeline.delays));
         }
-        let stages = ready.compilation.reports.stages.as_ref();
+        let stages = compilation.reports.stages.as_ref();
         let choice = stages.and_then(|report| ScheduleFacts::of(report, &device.device().name));
         choice.iter().for_each(|choice| tell!("{choice}"));
-        tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.reports.parameters, None).says);
-        let recomputed = ready.compilation.reports.recomputed.as_ref();
+        tell!("trained: {}", assumptions::trained_tensors(&compilation.reports.parameters, None).says);
+        let recomputed = compilation.reports.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
-        let gradients = ready.compilation.reports.compressed_gradients.as_ref();
+        let gradients = compilation.reports.compressed_gradients.as_ref();
         gradients.iter().for_each(|report| tell!("{}", CompressedGradientFacts::of(report)));
-        let activations = ready.compilation.reports.compressed_activations.as_ref();
+        if let [_, .., last] = &ready.jobs[..] {
+            tell!("gradients are reduced whole up to step {}", last.first_step);
+        }
+        let activations = compilation.reports.compressed_activations.as_ref();
         activations.iter().for_each(|report| tell!("{}", CompressedActivationFacts::of(report)));
         ready.fit.iter().for_each(|fit| tell!("{fit}"));
-        ready.compilation.reports.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
+        compilation.reports.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {
             tell!("device: {}", device.described);
         }
@@ -237,7 +228,7 @@ impl Compile {
                     place.folder.clear()?;
                     self.write_plan(&place.folder, ready)
                 })?;
-                Ok(Ended::As(Outcome::Done))
+                Ok(Outcome::Done)
             }
             Some(training) => self.train(processes, place, ready, device, training),
         }
@@ -334,37 +325,53 @@ impl Compile {
         }
     }
 
-    /// The job of this command on a device.
-    fn job(&self, device: &Chosen, continued: Continued) -> Result<Job, Failure> {
+    /// The jobs that are left of the run, each with its first step. They have the same model up to the loss.
+    fn jobs(&self, device: &Chosen, continued: Continued) -> Result<Vec<(u64, Job)>, Failure> {
         let facts = Facts { on: device.on(), global_batch: continued.global_batch };
         let job = Job::resolve(self.model.clone(), &self.settings.compile, facts)?;
-        Ok(Job { whole_gradients: self.whole_gradients, ..job })
+        let after = self.settings.run.compress_gradients_after.filter(|&after| continued.step < after);
+        let Some(after) = after else { return Ok(vec![(continued.step, job)]) };
+        let mut whole = job.clone();
+        whole.flags.parallel.compress_gradients = None;
+        Ok(vec![(continued.step, whole), (after, job)])
     }
 
+    /// Compiles each job of the run once.
     pub(super) fn compile(&self, device: &Chosen, continued: Continued) -> Result<Ready, Stopped> {
-        let mut job = self.job(device, continued)?;
+        let mut planned = self.jobs(device, continued)?;
+        let first = &planned[0].1;
         let mut manager = self.settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
-        let forward = compiler::forward(&job, compiler::import(&job)?, &manager, &mut |_, _, _| {})?;
-        let mut training = self.open_data(&forward, &job, continued)?;
-        if let Some(Training { loader, steps, .. }) = &mut training {
-            (job.steps, job.short_evaluation) = (*steps, short_evaluation(loader, job.data_ranks()));
+        let forward = compiler::forward(first, compiler::import(first)?, &manager, &mut |_, _, _| {})?;
+        let microbatches = forward.microbatches(first)?;
+        let mut training = self.open_data(&forward, microbatches, continued)?;
+        let mut short = None;
+        if let Some(Training { loader, steps }) = &mut training {
+            check_length(&planned, *steps)?;
+            short = short_evaluation(loader, first.data_ranks());
+            planned.iter_mut().for_each(|(_, job)| (job.steps, job.short_evaluation) = (*steps, short));
         }
-        let step = forward.step(&job, &mut |_, _, _| {})?;
-        let Lowered { programs, left_out } = step.lower(&job)?;
-        if let (Some(reason), Some(Training { loader, .. })) = (left_out, &mut training) {
-            loader.leave_out_of_evaluation(job.short_evaluation.unwrap_or(0), &reason.message);
+        let (mut jobs, mut fit, mut unevaluated) = (vec![], None, None);
+        for (first_step, job) in planned {
+            let step = forward.clone().step(&job, &mut |_, _, _| {})?;
+            let Lowered { programs, left_out } = step.lower(&job)?;
+            unevaluated = unevaluated.or(left_out);
+            let begins = format!("gradients are compressed after step {first_step}");
+            fit = step.fit;
+            jobs.push(RunJob { first_step, begins, compilation: step.compilation, programs });
         }
-        let plan = plan::RunPlan::new(&step.compilation, &programs, &self.settings, step.microbatches)?;
-        let Step { source, compilation, fit, .. } = step;
-        Ok(Ready { source, compilation, programs, plan, fit, training })
+        if let (Some(reason), Some(Training { loader, .. })) = (unevaluated, &mut training) {
+            loader.leave_out_of_evaluation(short.unwrap_or(0), &reason.message);
+        }
+        let plan = plan::RunPlan::new(&jobs, &self.settings, microbatches)?;
+        Ok(Ready { source: forward.source, jobs, plan, fit, training })
     }
 
     /// Opens the data of a training run, for the inputs of a program.
     fn open_data(
         &self,
         forward: &Forward,
-        job: &Job,
+        microbatches: u64,
         continued: Continued,
     ) -> Result<Option<Training>, Failure> {
         let settings = &self.settings;
@@ -372,13 +379,12 @@ impl Compile {
             return Ok(None);
         }
         self.tell_long_data();
-        let microbatches = forward.microbatches(job)?;
         let loader = training::open_data(forward.module(), settings, microbatches, continued.data)?;
         let steps = match settings.run.length() {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => epochs.saturating_mul(loader.steps_per_epoch()),
         };
-        Ok(Some(Training { loader, steps, until: steps }))
+        Ok(Some(Training { loader, steps }))
     }
 
     /// Where a pass that is at fault leaves its reproducer: beside the output folder, which may hold another run.
@@ -387,7 +393,7 @@ impl Compile {
     }
 
     fn write_plan(&self, folder: &Folder, ready: &Ready) -> Result<(), Failure> {
-        let program = ir::text::print(&ready.compilation.training);
+        let program = ir::text::print(&ready.last().compilation.training);
         let plan = serde_json::to_vec_pretty(&ready.plan).context("the plan cannot be converted to JSON")?;
         let config = self.settings_of(ready).to_toml().context("the settings do not print")?;
         folder.write(&[
@@ -409,7 +415,7 @@ impl Compile {
     fn write_memory_plan(&self, ready: &Ready) -> Result<(), Failure> {
         let Some(path) = &self.settings.out.memory_plan else { return Ok(()) };
         let budgets = self.settings.compile.memory.memory.as_ref();
-        let plan = plan::MemoryPlan::of(&ready.programs, ready.plan.microbatches, budgets)?;
+        let plan = plan::MemoryPlan::of(&ready.last().programs, ready.plan.microbatches, budgets)?;
         plan.write(path)
     }
 
@@ -453,6 +459,19 @@ impl Compile {
                 bytes(memory.disk)
             );
         }
+    }
+}
+
+/// Refuses a run that ends before its last job begins.
+fn check_length(jobs: &[(u64, Job)], steps: u64) -> Result<(), Diagnostic> {
+    match jobs {
+        [_, .., (after, _)] if *after >= steps => {
+            let message = format!(
+                "--compress-gradients-after {after} compresses no gradient: the run ends with step {steps}"
+            );
+            Err(Diagnostic::new(message).note("give an earlier step, or more --steps"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,19 +1,24 @@
 //! The profile of a run, as text: a timeline, the times of kernels, and in a pipeline the times of the tasks of all ranks.
 
 use super::compile::Ready;
-use super::report;
+use super::report::{self, tell};
 use crate::failure::Failure;
 use crate::inspection::MeasuredPipeline;
 use crate::output::{Folder, PROFILE};
 use crate::processes::Processes;
+use crate::training::{self, Programs, RunJob};
+use program::Target;
+use program::device::ProgramId;
 use program::profile::{MeasuredRank, Profiles, Share};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The profile of a run: of rank 0, or of all ranks of a pipeline.
-pub(super) struct RunProfile {
+/// The profile of a job of a run: of rank 0, or of all ranks of a pipeline.
+pub(super) struct JobProfile {
+    /// The number of steps completed before the job.
+    first_step: u64,
     timeline: Value,
     shares: Vec<Share>,
     pipeline: Option<MeasuredPipeline>,
@@ -27,23 +32,37 @@ struct RankProfile {
     shares: Vec<Share>,
 }
 
-/// The profile of a run that has ended. In a pipeline, all processes give the others the profiles of their ranks.
+/// The profiles of the jobs that ran, of a run that has ended after `steps` steps.
 pub(super) fn gather(
     processes: &Processes,
     profiles: &Profiles,
     ready: &Ready,
-) -> Result<RunProfile, Failure> {
-    let (training, microbatches) = (&ready.programs.training, ready.plan.microbatches);
+    steps: u64,
+) -> Result<Vec<JobProfile>, Failure> {
+    let ran = training::numbered(&ready.jobs).filter(|(id, job)| id.0 == 0 || job.first_step < steps);
+    ran.map(|(id, job)| of_job(processes, profiles, id, job, ready.plan.microbatches)).collect()
+}
+
+/// The profile of a job. In a pipeline, all processes give the others the profiles of their ranks.
+fn of_job(
+    processes: &Processes,
+    profiles: &Profiles,
+    id: ProgramId,
+    job: &RunJob,
+    microbatches: u64,
+) -> Result<JobProfile, Failure> {
+    let RunJob { first_step, compilation, programs: Programs { training, .. }, .. } = job;
+    let first_step = *first_step;
     if training.iter().len() == 1 {
-        let (profile, program) = (profiles.of_rank(0), training.first());
+        let (profile, program) = (&profiles.of_rank(0)[&id], training.first());
         let (timeline, shares) = (profile.timeline(program), profile.shares(program, microbatches));
-        return Ok(RunProfile { timeline, shares, pipeline: None });
+        return Ok(JobProfile { first_step, timeline, shares, pipeline: None });
     }
     // All processes leave this call at the same moment. Their times are counted from it.
     processes.all(true)?;
     let zero = Instant::now();
     let own: Vec<RankProfile> = profiles
-        .all()
+        .of_program(id)
         .into_iter()
         .map(|(rank, profile)| {
             let program = training.of_rank(rank);
@@ -58,8 +77,8 @@ pub(super) fn gather(
     let measured: Vec<MeasuredRank> = all.iter().map(|rank| rank.measured.clone()).collect();
     let shares = together(all.iter().flat_map(|rank| &rank.shares));
     let events = all.into_iter().map(|rank| rank.events).collect();
-    let pipeline = MeasuredPipeline::of(&ready.compilation.training, &measured);
-    Ok(RunProfile { timeline: timeline(events), shares, pipeline })
+    let pipeline = MeasuredPipeline::of(&compilation.training, &measured);
+    Ok(JobProfile { first_step, timeline: timeline(events), shares, pipeline })
 }
 
 /// The instructions of all ranks, each a process of the timeline, which begins at 0.
@@ -100,21 +119,25 @@ fn together<'s>(shares: impl Iterator<Item = &'s Share>) -> Vec<Share> {
     shares
 }
 
-/// Writes the timeline of a run into its folder, and in a pipeline the times of the tasks. Tells the times of the kernels. The run had
-/// so many threads, or one for each core.
+/// Tells the times of the kernels of each job that ran. Writes the timeline of the last one into the folder of the run, and in a pipeline
+/// the times of its tasks. The run had so many threads, or one for each core.
 pub(super) fn write(
-    profile: &RunProfile,
-    ready: &Ready,
+    jobs: &[JobProfile],
+    target: Target,
     threads: Option<usize>,
     folder: &Folder,
 ) -> Result<(), Failure> {
-    let RunProfile { timeline, shares, pipeline } = profile;
-    folder.write(&[("timeline.json", timeline.to_string().as_bytes())])?;
-    let peak = ready.programs.target.is_host().then(|| cpu::rates::peak_gflops(threads));
-    report::tell_lines(&table(shares, peak, pipeline.is_some()));
-    if let Some(pipeline) = pipeline {
-        folder.write(&[(PROFILE, report::json(pipeline)?.as_bytes())])?;
-        report::tell_lines(&pipeline.to_string());
+    let peak = target.is_host().then(|| cpu::rates::peak_gflops(threads));
+    for JobProfile { first_step, timeline, shares, pipeline } in jobs {
+        if jobs.len() > 1 {
+            tell!("the steps after step {first_step}:");
+        }
+        folder.write(&[("timeline.json", timeline.to_string().as_bytes())])?;
+        report::tell_lines(&table(shares, peak, pipeline.is_some()));
+        if let Some(pipeline) = pipeline {
+            folder.write(&[(PROFILE, report::json(pipeline)?.as_bytes())])?;
+            report::tell_lines(&pipeline.to_string());
+        }
     }
     Ok(())
 }

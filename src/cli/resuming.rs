@@ -64,9 +64,11 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     Ok(Beginning::Checkpoint { place, in_place })
 }
 
-/// The facts that a resumed run keeps from its checkpoint.
+/// The facts of the checkpoint at which a run begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Continued {
+    /// The number of steps that are done.
+    pub(super) step: u64,
     /// Samples of a step. The run keeps it if the number of data ranks changes.
     pub(super) global_batch: Option<u64>,
     /// The convention of the labels, which the run keeps if the evaluation data change, and the number of samples.
@@ -78,6 +80,7 @@ impl Continued {
     pub(super) fn of(beginning: &Beginning, settings: &Settings) -> Self {
         let position = checkpoint(beginning).map(|checkpoint| checkpoint.description.position);
         Self {
+            step: position.map_or(0, |position| position.step),
             global_batch: settings
                 .compile
                 .shapes
@@ -90,13 +93,8 @@ impl Continued {
 
     /// A new run with this global batch.
     pub(super) fn anew(global_batch: Option<u64>) -> Self {
-        Self { global_batch, data: None }
+        Self { step: 0, global_batch, data: None }
     }
-}
-
-/// The number of steps that are done when a run begins.
-pub(super) fn steps_done(beginning: &Beginning) -> u64 {
-    checkpoint(beginning).map_or(0, |checkpoint| checkpoint.description.position.step)
 }
 
 /// The checkpoint at which a run begins. `None` if it cannot be read: a later step reports that.

@@ -5,7 +5,6 @@ use crate::failure::Failure;
 use crate::pipeline::{CompilationPlan, MemoryLimit};
 use crate::{fit, targets};
 use ir::machine::{Cluster, Device, Node};
-use passes::optimizer::Optimizer;
 use program::{Multiprocessors, Target};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,8 +16,6 @@ pub struct Job {
     pub model: PathBuf,
     /// The flags of the compilation.
     pub flags: CompileFlags,
-    /// Whether gradients are reduced whole although the flags compress them: in the steps before `--compress-gradients-after`.
-    pub whole_gradients: bool,
     /// Whether the step has the gradients of parameters among its outputs, as `verify` compares them.
     pub keeps_gradients: bool,
     /// The device whose kernels run the programs.
@@ -78,7 +75,6 @@ impl Job {
         Ok(Self {
             model,
             flags: flags.clone(),
-            whole_gradients: false,
             keeps_gradients: false,
             on,
             cluster,
@@ -118,15 +114,9 @@ impl Job {
     pub(super) fn plan(&self, sizes: BTreeMap<String, u64>) -> CompilationPlan {
         let plan = CompilationPlan::new(sizes, &self.flags, self.steps).priced_on(self.device());
         let mut plan = self.cluster.iter().fold(plan, CompilationPlan::on_cluster);
-        plan.compress_gradients = plan.compress_gradients.filter(|_| !self.whole_gradients);
         plan.batch.global = self.global_batch;
         plan.limit = self.limit();
-        plan.optimizer = self.optimizer();
+        plan.optimizer.keep_gradients = self.keeps_gradients;
         plan
-    }
-
-    /// Returns the options of the update.
-    pub(super) fn optimizer(&self) -> Optimizer {
-        Optimizer { keep_gradients: self.keeps_gradients, ..self.flags.optimizer.pass(self.steps) }
     }
 }

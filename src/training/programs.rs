@@ -8,6 +8,7 @@ use cuda::gpu::without_epilogues;
 use ir::{Module, Phase, Scalar, ScalarPart, StepOutput};
 use passes::keep::Keep;
 use passes::{Manager, PassContext, Pipeline};
+use program::device::ProgramId;
 use program::lower::LowerOptions;
 use program::{Microbatches, StagePrograms, UpdateTime};
 use program::{Multiprocessors, Target};
@@ -100,16 +101,48 @@ impl Programs {
         [&self.training, &self.evaluation].into_iter().chain(short).cloned().collect()
     }
 
-    /// Bytes that a device allocates for all programs: one arena, and the constants of each. In a pipeline, the bytes of the rank with the
-    /// largest step.
+    /// Bytes that a device allocates for all programs.
     pub fn peak(&self) -> u64 {
-        self.all().iter().map(|program| program.largest().memory.arena).max().unwrap_or(0) + self.constants()
+        peak(&self.all())
     }
+}
 
-    /// Bytes of the constants of all programs.
-    pub fn constants(&self) -> u64 {
-        self.all().iter().map(|program| program.largest().memory.constants).sum()
-    }
+/// Bytes that a device allocates for programs: one arena, and the constants of each. In a pipeline, the bytes of the rank with the largest
+/// step.
+pub fn peak(programs: &[StagePrograms]) -> u64 {
+    programs.iter().map(|program| program.largest().memory.arena).max().unwrap_or(0) + constants(programs)
+}
+
+/// Bytes of the constants of programs.
+pub fn constants(programs: &[StagePrograms]) -> u64 {
+    programs.iter().map(|program| program.largest().memory.constants).sum()
+}
+
+/// A compiled job of a run. The programs of all jobs share the device.
+#[derive(Clone, Debug)]
+pub struct RunJob {
+    /// The number of steps completed before it begins.
+    pub first_step: u64,
+    /// The message to the user when it begins after another job.
+    pub begins: String,
+    /// The compiled model.
+    pub compilation: Compilation,
+    /// Its programs.
+    pub programs: Programs,
+}
+
+/// The programs of the jobs of a run, in the order in which a device numbers them.
+pub fn all_programs(jobs: &[RunJob]) -> Vec<StagePrograms> {
+    jobs.iter().flat_map(|job| job.programs.all()).collect()
+}
+
+/// The jobs of a run, each with the number of its training program. The numbers of its evaluations follow.
+pub fn numbered(jobs: &[RunJob]) -> impl Iterator<Item = (ProgramId, &RunJob)> {
+    jobs.iter().scan(0, |next, job| {
+        let own = ProgramId(*next);
+        *next += job.programs.all().len();
+        Some((own, job))
+    })
 }
 
 /// The options for the lowering of a run's programs for a kind of device.

@@ -1,6 +1,7 @@
 //! `--compress-gradients`: runs that stop and resume, the line about bytes, and the answers to flags that it excludes.
 
 use crate::TRAINYARD;
+use std::os::unix::fs::MetadataExt;
 use testing::running::Running;
 use testing::workplace::Workplace;
 
@@ -87,6 +88,80 @@ fn one_command_compresses_after_a_step() {
     let error = refused(&place, &format!("{whole} {flags} --compress-gradients-after 3 --steps 6 -o never"));
     assert!(error.contains("--compress-gradients <METHOD"), "{error}");
     assert!(!place.path("never").exists());
+}
+
+/// The flags of a run whose gradients are compressed from a step on.
+fn late(after: u64, steps: u64) -> String {
+    format!("{GPT2} powersgd:rank=2 --mesh dp=2 --compress-gradients-after {after} --steps {steps}")
+}
+
+#[test]
+fn each_program_of_a_run_is_compiled_once_and_the_model_up_to_the_loss_once_for_both() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let told =
+        place.succeed(&format!("{} --print-after loss --print-after optimizer -o run", late(2, 3))).stderr;
+    let compiled = ["loss", "optimizer"].map(|pass| told.matches(&format!("// after {pass}")).count());
+    assert_eq!(compiled, [1, 2]);
+    let [last, first] = ["// after optimizer", "step 1/3"].map(|text| told.rfind(text));
+    assert!(last < first, "the second program is compiled before the first step");
+}
+
+#[test]
+fn patience_counts_the_same_evaluations_as_in_a_run_of_one_program() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    // With a learning rate of 0, no update changes anything.
+    let flags = format!("{} --lr 0 --eval-every 2 --patience 2", late(3, 20));
+    let told = place.succeed(&format!("{flags} -o run")).stderr;
+    assert!(told.contains("ended early, after 6 of 20 steps"), "{told}");
+    let evaluated = |line: &serde_json::Value| line.get("eval_loss").and(line["step"].as_u64());
+    assert_eq!(place.metrics("run").iter().filter_map(evaluated).collect::<Vec<_>>(), [2, 4, 6]);
+    assert_eq!(place.checkpoints("run"), [3, 6]);
+}
+
+#[test]
+fn a_run_holds_its_folder_and_stops_and_resumes_on_both_sides_of_the_compression() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    // A step takes some milliseconds, so 300 of them take longer than a signal.
+    let run = late(300, 600);
+    place.succeed(&format!("{run} -o whole"));
+    let mut running = Running::start(place.command(&format!("{run} -o run")));
+    running.wait_for_steps(&place.path("run/metrics.jsonl"), 2);
+    // A lock that is taken again is another file.
+    std::fs::hard_link(place.path("run/.lock"), place.path("lock")).expect("the run has its folder");
+    assert!(place.metrics("run").len() < 300);
+    running.wait_for_line("gradients are compressed after step 300");
+    let links = std::fs::metadata(place.path("lock")).expect("it is there").nlink();
+    assert_eq!(links, 2, "the lock of the folder is still the same file");
+    running.signal("INT");
+    assert_eq!(running.wait().status.code(), Some(130));
+    let stopped = place.metrics("run").len();
+    assert!((300..600).contains(&stopped), "{stopped}");
+    place.succeed(&format!("{run} -o run --resume"));
+    assert!(place.states("run", 600) == place.states("whole", 600));
+
+    let mut running = Running::start(place.command(&format!("{run} -o early")));
+    running.wait_for_steps(&place.path("early/metrics.jsonl"), 2);
+    running.signal("INT");
+    assert_eq!(running.wait().status.code(), Some(130));
+    assert!(place.metrics("early").len() < 300);
+    let told = place.succeed(&format!("{run} -o early --resume")).stderr;
+    assert!(told.contains("gradients are compressed after step 300"), "{told}");
+    assert!(place.states("early", 600) == place.states("whole", 600));
+    assert!(place.read("early/model.onnx") == place.read("whole/model.onnx"));
+}
+
+#[test]
+fn a_profile_has_the_steps_of_both_programs() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let told = place.succeed(&format!("{} --profile -o run", late(3, 6))).stderr;
+    let of_program = |first: &str| told.split_once(first).unwrap_or_else(|| panic!("no {first:?}: {told}")).1;
+    let compressed = of_program("the steps after step 3:\n");
+    let whole = of_program("the steps after step 0:\n").strip_suffix(compressed).expect("it is before");
+    assert!([whole, compressed].iter().all(|table| table.contains(" ms per step; ")), "{told}");
+    assert_eq!([whole, compressed].map(|table| table.contains("orthogonalize")), [false, true], "{told}");
+    assert!(
+        String::from_utf8(place.read("run/timeline.json")).expect("it is text").contains("orthogonalize")
+    );
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::ranks::own_programs;
 use comm::agreement::Agreement;
 use ir::Mesh;
 use program::device::DeviceError;
-use program::profile::Profile;
+use program::profile::DeviceProfiles;
 use program::{Program, StagePrograms};
 use ranks::Ranks;
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Returns this process as a rank, on a GPU of its machine: on the GPU with the number `local_rank`, or on the only one. Values on the
-/// disk lie in a file in `folder`. On rank 0, a profile gets the times of the first program.
+/// disk lie in a file in `folder`. On rank 0, profiles get the times of their programs.
 ///
 /// # Errors
 /// Programs of another number of ranks; NCCL is not installed, or does not start; ranks that would make different calls of NCCL; a
@@ -34,7 +34,7 @@ pub fn gpu_of_process(
     programs: &[StagePrograms],
     options: Options,
     folder: Option<&Path>,
-    profile: Option<Profile>,
+    profiles: DeviceProfiles,
     warn: &dyn Fn(&str),
     agreement: &Agreement,
     local_rank: Option<u64>,
@@ -44,7 +44,7 @@ pub fn gpu_of_process(
     let Some(mesh) = programs.first().map(|program| program.mesh.clone()) else {
         return Err(DeviceError::Unknown { what: "program", index: 0 });
     };
-    let options = if profile.is_some() { options.without_graphs() } else { options };
+    let options = if profiles.is_empty() { options } else { options.without_graphs() };
     let driver = agreed(agreement, open(local_rank, options))?;
     let (mut device, lowered) = alike(driver, &programs, (options, folder), agreement, mesh.devices())?;
     let calls = agreed(agreement, Sequence::of(&lowered).map_err(DeviceError::driver))?;
@@ -58,7 +58,9 @@ pub fn gpu_of_process(
     let team = nccl.meet(rank, agreement.count(), &groups).map_err(DeviceError::driver);
     device.driver.seat = Some(agreed(agreement, team)?.seat(rank));
     device.driver.warnings().iter().for_each(|warning| warn(warning));
-    profile.into_iter().filter(|_| agreement.is_first()).for_each(|profile| device.record(profile));
+    if agreement.is_first() {
+        device.record(profiles);
+    }
     Ok(Ranks::of_one(Box::new(device), agreement.clone()))
 }
 

@@ -11,7 +11,7 @@ use crate::program::CudaProgram;
 use crate::ranks::{check, of_stages};
 use comm::local::Local;
 use program::device::{Device, DeviceError};
-use program::profile::Profile;
+use program::profile::DeviceProfiles;
 use program::room;
 use program::{Program, StagePrograms};
 use ranks::Ranks;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::thread;
 
 /// Returns the ranks of one mesh on the first GPUs of this machine, one GPU for each rank, with their programs. Values on the disk lie
-/// in a file for each rank in `folder`. On the first rank, a profile gets the times of the first program.
+/// in a file for each rank in `folder`. On the first rank, profiles get the times of their programs.
 ///
 /// # Errors
 /// There are fewer GPUs than ranks; NCCL is not installed, or does not start; a GPU refuses as in [`super::gpu`], with its rank; the
@@ -31,12 +31,12 @@ pub fn gpus(
     programs: Vec<StagePrograms>,
     options: Options,
     folder: Option<&Path>,
-    profile: Option<Profile>,
+    profiles: DeviceProfiles,
     warn: &dyn Fn(&str),
 ) -> Result<Ranks, DeviceError> {
     let Some(program) = programs.iter().find(|program| program.ranks() != 1) else {
         let programs = programs.iter().map(|program| program.first().clone()).collect();
-        return gpu(programs, 0, options, folder, profile, warn).map(Ranks::alone);
+        return gpu(programs, 0, options, folder, profiles, warn).map(Ranks::alone);
     };
     let (mesh, ranks, devices) = (described(program), program.ranks(), program.first().mesh.devices());
     let stages = of_stages(&programs)?;
@@ -45,7 +45,7 @@ pub fn gpus(
     let folders = Folders::of_process();
     let driver = probe::find_driver(&folders).map_err(|error| told(&error))?;
     enough(&format!("the mesh {mesh}"), ranks, &driver.devices).map_err(DeviceError::driver)?;
-    let options = if profile.is_some() { options.without_graphs() } else { options };
+    let options = if profiles.is_empty() { options } else { options.without_graphs() };
     let (mut gpus, lowered) = open(devices, &stages, options, folder)?;
     // All GPUs have the same kernels, from the same folder.
     let warnings: BTreeSet<String> = gpus.iter_mut().flat_map(|device| device.driver.warnings()).collect();
@@ -55,7 +55,7 @@ pub fn gpus(
     for (device, rank) in gpus.iter_mut().zip(0..) {
         device.driver.seat = Some(team.seat(rank));
     }
-    gpus.iter_mut().zip(profile).for_each(|(device, profile)| device.record(profile));
+    gpus.iter_mut().zip([profiles]).for_each(|(device, profiles)| device.record(profiles));
     let abort = Box::new(move |rank| team.end(rank, "see the error of that rank"));
     let gpus = gpus.into_iter().map(|device| Box::new(device) as Box<dyn Device + Send>).collect();
     Ok(Ranks::of(gpus, Local::new(ranks), abort))
@@ -217,7 +217,7 @@ mod tests {
         let module = ir::text::parse(text).unwrap();
         let options = LowerOptions::of(crate::TARGET);
         let program = Arc::new(lower(&module, &options).unwrap());
-        let error = gpus(vec![program.into()], Options::default(), None, None, &|_| {})
+        let error = gpus(vec![program.into()], Options::default(), None, DeviceProfiles::new(), &|_| {})
             .map(drop)
             .unwrap_err()
             .to_string();

@@ -33,12 +33,14 @@ fn memory_that_is_not_there_is_counted() {
 /// A machine with a GPU and one without get an answer, and no panic.
 #[test]
 fn every_machine_has_an_answer() {
-    match gpu(vec![], 0, Options::default(), None, None, &|_| {}) {
+    match gpu(vec![], 0, Options::default(), None, DeviceProfiles::new(), &|_| {}) {
         Ok(_) => {}
         Err(error) => assert!(!error.to_string().is_empty()),
     }
-    let error =
-        gpu(vec![], 1 << 20, Options::default(), None, None, &|_| {}).map(drop).unwrap_err().to_string();
+    let error = gpu(vec![], 1 << 20, Options::default(), None, DeviceProfiles::new(), &|_| {})
+        .map(drop)
+        .unwrap_err()
+        .to_string();
     assert!(["libcuda", "NVIDIA", "no GPU"].iter().any(|part| error.contains(part)), "{error}");
 }
 

@@ -51,7 +51,7 @@ impl Unfit {
             microbatch: ready.plan.microbatch / data_ranks,
             microbatches: ready.plan.microbatches,
             data_ranks,
-            memory: ready.programs.training.largest().memory.by_class,
+            memory: ready.last().programs.training.largest().memory.by_class,
         }
     }
 }

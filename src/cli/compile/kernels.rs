@@ -7,6 +7,7 @@ use crate::config::DeviceChoice;
 use crate::failure::Failure;
 use crate::hardware::Chosen;
 use crate::targets;
+use crate::training;
 use cuda::cache::{Cache, FOLDER};
 use cuda::cubins::Cubins;
 use cuda::libraries::Folders;
@@ -51,7 +52,6 @@ impl KernelTarget {
             multiprocessors: Multiprocessors(device.multiprocessors),
             described: device.name,
             preset: Some(self.0),
-            gpus: vec![],
         }
     }
 }
@@ -73,7 +73,7 @@ impl Compile {
         let (device, continued) = (gpu.chosen(), Continued::anew(self.settings.compile.shapes.global_batch));
         let ready =
             self.compile(&device, continued).map_err(|stopped| self.advised(stopped, &device, None))?;
-        let stages = ready.programs.all();
+        let stages = training::all_programs(&ready.jobs);
         let programs = stages.iter().flat_map(|stages| stages.iter()).map(|program| lower(program.clone()));
         let programs = programs.collect::<Result<Vec<CudaProgram>, _>>()?;
         let kernels: Vec<&Kernel> = programs.iter().flat_map(|program| &program.kernels).collect();

@@ -1,9 +1,8 @@
 //! The run of a compiled model: the ranks begin in one output folder and one place, train, and the result is exported.
 
-use super::parts::Ended;
 use super::{Compile, Place, Ready, Training};
 use crate::cli::advice::Room;
-use crate::cli::profile::{self, RunProfile};
+use crate::cli::profile;
 use crate::cli::report::{self, Outcome, tell};
 use crate::cli::resuming::{self, Beginning};
 use crate::cli::summary;
@@ -37,16 +36,16 @@ impl Compile {
         ready: &Ready,
         on: &Chosen,
         training: &Training,
-    ) -> Result<Ended, Failure> {
-        let Training { loader, steps, until } = training;
-        let (steps, until) = (*steps, *until);
-        let Ready { compilation, programs, .. } = ready;
+    ) -> Result<Outcome, Failure> {
+        let Training { loader, steps } = training;
+        let (steps, jobs) = (*steps, &ready.jobs);
         let settings = &self.settings;
-        let profiles = settings.run.profile.then(Profiles::default);
+        let measured = || Profiles::new(training::numbered(jobs).map(|(program, _)| program).collect());
+        let profiles = settings.run.profile.then(measured);
         loader.notes().iter().for_each(|note| tell!("note: {note}"));
         let begun = self.begin(processes, &output, ready, on, loader, steps, profiles.as_ref());
         let (ranks, start) = processes.agree(begun)?;
-        processes.same(self.facts(programs, loader, &start))?;
+        processes.same(self.facts(ready, loader, &start))?;
         let stop = stop_on_signals(processes.waiting())?;
         processes.first(|| self.own(&mut output))?;
         self.check_one_folder(processes, &output.folder)?;
@@ -63,33 +62,20 @@ impl Compile {
             self.write_plan(&output.folder, ready)?;
             Ok(output.folder.claim_training()?)
         })?;
-        self.open_log(processes, &output.folder, programs)?;
-        let saves_beside = self.saves_beside(processes, programs, ranks.count() as u64)?;
+        self.open_log(processes, &output.folder, &ready.last().programs)?;
+        let saves_beside = self.saves_beside(processes, ready, ranks.count() as u64)?;
         let Place { folder, lock, .. } = output;
         let (folder, surroundings) = (&folder, self.surroundings(lock));
-        let setup = Setup {
-            compilation,
-            programs,
-            loader,
-            settings,
-            folder,
-            steps,
-            until,
-            surroundings,
-            saves_beside,
-        };
+        let setup = Setup { jobs, loader, settings, folder, steps, surroundings, saves_beside };
         let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
-        if until < steps && !outcome.stopped && !outcome.ended_early {
-            return Ok(Ended::AtStep);
-        }
-        let profile = profiles.map(|profiles| profile::gather(processes, &profiles, ready)).transpose()?;
+        let profile = profiles.map(|profiles| profile::gather(processes, &profiles, ready, outcome.steps));
+        let profile = profile.transpose()?;
         if let Some(surroundings) = surroundings {
             self.finish(ready, folder, &outcome, &surroundings, steps)?;
-            let write =
-                |profile: &RunProfile| profile::write(profile, ready, settings.device.threads, folder);
-            profile.as_ref().map_or(Ok(()), write)?;
+            let threads = settings.device.threads;
+            profile.map_or(Ok(()), |profile| profile::write(&profile, on.target, threads, folder))?;
         }
-        Ok(Ended::As(if outcome.stopped { Outcome::Stopped } else { Outcome::Done }))
+        Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
     }
 
     /// The ranks of this process on their devices, and the place where the run begins.
@@ -104,9 +90,9 @@ impl Compile {
         steps: u64,
         profiles: Option<&Profiles>,
     ) -> Result<(Ranks, Start<'r>), Failure> {
-        let Ready { source, compilation, programs, .. } = ready;
+        let (source, compilation) = (&ready.source, &ready.jobs[0].compilation);
         let settings = &self.settings;
-        export::check(source, compilation)?;
+        export::check(source, &ready.last().compilation)?;
         self.check_evaluated(loader)?;
         let report = |text: String| report::tell_lines(&text);
         if output.beginning == Beginning::Again {
@@ -124,7 +110,8 @@ impl Compile {
         };
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {
-            let mut ranks = training::ranks(programs, settings, processes, profiles.cloned(), &warn, &fits)?;
+            let profiles = profiles.cloned();
+            let mut ranks = training::ranks(&ready.jobs, settings, processes, profiles, &warn, &fits)?;
             processes.watch(&mut ranks, settings.compile.parallel.timeout, flight)?;
             Ok(ranks)
         };
@@ -190,11 +177,15 @@ impl Compile {
     }
 
     /// Whether checkpoints are written beside the steps: on every machine there must be room for copies of the states.
-    fn saves_beside(&self, processes: &Processes, programs: &Programs, ranks: u64) -> Result<bool, Failure> {
-        let Some(copy) = training::copy_of_states(programs, &self.settings) else { return Ok(false) };
+    fn saves_beside(&self, processes: &Processes, ready: &Ready, ranks: u64) -> Result<bool, Failure> {
+        let mut copies = ready.jobs.iter().map(|job| training::copy_of_states(&job.programs, &self.settings));
+        let largest = copies.try_fold(0, |largest: u64, copy| Some(largest.max(copy?)));
+        let Some(copy) = largest else { return Ok(false) };
         let local =
             processes.launched().map_or(ranks, |launched| launched.local_ranks.unwrap_or(launched.ranks));
-        let has_room = processes.all(training::has_room_for_copy(programs, &self.settings, copy, local))?;
+        let (target, peak) = (ready.last().programs.target, ready.plan.memory.peak);
+        let has_room = training::has_room_for_copy(target, peak, &self.settings, copy, local);
+        let has_room = processes.all(has_room)?;
         if has_room {
             tell!("checkpoints are written beside the steps, from a copy of the states of {}", bytes(copy));
         } else {
@@ -207,9 +198,9 @@ impl Compile {
     }
 
     /// The facts in which all processes of a run agree.
-    fn facts(&self, programs: &Programs, loader: &Loader, start: &Start) -> BTreeMap<String, String> {
-        let hashes: Vec<String> =
-            programs.all().iter().map(|program| format!("{:016x}", program.hash())).collect();
+    fn facts(&self, ready: &Ready, loader: &Loader, start: &Start) -> BTreeMap<String, String> {
+        let programs = training::all_programs(&ready.jobs);
+        let hashes: Vec<String> = programs.iter().map(|program| format!("{:016x}", program.hash())).collect();
         let data = format!("{} samples, of them {} held out", loader.samples(), loader.eval_samples());
         [
             ("version of trainyard", env!("CARGO_PKG_VERSION").to_owned()),
@@ -232,7 +223,7 @@ impl Compile {
         surroundings: &Surroundings,
         steps: u64,
     ) -> Result<(), Failure> {
-        let Ready { source, compilation, .. } = ready;
+        let (source, compilation) = (&ready.source, &ready.last().compilation);
         let settings = &self.settings;
         let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
         let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
@@ -262,11 +253,6 @@ static STOP: AtomicBool = AtomicBool::new(false);
 /// Forgets that an earlier run of this process was asked to stop.
 pub(super) fn forget_stops() {
     STOP.store(false, Ordering::Relaxed);
-}
-
-/// Whether the run was asked to stop.
-pub(super) fn is_stopped() -> bool {
-    STOP.load(Ordering::Relaxed)
 }
 
 /// A flag that Ctrl-C and SIGTERM set. A process that then waits for others tells where.

@@ -41,7 +41,7 @@ fn a_profile_has_each_command_of_the_newest_step_in_its_place() {
     let mut device = Cuda::new(Host::new(Order::default()), vec![program.clone()])
         .unwrap_or_else(|error| panic!("{error}"));
     let profile = Profile::default();
-    device.record(profile.clone());
+    device.record([(ProgramId(0), profile.clone())].into());
     let x = Tensor::splat(DType::F32, vec![5, 8], 0.5).to_bytes();
     for _ in 0..3 {
         step(&mut device, ProgramId(0), &[vec![x.clone()]]).unwrap_or_else(|error| panic!("{error}"));

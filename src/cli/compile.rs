@@ -26,7 +26,7 @@ use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::staleness;
 use crate::inspection::units::bytes;
-use crate::inspection::{CompressedActivationFacts, CompressedGradientFacts, RecomputeFacts, ScheduleFacts};
+use crate::inspection::{chosen_schedule, compressed_activations, compressed_gradients, recomputed};
 use crate::launcher::Launched;
 use crate::log;
 use crate::output::{FLIGHT, Folder};
@@ -213,18 +213,15 @@ impl Compile {
         if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_asynchronous()) {
             tell!("staleness: {}", staleness(&pipeline.delays));
         }
-        let stages = ready.compilation.reports.stages.as_ref();
-        let choice = stages.and_then(|report| ScheduleFacts::of(report, &device.device().name));
-        choice.iter().for_each(|choice| tell!("{choice}"));
-        tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.reports.parameters, None).says);
-        let recomputed = ready.compilation.reports.recomputed.as_ref();
-        recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
-        let gradients = ready.compilation.reports.compressed_gradients.as_ref();
-        gradients.iter().for_each(|report| tell!("{}", CompressedGradientFacts::of(report)));
-        let activations = ready.compilation.reports.compressed_activations.as_ref();
-        activations.iter().for_each(|report| tell!("{}", CompressedActivationFacts::of(report)));
+        let reports = &ready.compilation.reports;
+        let choice = reports.stages.iter().filter(|report| report.is_choice());
+        choice.for_each(|report| tell!("{}", chosen_schedule(report)));
+        tell!("trained: {}", assumptions::trained_tensors(&reports.parameters, None).says);
+        reports.recomputed.iter().for_each(|report| report::tell_lines(&recomputed(report)));
+        reports.compressed_gradients.iter().for_each(|report| tell!("{}", compressed_gradients(report)));
+        reports.compressed_activations.iter().for_each(|report| tell!("{}", compressed_activations(report)));
         ready.fit.iter().for_each(|fit| tell!("{fit}"));
-        ready.compilation.reports.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
+        reports.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {
             tell!("device: {}", device.described);
         }

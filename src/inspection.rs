@@ -42,7 +42,7 @@ pub(crate) use stages::staleness;
 pub use stages::{
     PipelineFacts, PipelineStepFacts, RankFacts, StageFacts, TaskFacts, TransferFacts, chosen_schedule,
 };
-pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
+pub use step::{DeviceFacts, EachDevice, MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::Answer;
 
 use crate::compilation::{self, Compilation, Source};
@@ -52,6 +52,7 @@ use crate::failure::Failure;
 use crate::feed;
 use crate::plan::MemoryPlan;
 use crate::sizes;
+use crate::training::Programs;
 use data;
 use ir::machine::{Device, Machine, Preset};
 use ir::{Diagnostic, Module, visible};
@@ -68,7 +69,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A model that was looked at. What is not known is left out: a model that cannot be imported has its file's facts
 /// alone, and one whose dims are not all bound has no costs.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Inspection {
     /// The file.
     pub file: FileFacts,
@@ -136,7 +137,7 @@ pub struct Inspection {
 }
 
 /// How far a model gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Support {
     /// All passes run: it can be trained as it is.
@@ -148,6 +149,7 @@ pub enum Support {
     /// Its dims are to be bound before it can be told whether it can be imported.
     Undecided,
     /// It cannot be imported.
+    #[default]
     Unsupported,
 }
 
@@ -179,28 +181,9 @@ impl Inspection {
     pub fn of(model: Model, question: &Question) -> Result<Self, Failure> {
         let mut found = Self {
             file: FileFacts::of(&model, &question.job.model),
-            support: Support::Unsupported,
             unbound: unbound(&model, &question.sizes),
-            reasons: vec![],
             warnings: model.warnings.iter().map(Told::diagnostic).collect(),
-            parameters: None,
-            groups: vec![],
-            program: None,
-            feed_forward: None,
-            near_misses: vec![],
-            loss: None,
-            step: None,
-            schedule: None,
-            pipeline: None,
-            recomputed: None,
-            compressed_activations: None,
-            compressed_gradients: None,
-            fit: None,
-            prediction: None,
-            shardings: vec![],
-            passes: vec![],
-            module: None,
-            memory_plan: None,
+            ..Self::default()
         };
         match Source::import(&question.job.model, model.clone(), &question.sizes) {
             Ok(source) => found.compile(&source, question)?,
@@ -326,21 +309,30 @@ impl Inspection {
         self.shardings = reports.shardings;
         let processor = Preset::Cpu.device();
         let device = question.machine.map_or(&processor, Machine::device);
-        match StepFacts::of(&compilation, microbatches, question.machine) {
-            Ok(step) => {
-                self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
+        // The bytes of a step without stages are those of the processor's plan. Its prediction has those of the machine.
+        let planned_on = if compilation.training.pipeline.is_some() { device } else { &processor };
+        let step = Programs::lower_on(&compilation, microbatches, planned_on).and_then(|programs| {
+            let step = StepFacts::of(&compilation, &programs, microbatches, question.machine)?;
+            Ok((programs, step))
+        });
+        match step {
+            Ok((programs, step)) => {
+                self.warnings.extend(compilation.doubt(microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
-                let machine = question.machine;
-                self.predict(&compilation, step.microbatches, machine)?;
-                self.pipeline(&compilation, machine)?;
+                self.step = Some(step);
+                self.predict(&compilation, microbatches, question.machine)?;
+                self.pipeline(&compilation, &programs, question.machine)?;
                 if question.lists_memory {
                     let budgets = question.job.flags.memory.memory.as_ref();
-                    match MemoryPlan::for_device(&compilation, step.microbatches, device, budgets) {
+                    let plan = match device == planned_on {
+                        true => MemoryPlan::of(&programs, microbatches, budgets).map_err(Failure::from),
+                        false => MemoryPlan::for_device(&compilation, microbatches, device, budgets),
+                    };
+                    match plan {
                         Ok(plan) => self.memory_plan = Some(plan),
                         Err(failure) => self.reasons.extend(told(failure)?),
                     }
                 }
-                self.step = Some(step);
             }
             Err(failure) => self.reasons.extend(told(failure)?),
         }
@@ -369,11 +361,14 @@ impl Inspection {
         Ok(())
     }
 
-    /// Looks at the pipeline of a step. An operator without a kernel on the machine that was asked about is a reason.
-    fn pipeline(&mut self, compilation: &Compilation, machine: Option<&Machine>) -> Result<(), Failure> {
-        let manager = Manager::default();
-        let mut lowering = compilation.lowering(&manager);
-        match PipelineFacts::of_step(&mut lowering, &compilation.training, machine) {
+    /// Looks at the pipeline of a step with its programs. An operator without a kernel on the machine that was asked about is a reason.
+    fn pipeline(
+        &mut self,
+        compilation: &Compilation,
+        programs: &Programs,
+        machine: Option<&Machine>,
+    ) -> Result<(), Failure> {
+        match PipelineFacts::of_compiled(compilation, programs, machine) {
             Ok(pipeline) => {
                 let planned = pipeline.iter().flat_map(|pipeline| &pipeline.ranks).map(|rank| rank.planned);
                 let device = machine.map(Machine::device);

@@ -170,7 +170,8 @@ impl Compile {
         let machine = cluster.map_or_else(|| Machine::Node(device.device()), Machine::Cluster);
         let programs = &ready.programs;
         if ready.compilation.training.pipeline.is_some() {
-            let pipeline = PipelineFacts::of_compiled(&ready.compilation, programs, &machine).ok()??;
+            let pipeline =
+                PipelineFacts::of_compiled(&ready.compilation, programs, Some(&machine)).ok()??;
             return pipeline.step.map(|step| step.step_ms * 1e-3);
         }
         let list = programs.target.commands(programs.training.first(), ready.plan.microbatches).ok()?;

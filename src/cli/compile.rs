@@ -331,8 +331,9 @@ impl Compile {
 
     /// The job of this command on a device.
     fn job(&self, device: &Chosen, continued: Continued) -> Result<Job, Failure> {
-        let facts = Facts { on: device.on(), global_batch: continued.global_batch };
-        let job = Job::resolve(self.model.clone(), &self.settings.compile, facts)?;
+        let cluster = self.settings.compile.parallel.cluster()?;
+        let facts = Facts { on: device.on(), cluster, global_batch: continued.global_batch };
+        let job = Job::resolve(self.model.clone(), &self.settings.compile, facts);
         Ok(Job { whole_gradients: self.whole_gradients, ..job })
     }
 

@@ -2,7 +2,7 @@
 
 use super::collectives::local_bytes;
 use super::units::bytes;
-use ir::{AxisRole, Definition, Mesh, Module, Movement, Op, Phase, Role, Sharding, Type, ValueId};
+use ir::{AxisRole, Definition, Mesh, Module, Movement, NodeId, Op, Phase, Role, Sharding, Type, ValueId};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,7 +23,7 @@ pub struct Shares {
 /// Bytes of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// On one device alone.
+    /// On one device alone; in a pipeline, on a device with the stages of the rank alone.
     pub one_device: u64,
     /// On each device of the mesh.
     pub device: u64,
@@ -37,7 +37,7 @@ pub struct Share {
 }
 
 impl Shares {
-    /// What the devices of a program hold.
+    /// What the devices of a program hold; of [`Module::of_pipeline_rank`], those of the pipeline rank.
     pub fn of(module: &Module) -> Self {
         let roots = Roots::of(module);
         let read = roots.read(|phase| phase.is_microbatch());
@@ -77,7 +77,7 @@ impl Shares {
     }
 
     /// The kinds with their names.
-    fn named(&self) -> [(&'static str, Share); 4] {
+    pub(super) fn named(&self) -> [(&'static str, Share); 4] {
         [
             ("parameters", self.parameters),
             ("gradients", self.gradients),
@@ -113,11 +113,13 @@ fn split_by(ty: &Type, mesh: &Mesh, roles: &[AxisRole]) -> Type {
 /// The values that hold bytes of their own: views are what they look at.
 struct Roots<'m> {
     module: &'m Module,
+    /// The nodes of the program. A pipeline rank receives values from nodes that are not among its own.
+    nodes: BTreeSet<NodeId>,
 }
 
 impl<'m> Roots<'m> {
     fn of(module: &'m Module) -> Self {
-        Self { module }
+        Self { module, nodes: module.order().iter().copied().collect() }
     }
 
     fn root(&self, value: ValueId) -> ValueId {
@@ -132,7 +134,7 @@ impl<'m> Roots<'m> {
 
     fn is_made_in(&self, value: ValueId, phase: Phase) -> bool {
         match self.module.value(value).definition {
-            Definition::Node(node, _) => self.module.node(node).phase == phase,
+            Definition::Node(node, _) => self.nodes.contains(&node) && self.module.node(node).phase == phase,
             Definition::Input(_) | Definition::State(_) => false,
         }
     }

@@ -5,6 +5,7 @@ use super::feed_forward::feed_forward;
 use super::parameters::{ParameterFacts, TensorRow};
 use super::recomputed::recomputed;
 use super::stages::{chosen_schedule, other_schedules};
+use super::step::{DeviceFacts, EachDevice};
 use super::units::{bytes, count, flops, grouped};
 use super::{FileFacts, Inspection, MemoryFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
 use crate::diagnostics::{Severity, render};
@@ -228,16 +229,34 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
         return write_cluster(f, step);
     };
     let axes: Vec<String> = mesh.axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
-    writeln!(
-        f,
-        "\nmesh {}: {} devices; each plans {}",
-        axes.join(" x "),
-        mesh.devices,
-        bytes(memory.planned)
-    )?;
+    let (axes, devices, planned) = (axes.join(" x "), mesh.devices, bytes(memory.planned));
+    let each = if matches!(mesh.each, EachDevice::Alike(_)) { "each plans" } else { "the largest plans" };
+    writeln!(f, "\nmesh {axes}: {devices} devices; {each} {planned}")?;
     write_saving(f, memory)?;
-    write!(f, "{}{}", mesh.shares, mesh.communication)?;
+    match &mesh.each {
+        EachDevice::Alike(DeviceFacts { shares, communication }) => write!(f, "{shares}{communication}")?,
+        EachDevice::ByPipelineRank { pipeline_ranks } => {
+            writeln!(f, "the whole model: {kinds}")?;
+            write_ranks(f, pipeline_ranks)?;
+        }
+    }
     write_cluster(f, step)
+}
+
+/// A line for each pipeline rank: the bytes that each of its devices holds of each kind, and those that it sends.
+fn write_ranks(f: &mut fmt::Formatter<'_>, ranks: &[DeviceFacts]) -> fmt::Result {
+    writeln!(f, "\neach device of a pipeline rank holds, and sends in the collectives of a step")?;
+    writeln!(f, "  rank  parameters   gradients   optimizer  activations       sends")?;
+    for (rank, DeviceFacts { shares, communication }) in ranks.iter().enumerate() {
+        let [parameters, gradients, optimizer, activations] =
+            shares.named().map(|(_, share)| bytes(share.device));
+        let sent = bytes(communication.bytes);
+        writeln!(
+            f,
+            "  {rank:>4}  {parameters:>10}  {gradients:>10}  {optimizer:>10}  {activations:>11}  {sent:>10}"
+        )?;
+    }
+    Ok(())
 }
 
 /// The bytes beside the device, and those that early updates save on it.

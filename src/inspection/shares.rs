@@ -2,7 +2,9 @@
 
 use super::collectives::local_bytes;
 use super::units::bytes;
-use ir::{AxisRole, Definition, Mesh, Module, Movement, NodeId, Op, Phase, Role, Sharding, Type, ValueId};
+use ir::{
+    AxisRole, Definition, Mesh, Module, Movement, NodeId, Op, Phase, Role, Sharding, State, Type, ValueId,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -37,8 +39,19 @@ pub struct Share {
 }
 
 impl Shares {
-    /// What the devices of a program hold; of [`Module::of_pipeline_rank`], those of the pipeline rank.
+    /// What the devices of a program hold.
     pub fn of(module: &Module) -> Self {
+        Self::with(module, module.states.values())
+    }
+
+    /// What the devices of a pipeline rank hold, by [`Module::of_pipeline_rank`]: that program lists the states of all ranks.
+    pub(super) fn of_pipeline_rank(module: &Module, rank: u32) -> Self {
+        let is_own = |state: &&State| module.pipeline_ranks_with(state).contains(&rank);
+        Self::with(module, module.states.values().filter(is_own))
+    }
+
+    /// What the devices of a program with these states hold.
+    fn with<'m>(module: &'m Module, states: impl Iterator<Item = &'m State>) -> Self {
         let roots = Roots::of(module);
         let read = roots.read(|phase| phase.is_microbatch());
         let mut shares = Self {
@@ -47,7 +60,7 @@ impl Shares {
             optimizer: Share::default(),
             activations: Share::default(),
         };
-        for state in module.states.values() {
+        for state in states {
             let share = match state.role {
                 Role::Parameter if read.contains(&state.input) => &mut shares.parameters,
                 Role::Parameter | Role::Optimizer => &mut shares.optimizer,

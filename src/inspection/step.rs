@@ -148,9 +148,10 @@ impl StepFacts {
 impl MeshFacts {
     fn of(module: &Module, microbatches: u64) -> Option<Self> {
         let devices = module.ranks();
-        let device = |module: &Module| DeviceFacts {
-            communication: Communication::of(module, microbatches),
-            shares: Shares::of(module),
+        let of_rank = |rank: u32| {
+            let module = module.of_pipeline_rank(rank);
+            let communication = Communication::of(&module, microbatches);
+            DeviceFacts { communication, shares: Shares::of_pipeline_rank(&module, rank) }
         };
         let pipeline_ranks = module.pipeline.as_ref().map(Pipeline::ranks);
         let stages = pipeline_ranks.map(|ranks| (PIPELINE_AXIS.to_owned(), u64::from(ranks)));
@@ -159,10 +160,10 @@ impl MeshFacts {
             axes: stages.into_iter().chain(axes).collect(),
             devices,
             each: match pipeline_ranks {
-                None => EachDevice::Alike(device(module)),
-                Some(ranks) => EachDevice::ByPipelineRank {
-                    pipeline_ranks: (0..ranks).map(|rank| device(&module.of_pipeline_rank(rank))).collect(),
-                },
+                None => EachDevice::Alike(of_rank(0)),
+                Some(ranks) => {
+                    EachDevice::ByPipelineRank { pipeline_ranks: (0..ranks).map(of_rank).collect() }
+                }
             },
         })
     }
